@@ -1,0 +1,67 @@
+"""Errors and warnings, by type. Each message says what came, what is allowed, and what to do."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+
+class FsmapError(Exception):
+    """Base of everything fsmap raises on purpose."""
+
+
+class InputError(FsmapError, ValueError):
+    """An argument is out of its domain."""
+
+
+class UnsupportedModuleError(FsmapError, TypeError):
+    """A module, or a part of one, cannot be used this way."""
+
+
+class SingularGeometryError(FsmapError, ArithmeticError):
+    """J(theta; p_X) + eps*I is not positive definite (Theorems 1 and 2 say when)."""
+
+
+class MemoryLimitError(FsmapError, MemoryError):
+    """Something would not fit into memory; raised before it is allocated."""
+
+
+class DivergedError(FsmapError, ArithmeticError):
+    """Training produced a value that is not finite."""
+
+
+class CheckpointError(FsmapError, OSError):
+    """A checkpoint is missing, truncated, altered, or belongs to another run."""
+
+
+class MissingDataError(FsmapError, FileNotFoundError):
+    """A data set is not where it was looked for."""
+
+
+class MissingExtraError(FsmapError, ImportError):
+    """An optional dependency is not installed."""
+
+
+class FallbackWarning(UserWarning):
+    """An estimator was replaced by another one, said once."""
+
+
+def require(module: str, *, extra: str) -> ModuleType:
+    """Import an optional dependency, or name the command that installs it.
+
+    Args:
+        module: Name to import, for instance ``"sklearn.datasets"``.
+        extra: The extra of this package that brings it.
+
+    Returns:
+        The imported module.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        message = f"this needs {package!r}, which is not installed. Install it with: pip install 'fsmap[{extra}]'"
+        raise MissingExtraError(message) from error

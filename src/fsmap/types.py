@@ -1,0 +1,41 @@
+"""The values that travel between modules, and the letters that name their dimensions.
+
+N training points, B batch, S evaluation points, K outputs per point (trailing output dimensions flattened), P trainable parameters, R probes, M members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+Params = dict[str, Tensor]
+"""Trainable parameters, keyed as in ``named_parameters()``."""
+
+Inputs = Any
+"""A tensor ``[S, ...]``, or a dict or tuple of tensors that share their first dimension."""
+
+ModelFn = Callable[[Params, Inputs], Tensor]
+"""``f(params, x)``: a pure function; the first dimension of what it returns is the point."""
+
+
+class Batch(NamedTuple):
+    """Training points."""
+
+    x: Inputs  # [B, ...]
+    y: Tensor  # [B, ...]
+
+
+class Draws(NamedTuple):
+    """Everything random that one evaluation of a geometry term consumes."""
+
+    x: Inputs = None  # [S, ...]  evaluation points
+    psi: Params | None = None  # {name: [R, ...]}  probes in parameter space
+
+
+class Estimate(NamedTuple):
+    """A number and how sure it is. ``stderr`` is zero for exact values and nan where one probe cannot tell."""
+
+    value: Tensor  # []
+    stderr: Tensor  # []

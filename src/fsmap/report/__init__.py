@@ -1,0 +1,1 @@
+"""Rows, tables, figures and the page. Reads folders; trains nothing, knows no experiment."""

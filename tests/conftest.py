@@ -1,4 +1,4 @@
-"""What every test stands on: float64, one thread, seeded generators, and a guard of torch's globals."""
+"""What every test stands on: float64, one thread, seeded generators, a guard of torch's globals."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def guard() -> Iterator[None]:
 
 @pytest.fixture
 def seeded(guard: None) -> Iterator[None]:
-    """Seed torch's global generator for this test (nn.Module initializers use it), and put it back."""
+    """Seed torch's global generator (nn.Module initializers use it), and put it back after."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield

@@ -1,0 +1,169 @@
+"""Imports point one way, the core stands on torch, numpy and safetensors alone, and stays light."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fsmap
+
+ROOT = Path(fsmap.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+# A part may import itself and what stands to its left.
+CHAIN = (
+    *("errors", "types", "functional", "linalg", "objective", "metrics"),
+    *("train", "assess", "report", "experiments", "cli"),
+)
+FOUNDATION = {"errors", "types"}
+BESIDE_THE_CHAIN = {"data": FOUNDATION, "models": FOUNDATION}
+CORE = {"errors", "types", "functional", "linalg", "objective", "metrics", "train", "assess"}
+ALLOWED = {part: set(CHAIN[: place + 1]) for place, part in enumerate(CHAIN)}
+for part in ("train", "assess", "report", "experiments", "cli"):
+    ALLOWED[part] |= {"data", "models"}
+ALLOWED |= {part: below | {part} for part, below in BESIDE_THE_CHAIN.items()}
+ALLOWED["integrations"] = ALLOWED["train"] | {"integrations"}
+# What is aliased to the top level for the reader's sake: `fsmap.px`, `fsmap.metric`.
+ALLOWED["px"] = ALLOWED["objective"]
+ALLOWED["metric"] = ALLOWED["linalg"]
+ALLOWED["__init__"] = CORE | {"data", "models", "px", "metric"}
+
+HARD_DEPENDENCIES = {"torch", "numpy", "safetensors"}
+OPTIONAL = {"rich", "sklearn", "matplotlib", "pandas", "scipy", "pyro", "PIL", "pyarrow", "jinja2"}
+
+
+def part_of(file: Path) -> str:
+    """The part of the package a file belongs to: its folder, or its name at the top level."""
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def absolute(node: ast.ImportFrom, file: Path) -> str:
+    """The absolute name of the module that a ``from ... import`` names."""
+    if not node.level:
+        return node.module or ""
+    package = ("fsmap", *file.relative_to(ROOT).parts[:-1])
+    parents = package[: len(package) - node.level + 1]
+    return ".".join((*parents, *filter(None, [node.module])))
+
+
+def imports(tree: ast.AST, file: Path) -> Iterator[str]:
+    """Every module imported anywhere in the tree; ``from fsmap import x`` counts as ``fsmap.x``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = absolute(node, file)
+            if module == "fsmap":
+                yield from (f"fsmap.{alias.name}" for alias in node.names)
+            else:
+                yield module
+
+
+def on_import(node: ast.AST) -> Iterator[ast.stmt]:
+    """The import statements that run on import: not in functions, not under TYPE_CHECKING."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+            yield from on_import(child)
+
+
+def third_party(modules: Iterator[str]) -> set[str]:
+    tops = {module.partition(".")[0] for module in modules}
+    return tops - set(sys.stdlib_module_names) - {"fsmap", "__future__"}
+
+
+def wrong_imports(source: str, file: Path) -> set[str]:
+    """The parts of fsmap that this file imports and should not."""
+    names = imports(ast.parse(source), file)
+    parts = {name.split(".")[1] for name in names if name.startswith("fsmap.")}
+    return {p for p in parts if p != "__version__"} - ALLOWED[part_of(file)]
+
+
+@pytest.fixture(params=FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def file(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+def test_imports_point_one_way(file: Path):
+    assert part_of(file) in ALLOWED, (
+        f"{part_of(file)!r} is a new part of fsmap: give it its place in tests/test_imports.py "
+        "and in docs/develop/design.md"
+    )
+    wrong = wrong_imports(file.read_text(), file)
+    assert not wrong, f"{file.relative_to(ROOT)} imports {sorted(wrong)}, which stand above it"
+
+
+def test_the_core_imports_only_its_hard_dependencies(file: Path):
+    tree = ast.parse(file.read_text())
+    foreign = third_party(imports(tree, file)) - HARD_DEPENDENCIES
+    if part_of(file) in CORE:
+        assert not foreign, f"{file.relative_to(ROOT)} is core and imports {sorted(foreign)}"
+
+
+def test_extras_are_imported_where_they_are_used(file: Path):
+    if part_of(file) == "integrations":  # facades subclass foreign classes
+        return
+    foreign = third_party(imports(ast.Module([*on_import(ast.parse(file.read_text()))], []), file))
+    assert foreign <= HARD_DEPENDENCIES, (
+        f"{file.relative_to(ROOT)} imports {sorted(foreign - HARD_DEPENDENCIES)} at module level; "
+        'use fsmap.errors.require("...", extra="...") inside the function'
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "where", "wrong"),
+    [
+        ("from fsmap.train import fit", "linalg/logdet.py", {"train"}),
+        ("from ..train.fit import fit", "linalg/logdet.py", {"train"}),
+        ("from fsmap import metrics", "objective/prior.py", {"metrics"}),
+        ("def late():\n    import fsmap.cli", "report/page.py", {"cli"}),
+        ("from fsmap.linalg.trace import trace", "data/uci.py", {"linalg"}),
+        ("from fsmap.linalg import trace\nfrom . import px", "objective/geometry.py", set()),
+        ("from fsmap.types import Params\nimport fsmap.errors", "models/mlp.py", set()),
+    ],
+)
+def test_the_rule_itself(source: str, where: str, wrong: set[str]):
+    assert wrong_imports(source, ROOT / where) == wrong
+
+
+def test_only_what_runs_on_import_counts():
+    source = """
+import torch
+if TYPE_CHECKING:
+    import pandas
+try:
+    import rich
+except ImportError:
+    rich = None
+class Table:
+    def draw(self):
+        import matplotlib
+"""
+    found = [*on_import(ast.parse(source))]
+    assert third_party(imports(ast.Module(found, []), ROOT / "cli.py")) == {"torch", "rich"}
+
+
+def loaded_after(statement: str) -> set[str]:
+    """Names of the modules in a fresh interpreter after a statement."""
+    code = f"import json, sys; {statement}; print(json.dumps(sorted(sys.modules)))"
+    run = [sys.executable, "-c", code]
+    answer = subprocess.run(run, capture_output=True, text=True, check=True, timeout=100)
+    return {name.partition(".")[0] for name in json.loads(answer.stdout.splitlines()[-1])}
+
+
+def test_importing_fsmap_imports_nothing_optional():
+    """Whatever torch, numpy and safetensors pull in by themselves is not ours to count."""
+    ours = loaded_after("import fsmap")
+    theirs = loaded_after("import torch, numpy, safetensors.torch")
+    extra = ours - theirs - set(sys.stdlib_module_names) - {"fsmap"}
+    assert not {name for name in extra if not name.startswith(("_", "fsmap"))}
+    assert not (ours - theirs) & OPTIONAL

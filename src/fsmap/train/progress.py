@@ -1,0 +1,171 @@
+"""A progress bar with the time left: rich on a terminal where installed, else plain lines.
+
+Only one bar is shown at a time. A bar that is opened inside another one (``fit`` inside an
+experiment) is silent, so nothing fights for the last line of the terminal.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol, TextIO
+
+PLAIN_SECONDS = 10.0
+"""Least time between two plain lines: a log should tell that work goes on, not fill up."""
+
+_active: list[object] = []  # the bar on the screen, if any
+
+
+class Progress(Protocol):
+    """What a caller moves."""
+
+    def advance(self, steps: float = 1.0) -> None:
+        """Count some more of the total."""
+
+    def update(self, done: float | None = None, text: str | None = None) -> None:
+        """Set how much of the total is done, or what is said beside the bar."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def advance(self, steps: float = 1.0) -> None:
+        """Count nothing."""
+
+    def update(self, done: float | None = None, text: str | None = None) -> None:
+        """Say nothing."""
+
+
+class Plain:
+    """Writes a line now and then."""
+
+    def __init__(self, total: float, label: str, stream: TextIO) -> None:
+        self.total, self.label, self.stream = total, label, stream
+        self.done, self.text = 0.0, ""
+        self.start = self.said = time.monotonic()
+
+    def advance(self, steps: float = 1.0) -> None:
+        """Count some more of the total."""
+        self.update(self.done + steps)
+
+    def update(self, done: float | None = None, text: str | None = None) -> None:
+        """Set what is done and said; write a line if the last one is old enough."""
+        self.done = self.done if done is None else done
+        self.text = self.text if text is None else text
+        now = time.monotonic()
+        if now - self.said >= PLAIN_SECONDS:
+            self.said = now
+            self.stream.write(self.line(now - self.start) + "\n")
+            self.stream.flush()
+
+    def line(self, elapsed: float) -> str:
+        """One line of the log.
+
+        Args:
+            elapsed: Seconds since the start.
+
+        Returns:
+            Label, share, time so far, time left, text.
+        """
+        share = min(self.done / self.total, 1.0) if self.total else 0.0
+        left = f", {duration(elapsed * (1 - share) / share)} left" if share > 0 else ""
+        text = f"  {self.text}" if self.text else ""
+        return f"{self.label}  {share:4.0%}  {duration(elapsed)}{left}{text}"
+
+
+class Rich:
+    """A bar of rich's."""
+
+    def __init__(self, total: float, bars: Any, task: Any) -> None:
+        self.total, self.bars, self.task = total, bars, task
+
+    def advance(self, steps: float = 1.0) -> None:
+        """Count some more of the total."""
+        self.bars.advance(self.task, steps)
+
+    def update(self, done: float | None = None, text: str | None = None) -> None:
+        """Set what is done and what is said."""
+        said = {} if text is None else {"text": text}
+        self.bars.update(self.task, completed=done, **said)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words.
+
+    Args:
+        seconds: A time span.
+
+    Returns:
+        Such as ``"0.4 s"``, ``"12 s"``, ``"3 min 05 s"`` or ``"2 h 10 min"``.
+
+    Examples:
+        >>> duration(0.42), duration(12.3), duration(185), duration(7800)
+        ('0.4 s', '12 s', '3 min 05 s', '2 h 10 min')
+    """
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+@contextmanager
+def _rich_bar(total: float, label: str, stream: TextIO) -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(bar_width=28),
+        TaskProgressColumn(),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        TextColumn("[dim]{task.fields[text]}", markup=True),
+    )
+    with Progress(*columns, console=Console(file=stream), transient=True) as bars:
+        task = bars.add_task(escape(label), total=total, text="")
+        yield Rich(total, bars, task)
+
+
+@contextmanager
+def progress(
+    total: float, label: str, *, silent: bool = False, stream: TextIO | None = None
+) -> Iterator[Progress]:
+    """Show how far some work is.
+
+    Args:
+        total: What ``advance`` and ``update`` count up to.
+        label: What the work is.
+        silent: Show nothing.
+        stream: Where to; standard error if None.
+
+    Yields:
+        Something with ``advance(steps)`` and ``update(done, text)``.
+    """
+    if silent or _active:
+        yield Silent()
+        return
+    stream = sys.stderr if stream is None else stream
+    rich = stream.isatty() and importlib.util.find_spec("rich") is not None
+    bar = object()
+    _active.append(bar)
+    try:
+        if rich:
+            with _rich_bar(total, label, stream) as shown:
+                yield shown
+        else:
+            yield Plain(total, label, stream)
+    finally:
+        _active.remove(bar)

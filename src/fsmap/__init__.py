@@ -6,6 +6,16 @@ first-order regularizer on large ones (L-MAP), as in "Should We Learn Most Likel
 Parameters?" (Qiu, Rudner, Kapoor, Wilson, NeurIPS 2023, arXiv 2311.15990).
 """
 
+from fsmap.functional import functional
+from fsmap.linalg import metric
+from fsmap.linalg.logdet import log_det
+from fsmap.linalg.trace import trace
+from fsmap.types import Estimate
+
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = [
+    "__version__",
+    "functional", "Estimate",  # a module as a function
+    "log_det", "trace", "metric",  # numbers of its Jacobian
+]

@@ -1,0 +1,214 @@
+"""From an ``nn.Module`` to a pure function ``f(params, x)``, and between parameter dicts and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.types import Inputs, ModelFn, Params
+
+Forward = Callable[[nn.Module, Inputs], Any]
+
+
+class State(NamedTuple):
+    """What one pass through a module made besides its output."""
+
+    buffers: dict[str, Tensor]  # after the pass: running statistics
+    features: tuple[Tensor, ...] = ()  # input of the last linear layer, where it was asked for
+
+
+class Functional:
+    """A module as a pure function ``f(params, x)``; made by :func:`functional`.
+
+    In training mode buffers are cloned inside every call, so that the module never changes and forward-mode
+    differentiation works. The module's mode (``train`` or ``eval``) is read at the call.
+    """
+
+    def __init__(
+        self, module: nn.Module, forward: Forward | None = None, last_layer: str | None = None
+    ) -> None:
+        """Wrap a module.
+
+        Args:
+            module: The module.
+            forward: How to call it, ``forward(module, x)``; by default ``module(x)``, ``module(**x)``
+                for a dict and ``module(*x)`` for a tuple.
+            last_layer: Name of the linear layer whose output is the module's; see ``trace``.
+        """
+        self.module = module
+        self.last_layer = last_layer
+        self._call = _Call(module, forward or _forward)
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether a point's output depends on that point alone, with no random stream."""
+        return not any(
+            (isinstance(m, _BatchNorm) and (m.training or not m.track_running_stats))
+            or (isinstance(m, _DropoutNd) and m.training and m.p > 0)
+            or (isinstance(m, nn.MultiheadAttention) and m.training and m.dropout > 0)
+            for m in self.module.modules()
+        )
+
+    def __call__(self, params: Params, x: Inputs) -> Tensor:
+        """The module's output at ``params``."""
+        return self.with_state(params, x)[0]
+
+    def with_state(self, params: Params, x: Inputs) -> tuple[Tensor, State]:
+        """The output, the buffers as the pass left them, and the last layer's input."""
+        training = any(m.training for m in self.module.modules())
+        buffers = {n: b.clone() for n, b in self.module.named_buffers()} if training else {}
+        values = {f"module.{name}": t for name, t in {**params, **buffers}.items()}
+        if self.last_layer is None:
+            return _tensor(functional_call(self._call, values, (x,))), State(buffers)
+        layer = self.module.get_submodule(self.last_layer)
+        seen: list[tuple[Tensor, Tensor]] = []
+        hook = layer.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
+        try:
+            out = _tensor(functional_call(self._call, values, (x,)))
+        finally:
+            hook.remove()
+        if len(seen) != 1 or seen[0][1] is not out:
+            message = (
+                f"last_layer={self.last_layer!r} does not produce the module's output as it is: it was "
+                f"called {len(seen)} times. Name the linear layer whose output is returned, or leave last_layer out."
+            )
+            raise UnsupportedModuleError(message)
+        return out, State(buffers, (seen[0][0],))
+
+    def last_layer_names(self) -> list[str]:
+        """Names of the last layer's trainable parameters; empty when there is no last layer."""
+        if self.last_layer is None:
+            return []
+        layer = self.module.get_submodule(self.last_layer)
+        return [f"{self.last_layer}.{n}" for n, p in layer.named_parameters() if p.requires_grad]
+
+
+def functional(
+    module: nn.Module, *, forward: Forward | None = None, last_layer: str | None = None
+) -> tuple[Functional, Params]:
+    """Split a module into a pure function and its trainable parameters.
+
+    Args:
+        module: Any module; frozen parameters (``requires_grad=False``) and buffers become constants of ``f``,
+            a parameter that is used twice appears once.
+        forward: How to call the module when its signature is unusual: ``forward(module, x)``.
+        last_layer: Name of the linear layer that makes the output, for ``trace(..., last_layer="exact")``.
+
+    Returns:
+        ``f`` and ``params``: ``f(params, x)`` equals ``module(x)``. The parameters are the module's own
+        tensors, so a ``backward`` through ``f`` fills the module's ``.grad``.
+
+    Raises:
+        UnsupportedModuleError: If there is no trainable parameter, or ``last_layer`` is not a linear layer.
+
+    Example:
+        >>> import torch, fsmap
+        >>> f, params = fsmap.functional(torch.nn.Linear(2, 1))
+        >>> f(params, torch.zeros(3, 2)).shape
+        torch.Size([3, 1])
+    """
+    params: Params = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    if not params:
+        message = f"{type(module).__name__} has no trainable parameter. Set requires_grad on at least one of them."
+        raise UnsupportedModuleError(message)
+    if last_layer is not None:
+        _check_last_layer(module, last_layer)
+    return Functional(module, forward, last_layer), params
+
+
+def ravel(params: Params) -> Tensor:
+    """All parameters as one vector, in the order of the dict."""
+    return torch.cat([p.reshape(-1) for p in params.values()])  # [P]
+
+
+def unravel(vector: Tensor, like: Params) -> Params:
+    """A vector cut into the shapes of ``like``; the inverse of :func:`ravel`."""
+    total = count(like)
+    if vector.shape[-1:] != (total,):
+        message = f"a vector of shape {tuple(vector.shape)} does not fill {total} parameters"
+        raise InputError(message)
+    pieces = vector.split([p.numel() for p in like.values()], dim=-1)
+    return {n: v.reshape(v.shape[:-1] + p.shape) for (n, p), v in zip(like.items(), pieces, strict=True)}
+
+
+def count(params: Params) -> int:
+    """P, the number of parameters."""
+    return sum(p.numel() for p in params.values())
+
+
+@contextmanager
+def differentiable_attention() -> Iterator[None]:
+    """Use attention kernels that have all derivatives (the fused ones lack forward mode)."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+class NoiseReplay:
+    """Gives several passes of one function the same random layers: call it before every pass but the first."""
+
+    def __init__(self, f: ModelFn, params: Params) -> None:
+        """Remember torch's random state, if ``f`` may use it."""
+        self._device = next(iter(params.values())).device
+        self._active = not getattr(f, "pointwise", True)
+        if self._active:
+            self._cpu = torch.get_rng_state()
+            self._cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+
+    def __call__(self) -> None:
+        """Go back to the remembered state."""
+        if self._active:
+            torch.set_rng_state(self._cpu)
+            if self._cuda is not None:
+                torch.cuda.set_rng_state(self._cuda, self._device)
+
+
+class _Call(nn.Module):
+    """Gives ``functional_call`` one forward method for every calling convention."""
+
+    def __init__(self, module: nn.Module, forward: Forward) -> None:
+        super().__init__()
+        self.module = module
+        self._forward_fn = forward
+
+    def forward(self, x: Inputs) -> Any:
+        return self._forward_fn(self.module, x)
+
+
+def _forward(module: nn.Module, x: Inputs) -> Any:
+    if isinstance(x, Mapping):
+        return module(**x)
+    return module(*x) if isinstance(x, tuple | list) else module(x)
+
+
+def _tensor(out: Any) -> Tensor:
+    if isinstance(out, Tensor):
+        return out
+    logits = getattr(out, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    message = (
+        f"the module returned {type(out).__name__}, which is neither a tensor nor an object with .logits. "
+        "Pass forward=lambda module, x: ... that picks the tensor."
+    )
+    raise UnsupportedModuleError(message)
+
+
+def _check_last_layer(module: nn.Module, name: str) -> None:
+    linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
+    if name not in linear:
+        message = f"last_layer={name!r} is not a linear layer of {type(module).__name__}; its linear layers: {linear}"
+        raise UnsupportedModuleError(message)

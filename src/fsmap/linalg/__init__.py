@@ -1,0 +1,1 @@
+"""Numbers of the Jacobian: log-determinants, traces, spectra. Knows nothing of priors, data sets or training."""

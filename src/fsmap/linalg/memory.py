@@ -1,0 +1,60 @@
+"""Memory is predicted before it is allocated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from fsmap.errors import MemoryLimitError
+
+SHARE = 0.8  # of what is free: the rest is for the allocator and for everybody else
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated on a device: what is free now, control-group limits included."""
+    if device.type == "cuda":
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + reserved)
+    free = _meminfo_available()
+    limit, used = _read_int("/sys/fs/cgroup/memory.max"), _read_int("/sys/fs/cgroup/memory.current")
+    return min(free, limit - used) if limit is not None and used is not None else free
+
+
+def check_fits(needed: int, device: torch.device, *, what: str, instead: str) -> None:
+    """Refuse an allocation that would not fit.
+
+    Args:
+        needed: Bytes.
+        device: Where.
+        what: What would be allocated, with its shape.
+        instead: What the caller can do about it.
+
+    Raises:
+        MemoryLimitError: With the size, the limit, and ``instead``.
+    """
+    limit = int(SHARE * free_bytes(device))
+    if needed > limit:
+        message = f"{what} needs {_gb(needed)}, {_gb(limit)} may be used on {device}. {instead}"
+        raise MemoryLimitError(message)
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"
+
+
+def _meminfo_available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 8 * 2**30  # no /proc (macOS, Windows): assume a small laptop
+
+
+def _read_int(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):  # no control group, or "max"
+        return None

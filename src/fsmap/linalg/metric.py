@@ -1,0 +1,210 @@
+r"""The metric g of function space (``eq:JgJ``, appendix B.2): $\mathcal J = E[J^\top g J]$.
+
+A metric is resolved at the evaluation points into linear maps (:class:`Whitening`): with $g = L\,\mathrm{diag}(s)\,L^\top$ and
+rows $= L^\top J/\sqrt S$, $\mathcal J = \mathrm{rows}^\top \mathrm{diag}(s)\,\mathrm{rows}$. Signs s are all +1 (and left out) unless g has negative eigenvalues.
+No metric means g = I: the squared distance of two functions is the sum over outputs of the mean over points.
+
+A metric that depends on θ (softmax-Fisher) carries a caveat: the normaliser Z of appendix B.2 then depends on θ as well and is *not*
+part of the objective; what is maximised is no longer a density up to a constant. ``detach=True`` holds g fixed within a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fsmap.errors import InputError
+from fsmap.types import Inputs
+
+
+class Whitening(NamedTuple):
+    """A metric at given points, 1/S included: maps between outputs and whitened rows."""
+
+    rows: Callable[[Tensor], Tensor]  # [S, K, *] -> [Q, *]   Lᵀu/√S
+    adjoint: Callable[[Tensor], Tensor]  # [Q] -> [S, K]      Lv/√S
+    size: int  # Q
+    signs: Tensor | None = None  # [Q]
+
+    def quadratic(self, u: Tensor) -> Tensor:
+        """uᵀgu/S of one output perturbation ``[S, K]``."""
+        squares = self.rows(u).square()
+        return squares.sum() if self.signs is None else (self.signs * squares).sum()
+
+
+class Metric(Protocol):
+    """Anything that can be resolved at evaluation points."""
+
+    def at(self, x: Inputs, out: Tensor) -> Whitening:
+        """Resolve at points ``x`` with outputs ``out`` [S, K]."""
+
+
+class Euclidean(NamedTuple):
+    """g = I."""
+
+    def at(self, x: Inputs, out: Tensor) -> Whitening:
+        """Rows are the outputs, divided by √S."""
+        S, K = out.shape
+        scale = 1 / math.sqrt(S)
+        return Whitening(
+            lambda u: (scale * u).flatten(0, 1), lambda v: (scale * v).reshape(S, K), S * K
+        )
+
+
+class Weights(NamedTuple):
+    """Per-point weights g(x): a tensor [S], or a function of the points. Negative weights are allowed."""
+
+    weights: Tensor | Callable[[Inputs], Tensor]
+
+    def at(self, x: Inputs, out: Tensor) -> Whitening:
+        """Rows of point s are scaled by √|g(x_s)|."""
+        w = self.weights(x) if callable(self.weights) else self.weights
+        S, K = out.shape
+        _check_shape("Weights", w, (S,), "[S]")
+        root = (w.to(out).abs() / S).sqrt()  # [S]
+        return Whitening(
+            lambda u: (u * root.reshape(-1, *[1] * (u.ndim - 1))).flatten(0, 1),
+            lambda v: v.reshape(S, K) * root[:, None],
+            S * K,
+            _signs(w.to(out).repeat_interleave(K)),
+        )
+
+
+class Output(NamedTuple):
+    """A metric between outputs of one point: ``[K, K]`` for all points or ``[S, K, K]``.
+
+    The matrix is a constant of the objective. For one that depends on θ give its factor, g = L Lᵀ
+    (``[K, Q]`` or ``[S, K, Q]``), which is differentiated.
+    """
+
+    matrix: Tensor | None = None
+    factor: Tensor | None = None
+
+    def at(self, x: Inputs, out: Tensor) -> Whitening:
+        """Rows of point s are Lₛᵀ times its outputs."""
+        S, K = out.shape
+        if (self.matrix is None) == (self.factor is None):
+            message = "Output takes a matrix or a factor, exactly one of them"
+            raise InputError(message)
+        if self.factor is not None:
+            factor, signs = self.factor.to(out), None
+            if factor.ndim not in (2, 3) or factor.shape[-2] != K:
+                message = f"the factor of Output must be [K, Q] or [S, K, Q] with {K=}, {S=}, got {tuple(factor.shape)}"
+                raise InputError(message)
+        else:
+            assert self.matrix is not None
+            wanted = (K, K) if self.matrix.ndim == 2 else (S, K, K)
+            _check_shape("Output", self.matrix, wanted, "[K, K] or [S, K, K]")
+            factor, eigenvalues = _root(self.matrix.to(out))
+            signs = _signs(eigenvalues.expand(S, K).reshape(-1))
+        factor = (factor / math.sqrt(S)).expand(S, *factor.shape[-2:])  # [S, K, Q]
+        size = S * factor.shape[-1]
+
+        def rows(u: Tensor) -> Tensor:
+            flat = u.reshape(S, K, -1)
+            return (factor.mT.to(u) @ flat).reshape(size, *u.shape[2:])
+
+        def adjoint(v: Tensor) -> Tensor:
+            return (factor.to(v) @ v.reshape(S, -1, 1))[..., 0]
+
+        return Whitening(rows, adjoint, size, signs)
+
+
+class SoftmaxFisher(NamedTuple):
+    r"""The Fisher metric of a softmax classifier, $g = \mathrm{diag}(p) - pp^\top$ at the logits; $\mathcal J$ is then the Fisher matrix.
+
+    It depends on θ: see the caveat at the top of this module. With $L = \mathrm{diag}(\sqrt p) - p\sqrt p^\top$, $LL^\top = g$.
+    """
+
+    detach: bool = False
+
+    def at(self, x: Inputs, out: Tensor) -> Whitening:
+        """The metric at ``softmax(out)``."""
+        p = (out.detach() if self.detach else out).softmax(-1)  # [S, K]
+        root = (0.5 * (out.detach() if self.detach else out).log_softmax(-1)).exp()  # √p, gradient-safe at 0
+        factor = torch.diag_embed(root) - p[:, :, None] * root[:, None, :]  # [S, K, K]
+        return Output(factor=factor).at(x, out)
+
+
+class General(NamedTuple):
+    """Any symmetric metric over points and outputs, ``[S·K, S·K]`` or ``[S, K, S, K]``; entries and eigenvalues of either sign.
+
+    The matrix is a constant of the objective.
+    """
+
+    matrix: Tensor
+
+    def at(self, x: Inputs, out: Tensor) -> Whitening:
+        """Rows are |eigenvalue|^½ times eigenvectors, with the eigenvalues' signs."""
+        S, K = out.shape
+        n = S * K
+        if self.matrix.numel() != n * n:
+            message = f"General must be [S*K, S*K] or [S, K, S, K] with {S=}, {K=}, got {tuple(self.matrix.shape)}"
+            raise InputError(message)
+        factor, eigenvalues = _root(self.matrix.to(out).reshape(n, n) / S)
+
+        def rows(u: Tensor) -> Tensor:
+            return (factor.mT.to(u) @ u.reshape(n, -1)).reshape(n, *u.shape[2:])
+
+        return Whitening(rows, lambda v: (factor.to(v) @ v).reshape(S, K), n, _signs(eigenvalues))
+
+
+def as_metric(metric: Metric | Tensor | None, S: int, K: int) -> Metric:
+    """A metric from what a user wrote.
+
+    Args:
+        metric: None (Euclidean), a metric, or a tensor: [S] weights, [K, K] or [S, K, K] between
+            outputs, [S·K, S·K] or [S, K, S, K] general.
+        S: Number of points.
+        K: Number of outputs.
+
+    Returns:
+        The metric.
+
+    Raises:
+        InputError: If the tensor has none of these shapes.
+    """
+    if metric is None:
+        return Euclidean()
+    if not isinstance(metric, Tensor):
+        if not hasattr(metric, "at"):
+            message = f"metric must be None, a tensor, or one of fsmap.metric's classes, got {type(metric).__name__}"
+            raise InputError(message)
+        return metric
+    shape = tuple(metric.shape)
+    if shape == (S,):
+        return Weights(metric)
+    if shape in ((K, K), (S, K, K)):
+        return Output(metric)
+    if shape in ((S * K, S * K), (S, K, S, K)):
+        return General(metric)
+    message = (
+        f"a metric of shape {shape} fits neither [S], [K, K], [S, K, K], [S*K, S*K] nor [S, K, S, K] with {S=}, {K=}"
+    )
+    raise InputError(message)
+
+
+def _root(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """V|Λ|^½ and Λ of a symmetric matrix; constants, because eigenvectors have no stable derivative."""
+    matrix = matrix.detach().double()
+    if not torch.allclose(matrix, matrix.mT, rtol=1e-6, atol=1e-12):
+        message = f"a metric must be symmetric; it differs from its transpose by {(matrix - matrix.mT).abs().max():.3g}"
+        raise InputError(message)
+    eigenvalues, vectors = torch.linalg.eigh(matrix)
+    # Rounding makes zero eigenvalues slightly negative: below this they are zero, not a signature.
+    floor = matrix.shape[-1] * torch.finfo(torch.float64).eps * eigenvalues.abs().amax(-1, keepdim=True)
+    eigenvalues = torch.where(eigenvalues.abs() <= floor, 0.0, eigenvalues)
+    return vectors * eigenvalues.abs().sqrt()[..., None, :], eigenvalues
+
+
+def _signs(eigenvalues: Tensor) -> Tensor | None:
+    return None if bool((eigenvalues >= 0).all()) else eigenvalues.sign()
+
+
+def _check_shape(name: str, tensor: Tensor, wanted: tuple[int, ...], words: str) -> None:
+    if tuple(tensor.shape) != wanted:
+        message = f"{name} must be {words}, here {wanted}, got {tuple(tensor.shape)}"
+        raise InputError(message)

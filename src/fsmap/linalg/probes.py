@@ -1,0 +1,84 @@
+"""The only place where probes are drawn.
+
+A probe ψ in parameter space is a dict of stacked draws ``{name: [R, ...]}``. In training it is a function of
+(seed, optimiser step, parameter name) and of nothing else: the same on every rank, over all micro-batches of a step and after a resume.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsmap.functional import count, unravel
+from fsmap.types import Params
+
+
+class Stream(NamedTuple):
+    """The random numbers of one optimiser step."""
+
+    seed: int
+    step: int
+    rank: int = 0
+
+    def points(self) -> torch.Generator:
+        """Generator of the evaluation points: another one on every rank."""
+        return generator(self.seed, self.step, "points", self.rank)
+
+    def noise(self) -> int:
+        """Seed of the random layers (dropout) of the evaluation pass."""
+        return integer(self.seed, self.step, "noise", self.rank)
+
+    def psi(self, params: Params, num: int = 1) -> Params:
+        """ψ ~ N(0, I), ``{name: [num, ...]}``: the same on every rank."""
+        return {
+            name: torch.randn(
+                (num, *p.shape),
+                dtype=p.dtype,
+                device=p.device,
+                generator=generator(self.seed, self.step, name, device=p.device),
+            )
+            for name, p in params.items()
+        }
+
+
+def integer(*parts: object) -> int:
+    """A 63-bit number that depends on all parts and on nothing else."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def generator(*parts: object, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator seeded by :func:`integer` of the parts."""
+    return torch.Generator(device).manual_seed(integer(*parts))
+
+
+def normal(params: Params, num: int, generator: torch.Generator | None) -> Params:
+    """``num`` probes N(0, I) from one generator (None: torch's own)."""
+    return {
+        name: torch.randn((num, *p.shape), dtype=p.dtype, device=p.device, generator=generator)
+        for name, p in params.items()
+    }
+
+
+def antithetic(psi: Params) -> Params:
+    """Each probe together with its negative, ``[2R, ...]``: odd orders in ψ cancel."""
+    return {name: torch.cat([p, -p]) for name, p in psi.items()}
+
+
+def basis(params: Params) -> Params:
+    """The complete set: √P times every unit vector, so that the mean over probes is the exact trace."""
+    first = next(iter(params.values()))
+    total = count(params)
+    eye = math.sqrt(total) * torch.eye(total, dtype=first.dtype, device=first.device)
+    return unravel(eye, params)
+
+
+def rademacher(num: int, size: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
+    """``[num, size]`` random signs: of all probes with unit covariance, those of least variance."""
+    device = like.device if generator is None else generator.device
+    signs = torch.randint(0, 2, (num, size), generator=generator, device=device)
+    return (2 * signs - 1).to(like)

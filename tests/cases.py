@@ -1,0 +1,121 @@
+"""The menagerie: models that every property is tested on. Adding one here gives it every test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import fsmap
+from fsmap.functional import Functional
+from fsmap.types import Params
+
+
+class Case(NamedTuple):
+    """A model and points to evaluate it at."""
+
+    f: Functional
+    params: Params
+    x: object
+    module: nn.Module
+
+
+class Sequence(nn.Module):
+    """Attention over T tokens, one output per token and class: [S, T, K]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(x))
+
+
+class DictInput(nn.Module):
+    """Takes keyword arguments, one of them a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 2)
+
+    def forward(self, *, values: Tensor, mask: Tensor) -> Tensor:
+        return (self.body(values).tanh() * mask[..., None]).sum(1)
+
+
+class Shared(nn.Module):
+    """One weight used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.second = nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).tanh())
+
+
+def _frozen() -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
+    module[0].requires_grad_(False)
+    return module
+
+
+def _cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.GELU(), nn.Flatten(), nn.Linear(8, 2))
+
+
+def _batchnorm() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], object]]] = {
+    "linear": (lambda: nn.Linear(3, 1), lambda g: torch.randn(6, 3, generator=g)),
+    "tanh_mlp": (
+        lambda: nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)),
+        lambda g: torch.randn(12, 1, generator=g),
+    ),
+    "wide": (
+        lambda: nn.Sequential(nn.Linear(2, 8), nn.GELU(), nn.Linear(8, 3)),
+        lambda g: torch.randn(5, 2, generator=g),
+    ),
+    "layernorm": (
+        lambda: nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 2)),
+        lambda g: torch.randn(6, 2, generator=g),
+    ),
+    "relu": (
+        lambda: nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)),
+        lambda g: torch.randn(6, 2, generator=g),
+    ),
+    "cnn": (_cnn, lambda g: torch.randn(4, 1, 4, 4, generator=g)),
+    "batchnorm_train": (_batchnorm, lambda g: torch.randn(6, 2, generator=g)),
+    "batchnorm_eval": (lambda: _batchnorm().eval(), lambda g: torch.randn(6, 2, generator=g)),
+    "sequence": (Sequence, lambda g: torch.randn(3, 2, 4, generator=g)),
+    "sequence_eval": (lambda: Sequence().eval(), lambda g: torch.randn(3, 2, 4, generator=g)),
+    "shared": (Shared, lambda g: torch.randn(4, 3, generator=g)),
+    "frozen": (_frozen, lambda g: torch.randn(5, 2, generator=g)),
+    "dict_input": (
+        DictInput,
+        lambda g: {
+            "values": torch.randn(5, 2, 3, generator=g),
+            "mask": torch.tensor([[1.0, 0.0]] * 2 + [[1.0, 1.0]] * 3),
+        },
+    ),
+}
+
+
+def case(name: str, seed: int = 0) -> Case:
+    """Build one of ``MODELS`` with random parameters of order one."""
+    make, points = MODELS[name]
+    generator = torch.Generator().manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = make()
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(0.7 * torch.randn(p.shape, generator=generator))
+    f, params = fsmap.functional(module)
+    return Case(f, params, points(generator), module)

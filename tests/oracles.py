@@ -1,0 +1,83 @@
+"""Slow definitions in float64, with no tricks: what every fast path is held to."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fsmap.types import ModelFn, Params
+
+
+def jacobian_slow(f: ModelFn, params: Params, x: object) -> Tensor:
+    """One backward pass per output number: [S, K, P]."""
+    leaves = {n: p.detach().clone().requires_grad_() for n, p in params.items()}
+    out = f(leaves, x)
+    rows = []
+    for value in out.reshape(-1):
+        grads = torch.autograd.grad(value, list(leaves.values()), retain_graph=True, allow_unused=True)
+        filled = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, leaves.values())]
+        rows.append(torch.cat([g.reshape(-1) for g in filled]))
+    return torch.stack(rows).reshape(out.shape[0], -1, rows[0].numel())
+
+
+def gram_slow(f: ModelFn, params: Params, x: object, metric: Tensor | None = None) -> Tensor:
+    """𝒥_ab = (1/S) Σ J_ika g_ikjl J_jlb by loops over points; metric [S, K, S, K] or None."""
+    jac = jacobian_slow(f, params, x)
+    S = len(jac)
+    total = torch.zeros(jac.shape[-1], jac.shape[-1], dtype=jac.dtype)
+    for i in range(S):
+        for j in range(S):
+            if metric is None and i != j:
+                continue
+            g = torch.eye(jac.shape[1], dtype=jac.dtype) if metric is None else metric[i, :, j, :]
+            total += jac[i].mT @ g @ jac[j]
+    return total / S
+
+
+def logdet_slow(f: ModelFn, params: Params, x: object, jitter: float, metric: Tensor | None = None) -> Tensor:
+    """Eigenvalues of the P×P matrix, logs added up."""
+    gram = gram_slow(f, params, x, metric)
+    return (torch.linalg.eigvalsh((gram + gram.mT) / 2) + jitter).log().sum()
+
+
+def trace_slow(f: ModelFn, params: Params, x: object, metric: Tensor | None = None) -> Tensor:
+    """The diagonal, added up."""
+    return gram_slow(f, params, x, metric).diagonal().sum()
+
+
+def gradient_slow(value: object, params: Params, step: float = 1e-5) -> Tensor:
+    """Fourth-order central differences of a function of params, entry by entry: [P]."""
+    out = []
+    for name, p in params.items():
+        for i in range(p.numel()):
+
+            def shifted(h: float, name: str = name, i: int = i) -> float:
+                moved = {n: q.detach().clone() for n, q in params.items()}
+                moved[name].reshape(-1)[i] += h
+                return float(value(moved))  # type: ignore[operator]
+
+            near, far = shifted(step) - shifted(-step), shifted(2 * step) - shifted(-2 * step)
+            out.append((8 * near - far) / (12 * step))
+    return torch.tensor(out)
+
+
+def full_metric(metric: Tensor, S: int, K: int) -> Tensor:
+    """Weights [S], output metrics [K, K] and [S, K, K] written out as [S, K, S, K]."""
+    full = torch.zeros(S, K, S, K)
+    for s in range(S):
+        block = metric[s] * torch.eye(K) if metric.ndim == 1 else metric[s] if metric.ndim == 3 else metric
+        full[s, :, s, :] = block
+    return full
+
+
+def softmax_fisher_slow(logits: Tensor) -> Tensor:
+    """diag(p) − ppᵀ point by point: [S, K, K]."""
+    return torch.stack([torch.diag(p) - torch.outer(p, p) for p in logits.softmax(-1)])
+
+
+def mean_and_sem(values: list[float]) -> tuple[float, float]:
+    """Mean and its standard error."""
+    t = torch.tensor(values)
+    return float(t.mean()), float(t.std() / math.sqrt(len(t)))

@@ -1,0 +1,74 @@
+"""The Python in the README and in docs/ runs, one namespace per page; links lead to files."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
+
+
+def blocks(page: Path) -> Iterator[tuple[int, str]]:
+    """Line number and text of each Python block of a page."""
+    text = page.read_text()
+    for found in FENCE.finditer(text):
+        yield text.count("\n", 0, found.start(1)), found[1]
+
+
+def run_block(page: Path, line: int, block: str, namespace: dict[str, object]) -> None:
+    """Run a block; one that is written as a session must also print what it shows."""
+    if not block.lstrip().startswith(">>>"):
+        exec(compile("\n" * line + block, str(page), "exec", dont_inherit=True), namespace)
+        return
+    test = doctest.DocTestParser().get_doctest(block, namespace, page.name, str(page), line)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    report: list[str] = []
+    outcome = runner.run(test, out=report.append, clear_globs=False)
+    namespace.update(test.globs)
+    assert not outcome.failed, "".join(report)
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if FENCE.search(page.read_text())], ids=lambda page: page.name
+)
+def test_page_runs(page: Path, seeded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__page__"}
+    torch.set_default_dtype(torch.float32)  # as readers have it
+    try:
+        for line, block in blocks(page):
+            run_block(page, line, block, namespace)
+    finally:
+        torch.set_default_dtype(torch.float64)
+
+
+def test_readme_has_something_to_run():
+    assert len(list(blocks(ROOT / "README.md"))) >= 4
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path):
+    targets = LINK.findall(page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_a_wrong_block_is_found(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text(
+        "text\n\n```python\n>>> 1 + 1\n3\n```\n\n```python\nraise KeyError('here')\n```\n"
+    )
+    (first, session), (second, script) = blocks(page)
+    assert (first, second) == (3, 8)
+    with pytest.raises(AssertionError, match=r"Expected:\s+3\s+Got:\s+2"):
+        run_block(page, first, session, {})
+    with pytest.raises(KeyError, match="here") as caught:
+        run_block(page, second, script, {})
+    assert caught.traceback[-1].lineno == second

@@ -91,18 +91,47 @@ def trace(
     check_method(method)
     points.check(x)
     _check_options(f, method, beta, antithetic, last_layer, metric)
-    if method == "exact":
+    drawn = None if method == "exact" else _draw(f, params, x, method, probes, generator, metric)
+    return evaluate(
+        f,
+        params,
+        x,
+        drawn,
+        method=method,
+        beta=beta,
+        metric=metric,
+        antithetic=antithetic,
+        last_layer=last_layer,
+        chunk=chunk,
+    )
+
+
+def evaluate(
+    f: ModelFn,
+    params: Params,
+    x: Inputs,
+    drawn: Params | Tensor | None,
+    *,
+    method: str,
+    beta: float = 1e-3,
+    metric: Metric | Tensor | None = None,
+    antithetic: bool = False,
+    last_layer: str | None = None,
+    chunk: int | None = None,
+) -> Estimate:
+    """:func:`trace` with the probes given and without the checks that look at values, so that it can be vmapped."""
+    if drawn is None:
         value = exact(f, params, x, metric=metric, chunk=chunk)
         return Estimate(value, torch.zeros_like(value))
-    drawn = _draw(f, params, x, method, probes, generator, metric)
     if antithetic:
-        drawn = draw.antithetic(drawn)  # type: ignore[arg-type]
-    drawn, block = _last_layer_block(f, params, x, drawn, last_layer)
+        assert isinstance(drawn, dict)
+        drawn = draw.antithetic(drawn)
+    probes, block = _last_layer_block(f, params, x, drawn, last_layer)
 
     def one(probe: Params | Tensor) -> Tensor:
         return estimate(f, params, x, probe, method=method, beta=beta, metric=metric).value
 
-    values = _over_probes(one, drawn, batched=is_pointwise(f), chunk=chunk) + block  # [R]
+    values = _over_probes(one, probes, batched=is_pointwise(f), chunk=chunk) + block  # [R]
     if antithetic:
         values = values.reshape(2, -1).mean(0)
     return Estimate(values.mean(), _standard_error(values))

@@ -63,5 +63,8 @@ def require(module: str, *, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        message = f"this needs {package!r}, which is not installed. Install it with: pip install 'fsmap[{extra}]'"
+        message = (
+            f"this needs {package!r}, which is not installed. "
+            f"Install it with: pip install 'fsmap[{extra}]'"
+        )
         raise MissingExtraError(message) from error

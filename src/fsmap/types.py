@@ -1,6 +1,7 @@
 """The values that travel between modules, and the letters that name their dimensions.
 
-N training points, B batch, S evaluation points, K outputs per point (trailing output dimensions flattened), P trainable parameters, R probes, M members.
+N training points, B batch, S evaluation points, K outputs per point (trailing output dimensions
+flattened), P trainable parameters, R probes, M members.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ class Draws(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """A number and how sure it is. ``stderr`` is zero for exact values and nan where one probe cannot tell."""
+    """A number and how sure it is.
+
+    ``stderr`` is zero for exact values and nan where one probe cannot tell.
+    """
 
     value: Tensor  # []
     stderr: Tensor  # []

@@ -84,6 +84,10 @@ class Functional:
             raise UnsupportedModuleError(message)
         return out, State(buffers, (seen[0][0],))
 
+    def plain(self, x: Inputs) -> Tensor:
+        """The module's own output, hooks and running statistics included: an ordinary call."""
+        return _tensor(self._call(x))
+
     def last_layer_names(self) -> list[str]:
         """Names of the last layer's trainable parameters; empty when there is no last layer."""
         if self.last_layer is None:

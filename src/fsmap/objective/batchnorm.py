@@ -1,0 +1,56 @@
+"""BatchNorm in the evaluation pass: three named modes.
+
+``joint``: training and evaluation points go through the network as one batch, the loss is normalised by it too, running statistics are updated from it once.
+``batch``: the evaluation points are normalised by themselves. ``frozen``: by the running statistics, the function that will be deployed.
+In ``batch`` and ``frozen`` the evaluation pass never touches running statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fsmap.errors import InputError
+
+MODES = ("joint", "batch", "frozen")
+
+
+def present(module: nn.Module) -> bool:
+    """Whether there is any BatchNorm (SyncBatchNorm included)."""
+    return any(isinstance(m, _BatchNorm) for m in module.modules())
+
+
+def check_mode(mode: str, allowed: tuple[str, ...], instead: str = "") -> None:
+    """Refuse an unknown mode.
+
+    Raises:
+        InputError: With the allowed ones.
+    """
+    if mode not in allowed:
+        message = f"batchnorm must be one of {', '.join(allowed)}, got {mode!r}. {instead}".strip()
+        raise InputError(message)
+
+
+@contextmanager
+def frozen(module: nn.Module) -> Iterator[None]:
+    """BatchNorm layers use their running statistics; everything else stays in its mode."""
+    active = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
+    for m in active:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m in active:
+            m.training = True
+
+
+def write_back(module: nn.Module, buffers: dict[str, Tensor]) -> None:
+    """Give the module the running statistics that a pass on cloned buffers made."""
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            if name in buffers:
+                buffer.copy_(buffers[name])

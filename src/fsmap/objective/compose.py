@@ -1,0 +1,266 @@
+"""Objectives: likelihood + prior + geometry, added up in nats; the only change of sign and the only 1/N."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsmap.errors import InputError
+from fsmap.linalg import logdet, points, trace
+from fsmap.linalg.metric import Metric
+from fsmap.linalg.probes import Stream
+from fsmap.linalg.slq import DEFAULT_PROBES
+from fsmap.objective.geometry import Geometry, Laplacian, LogDet, NoGeometry, Variational
+from fsmap.objective.likelihood import Likelihood
+from fsmap.objective.prior import Prior
+from fsmap.objective.px import EvalDistribution, as_px
+from fsmap.types import Batch, Draws, ModelFn, Params
+
+Parts = dict[str, Tensor]
+
+
+class Objective(NamedTuple):
+    r"""$\log p(\theta \text{ or } f \mid D)$ up to a constant: the sum of three log-densities in nats."""
+
+    likelihood: Likelihood
+    prior: Prior
+    geometry: Geometry
+    num_data: int  # N
+
+    def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
+        """Everything random of one step."""
+        return self.geometry.draw(f, params, stream)
+
+    def parts(self, f: ModelFn, params: Params, batch: Batch, draws: Draws) -> Parts:
+        """The terms in nats for the whole data set; a batch stands for all N points."""
+        share = self.num_data / len(batch.y)
+        return {
+            "likelihood": share * self.likelihood.value(f(params, batch.x), batch.y),
+            "prior": self.prior.value(params),
+            "geometry": self.geometry.value(f, params, draws),
+        }
+
+    def loss(self, f: ModelFn, params: Params, batch: Batch, draws: Draws) -> tuple[Tensor, Parts]:
+        """−(sum of the terms)/N, and the terms. The only change of sign, the only 1/N."""
+        parts = self.parts(f, params, batch, draws)
+        return -torch.stack(list(parts.values())).sum() / self.num_data, parts
+
+    def check(self, f: ModelFn, params: Params, batch: Batch) -> None:
+        """Look once, on plain numbers, at everything that would fail later and less clearly.
+
+        Raises:
+            InputError: If data, model, prior and p_X do not fit each other.
+        """
+        points.check(batch.x)
+        if points.count(batch.x) != len(batch.y):
+            message = f"x has {points.count(batch.x)} points and y has {len(batch.y)}"
+            raise InputError(message)
+        self.prior.check(params)
+        with torch.no_grad():
+            self.likelihood.check(f(params, batch.x), batch.y)
+            try:
+                draws = self.geometry.draw(f, params, Stream(0, 0))
+                self.geometry.value(f, params, draws)
+            except RuntimeError as error:
+                shown = {n: tuple(p.shape) for n, p in list(params.items())[:1]}
+                message = (
+                    f"the geometry term cannot be evaluated: {str(error).splitlines()[0]} "
+                    f"Does p_X draw points that fit the model (first parameter {shown})?"
+                )
+                raise InputError(message) from error
+
+
+def ps_map(likelihood: Likelihood, prior: Prior, /, *, num_data: int) -> Objective:
+    r"""The most likely parameters (``eq:psmap``): what ordinary regularised training does.
+
+    Args:
+        likelihood: log p(y | f), see :mod:`fsmap.objective.likelihood`.
+        prior: log p(θ), see :mod:`fsmap.objective.prior`.
+        num_data: N.
+
+    Returns:
+        The objective.
+    """
+    return Objective(likelihood, prior, NoGeometry(), _positive("num_data", num_data))
+
+
+def fs_map(
+    likelihood: Likelihood,
+    prior: Prior,
+    px: EvalDistribution,
+    /,
+    *,
+    num_points: int,
+    jitter: float | Tensor,
+    num_data: int,
+    method: str = "auto",
+    metric: Metric | Tensor | None = None,
+    probes: int = DEFAULT_PROBES,
+) -> Objective:
+    r"""The most likely function (``eq:jitter-fs-map``).
+
+    Args:
+        likelihood: log p(y | f).
+        prior: log p(θ).
+        px: Evaluation distribution: where do we care what the function does?
+        num_points: S, fresh points a step.
+        jitter: ε > 0; part of the objective. 0 gives the unjittered one where S·K ≥ P.
+        num_data: N.
+        method: See :func:`fsmap.log_det`.
+        metric: g, see :mod:`fsmap.metric`.
+        probes: Number of probes of ``slq``.
+
+    Returns:
+        The objective.
+
+    Raises:
+        InputError: If ``method`` is unknown.
+    """
+    if method not in logdet.METHODS:
+        message = f"unknown log_det method {method!r}; known: {', '.join(logdet.METHODS)}"
+        raise InputError(message)
+    geometry = LogDet(
+        as_px(px), _positive("num_points", num_points), _scalar(jitter), method, metric, probes
+    )
+    return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
+
+
+def l_map(
+    likelihood: Likelihood,
+    prior: Prior,
+    px: EvalDistribution,
+    /,
+    *,
+    num_points: int,
+    num_data: int,
+    jitter: float | Tensor | None = None,
+    reg_strength: float | Tensor | None = None,
+    estimator: str = "jvp",
+    beta: float = 1e-3,
+    probes: int = 1,
+    metric: Metric | Tensor | None = None,
+    antithetic: bool = False,
+    last_layer: str | None = None,
+    every: int = 1,
+) -> Objective:
+    r"""Laplacian-regularised MAP (``eq:l-map``), the first-order form for large networks.
+
+    Args:
+        likelihood: log p(y | f).
+        prior: log p(θ).
+        px: Evaluation distribution.
+        num_points: S, fresh points a step.
+        num_data: N.
+        jitter: ε. Give this or ``reg_strength``.
+        reg_strength: λ = 1/(2εN), the weight of R in the loss per data point; 0 is PS-MAP, at no cost.
+        estimator: See :func:`fsmap.trace`.
+        beta: Step of the differences.
+        probes: ψ per step.
+        metric: g, see :mod:`fsmap.metric`.
+        antithetic: Each ψ with −ψ (``fd``).
+        last_layer: ``"exact"``: see :func:`fsmap.trace`.
+        every: Evaluate the term on every k-th step only, k times as strong.
+
+    Returns:
+        The objective.
+
+    Raises:
+        InputError: If not exactly one of ``jitter`` and ``reg_strength`` is given, or one is out of range.
+    """
+    trace.check_method(estimator)
+    if (jitter is None) == (reg_strength is None):
+        message = f"give jitter or reg_strength (λ = 1/(2εN)), exactly one of them; got {jitter=}, {reg_strength=}"
+        raise InputError(message)
+    if jitter is None:
+        assert reg_strength is not None
+        strength = _scalar(reg_strength)
+        if not isinstance(reg_strength, Tensor) and reg_strength == 0:
+            return ps_map(likelihood, prior, num_data=num_data)
+        _check_range("reg_strength", reg_strength)
+        epsilon = 1 / (2 * strength * num_data)
+    else:
+        _check_range("jitter", jitter)
+        epsilon = _scalar(jitter)
+    geometry = Laplacian(
+        as_px(px),
+        _positive("num_points", num_points),
+        epsilon,
+        estimator,
+        beta,
+        _positive("probes", probes),
+        metric,
+        antithetic,
+        last_layer,
+        _positive("every", every),
+    )
+    return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
+
+
+def variational_fs_map(
+    likelihood: Likelihood,
+    prior: Prior,
+    px: EvalDistribution,
+    /,
+    *,
+    num_points: int,
+    num_data: int,
+    scale: float | Tensor,
+    jitter: float | Tensor,
+    samples: int = 8,
+    covariance: str = "function",
+    metric: Metric | Tensor | None = None,
+) -> Objective:
+    r"""The variational bound that jitter stands for (``eq:variational-fs-map``), by sampling q.
+
+    Args:
+        likelihood: log p(y | f).
+        prior: log p(θ).
+        px: Evaluation distribution.
+        num_points: S, with S·K ≥ P.
+        num_data: N.
+        scale: s, the width of q.
+        jitter: ε in q's covariance $s^2(\mathcal J + \epsilon I)^{-1}$.
+        samples: Draws of θ' per step.
+        covariance: ``"function"`` (constant function-space entropy) or ``"isotropic"``.
+        metric: g.
+
+    Returns:
+        The objective.
+
+    Raises:
+        InputError: If ``covariance`` is unknown or a number is out of range.
+    """
+    if covariance not in ("function", "isotropic"):
+        message = f"covariance must be 'function' or 'isotropic', got {covariance!r}"
+        raise InputError(message)
+    _check_range("scale", scale)
+    _check_range("jitter", jitter)
+    geometry = Variational(
+        as_px(px),
+        _positive("num_points", num_points),
+        _scalar(scale),
+        _scalar(jitter),
+        _positive("samples", samples),
+        covariance,
+        metric,
+    )
+    return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
+
+
+def _scalar(value: float | Tensor) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+
+
+def _positive(name: str, value: int) -> int:
+    if value < 1:
+        message = f"{name} must be at least 1, got {value}"
+        raise InputError(message)
+    return value
+
+
+def _check_range(name: str, value: float | Tensor) -> None:
+    if not isinstance(value, Tensor) and not 0 < value < float("inf"):
+        message = f"{name} must be positive and finite, got {value:g}"
+        raise InputError(message)

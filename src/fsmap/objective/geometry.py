@@ -1,0 +1,186 @@
+r"""The −½ log det term: what makes the most likely *function* another one than the most likely parameters.
+
+Every term is ``draw`` (outside, random) and ``value`` (inside, pure), in nats for the whole data set.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fsmap.functional import count, ravel, unravel
+from fsmap.linalg import logdet, points, probes, trace
+from fsmap.linalg.metric import Metric
+from fsmap.linalg.slq import DEFAULT_PROBES
+from fsmap.objective.px import EvalDistribution
+from fsmap.types import Draws, Inputs, ModelFn, Params
+
+
+class Geometry(Protocol):
+    """A term of the objective that depends on the function's Jacobian."""
+
+    def draw(self, f: ModelFn, params: Params, stream: probes.Stream) -> Draws:
+        """Everything random that :meth:`value` consumes, for one optimiser step."""
+
+    def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
+        """Nats."""
+
+
+class NoGeometry(NamedTuple):
+    """PS-MAP: no term."""
+
+    def draw(self, f: ModelFn, params: Params, stream: probes.Stream) -> Draws:
+        """Nothing."""
+        return Draws()
+
+    def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
+        """Zero."""
+        return next(iter(params.values())).new_zeros(())
+
+
+class LogDet(NamedTuple):
+    r"""FS-MAP (``eq:jitter-fs-map``): $-\tfrac12 \log\det(\mathcal J(\theta; p_X) + \epsilon I)$ on S fresh points a step."""
+
+    px: EvalDistribution
+    num_points: int
+    jitter: Tensor  # []  ε
+    method: str = "auto"
+    metric: Metric | Tensor | None = None
+    probes: int = DEFAULT_PROBES  # used by "slq"
+
+    def draw(self, f: ModelFn, params: Params, stream: probes.Stream) -> Draws:
+        """S points; for ``slq`` also a generator's worth of signs."""
+        x = sample(self.px, self.num_points, params, stream)
+        S, K, P = logdet.shape(f, params, x)
+        if logdet.choose(self.method, S * K, P, next(iter(params.values())).device) != "slq":
+            return Draws(x)
+        return Draws(x, {"slq": _signs(f, params, x, self.metric, self.probes, stream)})
+
+    def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
+        """Nats."""
+        given = draws.psi["slq"] if draws.psi else None
+        jitter = self.jitter.to(next(iter(params.values())).device)
+        estimate = logdet.evaluate(
+            f, params, draws.x, jitter, method=self.method, metric=self.metric, probes=given
+        )
+        return -0.5 * estimate.value
+
+
+class Laplacian(NamedTuple):
+    r"""L-MAP (``eq:l-map``): $-R(\theta)/(2\epsilon)$ with R an estimate of Tr 𝒥.
+
+    Equals $-\tfrac12(\log\det(\mathcal J + \epsilon I) - P\log\epsilon)$ to first order in $\max_i \lambda_i/\epsilon$: faithful for *large* ε.
+    """
+
+    px: EvalDistribution
+    num_points: int
+    jitter: Tensor  # []  ε = 1/(2λN)
+    estimator: str = "jvp"
+    beta: float = 1e-3
+    probes: int = 1
+    metric: Metric | Tensor | None = None
+    antithetic: bool = False
+    last_layer: str | None = None
+    every: int = 1
+
+    def draw(self, f: ModelFn, params: Params, stream: probes.Stream) -> Draws:
+        """S points and ψ; nothing on the steps that ``every`` leaves out."""
+        if stream.step % self.every:
+            return Draws()
+        x = sample(self.px, self.num_points, params, stream)
+        if self.estimator == "exact":
+            return Draws(x)
+        if self.estimator == "vjp":
+            return Draws(x, {"vjp": _signs(f, params, x, self.metric, self.probes, stream, dual=True)})
+        return Draws(x, stream.psi(params, self.probes))
+
+    def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
+        """Nats, ``every`` times as much on the steps that count: unbiased over time."""
+        if draws.x is None:
+            return next(iter(params.values())).new_zeros(())
+        psi = draws.psi["vjp"] if self.estimator == "vjp" and draws.psi else draws.psi
+        estimate = trace.evaluate(
+            f,
+            params,
+            draws.x,
+            psi,
+            method=self.estimator,
+            beta=self.beta,
+            metric=self.metric,
+            antithetic=self.antithetic,
+            last_layer=self.last_layer,
+        )
+        return -self.every * estimate.value / (2 * self.jitter)
+
+
+class Variational(NamedTuple):
+    r"""``eq:variational-fs-map``: $-\tfrac12 E_{q(\theta'|\theta)}[\log\det\mathcal J(\theta'; p_X)]$ by sampling.
+
+    q has constant entropy in *function* space: $q = N(\theta, s^2(\mathcal J(\theta) + \epsilon I)^{-1})$, so that every direction moves the function
+    equally far, up to ε. ``covariance="isotropic"`` is the cruder $N(\theta, s^2 I)$. Needs S·K ≥ P; P×P matrices: small models.
+    """
+
+    px: EvalDistribution
+    num_points: int
+    scale: Tensor  # []  s
+    jitter: Tensor  # []  ε in q
+    samples: int = 8
+    covariance: str = "function"
+    metric: Metric | Tensor | None = None
+
+    def draw(self, f: ModelFn, params: Params, stream: probes.Stream) -> Draws:
+        """S points and standard normal vectors [samples, P]."""
+        x = sample(self.px, self.num_points, params, stream)
+        return Draws(x, stream.psi(params, self.samples))
+
+    def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
+        """Nats."""
+        assert draws.psi is not None
+        rows, _ = logdet.whitened_rows(f, params, draws.x, metric=self.metric)  # [Q, P]
+        z = torch.cat([p.flatten(1) for p in draws.psi.values()], dim=1)  # [R, P]
+        step = self.scale * z
+        if self.covariance == "function":
+            precision = rows.mT @ rows + self.jitter * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+            factor = torch.linalg.cholesky(precision)  # LLᵀ = 𝒥 + εI
+            step = torch.linalg.solve_triangular(factor.mT, step.to(rows).mT, upper=True).mT  # s L⁻ᵀz
+        center = ravel(params)
+        values = [
+            _log_det_by_singular_values(f, unravel(center + s.to(center), params), draws.x, self.metric)
+            for s in step
+        ]
+        return -0.5 * torch.stack(values).mean()
+
+
+def sample(px: EvalDistribution, num: int, params: Params, stream: probes.Stream) -> Inputs:
+    """S evaluation points where the parameters are, and in their dtype."""
+    like = next(iter(params.values()))
+    return points.to(px.sample(num, stream.points()), device=like.device, dtype=like.dtype)
+
+
+def _log_det_by_singular_values(
+    f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None
+) -> Tensor:
+    """log det 𝒥 near a singularity, where the Gram matrix has lost its small eigenvalues to rounding."""
+    rows, _ = logdet.whitened_rows(f, params, x, metric=metric)
+    return 2 * torch.linalg.svdvals(rows)[: rows.shape[1]].log().sum()
+
+
+def _signs(
+    f: ModelFn,
+    params: Params,
+    x: Inputs,
+    metric: Metric | Tensor | None,
+    num: int,
+    stream: probes.Stream,
+    *,
+    dual: bool = False,
+) -> Tensor:
+    """Random signs for output space (or, where it is the smaller one, parameter space)."""
+    with torch.no_grad():
+        whiten = trace.resolve(metric, x, f(params, x))
+    P = count(params)
+    size = whiten.size if dual or (whiten.size < P and whiten.signs is None) else P
+    generator = probes.generator(stream.seed, stream.step, "signs", stream.rank)
+    return probes.rademacher(num, size, generator, next(iter(params.values())).detach())

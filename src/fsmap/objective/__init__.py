@@ -1,0 +1,1 @@
+"""The objective and its terms: likelihood, prior, evaluation distribution, geometry."""

@@ -1,0 +1,248 @@
+"""Likelihoods against torch.distributions, point by point, in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, distributions
+from torch.func import grad, vmap
+from torch.testing import assert_close
+
+from fsmap.errors import InputError
+from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def labels(*shape: int, classes: int, seed: int = 1) -> Tensor:
+    return torch.randint(classes, shape, generator=torch.Generator().manual_seed(seed))
+
+
+STD3 = torch.tensor([0.3, 1.0, 2.5], dtype=torch.float64)
+# name -> likelihood, outputs, targets, the same density by torch.distributions
+CASES = {
+    "gaussian": (Gaussian(0.7), draw(5, 3), draw(5, 3, seed=1), lambda f: normal(f, 0.7)),
+    "gaussian_per_output": (
+        Gaussian(STD3),
+        draw(5, 3),
+        draw(5, 3, seed=1),
+        lambda f: normal(f, STD3),
+    ),
+    "gaussian_flat": (Gaussian(2.0), draw(5), draw(5, seed=1), lambda f: normal(f, 2.0)),
+    "gaussian_time": (
+        Gaussian(STD3),
+        draw(4, 2, 3),
+        draw(4, 2, 3, seed=1),
+        lambda f: normal(f, STD3),
+    ),
+    "laplace": (LaplaceNoise(0.7), draw(5, 3), draw(5, 3, seed=1), lambda f: laplace(f, 0.7)),
+    "laplace_per_output": (
+        *(LaplaceNoise(STD3), draw(5, 3), draw(5, 3, seed=1), lambda f: laplace(f, STD3)),
+    ),
+    "categorical": (Categorical(), draw(6, 4), labels(6, classes=4), lambda f: categorical(f)),
+    "categorical_time": (
+        *(Categorical(), draw(5, 2, 4), labels(5, 2, classes=4), lambda f: categorical(f)),
+    ),
+    "bernoulli": (Bernoulli(), draw(6, 2), labels(6, 2, classes=2), lambda f: bernoulli(f)),
+    "bernoulli_flat": (Bernoulli(), draw(6), labels(6, classes=2) > 0, lambda f: bernoulli(f)),
+}
+
+
+def normal(f, std):
+    return distributions.Normal(f, std)
+
+
+def laplace(f, scale):
+    return distributions.Laplace(f, scale)
+
+
+def categorical(f):
+    return distributions.Categorical(logits=f)
+
+
+def bernoulli(f):
+    return distributions.Bernoulli(logits=f)
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    return CASES[request.param]
+
+
+def test_is_the_sum_of_log_densities(case):
+    likelihood, out, y, density = case
+    target = y.to(out.dtype) if isinstance(density(out), distributions.Bernoulli) else y
+    likelihood.check(out, y)
+    value = likelihood.value(out, y)
+    assert value.shape == ()
+    assert_close(value, density(out).log_prob(target).sum(), rtol=1e-12, atol=1e-12)
+
+
+def test_weights_are_per_point(case):
+    likelihood, out, y, _ = case
+    weight = draw(len(out), seed=3).abs()
+    by_point = [likelihood.value(out[b : b + 1], y[b : b + 1]) for b in range(len(out))]
+    expected = (weight * torch.stack(by_point)).sum()
+    assert_close(likelihood.value(out, y, weight), expected, rtol=1e-12, atol=1e-12)
+    assert_close(likelihood.value(out, y, torch.ones(len(out))), likelihood.value(out, y))
+
+
+def test_a_batch_is_the_sum_of_its_halves(case):
+    likelihood, out, y, _ = case
+    halves = likelihood.value(out[:2], y[:2]) + likelihood.value(out[2:], y[2:])
+    assert_close(likelihood.value(out, y), halves, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_in_the_outputs(case):
+    likelihood, out, y, _ = case
+    out = out.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda f: likelihood.value(f, y), (out,))
+
+
+def test_vmaps_over_members(case):
+    likelihood, out, y, _ = case
+    members = torch.stack([out, out + 1, 2 * out])
+    alone = torch.stack([likelihood.value(f, y) for f in members])
+    assert_close(vmap(lambda f: likelihood.value(f, y))(members), alone, rtol=1e-12, atol=1e-12)
+
+
+def test_float32_keeps_its_dtype(case):
+    likelihood, out, y, _ = case
+    y = y.float() if y.is_floating_point() else y
+    value = likelihood.value(out.float(), y)
+    assert value.dtype == torch.float32
+    exact = likelihood.value(out, y.double() if y.is_floating_point() else y)
+    assert_close(value.double(), exact, rtol=1e-6, atol=1e-6)  # float32 resolves 1e-7
+
+
+def test_half_precision_is_summed_in_float32(case):
+    likelihood, out, y, _ = case
+    out = out.bfloat16()
+    value = likelihood.value(out, y)
+    assert value.dtype == torch.float32
+    assert_close(value, likelihood.value(out.float(), y))
+
+
+@pytest.mark.parametrize("make", [Gaussian, LaplaceNoise])
+def test_scale_is_vmapped_and_learned(make):
+    out, y, scales = draw(5, 2), draw(5, 2, seed=1), torch.tensor([0.1, 1.0, 3.0])
+    alone = torch.stack([make(float(s)).value(out, y) for s in scales])
+    assert_close(vmap(lambda s: make(s).value(out, y))(scales), alone)
+    slopes = vmap(grad(lambda s: make(s).value(out, y)))(scales)
+    step = 1e-6
+    rise = [
+        make(float(s) + step).value(out, y) - make(float(s) - step).value(out, y) for s in scales
+    ]
+    assert_close(slopes, torch.stack(rise) / (2 * step), rtol=1e-6, atol=1e-6)
+    per_output = torch.tensor([[0.1, 1.0], [2.0, 3.0]])  # [M, K]
+    alone = torch.stack([make(s).value(out, y) for s in per_output])
+    assert_close(vmap(lambda s: make(s).value(out, y))(per_output), alone)
+
+
+def test_best_std_is_the_residuals_rms():
+    out, y = draw(50, 2), draw(50, 2, seed=1)
+    best = (out - y).square().mean().sqrt()
+    assert grad(lambda s: Gaussian(s).value(out, y))(best).abs() < 1e-10
+    best = (out - y).abs().mean()
+    assert grad(lambda s: LaplaceNoise(s).value(out, y))(best).abs() < 1e-10
+
+
+@pytest.mark.parametrize("make", [Gaussian, LaplaceNoise, lambda _: Bernoulli()])
+def test_a_column_is_a_vector(make):
+    likelihood, out, y = make(0.5), draw(7), labels(7, classes=2).double()
+    shapes = [(7,), (7, 1)]
+    values = [
+        likelihood.value(out.reshape(a), y.reshape(b)) for a, b in itertools.product(shapes, shapes)
+    ]
+    assert_close(torch.stack(values), values[0].expand(4))
+    weighted = likelihood.value(out.reshape(7, 1), y, torch.ones(7))
+    assert_close(weighted, values[0])
+
+
+def test_probabilities_as_targets():
+    out, p = draw(5, 4), draw(5, 4, seed=1).softmax(-1)
+    Categorical().check(out, p)
+    by_class = [Categorical().value(out, torch.full((5,), k), p[:, k]) for k in range(4)]
+    assert_close(Categorical().value(out, p), torch.stack(by_class).sum())
+    hard = torch.nn.functional.one_hot(labels(5, classes=4), 4).double()
+    assert_close(Categorical().value(out, hard), Categorical().value(out, labels(5, classes=4)))
+    time = torch.stack([p, p], 1)
+    assert_close(
+        Categorical().value(out[:, None].expand(5, 2, 4), time), 2 * Categorical().value(out, p)
+    )
+
+
+@given(shift=st.floats(-50, 50), seed=st.integers(0, 1000))
+def test_categorical_ignores_a_common_shift(shift, seed):
+    out, y = draw(4, 3, seed=seed), labels(4, classes=3)
+    assert_close(Categorical().value(out + shift, y), Categorical().value(out, y))
+
+
+@given(z=st.floats(-700, 700))
+def test_bernoulli_is_categorical_with_two_classes(z):
+    out, y = torch.tensor([z, z]), torch.tensor([0, 1])
+    pair = torch.stack([torch.zeros(2), out], -1)
+    value = Bernoulli().value(out, y)
+    assert_close(value, Categorical().value(pair, y))
+    assert_close(Bernoulli().value(-out, 1 - y), value)
+
+
+def test_bernoulli_keeps_small_probabilities():
+    value = Bernoulli().value(torch.tensor([40.0]), torch.tensor([1]))
+    assert_close(value, torch.tensor(-4.248354255291589e-18), rtol=1e-12, atol=0)
+
+
+def test_densities_integrate_to_one():
+    y = torch.linspace(-60, 60, 400_001)
+    for likelihood in (Gaussian(0.8), LaplaceNoise(1.3)):
+        log_p = vmap(lambda y, term=likelihood: term.value(torch.tensor([0.4]), y[None]))(y)
+        assert_close(torch.trapezoid(log_p.exp(), y), torch.tensor(1.0), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0, float("nan"), float("inf"), torch.tensor([1.0, 0.0])])
+def test_check_refuses_a_bad_scale(std):
+    for name, likelihood in (("std", Gaussian(std)), ("scale", LaplaceNoise(std))):
+        with pytest.raises(InputError, match=rf"{name} must be finite and > 0, got (0|-1|nan|inf)"):
+            likelihood.check(draw(3, 2), draw(3, 2))
+
+
+def test_scale_of_the_wrong_length_is_refused():
+    with pytest.raises(InputError, match=r"std has shape \[3\], but the model has 2 output"):
+        Gaussian(STD3).value(draw(3, 2), draw(3, 2))
+    with pytest.raises(InputError, match=r"scale has shape \[1, 2\].*Give one number, or a tensor"):
+        LaplaceNoise(torch.ones(1, 2)).check(draw(3, 2), draw(3, 2))
+
+
+def test_weight_of_the_wrong_shape_is_refused():
+    with pytest.raises(InputError, match=r"weight has shape \[3, 1\], but there are 3 points"):
+        Gaussian(1.0).value(draw(3), draw(3), torch.ones(3, 1))
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1, 2), (0, 3), (-100, 1)])
+def test_labels_outside_the_classes_are_refused(low, high):
+    y = torch.tensor([low, 1, high])
+    message = rf"labels must lie in 0\.\.2 for 3 logits, got labels from {low} to {high}"
+    with pytest.raises(InputError, match=message):
+        Categorical().check(draw(3, 3), y)
+
+
+@pytest.mark.parametrize("p", [[0.6, 0.6], [-0.5, 1.5], [0.0, 0.0]])
+def test_improper_probabilities_are_refused(p):
+    with pytest.raises(InputError, match=r"probability targets must be >= 0 and sum to one"):
+        Categorical().check(draw(1, 2), torch.tensor([p]))
+
+
+def test_bernoulli_refuses_other_targets():
+    with pytest.raises(InputError, match=r"must lie in \[0, 1\], got values from -1 to 1"):
+        Bernoulli().check(draw(2), torch.tensor([-1.0, 1.0]))
+
+
+def test_repr_names_the_hyper_parameters():
+    assert repr(Gaussian(0.5)) == "Gaussian(std=0.5)"
+    assert repr(Categorical()) == "Categorical()"

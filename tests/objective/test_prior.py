@@ -1,0 +1,190 @@
+"""Priors against torch.distributions, quadrature and hand-made Jacobians, in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import distributions
+from torch.func import grad, vmap
+from torch.testing import assert_close
+
+from fsmap.errors import InputError
+from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
+
+
+def parameters(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"weight": (3, 2), "bias": (3,), "gain": ()}
+    return {n: torch.randn(s, generator=generator, dtype=torch.float64) for n, s in shapes.items()}
+
+
+PARAMS = parameters()
+SCALES = {
+    "weight": torch.tensor([0.5, 2.0], dtype=torch.float64),
+    "bias": 3.0,
+    "gain": torch.tensor(0.1, dtype=torch.float64),
+}
+MEANS = {**parameters(7), "running_mean": torch.ones(3, dtype=torch.float64)}
+
+
+def slow(density, scale, mean, params=PARAMS):
+    """Entry by entry, the definition."""
+    pick = lambda table, n: table[n] if isinstance(table, dict) else table  # noqa: E731
+    total = torch.zeros(())
+    for name, theta in params.items():
+        s = torch.as_tensor(pick(scale, name)).expand_as(theta)
+        m = torch.as_tensor(pick(mean, name)).expand_as(theta)
+        for values in zip(theta.reshape(-1), m.reshape(-1), s.reshape(-1), strict=True):
+            total = total + density(values[1], values[2]).log_prob(values[0])
+    return total
+
+
+@pytest.mark.parametrize(
+    ("prior", "density"), [(Normal, distributions.Normal), (Laplace, distributions.Laplace)]
+)
+@pytest.mark.parametrize("scale", [0.7, torch.tensor(2.0, dtype=torch.float64), SCALES])
+@pytest.mark.parametrize("mean", [None, 0.3, MEANS])
+def test_is_the_sum_of_log_densities(prior, density, scale, mean):
+    term = prior(scale, mean)
+    term.check(PARAMS)
+    value = term.value(PARAMS)
+    assert value.shape == ()
+    expected = slow(density, scale, 0.0 if mean is None else mean)
+    assert_close(value, expected, rtol=1e-12, atol=1e-12)
+
+
+PRIORS = {
+    "normal": Normal(0.7),
+    "normal_transfer": Normal(SCALES, MEANS),
+    "laplace": Laplace(0.7, 0.1),
+    "flat": Flat(),
+    "sinh": Reparametrized(Normal(0.7), torch.asinh),
+    "mixed": Reparametrized(
+        Normal(SCALES),
+        {"weight": torch.asinh, "bias": lambda t: t**3 + t, "gain": lambda t: 2 * t},
+    ),
+    "rotation": Reparametrized(
+        Normal(0.7),
+        lambda p: {"all": torch.cat([t.reshape(-1) for t in p.values()]).cumsum(0)},
+        False,
+    ),
+}
+
+
+@pytest.fixture(params=PRIORS)
+def prior(request):
+    return PRIORS[request.param]
+
+
+def test_gradients_in_the_parameters(prior):
+    names = [*PARAMS]
+    inputs = tuple(t.clone().requires_grad_() for t in PARAMS.values())
+    value = lambda *ts: prior.value(dict(zip(names, ts, strict=True))) + 0 * ts[0].sum()  # noqa: E731
+    assert torch.autograd.gradcheck(value, inputs)
+
+
+def test_func_grad_equals_backward(prior):
+    slopes = grad(prior.value)(PARAMS)
+    leaves = {n: t.clone().requires_grad_() for n, t in PARAMS.items()}
+    (prior.value(leaves) + 0 * leaves["gain"]).backward()
+    for name, slope in slopes.items():
+        theirs = leaves[name].grad
+        assert_close(slope, torch.zeros_like(slope) if theirs is None else theirs)
+
+
+def test_vmaps_over_members(prior):
+    members = [parameters(seed) for seed in range(3)]
+    stacked = {n: torch.stack([m[n] for m in members]) for n in PARAMS}
+    assert_close(vmap(prior.value)(stacked), torch.stack([prior.value(m) for m in members]))
+
+
+def test_check_accepts(prior):
+    prior.check(PARAMS)
+
+
+def test_half_precision_is_summed_in_float32(prior):
+    params = {n: t.bfloat16() for n, t in PARAMS.items()}
+    value = Normal(0.7).value(params)
+    assert value.dtype == torch.float32
+    assert_close(value, Normal(0.7).value({n: t.float() for n, t in params.items()}))
+
+
+@pytest.mark.parametrize("make", [Normal, Laplace])
+def test_scale_is_vmapped_and_learned(make):
+    scales = torch.tensor([0.1, 1.0, 3.0])
+    alone = torch.stack([make(float(s)).value(PARAMS) for s in scales])
+    assert_close(vmap(lambda s: make(s).value(PARAMS))(scales), alone)
+    step = 1e-6
+    rise = make(1 + step).value(PARAMS) - make(1 - step).value(PARAMS)
+    slope = grad(lambda s: make(s).value(PARAMS))(torch.ones(()))
+    assert_close(slope, rise / (2 * step), rtol=1e-7, atol=1e-6)
+
+
+@given(seed=st.integers(0, 1000), decay=st.floats(1e-3, 1e3))
+def test_normal_is_weight_decay(seed, decay):
+    params = parameters(seed)
+    slope = grad(Normal(decay**-0.5).value)(params)
+    for name, theta in params.items():
+        assert_close(slope[name], -decay * theta)
+
+
+def test_flat_is_zero_in_the_parameters_dtype():
+    value = Flat().value({"w": torch.ones(3, dtype=torch.float32)})
+    assert value.dtype == torch.float32
+    assert value == 0
+
+
+@pytest.mark.parametrize("term", [Normal(1.0), Laplace(1.0), Flat(), PRIORS["sinh"]])
+def test_no_parameters_are_refused(term):
+    for use in (term.value, term.check):
+        with pytest.raises(InputError, match=r"there is no trainable parameter"):
+            use({})
+
+
+@pytest.mark.parametrize(
+    ("term", "what"),
+    [
+        (Normal({"gain": 1.0}), "std"),
+        (Normal(1.0, {"gain": torch.zeros(())}), "mean"),
+        (Laplace({"gain": 1.0}), "scale"),
+        (Reparametrized(Normal(1.0), {"gain": torch.asinh}), "inverse"),
+    ],
+)
+def test_missing_names_are_listed(term, what):
+    message = rf"{what} has no entry for \['weight', 'bias'\]; it has \['gain'\]"
+    for use in (term.value, term.check):
+        with pytest.raises(InputError, match=message):
+            use(PARAMS)
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3), (1, 3, 2), (5, 3, 2)])
+def test_shapes_that_do_not_broadcast_are_refused(shape):
+    scale = {"weight": torch.ones(shape), "bias": 1.0, "gain": 1.0}
+    message = rf"std of 'weight' has shape \[{', '.join(map(str, shape))}\].*\[3, 2\]"
+    for use in (Normal(scale).value, Normal(scale).check):
+        with pytest.raises(InputError, match=message):
+            use(PARAMS)
+    with pytest.raises(InputError, match=r"mean of 'bias' has shape \[2\]"):
+        Laplace(1.0, {**MEANS, "bias": torch.ones(2)}).check(PARAMS)
+
+
+@pytest.mark.parametrize("bad", [0.0, -2.0, float("nan")])
+def test_check_refuses_bad_scales(bad):
+    with pytest.raises(InputError, match=r"std of 'weight' must be finite and > 0, got"):
+        Normal(bad).check(PARAMS)
+    with pytest.raises(InputError, match=r"scale of 'bias' must be finite and > 0, got"):
+        Laplace({**SCALES, "bias": bad}).check(PARAMS)
+
+
+def test_check_refuses_a_mean_that_is_not_finite():
+    with pytest.raises(InputError, match=r"mean of 'bias' holds nan or inf"):
+        Normal(1.0, {**MEANS, "bias": torch.tensor([1.0, math.nan, 0.0])}).check(PARAMS)
+
+
+def test_repr_names_the_hyper_parameters():
+    assert repr(Normal(0.5)) == "Normal(std=0.5, mean=None)"
+    assert repr(Flat()) == "Flat()"

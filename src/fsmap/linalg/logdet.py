@@ -70,8 +70,8 @@ def log_det(
         >>> import torch, fsmap
         >>> f, params = fsmap.functional(torch.nn.Linear(2, 1, bias=False))
         >>> x = torch.tensor([[1.0, 0.0], [0.0, 1.0]])  # 𝒥 = I/2
-        >>> round(fsmap.log_det(f, params, x, jitter=0.5).item(), 6)
-        0.0
+        >>> round(fsmap.log_det(f, params, x, jitter=1.5).item(), 6)  # 2 log 2
+        1.386294
     """
     points.check(x)
     eps = torch.as_tensor(jitter, dtype=torch.float64, device=next(iter(params.values())).device)

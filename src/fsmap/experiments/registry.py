@@ -35,8 +35,6 @@ __all__ = [
     "registry",
 ]
 
-NOT_EXPERIMENTS = {"experiment", "registry", "runner"}
-
 GROUPS = {
     "closed-form": "Models with a closed form",
     "theory": "Statements without a figure",
@@ -59,8 +57,7 @@ def _modules() -> Iterable[ModuleType]:
     import fsmap.experiments as package
 
     for found in pkgutil.iter_modules(package.__path__):
-        if found.name not in NOT_EXPERIMENTS and not found.name.startswith("_"):
-            yield importlib.import_module(f"{package.__name__}.{found.name}")
+        yield importlib.import_module(f"{package.__name__}.{found.name}")
 
 
 def _classes(module: ModuleType) -> Iterable[type[Experiment]]:

@@ -35,7 +35,9 @@ def _series(ax: Axes) -> Iterator[tuple[Artist, np.ndarray, Transform]]:
             yield line, np.asarray(line.get_xydata(), dtype=float), line.get_transform()
     for dots in ax.collections:
         if isinstance(dots, PathCollection):
-            points = np.ma.filled(np.ma.asarray(dots.get_offsets(), dtype=float), np.nan)
+            points: np.ndarray = np.ma.filled(
+                np.ma.asarray(dots.get_offsets(), dtype=float), np.nan
+            )
             yield dots, points, dots.get_offset_transform()
 
 

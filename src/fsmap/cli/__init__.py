@@ -1,0 +1,90 @@
+"""The command ``fsmap``. A module of this package with ``add_parser(subparsers)`` is a command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import pkgutil
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from fsmap import __version__
+from fsmap.errors import FsmapError
+
+ORDER = ("list", "run", "report", "fit", "predict", "train", "assess", "landscape", "doctor")
+"""Commands in the order of the help; others follow."""
+
+EPILOG = """\
+examples:
+  fsmap list                      what there is to run
+  fsmap run fourier --quick       one figure of the paper, in seconds
+  fsmap report runs               a page with ours beside the paper's
+
+`fsmap COMMAND --help` says more.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors in the form of all others: one line on stderr, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where help is.
+
+        Args:
+            message: What argparse found.
+        """
+        self.exit(2, f"fsmap: {message}\nSee `{self.prog} --help`.\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with all commands.
+
+    Returns:
+        The parser.
+    """
+    parser = Parser(
+        prog="fsmap",
+        description="Learn the most likely function of a model, not its most likely parameters.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"fsmap {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    found = [module.name for module in pkgutil.iter_modules(__path__)]
+    for name in sorted(found, key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), n)):
+        module = importlib.import_module(f"{__name__}.{name}")
+        if hasattr(module, "add_parser"):
+            module.add_parser(subparsers)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: Arguments; those of the process if None.
+
+    Returns:
+        Exit code: 0 done, 1 a bug, 2 a mistake the message explains, 130 interrupted.
+    """
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if not hasattr(arguments, "handler"):
+        parser.print_help()
+        return 0
+    try:
+        return int(arguments.handler(arguments))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `fsmap list | head`: the reader has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except (FsmapError, OSError) as error:
+        if arguments.debug:
+            traceback.print_exc()
+        sys.stderr.write(f"fsmap: {error}\n")
+        return 2

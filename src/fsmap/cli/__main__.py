@@ -1,0 +1,8 @@
+"""``python -m fsmap.cli`` is ``fsmap``."""
+
+import sys
+
+from fsmap.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

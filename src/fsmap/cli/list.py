@@ -1,0 +1,112 @@
+"""``fsmap list``: every experiment, what it costs, and how its last run came out."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from fsmap.cli import console
+from fsmap.report.records import revive
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command.
+
+    Args:
+        subparsers: Where to.
+    """
+    parser = console.add_command(
+        subparsers,
+        "list",
+        run,
+        summary="every experiment: id, figure or table, device, cost, last result",
+        examples=[
+            "fsmap list                   # all of them",
+            "fsmap list fourier           # one of them, with what --set can change",
+        ],
+    )
+    parser.add_argument("id", nargs="?", help="show one experiment in detail")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        nargs="+",
+        default=[Path("runs"), Path("results")],
+        metavar="DIR",
+        help="where to look for results (default: runs, then results)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list.
+
+    Args:
+        arguments: ``id`` and ``out``.
+
+    Returns:
+        0.
+    """
+    from fsmap.experiments.registry import GROUPS, get, registry
+
+    if arguments.id:
+        _detail(get(arguments.id), arguments.out)
+        return 0
+    lines: list[list[str]] = []
+    group = None
+    for experiment in registry().values():
+        if experiment.group != group:
+            group = experiment.group
+            lines.append([GROUPS[group]])
+        result = last_result(experiment.id, arguments.out)
+        lines.append([experiment.id, experiment.label, experiment.device, experiment.cost, result])
+    console.table(["id", "paper", "device", "cost", "last result"], lines)
+    return 0
+
+
+def last_result(name: str, folders: list[Path]) -> str:
+    """How the last run of an experiment came out.
+
+    Args:
+        name: Its id.
+        folders: Where to look; the first that holds something counts.
+
+    Returns:
+        A few words; a dash where there is no run.
+    """
+    for folder in folders:
+        here = folder / name
+        if (here / "summary.json").is_file():
+            return _outcome(here / "summary.json")
+        if (here / "units.jsonl").is_file():
+            return f"unfinished in {folder}"
+    return "\u2013"
+
+
+def _outcome(file: Path) -> str:
+    try:
+        summary = revive(json.loads(file.read_text()))
+        held = [bool(claim["holds"]) for claim in summary["claims"]]
+        size, day = summary["size"], str(summary.get("date", ""))[:10]
+    except (ValueError, KeyError, TypeError):
+        return console.styled(f"cannot read {file}", console.RED)
+    words = f"{sum(held)} of {len(held)} claims hold"
+    words = console.styled(words, console.GREEN if all(held) else console.RED)
+    return f"{words}, {size}{', ' + day if day else ''}"
+
+
+def _detail(experiment: Any, folders: list[Path]) -> None:
+    console.say(console.styled(f"{experiment.id}  {experiment.title}", console.BOLD))
+    console.say(f"{experiment.label}; {experiment.device}; {experiment.cost} at full size")
+    console.say(experiment.see)
+    console.say(f"protocol: {experiment.protocol}")
+    console.say(f"last result: {last_result(experiment.id, folders)}\n")
+    full, quick = dataclasses.asdict(experiment.config), dataclasses.asdict(experiment.quick)
+    lines = [[name, _short(full[name]), _short(quick[name])] for name in full]
+    console.table(["--set", "full", "quick"], lines)
+
+
+def _short(value: Any) -> str:
+    is_list = isinstance(value, tuple | list)
+    return ",".join(f"{item}" for item in value) if is_list else str(value)

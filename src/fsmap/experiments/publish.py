@@ -1,0 +1,124 @@
+"""Rows → table, claims, pictures, slider and ``summary.json``. Trains nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fsmap.experiments.experiment import Experiment
+from fsmap.experiments.run_folder import RunFolder
+from fsmap.report import figures
+from fsmap.report.circumstances import machine
+from fsmap.report.interactive import Interactive
+from fsmap.report.records import Row, encode, plain, revive, write_atomically
+
+MEASURED = ("seconds", "machine", "date", "command")
+"""Entries of ``summary.json`` that belong to the measuring, and stay when a run is drawn again."""
+
+
+def publish(
+    experiment: Experiment, run: RunFolder, header: Mapping[str, Any], keep: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Draw and judge a run whose rows are complete. ``summary.json`` comes last: it says finished.
+
+    Args:
+        experiment: The experiment.
+        run: Its folder.
+        header: Size and config of the run.
+        keep: Entries that are known already, such as the ``command`` that repeats the run.
+
+    Returns:
+        What stands in ``summary.json``.
+    """
+    rows = run.rows()
+    with figures.style():
+        pictures = experiment.draw(rows)
+        slider = experiment.interactive(rows)
+        for name, figure in pictures.items():
+            figures.save(figure, run.path, name)
+        _save_slider(slider, run)
+    summary = {
+        **_contract(experiment, run, rows, header["size"]),
+        "label": experiment.label,
+        "title": experiment.title,
+        "see": experiment.see,
+        "group": experiment.group,
+        "config": header["config"],
+        "torch": _joined(row.torch for row in rows),
+        "machine": machine(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "rows": len(rows),
+        "deviations": list(dict.fromkeys(text for row in rows for text in row.deviations)),
+        "figures": list(pictures),
+        **keep,
+    }
+    write_atomically(run.summary_file, _pretty(summary))
+    return summary
+
+
+def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
+    """Draw and judge the rows of a finished run again, with the code of today.
+
+    Args:
+        experiment: The experiment.
+        run: The folder of a finished run.
+
+    Returns:
+        What stands in ``summary.json`` now.
+    """
+    old = revive(json.loads(run.summary_file.read_text()))
+    return publish(experiment, run, run.header(), {key: old[key] for key in MEASURED})
+
+
+def _contract(
+    experiment: Experiment, run: RunFolder, rows: Sequence[Row], size: str
+) -> dict[str, Any]:
+    claims = [claim._asdict() | {"holds": bool(claim.holds)} for claim in experiment.claims(rows)]
+    return {
+        "experiment": experiment.id,
+        "size": size,
+        "protocol": experiment.protocol,
+        "seconds": round(sum(run.done().values()), 3),
+        "device": _joined(row.device for row in rows),
+        "commit": _joined(row.commit for row in rows),
+        "claims": claims,
+        "table": experiment.table(rows),
+    }
+
+
+def _save_slider(slider: Interactive | None, run: RunFolder) -> None:
+    target = run.path / "interactive.json"
+    if slider is None:
+        target.unlink(missing_ok=True)
+        return
+    described = slider.describe()
+    for frame, shown in zip(slider.frames, described["frames"], strict=True):
+        if frame.figure is not None:
+            shown["svg"] = figures.to_svg(frame.figure)
+    write_atomically(target, encode(described) + "\n")
+
+
+def _joined(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(value for value in values if value))
+
+
+def _pretty(summary: Mapping[str, Any]) -> str:
+    return json.dumps(plain(summary), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def header_of(experiment: Experiment, config: Any, size: str) -> dict[str, Any]:
+    """What must agree for a run to be resumed.
+
+    Args:
+        experiment: The experiment.
+        config: Its config.
+        size: ``"quick"`` or ``"full"``.
+
+    Returns:
+        Experiment, size and config, as JSON holds them.
+    """
+    config = plain(dataclasses.asdict(config))
+    return {"experiment": experiment.id, "size": size, "config": config}

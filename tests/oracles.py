@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,8 +17,9 @@ def jacobian_slow(f: ModelFn, params: Params, x: object) -> Tensor:
     out = f(leaves, x)
     rows = []
     for value in out.reshape(-1):
-        grads = torch.autograd.grad(value, list(leaves.values()), retain_graph=True, allow_unused=True)
-        filled = [torch.zeros_like(p) if g is None else g for g, p in zip(grads, leaves.values())]
+        grads = torch.autograd.grad(value, leaves.values(), retain_graph=True, allow_unused=True)
+        pairs = zip(grads, leaves.values(), strict=True)
+        filled = [torch.zeros_like(p) if g is None else g for g, p in pairs]
         rows.append(torch.cat([g.reshape(-1) for g in filled]))
     return torch.stack(rows).reshape(out.shape[0], -1, rows[0].numel())
 
@@ -36,10 +38,35 @@ def gram_slow(f: ModelFn, params: Params, x: object, metric: Tensor | None = Non
     return total / S
 
 
-def logdet_slow(f: ModelFn, params: Params, x: object, jitter: float, metric: Tensor | None = None) -> Tensor:
-    """Eigenvalues of the P×P matrix, logs added up."""
+def eigenvalues_slow(f: ModelFn, params: Params, x: object, metric: Tensor | None = None) -> Tensor:
+    """Eigenvalues of the P×P matrix, ascending: [P]."""
     gram = gram_slow(f, params, x, metric)
-    return (torch.linalg.eigvalsh((gram + gram.mT) / 2) + jitter).log().sum()
+    return torch.linalg.eigvalsh((gram + gram.mT) / 2)
+
+
+def logdet_slow(
+    f: ModelFn, params: Params, x: object, jitter: float, metric: Tensor | None = None
+) -> Tensor:
+    """Eigenvalues of the P×P matrix, logs added up."""
+    return (eigenvalues_slow(f, params, x, metric) + jitter).log().sum()
+
+
+def svd_clip_slow(
+    f: ModelFn, params: Params, x: object, jitter: float, metric: Tensor | None = None
+) -> Tensor:
+    """Eigenvalues below ε counted as ε (appendix B.9)."""
+    return sum(
+        (max(value, jitter) * torch.ones(())).log()
+        for value in eigenvalues_slow(f, params, x, metric).tolist()
+    )
+
+
+def pseudo_slow(
+    f: ModelFn, params: Params, x: object, jitter: float, metric: Tensor | None = None
+) -> Tensor:
+    """Eigenvalues below ε left out."""
+    kept = [v for v in eigenvalues_slow(f, params, x, metric).tolist() if v > jitter]
+    return torch.tensor(kept).log().sum()
 
 
 def trace_slow(f: ModelFn, params: Params, x: object, metric: Tensor | None = None) -> Tensor:
@@ -47,7 +74,7 @@ def trace_slow(f: ModelFn, params: Params, x: object, metric: Tensor | None = No
     return gram_slow(f, params, x, metric).diagonal().sum()
 
 
-def gradient_slow(value: object, params: Params, step: float = 1e-5) -> Tensor:
+def gradient_slow(value: Callable[[Params], Tensor], params: Params, step: float = 1e-4) -> Tensor:
     """Fourth-order central differences of a function of params, entry by entry: [P]."""
     out = []
     for name, p in params.items():
@@ -56,19 +83,33 @@ def gradient_slow(value: object, params: Params, step: float = 1e-5) -> Tensor:
             def shifted(h: float, name: str = name, i: int = i) -> float:
                 moved = {n: q.detach().clone() for n, q in params.items()}
                 moved[name].reshape(-1)[i] += h
-                return float(value(moved))  # type: ignore[operator]
+                return float(value(moved))
 
             near, far = shifted(step) - shifted(-step), shifted(2 * step) - shifted(-2 * step)
             out.append((8 * near - far) / (12 * step))
     return torch.tensor(out)
 
 
+def directional_slow(
+    value: Callable[[Params], Tensor], params: Params, direction: Params, step: float = 1e-4
+) -> float:
+    """Derivative of a function of params along a direction, by fourth-order central differences."""
+
+    def shifted(h: float) -> float:
+        return float(value({n: p.detach() + h * direction[n] for n, p in params.items()}))
+
+    near, far = shifted(step) - shifted(-step), shifted(2 * step) - shifted(-2 * step)
+    return (8 * near - far) / (12 * step)
+
+
 def full_metric(metric: Tensor, S: int, K: int) -> Tensor:
     """Weights [S], output metrics [K, K] and [S, K, K] written out as [S, K, S, K]."""
     full = torch.zeros(S, K, S, K)
     for s in range(S):
-        block = metric[s] * torch.eye(K) if metric.ndim == 1 else metric[s] if metric.ndim == 3 else metric
-        full[s, :, s, :] = block
+        if metric.ndim == 1:
+            full[s, :, s, :] = metric[s] * torch.eye(K)
+        else:
+            full[s, :, s, :] = metric[s] if metric.ndim == 3 else metric
     return full
 
 

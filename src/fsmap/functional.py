@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
 
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.types import Inputs, ModelFn, Params
 
 Forward = Callable[[nn.Module, Inputs], Any]
+
+# What modules call the probability of dropping something: torch's own, then those of model libraries.
+DROP_RATES = ("p", "dropout", "drop_prob", "dropout_p", "attention_dropout", "drop_rate")
 
 
 class State(NamedTuple):
@@ -51,12 +54,7 @@ class Functional:
     @property
     def pointwise(self) -> bool:
         """Whether a point's output depends on that point alone, with no random stream."""
-        return not any(
-            (isinstance(m, _BatchNorm) and (m.training or not m.track_running_stats))
-            or (isinstance(m, _DropoutNd) and m.training and m.p > 0)
-            or (isinstance(m, nn.MultiheadAttention) and m.training and m.dropout > 0)
-            for m in self.module.modules()
-        )
+        return not any(_is_random(m) or _couples_points(m) for m in self.module.modules())
 
     def __call__(self, params: Params, x: Inputs) -> Tensor:
         """The module's output at ``params``."""
@@ -112,7 +110,8 @@ def functional(
         tensors, so a ``backward`` through ``f`` fills the module's ``.grad``.
 
     Raises:
-        UnsupportedModuleError: If there is no trainable parameter, or ``last_layer`` is not a linear layer.
+        UnsupportedModuleError: If there is no trainable parameter, one without a shape (lazy modules),
+            or ``last_layer`` is not a linear layer with parameters of its own.
 
     Example:
         >>> import torch, fsmap
@@ -123,6 +122,12 @@ def functional(
     params: Params = {n: p for n, p in module.named_parameters() if p.requires_grad}
     if not params:
         message = f"{type(module).__name__} has no trainable parameter. Set requires_grad on at least one of them."
+        raise UnsupportedModuleError(message)
+    lazy = [n for n, p in params.items() if is_lazy(p)]
+    if lazy:
+        message = (
+            f"{lazy[0]!r} has no shape yet (a lazy module). Call the module once on data before."
+        )
         raise UnsupportedModuleError(message)
     if last_layer is not None:
         _check_last_layer(module, last_layer)
@@ -141,7 +146,9 @@ def unravel(vector: Tensor, like: Params) -> Params:
         message = f"a vector of shape {tuple(vector.shape)} does not fill {total} parameters"
         raise InputError(message)
     pieces = vector.split([p.numel() for p in like.values()], dim=-1)
-    return {n: v.reshape(v.shape[:-1] + p.shape) for (n, p), v in zip(like.items(), pieces, strict=True)}
+    return {
+        n: v.reshape(v.shape[:-1] + p.shape) for (n, p), v in zip(like.items(), pieces, strict=True)
+    }
 
 
 def count(params: Params) -> int:
@@ -170,7 +177,9 @@ class NoiseReplay:
         self._active = not getattr(f, "pointwise", True)
         if self._active:
             self._cpu = torch.get_rng_state()
-            self._cuda = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+            self._cuda = (
+                torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+            )
 
     def __call__(self) -> None:
         """Go back to the remembered state."""
@@ -213,6 +222,28 @@ def _tensor(out: Any) -> Tensor:
 
 def _check_last_layer(module: nn.Module, name: str) -> None:
     linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
+    message = None
     if name not in linear:
-        message = f"last_layer={name!r} is not a linear layer of {type(module).__name__}; its linear layers: {linear}"
+        message = f"is not a linear layer of {type(module).__name__}; its linear layers: {linear}"
+    else:
+        own = {id(p) for p in module.get_submodule(name).parameters()}
+        elsewhere = (m for n, m in module.named_modules() if n != name)
+        if any(id(p) in own for m in elsewhere for p in m.parameters(recurse=False)):
+            message = "shares its weight with another layer: its block of the trace is not its own"
+    if message:
+        message = f"last_layer={name!r} {message}"
         raise UnsupportedModuleError(message)
+
+
+def _is_random(module: nn.Module) -> bool:
+    """Whether a pass draws from torch's generator; by the names that drop rates have."""
+    if not module.training:
+        return False
+    rates = (getattr(module, name, None) for name in DROP_RATES)
+    dropping = any(isinstance(rate, int | float) and 0 < rate <= 1 for rate in rates)
+    return dropping or isinstance(module, nn.RReLU)
+
+
+def _couples_points(module: nn.Module) -> bool:
+    """Whether a point's output depends on the other points."""
+    return isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats)

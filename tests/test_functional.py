@@ -1,0 +1,206 @@
+"""From a module to a pure function and back."""
+
+from __future__ import annotations
+
+import copy
+
+import cases
+import pytest
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+import fsmap
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.functional import NoiseReplay, count, differentiable_attention, ravel, unravel
+
+
+def plain(module, x):
+    """The module called as its author meant it, on a copy: nothing of it changes."""
+    module = copy.deepcopy(module)
+    return module(**x) if isinstance(x, dict) else module(x)
+
+
+@pytest.mark.parametrize("name", cases.MODELS)
+def test_equals_the_module_and_changes_nothing(name):
+    case = cases.case(name)
+    before = copy.deepcopy(case.module.state_dict())
+    torch.testing.assert_close(case.f(case.params, case.x), plain(case.module, case.x))
+    for key, value in case.module.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("name", cases.MODELS)
+def test_gradients_reach_the_module(name):
+    case = cases.case(name)
+    case.f(case.params, case.x).square().sum().backward()
+    twin = copy.deepcopy(case.module)
+    twin.zero_grad()
+    out = twin(**case.x) if isinstance(case.x, dict) else twin(case.x)
+    out.square().sum().backward()
+    for (key, ours), (_, theirs) in zip(
+        case.module.named_parameters(), twin.named_parameters(), strict=True
+    ):
+        assert (ours.grad is None) == (theirs.grad is None), key
+        if ours.grad is not None:
+            torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_frozen_parameters_are_constants_and_shared_ones_appear_once():
+    assert set(cases.case("frozen").params) == {"2.weight", "2.bias"}
+    shared = cases.case("shared")
+    assert set(shared.params) == {"first.weight", "first.bias", "second.bias"}
+    moved = {n: p + 1 for n, p in shared.params.items()}  # the one tensor is moved in both places
+    with torch.no_grad():
+        for p in shared.module.parameters():
+            p.add_(1)
+        torch.testing.assert_close(shared.f(moved, shared.x), shared.module(shared.x))
+
+
+def test_state_holds_the_running_statistics_of_the_pass():
+    case = cases.case("batchnorm_train")
+    _, state = case.f.with_state(case.params, case.x)
+    twin = copy.deepcopy(case.module)
+    twin(case.x)
+    assert set(state.buffers) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    for key, value in twin.named_buffers():
+        assert torch.equal(state.buffers[key], value), key
+    assert case.module[1].num_batches_tracked == 0
+
+
+def test_the_mode_is_read_at_the_call():
+    case = cases.case("batchnorm_train")
+    trained = case.f(case.params, case.x)
+    assert not case.f.pointwise
+    case.module.eval()
+    assert case.f.pointwise
+    assert not torch.allclose(case.f(case.params, case.x), trained)
+
+
+class Drop(nn.Module):
+    """Stochastic depth as many model libraries write it: a rate, and no nn.Dropout."""
+
+    drop_prob = 0.2
+
+    def forward(self, x):
+        return x
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (nn.Linear(2, 2), True),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), False),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval(), True),
+        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)), True),
+        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), False),
+        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval(), True),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False)).eval(),
+            False,
+        ),
+        (nn.MultiheadAttention(4, 2, dropout=0.1), False),
+        (nn.MultiheadAttention(4, 2), True),
+        (nn.LSTM(2, 2, num_layers=2, dropout=0.1), False),
+        (nn.Sequential(nn.Linear(2, 2), nn.RReLU()), False),
+        (nn.Sequential(nn.Linear(2, 2), Drop()), False),
+        (nn.Sequential(nn.Linear(2, 2), Drop()).eval(), True),
+    ],
+)
+def test_pointwise_says_whether_points_see_each_other_or_the_random_stream(module, expected):
+    f, _ = fsmap.functional(module)
+    assert f.pointwise is expected
+
+
+def test_tuples_custom_calls_and_objects_with_logits(seeded):
+    class Output:
+        def __init__(self, logits):
+            self.logits = logits
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(2, 2)
+
+        def forward(self, a, b, wrap=False):
+            out = self.layer(a) * b
+            return Output(out) if wrap else out
+
+    module, a, b = Two(), torch.randn(3, 2), torch.randn(3, 2)
+    expected = module(a, b)
+    f, params = fsmap.functional(module)
+    torch.testing.assert_close(f(params, (a, b)), expected)
+    f, params = fsmap.functional(module, forward=lambda m, x: m(x, b, wrap=True))
+    torch.testing.assert_close(f(params, a), expected)
+    f, params = fsmap.functional(module, forward=lambda m, x: (m(x, b), "aux"))
+    with pytest.raises(UnsupportedModuleError, match="returned tuple, which is neither a tensor"):
+        f(params, a)
+
+
+def test_nothing_to_train_is_refused(seeded):
+    with pytest.raises(UnsupportedModuleError, match="ReLU has no trainable parameter"):
+        fsmap.functional(nn.ReLU())
+    with pytest.raises(UnsupportedModuleError, match="Set requires_grad on at least one"):
+        fsmap.functional(nn.Linear(2, 2).requires_grad_(False))
+
+
+def test_a_lazy_module_has_to_see_data_first(seeded):
+    with pytest.raises(UnsupportedModuleError, match="'weight' has no shape yet.*Call the module"):
+        fsmap.functional(nn.LazyLinear(2))
+
+
+def test_last_layer_is_checked(seeded):
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
+    with pytest.raises(UnsupportedModuleError, match=r"'1' is not a linear.*\['0', '2'\]"):
+        fsmap.functional(net, last_layer="1")
+    f, params = fsmap.functional(net, last_layer="0")
+    with pytest.raises(UnsupportedModuleError, match="'0' does not produce the module's output"):
+        f(params, torch.zeros(1, 2))
+    f, params = fsmap.functional(net, last_layer="2")
+    x = torch.randn(4, 2)
+    out, state = f.with_state(params, x)
+    torch.testing.assert_close(out, net(x))
+    torch.testing.assert_close(state.features[0], net[:2](x))
+    assert f.last_layer_names() == ["2.weight", "2.bias"]
+    with pytest.raises(UnsupportedModuleError, match="'second' shares its weight"):
+        fsmap.functional(cases.case("shared").module, last_layer="second")
+
+
+def test_ravel_and_unravel_are_inverse():
+    params = cases.case("wide").params
+    vector = ravel(params)
+    assert vector.shape == (count(params),) == (51,)
+    for name, p in unravel(vector, params).items():
+        assert torch.equal(p, params[name])
+    stacked = unravel(torch.stack([vector, 2 * vector]), params)
+    assert torch.equal(stacked["0.weight"][1], 2 * params["0.weight"])
+    with pytest.raises(InputError, match=r"shape \(3,\) does not fill 51 parameters"):
+        unravel(torch.zeros(3), params)
+
+
+def test_differentiable_attention_puts_the_fast_path_back():
+    before = torch.backends.mha.get_fastpath_enabled()
+    with pytest.raises(ZeroDivisionError), differentiable_attention():
+        assert not torch.backends.mha.get_fastpath_enabled()
+        raise ZeroDivisionError
+    assert torch.backends.mha.get_fastpath_enabled() == before
+
+
+def test_noise_replay_repeats_the_mask(seeded):
+    module = nn.Sequential(nn.Linear(2, 64), nn.Dropout(0.5))
+    f, params = fsmap.functional(module)
+    x = torch.ones(3, 2)
+    replay = NoiseReplay(f, params)
+    first = f(params, x)
+    assert not torch.equal(f(params, x), first)
+    replay()
+    assert torch.equal(f(params, x), first)
+
+
+def test_vmaps_over_members():
+    case = cases.case("wide")
+    stacked = {n: torch.stack([p.detach(), 2 * p.detach()]) for n, p in case.params.items()}
+    outs = torch.func.vmap(case.f, in_dims=(0, None))(stacked, case.x)
+    for m in range(2):
+        alone = case.f(tree_map(lambda t, m=m: t[m], stacked), case.x)
+        torch.testing.assert_close(outs[m], alone)

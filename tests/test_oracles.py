@@ -1,0 +1,106 @@
+"""The slow definitions against closed forms: an oracle that is wrong would make everything wrong."""
+
+from __future__ import annotations
+
+import math
+
+import oracles
+import pytest
+import torch
+from torch import nn
+
+import fsmap
+
+
+@pytest.fixture
+def linear(seeded):
+    """F(x) = Wx + b with K = 2: its Jacobian is known."""
+    f, params = fsmap.functional(nn.Linear(3, 2))
+    return f, params, torch.randn(5, 3)
+
+
+def known_gram(x):
+    """𝒥 of Linear(3, 2): the same block E[xxᵀ] for each output, E[x] between weight and bias."""
+    second, first = x.mT @ x / len(x), x.mean(0)
+    weight = torch.block_diag(second, second)  # [6, 6]
+    cross = torch.block_diag(first[:, None], first[:, None])  # [6, 2]
+    return torch.cat([torch.cat([weight, cross], 1), torch.cat([cross.mT, torch.eye(2)], 1)])
+
+
+def test_jacobian_of_a_linear_model(linear):
+    f, params, x = linear
+    jac = oracles.jacobian_slow(f, params, x)
+    assert jac.shape == (5, 2, 8)
+    torch.testing.assert_close(jac[3, 0], torch.cat([x[3], torch.zeros(3), torch.tensor([1.0, 0])]))
+    torch.testing.assert_close(jac[3, 1], torch.cat([torch.zeros(3), x[3], torch.tensor([0, 1.0])]))
+
+
+def test_gram_trace_and_log_det_of_a_linear_model(linear):
+    f, params, x = linear
+    gram = known_gram(x)
+    torch.testing.assert_close(oracles.gram_slow(f, params, x), gram)
+    torch.testing.assert_close(oracles.trace_slow(f, params, x), gram.trace())
+    expected = torch.logdet(gram + 0.1 * torch.eye(8))
+    torch.testing.assert_close(oracles.logdet_slow(f, params, x, 0.1), expected)
+
+
+def test_gram_with_a_metric_is_the_double_sum(linear):
+    f, params, x = linear
+    g = torch.randn(10, 10)
+    jac = oracles.jacobian_slow(f, params, x).reshape(10, 8)
+    expected = jac.mT @ g @ jac / 5
+    torch.testing.assert_close(
+        oracles.gram_slow(f, params, x, g.reshape(5, 2, 5, 2)), expected
+    )
+
+
+def test_variants_count_small_eigenvalues_as_they_say(linear):
+    f, params, _ = linear
+    x = torch.eye(3)[:2]  # eigenvalues of 𝒥, twice each: those of [[½, 0, ½], [0, ½, ½], [½, ½, 1]], and 0
+    block = torch.tensor([[0.5, 0, 0.5], [0, 0.5, 0.5], [0.5, 0.5, 1.0]])
+    known = torch.linalg.eigvalsh(block)  # 0, ½, 3/2
+    torch.testing.assert_close(known, torch.tensor([0.0, 0.5, 1.5]))
+    values = oracles.eigenvalues_slow(f, params, x)
+    expected = torch.tensor([0.0, 0, 0, 0, 0.5, 0.5, 1.5, 1.5])
+    torch.testing.assert_close(values, expected)
+    pseudo = oracles.pseudo_slow(f, params, x, 1e-9)
+    assert math.isclose(pseudo, 2 * math.log(0.75), rel_tol=1e-12)
+    clipped = oracles.svd_clip_slow(f, params, x, 0.6)
+    assert math.isclose(clipped, 6 * math.log(0.6) + 2 * math.log(1.5), rel_tol=1e-12)
+
+
+def test_gradients_of_a_known_function():
+    params = {"a": torch.tensor([1.0, -2.0]), "b": torch.tensor(0.5)}
+
+    def value(p):
+        return (p["a"] ** 3).sum() * p["b"].exp()
+
+    scale = math.exp(0.5)
+    expected = torch.tensor([3 * scale, 12 * scale, -7 * scale])
+    torch.testing.assert_close(
+        oracles.gradient_slow(value, params), expected, rtol=1e-10, atol=1e-10
+    )
+    direction = {"a": torch.tensor([0.0, 2.0]), "b": torch.tensor(1.0)}
+    slope = oracles.directional_slow(value, params, direction)
+    assert math.isclose(slope, float(2 * expected[1] + expected[2]), rel_tol=1e-9)
+
+
+def test_full_metric_places_blocks_on_the_diagonal():
+    weights, block = torch.tensor([1.0, -2.0]), torch.tensor([[2.0, 1.0], [1.0, 3.0]])
+    full = oracles.full_metric(weights, 2, 2).reshape(4, 4)
+    torch.testing.assert_close(full, torch.diag(torch.tensor([1.0, 1, -2, -2])))
+    full = oracles.full_metric(block, 2, 2).reshape(4, 4)
+    torch.testing.assert_close(full, torch.block_diag(block, block))
+    full = oracles.full_metric(torch.stack([block, -block]), 2, 2).reshape(4, 4)
+    torch.testing.assert_close(full, torch.block_diag(block, -block))
+
+
+def test_softmax_fisher_of_even_odds():
+    g = oracles.softmax_fisher_slow(torch.zeros(1, 2))
+    torch.testing.assert_close(g, torch.tensor([[[0.25, -0.25], [-0.25, 0.25]]]))
+
+
+def test_mean_and_sem():
+    mean, sem = oracles.mean_and_sem([1.0, 2.0, 3.0, 4.0])
+    assert mean == 2.5
+    assert math.isclose(sem, math.sqrt(5 / 3) / 2)

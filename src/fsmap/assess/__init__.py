@@ -1,0 +1,1 @@
+"""What a trained model is like: flatness, spectrum, distance to the model average."""

@@ -1,0 +1,126 @@
+r"""The Bayesian model average $E_{p(\theta|D)}[f_\theta]$ of a two-parameter model, by quadrature.
+
+The nodes are a tensor product of composite Gauss-Legendre rules. Densities enter as logarithms, up
+to a constant, so nothing underflows; the answer comes with the change that half the panels make.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fsmap.errors import InputError
+
+NODES = 16
+"""Gauss-Legendre nodes per panel."""
+
+
+class Interval(NamedTuple):
+    """Where one parameter is integrated, cut at points where the density may change quickly.
+
+    Attributes:
+        cuts: Ends of the panels, increasing.
+    """
+
+    cuts: Sequence[float]
+
+    def nodes(self, every: int = 1, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        """Nodes and weights of the composite rule.
+
+        Args:
+            every: Use every k-th cut only; both ends are kept.
+            dtype: Of the nodes.
+
+        Returns:
+            Nodes and weights, ``[n]`` each.
+        """
+        cuts = [*self.cuts[:-1:every], self.cuts[-1]]
+        unit, weight = np.polynomial.legendre.leggauss(NODES)
+        u, w = torch.tensor(unit, dtype=dtype), torch.tensor(weight, dtype=dtype)
+        ends = torch.tensor(cuts, dtype=dtype)
+        low, half = ends[:-1, None], ends.diff()[:, None] / 2
+        return (low + half * (u + 1)).flatten(), (half * w).flatten()
+
+
+def interval(low: float, high: float, panels: int) -> Interval:
+    """An interval in equal panels.
+
+    Args:
+        low: Left end.
+        high: Right end.
+        panels: How many.
+
+    Returns:
+        The interval.
+
+    Raises:
+        InputError: If it is empty or has fewer than two panels.
+    """
+    if not low < high or panels < 2:
+        message = (
+            f"an interval needs low < high and at least 2 panels (half of them give the error), "
+            f"got ({low:g}, {high:g}) in {panels}."
+        )
+        raise InputError(message)
+    return Interval(tuple(np.linspace(low, high, panels + 1).tolist()))
+
+
+class PosteriorMean(NamedTuple):
+    """A posterior expectation and what half the resolution would have given.
+
+    Attributes:
+        mean: E[statistic(θ)], ``[K]``.
+        error: Largest change when every second cut is left out.
+        log_evidence: Logarithm of the integral of the density, ``[]``.
+        edge: Largest share of the integrand's mass that lies in an outermost panel.
+    """
+
+    mean: Tensor
+    error: float
+    log_evidence: Tensor
+    edge: float
+
+
+def posterior_mean(
+    log_density: Callable[[Tensor], Tensor],
+    statistic: Callable[[Tensor], Tensor],
+    left: Interval,
+    right: Interval,
+) -> PosteriorMean:
+    r"""$\int g(\theta)\,p(\theta)\,d\theta / \int p(\theta)\,d\theta$ over two parameters.
+
+    Args:
+        log_density: ``theta [n, 2]`` to the log-density up to a constant, ``[n]``.
+        statistic: ``theta [n, 2]`` to ``g [n, K]``; for a basis model $\sigma(\theta)$, since the
+            average function is the function of the average coefficients.
+        left: Where the first parameter is integrated.
+        right: Where the second parameter is integrated.
+
+    Returns:
+        The mean with its error.
+    """
+    mean, log_evidence, edge = _integrate(log_density, statistic, left, right, every=1)
+    coarse, _, _ = _integrate(log_density, statistic, left, right, every=2)
+    return PosteriorMean(mean, float((mean - coarse).abs().max()), log_evidence, edge)
+
+
+def _integrate(
+    log_density: Callable[[Tensor], Tensor],
+    statistic: Callable[[Tensor], Tensor],
+    left: Interval,
+    right: Interval,
+    every: int,
+) -> tuple[Tensor, Tensor, float]:
+    (a, weight_a), (b, weight_b) = left.nodes(every), right.nodes(every)
+    theta = torch.cartesian_prod(a, b)  # [n, 2]
+    log_weight = (weight_a.log()[:, None] + weight_b.log()).flatten()  # [n]
+    log_mass = log_density(theta) + log_weight
+    share = log_mass.softmax(0)  # [n]
+    grid = share.reshape(len(a), len(b))
+    edges = [grid[:NODES], grid[-NODES:], grid[:, :NODES], grid[:, -NODES:]]
+    mean = share @ statistic(theta)
+    return mean, log_mass.logsumexp(0), max(float(edge.sum()) for edge in edges)

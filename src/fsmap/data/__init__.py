@@ -1,0 +1,1 @@
+"""Data: drawn, tabular, images."""

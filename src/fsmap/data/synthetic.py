@@ -1,0 +1,129 @@
+"""Data sets that are drawn, not read: every one from a generator, in the generator's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fsmap.errors import InputError, require
+from fsmap.types import Batch
+
+Function = Callable[[Tensor], Tensor]
+
+
+def regression(
+    f: Function,
+    num_points: int,
+    *,
+    generator: torch.Generator,
+    noise_std: float = 0.0,
+    low: float = -1.0,
+    high: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Batch:
+    """Noisy observations of a function at uniform points.
+
+    Args:
+        f: The function, ``[N]`` to ``[N]``.
+        num_points: N.
+        generator: Source of the points, then of the noise.
+        noise_std: Standard deviation of the noise; 0 gives noiseless targets.
+        low: Left end of the interval.
+        high: Right end of the interval.
+        dtype: Of the data; torch's default if None.
+
+    Returns:
+        ``x [N]``, ``y [N]``.
+
+    Raises:
+        InputError: If there are no points, or the noise is negative.
+    """
+    if num_points < 1 or noise_std < 0:
+        message = (
+            f"regression data need num_points ≥ 1 and noise_std ≥ 0, got {num_points=} and "
+            f"{noise_std=:g}."
+        )
+        raise InputError(message)
+    x = low + (high - low) * torch.rand(num_points, generator=generator, dtype=dtype)
+    noise = torch.randn(num_points, generator=generator, dtype=dtype)
+    return Batch(x, f(x) + noise_std * noise)
+
+
+def two_bumps(
+    *,
+    generator: torch.Generator,
+    num_left: int = 10,
+    noise_std: float = 0.1,
+    width: float = 0.03,
+    dtype: torch.dtype | None = None,
+) -> Batch:
+    """The data of Fig. 1: a well observed bump at -0.5, and one point (0.7, 0.1) on the right.
+
+    Args:
+        generator: Source of the points, then of the noise.
+        num_left: Points x ~ N(-0.5, 0.2²) with y = exp(-(x + 0.5)²/width) + noise.
+        noise_std: Standard deviation of their noise.
+        width: Of the bump.
+        dtype: Of the data; torch's default if None.
+
+    Returns:
+        ``x [num_left + 1]``, ``y [num_left + 1]``; the lone point comes last.
+    """
+    x = -0.5 + 0.2 * torch.randn(num_left, generator=generator, dtype=dtype)
+    y = torch.exp(-(x + 0.5).square() / width)
+    y = y + noise_std * torch.randn(num_left, generator=generator, dtype=dtype)
+    return Batch(torch.cat([x, x.new_tensor([0.7])]), torch.cat([y, y.new_tensor([0.1])]))
+
+
+def fourier_sum(
+    num_frequencies: int,
+    *,
+    generator: torch.Generator,
+    dtype: torch.dtype | None = None,
+) -> Function:
+    r"""A random smooth target, $\sum_i a_i \sin(ix) + b_i \cos(ix)$ with $a_i, b_i \sim N(0, 1)$.
+
+    Args:
+        num_frequencies: How many frequencies, from 1.
+        generator: Source of the coefficients.
+        dtype: Of the coefficients; torch's default if None.
+
+    Returns:
+        The function, ``[N]`` to ``[N]``.
+    """
+    weights = torch.randn(2, num_frequencies, generator=generator, dtype=dtype)
+    frequencies = torch.arange(1, num_frequencies + 1, dtype=weights.dtype)
+
+    def f(x: Tensor) -> Tensor:
+        angles = x[..., None] * frequencies  # [N, n]
+        return angles.sin() @ weights[0] + angles.cos() @ weights[1]
+
+    return f
+
+
+def moons(
+    num_points: int = 200,
+    *,
+    noise_std: float = 0.2,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+) -> Batch:
+    """Two moons, the very points of the paper: scikit-learn's generator with ``random_state``.
+
+    Args:
+        num_points: N.
+        noise_std: Standard deviation of the noise.
+        seed: ``random_state``; the paper's is 0.
+        dtype: Of the inputs; torch's default if None.
+
+    Returns:
+        ``x [N, 2]``, labels ``y [N]`` (0 or 1).
+    """
+    datasets = require("sklearn.datasets", extra="data")
+    x, y = datasets.make_moons(
+        n_samples=num_points, shuffle=True, noise=noise_std, random_state=seed
+    )
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    return Batch(torch.as_tensor(x, dtype=dtype), torch.as_tensor(y, dtype=torch.int64))

@@ -1,0 +1,1 @@
+"""Models of the experiments: basis functions, perceptrons, residual networks."""

@@ -1,0 +1,100 @@
+"""Posterior means by quadrature: known answers, an honest error, and agreement with a sampler."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from fsmap.assess.mcmc import nuts_mean
+from fsmap.assess.model_average import Interval, interval, posterior_mean
+from fsmap.errors import InputError, MissingExtraError
+
+
+def lognormal(theta: torch.Tensor) -> torch.Tensor:
+    """Independent N(0.3, 0.5²) and N(-1, 2²), unnormalized."""
+    a, b = theta.unbind(-1)
+    return -0.5 * ((a - 0.3) / 0.5).square() - 0.5 * ((b + 1) / 2).square()
+
+
+def test_means_of_lognormals():
+    got = posterior_mean(lognormal, torch.exp, interval(-5, 5, 20), interval(-16, 16, 40))
+    assert_close(got.mean, torch.tensor([0.3 + 0.125, -1 + 2.0]).exp(), rtol=1e-10, atol=0)
+    assert got.error < 1e-8
+    assert got.edge < 1e-10
+    assert got.log_evidence.item() == pytest.approx(math.log(2 * math.pi * 0.5 * 2), rel=1e-12)
+
+
+def test_a_correlated_density_against_scipy():
+    integrate = pytest.importorskip("scipy.integrate")
+
+    def density(b: float, a: float) -> float:
+        return math.exp(-((math.exp(a) * math.exp(b) - 1) ** 2) - a * a - b * b / 8)
+
+    norm, _ = integrate.dblquad(density, -4, 4, -8, 4)
+    mean, _ = integrate.dblquad(lambda b, a: math.exp(b) * density(b, a), -4, 4, -8, 4)
+
+    def log_density(theta: torch.Tensor) -> torch.Tensor:
+        a, b = theta.unbind(-1)
+        return -((a + b).exp() - 1).square() - a.square() - b.square() / 8
+
+    got = posterior_mean(log_density, torch.exp, interval(-4, 4, 10), interval(-8, 4, 16))
+    assert got.mean[1].item() == pytest.approx(mean / norm, rel=1e-7)
+
+
+def test_the_error_says_when_the_panels_are_too_wide():
+    narrow = lambda t: -(t - 0.123).square().sum(-1) / 2e-4  # noqa: E731
+    coarse = posterior_mean(narrow, torch.exp, interval(-5, 5, 2), interval(-5, 5, 2))
+    fine = posterior_mean(narrow, torch.exp, interval(-1, 1, 80), interval(-1, 1, 80))
+    assert coarse.error > 1e-3
+    assert fine.error < 1e-8
+
+
+def test_the_edge_says_when_the_interval_is_too_short():
+    got = posterior_mean(lognormal, torch.exp, interval(-5, 5, 20), interval(-16, 0, 20))
+    assert got.edge > 1e-2
+
+
+def test_halving_keeps_both_ends():
+    nodes, weights = Interval((0.0, 1.0, 2.0, 5.0)).nodes(every=2)
+    assert weights.sum().item() == pytest.approx(5)
+    assert 4.9 < nodes.max() < 5
+
+
+@pytest.mark.parametrize(("low", "high", "panels"), [(1.0, 1.0, 4), (0.0, 1.0, 1)])
+def test_an_empty_interval_is_refused(low, high, panels):
+    with pytest.raises(InputError, match=r"low < high and at least 2 panels.*got"):
+        interval(low, high, panels)
+
+
+@pytest.fixture(scope="module")
+def chain():
+    pytest.importorskip("pyro", reason="the extra 'mcmc' is not installed")
+    states = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    drawn = nuts_mean(
+        lognormal, torch.exp, torch.zeros(2, dtype=torch.float64),
+        num_samples=300, num_warmup=100, seed=1,
+    )  # fmt: skip
+    assert torch.equal(torch.random.get_rng_state(), states[0])
+    assert np.random.get_state()[1].tolist() == states[1]
+    assert random.getstate() == states[2]
+    return drawn
+
+
+def test_nuts_agrees_within_its_own_error(chain):
+    true = torch.tensor([0.3 + 0.125, -1 + 2.0]).exp()
+    assert chain.samples.shape == (300, 2)
+    assert abs(chain.mean[0] - true[0]) < 5 * chain.stderr[0]
+    assert 0 < chain.stderr[0] < 0.2
+    assert chain.samples.mean(0)[1].item() == pytest.approx(-1, abs=1)
+    assert chain.divergences <= 3
+
+
+def test_nuts_without_pyro_names_the_extra(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyro.infer.mcmc", None)
+    with pytest.raises(MissingExtraError, match=r"fsmap\[mcmc\]"):
+        nuts_mean(lognormal, torch.exp, torch.zeros(2), num_samples=1, num_warmup=1, seed=0)

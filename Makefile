@@ -29,10 +29,16 @@ $(READY): pyproject.toml constraints.txt
 	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# An experiment that fails does not keep the others' report from being built; it still fails the command.
 paper: $(READY) ## every CPU-scale experiment of the paper at quick size, and the report
-	$(VENV)/bin/fsmap run all --quick --out $(RUNS) --resume
-	$(VENV)/bin/fsmap report $(RUNS) --out $(REPORT)
-	@if [ -f "$(PAGE)" ]; then echo "the report: $(PAGE)"; $(OPEN); else echo "no report page was written: no experiment has results yet"; fi
+	@$(VENV)/bin/fsmap run all --quick --out $(RUNS) --resume; status=$$?; \
+	if [ $$status -eq 130 ]; then exit 130; fi; \
+	if ls $(RUNS)/*/summary.json > /dev/null 2>&1; then \
+	  $(VENV)/bin/fsmap report $(RUNS) --out $(REPORT) || exit 1; \
+	  echo "the report: $(PAGE)"; $(OPEN); \
+	else \
+	  echo "no experiment has results yet, so there is no report"; \
+	fi; exit $$status
 
 test: $(READY) ## all tests and doctests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal

@@ -10,12 +10,24 @@ from fsmap.functional import functional
 from fsmap.linalg import metric
 from fsmap.linalg.logdet import log_det
 from fsmap.linalg.trace import trace
-from fsmap.types import Estimate
+from fsmap.objective import px
+from fsmap.objective.compose import Objective, fs_map, l_map, ps_map, variational_fs_map
+from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
+from fsmap.objective.lmap import LMAP, LaplacianPenalty
+from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
+from fsmap.types import Batch, Estimate
 
 __version__ = "0.1.0"
 
+# fmt: off
 __all__ = [
     "__version__",
-    "functional", "Estimate",  # a module as a function
-    "log_det", "trace", "metric",  # numbers of its Jacobian
+    "functional", "Batch", "Estimate",  # a module as a function
+    "LMAP", "LaplacianPenalty",  # for a training loop you already have
+    "ps_map", "fs_map", "l_map", "variational_fs_map", "Objective",  # the paper's objectives
+    "Gaussian", "LaplaceNoise", "Categorical", "Bernoulli",  # likelihoods
+    "Normal", "Laplace", "Flat", "Reparametrized",  # priors
+    "px", "metric",  # evaluation distributions and metrics of function space
+    "log_det", "trace",  # numbers of the Jacobian
 ]
+# fmt: on

@@ -1,0 +1,280 @@
+"""Metrics of predictions: arrays or tensors in, a float out; no gradients, float64 throughout.
+
+Classifiers are given by their logits ``[N, K]`` (or ``[N, T, K]``, every position a point) and
+labels ``[N]``. Fractions are in [0, 1], not percent. A classifier with one logit z per point has
+the logits ``(0, z)``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fsmap.errors import InputError
+from fsmap.objective.targets import aligned
+
+ArrayLike = Tensor | npt.ArrayLike
+Floats = npt.NDArray[np.float64]
+
+# Kept per mille of the points: 100, 99, ..., 1 and 0.1 percent.
+COVERAGES = np.array([1, *range(10, 1001, 10)])
+SCORES = ("entropy", "max_prob")
+
+
+class Reliability(NamedTuple):
+    """Confidence against accuracy in equal-width bins of confidence; nan in empty bins."""
+
+    confidence: Floats  # [bins]  mean confidence
+    accuracy: Floats  # [bins]
+    count: npt.NDArray[np.int64]  # type: ignore[assignment]  # [bins]; hides tuple.count
+
+
+def accuracy(logits: ArrayLike, y: ArrayLike) -> float:
+    """Fraction of points whose largest logit is the label's (the first of equal ones counts)."""
+    z, labels = _classified(logits, y)
+    return float((z.argmax(1) == labels).double().mean())
+
+
+def nll(logits: ArrayLike, y: ArrayLike) -> float:
+    r"""Mean negative log-likelihood $-\frac1N \sum_n \log p_n(y_n)$, in nats."""
+    z, labels = _classified(logits, y)
+    return float(torch.nn.functional.cross_entropy(z, labels))
+
+
+def brier(logits: ArrayLike, y: ArrayLike) -> float:
+    r"""Brier score $\frac1N \sum_n \sum_k (p_{nk} - [y_n = k])^2$, in [0, 2]."""
+    z, labels = _classified(logits, y)
+    hit = torch.nn.functional.one_hot(labels, z.shape[1])
+    return float((z.softmax(1) - hit).square().sum(1).mean())
+
+
+def rmse(pred: ArrayLike, y: ArrayLike) -> float:
+    """Root of the mean squared error over all points and outputs; [N] and [N, 1] are the same."""
+    a, b = aligned(_floats("pred", pred), _floats("y", y))
+    return math.sqrt(float((a - b).square().mean()))
+
+
+def reliability(logits: ArrayLike, y: ArrayLike, bins: int = 10) -> Reliability:
+    """Points sorted into bins ((i-1)/bins, i/bins] by confidence, the largest probability.
+
+    Args:
+        logits: ``[N, K]``.
+        y: Labels ``[N]``.
+        bins: Number of bins.
+
+    Returns:
+        Mean confidence, accuracy and number of points of each bin.
+
+    Raises:
+        InputError: If there is not at least one bin, or the arrays do not fit.
+    """
+    if bins < 1:
+        message = f"bins must be at least 1, got {bins}."
+        raise InputError(message)
+    z, labels = _classified(logits, y)
+    confidence, guess = z.softmax(1).max(1)
+    edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
+    place = (torch.bucketize(confidence, edges) - 1).clamp(0, bins - 1)  # [N]
+    count = place.bincount(minlength=bins)
+    total = place.bincount(confidence, minlength=bins)
+    right = place.bincount((guess == labels).double(), minlength=bins)
+    return Reliability((total / count).numpy(), (right / count).numpy(), count.numpy())
+
+
+def ece(logits: ArrayLike, y: ArrayLike, bins: int = 10) -> float:
+    r"""Expected calibration error $\sum_b \frac{n_b}{N} |\mathrm{acc}_b - \mathrm{conf}_b|$."""
+    table = reliability(logits, y, bins)
+    gap = np.nan_to_num(np.abs(table.accuracy - table.confidence))
+    return float((table.count * gap).sum() / table.count.sum())
+
+
+def selective_accuracy(logits: ArrayLike, y: ArrayLike) -> float:
+    r"""Area under the accuracy of the most confident q percent, over q.
+
+    Points are ranked by predictive entropy $-\sum_k p_k \log p_k$. For q = 100, 99, ..., 1, 0.1 the
+    points with an entropy of at most the q-th percentile are kept (equal ones together, so that the
+    order of the points does not matter), and a(q) is their accuracy. The result is the trapezoid
+    rule's $\int a(q)\, dq / 99.9$: one for a classifier without errors, the plain accuracy for one
+    whose confidence says nothing.
+
+    DEVIATION: the authors' code does not divide, so that a perfect classifier has 99.9; a value v
+    of the paper's Sel. Pred. columns is v/99.9 here. Their entropy has a 1e-6 inside the logarithm.
+
+    Args:
+        logits: ``[N, K]``.
+        y: Labels ``[N]``.
+
+    Returns:
+        The normalized area, in [0, 1].
+    """
+    z, labels = _classified(logits, y)
+    uncertain, order = _entropy(z).sort()
+    right = (z.argmax(1) == labels)[order].double().cumsum(0)  # [N]  hits among the first ones
+    last = torch.from_numpy((len(z) - 1) * COVERAGES // 1000)  # floor of the percentile's position
+    kept = torch.searchsorted(uncertain, uncertain[last], right=True)  # with all that are equal
+    curve = right[kept - 1] / kept
+    coverage = torch.from_numpy(COVERAGES / 1000)
+    return float(torch.trapezoid(curve, coverage) / (coverage[-1] - coverage[0]))
+
+
+def ood_auroc(logits_in: ArrayLike, logits_out: ArrayLike, *, score: str = "entropy") -> float:
+    """How well uncertainty tells foreign points from familiar ones.
+
+    The probability that a foreign point is more uncertain than a familiar one (one half for ties),
+    which is the area under the ROC curve.
+
+    Args:
+        logits_in: Logits at familiar points, ``[N, K]``.
+        logits_out: Logits at foreign points, ``[M, K]``.
+        score: The uncertainty: ``"entropy"`` of the prediction (as the authors' code), or
+            ``"max_prob"``, minus the largest probability (compared through its log-odds, which do
+            not round to one).
+
+    Returns:
+        The area: 1/2 for a score that says nothing, 1 for one that separates.
+
+    Raises:
+        InputError: If the score is unknown or the numbers of classes differ.
+    """
+    if score not in SCORES:
+        message = f"unknown score {score!r}; allowed are {', '.join(SCORES)}."
+        raise InputError(message)
+    inside, outside = _logits(logits_in).flatten(0, -2), _logits(logits_out).flatten(0, -2)
+    if inside.shape[1] != outside.shape[1]:
+        message = (
+            f"logits_in has {inside.shape[1]} classes and logits_out {outside.shape[1]}. "
+            "Both must come from one model."
+        )
+        raise InputError(message)
+    uncertainty = _entropy if score == "entropy" else _odds_against
+    low, high = uncertainty(inside).sort().values, uncertainty(outside)
+    below = torch.searchsorted(low, high) + torch.searchsorted(low, high, right=True)  # [M]
+    return float(below.double().mean() / (2 * len(low)))
+
+
+def temperature(
+    logits: ArrayLike, y: ArrayLike, *, bounds: tuple[float, float] = (1e-2, 1e2)
+) -> float:
+    r"""The T > 0 that minimizes the negative log-likelihood of logits/T.
+
+    T > 1 says that the model is over-confident, T < 1 that it is under-confident. The NLL is convex
+    in a = 1/T with slope $\frac1N \sum_n (\sum_k p_{nk} z_{nk} - z_{n y_n})$; its zero is found by
+    Newton's method inside a bracket. Where there is none within the bounds, the better bound is
+    returned: the lower one for a classifier without errors on these points, the upper one for
+    logits that are worse than none. Logits that are equal in every point have the same NLL at any
+    T, and T = 1.
+
+    Args:
+        logits: ``[N, K]``.
+        y: Labels ``[N]``.
+        bounds: Smallest and largest T.
+
+    Returns:
+        T.
+
+    Raises:
+        InputError: If the bounds are not ``0 < low < high``.
+    """
+    if not 0 < bounds[0] < bounds[1] < math.inf:
+        message = f"bounds must be 0 < low < high < inf, got {bounds}."
+        raise InputError(message)
+    z, labels = _classified(logits, y)
+    margin = z - z.gather(1, labels[:, None])  # [N, K]
+    if not margin.any():
+        return min(max(1.0, bounds[0]), bounds[1])
+    if _slope(margin, 1 / bounds[0])[0] <= 0:
+        return bounds[0]
+    if _slope(margin, 1 / bounds[1])[0] >= 0:
+        return bounds[1]
+    return 1 / _root(margin, 1 / bounds[1], 1 / bounds[0])
+
+
+def _slope(margin: Tensor, a: float) -> tuple[float, float]:
+    """First and second derivative of the NLL in a = 1/T."""
+    p = (a * margin).softmax(1)
+    mean = (p * margin).sum(1)  # [N]
+    variance = (p * (margin - mean[:, None]).square()).sum(1)
+    return float(mean.mean()), float(variance.mean())
+
+
+def _root(margin: Tensor, low: float, high: float) -> float:
+    """Where the slope changes its sign; Newton, or the middle of the bracket where that is slow."""
+    a, before = min(max(1.0, low), high), math.inf
+    for _ in range(200):
+        slope, curvature = _slope(margin, a)
+        low, high = (a, high) if slope < 0 else (low, a)
+        new = a - slope / curvature if curvature > 0 else low
+        if not low < new < high or abs(slope) > before / 2:
+            new = math.sqrt(low * high)
+        if slope == 0 or abs(new - a) <= 1e-13 * a:
+            break
+        a, before = new, abs(slope)
+    return a
+
+
+def _entropy(z: Tensor) -> Tensor:
+    log_p = z.log_softmax(1)
+    return -(log_p.exp() * log_p).sum(1)  # [N]
+
+
+def _odds_against(z: Tensor) -> Tensor:
+    """log((1 - p) / p) of the largest probability p."""
+    ranked = z.sort(1, descending=True).values
+    return ranked[:, 1:].logsumexp(1) - ranked[:, 0]  # [N]
+
+
+def _floats(name: str, values: ArrayLike) -> Tensor:
+    """Finite numbers, at least one of them, as float64 on the CPU."""
+    tensor = _tensor(name, values).to(torch.float64)
+    if tensor.numel() == 0:
+        message = f"{name} is empty (shape {list(tensor.shape)}). Give at least one point."
+        raise InputError(message)
+    bad = int((~torch.isfinite(tensor)).sum())
+    if bad:
+        message = f"{name} holds {bad} values that are nan or infinite (of {tensor.numel()})."
+        raise InputError(message)
+    return tensor
+
+
+def _tensor(name: str, values: Any) -> Tensor:
+    try:
+        return torch.as_tensor(values).detach().cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        message = f"{name} must be an array or tensor of numbers, got {type(values).__name__}."
+        raise InputError(message) from error
+
+
+def _logits(values: ArrayLike) -> Tensor:
+    """Logits ``[..., K]``."""
+    z = _floats("logits", values)
+    if z.dim() < 2 or z.shape[-1] < 2:
+        message = (
+            f"logits must be [N, K] with K >= 2 classes, got {list(z.shape)}. For one logit z per "
+            "point pass the pair (0, z)."
+        )
+        raise InputError(message)
+    return z
+
+
+def _classified(logits: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
+    """Logits ``[N, K]`` and labels ``[N]`` that fit them."""
+    z, labels = _logits(logits), _tensor("y", y)
+    classes = z.shape[-1]
+    if labels.shape != z.shape[:-1] or labels.is_floating_point() or labels.dtype == torch.bool:
+        message = (
+            f"y must hold one integer label for each of the points {list(z.shape[:-1])}, got "
+            f"{labels.dtype} of shape {list(labels.shape)}."
+        )
+        raise InputError(message)
+    if labels.min() < 0 or labels.max() >= classes:
+        message = (
+            f"labels must lie in 0..{classes - 1} for {classes} logits, got "
+            f"{labels.min().item()} to {labels.max().item()}."
+        )
+        raise InputError(message)
+    return z.flatten(0, -2), labels.reshape(-1).long()

@@ -1,0 +1,290 @@
+"""Metrics against scikit-learn and torchmetrics where they have them, else against brute force."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import sklearn.metrics as sk
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+from torchmetrics.functional.classification import multiclass_calibration_error
+
+from fsmap import metrics
+from fsmap.errors import InputError
+
+SEEDS = st.integers(0, 10_000)
+CLASSIFIED = {
+    name: getattr(metrics, name)
+    for name in ("accuracy", "nll", "brier", "ece", "selective_accuracy", "temperature")
+}
+
+
+def table(seed: int = 0, n: int = 300, k: int = 5, scale: float = 2.0):
+    """Logits that know something of the labels, and the labels."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(k, size=n)
+    z = scale * rng.standard_normal((n, k)) + 2.0 * np.eye(k)[y]
+    return z, y
+
+
+def softmax(z):
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@given(seed=SEEDS)
+def test_against_scikit_learn(seed):
+    z, y = table(seed)
+    p, classes = softmax(z), np.arange(5)
+    assert metrics.accuracy(z, y) == pytest.approx(sk.accuracy_score(y, p.argmax(1)), abs=1e-15)
+    assert metrics.nll(z, y) == pytest.approx(sk.log_loss(y, p, labels=classes), rel=1e-12)
+    theirs = sk.brier_score_loss(y, p, labels=classes, scale_by_half=False)
+    assert metrics.brier(z, y) == pytest.approx(theirs, rel=1e-12)
+
+
+@given(seed=SEEDS)
+def test_rmse_against_scikit_learn(seed):
+    rng = np.random.default_rng(seed)
+    a, b = rng.standard_normal((2, 40, 3))
+    mse = sk.mean_squared_error(b, a)
+    assert metrics.rmse(a, b) == pytest.approx(math.sqrt(mse), rel=1e-12)
+    column = metrics.rmse(a[:, :1], b[:, 0])
+    assert column == pytest.approx(sk.root_mean_squared_error(b[:, 0], a[:, 0]), rel=1e-12)
+
+
+@pytest.mark.parametrize("bins", [1, 10, 15])
+@given(seed=SEEDS)
+def test_ece_against_torchmetrics(bins, seed):
+    z, y = table(seed)
+    theirs = multiclass_calibration_error(
+        torch.from_numpy(softmax(z)), torch.from_numpy(y), num_classes=5, n_bins=bins
+    )
+    # torchmetrics works in float32 inside
+    assert metrics.ece(z, y, bins) == pytest.approx(float(theirs), abs=2e-6)
+
+
+@given(seed=SEEDS, bins=st.integers(1, 20))
+def test_reliability_by_brute_force(seed, bins):
+    z, y = table(seed, n=80)
+    p = softmax(z)
+    got = metrics.reliability(z, y, bins)
+    total = 0.0
+    for i in range(bins):
+        inside = (p.max(1) > i / bins) & (p.max(1) <= (i + 1) / bins)
+        assert got.count[i] == inside.sum()
+        if not inside.any():
+            assert math.isnan(got.confidence[i])
+            assert math.isnan(got.accuracy[i])
+            continue
+        hit, sure = (p.argmax(1) == y)[inside].mean(), p.max(1)[inside].mean()
+        assert got.accuracy[i] == pytest.approx(hit, abs=1e-12)
+        assert got.confidence[i] == pytest.approx(sure, abs=1e-12)
+        total += inside.mean() * abs(hit - sure)
+    assert metrics.ece(z, y, bins) == pytest.approx(total, abs=1e-12)
+
+
+def test_ece_of_a_calibrated_table_is_zero():
+    """Two classes; at confidence c a fraction c of the labels is right."""
+    rows = [(c, right) for c in (0.55, 0.65, 0.75, 0.95) for right in range(100)]
+    z = np.log([[c, 1 - c] for c, _ in rows])
+    y = np.array([0 if place < round(100 * c) else 1 for c, place in rows])
+    assert metrics.ece(z, y) == pytest.approx(0, abs=1e-12)
+    assert metrics.ece(z, 1 - y) > 0.3
+    assert metrics.temperature(z, y) == pytest.approx(1, abs=1e-9)
+
+
+def test_ece_of_the_surely_wrong_is_one():
+    z = np.array([[100.0, 0.0]] * 4)
+    assert metrics.ece(z, [1, 1, 1, 1]) == pytest.approx(1)
+    assert metrics.ece(z, [0, 0, 0, 0]) == pytest.approx(0)
+    assert metrics.reliability(z, [0, 0, 1, 1]).count.tolist() == [0] * 9 + [4]
+
+
+def percentile(values, q):
+    """Linear interpolation at position (N - 1) q, which numpy rounds: 100 * 0.29 < 29."""
+    position = (len(values) - 1) * q
+    below = math.floor(position)
+    share = float(position - below)
+    low, high = np.sort(values)[[below, min(below + 1, len(values) - 1)]]
+    return low + share * (high - low)
+
+
+def selective_slow(z, y):
+    """The definition: a percentile and a mask for each coverage, the trapezoid rule."""
+    p = softmax(z)
+    entropy = -(p * np.log(p)).sum(1)
+    right = p.argmax(1) == y
+    q = [Fraction(k, 100) for k in range(100, 0, -1)] + [Fraction(1, 1000)]
+    curve = [right[entropy <= percentile(entropy, t)].mean() for t in q]
+    return -np.trapezoid(curve, [float(t) for t in q]) / 0.999
+
+
+@given(seed=SEEDS, n=st.sampled_from([1, 2, 57, 100, 101, 1001, 1500]))
+def test_selective_accuracy_by_its_definition(seed, n):
+    z, y = table(seed, n=n)
+    assert metrics.selective_accuracy(z, y) == pytest.approx(selective_slow(z, y), abs=1e-12)
+
+
+def test_selective_accuracy_of_the_perfect_and_of_the_clueless():
+    z, y = table()
+    assert metrics.selective_accuracy(50.0 * np.eye(5)[y] + z, y) == pytest.approx(1, abs=1e-15)
+    flat = np.zeros((300, 5))  # all equally sure: nothing to select by
+    assert metrics.selective_accuracy(flat, y) == pytest.approx((y == 0).mean(), abs=1e-12)
+
+
+def test_selective_accuracy_rewards_doubt_about_errors():
+    y = np.zeros(1000, dtype=int)
+    sure, doubt = np.array([5.0, 0.0]), np.array([0.0, 0.1])
+    z = np.where((np.arange(1000) < 800)[:, None], sure, doubt)  # wrong where it doubts
+    # a(q) = 1 up to 80 %, at 81 % and above all doubtful ones come at once: 0.8
+    expected = (0.799 * 1 + 0.01 * 0.9 + 0.19 * 0.8) / 0.999
+    assert metrics.accuracy(z, y) == 0.8
+    assert metrics.selective_accuracy(z, y) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("score", metrics.SCORES)
+@given(seed=SEEDS)
+def test_ood_auroc_against_scikit_learn(score, seed):
+    inside, outside = table(seed)[0], table(seed + 1, n=170, scale=1.0)[0]
+    p = softmax(np.concatenate([inside, outside]))
+    uncertainty = -p.max(1) if score == "max_prob" else -(p * np.log(p)).sum(1)
+    theirs = sk.roc_auc_score(np.repeat([0, 1], [300, 170]), uncertainty)
+    assert metrics.ood_auroc(inside, outside, score=score) == pytest.approx(theirs, abs=1e-12)
+
+
+@pytest.mark.parametrize("score", metrics.SCORES)
+def test_ood_auroc_at_its_ends(score):
+    sure, unsure = 9 * np.eye(4), np.eye(4)
+    assert metrics.ood_auroc(sure, unsure, score=score) == 1
+    assert metrics.ood_auroc(unsure, sure, score=score) == 0
+    assert metrics.ood_auroc(sure, sure, score=score) == 0.5
+    # Probabilities of both round to one; their odds do not.
+    assert metrics.ood_auroc(60 * np.eye(4), 50 * np.eye(4), score=score) == 1
+
+
+@given(seed=SEEDS, scale=st.floats(0.05, 20))
+def test_temperature_minimizes_the_nll(seed, scale):
+    z, y = table(seed, n=200)
+    z = scale * z
+    best = metrics.temperature(z, y, bounds=(1e-4, 1e4))
+    theirs = minimize_scalar(lambda u: metrics.nll(z / math.exp(u), y), bracket=(-1, 1), tol=1e-10)
+    assert metrics.nll(z / best, y) <= theirs.fun + 1e-12
+    assert math.log(best) == pytest.approx(theirs.x, abs=1e-5)
+    step = 1e-4
+    assert metrics.nll(z / best, y) < metrics.nll(z / (best * (1 + step)), y)
+    assert metrics.nll(z / best, y) < metrics.nll(z / (best * (1 - step)), y)
+
+
+@given(seed=SEEDS, factor=st.floats(0.1, 10))
+def test_temperature_scales_with_the_logits(seed, factor):
+    z, y = table(seed)
+    ratio = metrics.temperature(factor * z, y) / metrics.temperature(z, y)
+    assert ratio == pytest.approx(factor, rel=1e-9)
+
+
+def test_temperature_of_a_drawn_sample_is_near_one():
+    rng = np.random.default_rng(0)
+    z = 2 * rng.standard_normal((20_000, 4))
+    y = (softmax(z).cumsum(1) < rng.random((20_000, 1))).sum(1)
+    assert metrics.temperature(z, y) == pytest.approx(1, abs=0.05)
+    assert metrics.temperature(3 * z, y) == pytest.approx(3, abs=0.15)
+
+
+def test_temperature_at_its_bounds():
+    z, y = table()
+    assert metrics.temperature(10 * np.eye(5)[y], y) == 1e-2  # no errors: sharper is better
+    assert metrics.temperature(10 * np.eye(5)[y], y, bounds=(0.5, 2)) == 0.5
+    assert metrics.temperature(-z - 9 * np.eye(5)[y], y) == 1e2  # worse than nothing
+    assert metrics.temperature(np.ones((300, 5)), y) == 1  # any T gives the same
+    assert metrics.temperature(np.ones((300, 5)), y, bounds=(2, 3)) == 2
+
+
+def test_temperature_of_a_constant_predictor_is_that_of_its_frequencies():
+    y = np.repeat([0, 1], [80, 20])
+    z = np.tile([3 * math.log(4), 0.0], (100, 1))  # the log-odds of 80:20, three times too sure
+    assert metrics.temperature(z, y) == pytest.approx(3, rel=1e-9)
+
+
+def test_temperature_with_outliers_converges():
+    """Logits over many orders of magnitude: Newton alone overshoots."""
+    z, y = table(n=50)
+    z[:5] *= 1e6
+    best = metrics.temperature(z, y, bounds=(1e-9, 1e9))
+    values = [metrics.nll(z / (best * f), y) for f in (0.999, 1, 1.001)]
+    assert values[1] == min(values)
+
+
+@pytest.mark.parametrize("name", CLASSIFIED)
+@given(seed=SEEDS)
+def test_order_and_common_shift_do_not_matter(name, seed):
+    z, y = table(seed, n=60)
+    rng = np.random.default_rng(seed + 1)
+    order, shift = rng.permutation(60), rng.standard_normal((60, 1))
+    metric = CLASSIFIED[name]
+    assert metric(z[order], y[order]) == pytest.approx(metric(z, y), rel=1e-9, abs=1e-9)
+    assert metric(z + shift, y) == pytest.approx(metric(z, y), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", CLASSIFIED)
+def test_arrays_tensors_and_lists_are_the_same(name):
+    metric, (z, y) = CLASSIFIED[name], table(n=40)
+    expected = metric(z, y)
+    assert type(expected) is float
+    assert metric(torch.from_numpy(z).requires_grad_(), torch.from_numpy(y)) == expected
+    assert metric(z.tolist(), y.astype(np.uint8)) == expected
+    assert metric(z.reshape(8, 5, 5), y.reshape(8, 5)) == expected  # [N, T, K]
+    half = torch.from_numpy(z).bfloat16()
+    assert metric(half, y) == metric(half.double(), y)
+
+
+@pytest.mark.parametrize("name", CLASSIFIED)
+@pytest.mark.parametrize(
+    ("z", "y", "message"),
+    [
+        (np.zeros(3), [0, 1, 1], r"logits must be \[N, K\] with K >= 2 classes, got \[3\]"),
+        (np.zeros((3, 1)), [0, 0, 0], r"got \[3, 1\]. For one logit z per point pass the pair"),
+        (
+            np.zeros((3, 2)),
+            [0, 1],
+            r"label for each of the points \[3\], got torch.int64 of .*\[2\]",
+        ),
+        (
+            np.zeros((3, 2)),
+            [0.0, 1.0, 1.0],
+            r"one integer label .* got torch.float64 of shape \[3\]",
+        ),
+        (np.zeros((3, 2)), [True, False, True], r"one integer label .* got torch.bool"),
+        (np.zeros((3, 2)), [0, 1, 2], r"labels must lie in 0\.\.1 for 2 logits, got 0 to 2"),
+        (np.zeros((3, 2)), [0, 1, -1], r"got -1 to 1"),
+        (np.zeros((0, 2)), [], r"logits is empty \(shape \[0, 2\]\)"),
+        (np.array([[0, np.nan]]), [0], r"logits holds 1 values that are nan or infinite \(of 2\)"),
+        (np.array([[-np.inf, 0]]), [0], r"logits holds 1 values"),
+        ("abc", [0], r"logits must be an array or tensor of numbers, got str"),
+    ],
+)
+def test_bad_input_is_refused(name, z, y, message):
+    with pytest.raises(InputError, match=message):
+        CLASSIFIED[name](z, y)
+
+
+def test_other_arguments_are_checked():
+    z, y = table()
+    for metric in (metrics.ece, metrics.reliability):
+        with pytest.raises(InputError, match=r"bins must be at least 1, got 0"):
+            metric(z, y, bins=0)
+    for bounds in ((0, 1), (2, 1), (-1, 1), (1, math.inf)):
+        with pytest.raises(InputError, match=r"bounds must be 0 < low < high < inf, got"):
+            metrics.temperature(z, y, bounds=bounds)
+    with pytest.raises(InputError, match=r"unknown score 'energy'; allowed are entropy, max_prob"):
+        metrics.ood_auroc(z, z, score="energy")
+    with pytest.raises(InputError, match=r"logits_in has 5 classes and logits_out 4"):
+        metrics.ood_auroc(z, z[:, :4])
+    with pytest.raises(InputError, match=r"outputs \[3\] and targets \[2\] do not match"):
+        metrics.rmse(np.zeros(3), np.zeros(2))
+    with pytest.raises(InputError, match=r"pred holds 1 values that are nan"):
+        metrics.rmse([math.nan], [0.0])

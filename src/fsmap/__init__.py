@@ -15,6 +15,7 @@ from fsmap.objective.compose import Objective, fs_map, l_map, ps_map, variationa
 from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
 from fsmap.objective.lmap import LMAP, LaplacianPenalty
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
+from fsmap.train.fit import fit
 from fsmap.types import Batch, Estimate
 
 __version__ = "0.1.0"
@@ -27,6 +28,7 @@ __all__ = [
     "ps_map", "fs_map", "l_map", "variational_fs_map", "Objective",  # the paper's objectives
     "Gaussian", "LaplaceNoise", "Categorical", "Bernoulli",  # likelihoods
     "Normal", "Laplace", "Flat", "Reparametrized",  # priors
+    "fit",  # train
     "px", "metric",  # evaluation distributions and metrics of function space
     "log_det", "trace",  # numbers of the Jacobian
 ]

@@ -1,0 +1,1 @@
+"""Training: one pure loss, and the loops around it."""

@@ -1,0 +1,164 @@
+"""Checkpoints: one safetensors file with a checksum; a kill at any moment leaves a good one behind.
+
+Tensors are named ``group/name``. The metadata of the file holds JSON: what run this is, where it
+stands, versions, and the SHA-256 of everything else. Nothing in it is ever executed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fsmap.errors import CheckpointError
+
+FORMAT = "fsmap-checkpoint-1"
+
+
+class Checkpoint(NamedTuple):
+    """What a file holds."""
+
+    tensors: dict[str, Tensor]  # "group/name"
+    config: dict[str, Any]  # what run this is: must agree on resume
+    progress: dict[str, Any]  # where it stands
+
+    def group(self, name: str) -> dict[str, Tensor]:
+        """The tensors of one group, without its name in front."""
+        start = f"{name}/"
+        return {k.removeprefix(start): t for k, t in self.tensors.items() if k.startswith(start)}
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint; the one that was there stays until the new one is complete on the disk.
+
+    Args:
+        path: The file.
+        checkpoint: What to write.
+    """
+    tensors = {n: t.detach().cpu().contiguous().clone() for n, t in checkpoint.tensors.items()}
+    about = {
+        "format": FORMAT,
+        "config": json.dumps(checkpoint.config, sort_keys=True),
+        "progress": json.dumps(checkpoint.progress, sort_keys=True),
+        "torch": torch.__version__,
+    }
+    about["sha256"] = _digest(tensors, about)
+    partial = path.with_name(path.name + ".partial")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(partial, "wb") as file:
+        file.write(safetensors.torch.save(tensors, about))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)
+    _sync_folder(path.parent)
+
+
+def load(path: Path) -> Checkpoint:
+    """Read and verify a checkpoint.
+
+    Args:
+        path: The file.
+
+    Returns:
+        What it holds, on the CPU.
+
+    Raises:
+        CheckpointError: If it is missing, truncated, altered, or something else.
+    """
+    if not path.is_file():
+        message = f"there is no checkpoint at {path}"
+        raise CheckpointError(message)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        message = (
+            f"{path} is truncated or no checkpoint at all ({error}). Restore a copy, or delete it "
+            "to start over."
+        )
+        raise CheckpointError(message) from error
+    if about.get("format") != FORMAT:
+        found = about.get("format")
+        message = f"{path} is not an fsmap checkpoint: its format is {found!r}, not {FORMAT!r}"
+        raise CheckpointError(message)
+    if about.pop("sha256", None) != _digest(tensors, about):
+        message = (
+            f"{path} was altered or damaged: its checksum does not fit its content. Restore a "
+            "copy, or delete it to start over."
+        )
+        raise CheckpointError(message)
+    return Checkpoint(tensors, json.loads(about["config"]), json.loads(about["progress"]))
+
+
+def check_same_run(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    """Refuse to resume another run.
+
+    Args:
+        path: Where the checkpoint is, for the message.
+        saved: Its config.
+        here: The config of this run.
+
+    Raises:
+        CheckpointError: If they differ, with what differs.
+    """
+    old, new = _flat(saved), _flat(json.loads(json.dumps(here)))
+    keys = [k for k in {**old, **new} if old.get(k, "absent") != new.get(k, "absent")]
+    if keys:
+        lines = [
+            f"{k}: {old.get(k, 'absent')} there, {new.get(k, 'absent')} here" for k in keys[:8]
+        ]
+        more = f"; and {len(keys) - 8} more" if len(keys) > 8 else ""
+        message = (
+            f"the checkpoint {path} belongs to another run. {'; '.join(lines)}{more}. "
+            "Use the settings it was made with, or another path."
+        )
+        raise CheckpointError(message)
+
+
+def _flat(tree: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(tree, Mapping):
+        found: dict[str, Any] = {}
+        for key, value in tree.items():
+            found |= _flat(value, f"{name}.{key}" if name else str(key))
+        return found
+    if isinstance(tree, list) and any(isinstance(item, list | Mapping) for item in tree):
+        return _flat({str(i): item for i, item in enumerate(tree)}, name)
+    return {name: tree}
+
+
+def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    """SHA-256 of metadata, names, types, shapes and bytes."""
+    found = hashlib.sha256()
+    for key in sorted(about):
+        found.update(f"{key}\x1f{about[key]}\x1e".encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(f"{name}\x1f{tensor.dtype}\x1f{tuple(tensor.shape)}\x1e".encode())
+        found.update(tensor_bytes(tensor))
+    return found.hexdigest()
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The raw bytes of a tensor."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself durable, where the system can."""
+    if os.name == "nt":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,213 @@
+"""What surrounds the steps of one model or a population: history, validation, checkpoints, bar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fsmap.errors import CheckpointError, InputError
+from fsmap.train import checkpoint as files
+from fsmap.train.history import History, Recorder
+from fsmap.train.progress import progress as progress_bar
+from fsmap.train.settings import Settings
+from fsmap.types import Params
+
+BAR_SECONDS = 0.2  # least time between two movements of the bar
+
+
+class Tracked(NamedTuple):
+    """The lowest validation value so far: [] for one model, [M] for a population."""
+
+    params: Params
+    step: Tensor  # steps taken when it was measured; 0 while there is none
+    value: Tensor
+    stale: Tensor  # validations since
+
+
+@dataclass
+class Loop:
+    """Takes the steps of one run and does everything around them.
+
+    Attributes:
+        settings: The knobs.
+        params: Leaves that ``moving`` updates in place.
+        moving: The optimizer.
+        judge: Looks at freshly fetched numbers ``[T, C]`` or ``[T, C, M]``; raises, or marks
+            members as diverged.
+        config: What run this is, for the checkpoint.
+        members: M for a population, None for one model.
+        extra: Further state that a checkpoint must hold; restored in place.
+        step: Steps taken.
+        tracked: The best validation so far, where there is one.
+    """
+
+    settings: Settings
+    params: Params
+    moving: Optimizer
+    judge: Callable[[Recorder, Tensor], None]
+    config: dict[str, Any]
+    members: int | None = None
+    extra: dict[str, Tensor] = field(default_factory=dict)
+    step: int = 0
+    tracked: Tracked | None = None
+
+    def __post_init__(self) -> None:
+        self.recorder = Recorder(every=self.settings.log_every)
+        path = self.settings.checkpoint
+        if path is not None and path.exists():
+            self._restore(path)
+        self.schedule = self.settings.schedule.build(self.moving, self.settings.steps, self.step)
+
+    def run(self, take_step: Callable[[int], Tensor], label: str) -> None:
+        """Take all remaining steps.
+
+        Args:
+            take_step: Takes the step of the given number and returns its numbers, ``[C]`` or
+                ``[C, M]``.
+            label: What the bar says.
+        """
+        settings = self.settings
+        stopped = self._out_of_patience()
+        with progress_bar(settings.steps, label, silent=not settings.progress) as bar:
+            said = 0.0
+            while self.step < settings.steps and not stopped:
+                lr = settings.optimizer.lr * settings.schedule.factor(self.step, settings.steps)
+                self.recorder.add(self.step, lr, take_step(self.step))
+                self.step += 1
+                self.schedule.step()
+                stopped = self._after_step()
+                last = stopped or self.step == settings.steps
+                if last or self.recorder.full():
+                    text = self._flush(last)
+                    bar.update(self.step, text)
+                elif time.perf_counter() - said > BAR_SECONDS:
+                    said = time.perf_counter()
+                    bar.update(self.step)
+                self._save_if_due(last)
+
+    def _after_step(self) -> bool:
+        """Validate and call back; whether to stop."""
+        settings = self.settings
+        due = self.step % settings.validate_every == 0 or self.step == settings.steps
+        if settings.validation is not None and due:
+            with torch.no_grad():
+                self._track(torch.as_tensor(settings.validation(self._detached())))
+        stop = False
+        if settings.callback is not None:
+            stop = bool(settings.callback(self.step, self._detached()))
+        return stop or self._out_of_patience()
+
+    def _track(self, value: Tensor) -> None:
+        shape = [] if self.members is None else [self.members]
+        if list(value.shape) != shape:
+            message = (
+                f"validation must return one number, got a tensor of shape {list(value.shape)}"
+            )
+            raise InputError(message)
+        self.recorder.validated(self.step, value)
+        if self.tracked is None:
+            zero = torch.zeros(shape, dtype=torch.long, device=value.device)
+            worst = torch.full_like(value, torch.inf)
+            self.tracked = Tracked(
+                {n: p.clone() for n, p in self._detached().items()}, zero, worst, zero
+            )
+        old, limit = self.tracked, self.settings.patience
+        better = value < old.value
+        if limit is not None:
+            better &= (
+                old.stale < limit
+            )  # a member whose patience is over keeps its best, as it would alone
+        self.tracked = Tracked(
+            {
+                n: torch.where(_spread(better, p), p, old.params[n])
+                for n, p in self._detached().items()
+            },
+            torch.where(better, self.step, old.step),
+            torch.where(better, value, old.value),
+            torch.where(better, 0, old.stale + 1),
+        )
+
+    def _out_of_patience(self) -> bool:
+        if self.settings.patience is None or self.tracked is None:
+            return False
+        return bool((self.tracked.stale >= self.settings.patience).all())
+
+    def _flush(self, last: bool) -> str:
+        values = self.recorder.flush(last)
+        if not len(values):
+            return ""
+        self.judge(self.recorder, values)
+        loss = values[-1, 0]
+        return f"loss {float(loss[torch.isfinite(loss)].mean()) if loss.ndim else float(loss):.4g}"
+
+    def _save_if_due(self, last: bool) -> None:
+        settings = self.settings
+        if settings.checkpoint is None or not (last or self.step % settings.checkpoint_every == 0):
+            return
+        self._flush(last)
+        files.save(settings.checkpoint, self._checkpoint())
+
+    def _checkpoint(self) -> files.Checkpoint:
+        history = self.recorder.history()
+        groups: dict[str, dict[str, Tensor]] = {
+            "params": self._detached(),
+            "history": history.columns,
+            "validation": history.validation,
+            "extra": self.extra,
+        }
+        for name, p in self.params.items():
+            groups[f"optimizer/{name}"] = {
+                k: v for k, v in self.moving.state[p].items() if isinstance(v, Tensor)
+            }
+        if self.tracked is not None:
+            best = self.tracked
+            groups["best"] = {"step": best.step, "value": best.value, "stale": best.stale}
+            groups["best_params"] = best.params
+        tensors = {f"{g}/{n}": t for g, group in groups.items() for n, t in group.items()}
+        return files.Checkpoint(tensors, self.config, {"step": self.step})
+
+    def _restore(self, path: Path) -> None:
+        if not self.settings.resume:
+            message = (
+                f"the checkpoint {path} exists already. Pass resume=True to go on from it, choose "
+                "another path, or delete it."
+            )
+            raise CheckpointError(message)
+        saved = files.load(path)
+        files.check_same_run(path, saved.config, self.config)
+        self.step = int(saved.progress["step"])
+        if self.step > self.settings.steps:
+            message = (
+                f"the checkpoint {path} has taken {self.step} steps already, more than "
+                f"steps={self.settings.steps}. Ask for more steps, or use another path."
+            )
+            raise CheckpointError(message)
+        with torch.no_grad():
+            for name, p in self.params.items():
+                p.copy_(saved.tensors[f"params/{name}"])
+                state = saved.group(f"optimizer/{name}")
+                self.moving.state[p] = {k: v.to(p.device) for k, v in state.items()}
+            for name, t in self.extra.items():
+                t.copy_(saved.tensors[f"extra/{name}"])
+        device = next(iter(self.params.values())).device
+        best = {n: t.to(device) for n, t in saved.group("best").items()}
+        if best:
+            kept = {n: t.to(device) for n, t in saved.group("best_params").items()}
+            self.tracked = Tracked(kept, best["step"], best["value"], best["stale"])
+        history = History(saved.group("history"), saved.group("validation"))
+        self.recorder = Recorder(every=self.settings.log_every, saved=history)
+
+    def _detached(self) -> Params:
+        return {n: p.detach() for n, p in self.params.items()}
+
+
+def _spread(flags: Tensor, like: Tensor) -> Tensor:
+    """[] or [M] with as many dimensions as ``like``."""
+    return flags.reshape(flags.shape + (1,) * (like.ndim - flags.ndim)).to(like.device)

@@ -46,6 +46,10 @@ DARK = {
 NAMES = {"ps-map": "PS-MAP", "fs-map": "FS-MAP", "l-map": "L-MAP", "bma": "BMA"}
 MARKERS = {"ps-map": "o", "fs-map": "s", "l-map": "^", "bma": "D"}
 
+_CYCLE = "cycler('color', [{}])".format(
+    ", ".join(f"'{COLORS[name]}'" for name in ("fs-map", "ps-map", "l-map", "bma", "data"))
+)
+
 PANEL = (3.3, 2.5)
 """Width and height of one panel in inches."""
 
@@ -74,6 +78,7 @@ STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "grid.color": GRID,
     "grid.linewidth": 0.5,
+    "axes.prop_cycle": _CYCLE,
     "lines.linewidth": 1.6,
     "lines.markersize": 4.5,
     "lines.markeredgewidth": 0.0,

@@ -12,6 +12,12 @@ MINUS = "\u2212"
 ERRORS = {"stderr": "ours", "paper_stderr": "paper"}
 """Columns that are shown behind the ± of another column."""
 
+SYMBOLS = {
+    **{"n_train": "N", "jitter": "ε", "epsilon": "ε", "eps": "ε", "alpha": "α", "prior_std": "α"},
+    **{"num_points": "S", "lam": "λ", "noise_std": "σ", "noise_ratio": "σ/σ*", "px": "p_X"},
+}
+"""Columns that are headed by the paper's letter."""
+
 
 def number(value: Any, digits: int = 4) -> str:
     """Write a value as a table shows it.
@@ -84,7 +90,7 @@ def shown(table: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]
     header = [name for name in names if name not in ERRORS or ERRORS[name] not in names]
     error_of = {base: error for error, base in ERRORS.items() if error in names}
     lines = [[_cell(entry, name, error_of.get(name)) for name in header] for entry in table]
-    return [name.replace("_", " ") for name in header], lines
+    return [SYMBOLS.get(name, name.replace("_", " ")) for name in header], lines
 
 
 def _cell(entry: Mapping[str, Any], name: str, error: str | None) -> str:

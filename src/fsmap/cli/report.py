@@ -1,0 +1,81 @@
+"""``fsmap report``: one static page, ours beside the paper's."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fsmap.cli import console
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command.
+
+    Args:
+        subparsers: Where to.
+    """
+    parser = console.add_command(
+        subparsers,
+        "report",
+        run,
+        summary="one static page: figures, ours beside the paper's numbers, claims",
+        examples=[
+            "fsmap report runs                      # writes report/index.html",
+            "fsmap report runs results --out page   # runs of two folders on one page",
+            "fsmap report runs --redraw             # draw and judge the rows again first",
+        ],
+    )
+    parser.add_argument(
+        "folders",
+        nargs="*",
+        type=Path,
+        default=[Path("runs")],
+        metavar="DIR",
+        help="folders with runs (default: runs); of two runs of one experiment the full-size one, "
+        "then the first is shown",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("report"), metavar="DIR", help="default: report"
+    )
+    parser.add_argument(
+        "--redraw", action="store_true", help="make tables, claims and pictures anew from the rows"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page and say where it is.
+
+    Args:
+        arguments: The options of the command.
+
+    Returns:
+        0.
+    """
+    from fsmap.experiments.registry import GROUPS, registry
+    from fsmap.report.page import Entry, build
+
+    if arguments.redraw:
+        _redraw(arguments.folders)
+    catalogue = [Entry(e.id, e.label, e.title, GROUPS[e.group]) for e in registry().values()]
+    page = build(arguments.folders, arguments.out, catalogue).resolve()
+    console.say(str(page))
+    if arguments.open:
+        import webbrowser
+
+        webbrowser.open(page.as_uri())
+    return 0
+
+
+def _redraw(folders: list[Path]) -> None:
+    from fsmap.experiments.publish import redraw
+    from fsmap.experiments.registry import registry
+    from fsmap.experiments.run_folder import RunFolder
+    from fsmap.report.page import find_runs
+
+    known = registry()
+    for found in find_runs(folders):
+        if found.id in known:
+            console.note(f"{found.id}: drawing")
+            redraw(known[found.id], RunFolder(found.folder))

@@ -1,0 +1,1 @@
+"""Files of the report page: HTML (jinja2), CSS and JavaScript."""

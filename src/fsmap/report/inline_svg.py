@@ -39,7 +39,8 @@ _METADATA = re.compile(r"<metadata>.*?</metadata>\s*", re.DOTALL)
 _STYLE = re.compile(r"<defs>\s*<style.*?</style>\s*</defs>\s*", re.DOTALL)
 _COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
 _GROUP_ID = re.compile(r'<g id="[^"]*"')
-_GLYPH = re.compile(r'\s*<path id="((?:STIX|DejaVu)[^"]*)" d="([^"]*)" transform="([^"]*)"/>')
+# A space has no outline, hence no d.
+_GLYPH = re.compile(r'\s*<path id="((?:STIX|DejaVu)[^"]*)"(?: d="([^"]*)")? transform="([^"]*)"/>')
 _EMPTY_DEFS = re.compile(r"\s*<defs>\s*</defs>")
 _OPENING = re.compile(r'<svg[^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>')
 _NAME = re.compile(r'(\bid="|href="#|url\(#)(?!STIX|DejaVu)([^")]+)')
@@ -74,7 +75,7 @@ class Glyphs:
 
         def remember(match: re.Match[str]) -> str:
             name, outline, transform = match.groups()
-            outline = " ".join(outline.split())
+            outline = " ".join((outline or "").split())
             self._found.setdefault(
                 name, f'<path id="{name}" d="{outline}" transform="{transform}"/>'
             )

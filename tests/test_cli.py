@@ -1,0 +1,167 @@
+"""The command line: help, versions, errors in one line, and what each command prints."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fake_experiment import Squares, only
+from fsmap import __version__
+from fsmap.cli import build_parser, main
+from fsmap.errors import MissingDataError
+
+
+class NeedsData(Squares):
+    id = "needs-data"
+
+    def units(self, config):
+        raise MissingDataError("boston is not there.\nGet it with: fsmap data get boston")
+
+
+class Broken(Squares):
+    id = "broken"
+
+    def run(self, config, unit, context):
+        return [1 / 0]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Squares, "trouble", None)
+    with only(Squares, NeedsData, Broken):
+        yield tmp_path
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"fsmap {__version__}\n"
+
+
+def test_help_without_a_command(capsys):
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "fsmap run fourier --quick" in out
+    assert out.index(" list ") < out.index(" run ") < out.index(" report ")
+
+
+@pytest.mark.parametrize("command", ["list", "run", "report"])
+def test_every_command_has_help_with_examples(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert "examples:" in out
+    assert f"fsmap {command}" in out
+    assert "--debug" not in out
+
+
+def test_every_module_with_a_parser_is_a_command():
+    text = build_parser().format_help()
+    assert all(name in text for name in ("list", "run", "report"))
+
+
+def test_run_list_report(here, capsys):
+    assert main(["run", "squares", "--quick", "--silent"]) == 0
+    out = capsys.readouterr().out
+    assert "squares  1 of 2 claims hold" in out
+    assert "✗ the last square is a million (4.0)" in out
+    assert "See it with: fsmap report runs" in out
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out
+    assert "Models with a closed form" in out
+    line = next(line for line in out.splitlines() if line.startswith("squares"))
+    assert line.split()[1:6] == ["Fig.", "0", "cpu", "1", "s"]
+    assert "1 of 2 claims hold, quick, " in line
+    assert main(["report"]) == 0
+    assert capsys.readouterr().out.strip() == str(here / "report" / "index.html")
+    page = (here / "report" / "index.html").read_text()
+    assert "fsmap run needs-data" in page
+    assert main(["run", "squares", "--quick", "--resume"]) == 0
+    assert "squares  finished before  runs/squares" in capsys.readouterr().out
+
+
+def test_list_shows_one_experiment_with_its_settings(capsys):
+    assert main(["list", "squares"]) == 0
+    out = capsys.readouterr().out
+    assert "exact arithmetic" in out
+    assert "sizes  1,2,3,4  1,2" in out
+    assert main(["list", "square"]) == 2
+    assert "Did you mean 'squares'?" in capsys.readouterr().err
+
+
+def test_list_says_what_is_unfinished_or_damaged(here, capsys):
+    (here / "runs" / "squares").mkdir(parents=True)
+    (here / "runs" / "squares" / "units.jsonl").write_text("{}\n")
+    (here / "runs" / "broken").mkdir()
+    (here / "runs" / "broken" / "summary.json").write_text("{")
+    main(["list"])
+    out = capsys.readouterr().out
+    assert "unfinished in runs" in out
+    assert "cannot read runs/broken/summary.json" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "sqares"], "there is no experiment 'sqares'. Did you mean 'squares'?"),
+        (["run", "squares", "--set", "seed=1"], "there is no field 'seed'"),
+        (["run", "squares", "--set", "seeds=x"], "seeds is int, got 'x'"),
+        (["run", "squares", "--seeds", "0"], "--seeds must be at least 1"),
+        (["run", "squares", "--resume", "--force"], "Use one of them"),
+        (["run", "squares", "all"], "`all` stands alone"),
+        (["run", "squares", "--out", "file/runs"], "cannot write to file/runs: Not a directory"),
+        (["run", "needs-data"], "fsmap data get boston"),
+        (["report", "nowhere"], "there is no folder nowhere"),
+    ],
+)
+def test_a_mistake_is_one_message_and_exit_code_two(here, arguments, message, capsys):
+    (here / "file").write_text("in the way")
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("fsmap: ")
+    assert message in captured.err
+    assert "Traceback" not in captured.err
+
+
+def test_debug_shows_the_traceback(capsys):
+    assert main(["--debug", "report", "nowhere"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+    assert main(["report", "nowhere", "--debug"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_argparse_errors_look_alike(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["run"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.startswith("fsmap: the following arguments are required: ID")
+
+
+def test_all_skips_in_one_line_and_ends_with_one_after_a_bug(capsys):
+    assert main(["run", "all", "--quick", "--silent"]) == 1
+    captured = capsys.readouterr()
+    skipped = "needs-data  skipped: boston is not there. Get it with: fsmap data get boston\n"
+    assert skipped in captured.out
+    assert "squares  1 of 2" in captured.out
+    assert "ZeroDivisionError" in captured.err
+    assert "fsmap: 1 of 3 failed." in captured.err
+
+
+def test_redraw_makes_the_claims_anew(here, monkeypatch, capsys):
+    main(["run", "squares", "--quick", "--silent"])
+    monkeypatch.setattr(Squares, "claims", lambda self, rows: [])
+    assert main(["report", "--redraw"]) == 0
+    assert "squares: drawing" in capsys.readouterr().err
+    assert "larger numbers" not in (here / "report" / "index.html").read_text()
+
+
+def test_a_reader_who_has_had_enough_is_no_error():
+    command = f"{sys.executable} -m fsmap.cli list | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    assert done.returncode in (0, 141)

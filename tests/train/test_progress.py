@@ -1,0 +1,94 @@
+"""Progress: plain lines in a log, a bar of rich's on a terminal, silence inside another bar."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+
+from fsmap.train import progress as module
+from fsmap.train.progress import Plain, Silent, duration, progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_plain_lines_come_now_and_then_with_the_time_left(clock):
+    stream = io.StringIO()
+    with progress(10, "fourier", stream=stream) as bar:
+        assert isinstance(bar, Plain)
+        clock[0] = 1.0
+        bar.advance(2)
+        assert stream.getvalue() == ""
+        clock[0] = 20.0
+        bar.update(text="n_train=400")
+        clock[0] = 25.0
+        bar.update(5)
+        clock[0] = 40.0
+        bar.update(8)
+    lines = ["fourier   20%  20 s, 1 min 20 s left  n_train=400"]
+    lines += ["fourier   80%  40 s, 10 s left  n_train=400"]
+    assert stream.getvalue().splitlines() == lines
+
+
+def test_nothing_is_known_at_the_start():
+    assert Plain(10, "a", io.StringIO()).line(3.0) == "a    0%  3.0 s"
+    assert Plain(0, "a", io.StringIO()).line(3.0) == "a    0%  3.0 s"
+
+
+def test_a_bar_inside_a_bar_and_a_silent_one_say_nothing(clock):
+    stream = io.StringIO()
+    with progress(1, "outer", stream=stream), progress(1, "inner", stream=stream) as inner:
+        assert isinstance(inner, Silent)
+        clock[0] = 100.0
+        inner.advance()
+        inner.update(1.0, "done")
+    with progress(1, "silent", silent=True, stream=stream) as bar:
+        assert isinstance(bar, Silent)
+    assert stream.getvalue() == ""
+
+
+def test_the_outer_bar_is_free_again_after_an_error():
+    with pytest.raises(RuntimeError, match="boom"), progress(1, "a", stream=io.StringIO()):
+        raise RuntimeError("boom")
+    with progress(1, "b", stream=io.StringIO()) as bar:
+        assert isinstance(bar, Plain)
+
+
+def test_rich_on_a_terminal():
+    stream = Terminal()
+    with progress(4, "four[ier]", stream=stream) as bar:
+        bar.advance()
+        bar.update(text="n[train]=3")
+        bar.update(3)
+    assert "four[ier]" in stream.getvalue()
+
+
+def test_plain_on_a_terminal_without_rich(monkeypatch):
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with progress(1, "a", stream=Terminal()) as bar:
+        assert isinstance(bar, Plain)
+
+
+def test_the_module_itself_needs_the_standard_library_only():
+    file = module.__file__
+    code = f"import runpy, sys; runpy.run_path({file!r}); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_long_times():
+    assert duration(59.6) == "1 min 00 s"
+    assert duration(3599.4) == "59 min 59 s"
+    assert duration(3600) == "1 h 00 min"

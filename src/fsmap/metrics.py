@@ -205,15 +205,15 @@ def _slope(margin: Tensor, a: float) -> tuple[float, float]:
 def _root(margin: Tensor, low: float, high: float) -> float:
     """Where the slope changes its sign; Newton, or the middle of the bracket where that is slow."""
     a, before = min(max(1.0, low), high), math.inf
-    for _ in range(200):
+    while high - low > 1e-10 * low:
         slope, curvature = _slope(margin, a)
         low, high = (a, high) if slope < 0 else (low, a)
-        new = a - slope / curvature if curvature > 0 else low
-        if not low < new < high or abs(slope) > before / 2:
-            new = math.sqrt(low * high)
-        if slope == 0 or abs(new - a) <= 1e-13 * a:
-            break
-        a, before = new, abs(slope)
+        step = slope / curvature if curvature > 0 else math.inf
+        if abs(step) <= 1e-10 * a:
+            return a - step
+        # Either the slope halves or the bracket does, in the logarithm: this ends.
+        slow = not low < a - step < high or abs(slope) > before / 2
+        a, before = math.sqrt(low * high) if slow else a - step, abs(slope)
     return a
 
 

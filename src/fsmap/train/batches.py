@@ -83,8 +83,7 @@ def as_batch(data: object, params: Params) -> Batch:
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
         message = f"data must be Batch(x, y), a pair, or have .x and .y, got {type(data).__name__}"
         raise InputError(message)
-    like = next(iter(params.values()))
-    x, y = (points.to(part, device=like.device, dtype=like.dtype) for part in pair)
+    x, y = pair
     points.check(x)
     if not isinstance(y, Tensor) or y.ndim == 0:
         message = f"y must be a tensor with one entry per point, got {type(y).__name__}"
@@ -96,7 +95,9 @@ def as_batch(data: object, params: Params) -> Batch:
         bad = int((~torch.isfinite(y)).reshape(len(y), -1).any(1).sum())
         message = f"y has NaN or inf in {bad} of {len(y)} points. Remove or impute them."
         raise InputError(message)
-    return Batch(x, y)
+    like = next(iter(params.values()))
+    place = {"device": like.device, "dtype": like.dtype}
+    return Batch(points.to(x, **place), points.to(y, **place))
 
 
 def sample_batch(data: Batch, size: int | None) -> Batch:

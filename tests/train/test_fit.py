@@ -1,0 +1,381 @@
+"""``fit`` against a plain torch loop, its seeds, its stops, and its resumption after a kill."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fsmap
+from cases import case
+from fsmap.errors import CheckpointError, DivergedError, InputError, UnsupportedModuleError
+from fsmap.linalg.probes import Stream
+from fsmap.train import checkpoint as files
+from fsmap.train.batches import Batches
+from fsmap.train.fit import fit
+from fsmap.train.optim import adam, cosine, sgd, warmup
+from fsmap.types import Batch
+from oracles import logdet_slow
+
+NOISE, PRIOR = fsmap.Gaussian(0.2), fsmap.Normal(1.0)
+
+
+def uniform() -> fsmap.px.Uniform:
+    return fsmap.px.Uniform(-1.0, 1.0)
+
+
+def data(n: int = 24) -> Batch:
+    x = torch.linspace(-1, 1, n)[:, None]
+    return Batch(x, torch.sin(3 * x))
+
+
+def quiet(objective: fsmap.Objective, train: object = None, **knobs: object):
+    it = case("tanh_mlp")
+    return fit(
+        objective, it.f, it.params, data() if train is None else train, progress=False, **knobs
+    )
+
+
+def fs_map(**knobs: object) -> fsmap.Objective:
+    return fsmap.fs_map(
+        NOISE, PRIOR, uniform(), **({"num_points": 12, "jitter": 1e-3, "num_data": 24} | knobs)
+    )
+
+
+def l_map(**knobs: object) -> fsmap.Objective:
+    return fsmap.l_map(
+        NOISE, PRIOR, uniform(), **({"num_points": 6, "jitter": 2.0, "num_data": 24} | knobs)
+    )
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+def test_fs_map_equals_a_plain_loop():
+    """Mini-batches, warm-up, and the log-posterior of the function written out."""
+    steps, it, train = 15, case("tanh_mlp"), data()
+    state, history = quiet(
+        fs_map(), steps=steps, optimizer=adam(0.05), schedule=warmup(5), batch_size=8, seed=3
+    )
+
+    twin = {n: p.detach().clone().requires_grad_() for n, p in it.params.items()}
+    moving = torch.optim.Adam(twin.values(), lr=0.05)
+    batches = Batches(24, 8, seed=3)
+    noise, prior = torch.distributions.Normal(0, 0.2), torch.distributions.Normal(0, 1.0)
+    for step in range(steps):
+        rows = batches.rows(step)
+        x_eval = uniform().sample(12, Stream(3, step).points())
+        gram = _gram(it.f, twin, x_eval) + 1e-3 * torch.eye(10)
+        parts = [
+            3 * noise.log_prob(train.y[rows] - it.f(twin, train.x[rows])).sum(),
+            prior.log_prob(torch.cat([p.reshape(-1) for p in twin.values()])).sum(),
+            -0.5 * torch.linalg.slogdet(gram).logabsdet,
+        ]
+        slow = -0.5 * logdet_slow(it.f, twin, x_eval, 1e-3)
+        torch.testing.assert_close(parts[2].detach(), slow)
+        recorded = [history.parts[step][name] for name in ("likelihood", "prior", "geometry")]
+        assert recorded == pytest.approx([p.item() for p in parts], rel=1e-8)
+        loss = -sum(parts) / 24
+        assert history.loss[step].item() == pytest.approx(loss.item(), rel=1e-8)
+        moving.zero_grad()
+        loss.backward()
+        for group in moving.param_groups:
+            group["lr"] = 0.05 * min(1, (step + 1) / 5)
+        moving.step()
+    for n, p in twin.items():
+        torch.testing.assert_close(state.params[n], p.detach(), rtol=1e-8, atol=1e-10)
+
+
+def _gram(f, params, x):
+    rows = []
+    for point in x:
+        out = f(params, point[None]).reshape(())
+        grads = torch.autograd.grad(out, list(params.values()), create_graph=True)
+        rows.append(torch.cat([g.reshape(-1) for g in grads]))
+    jac = torch.stack(rows)
+    return jac.mT @ jac / len(x)
+
+
+def test_l_map_equals_a_plain_loop():
+    steps, it, train = 12, case("tanh_mlp"), data()
+    state, _ = quiet(l_map(estimator="fd"), steps=steps, optimizer=sgd(1e-3, momentum=0.9), seed=1)
+    twin = {n: p.detach().clone().requires_grad_() for n, p in it.params.items()}
+    moving = torch.optim.SGD(twin.values(), lr=1e-3, momentum=0.9)
+    noise, prior = torch.distributions.Normal(0, 0.2), torch.distributions.Normal(0, 1.0)
+    for step in range(steps):
+        stream = Stream(1, step)
+        x_eval, psi = uniform().sample(6, stream.points()), stream.psi(twin)
+        moved = {n: p + 1e-3 * psi[n][0] for n, p in twin.items()}
+        R = (it.f(moved, x_eval) - it.f(twin, x_eval)).square().sum() / 6 / 1e-6
+        log_p = noise.log_prob(train.y - it.f(twin, train.x)).sum() - R / (2 * 2.0)
+        log_p = log_p + prior.log_prob(torch.cat([p.reshape(-1) for p in twin.values()])).sum()
+        moving.zero_grad()
+        (-log_p / 24).backward()
+        moving.step()
+    for n, p in twin.items():
+        torch.testing.assert_close(state.params[n], p.detach(), rtol=1e-9, atol=1e-11)
+
+
+def test_the_start_is_never_modified_and_the_seed_decides():
+    it = case("tanh_mlp")
+    before = {n: p.detach().clone() for n, p in it.params.items()}
+    one, first = quiet(l_map(), steps=4, seed=0, batch_size=8)
+    two, second = quiet(l_map(), steps=4, seed=0, batch_size=8)
+    three, _ = quiet(l_map(), steps=4, seed=1, batch_size=8)
+    assert same(one.params, two.params)
+    assert torch.equal(first.loss, second.loss)
+    assert not same(one.params, three.params)
+    fit(l_map(), it.f, it.params, data(), steps=2, progress=False)
+    assert same(before, {n: p.detach() for n, p in it.params.items()})
+    assert not any(p.requires_grad for p in one.params.values())
+
+
+def test_training_helps_and_a_cosine_ends_at_rest():
+    state, history = quiet(fs_map(), steps=120, optimizer=adam(0.05), schedule=cosine())
+    assert history.loss[-1] < 0.2 * history.loss[0]
+    assert history.columns["lr"][0] == 0.05
+    assert history.columns["lr"][-1] < 1e-4
+    assert state.step == 120
+
+
+def test_dropout_is_repeatable_and_leaves_torch_alone(seeded: None):
+    f, params = fsmap.functional(
+        nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Dropout(0.5), nn.Linear(20, 1))
+    )
+    state = torch.random.get_rng_state()
+    runs = [
+        fit(l_map(), f, params, data(), steps=3, seed=s, progress=False)[0].params
+        for s in (0, 0, 1)
+    ]
+    assert same(runs[0], runs[1])
+    assert not same(runs[0], runs[2])
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_validation_keeps_the_best_and_patience_ends_it():
+    values = iter([3.0, 1.0, 2.0, 5.0, 0.5])
+    seen: list[dict[str, Tensor]] = []
+
+    def validation(params: dict[str, Tensor]) -> float:
+        seen.append({n: p.clone() for n, p in params.items()})
+        return next(values)
+
+    state, history = quiet(l_map(), steps=50, validation=validation, validate_every=5, patience=2)
+    assert state.step == 20
+    assert (state.best.step, state.best.value) == (10, 1.0)
+    assert same(state.best.params, seen[1])
+    assert same(state.params, seen[3])
+    assert history.validation["step"].tolist() == [5, 10, 15, 20]
+    assert history.validation["value"].tolist() == [3.0, 1.0, 2.0, 5.0]
+
+
+def test_the_last_step_is_validated_and_nan_is_never_best():
+    state, history = quiet(
+        l_map(), steps=7, validation=lambda p: torch.tensor(torch.nan), validate_every=5
+    )
+    assert history.validation["step"].tolist() == [5, 7]
+    assert state.best is None
+
+
+def test_a_callback_sees_every_step_and_may_stop():
+    seen = []
+    state, history = quiet(
+        l_map(), steps=50, callback=lambda step, params: seen.append(step) or step == 6
+    )
+    assert seen == [1, 2, 3, 4, 5, 6]
+    assert state.step == 6
+    assert len(history.loss) == 6
+
+
+def test_divergence_names_the_term():
+    with pytest.raises(DivergedError, match=r"diverged at step \d+: the likelihood term"):
+        quiet(fsmap.ps_map(NOISE, fsmap.Flat(), num_data=24), steps=400, optimizer=sgd(1e30))
+    with pytest.raises(DivergedError, match=r"diverged at step 0: the geometry term"):
+        quiet(l_map(jitter=1e-320), steps=5)
+
+
+def test_active_batchnorm_is_refused():
+    it = case("batchnorm_train")
+    objective = fsmap.ps_map(NOISE, PRIOR, num_data=6)
+    with pytest.raises(UnsupportedModuleError, match=r"BatchNorm1d"):
+        fit(objective, it.f, it.params, (it.x, torch.zeros(6, 2)), steps=1)
+    it.module.eval()
+    state, _ = fit(objective, it.f, it.params, (it.x, torch.zeros(6, 2)), steps=1, progress=False)
+    assert state.step == 1
+
+
+def test_labels_out_of_range_are_found_before_training():
+    it = case("wide")
+    y = torch.tensor([0, 1, 2, 0, -100])
+    with pytest.raises(InputError, match=r"labels must lie in 0..2 for 3 logits.*from -100"):
+        fit(
+            fsmap.ps_map(fsmap.Categorical(), PRIOR, num_data=5),
+            it.f,
+            it.params,
+            (it.x, y),
+            steps=1,
+            batch_size=2,
+        )
+
+
+@pytest.mark.parametrize(
+    ("knobs", "text"),
+    [
+        ({"steps": 0}, r"steps must be at least 1, got 0"),
+        ({"log_every": 0}, r"log_every must be at least 1, got 0"),
+        ({"clip": 0.0}, r"clip must be > 0, or None for no clipping, got 0"),
+        ({"patience": 3}, r"patience counts validations, and there is no validation"),
+        ({"resume": True}, r"resume=True needs checkpoint=PATH"),
+        (
+            {"validation": lambda p: torch.ones(2), "validate_every": 1},
+            r"one number, got a tensor of shape \[2\]",
+        ),
+    ],
+)
+def test_bad_knobs_are_refused(knobs: dict[str, object], text: str):
+    with pytest.raises(InputError, match=text):
+        quiet(l_map(), **({"steps": 2} | knobs))
+
+
+RUN = {
+    "steps": 30,
+    "optimizer": adam(0.02),
+    "batch_size": 7,
+    "clip": 5.0,
+    "seed": 2,
+    "checkpoint_every": 4,
+}
+
+
+class Interrupted(Exception):
+    """Stands for a kill between two steps."""
+
+
+@pytest.mark.parametrize("at", [1, 4, 15])
+@pytest.mark.parametrize("moving", [adam(0.02), sgd(1e-3, momentum=0.9)], ids=["adam", "sgd"])
+def test_resume_is_bit_exact(tmp_path: Path, at: int, moving: object):
+    values = {"validation": lambda p: float(p["0.bias"].sum()), "validate_every": 3}
+    knobs = RUN | values | {"optimizer": moving, "schedule": cosine(warmup=5)}
+    whole, history = quiet(l_map(), **knobs)
+
+    def interrupt(step: int, params: object) -> None:
+        if step == at:
+            raise Interrupted
+
+    path = tmp_path / "run.ckpt"
+    with pytest.raises(Interrupted):
+        quiet(l_map(), **knobs, checkpoint=path, callback=interrupt)
+    assert path.exists() == (at > 4)
+    again, resumed = quiet(l_map(), **knobs, checkpoint=path, resume=True)
+    assert same(again.params, whole.params)
+    assert same(again.best.params, whole.best.params)
+    assert again.best[1:] == whole.best[1:]
+    for name in set(history.columns) - {"seconds"}:
+        assert torch.equal(history.columns[name], resumed.columns[name]), name
+    assert same(history.validation, resumed.validation)
+
+
+def test_a_finished_run_is_read_back_and_a_longer_one_goes_on(tmp_path: Path):
+    path = tmp_path / "run.ckpt"
+    short, _ = quiet(l_map(), **RUN, checkpoint=path)
+    again, history = quiet(l_map(), **RUN, checkpoint=path, resume=True)
+    assert same(short.params, again.params)
+    assert len(history.loss) == 30
+    longer, history = quiet(l_map(), **(RUN | {"steps": 40}), checkpoint=path, resume=True)
+    whole, expected = quiet(l_map(), **(RUN | {"steps": 40}))
+    assert same(longer.params, whole.params)
+    assert torch.equal(history.loss, expected.loss)
+    with pytest.raises(CheckpointError, match=r"has taken 40 steps already, more than steps=30"):
+        quiet(l_map(), **RUN, checkpoint=path, resume=True)
+
+
+def test_an_early_stop_stays_stopped_after_a_resume(tmp_path: Path):
+    knobs = {
+        "steps": 50,
+        "validation": lambda p: 1.0,
+        "validate_every": 2,
+        "patience": 3,
+        "checkpoint": tmp_path / "c",
+    }
+    state, _ = quiet(l_map(), **knobs)
+    again, _ = quiet(l_map(), **knobs, resume=True)
+    assert state.step == again.step == 8
+
+
+def test_another_run_is_refused(tmp_path: Path):
+    path = tmp_path / "run.ckpt"
+    quiet(l_map(), **RUN, checkpoint=path)
+    with pytest.raises(CheckpointError, match=r"exists already. Pass resume=True"):
+        quiet(l_map(), **RUN, checkpoint=path)
+    go_on = {"checkpoint": path, "resume": True}
+    with pytest.raises(CheckpointError, match=r"objective.geometry.jitter: 2.0 there, 3.0 here"):
+        quiet(l_map(jitter=3.0), **RUN, **go_on)
+    with pytest.raises(
+        CheckpointError, match=r"optimizer.lr: 0.02 there, 0.5 here; seed: 2 there, 9 here"
+    ):
+        quiet(l_map(), **(RUN | {"seed": 9, "optimizer": adam(0.5)}), **go_on)
+    with pytest.raises(CheckpointError, match=r"data.y: float64 \[24, 1\] sha256"):
+        quiet(l_map(), (data().x, -data().y), **RUN, **go_on)
+    it = case("relu")
+    with pytest.raises(
+        CheckpointError,
+        match=r"model.parameters.0.weight: float64 \[3, 1\] there, float64 \[4, 2\]",
+    ):
+        fit(
+            fsmap.ps_map(NOISE, PRIOR, num_data=6),
+            it.f,
+            it.params,
+            (it.x, torch.zeros(6, 1)),
+            steps=3,
+            checkpoint=path,
+            resume=True,
+        )
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match=r"truncated"):
+        quiet(l_map(), **RUN, **go_on)
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_default_dtype(torch.float64)
+from train.test_fit import RUN, l_map, quiet
+quiet(l_map(), **(RUN | {{"steps": 100, "checkpoint_every": 1}}), checkpoint={path!r}, resume=True,
+      callback=lambda step, params: sys.stdout.write(f"{{step}}\\n") and sys.stdout.flush())
+"""
+
+
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path):
+    """SIGKILL twice, wherever it hits: a checkpoint is written after every step."""
+    path = tmp_path / "run.ckpt"
+    knobs = RUN | {"steps": 100, "checkpoint_every": 1_000}
+    whole, expected = quiet(l_map(), **knobs)
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT.format(tests=str(Path(__file__).parents[1]), path=str(path)),
+    ]
+    reached = []
+    for wait in (0.0, 0.004):
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        child.stdout.readline()  # it has taken a step
+        for _ in range(10):
+            child.stdout.readline()
+        time.sleep(wait)
+        os.kill(child.pid, signal.SIGKILL)
+        child.communicate()
+        assert child.returncode == -signal.SIGKILL
+        reached.append(files.load(path).progress["step"])
+    assert 0 < reached[0] < reached[1] < 100
+    state, history = quiet(l_map(), **knobs, checkpoint=path, resume=True)
+    assert same(state.params, whole.params)
+    assert torch.equal(history.loss, expected.loss)

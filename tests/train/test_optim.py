@@ -1,0 +1,125 @@
+"""Descriptions of optimizers and schedules, against torch's own classes and formulas."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fsmap.errors import InputError
+from fsmap.train import optim
+
+SPECS = {
+    "adam": (optim.adam(0.1, betas=(0.8, 0.99)), lambda p: torch.optim.Adam(p, 0.1, (0.8, 0.99))),
+    "adamw": (
+        optim.adamw(0.1, weight_decay=0.3),
+        lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.3),
+    ),
+    "sgd": (
+        optim.sgd(0.1, momentum=0.9, nesterov=True),
+        lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_fused_form_takes_torchs_steps(name: str, generator: torch.Generator):
+    spec, make = SPECS[name]
+    start = torch.randn(4, 3, generator=generator)
+    a, b = start.clone().requires_grad_(), start.clone().requires_grad_()
+    ours, theirs = spec.build([a]), make([b])
+    for _ in range(5):
+        a.grad = b.grad = torch.randn(4, 3, generator=generator)
+        ours.step()
+        theirs.step()
+    torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-15)
+    assert (a - start).abs().min() > 1e-3
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_stack_moves_as_its_members_alone(name: str, generator: torch.Generator):
+    spec, _ = SPECS[name]
+    start, grads = torch.randn(2, 3, 2, generator=generator)
+    stack = start.clone().requires_grad_()
+    alone = start[1].clone().requires_grad_()
+    stack.grad, alone.grad = grads, grads[1].clone()
+    spec.build([stack]).step()
+    spec.build([alone]).step()
+    torch.testing.assert_close(stack[1], alone, rtol=1e-14, atol=0)
+
+
+def test_schedules():
+    steps = 200
+    warm = [optim.warmup(100).factor(s, steps) for s in range(steps)]
+    assert warm[0] == 0.01
+    assert warm[49] == 0.5
+    assert warm[99:] == [1.0] * 101
+    half = [optim.cosine().factor(s, steps) for s in range(steps + 1)]
+    assert half[0] == 1.0
+    assert half[100] == pytest.approx(0.5)
+    assert half[steps] == pytest.approx(0.0, abs=1e-15)
+    both = optim.cosine(warmup=100)
+    assert both.factor(49, steps) == 0.5
+    assert both.factor(150, steps) == pytest.approx(0.5)
+    assert {optim.constant().factor(s, steps) for s in range(steps)} == {1.0}
+
+
+@pytest.mark.parametrize("start", [0, 7])
+def test_the_scheduler_sets_the_rate_of_the_step_about_to_be_taken(start: int):
+    p = torch.zeros(1, requires_grad=True)
+    p.grad = torch.ones(1)
+    moving = optim.sgd(0.5).build([p])
+    schedule = optim.cosine().build(moving, 10, start)
+    for step in range(start, 10):
+        expected = 0.5 * 0.5 * (1 + math.cos(math.pi * step / 10))
+        assert moving.param_groups[0]["lr"] == pytest.approx(expected, rel=1e-15)
+        moving.step()
+        schedule.step()
+
+
+def test_norm_and_clipping_agree_with_torch(generator: torch.Generator):
+    shapes = {"w": (3, 2), "b": (3,), "s": ()}
+    grads = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}
+    leaves = [torch.zeros_like(g).requires_grad_() for g in grads.values()]
+    for leaf, g in zip(leaves, grads.values(), strict=True):
+        leaf.grad = g.clone()
+    theirs = torch.nn.utils.clip_grad_norm_(leaves, 0.7)
+    norm = optim.global_norm(grads)
+    clipped = optim.scale(grads, optim.clip_factor(norm, 0.7))
+    torch.testing.assert_close(norm, theirs)
+    for leaf, g in zip(leaves, clipped.values(), strict=True):
+        torch.testing.assert_close(g, leaf.grad)
+    assert optim.global_norm(clipped) == pytest.approx(0.7, rel=1e-5)
+    assert optim.clip_factor(norm, 1e3) == 1.0  # small gradients stay as they are
+
+
+def test_a_stack_is_clipped_member_by_member(generator: torch.Generator):
+    grads = {
+        "w": torch.randn(4, 3, 2, generator=generator),
+        "s": torch.randn(4, generator=generator),
+    }
+    grads = {
+        n: g * torch.tensor([0.01, 1, 10, 100]).reshape(-1, *[1] * (g.ndim - 1))
+        for n, g in grads.items()
+    }
+    norm = optim.global_norm(grads, stacked=True)
+    clipped = optim.scale(grads, optim.clip_factor(norm, 0.5))
+    for k in range(4):
+        alone = {n: g[k] for n, g in grads.items()}
+        own = optim.global_norm(alone)
+        torch.testing.assert_close(norm[k], own)
+        for n, g in optim.scale(alone, optim.clip_factor(own, 0.5)).items():
+            torch.testing.assert_close(clipped[n][k], g)
+    assert torch.equal(clipped["w"][0], grads["w"][0])
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, math.inf, math.nan])
+def test_a_bad_learning_rate_is_refused(lr: float):
+    with pytest.raises(InputError, match=r"lr must be positive and finite, got"):
+        optim.adam(lr)
+
+
+def test_a_negative_warmup_is_refused():
+    with pytest.raises(InputError, match=r"warmup steps must be at least 0, got -1"):
+        optim.warmup(-1)

@@ -1,0 +1,190 @@
+"""Objectives: scale, sign, and the properties that make FS-MAP what it is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import fsmap
+from fsmap.errors import InputError
+from fsmap.linalg.probes import Stream
+from fsmap.objective.compose import variational_fs_map
+from fsmap.objective.geometry import NoGeometry
+from fsmap.objective.likelihood import Categorical, Gaussian
+from fsmap.objective.prior import Normal, Reparametrized
+from fsmap.types import Batch, Draws
+from tests.cases import case
+from tests.oracles import logdet_slow, trace_slow
+
+N = 30
+
+
+def data(seed: int = 0) -> Batch:
+    g = torch.Generator().manual_seed(seed)
+    return Batch(torch.randn(N, 1, generator=g), torch.randn(N, 1, generator=g))
+
+
+def terms():
+    return Gaussian(0.5), Normal(2.0)
+
+
+def test_loss_is_minus_the_sum_of_the_parts_over_n() -> None:
+    m, batch = case("tanh_mlp"), data()
+    objective = fsmap.fs_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=20, jitter=0.1, num_data=N)
+    draws = objective.draw(m.f, m.params, Stream(0, 0))
+    loss, parts = objective.loss(m.f, m.params, batch, draws)
+    residual = m.f(m.params, batch.x) - batch.y
+    likelihood = -0.5 * (residual / 0.5).square().sum() - N * math.log(0.5 * math.sqrt(2 * math.pi))
+    theta = torch.cat([p.reshape(-1) for p in m.params.values()])
+    prior = -0.5 * (theta / 2).square().sum() - len(theta) * math.log(2 * math.sqrt(2 * math.pi))
+    geometry = -0.5 * logdet_slow(m.f, m.params, draws.x, 0.1)
+    assert parts["likelihood"].item() == pytest.approx(likelihood.item(), rel=1e-10)
+    assert parts["prior"].item() == pytest.approx(prior.item(), rel=1e-10)
+    assert parts["geometry"].item() == pytest.approx(geometry.item(), rel=1e-9)
+    assert loss.item() == pytest.approx(-(likelihood + prior + geometry).item() / N, rel=1e-9)
+
+
+def test_a_batch_stands_for_all_the_data() -> None:
+    m, batch = case("tanh_mlp"), data()
+    objective = fsmap.ps_map(*terms(), num_data=N)
+    whole = objective.parts(m.f, m.params, batch, Draws())["likelihood"]
+    thirds = [Batch(x, y) for x, y in zip(batch.x.split(10), batch.y.split(10), strict=True)]
+    mean = torch.stack([objective.parts(m.f, m.params, b, Draws())["likelihood"] for b in thirds]).mean()
+    assert mean.item() == pytest.approx(whole.item(), rel=1e-12)
+
+
+def test_jitter_and_strength_are_two_names_of_one_number() -> None:
+    m, batch = case("tanh_mlp"), data()
+    px, eps = fsmap.px.Uniform(-1, 1), 0.7
+    common = {"num_points": 20, "num_data": N, "estimator": "exact"}
+    by_jitter = fsmap.l_map(*terms(), px, jitter=eps, **common)
+    by_strength = fsmap.l_map(*terms(), px, reg_strength=1 / (2 * eps * N), **common)
+    draws = by_jitter.draw(m.f, m.params, Stream(0, 0))
+    loss = by_jitter.loss(m.f, m.params, batch, draws)[0]
+    assert by_strength.loss(m.f, m.params, batch, draws)[0].item() == pytest.approx(loss.item(), rel=1e-12)
+    plain = fsmap.ps_map(*terms(), num_data=N).loss(m.f, m.params, batch, Draws())[0]
+    R = trace_slow(m.f, m.params, draws.x)
+    assert (loss - plain).item() == pytest.approx((R / (2 * eps * N)).item(), rel=1e-9)  # λR
+
+
+def test_strength_zero_is_ps_map_itself() -> None:
+    objective = fsmap.l_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=5, num_data=N, reg_strength=0)
+    assert objective == fsmap.ps_map(*terms(), num_data=N)
+    assert isinstance(objective.geometry, NoGeometry)
+
+
+class Sinh(nn.Module):
+    """f in θ' with θ = asinh(θ'/scale): the same functions, other coordinates."""
+
+    def __init__(self, f, params, scale: float) -> None:
+        super().__init__()
+        self.f, self.scale = f, scale
+        self.flat = nn.ParameterDict(
+            {n.replace(".", "_"): nn.Parameter(scale * p.detach().sinh()) for n, p in params.items()}
+        )
+        self.names = list(params)
+
+    def forward(self, x):
+        theta = {n: (self.flat[n.replace(".", "_")] / self.scale).asinh() for n in self.names}
+        return self.f(theta, x)
+
+
+@given(seed=st.integers(0, 10**6), scale=st.floats(0.3, 3.0))
+@settings(max_examples=20, deadline=None)
+def test_fs_map_is_invariant_to_reparametrization_and_ps_map_is_not(seed: int, scale: float) -> None:
+    m, batch = case("tanh_mlp", seed), data()
+    x = torch.linspace(-2, 2, 25)[:, None]
+    there_module = Sinh(m.f, m.params, scale)
+    f2, params2 = fsmap.functional(there_module)
+    prior = Normal(2.0)
+    prior2 = Reparametrized(prior, lambda t: (t / scale).asinh())
+
+    def value(build, f, params, prior) -> float:
+        objective = build(prior)
+        return sum(objective.parts(f, params, batch, Draws(x)).values()).item()
+
+    def fs(prior):
+        px = fsmap.px.Uniform(-2, 2)
+        return fsmap.fs_map(Gaussian(0.5), prior, px, num_points=25, jitter=0.0, num_data=N)
+
+    def ps(prior):
+        return fsmap.ps_map(Gaussian(0.5), prior, num_data=N)
+
+    sigma = torch.linalg.svdvals(
+        fsmap.linalg.logdet.whitened_rows(m.f, m.params, x)[0]
+    )
+    if sigma[-1] < 1e-5 * sigma[0]:  # rounding would be larger than what is tested
+        return
+    here, there = value(fs, m.f, m.params, prior), value(fs, f2, params2, prior2)
+    assert there == pytest.approx(here, rel=1e-6, abs=1e-4)
+    here_ps, there_ps = value(ps, m.f, m.params, prior), value(ps, f2, params2, prior2)
+    assert abs(there_ps - here_ps) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "exactly one of them; got jitter=None, reg_strength=None"),
+        ({"jitter": 1.0, "reg_strength": 1.0}, "exactly one of them"),
+        ({"jitter": -1.0}, "jitter must be positive and finite, got -1"),
+        ({"reg_strength": float("nan")}, "reg_strength must be positive and finite, got nan"),
+        ({"jitter": 1.0, "every": 0}, "every must be at least 1, got 0"),
+        ({"jitter": 1.0, "estimator": "magic"}, "unknown trace estimator 'magic'; known: fd"),
+    ],
+)
+def test_l_map_refuses(arguments: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fsmap.l_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=5, num_data=N, **arguments)
+
+
+def test_others_refuse() -> None:
+    px = fsmap.px.Uniform(-1, 1)
+    with pytest.raises(InputError, match="unknown log_det method 'qr'; known: auto, dense"):
+        fsmap.fs_map(*terms(), px, num_points=5, jitter=1.0, num_data=N, method="qr")
+    with pytest.raises(InputError, match="num_data must be at least 1, got 0"):
+        fsmap.ps_map(*terms(), num_data=0)
+    with pytest.raises(InputError, match="covariance must be 'function' or 'isotropic', got 'full'"):
+        variational_fs_map(*terms(), px, num_points=5, num_data=N, scale=0.1, jitter=0.1, covariance="full")
+
+
+def test_check_names_what_does_not_fit() -> None:
+    m, batch = case("tanh_mlp"), data()
+    fits = fsmap.fs_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=20, jitter=0.1, num_data=N)
+    fits.check(m.f, m.params, batch)
+    wrong = fsmap.fs_map(*terms(), fsmap.px.Normal(shape=(3,)), num_points=20, jitter=0.1, num_data=N)
+    with pytest.raises((InputError, fsmap.errors.UnsupportedModuleError), match="p_X|shape"):
+        wrong.check(m.f, m.params, batch)
+    with pytest.raises(InputError, match="x has 30 points and y has 29"):
+        fits.check(m.f, m.params, Batch(batch.x, batch.y[:-1]))
+    with pytest.raises(InputError, match="NaN or inf in 1 of 30 points"):
+        bad = batch.x.clone()
+        bad[3] = torch.nan
+        fits.check(m.f, m.params, Batch(bad, batch.y))
+    with pytest.raises(InputError, match=r"jitter=0 with S\*K=5, P=10"):
+        fsmap.fs_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=5, jitter=0.0, num_data=N).check(
+            m.f, m.params, batch
+        )
+
+
+def test_objective_vmaps_over_hyperparameters() -> None:
+    m, batch = case("wide"), Batch(torch.randn(8, 2, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3)
+    px = fsmap.px.Normal(shape=(2,))
+
+    def loss(std, strength):
+        objective = fsmap.l_map(
+            Categorical(), Normal(std), px, num_points=4, num_data=8, reg_strength=strength
+        )
+        return objective.loss(m.f, m.params, batch, draws)[0]
+
+    draws = fsmap.l_map(Categorical(), Normal(1.0), px, num_points=4, num_data=8, jitter=1.0).draw(
+        m.f, m.params, Stream(0, 0)
+    )
+    stds, strengths = torch.tensor([0.5, 2.0]), torch.tensor([1e-3, 1e-1])
+    together = torch.func.vmap(loss)(stds, strengths)
+    alone = torch.stack([loss(s, t) for s, t in zip(stds, strengths, strict=True)])
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,138 @@
+"""Geometry terms against the slow definitions; draws are a function of the stream alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import fsmap
+from fsmap.functional import unravel
+from fsmap.linalg.probes import Stream
+from fsmap.objective.geometry import Laplacian, LogDet, NoGeometry, Variational
+from fsmap.types import Draws
+from tests.cases import case
+from tests.oracles import gram_slow, jacobian_slow, logdet_slow, trace_slow
+
+PX = fsmap.px.Normal(shape=(2,))
+EPS = torch.tensor(0.3, dtype=torch.float64)
+
+
+def model(seed: int = 0):
+    return case("wide", seed)
+
+
+@pytest.mark.parametrize("method", ["auto", "dense", "dual", "slq"])
+def test_logdet_is_minus_half_the_log_determinant(method: str) -> None:
+    m = model()
+    term = LogDet(PX, 6, EPS, method, None, 10**4)
+    draws = term.draw(m.f, m.params, Stream(0, 0))
+    value = term.value(m.f, m.params, draws)
+    tolerance = 1e-9 if method != "slq" else 2e-2
+    assert value.item() == pytest.approx(-0.5 * logdet_slow(m.f, m.params, draws.x, 0.3).item(), rel=tolerance)
+
+
+@pytest.mark.parametrize("estimator", ["fd", "fd_central", "jvp", "vjp", "exact"])
+def test_laplacian_is_minus_trace_over_two_epsilon(estimator: str) -> None:
+    m = model()
+    term = Laplacian(PX, 6, EPS, estimator, probes=400)
+    draws = term.draw(m.f, m.params, Stream(0, 0))
+    expected = -trace_slow(m.f, m.params, draws.x).item() / (2 * 0.3)
+    value = term.value(m.f, m.params, draws).item()
+    assert value == pytest.approx(expected, rel=1e-9 if estimator == "exact" else 0.1)
+
+
+def test_laplacian_is_the_first_order_of_logdet_with_factor_one() -> None:
+    m, big = model(), torch.tensor(1e6)
+    x = PX.sample(6, torch.Generator().manual_seed(0)).double()
+    P = sum(p.numel() for p in m.params.values())
+    exact = LogDet(PX, 6, big).value(m.f, m.params, Draws(x)) + 0.5 * P * math.log(1e6)
+    first = Laplacian(PX, 6, big, "exact").value(m.f, m.params, Draws(x))
+    assert first.item() == pytest.approx(exact.item(), rel=1e-4)
+
+
+def test_every_leaves_steps_out_and_keeps_the_mean() -> None:
+    m = model()
+    term = Laplacian(PX, 6, EPS, "exact", every=3)
+    values = []
+    for step in range(3):
+        draws = term.draw(m.f, m.params, Stream(0, step))
+        values.append(term.value(m.f, m.params, draws).item())
+    assert values[1:] == [0.0, 0.0]
+    once = Laplacian(PX, 6, EPS, "exact").value(m.f, m.params, term.draw(m.f, m.params, Stream(0, 0)))
+    assert values[0] == pytest.approx(3 * once.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "term",
+    [LogDet(PX, 6, EPS, "slq"), Laplacian(PX, 6, EPS), Laplacian(PX, 6, EPS, "vjp"), NoGeometry()],
+    ids=["slq", "jvp", "vjp", "none"],
+)
+def test_draws_depend_on_the_stream_alone(term) -> None:
+    m = model()
+    a, b, c = (term.draw(m.f, m.params, Stream(0, s)) for s in (1, 1, 2))
+    assert torch.equal(term.value(m.f, m.params, a), term.value(m.f, m.params, b))
+    if not isinstance(term, NoGeometry):
+        assert not torch.equal(term.value(m.f, m.params, a), term.value(m.f, m.params, c))
+
+
+def test_ranks_share_psi_and_have_their_own_points() -> None:
+    m = model()
+    term = Laplacian(PX, 6, EPS)
+    zero, one = (term.draw(m.f, m.params, Stream(0, 0, rank)) for rank in (0, 1))
+    assert all(torch.equal(p, one.psi[n]) for n, p in zero.psi.items())
+    assert not torch.equal(zero.x, one.x)
+
+
+def test_psi_of_a_parameter_does_not_depend_on_the_others() -> None:
+    m = model()
+    some = {n: p for n, p in list(m.params.items())[1:]}
+    full, part = Stream(3, 5).psi(m.params), Stream(3, 5).psi(some)
+    assert all(torch.equal(p, full[n]) for n, p in part.items())
+
+
+@pytest.mark.parametrize("covariance", ["function", "isotropic"])
+@pytest.mark.usefixtures("seeded")
+def test_variational_is_the_mean_of_log_determinants(covariance: str) -> None:
+    module = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1))
+    with torch.no_grad():  # far from every symmetry, so that rounding stays out of the smallest singular value
+        for p, v in zip(module.parameters(), ([[1.0], [-2.5]], [0.3, 1.2], [[0.9, 0.6]], [0.1]), strict=True):
+            p.copy_(torch.tensor(v))
+    f, params = fsmap.functional(module)
+    px, s, eps = fsmap.px.Normal(shape=(1,)), 0.05, 0.01
+    term = Variational(px, 14, torch.tensor(s), torch.tensor(eps), 3, covariance)
+    draws = term.draw(f, params, Stream(0, 0))
+    gram = gram_slow(f, params, draws.x)
+    P = len(gram)
+    theta = torch.cat([p.detach().reshape(-1) for p in params.values()])
+    expected = []
+    for r in range(3):
+        z = torch.cat([p[r].reshape(-1) for p in draws.psi.values()])
+        if covariance == "function":
+            factor = torch.linalg.cholesky(gram + eps * torch.eye(P))
+            z = torch.linalg.inv(factor).mT @ z
+        moved = unravel(theta + s * z, params)
+        sigma = torch.linalg.svdvals(jacobian_slow(f, moved, draws.x).flatten(0, 1) / math.sqrt(14))
+        expected.append(-sigma.log().sum())
+    value = term.value(f, params, draws)
+    assert value.item() == pytest.approx(torch.stack(expected).mean().item(), rel=1e-8)
+
+
+@pytest.mark.usefixtures("seeded")
+def test_variational_is_finite_where_the_log_determinant_is_not() -> None:
+    """Theorem 2: twin units make 𝒥 singular; the expectation over q does not see it."""
+    module = nn.Sequential(nn.Linear(1, 2, bias=False), nn.Tanh(), nn.Linear(2, 1, bias=False))
+    with torch.no_grad():
+        module[0].weight.fill_(0.8)
+        module[2].weight.fill_(0.5)
+    f, params = fsmap.functional(module)
+    px = fsmap.px.Uniform(-2, 2)
+    term = Variational(px, 50, torch.tensor(0.1), torch.tensor(1e-2), 8)
+    draws = term.draw(f, params, Stream(0, 0))
+    assert torch.isfinite(term.value(f, params, draws))
+    sigma = torch.linalg.svdvals(jacobian_slow(f, params, draws.x).flatten(0, 1))
+    assert (sigma < 1e-12 * sigma[0]).sum() == 2
+    grads = torch.autograd.grad(term.value(f, params, draws), list(params.values()))
+    assert all(torch.isfinite(g).all() for g in grads)

@@ -1,0 +1,388 @@
+"""LMAP and LaplacianPenalty against the slow definition, in every BatchNorm mode and state."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fsmap
+from fsmap.errors import FallbackWarning, InputError, UnsupportedModuleError
+from fsmap.functional import unravel
+from fsmap.linalg.probes import Stream
+from fsmap.objective import batchnorm
+from tests.cases import DictInput, Sequence
+from tests.oracles import gradient_slow, jacobian_slow
+
+S, B = 5, 4
+MODES = ("joint", "frozen", "batch")
+
+
+def normal(shape: tuple[int, ...]):
+    return fsmap.px.Normal(shape=shape)
+
+
+def bn_net(seed: int = 0, dropout: float = 0.0) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(
+            nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(dropout), nn.Linear(6, 3)
+        )
+
+
+def batch(seed: int = 1) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(B, 2, generator=g), torch.randint(0, 3, (B,), generator=g)
+
+
+def slow_value(module: nn.Module, x: Tensor | None, mode: str, seed: int = 0, step: int = 0) -> float:
+    """‖Jψ‖² by one backward pass per output number, meaned over the points that count."""
+    module = copy.deepcopy(module)
+    f, params = fsmap.functional(module)
+    stream = Stream(seed, step)
+    x_eval = normal((2,)).sample(S, stream.points())
+    if mode == "joint":
+        x_eval = torch.cat([x, x_eval])
+    if mode == "frozen":
+        module.eval()
+    psi = torch.cat([p[0].reshape(-1) for p in stream.psi(params).values()])
+    return float((jacobian_slow(f, params, x_eval) @ psi).square().sum() / len(x_eval))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_equals_the_slow_definition(mode: str) -> None:
+    module, (x, _) = bn_net(), batch()
+    with torch.no_grad():  # running statistics that are not the defaults
+        module(x), module(2 * x + 1)
+    before = copy.deepcopy(module)
+    _, value = fsmap.LMAP(module, normal((2,)), num_points=S, batchnorm=mode)(x)
+    if mode == "frozen":  # the loss's own pass has updated the statistics before R is taken
+        before(x)
+    assert value.item() == pytest.approx(slow_value(before, x, mode), rel=1e-10)
+
+
+@pytest.mark.parametrize("mode", ["frozen", "batch"])
+def test_penalty_equals_the_slow_definition(mode: str) -> None:
+    module = bn_net()
+    penalty = fsmap.LaplacianPenalty(module, normal((2,)), num_points=S, batchnorm=mode)
+    assert penalty().item() == pytest.approx(slow_value(module, None, mode), rel=1e-10)
+    assert penalty().item() == pytest.approx(slow_value(module, None, mode, step=1), rel=1e-10)
+
+
+@pytest.mark.parametrize("estimator", ["fd", "fd_central", "jvp"])
+@pytest.mark.parametrize("mode", MODES)
+def test_estimators_agree(mode: str, estimator: str) -> None:
+    module, (x, _) = bn_net(), batch()
+    values = [
+        fsmap.LMAP(
+            copy.deepcopy(module), normal((2,)), num_points=S, batchnorm=mode, estimator=e, beta=1e-5
+        )(x)[1].item()
+        for e in (estimator, "jvp")
+    ]
+    assert values[0] == pytest.approx(values[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("estimator", ["vjp", "exact"])
+def test_trace_estimators_without_psi(mode: str, estimator: str) -> None:
+    module, (x, _) = bn_net(), batch()
+    exact = fsmap.LMAP(
+        copy.deepcopy(module), normal((2,)), num_points=S, batchnorm=mode, estimator="exact"
+    )(x)[1].item()
+    lm = fsmap.LMAP(module, normal((2,)), num_points=S, batchnorm=mode, estimator=estimator, probes=200)
+    value = lm(x)[1].item()
+    assert value == pytest.approx(exact, rel=1e-12 if estimator == "exact" else 0.15)
+
+
+@pytest.mark.parametrize("estimator", ["fd", "fd_central", "jvp", "vjp", "exact"])
+@pytest.mark.parametrize("mode", MODES)
+def test_running_statistics(mode: str, estimator: str) -> None:
+    module, (x, _) = bn_net(), batch()
+    plain = copy.deepcopy(module)
+    lm = fsmap.LMAP(module, normal((2,)), num_points=S, batchnorm=mode, estimator=estimator)
+    x_eval = normal((2,)).sample(S, Stream(0, 0).points())
+    out, _ = lm(x)
+    expected = plain(torch.cat([x, x_eval]))[:B] if mode == "joint" else plain(x)
+    torch.testing.assert_close(out, expected, rtol=1e-12, atol=1e-12)
+    for name, buffer in plain.named_buffers():
+        assert torch.equal(buffer, module.get_buffer(name)), name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradient_equals_differences_of_the_definition(mode: str) -> None:
+    module, (x, _) = bn_net(), batch()
+    twin = copy.deepcopy(module)
+    _, value = fsmap.LMAP(module, normal((2,)), num_points=S, batchnorm=mode)(x)
+    value.backward()
+    if mode == "frozen":
+        twin(x)
+    _, params = fsmap.functional(twin)
+
+    def definition(moved: dict[str, Tensor]) -> float:
+        other = copy.deepcopy(twin)
+        other.load_state_dict(moved, strict=False)
+        return slow_value(other, x, mode)
+
+    expected = unravel(gradient_slow(definition, params, 1e-4), params)
+    for name, p in module.named_parameters():
+        got = torch.zeros_like(p) if p.grad is None else p.grad  # the last bias does not move Jψ
+        torch.testing.assert_close(got, expected[name], rtol=1e-7, atol=1e-7)
+
+
+def train(step, module: nn.Module, steps: int = 4) -> dict[str, Tensor]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        for i in range(steps):
+            x, y = batch(i)
+            optimizer.zero_grad()
+            step(x, y).backward()
+            optimizer.step()
+    return module.state_dict()
+
+
+@pytest.mark.parametrize("mode", ["frozen", "batch"])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_strength_zero_is_plain_training_bit_for_bit(mode: str, dropout: float) -> None:
+    loss = nn.functional.cross_entropy
+    plain = bn_net(dropout=dropout)
+    expected = train(lambda x, y: loss(plain(x), y), plain)
+
+    wrapped = bn_net(dropout=dropout)
+    lm = fsmap.LMAP(wrapped, normal((2,)), num_points=S, batchnorm=mode)
+    passes: list[int] = []
+    wrapped[0].register_forward_hook(lambda *_: passes.append(1))
+
+    def with_lmap(x, y):
+        out, penalty = lm(x, reg_strength=0.0)
+        return loss(out, y) + penalty
+
+    got = train(with_lmap, wrapped)
+    assert all(torch.equal(v, got[k]) for k, v in expected.items())
+    assert len(passes) == 4  # no extra pass
+
+    termed = bn_net(dropout=dropout)
+    penalty = fsmap.LaplacianPenalty(termed, normal((2,)), num_points=S, batchnorm=mode)
+    got = train(lambda x, y: loss(termed(x), y) + penalty(0.0), termed)
+    assert all(torch.equal(v, got[k]) for k, v in expected.items())
+
+
+@pytest.mark.parametrize("mode", ["frozen", "batch"])
+def test_the_loops_random_stream_is_left_alone(mode: str) -> None:
+    module = bn_net(dropout=0.5)
+    penalty = fsmap.LaplacianPenalty(module, normal((2,)), num_points=S, batchnorm=mode)
+    state = torch.get_rng_state()
+    penalty()
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_dropout_has_the_same_mask_in_both_passes() -> None:
+    module = bn_net(dropout=0.5)
+    values = [
+        fsmap.LaplacianPenalty(module, normal((2,)), num_points=S, estimator=e, beta=1e-5)().item()
+        for e in ("fd", "fd_central", "jvp")
+    ]
+    assert values[0] == pytest.approx(values[2], rel=1e-3)
+    assert values[1] == pytest.approx(values[2], rel=1e-3)
+
+
+def test_eval_and_no_grad() -> None:
+    module, (x, _) = bn_net(), batch()
+    lm = fsmap.LMAP(module, normal((2,)), num_points=S)
+    with torch.no_grad():
+        out, value = copy.deepcopy(lm)(x)
+    assert value is None
+    assert lm.step == 0
+    out, value = lm.eval()(x)
+    assert value is None
+    assert torch.equal(out, module(x))
+    penalty = fsmap.LaplacianPenalty(module, normal((2,)), num_points=S)
+    with torch.no_grad():
+        number = penalty()
+    assert number.item() > 0
+    assert not number.requires_grad
+    assert penalty.state_dict() == {"step": 0}
+
+
+def test_every_is_unbiased_over_time_and_free_in_between() -> None:
+    module, (x, _) = bn_net(), batch()
+    lm = fsmap.LMAP(module, normal((2,)), num_points=S, every=3, batchnorm="frozen")
+    passes: list[int] = []
+    module[0].register_forward_hook(lambda *_: passes.append(1))
+    values = [lm(x)[1].item() for _ in range(6)]
+    assert [v > 0 for v in values] == [True, False, False, True, False, False]
+    assert len(passes) == 6 + 2
+    one = fsmap.LMAP(bn_net(), normal((2,)), num_points=S, batchnorm="frozen")(x)[1].item()
+    assert values[0] == pytest.approx(3 * one, rel=1e-12)
+
+
+def test_attached_to_an_optimizer_psi_is_the_same_over_micro_batches() -> None:
+    module, (x, _) = bn_net(), batch()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    penalty = fsmap.LaplacianPenalty(module, normal((2,)), num_points=S).attach(optimizer)
+    first, second = penalty().item(), penalty().item()
+    optimizer.step()
+    third = penalty().item()
+    assert first == second
+    assert first != third
+    lm = fsmap.LMAP(module, normal((2,)), num_points=S).attach(optimizer)
+    lm(x), lm(x)
+    assert lm.step == 0
+    optimizer.step()
+    assert lm.step == 1
+
+
+def test_state_dict_restores_the_stream() -> None:
+    (x, _), lm = batch(), fsmap.LMAP(bn_net(), normal((2,)), num_points=S)
+    lm(x), lm(x)
+    other = fsmap.LMAP(bn_net(3), normal((2,)), num_points=S)
+    other.load_state_dict(lm.state_dict())
+    assert other.step == 2
+    assert torch.equal(other(x)[1], lm(x)[1])
+
+
+def test_averaged_copy_is_independent() -> None:
+    (x, _), lm = batch(), fsmap.LMAP(bn_net(), normal((2,)), num_points=S)
+    average = torch.optim.swa_utils.AveragedModel(lm)
+    lm(x)[1].backward()
+    assert all(p.grad is None for p in average.parameters())
+    average.update_parameters(lm)
+    out, value = average.eval()(x)
+    assert value is None
+    assert torch.equal(out, average.module.module(x))
+    with torch.no_grad():
+        lm.module[0].weight.add_(1.0)
+    assert torch.equal(out, average(x)[0])  # its pure function reads the copy's parameters, not the original's
+    copied = copy.deepcopy(lm)
+    copied.train()(x)[1].backward()
+    assert copied.module[0].weight.grad is not None
+
+
+@pytest.mark.usefixtures("seeded")
+def test_forward_mode_missing_falls_back_with_one_warning() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False)
+
+    module = Checkpointed()
+    penalty = fsmap.LaplacianPenalty(module, normal((2,)), num_points=3)
+    with pytest.warns(FallbackWarning, match="'fd_central', which needs forward passes only"):
+        first = penalty()
+    assert first.item() > 0
+    assert penalty().item() > 0  # warnings are errors here: none came
+    with pytest.raises(UnsupportedModuleError, match="forward-mode differentiation failed"):
+        fsmap.trace(*fsmap.functional(module), torch.zeros(3, 2), method="jvp")
+
+
+@pytest.mark.usefixtures("seeded")
+def test_attention_and_token_outputs() -> None:
+    module = Sequence()
+    lm = fsmap.LMAP(module, normal((2, 4)), num_points=3)
+    out, value = lm(torch.zeros(2, 2, 4))
+    value.backward()
+    assert out.shape == (2, 2, 2)
+    assert value.item() > 0
+    assert module.encoder.linear1.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.usefixtures("seeded")
+def test_dict_inputs_and_own_forward() -> None:
+    def px(n: int, generator: torch.Generator) -> dict[str, Tensor]:
+        return {"values": torch.randn(n, 2, 3, generator=generator), "mask": torch.ones(n, 2)}
+
+    x = px(4, torch.Generator().manual_seed(0))
+    out, value = fsmap.LMAP(DictInput(), px, num_points=3)(x)
+    assert out.shape == (4, 2)
+    assert value.item() > 0
+
+    def forward(module: nn.Module, z: Tensor) -> Tensor:
+        return module(values=z, mask=torch.ones(len(z), 2))
+
+    out, value = fsmap.LMAP(DictInput(), normal((2, 3)), num_points=3, forward=forward)(x["values"])
+    assert value.item() > 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_exact_last_layer_is_unbiased_with_less_spread(mode: str) -> None:
+    module, (x, _) = bn_net(), batch()
+    common = {"num_points": S, "batchnorm": mode}
+
+    def values(**options) -> Tensor:
+        made = []
+        for seed in range(150):
+            lm = fsmap.LMAP(copy.deepcopy(module), fixed, seed=seed, **common, **options)
+            made.append(lm(x)[1].item())
+        return torch.tensor(made)
+
+    points = torch.randn(S, 2, generator=torch.Generator().manual_seed(0))
+    fixed = lambda n, g: points  # noqa: E731
+    exact = fsmap.LMAP(copy.deepcopy(module), fixed, estimator="exact", **common)(x)[1].item()
+    plain, reduced = values(), values(last_layer="4")
+    assert abs(reduced.mean() - exact) < 5 * reduced.std() / math.sqrt(len(reduced))
+    assert reduced.std() < plain.std()
+    fd = values(last_layer="4", estimator="fd", beta=1e-5)
+    torch.testing.assert_close(fd, reduced, rtol=1e-2, atol=0)
+
+
+def test_bf16_autocast() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4))
+    module = module.float()
+
+    def value(estimator: str, dtype: torch.dtype, autocast: bool) -> float:
+        net = copy.deepcopy(module).to(dtype)
+        points = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
+        penalty = fsmap.LaplacianPenalty(net, points, num_points=32, estimator=estimator, probes=4)
+        # ψ is drawn in the parameters' dtype: give both runs the same numbers
+        stream = Stream(0, 0)
+        psi = stream.psi({n: p.float() for n, p in net.named_parameters()}, 4)
+        penalty.regularizer._probes = lambda params, x: [
+            {n: p[r].to(dtype) for n, p in psi.items()} for r in range(4)
+        ]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return penalty().item()
+
+    truth = value("jvp", torch.float64, False)
+    assert value("jvp", torch.float32, True) == pytest.approx(truth, rel=0.02)
+    assert value("fd", torch.float32, True) == value("fd", torch.float32, False)
+
+
+def test_bad_input_is_named() -> None:
+    module, (x, _) = bn_net(), batch()
+    with pytest.raises(InputError, match="batchnorm must be one of auto, frozen, batch, got 'joint'. For 'joint' use fsmap.LMAP"):
+        fsmap.LaplacianPenalty(module, normal((2,)), num_points=S, batchnorm="joint")
+    with pytest.raises(InputError, match="one of joint, batch, frozen, got 'train'"):
+        fsmap.LMAP(module, normal((2,)), num_points=S, batchnorm="train")
+    with pytest.raises(InputError, match="unknown trace estimator 'hutch'; known: fd, "):
+        fsmap.LMAP(module, normal((2,)), num_points=S, estimator="hutch")
+    with pytest.raises(InputError, match="num_points must be at least 1, got 0"):
+        fsmap.LMAP(module, normal((2,)), num_points=0)
+    with pytest.raises(InputError, match="do not fit the training batch"):
+        fsmap.LMAP(module, normal((3,)), num_points=S)(x)
+    with pytest.raises(InputError, match="last_layer goes with the Euclidean metric"):
+        fsmap.LMAP(module, normal((2,)), num_points=S, last_layer="4", estimator="vjp")
+    with pytest.raises(UnsupportedModuleError, match="'0' does not produce the module's output"):
+        fsmap.LMAP(module, normal((2,)), num_points=S, last_layer="0")(x)
+    with pytest.raises(UnsupportedModuleError, match="no trainable parameter"):
+        fsmap.LMAP(nn.Tanh(), normal((2,)), num_points=S)
+    module[0].weight.placements = ()
+    with pytest.raises(UnsupportedModuleError, match="FSDP2"):
+        fsmap.LaplacianPenalty(module, normal((2,)), num_points=S)()
+
+
+def test_frozen_context_restores_modes() -> None:
+    module = bn_net()
+    with pytest.raises(RuntimeError, match="inside"), batchnorm.frozen(module):
+        assert not module[1].training
+        message = "inside"
+        raise RuntimeError(message)
+    assert module[1].training
+    assert batchnorm.present(module)

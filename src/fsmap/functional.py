@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -66,12 +67,12 @@ class Functional:
         buffers = {n: b.clone() for n, b in self.module.named_buffers()} if training else {}
         values = {f"module.{name}": t for name, t in {**params, **buffers}.items()}
         if self.last_layer is None:
-            return _tensor(functional_call(self._call, values, (x,))), State(buffers)
+            return self._pass(values, x), State(buffers)
         layer = self.module.get_submodule(self.last_layer)
         seen: list[tuple[Tensor, Tensor]] = []
         hook = layer.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
         try:
-            out = _tensor(functional_call(self._call, values, (x,)))
+            out = self._pass(values, x)
         finally:
             hook.remove()
         if len(seen) != 1 or seen[0][1] is not out:
@@ -81,6 +82,10 @@ class Functional:
             )
             raise UnsupportedModuleError(message)
         return out, State(buffers, (seen[0][0],))
+
+    def _pass(self, values: dict[str, Tensor], x: Inputs) -> Tensor:
+        with _no_recomputation():
+            return _tensor(functional_call(self._call, values, (x,)))
 
     def plain(self, x: Inputs) -> Tensor:
         """The module's own output, hooks and running statistics included: an ordinary call."""
@@ -166,6 +171,36 @@ def differentiable_attention() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+RECOMPUTES = (
+    "the model uses activation checkpointing or saved-tensor hooks: a pass at given parameters would be recomputed in the backward "
+    "pass with the module's own, and its gradient would be wrong without an error. Switch checkpointing off for this model."
+)
+
+
+@contextmanager
+def _no_recomputation() -> Iterator[None]:
+    """Refuse layers that run again in the backward pass, when ``functional_call`` has put the module's parameters back."""
+    if not torch.is_grad_enabled():
+        yield
+        return
+
+    def refuse(*_: Any) -> None:
+        raise UnsupportedModuleError(RECOMPUTES)
+
+    reentrant = torch.utils.checkpoint.CheckpointFunction
+    apply = reentrant.apply
+    reentrant.apply = refuse
+    try:
+        with torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTES):
+            yield
+    except RuntimeError as error:
+        if RECOMPUTES in str(error):
+            raise UnsupportedModuleError(RECOMPUTES) from error
+        raise
+    finally:
+        reentrant.apply = apply
 
 
 class NoiseReplay:

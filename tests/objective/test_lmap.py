@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fsmap
 from fsmap.errors import FallbackWarning, InputError, UnsupportedModuleError
@@ -261,24 +262,63 @@ def test_averaged_copy_is_independent() -> None:
     assert copied.module[0].weight.grad is not None
 
 
+class NoForwardMode(torch.autograd.Function):
+    """x² with a backward pass of its own and no forward-mode derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.square()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * grad
+
+
+class Body(nn.Module):
+    """A small network whose middle is called through ``how``."""
+
+    def __init__(self, how) -> None:
+        super().__init__()
+        self.body, self.head, self.how = nn.Linear(2, 3), nn.Linear(3, 2), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.how(self.body, x))
+
+
 @pytest.mark.usefixtures("seeded")
 def test_forward_mode_missing_falls_back_with_one_warning() -> None:
-    class Checkpointed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(2, 3), nn.Tanh())
-
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False)
-
-    module = Checkpointed()
+    module = Body(lambda body, x: NoForwardMode.apply(body(x)))
+    twin = Body(lambda body, x: body(x).square())
+    twin.load_state_dict(module.state_dict())
     penalty = fsmap.LaplacianPenalty(module, normal((2,)), num_points=3)
     with pytest.warns(FallbackWarning, match="'fd_central', which needs forward passes only"):
-        first = penalty()
-    assert first.item() > 0
+        value = penalty()
+    expected = fsmap.LaplacianPenalty(twin, normal((2,)), num_points=3, estimator="fd_central")()
+    assert value.item() == pytest.approx(expected.item(), rel=1e-9)
     assert penalty().item() > 0  # warnings are errors here: none came
     with pytest.raises(UnsupportedModuleError, match="forward-mode differentiation failed"):
         fsmap.trace(*fsmap.functional(module), torch.zeros(3, 2), method="jvp")
+
+
+@pytest.mark.parametrize("estimator", ["fd", "fd_central", "jvp", "vjp"])
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's, on the way in
+@pytest.mark.usefixtures("seeded")
+def test_checkpointing_is_refused_by_name(reentrant: bool, estimator: str) -> None:
+    """Recomputation happens when the perturbed parameters are gone: the gradient would be silently wrong."""
+    module = Body(lambda body, x: checkpoint(body, x, use_reentrant=reentrant))
+    penalty = fsmap.LaplacianPenalty(module, normal((2,)), num_points=3, estimator=estimator)
+    with pytest.raises(UnsupportedModuleError, match="activation checkpointing"):
+        penalty()
+    x = torch.zeros(4, 2, requires_grad=True)
+    module(x).sum().backward()  # the refusal leaves ordinary use alone
+    assert module.body.weight.grad is not None
 
 
 @pytest.mark.usefixtures("seeded")

@@ -76,7 +76,7 @@ def test_run_list_report(here, capsys):
     assert "Models with a closed form" in out
     line = next(line for line in out.splitlines() if line.startswith("squares"))
     assert line.split()[1:6] == ["Fig.", "0", "cpu", "1", "s"]
-    assert "1 of 2 claims hold, quick, " in line
+    assert "1 of 2 claims, quick, " in line
     assert main(["report"]) == 0
     assert capsys.readouterr().out.strip() == str(here / "report" / "index.html")
     page = (here / "report" / "index.html").read_text()

@@ -74,6 +74,20 @@ def test_hover_values_lie_where_the_svg_draws_them(figure):
     assert [point[2:] for point in dots["points"]] == [[1, 2]]  # the other one is outside
 
 
+@pytest.mark.parametrize(
+    ("top", "labels"), [(0.8, ["0.1", "0.2", "0.5"]), (100, ["0.1", "1", "10", "100"])]
+)
+def test_logarithmic_axes_have_plain_labels(top, labels):
+    made, ax = figures.axes()
+    ax.plot([1, 2], [0.1, top])
+    ax.set_yscale("log")
+    figures.plain_log(ax.yaxis)
+    made.canvas.draw()
+    low, high = ax.get_ylim()
+    shown = [label.get_text() for label in ax.get_yticklabels() if low <= label._y <= high]
+    assert shown == labels
+
+
 def test_a_dense_line_is_thinned_for_hovering():
     made, ax = figures.axes()
     ax.plot(np.linspace(0, 1, 10_000))

@@ -91,7 +91,7 @@ def _outcome(file: Path) -> str:
         size, day = summary["size"], str(summary.get("date", ""))[:10]
     except (ValueError, KeyError, TypeError):
         return console.styled(f"cannot read {file}", console.RED)
-    words = f"{sum(held)} of {len(held)} claims hold"
+    words = f"{sum(held)} of {len(held)} claims"
     words = console.styled(words, console.GREEN if all(held) else console.RED)
     return f"{words}, {size}{', ' + day if day else ''}"
 

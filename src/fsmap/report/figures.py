@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.errors import require
 from fsmap.report.hover import embed
+from fsmap.report.numbers import number
 from fsmap.report.records import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 INK, MUTED, GRID, PAPER = "#24292f", "#6b7280", "#d8dce2", "#fffffe"
@@ -167,6 +169,21 @@ def plot_mean(
     high = [m + s for m, s in zip(mean, stderr, strict=True)]
     ax.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
     ax.plot(x, mean, **look)
+
+
+def plain_log(axis: Axis) -> None:
+    """Label a logarithmic axis with plain numbers at 1, 2 and 5 times the powers of ten.
+
+    Args:
+        axis: ``ax.xaxis`` or ``ax.yaxis``, after ``ax.set_xscale("log")``.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = axis.get_view_interval()
+    narrow = high < 30 * low  # about one and a half decades
+    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if narrow else (1,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value), 3)))
+    axis.set_minor_locator(NullLocator())
 
 
 def to_svg(figure: Figure) -> str:

@@ -80,6 +80,15 @@
   }
   addEventListener("scroll", hide, { passive: true });
 
+  // what scrolls can be reached by keyboard
+  const reach = () => {
+    for (const box of document.querySelectorAll(".scroll")) {
+      if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) box.tabIndex = 0;
+      else box.removeAttribute("tabindex");
+    }
+  };
+  new ResizeObserver(reach).observe(document.body);
+
   // copy a command
   for (const button of document.querySelectorAll(".copy")) {
     button.addEventListener("click", async () => {

@@ -6,6 +6,7 @@ first-order regularizer on large ones (L-MAP), as in "Should We Learn Most Likel
 Parameters?" (Qiu, Rudner, Kapoor, Wilson, NeurIPS 2023, arXiv 2311.15990).
 """
 
+from fsmap import metrics
 from fsmap.functional import functional
 from fsmap.linalg import metric
 from fsmap.linalg.logdet import log_det
@@ -31,5 +32,6 @@ __all__ = [
     "fit",  # train
     "px", "metric",  # evaluation distributions and metrics of function space
     "log_det", "trace",  # numbers of the Jacobian
+    "metrics",  # numbers of predictions
 ]
 # fmt: on

@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.cases import case
+from tests.oracles import logdet_slow, trace_slow
 from torch import nn
 
 import fsmap
@@ -18,8 +20,6 @@ from fsmap.objective.geometry import NoGeometry
 from fsmap.objective.likelihood import Categorical, Gaussian
 from fsmap.objective.prior import Normal, Reparametrized
 from fsmap.types import Batch, Draws
-from tests.cases import case
-from tests.oracles import logdet_slow, trace_slow
 
 N = 30
 
@@ -35,7 +35,9 @@ def terms():
 
 def test_loss_is_minus_the_sum_of_the_parts_over_n() -> None:
     m, batch = case("tanh_mlp"), data()
-    objective = fsmap.fs_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=20, jitter=0.1, num_data=N)
+    objective = fsmap.fs_map(
+        *terms(), fsmap.px.Uniform(-1, 1), num_points=20, jitter=0.1, num_data=N
+    )
     draws = objective.draw(m.f, m.params, Stream(0, 0))
     loss, parts = objective.loss(m.f, m.params, batch, draws)
     residual = m.f(m.params, batch.x) - batch.y
@@ -54,7 +56,9 @@ def test_a_batch_stands_for_all_the_data() -> None:
     objective = fsmap.ps_map(*terms(), num_data=N)
     whole = objective.parts(m.f, m.params, batch, Draws())["likelihood"]
     thirds = [Batch(x, y) for x, y in zip(batch.x.split(10), batch.y.split(10), strict=True)]
-    mean = torch.stack([objective.parts(m.f, m.params, b, Draws())["likelihood"] for b in thirds]).mean()
+    mean = torch.stack(
+        [objective.parts(m.f, m.params, b, Draws())["likelihood"] for b in thirds]
+    ).mean()
     assert mean.item() == pytest.approx(whole.item(), rel=1e-12)
 
 
@@ -66,14 +70,18 @@ def test_jitter_and_strength_are_two_names_of_one_number() -> None:
     by_strength = fsmap.l_map(*terms(), px, reg_strength=1 / (2 * eps * N), **common)
     draws = by_jitter.draw(m.f, m.params, Stream(0, 0))
     loss = by_jitter.loss(m.f, m.params, batch, draws)[0]
-    assert by_strength.loss(m.f, m.params, batch, draws)[0].item() == pytest.approx(loss.item(), rel=1e-12)
+    assert by_strength.loss(m.f, m.params, batch, draws)[0].item() == pytest.approx(
+        loss.item(), rel=1e-12
+    )
     plain = fsmap.ps_map(*terms(), num_data=N).loss(m.f, m.params, batch, Draws())[0]
     R = trace_slow(m.f, m.params, draws.x)
     assert (loss - plain).item() == pytest.approx((R / (2 * eps * N)).item(), rel=1e-9)  # λR
 
 
 def test_strength_zero_is_ps_map_itself() -> None:
-    objective = fsmap.l_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=5, num_data=N, reg_strength=0)
+    objective = fsmap.l_map(
+        *terms(), fsmap.px.Uniform(-1, 1), num_points=5, num_data=N, reg_strength=0
+    )
     assert objective == fsmap.ps_map(*terms(), num_data=N)
     assert isinstance(objective.geometry, NoGeometry)
 
@@ -85,7 +93,10 @@ class Sinh(nn.Module):
         super().__init__()
         self.f, self.scale = f, scale
         self.flat = nn.ParameterDict(
-            {n.replace(".", "_"): nn.Parameter(scale * p.detach().sinh()) for n, p in params.items()}
+            {
+                n.replace(".", "_"): nn.Parameter(scale * p.detach().sinh())
+                for n, p in params.items()
+            }
         )
         self.names = list(params)
 
@@ -96,7 +107,9 @@ class Sinh(nn.Module):
 
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.3, 3.0))
 @settings(max_examples=20, deadline=None)
-def test_fs_map_is_invariant_to_reparametrization_and_ps_map_is_not(seed: int, scale: float) -> None:
+def test_fs_map_is_invariant_to_reparametrization_and_ps_map_is_not(
+    seed: int, scale: float
+) -> None:
     m, batch = case("tanh_mlp", seed), data()
     x = torch.linspace(-2, 2, 25)[:, None]
     there_module = Sinh(m.f, m.params, scale)
@@ -115,9 +128,7 @@ def test_fs_map_is_invariant_to_reparametrization_and_ps_map_is_not(seed: int, s
     def ps(prior):
         return fsmap.ps_map(Gaussian(0.5), prior, num_data=N)
 
-    sigma = torch.linalg.svdvals(
-        fsmap.linalg.logdet.whitened_rows(m.f, m.params, x)[0]
-    )
+    sigma = torch.linalg.svdvals(fsmap.linalg.logdet.whitened_rows(m.f, m.params, x)[0])
     if sigma[-1] < 1e-5 * sigma[0]:  # rounding would be larger than what is tested
         return
     here, there = value(fs, m.f, m.params, prior), value(fs, f2, params2, prior2)
@@ -148,22 +159,28 @@ def test_others_refuse() -> None:
         fsmap.fs_map(*terms(), px, num_points=5, jitter=1.0, num_data=N, method="qr")
     with pytest.raises(InputError, match="num_data must be at least 1, got 0"):
         fsmap.ps_map(*terms(), num_data=0)
-    with pytest.raises(InputError, match="covariance must be 'function' or 'isotropic', got 'full'"):
-        variational_fs_map(*terms(), px, num_points=5, num_data=N, scale=0.1, jitter=0.1, covariance="full")
+    with pytest.raises(
+        InputError, match="covariance must be 'function' or 'isotropic', got 'full'"
+    ):
+        variational_fs_map(
+            *terms(), px, num_points=5, num_data=N, scale=0.1, jitter=0.1, covariance="full"
+        )
 
 
 def test_check_names_what_does_not_fit() -> None:
     m, batch = case("tanh_mlp"), data()
     fits = fsmap.fs_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=20, jitter=0.1, num_data=N)
     fits.check(m.f, m.params, batch)
-    wrong = fsmap.fs_map(*terms(), fsmap.px.Normal(shape=(3,)), num_points=20, jitter=0.1, num_data=N)
+    wrong = fsmap.fs_map(
+        *terms(), fsmap.px.Normal(shape=(3,)), num_points=20, jitter=0.1, num_data=N
+    )
     with pytest.raises((InputError, fsmap.errors.UnsupportedModuleError), match="p_X|shape"):
         wrong.check(m.f, m.params, batch)
     with pytest.raises(InputError, match="x has 30 points and y has 29"):
         fits.check(m.f, m.params, Batch(batch.x, batch.y[:-1]))
+    bad = batch.x.clone()
+    bad[3] = torch.nan
     with pytest.raises(InputError, match="NaN or inf in 1 of 30 points"):
-        bad = batch.x.clone()
-        bad[3] = torch.nan
         fits.check(m.f, m.params, Batch(bad, batch.y))
     with pytest.raises(InputError, match=r"jitter=0 with S\*K=5, P=10"):
         fsmap.fs_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=5, jitter=0.0, num_data=N).check(
@@ -172,7 +189,10 @@ def test_check_names_what_does_not_fit() -> None:
 
 
 def test_objective_vmaps_over_hyperparameters() -> None:
-    m, batch = case("wide"), Batch(torch.randn(8, 2, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3)
+    m, batch = (
+        case("wide"),
+        Batch(torch.randn(8, 2, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3),
+    )
     px = fsmap.px.Normal(shape=(2,))
 
     def loss(std, strength):

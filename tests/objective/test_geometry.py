@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from tests.cases import case
+from tests.oracles import gram_slow, jacobian_slow, logdet_slow, trace_slow
 from torch import nn
 
 import fsmap
@@ -13,8 +15,6 @@ from fsmap.functional import unravel
 from fsmap.linalg.probes import Stream
 from fsmap.objective.geometry import Laplacian, LogDet, NoGeometry, Variational
 from fsmap.types import Draws
-from tests.cases import case
-from tests.oracles import gram_slow, jacobian_slow, logdet_slow, trace_slow
 
 PX = fsmap.px.Normal(shape=(2,))
 EPS = torch.tensor(0.3, dtype=torch.float64)
@@ -31,7 +31,9 @@ def test_logdet_is_minus_half_the_log_determinant(method: str) -> None:
     draws = term.draw(m.f, m.params, Stream(0, 0))
     value = term.value(m.f, m.params, draws)
     tolerance = 1e-9 if method != "slq" else 2e-2
-    assert value.item() == pytest.approx(-0.5 * logdet_slow(m.f, m.params, draws.x, 0.3).item(), rel=tolerance)
+    assert value.item() == pytest.approx(
+        -0.5 * logdet_slow(m.f, m.params, draws.x, 0.3).item(), rel=tolerance
+    )
 
 
 @pytest.mark.parametrize("estimator", ["fd", "fd_central", "jvp", "vjp", "exact"])
@@ -61,7 +63,9 @@ def test_every_leaves_steps_out_and_keeps_the_mean() -> None:
         draws = term.draw(m.f, m.params, Stream(0, step))
         values.append(term.value(m.f, m.params, draws).item())
     assert values[1:] == [0.0, 0.0]
-    once = Laplacian(PX, 6, EPS, "exact").value(m.f, m.params, term.draw(m.f, m.params, Stream(0, 0)))
+    once = Laplacian(PX, 6, EPS, "exact").value(
+        m.f, m.params, term.draw(m.f, m.params, Stream(0, 0))
+    )
     assert values[0] == pytest.approx(3 * once.item(), rel=1e-12)
 
 
@@ -97,8 +101,12 @@ def test_psi_of_a_parameter_does_not_depend_on_the_others() -> None:
 @pytest.mark.usefixtures("seeded")
 def test_variational_is_the_mean_of_log_determinants(covariance: str) -> None:
     module = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1))
-    with torch.no_grad():  # far from every symmetry, so that rounding stays out of the smallest singular value
-        for p, v in zip(module.parameters(), ([[1.0], [-2.5]], [0.3, 1.2], [[0.9, 0.6]], [0.1]), strict=True):
+    with (
+        torch.no_grad()
+    ):  # far from every symmetry, so that rounding stays out of the smallest singular value
+        for p, v in zip(
+            module.parameters(), ([[1.0], [-2.5]], [0.3, 1.2], [[0.9, 0.6]], [0.1]), strict=True
+        ):
             p.copy_(torch.tensor(v))
     f, params = fsmap.functional(module)
     px, s, eps = fsmap.px.Normal(shape=(1,)), 0.05, 0.01

@@ -1,8 +1,9 @@
 """BatchNorm in the evaluation pass: three named modes.
 
-``joint``: training and evaluation points go through the network as one batch, the loss is normalised by it too, running statistics are updated from it once.
-``batch``: the evaluation points are normalised by themselves. ``frozen``: by the running statistics, the function that will be deployed.
-In ``batch`` and ``frozen`` the evaluation pass never touches running statistics.
+``joint``: training and evaluation points go through the network as one batch, the loss is
+normalised by it too, running statistics are updated from it once. ``batch``: the evaluation points
+are normalised by themselves. ``frozen``: by the running statistics, the function that will be
+deployed. In ``batch`` and ``frozen`` the evaluation pass never touches running statistics.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Objectives: likelihood + prior + geometry, added up in nats; the only change of sign and the only 1/N."""
+"""Objectives: likelihood + prior + geometry in nats; the only change of sign, the only 1/N."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Parts = dict[str, Tensor]
 
 
 class Objective(NamedTuple):
-    r"""$\log p(\theta \text{ or } f \mid D)$ up to a constant: the sum of three log-densities in nats."""
+    """A log-posterior over parameters or functions: the sum of three log-densities in nats."""
 
     likelihood: Likelihood
     prior: Prior
@@ -154,7 +154,8 @@ def l_map(
         num_points: S, fresh points a step.
         num_data: N.
         jitter: ε. Give this or ``reg_strength``.
-        reg_strength: λ = 1/(2εN), the weight of R in the loss per data point; 0 is PS-MAP, at no cost.
+        reg_strength: λ = 1/(2εN), the weight of R in the loss per data point; 0 is PS-MAP, at no
+            cost.
         estimator: See :func:`fsmap.trace`.
         beta: Step of the differences.
         probes: ψ per step.
@@ -167,11 +168,15 @@ def l_map(
         The objective.
 
     Raises:
-        InputError: If not exactly one of ``jitter`` and ``reg_strength`` is given, or one is out of range.
+        InputError: If not exactly one of ``jitter`` and ``reg_strength`` is given, or one is out of
+            range.
     """
     trace.check_method(estimator)
     if (jitter is None) == (reg_strength is None):
-        message = f"give jitter or reg_strength (λ = 1/(2εN)), exactly one of them; got {jitter=}, {reg_strength=}"
+        message = (
+            f"give jitter or reg_strength (λ = 1/(2εN)), exactly one of them; got {jitter=}, "
+            f"{reg_strength=}"
+        )
         raise InputError(message)
     if jitter is None:
         assert reg_strength is not None

@@ -1,6 +1,7 @@
-r"""The −½ log det term: what makes the most likely *function* another one than the most likely parameters.
+"""The −½ log det term, which tells the most likely *function* from the most likely parameters.
 
-Every term is ``draw`` (outside, random) and ``value`` (inside, pure), in nats for the whole data set.
+Every term is ``draw`` (outside, random) and ``value`` (inside, pure), in nats for the whole data
+set.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fsmap.functional import count, ravel, unravel
-from fsmap.linalg import logdet, points, probes, trace
+from fsmap.linalg import logdet, points, trace
 from fsmap.linalg.metric import Metric
+from fsmap.linalg.probes import Stream, generator, rademacher
 from fsmap.linalg.slq import DEFAULT_PROBES
 from fsmap.objective.px import EvalDistribution
 from fsmap.types import Draws, Inputs, ModelFn, Params
@@ -21,7 +23,7 @@ from fsmap.types import Draws, Inputs, ModelFn, Params
 class Geometry(Protocol):
     """A term of the objective that depends on the function's Jacobian."""
 
-    def draw(self, f: ModelFn, params: Params, stream: probes.Stream) -> Draws:
+    def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
         """Everything random that :meth:`value` consumes, for one optimiser step."""
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
@@ -31,7 +33,7 @@ class Geometry(Protocol):
 class NoGeometry(NamedTuple):
     """PS-MAP: no term."""
 
-    def draw(self, f: ModelFn, params: Params, stream: probes.Stream) -> Draws:
+    def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
         """Nothing."""
         return Draws()
 
@@ -41,7 +43,10 @@ class NoGeometry(NamedTuple):
 
 
 class LogDet(NamedTuple):
-    r"""FS-MAP (``eq:jitter-fs-map``): $-\tfrac12 \log\det(\mathcal J(\theta; p_X) + \epsilon I)$ on S fresh points a step."""
+    r"""FS-MAP (``eq:jitter-fs-map``), on S fresh points a step.
+
+    $-\tfrac12 \log\det(\mathcal J(\theta; p_X) + \epsilon I)$
+    """
 
     px: EvalDistribution
     num_points: int
@@ -50,7 +55,7 @@ class LogDet(NamedTuple):
     metric: Metric | Tensor | None = None
     probes: int = DEFAULT_PROBES  # used by "slq"
 
-    def draw(self, f: ModelFn, params: Params, stream: probes.Stream) -> Draws:
+    def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
         """S points; for ``slq`` also a generator's worth of signs."""
         x = sample(self.px, self.num_points, params, stream)
         S, K, P = logdet.shape(f, params, x)
@@ -71,7 +76,8 @@ class LogDet(NamedTuple):
 class Laplacian(NamedTuple):
     r"""L-MAP (``eq:l-map``): $-R(\theta)/(2\epsilon)$ with R an estimate of Tr 𝒥.
 
-    Equals $-\tfrac12(\log\det(\mathcal J + \epsilon I) - P\log\epsilon)$ to first order in $\max_i \lambda_i/\epsilon$: faithful for *large* ε.
+    Equals $-\tfrac12(\log\det(\mathcal J + \epsilon I) - P\log\epsilon)$ to first order in $\max_i
+    \lambda_i/\epsilon$: faithful for *large* ε.
     """
 
     px: EvalDistribution
@@ -85,7 +91,7 @@ class Laplacian(NamedTuple):
     last_layer: str | None = None
     every: int = 1
 
-    def draw(self, f: ModelFn, params: Params, stream: probes.Stream) -> Draws:
+    def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
         """S points and ψ; nothing on the steps that ``every`` leaves out."""
         if stream.step % self.every:
             return Draws()
@@ -93,7 +99,9 @@ class Laplacian(NamedTuple):
         if self.estimator == "exact":
             return Draws(x)
         if self.estimator == "vjp":
-            return Draws(x, {"vjp": _signs(f, params, x, self.metric, self.probes, stream, dual=True)})
+            return Draws(
+                x, {"vjp": _signs(f, params, x, self.metric, self.probes, stream, dual=True)}
+            )
         return Draws(x, stream.psi(params, self.probes))
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
@@ -116,10 +124,14 @@ class Laplacian(NamedTuple):
 
 
 class Variational(NamedTuple):
-    r"""``eq:variational-fs-map``: $-\tfrac12 E_{q(\theta'|\theta)}[\log\det\mathcal J(\theta'; p_X)]$ by sampling.
+    r"""The expectation that jitter stands for (``eq:variational-fs-map``), by sampling.
 
-    q has constant entropy in *function* space: $q = N(\theta, s^2(\mathcal J(\theta) + \epsilon I)^{-1})$, so that every direction moves the function
-    equally far, up to ε. ``covariance="isotropic"`` is the cruder $N(\theta, s^2 I)$. Needs S·K ≥ P; P×P matrices: small models.
+    $-\tfrac12 E_{q(\theta'|\theta)}[\log\det\mathcal J(\theta'; p_X)]$
+
+    q has constant entropy in *function* space: $q = N(\theta, s^2(\mathcal J(\theta) + \epsilon
+    I)^{-1})$, so that every direction moves the function equally far, up to ε.
+    ``covariance="isotropic"`` is the cruder $N(\theta, s^2 I)$. Needs S·K ≥ P; P×P matrices: small
+    models.
     """
 
     px: EvalDistribution
@@ -130,7 +142,7 @@ class Variational(NamedTuple):
     covariance: str = "function"
     metric: Metric | Tensor | None = None
 
-    def draw(self, f: ModelFn, params: Params, stream: probes.Stream) -> Draws:
+    def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
         """S points and standard normal vectors [samples, P]."""
         x = sample(self.px, self.num_points, params, stream)
         return Draws(x, stream.psi(params, self.samples))
@@ -142,18 +154,24 @@ class Variational(NamedTuple):
         z = torch.cat([p.flatten(1) for p in draws.psi.values()], dim=1)  # [R, P]
         step = self.scale * z
         if self.covariance == "function":
-            precision = rows.mT @ rows + self.jitter * torch.eye(rows.shape[1], dtype=rows.dtype, device=rows.device)
+            precision = rows.mT @ rows + self.jitter * torch.eye(
+                rows.shape[1], dtype=rows.dtype, device=rows.device
+            )
             factor = torch.linalg.cholesky(precision)  # LLᵀ = 𝒥 + εI
-            step = torch.linalg.solve_triangular(factor.mT, step.to(rows).mT, upper=True).mT  # s L⁻ᵀz
+            step = torch.linalg.solve_triangular(
+                factor.mT, step.to(rows).mT, upper=True
+            ).mT  # s L⁻ᵀz
         center = ravel(params)
         values = [
-            _log_det_by_singular_values(f, unravel(center + s.to(center), params), draws.x, self.metric)
+            _log_det_by_singular_values(
+                f, unravel(center + s.to(center), params), draws.x, self.metric
+            )
             for s in step
         ]
         return -0.5 * torch.stack(values).mean()
 
 
-def sample(px: EvalDistribution, num: int, params: Params, stream: probes.Stream) -> Inputs:
+def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:
     """S evaluation points where the parameters are, and in their dtype."""
     like = next(iter(params.values()))
     return points.to(px.sample(num, stream.points()), device=like.device, dtype=like.dtype)
@@ -162,9 +180,10 @@ def sample(px: EvalDistribution, num: int, params: Params, stream: probes.Stream
 def _log_det_by_singular_values(
     f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None
 ) -> Tensor:
-    """log det 𝒥 near a singularity, where the Gram matrix has lost its small eigenvalues to rounding."""
+    """Log det 𝒥 near a singularity, where a Gram matrix has lost small eigenvalues to rounding."""
     rows, _ = logdet.whitened_rows(f, params, x, metric=metric)
-    return 2 * torch.linalg.svdvals(rows)[: rows.shape[1]].log().sum()
+    singular_values: Tensor = torch.linalg.svdvals(rows)[: rows.shape[1]]
+    return 2 * singular_values.log().sum()
 
 
 def _signs(
@@ -173,7 +192,7 @@ def _signs(
     x: Inputs,
     metric: Metric | Tensor | None,
     num: int,
-    stream: probes.Stream,
+    stream: Stream,
     *,
     dual: bool = False,
 ) -> Tensor:
@@ -182,5 +201,5 @@ def _signs(
         whiten = trace.resolve(metric, x, f(params, x))
     P = count(params)
     size = whiten.size if dual or (whiten.size < P and whiten.signs is None) else P
-    generator = probes.generator(stream.seed, stream.step, "signs", stream.rank)
-    return probes.rademacher(num, size, generator, next(iter(params.values())).detach())
+    signs = generator(stream.seed, stream.step, "signs", stream.rank)
+    return rademacher(num, size, signs, next(iter(params.values())).detach())

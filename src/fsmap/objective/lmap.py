@@ -1,7 +1,10 @@
-r"""L-MAP in a training loop you already have: R(θ) of ``eq:lmap-loss``, to be added to any loss as λR with λ = 1/(2εN).
+"""L-MAP in a training loop you already have: R(θ) of ``eq:lmap-loss``, to be added to any loss.
 
-:class:`LMAP` is a module that returns the output and R, for every loop (DDP, autocast, ``torch.compile``, BatchNorm as the authors have it).
-:class:`LaplacianPenalty` is a term for the simplest loops.
+The loss is your loss + λR, with λ = 1/(2εN).
+
+:class:`LMAP` is a module that returns the output and R, for every loop (DDP, autocast,
+``torch.compile``, BatchNorm as the authors have it). :class:`LaplacianPenalty` is a term for the
+simplest loops.
 """
 
 from __future__ import annotations
@@ -24,25 +27,31 @@ class LMAP(nn.Module):
 
     Args:
         module: The model.
-        px: Evaluation distribution: one of :mod:`fsmap.px`, a tensor of points, or a callable ``(n, generator) -> x``.
+        px: Evaluation distribution: one of :mod:`fsmap.px`, a tensor of points, or a callable ``(n,
+            generator) -> x``.
         num_points: S, fresh points a step.
-        estimator: See :func:`fsmap.trace`. ``jvp`` falls back to ``fd_central``, with a warning, where the model has no forward mode.
+        estimator: See :func:`fsmap.trace`. ``jvp`` falls back to ``fd_central``, with a warning,
+            where the model has no forward mode.
         beta: Step of the differences.
-        batchnorm: ``joint`` (one pass over B+S points serves the loss and R, and R is the mean over all of them, as in the authors' code; it is *not* plain
-            training as λ → 0, because the statistics differ), ``frozen`` or ``batch`` (R on a pass of its own).
+        batchnorm: ``joint`` (one pass over B+S points serves the loss and R, and R is the mean over
+            all of them, as in the authors' code; it is *not* plain training as λ → 0, because the
+            statistics differ), ``frozen`` or ``batch`` (R on a pass of its own).
         every: Evaluate R on every k-th optimiser step only, k times as strong; 0 otherwise.
         metric: g, see :mod:`fsmap.metric`.
         seed: ψ is a function of (seed, step, parameter name).
         probes: ψ per step.
-        last_layer: Name of the linear layer that makes the output: its block of the trace is then exact, at no cost.
+        last_layer: Name of the linear layer that makes the output: its block of the trace is then
+            exact, at no cost.
         forward: ``forward(module, x)`` when the module's signature is unusual.
 
-    In ``eval()`` or under ``no_grad`` it returns the model's output and ``None``. Steps are counted by forward passes, or,
-    after :meth:`attach`, by the optimiser's steps (gradient accumulation: the same ψ over all micro-batches).
+    In ``eval()`` or under ``no_grad`` it returns the model's output and ``None``. Steps are counted
+    by forward passes, or, after :meth:`attach`, by the optimiser's steps (gradient accumulation:
+    the same ψ over all micro-batches).
 
     Example:
         >>> import torch, fsmap
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
         >>> lm = fsmap.LMAP(model, fsmap.px.Normal(shape=(2,)), num_points=16)
         >>> out, R = lm(torch.zeros(4, 2))
         >>> out.shape, bool(R > 0)
@@ -87,12 +96,15 @@ class LMAP(nn.Module):
             forward=forward,
         )
 
-    def forward(self, x: Inputs, reg_strength: float | Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Inputs, reg_strength: float | Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """The model's output and R.
 
         Args:
             x: Training points.
-            reg_strength: λ. Given, the second value is λR; a plain 0 costs nothing and, outside ``joint``, changes nothing.
+            reg_strength: λ. Given, the second value is λR; a plain 0 costs nothing and, outside
+                ``joint``, changes nothing.
 
         Returns:
             Output, and R (λR); R is None in ``eval()`` and under ``no_grad``.
@@ -139,7 +151,10 @@ class LMAP(nn.Module):
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
         r = self.regularizer
-        return f"{r.px!r}, num_points={r.num_points}, estimator={r.estimator!r}, batchnorm={self.batchnorm!r}, every={r.every}"
+        return (
+            f"{r.px!r}, num_points={r.num_points}, estimator={r.estimator!r}, "
+            f"batchnorm={self.batchnorm!r}, every={r.every}"
+        )
 
     def _advance(self) -> None:
         self.regularizer.step += 1
@@ -163,9 +178,10 @@ class LMAP(nn.Module):
 class LaplacianPenalty:
     """R(θ) as a term: ``loss = criterion(model(x), y) + lam * penalty()``.
 
-    Takes the arguments of :class:`LMAP`, except that ``batchnorm`` is ``frozen`` (what ``auto`` means) or ``batch``: a term that
-    does not see the training batch cannot normalise with it. Under DDP use :class:`LMAP`: a pass that bypasses the wrapper is not
-    synchronised unless it is in the same ``backward`` as one through it. Under ``no_grad`` it returns R as a number to look at.
+    Takes the arguments of :class:`LMAP`, except that ``batchnorm`` is ``frozen`` (what ``auto``
+    means) or ``batch``: a term that does not see the training batch cannot normalise with it. Under
+    DDP use :class:`LMAP`: a pass that bypasses the wrapper is not synchronised unless it is in the
+    same ``backward`` as one through it. Under ``no_grad`` it returns R as a number to look at.
     """
 
     def __init__(
@@ -235,7 +251,10 @@ def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
         return points.concat(x, evaluation)
     except (RuntimeError, ValueError) as error:
         first = str(error).splitlines()[0]
-        message = f"p_X draws points that do not fit the training batch, so they cannot form one joint batch: {first}"
+        message = (
+            "p_X draws points that do not fit the training batch, so they cannot form one joint "
+            f"batch: {first}"
+        )
         raise InputError(message) from error
 
 
@@ -244,4 +263,6 @@ def _is_zero(strength: float | Tensor | None) -> bool:
 
 
 def _zero(like: Tensor) -> Tensor:
-    return torch.zeros((), device=like.device, dtype=torch.float32 if like.dtype.itemsize < 4 else like.dtype)
+    return torch.zeros(
+        (), device=like.device, dtype=torch.float32 if like.dtype.itemsize < 4 else like.dtype
+    )

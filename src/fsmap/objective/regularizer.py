@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fsmap.errors import FallbackWarning, InputError, UnsupportedModuleError
 from fsmap.functional import Forward, Functional, State, functional
-from fsmap.linalg import points, trace
+from fsmap.linalg import trace
 from fsmap.linalg.metric import Metric
 from fsmap.linalg.probes import Stream, generator, rademacher
 from fsmap.objective import batchnorm as bn
@@ -45,9 +45,12 @@ class Regularizer:
             if number < 1:
                 message = f"{name} must be at least 1, got {number}"
                 raise InputError(message)
-        if last_layer is not None and (metric is not None or estimator not in trace.PARAMETER_PROBES):
+        if last_layer is not None and (
+            metric is not None or estimator not in trace.PARAMETER_PROBES
+        ):
             message = (
-                f"last_layer goes with the Euclidean metric and with {', '.join(trace.PARAMETER_PROBES)}; "
+                "last_layer goes with the Euclidean metric and with "
+                f"{', '.join(trace.PARAMETER_PROBES)}; "
                 f"got {estimator=} and {'a' if metric is not None else 'no'} metric"
             )
             raise InputError(message)
@@ -65,11 +68,14 @@ class Regularizer:
         return self.step % self.every == 0
 
     def stream(self) -> Stream:
-        """The random numbers of this step: ψ the same on every rank, evaluation points the rank's own."""
+        """This step's random numbers: ψ the same on every rank, evaluation points its own."""
         return Stream(self.seed, self.step, _rank())
 
     def params(self) -> Params:
         """The module's trainable parameters as they are now.
+
+        Returns:
+            Live tensors, keyed as in ``named_parameters()``.
 
         Raises:
             UnsupportedModuleError: If they are sharded.
@@ -77,7 +83,8 @@ class Regularizer:
         params: Params = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if any(hasattr(p, "placements") for p in params.values()):
             message = (
-                "the parameters are sharded (FSDP2/DTensor): a functional pass would ignore ψ and return R = 0 without an "
+                "the parameters are sharded (FSDP2/DTensor): a functional pass would ignore ψ and "
+                "return R = 0 without an "
                 "error. Use DDP, or apply fully_shard to nothing that this wraps."
             )
             raise UnsupportedModuleError(message)
@@ -140,7 +147,7 @@ class Regularizer:
             yield
 
     def separate(self, mode: str) -> Tensor:
-        """R on its own pass over S points; BatchNorm ``frozen`` or ``batch``, running statistics untouched."""
+        """R on a pass of its own, BatchNorm ``frozen`` or ``batch``; statistics untouched."""
         params = self.params()
         x = self.sample(params)
         if mode == "frozen":

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fsmap.experiments import registry as registry_module
+from fsmap.experiments import runner
+from fsmap.experiments.options import Options
 from fsmap.experiments.registry import Claim, Curve, Experiment, Frame, Interactive, Measured
 from fsmap.report import figures, tables
 
@@ -102,6 +104,12 @@ def only(*classes: type[Experiment]) -> Iterator[None]:
     finally:
         registry_module._modules = original
         registry_module.registry.cache_clear()
+
+
+def run(out: Path, *names: str, notes: list[str] | None = None, **options):
+    """Outcomes of a silent run."""
+    say = (lambda _: None) if notes is None else notes.append
+    return list(runner.run(names or ("squares",), Options(out=out, silent=True, **options), say))
 
 
 def kill_at(n: int):

@@ -1,25 +1,17 @@
-"""A run is finished, resumed, refused or replaced, and nothing is lost on the way."""
+"""What a run writes, what is refused before it starts, and what `all` skips."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 import fake_experiment
-from fake_experiment import Squares, only
-from fsmap.errors import CheckpointError, InputError, MissingDataError
-from fsmap.experiments import runner
-from fsmap.experiments.options import Options
+from fake_experiment import Squares, only, run
+from fsmap.errors import InputError, MissingDataError
 from fsmap.experiments.publish import redraw
-from fsmap.experiments.run_folder import Place, RunFolder, locked
+from fsmap.experiments.run_folder import RunFolder
 from fsmap.report.records import read_rows
 
 
@@ -27,21 +19,7 @@ from fsmap.report.records import read_rows
 def squares(monkeypatch):
     monkeypatch.setattr(Squares, "trouble", None)
     with only(Squares):
-        yield Squares
-
-
-def run(out: Path, *names: str, notes: list[str] | None = None, **options):
-    """Outcomes of a silent run."""
-    say = (lambda _: None) if notes is None else notes.append
-    return list(runner.run(names or ("squares",), Options(out=out, silent=True, **options), say))
-
-
-def raise_at(n: int):
-    def trouble(unit):
-        if unit["n"] == n:
-            raise RuntimeError("boom")
-
-    return staticmethod(trouble)
+        yield
 
 
 def test_a_run_leaves_what_the_contract_says(tmp_path):
@@ -83,167 +61,6 @@ def test_rows_carry_their_circumstances(tmp_path):
     assert math.isnan(curve.value[1])
     assert math.isinf(curve.value[2])
     assert curve.seconds == 0.5
-
-
-def test_an_error_half_way_keeps_finished_units_and_resume_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(Squares, "trouble", raise_at(3))
-    (failed,) = run(tmp_path)
-    assert failed.status == "failed"
-    assert "RuntimeError: boom" in failed.reason
-    assert f"fsmap run squares --out {tmp_path} --resume" in failed.reason
-    here = RunFolder(tmp_path / "squares")
-    assert here.unfinished
-    assert {row.config["n"] for row in here.rows()} == {1, 2}
-
-    monkeypatch.setattr(Squares, "trouble", raise_at(1))  # a finished unit must not run again
-    notes: list[str] = []
-    (done,) = run(tmp_path, resume=True, notes=notes)
-    assert done.status == "finished"
-    assert notes == ["squares: resuming, 2 units are done"]
-    values = [row.value for row in here.rows() if row.metric == "square"]
-    assert values == [1.0, 1.1, 4.0, 4.1, 9.0, 9.1, 16.0, 16.1]
-
-
-def script(*arguments: str, ready: Path | None = None) -> subprocess.Popen[str]:
-    environment = {**os.environ, "FAKE_READY": str(ready)}
-    command = [sys.executable, fake_experiment.__file__, *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, text=True, env=environment, **pipes)
-
-
-def test_a_killed_process_is_resumed(tmp_path):
-    process = script("kill3", "run", "squares", "--out", str(tmp_path))
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGKILL
-    here = RunFolder(tmp_path / "squares")
-    assert here.unfinished
-    assert len(here.done()) == 2
-    (refused,) = run(tmp_path)
-    assert refused.status == "failed"
-    assert "holds an unfinished run (2 units done)" in refused.reason
-    assert "--resume" in refused.reason
-    assert "--force" in refused.reason
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "finished"
-    rows = here.rows()
-    assert len({(row.metric, row.seed, row.config["n"]) for row in rows}) == len(rows) == 12
-
-
-def test_an_interrupted_process_says_how_to_go_on(tmp_path):
-    ready = tmp_path / "ready"
-    out = tmp_path / "runs"
-    process = script("wait2", "run", "squares", "--out", str(out), ready=ready)
-    deadline = time.monotonic() + 60
-    while not ready.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    (second,) = run(out)  # while the other process holds the folder
-    assert second.status == "failed"
-    assert f"another process is writing to {out / 'squares'}" in second.reason
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Traceback" not in errors
-    assert f"fsmap run squares --out {out} --resume" in errors
-    assert len(RunFolder(out / "squares").done()) == 1
-
-
-def test_a_cut_off_line_and_rows_of_an_unfinished_unit_are_dropped(tmp_path, monkeypatch):
-    monkeypatch.setattr(Squares, "trouble", raise_at(3))
-    run(tmp_path)
-    file = tmp_path / "squares" / "rows.jsonl"
-    lines = file.read_text().splitlines()
-    orphan = lines[0].replace('"n": 1', '"n": 3')
-    file.write_text("\n".join([*lines, orphan, orphan[:40]]))  # as a kill within a write leaves it
-    monkeypatch.setattr(Squares, "trouble", None)
-    notes: list[str] = []
-    (outcome,) = run(tmp_path, resume=True, notes=notes)
-    assert outcome.status == "finished"
-    assert notes == ["squares: resuming, 2 units are done, 2 rows of an unfinished unit dropped"]
-    assert len(read_rows(file)[0]) == 12
-
-
-def test_a_line_that_says_a_unit_is_finished_and_is_cut_off_does_not_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(Squares, "trouble", raise_at(3))
-    run(tmp_path)
-    file = tmp_path / "squares" / "units.jsonl"
-    file.write_text(file.read_text()[:-5])
-    assert len(RunFolder(tmp_path / "squares").done()) == 1
-    monkeypatch.setattr(Squares, "trouble", None)
-    run(tmp_path, resume=True)
-    assert len(RunFolder(tmp_path / "squares").rows()) == 12
-
-
-def test_resume_keeps_a_finished_run(tmp_path, monkeypatch):
-    run(tmp_path)
-    before = (tmp_path / "squares" / "summary.json").read_bytes()
-    monkeypatch.setattr(Squares, "trouble", raise_at(1))
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "kept"
-    (outcome,) = run(tmp_path, resume=True, quick=True)  # the full size serves the quick one
-    assert outcome.status == "kept"
-    assert (tmp_path / "squares" / "summary.json").read_bytes() == before
-
-
-def test_resume_with_another_config_is_refused(tmp_path):
-    run(tmp_path, quick=True)
-    (outcome,) = run(tmp_path, quick=True, resume=True, assignments=("scale=2",))
-    assert outcome.status == "failed"
-    assert "scale: 1.0 there, 2.0 now" in outcome.reason
-    (outcome,) = run(tmp_path, resume=True)
-    assert "size: quick there, full now" in outcome.reason
-
-
-def test_a_finished_run_is_replaced_only_by_a_finished_one(tmp_path, monkeypatch):
-    run(tmp_path, quick=True)
-    before = (tmp_path / "squares" / "rows.jsonl").read_bytes()
-    monkeypatch.setattr(Squares, "trouble", raise_at(2))
-    (failed,) = run(tmp_path, assignments=("scale=5",))
-    assert failed.status == "failed"
-    assert (tmp_path / "squares" / "rows.jsonl").read_bytes() == before
-    monkeypatch.setattr(Squares, "trouble", None)
-    (outcome,) = run(tmp_path, assignments=("scale=5",), resume=True)
-    assert outcome.status == "finished"
-    assert outcome.folder == tmp_path / "squares"
-    assert RunFolder(tmp_path / "squares").rows()[0].value == 5.0
-    place = Place.of(tmp_path, "squares")
-    assert (place.previous / "rows.jsonl").read_bytes() == before
-    assert not place.fresh.path.exists()
-
-
-def test_a_kill_between_the_two_renames_is_mended(tmp_path):
-    run(tmp_path)
-    place = Place.of(tmp_path, "squares")
-    place.final.path.rename(place.fresh.path)
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "kept"
-    assert place.final.finished
-
-
-def test_force_drops_an_unfinished_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(Squares, "trouble", raise_at(3))
-    run(tmp_path)
-    monkeypatch.setattr(Squares, "trouble", None)
-    (outcome,) = run(tmp_path, force=True, assignments=("scale=2",))
-    assert outcome.status == "finished"
-    assert RunFolder(tmp_path / "squares").rows()[0].value == 2.0
-
-
-def test_a_drawing_that_fails_leaves_the_run_unfinished_and_the_rows_complete(
-    tmp_path, monkeypatch
-):
-    def broken(self, rows):
-        raise RuntimeError("no ink")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Squares, "draw", broken)
-        (failed,) = run(tmp_path)
-        assert "no ink" in failed.reason
-    here = RunFolder(tmp_path / "squares")
-    assert here.unfinished
-    assert len(here.rows()) == 12
-    monkeypatch.setattr(Squares, "trouble", raise_at(1))
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "finished"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):
@@ -376,19 +193,3 @@ def test_redraw_judges_the_same_rows_with_the_code_of_today(tmp_path, monkeypatc
     assert after["command"] == before["command"]
     assert after["seconds"] == before["seconds"]
     assert not (here.path / "interactive.json").exists()
-
-
-def test_a_header_that_was_lost_cannot_be_resumed(tmp_path):
-    folder = RunFolder(tmp_path / "squares")
-    folder.path.mkdir()
-    folder.units_file.write_text("")
-    with pytest.raises(CheckpointError, match="nothing can be resumed here"):
-        folder.header()
-
-
-def test_the_lock_is_released(tmp_path):
-    place = Place.of(tmp_path, "squares")
-    with locked(place), pytest.raises(InputError, match="another process"), locked(place):
-        pass
-    with locked(place):
-        pass

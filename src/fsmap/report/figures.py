@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, MUTED, GRID, PAPER = "#24292f", "#6b7280", "#d8dce2", "#fffffe"
+"""Colors of text, axes, grid and background; the page replaces them on a dark background."""
+
+BLACK, WHITE = "#101010", "#fefefe"
+"""The same on every background: for marks that lie on an image."""
+
 COLORS = {
     "ps-map": "#c8552d",
     "fs-map": "#2468b2",

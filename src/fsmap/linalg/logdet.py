@@ -20,11 +20,13 @@ from torch import Tensor
 
 from fsmap.errors import InputError, SingularGeometryError
 from fsmap.functional import count
-from fsmap.linalg import memory, points
-from fsmap.linalg.jacobian import jacobian, outputs
+from fsmap.linalg import determinants, memory, points
+from fsmap.linalg.linearize import linearize, look
 from fsmap.linalg.metric import Metric
+from fsmap.linalg.passes import is_pointwise
 from fsmap.linalg.slq import slq
 from fsmap.linalg.trace import exact, resolve
+from fsmap.linalg.values import holds, number
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 METHODS = ("auto", "dense", "dual", "slq", "svd_clip", "pseudo", "first_order")
@@ -76,12 +78,21 @@ def log_det(
     points.check(x)
     eps = torch.as_tensor(jitter, dtype=torch.float64, device=next(iter(params.values())).device)
     value = evaluate(
-        f, params, x, eps, method=method, metric=metric, probes=probes, generator=generator, chunk=chunk
+        f,
+        params,
+        x,
+        eps,
+        method=method,
+        metric=metric,
+        probes=probes,
+        generator=generator,
+        chunk=chunk,
     )
-    if not bool(torch.isfinite(value.value)):
+    if not holds(torch.isfinite(value.value), otherwise=True):
         message = (
-            f"J(theta; p_X) + {float(eps):.3g} I is not positive definite ({method=}): the geometry is singular here (Theorems 1, 2) or "
-            "the metric has negative eigenvalues. Raise jitter, use method='pseudo', or ask fsmap.doctor where it comes from."
+            f"J(theta; p_X) + {float(eps):.3g} I is not positive definite ({method=}): the geometry is "
+            "singular here (Theorems 1, 2) or the metric has negative eigenvalues. Raise jitter, use "
+            "method='pseudo', or ask fsmap.doctor where it comes from."
         )
         raise SingularGeometryError(message)
     return value if return_estimate else value.value
@@ -101,7 +112,7 @@ def evaluate(
 ) -> Estimate:
     """:func:`log_det` without the checks that look at values, so that it can be vmapped; nan where it is not defined."""
     S, K, P = shape(f, params, x)
-    chosen = choose(method, S * K, P, jitter.device)
+    chosen = choose(method, S * K, P, jitter.device, gram=gram_bytes(f, params, x))
     if chosen != "pseudo":
         check_jitter(jitter, S, K, P)
     if chosen == "slq":
@@ -111,9 +122,13 @@ def evaluate(
     if chosen == "first_order":
         value = P * jitter.log() + exact(f, params, x, metric=metric, chunk=chunk) / jitter
         return Estimate(value, torch.zeros_like(value))
-    _check_memory(S * K, P, chosen, jitter.device)
-    rows, signs = whitened_rows(f, params, x, metric=metric, chunk=chunk)
-    value = FROM_ROWS[chosen](rows, signs, jitter)
+    _check_memory(f, params, x, chosen, jitter.device)
+    if chosen == "dual":
+        gram, signs = whitened_gram(f, params, x, metric=metric, chunk=chunk)
+        value = determinants.dual(gram, signs, jitter, P)
+    else:
+        rows, signs = whitened_rows(f, params, x, metric=metric, chunk=chunk)
+        value = determinants.FROM_ROWS[chosen](rows, signs, jitter)
     return Estimate(value, torch.zeros_like(value))
 
 
@@ -126,58 +141,52 @@ def whitened_rows(
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """A = LᵀJ/√S in float64, ``[Q, P]``, and the metric's signs: 𝒥 = Aᵀ diag(signs) A."""
-    jac = jacobian(f, params, x, chunk=chunk)
-    out = jac[..., 0] if metric is None else outputs(f, params, x)
-    whiten = resolve(metric, x, out)
-    return whiten.rows(jac.double()), whiten.signs
+    factors = linearize(f, params, x, chunk=chunk)
+    whiten = resolve(metric, x, factors.out)
+    return whiten.rows(factors.rows().double()), whiten.signs
 
 
-def dense(rows: Tensor, signs: Tensor | None, jitter: Tensor) -> Tensor:
-    """Cholesky of AᵀA + εI."""
-    weighted = rows if signs is None else signs[:, None] * rows
-    return _cholesky_log_det(rows.mT @ weighted + _identity(rows.shape[1], jitter))
-
-
-def dual(rows: Tensor, signs: Tensor | None, jitter: Tensor) -> Tensor:
-    """(P−Q) log ε + log det(AAᵀ + εI); with signs D, det(ε D + AAᵀ) stands for the same."""
-    Q, P = rows.shape
-    gram = rows @ rows.mT
-    if signs is None:
-        inner = _cholesky_log_det(gram + _identity(Q, jitter))
-    else:
-        sign, inner = torch.linalg.slogdet(signs[:, None] * gram + _identity(Q, jitter))
-        inner = torch.where(sign > 0, inner, torch.nan)
-    return (P - Q) * jitter.log() + inner if P != Q else inner
-
-
-def svd_clip(rows: Tensor, signs: Tensor | None, jitter: Tensor) -> Tensor:
-    """Σ log max(σ², ε) over all P singular values."""
-    squares = _squared_singular_values(rows, signs, "svd_clip")
-    missing = rows.shape[1] - len(squares)
-    return torch.maximum(squares, jitter).log().sum() + missing * jitter.log()
-
-
-def pseudo(rows: Tensor, signs: Tensor | None, jitter: Tensor) -> Tensor:
-    """Σ log σ² over the singular values with σ² > ε and above rounding."""
-    squares = _squared_singular_values(rows, signs, "pseudo")
-    rounding = max(rows.shape) * torch.finfo(rows.dtype).eps * squares.max().sqrt()
-    kept = squares > torch.maximum(rounding.square(), jitter)
-    return torch.where(kept, squares, torch.ones_like(squares)).log().sum()
-
-
-FROM_ROWS = {"dense": dense, "dual": dual, "svd_clip": svd_clip, "pseudo": pseudo}
+def whitened_gram(
+    f: ModelFn,
+    params: Params,
+    x: Inputs,
+    *,
+    metric: Metric | Tensor | None = None,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """AAᵀ in float64, ``[Q, Q]``, and the metric's signs, without A where layers are linear."""
+    factors = linearize(f, params, x, chunk=chunk)
+    whiten = resolve(metric, x, factors.out)
+    return whiten.gram(factors.gram(), points.count(x)), whiten.signs
 
 
 def shape(f: ModelFn, params: Params, x: Inputs) -> tuple[int, int, int]:
     """S, K, P, from one point."""
-    with torch.no_grad():
-        first = x if not getattr(f, "pointwise", True) else points.take(x, slice(0, 1))
-        K = outputs(f, params, first).shape[1]
-    return points.count(x), K, count(params)
+    S = points.count(x)
+    return S, look(f, params, x).outputs // (1 if is_pointwise(f) else S), count(params)
 
 
-def choose(method: str, rows: int, P: int, device: torch.device) -> str:
+def gram_bytes(f: ModelFn, params: Params, x: Inputs) -> int:
+    """Bytes of the factored Jacobian and its Gram matrix, with what a gradient keeps."""
+    seen, S, P = look(f, params, x), points.count(x), count(params)
+    if not is_pointwise(f):
+        return 8 * (3 * seen.outputs * P + 6 * seen.outputs**2)
+    rows = S * seen.outputs
+    return 8 * (3 * S * seen.numbers_per_point(params) + (6 + len(seen.uses)) * rows**2)
+
+
+def choose(method: str, rows: int, P: int, device: torch.device, *, gram: int | None = None) -> str:
     """The method that ``auto`` stands for: by shape and memory, never by values.
+
+    Args:
+        method: What was asked for.
+        rows: S·K.
+        P: Number of parameters.
+        device: Where.
+        gram: Bytes that ``dual`` needs (:func:`gram_bytes`), by default those of a dense Jacobian.
+
+    Returns:
+        One of ``METHODS``, not auto.
 
     Raises:
         InputError: If ``method`` is unknown.
@@ -187,59 +196,46 @@ def choose(method: str, rows: int, P: int, device: torch.device) -> str:
         raise InputError(message)
     if method != "auto":
         return method
-    fits = 3 * 8 * rows * P < memory.SHARE * memory.free_bytes(device)
+    needed = 3 * 8 * rows * P if P <= rows or gram is None else gram
+    fits = needed < memory.SHARE * memory.free_bytes(device)
     if min(rows, P) > LARGEST_MATRIX or not fits:
         return "slq"
     return "dense" if P <= rows else "dual"
 
 
 def check_jitter(jitter: Tensor, S: int, K: int, P: int) -> None:
-    """Refuse a jitter that leaves the matrix singular whatever θ is.
+    """Refuse a jitter that leaves the matrix singular whatever θ is; inside vmap nothing is refused.
+
+    Args:
+        jitter: ε.
+        S: Number of points.
+        K: Number of outputs.
+        P: Number of parameters.
 
     Raises:
         InputError: If ε < 0, or ε = 0 with S·K < P.
     """
-    if _is_batched(jitter):
+    eps = number(jitter)
+    if eps is None:
         return
-    if not float(jitter) >= 0:
-        message = f"jitter must be >= 0, got {float(jitter):g}"
+    if not eps >= 0:
+        message = f"jitter must be >= 0, got {eps:g}"
         raise InputError(message)
-    if float(jitter) == 0 and S * K < P:
+    if eps == 0 and S * K < P:
         message = (
-            f"jitter must be > 0 when S*K < P, got jitter=0 with S*K={S * K}, {P=}: J has at least {P - S * K} zero eigenvalues. "
-            "Raise num_points or jitter; see docs/guide/pathologies.md."
+            f"jitter must be > 0 when S*K < P, got jitter=0 with S*K={S * K}, {P=}: J has at least "
+            f"{P - S * K} zero eigenvalues. Raise num_points or jitter; see docs/guide/pathologies.md."
         )
         raise InputError(message)
 
 
-def _is_batched(t: Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(t)
-
-
-def _check_memory(rows: int, P: int, method: str, device: torch.device) -> None:
+def _check_memory(f: ModelFn, params: Params, x: Inputs, method: str, device: torch.device) -> None:
+    S, K, P = shape(f, params, x)
+    rows, gram = S * K, gram_bytes(f, params, x)
     side = P if method == "dense" else min(rows, P)
-    needed = 8 * (2 * rows * P + 2 * side * side)
+    needed = gram if method == "dual" else 8 * (3 * rows * P + 2 * side**2)
     instead = "Use method='slq', which needs products only, or fewer evaluation points."
-    if method == "dense" and 8 * (2 * rows * P + 2 * rows * rows) < needed / 4:
+    if method != "dual" and gram < needed / 4:
         instead = "Use method='dual', whose matrix is [S*K, S*K], or method='slq'."
-    memory.check_fits(
-        needed, device, what=f"the Jacobian [{rows}, {P}] with method={method!r}", instead=instead
-    )
-
-
-def _identity(n: int, jitter: Tensor) -> Tensor:
-    return jitter * torch.eye(n, dtype=torch.float64, device=jitter.device)
-
-
-def _cholesky_log_det(matrix: Tensor) -> Tensor:
-    """2 Σ log diag(chol); nan where the matrix is not positive definite."""
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    value = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return torch.where(info == 0, value, torch.nan)
-
-
-def _squared_singular_values(rows: Tensor, signs: Tensor | None, method: str) -> Tensor:
-    if signs is not None:
-        message = f"{method} needs a metric without negative eigenvalues; use method='dense'"
-        raise InputError(message)
-    return torch.linalg.svdvals(rows).square()
+    what = f"the Jacobian [{rows}, {P}] with method={method!r}"
+    memory.check_fits(needed, device, what=what, instead=instead)

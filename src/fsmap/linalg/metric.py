@@ -1,11 +1,13 @@
 r"""The metric g of function space (``eq:JgJ``, appendix B.2): $\mathcal J = E[J^\top g J]$.
 
-A metric is resolved at the evaluation points into linear maps (:class:`Whitening`): with $g = L\,\mathrm{diag}(s)\,L^\top$ and
-rows $= L^\top J/\sqrt S$, $\mathcal J = \mathrm{rows}^\top \mathrm{diag}(s)\,\mathrm{rows}$. Signs s are all +1 (and left out) unless g has negative eigenvalues.
-No metric means g = I: the squared distance of two functions is the sum over outputs of the mean over points.
+A metric is resolved at the evaluation points into linear maps (:class:`Whitening`). With
+$g = L\,\mathrm{diag}(s)\,L^\top$ and rows $= L^\top J/\sqrt S$, $\mathcal J = \mathrm{rows}^\top \mathrm{diag}(s)\,\mathrm{rows}$.
+Signs s are all +1 (and left out) unless g has negative eigenvalues. No metric means g = I: the squared
+distance of two functions is the sum over outputs of the mean over points.
 
-A metric that depends on θ (softmax-Fisher) carries a caveat: the normaliser Z of appendix B.2 then depends on θ as well and is *not*
-part of the objective; what is maximised is no longer a density up to a constant. ``detach=True`` holds g fixed within a step.
+A metric that depends on θ (softmax-Fisher) carries a caveat: the normalizer Z of appendix B.2 then depends
+on θ as well and is *not* part of the objective; what is maximized is no longer a density up to a constant.
+``detach=True`` holds g fixed within a step.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
+from fsmap.linalg.values import holds
 from fsmap.types import Inputs
 
 
@@ -28,11 +31,17 @@ class Whitening(NamedTuple):
     adjoint: Callable[[Tensor], Tensor]  # [Q] -> [S, K]      Lv/√S
     size: int  # Q
     signs: Tensor | None = None  # [Q]
+    local: bool = True  # whether rows of a point depend on that point alone
 
     def quadratic(self, u: Tensor) -> Tensor:
         """uᵀgu/S of one output perturbation ``[S, K]``."""
         squares = self.rows(u).square()
         return squares.sum() if self.signs is None else (self.signs * squares).sum()
+
+    def gram(self, gram: Tensor, S: int) -> Tensor:
+        """LᵀGL/S of the inner products G of all rows of J: ``[SK, SK]`` → ``[Q, Q]``."""
+        half = self.rows(gram.reshape(S, -1, len(gram)))  # [Q, SK]   LᵀG/√S
+        return self.rows(half.mT.reshape(S, -1, self.size))
 
 
 class Metric(Protocol):
@@ -55,7 +64,7 @@ class Euclidean(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Per-point weights g(x): a tensor [S], or a function of the points. Negative weights are allowed."""
+    """Per-point weights g(x): a tensor [S], or a function of the points. They may be negative."""
 
     weights: Tensor | Callable[[Inputs], Tensor]
 
@@ -63,7 +72,7 @@ class Weights(NamedTuple):
         """Rows of point s are scaled by √|g(x_s)|."""
         w = self.weights(x) if callable(self.weights) else self.weights
         S, K = out.shape
-        _check_shape("Weights", w, (S,), "[S]")
+        _check("Weights", w, (S,), "[S]")
         root = (w.to(out).abs() / S).sqrt()  # [S]
         return Whitening(
             lambda u: (u * root.reshape(-1, *[1] * (u.ndim - 1))).flatten(0, 1),
@@ -86,21 +95,8 @@ class Output(NamedTuple):
     def at(self, x: Inputs, out: Tensor) -> Whitening:
         """Rows of point s are Lₛᵀ times its outputs."""
         S, K = out.shape
-        if (self.matrix is None) == (self.factor is None):
-            message = "Output takes a matrix or a factor, exactly one of them"
-            raise InputError(message)
-        if self.factor is not None:
-            factor, signs = self.factor.to(out), None
-            if factor.ndim not in (2, 3) or factor.shape[-2] != K:
-                message = f"the factor of Output must be [K, Q] or [S, K, Q] with {K=}, {S=}, got {tuple(factor.shape)}"
-                raise InputError(message)
-        else:
-            assert self.matrix is not None
-            wanted = (K, K) if self.matrix.ndim == 2 else (S, K, K)
-            _check_shape("Output", self.matrix, wanted, "[K, K] or [S, K, K]")
-            factor, eigenvalues = _root(self.matrix.to(out))
-            signs = _signs(eigenvalues.expand(S, K).reshape(-1))
-        factor = (factor / math.sqrt(S)).expand(S, *factor.shape[-2:])  # [S, K, Q]
+        factor, signs = self._root(S, K, out)
+        factor = (factor / math.sqrt(S)).expand(S, *factor.shape[-2:])  # [S, K, Q/S]
         size = S * factor.shape[-1]
 
         def rows(u: Tensor) -> Tensor:
@@ -112,27 +108,48 @@ class Output(NamedTuple):
 
         return Whitening(rows, adjoint, size, signs)
 
+    def _root(self, S: int, K: int, out: Tensor) -> tuple[Tensor, Tensor | None]:
+        """L, ``[K, Q/S]`` or ``[S, K, Q/S]``, and signs."""
+        if (self.matrix is None) == (self.factor is None):
+            message = "Output takes a matrix or a factor, exactly one of them"
+            raise InputError(message)
+        if self.factor is not None:
+            if self.factor.shape[:-1] not in ((K,), (S, K)):
+                message = (
+                    f"the factor of Output must be [K, Q] or [S, K, Q] with {K=}, {S=}, "
+                    f"got {tuple(self.factor.shape)}"
+                )
+                raise InputError(message)
+            return self.factor.to(out), None
+        assert self.matrix is not None
+        wanted = (K, K) if self.matrix.ndim == 2 else (S, K, K)
+        _check("Output", self.matrix, wanted, "[K, K] or [S, K, K]")
+        factor, eigenvalues = _root(self.matrix.to(out))
+        return factor, _signs(eigenvalues.expand(S, K).reshape(-1))
+
 
 class SoftmaxFisher(NamedTuple):
-    r"""The Fisher metric of a softmax classifier, $g = \mathrm{diag}(p) - pp^\top$ at the logits; $\mathcal J$ is then the Fisher matrix.
+    r"""The Fisher metric of a softmax classifier, $g = \mathrm{diag}(p) - pp^\top$ at the logits.
 
-    It depends on θ: see the caveat at the top of this module. With $L = \mathrm{diag}(\sqrt p) - p\sqrt p^\top$, $LL^\top = g$.
+    $\mathcal J$ is then the Fisher matrix. It depends on θ: see the caveat at the top of this module.
+    With $L = \mathrm{diag}(\sqrt p) - p\sqrt p^\top$, $LL^\top = g$.
     """
 
     detach: bool = False
 
     def at(self, x: Inputs, out: Tensor) -> Whitening:
         """The metric at ``softmax(out)``."""
-        p = (out.detach() if self.detach else out).softmax(-1)  # [S, K]
-        root = (0.5 * (out.detach() if self.detach else out).log_softmax(-1)).exp()  # √p, gradient-safe at 0
+        logits = out.detach() if self.detach else out
+        p = logits.softmax(-1)  # [S, K]
+        root = (0.5 * logits.log_softmax(-1)).exp()  # √p, with a derivative at p = 0
         factor = torch.diag_embed(root) - p[:, :, None] * root[:, None, :]  # [S, K, K]
         return Output(factor=factor).at(x, out)
 
 
 class General(NamedTuple):
-    """Any symmetric metric over points and outputs, ``[S·K, S·K]`` or ``[S, K, S, K]``; entries and eigenvalues of either sign.
+    """Any symmetric metric over points and outputs, ``[S·K, S·K]`` or ``[S, K, S, K]``.
 
-    The matrix is a constant of the objective.
+    Entries and eigenvalues may have either sign. The matrix is a constant of the objective.
     """
 
     matrix: Tensor
@@ -141,15 +158,23 @@ class General(NamedTuple):
         """Rows are |eigenvalue|^½ times eigenvectors, with the eigenvalues' signs."""
         S, K = out.shape
         n = S * K
-        if self.matrix.numel() != n * n:
-            message = f"General must be [S*K, S*K] or [S, K, S, K] with {S=}, {K=}, got {tuple(self.matrix.shape)}"
+        if self.matrix.shape not in ((n, n), (S, K, S, K)):
+            message = (
+                f"General must be [S*K, S*K] or [S, K, S, K] with {S=}, {K=}, "
+                f"got {tuple(self.matrix.shape)}"
+            )
             raise InputError(message)
-        factor, eigenvalues = _root(self.matrix.to(out).reshape(n, n) / S)
+        matrix = self.matrix.to(out).reshape(n, n)
+        _check("General", matrix, (n, n), "[S*K, S*K]")
+        factor, eigenvalues = _root(matrix / S)
 
         def rows(u: Tensor) -> Tensor:
             return (factor.mT.to(u) @ u.reshape(n, -1)).reshape(n, *u.shape[2:])
 
-        return Whitening(rows, lambda v: (factor.to(v) @ v).reshape(S, K), n, _signs(eigenvalues))
+        def adjoint(v: Tensor) -> Tensor:
+            return (factor.to(v) @ v).reshape(S, K)
+
+        return Whitening(rows, adjoint, n, _signs(eigenvalues), local=False)
 
 
 def as_metric(metric: Metric | Tensor | None, S: int, K: int) -> Metric:
@@ -171,7 +196,8 @@ def as_metric(metric: Metric | Tensor | None, S: int, K: int) -> Metric:
         return Euclidean()
     if not isinstance(metric, Tensor):
         if not hasattr(metric, "at"):
-            message = f"metric must be None, a tensor, or one of fsmap.metric's classes, got {type(metric).__name__}"
+            kind = type(metric).__name__
+            message = f"metric must be None, a tensor, or one of fsmap.metric's classes, got {kind}"
             raise InputError(message)
         return metric
     shape = tuple(metric.shape)
@@ -182,29 +208,35 @@ def as_metric(metric: Metric | Tensor | None, S: int, K: int) -> Metric:
     if shape in ((S * K, S * K), (S, K, S, K)):
         return General(metric)
     message = (
-        f"a metric of shape {shape} fits neither [S], [K, K], [S, K, K], [S*K, S*K] nor [S, K, S, K] with {S=}, {K=}"
+        f"a metric of shape {shape} fits neither [S], [K, K], [S, K, K], [S*K, S*K] "
+        f"nor [S, K, S, K] with {S=}, {K=}"
     )
     raise InputError(message)
 
 
 def _root(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """V|Λ|^½ and Λ of a symmetric matrix; constants, because eigenvectors have no stable derivative."""
+    """V|Λ|^½ and Λ of a symmetric matrix; constants: eigenvectors have no stable derivative."""
     matrix = matrix.detach().double()
-    if not torch.allclose(matrix, matrix.mT, rtol=1e-6, atol=1e-12):
-        message = f"a metric must be symmetric; it differs from its transpose by {(matrix - matrix.mT).abs().max():.3g}"
+    difference = (matrix - matrix.mT).abs().max()
+    if not holds(difference <= 1e-6 * matrix.abs().max(), otherwise=True):
+        message = f"a metric must be symmetric; it differs from its transpose by {difference:.3g}"
         raise InputError(message)
     eigenvalues, vectors = torch.linalg.eigh(matrix)
     # Rounding makes zero eigenvalues slightly negative: below this they are zero, not a signature.
-    floor = matrix.shape[-1] * torch.finfo(torch.float64).eps * eigenvalues.abs().amax(-1, keepdim=True)
+    largest = eigenvalues.abs().amax(-1, keepdim=True)
+    floor = matrix.shape[-1] * torch.finfo(torch.float64).eps * largest
     eigenvalues = torch.where(eigenvalues.abs() <= floor, 0.0, eigenvalues)
     return vectors * eigenvalues.abs().sqrt()[..., None, :], eigenvalues
 
 
 def _signs(eigenvalues: Tensor) -> Tensor | None:
-    return None if bool((eigenvalues >= 0).all()) else eigenvalues.sign()
+    return None if holds((eigenvalues >= 0).all(), otherwise=False) else eigenvalues.sign()
 
 
-def _check_shape(name: str, tensor: Tensor, wanted: tuple[int, ...], words: str) -> None:
+def _check(name: str, tensor: Tensor, wanted: tuple[int, ...], words: str) -> None:
     if tuple(tensor.shape) != wanted:
         message = f"{name} must be {words}, here {wanted}, got {tuple(tensor.shape)}"
+        raise InputError(message)
+    if not holds(torch.isfinite(tensor).all(), otherwise=True):
+        message = f"{name} has NaN or inf"
         raise InputError(message)

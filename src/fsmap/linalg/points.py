@@ -28,7 +28,9 @@ def check(x: Inputs) -> None:
     """
     leaves = _tensors(x)
     if any(leaf.ndim == 0 for leaf in leaves):
-        message = "x needs a first dimension for the points, got a 0-dimensional tensor. Use x[None]."
+        message = (
+            "x needs a first dimension for the points, got a 0-dimensional tensor. Use x[None]."
+        )
         raise InputError(message)
     sizes = {int(leaf.shape[0]) for leaf in leaves}
     if len(sizes) > 1:
@@ -46,8 +48,30 @@ def check(x: Inputs) -> None:
 
 
 def concat(a: Inputs, b: Inputs) -> Inputs:
-    """Points of ``a`` followed by points of ``b``, in ``a``'s dtype and on its device."""
-    return tree_map(lambda s, t: torch.cat([s, t.to(s)]), a, b)
+    """Points of ``a`` followed by points of ``b``, in ``a``'s dtype and on its device.
+
+    Args:
+        a: Points.
+        b: Points of the same kind.
+
+    Returns:
+        All of them.
+
+    Raises:
+        InputError: If they are not of one kind.
+    """
+    try:
+        return tree_map(lambda s, t: torch.cat([s, t.to(s)]), a, b)
+    except (RuntimeError, ValueError, AttributeError) as error:
+        message = f"points of shape {shapes(a)} and {shapes(b)} cannot be one batch: {error}"
+        raise InputError(message) from error
+
+
+def shapes(x: Inputs) -> str:
+    """The shapes of the points, for messages."""
+    if isinstance(x, Tensor):
+        return str(tuple(x.shape))
+    return str(tree_map(lambda t: tuple(t.shape) if isinstance(t, Tensor) else t, x))
 
 
 def take(x: Inputs, rows: slice | Tensor) -> Inputs:

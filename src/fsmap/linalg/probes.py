@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fsmap.errors import InputError
 from fsmap.functional import count, unravel
 from fsmap.types import Params
 
@@ -75,6 +76,34 @@ def basis(params: Params) -> Params:
     total = count(params)
     eye = math.sqrt(total) * torch.eye(total, dtype=first.dtype, device=first.device)
     return unravel(eye, params)
+
+
+def check(psi: object, params: Params) -> None:
+    """Refuse probes that are not stacked parameters.
+
+    Args:
+        psi: What came.
+        params: Parameters.
+
+    Raises:
+        InputError: If it is not ``{name: [R, ...]}`` with the names and shapes of ``params``.
+    """
+    message = None
+    if not isinstance(psi, dict):
+        message = f"must be a dict of stacked draws {{name: [R, ...]}}, got {type(psi).__name__}"
+    elif params.keys() - psi.keys():
+        message = f"misses {sorted(params.keys() - psi.keys())}"
+    else:
+        for name, p in params.items():
+            if psi[name].shape[1:] != p.shape or psi[name].ndim != p.ndim + 1:
+                wanted = ", ".join(map(str, ("R", *p.shape)))
+                message = f"{name!r} must be [{wanted}], got {tuple(psi[name].shape)}"
+        numbers = sorted({len(psi[name]) for name in params})
+        if message is None and len(numbers) > 1:
+            message = f"all names need the same number of probes, got {numbers}"
+    if message:
+        message = f"probes: {message}. fsmap.linalg.probes.normal(params, R, generator) makes them."
+        raise InputError(message)
 
 
 def rademacher(num: int, size: int, generator: torch.Generator | None, like: Tensor) -> Tensor:

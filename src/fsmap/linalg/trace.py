@@ -20,23 +20,18 @@ from torch import Tensor
 from torch.func import vmap
 
 from fsmap.errors import InputError
-from fsmap.functional import Functional, NoiseReplay, State, count, differentiable_attention
+from fsmap.functional import Functional, NoiseReplay, State, differentiable_attention
 from fsmap.linalg import points
 from fsmap.linalg import probes as draw
-from fsmap.linalg.jacobian import (
-    add,
-    is_pointwise,
-    jacobian,
-    jvp,
-    outputs,
-    vjp,
-    with_state,
-)
+from fsmap.linalg.jacobian import add, jvp, vjp
+from fsmap.linalg.linearize import linearize, look
 from fsmap.linalg.metric import Metric, Whitening, as_metric
+from fsmap.linalg.passes import flat, is_pointwise, outputs, run
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 METHODS = ("fd", "fd_central", "jvp", "vjp", "exact")
 PARAMETER_PROBES = ("fd", "fd_central", "jvp")  # the ones whose probe is a ψ
+HALF = (torch.bfloat16, torch.float16)
 EXACT_CHUNK_BYTES = 256 * 2**20  # Jacobian rows held at a time by "exact"
 
 
@@ -160,13 +155,13 @@ def estimate(
         return Pass(resolve(metric, x, out).quadratic(_accumulate(tangent)), out, state)
     with _full_precision(params):
         replay = NoiseReplay(f, params)
-        out, state = with_state(f, params, x)
+        out, state = run(f, params, x)
         base, high = (out, beta) if method == "fd" else (None, beta / 2)
         if base is None:
             replay()
             base = f(add(params, -beta / 2, probe), x)
         replay()
-        difference = (f(add(params, high, probe), x) - base).reshape(points.count(x), -1) / beta
+        difference = flat(f(add(params, high, probe), x) - base, x) / beta
         return Pass(resolve(metric, x, out).quadratic(difference), out, state)
 
 
@@ -181,24 +176,28 @@ def exact(
     """Σ over rows of the whitened Jacobian of ‖row‖²; never holds more of J than a chunk of points when g allows."""
     S = points.count(x)
     if metric is not None or not is_pointwise(f):
-        jac = jacobian(f, params, x, chunk=chunk)
-        whiten = resolve(metric, x, outputs(f, params, x))
-        squares = whiten.rows(_accumulate(jac)).square().sum(-1)  # [Q]
+        factors = linearize(f, params, x, chunk=chunk)
+        whiten = resolve(metric, x, factors.out)
+        if not whiten.local:
+            squares = whiten.gram(factors.gram(), S).diagonal()  # [Q]
+        else:
+            mixed = factors.mixed(lambda u: whiten.rows(u).reshape(S, -1, *u.shape[2:]))
+            squares = mixed.to(_wide(factors.out.dtype)).squares().flatten()  # [Q]
         return squares.sum() if whiten.signs is None else (whiten.signs * squares).sum()
     if chunk is None:
-        width = outputs(f, params, points.take(x, slice(0, 1))).shape[1] * count(params)
+        width = look(f, params, x).numbers_per_point(params)
         chunk = max(1, EXACT_CHUNK_BYTES // (8 * width))
-    parts = [
-        _accumulate(jacobian(f, params, points.take(x, slice(i, i + chunk)))).square().sum()
-        for i in range(0, S, chunk)
-    ]
+    parts = []
+    for i in range(0, S, chunk):
+        factors = linearize(f, params, points.take(x, slice(i, i + chunk)))
+        parts.append(factors.to(_wide(factors.out.dtype)).squares().sum())
     return torch.stack(parts).sum() / S
 
 
 def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening:
     """The metric at the points."""
-    flat = out.reshape(points.count(x), -1)
-    return as_metric(metric, *flat.shape).at(x, _accumulate(flat))
+    rows = flat(out, x)
+    return as_metric(metric, *rows.shape).at(x, _accumulate(rows))
 
 
 def check_method(method: str) -> None:
@@ -293,13 +292,19 @@ def last_layer_trace(f: Functional, out: Tensor, features: Tensor) -> Tensor:
     return value
 
 
-def _over_probes(one: object, drawn: Params | Tensor, *, batched: bool, chunk: int | None) -> Tensor:
+def _over_probes(
+    one: object, drawn: Params | Tensor, *, batched: bool, chunk: int | None
+) -> Tensor:
     """Values of all probes: vectorised, or one after another where the pass has state of its own."""
     num = len(next(iter(drawn.values()))) if isinstance(drawn, dict) else len(drawn)
-    pick = (lambda r: {n: p[r] for n, p in drawn.items()}) if isinstance(drawn, dict) else (lambda r: drawn[r])
+    pick = (
+        (lambda r: {n: p[r] for n, p in drawn.items()})
+        if isinstance(drawn, dict)
+        else (lambda r: drawn[r])
+    )
     if batched and num > 1:
-        with differentiable_attention():
-            return vmap(one, chunk_size=chunk)(drawn)  # type: ignore[arg-type]
+        with differentiable_attention():  # the fused kernels cannot be vmapped
+            return vmap(one, chunk_size=chunk)(drawn)  # type: ignore
     return torch.stack([one(pick(r)) for r in range(num)])  # type: ignore[operator]
 
 
@@ -311,7 +316,11 @@ def _standard_error(values: Tensor) -> Tensor:
 
 def _accumulate(t: Tensor) -> Tensor:
     """Sums of squares in at least single precision."""
-    return t.float() if t.dtype in (torch.bfloat16, torch.float16) else t
+    return t.to(_wide(t.dtype))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in HALF else dtype
 
 
 def _full_precision(params: Params) -> torch.autocast:

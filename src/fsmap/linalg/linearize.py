@@ -1,0 +1,165 @@
+"""From a model and points to its Jacobian in factored form."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fsmap.errors import FsmapError
+from fsmap.functional import NoiseReplay
+from fsmap.linalg import points
+from fsmap.linalg.factors import Block, Dense, Factors, Outer, joined
+from fsmap.linalg.passes import FAILURES, explain, flat, is_pointwise
+from fsmap.linalg.second_order import SecondOrder
+from fsmap.linalg.uses import ChangedError, Survey, Watch, survey
+from fsmap.types import Inputs, ModelFn, Params
+
+_surveys: WeakKeyDictionary[Any, dict[Any, Survey]] = WeakKeyDictionary()
+
+
+def linearize(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Factors:
+    """J in factored form, differentiable in ``params``.
+
+    Args:
+        f: Model function. Where points do not see each other (all but active BatchNorm and dropout)
+            one forward and K reverse passes over the batch are made, otherwise S·K of them.
+        params: Parameters.
+        x: Points.
+        chunk: Points (or, where points see each other, rows) differentiated at a time.
+
+    Returns:
+        The factors, and the outputs of the same pass.
+    """
+    try:
+        if not is_pointwise(f):
+            return coupled(f, params, x, chunk=chunk)
+        S = points.count(x)
+        size = chunk or S
+        parts = [points.take(x, slice(i, i + size)) for i in range(0, S, size)]
+        return joined([_alone(f, params, part) for part in parts])
+    except FAILURES as error:
+        explain(error, f, x, params, "reverse-mode differentiation failed{where}")
+
+
+def look(f: ModelFn, params: Params, x: Inputs) -> Survey:
+    """How the parameters enter f, from a pass at one point; remembered for points of this shape."""
+    known = _surveys_of(f)
+    key = (tuple(params), _signature(f, x))
+    if key not in known:
+        replay = NoiseReplay(f, params)
+        first = points.take(x, slice(0, 1)) if is_pointwise(f) else x
+        try:
+            known[key] = survey(lambda: flat(f(params, first), first), params)
+        except FAILURES as error:
+            explain(error, f, x)
+        replay()
+    return known[key]
+
+
+def coupled(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Factors:
+    """Where points see each other: one reverse pass over the whole batch per output and point."""
+
+    def whole(p: Params) -> Tensor:
+        with SecondOrder():
+            return flat(f(p, x), x)
+
+    out, pull = torch.func.vjp(whole, params)
+    each = torch.eye(out.numel(), dtype=out.dtype, device=out.device).reshape(-1, *out.shape)
+    (grads,) = vmap(pull, chunk_size=chunk)(each)  # [SK, ...] each
+    return Factors({n: Dense(g.reshape(*out.shape, -1)) for n, g in grads.items()}, out)
+
+
+def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey) -> Factors:
+    """Where points do not see each other: all outputs at all points, layer by layer.
+
+    Args:
+        f: Model function.
+        params: Parameters.
+        x: Points.
+        seen: How the parameters enter f.
+
+    Returns:
+        The Jacobian in factored form.
+    """
+    S = points.count(x)
+    watched = {name: p for name, p in params.items() if name not in seen.others}
+
+    def one(taps: list[Tensor], own: Params, point: Inputs) -> tuple[Tensor, list[Tensor]]:
+        with Watch(watched, taps) as watch:
+            out = f({**params, **own}, tree_map(lambda t: t[None], point))
+        return out.reshape(-1), watch.finish()
+
+    def whole(taps: list[Tensor], own: Params) -> tuple[Tensor, list[Tensor]]:
+        if not seen.leads:
+            return vmap(one)(taps, own, x)  # type: ignore[no-any-return]
+        with Watch(watched, [tap[:, 0] for tap in taps]) as watch:
+            out = f(params, x)
+        return flat(out, x), [h[:, None] for h in watch.finish()]
+
+    like = next(iter(params.values()))
+    taps = [like.new_zeros(S, *use.shape) for use in seen.uses]
+    own = {n: params[n].expand(S, *params[n].shape) for n in seen.others}
+    out, pull, inputs = torch.func.vjp(whole, taps, own, has_aux=True)  # type: ignore[misc]
+    K = out.shape[1]
+    each = torch.eye(K, dtype=out.dtype, device=out.device)[:, None].expand(K, S, K)
+    deltas, dense = vmap(pull)(each)  # [K, S, ...] each
+    return Factors(_blocks(params, seen, inputs, deltas, dense), out)
+
+
+def _alone(f: ModelFn, params: Params, x: Inputs) -> Factors:
+    try:
+        return factor(f, params, x, look(f, params, x))
+    except ChangedError:  # the model is not what it was when it was surveyed: look again
+        _surveys_of(f).clear()
+        return factor(f, params, x, look(f, params, x))
+    except FsmapError:
+        raise
+    except FAILURES:  # not possible one by one: control flow on values, random numbers, ...
+        return coupled(f, params, x)
+
+
+def _blocks(
+    params: Params,
+    seen: Survey,
+    inputs: list[Tensor],
+    deltas: list[Tensor],
+    dense: Params,
+) -> dict[str, Block]:
+    blocks: dict[str, Block] = {n: Dense(d.transpose(0, 1).flatten(2)) for n, d in dense.items()}
+    for use, h, d in zip(seen.uses, inputs, deltas, strict=True):
+        grads = use.grads(d.transpose(0, 1))  # [S, K, T, o]
+        if use.weight is not None:
+            _add(blocks, use.weight, Outer(use.inputs(h), grads))
+        if use.bias is not None:
+            _add(blocks, use.bias, Dense(grads.sum(2)))
+    return {name: blocks[name] for name in params}
+
+
+def _add(blocks: dict[str, Block], name: str, block: Block) -> None:
+    """Add a use to those of the same parameter: places are joined, dense blocks added up."""
+    before = blocks.get(name)
+    if isinstance(before, Outer) and isinstance(block, Outer):
+        inputs = torch.cat([before.inputs, block.inputs], dim=1)
+        block = Outer(inputs, torch.cat([before.grads, block.grads], dim=2))
+    elif isinstance(before, Dense) and isinstance(block, Dense):
+        block = Dense(before.values + block.values)
+    blocks[name] = block
+
+
+def _surveys_of(f: ModelFn) -> dict[Any, Survey]:
+    try:
+        return _surveys.setdefault(f, {})
+    except TypeError:  # cannot be referred to weakly
+        return {}
+
+
+def _signature(f: ModelFn, x: Inputs) -> tuple[Any, ...]:
+    """What may change the calls that f makes: shapes of a point, modes of the module's parts."""
+    module = getattr(f, "module", None)
+    modes = tuple(m.training for m in module.modules()) if isinstance(module, nn.Module) else ()
+    return modes, tuple((leaf.shape[1:], leaf.dtype) for leaf in tree_leaves(x))

@@ -1,0 +1,118 @@
+"""One pass of a model through its points, and what to say when it fails."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from fsmap.errors import FsmapError, InputError, UnsupportedModuleError
+from fsmap.functional import State
+from fsmap.linalg import points
+from fsmap.types import Inputs, ModelFn, Params
+
+# What torch raises for inputs that do not fit, and for derivatives that it does not have.
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+
+
+def is_pointwise(f: ModelFn) -> bool:
+    """Whether f treats each point alone; a plain function is taken to."""
+    return bool(getattr(f, "pointwise", True))
+
+
+def outputs(f: ModelFn, params: Params, x: Inputs) -> Tensor:
+    """f at the points, trailing dimensions flattened: ``[S, K]``."""
+    return flat(run(f, params, x)[0], x)
+
+
+def run(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, State]:
+    """One plain pass: f, and what the pass left behind (nothing, for a plain function)."""
+    try:
+        return with_state(f, params, x)
+    except FAILURES as error:
+        explain(error, f, x)
+
+
+def with_state(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, State]:
+    """:func:`run` with torch's own errors, for use inside its transforms."""
+    call = getattr(f, "with_state", None)
+    return (f(params, x), State({})) if call is None else call(params, x)
+
+
+def flat(out: Tensor, x: Inputs) -> Tensor:
+    """An output as ``[S, K]``.
+
+    Args:
+        out: What f returned.
+        x: Points.
+
+    Returns:
+        The output with trailing dimensions flattened.
+
+    Raises:
+        UnsupportedModuleError: If its first dimension is not the point.
+    """
+    S = points.count(x)
+    if out.ndim == 0 or out.shape[0] != S:
+        message = (
+            f"the model returned shape {tuple(out.shape)} for {S} points; the first dimension must be "
+            "the point. Pass forward=lambda module, x: ... to functional if the layout differs."
+        )
+        raise UnsupportedModuleError(message)
+    return out.reshape(S, -1)
+
+
+def explain(
+    error: Exception, f: ModelFn, x: Inputs, params: Params | None = None, failed: str = ""
+) -> NoReturn:
+    """Say in the user's words why a pass failed.
+
+    Args:
+        error: What torch raised.
+        f: Model function.
+        x: Points.
+        params: Where it failed while being differentiated: a plain pass is tried here to tell a
+            missing derivative from points that do not fit.
+        failed: What failed in that case, and what to do.
+
+    Raises:
+        InputError: If f cannot be evaluated at points of this shape.
+        UnsupportedModuleError: If it can, but not be differentiated this way.
+    """
+    if isinstance(error, FsmapError | torch.OutOfMemoryError):
+        raise error
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if params is not None and _works(f, params, x):
+        message = f"{failed.format(where=_where(error, f))}: {reason}"
+        raise UnsupportedModuleError(message) from error
+    message = (
+        f"the model cannot be evaluated at x of shape {points.shapes(x)}{_where(error, f)}: {reason}. "
+        "Give points of the shape, dtype and device that the model takes."
+    )
+    raise InputError(message) from error
+
+
+def _works(f: ModelFn, params: Params, x: Inputs) -> bool:
+    try:
+        with torch.no_grad():
+            f(params, x)
+    except FAILURES:
+        return False
+    return True
+
+
+def _where(error: Exception, f: ModelFn) -> str:
+    """The innermost module on the way to the error, by name and class."""
+    root = getattr(f, "module", None)
+    names = {id(m): n for n, m in root.named_modules()} if isinstance(root, nn.Module) else {}
+    found, step = None, error.__traceback__
+    while step is not None:
+        owner = step.tb_frame.f_locals.get("self")
+        found = owner if id(owner) in names else found
+        step = step.tb_next
+    if found is None:
+        return ""
+    name = names[id(found)]
+    kind = type(found).__name__
+    return f", in {name!r} ({kind})" if name else f", in {kind}"

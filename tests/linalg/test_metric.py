@@ -1,0 +1,178 @@
+"""Metrics: each is resolved into maps that reproduce g, and refuses what is not one."""
+
+from __future__ import annotations
+
+import cases
+import oracles
+import pytest
+import torch
+
+import fsmap
+from fsmap import metric as m
+from fsmap.errors import InputError
+from fsmap.linalg.metric import Euclidean, as_metric
+
+S, K = 4, 3
+
+
+def symmetric(*shape, seed=0, definite=False):
+    """A random symmetric matrix, positive definite or not."""
+    a = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return a @ a.mT if definite else a + a.mT
+
+
+OUT = torch.randn(S, K, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
+METRICS = {
+    "euclidean": lambda: (Euclidean(), torch.eye(S * K)),
+    "weights": lambda: weights(torch.tensor([0.5, 0.0, 2.0, 1.0])),
+    "negative_weights": lambda: weights(torch.tensor([0.5, -1.0, 2.0, 0.0])),
+    "weights_of_x": lambda: (
+        m.Weights(lambda x: x[:, 0]),
+        oracles.full_metric(torch.arange(1.0, S + 1), S, K),
+    ),
+    "output": lambda: output(symmetric(K, K, definite=True)),
+    "indefinite_output": lambda: output(symmetric(K, K)),
+    "output_per_point": lambda: output(symmetric(S, K, K, definite=True)),
+    "indefinite_output_per_point": lambda: output(symmetric(S, K, K)),
+    "factor": lambda: factor(torch.randn(K, 2, generator=torch.Generator().manual_seed(1))),
+    "factor_per_point": lambda: factor(
+        torch.randn(S, K, 5, generator=torch.Generator().manual_seed(1))
+    ),
+    "softmax_fisher": lambda: (
+        m.SoftmaxFisher(),
+        oracles.full_metric(oracles.softmax_fisher_slow(OUT), S, K),
+    ),
+    "general": lambda: general(symmetric(S * K, S * K, definite=True)),
+    "indefinite_general": lambda: general(symmetric(S * K, S * K)),
+    "rank_one_general": lambda: general(torch.ones(S * K, S * K)),
+}
+
+
+def weights(w):
+    return m.Weights(w), oracles.full_metric(w, S, K)
+
+
+def output(matrix):
+    return m.Output(matrix), oracles.full_metric(matrix, S, K)
+
+
+def factor(matrix):
+    return m.Output(factor=matrix), oracles.full_metric(matrix @ matrix.mT, S, K)
+
+
+def general(matrix):
+    return m.General(matrix), matrix
+
+
+def resolved(name, dtype=torch.float64):
+    """A metric at S points, and its matrix divided by S: [SK, SK]."""
+    metric, matrix = METRICS[name]()
+    x = torch.arange(1.0, S + 1)[:, None].to(dtype)
+    return metric.at(x, OUT.to(dtype)), matrix.reshape(S * K, S * K) / S
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_rows_reproduce_the_metric(name):
+    whiten, g = resolved(name)
+    rows = whiten.rows(torch.eye(S * K).reshape(S, K, S * K))  # [Q, SK]
+    assert rows.shape == (whiten.size, S * K)
+    signs = torch.ones(whiten.size) if whiten.signs is None else whiten.signs
+    torch.testing.assert_close(rows.mT @ (signs[:, None] * rows), g, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_adjoint_is_the_transpose(name):
+    whiten, _ = resolved(name)
+    u, v = torch.arange(1.0, S * K + 1).reshape(S, K).sin(), torch.arange(whiten.size).cos()
+    v = v.to(u)
+    torch.testing.assert_close((whiten.rows(u) * v).sum(), (u * whiten.adjoint(v)).sum())
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_quadratic_form(name):
+    whiten, g = resolved(name)
+    u = torch.arange(1.0, S * K + 1).sin()
+    torch.testing.assert_close(whiten.quadratic(u.reshape(S, K)), u @ g @ u)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_signs_appear_only_with_negative_eigenvalues(name):
+    whiten, g = resolved(name)
+    negative = bool(torch.linalg.eigvalsh((g + g.mT) / 2)[0] < -1e-9)
+    assert (whiten.signs is not None) == negative
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_single_precision(name):
+    whiten, g = resolved(name, torch.float32)
+    u = torch.arange(1.0, S * K + 1).sin()
+    value = whiten.quadratic(u.reshape(S, K).float())
+    scale = float(u.abs() @ g.abs() @ u.abs())
+    assert abs(float(value) - float(u @ g @ u)) < 1e-6 * scale
+
+
+def test_softmax_fisher_gradient_and_its_absence():
+    logits = OUT.clone().requires_grad_()
+    u = torch.arange(1.0, S * K + 1).sin().reshape(S, K)
+    expected = torch.einsum("sk,skl,sl->", u, oracles.softmax_fisher_slow(logits), u) / S
+    (wanted,) = torch.autograd.grad(expected, logits)
+    (found,) = torch.autograd.grad(m.SoftmaxFisher().at(None, logits).quadratic(u), logits)
+    torch.testing.assert_close(found, wanted)
+    held = m.SoftmaxFisher(detach=True).at(None, logits).quadratic(u)
+    torch.testing.assert_close(held, expected.detach())
+    assert not held.requires_grad
+
+
+def test_softmax_fisher_survives_certainty():
+    logits = torch.tensor([[800.0, 0.0, -800.0]]).requires_grad_()
+    value = m.SoftmaxFisher().at(None, logits).quadratic(torch.ones(1, 3))
+    (grad,) = torch.autograd.grad(value, logits)
+    assert value == 0
+    assert torch.isfinite(grad).all()
+
+
+def test_tensors_are_recognized_by_shape():
+    assert isinstance(as_metric(None, S, K), Euclidean)
+    for shape, kind in [
+        ((S,), m.Weights),
+        ((K, K), m.Output),
+        ((S, K, K), m.Output),
+        ((S * K, S * K), m.General),
+        ((S, K, S, K), m.General),
+    ]:
+        assert isinstance(as_metric(torch.zeros(shape), S, K), kind)
+    given = m.SoftmaxFisher()
+    assert as_metric(given, S, K) is given
+    with pytest.raises(InputError, match=r"shape \(7,\) fits neither \[S\], .* with S=4, K=3"):
+        as_metric(torch.zeros(7), S, K)
+    with pytest.raises(InputError, match="metric must be None, a tensor, or .* got str"):
+        as_metric("fisher", S, K)
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (m.Weights(torch.ones(5)), r"Weights must be \[S\], here \(4,\), got \(5,\)"),
+        (m.Weights(torch.tensor([1.0, torch.nan, 1, 1])), "Weights has NaN or inf"),
+        (m.Output(torch.eye(2)), r"Output must be \[K, K\] or \[S, K, K\], here \(3, 3\)"),
+        (m.Output(), "a matrix or a factor, exactly one"),
+        (m.Output(torch.eye(3), torch.eye(3)), "a matrix or a factor, exactly one"),
+        (m.Output(factor=torch.eye(2)), r"factor of Output must be \[K, Q\].*got \(2, 2\)"),
+        (m.Output(factor=torch.ones(2, 3, 3)), r"\[S, K, Q\] with K=3, S=4, got \(2, 3, 3\)"),
+        (m.Output(torch.ones(3, 3).triu()), "must be symmetric; it differs .* by 1"),
+        (m.Output(torch.full((3, 3), torch.nan)), "Output has NaN or inf"),
+        (m.General(torch.eye(5)), r"General must be \[S\*K, S\*K\] .* S=4, K=3, got \(5, 5\)"),
+        (m.General(torch.ones(12, 12).triu()), "must be symmetric"),
+    ],
+)
+def test_what_is_no_metric_is_named(metric, words):
+    with pytest.raises(InputError, match=words):
+        metric.at(torch.zeros(S, 1), OUT)
+
+
+def test_a_metric_of_ones_is_no_metric():
+    case = cases.case("wide")
+    plain = fsmap.log_det(case.f, case.params, case.x, jitter=0.1)
+    for ones in (torch.ones(5), torch.eye(3), torch.eye(15)):
+        value = fsmap.log_det(case.f, case.params, case.x, jitter=0.1, metric=ones)
+        torch.testing.assert_close(value, plain)

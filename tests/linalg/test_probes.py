@@ -1,0 +1,85 @@
+"""Probes: what they depend on, and that their covariance is the identity."""
+
+from __future__ import annotations
+
+import math
+
+import cases
+import pytest
+import torch
+
+from fsmap.errors import InputError
+from fsmap.functional import count, ravel
+from fsmap.linalg import probes
+from fsmap.linalg.probes import Stream
+
+PARAMS = {"a": torch.zeros(3, 2), "b": torch.zeros(5)}
+
+
+def test_psi_depends_on_seed_step_and_name_alone():
+    psi = Stream(1, 2).psi(PARAMS, 3)
+    assert psi["a"].shape == (3, 3, 2)
+    again = Stream(1, 2, rank=7).psi({"b": PARAMS["b"]}, 3)  # another rank, another set of names
+    assert torch.equal(psi["b"], again["b"])
+    for other in (Stream(2, 2), Stream(1, 3)):
+        assert not torch.equal(psi["b"], other.psi(PARAMS, 3)["b"])
+    twins = Stream(1, 2).psi({"b": PARAMS["b"], "c": PARAMS["b"]}, 3)
+    assert not torch.equal(twins["b"], twins["c"])
+
+
+def test_points_depend_on_the_rank():
+    draws = [torch.rand(4, generator=Stream(1, 2, rank).points()) for rank in (0, 0, 1)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert Stream(1, 2, 0).noise() != Stream(1, 2, 1).noise()
+
+
+def test_integers_are_63_bit_and_tell_their_parts_apart():
+    values = {probes.integer(*parts) for parts in [(1, 23), (12, 3), ("1", 23, ""), (1, "2", 3)]}
+    assert len(values) == 4
+    assert all(0 <= value < 2**63 for value in values)
+    assert probes.integer(1, 23) == probes.integer(
+        "1", "23"
+    )  # stable across runs: a hash, not hash()
+    assert probes.integer(0, 0, "points", 0) == 6033697971243281473
+
+
+def test_normal_probes_come_from_the_generator(generator):
+    psi = probes.normal(PARAMS, 4000, generator)
+    vectors = torch.cat([p.flatten(1) for p in psi.values()], dim=1)  # [R, P]
+    covariance = vectors.mT @ vectors / 4000
+    assert (covariance - torch.eye(11)).abs().max() < 6 * math.sqrt(2 / 4000)
+
+
+def test_rademacher_probes_are_signs(generator):
+    signs = probes.rademacher(5, 7, generator, torch.zeros(1, dtype=torch.float32))
+    assert signs.shape == (5, 7)
+    assert signs.dtype == torch.float32
+    assert set(signs.flatten().tolist()) == {-1.0, 1.0}
+
+
+def test_basis_is_complete():
+    params = cases.case("wide").params
+    psi = probes.basis(params)
+    vectors = torch.stack([ravel({n: p[r] for n, p in psi.items()}) for r in range(51)])
+    P = count(params)
+    torch.testing.assert_close(vectors.mT @ vectors / P, torch.eye(P))
+
+
+def test_antithetic_pairs_cancel():
+    psi = probes.antithetic(Stream(0, 0).psi(PARAMS, 2))
+    assert psi["a"].shape == (4, 3, 2)
+    assert torch.equal(psi["a"][:2], -psi["a"][2:])
+
+
+def test_probes_of_the_wrong_shape_are_named():
+    good = Stream(0, 0).psi(PARAMS, 2)
+    probes.check(good, PARAMS)
+    with pytest.raises(InputError, match=r"must be a dict .*\{name: \[R, \.\.\.\]\}, got Tensor"):
+        probes.check(torch.zeros(2, 11), PARAMS)
+    with pytest.raises(InputError, match=r"misses \['b'\]"):
+        probes.check({"a": good["a"]}, PARAMS)
+    with pytest.raises(InputError, match=r"'b' must be \[R, 5\], got \(5,\)"):
+        probes.check({"a": good["a"], "b": torch.zeros(5)}, PARAMS)
+    with pytest.raises(InputError, match=r"same number of probes, got \[1, 2\]"):
+        probes.check({"a": good["a"][:1], "b": good["b"]}, PARAMS)

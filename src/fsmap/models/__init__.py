@@ -1,1 +1,5 @@
 """Models of the experiments: basis functions, perceptrons, residual networks."""
+
+from fsmap.models.mlp import MLP
+
+__all__ = ["MLP"]

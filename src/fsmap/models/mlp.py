@@ -1,0 +1,154 @@
+"""Perceptrons: fully connected layers with an activation between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fsmap.errors import InputError
+
+Activation = Callable[[Tensor], Tensor]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "gelu": nn.functional.gelu,
+    "silu": nn.functional.silu,
+    "identity": lambda x: x,
+}
+
+
+class UniformLinear(nn.Linear):
+    r"""A linear layer with weights and biases uniform within $\pm 1/\sqrt{\text{fan-in}}$.
+
+    That is what ``nn.Linear`` does; the generator is what it lacks.
+    """
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the parameters anew.
+
+        Args:
+            generator: Source of randomness; None is torch's own.
+        """
+        bound = 1 / math.sqrt(self.in_features)
+        for parameter in self.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
+
+
+class LecunLinear(nn.Linear):
+    r"""A linear layer with weights $N(0, 1/\text{fan-in})$ and zero biases, as in JAX libraries."""
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw the parameters anew.
+
+        Args:
+            generator: Source of randomness; None is torch's own.
+        """
+        self.weight.normal_(0.0, 1 / math.sqrt(self.in_features), generator=generator)
+        if self.bias is not None:
+            self.bias.zero_()
+
+
+INITS: dict[str, type[UniformLinear] | type[LecunLinear]] = {
+    "torch": UniformLinear,
+    "lecun": LecunLinear,
+}
+
+
+class MLP(nn.Module):
+    r"""$f(x) = W_L\,\sigma(W_{L-1} \cdots \sigma(W_1 x + b_1) \cdots + b_{L-1}) + b_L$.
+
+    Parameters are named ``layers.0.weight``, ``layers.0.bias``, …
+
+    Args:
+        sizes: Units of every layer, from inputs to outputs: ``[2, 16, 16, 2]`` has two hidden ones.
+        activation: ``"tanh"``, ``"relu"``, ``"gelu"``, ``"silu"``, ``"identity"``, or a function of
+            a tensor, such as ``torch.sin``.
+        bias: Whether layers have biases.
+        init: ``"torch"``: weights and biases uniform within $\pm 1/\sqrt{\text{fan-in}}$, as
+            ``nn.Linear`` has them; ``"lecun"``: weights $N(0, 1/\text{fan-in})$ and biases zero,
+            as JAX libraries have them.
+        generator: Source of the first values; None is torch's own.
+
+    Raises:
+        InputError: If there are fewer than two sizes, one is below 1, or a name is not known.
+
+    Examples:
+        >>> model = MLP([2, 16, 16, 16, 16, 2], "tanh", generator=torch.Generator().manual_seed(0))
+        >>> sum(p.numel() for p in model.parameters())
+        898
+        >>> model(torch.zeros(5, 2)).shape
+        torch.Size([5, 2])
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        activation: str | Activation = "tanh",
+        *,
+        bias: bool = True,
+        init: str = "torch",
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        self.sizes = tuple(int(size) for size in sizes)
+        if len(self.sizes) < 2 or min(self.sizes) < 1:
+            message = (
+                "sizes must be at least two numbers of at least 1 (inputs, hidden layers, "
+                f"outputs), got {list(sizes)}."
+            )
+            raise InputError(message)
+        self.activation = _find(activation)
+        if init not in INITS:
+            message = f"init must be one of {', '.join(map(repr, INITS))}, got {init!r}."
+            raise InputError(message)
+        pairs = zip(self.sizes, self.sizes[1:], strict=False)
+        # on "meta" nothing is drawn: torch's own generator is used only where none is given
+        layers = [INITS[init](a, b, bias=bias, device="meta") for a, b in pairs]
+        self.layers = nn.ModuleList(layer.to_empty(device="cpu") for layer in layers)
+        self.reset_parameters(generator)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw all parameters anew.
+
+        Args:
+            generator: Source of randomness; None is torch's own.
+        """
+        for layer in self.layers:
+            layer.reset_parameters(generator)  # type: ignore[operator]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The network's output.
+
+        Args:
+            x: Points, ``[S, inputs]``.
+
+        Returns:
+            ``[S, outputs]``.
+        """
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = self.activation(layer(x))  # [S, units]
+        return last(x)  # type: ignore[no-any-return]
+
+    def extra_repr(self) -> str:
+        """What ``repr`` says besides the layers."""
+        name = getattr(self.activation, "__name__", repr(self.activation))
+        return f"{list(self.sizes)}, {name}"
+
+
+def _find(activation: str | Activation) -> Activation:
+    if not isinstance(activation, str):
+        return activation
+    if activation not in ACTIVATIONS:
+        message = (
+            f"activation must be one of {', '.join(map(repr, ACTIVATIONS))} or a function, "
+            f"got {activation!r}."
+        )
+        raise InputError(message)
+    return ACTIVATIONS[activation]

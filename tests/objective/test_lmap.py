@@ -449,3 +449,16 @@ def test_frozen_context_restores_modes() -> None:
         fail_inside()
     assert module[1].training
     assert batchnorm.present(module)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_a_compiled_module_draws_and_gives_the_same(mode: str) -> None:
+    x, _ = batch()
+    plain, compiled = bn_net(), bn_net()
+    values = []
+    for module, wrapped in ((plain, plain), (compiled, torch.compile(compiled, backend="eager"))):
+        _, value = fsmap.LMAP(wrapped, normal((2,)), num_points=S, batchnorm=mode)(x)
+        value.backward()
+        values.append((value.detach(), module[0].weight.grad))
+    torch.testing.assert_close(values[0], values[1], rtol=1e-10, atol=1e-12)

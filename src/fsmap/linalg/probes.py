@@ -40,10 +40,15 @@ class Stream(NamedTuple):
                 (num, *p.shape),
                 dtype=p.dtype,
                 device=p.device,
-                generator=generator(self.seed, self.step, name, device=p.device),
+                generator=generator(self.seed, self.step, _plain(name), device=p.device),
             )
             for name, p in params.items()
         }
+
+
+def _plain(name: str) -> str:
+    """A parameter's name without what ``torch.compile`` puts before it: compiling changes no draw."""
+    return name.replace("_orig_mod.", "")
 
 
 def integer(*parts: object) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from fsmap.errors import DivergedError
-from fsmap.train.descent import descend
+from fsmap.train.descent import descend, one_thread
 
 TARGETS = torch.tensor([[1.0, -2.0], [0.3, 4.0], [-1.0, 0.0]], dtype=torch.float64)
 
@@ -47,3 +47,16 @@ def test_it_finds_the_minimum_and_says_how_far_it_is():
 def test_divergence_is_an_error():
     with pytest.raises(DivergedError, match=r"1 of 2 members have parameters.*after 3 steps"):
         descend(lambda t: t.abs().sqrt().sum(-1), torch.tensor([[0.0], [1.0]]), lr=0.1, steps=3)
+
+
+def test_threads_are_put_back_even_after_an_error():
+    before = torch.get_num_threads()
+
+    def fail() -> None:
+        with one_thread():
+            assert torch.get_num_threads() == 1
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        fail()
+    assert torch.get_num_threads() == before

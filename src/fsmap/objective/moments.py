@@ -21,13 +21,13 @@ class Moments(NamedTuple):
         square: AᵀA, ``[Q, P, P]``.
         cross: Aᵀy, ``[Q, P]``.
         power: yᵀy, ``[Q]``.
-        count: N, ``[Q]``.
+        num: N, ``[Q]``.
     """
 
     square: Tensor
     cross: Tensor
     power: Tensor
-    count: Tensor
+    num: Tensor
 
     @classmethod
     def of(cls, problems: Sequence[tuple[Tensor, Tensor]]) -> Moments:
@@ -80,7 +80,7 @@ class Moments(NamedTuple):
             ``[..., Q]``.
         """
         std = torch.as_tensor(noise_std, dtype=self.power.dtype, device=self.power.device)
-        constant = self.count * (std.log() + 0.5 * math.log(2 * math.pi))
+        constant = self.num * (std.log() + 0.5 * math.log(2 * math.pi))
         return -self.residual_sum(coefficients) / (2 * std.square()) - constant
 
     def mean_curvature(self, coefficients: Tensor, slope: Tensor, bend: Tensor) -> Tensor:
@@ -99,4 +99,4 @@ class Moments(NamedTuple):
         """
         diagonal = self.square.diagonal(dim1=-2, dim2=-1)  # [Q, P]
         trace = (slope.square() * diagonal + bend * self.pull(coefficients)).sum(-1)
-        return 2 * trace / (self.count * coefficients.shape[-1])
+        return 2 * trace / (self.num * coefficients.shape[-1])

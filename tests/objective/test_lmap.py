@@ -453,7 +453,11 @@ def test_frozen_context_restores_modes() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-def test_a_compiled_module_draws_and_gives_the_same(mode: str) -> None:
+def test_a_compiled_module_draws_and_gives_the_same(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The compiler switches this off for the whole process: put it back after the test.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     x, _ = batch()
     plain, compiled = bn_net(), bn_net()
     values = []

@@ -1,0 +1,262 @@
+"""Tables in files: CSV (any usual separator, gzip too) and Parquet, as columns by name.
+
+A file that is something else is refused with what it looks like. Cells are text or numbers; what
+stands for "no value" is None (text) or nan (numbers). What a column means is decided by
+:mod:`fsmap.data.columns`.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsmap.errors import InputError, MissingDataError, require
+
+Cells = npt.NDArray[Any]
+"""One column: float64 with nan, or objects that are str or None."""
+
+MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?"})
+"""Cells (in any case) that hold no value; ``?`` is what the UCI archive writes."""
+
+SEPARATORS = ",;\t|"
+SIGNATURES = {
+    b"PK\x03\x04": "a zip archive or an Excel workbook (.xlsx)",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook (.xls)",
+    b"%PDF": "a PDF",
+    b"\x89PNG": "a PNG image",
+    b"\xff\xd8\xff": "a JPEG image",
+    b"\x89HDF": "an HDF5 file",
+    b"SQLite format 3": "an SQLite database",
+    b"\xff\xfe": "text in UTF-16",
+    b"\xfe\xff": "text in UTF-16",
+}
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
+_DECIMAL_POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
+
+
+class Table(NamedTuple):
+    """Columns by name, all of one length, and what is worth saying about how they were read."""
+
+    columns: dict[str, Cells]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows."""
+        return len(next(iter(self.columns.values()), ()))
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Table:
+        """Some of the rows."""
+        return Table({name: cells[rows] for name, cells in self.columns.items()}, self.notes)
+
+
+def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
+    """Read a CSV or Parquet file; the content decides which, not the name.
+
+    Args:
+        path: The file.
+        missing: Further cells that mean "no value", such as ``-999``.
+
+    Returns:
+        The table, with at least one row.
+
+    Raises:
+        InputError: If it is neither, or is empty, ragged, or has unusable column names.
+        MissingDataError: If there is no such file.
+    """
+    path = Path(path)
+    if not path.is_file():
+        message = f"there is no file {path}"
+        raise MissingDataError(message)
+    data = path.read_bytes()
+    if data[:2] == b"\x1f\x8b":
+        data = gzip.decompress(data)
+    if not data.strip():
+        message = f"{path} is empty. A table has a line of column names and at least one row."
+        raise InputError(message)
+    empty = MISSING | {token.strip().lower() for token in missing}
+    columns, notes = _parquet(path) if data[:4] == b"PAR1" else _csv(path, data)
+    table = {name: _emptied(cells, empty) for name, cells in columns.items()}
+    if not len(next(iter(table.values()))):
+        message = f"{path} has column names ({_some(list(table))}) and no rows."
+        raise InputError(message)
+    return _without_index(table, notes)
+
+
+def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> bytes:
+    """The bytes of a table: Parquet if the name ends so, CSV otherwise.
+
+    Args:
+        path: Where it will go; only its ending is used.
+        columns: Values by column, all of one length.
+
+    Returns:
+        The content of the file.
+    """
+    if path.suffix.lower() in (".parquet", ".pq"):
+        pyarrow, parquet = (
+            require("pyarrow", extra="data"),
+            require("pyarrow.parquet", extra="data"),
+        )
+        buffer = io.BytesIO()
+        parquet.write_table(pyarrow.table(dict(columns)), buffer)
+        return buffer.getvalue()
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(zip(*columns.values(), strict=True))
+    return text.getvalue().encode()
+
+
+def _parquet(path: Path) -> tuple[dict[str, Cells], list[str]]:
+    parquet = require("pyarrow.parquet", extra="data")
+    import pyarrow
+
+    try:
+        found = parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        message = f"{path} begins like a Parquet file and cannot be read: {error}"
+        raise InputError(message) from error
+    names = list(found.column_names)
+    _check_names(path, names)
+    columns = {}
+    for name, column in zip(names, found.columns, strict=True):
+        kind = column.type
+        if pyarrow.types.is_dictionary(kind):
+            column = column.cast(kind.value_type)
+        numeric = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
+        if numeric or pyarrow.types.is_decimal(kind):
+            cells = column.cast(pyarrow.float64()).to_numpy()
+        else:
+            cells = _objects([None if v is None else _text(v) for v in column.to_pylist()])
+        columns[name] = cells
+    return columns, []
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
+    text = _decoded(path, data)
+    separator = _separator(text)
+    try:
+        lines = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if row]
+    except csv.Error as error:
+        message = f"{path} is not a CSV: {error}"
+        raise InputError(message) from error
+    header, *rows = [[cell.strip() for cell in line] for line in lines]
+    _check_names(path, header)
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            message = (
+                f"{path}: row {number} has {len(row)} cells and the header has {len(header)} "
+                f"(separator {separator!r}): {_some(row)}. Is this a CSV, and is a text with a "
+                "separator in it quoted?"
+            )
+            raise InputError(message)
+    if separator == ";":
+        rows = _decimal_points(rows)
+    cells = zip(*rows, strict=True) if rows else ([] for _ in header)
+    return {n: _objects(list(c)) for n, c in zip(header, cells, strict=True)}, []
+
+
+def _decoded(path: Path, data: bytes) -> str:
+    found = next((what for start, what in SIGNATURES.items() if data.startswith(start)), None)
+    if found is None and b"\0" in data[:65536]:
+        found = "a binary file"
+    try:
+        text = data.decode("utf-8-sig") if found is None else ""
+    except UnicodeDecodeError as error:
+        message = (
+            f"{path} is not UTF-8 text (byte {data[error.start]:#04x} at {error.start}). If it is "
+            "a CSV in another encoding, save it as UTF-8."
+        )
+        raise InputError(message) from error
+    start = text.lstrip()[:1]
+    if found is None and start in ("<", "{", "["):
+        found = "HTML or XML" if start == "<" else "JSON"
+    if found is not None:
+        message = f"{path} is neither CSV nor Parquet: it looks like {found}. Export it as CSV."
+        raise InputError(message)
+    return text
+
+
+def _separator(text: str) -> str:
+    """The separator that cuts the first lines into equally many cells, at least two."""
+    sample = "\n".join(text.splitlines()[:50])
+
+    def quality(separator: str) -> tuple[float, int]:
+        counts = [len(row) for row in csv.reader(io.StringIO(sample), delimiter=separator) if row]
+        usual, times = Counter(counts).most_common(1)[0]
+        return (times / len(counts) if usual > 1 else 0.0, usual)
+
+    return max(SEPARATORS, key=quality)
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    twice = [name for name, times in Counter(names).items() if times > 1]
+    if twice:
+        message = f"{path} has several columns named {_some(twice)}. Rename or remove one of each."
+        raise InputError(message)
+    if len(names) > 1 and all(_is_number(name) for name in names):
+        message = (
+            f"the first line of {path} is {_some(names)}: data, not column names. Add a line of "
+            "names at the top."
+        )
+        raise InputError(message)
+    if "" in names[1:]:
+        message = f"{path}: column {names.index('', 1) + 1} of the header has no name. Give it one."
+        raise InputError(message)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
+
+
+def _decimal_points(rows: list[list[str]]) -> list[list[str]]:
+    """With ``;`` between cells, ``3,14`` is a number, unless there are numbers with points too."""
+    cells = [cell for row in rows[:200] for cell in row]
+    if any(map(_DECIMAL_POINT.fullmatch, cells)) or not any(map(_DECIMAL_COMMA.fullmatch, cells)):
+        return rows
+    return [[c.replace(",", ".") if _DECIMAL_COMMA.fullmatch(c) else c for c in r] for r in rows]
+
+
+def _emptied(cells: Cells, empty: frozenset[str]) -> Cells:
+    if cells.dtype != object:
+        numbers = [float(token) for token in empty - MISSING if _is_number(token)]
+        return np.where(np.isin(cells, numbers), np.nan, cells)
+    return _objects([None if c is None or c.strip().lower() in empty else c for c in cells])
+
+
+def _without_index(columns: dict[str, Cells], notes: list[str]) -> Table:
+    """A first column without a name is the row number that spreadsheets and pandas write."""
+    if "" in columns and len(columns) > 1:
+        del columns[""]
+        notes = [*notes, "the first column has no name and is taken for row numbers: left out"]
+    return Table(columns, tuple(notes))
+
+
+def _objects(values: Sequence[Any]) -> Cells:
+    cells = np.empty(len(values), dtype=object)
+    cells[:] = values
+    return cells
+
+
+def _some(items: Sequence[str], limit: int = 6) -> str:
+    """The first few items, quoted."""
+    more = f" and {len(items) - limit} more" if len(items) > limit else ""
+    return ", ".join(repr(item) for item in items[:limit]) + more

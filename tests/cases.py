@@ -119,3 +119,16 @@ def case(name: str, seed: int = 0) -> Case:
             p.copy_(0.7 * torch.randn(p.shape, generator=generator))
     f, params = fsmap.functional(module)
     return Case(f, params, points(generator), module)
+
+
+def direction(params: Params, seed: int = 0) -> Params:
+    """A random direction in parameter space, of length about one."""
+    generator = torch.Generator().manual_seed(seed)
+    scale = sum(p.numel() for p in params.values()) ** -0.5
+    return {n: scale * torch.randn(p.shape, generator=generator) for n, p in params.items()}
+
+
+def symmetric(*shape: int, seed: int = 0, definite: bool = False) -> Tensor:
+    """A random symmetric matrix, positive definite or (usually) indefinite."""
+    a = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    return a @ a.mT if definite else a + a.mT

@@ -13,14 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import fsmap
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import count, ravel, unravel
+from fsmap.functional import ravel, unravel
 from fsmap.linalg.jacobian import add, jacobian, jvp, outputs, vjp, with_state
-
-
-def tangent(params, seed=0):
-    """A direction in parameter space, of length about one."""
-    generator, scale = torch.Generator().manual_seed(seed), count(params) ** -0.5
-    return {n: scale * torch.randn(p.shape, generator=generator) for n, p in params.items()}
 
 
 @pytest.mark.parametrize("name", cases.MODELS)
@@ -50,7 +44,7 @@ def test_gradient(name):
         return
     grads = torch.autograd.grad(value, case.params.values(), allow_unused=True)
     for seed in range(2):
-        direction = tangent(case.params, seed)
+        direction = cases.direction(case.params, seed)
         wanted = oracles.directional_slow(
             lambda p: (weight * oracles.jacobian_slow(case.f, p, case.x)).sum(),
             case.params,
@@ -65,7 +59,7 @@ def test_gradient(name):
 def test_products(name):
     case = cases.case(name)
     jac = oracles.jacobian_slow(case.f, case.params, case.x)  # [S, K, P]
-    psi = tangent(case.params)
+    psi = cases.direction(case.params)
     out, forward, _ = jvp(case.f, case.params, case.x, psi)
     torch.testing.assert_close(out, case.f(case.params, case.x))
     torch.testing.assert_close(forward, jac @ ravel(psi))
@@ -79,7 +73,7 @@ def test_products(name):
 def test_products_keep_the_state_and_leave_the_module_alone():
     case = cases.case("batchnorm_train")
     before = copy.deepcopy(case.module.state_dict())
-    _, _, forward_state = jvp(case.f, case.params, case.x, tangent(case.params))
+    _, _, forward_state = jvp(case.f, case.params, case.x, cases.direction(case.params))
     _, _, reverse_state = vjp(case.f, case.params, case.x)
     jacobian(case.f, case.params, case.x)
     _, plain_state = with_state(case.f, case.params, case.x)

@@ -6,6 +6,7 @@ import cases
 import oracles
 import pytest
 import torch
+from cases import symmetric
 
 import fsmap
 from fsmap import metric as m
@@ -13,12 +14,6 @@ from fsmap.errors import InputError
 from fsmap.linalg.metric import Euclidean, as_metric
 
 S, K = 4, 3
-
-
-def symmetric(*shape, seed=0, definite=False):
-    """A random symmetric matrix, positive definite or not."""
-    a = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-    return a @ a.mT if definite else a + a.mT
 
 
 OUT = torch.randn(S, K, dtype=torch.float64, generator=torch.Generator().manual_seed(9))

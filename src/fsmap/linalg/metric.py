@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.linalg.values import holds
+from fsmap.linalg.passes import flat
+from fsmap.linalg.values import accumulate, holds
 from fsmap.types import Inputs
 
 
@@ -212,6 +213,12 @@ def as_metric(metric: Metric | Tensor | None, S: int, K: int) -> Metric:
         f"nor [S, K, S, K] with {S=}, {K=}"
     )
     raise InputError(message)
+
+
+def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening:
+    """The metric at the points, where f returned ``out``."""
+    rows = flat(out, x)
+    return as_metric(metric, *rows.shape).at(x, accumulate(rows))
 
 
 def _root(matrix: Tensor) -> tuple[Tensor, Tensor]:

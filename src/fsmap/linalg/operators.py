@@ -15,9 +15,8 @@ from fsmap.linalg import points
 from fsmap.linalg.determinants import normal_matrix
 from fsmap.linalg.jacobian import jvp, tangents, vjp
 from fsmap.linalg.linearize import linearize, look
-from fsmap.linalg.metric import Metric
+from fsmap.linalg.metric import Metric, resolve
 from fsmap.linalg.passes import is_pointwise, outputs
-from fsmap.linalg.trace import resolve
 from fsmap.types import Inputs, ModelFn, Params
 
 LARGEST_EXPLICIT = 4096  # side up to which the matrix is formed

@@ -1,46 +1,49 @@
-r"""Tr 𝒥, the Laplacian regulariser R(θ) of L-MAP (``eq:mc-laplace``), by five estimators with one signature.
+r"""Tr 𝒥, the Laplacian regularizer R(θ) of L-MAP (``eq:mc-laplace``), by five estimators.
 
-=============  =============================================  ===================================================
-``fd``         ‖f(θ+βψ) − f(θ)‖²/β², ψ ~ N(0, I)              the paper's; full precision even inside autocast
-``fd_central``  ‖f(θ+βψ/2) − f(θ−βψ/2)‖²/β²                    as ``fd``, even in ψ
-``jvp``        ‖Jψ‖²                                          exact in β, safe in bf16; no ReLU kink terms
-``vjp``        ‖Jᵀv‖², v a random output cotangent            few outputs, models without forward mode
-``exact``      Σ_k ‖∇f_k‖²                                     small models, tests
-=============  =============================================  ===================================================
+==============  ====================================  ==================================================
+``fd``          ‖f(θ+βψ) − f(θ)‖²/β², ψ ~ N(0, I)     the paper's; full precision even inside autocast
+``fd_central``  ‖f(θ+βψ/2) − f(θ−βψ/2)‖²/β²           as ``fd``, even in ψ
+``jvp``         ‖Jψ‖²                                 exact in β, safe in bf16; no ReLU kink terms
+``vjp``         ‖Jᵀv‖², v random signs per output     few outputs, models without forward mode
+``exact``       Σ_k ‖∇f_k‖²                           K reverse passes; cheap where layers are linear
+==============  ====================================  ==================================================
 
 All are means over evaluation points and sums over outputs, in the metric g.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fsmap.errors import InputError
-from fsmap.functional import Functional, NoiseReplay, State, differentiable_attention
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.functional import Functional, NoiseReplay, differentiable_attention
 from fsmap.linalg import points
 from fsmap.linalg import probes as draw
-from fsmap.linalg.jacobian import add, jvp, vjp
-from fsmap.linalg.linearize import linearize, look
-from fsmap.linalg.metric import Metric, Whitening, as_metric
-from fsmap.linalg.passes import flat, is_pointwise, outputs, run
+from fsmap.linalg.estimators import Pass, estimate, exact, last_layer_trace
+from fsmap.linalg.metric import Metric, resolve
+from fsmap.linalg.passes import is_pointwise, outputs, run
+from fsmap.linalg.values import HALF
 from fsmap.types import Estimate, Inputs, ModelFn, Params
+
+__all__ = [
+    "METHODS",
+    "PARAMETER_PROBES",
+    "Pass",
+    "check_method",
+    "estimate",
+    "evaluate",
+    "exact",
+    "last_layer_trace",
+    "resolve",
+    "trace",
+]
 
 METHODS = ("fd", "fd_central", "jvp", "vjp", "exact")
 PARAMETER_PROBES = ("fd", "fd_central", "jvp")  # the ones whose probe is a ψ
-HALF = (torch.bfloat16, torch.float16)
-EXACT_CHUNK_BYTES = 256 * 2**20  # Jacobian rows held at a time by "exact"
-
-
-class Pass(NamedTuple):
-    """One probe: the estimate, and the unperturbed pass it shares with the loss (None where there is none)."""
-
-    value: Tensor  # []
-    out: Tensor | None
-    state: State | None
 
 
 def trace(
@@ -69,8 +72,8 @@ def trace(
         generator: Where probes are drawn from; None is torch's own generator.
         metric: g; see :mod:`fsmap.metric`.
         antithetic: Use each ψ with −ψ (``fd`` only: the others are even in ψ).
-        last_layer: ``"exact"`` takes the last linear layer's block in closed form, K·(‖h‖² + 1); the probes then
-            leave that layer alone. Needs ``functional(module, last_layer=NAME)``.
+        last_layer: ``"exact"`` takes the last linear layer's block in closed form, K·(‖h‖² + 1); the
+            probes then leave that layer alone. Needs ``functional(module, last_layer=NAME)``.
         chunk: Points (``exact``) or probes (others) at a time.
 
     Returns:
@@ -85,7 +88,7 @@ def trace(
     """
     check_method(method)
     points.check(x)
-    _check_options(f, method, beta, antithetic, last_layer, metric)
+    _check_options(f, params, method, beta, antithetic, last_layer, metric)
     drawn = None if method == "exact" else _draw(f, params, x, method, probes, generator, metric)
     return evaluate(
         f,
@@ -114,7 +117,7 @@ def evaluate(
     last_layer: str | None = None,
     chunk: int | None = None,
 ) -> Estimate:
-    """:func:`trace` with the probes given and without the checks that look at values, so that it can be vmapped."""
+    """:func:`trace` with the probes given and no check that looks at values: it can be vmapped."""
     if drawn is None:
         value = exact(f, params, x, metric=metric, chunk=chunk)
         return Estimate(value, torch.zeros_like(value))
@@ -132,76 +135,11 @@ def evaluate(
     return Estimate(values.mean(), _standard_error(values))
 
 
-def estimate(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    probe: Params | Tensor,
-    *,
-    method: str,
-    beta: float = 1e-3,
-    metric: Metric | Tensor | None = None,
-) -> Pass:
-    """One probe of one estimator, together with the unperturbed pass that it made on the way."""
-    if method == "exact":
-        return Pass(exact(f, params, x, metric=metric), None, None)
-    if method == "vjp":
-        out, transpose, state = vjp(f, params, x)
-        whiten = resolve(metric, x, out)
-        return Pass(_vjp_value(transpose, whiten, probe), out, state)  # type: ignore[arg-type]
-    assert isinstance(probe, dict)
-    if method == "jvp":
-        out, tangent, state = jvp(f, params, x, probe)
-        return Pass(resolve(metric, x, out).quadratic(_accumulate(tangent)), out, state)
-    with _full_precision(params):
-        replay = NoiseReplay(f, params)
-        out, state = run(f, params, x)
-        base, high = (out, beta) if method == "fd" else (None, beta / 2)
-        if base is None:
-            replay()
-            base = f(add(params, -beta / 2, probe), x)
-        replay()
-        difference = flat(f(add(params, high, probe), x) - base, x) / beta
-        return Pass(resolve(metric, x, out).quadratic(difference), out, state)
-
-
-def exact(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    *,
-    metric: Metric | Tensor | None = None,
-    chunk: int | None = None,
-) -> Tensor:
-    """Σ over rows of the whitened Jacobian of ‖row‖²; never holds more of J than a chunk of points when g allows."""
-    S = points.count(x)
-    if metric is not None or not is_pointwise(f):
-        factors = linearize(f, params, x, chunk=chunk)
-        whiten = resolve(metric, x, factors.out)
-        if not whiten.local:
-            squares = whiten.gram(factors.gram(), S).diagonal()  # [Q]
-        else:
-            mixed = factors.mixed(lambda u: whiten.rows(u).reshape(S, -1, *u.shape[2:]))
-            squares = mixed.to(_wide(factors.out.dtype)).squares().flatten()  # [Q]
-        return squares.sum() if whiten.signs is None else (whiten.signs * squares).sum()
-    if chunk is None:
-        width = look(f, params, x).numbers_per_point(params)
-        chunk = max(1, EXACT_CHUNK_BYTES // (8 * width))
-    parts = []
-    for i in range(0, S, chunk):
-        factors = linearize(f, params, points.take(x, slice(i, i + chunk)))
-        parts.append(factors.to(_wide(factors.out.dtype)).squares().sum())
-    return torch.stack(parts).sum() / S
-
-
-def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening:
-    """The metric at the points."""
-    rows = flat(out, x)
-    return as_metric(metric, *rows.shape).at(x, _accumulate(rows))
-
-
 def check_method(method: str) -> None:
     """Refuse an unknown estimator.
+
+    Args:
+        method: Its name.
 
     Raises:
         InputError: With the list of the known ones.
@@ -213,6 +151,7 @@ def check_method(method: str) -> None:
 
 def _check_options(
     f: ModelFn,
+    params: Params,
     method: str,
     beta: float,
     antithetic: bool,
@@ -220,14 +159,19 @@ def _check_options(
     metric: Metric | Tensor | None,
 ) -> None:
     message = None
+    half = next((p.dtype for p in params.values() if p.dtype in HALF), None)
     if method.startswith("fd") and not beta > 0:
         message = f"beta must be > 0, got {beta:g}"
+    elif method.startswith("fd") and half is not None:
+        name = str(half).removeprefix("torch.")
+        message = f"differences of size {beta=:g} drown in {name} parameters; use 'jvp'"
     elif antithetic and method != "fd":
-        message = f"antithetic probes change nothing for {method!r}, which is even in ψ; use them with 'fd'"
+        message = f"antithetic probes change nothing for {method!r}, which is even in ψ; use 'fd'"
     elif last_layer not in (None, "exact"):
         message = f"last_layer must be None or 'exact', got {last_layer!r}"
     elif last_layer and method not in PARAMETER_PROBES:
-        message = f"last_layer='exact' goes with {', '.join(PARAMETER_PROBES)}, not with {method!r}"
+        known = ", ".join(PARAMETER_PROBES)
+        message = f"last_layer='exact' goes with {known}, not with {method!r}"
     elif last_layer and metric is not None:
         message = "last_layer='exact' is for the Euclidean metric; leave metric out"
     elif last_layer and not (isinstance(f, Functional) and f.last_layer):
@@ -245,25 +189,26 @@ def _draw(
     generator: torch.Generator | None,
     metric: Metric | Tensor | None,
 ) -> Params | Tensor:
-    if not isinstance(given, int):
-        return given
-    if given < 1:
+    if isinstance(given, int) and given < 1:
         message = f"probes must be at least 1, got {given}"
         raise InputError(message)
     if method in PARAMETER_PROBES:
-        return draw.normal(params, given, generator)
+        if isinstance(given, int):
+            return draw.normal(params, given, generator)
+        draw.check(given, params)
+        return given
+    replay = NoiseReplay(f, params)
     with torch.no_grad():
         out = outputs(f, params, x)
         size = resolve(metric, x, out).size
-    return draw.rademacher(given, size, generator, out)
-
-
-def _vjp_value(transpose: object, whiten: Whitening, v: Tensor) -> Tensor:
-    grads = transpose(whiten.adjoint(v))  # type: ignore[operator]
-    if whiten.signs is None:
-        return torch.stack([_accumulate(g).square().sum() for g in grads.values()]).sum()
-    signed = transpose(whiten.adjoint(whiten.signs * v))  # type: ignore[operator]
-    return torch.stack([(_accumulate(g) * signed[n]).sum() for n, g in grads.items()]).sum()
+    replay()
+    if isinstance(given, int):
+        return draw.rademacher(given, size, generator, out)
+    if not isinstance(given, Tensor) or given.ndim != 2 or given.shape[1] != size:
+        got = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
+        message = f"probes of 'vjp' must be [R, {size}], got {got}"
+        raise InputError(message)
+    return given
 
 
 def _last_layer_block(
@@ -276,53 +221,34 @@ def _last_layer_block(
     assert isinstance(drawn, dict)
     names = f.last_layer_names()
     masked = {n: torch.zeros_like(p) if n in names else p for n, p in drawn.items()}
-    out, state = f.with_state(params, x)
+    out, state = run(f, params, x)
     return masked, last_layer_trace(f, out, state.features[0])
 
 
-def last_layer_trace(f: Functional, out: Tensor, features: Tensor) -> Tensor:
-    """Trace of the last linear layer's block: K·‖h‖² for the weight, K for the bias, per application, meaned over points."""
-    names = f.last_layer_names()
-    S, K = out.shape[0], out.shape[-1]
-    value = out.new_zeros((), dtype=_accumulate(out[:0]).dtype)
-    if any(n.endswith("weight") for n in names):
-        value = value + K * _accumulate(features).square().sum() / S
-    if any(n.endswith("bias") for n in names):
-        value = value + out[0].numel()
-    return value
-
-
 def _over_probes(
-    one: object, drawn: Params | Tensor, *, batched: bool, chunk: int | None
+    one: Callable[[Params | Tensor], Tensor],
+    drawn: Params | Tensor,
+    *,
+    batched: bool,
+    chunk: int | None,
 ) -> Tensor:
-    """Values of all probes: vectorised, or one after another where the pass has state of its own."""
-    num = len(next(iter(drawn.values()))) if isinstance(drawn, dict) else len(drawn)
-    pick = (
-        (lambda r: {n: p[r] for n, p in drawn.items()})
-        if isinstance(drawn, dict)
-        else (lambda r: drawn[r])
-    )
-    if batched and num > 1:
-        with differentiable_attention():  # the fused kernels cannot be vmapped
-            return vmap(one, chunk_size=chunk)(drawn)  # type: ignore
-    return torch.stack([one(pick(r)) for r in range(num)])  # type: ignore[operator]
+    """Values of all probes: together, or in turn where the pass has state of its own."""
+    if isinstance(drawn, dict):
+        num = len(next(iter(drawn.values())))
+        each: list[Params | Tensor] = [{n: p[r] for n, p in drawn.items()} for r in range(num)]
+    else:
+        each = list(drawn)
+    if batched and len(each) > 1:
+        try:
+            with differentiable_attention():  # the fused kernels cannot be vmapped
+                values: Tensor = vmap(one, chunk_size=chunk)(drawn)
+            return values
+        except (RuntimeError, UnsupportedModuleError):
+            pass  # a part cannot be vmapped, such as LSTM; if that is not the reason it fails again
+    return torch.stack([one(probe) for probe in each])
 
 
 def _standard_error(values: Tensor) -> Tensor:
     if len(values) < 2:
         return torch.full_like(values[0], torch.nan)
-    return values.detach().std() / len(values) ** 0.5
-
-
-def _accumulate(t: Tensor) -> Tensor:
-    """Sums of squares in at least single precision."""
-    return t.to(_wide(t.dtype))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in HALF else dtype
-
-
-def _full_precision(params: Params) -> torch.autocast:
-    """Differences of size β drown in half precision: leave autocast."""
-    return torch.autocast(next(iter(params.values())).device.type, enabled=False)
+    return values.detach().std() / torch.tensor(len(values)).sqrt().to(values)

@@ -17,6 +17,9 @@ from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, Laplace
 from fsmap.objective.lmap import LMAP, LaplacianPenalty
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
 from fsmap.train.fit import fit
+from fsmap.train.grid import Grid
+from fsmap.train.population import fit_population
+from fsmap.train.select import select
 from fsmap.types import Batch, Estimate
 
 __version__ = "0.1.0"
@@ -29,7 +32,7 @@ __all__ = [
     "ps_map", "fs_map", "l_map", "variational_fs_map", "Objective",  # the paper's objectives
     "Gaussian", "LaplaceNoise", "Categorical", "Bernoulli",  # likelihoods
     "Normal", "Laplace", "Flat", "Reparametrized",  # priors
-    "fit",  # train
+    "fit", "fit_population", "Grid", "select",  # train
     "px", "metric",  # evaluation distributions and metrics of function space
     "log_det", "trace",  # numbers of the Jacobian
     "metrics",  # numbers of predictions

@@ -42,6 +42,14 @@ class MissingExtraError(FsmapError, ImportError):
     """An optional dependency is not installed."""
 
 
+class DivergedWarning(UserWarning):
+    """Some members of a population stopped being finite."""
+
+
+class EdgeOfGridWarning(UserWarning):
+    """The best value of a search lies at the end of what was searched."""
+
+
 class FallbackWarning(UserWarning):
     """An estimator was replaced by another one, said once."""
 

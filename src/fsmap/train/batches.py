@@ -96,8 +96,8 @@ def as_batch(data: object, params: Params) -> Batch:
         message = f"y has NaN or inf in {bad} of {len(y)} points. Remove or impute them."
         raise InputError(message)
     like = next(iter(params.values()))
-    place = {"device": like.device, "dtype": like.dtype}
-    return Batch(points.to(x, **place), points.to(y, **place))
+    device, dtype = like.device, like.dtype
+    return Batch(points.to(x, device=device, dtype=dtype), points.to(y, device=device, dtype=dtype))
 
 
 def sample_batch(data: Batch, size: int | None) -> Batch:

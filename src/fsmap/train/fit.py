@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -15,24 +15,9 @@ from fsmap.train.history import History, stop_if_diverged
 from fsmap.train.loop import Loop
 from fsmap.train.optim import OptimizerSpec, Schedule, adam, constant
 from fsmap.train.settings import Callback, Settings, Validation
+from fsmap.train.state import Best, TrainState
 from fsmap.train.step import check_pure, layer_noise, make_loss, update
 from fsmap.types import ModelFn, Params
-
-
-class Best(NamedTuple):
-    """The parameters with the lowest validation value."""
-
-    params: Params
-    step: int  # steps taken when it was measured
-    value: float
-
-
-class TrainState(NamedTuple):
-    """Where training ended."""
-
-    params: Params
-    step: int  # steps taken
-    best: Best | None = None  # where there was a validation
 
 
 def fit(

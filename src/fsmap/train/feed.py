@@ -1,0 +1,184 @@
+"""What a step of a population consumes: rows of the data and draws, each made once per seed.
+
+Random numbers belong to a seed, not to a member: all configurations of a seed see the same batches,
+evaluation points and ψ, and they are those that ``fit`` makes for that seed. So a member does not
+depend on its neighbors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
+
+from fsmap.linalg.probes import Stream
+from fsmap.objective.compose import Objective
+from fsmap.train.batches import Batches
+from fsmap.train.grid import SEED, SPLIT, Grid
+from fsmap.train.splits import Splits
+from fsmap.train.step import layer_noise
+from fsmap.types import Batch, Draws, ModelFn, Params
+
+
+class Feed(NamedTuple):
+    """One step's worth: groups stacked in the first dimension."""
+
+    rows: Tensor | None  # [G, B]  None: all points of the only training set, in order
+    draws: Draws  # leaves [D, ...]
+    step: int = 0
+
+
+class Chunk(NamedTuple):
+    """Inputs of some members, and which of them differ between members (0) or are shared (None)."""
+
+    batch: Batch
+    draws: Draws
+    dims: tuple[Any, Any]
+
+
+class Feeder:
+    """Makes the feed of every step, and hands each member its part."""
+
+    def __init__(
+        self,
+        f: ModelFn,
+        grid: Grid,
+        objective: Callable[[int], Objective],
+        starts: Callable[[int], Params],
+        splits: Splits,
+        batches: Callable[[int], Batches],
+    ) -> None:
+        """Group the members.
+
+        Args:
+            f: The model function.
+            grid: The members.
+            objective: The objective of a member, on plain numbers.
+            starts: The first parameters of a member: shapes are all that matters here.
+            splits: Training data.
+            batches: The order of the data for a seed.
+        """
+        self.f, self.splits = f, splits
+        self._seeds = [int(member.get(SEED, 0)) for member in grid]
+        device = splits.data.y.device
+        streams = grid.groups(SEED, SPLIT)
+        self._streams = [
+            (batches(int(seed)), splits.index(split) if len(splits.names) > 1 else 0)  # type: ignore[call-overload]
+            for seed, split in streams
+        ]
+        self._stream_of = _index(streams, len(grid), device)  # [M]
+        by_seed = grid.groups(SEED)
+        if not _same_draws(f, objective, starts, by_seed):
+            by_seed = grid.groups(
+                SEED, *grid.hyper_names
+            )  # p_X itself depends on a hyper-parameter
+        self._drawing = [
+            (int(key[0]), objective(members[0]), starts(members[0]))  # type: ignore[call-overload]
+            for key, members in by_seed.items()
+        ]
+        self._draw_of = _index(by_seed, len(grid), device)  # [M]
+
+    def make(self, step: int) -> Feed:
+        """Rows and draws of one step."""
+        rows = [self._rows(batches, place, step) for batches, place in self._streams]
+        if len(rows) == 1 and rows[0] is None:
+            return Feed(None, self._draws(step), step)
+        found = [
+            self.splits.rows[p] if r is None else r
+            for r, (_, p) in zip(rows, self._streams, strict=True)
+        ]
+        return Feed(torch.stack(found), self._draws(step), step)
+
+    def _rows(self, batches: Batches, place: int, step: int) -> Tensor | None:
+        rows = batches.rows(step)
+        return None if rows is None else self.splits.rows[place][rows.to(self.splits.rows.device)]
+
+    def _draws(self, step: int) -> Draws:
+        drawn = [o.draw(self.f, p, Stream(seed, step)) for seed, o, p in self._drawing]
+        return _stack(drawn)
+
+    def chunk(self, feed: Feed, members: slice) -> Chunk:
+        """The inputs of some members.
+
+        Args:
+            feed: What :meth:`make` made.
+            members: Which.
+
+        Returns:
+            Shared where all members of the population share, else gathered, [c, ...].
+        """
+        data = self.splits.data
+        shared_batch, shared_draws = len(self._streams) == 1, len(self._drawing) == 1
+        batch = data
+        if feed.rows is not None:
+            rows = (
+                feed.rows[0] if shared_batch else feed.rows[self._stream_of[members]]
+            )  # [B] or [c, B]
+            batch = Batch(tree_map(lambda t: t[rows], data.x), data.y[rows])
+        which: Any = 0 if shared_draws else self._draw_of[members]
+        draws = _map(lambda t: t[which], feed.draws)
+        dims = _map(lambda _: None if shared_draws else 0, feed.draws)
+        return Chunk(batch, draws, (None if shared_batch else 0, dims))
+
+    def single(self, feed: Feed, member: int) -> tuple[Batch, Draws]:
+        """The inputs of one member, as ``fit`` would have them."""
+        chunk = self.chunk(feed, slice(member, member + 1))
+        batch_dim, _ = chunk.dims
+        batch = chunk.batch if batch_dim is None else tree_map(lambda t: t[0], chunk.batch)
+        shared = len(self._drawing) == 1
+        return batch, chunk.draws if shared else _map(lambda t: t[0], chunk.draws)
+
+    def noise(self, feed: Feed, member: int) -> AbstractContextManager[None]:
+        """Random layers of one member, as ``fit`` seeds them."""
+        return layer_noise(
+            self.f, Stream(self._seeds[member], feed.step), self.splits.data.y.device
+        )
+
+
+def _same_draws(
+    f: ModelFn,
+    objective: Callable[[int], Objective],
+    starts: Callable[[int], Params],
+    by_seed: dict[tuple[Hashable, ...], list[int]],
+) -> bool:
+    """Whether configurations of a seed draw the same numbers: not if p_X has a hyper-parameter."""
+    members = next(iter(by_seed.values()))
+    first = objective(members[0]).draw(f, starts(members[0]), Stream(0, 0))
+    return all(_equal(first, objective(k).draw(f, starts(k), Stream(0, 0))) for k in members[1:])
+
+
+def _equal(a: Draws, b: Draws) -> bool:
+    (left, one), (right, two) = tree_flatten(a), tree_flatten(b)
+    if one != two:
+        return False
+    return all(
+        s is t if s is None or t is None else torch.equal(s, t)
+        for s, t in zip(left, right, strict=True)
+    )
+
+
+def _map(function: Callable[[Tensor], Any], draws: Draws) -> Any:
+    """``tree_map`` that leaves None alone."""
+    return tree_map(lambda t: None if t is None else function(t), draws)
+
+
+def _stack(drawn: list[Draws]) -> Draws:
+    def join(*leaves: Tensor | None) -> Tensor | None:
+        return None if leaves[0] is None else torch.stack(leaves)  # type: ignore[arg-type]
+
+    joined: Draws = tree_map(join, *drawn)
+    return joined
+
+
+def _index(
+    groups: dict[tuple[Hashable, ...], list[int]], size: int, device: torch.device
+) -> Tensor:
+    """The group of every member, [M]."""
+    found = torch.empty(size, dtype=torch.long)
+    for place, members in enumerate(groups.values()):
+        found[members] = place
+    return found.to(device)

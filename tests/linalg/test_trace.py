@@ -30,8 +30,11 @@ def slopes(value, case, num=2):
         direction = cases.direction(case.params, seed)
         pairs = zip(grads, direction.values(), strict=True)
         found = sum(float((g * d).sum()) for g, d in pairs if g is not None)
-        yield found, oracles.directional_slow(
-            lambda p: oracles.trace_slow(case.f, p, case.x), case.params, direction
+        yield (
+            found,
+            oracles.directional_slow(
+                lambda p: oracles.trace_slow(case.f, p, case.x), case.params, direction
+            ),
         )
 
 
@@ -61,7 +64,8 @@ def test_differences_are_right_to_second_order_in_beta(name, method):
             method=method,
             probes=probes.basis(case.params),
             beta=beta,
-            antithetic=method == "fd",  # the basis with both signs: odd orders cancel, as on average
+            antithetic=method
+            == "fd",  # the basis with both signs: odd orders cancel, as on average
         )
         errors.append((float(estimate.value.detach()) - truth) / truth)
     assert abs(errors[1]) < 1e-3
@@ -207,4 +211,6 @@ def test_single_precision(method):
         drawn = drawn.float()
     single = fsmap.trace(case.f, params, case.x.float(), probes=drawn, **options).value
     assert single.dtype == torch.float32
-    assert float(single.detach()) == pytest.approx(float(double.detach()), rel=1e-3 if "fd" in method else 1e-5)
+    assert float(single.detach()) == pytest.approx(
+        float(double.detach()), rel=1e-3 if "fd" in method else 1e-5
+    )

@@ -169,7 +169,10 @@ def test_differences_of_half_precision_parameters_are_refused(gelu, method):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"method": "hutch"}, "unknown trace estimator 'hutch'; known: fd, fd_central, jvp, vjp, ex"),
+        (
+            {"method": "hutch"},
+            "unknown trace estimator 'hutch'; known: fd, fd_central, jvp, vjp, ex",
+        ),
         ({"method": "fd", "beta": 0.0}, "beta must be > 0, got 0"),
         ({"method": "fd_central", "beta": torch.nan}, "beta must be > 0, got nan"),
         ({"method": "jvp", "antithetic": True}, "antithetic probes change nothing for 'jvp'"),
@@ -208,7 +211,9 @@ def test_a_module_without_forward_mode_has_another_estimator(seeded):
 
     f, params = fsmap.functional(Recurrent(2, 3, batch_first=True).float())
     x = torch.randn(4, 5, 2, dtype=torch.float32)
-    with pytest.raises(UnsupportedModuleError, match=r"in Recurrent \(use the estimator 'fd_centra"):
+    with pytest.raises(
+        UnsupportedModuleError, match=r"in Recurrent \(use the estimator 'fd_centra"
+    ):
         fsmap.trace(f, params, x, method="jvp")
     truth = float(oracles.trace_slow(f, params, x))
     for method in ("fd_central", "vjp"):

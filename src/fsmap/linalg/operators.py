@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
-from fsmap.errors import UnsupportedModuleError
 from fsmap.functional import NoiseReplay, count, ravel
 from fsmap.linalg import points
 from fsmap.linalg.determinants import normal_matrix
 from fsmap.linalg.jacobian import jvp, tangents, vjp
 from fsmap.linalg.linearize import linearize, look
 from fsmap.linalg.metric import Metric, resolve
-from fsmap.linalg.passes import is_pointwise, outputs
+from fsmap.linalg.passes import is_pointwise, outputs, over_probes
 from fsmap.types import Inputs, ModelFn, Params
 
 LARGEST_EXPLICIT = 4096  # side up to which the matrix is formed
@@ -128,14 +127,9 @@ def _by_passes(
         (left, signs), (right, _) = forward(p, tangents(p, w)), forward(p, tangents(p, z))
         return (left * right if signs is None else signs * left * right).sum()
 
-    def over_probes(one: Callable[..., Tensor], *vectors: Tensor) -> Tensor:
-        if is_pointwise(f):
-            return vmap(one, chunk_size=chunk)(*vectors)  # type: ignore[no-any-return]
-        return torch.stack([one(*v) for v in zip(*vectors, strict=True)])
-
     def matvec(V: Tensor) -> Tensor:
         with torch.no_grad():
-            return over_probes(product, V)
+            return over_probes(f, product, V, chunk=chunk)
 
     def form(W: Tensor, Z: Tensor) -> Tensor:
         """Held as one gradient vector, not as a graph."""
@@ -146,7 +140,7 @@ def _by_passes(
             part = slice(start, start + size)
 
             def summed(p: Params, part: slice = part) -> Tensor:
-                return over_probes(lambda w, z: form_of_one(p, w, z), W[part], Z[part]).sum()
+                return over_probes(f, partial(form_of_one, p), W[part], Z[part]).sum()
 
             grads, value_of_part = torch.func.grad_and_value(summed)(fixed)
             value = value + value_of_part / len(Z)

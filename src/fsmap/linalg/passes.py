@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fsmap.errors import FsmapError, InputError, UnsupportedModuleError
-from fsmap.functional import State
+from fsmap.functional import State, differentiable_attention
 from fsmap.linalg import points
 from fsmap.types import Inputs, ModelFn, Params
 
@@ -61,6 +64,32 @@ def flat(out: Tensor, x: Inputs) -> Tensor:
         )
         raise UnsupportedModuleError(message)
     return out.reshape(S, -1)
+
+
+def over_probes(
+    f: ModelFn, one: Callable[..., Tensor], *probes: Params | Tensor, chunk: int | None = None
+) -> Tensor:
+    """A function of one probe for all of them, stacked.
+
+    Args:
+        f: The model that it calls.
+        one: Function of one entry of each of ``probes``.
+        probes: Stacked probes, ``[R, ...]`` or ``{name: [R, ...]}``.
+        chunk: Probes at a time.
+
+    Returns:
+        The values: together where that is possible, in turn where f has random layers or a part
+        that cannot be vmapped.
+    """
+    R = len(tree_leaves(probes)[0])
+    if R > 1 and is_pointwise(f):
+        try:
+            with differentiable_attention():  # the fused kernels cannot be vmapped
+                values: Tensor = vmap(one, chunk_size=chunk)(*probes)
+            return values
+        except (RuntimeError, UnsupportedModuleError):
+            pass  # if vmap is not the reason it fails again below
+    return torch.stack([one(*tree_map(lambda t, r=r: t[r], probes)) for r in range(R)])
 
 
 def explain(

@@ -11,6 +11,8 @@ passes through the model, which never hold anything of size Q·P.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -97,8 +99,10 @@ def _vectors(
 
 
 def _error(values: Tensor, truncation: Tensor, probes: int | Tensor | None, size: int) -> Tensor:
-    complete = not isinstance(probes, Tensor) and len(values) == size
-    spread = values.new_zeros(()) if complete else values.std() / len(values) ** 0.5
-    if len(values) == 1 and not complete:
-        spread = torch.full_like(truncation[0], torch.nan)
-    return (spread.square() + truncation.mean().square()).sqrt()
+    """Spread over probes, zero for the complete set and nan for a single one, and truncation."""
+    R = len(values)
+    if R == size and not isinstance(probes, Tensor):
+        spread = torch.zeros_like(values[0])
+    else:
+        spread = values.std() / math.sqrt(R) if R > 1 else torch.full_like(values[0], torch.nan)
+    return torch.hypot(spread, truncation.mean())

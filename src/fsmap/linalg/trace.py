@@ -13,19 +13,16 @@ All are means over evaluation points and sums over outputs, in the metric g.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-from torch.func import vmap
 
-from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import Functional, NoiseReplay, differentiable_attention
+from fsmap.errors import InputError
+from fsmap.functional import Functional, NoiseReplay
 from fsmap.linalg import points
 from fsmap.linalg import probes as draw
 from fsmap.linalg.estimators import Pass, estimate, exact, last_layer_trace
 from fsmap.linalg.metric import Metric, resolve
-from fsmap.linalg.passes import is_pointwise, outputs, run
+from fsmap.linalg.passes import outputs, over_probes, run
 from fsmap.linalg.values import HALF
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
@@ -129,7 +126,7 @@ def evaluate(
     def one(probe: Params | Tensor) -> Tensor:
         return estimate(f, params, x, probe, method=method, beta=beta, metric=metric).value
 
-    values = _over_probes(one, probes, batched=is_pointwise(f), chunk=chunk) + block  # [R]
+    values = over_probes(f, one, probes, chunk=chunk) + block  # [R]
     if antithetic:
         values = values.reshape(2, -1).mean(0)
     return Estimate(values.mean(), _standard_error(values))
@@ -223,29 +220,6 @@ def _last_layer_block(
     masked = {n: torch.zeros_like(p) if n in names else p for n, p in drawn.items()}
     out, state = run(f, params, x)
     return masked, last_layer_trace(f, out, state.features[0])
-
-
-def _over_probes(
-    one: Callable[[Params | Tensor], Tensor],
-    drawn: Params | Tensor,
-    *,
-    batched: bool,
-    chunk: int | None,
-) -> Tensor:
-    """Values of all probes: together, or in turn where the pass has state of its own."""
-    if isinstance(drawn, dict):
-        num = len(next(iter(drawn.values())))
-        each: list[Params | Tensor] = [{n: p[r] for n, p in drawn.items()} for r in range(num)]
-    else:
-        each = list(drawn)
-    if batched and len(each) > 1:
-        try:
-            with differentiable_attention():  # the fused kernels cannot be vmapped
-                values: Tensor = vmap(one, chunk_size=chunk)(drawn)
-            return values
-        except (RuntimeError, UnsupportedModuleError):
-            pass  # a part cannot be vmapped, such as LSTM; if that is not the reason it fails again
-    return torch.stack([one(probe) for probe in each])
 
 
 def _standard_error(values: Tensor) -> Tensor:

@@ -1,0 +1,220 @@
+"""Stochastic Lanczos quadrature: exact when complete, unbiased, with an error that it knows."""
+
+from __future__ import annotations
+
+import cases
+import oracles
+import pytest
+import torch
+from torch import nn
+
+import fsmap
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.functional import count
+from fsmap.linalg import operators
+from fsmap.linalg.slq import slq
+
+EPS = torch.tensor(1e-2, dtype=torch.float64)
+
+
+def signed(case):
+    """A metric with negative eigenvalues, and an ε that lifts them."""
+    S, K = case.f(case.params, case.x).shape
+    g = torch.linspace(-1, 2, S)
+    least = oracles.eigenvalues_slow(case.f, case.params, case.x, oracles.full_metric(g, S, K))[0]
+    return g, 1e-2 - 1.5 * least
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+@pytest.mark.parametrize("name", cases.MODELS)
+def test_exact_with_complete_probes(name, explicit):
+    """Value, gradient and zero error, from the matrix and from passes through the model."""
+    case = cases.case(name)
+    found = slq(case.f, case.params, case.x, EPS, probes=10**9, explicit=explicit)
+    expected = oracles.logdet_slow(case.f, case.params, case.x, 1e-2)
+    torch.testing.assert_close(found.value.detach(), expected, rtol=1e-9, atol=0)
+    assert found.stderr < 1e-9
+    if not found.value.requires_grad:
+        assert name in ("linear", "frozen")  # linear in what is trained: 𝒥 is a constant
+        return
+    grads = torch.autograd.grad(found.value, case.params.values(), materialize_grads=True)
+    direction = cases.direction(case.params)
+    slope = sum(float((g * d).sum()) for g, d in zip(grads, direction.values(), strict=True))
+    wanted = oracles.directional_slow(
+        lambda p: oracles.logdet_slow(case.f, p, case.x, 1e-2), case.params, direction
+    )
+    assert slope == pytest.approx(wanted, rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", ["wide", "tanh_mlp", "batchnorm_train"])
+def test_passes_with_a_signed_metric(name):
+    case = cases.case(name)
+    g, eps = signed(case)
+    for explicit in (True, False):
+        found = slq(
+            case.f, case.params, case.x, eps, metric=g, probes=10**9, explicit=explicit
+        ).value
+        dense = fsmap.log_det(case.f, case.params, case.x, jitter=eps, metric=g, method="dense")
+        torch.testing.assert_close(found.detach(), dense.detach(), rtol=1e-9, atol=0)
+        for ours, exact in zip(
+            torch.autograd.grad(found, case.params.values(), materialize_grads=True),
+            torch.autograd.grad(dense, case.params.values(), materialize_grads=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(ours, exact, rtol=1e-7, atol=1e-8)
+
+
+@pytest.fixture(scope="module")
+def larger():
+    """A network with S·K = 120 rows and P = 675 parameters, and what dual makes of it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 15), nn.Tanh()).double()
+    net.append(nn.Linear(15, 3).double())
+    x = torch.randn(40, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    f, params = fsmap.functional(net)
+    value = fsmap.log_det(f, params, x, jitter=1e-3, method="dual")
+    gradient = torch.autograd.grad(value, params.values(), materialize_grads=True)
+    return f, params, x, value.detach(), gradient
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_value_lies_within_the_reported_error(larger, explicit):
+    f, params, x, truth, _ = larger
+    deviations = []
+    for seed in range(8):
+        found = slq(
+            f,
+            params,
+            x,
+            torch.tensor(1e-3),
+            generator=torch.Generator().manual_seed(seed),
+            explicit=explicit,
+        )
+        deviations.append(float((found.value.detach() - truth) / found.stderr))
+        assert abs(found.value.detach() - truth) < 5 * found.stderr
+        assert found.stderr < 0.01 * abs(truth)
+    assert 0.2 < sum(d**2 for d in deviations) / 8 < 5  # and the error is not exaggerated
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_gradient_is_unbiased(larger, explicit):
+    f, params, x, _, gradient = larger
+    direction = cases.direction(params)
+    slopes = []
+    for seed in range(40):
+        found = slq(
+            f,
+            params,
+            x,
+            torch.tensor(1e-3),
+            probes=8,
+            generator=torch.Generator().manual_seed(seed),
+            explicit=explicit,
+        )
+        grads = torch.autograd.grad(found.value, params.values(), materialize_grads=True)
+        pairs = zip(grads, direction.values(), strict=True)
+        slopes.append(sum(float((g * d).sum()) for g, d in pairs))
+    mean, sem = oracles.mean_and_sem(slopes)
+    pairs = zip(gradient, direction.values(), strict=True)
+    assert abs(mean - sum(float((g * d).sum()) for g, d in pairs)) < 5 * sem
+
+
+def test_the_matrix_and_the_passes_agree_probe_by_probe(larger):
+    f, params, x, _, _ = larger
+    z = torch.randn(5, 120, generator=torch.Generator().manual_seed(0)).sign()
+    for chunk in (None, 2):
+        pair = [
+            slq(f, params, x, torch.tensor(1e-2), probes=z, explicit=explicit, chunk=chunk)
+            for explicit in (True, False)
+        ]
+        torch.testing.assert_close(pair[0].value, pair[1].value)
+        torch.testing.assert_close(pair[0].stderr, pair[1].stderr)
+
+
+def test_gradient_in_jitter(larger):
+    f, params, x, _, _ = larger
+    z = torch.randn(6, 120, generator=torch.Generator().manual_seed(0)).sign()
+    eps = torch.tensor(1e-2, requires_grad=True)
+    (found,) = torch.autograd.grad(slq(f, params, x, eps, probes=z).value, eps)
+
+    def value(p):
+        return slq(f, params, x, p["eps"], probes=z).value.detach()
+
+    wanted = oracles.directional_slow(value, {"eps": eps}, {"eps": torch.tensor(1.0)}, step=1e-5)
+    assert float(found) == pytest.approx(wanted, rel=1e-3)  # Lanczos stops at a part of its spread
+
+
+def test_functorch_gradient_is_autograds(larger):
+    f, params, x, _, _ = larger
+    z = torch.randn(4, 120, generator=torch.Generator().manual_seed(0)).sign()
+    for explicit in (True, False):
+        value = slq(f, params, x, EPS, probes=z, explicit=explicit).value
+        grads = torch.autograd.grad(value, params.values(), materialize_grads=True)
+        fixed = {n: p.detach() for n, p in params.items()}
+        func = torch.func.grad(lambda p: slq(f, p, x, EPS, probes=z, explicit=explicit).value)(
+            fixed
+        )
+        for ours, name in zip(grads, params, strict=True):
+            torch.testing.assert_close(func[name], ours)
+
+
+def test_no_graph_where_no_gradient_is_wanted(larger):
+    f, params, x, _, _ = larger
+    with torch.no_grad():
+        found = slq(f, params, x, EPS, probes=2, generator=torch.Generator().manual_seed(0))
+    assert not found.value.requires_grad
+
+
+def test_one_probe_cannot_tell_its_error(larger):
+    f, params, x, truth, _ = larger
+    found = slq(
+        f, params, x, torch.tensor(1e-3), probes=1, generator=torch.Generator().manual_seed(0)
+    )
+    assert torch.isnan(found.stderr)
+    assert abs(found.value.detach() - truth) < 0.05 * abs(truth)
+
+
+def test_dropout_has_the_same_mask_in_every_product(seeded):
+    net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 1))
+    f, params = fsmap.functional(net)
+    x = torch.randn(5, 2)
+    values = []
+    for method in ("dual", "slq"):
+        torch.manual_seed(7)
+        values.append(fsmap.log_det(f, params, x, jitter=0.1, method=method, probes=10**9))
+    torch.manual_seed(7)
+    values.append(slq(f, params, x, torch.tensor(0.1), probes=10**9, explicit=False).value)
+    torch.testing.assert_close(values[1], values[0])
+    torch.testing.assert_close(values[2], values[0])
+
+
+def test_models_without_forward_mode(seeded):
+    class Recurrent(nn.LSTM):
+        def forward(self, x):
+            return super().forward(x)[0][:, -1]
+
+    f, params = fsmap.functional(Recurrent(2, 2, batch_first=True).float())
+    x = torch.randn(3, 4, 2, dtype=torch.float32)
+    truth = oracles.logdet_slow(f, params, x, 0.1)
+    found = fsmap.log_det(f, params, x, jitter=0.1, method="slq", probes=10**9).detach()
+    assert float(found) == pytest.approx(float(truth), rel=1e-4)
+    with pytest.raises(UnsupportedModuleError, match="forward-mode differentiation failed, in Rec"):
+        slq(f, params, x, EPS, explicit=False)
+
+
+def test_the_matrix_is_formed_only_where_it_is_small(monkeypatch):
+    case = cases.case("wide")
+    options = {"Q": 15, "P": count(case.params), "dual": True}
+    assert operators._is_small(*case[:3], **options)
+    monkeypatch.setattr(operators, "LARGEST_EXPLICIT", 14)
+    assert not operators._is_small(*case[:3], **options)
+    monkeypatch.undo()
+    monkeypatch.setattr(operators, "EXPLICIT_BYTES", 100)
+    assert not operators._is_small(*case[:3], **options)
+
+
+def test_vmap_is_refused():
+    case = cases.case("wide")
+    with pytest.raises(InputError, match="slq stops when its error is small, so it cannot be vmap"):
+        torch.func.vmap(lambda e: slq(case.f, case.params, case.x, e).value)(torch.ones(2))

@@ -10,6 +10,7 @@ from torch.func import grad_and_value, vmap
 from torch.optim import Optimizer
 
 from fsmap.errors import InputError
+from fsmap.functional import differentiable_attention
 from fsmap.train.feed import Chunk, Feed, Feeder
 from fsmap.train.optim import clip_factor, global_norm, scale
 from fsmap.train.step import PARTS, Hypers, LossFn
@@ -105,7 +106,8 @@ class Ensemble:
         hypers = {n: h[members] for n, h in self.hypers.items()}
         gradient = vmap(grad_and_value(self.loss, has_aux=True), in_dims=(0, 0, *chunk.dims))
         try:
-            grads, (value, parts) = gradient(params, hypers, chunk.batch, chunk.draws)
+            with differentiable_attention():  # the fused kernels cannot be vectorized
+                grads, (value, parts) = gradient(params, hypers, chunk.batch, chunk.draws)
         except RuntimeError as error:
             if "data-dependent control flow" not in str(error):
                 raise

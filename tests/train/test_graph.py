@@ -1,0 +1,112 @@
+"""CUDA graphs: the replay equals the eager step; what surrounds a capture needs no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import fsmap
+from fsmap.errors import DivergedWarning, FallbackWarning, InputError
+from fsmap.train.feed import Feed
+from fsmap.train.graph import Graphed, wanted
+from fsmap.train.grid import Grid
+from fsmap.train.optim import adam, cosine, sgd
+from fsmap.train.population import fit_population
+from fsmap.types import Batch, Draws
+
+
+@pytest.mark.parametrize("spec", [adam(0.1), sgd(0.1, momentum=0.9)], ids=lambda s: s.name)
+@pytest.mark.parametrize("before", [0, 2])
+def test_a_warm_up_can_be_undone(spec: object, before: int):
+    leaves = {"w": torch.ones(3, 2, requires_grad=True)}
+    moving = spec.build(leaves.values())
+    flags = torch.ones(3, dtype=torch.bool)
+
+    def step(feed: Feed) -> torch.Tensor:
+        leaves["w"].grad = feed.draws.x * leaves["w"].detach()
+        moving.step()
+        flags.logical_and_(torch.tensor([True, False, True]))
+        return leaves["w"].detach().sum()
+
+    twin_feed = Feed(None, Draws(torch.arange(6.0).reshape(3, 2)))
+    for _ in range(before):
+        step(twin_feed)
+    flags.fill_(True)
+    graphed = Graphed(step, leaves, moving, flags, required=False)
+    saved = graphed._snapshot()
+    expected = step(twin_feed)
+    for _ in range(3):
+        step(twin_feed)
+    graphed._restore(saved)
+    assert flags.all()
+    assert torch.equal(step(twin_feed), expected)
+
+
+def test_without_a_capture_training_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    calls = []
+    graphed = Graphed(
+        lambda feed: calls.append(feed) or torch.ones(1), {}, None, torch.ones(1), required=False
+    )
+
+    def fail(feed: Feed) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    monkeypatch.setattr(graphed, "_capture", fail)
+    with pytest.warns(
+        FallbackWarning, match=r"no CUDA graph: operation not permitted when stream is capturing "
+    ):
+        graphed(Feed(None, Draws()))
+    graphed(Feed(None, Draws()))  # said once
+    assert len(calls) == 2
+    graphed.eager, graphed.required = False, True
+    with pytest.raises(RuntimeError, match=r"not permitted"):
+        graphed(Feed(None, Draws()))
+
+
+def test_where_a_graph_is_wanted():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert [wanted("auto", d, p) for d, p in ((cpu, True), (cuda, True), (cuda, False))] == [
+        False,
+        True,
+        False,
+    ]
+    assert not wanted(False, cuda, True)
+    with pytest.raises(InputError, match=r"the model has random layers"):
+        wanted(True, cuda, False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("spec", [adam(0.02), sgd(1e-3, momentum=0.9)], ids=lambda s: s.name)
+def test_replay_equals_the_eager_step(seeded: None, spec: object, every: int):
+    module = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)).cuda()
+    f, _ = fsmap.functional(module)
+    x = torch.linspace(-1, 1, 24, device="cuda")[:, None]
+    train = Batch(x, torch.sin(3 * x))
+    px = fsmap.px.Uniform(-1.0, 1.0)
+
+    def build(prior_std: object, jitter: object) -> fsmap.Objective:
+        terms = fsmap.Gaussian(0.2), fsmap.Normal(prior_std), px
+        return fsmap.l_map(*terms, num_points=6, jitter=jitter, num_data=24, every=every)
+
+    grid = Grid(prior_std=[0.5, 2.0], jitter=[1e-306, 0.1], seed=range(3))
+    knobs = {
+        "steps": 30,
+        "batch_size": 8,
+        "clip": 2.0,
+        "optimizer": spec,
+        "schedule": cosine(),
+        "progress": False,
+    }
+    with pytest.warns(DivergedWarning, match=r"6 of 12 members"):
+        eager, expected = fit_population(build, grid, f, train, graph=False, **knobs)
+    with pytest.warns(DivergedWarning, match=r"6 of 12 members"):
+        replayed, found = fit_population(build, grid, f, train, graph=True, **knobs)
+    assert torch.equal(found.diverged, expected.diverged)
+    alive = expected.diverged < 0
+    torch.testing.assert_close(
+        found.loss[:, alive], expected.loss[:, alive], rtol=1e-10, atol=1e-10
+    )
+    for n, p in eager.params.items():
+        torch.testing.assert_close(replayed.params[n][alive], p[alive], rtol=1e-9, atol=1e-9)

@@ -75,13 +75,17 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
         with SecondOrder():
             return with_state(f, p, x)
 
+    failed = "reverse-mode differentiation failed{where}"
     try:
         out, pull, state = torch.func.vjp(call, params, has_aux=True)  # type: ignore[misc]
     except FAILURES as error:
-        explain(error, f, x, params, "reverse-mode differentiation failed{where}")
+        explain(error, f, x, params, failed)
 
     def transpose(u: Tensor) -> Params:
-        (cotangent,) = pull(u.reshape(out.shape).to(out.dtype))
+        try:
+            (cotangent,) = pull(u.reshape(out.shape).to(out.dtype))
+        except FAILURES as error:
+            explain(error, f, x, params, failed)
         return cotangent  # type: ignore[no-any-return]
 
     return out, transpose, state

@@ -128,8 +128,7 @@ def _by_passes(
         return (left * right if signs is None else signs * left * right).sum()
 
     def matvec(V: Tensor) -> Tensor:
-        with torch.no_grad():
-            return over_probes(f, product, V, chunk=chunk)
+        return over_probes(f, product, V, chunk=chunk)
 
     def form(W: Tensor, Z: Tensor) -> Tensor:
         """Held as one gradient vector, not as a graph."""

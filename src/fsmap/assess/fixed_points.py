@@ -1,7 +1,9 @@
-r"""Theorem 2: units and heads that sit on, or near, a fixed point of a permutation; and units that do nothing.
+r"""Theorem 2: units and heads that sit on, or near, a fixed point of a permutation.
 
-If exchanging units i and j leaves f alone (S) and they are equal (Sθ = θ), then J(S − I) = 0: every pair of their parameters with opposite signs is a null vector.
-These are the singularities that make pathological optima: they appear at special parameters, and there the density of FS-MAP without jitter is infinite.
+If exchanging units i and j leaves f alone (S) and they are equal (Sθ = θ), then J(S − I) = 0: every
+pair of their parameters with opposite signs is a null vector. These are the singularities that make
+pathological optima: they appear at special parameters, and there the density of FS-MAP without
+jitter is infinite.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fsmap.assess.symmetry import Family, unique
+from fsmap.assess import idle
+from fsmap.assess.families import Family, unique
+from fsmap.assess.idle import features_of, put
 from fsmap.assess.wiring.facts import Wiring
-from fsmap.assess.wiring.units import Attention, Member, Segment, Space, total, where
+from fsmap.assess.wiring.units import Attention, Member, Space, total, where
 from fsmap.types import Params
 
 EQUAL = 1e-12  # relative distance up to which two units count as equal
 NEAR = 1e-2  # and up to which they are worth mentioning
-QUIET = 1e-13  # range of a unit, relative to the largest in its layer, up to which it counts as constant
 
 
 def special(wiring: Wiring, params: Params, frozen: Params) -> Iterator[Family]:
@@ -38,7 +41,7 @@ def special(wiring: Wiring, params: Params, frozen: Params) -> Iterator[Family]:
             yield from _twins(space, params, everything)
             yield from _twin_inputs(space, params, everything)
     for segment in wiring.segments:
-        yield from _idle(segment, wiring.spaces[segment.space], params, everything)
+        yield from idle.units(segment, wiring.spaces[segment.space], params, everything)
     for attention in wiring.attentions:
         yield from _twin_heads(attention, params, everything)
 
@@ -48,7 +51,7 @@ def closest(space: Space, everything: Params) -> tuple[float, int, int] | None:
     members = space.members()
     if space.pinned or space.units < 2 or not members:
         return None
-    features = _features(members, space.statistics, everything)
+    features = features_of(members, space.statistics, everything)
     distances = _distances(features)
     index = int(distances.argmin())
     i, j = divmod(index, space.units)
@@ -57,7 +60,7 @@ def closest(space: Space, everything: Params) -> tuple[float, int, int] | None:
 
 def _twins(space: Space, params: Params, everything: Params) -> Iterator[Family]:
     members = [m for m in space.members() if m.name in params]
-    features = _features(space.members(), space.statistics, everything)
+    features = features_of(space.members(), space.statistics, everything)
     for group in _groups(features, EQUAL):
         yield _exchange("twin_units", space.label(), group, members, params, 0.0)
     for i, j, distance in _near_pairs(features):
@@ -65,7 +68,12 @@ def _twins(space: Space, params: Params, everything: Params) -> Iterator[Family]
 
 
 def _exchange(
-    kind: str, label: str, group: tuple[int, ...], members: list[Member], params: Params, distance: float
+    kind: str,
+    label: str,
+    group: tuple[int, ...],
+    members: list[Member],
+    params: Params,
+    distance: float,
 ) -> Family:
     """Image of S − I: entries of the first unit against those of each other one."""
     widths = [m.blocks(params[m.name]).shape[1] for m in members]
@@ -73,16 +81,9 @@ def _exchange(
     def build(c: Tensor) -> Params:  # [units - 1, entries]
         pairs = torch.cat([-c.sum(0, keepdim=True), c])
         pieces = zip(members, pairs.split(widths, dim=1), strict=True)
-        return total([(m.name, _put(m, group, piece, params)) for m, piece in pieces])
+        return total([(m.name, put(m, group, piece, params)) for m, piece in pieces])
 
     return Family(kind, label, (len(group) - 1, sum(widths)), build, group, distance)
-
-
-def _put(member: Member, units: tuple[int, ...], rows: Tensor, params: Params) -> Tensor:
-    """Rows ``[len(units), entries]`` at their units, zeros at the others."""
-    p = params[member.name]
-    pick = torch.eye(member.units, dtype=p.dtype, device=p.device)[:, list(units)]
-    return member.place(pick @ rows, p)
 
 
 def _twin_inputs(space: Space, params: Params, everything: Params) -> Iterator[Family]:
@@ -92,8 +93,8 @@ def _twin_inputs(space: Space, params: Params, everything: Params) -> Iterator[F
     readers = [m for m in members if m.role == "in" and not m.gain and m.name in params]
     if not makers or not readers:
         return
-    incoming = _features(makers, space.statistics, everything)
-    full = _features(members, space.statistics, everything)
+    incoming = features_of(makers, space.statistics, everything)
+    full = features_of(members, space.statistics, everything)
     for sign in (1.0, -1.0):
         for i, j in _equal_pairs(incoming, sign):
             if sign < 0 and space.statistics:
@@ -112,7 +113,7 @@ def _trade(
     def build(c: Tensor) -> Params:
         rows = torch.stack([c, -sign * c])
         pieces = zip(readers, rows.split(widths, dim=1), strict=True)
-        return total([(m.name, _put(m, pair, piece, params)) for m, piece in pieces])
+        return total([(m.name, put(m, pair, piece, params)) for m, piece in pieces])
 
     return Family("twin_inputs", space.label(), (sum(widths),), build, pair)
 
@@ -121,7 +122,7 @@ def _balance(
     space: Space, pair: tuple[int, int], makers: list[Member], readers: list[Member], params: Params
 ) -> Iterator[Family]:
     """Where outgoing weights are collinear, incoming ones can be traded as well."""
-    out = _features(readers, (), params)[list(pair)]  # [2, entries]
+    out = features_of(readers, (), params)[list(pair)]  # [2, entries]
     a, b = out.norm(dim=1)
     aligned = (out[0] * b - out[1] * a).norm() <= EQUAL * a * b
     opposed = (out[0] * b + out[1] * a).norm() <= EQUAL * a * b
@@ -134,62 +135,9 @@ def _balance(
     def build(c: Tensor) -> Params:
         rows = weights[:, None] * c
         pieces = zip(trainable, rows.split(widths, dim=1), strict=True)
-        return total([(m.name, _put(m, pair, piece, params)) for m, piece in pieces])
+        return total([(m.name, put(m, pair, piece, params)) for m, piece in pieces])
 
     yield Family("twin_inputs", space.label(), (sum(widths),), build, pair)
-
-
-def _idle(
-    segment: Segment, space: Space, params: Params, everything: Params
-) -> Iterator[Family]:
-    """Units that are zero or constant where they are read, and units that nobody listens to."""
-    readers = unique(segment.role("in"))
-    if segment.level is None or not readers:
-        return
-    makers = [m for m in space.members() if m.role != "in" and m.name in params]
-    low, high = segment.level
-    size = torch.maximum(low.abs(), high.abs())
-    quiet = QUIET * size.max()
-    silent = size <= quiet
-    constant = (high - low <= quiet) & ~silent
-    deaf = _features(readers, (), everything).abs().amax(1) == 0 if not segment.norms else constant & silent
-    label = space.label()
-    trainable = [m for m in readers if m.name in params and not m.gain]
-    yield from _entries("silent_units", label, silent, trainable + makers, params)
-    yield from _entries("constant_units", label, constant, makers, params)
-    for m in trainable:
-        if m.bias in params and bool(constant.any()):
-            yield _against_bias(label, constant, high, m, params)
-    if not space.pinned:
-        yield from _entries("unread_units", label, deaf & ~silent & ~constant, makers, params)
-
-
-def _entries(
-    kind: str, label: str, which: Tensor, members: list[Member], params: Params
-) -> Iterator[Family]:
-    """Every entry of these units by itself, parameter by parameter."""
-    units = tuple(which.nonzero().flatten().tolist())
-    for m in members if units else ():
-
-        def build(c: Tensor, m: Member = m) -> Params:
-            return {m.name: _put(m, units, c, params)}
-
-        width = m.blocks(params[m.name]).shape[1]
-        yield Family(kind, label, (len(units), width), build, units)
-
-
-def _against_bias(label: str, which: Tensor, value: Tensor, m: Member, params: Params) -> Family:
-    """An outgoing weight of a constant unit moves by c, the bias behind it by −value·c."""
-    units = tuple(which.nonzero().flatten().tolist())
-    width = m.blocks(params[m.name]).shape[1]
-    keep = 1 - m.dim
-
-    def build(c: Tensor) -> Params:
-        moved = _put(m, units, c, params)
-        effect = _put(m, units, c * value[list(units), None], params)
-        return total([(m.name, moved), (m.bias or "", -effect.movedim(keep, 0).flatten(1).sum(1))])
-
-    return Family("constant_units", label, (len(units), width), build, units)
 
 
 def _twin_heads(attention: Attention, params: Params, everything: Params) -> Iterator[Family]:
@@ -198,16 +146,10 @@ def _twin_heads(attention: Attention, params: Params, everything: Params) -> Ite
         return
     together = unique([*attention.query, *attention.key, *attention.value])
     members = [m._replace(units=heads, block=m.units * m.block // heads) for m in together]
-    features = _features(members, (), everything)
+    features = features_of(members, (), everything)
     trainable = [m for m in members if m.name in params]
     for group in _groups(features, EQUAL):
         yield _exchange("twin_heads", where(together), group, trainable, params, 0.0)
-
-
-def _features(members: list[Member], extra: tuple[Tensor, ...], everything: Params) -> Tensor:
-    """All that belongs to each unit: ``[units, entries]``."""
-    parts = [m.blocks(everything[m.name].detach()) for m in members]
-    return torch.cat([*parts, *(t[:, None] for t in extra)], dim=1)
 
 
 def _distance(a: Tensor, b: Tensor) -> float:

@@ -1,4 +1,10 @@
-"""The largest eigenvalue and the trace of 𝒥 from products with the Jacobian alone, in a given time."""
+"""Eigenvalues of 𝒥 without the Jacobian, in a given time and memory.
+
+The Gram matrix AAᵀ of as many points as there is time for has all non-zero eigenvalues of 𝒥 on
+these points. Where even two points take too long (many outputs: each is a reverse pass), Lanczos
+bounds the largest eigenvalue from below, and Hutchinson's estimate on what Lanczos has not seen
+gives the trace.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +16,19 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import UnsupportedModuleError
-from fsmap.functional import differentiable_attention, ravel
-from fsmap.linalg import points
+from fsmap.functional import ravel
+from fsmap.linalg import memory, points
 from fsmap.linalg import probes as draw
 from fsmap.linalg.jacobian import is_pointwise, jvp, vjp
-from fsmap.linalg.metric import Metric, Whitening
-from fsmap.linalg.trace import resolve
+from fsmap.linalg.logdet import LARGEST_MATRIX, gram_bytes, shape, whitened_gram
+from fsmap.linalg.metric import Metric, Whitening, resolve
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 PROBES = 4  # for the trace, and as stand-ins of the rows
 STEPS = (4, 40)  # of Lanczos: at least, at most
+LARGEST_GRAM = (
+    6 * 2**30
+)  # bytes of the Gram matrix and its factors with gradient; here a third of it
 
 
 class Bounds(NamedTuple):
@@ -30,12 +39,13 @@ class Bounds(NamedTuple):
     largest: Estimate  # value: a lower bound; stderr: how far above it the largest may be
     trace: Estimate
     probes: Tensor  # [R, P]  uᵀA with u ~ N(0, I)
+    eigenvalues: Tensor | None = None  # [rows], descending
 
 
 def bounds(
     f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None, seconds: float
 ) -> Bounds:
-    """Lanczos on AAᵀ for the largest eigenvalue, Hutchinson on what it has not seen for the trace.
+    """All eigenvalues on some points, or bounds of the largest.
 
     Args:
         f: Model function.
@@ -47,8 +57,67 @@ def bounds(
     Returns:
         The bounds.
     """
+    free = metric is None and is_pointwise(f)
+    used = _points_of_gram(f, params, x, metric, seconds, free=free)
+    if used:
+        return _by_gram(f, params, points.take(x, slice(0, used)), metric)
+    return _by_lanczos(f, params, x, metric, seconds, free=free)
+
+
+def _points_of_gram(
+    f: ModelFn,
+    params: Params,
+    x: Inputs,
+    metric: Metric | Tensor | None,
+    seconds: float,
+    *,
+    free: bool,
+) -> int:
+    """How many points the Gram matrix can be formed of; 0: it cannot."""
+    S = points.count(x)
+    two = points.take(x, slice(0, min(S, 2)))
+    room = min(LARGEST_GRAM, memory.SHARE * memory.free_bytes(next(iter(params.values())).device))
+    if not free:
+        fits = gram_bytes(f, params, x) <= room and shape(f, params, x)[1] * S <= LARGEST_MATRIX
+        return S if fits and metric is not None and is_pointwise(f) else 0
+    if gram_bytes(f, params, two) > room:
+        return 0
+    times = []
+    for _ in range(2):  # the first one imports and allocates
+        begin = time.perf_counter()
+        whitened_gram(f, params, two)
+        times.append(time.perf_counter() - begin)
+        if times[0] > seconds:
+            return 0
+    each = times[-1] / points.count(two)
+    outputs = shape(f, params, two)[1]
+    used = min(S, int(seconds / each), LARGEST_MATRIX // outputs)
+    while used > 1 and gram_bytes(f, params, points.take(x, slice(0, used))) > room:
+        used -= max(1, used // 5)
+    return used if used > 1 or S == 1 else 0
+
+
+def _by_gram(f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None) -> Bounds:
+    gram, _ = whitened_gram(f, params, x, metric=metric)
+    values = torch.linalg.eigvalsh(gram.detach()).flip(0).clamp_min(0)
+    zero = values.new_zeros(())
+    products = Products(f, params, x, metric)
+    probes = products.random(torch.Generator(gram.device).manual_seed(0))
+    largest, trace = Estimate(values[0], zero), Estimate(values.sum(), zero)
+    return Bounds(len(values), points.count(x), largest, trace, probes, values)
+
+
+def _by_lanczos(
+    f: ModelFn,
+    params: Params,
+    x: Inputs,
+    metric: Metric | Tensor | None,
+    seconds: float,
+    *,
+    free: bool,
+) -> Bounds:
     until = time.perf_counter() + seconds
-    products, used = _affordable(f, params, x, metric, seconds)
+    products, used = _affordable(f, params, x, metric, seconds, free=free)
     like = next(iter(params.values()))
     Q = products.whiten.size
     generator = torch.Generator(like.device).manual_seed(0)
@@ -60,16 +129,14 @@ def bounds(
     tails = torch.stack([products.transpose(z).square().sum() for z in unseen])
     trace = Estimate(T.diagonal().sum() + tails.mean(), tails.std() / PROBES**0.5)
     upper = torch.minimum(ritz[-1] + norm * vectors[-1, -1].abs(), trace.value + 2 * trace.stderr)
-    normal = torch.randn(PROBES, Q, generator=generator, dtype=like.dtype, device=like.device)
-    probes = torch.stack([products.transpose(u) for u in normal])
     largest = Estimate(ritz[-1], (upper - ritz[-1]).clamp_min(0))
-    return Bounds(Q, used, largest, trace, probes)
+    return Bounds(Q, used, largest, trace, products.random(generator))
 
 
 def lanczos(
     matvec: Callable[[Tensor], Tensor], start: Tensor, until: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Orthonormal basis ``[k, n]``, tridiagonal matrix ``[k, k]`` and norm of what is left after k steps."""
+    """Basis ``[k, n]``, tridiagonal matrix ``[k, k]`` and norm of what is left after k steps."""
     basis = [start / start.norm()]
     alphas: list[Tensor] = []
     betas: list[Tensor] = []
@@ -102,6 +169,13 @@ class Products:
         self.whiten: Whitening = resolve(metric, x, out.detach())
         self.f, self.params, self.x = f, params, x
 
+    def random(self, generator: torch.Generator) -> Tensor:
+        """Random combinations of rows, ``[R, P]``."""
+        like = next(iter(self.params.values()))
+        shape = (PROBES, self.whiten.size)
+        u = torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+        return torch.stack([self.transpose(row) for row in u])
+
     def transpose(self, u: Tensor) -> Tensor:
         """Aᵀu ``[P]``."""
         return ravel(self.pull(self.whiten.adjoint(u))).detach()
@@ -113,22 +187,29 @@ class Products:
         try:
             tangent = jvp(self.f, self.params, self.x, v)[1]
         except UnsupportedModuleError:
-            with differentiable_attention():  # Jv as the transpose of the linear map u → Jᵀu
-                tangent = torch.func.vjp(self.pull, cotangent)[1](v)[0]
+            # Jv as the transpose of the linear map u → Jᵀu
+            tangent = torch.func.vjp(self.pull, cotangent)[1](v)[0]
         return self.whiten.rows(tangent).detach()
 
 
 def _affordable(
-    f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None, seconds: float
+    f: ModelFn,
+    params: Params,
+    x: Inputs,
+    metric: Metric | Tensor | None,
+    seconds: float,
+    *,
+    free: bool,
 ) -> tuple[Products, int]:
-    """Products with as many points as leave time for the least number of steps, and how many these are."""
+    """Products with as many points as leave time for some steps, and how many these are."""
     S = points.count(x)
     used = S
-    if metric is None and is_pointwise(f):
+    if free:
         few = points.take(x, slice(0, min(S, 2)))
-        begin = time.perf_counter()
-        trial = Products(f, params, few, None)
-        trial.gram(torch.ones(trial.whiten.size).to(next(iter(params.values()))))
+        for _ in range(2):
+            begin = time.perf_counter()
+            trial = Products(f, params, few, None)
+            trial.gram(torch.ones(trial.whiten.size).to(next(iter(params.values()))))
         each = (time.perf_counter() - begin) / points.count(few)
-        used = max(1, min(S, int(seconds / (2 * STEPS[0] + 2 * PROBES) / each)))
+        used = max(1, min(S, int(seconds / (2 * STEPS[0] + PROBES) / each)))
     return Products(f, params, points.take(x, slice(0, used)), metric), used

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 from fsmap.functional import unravel
 from fsmap.types import Params
 
+FEW = 6  # parts of a vector that are named one by one
 SMALL = 1e-6  # entries below this fraction of the largest are not named
-PIVOTS = 200  # null vectors that are made sparse at most; the first ones found are the sparsest
 
 
 class Part(NamedTuple):
@@ -34,8 +35,8 @@ class NullVector(NamedTuple):
 def sparse_basis(null: Tensor) -> Tensor:
     """A basis of the same space whose vectors have few entries where that is possible.
 
-    Gauss–Jordan elimination with complete pivoting: each vector is 1 at its own pivot and 0 at those of
-    the others, so that directions with separate supports come out separately.
+    Gauss–Jordan elimination with complete pivoting: each vector is 1 at its own pivot and 0 at
+    those of the others, so that directions with separate supports come out separately.
 
     Args:
         null: Orthonormal rows ``[d, P]``.
@@ -56,14 +57,16 @@ def sparse_basis(null: Tensor) -> Tensor:
     return rows[(rows != 0).sum(1).argsort(stable=True)]
 
 
-def outside(null: Tensor, known: Tensor | None) -> Tensor:
-    """The part of a null space ``[d, P]`` that is orthogonal to known directions ``[m, P]``."""
+def outside(basis: Tensor, known: Tensor | None) -> Tensor:
+    """The vectors of a basis ``[d, P]`` that are no combination of known directions ``[m, P]``."""
     if known is None or not len(known):
-        return null
-    inside = known @ null.mT  # [m, d]
-    _, sigma, V = torch.linalg.svd(inside, full_matrices=True)
-    rank = int((sigma > 1e-7).sum())
-    return V[rank:] @ null
+        return basis
+    if len(known) > known.shape[1]:
+        known = torch.linalg.qr(known, mode="r")[1]
+    _, sigma, V = torch.linalg.svd(known, full_matrices=False)
+    span = V[sigma > 1e-7 * sigma.max()]
+    rest = basis - (basis @ span.mT) @ span
+    return basis[rest.norm(dim=1) > 1e-5 * basis.norm(dim=1)]
 
 
 def describe(vector: Tensor, params: Params, residual: float) -> NullVector:
@@ -91,7 +94,10 @@ def _pieces(name: str, piece: Tensor, threshold: Tensor, total: Tensor) -> list[
     mask = piece.abs() > threshold
     if not bool(mask.any()):
         return []
-    groups = _slices(piece, mask)
+    if int(mask.sum()) <= 3:  # few enough to be named one by one
+        groups = [(_index(i.tolist()), tuple(i.tolist())) for i in mask.nonzero()]
+    else:
+        groups = _slices(piece, mask)
     if len(groups) > 4:
         where = f" ({int(mask.sum())} of {piece.numel()} entries)"
         return [Part(name, where, float(piece.square().sum() / total), _sign(piece[mask]))]
@@ -120,15 +126,15 @@ def _slices(piece: Tensor, mask: Tensor) -> list[tuple[str, tuple[int | slice, .
 
 
 def _label(piece: Tensor, mask: Tensor, dim: int, i: int) -> str:
-    inner = mask.select(dim, i)
-    entries = inner.nonzero()
-    if piece.ndim == 1:
-        return f"[{i}]"
-    if len(entries) == 1:  # a single entry, in full
+    entries = mask.select(dim, i).nonzero()
+    if piece.ndim > 1 and len(entries) == 1:  # a single entry, in full
         full = entries[0].tolist()
-        full.insert(dim, i)
-        return "[" + ", ".join(map(str, full)) + "]"
-    return "[" + ", ".join([*[":"] * dim, str(i), *[":"] * (piece.ndim - dim - 1)]) + "]"
+        return _index([*full[:dim], i, *full[dim:]])
+    return _index([*[":"] * dim, i, *[":"] * (piece.ndim - dim - 1)])
+
+
+def _index(places: Sequence[int | str]) -> str:
+    return "[" + ", ".join(map(str, places)) + "]" if places else ""
 
 
 def _sign(values: Tensor) -> int:
@@ -137,12 +143,22 @@ def _sign(values: Tensor) -> int:
     return -1 if bool((values < 0).all()) else 0
 
 
+def _spread(parts: list[Part]) -> str:
+    """Shares of whole parameters, where entries are too many to be named."""
+    shares: dict[str, float] = {}
+    for part in parts:
+        shares[part.parameter] = shares.get(part.parameter, 0.0) + part.share
+    largest = sorted(shares.items(), key=lambda item: -item[1])[:4]
+    named = ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest)
+    return f"spread over {len(shares)} parameters: {named}" + ", …" * (len(shares) > 4)
+
+
 def _sentence(parts: list[Part]) -> str:
     named = [f"{part.parameter}{part.entries}" for part in parts]
     if len(parts) == 1:
         return named[0]
-    if len(parts) > 5:
-        named = [*named[:4], f"{len(parts) - 4} more"]
+    if len(parts) > FEW:
+        return _spread(parts)
     text = ", ".join(named[:-1]) + " and " + named[-1]
     signs = [part.sign for part in parts]
     if len(parts) == 2 and sorted(signs) == [-1, 1]:

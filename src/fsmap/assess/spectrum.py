@@ -1,9 +1,11 @@
 r"""Theorem 1: eigenvalues, rank and null vectors of $\mathcal J(\theta; p_X)$.
 
-𝒥 = AᵀA with whitened rows A ``[Q, P]``, so 𝒥v = 0 exactly if Av = 0: the partial derivatives, as functions on the points, are then linearly dependent. Rank and
-null vectors come from the singular values of A, never from those of 𝒥, whose small eigenvalues rounding would swallow (σ/σ_max = 1e-9 is 1e-18 in 𝒥).
+𝒥 = AᵀA with whitened rows A ``[Q, P]``, so 𝒥v = 0 exactly if Av = 0: the partial derivatives, as
+functions on the points, are then linearly dependent. Rank and null vectors come from the singular
+values of A, never from those of 𝒥, whose small eigenvalues rounding would swallow (σ/σ_max = 1e-9
+is 1e-18 in 𝒥).
 
-Where A does not fit, Lanczos on AAᵀ bounds the largest eigenvalue from below and a deflated Hutchinson estimate gives the trace.
+Where A does not fit, :mod:`fsmap.assess.matrix_free` does without it.
 """
 
 from __future__ import annotations
@@ -17,12 +19,12 @@ from fsmap.assess import matrix_free
 from fsmap.errors import InputError
 from fsmap.functional import count
 from fsmap.linalg import memory, points
-from fsmap.linalg.jacobian import is_pointwise, outputs
-from fsmap.linalg.logdet import whitened_rows
-from fsmap.linalg.metric import Metric
-from fsmap.linalg.trace import resolve
+from fsmap.linalg.jacobian import outputs
+from fsmap.linalg.logdet import shape, whitened_rows
+from fsmap.linalg.metric import Metric, resolve
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
+NULL = 1e-12  # ‖Jv‖/(‖v‖σ_max) of a null direction in float64, at least
 LARGEST_SVD = 1500  # parameters up to which null vectors are computed: about five seconds
 LARGEST_ROWS = 512 * 2**20  # bytes of A
 LARGEST_FACTOR = 3e10  # operations of a QR decomposition: a few seconds
@@ -31,7 +33,9 @@ LARGEST_FACTOR = 3e10  # operations of a QR decomposition: a few seconds
 class Spectrum(NamedTuple):
     """What is known of the eigenvalues of 𝒥; they are complete unless ``method`` is ``lanczos``."""
 
-    method: str  # "svd" (with null vectors), "values", "eigh" (indefinite metric) or "lanczos"
+    method: (
+        str  # "svd" (with null vectors), "values", "eigh" (indefinite metric), "gram" or "lanczos"
+    )
     parameters: int  # P
     rows: int  # Q: S·K unless a metric says otherwise
     points: int  # S that were used
@@ -40,6 +44,7 @@ class Spectrum(NamedTuple):
     largest: Estimate  # value: lower bound for "lanczos"; stderr: its distance to the upper bound
     trace: Estimate
     floor: float  # eigenvalues up to this one are rounding
+    resolution: float  # ‖Jv‖/(‖v‖σ_max) up to which v is null
     probes: Tensor  # [R, P]  A itself, or random combinations uᵀA with u ~ N(0, I)
     exact: bool  # whether ``probes`` is A
 
@@ -52,7 +57,7 @@ class Spectrum(NamedTuple):
 
     @property
     def gap(self) -> float | None:
-        """Smallest eigenvalue above the floor over the largest one below: large where the rank is sure."""
+        """Smallest eigenvalue above the floor over the largest below: wide if the rank is sure."""
         rank = self.rank
         if rank is None or self.eigenvalues is None or rank in (0, len(self.eigenvalues)):
             return None
@@ -67,7 +72,7 @@ def spectrum(
     *,
     metric: Metric | Tensor | None = None,
     tolerance: float | None = None,
-    seconds: float = 6.0,
+    seconds: float = 4.0,
 ) -> Spectrum:
     """Eigenvalues of 𝒥 at ``params``, by the best method that fits.
 
@@ -78,7 +83,8 @@ def spectrum(
         metric: g.
         tolerance: Singular values of A up to this fraction of the largest count as zero; by default
             max(Q, P) times the rounding of the parameters' dtype.
-        seconds: What Lanczos may take; it uses fewer points where a product takes too long.
+        seconds: What may be spent where A does not fit; fewer points are used where all take
+        longer.
 
     Returns:
         The spectrum.
@@ -88,25 +94,26 @@ def spectrum(
     """
     params = {name: p.detach() for name, p in params.items()}
     P, first = count(params), next(iter(params.values()))
-    with torch.no_grad():
-        whiten = resolve(metric, x, outputs(f, params, x))
-    Q = whiten.size
-    if whiten.signs is not None and P > LARGEST_SVD:
+    Q, signed = _size(f, params, x, metric)
+    if signed and P > LARGEST_SVD:
         message = (
-            f"the metric has negative eigenvalues; the spectrum is then taken of the P×P matrix, for "
+            "the metric has negative eigenvalues; the spectrum is then that of the P×P matrix, for "
             f"at most {LARGEST_SVD} parameters, and there are {P}."
         )
         raise InputError(message)
-    bytes_needed = 3 * 8 * Q * P
-    fits = bytes_needed < min(3 * LARGEST_ROWS, memory.SHARE * memory.free_bytes(first.device))
-    if not fits or 2.0 * max(Q, P) * min(Q, P) ** 2 > LARGEST_FACTOR:
-        return _bounds(f, params, x, metric, tolerance, seconds)
-    with torch.no_grad():
-        A, signs = _rows(f, params, x, metric)
-    return from_rows(A, signs, points.count(x), _tolerance(tolerance, Q, P, first.dtype))
+    relative = max(Q, P) * torch.finfo(first.dtype).eps if tolerance is None else tolerance
+    resolution = max(NULL, 4 * max(Q, P) ** 0.5 * torch.finfo(first.dtype).eps)
+    room = min(3 * LARGEST_ROWS, memory.SHARE * memory.free_bytes(first.device))
+    if 3 * 8 * Q * P > room or 2.0 * max(Q, P) * min(Q, P) ** 2 > LARGEST_FACTOR:
+        bounds = matrix_free.bounds(f, params, x, metric, seconds)
+        return _from_bounds(bounds, P, relative, resolution)
+    A, signs = whitened_rows(f, params, x, metric=metric)
+    return from_rows(A.detach(), signs, points.count(x), relative, resolution)
 
 
-def from_rows(A: Tensor, signs: Tensor | None, num_points: int, tolerance: float) -> Spectrum:
+def from_rows(
+    A: Tensor, signs: Tensor | None, num_points: int, tolerance: float, resolution: float = NULL
+) -> Spectrum:
     """The spectrum from whitened rows ``[Q, P]``, or Aᵀ diag(signs) A."""
     Q, P = A.shape
     null = None
@@ -127,61 +134,61 @@ def from_rows(A: Tensor, signs: Tensor | None, num_points: int, tolerance: float
             sigma, method = torch.linalg.svdvals(R), "values"
         values, floor = sigma.square(), float((tolerance * sigma.max()).square())
     zero = values.new_zeros(())
-    largest = Estimate(values.abs().max(), zero)
     return Spectrum(
-        method, P, Q, num_points, values, null, largest, Estimate(values.sum(), zero), floor, A, True
+        method=method,
+        parameters=P,
+        rows=Q,
+        points=num_points,
+        eigenvalues=values,
+        null=null,
+        largest=Estimate(values.abs().max(), zero),
+        trace=Estimate(values.sum(), zero),
+        floor=floor,
+        resolution=resolution,
+        probes=A,
+        exact=True,
     )
 
 
+def _from_bounds(
+    found: matrix_free.Bounds, P: int, tolerance: float, resolution: float
+) -> Spectrum:
+    method = "lanczos" if found.eigenvalues is None else "gram"
+    largest = float(found.largest.value)
+    rounding = found.rows * torch.finfo(torch.float64).eps if method == "gram" else 0.0
+    return Spectrum(
+        method=method,
+        parameters=P,
+        rows=found.rows,
+        points=found.points,
+        eigenvalues=found.eigenvalues,
+        null=None,
+        largest=found.largest,
+        trace=found.trace,
+        floor=max(tolerance**2, rounding) * largest,
+        resolution=resolution,
+        probes=found.probes,
+        exact=False,
+    )
+
+
+def _size(
+    f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None
+) -> tuple[int, bool]:
+    """Q, and whether the metric has negative eigenvalues."""
+    if metric is None:
+        S, K, _ = shape(f, params, x)
+        return S * K, False
+    with torch.no_grad():
+        whiten = resolve(metric, x, outputs(f, params, x))
+    return whiten.size, whiten.signs is not None
+
+
 def grows_with_points(A: Tensor, tolerance: float, rank: int) -> bool | None:
-    """Whether the second half of the points adds to the rank; None where half of them cannot tell."""
+    """Whether the second half of the points adds to the rank; None where they cannot tell."""
     half = A[: len(A) // 2]
     if len(half) < rank:
         return None
     side = half if half.shape[0] >= half.shape[1] else half.mT
     sigma = torch.linalg.svdvals(torch.linalg.qr(side, mode="r")[1])
     return int((sigma > tolerance * sigma.max()).sum()) < rank
-
-
-def _tolerance(given: float | None, Q: int, P: int, dtype: torch.dtype) -> float:
-    return max(Q, P) * torch.finfo(dtype).eps if given is None else given
-
-
-class _WholeBatch:
-    """A function whose points may not be taken one by one (control flow that looks at data)."""
-
-    pointwise = False
-
-    def __init__(self, f: ModelFn) -> None:
-        self.f = f
-
-    def __call__(self, params: Params, x: Inputs) -> Tensor:
-        return self.f(params, x)
-
-
-def _rows(
-    f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    try:
-        return whitened_rows(f, params, x, metric=metric)
-    except RuntimeError:
-        if not is_pointwise(f):
-            raise
-        return whitened_rows(_WholeBatch(f), params, x, metric=metric)
-
-
-def _bounds(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    metric: Metric | Tensor | None,
-    tolerance: float | None,
-    seconds: float,
-) -> Spectrum:
-    found = matrix_free.bounds(f, params, x, metric, seconds)
-    P, dtype = count(params), next(iter(params.values())).dtype
-    floor = _tolerance(tolerance, found.rows, P, dtype) ** 2 * float(found.largest.value)
-    return Spectrum(
-        *("lanczos", P, found.rows, found.points, None, None),
-        *(found.largest, found.trace, floor, found.probes, False),
-    )

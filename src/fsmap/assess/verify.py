@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fsmap.assess.families import Family
 from fsmap.assess.spectrum import Spectrum
-from fsmap.assess.symmetry import Family
 from fsmap.functional import count, ravel
 from fsmap.types import Params
 
-NULL = 1e-12  # ‖Jv‖/(‖v‖σ_max) up to which v is a null direction in float64
 NEARLY = 0.02  # ‖Jv‖ over what it would be with random signs in v: 1 for any v, 0 for a null vector
-LARGEST_BUILD = 3e8  # entries of the directions of one family that are all written out
-LARGEST_BASIS = 3e7  # entries of directions that are kept, to count how many are independent
+LARGEST_BUILD = 3e7  # entries of the directions of one family that are all written out
+LARGEST_BASIS = 1500  # parameters up to which directions are kept, to count the independent ones
 CHUNK = 8e6  # entries written out at a time
 
 
@@ -48,9 +47,9 @@ def check(families: Iterable[Family], params: Params, spectrum: Spectrum) -> lis
 
 def _check(family: Family, params: Params, spectrum: Spectrum) -> Checked:
     P = count(params)
-    threshold = max(NULL, 10 * (spectrum.floor / float(spectrum.largest.value).__abs__()) ** 0.5)
-    written = family.count * P <= LARGEST_BUILD
-    keep = written and family.count * P <= LARGEST_BASIS
+    threshold = spectrum.resolution
+    written = family.size * P <= LARGEST_BUILD
+    keep = written and P <= LARGEST_BASIS
     residuals, ratios, kept = [], [], []
     for V in _directions(family, params, complete=written):
         residual, ratio = _effects(V, spectrum)
@@ -60,7 +59,7 @@ def _check(family: Family, params: Params, spectrum: Spectrum) -> Checked:
             kept.append(V[residual <= threshold])
     residual, ratio = torch.cat(residuals), torch.cat(ratios)
     null = residual <= threshold
-    number = int(null.sum()) if written else family.count * bool(null.all())
+    number = int(null.sum()) if written else family.size * bool(null.all())
     shown = residual[null] if number else residual
     nearly = not number and bool((ratio <= NEARLY).all())
     return Checked(
@@ -69,7 +68,7 @@ def _check(family: Family, params: Params, spectrum: Spectrum) -> Checked:
 
 
 def _directions(family: Family, params: Params, *, complete: bool) -> Iterable[Tensor]:
-    """Unit vectors ``[m, P]``: all of them in chunks, or random combinations where they are too many."""
+    """Unit vectors ``[m, P]``: all of them in chunks, or random combinations of too many."""
     like = next(iter(params.values()))
 
     def one(c: Tensor) -> Tensor:
@@ -77,16 +76,16 @@ def _directions(family: Family, params: Params, *, complete: bool) -> Iterable[T
 
     if complete:
         size = max(1, int(CHUNK / count(params)))
-        groups = [range(i, min(i + size, family.count)) for i in range(0, family.count, size)]
+        groups = [range(i, min(i + size, family.size)) for i in range(0, family.size, size)]
     else:
-        groups = [range(4)]
+        groups = [range(2)]
     generator = torch.Generator(like.device).manual_seed(0)
     for group in groups:
         if complete:
-            c = like.new_zeros(len(group), family.count)
+            c = like.new_zeros(len(group), family.size)
             c[torch.arange(len(group)), torch.arange(group.start, group.stop)] = 1
         else:
-            shape = (len(group), family.count)
+            shape = (len(group), family.size)
             c = torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
         V = vmap(one)(c)
         norms = V.norm(dim=1, keepdim=True)
@@ -109,7 +108,8 @@ def independent(checked: list[Checked], null: Tensor | None) -> list[int]:
 
     Args:
         checked: In the order in which they may claim a direction.
-        null: Orthonormal null vectors ``[d, P]`` where they are known; only what lies in their span counts.
+        null: Orthonormal null vectors ``[d, P]`` where they are known; only what lies in their span
+        counts.
 
     Returns:
         One number per entry.
@@ -130,10 +130,11 @@ def independent(checked: list[Checked], null: Tensor | None) -> list[int]:
 
 
 def _span(V: Tensor) -> Tensor:
-    """Orthonormal basis of rows that are unit vectors or smaller; what is below 1e-7 is dependent."""
+    """Orthonormal basis of rows that are unit vectors or shorter; below 1e-7 is dependent."""
     if not V.numel():
         return V[:0]
     if len(V) > V.shape[1]:
         V = torch.linalg.qr(V, mode="r")[1]
     _, sigma, rows = torch.linalg.svd(V, full_matrices=False)
-    return rows[sigma > 1e-7]
+    kept: Tensor = rows[sigma > 1e-7]
+    return kept

@@ -1,1 +1,1 @@
-"""Which slices of which parameters make a hidden unit, and which read it: found by watching one pass of the module."""
+"""Which slices of parameters make a hidden unit, and which read it: seen in one pass."""

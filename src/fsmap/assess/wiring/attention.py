@@ -87,7 +87,7 @@ def multi_head(
         if not packed or i == 0:
             reader = Member(weight, 1, "in", x.shape[-1], bias=bias if packed else None)
             tracer.read(name, x, -1, reader)
-    _record(tracer, *nodes, heads)
+    _record(tracer, nodes[0], nodes[1], nodes[2], heads)
     _project(tracer, nodes[2], out[0] if isinstance(out, tuple) else out, out_weight, out_bias)
 
 

@@ -79,7 +79,7 @@ def add(tracer: Tracer, func: Any, out: Tensor, a: Any, b: Any, **kwargs: Any) -
 
 
 def multiply(tracer: Tracer, func: Any, out: Tensor, a: Any, b: Any, **kwargs: Any) -> None:
-    """A number keeps everything, a parameter per unit is a gain, other units share the order only."""
+    """A number keeps all, a parameter per unit is a gain, other units share the order only."""
     if _is_number(b) or (_is_number(a) and function_name(func) == "mul"):
         _with_number(tracer, out, b if _is_number(a) else a, keeps_scale=True)
     elif tracer.units(a) and tracer.units(b):

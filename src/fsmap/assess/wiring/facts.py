@@ -52,6 +52,7 @@ class Facts:
         self.units: list[int] = []
         self.members: list[tuple[int, Member]] = []
         self.norms: list[tuple[int, NormRead]] = []
+        self.normed: list[tuple[int, NormRead]] = []
         self.levels: list[tuple[int, Level]] = []
         self.through: list[tuple[int, str, bool]] = []  # node, activation, keeps linearity
         self.heads: dict[int, int] = {}
@@ -60,6 +61,7 @@ class Facts:
         self.pinned: set[int] = set()
         self.opaque: set[str] = set()  # parameters used where they could not be followed
         self.unfollowed: dict[str, None] = {}
+        self.applied: dict[str, dict[str, None]] = {}  # unknown function -> parameters it was given
         self.bytes = 0
 
     def node(self, units: int) -> int:
@@ -102,12 +104,13 @@ class Facts:
         for root, i in index.items():
             own = [s for s in segments if s.space == i]
             held = self.permutation
-            norms = [n for s in own for n in s.norms if n.mean is not None]
+            norms = [n for s in own for n in s.norms if not n.training]
             statistics = [t for n in norms for t in (n.mean, n.std) if t is not None]
             pinned = any(held.find(n) == root for n in self.pinned)
             spaces.append(Space(self.units[root], tuple(own), pinned, tuple(statistics)))
         attentions = [self._attention(*record) for record in self.attentions]
-        return Wiring(segments, spaces, attentions, list(self.unfollowed), self.bytes)
+        unfollowed = [*self.unfollowed, *(_applied(*item) for item in self.applied.items())]
+        return Wiring(segments, spaces, attentions, unfollowed, self.bytes)
 
     def _tie_shared_parameters(self) -> None:
         """A parameter used twice has one order and one scale along each dimension."""
@@ -142,6 +145,7 @@ class Facts:
             scalable=not any(here(node) for node in self.unscalable),
             linear=all(linear for _, linear in through),
             through=tuple(dict.fromkeys(name for name, linear in through if not linear)),
+            normed=tuple(norm for node, norm in self.normed if here(node)),
             heads=max([h for node, h in self.heads.items() if here(node)], default=1),
         )
 
@@ -155,17 +159,24 @@ class Facts:
 
 
 def level(x: Tensor, dims: tuple[int, ...], units: int) -> Level:
-    """Lowest and highest value of every unit."""
+    """Lowest and highest value of every unit, and on how many points it is not zero."""
     front = x.detach().movedim(dims, tuple(range(len(dims))))
-    flat = front.reshape(units, -1)
-    return Level(flat.amin(1), flat.amax(1))
+    each = front.reshape(units, x.shape[0] if 0 not in dims else 1, -1)  # [n, S, ...]
+    flat = each.flatten(1)
+    return Level(flat.amin(1), flat.amax(1), (each != 0).any(2).sum(1))
+
+
+def _applied(function: str, parameters: dict[str, None]) -> str:
+    names = list(parameters)
+    shown = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
+    return f"{function}: applied to {', '.join(shown)}"
 
 
 def _join(levels: list[Level]) -> Level | None:
     if not levels:
         return None
-    low = torch.stack([level.low for level in levels]).amin(0)
-    return Level(low, torch.stack([level.high for level in levels]).amax(0))
+    low, high, active = (torch.stack(tensors) for tensors in zip(*levels, strict=True))
+    return Level(low.amin(0), high.amax(0), active.amax(0))
 
 
 def _roots(forest: Forest) -> Iterable[int]:

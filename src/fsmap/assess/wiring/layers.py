@@ -16,7 +16,7 @@ from fsmap.assess.wiring.units import Member, NormRead
 def linear(
     tracer: Tracer, func: Any, out: Tensor, input: Tensor, weight: Tensor, bias: Any = None
 ) -> None:
-    """y = xWᵀ + b."""
+    """The map y = xWᵀ + b."""
     view = tracer.view(weight)
     if view is None or weight.ndim != 2:
         tracer.close("linear", (input, weight, bias), _computed("linear", view))
@@ -25,7 +25,7 @@ def linear(
 
 
 def matmul(tracer: Tracer, func: Any, out: Tensor, a: Tensor, b: Tensor) -> None:
-    """y = xW with a parameter on the right."""
+    """The map y = xW with a parameter on the right."""
     view = tracer.view(b)
     if view is None or b.ndim != 2 or tracer.view(a) is not None:
         tracer.close("matmul", (a, b))
@@ -36,7 +36,7 @@ def matmul(tracer: Tracer, func: Any, out: Tensor, a: Tensor, b: Tensor) -> None
 def addmm(
     tracer: Tracer, func: Any, out: Tensor, bias: Any, a: Tensor, b: Tensor, **scale: Any
 ) -> None:
-    """y = b + xW."""
+    """The map y = b + xW."""
     view = tracer.view(b)
     if view is None or scale:
         tracer.close("addmm", (bias, a, b))
@@ -87,11 +87,15 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> None:
     """Ends the scale of what enters; weight and bias make new units in the same order."""
-    mean = std = None
-    if not training:
-        mean, std = running_mean.detach().clone(), (running_var.detach() + eps).sqrt()
+    mean = None
+    if training:
+        others = [d for d in range(input.ndim) if d != 1]
+        variance = input.detach().var(dim=others, unbiased=False)
+    else:
+        mean, variance = running_mean.detach().clone(), running_var.detach()
     names = [parameter_name(tracer, p) for p in (weight, bias)]
-    norm = NormRead("batch", training, names[0], names[1], mean, std)
+    std = (variance + eps).sqrt()
+    norm = NormRead("batch", training, names[0], names[1], mean, std, eps)
     _normalize(tracer, out, input, 1, norm, weight, bias)
 
 
@@ -110,7 +114,9 @@ def layer_norm(
         tracer.close("layer_norm", (input, weight, bias))
         return
     kind = "layer" if function_name(func) == "layer_norm" else "rms"
-    _normalize(tracer, out, input, -1, NormRead(kind), weight, bias)
+    names = [parameter_name(tracer, p) for p in (weight, bias)]
+    norm = NormRead(kind, weight=names[0], bias=names[1])
+    _normalize(tracer, out, input, -1, norm, weight, bias)
 
 
 def group_norm(
@@ -154,7 +160,7 @@ def affine(
     dims: tuple[int, int],
     axes: tuple[int, int],
 ) -> None:
-    """Units of ``x`` along dims[0] are read, units of ``out`` along dims[1] are made; axes are the weight's (out, in)."""
+    """Units of ``x`` along dims[0] are read, of ``out`` along dims[1] made; axes: (out, in)."""
     made, read = axes
     size = weight.shape[made]
     node = tracer.make(out, (dims[1],), size)
@@ -167,6 +173,7 @@ def affine(
 
 
 def add_bias(tracer: Tracer, node: int, bias: Any, size: int) -> None:
+    """A parameter that is added to units, or something else that is."""
     name = parameter_name(tracer, bias)
     if name is not None:
         tracer.member(node, Member(name, 0, "out", size, additive=True))
@@ -192,6 +199,8 @@ def _normalize(
     units = tracer.units(x)
     size = out.shape[dim]
     node = tracer.make(out, (dim,), size)
+    if norm.kind == "layer":
+        tracer.facts.normed.append((node, norm))
     for p, additive in ((weight, False), (bias, True)):
         name = parameter_name(tracer, p)
         if name is not None:
@@ -210,6 +219,7 @@ def _normalize(
 
 
 def parameter_name(tracer: Tracer, p: Any) -> str | None:
+    """The name of a tensor that is a parameter."""
     view = tracer.view(p)
     return None if view is None else view.name
 

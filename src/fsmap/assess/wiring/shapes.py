@@ -79,7 +79,7 @@ def _dims(given: Any, ndim: int) -> list[int]:
 
 
 def split(tracer: Tracer, func: Any, out: Any, *args: Any, **kwargs: Any) -> None:
-    """Parts of a tensor: along other dimensions units stay, along their own they become several sets."""
+    """Parts of a tensor: along other dimensions units stay, along theirs they become several."""
     x, name = args[0], function_name(func)
     units = tracer.units(x)
     if tracer.view(x) is not None:

@@ -1,8 +1,9 @@
-"""Follows units through a module: one pass in which every torch function that is called is looked at.
+"""Follows units through a module, in one pass in which every torch function is looked at.
 
-Nothing is compiled and nothing symbolic is run, so any module that runs can be followed as far as its functions are known; the first unknown
-one closes the units that enter it, and is named. What is concluded from the result is checked numerically, so a wrong turn here costs a finding,
-never the truth.
+Nothing is compiled and nothing symbolic is run, so any module that runs can be followed as far as
+its functions are known; the first unknown one closes the units that enter it, and is named. What is
+concluded from the result is checked numerically, so a wrong turn here costs a finding, never the
+truth.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fsmap.assess.wiring.facts import Facts, Wiring, level
 from fsmap.assess.wiring.units import Member
 from fsmap.functional import Functional, differentiable_attention
-from fsmap.types import Inputs
+from fsmap.types import Inputs, Params
 
 
 class Units(NamedTuple):
@@ -32,7 +33,7 @@ class Units(NamedTuple):
 
 
 class View(NamedTuple):
-    """A parameter, or one of its transposes: dimension i of the tensor is ``order[i]`` of the parameter."""
+    """A parameter, or a transpose of it: dimension i of the tensor is its ``order[i]``."""
 
     name: str
     order: tuple[int, ...]
@@ -95,8 +96,10 @@ class Tracer(TorchFunctionMode):
                 self.facts.pin(units.node, reason or f"{name}: units are not followed through it")
             if view is not None:
                 self.facts.opaque.add(view.name)
-                text = reason or f"{name}: applied to the parameter {view.name}"
-                self.facts.unfollowed[text] = None
+                if reason:
+                    self.facts.unfollowed[reason] = None
+                else:
+                    self.facts.applied.setdefault(name, {})[view.name] = None
 
     def make(self, out: Tensor, dims: tuple[int, ...], units: int) -> int:
         """New units on a tensor."""
@@ -109,7 +112,7 @@ class Tracer(TorchFunctionMode):
         self.facts.members.append((node, member))
 
     def read(self, name: str, x: Tensor, dim: int, member: Member) -> None:
-        """A layer reads the units of ``x`` along ``dim`` with a parameter (``member.units`` is the dimension's size)."""
+        """A layer reads units along ``dim``; ``member.units`` is the size of that dimension."""
         units = self.units(x)
         size = member.units
         if units is None:
@@ -141,7 +144,7 @@ def trace(f: Functional, x: Inputs) -> Wiring:
     from fsmap.assess.wiring.handlers import HANDLERS
 
     tracer = Tracer(f.module, HANDLERS)
-    params = dict(f.module.named_parameters())
+    params: Params = dict(f.module.named_parameters())
     with torch.no_grad(), differentiable_attention(), tracer:
         out = f(params, x)
     for leaf in tree_leaves(out):
@@ -153,7 +156,7 @@ def trace(f: Functional, x: Inputs) -> Wiring:
 
 def function_name(func: Any) -> str:
     """Short name of a torch function: ``relu``, ``add``, ``T``; in-place variants as the others."""
-    full = resolve_name(func) or getattr(func, "__name__", str(func))
+    full: str = resolve_name(func) or getattr(func, "__name__", str(func))
     parts = [part for part in full.split(".") if part not in ("__get__", "__call__")]
     name = parts[-1]
     if name.startswith("__") and name.endswith("__"):

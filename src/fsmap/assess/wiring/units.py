@@ -1,8 +1,9 @@
-"""Hidden units as a module's parameters see them: which slices of which parameters make a unit, and which read it.
+"""Hidden units as parameters see them: which slices make a unit, and which read it.
 
-A *segment* is a set of units whose scale is one freedom: everything between the layers that make them and the layers that read them, as
-long as only homogeneous things happen on the way (ReLU, pooling, residual sums). A *space* is a set of segments that a permutation of units
-moves together: smooth activations and normalizations separate segments but not spaces.
+A *segment* is a set of units whose scale is one freedom: everything between the layers that make
+them and the layers that read them, as long as only homogeneous things happen on the way (ReLU,
+pooling, residual sums). A *space* is a set of segments that a permutation of units moves together:
+smooth activations and normalizations separate segments but not spaces.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class NormRead(NamedTuple):
     training: bool = False
     weight: str | None = None
     bias: str | None = None
-    mean: Tensor | None = None  # [n]
-    std: Tensor | None = None  # [n]  √(running variance + eps)
+    mean: Tensor | None = None  # [n]  running
+    std: Tensor | None = None  # [n]  √(variance + eps), of the points in training mode
+    eps: float = 0.0
 
 
 class Level(NamedTuple):
@@ -63,6 +65,7 @@ class Level(NamedTuple):
 
     low: Tensor  # [n]
     high: Tensor  # [n]
+    active: Tensor  # [n]  points on which it is not zero
 
 
 class Segment(NamedTuple):
@@ -77,6 +80,7 @@ class Segment(NamedTuple):
     linear: bool  # nothing on the way is nonlinear
     through: tuple[str, ...]  # activations on the way
     heads: int = 1  # units mix within a head only
+    normed: tuple[NormRead, ...] = ()  # LayerNorms that make the units
 
     def role(self, role: str) -> list[Member]:
         """The members with a role."""
@@ -102,7 +106,7 @@ class Space(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """Queries meet keys: their segments share units only through the scalar product in each head."""
+    """Queries meet keys: they share units only through the scalar products of each head."""
 
     query: tuple[Member, ...]
     key: tuple[Member, ...]

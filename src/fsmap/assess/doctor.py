@@ -1,0 +1,220 @@
+"""``fsmap.doctor``: is 𝒥(θ; p_X) singular here, why, and what would the objectives cost?"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsmap.assess import fixed_points, idle, symmetry
+from fsmap.assess import jitter as jitters
+from fsmap.assess.copies import own_randomness, prepare, quiet
+from fsmap.assess.cost import Cost, costs
+from fsmap.assess.diagnosis import Diagnosis, Eigenvalues, Pair
+from fsmap.assess.judgement import Evidence, findings, gather, judge, null_vectors, rank
+from fsmap.assess.spectrum import Spectrum, spectrum
+from fsmap.assess.verify import check
+from fsmap.assess.wiring.facts import Wiring
+from fsmap.assess.wiring.tracer import trace
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.functional import Forward, Functional, functional
+from fsmap.linalg import points
+from fsmap.linalg.logdet import shape
+from fsmap.linalg.metric import Metric
+from fsmap.types import Inputs, Params
+
+TRACED = 1024  # points of the pass that follows units, at most
+RARE = 5  # units with few active points that are named
+TRACE_SECONDS = 1.0  # that it may take
+
+
+def doctor(
+    module: nn.Module,
+    x: Inputs,
+    *,
+    jitter: float | None = None,
+    metric: Metric | Tensor | None = None,
+    num_data: int | None = None,
+    forward: Forward | None = None,
+    tolerance: float | None = None,
+) -> Diagnosis:
+    r"""Examine $\mathcal J(\theta; p_X)$ of a module at its present parameters.
+
+    Theorem 1: rank and null vectors, named by parameter. Theorem 2: units on or near a fixed point
+    of a permutation; dead units; and the continuous symmetries (scale, BatchNorm, attention …) that
+    make 𝒥 singular everywhere. Each claim is held against the Jacobian in float64. Then
+    eigenvalues, what ε does, a recommended ε, and what every method would cost.
+
+    The module is copied; neither it, nor its buffers, nor torch's random state is touched. It is
+    examined in the mode it is in, with dropout switched off.
+
+    Args:
+        module: Any module.
+        x: Evaluation points, a sample of p_X ``[S, ...]``; a tensor, or a dict or tuple of tensors.
+        jitter: An ε to judge, besides the recommended ones.
+        metric: g; see :mod:`fsmap.metric`.
+        num_data: N, to translate ε into λ = 1/(2εN).
+        forward: How to call the module, ``forward(module, x)``.
+        tolerance: Singular values of J up to this fraction of the largest count as zero; by default
+            max(S·K, P) times the rounding of float64.
+
+    Returns:
+        The diagnosis: ``print`` it, or ask for ``to_json()``.
+
+    Example:
+        >>> import torch, fsmap
+        >>> with torch.random.fork_rng():
+        ...     net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Tanh(), torch.nn.Linear(2,
+        1)) >>> _ = torch.nn.init.ones_(net[0].weight), torch.nn.init.zeros_(net[0].bias) >>> _ =
+        torch.nn.init.ones_(net[2].weight) >>> d = fsmap.doctor(net, torch.linspace(-1, 1, 50)[:,
+        None]) >>> d.verdict, d.rank.rank, d.parameters, d.symmetries[0].kind, d.symmetries[0].units
+        ('pathological', 4, 7, 'twin_units', (0, 1))
+    """
+    begin = time.perf_counter()
+    _check_arguments(module, x, jitter, num_data, tolerance)
+    notes: list[str] = []
+    with own_randomness(module), quiet(module, notes) as calm:
+        f, params, x, user_dtype = prepare(calm, x, forward, notes)
+        traced = points.take(x, slice(0, _traceable(f, params, x)))
+        wiring = trace(f, traced)
+        found = spectrum(f, params, x, metric=metric, tolerance=tolerance)
+        K = shape(f, params, x)[1]
+        evidence = _evidence(f, params, wiring, found, K)
+        rows, auto = _costs(calm, x, forward, K, wiring.activation_bytes / points.count(traced))
+    if found.points < points.count(x):
+        notes.append(
+            f"for want of time or memory eigenvalues were taken on {found.points} of "
+            f"{points.count(x)} points"
+        )
+    symmetries = findings(evidence)
+    ranked = rank(evidence, points.count(x))
+    verdict, summary = judge(ranked, symmetries)
+    if ranked.unexplained:
+        told = idle.rare(wiring, evidence.params, points.count(traced))
+        notes += told[:RARE] + [f"and {len(told) - RARE} more such units"] * (len(told) > RARE)
+    every = dict(module.named_parameters())
+    advice = jitters.recommended(found, user_dtype)
+    given = {} if jitter is None else {"given": float(jitter)}
+    return Diagnosis(
+        module=_title(module),
+        mode="train" if any(m.training for m in module.modules()) else "eval",
+        precision=str(next(iter(params.values())).dtype).removeprefix("torch."),
+        parameters=found.parameters,
+        frozen=sum(p.numel() for p in every.values()) - found.parameters,
+        points=points.count(x),
+        points_used=found.points,
+        outputs=K,
+        verdict=verdict,
+        summary=summary,
+        rank=ranked,
+        eigenvalues=_eigenvalues(found),
+        symmetries=symmetries,
+        null_vectors=null_vectors(evidence),
+        closest=_closest(wiring, evidence),
+        jitters=tuple(
+            jitters.row(found, name, value, num_data) for name, value in {**given, **advice}.items()
+        ),
+        costs=tuple(rows),
+        auto=auto,
+        unfollowed=tuple(wiring.unfollowed),
+        notes=tuple(notes),
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _check_arguments(
+    module: Any, x: Inputs, jitter: float | None, num_data: int | None, tolerance: float | None
+) -> None:
+    if not isinstance(module, nn.Module):
+        kind = type(module).__name__
+        wrong = f"doctor examines an nn.Module, got {kind}. Call the factory first?"
+        raise UnsupportedModuleError(wrong)
+    points.check(x)
+    message = None
+    if jitter is not None and not (jitter > 0 and math.isfinite(jitter)):
+        message = f"jitter must be > 0 and finite, got {jitter:g}"
+    elif num_data is not None and num_data < 1:
+        message = f"num_data must be at least 1, got {num_data}"
+    elif tolerance is not None and not 0 < tolerance < 1:
+        message = (
+            "tolerance is relative to the largest singular value: 0 < tolerance < 1, "
+            f"got {tolerance:g}"
+        )
+    if message:
+        raise InputError(message)
+
+
+def _traceable(f: Functional, params: Params, x: Inputs) -> int:
+    """Points that the pass which follows units has time for; all, where points see each other."""
+    if not f.pointwise:
+        return points.count(x)
+    few = points.take(x, slice(0, 2))
+    with torch.no_grad():
+        begin = time.perf_counter()
+        f(params, few)
+    each = (time.perf_counter() - begin) / points.count(few)
+    return max(8, min(TRACED, int(TRACE_SECONDS / each)))
+
+
+def _evidence(
+    f: Functional, params: Params, wiring: Wiring, found: Spectrum, outputs: int
+) -> Evidence:
+    detached = {name: p.detach() for name, p in params.items()}
+    frozen = {name: p.detach() for name, p in f.module.named_parameters() if name not in detached}
+    families = [
+        *fixed_points.special(wiring, detached, frozen),
+        *symmetry.continuous(wiring, detached),
+        *idle.without_effect(found.probes, detached, whole=not found.exact),
+    ]
+    checked = check(families, detached, found)
+    return gather(found, checked, detached, frozen, outputs)
+
+
+def _costs(
+    module: nn.Module, x: Inputs, forward: Forward | None, outputs: int, bytes_per_point: float
+) -> tuple[list[Cost], str]:
+    """In the module's own precision; the bytes were counted in float64."""
+    f, params = functional(module, forward=forward)
+    like = next(iter(params.values()))
+    own = points.to(x, device=like.device, dtype=like.dtype)
+    kept = bytes_per_point * points.count(x) * torch.finfo(like.dtype).bits / 64
+    return costs(f, params, own, outputs, kept)
+
+
+def _eigenvalues(found: Spectrum) -> Eigenvalues:
+    low, up = float(found.largest.value), float(found.largest.value + found.largest.stderr)
+    smallest = nonzero = condition = None
+    decades: tuple[tuple[int, int], ...] = ()
+    if found.eigenvalues is not None:
+        values = found.eigenvalues
+        alive = values[values.abs() > found.floor]
+        full = len(alive) == found.parameters
+        smallest = float(values[-1]) if full else 0.0
+        if len(alive):
+            nonzero = float(alive[alive.abs().argmin()])
+            condition = abs(low / nonzero)
+            exponents = alive.abs().log10().floor().int().tolist()
+            counts = {n: exponents.count(n) for n in sorted(set(exponents), reverse=True)}
+            decades = tuple(counts.items())
+    trace_value, stderr = (float(t) for t in found.trace)
+    return Eigenvalues(low, up, smallest, nonzero, condition, trace_value, stderr, decades)
+
+
+def _closest(wiring: Wiring, evidence: Evidence) -> tuple[Pair, ...]:
+    pairs = []
+    for space in wiring.spaces:
+        found = fixed_points.closest(space, evidence.params | evidence.frozen)
+        if found is not None:
+            pairs.append(Pair(space.label(), found[1:], found[0]))
+    return tuple(sorted(pairs, key=lambda pair: pair.distance)[:5])
+
+
+def _title(module: nn.Module) -> str:
+    if isinstance(module, nn.Sequential):
+        inner = [type(m).__name__ for m in module]
+        shown = inner if len(inner) <= 6 else [*inner[:4], "…", inner[-1]]
+        return f"Sequential({', '.join(shown)})"
+    return type(module).__name__

@@ -1,0 +1,73 @@
+"""Symmetries as families of directions in parameter space, each with the claim J v = 0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsmap.assess.wiring.units import Member
+from fsmap.types import Params
+
+KINDS = {
+    "twin_units": "equal units: a fixed point of the permutation that exchanges them (Theorem 2)",
+    "twin_inputs": "units with equal incoming weights: what leaves them can be traded",
+    "twin_heads": "equal attention heads: a fixed point of their permutation (Theorem 2)",
+    "silent_units": "units that are zero on all points: nothing around them has an effect",
+    "constant_units": "units that are constant on all points: what leaves them trades with a bias",
+    "unread_units": "units with zero outgoing weights: nothing that enters them has an effect",
+    "scale": "positively homogeneous activation: scale moves freely between layers",
+    "batchnorm_scale": "scale of weights before a BatchNorm",
+    "batchnorm_bias": "bias before a BatchNorm",
+    "layernorm_shift": "common shift of all units before a LayerNorm",
+    "layernorm_scale": "common scale of all units before a normalization",
+    "layernorm_readers": "weights behind a LayerNorm, whose outputs sum up to zero",
+    "linear_units": "ReLU units that are active on all points: they act as linear maps",
+    "bias_shift": "biases that can be traded, with only linear maps in between",
+    "linear_maps": "two linear maps in a row: any linear map fits in between",
+    "attention_query_key": "queries and keys of a head: a linear map and its inverse fit between",
+    "attention_key_bias": "bias of the keys: softmax does not see it",
+    "no_effect": "parameters whose change has no effect on any point",
+}
+PATHOLOGICAL = (
+    *("twin_units", "twin_inputs", "twin_heads"),
+    *("silent_units", "constant_units", "unread_units"),
+)
+"""Kinds that hold at special parameters only, where FS-MAP without jitter has infinite density."""
+
+
+SWITCHES = {"relu", "leaky_relu", "prelu"}  # the identity where they are positive
+
+
+class Family(NamedTuple):
+    """Directions with the claim J v = 0."""
+
+    kind: str
+    where: str
+    shape: tuple[int, ...]  # of the coefficients
+    build: Callable[[Tensor], Params]  # linear; names that are missing are zero
+    units: tuple[int, ...] = ()
+    distance: float = 0.0  # to the fixed point, relative
+
+    @property
+    def size(self) -> int:
+        """How many directions."""
+        return math.prod(self.shape)
+
+    def direction(self, coefficients: Tensor, params: Params) -> Params:
+        """The direction for coefficients ``[size]``, complete."""
+        given = self.build(coefficients.reshape(self.shape))
+        return {n: given[n] if n in given else torch.zeros_like(p) for n, p in params.items()}
+
+
+def unique(members: list[Member]) -> list[Member]:
+    """Members without repetitions (a layer that is called twice reads with one weight)."""
+    return list({(m.name, m.dim, m.start): m for m in members}.values())
+
+
+def trainable(members: list[Member], params: Params) -> bool:
+    """Whether all of them are among the parameters."""
+    return all(m.name in params for m in members)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 
-import cases
 import pytest
 import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+import cases
 import fsmap
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import NoiseReplay, count, differentiable_attention, ravel, unravel

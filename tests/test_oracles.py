@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-import oracles
 import pytest
 import torch
 from torch import nn
 
 import fsmap
+import oracles
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ def test_gram_with_a_metric_is_the_double_sum(linear):
     g = torch.randn(10, 10)
     jac = oracles.jacobian_slow(f, params, x).reshape(10, 8)
     expected = jac.mT @ g @ jac / 5
-    torch.testing.assert_close(
-        oracles.gram_slow(f, params, x, g.reshape(5, 2, 5, 2)), expected
-    )
+    torch.testing.assert_close(oracles.gram_slow(f, params, x, g.reshape(5, 2, 5, 2)), expected)
 
 
 def test_variants_count_small_eigenvalues_as_they_say(linear):
     f, params, _ = linear
-    x = torch.eye(3)[:2]  # eigenvalues of 𝒥, twice each: those of [[½, 0, ½], [0, ½, ½], [½, ½, 1]], and 0
+    x = torch.eye(3)[
+        :2
+    ]  # eigenvalues of 𝒥, twice each: those of [[½, 0, ½], [0, ½, ½], [½, ½, 1]], and 0
     block = torch.tensor([[0.5, 0, 0.5], [0, 0.5, 0.5], [0.5, 0.5, 1.0]])
     known = torch.linalg.eigvalsh(block)  # 0, ½, 3/2
     torch.testing.assert_close(known, torch.tensor([0.0, 0.5, 1.5]))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 
-import cases
-import oracles
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import cases
 import fsmap
+import oracles
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import ravel, unravel
 from fsmap.linalg.jacobian import add, jacobian, jvp, outputs, vjp, with_state

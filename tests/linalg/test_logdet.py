@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-import cases
-import oracles
 import pytest
 import torch
 from torch.func import grad, jvp, vmap
 
+import cases
 import fsmap
+import oracles
 from fsmap.functional import count
 from fsmap.linalg import logdet
 

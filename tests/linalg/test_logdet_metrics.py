@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import cases
-import oracles
 import pytest
 import torch
-from cases import symmetric
 
+import cases
 import fsmap
+import oracles
+from cases import symmetric
 from fsmap import metric as m
 from fsmap.errors import InputError, SingularGeometryError
 

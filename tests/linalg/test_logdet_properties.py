@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 
-import oracles
 import pytest
-import strategies
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from strategies import JITTERS, SEEDS
 from torch import nn
 
 import fsmap
+import oracles
+import strategies
+from strategies import JITTERS, SEEDS
 
 
 @given(strategies.networks(), JITTERS, st.floats(1.01, 100))
@@ -108,8 +108,6 @@ def test_the_function_prior_is_invariant_to_reparametrization_and_the_parameter_
     torch.testing.assert_close(here, moved, rtol=1e-8, atol=1e-8)
     assume(abs(float(jacobian)) > 1e-3)
     assert abs(float(prior - moved_prior)) > 1e-4  # PS-MAP maximizes another number there
-    jittered = [
-        fsmap.log_det(g, {"t": t}, x, jitter=10.0) for g, t in ((f, theta), (there, other))
-    ]
+    jittered = [fsmap.log_det(g, {"t": t}, x, jitter=10.0) for g, t in ((f, theta), (there, other))]
     assume((scale * theta.cosh()).log().abs().max() > 0.3)
     assert float(jittered[0]) != pytest.approx(float(jittered[1] + 2 * jacobian), abs=1e-6)

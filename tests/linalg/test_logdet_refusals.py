@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import cases
 import pytest
 import torch
 from torch import nn
 
+import cases
 import fsmap
 from fsmap.errors import (
     InputError,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-import cases
 import pytest
 import torch
 
+import cases
 from fsmap.errors import InputError
 from fsmap.functional import count, ravel
 from fsmap.linalg import probes

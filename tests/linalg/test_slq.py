@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import cases
-import oracles
 import pytest
 import torch
 from torch import nn
 
+import cases
 import fsmap
+import oracles
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import count
 from fsmap.linalg import operators

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import cases
-import oracles
 import pytest
 import torch
 
+import cases
 import fsmap
+import oracles
 from fsmap.linalg import probes, trace
 
 ESTIMATORS = ("fd", "fd_central", "jvp", "vjp")

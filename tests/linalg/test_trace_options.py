@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import cases
-import oracles
 import pytest
 import torch
-from cases import symmetric
 from torch import nn
 
+import cases
 import fsmap
+import oracles
+from cases import symmetric
 from fsmap import metric as m
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.linalg import probes, trace

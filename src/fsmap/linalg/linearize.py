@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fsmap.errors import FsmapError
 from fsmap.functional import NoiseReplay
 from fsmap.linalg import points
 from fsmap.linalg.factors import Block, Dense, Factors, Outer, joined
@@ -74,7 +73,7 @@ def coupled(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) 
     return Factors({n: Dense(g.reshape(*out.shape, -1)) for n, g in grads.items()}, out)
 
 
-def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey) -> Factors:
+def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey, *, batch: bool) -> Factors:
     """Where points do not see each other: all outputs at all points, layer by layer.
 
     Args:
@@ -82,6 +81,8 @@ def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey) -> Factors:
         params: Parameters.
         x: Points.
         seen: How the parameters enter f.
+        batch: Whether all points go through f together, which is quicker; only where the first
+            dimension of every layer is the point.
 
     Returns:
         The Jacobian in factored form.
@@ -95,7 +96,7 @@ def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey) -> Factors:
         return out.reshape(-1), watch.finish()
 
     def whole(taps: list[Tensor], own: Params) -> tuple[Tensor, list[Tensor]]:
-        if not seen.leads:
+        if not batch:
             return vmap(one)(taps, own, x)  # type: ignore[no-any-return]
         with Watch(watched, [tap[:, 0] for tap in taps]) as watch:
             out = f(params, x)
@@ -112,14 +113,17 @@ def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey) -> Factors:
 
 
 def _alone(f: ModelFn, params: Params, x: Inputs) -> Factors:
+    seen = look(f, params, x)
     try:
-        return factor(f, params, x, look(f, params, x))
-    except ChangedError:  # the model is not what it was when it was surveyed: look again
+        return factor(f, params, x, seen, batch=seen.leads)
+    except ChangedError:  # not what was surveyed before: look again, and take no layout for granted
         _surveys_of(f).clear()
-        return factor(f, params, x, look(f, params, x))
-    except FsmapError:
-        raise
+        seen = look(f, params, x)
     except FAILURES:  # not possible one by one: control flow on values, random numbers, ...
+        return coupled(f, params, x)
+    try:
+        return factor(f, params, x, seen, batch=False)
+    except FAILURES:
         return coupled(f, params, x)
 
 

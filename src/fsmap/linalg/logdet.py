@@ -21,11 +21,11 @@ from torch import Tensor
 from fsmap.errors import InputError, SingularGeometryError
 from fsmap.functional import count
 from fsmap.linalg import determinants, memory, points
+from fsmap.linalg.estimators import exact
 from fsmap.linalg.linearize import linearize, look
 from fsmap.linalg.metric import Metric, resolve
 from fsmap.linalg.passes import is_pointwise
 from fsmap.linalg.slq import slq
-from fsmap.linalg.estimators import exact
 from fsmap.linalg.values import holds, number
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 

@@ -25,7 +25,7 @@ def is_pointwise(f: ModelFn) -> bool:
 
 
 def outputs(f: ModelFn, params: Params, x: Inputs) -> Tensor:
-    """f at the points, trailing dimensions flattened: ``[S, K]``."""
+    """F at the points, trailing dimensions flattened: ``[S, K]``."""
     return flat(run(f, params, x)[0], x)
 
 

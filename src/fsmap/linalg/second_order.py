@@ -1,9 +1,10 @@
-"""Second derivatives: every gradient of a Jacobian is one, and torch's fused layers get some of them wrong.
+"""Second derivatives: every gradient of a Jacobian is one, and torch's fused layers get some wrong.
 
-The fused normalizations hand their mean and deviation to the derivative as constants. A first derivative is right, but a
-gradient taken through ``torch.func.jvp``, or through a ``vjp`` inside ``vmap``, misses the terms in which they depend on the
-input: no error, and wrong by tens of percent (pytorch issues 196699 and 196700 for the forward mode, functorch 534 for
-``vmap``). :class:`SecondOrder` replaces these functions, wherever a model calls them, while a Jacobian is being taken.
+The fused normalizations hand their mean and deviation to the derivative as constants. A first
+derivative is right, but a gradient taken through ``torch.func.jvp``, or through a ``vjp`` inside
+``vmap``, misses the terms in which they depend on the input: no error, and wrong by tens of percent
+(pytorch issues 196699 and 196700 for the forward mode, functorch 534 for ``vmap``).
+:class:`SecondOrder` replaces such functions, wherever a model calls them, while a Jacobian is taken.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fsmap.functional import differentiable_attention
+from fsmap.linalg.values import accumulate
 
 
 class SecondOrder(TorchFunctionMode):
-    """Within it, functions whose second derivatives are wrong or missing are replaced by ones that have them."""
+    """Within it, functions with wrong or missing second derivatives are replaced."""
 
-    def __enter__(self) -> SecondOrder:
+    def __enter__(self) -> Any:
         """Also choose attention kernels that have all derivatives."""
         self._attention = differentiable_attention()
         self._attention.__enter__()
-        super().__enter__()
-        return self
+        return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         """Put everything back."""
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._attention.__exit__(*error)
 
     def __torch_function__(
@@ -46,6 +47,17 @@ class SecondOrder(TorchFunctionMode):
         return REPLACED.get(func, func)(*args, **(kwargs or {}))
 
 
+def normalize(
+    x: Tensor, dims: list[int], eps: float, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """(x − mean)/√(variance + ε)·weight + bias, from functions that torch differentiates rightly."""
+    wide = accumulate(x)
+    centered = wide - wide.mean(dims, keepdim=True)
+    out = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias
+
+
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -55,10 +67,9 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """``F.layer_norm``, right to second order."""
-    dims = list(range(-len(normalized_shape), 0))
-    single = torch.is_autocast_enabled(input.device.type)  # then torch computes and returns float32
-    out = normalized(input.float() if single and input.dtype != torch.float64 else input, dims, eps)
-    return _affine(out, weight, bias)
+    out = normalize(input, list(range(-len(normalized_shape), 0)), eps, weight, bias)
+    single = input.is_cuda and torch.is_autocast_enabled("cuda")  # there torch returns float32
+    return out if single else out.to(input.dtype)
 
 
 def batch_norm(
@@ -68,29 +79,19 @@ def batch_norm(
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     training: bool = False,
-    momentum: float | None = 0.1,
+    momentum: float = 0.1,
     eps: float = 1e-5,
-    cudnn_enabled: bool = True,
 ) -> Tensor:
     """``F.batch_norm``, right to second order where statistics are those of the batch."""
-    momentum = 0.0 if momentum is None else momentum
     if not training:
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
-    if (
-        running_mean is not None
-    ):  # the fused kernel updates them, to the last bit as in a plain pass
+    if running_mean is not None:  # updated by the fused kernel: to the last bit as in a plain pass
         with torch.no_grad():
-            F.batch_norm(
-                _primal(input).detach(), running_mean, running_var, training=True, momentum=momentum
-            )
+            primal = forward_ad.unpack_dual(input).primal.detach()
+            F.batch_norm(primal, running_mean, running_var, training=True, momentum=momentum)
     dims = [d for d in range(input.ndim) if d != 1]
-    shape = [1, -1] + [1] * (input.ndim - 2)
-    out = normalized(input, dims, eps)
-    return _affine(
-        out,
-        None if weight is None else weight.reshape(shape),
-        None if bias is None else bias.reshape(shape),
-    )
+    weight, bias = _per_channel(weight, input), _per_channel(bias, input)
+    return normalize(input, dims, eps, weight, bias).to(input.dtype)
 
 
 def instance_norm(
@@ -102,46 +103,36 @@ def instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
-    cudnn_enabled: bool = True,
 ) -> Tensor:
-    """``F.instance_norm``, right to second order where statistics are those of the input."""
-    if not use_input_stats or running_mean is not None:
+    """``F.instance_norm``, right to second order where no running statistics are kept."""
+    if running_mean is not None or not use_input_stats:
         return F.instance_norm(
             input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
         )
-    shape = [1, -1] + [1] * (input.ndim - 2)
-    return _affine(
-        normalized(input, list(range(2, input.ndim)), eps),
-        None if weight is None else weight.reshape(shape),
-        None if bias is None else bias.reshape(shape),
-    )
-
-
-def normalized(x: Tensor, dims: list[int], eps: float) -> Tensor:
-    """(x − mean)/√(variance + ε) over ``dims`` from functions that torch differentiates to any order."""
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    centered = wide - wide.mean(dims, keepdim=True)
-    deviation = (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
-    return (centered * deviation).to(x.dtype)
+    weight, bias = _per_channel(weight, input), _per_channel(bias, input)
+    return normalize(input, list(range(2, input.ndim)), eps, weight, bias).to(input.dtype)
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:
-    """``F.glu``; torch's has no derivative of its forward-mode derivative."""
+    """``F.glu``; the forward-mode derivative of torch's has no derivative."""
     value, gate = input.chunk(2, dim)
     return value * gate.sigmoid()
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """g v/‖v‖, the norm over all dimensions but ``dim``; torch's has no forward mode and a wrong second derivative."""
-    dims = [d for d in range(v.ndim) if d != dim % v.ndim] if dim != -1 else list(range(v.ndim))
-    return v * (g / v.square().sum(dims, keepdim=True).sqrt())
+    """v·g/‖v‖, the norm over all dimensions but ``dim`` (-1: over all of them)."""
+    others = [d for d in range(v.ndim) if dim == -1 or d != dim % v.ndim]
+    norm: Tensor = v.square().sum(others, keepdim=True).sqrt()
+    return v * (g / norm)
 
 
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     """A⁻¹B by the inverse, whose forward-mode derivative can be differentiated."""
-    if B.ndim == 1 or not left:
-        return torch.linalg.solve(A, B, left=left)
-    return torch.linalg.inv(A) @ B
+    inverse: Tensor = torch.linalg.inv(A)
+    if not left:
+        return B @ inverse
+    vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1])
+    return (inverse @ B[..., None])[..., 0] if vector else inverse @ B
 
 
 REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -155,10 +146,5 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
 }
 
 
-def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    out = x if weight is None else x * weight
-    return out if bias is None else out + bias
-
-
-def _primal(x: Tensor) -> Tensor:
-    return forward_ad.unpack_dual(x).primal
+def _per_channel(t: Tensor | None, x: Tensor) -> Tensor | None:
+    return None if t is None else t.reshape(1, -1, *[1] * (x.ndim - 2))

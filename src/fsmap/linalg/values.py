@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
 HALF = (torch.bfloat16, torch.float16)
 
 

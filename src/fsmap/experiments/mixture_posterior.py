@@ -1,4 +1,4 @@
-"""``mixture-posterior`` (Fig. 1): the likeliest function is not that of the likeliest parameters."""
+"""``mixture-posterior`` (Fig. 1): likeliest functions are not those of the likeliest parameters."""
 
 from __future__ import annotations
 

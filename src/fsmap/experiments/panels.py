@@ -54,7 +54,9 @@ def power(jitter: float) -> str:
 
 
 def log_scale(ax: Axes, which: str = "xy") -> None:
-    """Logarithmic axes with plain numbers at 1, 2 and 5 (x: at powers of ten and 2, 5 between).
+    """Logarithmic axes with plain numbers: at 1, 2 and 5, or at powers of ten where there are many.
+
+    Call it after plotting: the range decides.
 
     Args:
         ax: The axes.
@@ -63,12 +65,14 @@ def log_scale(ax: Axes, which: str = "xy") -> None:
     for name, axis in (("x", ax.xaxis), ("y", ax.yaxis)):
         if name in which:
             ax.set(**{f"{name}scale": "log"})
-            _plain_numbers(axis)
+            low, high = axis.get_view_interval()
+            _plain_numbers(axis, few=math.log10(high / low) < 2.6)
 
 
-def _plain_numbers(axis: Axis) -> None:
+def _plain_numbers(axis: Axis, *, few: bool) -> None:
     ticker = require("matplotlib.ticker", extra="report")
-    axis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=12))
+    subs = (1.0, 2.0, 5.0) if few else (1.0,)
+    axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=12))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
     axis.set_minor_locator(ticker.NullLocator())
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import torch
-from cases import Case
 from torch import nn
 
 import fsmap
+from cases import Case
 
 SEEDS = st.integers(0, 2**32 - 1)
 JITTERS = st.floats(-6, 3).map(lambda power: 10.0**power)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,7 @@ def fit(
     device = next(iter(leaves.values())).device
     sample = sample_batch(train, batch_size)
     check_pure(f, leaves, sample.x)
+    pointwise = getattr(f, "pointwise", True)  # no random layers: asked once, it costs a walk
     with layer_noise(f, Stream(seed, 0), device):
         objective.check(f, leaves, sample)
 
@@ -131,7 +133,7 @@ def fit(
         stream = Stream(seed, step)
         draws = objective.draw(f, leaves, stream)
         batch = take(train, batches.rows(step))
-        with layer_noise(f, stream, device):
+        with nullcontext() if pointwise else layer_noise(f, stream, device):
             return update(loss, leaves, {}, batch, draws, optimizer=moving, clip=clip)
 
     loop.run(take_step, "fit")

@@ -125,7 +125,8 @@ def main() -> int:
         )
         ratios = sorted(a / b for a, b in seconds)
         middle = statistics.median(ratios)
-        line = f"{setup.width:5d}  {setup.batch:5d}  {setup.method:7s} {alone:8.3f} ms {together:8.3f} ms"
+        line = f"{setup.width:5d}  {setup.batch:5d}  {setup.method:7s} "
+        line += f"{alone:8.3f} ms {together:8.3f} ms"
         print(
             f"{line}   {middle:5.2f} ({ratios[0]:.2f} .. {ratios[-1]:.2f})   {setup.least:10.1f}",
             flush=True,

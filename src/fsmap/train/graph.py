@@ -15,8 +15,9 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fsmap.errors import FallbackWarning, InputError
+from fsmap.objective.geometry import Geometry, Laplacian, NoGeometry
 from fsmap.train.feed import Feed
-from fsmap.types import Params
+from fsmap.types import ModelFn, Params
 
 WARMUP_STEPS = 3  # torch's recommendation: lazy initialization must be over before the capture
 CHOICES = ("auto", True, False)
@@ -53,8 +54,8 @@ class Graphed:
             params: The leaves it updates.
             optimizer: Their optimizer, built with ``capturable=True``.
             flags: Further state that it updates.
-            required: Whether a failing capture is an error; else the eager step goes on, with a
-                warning.
+            required: Whether a step that cannot be captured is an error; else the eager step goes
+                on, with a warning.
         """
         self.step, self.params, self.optimizer, self.flags = step, params, optimizer, flags
         self.required = required
@@ -68,16 +69,15 @@ class Graphed:
         leaves, structure = tree_flatten(feed[:2])
         key = (str(structure), *(None if t is None else tuple(t.shape) for t in leaves))
         if key not in self.captured:
+            static: Feed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
             try:
-                self.captured[key] = self._capture(feed)
+                self._warm_up(static)
             except RuntimeError as error:
                 if self.required:
                     raise
-                self.eager = True
-                why = str(error).splitlines()[0]
-                message = f"no CUDA graph: {why} Training goes on without one, slower."
-                warnings.warn(message, FallbackWarning, stacklevel=2)
+                self._give_up(error)
                 return self.step(feed)
+            self.captured[key] = self._capture(static)
         found = self.captured[key]
         for buffer, t in zip(tree_flatten(found.feed[:2])[0], leaves, strict=True):
             if t is not None:
@@ -85,23 +85,38 @@ class Graphed:
         found.graph.replay()
         return found.row.clone()
 
-    def _capture(self, feed: Feed) -> Captured:
-        static: Feed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
+    def _warm_up(self, static: Feed) -> None:
+        """Take a few steps and undo them; raise if a step waits for the device.
+
+        What waits cannot be captured, and a capture that fails leaves torch's generator on the
+        device unusable (seen with 2.11): so it is found out before.
+        """
         before = self._snapshot()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        mode = torch.cuda.get_sync_debug_mode()
         try:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
                 for _ in range(WARMUP_STEPS):
                     self.step(static)
+                torch.cuda.set_sync_debug_mode("error")
+                self.step(static)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
             torch.cuda.current_stream().wait_stream(side)
             self._restore(before)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                row = self.step(static)
-        finally:
-            self._restore(before)
+
+    def _capture(self, static: Feed) -> Captured:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            row = self.step(static)
         return Captured(graph, static, row)
+
+    def _give_up(self, error: RuntimeError) -> None:
+        self.eager = True
+        why = str(error).splitlines()[0]
+        message = f"no CUDA graph: {why}. Training goes on without one, slower."
+        warnings.warn(message, FallbackWarning, stacklevel=3)
 
     def _snapshot(self) -> tuple[Params, list[dict[str, Tensor]], Tensor]:
         state = [
@@ -123,32 +138,38 @@ class Graphed:
             self.flags.copy_(flags)
 
 
-def wanted(graph: bool | str, device: torch.device, pointwise: bool) -> bool:
+def wanted(graph: bool | str, device: torch.device, f: ModelFn, geometry: Geometry) -> bool:
     """Whether to capture.
 
     Args:
         graph: ``"auto"``, True or False.
         device: Where training runs.
-        pointwise: Whether the model is free of random layers.
+        f: The model function.
+        geometry: The term that may need a matrix decomposition.
 
     Returns:
         The answer.
 
     Raises:
-        InputError: If it is none of these, or True where it cannot be.
+        InputError: If ``graph`` is none of these, or True where a capture is impossible.
     """
     if graph not in CHOICES:
         message = f"graph must be 'auto', True or False, got {graph!r}"
         raise InputError(message)
-    possible = device.type == "cuda" and pointwise
-    if graph is True and not possible:
-        why = (
-            f"the parameters are on {device}"
-            if device.type != "cuda"
-            else "the model has random layers"
-        )
-        message = (
-            f"graph=True needs a CUDA device and a model without dropout; {why}. Use graph='auto'."
-        )
+    why = None
+    if device.type != "cuda":
+        why = f"a CUDA device, and the parameters are on {device}"
+    elif not getattr(f, "pointwise", True):
+        why = "a model without random layers, and this one has some"
+    elif not _free_of_decompositions(geometry):
+        why = f"a geometry without matrix decompositions, and {type(geometry).__name__} has one"
+    if graph is True and why:
+        message = f"graph=True needs {why}. Use graph='auto' or False."
         raise InputError(message)
-    return possible and graph is not False
+    return why is None and graph is not False
+
+
+def _free_of_decompositions(geometry: Geometry) -> bool:
+    if isinstance(geometry, Laplacian):
+        return geometry.metric is None
+    return isinstance(geometry, NoGeometry)

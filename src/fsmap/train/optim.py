@@ -30,13 +30,16 @@ class OptimizerSpec(NamedTuple):
     lr: float
     options: tuple[tuple[str, object], ...] = ()
 
-    def build(self, tensors: Iterable[Tensor], *, capturable: bool = False) -> Optimizer:
+    def build(
+        self, tensors: Iterable[Tensor], *, capturable: bool = False, moving_lr: bool = True
+    ) -> Optimizer:
         """Make the ``torch.optim`` optimizer.
 
         Args:
             tensors: What it updates in place.
-            capturable: Keep the learning rate and the step count on the device, so that a CUDA
-                graph can hold the update.
+            capturable: Keep the step count on the device, so that a CUDA graph can hold the update.
+            moving_lr: With ``capturable``: keep the learning rate there too, as a schedule will
+                change it. Torch's fused kernels read it in float32.
 
         Returns:
             The optimizer, in its fused form.
@@ -44,10 +47,10 @@ class OptimizerSpec(NamedTuple):
         tensors = list(tensors)
         options = dict(self.options)
         lr: float | Tensor = self.lr
-        if capturable:
-            lr = torch.tensor(self.lr, device=tensors[0].device)
-            if self.name != "sgd":
-                options["capturable"] = True
+        if capturable and moving_lr:
+            lr = torch.tensor(self.lr, dtype=torch.float32, device=tensors[0].device)
+        if capturable and self.name != "sgd":
+            options["capturable"] = True
         return CLASSES[self.name](tensors, lr=lr, fused=True, **options)
 
 

@@ -89,7 +89,9 @@ def fit_population(
         log_every: Record every so many steps in the history.
         progress: Show a progress bar.
         chunk: Members vectorized at a time; ``"auto"`` goes by memory and, on a CPU, by speed.
-        graph: Capture the step as a CUDA graph: ``"auto"`` (where it can be), True or False.
+        graph: Capture the step as a CUDA graph: ``"auto"`` (where it can be), True or False. Matrix
+            decompositions (``fs_map``) and random layers cannot be captured. A learning rate that
+            moves is then rounded to float32, as torch's fused kernels read it.
 
     Returns:
         The states (stacked parameters; ``states.member(k)`` is what ``fit`` returns) and the
@@ -134,8 +136,10 @@ def fit_population(
 
     members.check(batch_size)
     feeder = Feeder(f, grid, members.objective, members.first, members.splits, batches)
-    capture = wanted(graph, members.like.device, getattr(f, "pointwise", True))
-    moving = settings.optimizer.build(members.params.values(), capturable=capture)
+    capture = wanted(graph, members.like.device, f, members.objective(0).geometry)
+    moving = settings.optimizer.build(
+        members.params.values(), capturable=capture, moving_lr=settings.schedule != constant()
+    )
     ensemble = Ensemble(
         make_loss(f, build),
         members.params,

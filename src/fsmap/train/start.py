@@ -30,7 +30,8 @@ def initialize(module: nn.Module, seed: int) -> Params:
     Raises:
         UnsupportedModuleError: If a submodule has parameters but no ``reset_parameters``.
     """
-    fresh = copy.deepcopy(module)
+    places = {n: p.device for n, p in module.named_parameters()}
+    fresh = copy.deepcopy(module).cpu()  # so that a seed means the same on every device
     with _seeded(seed):
         for name, part in fresh.named_modules():
             if not any(p.requires_grad for p in part.parameters(recurse=False)):
@@ -46,7 +47,7 @@ def initialize(module: nn.Module, seed: int) -> Params:
                 )
                 raise UnsupportedModuleError(message)
             reset()
-    return _detached(functional(fresh)[1])
+    return {n: p.to(places[n]) for n, p in _detached(functional(fresh)[1]).items()}
 
 
 def start(init: Init | None, f: ModelFn, seed: int) -> Params:
@@ -85,13 +86,13 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Torch's own generator on the CPU, seeded, and put back afterwards."""
-    state = torch.random.get_rng_state()
-    torch.default_generator.manual_seed(integer(seed, "init"))
-    try:
+    """Torch's own generators, seeded, and put back afterwards."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(integer(seed, "init"))
+        if devices:
+            torch.cuda.manual_seed(integer(seed, "init"))
         yield
-    finally:
-        torch.random.set_rng_state(state)
 
 
 def _detached(params: Params) -> Params:

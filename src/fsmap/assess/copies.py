@@ -71,8 +71,8 @@ def prepare(
         ready = _in(own, module, x, forward, device)  # raises if it is not the precision
         name, why = str(own).removeprefix("torch."), str(error.__cause__ or error).splitlines()[0]
         notes.append(
-            f"the module does not run in float64 ({why[:80]}); it was examined in {name}, where null "
-            "directions are less certain"
+            f"the module does not run in float64 ({why[:80]}); it was examined in {name}, where "
+            "null directions are less certain"
         )
         return *ready, own
 

@@ -166,7 +166,7 @@ def _evidence(
     frozen = {name: p.detach() for name, p in f.module.named_parameters() if name not in detached}
     families = [
         *fixed_points.special(wiring, detached, frozen),
-        *symmetry.continuous(wiring, detached),
+        *symmetry.continuous(wiring, detached, frozen),
         *idle.without_effect(found.probes, detached, whole=not found.exact),
     ]
     checked = check(families, detached, found)

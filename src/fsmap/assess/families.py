@@ -25,6 +25,8 @@ KINDS = {
     "layernorm_shift": "common shift of all units before a LayerNorm",
     "layernorm_scale": "common scale of all units before a normalization",
     "layernorm_readers": "weights behind a LayerNorm, whose outputs sum up to zero",
+    "layernorm_rotation": "rotation of units before a LayerNorm, undone by what is behind it",
+    "narrow_readers": "units read by linear maps with a kernel: what is inside is not seen",
     "linear_units": "ReLU units that are active on all points: they act as linear maps",
     "bias_shift": "biases that can be traded, with only linear maps in between",
     "linear_maps": "two linear maps in a row: any linear map fits in between",

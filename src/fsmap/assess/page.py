@@ -210,9 +210,10 @@ def _jitters(d: Diagnosis) -> list[str]:
     lines = _section(True if given is None else ok, "Jitter", "recommended " + ", ".join(told))
     if given is not None:
         word = "holds" if ok else "does not hold"
+        least = "at most " if given.error is None else ""
         lines += wrap(
             f"At the given ε = {given.jitter:.3g} the first-order form of L-MAP {word}: λ_max/ε = "
-            f"{given.ratio:.2g}, error {percent(_error(given))}.",
+            f"{given.ratio:.2g}, error {least}{percent(_error(given))}.",
             "     ",
         )
     table = [

@@ -16,21 +16,22 @@ def of_biases(segment: Segment, params: Params) -> Iterator[Family]:
     """A bias that others can make up for: those behind it, or another one beside it."""
     additive = [m for m in unique(segment.role("out")) if m.additive and m.name in params]
     readers = unique(segment.role("in"))
-    free = segment.scalable and segment.linear and bool(readers or segment.norms)
+    free = segment.linear and bool(readers or segment.norms)
     free &= all(m.bias in params and not m.gain for m in readers)
-    free &= all(n.training or n.bias in params for n in segment.norms)
+    batch = [n for n in segment.norms if n.kind == "batch"]
+    free &= all(n.training or n.bias in params for n in batch)
     label = where([*segment.members])
-    kind = "batchnorm_bias" if segment.norms else "bias_shift"
+    kind = "batchnorm_bias" if batch else "bias_shift"
     for i, m in enumerate(additive):
         if free:
 
             def build(c: Tensor, m: Member = m) -> Params:
                 behind = [(r.bias or "", -through(c, r, params[r.name])) for r in readers]
-                behind += [part for n in segment.norms for part in _shifted(n, c, params)]
+                behind += [part for n in batch for part in _shifted(n, c, params)]
                 return total([(m.name, along(c, m, params[m.name])), *behind])
 
             yield Family(kind, label, (segment.units,), build)
-        elif i > 0:
+        if i > 0 and not (free and segment.scalable):
             between = [r for r in readers if r.bias in params and not r.gain]
             for chosen in [[], between] if between else [[]]:
                 yield _trade(segment, additive[0], m, chosen, params)

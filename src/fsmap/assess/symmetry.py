@@ -24,19 +24,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fsmap.assess import shifts
+from fsmap.assess import rotations, shifts
 from fsmap.assess.families import SWITCHES, Family, trainable, unique
 from fsmap.assess.wiring.facts import Wiring
 from fsmap.assess.wiring.units import Attention, Member, NormRead, Segment, along, total, where
 from fsmap.types import Params
 
 
-def continuous(wiring: Wiring, params: Params) -> Iterator[Family]:
+def continuous(wiring: Wiring, params: Params, frozen: Params) -> Iterator[Family]:
     """The families that hold for every θ.
 
     Args:
         wiring: The module's units.
         params: Trainable parameters; a family that needs a frozen one is left out.
+        frozen: The others.
 
     Yields:
         Families, unverified.
@@ -44,13 +45,16 @@ def continuous(wiring: Wiring, params: Params) -> Iterator[Family]:
     for segment in wiring.segments:
         if _can_mix(segment, params):
             yield _linear_maps(segment, params)
-        elif _can_scale(segment, params):
-            yield _scale(segment, params)
-            yield from _always_active(segment, params)
+        else:
+            yield from rotations.narrow_readers(segment, params, params | frozen)
+            if _can_scale(segment, params):
+                yield _scale(segment, params)
+                yield from _always_active(segment, params)
         yield from shifts.of_biases(segment, params)
         yield from shifts.before_layernorm(segment, params)
     for attention in wiring.attentions:
         yield from _attention(attention, params)
+    yield from rotations.under_layernorm(wiring, params)
 
 
 def _can_scale(segment: Segment, params: Params) -> bool:

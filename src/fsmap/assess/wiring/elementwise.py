@@ -59,7 +59,7 @@ def _pass(tracer: Tracer, func: Any, out: Any, x: Any, *, linear: bool) -> None:
 def add(tracer: Tracer, func: Any, out: Tensor, a: Any, b: Any, **kwargs: Any) -> None:
     """Sums tie scales: of two sets of units, of units and a bias; a constant ends them."""
     if _is_number(a) or _is_number(b):
-        _with_number(tracer, out, b if _is_number(a) else a, keeps_scale=False)
+        _with_number(tracer, func, out, b if _is_number(a) else a, keeps_scale=False)
     elif tracer.units(a) and tracer.units(b):
         _meet(tracer, func, out, a, b, scale=True)
     elif tracer.units(a) or tracer.units(b):
@@ -81,7 +81,7 @@ def add(tracer: Tracer, func: Any, out: Tensor, a: Any, b: Any, **kwargs: Any) -
 def multiply(tracer: Tracer, func: Any, out: Tensor, a: Any, b: Any, **kwargs: Any) -> None:
     """A number keeps all, a parameter per unit is a gain, other units share the order only."""
     if _is_number(b) or (_is_number(a) and function_name(func) == "mul"):
-        _with_number(tracer, out, b if _is_number(a) else a, keeps_scale=True)
+        _with_number(tracer, func, out, b if _is_number(a) else a, keeps_scale=True)
     elif tracer.units(a) and tracer.units(b):
         _meet(tracer, func, out, a, b, scale=False)
     elif tracer.units(a) or (tracer.units(b) and function_name(func) == "mul"):
@@ -102,10 +102,10 @@ def _is_number(x: Any) -> bool:
     return not isinstance(x, Tensor)
 
 
-def _with_number(tracer: Tracer, out: Tensor, x: Any, *, keeps_scale: bool) -> None:
+def _with_number(tracer: Tracer, func: Any, out: Tensor, x: Any, *, keeps_scale: bool) -> None:
     units = tracer.units(x)
     if tracer.view(x) is not None:
-        tracer.close("arithmetic", x)
+        tracer.close(function_name(func), x)
     if units is not None:
         tracer.tracked[out] = units
         if not keeps_scale:

@@ -1,0 +1,196 @@
+"""``fsmap doctor``: is J(theta; p_X) singular for this module, why, and what would it cost?"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsmap.cli import console
+from fsmap.cli.model_files import load_points, load_weights
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.types import Inputs
+
+COLORS = {"[ok]": console.GREEN, "[!!]": console.RED, "[??]": console.DIM}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command.
+
+    Args:
+        subparsers: Where to.
+    """
+    parser = console.add_command(
+        subparsers,
+        "doctor",
+        run,
+        summary="is J(theta; p_X) singular for this module, why, and what would it cost?",
+        examples=[
+            "fsmap doctor mymodel:make                              # p_X = N(0, I)",
+            "fsmap doctor mymodel:make --px uniform --range -2 2",
+            "fsmap doctor mymodel:Net --px images.pt --points 64    # your own points",
+            "fsmap doctor mymodel:Net --shape 3,32,32 --weights net.safetensors --json",
+        ],
+    )
+    parser.add_argument(
+        "target",
+        metavar="MODULE:FACTORY",
+        help="what makes the module, without arguments; looked for in the current folder too. "
+        "It may return a pair (module, points)",
+    )
+    parser.add_argument(
+        "--px",
+        nargs="+",
+        metavar="PX",
+        help="normal (default), uniform, or files with points: .pt .safetensors .npy .npz .csv",
+    )
+    parser.add_argument(
+        "--points", type=int, metavar="N", help="how many points (default: 256; of files, all)"
+    )
+    parser.add_argument("--shape", metavar="D,D,…", help="shape of one point, for normal, uniform")
+    parser.add_argument(
+        "--range",
+        type=float,
+        nargs=2,
+        default=(-1.0, 1.0),
+        metavar=("LOW", "HIGH"),
+        help="of uniform",
+    )
+    parser.add_argument("--weights", type=Path, metavar="FILE", help="a state_dict to load first")
+    parser.add_argument("--jitter", type=float, metavar="EPS", help="an epsilon to judge")
+    parser.add_argument("--num-data", type=int, metavar="N", help="training points, for lambda")
+    parser.add_argument("--tolerance", type=float, help="relative, of singular values")
+    parser.add_argument("--train-mode", action="store_true", help="examine it in training mode")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 … (default: cpu)")
+    parser.add_argument("--seed", type=int, default=0, help="of the factory and of the points")
+    parser.add_argument("--json", action="store_true", help="JSON instead of the page")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Examine a module.
+
+    Args:
+        arguments: The options of the command.
+
+    Returns:
+        0.
+    """
+    from fsmap.assess.doctor import doctor
+
+    module, own = make(arguments.target, arguments.seed)
+    if arguments.weights is not None:
+        load_weights(module, arguments.weights)
+    module.to(arguments.device).train(arguments.train_mode)
+    x = own if own is not None and arguments.px is None else _points(module, arguments)
+    diagnosis = doctor(
+        module,
+        x,
+        jitter=arguments.jitter,
+        num_data=arguments.num_data,
+        tolerance=arguments.tolerance,
+    )
+    if arguments.json:
+        console.say(diagnosis.to_json())
+    else:
+        for line in str(diagnosis).splitlines():
+            console.say(_colored(line))
+    return 0
+
+
+def make(target: str, seed: int) -> tuple[nn.Module, Inputs | None]:
+    """Import a factory and call it, with torch seeded.
+
+    Args:
+        target: ``package.module:name``; the name may have dots, and may be a module object.
+        seed: Seed.
+
+    Returns:
+        The module, and points if the factory brought some.
+
+    Raises:
+        InputError: If the target cannot be found.
+        UnsupportedModuleError: If it does not make a module.
+    """
+    where, colon, name = target.partition(":")
+    if not colon or not where or not name:
+        message = f"the target must be MODULE:FACTORY, like mymodel:make, got {target!r}"
+        raise InputError(message)
+    found: Any = _imported(where)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            public = [n for n in vars(found) if not n.startswith("_")][:12]
+            message = f"{where!r} has no {name!r}; it has: {', '.join(public)}"
+            raise InputError(message)
+        found = getattr(found, part)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = found if isinstance(found, nn.Module) else found() if callable(found) else found
+    module, x = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(module, nn.Module):
+        message = f"{target} made {type(module).__name__}, not an nn.Module or a pair (module, x)"
+        raise UnsupportedModuleError(message)
+    return module, x
+
+
+def _imported(where: str) -> Any:
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(where)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (where + ".").startswith(error.name + "."):
+            raise  # something that the user's module imports is missing
+        message = (
+            f"cannot import {where!r}: no module {error.name!r} in {folder} or on the Python path"
+        )
+        raise InputError(message) from error
+
+
+def _points(module: nn.Module, arguments: argparse.Namespace) -> Inputs:
+    kind = arguments.px or ["normal"]
+    if kind[0] not in ("normal", "uniform"):
+        return load_points([Path(file) for file in kind], arguments.points, arguments.seed)
+    if len(kind) > 1:
+        message = f"--px {kind[0]} stands alone, got {' '.join(kind)}"
+        raise InputError(message)
+    from fsmap.objective.px import Normal, Uniform
+
+    shape = _shape(module, arguments.shape)
+    generator = torch.Generator().manual_seed(arguments.seed)
+    low, high = arguments.range
+    px = Normal(shape=shape) if kind[0] == "normal" else Uniform(low, high, shape=shape)
+    return px.sample(arguments.points or 256, generator)
+
+
+def _shape(module: nn.Module, given: str | None) -> tuple[int, ...]:
+    if given is not None:
+        try:
+            return tuple(int(size) for size in given.split(","))
+        except ValueError as error:
+            message = f"--shape must be numbers like 3,32,32, got {given!r}"
+            raise InputError(message) from error
+    first = next(
+        (m for m in module.modules() if any(True for _ in m.parameters(recurse=False))), None
+    )
+    if isinstance(first, nn.Linear):
+        return (first.in_features,)
+    message = (
+        f"the shape of a point cannot be guessed: the first layer is {type(first).__name__}. Give "
+        "--shape (like 3,32,32), or points in files with --px FILE."
+    )
+    raise InputError(message)
+
+
+def _colored(line: str) -> str:
+    mark = line[:4]
+    if mark in COLORS:
+        return console.styled(mark, COLORS[mark]) + line[4:]
+    head, colon, rest = line.partition(": ")
+    return console.styled(head, console.BOLD) + colon + rest if head.isupper() and colon else line

@@ -29,9 +29,7 @@ MOSTLY = 0.8  # a column with this share of numbers was meant to be numbers
 MAX_LEVELS = 50  # the most frequent categories of a column; the others are one, "other"
 MIN_COUNT = 2  # a category seen once teaches nothing that carries over
 MANY = 20  # so few distinct texts are categories whatever the number of rows
-_DATE = re.compile(
-    r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}( .*)?|\d{4}/\d{1,2}/\d{1,2}( .*)?"
-)
+_DATE = re.compile(r"(\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[./]\d{1,2}[./]\d{2,4})([T ].*)?")
 
 
 class Column(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsmap.data.columns import CATEGORY, LEFT_OUT, NUMBER, Column, infer, numbers, stray_text, texts
+from fsmap.data.columns import CATEGORY, LEFT_OUT, Column, infer, numbers, stray_text, texts
 from fsmap.data.tables import Cells, Table
 from fsmap.errors import InputError
 
@@ -54,7 +54,7 @@ class Encoder(NamedTuple):
         return [column for column in self.columns if column.kind != LEFT_OUT]
 
     def names(self) -> list[str]:
-        """What each of the D numbers is, such as ``"age"``, ``"age is missing"``, ``"town=Bern"``."""
+        """What each of the D numbers is: ``age``, ``age is missing``, ``town=Bern``."""
         return [name for column in self.used for name in _names(column)]
 
     def encode(self, table: Table) -> npt.NDArray[np.float32]:
@@ -183,7 +183,8 @@ def _categories(column: Column, cells: Cells) -> Floats:
             f"training ({shown}), in {len(unseen)} rows: they count as 'other', none of the known"
         )
     code = np.array([place.get(level, -1) for level in named])  # -1: other
-    return (code[:, None] == np.arange(len(place))).astype(np.float64)
+    hot: Floats = (code[:, None] == np.arange(len(place))).astype(np.float64)
+    return hot
 
 
 def _warn(message: str) -> None:

@@ -1,0 +1,1 @@
+"""Facades: fsmap inside other people's frameworks. Each needs its own extra."""

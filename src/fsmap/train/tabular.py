@@ -1,0 +1,179 @@
+"""A network for a table: from standardized rows and a few options to a trained module.
+
+The loss per row is the squared error of standardized targets (summed over outputs) or the
+cross-entropy, plus w/2 ‖θ‖² + λR; see :mod:`fsmap.train.search`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsmap.errors import InputError
+from fsmap.models.mlp import MLP
+from fsmap.objective.likelihood import Categorical, Gaussian, Likelihood
+from fsmap.objective.px import Empirical, EvalDistribution, Normal, as_px
+from fsmap.objective.weighted import Weighted, packed
+from fsmap.train.plan import plan
+from fsmap.train.search import WEIGHT_DECAYS, Trained, strengths, train
+from fsmap.types import Batch
+
+AUTO = "auto"
+SQUARED_ERROR = Gaussian(math.sqrt(0.5))
+"""The noise at which nats are squared errors, up to a constant: (y − f)²/2σ² with σ² = 1/2."""
+
+Factory = Callable[[int, int], nn.Module]
+
+
+def learn(
+    x: Tensor,
+    y: Tensor,
+    held_out: Tensor | None,
+    /,
+    *,
+    weight: Tensor | None = None,
+    method: str = "l-map",
+    hidden: Sequence[int] | str = AUTO,
+    activation: str = "relu",
+    module: Factory | None = None,
+    weight_decay: float | str = AUTO,
+    reg_strength: float | str = AUTO,
+    px: Any = "normal",
+    num_points: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    patience: int | None = 15,
+    device: str = "cpu",
+    seed: int = 0,
+    progress: bool = False,
+) -> tuple[nn.Module, Trained]:
+    """Train a network; strengths that are ``"auto"`` are chosen by one population.
+
+    Args:
+        x: Standardized rows, ``[N, D]``.
+        y: Standardized targets ``[N, K]`` (floating point), or labels ``[N]`` (integers).
+        held_out: Which rows only decide when to stop and what to choose, ``[N]`` booleans. None:
+            training runs to the end, and what is ``"auto"`` takes a middle value.
+        weight: How much each row counts, ``[N]``.
+        method: ``"l-map"``, ``"ps-map"`` or ``"fs-map"``.
+        hidden: Units of the hidden layers; ``"auto"`` goes by N.
+        activation: Of the hidden layers, see :class:`fsmap.models.mlp.MLP`.
+        module: A function of the numbers of inputs and outputs that makes another network.
+        weight_decay: w, or ``"auto"``.
+        reg_strength: λ, or ``"auto"``. FS-MAP takes the jitter ε = 1/(2λN).
+        px: ``"normal"``: N(0, I), that is, standardized inputs as if independent; ``"train"``: the
+            training rows; or a distribution of :mod:`fsmap.px` over standardized rows.
+        num_points: S.
+        steps: Of Adam.
+        batch_size: B.
+        learning_rate: Adam's at the start; it falls to zero along a cosine.
+        patience: Validations (there are 50) without a new best before a run ends.
+        device: ``"cpu"``, ``"cuda"``, or ``"auto"``.
+        seed: Seed of the first parameters, of batches and of draws.
+        progress: Show a progress bar.
+
+    Returns:
+        The trained network (float64, in ``eval()``, on the CPU), and how it came about.
+    """
+    _check(weight_decay, reg_strength, method)
+    labels = not y.is_floating_point()
+    likelihood: Likelihood = Categorical() if labels else SQUARED_ERROR
+    outputs = int(y.max()) + 1 if labels else y.shape[1]
+    constant = math.log(max(outputs, 2)) if labels else float(outputs)  # loss of a constant
+    held = torch.zeros(len(y), dtype=torch.bool) if held_out is None else held_out.bool()
+    if weight is not None:
+        likelihood = Weighted(likelihood, labels=labels)
+        y = packed(y, weight / weight[~held].mean())
+    where = _device(device)
+    x, y = x.float().to(where), (y.float() if y.is_floating_point() else y).to(where)
+    data = Batch(x[~held], y[~held])
+    sizes = plan(
+        len(data.y),
+        method,
+        hidden=None if isinstance(hidden, str) else hidden,
+        steps=steps,
+        batch_size=batch_size,
+        num_points=num_points,
+        lr=learning_rate,
+        patience=patience,
+    )
+    net = _network(module, x.shape[1], outputs, sizes.hidden, activation, seed).to(where)
+    points = _evaluation(px, data.x)
+    decays, lambdas = _given(weight_decay), _given(reg_strength)
+    if lambdas is None and method != "ps-map":
+        lambdas = strengths(net, points, constant, seed=seed)
+        lambdas = lambdas if held_out is not None else lambdas[len(lambdas) // 2 :][:1]
+    if decays is None:
+        decays = [*WEIGHT_DECAYS] if held_out is not None else [WEIGHT_DECAYS[1]]
+    found = train(
+        net,
+        method,
+        data,
+        Batch(x[held], y[held]) if held_out is not None else None,
+        likelihood=likelihood,
+        by=lambda out, target: -likelihood.value(out, target) / len(target),
+        px=points,
+        weight_decays=decays,
+        reg_strengths=lambdas or [],
+        plan=sizes,
+        seed=seed,
+        progress=progress,
+    )
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            p.copy_(found.params.get(name, p))
+    # float64, so that the prediction for a row does not depend on the rows beside it
+    return net.cpu().double().eval(), found
+
+
+def _check(weight_decay: float | str, reg_strength: float | str, method: str) -> None:
+    for name, value in (("weight_decay", weight_decay), ("reg_strength", reg_strength)):
+        number = isinstance(value, float | int) and 0 <= value < math.inf
+        if value != AUTO and not number:
+            message = f"{name} must be 'auto' or a finite number >= 0, got {value!r}"
+            raise InputError(message)
+    if method == "fs-map" and reg_strength == 0:
+        message = "fs-map needs reg_strength > 0: its jitter is ε = 1/(2λN)"
+        raise InputError(message)
+
+
+def _given(value: float | str) -> list[float] | None:
+    return None if value == AUTO else [float(value)]
+
+
+def _device(name: str) -> torch.device:
+    if name == AUTO:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def _network(
+    factory: Factory | None,
+    inputs: int,
+    outputs: int,
+    hidden: Sequence[int],
+    activation: str,
+    seed: int,
+) -> nn.Module:
+    if factory is None:
+        generator = torch.Generator().manual_seed(seed)
+        return MLP([inputs, *hidden, outputs], activation, generator=generator).float()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return factory(inputs, outputs).float()
+
+
+def _evaluation(px: Any, x: Tensor) -> EvalDistribution:
+    if not isinstance(px, str):
+        return as_px(px)
+    if px == "normal":
+        return Normal(shape=(x.shape[1],))
+    if px == "train":
+        return Empirical(x.cpu())
+    message = f"px must be 'normal', 'train' or a distribution of fsmap.px, got {px!r}"
+    raise InputError(message)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.fourier_fits import (
+    DEVIATIONS,
     EXACT,
     PAPER,
     Block,
@@ -119,7 +120,8 @@ def _blocks(config: Config, forms: Mapping[str, Form]) -> list[Block]:
     noise = config.noise_std
     blocks = [Block(None, [Variant("ps-map", {"objective": "none"}, noise)])]
     for objective, form in forms.items():
-        blocks.append(Block(form, [Variant("fs-map", {"objective": objective}, noise)]))
+        said = DEVIATIONS[objective]
+        blocks.append(Block(form, [Variant("fs-map", {"objective": objective}, noise, said)]))
     return blocks
 
 
@@ -131,7 +133,8 @@ def _gains(metric: str, fitted: Fitted, forms: Mapping[str, Form]) -> Iterator[M
         for problem, value in zip(fitted.problems, gain, strict=True):
             where = {"n_train": problem.n_train, "objective": objective}
             where["steps"] = fitted.config.steps
-            yield Measured(metric, value, "fs-map", problem.seed, where)
+            said = DEVIATIONS[objective]
+            yield Measured(metric, value, "fs-map", problem.seed, where, said)
 
 
 def _long(config: Config, context: Context) -> Iterator[Measured]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.fourier_fits import (
+    DEVIATIONS,
     EXACT,
     PAPER,
     Block,
@@ -97,11 +98,14 @@ class FourierPX(Experiment):
         forms: dict[str, Form] = {WIDE: Diagonal(diagonal, jitters), NARROW: Dual(factor, jitters)}
         blocks = [
             Block(None, [Variant("ps-map", {"px": "none"}, noise)]),
-            Block(uniform_forms(config)[EXACT], [Variant("fs-map", exact, noise)]),
+            Block(
+                uniform_forms(config)[EXACT], [Variant("fs-map", exact, noise, DEVIATIONS[EXACT])]
+            ),
         ]
         for px, form in forms.items():
             where = [{"px": px, "jitter": jitter} for jitter in config.jitters]
-            blocks.append(Block(form, [Variant("fs-map", w, noise) for w in where]))
+            said = ("log det by QR of the features; the authors' code factorizes Φ in float32",)
+            blocks.append(Block(form, [Variant("fs-map", w, noise, said) for w in where]))
         fitted = fit(config, config.problems(), blocks, context.advance)
         yield from fitted.rows("test_rmse", fitted.test_rmse())
         yield Measured("rank", len(factor), config={"px": NARROW, "share": FLOOR})
@@ -211,7 +215,8 @@ class FourierNoise(Experiment):
             where = [{"objective": objective, "ratio": round(r, 6)} for r in config.ratios]
             stds = [ratio * config.noise_std for ratio in config.ratios]
             pairs = zip(where, stds, strict=True)
-            blocks.append(Block(form, [Variant(method, w, std) for w, std in pairs]))
+            said = DEVIATIONS.get(objective, ())
+            blocks.append(Block(form, [Variant(method, w, std, said) for w, std in pairs]))
         fitted = fit(config, config.problems(), blocks, context.advance)
         yield from fitted.rows("test_rmse", fitted.test_rmse())
         yield from fitted.rows("train_rmse", fitted.train_rmse())

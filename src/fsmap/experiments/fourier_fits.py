@@ -27,6 +27,8 @@ EXACT = "exact"
 """True objective in log space, no jitter."""
 PAPER = "paper"
 """The paper's numerical protocol: 1e-32 inside the logarithm."""
+DEVIATIONS = {EXACT: ("no jitter; the authors' code adds 1e-32 inside the logarithm",), PAPER: ()}
+"""What the rows say of an objective."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +76,13 @@ class Variant(NamedTuple):
         method: ``"ps-map"`` or ``"fs-map"``.
         config: What tells the variant apart in the rows.
         noise_std: σ of the likelihood.
+        deviations: Where it departs from the paper's numerical protocol.
     """
 
     method: str
     config: Mapping[str, Any]
     noise_std: float
+    deviations: tuple[str, ...] = ()
 
 
 class Block(NamedTuple):
@@ -191,7 +195,8 @@ class Fitted(NamedTuple):
         for variant, line in zip(self.variants, values.tolist(), strict=True):
             for problem, value in zip(self.problems, line, strict=True):
                 config = {"n_train": problem.n_train, **variant.config}
-                yield Measured(metric, value, variant.method, problem.seed, config)
+                said = variant.deviations
+                yield Measured(metric, value, variant.method, problem.seed, config, said)
 
 
 def log_prior(theta: Tensor, std: float) -> Tensor:

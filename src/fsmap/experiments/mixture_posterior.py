@@ -60,13 +60,16 @@ class MixturePosterior(Experiment):
         design = model.design(CURVE)
         for method, objective, theta in solutions:
             where = {"objective": objective, "prior_std": config.prior_std}
+            said = (
+                ("true log-determinant; the notebook's is twice it",) if objective == TRUE else ()
+            )
             for seed, (left, right) in enumerate((model.scale * theta.exp()).tolist()):
-                yield Measured("left_height", left, method, seed, where)
-                yield Measured("right_height", right, method, seed, where)
+                yield Measured("left_height", left, method, seed, where, said)
+                yield Measured("right_height", right, method, seed, where, said)
             yield Measured("function", design @ theta[0].exp(), method, 0, where)
             densities = _densities(config, data, solutions[0].theta, method, objective)
             for seed, density in enumerate(densities):
-                yield Measured("peak", GRID[density.argmax()], method, seed, where)
+                yield Measured("peak", GRID[density.argmax()], method, seed, where, said)
             yield Measured("density", densities[0], method, 0, where)
         yield Measured("data", torch.stack([data[0].x, data[0].y]), seed=0)
 

@@ -66,12 +66,16 @@ def doctor(
 
     Example:
         >>> import torch, fsmap
-        >>> with torch.random.fork_rng():
-        ...     net = torch.nn.Sequential(torch.nn.Linear(1, 2), torch.nn.Tanh(), torch.nn.Linear(2,
-        1)) >>> _ = torch.nn.init.ones_(net[0].weight), torch.nn.init.zeros_(net[0].bias) >>> _ =
-        torch.nn.init.ones_(net[2].weight) >>> d = fsmap.doctor(net, torch.linspace(-1, 1, 50)[:,
-        None]) >>> d.verdict, d.rank.rank, d.parameters, d.symmetries[0].kind, d.symmetries[0].units
-        ('pathological', 4, 7, 'twin_units', (0, 1))
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Linear(1, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1)
+        ... )
+        >>> for p in net.parameters():
+        ...     _ = torch.nn.init.constant_(p, 0.5)
+        >>> d = fsmap.doctor(net, torch.linspace(-1, 1, 50)[:, None])
+        >>> d.verdict, d.rank.rank, d.parameters
+        ('pathological', 4, 7)
+        >>> d.symmetries[0].kind, d.symmetries[0].units
+        ('twin_units', (0, 1))
     """
     begin = time.perf_counter()
     _check_arguments(module, x, jitter, num_data, tolerance)

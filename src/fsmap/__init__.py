@@ -7,6 +7,7 @@ Parameters?" (Qiu, Rudner, Kapoor, Wilson, NeurIPS 2023, arXiv 2311.15990).
 """
 
 from fsmap import metrics
+from fsmap.assess.doctor import doctor
 from fsmap.functional import functional
 from fsmap.linalg import metric
 from fsmap.linalg.logdet import log_det
@@ -36,5 +37,6 @@ __all__ = [
     "px", "metric",  # evaluation distributions and metrics of function space
     "log_det", "trace",  # numbers of the Jacobian
     "metrics",  # numbers of predictions
+    "doctor",  # is the geometry singular here, and why
 ]
 # fmt: on

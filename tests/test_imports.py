@@ -117,7 +117,7 @@ def test_the_core_imports_only_its_hard_dependencies():
 
 
 def test_extras_are_imported_where_they_are_used():
-    """That is inside the function, by fsmap.errors.require; only facades subclass what is foreign."""
+    """Inside the function, by fsmap.errors.require; only facades subclass what is foreign."""
     files = [file for file in FILES if part_of(file) != "integrations"]
 
     def find(file: Path) -> set[str]:

@@ -61,10 +61,21 @@ def test_full_batches():
     made, _ = feeder(Grid(a=[1.0, 2.0], seed=[4, 9]), batch_size=None)
     batch = made.single(made.make(0), 3)[0]
     assert batch.y[:, 0].tolist() == list(range(8))
+    assert made.chunk(made.make(0), slice(0, 4)).dims[0] is None  # all seeds share all data
     made, _ = feeder(Grid(split=[1, 0]), batch_size=None)
     assert made.single(made.make(0), 0)[0].y[0].item() == 100.0
     made, _ = feeder(Grid(a=[1.0]), batch_size=None)
     assert made.make(0).rows is None
+
+
+def test_a_single_set_of_rows_is_not_all_data():
+    it = case("tanh_mlp")
+    x = torch.arange(8.0)[:, None]
+    splits = as_splits(((x, x), {"a": [5, 2]}), ("a",), it.params)
+    objective = fsmap.ps_map(fsmap.Gaussian(1.0), fsmap.Normal(1.0), num_data=2)
+    order = lambda seed: Batches(2, None, seed=seed)  # noqa: E731
+    made = Feeder(it.f, Grid(split=["a"]), lambda k: objective, lambda k: it.params, splits, order)
+    assert made.single(made.make(0), 0)[0].y[:, 0].tolist() == [5.0, 2.0]
 
 
 def test_steps_that_are_left_out_have_no_draws():

@@ -91,6 +91,7 @@ def test_where_a_graph_is_wanted(seeded: None):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # torch says it once, in a thread
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("spec", [adam(0.02), sgd(1e-3, momentum=0.9)], ids=lambda s: s.name)
 @pytest.mark.parametrize(

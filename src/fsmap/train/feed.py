@@ -65,37 +65,34 @@ class Feeder:
         self.f, self.splits = f, splits
         self._seeds = [int(member.get(SEED, 0)) for member in grid]
         device = splits.data.y.device
-        streams = grid.groups(SEED, SPLIT)
-        self._streams = [
-            (batches(int(seed)), splits.index(split) if len(splits.names) > 1 else 0)  # type: ignore[call-overload]
-            for seed, split in streams
-        ]
+        whole = batches(0).size is None  # every step sees all data: then seeds do not matter
+        streams = grid.groups(SPLIT) if whole else grid.groups(SEED, SPLIT)
+        places = [splits.index(key[-1]) if SPLIT in grid.names else 0 for key in streams]
+        orders = [batches(self._seeds[members[0]]) for members in streams.values()]
+        self._streams = list(zip(orders, places, strict=True))
+        self._table = splits.rows.cpu()  # [splits, N]
+        self._everything = splits.rows[places] if whole else None  # [G, N]
+        points = torch.arange(len(splits.data.y))
+        self._in_order = len(self._streams) == 1 and torch.equal(self._table[0], points)
         self._stream_of = _index(streams, len(grid), device)  # [M]
         by_seed = grid.groups(SEED)
         if not _same_draws(f, objective, starts, by_seed):
-            by_seed = grid.groups(
-                SEED, *grid.hyper_names
-            )  # p_X itself depends on a hyper-parameter
+            by_seed = grid.groups(SEED, *grid.hyper_names)  # p_X depends on a hyper-parameter
         self._drawing = [
-            (int(key[0]), objective(members[0]), starts(members[0]))  # type: ignore[call-overload]
-            for key, members in by_seed.items()
+            (self._seeds[members[0]], objective(members[0]), starts(members[0]))
+            for members in by_seed.values()
         ]
         self._draw_of = _index(by_seed, len(grid), device)  # [M]
 
     def make(self, step: int) -> Feed:
         """Rows and draws of one step."""
-        rows = [self._rows(batches, place, step) for batches, place in self._streams]
-        if len(rows) == 1 and rows[0] is None:
-            return Feed(None, self._draws(step), step)
-        found = [
-            self.splits.rows[p] if r is None else r
-            for r, (_, p) in zip(rows, self._streams, strict=True)
-        ]
-        return Feed(torch.stack(found), self._draws(step), step)
-
-    def _rows(self, batches: Batches, place: int, step: int) -> Tensor | None:
-        rows = batches.rows(step)
-        return None if rows is None else self.splits.rows[place][rows.to(self.splits.rows.device)]
+        if self._everything is not None:
+            return Feed(None if self._in_order else self._everything, self._draws(step), step)
+        picked = torch.stack([self._table[g][b.rows(step)] for b, g in self._streams])  # [G, B]
+        device = self.splits.rows.device
+        if device.type == "cuda":
+            picked = picked.pin_memory()  # one transfer for all, which nobody waits for
+        return Feed(picked.to(device, non_blocking=True), self._draws(step), step)
 
     def _draws(self, step: int) -> Draws:
         drawn = [o.draw(self.f, p, Stream(seed, step)) for seed, o, p in self._drawing]

@@ -9,6 +9,10 @@ from fsmap.assess.cost import Cost
 from fsmap.assess.jitter import JitterRow
 from fsmap.assess.naming import NullVector, Part
 
+VERDICTS = (
+    *("regular", "harmless", "pathological", "near-pathological"),
+    *("ill-conditioned", "unexplained", "undecided"),
+)
 VERSION = 1  # of the JSON; grows when a key changes its meaning or disappears
 
 
@@ -80,7 +84,7 @@ class Diagnosis(NamedTuple):
     points: int  # S
     points_used: int
     outputs: int  # K
-    verdict: str  # "regular", "harmless", "pathological", "unexplained" or "undecided"
+    verdict: str  # one of ``VERDICTS``
     summary: str
     rank: Rank
     eigenvalues: Eigenvalues

@@ -152,6 +152,14 @@ def judge(rank: Rank, symmetries: tuple[Finding, ...]) -> tuple[str, str]:
             f"𝒥 is singular at these parameters ({kinds}). Exact FS-MAP needs a jitter: without "
             "one this is an optimum whatever the data say."
         )
+    near = [f for f in symmetries if f.nearly and f.pathological]
+    if near:
+        distance = min(f.distance for f in near)
+        kinds = ", ".join(dict.fromkeys(f.kind.replace("_", " ") for f in near))
+        return "near-pathological", (
+            f"𝒥 is nearly singular: these parameters are near a fixed point ({kinds}, relative "
+            f"distance {distance:.1g}), where exact FS-MAP without a jitter has infinite density."
+        )
     if rank.rank is None or rank.missing_rows:
         why = "it is too large to factorize" if rank.rank is None else "there are too few points"
         told = f" {rank.known:,} null directions are known all the same." if rank.known else ""

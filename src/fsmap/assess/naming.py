@@ -85,7 +85,7 @@ def describe(vector: Tensor, params: Params, residual: float) -> NullVector:
     parts = []
     for name, piece in unravel(vector, params).items():
         parts += _pieces(name, piece, threshold, total)
-    parts.sort(key=lambda part: -part.share)
+    parts.sort(key=lambda part: -round(part.share, 4))  # equal ones in the order of the module
     return NullVector(_sentence(parts), tuple(parts), residual)
 
 

@@ -128,11 +128,14 @@ def _symmetries(d: Diagnosis) -> list[str]:
         verdict = (
             f"{len(bad)} pathological {plural(len(bad), 'finding')}, singular at these parameters"
         )
+    elif any(f.pathological for f in near):
+        verdict = "none exact, but these parameters are near a fixed point"
     elif exact:
         verdict = "only those that hold for all parameters, which do no harm"
     else:
         verdict = "none found"
-    lines = _section(not bad, "Symmetries (Theorem 2)", verdict)
+    ok = not any(f.pathological for f in d.symmetries)
+    lines = _section(ok, "Symmetries (Theorem 2)", verdict)
     groups: dict[tuple[str, bool], list[Finding]] = {}
     for f in [*exact, *near]:
         groups.setdefault((f.kind, f.nearly), []).append(f)

@@ -90,7 +90,7 @@ def _directions(family: Family, params: Params, *, complete: bool) -> Iterable[T
         V = vmap(one)(c)
         norms = V.norm(dim=1, keepdim=True)
         alive = norms[:, 0] > 0  # the scale of a unit that is zero is no direction
-        yield V[alive] / norms[alive]
+        yield (V[alive] / norms[alive]).double()
 
 
 def _effects(V: Tensor, spectrum: Spectrum) -> tuple[Tensor, Tensor]:

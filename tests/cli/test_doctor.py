@@ -1,0 +1,173 @@
+"""The command: finds factories, points and weights, and refuses in words."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from fsmap.cli import main
+
+SOURCE = """
+import torch
+from torch import nn
+
+def make():
+    return nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+
+def conv():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 1))
+
+def with_points():
+    return make(), torch.ones(5, 2)
+
+class Inside:
+    net = make()
+
+def wrong():
+    return 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    name = f"patients_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    (tmp_path / "broken.py").write_text("import something_that_is_not_there")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    torch.set_default_dtype(torch.float32)  # as in a user's shell
+    with torch.random.fork_rng(devices=[]):
+        yield tmp_path, name
+    torch.set_default_dtype(torch.float64)
+    sys.modules.pop(name, None)
+
+
+def examine(capsys, *arguments):
+    code = main(["doctor", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def answer(capsys, *arguments):
+    code, out, err = examine(capsys, *arguments, "--json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_a_page(folder, capsys):
+    code, out, _ = examine(capsys, f"{folder[1]}:make", "--jitter", "0.1", "--num-data", 10)
+    assert code == 0
+    assert out.startswith("fsmap doctor: Sequential(Linear, Tanh, Linear)")
+    assert "S = 256 points" in out
+    assert "eval mode" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_json_and_options(folder, capsys):
+    target = f"{folder[1]}:make"
+    d = answer(capsys, target, "--px", "uniform", "--range", -2, 2, "--points", 40, "--train-mode")
+    assert (d["points"], d["mode"], d["parameters"]) == (40, "train", 13)
+    again = answer(capsys, target, "--px", "uniform", "--range", -2, 2, "--points", 40)
+    assert again["eigenvalues"]["trace"] == d["eigenvalues"]["trace"]  # the seed is fixed
+    other = answer(capsys, target, "--px", "uniform", "--points", 40, "--seed", 1)
+    assert other["eigenvalues"]["trace"] != d["eigenvalues"]["trace"]
+
+
+def test_factories_of_all_kinds(folder, capsys):
+    name = folder[1]
+    assert answer(capsys, f"{name}:with_points")["points"] == 5
+    assert answer(capsys, f"{name}:with_points", "--px", "normal")["points"] == 256
+    assert answer(capsys, f"{name}:Inside.net")["parameters"] == 13
+    assert answer(capsys, f"{name}:conv", "--shape", "1,4,4", "--points", 7)["points"] == 7
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".npy", ".npz", ".csv", ".safetensors"])
+def test_points_from_files(folder, capsys, suffix):
+    x = np.arange(24, dtype=np.float32).reshape(12, 2) / 24
+    file = folder[0] / f"points{suffix}"
+    if suffix == ".pt":
+        torch.save(torch.from_numpy(x), file)
+    elif suffix == ".npy":
+        np.save(file, x)
+    elif suffix == ".npz":
+        np.savez(file, input=x)
+    elif suffix == ".csv":
+        file.write_text("a,b\n" + "\n".join(f"{a},{b}" for a, b in x) + "\n")
+    else:
+        save_file({"input": torch.from_numpy(x)}, file)
+    target = f"{folder[1]}:make"
+    assert answer(capsys, target, "--px", file)["points"] == 12
+    assert answer(capsys, target, "--px", file, file, "--points", 20)["points"] == 20
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_weights_from_files(folder, capsys, suffix, wrapped):
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    with torch.no_grad():
+        net[0].weight[2], net[0].bias[2] = net[0].weight[0], net[0].bias[0]
+        net[2].weight[:, 2] = net[2].weight[:, 0]
+    file = folder[0] / f"weights{suffix}"
+    if suffix == ".pt":
+        torch.save({"state_dict": net.state_dict()} if wrapped else net.state_dict(), file)
+    else:
+        save_file(net.state_dict(), file)
+    d = answer(capsys, f"{folder[1]}:make", "--weights", file)
+    assert d["verdict"] == "pathological"
+    assert d["symmetries"][0]["units"] == [0, 2]
+
+
+def test_pickles_are_not_run(folder, capsys):
+    class Trap:
+        def __reduce__(self):
+            return exec, ("raise SystemExit('it ran')",)
+
+    torch.save(Trap(), folder[0] / "trap.pt")
+    code, _, err = examine(capsys, f"{folder[1]}:make", "--weights", "trap.pt")
+    assert code == 2
+    assert "trap.pt cannot be read as .pt" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["NAME"], "the target must be MODULE:FACTORY"),
+        (["nowhere.at.all:make"], "cannot import 'nowhere.at.all': no module 'nowhere'"),
+        (["NAME:nothing"], "has no 'nothing'; it has: torch, nn, make, conv"),
+        (["NAME:wrong"], "made int, not an nn.Module"),
+        (["NAME:conv"], "the shape of a point cannot be guessed: the first layer is Conv2d"),
+        (["NAME:make", "--shape", "2,x"], "--shape must be numbers like 3,32,32, got '2,x'"),
+        (["NAME:make", "--px", "normal", "uniform"], "--px normal stands alone"),
+        (["NAME:make", "--px", "missing.pt"], "there is no file missing.pt"),
+        (["NAME:make", "--px", "few.npy", "--points", "9"], "--points 9: there are 3 points"),
+        (["NAME:make", "--px", "few.npy", "flat.npy"], "do not fit together"),
+        (["NAME:make", "--px", "text.pt"], "text.pt cannot be read as .pt"),
+        (["NAME:make", "--px", "text.safetensors"], "cannot be read as .safetensors"),
+        (["NAME:make", "--px", "number.pt"], "number.pt holds int, not a tensor"),
+        (["NAME:make", "--weights", "few.npy"], "few.npy holds ndarray, not a state_dict"),
+        (["NAME:make", "--weights", "other.pt"], "other.pt does not fit Sequential"),
+        (["NAME:make", "--jitter", "-1"], "jitter must be > 0"),
+    ],
+)
+def test_mistakes_are_explained(folder, capsys, arguments, message):
+    np.save("few.npy", np.zeros((3, 2), dtype=np.float32))
+    np.save("flat.npy", np.zeros((3, 5), dtype=np.float32))
+    (folder[0] / "text.pt").write_text("hello")
+    (folder[0] / "text.safetensors").write_text("hello, this is not one")
+    torch.save(3, "number.pt")
+    torch.save({"0.weight": torch.zeros(1)}, "other.pt")
+    named = [a.replace("NAME", folder[1]) for a in arguments]
+    code, _, err = examine(capsys, *named)
+    assert code == 2
+    assert message in err
+
+
+def test_what_the_users_module_lacks_is_not_hidden(folder, capsys):
+    with pytest.raises(ModuleNotFoundError, match="something_that_is_not_there"):
+        main(["doctor", "broken:make"])

@@ -179,14 +179,14 @@ def claims(rows: Sequence[Row]) -> list[Claim]:
 
     return [
         Claim(
-            "the gradient of the FS-MAP objective transforms covariantly under θ' = sinh θ",
+            "The gradient of the FS-MAP objective transforms covariantly under θ' = sinh θ",
             largest("gradient_gap", "fs-map") < 1e-10 < largest("gradient_gap", "ps-map"),
             f"relative gap {largest('gradient_gap', 'fs-map'):.0e} "
             f"(PS-MAP: {largest('gradient_gap', 'ps-map'):.2f})",
             None,
         ),
         Claim(
-            "optimized in sinh θ, FS-MAP reaches the same function; PS-MAP does not",
+            "Optimized in sinh θ, FS-MAP reaches the same function; PS-MAP does not",
             largest("function_gap", "fs-map") < 1e-4
             and largest("function_gap", "ps-map") > 100 * largest("function_gap", "fs-map"),
             f"relative distance of the functions {largest('function_gap', 'fs-map'):.0e} "

@@ -62,7 +62,7 @@ class Fourier(Experiment):
     cost = "20 s"
     protocol = (
         "exact: true objective in log space, no jitter. paper: 1e-32 inside the logarithm "
-        "(authors' code). θ starts at 0, Adam, 2,500 full-batch steps."
+        "(authors' code). Full-batch Adam from θ = 0."
     )
     config = Config()
     quick = Config(sizes=(100, 200, 400, 1_600), steps=1_500, long_steps=3_000)

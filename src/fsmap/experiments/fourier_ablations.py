@@ -237,9 +237,9 @@ class FourierNoise(Experiment):
             far = fs.get(high, math.nan) / fs.get(1.0, math.nan)
             stable = ps.get(high, math.nan) / ps.get(1.0, math.nan)
             claims += [
-                Claim(f"at σ/σ* = {low:.2g} the two are alike ({name})", 0.8 < near < 1.25,
+                Claim(f"At σ/σ* = {low:.2g} the two are alike ({name})", 0.8 < near < 1.25,
                       f"RMSE ratio {near:.2f}", "similar"),
-                Claim(f"at σ/σ* = {high:g} FS-MAP's RMSE explodes ({name})", far > 5,
+                Claim(f"At σ/σ* = {high:g} FS-MAP's RMSE explodes ({name})", far > 5,
                       f"{far:.1f} times that at σ = σ*", "high test error"),
                 Claim(f"… and PS-MAP's stays ({name})", stable < 0.5 * far,
                       f"{stable:.1f} times that at σ = σ*", "relatively stable"),

@@ -135,7 +135,7 @@ def _claims(jitter: float, rmse: dict[float, float], ranks: dict[float, int]) ->
     rises = [after / before - 1 for before, after in zip(path, path[1:], strict=False)]
     rise = max(rises, default=math.nan)
     yield Claim(
-        f"test RMSE falls with the number of evaluation points ({epsilon(jitter)})",
+        f"Test RMSE falls with the number of evaluation points ({epsilon(jitter)})",
         all(map(math.isfinite, path)) and fall > 1.2 and rise < 0.1,
         f"by a factor {fall:.2f}; largest rise between neighbors {max(rise, 0):.1%}",
         "decreases monotonically until 200",

@@ -64,7 +64,7 @@ class MixtureBMA(Experiment):
     )
     config = Config()
     quick = Config(
-        prior_stds=(1.2, 3.0, 10.0, 20.0), panels=80, chain=300, chain_warmup=150, seeds=3
+        prior_stds=(1.2, 3.0, 10.0, 20.0), panels=60, chain=250, chain_warmup=120, seeds=3
     )
 
     def units(self, config: Config) -> list[dict[str, Any]]:
@@ -246,7 +246,7 @@ def _chain_agrees(rows: Sequence[Row]) -> Claim:
     notes = {note for row in tables.select(rows, metric="chain_z") for note in row.deviations}
     said = ", ".join(f"{z:.1f} (α = {alpha:g})" for alpha, z in scores.items())
     return Claim(
-        "2-d quadrature and NUTS agree on the model average, within 4 Monte Carlo standard errors",
+        "Quadrature in 2-d and NUTS agree on the model average, within 4 Monte Carlo errors",
         fine and ran and max(scores.values()) < 4,
         f"standard errors apart: {said}" if ran else "; ".join(sorted(notes)) or "not run",
         None,
@@ -262,7 +262,7 @@ def _grid_agrees(rows: Sequence[Row]) -> Claim:
     }
     shares = {a: gap / nearest[a] for a, gap in zip(grid.x, grid.mean, strict=True) if a in nearest}
     return Claim(
-        "the authors' grid over θ_R alone gives the same average, to a fifth of that distance",
+        "The authors' grid over θ_R alone gives the same average (share of the nearer distance)",
         bool(shares) and max(shares.values()) < 0.2,
         ", ".join(f"{share:.1%} (α = {alpha:g})" for alpha, share in shares.items()),
         None,

@@ -86,14 +86,14 @@ class TheoryFlat(Experiment):
         best = gap[0] if gap else math.nan
         return [
             Claim(
-                "the Hessian of the loss is 𝒥 at the training inputs where the model fits well",
+                "The Hessian of the loss is 𝒥 at the training inputs where the model fits well",
                 best < 0.02,
                 f"relative difference {best:.1e} at a residual of "
                 f"{residual[0] if residual else math.nan:.1e}",
                 "Gauss–Newton",
             ),
             Claim(
-                "the difference vanishes with the residual",
+                "The difference vanishes with the residual",
                 slope > 0.8,
                 f"like residual^{slope:.2f}",
                 None,

@@ -108,7 +108,7 @@ class TheoryMetric(Experiment):
             )
         claims.append(
             Claim(
-                "a general, non-diagonal, signed metric agrees with the sums of appendix B.2",
+                "A general, non-diagonal, signed metric agrees with the sums of appendix B.2",
                 bool(gaps) and max(gaps) < 1e-8,
                 f"largest gap {max(gaps, default=math.nan):.0e}",
                 None,

@@ -102,13 +102,13 @@ class TheorySymmetry(Experiment):
         jitters = [jitter for jitter in growth if jitter]
         return [
             Claim(
-                "at θ* = (a, a, b, b) the null space is spanned by (1,−1,0,0) and (0,0,1,−1)",
+                "At θ* = (a, a, b, b) the null space is spanned by (1,−1,0,0) and (0,0,1,−1)",
                 null < 1e-7 and angle < 1e-6,
                 f"singular values up to {null:.0e}, angle {angle:.0e}",
                 "spanned",
             ),
             Claim(
-                "log p(f) grows without bound on the way to θ*",
+                "The prior density of the function, log p(f), grows without bound on the way to θ*",
                 growth.get(0.0, math.nan) > 5,
                 f"by {growth.get(0.0, math.nan):.1f} nats from t = 0.001 to 0.0001",
                 "infinite",

@@ -274,9 +274,12 @@ def _is_random(module: nn.Module) -> bool:
     """Whether a pass draws from torch's generator; by the names that drop rates have."""
     if not module.training:
         return False
-    rates = (getattr(module, name, None) for name in DROP_RATES)
-    dropping = any(isinstance(rate, int | float) and 0 < rate <= 1 for rate in rates)
-    return dropping or isinstance(module, nn.RReLU)
+    own, shared = vars(module), type(module)
+    for name in DROP_RATES:  # looked up so because nn.Module answers a missing attribute slowly
+        rate = own[name] if name in own else getattr(shared, name, None)
+        if isinstance(rate, int | float) and 0 < rate <= 1:
+            return True
+    return isinstance(module, nn.RReLU)
 
 
 def _couples_points(module: nn.Module) -> bool:

@@ -84,16 +84,16 @@ def check(f, params, x):
 @pytest.mark.parametrize("places", [1, 3])
 def test_blocks_agree(places):
     generator = torch.Generator().manual_seed(0)
-    outer = Outer(
-        torch.randn(4, places, 5, generator=generator),
-        torch.randn(4, 2, places, 3, generator=generator),
-    )
-    rows = torch.einsum("sti,skto->skoi", *outer).flatten(2)
-    dense = Dense(rows)
-    torch.testing.assert_close(outer.rows(), rows)
-    torch.testing.assert_close(outer.gram(), dense.gram())
-    torch.testing.assert_close(outer.squares(), dense.squares())
-    assert outer.to(torch.float32).rows().dtype == torch.float32
+    inputs = torch.randn(4, places, 5, generator=generator)
+    grads = torch.randn(4, 2, places, 3, generator=generator)
+    weight = torch.einsum("sti,skto->skoi", inputs, grads).flatten(2)
+    for names, parts in [(("w",), [weight]), (("w", "b"), [weight, grads.sum(2)])]:
+        outer, dense = Outer(names, inputs, grads), Dense(("both",), torch.cat(parts, dim=-1))
+        for found, expected in zip(outer.columns(), parts, strict=True):
+            torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(outer.gram(), dense.gram())
+        torch.testing.assert_close(outer.squares(), dense.squares())
+        assert outer.to(torch.float32).columns()[0].dtype == torch.float32
 
 
 def test_gram_is_double_whatever_the_model_is(seeded):

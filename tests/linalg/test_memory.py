@@ -32,6 +32,12 @@ def test_numbers_are_read_from_files(tmp_path):
     assert memory._read_int(str(tmp_path / "missing")) is None
 
 
+def test_small_things_are_not_looked_up(monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 0)
+    assert memory.fits(memory.ALWAYS, CPU)
+    assert not memory.fits(memory.ALWAYS + 1, CPU)
+
+
 def test_refusal_names_size_limit_and_way_out(monkeypatch):
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10**9)
     memory.check_fits(int(0.79e9), CPU, what="this", instead="")

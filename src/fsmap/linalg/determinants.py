@@ -53,8 +53,16 @@ def normal_matrix(rows: Tensor, signs: Tensor | None) -> Tensor:
 
 def positive_log_det(matrix: Tensor) -> Tensor:
     """Log det of a positive definite matrix; nan where it is not."""
+    if not matrix.requires_grad:
+        return _factorize(matrix)[0]
     value: Tensor = _PositiveLogDet.apply(matrix)[0]  # type: ignore[no-untyped-call]
     return value
+
+
+def _factorize(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    value = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return torch.where(info == 0, value, torch.nan), factor
 
 
 class _PositiveLogDet(torch.autograd.Function):
@@ -64,9 +72,7 @@ class _PositiveLogDet(torch.autograd.Function):
 
     @staticmethod
     def forward(matrix: Tensor) -> tuple[Tensor, Tensor]:
-        factor, info = torch.linalg.cholesky_ex(matrix)
-        value = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return torch.where(info == 0, value, torch.nan), factor
+        return _factorize(matrix)
 
     @staticmethod
     def setup_context(

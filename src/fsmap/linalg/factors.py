@@ -1,12 +1,13 @@
-r"""The Jacobian of a model whose points do not see each other, in factored form.
+r"""The Jacobian of a model in factored form.
 
-For a weight that enters through linear layers alone, row (s, k) of its block is $\sum_t \delta_{skt} h_{st}^\top$ (see :mod:`fsmap.linalg.uses`). Where a layer is
-applied once per point (T = 1) the block's share of the Gram matrix is a product of two small ones,
+For a weight that enters through linear layers alone, row (s, k) of its block is
+$\sum_t \delta_{skt} h_{st}^\top$ (see :mod:`fsmap.linalg.uses`). Where a layer is applied once per
+point (T = 1) the block's share of the Gram matrix is a product of two small ones,
 
-    (JJᵀ)[sk, s'k'] = (δ_sk·δ_s'k') (h_s·h_s'),          ‖J_sk‖² = ‖δ_sk‖² ‖h_s‖²,
+    (JJᵀ)[sk, s'k'] = (δ_sk·δ_s'k') (h_s·h_s' + 1),      ‖J_sk‖² = ‖δ_sk‖² (‖h_s‖² + 1),
 
-and nothing of size S·K·P is ever made: for an MLP with layers of width d a Gram matrix costs (SK)²·d per layer instead of (SK)²·d². The cotangents of all layers
-come from one forward pass and K reverse passes over the batch. Everything is differentiable in ``params``.
+(the 1 is the bias) and nothing of size S·K·P is ever made: for an MLP with layers of width d a Gram
+matrix costs (SK)²·d per layer instead of (SK)²·d². Everything is differentiable in the parameters.
 """
 
 from __future__ import annotations
@@ -19,48 +20,55 @@ from torch import Tensor
 
 
 class Outer(NamedTuple):
-    """Block of a weight: row (s, k) is Σ_t δ hᵀ."""
+    """Block of a linear layer: row (s, k) of its weight is Σ_t δ hᵀ, of its bias Σ_t δ."""
 
+    names: tuple[str, ...]  # weight, or weight and bias
     inputs: Tensor  # [S, T, i]  h
     grads: Tensor  # [S, K, T, o]  δ
 
-    def rows(self) -> Tensor:
-        """The block written out: [S, K, o·i]."""
-        if self.inputs.shape[1] == 1:
-            return (self.grads[:, :, 0, :, None] * self.inputs[:, :, None]).flatten(2)
-        return (self.grads.mT @ self.inputs[:, None]).flatten(2)
+    def columns(self) -> list[Tensor]:
+        """The block written out: [S, K, o·i], and [S, K, o] for a bias."""
+        S, K, T, o = self.grads.shape
+        if T == 1:
+            weight = (self.grads[:, :, 0, :, None] * self.inputs[:, :, None]).flatten(2)
+        else:
+            weight = (self.grads.mT.reshape(S, K * o, T) @ self.inputs).reshape(S, K, -1)
+        return [weight, self.grads.sum(2)][: len(self.names)]
 
     def gram(self) -> Tensor:
         """Inner products of all pairs of rows: [SK, SK]."""
         S, K, T, _ = self.grads.shape
         if T > 1:
-            return _inner(self.rows().flatten(0, 1))
-        cotangents = _inner(self.grads.reshape(S * K, -1)).reshape(S, K, S, K)
-        return (cotangents * _inner(self.inputs[:, 0])[:, None, :, None]).reshape(S * K, S * K)
+            return _total(_inner(rows.flatten(0, 1)) for rows in self.columns())
+        of_grads = _inner(self.grads.reshape(S * K, -1)).reshape(S, K, S, K)
+        of_inputs = _inner(self.inputs[:, 0]) + (len(self.names) - 1)
+        return (of_grads * of_inputs[:, None, :, None]).reshape(S * K, S * K)
 
     def squares(self) -> Tensor:
         """Squared length of every row: [S, K]."""
         if self.inputs.shape[1] > 1:
-            return self.rows().square().sum(-1)
-        return self.grads.square().sum((2, 3)) * self.inputs.square().sum((1, 2))[:, None]
+            return _total(rows.square().sum(-1) for rows in self.columns())
+        of_inputs = self.inputs.square().sum((1, 2)) + (len(self.names) - 1)
+        return self.grads.square().sum((2, 3)) * of_inputs[:, None]
 
     def to(self, dtype: torch.dtype) -> Outer:
         """In another precision."""
-        return Outer(self.inputs.to(dtype), self.grads.to(dtype))
+        return Outer(self.names, self.inputs.to(dtype), self.grads.to(dtype))
 
     def mixed(self, mix: Callable[[Tensor], Tensor]) -> Outer:
         """With a linear map applied to each point's outputs."""
-        return Outer(self.inputs, mix(self.grads))
+        return self._replace(grads=mix(self.grads))
 
 
 class Dense(NamedTuple):
     """Block of any other parameter."""
 
+    names: tuple[str]
     values: Tensor  # [S, K, p]
 
-    def rows(self) -> Tensor:
+    def columns(self) -> list[Tensor]:
         """The block: [S, K, p]."""
-        return self.values
+        return [self.values]
 
     def gram(self) -> Tensor:
         """Inner products of all pairs of rows: [SK, SK]."""
@@ -72,11 +80,11 @@ class Dense(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> Dense:
         """In another precision."""
-        return Dense(self.values.to(dtype))
+        return Dense(self.names, self.values.to(dtype))
 
     def mixed(self, mix: Callable[[Tensor], Tensor]) -> Dense:
         """With a linear map applied to each point's outputs."""
-        return Dense(mix(self.values))
+        return self._replace(values=mix(self.values))
 
 
 Block = Outer | Dense
@@ -85,45 +93,49 @@ Block = Outer | Dense
 class Factors(NamedTuple):
     """J at S points, block by block, and the outputs of the same pass."""
 
-    blocks: dict[str, Block]  # in the order of the parameters
+    names: tuple[str, ...]  # the parameters, in their order
+    blocks: list[Block]
     out: Tensor  # [S, K]
 
     def rows(self) -> Tensor:
         """J written out: [S, K, P]."""
-        return torch.cat([block.rows() for block in self.blocks.values()], dim=-1)
+        columns = {
+            name: column
+            for block in self.blocks
+            for name, column in zip(block.names, block.columns(), strict=True)
+        }
+        return torch.cat([columns[name] for name in self.names], dim=-1)
 
     def gram(self) -> Tensor:
         """JJᵀ in float64: [SK, SK]."""
-        return _total(block.to(torch.float64).gram() for block in self._grouped())
+        small = [block.values for block in self.blocks if isinstance(block, Dense)]
+        joint: list[Block] = [b for b in self.blocks if isinstance(b, Outer)]
+        if small:
+            joint.append(Dense(("",), torch.cat(small, dim=-1)))
+        return _total(block.to(torch.float64).gram() for block in joint)
 
     def squares(self) -> Tensor:
         """Squared length of every row: [S, K]."""
-        return _total(block.squares() for block in self.blocks.values())
+        return _total(block.squares() for block in self.blocks)
 
     def to(self, dtype: torch.dtype) -> Factors:
         """In another precision."""
-        return Factors({n: b.to(dtype) for n, b in self.blocks.items()}, self.out)
+        return self._replace(blocks=[block.to(dtype) for block in self.blocks])
 
     def mixed(self, mix: Callable[[Tensor], Tensor]) -> Factors:
         """With a linear map [S, K, *] → [S, Q, *] applied to each point's outputs."""
-        return Factors({n: b.mixed(mix) for n, b in self.blocks.items()}, self.out)
-
-    def _grouped(self) -> list[Block]:
-        """The blocks, small dense ones joined into one matrix."""
-        dense = [b.values for b in self.blocks.values() if isinstance(b, Dense)]
-        outer: list[Block] = [b for b in self.blocks.values() if isinstance(b, Outer)]
-        return [*outer, Dense(torch.cat(dense, dim=-1))] if dense else outer
+        return self._replace(blocks=[block.mixed(mix) for block in self.blocks])
 
 
 def joined(parts: list[Factors]) -> Factors:
     """The factors of several groups of points, as one."""
-    if len(parts) == 1:
-        return parts[0]
-    blocks = {
-        name: type(block)(*map(torch.cat, zip(*(part.blocks[name] for part in parts), strict=True)))
-        for name, block in parts[0].blocks.items()
-    }
-    return Factors(blocks, torch.cat([part.out for part in parts]))
+    blocks = [
+        type(same[0])(
+            same[0].names, *(torch.cat(t) for t in zip(*(b[1:] for b in same), strict=True))
+        )
+        for same in zip(*(part.blocks for part in parts), strict=True)
+    ]
+    return Factors(parts[0].names, blocks, torch.cat([part.out for part in parts]))
 
 
 def _inner(rows: Tensor) -> Tensor:

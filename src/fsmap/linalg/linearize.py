@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -37,9 +38,10 @@ def linearize(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None
     try:
         if not is_pointwise(f):
             return coupled(f, params, x, chunk=chunk)
-        S = points.count(x)
-        size = chunk or S
-        parts = [points.take(x, slice(i, i + size)) for i in range(0, S, size)]
+        if chunk is None:
+            return _alone(f, params, x)
+        starts = range(0, points.count(x), chunk)
+        parts = [points.take(x, slice(i, i + chunk)) for i in starts]
         return joined([_alone(f, params, part) for part in parts])
     except FAILURES as error:
         explain(error, f, x, params, "reverse-mode differentiation failed{where}")
@@ -70,7 +72,8 @@ def coupled(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) 
     out, pull = torch.func.vjp(whole, params)
     each = torch.eye(out.numel(), dtype=out.dtype, device=out.device).reshape(-1, *out.shape)
     (grads,) = vmap(pull, chunk_size=chunk)(each)  # [SK, ...] each
-    return Factors({n: Dense(g.reshape(*out.shape, -1)) for n, g in grads.items()}, out)
+    blocks: list[Block] = [Dense((n,), g.reshape(*out.shape, -1)) for n, g in grads.items()]
+    return Factors(tuple(params), blocks, out)
 
 
 def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey, *, batch: bool) -> Factors:
@@ -109,7 +112,7 @@ def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey, *, batch: bool) 
     K = out.shape[1]
     each = torch.eye(K, dtype=out.dtype, device=out.device)[:, None].expand(K, S, K)
     deltas, dense = vmap(pull)(each)  # [K, S, ...] each
-    return Factors(_blocks(params, seen, inputs, deltas, dense), out)
+    return Factors(tuple(params), _blocks(seen, inputs, deltas, dense), out)
 
 
 def _alone(f: ModelFn, params: Params, x: Inputs) -> Factors:
@@ -127,32 +130,27 @@ def _alone(f: ModelFn, params: Params, x: Inputs) -> Factors:
         return coupled(f, params, x)
 
 
-def _blocks(
-    params: Params,
-    seen: Survey,
-    inputs: list[Tensor],
-    deltas: list[Tensor],
-    dense: Params,
-) -> dict[str, Block]:
-    blocks: dict[str, Block] = {n: Dense(d.transpose(0, 1).flatten(2)) for n, d in dense.items()}
-    for use, h, d in zip(seen.uses, inputs, deltas, strict=True):
-        grads = use.grads(d.transpose(0, 1))  # [S, K, T, o]
-        if use.weight is not None:
-            _add(blocks, use.weight, Outer(use.inputs(h), grads))
-        if use.bias is not None:
-            _add(blocks, use.bias, Dense(grads.sum(2)))
-    return {name: blocks[name] for name in params}
-
-
-def _add(blocks: dict[str, Block], name: str, block: Block) -> None:
-    """Add a use to those of the same parameter: places are joined, dense blocks added up."""
-    before = blocks.get(name)
-    if isinstance(before, Outer) and isinstance(block, Outer):
-        inputs = torch.cat([before.inputs, block.inputs], dim=1)
-        block = Outer(inputs, torch.cat([before.grads, block.grads], dim=2))
-    elif isinstance(before, Dense) and isinstance(block, Dense):
-        block = Dense(before.values + block.values)
-    blocks[name] = block
+def _blocks(seen: Survey, inputs: list[Tensor], deltas: list[Tensor], dense: Params) -> list[Block]:
+    """A block per layer; layers that share a parameter are joined, their biases stand alone."""
+    blocks: list[Block] = [Dense((n,), d.transpose(0, 1).flatten(2)) for n, d in dense.items()]
+    layers = [
+        (use, use.inputs(h) if use.weight else h, use.grads(d.transpose(0, 1)))
+        for use, h, d in zip(seen.uses, inputs, deltas, strict=True)
+    ]
+    times = Counter(name for use in seen.uses for name in (use.weight, use.bias) if name)
+    for use, h, d in layers:
+        if use.weight and use.bias and times[use.weight] == times[use.bias] == 1:
+            blocks.append(Outer((use.weight, use.bias), h, d))
+    done = {name for block in blocks for name in block.names}
+    for name in times.keys() - done:
+        weights = [(h, d) for use, h, d in layers if use.weight == name]
+        if weights:
+            h, d = zip(*weights, strict=True)
+            blocks.append(Outer((name,), torch.cat(h, dim=1), torch.cat(d, dim=2)))
+        else:
+            biases = [d.sum(2) for use, _, d in layers if use.bias == name]
+            blocks.append(Dense((name,), torch.stack(biases).sum(0)))
+    return blocks
 
 
 def _surveys_of(f: ModelFn) -> dict[Any, Survey]:

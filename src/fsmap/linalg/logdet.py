@@ -111,8 +111,8 @@ def evaluate(
     chunk: int | None = None,
 ) -> Estimate:
     """:func:`log_det` without the checks that look at values, so that it can be vmapped; nan where it is not defined."""
-    S, K, P = shape(f, params, x)
-    chosen = choose(method, S * K, P, jitter.device, gram=gram_bytes(f, params, x))
+    S, K, P, gram = _sizes(f, params, x)
+    chosen = choose(method, S * K, P, jitter.device, gram=gram)
     if chosen != "pseudo":
         check_jitter(jitter, S, K, P)
     if chosen == "slq":
@@ -122,7 +122,7 @@ def evaluate(
     if chosen == "first_order":
         value = P * jitter.log() + exact(f, params, x, metric=metric, chunk=chunk) / jitter
         return Estimate(value, torch.zeros_like(value))
-    _check_memory(f, params, x, chosen, jitter.device)
+    _check_memory(S * K, P, gram, chosen, jitter.device)
     if chosen == "dual":
         gram, signs = whitened_gram(f, params, x, metric=metric, chunk=chunk)
         value = determinants.dual(gram, signs, jitter, P)
@@ -162,17 +162,22 @@ def whitened_gram(
 
 def shape(f: ModelFn, params: Params, x: Inputs) -> tuple[int, int, int]:
     """S, K, P, from one point."""
-    S = points.count(x)
-    return S, look(f, params, x).outputs // (1 if is_pointwise(f) else S), count(params)
+    return _sizes(f, params, x)[:3]
 
 
 def gram_bytes(f: ModelFn, params: Params, x: Inputs) -> int:
     """Bytes of the factored Jacobian and its Gram matrix, with what a gradient keeps."""
+    return _sizes(f, params, x)[3]
+
+
+def _sizes(f: ModelFn, params: Params, x: Inputs) -> tuple[int, int, int, int]:
     seen, S, P = look(f, params, x), points.count(x), count(params)
     if not is_pointwise(f):
-        return 8 * (3 * seen.outputs * P + 6 * seen.outputs**2)
+        rows = seen.outputs
+        return S, rows // S, P, 8 * (3 * rows * P + 6 * rows**2)
     rows = S * seen.outputs
-    return 8 * (3 * S * seen.numbers_per_point(params) + (6 + len(seen.uses)) * rows**2)
+    factors = 3 * S * seen.numbers_per_point(params)
+    return S, seen.outputs, P, 8 * (factors + (6 + len(seen.uses)) * rows**2)
 
 
 def choose(method: str, rows: int, P: int, device: torch.device, *, gram: int | None = None) -> str:
@@ -197,8 +202,7 @@ def choose(method: str, rows: int, P: int, device: torch.device, *, gram: int | 
     if method != "auto":
         return method
     needed = 3 * 8 * rows * P if P <= rows or gram is None else gram
-    fits = needed < memory.SHARE * memory.free_bytes(device)
-    if min(rows, P) > LARGEST_MATRIX or not fits:
+    if min(rows, P) > LARGEST_MATRIX or not memory.fits(needed, device):
         return "slq"
     return "dense" if P <= rows else "dual"
 
@@ -229,9 +233,7 @@ def check_jitter(jitter: Tensor, S: int, K: int, P: int) -> None:
         raise InputError(message)
 
 
-def _check_memory(f: ModelFn, params: Params, x: Inputs, method: str, device: torch.device) -> None:
-    S, K, P = shape(f, params, x)
-    rows, gram = S * K, gram_bytes(f, params, x)
+def _check_memory(rows: int, P: int, gram: int, method: str, device: torch.device) -> None:
     side = P if method == "dense" else min(rows, P)
     needed = gram if method == "dual" else 8 * (3 * rows * P + 2 * side**2)
     instead = "Use method='slq', which needs products only, or fewer evaluation points."

@@ -8,6 +8,7 @@ import torch
 
 from fsmap.errors import MemoryLimitError
 
+ALWAYS = 2**26  # what is taken to fit without asking
 SHARE = 0.8  # of what is free: the rest is for the allocator and for everybody else
 
 
@@ -19,6 +20,11 @@ def free_bytes(device: torch.device) -> int:
     free = _meminfo_available()
     limit, used = _read_int("/sys/fs/cgroup/memory.max"), _read_int("/sys/fs/cgroup/memory.current")
     return min(free, limit - used) if limit is not None and used is not None else free
+
+
+def fits(needed: int, device: torch.device) -> bool:
+    """Whether so many bytes may be allocated; what is small is not looked up."""
+    return needed <= ALWAYS or needed <= SHARE * free_bytes(device)
 
 
 def check_fits(needed: int, device: torch.device, *, what: str, instead: str) -> None:
@@ -33,8 +39,8 @@ def check_fits(needed: int, device: torch.device, *, what: str, instead: str) ->
     Raises:
         MemoryLimitError: With the size, the limit, and ``instead``.
     """
-    limit = int(SHARE * free_bytes(device))
-    if needed > limit:
+    if not fits(needed, device):
+        limit = int(SHARE * free_bytes(device))
         message = f"{what} needs {_gb(needed)}, {_gb(limit)} may be used on {device}. {instead}"
         raise MemoryLimitError(message)
 

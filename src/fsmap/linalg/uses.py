@@ -9,13 +9,12 @@ weights and plain functions are seen like an ``nn.Linear``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from fsmap.linalg.second_order import SecondOrder
 from fsmap.types import Params
@@ -55,9 +54,11 @@ class Use(NamedTuple):
 
     def grads(self, d: Tensor) -> Tensor:
         """Cotangents of the layer's output, [..., B, ...], as [..., T, o]."""
-        start = d.ndim - len(self.shape)
-        moved = d if self.window is None else d.movedim(start + 1, -1)
-        return moved.reshape(*d.shape[:start], self.places, self.width)
+        lead = d.shape[: d.ndim - len(self.shape)]
+        if self.window is None:
+            return d.reshape(*lead, self.places, self.width)
+        images = d.flatten(len(lead) + 2)  # [..., B, o, L]
+        return images.mT.reshape(*lead, self.places, self.width)  # a view where B = 1
 
 
 class Survey(NamedTuple):
@@ -102,10 +103,15 @@ class Watch(SecondOrder):
     ) -> Any:
         """Call the function; note what it does with watched parameters."""
         out = super().__torch_function__(func, types, args, kwargs)
-        leaves = tree_leaves((args, kwargs)) if kwargs or func not in LINEAR_MAPS else args
-        seen = {self._names[id(a)] for a in leaves if id(a) in self._names}
-        if not seen or not any(isinstance(o, Tensor) for o in tree_leaves(out)):
-            return out  # not ours, or a question about shape and dtype
+        if not isinstance(out, Tensor | tuple | list):
+            return out  # a question about shape or dtype
+        seen = {
+            self._names[id(t)]
+            for t in _flat((*args, *(kwargs or {}).values()))
+            if id(t) in self._names
+        }
+        if not seen or not any(isinstance(t, Tensor) for t in _flat((out,))):
+            return out
         call = LINEAR_MAPS[func](*args, **(kwargs or {})) if func in LINEAR_MAPS else None
         if call is None or id(call.input) in self._names:
             self.others |= seen
@@ -173,6 +179,15 @@ def survey(call: Callable[[], Tensor], params: Params) -> Survey:
     uses = tuple(use._replace(weight=keep(use.weight), bias=keep(use.bias)) for use in watch.uses)
     others = tuple(name for name in params if name not in known)
     return Survey(uses, others, out.numel())
+
+
+def _flat(items: Iterable[Any]) -> Iterator[Any]:
+    """Everything in nested lists and tuples."""
+    for item in items:
+        if isinstance(item, tuple | list):
+            yield from _flat(item)
+        else:
+            yield item
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | None:

@@ -179,8 +179,8 @@ def _categories(column: Column, cells: Cells) -> Floats:
     if unseen:
         shown = ", ".join(map(repr, list(dict.fromkeys(unseen))[:3]))
         _warn(
-            f"column {column.name!r} has {len(set(unseen))} categories that were not seen in "
-            f"training ({shown}), in {len(unseen)} rows: they count as 'other', none of the known"
+            f"column {column.name!r} has values that were not seen in training ({shown}; in "
+            f"{len(unseen)} rows). They count as 'other': none of the known ones"
         )
     code = np.array([place.get(level, -1) for level in named])  # -1: other
     hot: Floats = (code[:, None] == np.arange(len(place))).astype(np.float64)

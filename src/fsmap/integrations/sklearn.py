@@ -163,8 +163,9 @@ class LMAPRegressor(RegressorMixin, _TableEstimator):
         verbose: Show a progress bar with the time left.
 
     After ``fit``: ``weight_decay_``, ``reg_strength_``, ``search_`` (a dict per configuration),
-    ``validation_loss_``, ``validation_curve_``, ``n_iter_``, ``module_`` (of standardized inputs),
-    ``noise_std_`` (spread of the held-out residuals).
+    ``validation_loss_`` (root mean squared error of standardized targets), ``validation_curve_``,
+    ``n_iter_``, ``module_`` (of standardized inputs), ``noise_std_`` (spread of the held-out
+    residuals, in the target's unit).
 
     Example:
         >>> import numpy as np

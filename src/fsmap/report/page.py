@@ -88,7 +88,6 @@ def render(runs: Sequence[Run], catalogue: Sequence[Entry]) -> str:
     Returns:
         HTML.
     """
-    jinja2 = require("jinja2", extra="report")
     glyphs = Glyphs()
     by_id: dict[str, list[Run]] = {}
     for run in runs:
@@ -102,23 +101,34 @@ def render(runs: Sequence[Run], catalogue: Sequence[Entry]) -> str:
     for entry in _ordered(best, catalogue):
         first, *others = best[entry.id]
         groups.setdefault(entry.group, []).append(view(first, others, glyphs))
-    environment = jinja2.Environment(
+    text: str = environment().get_template("page.html.j2").render(
+        title="fsmap report: most likely functions or parameters?",
+        groups=groups,
+        totals=_totals([same[0] for same in best.values()]),
+        missing=[entry for entry in catalogue if entry.id not in best],
+        glyphs=glyphs.markup(),
+        theme=theme(),
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+    )
+    return text
+
+
+def environment() -> Any:
+    """Where the page's templates are, with everything escaped.
+
+    Returns:
+        A jinja2 environment.
+    """
+    jinja2 = require("jinja2", extra="report")
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATE),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters["embedded"] = embedded
-    text: str = environment.get_template("page.html.j2").render(
-        groups=groups,
-        totals=_totals([same[0] for same in best.values()]),
-        missing=[entry for entry in catalogue if entry.id not in best],
-        glyphs=glyphs.markup(),
-        theme=_theme(),
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-    )
-    return text
+    made.filters["embedded"] = embedded
+    return made
 
 
 def _ordered(runs: Mapping[str, Sequence[Run]], catalogue: Sequence[Entry]) -> list[Entry]:
@@ -151,7 +161,7 @@ def _totals(runs: Sequence[Run]) -> dict[str, Any]:
     }
 
 
-def _theme() -> dict[str, dict[str, str]]:
+def theme() -> dict[str, dict[str, str]]:
     """Colors of the figures as CSS variables, light and dark."""
     colors = (INK, MUTED, GRID, PAPER, *(COLORS[m] for m in ("ps-map", "fs-map", "l-map", "bma")))
     light = {VARIABLES[color]: color for color in colors}

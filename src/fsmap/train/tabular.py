@@ -17,7 +17,7 @@ from fsmap.errors import InputError
 from fsmap.models.mlp import MLP
 from fsmap.objective.likelihood import Categorical, Gaussian, Likelihood
 from fsmap.objective.px import Empirical, EvalDistribution, Normal, as_px
-from fsmap.objective.weighted import Weighted, packed
+from fsmap.objective.weighted import Weighted, packed, unpacked
 from fsmap.train.plan import plan
 from fsmap.train.search import WEIGHT_DECAYS, Trained, strengths, train
 from fsmap.types import Batch
@@ -116,7 +116,7 @@ def learn(
         data,
         Batch(x[held], y[held]) if held_out is not None else None,
         likelihood=likelihood,
-        by=lambda out, target: -likelihood.value(out, target) / len(target),
+        by=lambda out, target: _held_out_loss(out, target, labels, weight is not None),
         px=points,
         weight_decays=decays,
         reg_strengths=lambdas or [],
@@ -140,6 +140,17 @@ def _check(weight_decay: float | str, reg_strength: float | str, method: str) ->
     if method == "fs-map" and reg_strength == 0:
         message = "fs-map needs reg_strength > 0: its jitter is ε = 1/(2λN)"
         raise InputError(message)
+
+
+def _held_out_loss(out: Tensor, y: Tensor, labels: bool, weighted: bool) -> Tensor:
+    """Root mean squared error over rows and outputs, standardized; or mean log loss in nats."""
+    weight = torch.ones_like(out[:, 0])
+    if weighted:
+        y, weight = unpacked(y, labels=labels)
+    if labels:
+        loss = torch.nn.functional.cross_entropy(out, y, reduction="none")
+        return (weight * loss).sum() / weight.sum()
+    return ((weight * (out - y).square().mean(1)).sum() / weight.sum()).sqrt()
 
 
 def _given(value: float | str) -> list[float] | None:

@@ -1,0 +1,186 @@
+"""``fsmap fit``: a model for your own table, PS-MAP and L-MAP side by side."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsmap.cli import console
+from fsmap.errors import InputError
+from fsmap.train.progress import duration
+
+if TYPE_CHECKING:
+    from fsmap.assess.table_fit import TableOptions
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command.
+
+    Args:
+        subparsers: Where to.
+    """
+    parser = console.add_command(
+        subparsers,
+        "fit",
+        run,
+        summary="a model for your own table: PS-MAP and L-MAP side by side, strengths chosen",
+        examples=[
+            "fsmap fit houses.csv --target price               # writes model.pt and model.html",
+            "fsmap fit wine.csv --target quality --task classification --out wine.pt",
+            "fsmap fit data.parquet --target y --drop id --category zip --missing -999",
+        ],
+    )
+    parser.add_argument("table", type=Path, metavar="FILE", help="CSV (any separator) or Parquet")
+    parser.add_argument("--target", required=True, metavar="COL", help="the column to predict")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("model.pt"),
+        metavar="FILE",
+        help="the model (default: model.pt); a page with the same name ends in .html",
+    )
+    parser.add_argument(
+        "--task",
+        choices=("auto", "regression", "classification"),
+        default="auto",
+        help="auto: text or two distinct numbers are classes, other numbers are not",
+    )
+    _add_columns(parser)
+    _add_training(parser)
+    parser.add_argument("--force", action="store_true", help="overwrite the model and its page")
+    parser.add_argument("--silent", action="store_true", help="no progress bar")
+
+
+def _add_columns(parser: argparse.ArgumentParser) -> None:
+    for name, text in (
+        ("drop", "leave a column out"),
+        ("category", "a column of categories although it looks like numbers or free text"),
+    ):
+        parser.add_argument(
+            f"--{name}", action="append", default=[], metavar="COL", help=f"{text}; can be repeated"
+        )
+    parser.add_argument(
+        "--missing",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="a cell that means 'no value', besides empty, NA, NaN, null, None, ?; can be repeated",
+    )
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--hidden", metavar="N,N", help="units of the hidden layers (default: by rows)"
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="at most (default: by rows)")
+    parser.add_argument(
+        "--px",
+        choices=("normal", "train"),
+        default="normal",
+        help="where L-MAP looks at the function: N(0, I) in standardized columns, or training rows",
+    )
+    parser.add_argument(
+        "--valid", type=float, default=0.15, metavar="SHARE", help="rows to choose by (0.15)"
+    )
+    parser.add_argument(
+        "--test", type=float, default=0.15, metavar="SHARE", help="rows to test on (0.15)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the split and the training (0)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fit, compare, save, and write the page.
+
+    Args:
+        arguments: The options of the command.
+
+    Returns:
+        0.
+    """
+    from fsmap.assess.table_fit import fit_table
+    from fsmap.data.tables import read_table
+    from fsmap.report import table_page
+    from fsmap.report.records import write_atomically
+
+    page = table_page.page_path(arguments.out)
+    for path in (arguments.out, page):
+        check_writable(path, force=arguments.force)
+    options = _options(arguments)
+    table = read_table(arguments.table, missing=arguments.missing)
+    console.say(f"{arguments.table}: {table.num_rows} rows, {len(table.columns)} columns")
+    fitted = fit_table(table, arguments.target, options, console.say)
+    console.say()
+    console.table(*table_page.results(fitted))
+    console.say()
+    console.say(table_page.verdict(fitted))
+    text = table_page.render(
+        fitted,
+        source=arguments.table.name,
+        command=_command(arguments),
+        model=str(arguments.out),
+    )
+    fitted.model.save(arguments.out)
+    write_atomically(page, text)
+    took = duration(sum(one.seconds for one in fitted.runs.values()))
+    console.say(f"{arguments.out} and {page} written after {took}. Use the model with:")
+    console.say(f"  fsmap predict {shlex.quote(str(arguments.out))} new.csv")
+    return 0
+
+
+def check_writable(path: Path, *, force: bool) -> None:
+    """Look before the work whether its result can be written.
+
+    Args:
+        path: Where it will go.
+        force: Whether a file there may be replaced.
+
+    Raises:
+        InputError: If there is a file already, or no folder.
+    """
+    if path.exists() and not force:
+        message = f"{path} exists already. Choose another --out, or overwrite it with --force."
+        raise InputError(message)
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        message = f"cannot write {path}: {path.parent} is no folder, or {path} is one."
+        raise InputError(message)
+
+
+def _options(arguments: argparse.Namespace) -> TableOptions:
+    from fsmap.assess.table_fit import TableOptions
+
+    hidden: tuple[int, ...] | str = "auto"
+    if arguments.hidden is not None:
+        try:
+            hidden = tuple(int(units) for units in arguments.hidden.split(","))
+        except ValueError as error:
+            message = f"--hidden is written 128,128, got {arguments.hidden!r}"
+            raise InputError(message) from error
+    return TableOptions(
+        task=arguments.task,
+        drop=tuple(arguments.drop),
+        category=tuple(arguments.category),
+        hidden=hidden,
+        px=arguments.px,
+        steps=arguments.steps,
+        valid=arguments.valid,
+        test=arguments.test,
+        seed=arguments.seed,
+        device=arguments.device,
+        progress=not arguments.silent,
+    )
+
+
+def _command(arguments: argparse.Namespace) -> str:
+    """The command line that makes the same model."""
+    words = ["fsmap", "fit", str(arguments.table), "--target", arguments.target]
+    for name in ("drop", "category", "missing"):
+        for value in getattr(arguments, name):
+            words += [f"--{name}", value]
+    usual = {"task": "auto", "hidden": None, "steps": None, "px": "normal", "seed": 0}
+    for name, default in {**usual, "valid": 0.15, "test": 0.15}.items():
+        if getattr(arguments, name) != default:
+            words += [f"--{name}", str(getattr(arguments, name))]
+    return shlex.join([*words, "--out", str(arguments.out)])

@@ -1,0 +1,116 @@
+"""``fsmap predict``: predictions of a model that ``fsmap fit`` saved."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsmap.cli import console
+from fsmap.cli.fit import check_writable
+from fsmap.errors import InputError
+
+if TYPE_CHECKING:
+    from fsmap.data.tables import Table
+    from fsmap.train.table_model import TableModel
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command.
+
+    Args:
+        subparsers: Where to.
+    """
+    parser = console.add_command(
+        subparsers,
+        "predict",
+        run,
+        summary="predictions of a model that `fsmap fit` saved",
+        examples=[
+            "fsmap predict model.pt new.csv                         # to the terminal",
+            "fsmap predict model.pt new.csv --out predictions.csv   # or .parquet",
+            "fsmap predict model.pt new.csv --method ps-map         # the other network",
+        ],
+    )
+    parser.add_argument("model", type=Path, metavar="MODEL", help="what `fsmap fit` wrote")
+    parser.add_argument("table", type=Path, metavar="FILE", help="CSV or Parquet, columns by name")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="CSV or Parquet (default: CSV to the terminal)"
+    )
+    parser.add_argument(
+        "--method", choices=("l-map", "ps-map", "linear"), default="l-map", help="which network"
+    )
+    parser.add_argument(
+        "--missing", action="append", default=[], metavar="TEXT", help="as for `fsmap fit`"
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite --out")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict and write.
+
+    Args:
+        arguments: The options of the command.
+
+    Returns:
+        0.
+    """
+    from fsmap.data.encoder import UnseenWarning
+    from fsmap.data.tables import read_table, write_table
+    from fsmap.report.records import write_atomically
+    from fsmap.train.table_model import load_model
+
+    if arguments.out is not None:
+        check_writable(arguments.out, force=arguments.force)
+    model = load_model(arguments.model)
+    table = read_table(arguments.table, missing=arguments.missing)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UnseenWarning)
+        columns = model.predict(table, arguments.method)
+    for warning in caught:
+        console.note(f"fsmap: {warning.message}")
+    _tell_columns(model, table)
+    _tell_score(model, table, arguments.method)
+    values = {name: column.tolist() for name, column in columns.items()}
+    path = arguments.out or Path("predictions.csv")
+    content = write_table(path, values)
+    if arguments.out is None:
+        sys.stdout.write(content.decode())
+        return 0
+    write_atomically(arguments.out, content)
+    console.note(f"{arguments.out}: {table.num_rows} predictions of {model.target.name!r}")
+    return 0
+
+
+def _tell_columns(model: TableModel, table: Table) -> None:
+    known = {column.name for column in model.encoder.columns} | {model.target.name}
+    extra = [name for name in table.columns if name not in known]
+    if extra:
+        console.note(f"fsmap: columns that the model does not use: {', '.join(extra)}")
+
+
+def _tell_score(model: TableModel, table: Table, method: str) -> None:
+    """If the target is there, say how good the predictions are."""
+    import torch
+
+    from fsmap import metrics
+    from fsmap.data.target import REGRESSION, labels
+
+    target = model.target
+    if target.name not in table.columns:
+        return
+    try:
+        y = torch.from_numpy(labels(table, target))
+    except InputError as error:
+        console.note(f"fsmap: not compared with the target: {error}")
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        out = model.outputs(table, method)
+    if target.task == REGRESSION:
+        text = f"RMSE {target.std * metrics.rmse(out, y):.4g}"
+    else:
+        text = f"accuracy {metrics.accuracy(out, y):.4g}, NLL {metrics.nll(out, y):.4g}"
+    console.note(f"{target.name!r} is in the table: {text} on {table.num_rows} rows")

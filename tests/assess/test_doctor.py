@@ -141,6 +141,35 @@ def test_units_that_are_rarely_active_are_pointed_at():
     assert any("unit 1 of 0 → 2 is active on 1 of 60 points only" in note for note in d.notes)
 
 
+class Spare(nn.Module):
+    """One of its parameters is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.spare = net(), nn.Parameter(torch.ones(5))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def test_parameters_without_effect():
+    d = fsmap.doctor(Spare(), points(60, 2))
+    assert d.verdict == "unused"
+    assert (d.rank.deficit, d.rank.unexplained) == (5, 0)
+    assert (d.symmetries[0].kind, d.symmetries[0].where) == ("no_effect", "spare")
+    assert "5 parameters have no effect on any of the points" in str(d)
+
+
+def test_a_zero_matrix(seeded):
+    flat = nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        flat.weight.fill_(1.0)
+    d = fsmap.doctor(flat, torch.zeros(5, 2), jitter=1.0)
+    assert (d.verdict, d.rank.rank) == ("unused", 0)
+    assert "no ε can be recommended" in str(d)
+    assert Diagnosis.from_json(d.to_json()) == d
+
+
 def test_units_near_a_fixed_point():
     near = with_twins()
     with torch.no_grad():
@@ -168,10 +197,10 @@ def test_given_and_recommended_jitter():
     assert "λ=1/(2εN)" not in str(fine)
 
 
-@pytest.mark.parametrize("limit", [{"LARGEST_ROWS": 0}, {"LARGEST_FACTOR": 0}])
+@pytest.mark.parametrize("limit", ["LARGEST_ROWS", "LARGEST_FACTOR"])
 def test_without_a_jacobian_symmetries_are_checked_all_the_same(monkeypatch, limit):
-    for name, value in limit.items():
-        monkeypatch.setattr(spectrum, name, value)
+    monkeypatch.setattr(spectrum, "LARGEST_SVD", 0)
+    monkeypatch.setattr(spectrum, limit, 0)
     d = fsmap.doctor(with_twins(), points(60, 2))
     assert d.rank.method in ("gram", "lanczos")
     assert d.verdict == "pathological"
@@ -181,6 +210,7 @@ def test_without_a_jacobian_symmetries_are_checked_all_the_same(monkeypatch, lim
 
 def test_lanczos_says_what_it_does_not_know(monkeypatch):
     exact = fsmap.doctor(net(nn.ReLU), points(60, 2))
+    monkeypatch.setattr(spectrum, "LARGEST_SVD", 0)
     monkeypatch.setattr(spectrum, "LARGEST_ROWS", 0)
     monkeypatch.setattr(matrix_free, "_points_of_gram", lambda *args, **kwargs: 0)
     monkeypatch.setattr(

@@ -116,6 +116,7 @@ def test_growth_of_the_rank_with_points(generator):
 def test_without_rows_largest_eigenvalue_and_trace_hold(monkeypatch, name):
     c = case(name)
     exact = spectrum(c.f, c.params, c.x)
+    monkeypatch.setattr(module, "LARGEST_SVD", 0)
     monkeypatch.setattr(module, "LARGEST_ROWS", 0)
     found = spectrum(c.f, c.params, c.x, seconds=60.0)
     low, room = (float(t) for t in found.largest)
@@ -129,3 +130,12 @@ def test_without_rows_largest_eigenvalue_and_trace_hold(monkeypatch, name):
         top = exact.eigenvalues[: len(found.eigenvalues)]
         scale = float(top[0])
         assert_close(found.eigenvalues[: len(top)], top, rtol=1e-7, atol=1e-12 * scale)
+
+
+def test_many_points_of_a_small_model_are_cut(monkeypatch):
+    c = case("tanh_mlp")
+    monkeypatch.setattr(module, "LARGEST_FACTOR", 2.0 * 10**2 * 11)  # eleven rows of ten
+    found = spectrum(c.f, c.params, c.x)
+    assert (found.method, found.points, found.rows) == ("svd", 11, 11)
+    expected = torch.linalg.svdvals(rows_slow(c.f, c.params, c.x[:11])).square()
+    assert_close(found.eigenvalues, expected, rtol=1e-9, atol=1e-14)

@@ -50,7 +50,7 @@ def quiet(module: nn.Module, notes: list[str]) -> Iterator[nn.Module]:
 
 def prepare(
     module: nn.Module, x: Inputs, forward: Forward | None, notes: list[str]
-) -> tuple[Functional, Params, Inputs, torch.dtype]:
+) -> tuple[Functional, Params, Inputs]:
     """The module as a function in float64; in its own precision where it insists on that.
 
     Args:
@@ -60,13 +60,13 @@ def prepare(
         notes: What has to be said is added here.
 
     Returns:
-        Function, parameters and points in one precision, and the module's own precision.
+        Function, parameters and points in one precision.
     """
     first = next(p for p in module.parameters() if p.requires_grad)
     own = first.dtype
     device = first.device if first.device.type in ("cpu", "cuda") else torch.device("cpu")
     try:
-        return *_in(torch.float64, module, x, forward, device), own
+        return _in(torch.float64, module, x, forward, device)
     except InputError as error:
         ready = _in(own, module, x, forward, device)  # raises if it is not the precision
         name, why = str(own).removeprefix("torch."), str(error.__cause__ or error).splitlines()[0]
@@ -74,7 +74,7 @@ def prepare(
             f"the module does not run in float64 ({why[:80]}); it was examined in {name}, where "
             "null directions are less certain"
         )
-        return *ready, own
+        return ready
 
 
 def _in(
@@ -83,7 +83,7 @@ def _in(
     f, params = functional(copy.deepcopy(module).to(device, dtype), forward=forward)
     cast = points.to(x, device=device, dtype=dtype)
     with torch.no_grad():
-        out = outputs(f, params, points.take(cast, slice(0, 2)) if f.pointwise else cast)
+        out = outputs(f, params, points.take(cast, slice(0, 4)))
     if not bool(torch.isfinite(out).all()):
         message = "the module returns NaN or inf at these points. Initialize or train it first."
         raise InputError(message)

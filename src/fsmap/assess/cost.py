@@ -98,11 +98,9 @@ def measure(f: ModelFn, params: Params, x: Inputs, outputs: int) -> Timing:
         The times. What would need too much memory or time is predicted from reverse passes.
     """
     S, like = points.count(x), next(iter(params.values()))
-    some = x
-    if getattr(f, "pointwise", True):
-        some = points.take(x, slice(0, FEW))
-        if _time(lambda: f(params, some), like.device) < QUICK:
-            some = points.take(x, slice(0, MANY))
+    some = points.take(x, slice(0, FEW))
+    if _time(lambda: f(params, some), like.device) < QUICK:
+        some = points.take(x, slice(0, MANY))
     factor = S / points.count(some)
 
     def reverse() -> None:

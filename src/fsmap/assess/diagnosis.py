@@ -11,7 +11,7 @@ from fsmap.assess.naming import NullVector, Part
 
 VERDICTS = (
     *("regular", "harmless", "pathological", "near-pathological"),
-    *("ill-conditioned", "unexplained", "undecided"),
+    *("unused", "ill-conditioned", "unexplained", "undecided"),
 )
 VERSION = 1  # of the JSON; grows when a key changes its meaning or disappears
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,12 @@ from fsmap.assess.copies import own_randomness, prepare, quiet
 from fsmap.assess.cost import Cost, costs
 from fsmap.assess.diagnosis import Diagnosis, Eigenvalues, Pair
 from fsmap.assess.judgement import Evidence, findings, gather, judge, null_vectors, rank
-from fsmap.assess.spectrum import Spectrum, spectrum
+from fsmap.assess.spectrum import LARGEST_SVD, Spectrum, spectrum
 from fsmap.assess.verify import check
 from fsmap.assess.wiring.facts import Wiring
 from fsmap.assess.wiring.tracer import trace
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import Forward, Functional, functional
+from fsmap.functional import Forward, Functional, count, functional
 from fsmap.linalg import points
 from fsmap.linalg.logdet import shape
 from fsmap.linalg.metric import Metric
@@ -28,6 +28,7 @@ from fsmap.types import Inputs, Params
 
 TRACED = 1024  # points of the pass that follows units, at most
 RARE = 5  # units with few active points that are named
+BATCH_SECONDS = 0.2  # of one pass, where points see each other: some forty are needed
 TRACE_SECONDS = 1.0  # that it may take
 
 
@@ -81,52 +82,77 @@ def doctor(
     _check_arguments(module, x, jitter, num_data, tolerance)
     notes: list[str] = []
     with own_randomness(module), quiet(module, notes) as calm:
-        f, params, x, user_dtype = prepare(calm, x, forward, notes)
-        traced = points.take(x, slice(0, _traceable(f, params, x)))
-        wiring = trace(f, traced)
-        found = spectrum(f, params, x, metric=metric, tolerance=tolerance)
-        K = shape(f, params, x)[1]
-        evidence = _evidence(f, params, wiring, found, K)
-        rows, auto = _costs(calm, x, forward, K, wiring.activation_bytes / points.count(traced))
+        e = _examine(calm, x, forward, metric, tolerance, notes)
+    symmetries = findings(e.evidence)
+    ranked = rank(e.evidence, points.count(x))
+    verdict, summary = judge(ranked, symmetries)
+    if ranked.unexplained:
+        told = idle.rare(e.wiring, e.evidence.params, e.traced)
+        notes += told[:RARE] + [f"and {len(told) - RARE} more such units"] * (len(told) > RARE)
+    own = next(p for p in module.parameters() if p.requires_grad).dtype
+    epsilons = {} if jitter is None else {"given": float(jitter)}
+    epsilons |= jitters.recommended(e.found, own)
+    return Diagnosis(
+        module=_title(module),
+        mode="train" if any(m.training for m in module.modules()) else "eval",
+        precision=e.precision,
+        parameters=e.found.parameters,
+        frozen=sum(p.numel() for p in e.evidence.frozen.values()),
+        points=points.count(x),
+        points_used=e.found.points,
+        outputs=e.evidence.outputs,
+        verdict=verdict,
+        summary=summary,
+        rank=ranked,
+        eigenvalues=_eigenvalues(e.found),
+        symmetries=symmetries,
+        null_vectors=null_vectors(e.evidence),
+        closest=_closest(e.wiring, e.evidence),
+        jitters=tuple(jitters.row(e.found, n, value, num_data) for n, value in epsilons.items()),
+        costs=tuple(e.costs),
+        auto=e.auto,
+        unfollowed=tuple(e.wiring.unfollowed),
+        notes=tuple(notes),
+        seconds=time.perf_counter() - begin,
+    )
+
+
+class _Examination(NamedTuple):
+    """Everything that needs passes through the module."""
+
+    wiring: Wiring
+    traced: int  # points of the pass that followed units
+    found: Spectrum
+    evidence: Evidence
+    costs: list[Cost]
+    auto: str
+    precision: str
+
+
+def _examine(
+    module: nn.Module,
+    x: Inputs,
+    forward: Forward | None,
+    metric: Metric | Tensor | None,
+    tolerance: float | None,
+    notes: list[str],
+) -> _Examination:
+    f, params, wide = prepare(module, x, forward, notes)
+    if not f.pointwise and metric is None:
+        wide = points.take(wide, slice(0, _batch(f, params, wide)))
+    traced = points.take(wide, slice(0, _traceable(f, params, wide)))
+    wiring = trace(f, traced)
+    found = spectrum(f, params, wide, metric=metric, tolerance=tolerance)
     if found.points < points.count(x):
         notes.append(
             f"for want of time or memory eigenvalues were taken on {found.points} of "
             f"{points.count(x)} points"
         )
-    symmetries = findings(evidence)
-    ranked = rank(evidence, points.count(x))
-    verdict, summary = judge(ranked, symmetries)
-    if ranked.unexplained:
-        told = idle.rare(wiring, evidence.params, points.count(traced))
-        notes += told[:RARE] + [f"and {len(told) - RARE} more such units"] * (len(told) > RARE)
-    every = dict(module.named_parameters())
-    advice = jitters.recommended(found, user_dtype)
-    given = {} if jitter is None else {"given": float(jitter)}
-    return Diagnosis(
-        module=_title(module),
-        mode="train" if any(m.training for m in module.modules()) else "eval",
-        precision=str(next(iter(params.values())).dtype).removeprefix("torch."),
-        parameters=found.parameters,
-        frozen=sum(p.numel() for p in every.values()) - found.parameters,
-        points=points.count(x),
-        points_used=found.points,
-        outputs=K,
-        verdict=verdict,
-        summary=summary,
-        rank=ranked,
-        eigenvalues=_eigenvalues(found),
-        symmetries=symmetries,
-        null_vectors=null_vectors(evidence),
-        closest=_closest(wiring, evidence),
-        jitters=tuple(
-            jitters.row(found, name, value, num_data) for name, value in {**given, **advice}.items()
-        ),
-        costs=tuple(rows),
-        auto=auto,
-        unfollowed=tuple(wiring.unfollowed),
-        notes=tuple(notes),
-        seconds=time.perf_counter() - begin,
-    )
+    K = shape(f, params, wide)[1]
+    evidence = _evidence(f, params, wiring, found, K)
+    rows, auto = _costs(module, x, forward, K, wiring.activation_bytes / points.count(traced))
+    precision = str(next(iter(params.values())).dtype).removeprefix("torch.")
+    return _Examination(wiring, points.count(traced), found, evidence, rows, auto, precision)
 
 
 def _check_arguments(
@@ -149,6 +175,18 @@ def _check_arguments(
         )
     if message:
         raise InputError(message)
+
+
+def _batch(f: Functional, params: Params, x: Inputs) -> int:
+    """Points of a large module whose points see each other: all passes have to use these."""
+    if count(params) <= LARGEST_SVD:
+        return points.count(x)
+    few = points.take(x, slice(0, 4))
+    with torch.no_grad():
+        begin = time.perf_counter()
+        f(params, few)
+    each = (time.perf_counter() - begin) / points.count(few)
+    return max(4, int(BATCH_SECONDS / each))
 
 
 def _traceable(f: Functional, params: Params, x: Inputs) -> int:

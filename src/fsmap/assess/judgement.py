@@ -166,6 +166,12 @@ def judge(rank: Rank, symmetries: tuple[Finding, ...]) -> tuple[str, str]:
         return "undecided", f"the rank of 𝒥 cannot be told: {why}.{told}"
     if rank.deficit == 0:
         return "regular", "𝒥 has full rank on these points: no singularity here."
+    idle = sum(f.adds or 0 for f in exact if f.kind == "no_effect")
+    if rank.unexplained == 0 and idle:
+        return "unused", (
+            f"{idle} parameters have no effect on any of the points: they are not used, or p_X "
+            "does not reach them."
+        )
     if rank.unexplained == 0:
         return "harmless", (
             "𝒥 is singular for every value of the parameters, by continuous symmetries: no "

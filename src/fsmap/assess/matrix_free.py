@@ -20,15 +20,14 @@ from fsmap.functional import ravel
 from fsmap.linalg import memory, points
 from fsmap.linalg import probes as draw
 from fsmap.linalg.jacobian import is_pointwise, jvp, vjp
-from fsmap.linalg.logdet import LARGEST_MATRIX, gram_bytes, shape, whitened_gram
+from fsmap.linalg.logdet import gram_bytes, shape, whitened_gram
 from fsmap.linalg.metric import Metric, Whitening, resolve
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 PROBES = 4  # for the trace, and as stand-ins of the rows
 STEPS = (4, 40)  # of Lanczos: at least, at most
-LARGEST_GRAM = (
-    6 * 2**30
-)  # bytes of the Gram matrix and its factors with gradient; here a third of it
+LARGEST_MATRIX = 1024  # side of the Gram matrix: its eigenvalues take about a second
+LARGEST_GRAM = 6 * 2**30  # bytes of it and its factors with gradient; without, here, a third
 
 
 class Bounds(NamedTuple):
@@ -82,19 +81,25 @@ def _points_of_gram(
         return S if fits and metric is not None and is_pointwise(f) else 0
     if gram_bytes(f, params, two) > room:
         return 0
-    times = []
-    for _ in range(2):  # the first one imports and allocates
-        begin = time.perf_counter()
-        whitened_gram(f, params, two)
-        times.append(time.perf_counter() - begin)
-        if times[0] > seconds:
-            return 0
-    each = times[-1] / points.count(two)
+    first = _gram_seconds(f, params, two)  # imports and allocates
+    took = first if first > seconds else _gram_seconds(f, params, two)
+    if took > seconds:
+        return 0
+    each = took / points.count(two)
+    if 16 * each < seconds / 10:  # a small model: two points are mostly overhead
+        several = points.take(x, slice(0, 16))
+        each = _gram_seconds(f, params, several) / points.count(several)
     outputs = shape(f, params, two)[1]
     used = min(S, int(seconds / each), LARGEST_MATRIX // outputs)
     while used > 1 and gram_bytes(f, params, points.take(x, slice(0, used))) > room:
         used -= max(1, used // 5)
     return used if used > 1 or S == 1 else 0
+
+
+def _gram_seconds(f: ModelFn, params: Params, x: Inputs) -> float:
+    begin = time.perf_counter()
+    whitened_gram(f, params, x)
+    return time.perf_counter() - begin
 
 
 def _by_gram(f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None) -> Bounds:

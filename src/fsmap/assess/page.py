@@ -200,14 +200,13 @@ def _eigenvalues(d: Diagnosis) -> list[str]:
 
 
 def _jitters(d: Diagnosis) -> list[str]:
-    if not d.jitters:
-        return _section(None, "Jitter", "𝒥 is zero, no ε can be recommended")
     rows = {row.name: row for row in d.jitters}
+    if "l-map" not in rows:
+        return _section(None, "Jitter", "𝒥 is zero, no ε can be recommended")
     told = []
     if "fs-map" in rows:
         told.append(f"ε = {rows['fs-map'].jitter:.0e} for exact FS-MAP")
-    if "l-map" in rows:
-        told.append(f"ε ≥ {rows['l-map'].jitter:.0e} for L-MAP")
+    told.append(f"ε ≥ {rows['l-map'].jitter:.0e} for L-MAP")
     given = rows.get("given")
     ok = None if given is None else _error(given) <= VALID
     lines = _section(True if given is None else ok, "Jitter", "recommended " + ", ".join(told))

@@ -19,7 +19,7 @@ from fsmap.assess import matrix_free
 from fsmap.errors import InputError
 from fsmap.functional import count
 from fsmap.linalg import memory, points
-from fsmap.linalg.jacobian import outputs
+from fsmap.linalg.jacobian import is_pointwise, outputs
 from fsmap.linalg.logdet import shape, whitened_rows
 from fsmap.linalg.metric import Metric, resolve
 from fsmap.types import Estimate, Inputs, ModelFn, Params
@@ -94,6 +94,8 @@ def spectrum(
     """
     params = {name: p.detach() for name, p in params.items()}
     P, first = count(params), next(iter(params.values()))
+    if metric is None and P <= LARGEST_SVD and is_pointwise(f):
+        x = points.take(x, slice(0, _enough(f, params, x)))
     Q, signed = _size(f, params, x, metric)
     if signed and P > LARGEST_SVD:
         message = (
@@ -170,6 +172,12 @@ def _from_bounds(
         probes=found.probes,
         exact=False,
     )
+
+
+def _enough(f: ModelFn, params: Params, x: Inputs) -> int:
+    """Points of which all rows can be factorized: several times as many rows as parameters."""
+    _, K, P = shape(f, params, x)
+    return max(1, int(min(LARGEST_FACTOR / (2.0 * P**2), LARGEST_ROWS / (8 * P)) / K))
 
 
 def _size(

@@ -41,18 +41,19 @@ def check(families: Iterable[Family], params: Params, spectrum: Spectrum) -> lis
     Returns:
         The families with at least one null direction, and those that are nearly null.
     """
-    checked = [_check(family, params, spectrum) for family in families]
+    columns = spectrum.probes.square().sum(0)  # [P]
+    checked = [_check(family, params, spectrum, columns) for family in families]
     return [c for c in checked if c.kept or c.nearly]
 
 
-def _check(family: Family, params: Params, spectrum: Spectrum) -> Checked:
+def _check(family: Family, params: Params, spectrum: Spectrum, columns: Tensor) -> Checked:
     P = count(params)
     threshold = spectrum.resolution
     written = family.size * P <= LARGEST_BUILD
     keep = written and P <= LARGEST_BASIS
     residuals, ratios, kept = [], [], []
     for V in _directions(family, params, complete=written):
-        residual, ratio = _effects(V, spectrum)
+        residual, ratio = _effects(V, spectrum, columns)
         residuals.append(residual)
         ratios.append(ratio)
         if keep:
@@ -93,12 +94,12 @@ def _directions(family: Family, params: Params, *, complete: bool) -> Iterable[T
         yield (V[alive] / norms[alive]).double()
 
 
-def _effects(V: Tensor, spectrum: Spectrum) -> tuple[Tensor, Tensor]:
+def _effects(V: Tensor, spectrum: Spectrum, columns: Tensor) -> tuple[Tensor, Tensor]:
     """‖Av‖/σ_max, and ‖Av‖ over its root mean square when v's entries get random signs."""
     A = spectrum.probes
     weight = 1.0 if spectrum.exact else 1 / len(A)
     square = weight * (V @ A.mT).square().sum(1)
-    shuffled = weight * V.square() @ A.square().sum(0)
+    shuffled = weight * V.square() @ columns
     largest = spectrum.largest.value.abs().clamp_min(1e-300)
     return (square / largest).sqrt(), (square / shuffled.clamp_min(1e-300)).sqrt()
 

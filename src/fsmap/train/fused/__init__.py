@@ -1,0 +1,1 @@
+"""A fast gradient for populations of perceptrons on a GPU: the same objective, written out."""

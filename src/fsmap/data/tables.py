@@ -149,8 +149,8 @@ def _text(value: Any) -> str:
 
 def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
     text = _decoded(path, data)
-    separator = _separator(text)
     try:
+        separator = _separator(text)
         lines = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if row]
     except csv.Error as error:
         message = f"{path} is not a CSV: {error}"

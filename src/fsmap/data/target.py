@@ -144,7 +144,7 @@ def labels(table: Table, target: Target) -> npt.NDArray[Any]:
 
 
 def _decide(values: npt.NDArray[np.float64], wrong: int, distinct: int) -> tuple[str, str]:
-    if wrong > (1 - MOSTLY) * len(values):
+    if 1 - wrong / len(values) < MOSTLY:
         return CLASSIFICATION, f"text with {distinct} distinct values"
     if wrong:
         return REGRESSION, "numbers"  # with stray text, which is refused by name

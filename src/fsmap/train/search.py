@@ -220,7 +220,7 @@ def _only(config: Config, state: TrainState, history: History) -> Trained:
 def _winner(configs: list[Config], states: PopulationState, history: History) -> Trained:
     best = states.best
     assert best is not None
-    usable = torch.isfinite(best.value) & (best.step > 0)
+    usable = torch.isfinite(best.value) & (best.step > 0) & (states.diverged < 0)
     if not usable.any():
         message = "no configuration has a finite held-out value. Lower the learning rate."
         raise DivergedError(message)

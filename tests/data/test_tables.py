@@ -1,0 +1,135 @@
+"""Files that are tables, and files that are not."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+
+from fsmap.data.tables import read_table, write_table
+from fsmap.errors import InputError, MissingDataError
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(content: str | bytes, name: str = "table.csv"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_any_usual_separator(written, separator):
+    text = "a,b\n1,x\n2,y\n".replace(",", separator)
+    table = read_table(written(text))
+    assert list(table.columns) == ["a", "b"]
+    assert table.columns["a"].tolist() == ["1", "2"]
+    assert table.num_rows == 2
+
+
+def test_quotes_blank_lines_spaces_and_byte_order_mark(written):
+    table = read_table(
+        written(b'\xef\xbb\xbfname, "a, b"\n\n "x, y",1\nz , 2\n'.replace(b" ", b""))
+    )
+    assert list(table.columns) == ["name", "a,b"]
+    assert table.columns["name"].tolist() == ["x,y", "z"]
+
+
+def test_cells_without_a_value_are_none(written):
+    table = read_table(written("a,b\nNA,1\n?,2\n-999,3\nNone,\n"), missing=["-999"])
+    assert table.columns["a"].tolist() == [None] * 4
+    assert table.columns["b"].tolist() == ["1", "2", "3", None]
+
+
+def test_decimal_commas_between_semicolons(written):
+    table = read_table(written("a;b\n1,5;x,y\n-2,25;z\n"))
+    assert table.columns["a"].tolist() == ["1.5", "-2.25"]
+    assert table.columns["b"].tolist() == ["x,y", "z"]
+    mixed = read_table(written("a;b\n1,5;2.5\n3,5;4.5\n"))
+    assert mixed.columns["a"].tolist() == [
+        "1,5",
+        "3,5",
+    ]  # points say that commas are something else
+
+
+def test_gzip_by_content(written):
+    table = read_table(written(gzip.compress(b"a,b\n1,2\n"), "table.csv.gz"))
+    assert table.columns["b"].tolist() == ["2"]
+
+
+def test_a_nameless_first_column_is_an_index(written):
+    table = read_table(written(",a\n0,5\n1,6\n"))
+    assert list(table.columns) == ["a"]
+    assert "taken for row numbers" in table.notes[0]
+
+
+def test_parquet_keeps_types(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "table.data"  # the content decides, not the name
+    columns = {
+        "n": pa.array([1, None, 3]),
+        "x": pa.array([0.5, -999.0, 1.5]),
+        "t": pa.array(["u", None, "v"]).dictionary_encode(),
+        "flag": pa.array([True, False, None]),
+    }
+    parquet.write_table(pa.table(columns), path)
+    table = read_table(path, missing=["-999"])
+    np.testing.assert_array_equal(table.columns["n"], [1, np.nan, 3])
+    np.testing.assert_array_equal(table.columns["x"], [0.5, np.nan, 1.5])
+    assert table.columns["t"].tolist() == ["u", None, "v"]
+    assert table.columns["flag"].tolist() == ["True", "False", None]
+
+
+def test_what_is_written_can_be_read(tmp_path):
+    columns = {"a": [1.5, 2.0], "b": ["x, y", 'say "z"']}
+    for name in ("out.csv", "out.parquet"):
+        path = tmp_path / name
+        path.write_bytes(write_table(path, columns))
+        table = read_table(path)
+        assert [float(v) for v in table.columns["a"]] == [1.5, 2.0]
+        assert table.columns["b"].tolist() == ["x, y", 'say "z"']
+
+
+def test_some_rows(written):
+    table = read_table(written("a,b\n1,2\n3,4\n5,6\n")).take(np.array([2, 0]))
+    assert table.columns["a"].tolist() == ["5", "1"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty. A table has a line of column names"),
+        ("  \n\n", "is empty"),
+        ("a,b\n", r"has column names \('a', 'b'\) and no rows"),
+        ("a,b\n1,2\n3\n", r"row 2 has 1 cells and the header has 2 \(separator ','\): '3'"),
+        ("a,b\n1,2,3\n4,5\n6,7\n", "row 1 has 3 cells and the header has 2"),
+        ("a,b,a\n1,2,3\n", "has several columns named 'a'. Rename or remove"),
+        ("1.5,2\n3,4\n", "is '1.5', '2': data, not column names. Add a line of names"),
+        ("a,,b\n1,2,3\n", "column 2 of the header has no name"),
+        ("<html><body>404</body></html>", "neither CSV nor Parquet: it looks like HTML or XML"),
+        ('{"a": [1, 2]}', "it looks like JSON. Export it as CSV"),
+        (b"PK\x03\x04rest", r"a zip archive or an Excel workbook \(.xlsx\)"),
+        (b"\x89PNG\r\n", "it looks like a PNG image"),
+        (b"\x7fELF\x00\x01", "it looks like a binary file"),
+        ("a,b\n1,2\n".encode("utf-16"), "it looks like text in UTF-16"),
+        ("name\nZürich\n".encode("latin-1"), r"is not UTF-8 text \(byte 0xfc at 6\)"),
+        (b"PAR1 and then nothing", "begins like a Parquet file and cannot be read"),
+    ],
+)
+def test_what_is_no_table_says_what_it_is(written, content, message):
+    with pytest.raises(InputError, match=message):
+        read_table(written(content))
+
+
+def test_a_cell_that_is_too_long_for_a_csv(written):
+    with pytest.raises(InputError, match="is not a CSV: field larger than field limit"):
+        read_table(written("a,b\n" + "x" * 200_000 + ",1\n"))
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(MissingDataError, match="there is no file .*absent.csv"):
+        read_table(tmp_path / "absent.csv")

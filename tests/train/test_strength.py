@@ -1,0 +1,120 @@
+"""λR beside the loss: against a closed form, for every wrapper, with nothing left changed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import fsmap
+from fsmap.errors import InputError
+
+PX = fsmap.px.Normal(shape=(3,))
+
+
+@pytest.fixture
+def model(seeded) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def test_a_linear_model_has_a_closed_form(seeded):
+    found = fsmap.suggest_strength(
+        nn.Linear(3, 2),
+        PX,
+        loss=0.6,
+        share=0.05,
+        current=0.03,
+        num_data=50,
+        num_points=256,
+        draws=64,
+    )
+    exact = 2 * (3 + 1)  # K (E‖x‖² + 1)
+    assert abs(found.R - exact) < 5 * found.stderr
+    assert found.stderr < 1.0
+    assert_close(found.reg_strength, 0.05 * 0.6 / found.R)
+    assert_close(found.current_share, 0.03 * found.R / 0.6)
+    assert_close(found.jitter, 1 / (2 * found.reg_strength * 50))
+
+
+def test_it_says_so_in_words(model):
+    text = str(fsmap.suggest_strength(model, PX, loss=1.0, current=1e-3, num_data=100))
+    assert "start from λ = " in text
+    assert "there λR is 0.01 of the loss (ε = " in text
+    assert "now λ = 0.001: there λR is " in text
+    assert "now" not in str(fsmap.suggest_strength(model, PX, loss=1.0))
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_wrappers_are_measured_as_they_are_and_left_as_they_were(model, every):
+    bare = fsmap.suggest_strength(model, PX, loss=1.0, num_points=16, draws=4, seed=3)
+    penalty = fsmap.LaplacianPenalty(model, PX, num_points=16, seed=3, every=every)
+    penalty.regularizer.step = 7
+    wrapped = fsmap.suggest_strength(penalty, loss=torch.tensor(1.0, requires_grad=True), draws=4)
+    assert penalty.regularizer.step == 7
+    assert math.isfinite(wrapped.stderr)
+    if every == 1:
+        assert_close(wrapped.R, bare.R)
+    # the same mean whatever `every` is: R itself, not R times every
+    assert 0.2 < wrapped.R / bare.R < 5
+
+
+def test_joint_batches_need_training_points_and_keep_statistics(seeded):
+    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+    lm = fsmap.LMAP(model, PX, num_points=16)
+    before = {n: b.clone() for n, b in model.named_buffers()}
+    with pytest.raises(InputError, match="give x, a training batch"):
+        fsmap.suggest_strength(lm, loss=1.0)
+    found = fsmap.suggest_strength(lm, loss=1.0, x=torch.randn(32, 3))
+    assert found.R > 0
+    assert lm.step == 0
+    for name, buffer in model.named_buffers():
+        assert_close(buffer, before[name])
+
+
+def test_joint_r_is_what_lmap_returns(model):
+    lm = fsmap.LMAP(model, PX, num_points=16, seed=5)
+    x = torch.randn(8, 3)
+    found = fsmap.suggest_strength(lm, loss=1.0, x=x, draws=3)
+    R = torch.stack([lm(x)[1].detach() for _ in range(3)])
+    assert_close(found.R, float(R.mean()))
+
+
+def test_one_draw_has_no_standard_error(model):
+    assert math.isnan(fsmap.suggest_strength(model, PX, loss=1.0, draws=1).stderr)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"loss": 0.0}, "loss must be positive and finite, got 0. If your loss is a log-density"),
+        ({"loss": math.inf}, "loss must be positive and finite, got inf"),
+        ({"loss": 1.0, "share": -1.0}, "share must be positive, got -1"),
+        ({"loss": 1.0, "draws": 0}, "draws must be positive, got 0"),
+    ],
+)
+def test_numbers_out_of_range(model, options, message):
+    with pytest.raises(InputError, match=message):
+        fsmap.suggest_strength(model, PX, **options)
+
+
+def test_what_is_missing_is_named(model):
+    with pytest.raises(InputError, match="a bare module needs px"):
+        fsmap.suggest_strength(model, loss=1.0)
+    with pytest.raises(InputError, match="must be an nn.Module, an LMAP or a .*, got int"):
+        fsmap.suggest_strength(3, PX, loss=1.0)
+
+
+def test_a_model_that_cannot_move_has_no_strength(seeded):
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            return 0 * self.scale * x[:, :1]
+
+    with pytest.raises(InputError, match="R is 0 at this p_X, so no λ can be suggested"):
+        fsmap.suggest_strength(Constant(), PX, loss=1.0)

@@ -35,7 +35,7 @@ paper: $(READY) ## every CPU-scale experiment of the paper at quick size, and th
 	if [ $$status -eq 130 ]; then exit 130; fi; \
 	if ls $(RUNS)/*/summary.json > /dev/null 2>&1; then \
 	  $(VENV)/bin/fsmap report $(RUNS) --out $(REPORT) || exit 1; \
-	  echo "the report: $(PAGE)"; $(OPEN); \
+	  $(OPEN); \
 	else \
 	  echo "no experiment has results yet, so there is no report"; \
 	fi; exit $$status

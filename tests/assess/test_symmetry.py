@@ -341,6 +341,48 @@ def test_narrow_readers_do_not_see_all_units(seeded):
     assert found.explained == found.deficit == 3 * (4 + 1) + 1  # and the biases trade
 
 
+def test_groupnorm_takes_off_a_shift_of_each_group():
+    net = build(
+        *(lambda: nn.Conv2d(1, 4, 2), lambda: nn.GroupNorm(2, 4), nn.ReLU),
+        *(nn.Flatten, lambda: nn.Linear(36, 2)),
+    )
+    found = Found(net, points(100, 1, 4, 4))
+    assert found.added["layernorm_shift"] == 2
+    assert found.added["scale"] == 4
+    assert found.explained == found.deficit
+
+
+def test_a_gate_passes_the_scale_of_what_it_gates(seeded):
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(3, 5), nn.Linear(3, 5), nn.Linear(5, 2)
+
+        def forward(self, x):
+            return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+    net = randomized(Gated(), 0)
+    found = Found(net, points(90, 3))
+    assert found.added["scale"] == found.explained == found.deficit == 5
+    with torch.no_grad():
+        for t in (net.gate.weight, net.gate.bias, net.up.weight, net.up.bias, net.down.weight.mT):
+            t[4] = t[2]
+    assert Found(net, points(90, 3)).units("twin_units") == {(2, 4)}
+
+
+def test_transposed_and_depthwise_convolutions():
+    up = build(lambda: nn.ConvTranspose2d(2, 3, 2), nn.ReLU, lambda: nn.ConvTranspose2d(3, 1, 2))
+    found = Found(up, points(30, 2, 3, 3))
+    assert found.added["scale"] == found.deficit == 3
+    thin = build(
+        *(lambda: nn.Conv2d(1, 4, 1), nn.ReLU, lambda: nn.Conv2d(4, 4, 3, groups=4), nn.ReLU),
+        *(nn.Flatten, lambda: nn.Linear(16, 2)),
+    )
+    found = Found(thin, points(90, 1, 4, 4))
+    scales = [(c.family.where, c.kept) for c in found.checked if c.family.kind == "scale"]
+    assert sorted(scales) == [("0", 4), ("2 → 5", 4)]  # a depthwise kernel is a gain of its units
+
+
 class Encoder(nn.Module):
     def __init__(self, activation="gelu", **options):
         super().__init__()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from fsmap.assess.clock import now
 from fsmap.errors import UnsupportedModuleError
 from fsmap.functional import count
 from fsmap.linalg import logdet, memory, operators, points
@@ -131,11 +131,9 @@ def _time(run: Callable[[], object], device: torch.device) -> float:
     """Seconds, the better of two after a first one, unless that takes long."""
     best = float("inf")
     for attempt in range(3):
-        start = time.perf_counter()
+        start = now(device)
         run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds = time.perf_counter() - start
+        seconds = now(device) - start
         best = min(best, seconds) if attempt else seconds
         if attempt == 0 and seconds > PATIENCE:
             break

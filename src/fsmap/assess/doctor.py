@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fsmap.assess import fixed_points, idle, symmetry
 from fsmap.assess import jitter as jitters
+from fsmap.assess.clock import now
 from fsmap.assess.copies import own_randomness, prepare, quiet
 from fsmap.assess.cost import Cost, costs
 from fsmap.assess.diagnosis import Diagnosis, Eigenvalues, Pair
@@ -183,9 +184,9 @@ def _batch(f: Functional, params: Params, x: Inputs) -> int:
         return points.count(x)
     few = points.take(x, slice(0, 4))
     with torch.no_grad():
-        begin = time.perf_counter()
+        begin = now(params)
         f(params, few)
-    each = (time.perf_counter() - begin) / points.count(few)
+    each = (now(params) - begin) / points.count(few)
     return max(4, int(BATCH_SECONDS / each))
 
 
@@ -195,9 +196,9 @@ def _traceable(f: Functional, params: Params, x: Inputs) -> int:
         return points.count(x)
     few = points.take(x, slice(0, 2))
     with torch.no_grad():
-        begin = time.perf_counter()
+        begin = now(params)
         f(params, few)
-    each = (time.perf_counter() - begin) / points.count(few)
+    each = (now(params) - begin) / points.count(few)
     return max(8, min(TRACED, int(TRACE_SECONDS / each)))
 
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fsmap.assess.clock import now
 from fsmap.errors import UnsupportedModuleError
 from fsmap.functional import ravel
 from fsmap.linalg import memory, points
@@ -97,9 +98,9 @@ def _points_of_gram(
 
 
 def _gram_seconds(f: ModelFn, params: Params, x: Inputs) -> float:
-    begin = time.perf_counter()
+    begin = now(params)
     whitened_gram(f, params, x)
-    return time.perf_counter() - begin
+    return now(params) - begin
 
 
 def _by_gram(f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None) -> Bounds:
@@ -212,9 +213,9 @@ def _affordable(
     if free:
         few = points.take(x, slice(0, min(S, 2)))
         for _ in range(2):
-            begin = time.perf_counter()
+            begin = now(params)
             trial = Products(f, params, few, None)
             trial.gram(torch.ones(trial.whiten.size).to(next(iter(params.values()))))
-        each = (time.perf_counter() - begin) / points.count(few)
+        each = (now(params) - begin) / points.count(few)
         used = max(1, min(S, int(seconds / (2 * STEPS[0] + PROBES) / each)))
     return Products(f, params, points.take(x, slice(0, used)), metric), used

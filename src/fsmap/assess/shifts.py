@@ -68,12 +68,13 @@ def _shifted(norm: NormRead, c: Tensor, params: Params) -> list[tuple[str, Tenso
 def before_layernorm(segment: Segment, params: Params) -> Iterator[Family]:
     """LayerNorm takes off the mean over units and, up to its eps, their common scale."""
     kinds = {norm.kind for norm in segment.norms}
+    groups = max([norm.groups for norm in segment.norms], default=1)
     makers = [m for m in unique(segment.role("out")) if m.name in params]
     label = where([*segment.members])
-    for m in makers if "layer" in kinds else ():
+    for m in makers if kinds & {"layer", "group"} else ():
         beside = [r for r in unique(segment.role("in")) if r.bias in params and m.additive]
         for readers in [[], beside] if beside else [[]]:
-            yield _common_shift(segment, m, readers, params)
+            yield _common_shift(segment, m, readers, groups, params)
     if kinds & {"layer", "rms"} and makers:
 
         def scaled(c: Tensor) -> Params:
@@ -88,17 +89,19 @@ def before_layernorm(segment: Segment, params: Params) -> Iterator[Family]:
             yield from _zero_sum(segment, norm, m, params)
 
 
-def _common_shift(segment: Segment, m: Member, readers: list[Member], params: Params) -> Family:
+def _common_shift(
+    segment: Segment, m: Member, readers: list[Member], groups: int, params: Params
+) -> Family:
     """The same change of all units, taken off by LayerNorm; readers before it make up for it."""
 
-    def build(c: Tensor) -> Params:  # [entries per unit]
-        moved = m.place(c.expand(m.units, len(c)), params[m.name])
-        ones = c[0].expand(m.units)
-        back = [(r.bias or "", -through(ones, r, params[r.name])) for r in readers]
+    def build(c: Tensor) -> Params:  # [groups, entries per unit]
+        rows = c.repeat_interleave(m.units // groups, dim=0)
+        moved = m.place(rows, params[m.name])
+        back = [(r.bias or "", -through(rows[:, 0], r, params[r.name])) for r in readers]
         return total([(m.name, moved), *back])
 
     width = m.blocks(params[m.name]).shape[1]
-    return Family("layernorm_shift", where([*segment.members]), (width,), build)
+    return Family("layernorm_shift", where([*segment.members]), (groups, width), build)
 
 
 def _zero_sum(segment: Segment, norm: NormRead, m: Member, params: Params) -> Iterator[Family]:

@@ -87,6 +87,21 @@ def test_a_residual_sum_with_data_pins_them(seeded):
     assert free(wire(net, torch.randn(3, 3))) == []
 
 
+@pytest.mark.parametrize("shape", [lambda p: p.view(1, -1, 1, 1), lambda p: p[None, :, None, None]])
+def test_vectors_that_are_broadcast_belong_to_units(seeded, shape):
+    def forward(m, x):
+        return m.b((m.a(x) + shape(m.shift)).relu())
+
+    net = Fn(
+        forward, a=nn.Conv2d(1, 4, 3), b=nn.Conv2d(4, 1, 1), shift=nn.Parameter(torch.zeros(4))
+    )
+    wiring = wire(net, torch.randn(2, 1, 5, 5))
+    ((units, members),) = free(wiring)
+    assert units == 4
+    assert ("shift", 0, "out") in members
+    assert wiring.unfollowed == []
+
+
 def test_a_weight_used_twice_has_one_order(seeded):
     def tied(m, x):
         return F.linear(torch.relu(m.a(x)), m.a.weight.t())  # decoder = encoder transposed

@@ -122,12 +122,22 @@ def _meet(tracer: Tracer, func: Any, out: Tensor, a: Tensor, b: Tensor, *, scale
         tracer.facts.same_scale(left.node, right.node)
         tracer.tracked[out] = left
     else:
-        node = tracer.make(out, left.dims, count[0])
-        tracer.tracked[out] = left._replace(node=node)
-        for u in (left, right):
-            tracer.facts.same_order(node, u.node)
-            tracer.facts.unscalable.add(u.node)
-        tracer.facts.unscalable.add(node)
+        _product(tracer, out, left, right)
+
+
+def _product(tracer: Tracer, out: Tensor, left: Units, right: Units) -> None:
+    """A gate: where the scale of one factor is fixed, that of the other is the product's."""
+    facts = tracer.facts
+    facts.same_order(left.node, right.node)
+    for fixed, free in ((left, right), (right, left)):
+        if fixed.node in facts.unscalable and free.node not in facts.unscalable:
+            tracer.tracked[out] = free
+            facts.through.append((free.node, "mul", False))
+            return
+    node = tracer.make(out, left.dims, facts.units[left.node])
+    tracer.tracked[out] = left._replace(node=node)
+    facts.same_order(left.node, node)
+    facts.unscalable |= {left.node, right.node, node}
 
 
 def _constant(

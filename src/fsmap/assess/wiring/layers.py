@@ -57,8 +57,7 @@ def convolution(
     """Channels are units; a depthwise kernel is a gain."""
     name = function_name(func)
     transposed = "transpose" in name
-    place = 4 if transposed else 3
-    groups = more.get("groups", rest[place] if len(rest) > place else 1)
+    groups = more.get("groups", rest[3] if len(rest) > 3 else 1)
     view = tracer.view(weight)
     channel = input.ndim - weight.ndim + 1
     if view is None:
@@ -133,7 +132,7 @@ def group_norm(
     units = tracer.units(input)
     if units is not None and num_groups not in (1, input.shape[1]):
         tracer.facts.pin(units.node)
-    _normalize(tracer, out, input, 1, NormRead("group"), weight, bias)
+    _normalize(tracer, out, input, 1, NormRead("group", groups=num_groups), weight, bias)
 
 
 def embedding(

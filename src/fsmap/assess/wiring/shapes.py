@@ -12,15 +12,8 @@ from fsmap.assess.wiring.tracer import Tracer, Units, View, function_name, resha
 
 def reshape(tracer: Tracer, func: Any, out: Tensor, *args: Any, **kwargs: Any) -> None:
     """Units keep together, or they are lost."""
-    units, view = tracer.units(args[0]), tracer.view(args[0])
-    if view is not None:
-        big = [i for i, size in enumerate(out.shape) if size > 1]
-        if args[0].ndim == 1 and len(big) <= 1:  # a vector, made ready to be broadcast
-            tracer.views[out] = View(
-                view.name, tuple(0 if i in big else -1 for i in range(out.ndim))
-            )
-        else:
-            tracer.close(function_name(func), args[0])
+    units = tracer.units(args[0])
+    _reshape_parameter(tracer, function_name(func), out, args[0])
     if units is None:
         return
     after = reshaped(units, tracer.facts.units[units.node], args[0].shape, out.shape)
@@ -29,6 +22,18 @@ def reshape(tracer: Tracer, func: Any, out: Tensor, *args: Any, **kwargs: Any) -
         tracer.close(name, args[0], f"{name}: mixes units with other dimensions")
     else:
         tracer.tracked[out] = after
+
+
+def _reshape_parameter(tracer: Tracer, name: str, out: Tensor, p: Tensor) -> None:
+    """A vector may be made ready to be broadcast; other parameters are not followed."""
+    view = tracer.view(p)
+    if view is None:
+        return
+    long = [i for i, size in enumerate(out.shape) if size > 1]
+    if p.ndim == 1 and len(long) <= 1 and out.numel() == p.numel():
+        tracer.views[out] = View(view.name, tuple(0 if i in long else -1 for i in range(out.ndim)))
+    else:
+        tracer.close(name, p)
 
 
 def transpose(tracer: Tracer, func: Any, out: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -123,8 +128,7 @@ def join(tracer: Tracer, func: Any, out: Tensor, tensors: Any, dim: int = 0, **k
 def select(tracer: Tracer, func: Any, out: Tensor, x: Tensor, index: Any) -> None:
     """Indexing that leaves the units alone."""
     units = tracer.units(x)
-    if tracer.view(x) is not None:
-        tracer.close("indexing", x)
+    _reshape_parameter(tracer, "indexing", out, x)
     if units is None:
         return
     index = index if isinstance(index, tuple) else (index,)

@@ -49,15 +49,16 @@ class Member(NamedTuple):
 
 
 class NormRead(NamedTuple):
-    """A normalization that reads a segment: BatchNorm over points, or LayerNorm over the units."""
+    """A normalization that reads a segment."""
 
-    kind: str  # "batch" or "layer"
+    kind: str  # "batch" over points, "layer" or "rms" over units, "group" over some of them
     training: bool = False
     weight: str | None = None
     bias: str | None = None
     mean: Tensor | None = None  # [n]  running
     std: Tensor | None = None  # [n]  √(variance + eps), of the points in training mode
     eps: float = 0.0
+    groups: int = 1  # of units
 
 
 class Level(NamedTuple):

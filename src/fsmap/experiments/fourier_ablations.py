@@ -80,7 +80,7 @@ class FourierPX(Experiment):
         "Uniform(−1, 1), where the test points are, is best. How much worse Uniform(−0.1, 0.1) is "
         "depends on the jitter alone: without jitter the two objectives differ by a constant."
     )
-    cost = "30 s"
+    cost = "20 s"
     protocol = (
         "jittered objective at ε = 1e-32 (authors), 1e-12, 1e-6, log det by QR of the features at "
         "10,000 samples; exact: true objective in log space, the same for both p_X"

@@ -51,7 +51,7 @@ class FourierPoints(Experiment):
         "The error falls from near PS-MAP's until Φ has full rank, at M = 202 points (201 still "
         "leave sin(100πx) unseen), and stays there."
     )
-    cost = "1 min"
+    cost = "90 s"
     protocol = (
         "jittered objective at ε = 1e-32 (authors), 1e-12, 1e-6; log det by the alias classes of "
         "the lattice, exact at any rank. M = ∞ is Uniform(−1, 1) at the same ε"

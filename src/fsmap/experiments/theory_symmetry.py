@@ -61,7 +61,7 @@ class TheorySymmetry(Experiment):
         "As two units merge, log p(f) grows without bound; with a jitter it levels off, and its "
         "expectation over a narrow q is finite."
     )
-    cost = "10 s"
+    cost = "45 s"
     protocol = (
         "exact Jacobians in float64, log det from singular values. q has constant function-space "
         "entropy, N(θ, s²(𝒥+εI)⁻¹); N(θ, s²I) is a labelled variant"

@@ -21,7 +21,7 @@ from fsmap.assess.tables import Difference, Spread
 from fsmap.data import encoder as encoders
 from fsmap.data.columns import CATEGORY, LEFT_OUT, Column, numbers
 from fsmap.data.encoder import Encoder, UnseenWarning
-from fsmap.data.rows import Parts, split_rows
+from fsmap.data.rows import Parts, check_enough, split_rows
 from fsmap.data.tables import Table
 from fsmap.data.target import REGRESSION, Target, find_target, labels
 from fsmap.errors import InputError
@@ -90,6 +90,8 @@ def fit_table(
     Returns:
         The model and its test.
     """
+    encoders.check_columns(table, [target])
+    check_enough(table.num_rows)
     goal = find_target(table, target, options.task)
     say(f"target {target!r}: {goal.task} ({goal.why})")
     classes = labels(table, goal) if goal.classes else None

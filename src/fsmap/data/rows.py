@@ -44,12 +44,7 @@ def split_rows(
     Raises:
         InputError: If there are too few rows, or the shares leave nothing to train on.
     """
-    if num_rows < FEWEST:
-        message = (
-            f"the table has {num_rows} row{'s' if num_rows > 1 else ''}; at least {FEWEST} are "
-            "needed to train, to choose the strengths and to test."
-        )
-        raise InputError(message)
+    check_enough(num_rows)
     if not (0 < valid < 1 and 0 < test < 1 and valid + test < 1):
         message = (
             f"the shares of validation and test rows must be positive and leave rows to train on, "
@@ -70,3 +65,20 @@ def split_rows(
             part.append(rows)
     train, chosen, held = (np.sort(np.concatenate(part)) for part in parts)
     return Parts(train, chosen, held)
+
+
+def check_enough(num_rows: int) -> None:
+    """Refuse a table that is too short to be divided.
+
+    Args:
+        num_rows: N.
+
+    Raises:
+        InputError: With how many rows are needed.
+    """
+    if num_rows < FEWEST:
+        message = (
+            f"the table has {num_rows} row{'s' if num_rows > 1 else ''}; at least {FEWEST} are "
+            "needed to train, to choose the strengths and to test."
+        )
+        raise InputError(message)

@@ -1,0 +1,227 @@
+"""``fsmap fit`` and ``fsmap predict``: what they print and write, and every bad table in words."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+
+import pytest
+
+from fsmap.cli import main
+from fsmap.data.tables import read_table
+from small_tables import FAST, flowers, houses
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with two tables and their models."""
+    here = tmp_path_factory.mktemp("tables")
+    for make, name, target in ((houses, "houses", "price"), (flowers, "flowers", "kind")):
+        table, model = make(here / f"{name}.csv"), here / f"{name}.pt"
+        assert main(["fit", str(table), "--target", target, "--out", str(model), *FAST]) == 0
+    return here
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(capsys, *arguments) -> tuple[int, str, str]:
+    code = main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_a_table_a_verdict_two_files(here, capsys):
+    houses(here / "houses.csv")
+    code, out, _ = run(capsys, "fit", "houses.csv", "--target", "price", *FAST)
+    assert code == 0
+    assert "houses.csv: 120 rows, 6 columns" in out
+    assert "target 'price': regression (120 distinct numbers)" in out
+    header = next(line for line in out.splitlines() if "RMSE" in line)
+    for word in ("R²", "NLL", "90 % intervals hold", "weight decay", "λ"):
+        assert word in header
+    names = [line.split()[0] for line in out.splitlines()[-8:] if line[:3] in ("Lin", "PS-", "L-M")]
+    assert names == ["Linear", "PS-MAP", "L-MAP"]
+    assert "On 18 test rows L-MAP" in out
+    assert "model.pt and model.html written" in out
+    page = (here / "model.html").read_text()
+    assert "fsmap fit houses.csv --target price --hidden 8 --steps 40 --out model.pt" in page
+
+
+def test_classes_can_be_asked_for(here, capsys):
+    lines = [f"{k % 7},{k % 3}" for k in range(60)]
+    (here / "t.csv").write_text("\n".join(["x,y", *lines]))
+    _, out, _ = run(capsys, "fit", "t.csv", "--target", "y", *FAST)
+    assert "regression (3 distinct whole numbers; if these are classes: --task class" in out
+    _, out, _ = run(
+        capsys, "fit", "t.csv", "--target", "y", "--task", "classification", "--force", *FAST
+    )
+    assert "classification (as --task says)" in out
+    assert "accuracy" in out
+
+
+def test_nothing_is_overwritten_without_force(folder, here, capsys):
+    for name in ("model.pt", "model.html"):
+        (here / name).write_text("precious")
+        code, _, err = run(capsys, "fit", folder / "houses.csv", "--target", "price", *FAST)
+        assert code == 2
+        assert f"{name} exists already. Choose another --out, or overwrite it with --force" in err
+        assert (here / name).read_text() == "precious"
+        (here / name).unlink()
+    (here / "pred.csv").write_text("precious")
+    arguments = ["predict", folder / "houses.pt", folder / "houses.csv", "--out", "pred.csv"]
+    code, _, err = run(capsys, *arguments)
+    assert code == 2
+    assert "pred.csv exists already" in err
+    assert (here / "pred.csv").read_text() == "precious"
+    assert run(capsys, *arguments, "--force")[0] == 0
+    assert (here / "pred.csv").read_text().startswith("prediction,low,high\n")
+
+
+def test_a_failed_fit_leaves_nothing_behind(here, capsys):
+    houses(here / "houses.csv")
+    assert run(capsys, "fit", "houses.csv", "--target", "price", "--drop", "price")[0] == 2
+    assert sorted(p.name for p in here.iterdir()) == ["houses.csv"]
+
+
+def test_predictions_to_the_terminal_and_to_files(folder, here, capsys):
+    code, out, err = run(capsys, "predict", folder / "houses.pt", folder / "houses.csv")
+    rows = list(csv.DictReader(out.splitlines()))
+    assert code == 0
+    assert len(rows) == 120
+    assert list(rows[0]) == ["prediction", "low", "high"]
+    assert all(float(r["low"]) < float(r["prediction"]) < float(r["high"]) for r in rows)
+    assert "'price' is in the table: RMSE" in err
+    for name in ("pred.csv", "pred.parquet"):
+        assert (
+            run(capsys, "predict", folder / "houses.pt", folder / "houses.csv", "--out", name)[0]
+            == 0
+        )
+        column = read_table(here / name).columns["prediction"]
+        assert [float(v) for v in column] == pytest.approx([float(r["prediction"]) for r in rows])
+
+
+def test_methods_differ(folder, capsys):
+    texts = {
+        run(capsys, "predict", folder / "flowers.pt", folder / "flowers.csv", "--method", m)[1]
+        for m in ("l-map", "ps-map", "linear")
+    }
+    assert len(texts) == 3
+    assert all(text.startswith("prediction,p(iris),p(lily),p(rose)\n") for text in texts)
+
+
+def test_columns_by_name_in_any_order_extra_ones_told(folder, here, capsys):
+    _, expected, _ = run(capsys, "predict", folder / "houses.pt", folder / "houses.csv")
+    with (folder / "houses.csv").open() as file:
+        rows = [{**row, "color": "red"} for row in csv.DictReader(file)]
+    with (here / "new.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["color", "town", "age", "size"], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    code, out, err = run(capsys, "predict", folder / "houses.pt", "new.csv")
+    assert (code, out) == (0, expected)
+    assert "columns that the model does not use: color" in err
+
+
+def test_an_unseen_category_is_other_and_told(folder, here, capsys):
+    (here / "new.csv").write_text("size,age,town\n100,20,Bern\n100,20,Atlantis\n")
+    code, out, err = run(capsys, "predict", folder / "houses.pt", "new.csv")
+    assert code == 0
+    assert len(out.splitlines()) == 3
+    assert "column 'town' has values that were not seen in training ('Atlantis'; in 1 rows)" in err
+
+
+def test_targets_of_another_kind_are_not_compared(folder, here, capsys):
+    (here / "new.csv").write_text("a,b,kind\n1,2,iris\n1,2,tulip\n")
+    code, _, err = run(capsys, "predict", folder / "flowers.pt", "new.csv")
+    assert code == 0
+    assert "not compared with the target: the target 'kind' has the class 'tulip'" in err
+    (here / "new.csv").write_text("a,b,kind\n1,2,iris\n1,2,lily\n")
+    assert "accuracy" in run(capsys, "predict", folder / "flowers.pt", "new.csv")[2]
+
+
+LONG = "\n".join(f"{k},{k % 5},{k * 7 % 11}" for k in range(30)) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "x,z,prize\n" + LONG,
+            "no column 'price'. Did you mean 'prize'? The columns are: 'x', 'z'",
+        ),
+        ("x,price\n" + "1,4\n2,4\n" * 20, "target 'price' is '4' in every row"),
+        ("x,price\n1,2\n", "the table has 1 row; at least 20 are needed"),
+        ("x,price\n1,2\n3,4\n", "the table has 2 rows; at least 20 are needed"),
+        ("x,z,price\n" + LONG.replace("3,3,", ",3,"), None),
+        ("x,z,price\n" + "".join(f"{k},,{k}\n" for k in range(30)), "'z' has no value in any of"),
+        ("x,z,price\n" + LONG + "oops,1,2\n", "'x' holds numbers, but 'oops' in row 31"),
+        ("x,x,price\n" + LONG, "several columns named 'x'"),
+        ("x,z,price\n" + LONG + "3,4,\n", "target 'price' has no value in 1 of 31 rows (rows 31)"),
+        (
+            "x,when,price\n" + "".join(f"{k * k},2024-01-{k + 1:02d},{k}\n" for k in range(30)),
+            "dates",
+        ),
+        ("", "is empty"),
+        ("%PDF-1.7 and so on", "neither CSV nor Parquet: it looks like a PDF"),
+        ("some prose, with a comma\nand more\n", "row 1 has 1 cells and the header has 2"),
+    ],
+)
+def test_bad_tables_in_one_line(here, capsys, content, message):
+    (here / "t.csv").write_text(content)
+    code, _, err = run(capsys, "fit", "t.csv", "--target", "price", "--hidden", "4", "--steps", "2")
+    if message is None:  # a gap is no mistake
+        assert code == 0
+        return
+    assert code == 2
+    assert err.startswith("fsmap: ")
+    assert message in err
+    assert "Traceback" not in err
+    assert [p.name for p in here.iterdir()] == ["t.csv"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("size,town\n1,Bern\n", "there is no column 'age'"),
+        ("size,age,town\nlarge,3,Bern\n", "'size' holds numbers, but 'large' in row 1"),
+        ("size,age,town\n", "has column names ('size', 'age', 'town') and no rows"),
+    ],
+)
+def test_bad_tables_at_prediction(folder, here, capsys, content, message):
+    (here / "t.csv").write_text(content)
+    code, out, err = run(capsys, "predict", folder / "houses.pt", "t.csv")
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--hidden", "a,b"], "--hidden is written 128,128, got 'a,b'"),
+        (["--out", "no/such/folder/m.pt"], "is no folder"),
+        (["--valid", "0.9"], "leave rows to train on"),
+        (["--category", "town,"], "there is no column 'town,'. Did you mean 'town'?"),
+    ],
+)
+def test_options_out_of_range(folder, capsys, options, message):
+    code, _, err = run(capsys, "fit", folder / "houses.csv", "--target", "price", *options)
+    assert code == 2
+    assert message in err
+
+
+def test_other_files_are_no_models(folder, capsys):
+    code, _, err = run(capsys, "predict", folder / "houses.csv", folder / "houses.csv")
+    assert code == 2
+    assert "truncated or no checkpoint at all" in err
+
+
+def test_help_has_examples(capsys):
+    for command in ("fit", "predict"):
+        with pytest.raises(SystemExit) as ended, warnings.catch_warnings():
+            main([command, "--help"])
+        assert ended.value.code == 0
+        assert f"  fsmap {command} " in capsys.readouterr().out

@@ -243,7 +243,8 @@ class LMAPClassifier(ClassifierMixin, _TableEstimator):
         X, y, weight = _weighted(X, column_or_1d(y, warn=True), sample_weight)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            message = f"the target has only one class, {self.classes_[0]!r}: nothing to tell apart"
+            only = self.classes_.tolist()[0]
+            message = f"the target has only one class, {only!r}: nothing to tell apart"
             raise InputError(message)
         self._learn(X, torch.from_numpy(labels.astype(np.int64)), weight)
         return self

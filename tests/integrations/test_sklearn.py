@@ -1,0 +1,230 @@
+"""scikit-learn's own checks, and what users do with estimators."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
+
+import fsmap.train.tabular
+from fsmap.errors import InputError
+from fsmap.integrations.sklearn import LMAPClassifier, LMAPRegressor
+
+FAST = {
+    "hidden": (16,),
+    "steps": 40,
+    "learning_rate": 0.02,
+    "weight_decay": 1e-4,
+    "reg_strength": 1e-3,
+}
+EXPECTED = {
+    "check_sample_weight_equivalence_on_dense_data": "rows are held out and put into batches by "
+    "their number, so a row of weight 2 and two equal rows are not held out together"
+}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@parametrize_with_checks(
+    [LMAPRegressor(**FAST), LMAPClassifier(**FAST)],
+    expected_failed_checks=lambda estimator: EXPECTED,
+)
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.fixture
+def prices():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(150, 3)) * [1, 10, 100] + [0, 5, -50]
+    y = 1000 + 30 * X[:, 0] + 2 * X[:, 1] + rng.normal(size=150)
+    return X, y
+
+
+@pytest.fixture
+def kinds():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(150, 2))
+    return X, np.where(X[:, 0] + X[:, 1] > 0, "up", "down")
+
+
+def test_units_do_not_matter(prices):
+    X, y = prices
+    model = LMAPRegressor(**FAST, random_state=0).fit(X, y)
+    scaled = LMAPRegressor(**FAST, random_state=0).fit(X * [2, 0.5, 8], 4 * y - 100)
+    np.testing.assert_allclose(
+        scaled.predict(X * [2, 0.5, 8]), 4 * model.predict(X) - 100, rtol=1e-4
+    )
+    assert model.score(X, y) > 0.8
+    assert model.noise_std_.shape == (1,)
+    assert 0.5 < model.noise_std_[0] < np.std(y)
+
+
+def test_auto_chooses_by_one_population(prices):
+    X, y = prices
+    model = LMAPRegressor(hidden=(8,), steps=10, random_state=0).fit(X, y)
+    assert len(model.search_) == 12
+    best = min(model.search_, key=lambda line: line["value"])
+    assert model.weight_decay_ == best["weight_decay"]
+    assert model.reg_strength_ == best["reg_strength"]
+    assert model.validation_loss_ == best["value"]
+    assert model.n_iter_ == best["step"]
+
+
+@pytest.mark.parametrize(("method", "lines"), [("ps-map", 3), ("fs-map", 12)])
+def test_other_methods(kinds, method, lines):
+    model = LMAPClassifier(method=method, hidden=(4,), steps=6, num_points=4).fit(*kinds)
+    assert len(model.search_) == lines
+    assert (model.reg_strength_ == 0) == (method == "ps-map")
+
+
+def test_probabilities_are_worth_something(kinds):
+    X, y = kinds
+    model = LMAPClassifier(**{**FAST, "steps": 150}, random_state=0).fit(X, y)
+    linear = LogisticRegression().fit(X, y)
+    assert log_loss(y, model.predict_proba(X)) < log_loss(y, linear.predict_proba(X)) + 0.1
+    assert model.predict(X).dtype == y.dtype
+    np.testing.assert_allclose(model.predict_proba(X).sum(1), 1)
+
+
+def test_pipeline_grid_search_and_clone(prices):
+    X, y = prices
+    model = make_pipeline(PolynomialFeatures(2, include_bias=False), LMAPRegressor(**FAST))
+    grid = {"lmapregressor__reg_strength": [1e-4, 10.0]}
+    search = GridSearchCV(model, grid, cv=2).fit(X, y)
+    assert search.best_params_ == {"lmapregressor__reg_strength": 1e-4}  # 10 makes it a constant
+    assert clone(search.best_estimator_[-1]).get_params()["reg_strength"] == 1e-4
+    assert cross_val_score(LMAPRegressor(**FAST, random_state=0), X, y, cv=2).min() > 0.5
+
+
+def test_pickles_predict_the_same(prices):
+    X, y = prices
+    model = LMAPRegressor(**FAST, random_state=0).fit(X, y)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X), model.predict(X))
+
+
+def test_data_frames_have_names(prices):
+    X, y = prices
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    model = LMAPRegressor(**FAST, random_state=0).fit(frame, y)
+    assert model.feature_names_in_.tolist() == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frame.rename(columns={"a": "z"}))
+    bare = LMAPRegressor(**FAST, random_state=0).fit(X, y)
+    np.testing.assert_allclose(model.predict(frame), bare.predict(X))
+
+
+def test_the_seed_decides(prices):
+    X, y = prices
+    first, again, other = (
+        LMAPRegressor(**FAST, random_state=seed).fit(X, y).predict(X) for seed in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [LMAPRegressor, LMAPClassifier])
+def test_weights_are_repetitions_where_no_rows_are_held_out(prices, kinds, kind):
+    X, y = prices if kind is LMAPRegressor else kinds
+    weight = np.random.default_rng(1).integers(0, 3, len(X))
+    options = {**FAST, "early_stopping": False, "batch_size": 1_000, "random_state": 0}
+    weighted = kind(**options).fit(X, y, sample_weight=weight)
+    rows = np.repeat(np.arange(len(X)), weight)
+    repeated = kind(**options).fit(X[rows], y[rows])
+    outputs = [
+        m.predict if kind is LMAPRegressor else m.predict_proba for m in (weighted, repeated)
+    ]
+    np.testing.assert_allclose(outputs[0](X), outputs[1](X), rtol=2e-3)  # float32, 40 steps
+
+
+def test_several_targets(prices):
+    X, y = prices
+    model = LMAPRegressor(**FAST, random_state=0).fit(X, np.stack([y, -5 * y], axis=1))
+    found = model.predict(X)
+    assert found.shape == (150, 2)
+    assert model.score(X, np.stack([y, -5 * y], axis=1)) > 0.5
+    assert model.noise_std_.shape == (2,)
+
+
+def test_another_network(kinds):
+    def factory(inputs, outputs):
+        return nn.Sequential(nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, outputs))
+
+    model = LMAPClassifier(**{**FAST, "hidden": "auto"}, module=factory, random_state=0).fit(*kinds)
+    assert isinstance(model.module_, nn.Sequential)
+    scaled = torch.from_numpy(model.scaler_.transform(kinds[0]))
+    expected = model.module_(scaled).softmax(1).detach().numpy()
+    np.testing.assert_allclose(model.predict_proba(kinds[0]), expected)
+
+
+def test_early_stopping_keeps_the_best_of_the_curve(prices):
+    model = LMAPRegressor(**{**FAST, "learning_rate": 0.3}, random_state=0).fit(*prices)
+    steps, values = zip(*model.validation_curve_, strict=True)
+    assert model.validation_loss_ == min(values)
+    assert model.n_iter_ == steps[np.argmin(values)]
+    whole = LMAPRegressor(**FAST, early_stopping=False, random_state=0).fit(*prices)
+    assert whole.n_iter_ == 40
+    assert whole.noise_std_ is None
+
+
+def test_few_rows_train_without_choosing(prices):
+    X, y = prices
+    model = LMAPRegressor(hidden=(4,), steps=5).fit(X[:8], y[:8])
+    assert len(model.search_) == 1
+    assert model.validation_curve_ == []
+
+
+def test_verbose_shows_a_bar(prices, capsys, monkeypatch):
+    monkeypatch.setattr("fsmap.train.progress.PLAIN_SECONDS", 0.0)
+    LMAPRegressor(**FAST, verbose=True).fit(*prices)
+    assert "left" in capsys.readouterr().err
+    LMAPRegressor(**FAST).fit(*prices)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"early_stopping": False}, "choose on held-out rows, so they need early_stopping=True"),
+        ({"validation_fraction": 1.5}, r"validation_fraction must lie in \(0, 1\), got 1.5"),
+        ({"method": "map", **FAST}, "method must be one of l-map, ps-map, fs-map, got 'map'"),
+        ({"px": "grid", **FAST}, "px must be 'normal', 'train' or a distribution"),
+    ],
+)
+def test_refusals(prices, options, message):
+    with pytest.raises(InputError, match=message):
+        LMAPRegressor(**options).fit(*prices)
+
+
+def test_targets_and_weights_that_teach_nothing(prices, kinds):
+    with pytest.raises(InputError, match="only one class, 'same': nothing to tell apart"):
+        LMAPClassifier(**FAST).fit(kinds[0], ["same"] * 150)
+    weight = np.zeros(150)
+    weight[0] = 1
+    with pytest.raises(InputError, match="sample_weight is positive for 1 rows; at least 2"):
+        LMAPRegressor(**FAST).fit(*prices, sample_weight=weight)
+    with pytest.raises(NotFittedError):
+        LMAPRegressor().predict(prices[0])
+
+
+def test_the_facade_equals_the_functional_api(prices):
+    """The same numbers by hand: standardize, hold out, learn."""
+    X, y = prices
+    model = LMAPRegressor(**FAST, early_stopping=False, random_state=0).fit(X, y)
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    x = torch.from_numpy((X - X.mean(0)) / X.std(0))
+    target = torch.from_numpy((y - y.mean()) / y.std())[:, None]
+    net, _ = fsmap.train.tabular.learn(x, target, None, seed=seed, **FAST)
+    expected = y.mean() + y.std() * net(x)[:, 0].detach().numpy()
+    np.testing.assert_allclose(model.predict(X), expected, rtol=1e-6)

@@ -17,10 +17,12 @@ from fsmap.objective.compose import Objective, fs_map, l_map, ps_map, variationa
 from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
 from fsmap.objective.lmap import LMAP, LaplacianPenalty
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
+from fsmap.train.budget import Budget
 from fsmap.train.fit import fit
 from fsmap.train.grid import Grid
 from fsmap.train.population import fit_population
 from fsmap.train.select import select
+from fsmap.train.strength import suggest_strength
 from fsmap.types import Batch, Estimate
 
 __version__ = "0.1.0"
@@ -34,6 +36,7 @@ __all__ = [
     "Gaussian", "LaplaceNoise", "Categorical", "Bernoulli",  # likelihoods
     "Normal", "Laplace", "Flat", "Reparametrized",  # priors
     "fit", "fit_population", "Grid", "select",  # train
+    "suggest_strength", "Budget",  # how strong
     "px", "metric",  # evaluation distributions and metrics of function space
     "log_det", "trace",  # numbers of the Jacobian
     "metrics",  # numbers of predictions

@@ -51,11 +51,17 @@ class Functional:
         self.module = module
         self.last_layer = last_layer
         self._call = _Call(module, forward or _forward)
+        self._parts = tuple(module.modules())
 
     @property
     def pointwise(self) -> bool:
         """Whether a point's output depends on that point alone, with no random stream."""
-        return not any(_is_random(m) or _couples_points(m) for m in self.module.modules())
+        return not any(_is_random(m) or _couples_points(m) for m in self._parts)
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """Which parts of the module are in training mode."""
+        return tuple(part.training for part in self._parts)
 
     def __call__(self, params: Params, x: Inputs) -> Tensor:
         """The module's output at ``params``."""
@@ -63,8 +69,7 @@ class Functional:
 
     def with_state(self, params: Params, x: Inputs) -> tuple[Tensor, State]:
         """The output, the buffers as the pass left them, and the last layer's input."""
-        training = any(m.training for m in self.module.modules())
-        buffers = {n: b.clone() for n, b in self.module.named_buffers()} if training else {}
+        buffers = {n: b.clone() for n, b in self.module.named_buffers()} if any(self.modes) else {}
         values = {f"module.{name}": t for name, t in {**params, **buffers}.items()}
         if self.last_layer is None:
             return self._pass(values, x), State(buffers)

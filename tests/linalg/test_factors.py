@@ -76,15 +76,20 @@ def check(f, params, x):
     torch.testing.assert_close(factors.gram(), flat @ flat.mT, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(factors.squares(), jac.square().sum(-1), rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(factors.out, f(params, x).reshape(len(jac), -1))
+    torch.testing.assert_close(factors.compact().rows(), jac, rtol=1e-10, atol=1e-12)
+    v = flat[:, :3].mT.sin().reshape(-1, *jac.shape[:2])
+    expected = (v.flatten(1) @ flat @ flat.mT).reshape(v.shape)
+    torch.testing.assert_close(factors.gram_product(v), expected, rtol=1e-9, atol=1e-10)
     mixed = factors.mixed(lambda u: torch.stack([u.sum(1), 2 * u[:, 0]], dim=1))
     expected = torch.stack([jac.sum(1), 2 * jac[:, 0]], dim=1)
     torch.testing.assert_close(mixed.rows(), expected, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("places", [1, 3])
-def test_blocks_agree(places):
+@pytest.mark.parametrize("fan_in", [1, 50])
+def test_blocks_agree(places, fan_in):
     generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(4, places, 5, generator=generator)
+    inputs = torch.randn(4, places, fan_in, generator=generator)
     grads = torch.randn(4, 2, places, 3, generator=generator)
     weight = torch.einsum("sti,skto->skoi", inputs, grads).flatten(2)
     for names, parts in [(("w",), [weight]), (("w", "b"), [weight, grads.sum(2)])]:
@@ -93,7 +98,19 @@ def test_blocks_agree(places):
             torch.testing.assert_close(found, expected)
         torch.testing.assert_close(outer.gram(), dense.gram())
         torch.testing.assert_close(outer.squares(), dense.squares())
+        v = torch.randn(2, 4, 2, generator=generator)
+        torch.testing.assert_close(outer.gram_product(v), dense.gram_product(v))
         assert outer.to(torch.float32).columns()[0].dtype == torch.float32
+
+
+def test_compact_blocks_take_less_room():
+    ones = torch.ones
+    wide = Outer(
+        ("w", "b"), ones(2, 1, 50), ones(2, 3, 1, 40)
+    )  # 50 + 120 numbers a point, not 6120
+    assert wide.compact() == [wide]
+    many = Outer(("w", "b"), ones(2, 100, 2), ones(2, 3, 100, 4))  # 1400 numbers a point, not 36
+    assert [block.names for block in many.compact()] == [("w",), ("b",)]
 
 
 def test_gram_is_double_whatever_the_model_is(seeded):

@@ -9,9 +9,10 @@ from torch import nn
 import cases
 import fsmap
 import oracles
-from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.errors import InputError
 from fsmap.functional import count
 from fsmap.linalg import operators
+from fsmap.linalg.operators import KINDS
 from fsmap.linalg.slq import slq
 
 EPS = torch.tensor(1e-2, dtype=torch.float64)
@@ -25,12 +26,12 @@ def signed(case):
     return g, 1e-2 - 1.5 * least
 
 
-@pytest.mark.parametrize("explicit", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", cases.MODELS)
-def test_exact_with_complete_probes(name, explicit):
+def test_exact_with_complete_probes(name, kind):
     """Value, gradient and zero error, from the matrix and from passes through the model."""
     case = cases.case(name)
-    found = slq(case.f, case.params, case.x, EPS, probes=10**9, explicit=explicit)
+    found = slq(case.f, case.params, case.x, EPS, probes=10**9, kind=kind)
     expected = oracles.logdet_slow(case.f, case.params, case.x, 1e-2)
     torch.testing.assert_close(found.value.detach(), expected, rtol=1e-9, atol=0)
     assert found.stderr < 1e-9
@@ -50,10 +51,8 @@ def test_exact_with_complete_probes(name, explicit):
 def test_passes_with_a_signed_metric(name):
     case = cases.case(name)
     g, eps = signed(case)
-    for explicit in (True, False):
-        found = slq(
-            case.f, case.params, case.x, eps, metric=g, probes=10**9, explicit=explicit
-        ).value
+    for kind in KINDS:
+        found = slq(case.f, case.params, case.x, eps, metric=g, probes=10**9, kind=kind).value
         dense = fsmap.log_det(case.f, case.params, case.x, jitter=eps, metric=g, method="dense")
         torch.testing.assert_close(found.detach(), dense.detach(), rtol=1e-9, atol=0)
         for ours, exact in zip(
@@ -78,8 +77,8 @@ def larger():
     return f, params, x, value.detach(), gradient
 
 
-@pytest.mark.parametrize("explicit", [True, False])
-def test_value_lies_within_the_reported_error(larger, explicit):
+@pytest.mark.parametrize("kind", KINDS)
+def test_value_lies_within_the_reported_error(larger, kind):
     f, params, x, truth, _ = larger
     deviations = []
     for seed in range(8):
@@ -89,7 +88,7 @@ def test_value_lies_within_the_reported_error(larger, explicit):
             x,
             torch.tensor(1e-3),
             generator=torch.Generator().manual_seed(seed),
-            explicit=explicit,
+            kind=kind,
         )
         deviations.append(float((found.value.detach() - truth) / found.stderr))
         assert abs(found.value.detach() - truth) < 5 * found.stderr
@@ -97,8 +96,8 @@ def test_value_lies_within_the_reported_error(larger, explicit):
     assert 0.2 < sum(d**2 for d in deviations) / 8 < 5  # and the error is not exaggerated
 
 
-@pytest.mark.parametrize("explicit", [True, False])
-def test_gradient_is_unbiased(larger, explicit):
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradient_is_unbiased(larger, kind):
     f, params, x, _, gradient = larger
     direction = cases.direction(params)
     slopes = []
@@ -110,7 +109,7 @@ def test_gradient_is_unbiased(larger, explicit):
             torch.tensor(1e-3),
             probes=8,
             generator=torch.Generator().manual_seed(seed),
-            explicit=explicit,
+            kind=kind,
         )
         grads = torch.autograd.grad(found.value, params.values(), materialize_grads=True)
         pairs = zip(grads, direction.values(), strict=True)
@@ -125,8 +124,8 @@ def test_the_matrix_and_the_passes_agree_probe_by_probe(larger):
     z = torch.randn(5, 120, generator=torch.Generator().manual_seed(0)).sign()
     for chunk in (None, 2):
         pair = [
-            slq(f, params, x, torch.tensor(1e-2), probes=z, explicit=explicit, chunk=chunk)
-            for explicit in (True, False)
+            slq(f, params, x, torch.tensor(1e-2), probes=z, kind=kind, chunk=chunk)
+            for kind in KINDS
         ]
         torch.testing.assert_close(pair[0].value, pair[1].value)
         torch.testing.assert_close(pair[0].stderr, pair[1].stderr)
@@ -148,13 +147,11 @@ def test_gradient_in_jitter(larger):
 def test_functorch_gradient_is_autograds(larger):
     f, params, x, _, _ = larger
     z = torch.randn(4, 120, generator=torch.Generator().manual_seed(0)).sign()
-    for explicit in (True, False):
-        value = slq(f, params, x, EPS, probes=z, explicit=explicit).value
+    for kind in KINDS:
+        value = slq(f, params, x, EPS, probes=z, kind=kind).value
         grads = torch.autograd.grad(value, params.values(), materialize_grads=True)
         fixed = {n: p.detach() for n, p in params.items()}
-        func = torch.func.grad(lambda p: slq(f, p, x, EPS, probes=z, explicit=explicit).value)(
-            fixed
-        )
+        func = torch.func.grad(lambda p: slq(f, p, x, EPS, probes=z, kind=kind).value)(fixed)
         for ours, name in zip(grads, params, strict=True):
             torch.testing.assert_close(func[name], ours)
 
@@ -184,11 +181,12 @@ def test_dropout_has_the_same_mask_in_every_product(seeded):
         torch.manual_seed(7)
         values.append(fsmap.log_det(f, params, x, jitter=0.1, method=method, probes=10**9))
     torch.manual_seed(7)
-    values.append(slq(f, params, x, torch.tensor(0.1), probes=10**9, explicit=False).value)
+    values.append(slq(f, params, x, torch.tensor(0.1), probes=10**9, kind="passes").value)
     torch.testing.assert_close(values[1], values[0])
     torch.testing.assert_close(values[2], values[0])
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, about LSTM in vmap
 def test_models_without_forward_mode(seeded):
     class Recurrent(nn.LSTM):
         def forward(self, x):
@@ -197,21 +195,21 @@ def test_models_without_forward_mode(seeded):
     f, params = fsmap.functional(Recurrent(2, 2, batch_first=True).float())
     x = torch.randn(3, 4, 2, dtype=torch.float32)
     truth = oracles.logdet_slow(f, params, x, 0.1)
-    found = fsmap.log_det(f, params, x, jitter=0.1, method="slq", probes=10**9).detach()
-    assert float(found) == pytest.approx(float(truth), rel=1e-4)
-    with pytest.raises(UnsupportedModuleError, match="forward-mode differentiation failed, in Rec"):
-        slq(f, params, x, EPS, explicit=False)
+    for kind in KINDS:
+        with torch.no_grad():
+            found = slq(f, params, x, torch.tensor(0.1), probes=10**9, kind=kind).value
+        assert float(found) == pytest.approx(float(truth), rel=1e-4)
 
 
-def test_the_matrix_is_formed_only_where_it_is_small(monkeypatch):
+def test_products_come_from_the_first_kind_that_fits(monkeypatch):
     case = cases.case("wide")
     options = {"Q": 15, "P": count(case.params), "dual": True}
-    assert operators._is_small(*case[:3], **options)
+    assert operators.cheapest(*case[:3], **options) == "explicit"
     monkeypatch.setattr(operators, "LARGEST_EXPLICIT", 14)
-    assert not operators._is_small(*case[:3], **options)
-    monkeypatch.undo()
-    monkeypatch.setattr(operators, "EXPLICIT_BYTES", 100)
-    assert not operators._is_small(*case[:3], **options)
+    assert operators.cheapest(*case[:3], **options) == "factored"
+    assert operators.cheapest(*case[:3], **{**options, "dual": False}) == "passes"
+    monkeypatch.setattr(operators, "FACTOR_BYTES", 100)
+    assert operators.cheapest(*case[:3], **options) == "passes"
 
 
 def test_vmap_is_refused():

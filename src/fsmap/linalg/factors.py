@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 
 
+NARROW = 4096  # columns; fewer are multiplied together with others
+
+
 class Outer(NamedTuple):
     """Block of a linear layer: row (s, k) of its weight is Σ_t δ hᵀ, of its bias Σ_t δ."""
 
@@ -51,6 +54,24 @@ class Outer(NamedTuple):
         of_inputs = self.inputs.square().sum((1, 2)) + (len(self.names) - 1)
         return self.grads.square().sum((2, 3)) * of_inputs[:, None]
 
+    def gram_product(self, v: Tensor) -> Tensor:
+        """JJᵀv, [R, S, K] → [R, S, K]."""
+        R, (S, T, i), bias = len(v), self.inputs.shape, len(self.names) - 1
+        pulled = torch.einsum("rsk,skto->rsto", v, self.grads).flatten(1, 2)  # [R, ST, o]
+        h = self.inputs.flatten(0, 1)  # [ST, i]
+        if S * T <= 2 * i:
+            pushed = (_inner(h) + bias) @ pulled
+        else:
+            pushed = h @ (pulled.mT @ h).mT + bias * pulled.sum(1, keepdim=True)
+        return torch.einsum("rsto,skto->rsk", pushed.reshape(R, S, T, -1), self.grads)
+
+    def compact(self) -> list[Block]:
+        """Written out where that takes less room."""
+        S, K, T, o = self.grads.shape
+        if self.inputs.numel() + self.grads.numel() <= S * K * o * self.inputs.shape[2]:
+            return [self]
+        return [Dense((n,), c) for n, c in zip(self.names, self.columns(), strict=True)]
+
     def to(self, dtype: torch.dtype) -> Outer:
         """In another precision."""
         return Outer(self.names, self.inputs.to(dtype), self.grads.to(dtype))
@@ -77,6 +98,15 @@ class Dense(NamedTuple):
     def squares(self) -> Tensor:
         """Squared length of every row: [S, K]."""
         return self.values.square().sum(-1)
+
+    def compact(self) -> list[Block]:
+        """As it is."""
+        return [self]
+
+    def gram_product(self, v: Tensor) -> Tensor:
+        """JJᵀv, [R, S, K] → [R, S, K]."""
+        rows = self.values.flatten(0, 1)
+        return ((v.flatten(1) @ rows) @ rows.mT).reshape(v.shape)
 
     def to(self, dtype: torch.dtype) -> Dense:
         """In another precision."""
@@ -108,15 +138,31 @@ class Factors(NamedTuple):
 
     def gram(self) -> Tensor:
         """JJᵀ in float64: [SK, SK]."""
-        small = [block.values for block in self.blocks if isinstance(block, Dense)]
-        joint: list[Block] = [b for b in self.blocks if isinstance(b, Outer)]
-        if small:
-            joint.append(Dense(("",), torch.cat(small, dim=-1)))
-        return _total(block.to(torch.float64).gram() for block in joint)
+        products: list[Outer] = []
+        written: list[Tensor] = []
+        for block in self.blocks:
+            if isinstance(block, Outer) and block.inputs.shape[1] == 1:
+                products.append(block)
+            else:
+                written += block.columns()
+        narrow = [c for c in written if c.shape[-1] < NARROW]
+        wide = [c for c in written if c.shape[-1] >= NARROW]
+        if narrow:
+            wide.append(torch.cat(narrow, dim=-1))
+        terms = [block.to(torch.float64).gram() for block in products]
+        return _total([*terms, *(_inner(c.double().flatten(0, 1)) for c in wide)])
 
     def squares(self) -> Tensor:
         """Squared length of every row: [S, K]."""
         return _total(block.squares() for block in self.blocks)
+
+    def compact(self) -> Factors:
+        """Each block in the form that takes less room."""
+        return self._replace(blocks=[small for block in self.blocks for small in block.compact()])
+
+    def gram_product(self, v: Tensor) -> Tensor:
+        """JJᵀv of several vectors, [R, S, K] → [R, S, K]; no matrix of size [SK, SK] is made."""
+        return _total(block.gram_product(v) for block in self.blocks)
 
     def to(self, dtype: torch.dtype) -> Factors:
         """In another precision."""

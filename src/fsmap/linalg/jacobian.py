@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fsmap.functional import State, unravel
 from fsmap.linalg.linearize import linearize
-from fsmap.linalg.passes import FAILURES, explain, flat, is_pointwise, outputs, with_state
+from fsmap.linalg.passes import FAILURES, detached, explain, flat, is_pointwise, outputs, with_state
 from fsmap.linalg.second_order import SecondOrder
 from fsmap.types import Inputs, ModelFn, Params
 
@@ -70,6 +70,9 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
     Returns:
         f(x) as f returns it, the map u ``[S, K]`` → Jᵀu, and the state of the pass.
     """
+    if not torch.is_grad_enabled():  # some kernels then keep nothing for a derivative, such as LSTM
+        with torch.enable_grad():
+            return vjp(f, detached(params), x)
 
     def call(p: Params) -> tuple[Tensor, State]:
         with SecondOrder():

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHECK_EVERY = 8  # steps between two looks at the truncation error
+CHECK_EVERY = 4  # steps between two looks at the truncation error
 OF_SPREAD = 0.05  # truncation that no longer matters: this part of the standard error over probes
 OF_VALUE = 1e-4  # where one probe has no spread: this part of the value
 ROUNDING = 1e-10  # relative; below it nothing changes any more
@@ -22,13 +22,16 @@ class Quadrature(NamedTuple):
     solves: Tensor  # [R, n]  (M + εI)⁻¹ z
 
 
-def lanczos(matvec: Callable[[Tensor], Tensor], z: Tensor, eps: Tensor) -> Quadrature:
+def lanczos(
+    matvec: Callable[[Tensor], Tensor], z: Tensor, eps: Tensor, *, complete: bool = False
+) -> Quadrature:
     """Lanczos with full reorthogonalization for all probes at once, until truncation no longer matters.
 
     Args:
         matvec: V ``[R, n]`` → VM.
         z: Probes, ``[R, n]``.
         eps: ε.
+        complete: Whether the probes are no sample, so that only rounding ends it.
 
     Returns:
         Quadrature values, their truncation and the solves.
@@ -58,7 +61,7 @@ def lanczos(matvec: Callable[[Tensor], Tensor], z: Tensor, eps: Tensor) -> Quadr
             change = torch.zeros_like(values)
             if not done and previous is not None:
                 change = (values - previous).abs()
-            if done or (previous is not None and _settled(values, change)):
+            if done or (previous is not None and _settled(values, change, complete)):
                 solves = norms[:, None] * (weights[:, None] @ held)[:, 0]
                 return Quadrature(values, change, solves)
             previous = values
@@ -67,9 +70,9 @@ def lanczos(matvec: Callable[[Tensor], Tensor], z: Tensor, eps: Tensor) -> Quadr
         basis[:, k] = torch.where(exhausted[:, None], 0.0, w / beta.clamp_min(1e-300)[:, None])
 
 
-def _settled(values: Tensor, change: Tensor) -> bool:
-    if bool((change <= ROUNDING * values.abs()).all()):
-        return True
+def _settled(values: Tensor, change: Tensor, complete: bool) -> bool:
+    if complete or bool((change <= ROUNDING * values.abs()).all()):
+        return bool((change <= ROUNDING * values.abs()).all())
     if len(values) == 1:
         return bool(change[0] < OF_VALUE * values[0].abs())
     return bool(change.mean() < OF_SPREAD * values.std() / len(values) ** 0.5)

@@ -7,14 +7,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fsmap.functional import NoiseReplay
 from fsmap.linalg import points
 from fsmap.linalg.factors import Block, Dense, Factors, Outer, joined
-from fsmap.linalg.passes import FAILURES, explain, flat, is_pointwise
+from fsmap.linalg.passes import FAILURES, detached, explain, flat, is_pointwise
 from fsmap.linalg.second_order import SecondOrder
 from fsmap.linalg.uses import ChangedError, Survey, Watch, survey
 from fsmap.types import Inputs, ModelFn, Params
@@ -35,6 +35,9 @@ def linearize(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None
     Returns:
         The factors, and the outputs of the same pass.
     """
+    if not torch.is_grad_enabled():  # some kernels then keep nothing for a derivative, such as LSTM
+        with torch.enable_grad():
+            return linearize(f, detached(params), x, chunk=chunk)
     try:
         if not is_pointwise(f):
             return coupled(f, params, x, chunk=chunk)
@@ -162,6 +165,5 @@ def _surveys_of(f: ModelFn) -> dict[Any, Survey]:
 
 def _signature(f: ModelFn, x: Inputs) -> tuple[Any, ...]:
     """What may change the calls that f makes: shapes of a point, modes of the module's parts."""
-    module = getattr(f, "module", None)
-    modes = tuple(m.training for m in module.modules()) if isinstance(module, nn.Module) else ()
-    return modes, tuple((leaf.shape[1:], leaf.dtype) for leaf in tree_leaves(x))
+    leaves = [x] if isinstance(x, Tensor) else tree_leaves(x)
+    return getattr(f, "modes", ()), tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)

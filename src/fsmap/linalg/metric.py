@@ -33,14 +33,19 @@ class Whitening(NamedTuple):
     size: int  # Q
     signs: Tensor | None = None  # [Q]
     local: bool = True  # whether rows of a point depend on that point alone
+    scale: float | None = None  # where L/√S is a multiple of the identity: that multiple
 
     def quadratic(self, u: Tensor) -> Tensor:
         """uᵀgu/S of one output perturbation ``[S, K]``."""
+        if self.scale is not None:
+            return self.scale**2 * u.square().sum()
         squares = self.rows(u).square()
         return squares.sum() if self.signs is None else (self.signs * squares).sum()
 
     def gram(self, gram: Tensor, S: int) -> Tensor:
         """LᵀGL/S of the inner products G of all rows of J: ``[SK, SK]`` → ``[Q, Q]``."""
+        if self.scale is not None:
+            return self.scale**2 * gram
         half = self.rows(gram.reshape(S, -1, len(gram)))  # [Q, SK]   LᵀG/√S
         return self.rows(half.mT.reshape(S, -1, self.size))
 
@@ -60,7 +65,10 @@ class Euclidean(NamedTuple):
         S, K = out.shape
         scale = 1 / math.sqrt(S)
         return Whitening(
-            lambda u: (scale * u).flatten(0, 1), lambda v: (scale * v).reshape(S, K), S * K
+            lambda u: (scale * u).flatten(0, 1),
+            lambda v: (scale * v).reshape(S, K),
+            S * K,
+            scale=scale,
         )
 
 

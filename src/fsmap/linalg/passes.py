@@ -66,6 +66,11 @@ def flat(out: Tensor, x: Inputs) -> Tensor:
     return out.reshape(S, -1)
 
 
+def detached(params: Params) -> Params:
+    """The same values, without their history."""
+    return {name: p.detach() for name, p in params.items()}
+
+
 def over_probes(
     f: ModelFn, one: Callable[..., Tensor], *probes: Params | Tensor, chunk: int | None = None
 ) -> Tensor:

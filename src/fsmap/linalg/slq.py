@@ -38,7 +38,7 @@ def slq(
     probes: int | Tensor | None = None,
     generator: torch.Generator | None = None,
     chunk: int | None = None,
-    explicit: bool | None = None,
+    kind: str | None = None,
 ) -> Estimate:
     """Estimate log det(𝒥 + εI) with its gradient.
 
@@ -52,7 +52,7 @@ def slq(
             gives the complete set: exact.
         generator: Where probes are drawn from; None is torch's own.
         chunk: Probes at a time in passes through the model, for memory.
-        explicit: Whether to form the n×n matrix; None decides by size and memory.
+        kind: Where products come from, one of ``operators.KINDS``; None decides by size and memory.
 
     Returns:
         Estimate: the value (its gradient is the estimate above) and its error: spread over probes and
@@ -66,10 +66,11 @@ def slq(
             "slq stops when its error is small, so it cannot be vmapped; use 'dense' or 'dual'"
         )
         raise InputError(message)
-    operator = operators.build(f, params, x, metric, chunk, explicit)
+    operator = operators.build(f, params, x, metric, chunk, kind)
     z = _vectors(probes, operator.size, generator, jitter)
     eps = jitter.detach().double()
-    quadrature = lanczos(operator.matvec, z, eps)
+    complete = len(z) == operator.size and not isinstance(probes, Tensor)
+    quadrature = lanczos(operator.matvec, z, eps, complete=complete)
     values = count(params) * eps.log() + quadrature.values  # [R]
     value = values.mean()
     if torch.is_grad_enabled():
@@ -78,7 +79,7 @@ def slq(
         ) / eps
         linear = operator.form(quadrature.solves, z) + jitter * inverse_trace
         value = value + (linear - linear.detach())
-    return Estimate(value, _error(values, quadrature.truncation, probes, operator.size))
+    return Estimate(value, _error(values, quadrature.truncation, complete))
 
 
 def _vectors(
@@ -98,11 +99,10 @@ def _vectors(
     return draw.rademacher(number_of, size, generator, like.double())
 
 
-def _error(values: Tensor, truncation: Tensor, probes: int | Tensor | None, size: int) -> Tensor:
+def _error(values: Tensor, truncation: Tensor, complete: bool) -> Tensor:
     """Spread over probes, zero for the complete set and nan for a single one, and truncation."""
     R = len(values)
-    if R == size and not isinstance(probes, Tensor):
-        spread = torch.zeros_like(values[0])
-    else:
-        spread = values.std() / math.sqrt(R) if R > 1 else torch.full_like(values[0], torch.nan)
+    spread = torch.zeros_like(values[0])
+    if not complete:
+        spread = values.std() / math.sqrt(R) if R > 1 else torch.full_like(spread, torch.nan)
     return torch.hypot(spread, truncation.mean())

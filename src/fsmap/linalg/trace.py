@@ -13,6 +13,8 @@ All are means over evaluation points and sums over outputs, in the metric g.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -225,4 +227,5 @@ def _last_layer_block(
 def _standard_error(values: Tensor) -> Tensor:
     if len(values) < 2:
         return torch.full_like(values[0], torch.nan)
-    return values.detach().std() / torch.tensor(len(values)).sqrt().to(values)
+    spread: Tensor = values.detach().std()
+    return spread / math.sqrt(len(values))

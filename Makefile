@@ -12,6 +12,9 @@ PAGE  := $(abspath $(REPORT))/index.html
 # Open the page where somebody can see it; never fail because nobody can.
 OPEN  := if [ -n "$$DISPLAY$$WAYLAND_DISPLAY" ] || [ "$$(uname)" = Darwin ]; then $(PY) -m webbrowser -t "file://$(PAGE)" || true; fi
 
+# Warnings are errors, but for the one that torch itself gives at the first use of forward mode (as in pyproject.toml).
+WARNINGS := -W error -W 'ignore:`torch.jit.script` is deprecated:DeprecationWarning'
+
 .DEFAULT_GOAL := help
 .PHONY: help setup paper test quick check lint types format doctest examples bench coverage clean
 
@@ -61,7 +64,7 @@ types: $(READY) ## mypy --strict
 
 examples: $(READY) ## run every script in examples/
 	@set -e; for script in $(wildcard examples/*.py); do \
-	  echo "$$script"; OMP_NUM_THREADS=1 $(PY) -W error $$script > /dev/null; done
+	  echo "$$script"; OMP_NUM_THREADS=1 $(PY) $(WARNINGS) $$script > /dev/null; done
 
 bench: $(READY) ## time, memory and error of every estimator, beside what one would write today
 	$(PY) -m benchmarks

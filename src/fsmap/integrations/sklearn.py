@@ -103,7 +103,7 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         mean = mean[:, 0] if self._single else mean
         if not return_std:
             return mean
-        if not hasattr(self, "laplace_"):
+        if self.laplace_ is None:
             message = "return_std=True needs an estimator that was fitted with laplace=True"
             raise InputError(message)
         std = standard_deviation(self.laplace_, x, self._noise).numpy() * self.target_scaler_.scale_
@@ -169,7 +169,7 @@ class LMAPClassifier(ClassifierMixin, TableEstimator):
     def predict_proba(self, X: Any) -> Array:
         """Probabilities ``[N, K]`` in the order of ``classes_``; ``laplace=True`` averages them."""
         x = self._read(X)
-        averaged = hasattr(self, "laplace_")
+        averaged = self.laplace_ is not None
         found = probabilities(self.laplace_, x) if averaged else self._forward(x).softmax(1)
         chances: Array = found.numpy()
         return chances

@@ -35,9 +35,6 @@ from fsmap.report.records import Claim, Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAIN = 1e-6
-"""The jitter of the figure: the default of the authors' code. The paper does not print one."""
-
 MODERATE = 1.0
 """Networks with s up to this one are those that an initializer makes, or smaller ones."""
 
@@ -48,11 +45,12 @@ class LogDetConfig(CloudConfig):
 
     Attributes:
         samples: S.
-        jitters: ε.
+        jitters: ε. The smallest is that of the figure: the default of the authors' code, because
+            the paper does not print one.
     """
 
     samples: tuple[int, ...] = (800, 400, 200)
-    jitters: tuple[float, ...] = (MAIN, 1e-3, 1.0)
+    jitters: tuple[float, ...] = (1e-6, 1e-3, 1.0)
 
 
 class Cloud(NamedTuple):
@@ -170,10 +168,12 @@ class LogDetMC(Experiment):
                 {
                     "jitter": jitter,
                     "S": samples,
-                    "Spearman ρ": found.rho,
-                    "mean bias, % of the range": float(errors.mean()),
-                    "median bias, %": float(errors.median()),
+                    "metric": "mean bias, % of the range",
+                    "ours": float(errors.mean()),
+                    "stderr": float(errors.std() / math.sqrt(len(errors))),
+                    "median distance, %": float(errors.abs().median()),
                     "mean bias, s ≤ 1, %": float(found.errors(MODERATE).mean()),
+                    "Spearman ρ": found.rho,
                     "range, nats": found.span,
                     "networks": len(found.exact),
                 }
@@ -182,15 +182,15 @@ class LogDetMC(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """On the diagonal at the largest S; below it, but in the same order, at the others."""
-        settings = [samples for jitter, samples in _settings(rows) if jitter == MAIN]
-        clouds = {samples: cloud(rows, samples, MAIN) for samples in sorted(settings, reverse=True)}
+        jitter, clouds = _main_clouds(rows)
         most, *fewer = clouds
         errors = clouds[most].errors()
         moderate = clouds[most].errors(MODERATE)
-        at = f"({epsilon(MAIN)})"
+        at = f"({epsilon(jitter)})"
         claims = [
-            Claim(f"S = {most} is on the diagonal: median bias below 1 % of the range {at}",
-                  bool(errors.median().abs() < 1), f"{errors.median():.2f} %", "almost perfect"),
+            Claim(f"S = {most} is on the diagonal: median distance below 1 % of the range {at}",
+                  bool(errors.abs().median() < 1), f"{errors.abs().median():.2f} %",
+                  "almost perfect"),
             Claim(f"S = {most} is on the diagonal: mean bias below 1 % of the range {at}",
                   bool(errors.mean().abs() < 1), f"{errors.mean():.2f} %", "almost perfect"),
             Claim(f"… for networks with s ≤ {MODERATE:g}: mean bias below 1 % of the range {at}",
@@ -209,9 +209,9 @@ class LogDetMC(Experiment):
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         """One panel per S, and the bias against s."""
-        sizes = sorted({s for jitter, s in _settings(rows) if jitter == MAIN}, reverse=True)
-        clouds = {samples: cloud(rows, samples, MAIN) for samples in sizes}
-        figure, axes = figures.axes(len(clouds), panel=(2.75, 2.9), sharey=True)
+        jitter, clouds = _main_clouds(rows)
+        figure, grid = figures.axes(len(clouds), panel=(2.75, 2.9), sharey=True, squeeze=False)
+        axes = grid[0]
         low = min(min(c.exact + c.estimate) for c in clouds.values()) / 1e3
         high = max(max(c.exact + c.estimate) for c in clouds.values()) / 1e3
         colors = _scale_colors()
@@ -231,12 +231,12 @@ class LogDetMC(Experiment):
         axes[0].set_ylabel(r"estimated $\log\det$ / 1000")
         bar = figure.colorbar(dots, ax=axes, shrink=0.8, pad=0.02)
         _label_scale(bar)
-        return {"logdet-mc": figure, "logdet-mc-bias": _draw_bias(rows, clouds)}
+        return {"logdet-mc": figure, "logdet-mc-bias": _draw_bias(rows, jitter, clouds)}
 
 
-def _draw_bias(rows: Sequence[Row], clouds: dict[int, Cloud]) -> Figure:
+def _draw_bias(rows: Sequence[Row], jitter: float, clouds: dict[int, Cloud]) -> Figure:
     figure, (left, right) = figures.axes(2, panel=(3.5, 2.8), sharey=True)
-    ordered = tables.select(rows, metric="dimension", jitter=MAIN)
+    ordered = tables.select(rows, metric="dimension", jitter=jitter)
     dimension = [r.value for r in sorted(ordered, key=lambda r: r.config["draw"])]
     looks = zip(clouds.items(), ("truth", "bma", "data"), strict=False)
     for (samples, found), name in looks:
@@ -250,6 +250,14 @@ def _draw_bias(rows: Sequence[Row], clouds: dict[int, Cloud]) -> Figure:
     right.set(xlabel=r"effective dimension $\sum_i \lambda_i/(\lambda_i + \epsilon)$")
     left.legend(loc="lower left")
     return figure
+
+
+def _main_clouds(rows: Sequence[Row]) -> tuple[float, dict[int, Cloud]]:
+    """The smallest jitter, and its clouds from the largest sample to the smallest."""
+    settings = _settings(rows)
+    main = min(jitter for jitter, _ in settings)
+    sizes = sorted({samples for jitter, samples in settings if jitter == main}, reverse=True)
+    return main, {samples: cloud(rows, samples, main) for samples in sizes}
 
 
 def _settings(rows: Sequence[Row]) -> list[tuple[float, int]]:

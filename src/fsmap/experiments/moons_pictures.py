@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fsmap.experiments.panels import legend_above
 from fsmap.experiments.scaled_networks import jitter_title
 from fsmap.report import figures, tables
 from fsmap.report.interactive import Frame, Interactive
@@ -112,7 +113,7 @@ def path(
         ax.plot([ends[0], ends[-1]], [base[metric]] * 2, **look)
         ax.set(xscale="log", xlabel=r"$\epsilon$", ylabel=label)
     axes[2].set_yscale("log")
-    axes[0].legend()
+    legend_above(figure, axes[0])
     return figure
 
 

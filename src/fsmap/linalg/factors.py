@@ -18,6 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fsmap.linalg.inner import inner
+
 
 NARROW = 4096  # columns; fewer are multiplied together with others
 
@@ -42,9 +44,9 @@ class Outer(NamedTuple):
         """Inner products of all pairs of rows: [SK, SK]."""
         S, K, T, _ = self.grads.shape
         if T > 1:
-            return _total(_inner(rows.flatten(0, 1)) for rows in self.columns())
-        of_grads = _inner(self.grads.reshape(S * K, -1)).reshape(S, K, S, K)
-        of_inputs = _inner(self.inputs[:, 0]) + (len(self.names) - 1)
+            return _total(inner(rows.flatten(0, 1)) for rows in self.columns())
+        of_grads = inner(self.grads.reshape(S * K, -1)).reshape(S, K, S, K)
+        of_inputs = inner(self.inputs[:, 0]) + (len(self.names) - 1)
         return (of_grads * of_inputs[:, None, :, None]).reshape(S * K, S * K)
 
     def squares(self) -> Tensor:
@@ -60,7 +62,7 @@ class Outer(NamedTuple):
         pulled = torch.einsum("rsk,skto->rsto", v, self.grads).flatten(1, 2)  # [R, ST, o]
         h = self.inputs.flatten(0, 1)  # [ST, i]
         if S * T <= 2 * i:
-            pushed = (_inner(h) + bias) @ pulled
+            pushed = (inner(h) + bias) @ pulled
         else:
             pushed = h @ (pulled.mT @ h).mT + bias * pulled.sum(1, keepdim=True)
         return torch.einsum("rsto,skto->rsk", pushed.reshape(R, S, T, -1), self.grads)
@@ -93,7 +95,7 @@ class Dense(NamedTuple):
 
     def gram(self) -> Tensor:
         """Inner products of all pairs of rows: [SK, SK]."""
-        return _inner(self.values.flatten(0, 1))
+        return inner(self.values.flatten(0, 1))
 
     def squares(self) -> Tensor:
         """Squared length of every row: [S, K]."""
@@ -150,7 +152,7 @@ class Factors(NamedTuple):
         if narrow:
             wide.append(torch.cat(narrow, dim=-1))
         terms = [block.to(torch.float64).gram() for block in products]
-        return _total([*terms, *(_inner(c.double().flatten(0, 1)) for c in wide)])
+        return _total([*terms, *(inner(c.double().flatten(0, 1)) for c in wide)])
 
     def squares(self) -> Tensor:
         """Squared length of every row: [S, K]."""
@@ -182,10 +184,6 @@ def joined(parts: list[Factors]) -> Factors:
         for same in zip(*(part.blocks for part in parts), strict=True)
     ]
     return Factors(parts[0].names, blocks, torch.cat([part.out for part in parts]))
-
-
-def _inner(rows: Tensor) -> Tensor:
-    return rows @ rows.mT
 
 
 def _total(terms: Iterable[Tensor]) -> Tensor:

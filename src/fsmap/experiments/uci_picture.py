@@ -32,7 +32,7 @@ def draw(rows: Sequence[Row]) -> dict[str, Figure]:
             _draw_cell(left, names.index(cell.dataset), cell)
         elif cell.method == DIFFERENCE:
             _draw_difference(right, names.index(cell.dataset), cell)
-    left.set(title="Test RMSE against the paper's", ylabel="ours / paper's PS-MAP")
+    left.set(title="Test RMSE against the paper's", ylabel="RMSE / paper's PS-MAP")
     left.axhline(1.0, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
     right.axhline(0.0, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
     right.set(title="L-MAP − PS-MAP, fair protocol, paired", ylabel="difference / standard error")
@@ -41,13 +41,15 @@ def draw(rows: Sequence[Row]) -> dict[str, Figure]:
     looks = [_look(method, filled) for method in METHODS for filled in (True, False)]
     handles = [left.plot([], [], **look)[0] for look in looks]
     words = ["PS-MAP", "PS-MAP, paper", "L-MAP", "L-MAP, paper"]
-    left.legend(handles, words, ncols=2)
+    left.legend(handles, words, ncols=2, loc="lower right")
     return {"uci-table": figure}
 
 
 def _look(method: str, filled: bool) -> dict[str, Any]:
     look = figures.method_style(method, linestyle="", label=None)
-    return look if filled else {**look, "markerfacecolor": "none"}
+    if filled:
+        return look
+    return {**look, "markerfacecolor": "none", "markeredgecolor": look["color"], "mew": 0.9}
 
 
 def _draw_cell(ax: Any, place: int, cell: Cell) -> None:

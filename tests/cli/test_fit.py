@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from fsmap.cli import main
-from fsmap.data.tables import read_table
+from fsmap.data.tables import read_table, write_table
 from small_tables import FAST, flowers, houses
 
 
@@ -61,6 +61,18 @@ def test_classes_can_be_asked_for(here, capsys):
     )
     assert "classification (as --task says)" in out
     assert "accuracy" in out
+
+
+def test_parquet_and_csv_are_the_same(folder, here, capsys):
+    table = read_table(folder / "flowers.csv")
+    columns = {n: [*map(float, c)] if n != "kind" else [*c] for n, c in table.columns.items()}
+    (here / "t.parquet").write_bytes(write_table(here / "t.parquet", columns))
+    (here / "t.csv").write_bytes((folder / "flowers.csv").read_bytes())
+    lines = []
+    for name in ("t.parquet", "t.csv"):
+        _, out, _ = run(capsys, "fit", name, "--target", "kind", "--out", f"{name}.pt", *FAST)
+        lines.append([line for line in out.splitlines() if "MAP" in line][:2])
+    assert lines[0] == lines[1]
 
 
 def test_nothing_is_overwritten_without_force(folder, here, capsys):

@@ -1,0 +1,1 @@
+"""Time, peak memory and error of what fsmap computes, beside what one would write today."""

@@ -1,0 +1,57 @@
+"""fsmap's side of every kind of work: the first entry is what the ratio is taken of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import fsmap
+from benchmarks.cells import JITTER, PROBES, Cell
+from fsmap.linalg.slq import slq
+
+Work = Callable[[], Tensor]
+
+
+def log_det(cell: Cell) -> dict[str, Work]:
+    f, params = fsmap.functional(cell.module)
+
+    def by(method: str) -> Work:
+        return lambda: fsmap.log_det(f, params, cell.x, jitter=JITTER, method=method)
+
+    found = {"fsmap auto": by("auto")}
+    if cell.P <= 2_000:
+        found |= {f"fsmap {name}": by(name) for name in ("dense", "dual", "svd_clip", "pseudo")}
+    return found | {"fsmap first_order": by("first_order")}
+
+
+def log_det_by_lanczos(cell: Cell) -> dict[str, Work]:
+    return {"fsmap slq": _slq(cell, None)}
+
+
+def log_det_by_products(cell: Cell) -> dict[str, Work]:
+    found = {"fsmap slq, factored": _slq(cell, "factored")}
+    if cell.rows * cell.P <= 3e7:
+        found["fsmap slq, passes"] = _slq(cell, "passes")
+    return found
+
+
+def exact_trace(cell: Cell) -> dict[str, Work]:
+    f, params = fsmap.functional(cell.module)
+    return {"fsmap exact": lambda: fsmap.trace(f, params, cell.x, method="exact").value}
+
+
+def trace(cell: Cell) -> dict[str, Work]:
+    f, params = fsmap.functional(cell.module)
+
+    def by(method: str) -> Work:
+        return lambda: fsmap.trace(f, params, cell.x, method=method, probes=PROBES).value
+
+    return {f"fsmap {name}": by(name) for name in ("jvp", "vjp", "fd", "fd_central")}
+
+
+def _slq(cell: Cell, kind: str | None) -> Work:
+    f, params = fsmap.functional(cell.module)
+    eps = torch.tensor(JITTER, dtype=torch.float64, device=cell.x.device)
+    return lambda: slq(f, params, cell.x, eps, probes=PROBES, kind=kind).value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 import warnings
 
 import pytest
@@ -215,6 +216,7 @@ def test_bad_tables_at_prediction(folder, here, capsys, content, message):
     [
         (["--hidden", "a,b"], "--hidden is written 128,128, got 'a,b'"),
         (["--out", "no/such/folder/m.pt"], "is no folder"),
+        (["--device", "abacus"], "device must be 'auto'"),
         (["--valid", "0.9"], "leave rows to train on"),
         (["--category", "town,"], "there is no column 'town,'. Did you mean 'town'?"),
     ],
@@ -223,6 +225,13 @@ def test_options_out_of_range(folder, capsys, options, message):
     code, _, err = run(capsys, "fit", folder / "houses.csv", "--target", "price", *options)
     assert code == 2
     assert message in err
+
+
+def test_a_missing_extra_is_told_before_the_work(folder, here, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    code, out, err = run(capsys, "fit", folder / "houses.csv", "--target", "price", *FAST)
+    assert (code, out) == (2, "")
+    assert "pip install 'fsmap[report]'" in err
 
 
 def test_other_files_are_no_models(folder, capsys):

@@ -103,9 +103,22 @@ def test_fs_map_on_a_small_network(rows):
         ({"method": "fs-map", "reg_strength": 0}, "fs-map needs reg_strength > 0"),
         ({"px": "rows"}, "px must be 'normal', 'train' or a distribution of fsmap.px, got 'rows'"),
         ({"method": "map"}, "method must be one of"),
+        ({"device": "abacus"}, "device must be 'auto', 'cpu', 'cuda' or .*, got 'abacus'"),
         ({"activation": "step"}, "activation must be one of"),
     ],
 )
 def test_refusals(rows, options, message):
     with pytest.raises(InputError, match=message):
         learn(*rows, **{**FAST, **options})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there(rows):
+    with pytest.raises(InputError, match="torch sees no CUDA device here. Use 'cpu'"):
+        learn(*rows, **FAST, device="cuda")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_it_is_the_same(rows):
+    cpu, gpu = (learn(*rows, **FAST, device=d)[0](rows[0]) for d in ("cpu", "cuda"))
+    assert_close(cpu, gpu, rtol=1e-3, atol=1e-3)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.errors import InputError
+from fsmap.errors import InputError, require
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.report import table_page
     from fsmap.report.records import write_atomically
 
+    for module in ("matplotlib", "jinja2"):  # before the work, not after it
+        require(module, extra="report")
     page = table_page.page_path(arguments.out)
     for path in (arguments.out, page):
         check_writable(path, force=arguments.force)

@@ -90,7 +90,7 @@ class TableEstimator(BaseEstimator):
             **{name: getattr(self, name) for name in PASSED_ON},
         )
         self.weight_decay_, self.reg_strength_ = found.config
-        self.laplace_ = None
+        self.laplace_: Any = None
         if self.laplace:
             self._add_uncertainty(x, y, weight)
         self.search_, self.validation_curve_ = found.search, found.curve

@@ -160,7 +160,15 @@ def _given(value: float | str) -> list[float] | None:
 def _device(name: str) -> torch.device:
     if name == AUTO:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    try:
+        found = torch.device(name)
+    except RuntimeError as error:
+        message = f"device must be 'auto', 'cpu', 'cuda' or 'cuda:1' …, got {name!r}"
+        raise InputError(message) from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        message = f"device {name!r} was asked for, and torch sees no CUDA device here. Use 'cpu'."
+        raise InputError(message)
+    return found
 
 
 def _network(

@@ -11,6 +11,7 @@ from fsmap.experiments.registry import Context
 from fsmap.experiments.scaled_networks import (
     CloudConfig,
     draw_network,
+    jitter_text,
     jitter_title,
     spearman,
     square,
@@ -77,5 +78,8 @@ def test_spearman_is_scipys(shape, generator):
 
 
 def test_titles_of_jitters():
+    assert [jitter_text(j) for j in (1e-6, 0.0562, 1.0, 1e3)] == [
+        "ε = 1e−6", "ε = 0.0562", "ε = 1", "ε = 1000",
+    ]  # fmt: skip
     assert jitter_title(10.0) == r"$\epsilon = 10$"
     assert jitter_title(1e-3) == r"$\epsilon = 10^{-3}$"

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fsmap.experiments.experiment import Context, Experiment, Measured
-from fsmap.experiments.panels import epsilon
 from fsmap.experiments.scaled_networks import (
     CloudConfig,
+    jitter_text,
     jitter_title,
     plot_diagonal,
     spearman,
@@ -174,13 +174,13 @@ class LaplacianVsLogDet(Experiment):
         falling = all(a > b for a, b in zip(ratios, ratios[1:], strict=False))
         return [
             Claim(
-                f"on the diagonal at {epsilon(jitters[-1])}: median ratio within 10 % of 1",
+                f"on the diagonal at {jitter_text(jitters[-1])}: median ratio within 10 % of 1",
                 abs(large.ratio() - 1) < 0.1,
                 large.ratio(),
                 "accurate",
             ),
             Claim(
-                f"monotone at {epsilon(jitters[0])}, though far from the diagonal: ρ above 0.95",
+                f"monotone at {jitter_text(jitters[0])}, far from the diagonal: ρ above 0.95",
                 small.rho > 0.95 and small.ratio() > 2,
                 f"ρ = {small.rho:.3f}, median ratio {small.ratio():.0f}",
                 "monotonic relation",
@@ -206,7 +206,7 @@ class LaplacianVsLogDet(Experiment):
             both = found.log_det + found.estimate
             plot_diagonal(ax, min(both) * 0.7, max(both) * 1.4)
             dots = ax.scatter(found.log_det, found.estimate, s=11, linewidth=0, c=found.color,
-                              norm=norm, cmap="cividis", label=epsilon(jitter))  # fmt: skip
+                              norm=norm, cmap="cividis", label=jitter_text(jitter))  # fmt: skip
             ax.set(xscale="log", yscale="log", title=jitter_title(jitter))
             ax.annotate(f"$\\rho = {found.rho:.3f}$", (0.95, 0.05), xycoords="axes fraction",
                         ha="right", va="bottom", fontsize=9)  # fmt: skip

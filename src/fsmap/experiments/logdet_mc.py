@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.func import vmap
 
 from fsmap.experiments.experiment import Context, Experiment, Measured
-from fsmap.experiments.panels import epsilon, log_scale
+from fsmap.experiments.panels import log_scale
 from fsmap.experiments.scaled_networks import (
     LARGEST,
     SMALLEST,
     CloudConfig,
     ScaledNetwork,
+    jitter_text,
     plot_diagonal,
     spearman,
 )
@@ -186,7 +187,7 @@ class LogDetMC(Experiment):
         most, *fewer = clouds
         errors = clouds[most].errors()
         moderate = clouds[most].errors(MODERATE)
-        at = f"({epsilon(jitter)})"
+        at = f"({jitter_text(jitter)})"
         claims = [
             Claim(f"S = {most} is on the diagonal: median distance below 1 % of the range {at}",
                   bool(errors.abs().median() < 1), f"{errors.abs().median():.2f} %",

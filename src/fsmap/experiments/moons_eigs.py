@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.moons_fits import METHODS, MoonsConfig, train
-from fsmap.experiments.panels import epsilon
+from fsmap.experiments.scaled_networks import jitter_text
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
 
@@ -45,7 +45,7 @@ class MoonsEigs(Experiment):
         "which penalizes their sum, does so from ε = 0.01 on; FS-MAP, which penalizes their "
         "logarithms, first keeps an almost linear classifier with few large eigenvalues."
     )
-    cost = "12 min"
+    cost = "15 min"
     protocol = (
         "jittered objective, prior N(0, I), first values as nn.Linear draws them; FS-MAP: "
         "log det(𝒥 + εI) of 64 fresh points a step; L-MAP: forward differences (β = 1e-3), one ψ "
@@ -102,9 +102,9 @@ class MoonsEigs(Experiment):
             low, high = base / line.mean[0], base / line.mean[-1]
             name = figures.NAMES[method]
             claims += [
-                Claim(f"{name}: sum more than 10 times below PS-MAP's at {epsilon(line.x[0])}",
+                Claim(f"{name}: sum more than 10 times below PS-MAP's at {jitter_text(line.x[0])}",
                       low > 10, f"{low:.3g} times below", "significantly reduced"),
-                Claim(f"{name}: back to PS-MAP's at {epsilon(line.x[-1])} (within a factor of 2)",
+                Claim(f"{name}: back to PS-MAP's at {jitter_text(line.x[-1])}, to a factor of 2",
                       0.5 < high < 2, f"{high:.3g} times below", None),
             ]  # fmt: skip
         return claims

@@ -22,7 +22,7 @@ from torch import Tensor
 from fsmap.experiments import moons_pictures as pictures
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.moons_fits import Fitted, MoonsConfig, train
-from fsmap.experiments.panels import epsilon
+from fsmap.experiments.scaled_networks import jitter_text
 from fsmap.report import tables
 from fsmap.report.interactive import Interactive
 from fsmap.report.records import Claim, Row
@@ -134,13 +134,13 @@ class MoonsSolutions(Experiment):
         jump, where = largest_jump(rows)
         return [
             Claim(
-                f"near-constant at {epsilon(low)}: probabilities differ by less than 0.05",
+                f"near-constant at {jitter_text(low)}: probabilities differ by less than 0.05",
                 spread[low] < 0.05,
                 spread[low],
                 "near-zero function, severe underfit",
             ),
             Claim(
-                f"as good as PS-MAP at {epsilon(high)}: accuracy within 1 %, NLL within 0.02",
+                f"as good as PS-MAP at {jitter_text(high)}: accuracy within 1 %, NLL within 0.02",
                 accuracy[high] > ps_accuracy - 0.01 and nll[high] < ps_nll + 0.02,
                 f"{accuracy[high]:.3f}, {nll[high]:.3f} (PS-MAP {ps_accuracy:.3f}, {ps_nll:.3f})",
                 "fits the data perfectly",

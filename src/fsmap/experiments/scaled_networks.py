@@ -21,6 +21,7 @@ from fsmap.linalg.logdet import whitened_rows
 from fsmap.linalg.probes import generator
 from fsmap.models.mlp import MLP
 from fsmap.objective.px import Lattice
+from fsmap.report.numbers import number
 from fsmap.types import ModelFn, Params
 
 if TYPE_CHECKING:
@@ -129,6 +130,18 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float:
     ranks = [torch.tensor(v, dtype=torch.float64).argsort().argsort().double() for v in (x, y)]
     squares = (ranks[0] - ranks[1]).square().sum().item()
     return 1 - 6 * squares / (n * (n * n - 1))
+
+
+def jitter_text(jitter: float) -> str:
+    """A jitter in words, such as ``ε = 10`` or ``ε = 1e−6``.
+
+    Args:
+        jitter: ε.
+
+    Returns:
+        The text.
+    """
+    return f"ε = {number(float(jitter), 3)}"
 
 
 def jitter_title(jitter: float) -> str:

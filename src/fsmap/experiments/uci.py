@@ -44,7 +44,7 @@ class UCITable(Experiment):
     group = "uci"
     config = Config()
     quick = Config(
-        datasets=("boston", "energy"),
+        datasets=("boston", "winered"),
         decays=(1e-4, 1e-2),
         strengths=(1e-4, 1e-2),
         seeds=2,

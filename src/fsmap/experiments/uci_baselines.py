@@ -85,8 +85,8 @@ def run_baseline(config: Config, dataset: str, method: str, context: Context) ->
     splits = range(config.baseline_splits if method == MLP else config.fair_splits)
     baseline = baselines(config)[method]
     tasks = [(value, split) for value in baseline.values for split in splits]
-    # one process per core; what a fit draws depends on its own seed alone
-    errors = joblib.Parallel(n_jobs=-1)(
+    # at full size a process per core; what a fit draws depends on its own seed alone
+    errors = joblib.Parallel(n_jobs=-1 if context.size == "full" else 1)(
         joblib.delayed(fit_one)(config, table, method, value, split) for value, split in tasks
     )
     for number, value in enumerate(baseline.values):

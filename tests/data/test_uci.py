@@ -1,0 +1,150 @@
+"""Regression tables: reading, the authors' splits, two ways to standardize."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fsmap.data import uci
+from fsmap.data.sources import look_for
+from fsmap.errors import InputError
+
+SHAPES = {
+    "boston": (506, 13),
+    "concrete": (1030, 8),
+    "energy": (768, 8),
+    "naval": (11934, 14),
+    "power": (9568, 4),
+    "protein": (45730, 9),
+    "winered": (1599, 11),
+    "winewhite": (4898, 11),
+}
+
+
+def toy(rows: int = 200) -> uci.Table:
+    rng = np.random.default_rng(0)
+    x = rng.normal([5.0, -2.0, 0.0], [3.0, 0.1, 1.0], (rows, 3))
+    y = 100 + 10 * x.sum(1, keepdims=True) + rng.normal(size=(rows, 1))
+    return uci.Table("toy", x, y, ("a", "b", "c"), "y")
+
+
+@pytest.mark.parametrize("name", uci.NAMES)
+def test_the_real_tables(name):
+    from fsmap.data.catalogue import find
+
+    if look_for(find(name).files[0]).path is None:
+        pytest.skip(f"{name} is not on this machine")
+    table = uci.read_table(name)
+    assert table.x.shape == SHAPES[name]
+    assert table.y.shape == (SHAPES[name][0], 1)
+    assert len(table.features) == SHAPES[name][1]
+    dropped = ("gt_compressor_inlet_temp", "gt_compressor_inlet_pressure")
+    assert table.dropped == (dropped if name == "naval" else ())
+    assert np.isfinite(table.x).all()
+
+
+def test_a_table_with_a_constant_column(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b,y\n1,7,3\n2,7,4\n")
+    table = uci.parse_table("t", tmp_path / "t.csv")
+    assert table.features == ("a",)
+    assert table.dropped == ("b",)
+    assert table.target == "y"
+    assert table.y.tolist() == [[3.0], [4.0]]
+
+
+def test_a_file_with_words(tmp_path):
+    (tmp_path / "t.csv").write_text("a,y\n1,high\n")
+    with pytest.raises(InputError, match=r"t.csv is no table of numbers"):
+        uci.parse_table("t", tmp_path / "t.csv")
+
+
+def test_a_file_with_too_few_names(tmp_path):
+    (tmp_path / "t.csv").write_text("a\n1,2\n")
+    with pytest.raises(InputError, match=r"1 names in its first line and 2 columns"):
+        uci.parse_table("t", tmp_path / "t.csv")
+
+
+def test_images_are_no_table(monkeypatch, tmp_path):
+    monkeypatch.setattr(uci, "locate", lambda *_: {"x.gz": tmp_path / "x.gz"})
+    with pytest.raises(InputError, match=r"'kmnist' is no table; tables are boston"):
+        uci.read_table("kmnist")
+
+
+@pytest.mark.parametrize("seed", [0, 1, 19])
+def test_every_row_has_one_use(seed):
+    rows = uci.split_rows(506, seed)
+    assert sorted(np.concatenate(rows).tolist()) == list(range(506))
+    assert [len(part) for part in rows] == [410, 45, 51]
+
+
+def test_splits_are_those_of_the_loaders_and_of_the_authors():
+    """Written as those programs do it, with numpy's old global generator."""
+    state = np.random.get_state()
+    try:
+        order = np.arange(100)
+        np.random.seed(0)
+        np.random.shuffle(order)
+        again = np.arange(100)
+        np.random.seed(3)
+        np.random.shuffle(again)
+        held = np.arange(90)
+        np.random.seed(42)
+        np.random.shuffle(held)
+    finally:
+        np.random.set_state(state)
+    assert uci.split_rows(100, 0).test.tolist() == order[90:].tolist()
+    third = uci.split_rows(100, 3)
+    assert third.test.tolist() == order[again][90:].tolist()
+    assert third.valid.tolist() == order[again][:90][held][:9].tolist()
+
+
+def test_numpy_s_global_generator_is_left_alone():
+    before = np.random.get_state()[1].tolist()
+    uci.split_rows(100, 5)
+    assert np.random.get_state()[1].tolist() == before
+
+
+def test_too_few_rows():
+    with pytest.raises(InputError, match=r"9 rows are too few"):
+        uci.split_rows(9, 0)
+
+
+def test_training_statistics():
+    parts = uci.split(toy(), 1, dtype=torch.float64)
+    for t in parts.train:
+        assert t.mean(0).abs().max() < 1e-12
+        assert (t.std(0, correction=0) - 1).abs().max() < 1e-12
+    assert parts.test.y.mean().abs() > 1e-3  # its own statistics were not used
+    table, rows = toy(), uci.split_rows(200, 1)
+    mean, std = table.y[rows.train].mean(), table.y[rows.train].std()
+    expected = (table.y[rows.test] - mean) / std
+    assert np.allclose(parts.test.y.numpy(), expected, rtol=1e-12)
+
+
+def test_the_authors_scaling_leaves_test_rows_on_another_scale():
+    parts = uci.split(toy(), 0, scaling="authors", dtype=torch.float64)
+    table, rows = toy(), uci.split_rows(200, 0)
+    expected = (table.y[rows.test] - table.y.mean()) / (table.y.std() + 1e-6)
+    assert np.allclose(parts.test.y.numpy(), expected, rtol=1e-12)
+    seen = torch.cat([parts.train.y, parts.valid.y])
+    assert seen.mean().abs() < 1e-12
+    assert (seen.std(correction=0) - 1).abs() < 1e-7
+
+
+def test_a_column_that_is_constant_in_training_becomes_zero():
+    table = toy(20)
+    x = np.zeros((20, 1))
+    x[uci.split_rows(20, 0).test] = 1.0
+    parts = uci.split(table._replace(x=x), 0)
+    assert torch.equal(parts.train.x, torch.zeros_like(parts.train.x))
+    assert torch.isfinite(parts.test.x).all()
+
+
+def test_fewer_rows_for_quick_runs():
+    assert sum(len(part.y) for part in uci.split(toy(), 0, max_rows=50)) == 50
+
+
+def test_an_unknown_scaling():
+    with pytest.raises(InputError, match=r"scaling must be one of train, authors, got 'test'"):
+        uci.split(toy(), 0, scaling="test")

@@ -80,7 +80,7 @@ def costs(
 def _slq(t: Timing, side: int, gram: int, one_pass: int) -> tuple[float, int]:
     """By the matrix where it is small, by passes otherwise."""
     vectors = DEFAULT_PROBES * LANCZOS_STEPS
-    if side <= operators.LARGEST_EXPLICIT and gram <= 3 * operators.EXPLICIT_BYTES:
+    if side <= operators.LARGEST_EXPLICIT and gram <= 3 * operators.FACTOR_BYTES:
         return t.gram + 2.0 * vectors * side**2 / t.rate, gram + 8 * vectors * side
     return vectors * (t.vjp + t.jvp), 8 * vectors * side + 2 * DEFAULT_PROBES * one_pass
 

@@ -59,6 +59,8 @@ def _check(family: Family, params: Params, spectrum: Spectrum, columns: Tensor) 
         if keep:
             kept.append(V[residual <= threshold])
     residual, ratio = torch.cat(residuals), torch.cat(ratios)
+    if len(residual) == 0:  # every direction of the family is zero at these parameters
+        return Checked(family, 0, 0.0, False, None)
     null = residual <= threshold
     number = int(null.sum()) if written else family.size * bool(null.all())
     shown = residual[null] if number else residual

@@ -35,15 +35,17 @@ def svd_clip(rows: Tensor, signs: Tensor | None, jitter: Tensor) -> Tensor:
     return clipped if missing == 0 else clipped + missing * jitter.log()
 
 
-def pseudo(rows: Tensor, signs: Tensor | None, jitter: Tensor) -> Tensor:
-    """Σ log σ² over the singular values with σ² > ε and above rounding."""
+def pseudo(
+    rows: Tensor, signs: Tensor | None, jitter: Tensor, precision: torch.dtype = torch.float64
+) -> Tensor:
+    """Σ log σ² over the singular values with σ² > ε and above the rounding of ``precision``."""
     squares = _squared_singular_values(rows, signs, "pseudo")
-    rounding = max(rows.shape) * torch.finfo(rows.dtype).eps * squares.max().sqrt()
+    rounding = max(rows.shape) * torch.finfo(precision).eps * squares.max().sqrt()
     kept = squares > torch.maximum(rounding.square(), jitter)
     return torch.where(kept, squares, torch.ones_like(squares)).log().sum()
 
 
-FROM_ROWS = {"dense": dense, "svd_clip": svd_clip, "pseudo": pseudo}
+FROM_ROWS = {"dense": dense, "svd_clip": svd_clip}
 
 
 def normal_matrix(rows: Tensor, signs: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lanczos for several starting vectors at once: quadrature of log(I + M/ε), and solves with M + εI."""
+"""Lanczos for several starting vectors at once: quadrature of log(I + M/ε), roots of M + εI."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Quadrature(NamedTuple):
 
     values: Tensor  # [R]  zᵀ log(I + M/ε) z
     truncation: Tensor  # [R]  change over the last steps
-    solves: Tensor  # [R, n]  (M + εI)⁻¹ z
+    roots: Tensor  # [R, n]  (M + εI)^(−½) z
 
 
 def lanczos(
@@ -34,7 +34,7 @@ def lanczos(
         complete: Whether the probes are no sample, so that only rounding ends it.
 
     Returns:
-        Quadrature values, their truncation and the solves.
+        Quadrature values, their truncation and the roots.
     """
     R, n = z.shape
     norms = z.norm(dim=1)  # [R]
@@ -62,8 +62,8 @@ def lanczos(
             if not done and previous is not None:
                 change = (values - previous).abs()
             if done or (previous is not None and _settled(values, change, complete)):
-                solves = norms[:, None] * (weights[:, None] @ held)[:, 0]
-                return Quadrature(values, change, solves)
+                roots = norms[:, None] * (weights[:, None] @ held)[:, 0]
+                return Quadrature(values, change, roots)
             previous = values
         basis, T = _grown(basis, T, k, n)
         T[:, k, k - 1] = T[:, k - 1, k] = torch.where(exhausted, 0.0, beta)
@@ -89,9 +89,9 @@ def _grown(basis: Tensor, T: Tensor, k: int, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _gauss(T: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
-    """e₁ᵀ log(I + T/ε) e₁ and (T + εI)⁻¹ e₁ of the tridiagonal matrices: [R], [R, k]."""
+    """e₁ᵀ log(I + T/ε) e₁ and (T + εI)^(−½) e₁ of the tridiagonal matrices: [R], [R, k]."""
     eigenvalues, vectors = torch.linalg.eigh(T)
     first = vectors[:, 0]  # [R, k]
     # A signed metric can push an eigenvalue below -ε: then the logarithm is nan, as it should be.
     values = (first.square() * torch.log1p(eigenvalues / eps)).sum(1)
-    return values, (vectors @ (first / (eigenvalues + eps))[:, :, None])[..., 0]
+    return values, (vectors @ (first * (eigenvalues + eps).rsqrt())[:, :, None])[..., 0]

@@ -124,11 +124,14 @@ def evaluate(
         return Estimate(value, torch.zeros_like(value))
     _check_memory(S * K, P, gram, chosen, jitter.device)
     if chosen == "dual":
-        gram, signs = whitened_gram(f, params, x, metric=metric, chunk=chunk)
-        value = determinants.dual(gram, signs, jitter, P)
+        matrix, signs = whitened_gram(f, params, x, metric=metric, chunk=chunk)
+        value = determinants.dual(matrix, signs, jitter, P)
     else:
         rows, signs = whitened_rows(f, params, x, metric=metric, chunk=chunk)
-        value = determinants.FROM_ROWS[chosen](rows, signs, jitter)
+        if chosen == "pseudo":  # what counts as zero is up to the model's precision
+            value = determinants.pseudo(rows, signs, jitter, next(iter(params.values())).dtype)
+        else:
+            value = determinants.FROM_ROWS[chosen](rows, signs, jitter)
     return Estimate(value, torch.zeros_like(value))
 
 
@@ -228,7 +231,7 @@ def check_jitter(jitter: Tensor, S: int, K: int, P: int) -> None:
     if eps == 0 and S * K < P:
         message = (
             f"jitter must be > 0 when S*K < P, got jitter=0 with S*K={S * K}, {P=}: J has at least "
-            f"{P - S * K} zero eigenvalues. Raise num_points or jitter; see docs/guide/pathologies.md."
+            f"{P - S * K} zero eigenvalues. Raise num_points or jitter; see docs/guide/doctor.md."
         )
         raise InputError(message)
 

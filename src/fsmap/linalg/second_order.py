@@ -104,11 +104,15 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """``F.instance_norm``, right to second order where no running statistics are kept."""
-    if running_mean is not None or not use_input_stats:
+    """``F.instance_norm``, right to second order where statistics are those of the input."""
+    if not use_input_stats:
         return F.instance_norm(
-            input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps
+            input, running_mean, running_var, weight, bias, False, momentum, eps
         )
+    if running_mean is not None:  # updated by the fused kernel, as in batch_norm
+        with torch.no_grad():
+            primal = forward_ad.unpack_dual(input).primal.detach()
+            F.instance_norm(primal, running_mean, running_var, momentum=momentum)
     weight, bias = _per_channel(weight, input), _per_channel(bias, input)
     return normalize(input, list(range(2, input.ndim)), eps, weight, bias).to(input.dtype)
 
@@ -135,11 +139,49 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return (inverse @ B[..., None])[..., 0] if vector else inverse @ B
 
 
+def _torch_batch_norm(*args: Any, **options: Any) -> Tensor:
+    """``torch.batch_norm``: other order of arguments, one more at the end."""
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
+    return batch_norm(**_named(names, args, options))
+
+
+def _torch_instance_norm(*args: Any, **options: Any) -> Tensor:
+    """``torch.instance_norm``, likewise."""
+    names = ("input", "weight", "bias", "running_mean", "running_var")
+    names = (*names, "use_input_stats", "momentum", "eps")
+    return instance_norm(**_named(names, args, options))
+
+
+def _native_layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``torch.native_layer_norm``, which returns the statistics as well."""
+    dims = list(range(-len(normalized_shape), 0))
+    mean = input.mean(dims, keepdim=True)
+    deviation = ((input - mean).square().mean(dims, keepdim=True) + eps).rsqrt()
+    return layer_norm(input, normalized_shape, weight, bias, eps), mean, deviation
+
+
+def _named(
+    names: tuple[str, ...], args: tuple[Any, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    given = dict(zip((*names, "cudnn_enabled"), args, strict=False)) | options
+    given.pop("cudnn_enabled", None)
+    return given
+
+
 REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.layer_norm: layer_norm,
     torch.layer_norm: layer_norm,
     F.batch_norm: batch_norm,
     F.instance_norm: instance_norm,
+    torch.batch_norm: _torch_batch_norm,
+    torch.instance_norm: _torch_instance_norm,
+    torch.native_layer_norm: _native_layer_norm,
     F.glu: glu,
     torch._weight_norm: weight_norm,
     torch.linalg.solve: solve,

@@ -3,7 +3,8 @@ r"""log det(𝒥 + εI) from matrix–vector products alone: stochastic Lanczos 
 With whitened rows A ``[Q, P]`` (𝒥 = AᵀA), Sylvester's identity gives
 $\log\det(\mathcal J + \epsilon I) = P\log\epsilon + \mathrm{tr}\log(I + M/\epsilon)$ for M = AAᵀ as well as for M = AᵀA. The smaller side n is taken.
 The trace is a mean over random signs z of $z^\top \log(I + M/\epsilon)\,z$, each by Lanczos (:mod:`fsmap.linalg.lanczos`); the same Lanczos vectors
-solve $w = (M + \epsilon I)^{-1} z$, and $\nabla \log\det = E[w^\top (\nabla M)\, z]$.
+give $u = (M + \epsilon I)^{-1/2} z$, and $\nabla \log\det = E[u^\top (\nabla M)\, u]$: the symmetric form has far less noise than
+$E[z^\top (M + \epsilon I)^{-1} (\nabla M)\, z]$, because u is small where M is large.
 
 Products with M come from one of two operators (:mod:`fsmap.linalg.operators`): the matrix itself, where it and the factors that it is made of are small, or
 passes through the model, which never hold anything of size Q·P.
@@ -74,10 +75,9 @@ def slq(
     values = count(params) * eps.log() + quadrature.values  # [R]
     value = values.mean()
     if torch.is_grad_enabled():
-        inverse_trace = (quadrature.solves * z).sum(1).mean() + (
-            count(params) - operator.size
-        ) / eps
-        linear = operator.form(quadrature.solves, z) + jitter * inverse_trace
+        u = quadrature.roots
+        inverse_trace = u.square().sum(1).mean() + (count(params) - operator.size) / eps
+        linear = operator.form(u, u) + jitter * inverse_trace
         value = value + (linear - linear.detach())
     return Estimate(value, _error(values, quadrature.truncation, complete))
 

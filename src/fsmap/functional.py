@@ -1,4 +1,4 @@
-"""From an ``nn.Module`` to a pure function ``f(params, x)``, and between parameter dicts and vectors."""
+"""From an ``nn.Module`` to a pure function ``f(params, x)``; parameters as dicts and as vectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fsmap.types import Inputs, ModelFn, Params
 
 Forward = Callable[[nn.Module, Inputs], Any]
 
-# What modules call the probability of dropping something: torch's own, then those of model libraries.
+# What modules call the probability of dropping something, in torch and in model libraries.
 DROP_RATES = ("p", "dropout", "drop_prob", "dropout_p", "attention_dropout", "drop_rate")
 
 
@@ -33,8 +33,8 @@ class State(NamedTuple):
 class Functional:
     """A module as a pure function ``f(params, x)``; made by :func:`functional`.
 
-    In training mode buffers are cloned inside every call, so that the module never changes and forward-mode
-    differentiation works. The module's mode (``train`` or ``eval``) is read at the call.
+    In training mode buffers are cloned inside every call, so that the module never changes and
+    forward-mode differentiation works. The mode (``train`` or ``eval``) is read at the call.
     """
 
     def __init__(
@@ -44,14 +44,15 @@ class Functional:
 
         Args:
             module: The module.
-            forward: How to call it, ``forward(module, x)``; by default ``module(x)``, ``module(**x)``
-                for a dict and ``module(*x)`` for a tuple.
+            forward: How to call it, ``forward(module, x)``; by default ``module(x)``,
+                ``module(**x)`` for a dict and ``module(*x)`` for a tuple.
             last_layer: Name of the linear layer whose output is the module's; see ``trace``.
         """
         self.module = module
         self.last_layer = last_layer
         self._call = _Call(module, forward or _forward)
         self._parts = tuple(module.modules())
+        self._names: set[str] = set()
 
     @property
     def pointwise(self) -> bool:
@@ -69,6 +70,7 @@ class Functional:
 
     def with_state(self, params: Params, x: Inputs) -> tuple[Tensor, State]:
         """The output, the buffers as the pass left them, and the last layer's input."""
+        self._check_names(params)
         buffers = {n: b.clone() for n, b in self.module.named_buffers()} if any(self.modes) else {}
         values = {f"module.{name}": t for name, t in {**params, **buffers}.items()}
         if self.last_layer is None:
@@ -82,11 +84,26 @@ class Functional:
             hook.remove()
         if len(seen) != 1 or seen[0][1] is not out:
             message = (
-                f"last_layer={self.last_layer!r} does not produce the module's output as it is: it was "
-                f"called {len(seen)} times. Name the linear layer whose output is returned, or leave last_layer out."
+                f"last_layer={self.last_layer!r} does not produce the module's output as it is: it "
+                f"was called {len(seen)} times. Name the linear layer whose output is returned, or "
+                "leave last_layer out."
             )
             raise UnsupportedModuleError(message)
         return out, State(buffers, (seen[0][0],))
+
+    def _check_names(self, params: Params) -> None:
+        """Refuse names that ``functional_call`` would ignore; a part of the names is allowed."""
+        if params and params.keys() <= self._names:
+            return
+        self._names = {n for n, _ in self.module.named_parameters(remove_duplicate=False)}
+        unknown = [name for name in params if name not in self._names]
+        if unknown or not params:
+            known = sorted(self._names)
+            message = (
+                "params must be a dict named as in the module's named_parameters(), got "
+                f"{unknown or 'an empty one'}; known: {known[:6]}{' ...' if len(known) > 6 else ''}"
+            )
+            raise InputError(message)
 
     def _pass(self, values: dict[str, Tensor], x: Inputs) -> Tensor:
         with _no_recomputation():
@@ -110,18 +127,19 @@ def functional(
     """Split a module into a pure function and its trainable parameters.
 
     Args:
-        module: Any module; frozen parameters (``requires_grad=False``) and buffers become constants of ``f``,
-            a parameter that is used twice appears once.
+        module: Any module; frozen parameters (``requires_grad=False``) and buffers become constants
+            of ``f``, a parameter that is used twice appears once.
         forward: How to call the module when its signature is unusual: ``forward(module, x)``.
-        last_layer: Name of the linear layer that makes the output, for ``trace(..., last_layer="exact")``.
+        last_layer: Name of the linear layer that makes the output, for
+            ``trace(..., last_layer="exact")``.
 
     Returns:
-        ``f`` and ``params``: ``f(params, x)`` equals ``module(x)``. The parameters are the module's own
-        tensors, so a ``backward`` through ``f`` fills the module's ``.grad``.
+        ``f`` and ``params``: ``f(params, x)`` equals ``module(x)``. The parameters are the module's
+        own tensors, so a ``backward`` through ``f`` fills the module's ``.grad``.
 
     Raises:
-        UnsupportedModuleError: If there is no trainable parameter, one without a shape (lazy modules),
-            or ``last_layer`` is not a linear layer with parameters of its own.
+        UnsupportedModuleError: If there is no trainable parameter, one without a shape (lazy
+            modules), or ``last_layer`` is not a linear layer with parameters of its own.
 
     Example:
         >>> import torch, fsmap
@@ -131,7 +149,8 @@ def functional(
     """
     params: Params = {n: p for n, p in module.named_parameters() if p.requires_grad}
     if not params:
-        message = f"{type(module).__name__} has no trainable parameter. Set requires_grad on at least one of them."
+        kind = type(module).__name__
+        message = f"{kind} has no trainable parameter. Set requires_grad on at least one of them."
         raise UnsupportedModuleError(message)
     lazy = [n for n, p in params.items() if is_lazy(p)]
     if lazy:
@@ -179,14 +198,15 @@ def differentiable_attention() -> Iterator[None]:
 
 
 RECOMPUTES = (
-    "the model uses activation checkpointing or saved-tensor hooks: a pass at given parameters would be recomputed in the backward "
-    "pass with the module's own, and its gradient would be wrong without an error. Switch checkpointing off for this model."
+    "the model uses activation checkpointing or saved-tensor hooks: a pass at given parameters would "
+    "be recomputed in the backward pass with the module's own, and its gradient would be wrong "
+    "without an error. Switch checkpointing off for this model."
 )
 
 
 @contextmanager
 def _no_recomputation() -> Iterator[None]:
-    """Refuse layers that run again in the backward pass, when ``functional_call`` has put the module's parameters back."""
+    """Refuse layers that run again in the backward pass, when the module has its own parameters back."""
     if not torch.is_grad_enabled():
         yield
         return
@@ -194,7 +214,7 @@ def _no_recomputation() -> Iterator[None]:
     def refuse(*_: Any) -> None:
         raise UnsupportedModuleError(RECOMPUTES)
 
-    reentrant = torch.utils.checkpoint.CheckpointFunction
+    reentrant: Any = torch.utils.checkpoint.CheckpointFunction
     apply = reentrant.apply
     reentrant.apply = refuse
     try:
@@ -209,7 +229,7 @@ def _no_recomputation() -> Iterator[None]:
 
 
 class NoiseReplay:
-    """Gives several passes of one function the same random layers: call it before every pass but the first."""
+    """Gives several passes of one function the same random layers: call it before each but the first."""
 
     def __init__(self, f: ModelFn, params: Params) -> None:
         """Remember torch's random state, if ``f`` may use it."""
@@ -254,8 +274,8 @@ def _tensor(out: Any) -> Tensor:
     if isinstance(logits, Tensor):
         return logits
     message = (
-        f"the module returned {type(out).__name__}, which is neither a tensor nor an object with .logits. "
-        "Pass forward=lambda module, x: ... that picks the tensor."
+        f"the module returned {type(out).__name__}, which is neither a tensor nor an object with "
+        ".logits. Pass forward=lambda module, x: ... that picks the tensor."
     )
     raise UnsupportedModuleError(message)
 

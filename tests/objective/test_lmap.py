@@ -233,11 +233,23 @@ def test_attached_to_an_optimizer_psi_is_the_same_over_micro_batches() -> None:
     module, (x, _) = bn_net(), batch()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     penalty = fsmap.LaplacianPenalty(module, normal((2,)), num_points=S).attach(optimizer)
-    first, second = penalty().item(), penalty().item()
+    reg = penalty.regularizer
+    psi = []
+    points = []
+    for _ in range(2):
+        params = reg.params()
+        psi.append(reg.stream().psi(params)["0.weight"])
+        points.append(reg.sample(params))
+        penalty()
+    assert torch.equal(psi[0], psi[1])  # one ψ a step ...
+    assert not torch.equal(points[0], points[1])  # ... and fresh points in each micro-batch
     optimizer.step()
-    third = penalty().item()
-    assert first == second
-    assert first != third
+    assert not torch.equal(psi[0], reg.stream().psi(reg.params())["0.weight"])
+    with pytest.raises(InputError, match="attached to an optimizer already"):
+        penalty.attach(optimizer)
+    free = copy.deepcopy(penalty)  # belongs to another model: counts its own passes again
+    free(), free()
+    assert free.state_dict()["step"] == penalty.state_dict()["step"] + 2
     lm = fsmap.LMAP(module, normal((2,)), num_points=S).attach(optimizer)
     lm(x), lm(x)
     assert lm.step == 0
@@ -410,6 +422,7 @@ def test_bf16_autocast() -> None:
     assert value("fd", torch.float32, True) == value("fd", torch.float32, False)
 
 
+@pytest.mark.usefixtures("seeded")
 def test_bad_input_is_named() -> None:
     module, (x, _) = bn_net(), batch()
     with pytest.raises(
@@ -431,6 +444,21 @@ def test_bad_input_is_named() -> None:
         fsmap.LMAP(module, normal((2,)), num_points=S, last_layer="0")(x)
     with pytest.raises(UnsupportedModuleError, match="no trainable parameter"):
         fsmap.LMAP(nn.Tanh(), normal((2,)), num_points=S)
+    with pytest.raises(InputError, match="beta must be > 0, got 0"):
+        fsmap.LMAP(module, normal((2,)), num_points=S, estimator="fd", beta=0.0)
+    bad = x.clone()
+    bad[1] = torch.nan
+    with pytest.raises(InputError, match="NaN or inf in 1 of 4 points"):
+        fsmap.LMAP(module, normal((2,)), num_points=S)(bad)
+    with pytest.raises(InputError, match="NaN or inf in 3 of 3 points"):
+        fsmap.LaplacianPenalty(module, lambda n, g: torch.full((n, 2), torch.nan), num_points=3)()
+    bare = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, track_running_stats=False))
+    with pytest.raises(InputError, match=r"needs running statistics, and \['1'\] keep none"):
+        fsmap.LMAP(bare, normal((2,)), num_points=S, batchnorm="frozen")
+    assert fsmap.LaplacianPenalty(bare, normal((2,)), num_points=S).batchnorm == "batch"
+    f, params = fsmap.functional(module)
+    with pytest.raises(InputError, match=r"named_parameters\(\), got \['kernel'\]; known:"):
+        f({"kernel": params["0.weight"]}, x)
     module[0].weight.placements = ()
     with pytest.raises(UnsupportedModuleError, match="FSDP2"):
         fsmap.LaplacianPenalty(module, normal((2,)), num_points=S)()

@@ -1,7 +1,8 @@
 """The only place where probes are drawn.
 
-A probe ψ in parameter space is a dict of stacked draws ``{name: [R, ...]}``. In training it is a function of
-(seed, optimiser step, parameter name) and of nothing else: the same on every rank, over all micro-batches of a step and after a resume.
+A probe ψ in parameter space is a dict of stacked draws ``{name: [R, ...]}``. In training it is a function
+of (seed, optimizer step, parameter name) and of nothing else: the same on every rank, over all
+micro-batches of a step and after a resume.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ class Stream(NamedTuple):
     seed: int
     step: int
     rank: int = 0
+    micro: int = 0  # which micro-batch of the step
 
     def points(self) -> torch.Generator:
-        """Generator of the evaluation points: another one on every rank."""
-        return generator(self.seed, self.step, "points", self.rank)
+        """Generator of the evaluation points: another one on every rank and micro-batch."""
+        return generator(
+            self.seed, self.step, "points", self.rank, *[self.micro] * (self.micro > 0)
+        )
 
     def noise(self) -> int:
         """Seed of the random layers (dropout) of the evaluation pass."""
@@ -47,7 +51,7 @@ class Stream(NamedTuple):
 
 
 def _plain(name: str) -> str:
-    """A parameter's name without what ``torch.compile`` puts before it: compiling changes no draw."""
+    """The name without what ``torch.compile`` puts before it: compiling changes no draw."""
     return name.replace("_orig_mod.", "")
 
 
@@ -76,7 +80,7 @@ def antithetic(psi: Params) -> Params:
 
 
 def basis(params: Params) -> Params:
-    """The complete set: √P times every unit vector, so that the mean over probes is the exact trace."""
+    """The complete set, √P times every unit vector: the mean over probes is the exact trace."""
     first = next(iter(params.values()))
     total = count(params)
     eye = math.sqrt(total) * torch.eye(total, dtype=first.dtype, device=first.device)

@@ -36,6 +36,31 @@ def check_mode(mode: str, allowed: tuple[str, ...], instead: str = "") -> None:
         raise InputError(message)
 
 
+def deployed(module: nn.Module) -> str:
+    """The mode of the function that will be deployed."""
+    return "batch" if _without_statistics(module) else "frozen"
+
+
+def check_running(module: nn.Module) -> None:
+    """Refuse ``frozen`` where there is nothing to freeze.
+
+    Raises:
+        InputError: If a BatchNorm keeps no running statistics.
+    """
+    bare = _without_statistics(module)
+    if bare:
+        message = (
+            f"batchnorm='frozen' needs running statistics, and {bare} keep none "
+            "(track_running_stats=False). Use 'batch' or 'joint'."
+        )
+        raise InputError(message)
+
+
+def _without_statistics(module: nn.Module) -> list[str]:
+    layers = [(n, m) for n, m in module.named_modules() if isinstance(m, _BatchNorm)]
+    return [name for name, layer in layers if layer.running_mean is None]
+
+
 @contextmanager
 def frozen(module: nn.Module) -> Iterator[None]:
     """BatchNorm layers use their running statistics; everything else stays in its mode."""

@@ -172,6 +172,7 @@ def l_map(
             range.
     """
     trace.check_method(estimator)
+    _check_range("beta", beta)
     if (jitter is None) == (reg_strength is None):
         message = (
             f"give jitter or reg_strength (λ = 1/(2εN)), exactly one of them; got {jitter=}, "

@@ -79,9 +79,10 @@ class LMAP(nn.Module):
         """Wrap a model; see the class."""
         super().__init__()
         bn.check_mode(batchnorm, bn.MODES)
+        if batchnorm == "frozen":
+            bn.check_running(module)
         self.module = module
         self.batchnorm = batchnorm
-        self._attached = False
         self.regularizer = Regularizer(
             module,
             px,
@@ -118,8 +119,7 @@ class LMAP(nn.Module):
         else:
             out = self._plain(x)
             value = reg.separate(self.batchnorm) if wanted else _zero(out)
-        if not self._attached:
-            reg.step += 1
+        reg.passed()
         return out, value if reg_strength is None else reg_strength * value
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LMAP:
@@ -131,8 +131,7 @@ class LMAP(nn.Module):
         Returns:
             self.
         """
-        optimizer.register_step_post_hook(lambda *_: self._advance())
-        self._attached = True
+        self.regularizer.attach(optimizer)
         return self
 
     @property
@@ -156,16 +155,15 @@ class LMAP(nn.Module):
             f"batchnorm={self.batchnorm!r}, every={r.every}"
         )
 
-    def _advance(self) -> None:
-        self.regularizer.step += 1
-
     def _plain(self, x: Inputs) -> Tensor:
         return self.regularizer.f.plain(x)
 
     def _joint(self, x: Inputs, wanted: bool) -> tuple[Tensor, Tensor]:
         reg = self.regularizer
         params, size = reg.params(), points.count(x)
-        both = _joined(x, reg.sample(params))
+        evaluation = reg.sample(params)
+        reg.look(x, evaluation)
+        both = _joined(x, evaluation)
         if wanted:
             value, out, state = reg.value(params, both)
             bn.write_back(reg.module, state.buffers)
@@ -202,8 +200,9 @@ class LaplacianPenalty:
     ) -> None:
         """See :class:`LMAP`."""
         bn.check_mode(batchnorm, ("auto", "frozen", "batch"), "For 'joint' use fsmap.LMAP.")
-        self.batchnorm = "frozen" if batchnorm == "auto" else batchnorm
-        self._attached = False
+        if batchnorm == "frozen":
+            bn.check_running(module)
+        self.batchnorm = bn.deployed(module) if batchnorm == "auto" else batchnorm
         self.regularizer = Regularizer(
             module,
             px,
@@ -224,14 +223,13 @@ class LaplacianPenalty:
         like = next(iter(reg.params().values()))
         wanted = reg.active and not _is_zero(reg_strength)
         value = reg.separate(self.batchnorm) if wanted else _zero(like)
-        if torch.is_grad_enabled() and not self._attached:
-            reg.step += 1
+        if torch.is_grad_enabled():
+            reg.passed()
         return value if reg_strength is None else reg_strength * value
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LaplacianPenalty:
         """Count this optimiser's steps instead of calls."""
-        optimizer.register_step_post_hook(lambda *_: self._advance())
-        self._attached = True
+        self.regularizer.attach(optimizer)
         return self
 
     def state_dict(self) -> dict[str, int]:
@@ -241,9 +239,6 @@ class LaplacianPenalty:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the step."""
         self.regularizer.step = int(state["step"])
-
-    def _advance(self) -> None:
-        self.regularizer.step += 1
 
 
 def _joined(x: Inputs, evaluation: Inputs) -> Inputs:

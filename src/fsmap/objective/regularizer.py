@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from fsmap.errors import FallbackWarning, InputError, UnsupportedModuleError
 from fsmap.functional import Forward, Functional, State, functional
-from fsmap.linalg import trace
+from fsmap.linalg import points, trace
 from fsmap.linalg.metric import Metric
 from fsmap.linalg.probes import Stream, generator, rademacher
 from fsmap.objective import batchnorm as bn
@@ -54,6 +55,9 @@ class Regularizer:
                 f"got {estimator=} and {'a' if metric is not None else 'no'} metric"
             )
             raise InputError(message)
+        if not beta > 0:
+            message = f"beta must be > 0, got {beta:g}"
+            raise InputError(message)
         functional(module, last_layer=last_layer)  # raises if there is nothing to train
         self.f = Functional(module, forward, last_layer)
         self.module = module
@@ -61,6 +65,47 @@ class Regularizer:
         self.num_points, self.estimator, self.beta = num_points, estimator, beta
         self.every, self.metric, self.seed, self.probes = every, metric, seed, probes
         self.step = 0
+        self._micro = 0  # forward passes since the optimizer's last step
+        self._attached = False
+        self._looked = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Regularizer:
+        """A copy belongs to another model: no optimizer counts its steps yet."""
+        made = type(self).__new__(type(self))
+        memo[id(self)] = made
+        made.__dict__.update({k: copy.deepcopy(v, memo) for k, v in self.__dict__.items()})
+        made._attached = False
+        return made
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count an optimizer's steps from now on.
+
+        Raises:
+            InputError: If steps are counted already.
+        """
+        if self._attached:
+            message = "this is attached to an optimizer already: a second one would count twice"
+            raise InputError(message)
+        optimizer.register_step_post_hook(lambda *_: self._advance())
+        self._attached = True
+
+    def passed(self) -> None:
+        """A forward pass is over: the next step, or the next micro-batch of an attached one."""
+        if self._attached:
+            self._micro += 1
+        else:
+            self.step += 1
+
+    def look(self, *inputs: Inputs) -> None:
+        """Refuse NaN and inf in what the first pass sees; later ones would cost a synchronization."""
+        if not self._looked:
+            for x in inputs:
+                points.check(x)
+            self._looked = True
+
+    def _advance(self) -> None:
+        self.step += 1
+        self._micro = 0
 
     @property
     def active(self) -> bool:
@@ -69,7 +114,7 @@ class Regularizer:
 
     def stream(self) -> Stream:
         """This step's random numbers: ψ the same on every rank, evaluation points its own."""
-        return Stream(self.seed, self.step, _rank())
+        return Stream(self.seed, self.step, _rank(), self._micro)
 
     def params(self) -> Params:
         """The module's trainable parameters as they are now.
@@ -150,6 +195,7 @@ class Regularizer:
         """R on a pass of its own, BatchNorm ``frozen`` or ``batch``; statistics untouched."""
         params = self.params()
         x = self.sample(params)
+        self.look(x)
         if mode == "frozen":
             with bn.frozen(self.module), self.own_noise():
                 return self.value(params, x)[0]

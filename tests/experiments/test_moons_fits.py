@@ -5,7 +5,7 @@ from fsmap import functional, trace
 from fsmap.data.synthetic import moons
 from fsmap.experiments import moons_pictures
 from fsmap.experiments.moons_fits import METHODS, Fitted, MoonsConfig, builder, network, train
-from fsmap.experiments.moons_solutions import PAPER_JITTERS, SolutionsConfig
+from fsmap.experiments.moons_solutions import PAPER_JITTERS, SolutionsConfig, chain
 from fsmap.objective.geometry import Laplacian, LogDet, NoGeometry
 
 TINY = MoonsConfig(steps=4, lr=1e-2, grid=6, lap_points=9, det_points=5)
@@ -52,6 +52,15 @@ def test_training_can_start_elsewhere():
     assert zero.params["layers.0.weight"].abs().max() == 0
     (fitted,) = train(TINY, "ps-map", (), 0, nothing)
     assert fitted.params["layers.0.weight"].abs().max() > 0
+
+
+def test_a_chain_goes_down_and_each_link_starts_where_the_last_one_ended():
+    config = SolutionsConfig(steps=5, grid=6, lap_points=9)
+    links = list(chain(config, "l-map", [0.1, 1.0, 10.0], 0, nothing))
+    assert [link.member["jitter"] for link in links] == [10.0, 1.0, 0.1]
+    step = MoonsConfig(steps=1, grid=6, lap_points=9)
+    (again,) = train(step, "l-map", [0.1], 0, nothing, start=links[1].params)
+    assert all(torch.equal(p, again.params[n]) for n, p in links[2].params.items())
 
 
 def test_numbers_of_a_fit():

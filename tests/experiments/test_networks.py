@@ -132,11 +132,15 @@ STEADY = ([0.69, 0.4, 0.2, 0.1], [0.01, 0.4, 0.9, 1.0], [0.0, 0.15, 0.35, 0.5])
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        (solutions_rows(*STEADY), [True, True, True, True]),
-        (solutions_rows(STEADY[0], [0.2, 0.4, 0.9, 1.0], STEADY[2]), [False, True, True, True]),
-        (solutions_rows([0.69, 0.4, 0.2, 0.15], *STEADY[1:]), [True, False, True, True]),
-        (solutions_rows([0.4, 0.69, 0.2, 0.1], *STEADY[1:]), [True, True, False, True]),
-        (solutions_rows(*STEADY[:2], [0.0, 0.01, 0.45, 0.5]), [True, True, True, False]),
+        (solutions_rows(*STEADY), [True, True, True, True, True]),
+        (solutions_rows(*STEADY, held=0.02), [True, True, True, True, False]),
+        (
+            solutions_rows(STEADY[0], [0.2, 0.4, 0.9, 1], STEADY[2]),
+            [False, True, True, True, False],
+        ),
+        (solutions_rows([0.69, 0.4, 0.2, 0.15], *STEADY[1:]), [True, False, True, True, True]),
+        (solutions_rows([0.4, 0.69, 0.2, 0.1], *STEADY[1:]), [True, True, False, True, True]),
+        (solutions_rows(*STEADY[:2], [0.0, 0.01, 0.45, 0.5]), [True, True, True, False, True]),
     ],
 )
 def test_claims_of_moons_solutions(rows, expected):

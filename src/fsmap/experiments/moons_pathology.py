@@ -159,8 +159,8 @@ class MoonsPathology(Experiment):
                 gain = _gains(stages(rows, network, jitter))[-1]
                 claims.append(
                     Claim(
-                        f"{network}, {jitter_text(jitter)}: bounded (at the end, path and optimizer "
-                        "gain less than a tenth of what they gain without jitter)",
+                        f"{network}, {jitter_text(jitter)}: bounded (path and optimizer, in the "
+                        "end, gain less than a tenth of what they gain without jitter)",
                         still < 0.1 * last and gain < 0.1 * gains[-1],
                         f"{still:.2f} and {gain:.2f} nats",
                         "no pathological optima",

@@ -102,8 +102,8 @@ def path(
         The figure.
     """
     figure, axes = figures.axes(3, panel=(2.9, 2.6))
-    looks = {"random": {}, "ps-map": {"linestyle": (0, (1, 1.2)), "marker": "v"}}
-    names = {"random": "L-MAP", "ps-map": "L-MAP, from PS-MAP"}
+    looks = {"random": {}, "chain": {"linestyle": (0, (1, 1.2)), "marker": "v"}}
+    names = {"random": "L-MAP, from random values", "chain": "L-MAP, from the next larger ε"}
     for ax, (metric, label) in zip(axes, PATH.items(), strict=True):
         for start, values in lines.items():
             look = figures.method_style("l-map", label=names[start], **looks[start])

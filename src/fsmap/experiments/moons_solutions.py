@@ -6,14 +6,15 @@ no derivative to be punished for, to one that fits as well as PS-MAP.
 The way is not smooth everywhere. With all weights of a three-layer network of size u the function
 is of order u³ and so is what the data gain, while prior and regularizer cost u² and more: the
 constant stays a local optimum for every $\epsilon$. So there is a range of $\epsilon$ with two
-optima, where the start decides, and every jitter is trained from two starts.
+optima, where the start decides. To see both, every jitter is trained from random values and, going
+downwards, from the solution of the next larger one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,8 +34,12 @@ if TYPE_CHECKING:
 PAPER_JITTERS = (1e-2, 1e-1, 1.0, 10.0)
 """The four panels of the paper."""
 
-RANDOM, FITTED = "random", "ps-map"
-"""Where training starts: random first values (the paper's way), or the PS-MAP solution."""
+RANDOM, CHAIN = "random", "chain"
+"""Where training starts: random first values (the paper's way), or the solution of the next larger
+jitter, the first of all from PS-MAP's."""
+
+CHAIN_SHARE = 5
+"""A link of the chain takes a fifth of the steps: it has not far to go."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,9 +72,9 @@ class MoonsSolutions(Experiment):
     see = (
         "From a constant function to one that fits as well as PS-MAP: ε is a dial for how much the "
         "function may react to its parameters. Near ε = 0.04 the dial clicks: the constant stays a "
-        "local optimum, and where training leaves it depends on where it starts."
+        "local optimum, and coming down from larger ε the function holds on for much longer."
     )
-    cost = "6 min"
+    cost = "5 min"
     protocol = (
         "L-MAP by forward differences (β = 1e-3), one ψ and 400 fresh points of p_X a step; "
         "prior N(0, I). Panels and slider start from random values, as the paper does"
@@ -80,7 +85,7 @@ class MoonsSolutions(Experiment):
 
     def units(self, config: SolutionsConfig) -> list[dict[str, Any]]:
         """Per seed: PS-MAP, and L-MAP with all jitters from each start."""
-        kinds = [("ps-map", RANDOM), ("l-map", RANDOM), ("l-map", FITTED)]
+        kinds = [("ps-map", RANDOM), ("l-map", RANDOM), ("l-map", CHAIN)]
         return [
             {"method": method, "start": start, "seed": seed}
             for seed in range(config.seeds)
@@ -92,15 +97,8 @@ class MoonsSolutions(Experiment):
     ) -> Iterator[Measured]:
         """Train, and look at the function on the picture and on p_X."""
         method, seed = unit["method"], unit["seed"]
-        start, done = None, 0.0
-        if unit["start"] == FITTED:
-            (found,) = train(config, "ps-map", (), seed, lambda share: context.advance(0.1 * share))
-            start, done = found.params, 0.1
-
-        def advance(share: float) -> None:
-            context.advance(done + (1 - done) * share)
-
-        for fitted in train(config, method, config.jitters(), seed, advance, start=start):
+        way = chain if unit["start"] == CHAIN else train
+        for fitted in way(config, method, config.jitters(), seed, context.advance):
             where = {k: v for k, v in fitted.member.items() if k == "jitter"}
             where["start"] = unit["start"]
             for metric, value in _look(config, fitted).items():
@@ -132,6 +130,8 @@ class MoonsSolutions(Experiment):
         ps_accuracy = _mean(rows, metric="train_accuracy", method="ps-map")
         rise = max(b - a for a, b in zip(list(nll.values()), list(nll.values())[1:], strict=False))
         jump, where = largest_jump(rows)
+        held = by_jitter(rows, "spread", CHAIN)
+        both = [j for j in spread if spread[j] < 0.05 and held.get(j, 0.0) > 0.3]
         return [
             Claim(
                 f"near-constant at {jitter_text(low)}: probabilities differ by less than 0.05",
@@ -157,13 +157,23 @@ class MoonsSolutions(Experiment):
                 f"{jump:.2f} of the way, at ε = {where:.3g}",
                 "varies smoothly",
             ),
+            Claim(
+                "why there is a jump: some ε has two optima (constant from random values, spread "
+                "above 0.3 from the next larger ε)",
+                bool(both),
+                ", ".join(f"{j:.3g}" for j in both) or "none",
+                None,
+            ),
         ]
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         """The paper's four panels, and the way between them from both starts."""
         found = by_jitter(rows, "spread")
         shown = [j for j in found if any(math.isclose(j, p, rel_tol=1e-6) for p in PAPER_JITTERS)]
-        lines = {start: {m: by_jitter(rows, m, start) for m in pictures.PATH} for start in STARTS}
+        lines = {
+            start: {m: by_jitter(rows, m, start) for m in pictures.PATH}
+            for start in (RANDOM, CHAIN)
+        }
         base = {m: _mean(rows, metric=m, method="ps-map") for m in pictures.PATH}
         return {
             "moons-solutions": pictures.panels(rows, shown),
@@ -177,7 +187,31 @@ class MoonsSolutions(Experiment):
         return pictures.slider(rows, notes)
 
 
-STARTS = {RANDOM: "from random values", FITTED: "from the PS-MAP solution"}
+def chain(
+    config: SolutionsConfig,
+    method: str,
+    jitters: Sequence[float],
+    seed: int,
+    advance: Callable[[float], None],
+) -> Iterator[Fitted]:
+    """Train one jitter after another, from the largest down, each from the one before.
+
+    Args:
+        config: Sizes.
+        method: ``"l-map"``.
+        jitters: ε.
+        seed: Decides points and ψ.
+        advance: Takes the share that is done.
+
+    Yields:
+        The trained members, the largest jitter first.
+    """
+    (fitted,) = train(config, "ps-map", (), seed, lambda _: None)
+    link = dataclasses.replace(config, steps=max(1, config.steps // CHAIN_SHARE))
+    for done, jitter in enumerate(sorted(jitters, reverse=True), start=1):
+        (fitted,) = train(link, method, [jitter], seed, lambda _: None, start=fitted.params)
+        yield fitted
+        advance(done / len(jitters))
 
 
 def _look(config: SolutionsConfig, fitted: Fitted) -> dict[str, Any]:

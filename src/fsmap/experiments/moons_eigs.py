@@ -42,14 +42,14 @@ class MoonsEigs(Experiment):
     title = "Eigenvalues after training on two moons"
     see = (
         "For small ε both methods push the eigenvalues of 𝒥 far below those of PS-MAP. L-MAP, "
-        "which penalizes their sum, does so from ε = 0.01 on; FS-MAP, which penalizes their "
+        "which penalizes their sum, does so for every ε up to 0.01; FS-MAP, which penalizes their "
         "logarithms, first keeps an almost linear classifier with few large eigenvalues."
     )
     cost = "15 min"
     protocol = (
         "jittered objective, prior N(0, I), first values as nn.Linear draws them; FS-MAP: "
-        "log det(𝒥 + εI) of 64 fresh points a step; L-MAP: forward differences (β = 1e-3), one ψ "
-        "and 400 fresh points a step; eigenvalues on all 1600 points"
+        "log det(𝒥 + εI) of det_points fresh points a step; L-MAP: forward differences (β = 1e-3), "
+        "one ψ and lap_points fresh points a step; eigenvalues on all 1600 points"
     )
     group = "networks"
     config = EigsConfig()

@@ -150,8 +150,8 @@ def _smooth(values: Sequence[float]) -> Any:
 def _color_map() -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    ends = figures.COLORS["fs-map"], "#f4f2ee", figures.COLORS["ps-map"]
-    return LinearSegmentedColormap.from_list("moons", ends)
+    # paler than the points that lie on it
+    return LinearSegmentedColormap.from_list("moons", ["#86addb", "#f4f2ee", "#e8a88f"])
 
 
 def _color_bar(figure: Figure, image: Any, axes: Any) -> None:

@@ -76,7 +76,7 @@ class MoonsSolutions(Experiment):
     )
     cost = "5 min"
     protocol = (
-        "L-MAP by forward differences (β = 1e-3), one ψ and 400 fresh points of p_X a step; "
+        "L-MAP by forward differences (β = 1e-3), one ψ and lap_points fresh points of p_X a step; "
         "prior N(0, I). Panels and slider start from random values, as the paper does"
     )
     group = "networks"

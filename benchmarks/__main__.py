@@ -1,11 +1,11 @@
 """Time, peak memory and error of every method, beside what one would write today.
 
-    python -m benchmarks            all networks and numbers of points, about ten minutes on two cores
+    python -m benchmarks            all networks and numbers of points, ten minutes on two cores
     python -m benchmarks --quick    small ones, about a minute
 
-Everything runs in float64: fsmap accumulates Gram matrices in float64 whatever the model's dtype, so
-this is where all do the same work. ``--dtype float32`` shows the other case. Rows are written to
-``benchmarks/results/rows.jsonl``.
+Everything runs in float64: fsmap accumulates Gram matrices in float64 whatever the model's dtype,
+so this is where all do the same work. ``--dtype float32`` shows the other case. Rows are written
+to ``benchmarks/results/rows.jsonl``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / ("quick.jsonl" if options.quick else "rows.jsonl")
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    print(f"\n{len(rows)} rows: {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+    print(f"\n{len(rows)} rows: benchmarks/results/{path.name}")
 
 
 def _rows(cell: Cell, works: tuple[str, ...]) -> Iterator[Row]:
@@ -141,9 +141,8 @@ def _limit() -> Row:
     for kind in ("explicit", "factored", "passes"):
         peak = found[f"peak_bytes_{kind}"]
         verdict = "below" if peak < limit.LIMIT else "ABOVE"
-        print(
-            f"  {kind:10} {found[f'seconds_{kind}']:6.1f} s, peak {peak / 1e9:.2f} GB ({verdict} 2 GB)"
-        )
+        seconds = found[f"seconds_{kind}"]
+        print(f"  {kind:10} {seconds:6.1f} s, peak {peak / 1e9:.2f} GB ({verdict} 2 GB)")
     return {"work": "limit", **found}
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of slq with gradient on a network of a million parameters, in a process of its own."""
+"""Peak memory of slq with gradient at a million parameters, in a process of its own."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ class Measured(NamedTuple):
 
     @property
     def median(self) -> float:
+        """Median of the times."""
         return statistics.median(self.seconds)
 
     @property

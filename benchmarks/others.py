@@ -1,9 +1,9 @@
 """What one would write today: torch.func, curvlinops, linear_operator.
 
-The Jacobian by ``torch.func`` is the fast way, one reverse pass per point and output under ``vmap``;
-log-determinants are taken of the smaller of JJᵀ and JᵀJ. All run in the dtype of the model. What
-needs a Jacobian of more than a gigabyte is left out. A name that ends in ``(reference)`` is shown, but
-is no rival: it is the call that ours is made of.
+The Jacobian by ``torch.func`` is the fast way, one reverse pass per point and output under
+``vmap``; log-determinants are taken of the smaller of JJᵀ and JᵀJ. All run in the dtype of the
+model. What needs a Jacobian of more than a gigabyte is left out. A name that ends in
+``(reference)`` is shown, but is no rival: it is the call that ours is made of.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def jacobian(cell: Cell) -> Tensor:
 
 
 def slogdet(rows: Tensor) -> Tensor:
-    """log det(JᵀJ/S + εI) from the smaller matrix."""
+    """Log det(JᵀJ/S + εI) from the smaller matrix."""
     Q, P = rows.shape
     if P <= Q:
         return torch.linalg.slogdet(rows.mT @ rows + JITTER * torch.eye(P).to(rows)).logabsdet

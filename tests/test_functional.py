@@ -180,8 +180,10 @@ def test_ravel_and_unravel_are_inverse():
 
 def test_differentiable_attention_puts_the_fast_path_back():
     before = torch.backends.mha.get_fastpath_enabled()
-    with pytest.raises(ZeroDivisionError), differentiable_attention():
+    with differentiable_attention():
         assert not torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.mha.get_fastpath_enabled() == before
+    with pytest.raises(ZeroDivisionError), differentiable_attention():
         raise ZeroDivisionError
     assert torch.backends.mha.get_fastpath_enabled() == before
 

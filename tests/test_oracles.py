@@ -1,4 +1,4 @@
-"""The slow definitions against closed forms: an oracle that is wrong would make everything wrong."""
+"""The slow definitions against closed forms: a wrong oracle would make everything wrong."""
 
 from __future__ import annotations
 

@@ -198,15 +198,15 @@ def differentiable_attention() -> Iterator[None]:
 
 
 RECOMPUTES = (
-    "the model uses activation checkpointing or saved-tensor hooks: a pass at given parameters would "
-    "be recomputed in the backward pass with the module's own, and its gradient would be wrong "
-    "without an error. Switch checkpointing off for this model."
+    "the model uses activation checkpointing or saved-tensor hooks: a pass at given parameters "
+    "would be recomputed in the backward pass with the module's own, and its gradient would be "
+    "wrong without an error. Switch checkpointing off for this model."
 )
 
 
 @contextmanager
 def _no_recomputation() -> Iterator[None]:
-    """Refuse layers that run again in the backward pass, when the module has its own parameters back."""
+    """Refuse layers that run again in the backward pass: at the module's own parameters, then."""
     if not torch.is_grad_enabled():
         yield
         return
@@ -229,7 +229,7 @@ def _no_recomputation() -> Iterator[None]:
 
 
 class NoiseReplay:
-    """Gives several passes of one function the same random layers: call it before each but the first."""
+    """Gives several passes the same random layers: call it before each of them but the first."""
 
     def __init__(self, f: ModelFn, params: Params) -> None:
         """Remember torch's random state, if ``f`` may use it."""

@@ -183,7 +183,7 @@ def test_checkpointing_is_refused(product, seeded):
 
 
 def test_control_flow_on_values_is_no_obstacle(seeded):
-    """A module that looks at its input cannot be vectorized over points; it is differentiated as a batch."""
+    """A module that looks at its input cannot be vmapped; it is differentiated as a batch."""
 
     class Branch(nn.Linear):
         def forward(self, x):

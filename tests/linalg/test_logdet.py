@@ -1,4 +1,4 @@
-"""log det(𝒥 + εI): all methods against eigenvalues of the written-out matrix, value and gradient."""
+"""log det(𝒥 + εI): all methods against eigenvalues of the written-out matrix, and gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Invariances of log det(𝒥 + εI), the fixed points of Theorem 2, and FS-MAP's change of variables."""
+"""Invariances of log det(𝒥 + εI), fixed points of Theorem 2, FS-MAP's change of variables."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def log_normal(theta):
 def test_the_function_prior_is_invariant_to_reparametrization_and_the_parameter_prior_is_not(
     seed, scale
 ):
-    """With θ' = c·sinh θ: log p(θ) − ½ log det 𝒥 is the same number in both coordinates at ε = 0."""
+    """With θ' = c·sinh θ, log p(θ) − ½ log det 𝒥 is the same number in both at ε = 0."""
     generator = torch.Generator().manual_seed(seed)
     theta, x = torch.randn(4, generator=generator), torch.randn(12, 3, generator=generator)
 

@@ -144,16 +144,18 @@ def test_gradient_in_jitter(larger):
     assert float(found) == pytest.approx(wanted, rel=1e-3)  # Lanczos stops at a part of its spread
 
 
-def test_functorch_gradient_is_autograds(larger):
+@pytest.mark.parametrize("kind", KINDS)
+def test_functorch_gradient_is_autograds(larger, kind):
     f, params, x, _, _ = larger
     z = torch.randn(4, 120, generator=torch.Generator().manual_seed(0)).sign()
-    for kind in KINDS:
-        value = slq(f, params, x, EPS, probes=z, kind=kind).value
-        grads = torch.autograd.grad(value, params.values(), materialize_grads=True)
-        fixed = {n: p.detach() for n, p in params.items()}
-        func = torch.func.grad(lambda p: slq(f, p, x, EPS, probes=z, kind=kind).value)(fixed)
-        for ours, name in zip(grads, params, strict=True):
-            torch.testing.assert_close(func[name], ours)
+
+    def value(p):
+        return slq(f, p, x, EPS, probes=z, kind=kind).value
+
+    grads = torch.autograd.grad(value(params), params.values(), materialize_grads=True)
+    func = torch.func.grad(value)({n: p.detach() for n, p in params.items()})
+    for ours, name in zip(grads, params, strict=True):
+        torch.testing.assert_close(func[name], ours)
 
 
 def test_no_graph_where_no_gradient_is_wanted(larger):

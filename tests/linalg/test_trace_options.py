@@ -1,4 +1,4 @@
-"""Options of the trace: metrics, the last layer, random layers, half precision, and what is refused."""
+"""Options of the trace: metrics, last layer, random layers, half precision, and refusals."""
 
 from __future__ import annotations
 

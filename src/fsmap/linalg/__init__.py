@@ -1,1 +1,1 @@
-"""Numbers of the Jacobian: log-determinants, traces, spectra. Knows nothing of priors, data sets or training."""
+"""Numbers of the Jacobian: log-determinants and traces. Nothing of priors, data or training."""

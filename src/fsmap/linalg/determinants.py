@@ -1,6 +1,7 @@
-r"""Log-determinants of $A^\top D A + \epsilon I$ ``[P, P]`` from rows A ``[Q, P]``, or from their Gram matrix AAᵀ; D = diag(signs).
+r"""Log-determinants of $A^\top D A + \epsilon I$ ``[P, P]``, with D = diag(signs).
 
-Everything here is float64 linear algebra, differentiable and vmappable: nan, not an error, where the matrix is not positive definite.
+From the rows A ``[Q, P]``, or from their Gram matrix AAᵀ. Everything here is float64 linear
+algebra, differentiable and vmappable: nan, not an error, where a matrix is not positive definite.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _factorize(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _PositiveLogDet(torch.autograd.Function):
-    """2 Σ log diag of the Cholesky factor; its derivative is the inverse, several times cheaper than that of the factor."""
+    """2 Σ log diag of the Cholesky factor; its derivative is the inverse, not the factor's."""
 
     generate_vmap_rule = True
 
@@ -87,7 +88,7 @@ class _PositiveLogDet(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
         matrix, factor = ctx.saved_tensors
-        # The inverse from the factor is cheaper, but knows nothing of the matrix: no second derivative.
+        # The inverse from the factor is cheaper, but has no derivative in the matrix.
         twice = torch.is_grad_enabled()
         return grad * (torch.linalg.inv(matrix) if twice else torch.cholesky_inverse(factor))
 
@@ -98,11 +99,9 @@ class _PositiveLogDet(torch.autograd.Function):
 
 
 def _signed(gram: Tensor, signs: Tensor, jitter: Tensor) -> Tensor:
-    """Log det(I + DG/ε) + Q log ε where D has negative entries.
-
-    det(ε + DG) = det D · det(εD + G), and by Haynsworth's inertia AᵀDA + εI is positive definite if and only if the symmetric matrix
-    εD + G has as many positive eigenvalues as D.
-    """
+    """Log det(εI + DG) where D has negative entries."""
+    # det(εI + DG) = det D · det(εD + G), and by Haynsworth's inertia additivity AᵀDA + εI is
+    # positive definite if and only if the symmetric εD + G has as many positive eigenvalues as D.
     D = torch.where(signs < 0, -1.0, 1.0).to(gram)  # a zero sign has a zero row: either is right
     eigenvalues = torch.linalg.eigvalsh(gram + jitter * torch.diag(D))
     definite = (eigenvalues > 0).sum() == (D > 0).sum()
@@ -117,4 +116,5 @@ def _squared_singular_values(rows: Tensor, signs: Tensor | None, method: str) ->
     if signs is not None:
         message = f"{method} needs a metric without negative eigenvalues; use method='dense'"
         raise InputError(message)
-    return torch.linalg.svdvals(rows).square()
+    values: Tensor = torch.linalg.svdvals(rows)
+    return values.square()

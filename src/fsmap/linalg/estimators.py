@@ -1,4 +1,4 @@
-"""One probe of one estimator of Tr 𝒥, and the trace without probes; the table is in :mod:`fsmap.linalg.trace`."""
+"""One probe of one estimator of Tr 𝒥 (the table is in :mod:`fsmap.linalg.trace`); the exact one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXACT_CHUNK_BYTES = 256 * 2**20  # factored Jacobians held at a time by "exact"
 
 
 class Pass(NamedTuple):
-    """One probe: the estimate, and the unperturbed pass it shares with the loss (if there is one)."""
+    """One probe: the estimate, and the unperturbed pass that it shares with the loss, if any."""
 
     value: Tensor  # []
     out: Tensor | None

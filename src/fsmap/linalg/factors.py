@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fsmap.linalg.inner import inner
 
-
 NARROW = 4096  # columns; fewer are multiplied together with others
 
 

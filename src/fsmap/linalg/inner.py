@@ -50,10 +50,11 @@ class _Inner(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (rows,) = ctx.saved_tensors
-        return (grad + grad.mT) @ rows
+        product: Tensor = (grad + grad.mT) @ rows
+        return product
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         (rows,) = ctx.saved_tensors
-        half = tangent @ rows.mT
+        half: Tensor = tangent @ rows.mT
         return half + half.mT

@@ -52,8 +52,8 @@ def jvp(f: ModelFn, params: Params, x: Inputs, psi: Params) -> tuple[Tensor, Ten
         out, tangent, state = torch.func.jvp(call, (params,), (psi,), has_aux=True)  # type: ignore[misc]
     except FAILURES as error:
         failed = (
-            "forward-mode differentiation failed{where} (use the estimator 'fd_central', which needs "
-            "forward passes only)"
+            "forward-mode differentiation failed{where} (use the estimator 'fd_central', which "
+            "needs forward passes only)"
         )
         explain(error, f, x, params, failed)
     return out, flat(tangent, x), state

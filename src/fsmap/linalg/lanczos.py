@@ -25,7 +25,7 @@ class Quadrature(NamedTuple):
 def lanczos(
     matvec: Callable[[Tensor], Tensor], z: Tensor, eps: Tensor, *, complete: bool = False
 ) -> Quadrature:
-    """Lanczos with full reorthogonalization for all probes at once, until truncation no longer matters.
+    """Lanczos with full reorthogonalization, for all probes, until truncation no longer matters.
 
     Args:
         matvec: V ``[R, n]`` → VM.

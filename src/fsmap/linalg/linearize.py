@@ -72,7 +72,7 @@ def coupled(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) 
         with SecondOrder():
             return flat(f(p, x), x)
 
-    out, pull = torch.func.vjp(whole, params)
+    out, pull = torch.func.vjp(whole, params)[:2]
     each = torch.eye(out.numel(), dtype=out.dtype, device=out.device).reshape(-1, *out.shape)
     (grads,) = vmap(pull, chunk_size=chunk)(each)  # [SK, ...] each
     blocks: list[Block] = [Dense((n,), g.reshape(*out.shape, -1)) for n, g in grads.items()]
@@ -103,7 +103,7 @@ def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey, *, batch: bool) 
 
     def whole(taps: list[Tensor], own: Params) -> tuple[Tensor, list[Tensor]]:
         if not batch:
-            return vmap(one)(taps, own, x)  # type: ignore[no-any-return]
+            return vmap(one)(taps, own, x)
         with Watch(watched, [tap[:, 0] for tap in taps]) as watch:
             out = f(params, x)
         return flat(out, x), [h[:, None] for h in watch.finish()]
@@ -146,10 +146,10 @@ def _blocks(seen: Survey, inputs: list[Tensor], deltas: list[Tensor], dense: Par
             blocks.append(Outer((use.weight, use.bias), h, d))
     done = {name for block in blocks for name in block.names}
     for name in times.keys() - done:
-        weights = [(h, d) for use, h, d in layers if use.weight == name]
-        if weights:
-            h, d = zip(*weights, strict=True)
-            blocks.append(Outer((name,), torch.cat(h, dim=1), torch.cat(d, dim=2)))
+        mine = [(h, d) for use, h, d in layers if use.weight == name]
+        if mine:
+            joint = torch.cat([h for h, _ in mine], dim=1), torch.cat([d for _, d in mine], dim=2)
+            blocks.append(Outer((name,), *joint))
         else:
             biases = [d.sum(2) for use, _, d in layers if use.bias == name]
             blocks.append(Dense((name,), torch.stack(biases).sum(0)))

@@ -1,4 +1,4 @@
-r"""log det(𝒥 + εI) (``eq:jitter-fs-map``, ``eq:mc_fsmap``) by three methods that agree, and three named variants.
+r"""log det(𝒥 + εI) (``eq:jitter-fs-map``, ``eq:mc_fsmap``): three ways that agree, three variants.
 
 With whitened rows A = LᵀJ/√S ``[Q, P]``, 𝒥 = AᵀA:
 
@@ -6,11 +6,12 @@ With whitened rows A = LᵀJ/√S ``[Q, P]``, 𝒥 = AᵀA:
 * ``dual``: (P−Q) log ε + log det(AAᵀ + εI), Sylvester; the Q×Q matrix.
 * ``slq``: :mod:`fsmap.linalg.slq`, products only.
 
-Other numbers: ``svd_clip`` is Σ log max(σ², ε) over all P singular values (appendix B.9: zero ones count as √ε); ``pseudo`` is the log
-pseudo-determinant, for continuous symmetries (appendix B.6); ``first_order`` is P log ε + Tr 𝒥/ε (``eq:first-order``).
+Other numbers: ``svd_clip`` is Σ log max(σ², ε) over all P singular values (appendix B.9: zero ones
+count as √ε); ``pseudo`` is the log pseudo-determinant, for continuous symmetries (appendix B.6);
+``first_order`` is P log ε + Tr 𝒥/ε (``eq:first-order``).
 
-Linear algebra runs in float64 whatever the model's dtype: the Gram matrix of a float32 Jacobian keeps eigenvalues down to
-1e-14 of the largest, in float32 they would drown at 1e-7.
+Linear algebra runs in float64 whatever the model's dtype: the Gram matrix of a float32 Jacobian
+keeps eigenvalues down to 1e-14 of the largest, in float32 they would drown at 1e-7.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ def log_det(
     return_estimate: bool = False,
     chunk: int | None = None,
 ) -> Tensor | Estimate:
-    r"""$\log\det(\mathcal J(\theta; p_X) + \epsilon I)$ in nats, differentiable in ``params`` and ``jitter``.
+    r"""$\log\det(\mathcal J(\theta; p_X) + \epsilon I)$ in nats; differentiable, in ``jitter`` too.
 
     Args:
         f: Model function.
         params: Parameters.
         x: Evaluation points, a sample of p_X, [S, ...].
         jitter: ε. Part of the objective, not a numerical guard; 0 is allowed where S·K ≥ P.
-        method: ``auto`` picks dense, dual or slq by shape; the others are explained at the top of this module.
+        method: ``auto`` picks dense, dual or slq by shape; the top of this module has the rest.
         metric: g; see :mod:`fsmap.metric`.
         probes: For ``slq``: how many, or the probes themselves.
         generator: For ``slq``; None is torch's own.
@@ -90,9 +91,9 @@ def log_det(
     )
     if not holds(torch.isfinite(value.value), otherwise=True):
         message = (
-            f"J(theta; p_X) + {float(eps):.3g} I is not positive definite ({method=}): the geometry is "
-            "singular here (Theorems 1, 2) or the metric has negative eigenvalues. Raise jitter, use "
-            "method='pseudo', or ask fsmap.doctor where it comes from."
+            f"J(theta; p_X) + {float(eps):.3g} I is not positive definite ({method=}): the "
+            "geometry is singular here (Theorems 1, 2) or the metric has negative eigenvalues. "
+            "Raise jitter, use method='pseudo', or ask fsmap.doctor where it comes from."
         )
         raise SingularGeometryError(message)
     return value if return_estimate else value.value
@@ -110,7 +111,7 @@ def evaluate(
     generator: torch.Generator | None = None,
     chunk: int | None = None,
 ) -> Estimate:
-    """:func:`log_det` without the checks that look at values, so that it can be vmapped; nan where it is not defined."""
+    """:func:`log_det` without checks of values: it can be vmapped, and is nan where undefined."""
     S, K, P, gram = _sizes(f, params, x)
     chosen = choose(method, S * K, P, jitter.device, gram=gram)
     if chosen != "pseudo":
@@ -211,7 +212,7 @@ def choose(method: str, rows: int, P: int, device: torch.device, *, gram: int | 
 
 
 def check_jitter(jitter: Tensor, S: int, K: int, P: int) -> None:
-    """Refuse a jitter that leaves the matrix singular whatever θ is; inside vmap nothing is refused.
+    """Refuse a jitter that leaves the matrix singular whatever θ is (inside vmap: nothing).
 
     Args:
         jitter: ε.
@@ -230,8 +231,9 @@ def check_jitter(jitter: Tensor, S: int, K: int, P: int) -> None:
         raise InputError(message)
     if eps == 0 and S * K < P:
         message = (
-            f"jitter must be > 0 when S*K < P, got jitter=0 with S*K={S * K}, {P=}: J has at least "
-            f"{P - S * K} zero eigenvalues. Raise num_points or jitter; see docs/guide/doctor.md."
+            f"jitter must be > 0 when S*K < P, got jitter=0 with S*K={S * K}, {P=}: J has at "
+            f"least {P - S * K} zero eigenvalues. Raise num_points or jitter; see "
+            "docs/guide/pathologies.md."
         )
         raise InputError(message)
 

@@ -13,7 +13,7 @@ SHARE = 0.8  # of what is free: the rest is for the allocator and for everybody 
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that can still be allocated on a device: what is free now, control-group limits included."""
+    """Bytes that can still be allocated on a device, control-group limits included."""
     if device.type == "cuda":
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + reserved)

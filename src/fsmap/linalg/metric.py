@@ -1,13 +1,13 @@
 r"""The metric g of function space (``eq:JgJ``, appendix B.2): $\mathcal J = E[J^\top g J]$.
 
 A metric is resolved at the evaluation points into linear maps (:class:`Whitening`). With
-$g = L\,\mathrm{diag}(s)\,L^\top$ and rows $= L^\top J/\sqrt S$, $\mathcal J = \mathrm{rows}^\top \mathrm{diag}(s)\,\mathrm{rows}$.
-Signs s are all +1 (and left out) unless g has negative eigenvalues. No metric means g = I: the squared
-distance of two functions is the sum over outputs of the mean over points.
+g = L diag(s) Lᵀ and rows A = LᵀJ/√S, $\mathcal J = A^\top \mathrm{diag}(s)\,A$.
+Signs s are all +1 (and left out) unless g has negative eigenvalues. No metric means g = I: the
+squared distance of two functions is the sum over outputs of the mean over points.
 
-A metric that depends on θ (softmax-Fisher) carries a caveat: the normalizer Z of appendix B.2 then depends
-on θ as well and is *not* part of the objective; what is maximized is no longer a density up to a constant.
-``detach=True`` holds g fixed within a step.
+A metric that depends on θ (softmax-Fisher) carries a caveat: the normalizer Z of appendix B.2 then
+depends on θ as well and is *not* part of the objective; what is maximized is no longer a density up
+to a constant. ``detach=True`` holds g fixed within a step.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Output(NamedTuple):
 class SoftmaxFisher(NamedTuple):
     r"""The Fisher metric of a softmax classifier, $g = \mathrm{diag}(p) - pp^\top$ at the logits.
 
-    $\mathcal J$ is then the Fisher matrix. It depends on θ: see the caveat at the top of this module.
+    $\mathcal J$ is then the Fisher matrix. It depends on θ: see the caveat in :mod:`fsmap.metric`.
     With $L = \mathrm{diag}(\sqrt p) - p\sqrt p^\top$, $LL^\top = g$.
     """
 

@@ -1,4 +1,4 @@
-"""The smaller of AAᵀ and AᵀDA as an operator: products with vectors, and a form to differentiate."""
+"""The smaller of AAᵀ and AᵀDA as an operator: products, and a form to differentiate."""
 
 from __future__ import annotations
 
@@ -179,8 +179,8 @@ def _by_passes(
 
 def _transposed(pull: Callable[[Tensor], Params], out: Tensor) -> Callable[[Params], Tensor]:
     """Jv as the transpose of the linear map u → Jᵀu: nothing of the first pass is repeated."""
-    _, push = torch.func.vjp(pull, torch.zeros_like(out))
-    return lambda v: push(v)[0]  # type: ignore[no-any-return]
+    push = torch.func.vjp(pull, torch.zeros_like(out))[1]
+    return lambda v: push(v)[0]
 
 
 def _in_rows(

@@ -59,8 +59,8 @@ def flat(out: Tensor, x: Inputs) -> Tensor:
     S = points.count(x)
     if out.ndim == 0 or out.shape[0] != S:
         message = (
-            f"the model returned shape {tuple(out.shape)} for {S} points; the first dimension must be "
-            "the point. Pass forward=lambda module, x: ... to functional if the layout differs."
+            f"the model returned shape {tuple(out.shape)} for {S} points; the first dimension must "
+            "be the point. Pass forward=lambda module, x: ... to functional if the layout differs."
         )
         raise UnsupportedModuleError(message)
     return out.reshape(S, -1)
@@ -121,8 +121,8 @@ def explain(
         message = f"{failed.format(where=_where(error, f))}: {reason}"
         raise UnsupportedModuleError(message) from error
     message = (
-        f"the model cannot be evaluated at x of shape {points.shapes(x)}{_where(error, f)}: {reason}. "
-        "Give points of the shape, dtype and device that the model takes."
+        f"the model cannot be evaluated at x of shape {points.shapes(x)}{_where(error, f)}: "
+        f"{reason}. Give points of the shape, dtype and device that the model takes."
     )
     raise InputError(message) from error
 

@@ -37,13 +37,17 @@ def check(x: Inputs) -> None:
         message = f"the tensors of x must share their first dimension, got {sorted(sizes)}"
         raise InputError(message)
     if any(leaf.numel() == 0 for leaf in leaves):
-        message = f"x is empty: shapes {[tuple(leaf.shape) for leaf in leaves]}. At least one evaluation point is needed."
+        found = [tuple(leaf.shape) for leaf in leaves]
+        message = f"x is empty: shapes {found}. At least one evaluation point is needed."
         raise InputError(message)
     for leaf in leaves:
         if leaf.is_floating_point() and not torch.isfinite(leaf).all():
             bad = (~torch.isfinite(leaf)).reshape(leaf.shape[0], -1).any(1).nonzero().flatten()
             shown = ", ".join(str(i) for i in bad[:5].tolist())
-            message = f"x has NaN or inf in {len(bad)} of {len(leaf)} points (first: {shown}). Remove or impute them."
+            message = (
+                f"x has NaN or inf in {len(bad)} of {len(leaf)} points (first: {shown}). "
+                "Remove or impute them."
+            )
             raise InputError(message)
 
 

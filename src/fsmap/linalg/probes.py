@@ -1,8 +1,8 @@
 """The only place where probes are drawn.
 
-A probe ψ in parameter space is a dict of stacked draws ``{name: [R, ...]}``. In training it is a function
-of (seed, optimizer step, parameter name) and of nothing else: the same on every rank, over all
-micro-batches of a step and after a resume.
+A probe ψ in parameter space is a dict of stacked draws ``{name: [R, ...]}``. In training it is a
+function of (seed, optimizer step, parameter name) and of nothing else: the same on every rank, over
+all micro-batches of a step and after a resume.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The fused normalizations hand their mean and deviation to the derivative as cons
 derivative is right, but a gradient taken through ``torch.func.jvp``, or through a ``vjp`` inside
 ``vmap``, misses the terms in which they depend on the input: no error, and wrong by tens of percent
 (pytorch issues 196699 and 196700 for the forward mode, functorch 534 for ``vmap``).
-:class:`SecondOrder` replaces such functions, wherever a model calls them, while a Jacobian is taken.
+:class:`SecondOrder` replaces such functions, wherever a model calls them, while J is being taken.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SecondOrder(TorchFunctionMode):
 def normalize(
     x: Tensor, dims: list[int], eps: float, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """(x − mean)/√(variance + ε)·weight + bias, from functions that torch differentiates rightly."""
+    """(x − mean)/√(variance + ε)·weight + bias, from functions with all derivatives."""
     wide = accumulate(x)
     centered = wide - wide.mean(dims, keepdim=True)
     out = centered * (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
@@ -106,9 +106,7 @@ def instance_norm(
 ) -> Tensor:
     """``F.instance_norm``, right to second order where statistics are those of the input."""
     if not use_input_stats:
-        return F.instance_norm(
-            input, running_mean, running_var, weight, bias, False, momentum, eps
-        )
+        return F.instance_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if running_mean is not None:  # updated by the fused kernel, as in batch_norm
         with torch.no_grad():
             primal = forward_ad.unpack_dual(input).primal.detach()
@@ -141,15 +139,12 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
 
 def _torch_batch_norm(*args: Any, **options: Any) -> Tensor:
     """``torch.batch_norm``: other order of arguments, one more at the end."""
-    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
-    return batch_norm(**_named(names, args, options))
+    return batch_norm(**_named("training", args, options))
 
 
 def _torch_instance_norm(*args: Any, **options: Any) -> Tensor:
     """``torch.instance_norm``, likewise."""
-    names = ("input", "weight", "bias", "running_mean", "running_var")
-    names = (*names, "use_input_stats", "momentum", "eps")
-    return instance_norm(**_named(names, args, options))
+    return instance_norm(**_named("use_input_stats", args, options))
 
 
 def _native_layer_norm(
@@ -166,9 +161,8 @@ def _native_layer_norm(
     return layer_norm(input, normalized_shape, weight, bias, eps), mean, deviation
 
 
-def _named(
-    names: tuple[str, ...], args: tuple[Any, ...], options: dict[str, Any]
-) -> dict[str, Any]:
+def _named(switch: str, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    names = ("input", "weight", "bias", "running_mean", "running_var", switch, "momentum", "eps")
     given = dict(zip((*names, "cudnn_enabled"), args, strict=False)) | options
     given.pop("cudnn_enabled", None)
     return given

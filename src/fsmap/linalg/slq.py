@@ -1,13 +1,15 @@
 r"""log det(𝒥 + εI) from matrix–vector products alone: stochastic Lanczos quadrature.
 
 With whitened rows A ``[Q, P]`` (𝒥 = AᵀA), Sylvester's identity gives
-$\log\det(\mathcal J + \epsilon I) = P\log\epsilon + \mathrm{tr}\log(I + M/\epsilon)$ for M = AAᵀ as well as for M = AᵀA. The smaller side n is taken.
-The trace is a mean over random signs z of $z^\top \log(I + M/\epsilon)\,z$, each by Lanczos (:mod:`fsmap.linalg.lanczos`); the same Lanczos vectors
-give $u = (M + \epsilon I)^{-1/2} z$, and $\nabla \log\det = E[u^\top (\nabla M)\, u]$: the symmetric form has far less noise than
+$\log\det(\mathcal J + \epsilon I) = P\log\epsilon + \mathrm{tr}\log(I + M/\epsilon)$
+for M = AAᵀ as well as for M = AᵀA; the smaller side, n, is taken. The trace is a mean over random
+signs z of $z^\top \log(I + M/\epsilon)\,z$, each by Lanczos (:mod:`fsmap.linalg.lanczos`). The same
+Lanczos vectors give $u = (M + \epsilon I)^{-1/2} z$, and
+$\nabla \log\det = E[u^\top (\nabla M)\, u]$: this symmetric form has far less noise than
 $E[z^\top (M + \epsilon I)^{-1} (\nabla M)\, z]$, because u is small where M is large.
 
-Products with M come from one of two operators (:mod:`fsmap.linalg.operators`): the matrix itself, where it and the factors that it is made of are small, or
-passes through the model, which never hold anything of size Q·P.
+Products with M come from one of three operators (:mod:`fsmap.linalg.operators`): the matrix itself,
+the factors of J, or passes through the model, which never hold anything of size Q·P.
 """
 
 from __future__ import annotations
@@ -49,15 +51,15 @@ def slq(
         x: Evaluation points.
         jitter: ε > 0.
         metric: g; where it has negative eigenvalues the P×P side is used.
-        probes: How many (default 16), or the probes ``[R, n]`` with n = min(Q, P). As many as n or more
-            gives the complete set: exact.
+        probes: How many (default 16), or the probes ``[R, n]`` with n = min(Q, P). As many as n or
+            more gives the complete set: exact.
         generator: Where probes are drawn from; None is torch's own.
         chunk: Probes at a time in passes through the model, for memory.
-        kind: Where products come from, one of ``operators.KINDS``; None decides by size and memory.
+        kind: Where products come from, one of ``operators.KINDS``; None decides by size.
 
     Returns:
-        Estimate: the value (its gradient is the estimate above) and its error: spread over probes and
-        truncation of Lanczos together; nan for one probe.
+        Estimate: the value (its gradient is the estimate above) and its error: spread over probes
+        and truncation of Lanczos together; nan for one probe.
 
     Raises:
         InputError: Inside ``vmap``, or if probes of the wrong shape are given.
@@ -95,7 +97,7 @@ def _vectors(
         message = f"probes must be at least 1, got {probes}"
         raise InputError(message)
     if number_of >= size:
-        return size**0.5 * torch.eye(size, dtype=torch.float64, device=like.device)
+        return math.sqrt(size) * torch.eye(size, dtype=torch.float64, device=like.device)
     return draw.rademacher(number_of, size, generator, like.double())
 
 
@@ -105,4 +107,5 @@ def _error(values: Tensor, truncation: Tensor, complete: bool) -> Tensor:
     spread = torch.zeros_like(values[0])
     if not complete:
         spread = values.std() / math.sqrt(R) if R > 1 else torch.full_like(spread, torch.nan)
-    return torch.hypot(spread, truncation.mean())
+    error: Tensor = torch.hypot(spread, truncation.mean())
+    return error

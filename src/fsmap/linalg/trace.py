@@ -1,12 +1,12 @@
 r"""Tr 𝒥, the Laplacian regularizer R(θ) of L-MAP (``eq:mc-laplace``), by five estimators.
 
-==============  ====================================  ==================================================
-``fd``          ‖f(θ+βψ) − f(θ)‖²/β², ψ ~ N(0, I)     the paper's; full precision even inside autocast
-``fd_central``  ‖f(θ+βψ/2) − f(θ−βψ/2)‖²/β²           as ``fd``, even in ψ
-``jvp``         ‖Jψ‖²                                 exact in β, safe in bf16; no ReLU kink terms
-``vjp``         ‖Jᵀv‖², v random signs per output     few outputs, models without forward mode
-``exact``       Σ_k ‖∇f_k‖²                           K reverse passes; cheap where layers are linear
-==============  ====================================  ==================================================
+==============  =================================  ============================================
+``fd``          ‖f(θ+βψ) − f(θ)‖²/β², ψ ~ N(0, I)  the paper's; full precision inside autocast
+``fd_central``  ‖f(θ+βψ/2) − f(θ−βψ/2)‖²/β²        as ``fd``, even in ψ
+``jvp``         ‖Jψ‖²                              exact in β, safe in bf16; no ReLU kinks
+``vjp``         ‖Jᵀv‖², v random signs             few outputs, models without forward mode
+``exact``       Σ_k ‖∇f_k‖²                        K reverse passes; cheap for linear layers
+==============  =================================  ============================================
 
 All are means over evaluation points and sums over outputs, in the metric g.
 """
@@ -71,8 +71,8 @@ def trace(
         generator: Where probes are drawn from; None is torch's own generator.
         metric: g; see :mod:`fsmap.metric`.
         antithetic: Use each ψ with −ψ (``fd`` only: the others are even in ψ).
-        last_layer: ``"exact"`` takes the last linear layer's block in closed form, K·(‖h‖² + 1); the
-            probes then leave that layer alone. Needs ``functional(module, last_layer=NAME)``.
+        last_layer: ``"exact"`` takes the last linear layer's block in closed form, K·(‖h‖² + 1);
+            the probes then leave that layer alone. Needs ``functional(module, last_layer=NAME)``.
         chunk: Points (``exact``) or probes (others) at a time.
 
     Returns:

@@ -1,9 +1,11 @@
 """How parameters enter a model: as the weight of a linear layer or a convolution, or otherwise.
 
-A weight W that enters through z = hWᵀ + b alone has a Jacobian of rank T per output: ∂f_k/∂W = Σ_t δ_kt hₜᵀ, with the layer's input h, the cotangent
-δ_k = ∂f_k/∂z and the sum over the T places (tokens, pixels) where the layer is applied. :mod:`fsmap.linalg.factors` keeps it in this form. What happens
-is read from the calls that the model makes (``torch.overrides``), not from its modules: ``F.linear`` in a forward method, shared
-weights and plain functions are seen like an ``nn.Linear``.
+A weight W that enters through z = hWᵀ + b alone has a Jacobian of rank T per output:
+∂f_k/∂W = Σ_t δ_kt hₜᵀ, with the layer's input h, the cotangent δ_k = ∂f_k/∂z and the sum over
+the T places (tokens, pixels) where the layer is applied. :mod:`fsmap.linalg.factors` keeps it in
+this form. What happens is read from the calls that the model makes (``torch.overrides``), not from
+its modules: ``F.linear`` in a forward method, shared weights and plain functions are seen like an
+``nn.Linear``.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ class Survey(NamedTuple):
 
     @property
     def leads(self) -> bool:
-        """Whether the first dimension of every layer is the point, so that a batch can go through as it is."""
+        """Whether the first dimension of every layer is the point: a batch can go through whole."""
         return not self.others and all(use.shape[0] == 1 for use in self.uses)
 
     def numbers_per_point(self, params: Params) -> int:
@@ -116,6 +118,7 @@ class Watch(SecondOrder):
         if call is None or id(call.input) in self._names:
             self.others |= seen
             return out
+        assert isinstance(out, Tensor)
         return self._record(call, out)
 
     def _record(self, call: Call, out: Tensor) -> Tensor:
@@ -165,8 +168,8 @@ def survey(call: Callable[[], Tensor], params: Params) -> Survey:
         params: The tensors to look for.
 
     Returns:
-        The uses in the order of the calls. A parameter with one use of another kind, or with none that could be seen (compiled
-        code), counts as other.
+        The uses in the order of the calls. A parameter with one use of another kind, or with none
+        that could be seen (compiled code), counts as other.
     """
     watch = Watch(params)
     with torch.no_grad(), watch:
@@ -208,7 +211,7 @@ def _conv(
 
     def pair(value: Any, fill: int) -> tuple[int, int]:
         items = tuple(value) if isinstance(value, Sequence) else (value,) * (weight.ndim - 2)
-        return (fill, *items) if len(items) == 1 else items  # type: ignore[return-value]
+        return (fill, items[0]) if len(items) == 1 else (items[0], items[1])
 
     window = {
         "kernel_size": pair(tuple(weight.shape[2:]), 1),

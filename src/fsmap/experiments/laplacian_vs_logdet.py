@@ -114,7 +114,7 @@ class LaplacianVsLogDet(Experiment):
     )
     group = "networks"
     config = LaplacianConfig()
-    quick = LaplacianConfig(draws=40, block=8)
+    quick = LaplacianConfig(draws=16, block=8)
 
     def units(self, config: LaplacianConfig) -> list[dict[str, Any]]:
         """Blocks of networks."""

@@ -126,7 +126,7 @@ class LogDetMC(Experiment):
     )
     group = "networks"
     config = LogDetConfig()
-    quick = LogDetConfig(draws=32, block=8)
+    quick = LogDetConfig(draws=16, block=8)
 
     def units(self, config: LogDetConfig) -> list[dict[str, Any]]:
         """Blocks of networks."""

@@ -1,0 +1,19 @@
+"""From an ``nn.Module`` to a pure function ``f(params, x)``; parameters as dicts and as vectors."""
+
+from fsmap.functional.kernels import differentiable_attention
+from fsmap.functional.module import Forward, Functional, State, functional
+from fsmap.functional.noise import DROP_RATES, NoiseReplay
+from fsmap.functional.vectors import count, ravel, unravel
+
+__all__ = [
+    "DROP_RATES",
+    "Forward",
+    "Functional",
+    "NoiseReplay",
+    "State",
+    "count",
+    "differentiable_attention",
+    "functional",
+    "ravel",
+    "unravel",
+]

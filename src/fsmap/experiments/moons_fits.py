@@ -24,6 +24,7 @@ from fsmap.objective.compose import Objective, fs_map, l_map, ps_map
 from fsmap.objective.likelihood import Categorical
 from fsmap.objective.prior import Normal
 from fsmap.objective.px import Lattice
+from fsmap.train.descent import one_thread
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam
 from fsmap.train.population import fit_population
@@ -160,17 +161,18 @@ def train(
     f, params = functional(network(seed))
     axes: dict[str, Sequence[Any]] = {} if method == "ps-map" else {"jitter": list(jitters)}
     grid = Grid(**axes, seed=[seed])
-    states, _ = fit_population(
-        builder(config, method, len(data.y)),
-        grid,
-        f,
-        data,
-        steps=config.steps,
-        init=params if start is None else start,
-        optimizer=adam(config.lr),
-        callback=lambda step, _: advance(step / config.steps),
-        log_every=config.steps,
-        progress=False,
-    )
+    with one_thread():
+        states, _ = fit_population(
+            builder(config, method, len(data.y)),
+            grid,
+            f,
+            data,
+            steps=config.steps,
+            init=params if start is None else start,
+            optimizer=adam(config.lr),
+            callback=lambda step, _: advance(step / config.steps),
+            log_every=config.steps,
+            progress=False,
+        )
     for index, member in enumerate(grid):
         yield Fitted(member, f, states.member(index).params, data)

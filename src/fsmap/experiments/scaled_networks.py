@@ -22,6 +22,7 @@ from fsmap.linalg.probes import generator
 from fsmap.models.mlp import MLP
 from fsmap.objective.px import Lattice
 from fsmap.report.numbers import number
+from fsmap.train.descent import one_thread
 from fsmap.types import ModelFn, Params
 
 if TYPE_CHECKING:
@@ -86,9 +87,9 @@ class ScaledNetwork(NamedTuple):
 
     def eigenvalues(self, x: Tensor) -> Tensor:
         """All eigenvalues of 𝒥 on these points, ``[P]``; what rounding made negative is zero."""
-        with torch.no_grad():
+        with torch.no_grad(), one_thread():  # a second thread only waits, and spins while it does
             rows, _ = whitened_rows(self.f, self.params, x)  # [S·K, P]
-        eigenvalues: Tensor = torch.linalg.eigvalsh(rows.mT @ rows)
+            eigenvalues: Tensor = torch.linalg.eigvalsh(rows.mT @ rows)
         return eigenvalues.clamp(min=0)
 
 

@@ -25,6 +25,7 @@ from fsmap.objective.compose import Objective, fs_map
 from fsmap.objective.likelihood import Bernoulli, Gaussian, Likelihood
 from fsmap.objective.prior import Normal
 from fsmap.objective.px import Lattice
+from fsmap.train.descent import one_thread
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam
 from fsmap.train.population import fit_population
@@ -187,7 +188,10 @@ def climb(
             ratios = [_ratio(f, p, x) for p in current.values()]
             records.append((before + step, torch.stack(values), torch.stack(ratios)))
 
-        with warnings.catch_warnings():  # to reach an infinite objective is what is asked for
+        with (
+            one_thread(),
+            warnings.catch_warnings(),
+        ):  # to reach an infinite objective is what is asked for
             warnings.simplefilter("ignore", DivergedWarning)
             fit_population(
                 lambda: objective,

@@ -10,6 +10,7 @@ from torch import nn
 import cases
 import fsmap
 import oracles
+from fsmap.errors import UnsupportedModuleError
 from fsmap.linalg import linearize as module
 from fsmap.linalg.factors import Dense, Outer
 from fsmap.linalg.linearize import linearize
@@ -177,3 +178,41 @@ def test_random_functions_inside_a_model_are_differentiated_as_a_batch(seeded):
     rows = linearize(f, params, x).rows()
     kept = rows[:, :, -2:].sum(-1)  # the bias: 2 where kept, 0 where dropped
     assert set(kept.flatten().tolist()) == {0.0, 2.0}
+
+
+def test_many_points_are_differentiated_in_turn_where_no_gradient_is_kept(monkeypatch):
+    case = cases.case("cnn")
+    monkeypatch.setattr(module, "CHUNK_BYTES", 1)
+    calls = []
+    original = module._alone
+    monkeypatch.setattr(module, "_alone", lambda *args: calls.append(1) or original(*args))
+    jac = oracles.jacobian_slow(case.f, case.params, case.x)
+    with torch.no_grad():
+        torch.testing.assert_close(linearize(case.f, case.params, case.x).rows(), jac)
+    assert len(calls) == len(jac)
+    torch.testing.assert_close(linearize(case.f, case.params, case.x).rows().detach(), jac)
+    assert len(calls) == len(jac) + 1
+
+
+class OldFunction(torch.autograd.Function):
+    """Written before torch.func: it cannot be used inside its transforms."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+def test_a_function_that_cannot_be_transformed_is_named(seeded):
+    class Old(nn.Linear):
+        def forward(self, x):
+            return OldFunction.apply(super().forward(x))
+
+    f, params = fsmap.functional(nn.Sequential(nn.Linear(2, 2), Old(2, 1)))
+    with pytest.raises(
+        UnsupportedModuleError, match=r"reverse-mode differentiation failed, in '1' \(Old\): In ord"
+    ):
+        linearize(f, params, torch.ones(3, 2))

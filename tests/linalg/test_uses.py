@@ -134,6 +134,10 @@ def test_numbers_per_point():
         u.places * (u.kernel[0] + 4 * u.width) + 4 * u.width * u.kernel[0] for u in found.uses
     ]
     assert found.numbers_per_point(sequence.params) == 4 * others + sum(written)
+    compact = [
+        min(u.places * (u.kernel[0] + 4 * u.width), 4 * u.width * u.kernel[0]) for u in found.uses
+    ]
+    assert found.compact_numbers(sequence.params) == 4 * others + sum(compact)
 
 
 def test_taps_are_added_and_inputs_kept():

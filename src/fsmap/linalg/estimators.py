@@ -11,13 +11,11 @@ from torch import Tensor
 from fsmap.functional import Functional, NoiseReplay, State
 from fsmap.linalg import points
 from fsmap.linalg.jacobian import add, jvp, vjp
-from fsmap.linalg.linearize import linearize, look
+from fsmap.linalg.linearize import CHUNK_BYTES, linearize, look
 from fsmap.linalg.metric import Metric, Whitening, resolve
 from fsmap.linalg.passes import flat, is_pointwise, run
 from fsmap.linalg.values import accumulate, wide
 from fsmap.types import Inputs, ModelFn, Params
-
-EXACT_CHUNK_BYTES = 256 * 2**20  # factored Jacobians held at a time by "exact"
 
 
 class Pass(NamedTuple):
@@ -82,7 +80,7 @@ def exact(
         return squares.sum() if whiten.signs is None else (whiten.signs * squares).sum()
     if chunk is None:
         width = look(f, params, x).numbers_per_point(params)
-        chunk = max(1, EXACT_CHUNK_BYTES // (8 * width))
+        chunk = max(1, CHUNK_BYTES // (8 * width))
     parts = []
     for i in range(0, S, chunk):
         factors = linearize(f, params, points.take(x, slice(i, i + chunk)))

@@ -19,6 +19,8 @@ from fsmap.linalg.second_order import SecondOrder
 from fsmap.linalg.uses import ChangedError, Survey, Watch, survey
 from fsmap.types import Inputs, ModelFn, Params
 
+CHUNK_BYTES = 2**28  # cotangents of the points that are differentiated together
+
 _surveys: WeakKeyDictionary[Any, dict[Any, Survey]] = WeakKeyDictionary()
 
 
@@ -36,6 +38,7 @@ def linearize(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None
         The factors, and the outputs of the same pass.
     """
     if not torch.is_grad_enabled():  # some kernels then keep nothing for a derivative, such as LSTM
+        chunk = chunk or _affordable(f, params, x)
         with torch.enable_grad():
             return linearize(f, detached(params), x, chunk=chunk)
     try:
@@ -45,7 +48,7 @@ def linearize(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None
             return _alone(f, params, x)
         starts = range(0, points.count(x), chunk)
         parts = [points.take(x, slice(i, i + chunk)) for i in starts]
-        return joined([_alone(f, params, part) for part in parts])
+        return joined([_alone(f, params, part).compact() for part in parts])
     except FAILURES as error:
         explain(error, f, x, params, "reverse-mode differentiation failed{where}")
 
@@ -116,6 +119,14 @@ def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey, *, batch: bool) 
     each = torch.eye(K, dtype=out.dtype, device=out.device)[:, None].expand(K, S, K)
     deltas, dense = vmap(pull)(each)  # [K, S, ...] each
     return Factors(tuple(params), _blocks(seen, inputs, deltas, dense), out)
+
+
+def _affordable(f: ModelFn, params: Params, x: Inputs) -> int | None:
+    """Points at a time where nothing is kept for a gradient; None for all of them."""
+    if not is_pointwise(f):
+        return None
+    size = CHUNK_BYTES // (8 * look(f, params, x).numbers_per_point(params))
+    return None if size >= points.count(x) else max(1, size)
 
 
 def _alone(f: ModelFn, params: Params, x: Inputs) -> Factors:

@@ -180,7 +180,8 @@ def _sizes(f: ModelFn, params: Params, x: Inputs) -> tuple[int, int, int, int]:
         rows = seen.outputs
         return S, rows // S, P, 8 * (3 * rows * P + 6 * rows**2)
     rows = S * seen.outputs
-    factors = 3 * S * seen.numbers_per_point(params)
+    keep = torch.is_grad_enabled()  # then all that a point takes stays for the gradient
+    factors = 3 * S * (seen.numbers_per_point if keep else seen.compact_numbers)(params)
     return S, seen.outputs, P, 8 * (factors + (6 + len(seen.uses)) * rows**2)
 
 

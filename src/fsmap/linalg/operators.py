@@ -77,7 +77,10 @@ def cheapest(f: ModelFn, params: Params, x: Inputs, Q: int, P: int, *, dual: boo
     """The first of ``KINDS`` that fits: by size and memory, never by values."""
     numbers = Q * P
     if dual and is_pointwise(f):
-        numbers = points.count(x) * look(f, params, x).numbers_per_point(params)
+        seen = look(f, params, x)
+        keep = torch.is_grad_enabled()  # then all that a point takes stays for the gradient
+        each = (seen.numbers_per_point if keep else seen.compact_numbers)(params)
+        numbers = points.count(x) * each
     if 8 * numbers > FACTOR_BYTES:
         return "passes"
     if (Q if dual else P) <= LARGEST_EXPLICIT:

@@ -76,13 +76,24 @@ class Survey(NamedTuple):
         return not self.others and all(use.shape[0] == 1 for use in self.uses)
 
     def numbers_per_point(self, params: Params) -> int:
-        """How many numbers the factored Jacobian of one point has, T > 1 written out."""
-        held = sum(params[name].numel() for name in self.others) * self.outputs
+        """How many numbers the Jacobian of one point takes while it is made."""
+        return self._others(params) + sum(
+            factored + (0 if use.places == 1 else written)
+            for use, (factored, written) in zip(self.uses, self._sizes(), strict=True)
+        )
+
+    def compact_numbers(self, params: Params) -> int:
+        """How many it takes afterwards, each block in the form that takes less."""
+        return self._others(params) + sum(min(sizes) for sizes in self._sizes())
+
+    def _others(self, params: Params) -> int:
+        return self.outputs * sum(params[name].numel() for name in self.others)
+
+    def _sizes(self) -> Iterator[tuple[int, int]]:
+        """Numbers of each layer's block at one point: factored, written out."""
         for use in self.uses:
-            fan_in = math.prod(use.kernel)
-            held += use.places * (fan_in + self.outputs * use.width)
-            held += 0 if use.places == 1 else self.outputs * use.width * fan_in
-        return held
+            fan_in, fan_out = math.prod(use.kernel), self.outputs * use.width
+            yield use.places * (fan_in + fan_out), fan_in * fan_out
 
 
 class Watch(SecondOrder):

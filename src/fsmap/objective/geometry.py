@@ -59,7 +59,8 @@ class LogDet(NamedTuple):
         """S points; for ``slq`` also a generator's worth of signs."""
         x = sample(self.px, self.num_points, params, stream)
         S, K, P = logdet.shape(f, params, x)
-        if logdet.choose(self.method, S * K, P, next(iter(params.values())).device) != "slq":
+        device, gram = next(iter(params.values())).device, logdet.gram_bytes(f, params, x)
+        if logdet.choose(self.method, S * K, P, device, gram=gram) != "slq":
             return Draws(x)
         return Draws(x, {"slq": _signs(f, params, x, self.metric, self.probes, stream)})
 
@@ -67,8 +68,12 @@ class LogDet(NamedTuple):
         """Nats."""
         given = draws.psi["slq"] if draws.psi else None
         jitter = self.jitter.to(next(iter(params.values())).device)
+        method = self.method
+        if method == "auto":  # as it was drawn for: what is free may have changed since
+            S, K, P = logdet.shape(f, params, draws.x)
+            method = "slq" if given is not None else ("dense" if P <= S * K else "dual")
         estimate = logdet.evaluate(
-            f, params, draws.x, jitter, method=self.method, metric=self.metric, probes=given
+            f, params, draws.x, jitter, method=method, metric=self.metric, probes=given
         )
         return -0.5 * estimate.value
 

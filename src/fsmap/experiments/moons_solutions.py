@@ -81,7 +81,7 @@ class MoonsSolutions(Experiment):
     )
     group = "networks"
     config = SolutionsConfig()
-    quick = SolutionsConfig(steps=500, lr=1e-2, lap_points=100)
+    quick = SolutionsConfig(steps=400, lr=1e-2, lap_points=100, between=1)
 
     def units(self, config: SolutionsConfig) -> list[dict[str, Any]]:
         """Per seed: PS-MAP, and L-MAP with all jitters from each start."""

@@ -181,7 +181,9 @@ def test_one_jitter_per_member(name):
     form, batch = FORMS[name], torch.stack([draws(6, 2, s) for s in range(3)])
     jitters = torch.tensor([1e-9, 1e-3, 10.0])
     together = form._replace(jitter=jitters).value(batch)
-    alone = [form._replace(jitter=j).value(row) for j, row in zip(jitters.tolist(), batch)]
+    alone = [
+        form._replace(jitter=j).value(row) for j, row in zip(jitters.tolist(), batch, strict=True)
+    ]
     assert_close(together, torch.stack(alone))
 
 

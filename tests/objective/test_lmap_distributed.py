@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-WORKER = '''
+WORKER = """
 import gc, sys
 import torch
 import torch.distributed as dist
@@ -72,7 +72,7 @@ del ddp
 gc.collect()
 dist.barrier()
 dist.destroy_process_group()
-'''
+"""
 
 
 @pytest.mark.parametrize(

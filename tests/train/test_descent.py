@@ -19,7 +19,10 @@ def distance(target):
 def test_a_member_of_the_stack_ends_where_it_would_end_alone():
     start = torch.zeros_like(TARGETS)
     together = descend(distance(TARGETS), start, lr=0.1, steps=40, warmup=7)
-    alone = [descend(distance(t), s, lr=0.1, steps=40, warmup=7) for t, s in zip(TARGETS, start)]
+    alone = [
+        descend(distance(t), s, lr=0.1, steps=40, warmup=7)
+        for t, s in zip(TARGETS, start, strict=True)
+    ]
     assert_close(together, torch.stack(alone), rtol=1e-14, atol=1e-14)
     assert not start.any()
 

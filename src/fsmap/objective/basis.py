@@ -174,7 +174,7 @@ class _GradedLogDet(torch.autograd.Function):
 
 
 class LogDetBasis(NamedTuple):
-    r"""The geometry term $-\tfrac12\log\det(\mathcal{J} + \epsilon I)$ with $\Phi$ known beforehand.
+    r"""The geometry term $-\tfrac12\log\det(\mathcal{J} + \epsilon I)$ with $\Phi$ known before.
 
     A drop-in for ``LogDet`` where the model is a ``BasisModel``: nothing is drawn, no Jacobian is
     taken.

@@ -86,7 +86,7 @@ class Moments(NamedTuple):
     def mean_curvature(self, coefficients: Tensor, slope: Tensor, bend: Tensor) -> Tensor:
         r"""Mean eigenvalue of the Hessian of the mean squared error, for $c = \sigma(\theta)$.
 
-        $\nabla^2 = \frac2N [D A^\top\!A D + \mathrm{diag}(\sigma'' \circ (A^\top\!A c - A^\top y))]$,
+        $H = \frac2N [D A^\top\!A D + \mathrm{diag}(\sigma'' \circ (A^\top\!A c - A^\top y))]$,
         and the mean eigenvalue is the trace over P.
 
         Args:

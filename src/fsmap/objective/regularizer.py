@@ -97,7 +97,7 @@ class Regularizer:
             self.step += 1
 
     def look(self, *inputs: Inputs) -> None:
-        """Refuse NaN and inf in what the first pass sees; later ones would cost a synchronization."""
+        """Refuse NaN and inf in what the first pass sees; always looking would cost a wait."""
         if not self._looked:
             for x in inputs:
                 points.check(x)

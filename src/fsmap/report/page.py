@@ -101,14 +101,18 @@ def render(runs: Sequence[Run], catalogue: Sequence[Entry]) -> str:
     for entry in _ordered(best, catalogue):
         first, *others = best[entry.id]
         groups.setdefault(entry.group, []).append(view(first, others, glyphs))
-    text: str = environment().get_template("page.html.j2").render(
-        title="fsmap report: most likely functions or parameters?",
-        groups=groups,
-        totals=_totals([same[0] for same in best.values()]),
-        missing=[entry for entry in catalogue if entry.id not in best],
-        glyphs=glyphs.markup(),
-        theme=theme(),
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+    text: str = (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            title="fsmap report: most likely functions or parameters?",
+            groups=groups,
+            totals=_totals([same[0] for same in best.values()]),
+            missing=[entry for entry in catalogue if entry.id not in best],
+            glyphs=glyphs.markup(),
+            theme=theme(),
+            date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        )
     )
     return text
 

@@ -91,6 +91,8 @@ def _ratio(
         return None
     best, first = min(rivals, key=lambda name: found[name].median), next(iter(mine))
     once = found[best].median + found[first].median
+    if once > measure.ONCE:
+        return found[best].median / found[first].median
     return measure.ratio(mine[first], theirs[best], cell.module, gradient=gradient, once=once)
 
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 Work = Callable[[], Tensor]
-SECONDS = 1.5  # spent on one way, about; at least LEAST_RUNS runs unless one takes longer than this
+SECONDS = 1.0  # spent on one way, about; at least LEAST_RUNS runs
 LEAST_RUNS, MOST_RUNS = 3, 30
+ONCE = 3.0  # seconds; what takes longer runs once
 MOST_PAIRS = 200
 
 
@@ -44,14 +45,15 @@ def in_turns(ways: dict[str, Work], module: nn.Module, *, gradient: bool) -> dic
     """Run all ways, alternating, so that a busy machine slows all of them."""
     runs = {name: (lambda work=work: _run(work, module, gradient)) for name, work in ways.items()}
     first = {name: _first(run) for name, run in runs.items()}  # warm-up: caches, memory, its peak
-    slowest = max(seconds for seconds, _, _ in first.values())
-    total = sum(seconds for seconds, _, _ in first.values())
-    num = max(LEAST_RUNS, min(MOST_RUNS, int(SECONDS * len(runs) / total)))
-    if slowest > SECONDS:
-        num = 1
     found = {name: Measured([], [], peak) for name, (_, _, peak) in first.items()}
+    for name, (seconds, value, _) in first.items():
+        if seconds > ONCE:  # too long to be repeated: this was it
+            found[name].seconds.append(seconds)
+            found[name].values.append(value)
+    names = [name for name in runs if not found[name].seconds]
+    total = sum(first[name][0] for name in names) or 1.0
+    num = max(LEAST_RUNS, min(MOST_RUNS, int(SECONDS * len(names) / total)))
     for turn in range(num):
-        names = list(runs)
         for name in names if turn % 2 == 0 else reversed(names):
             seconds, value = runs[name]()
             found[name].seconds.append(seconds)
@@ -62,7 +64,7 @@ def in_turns(ways: dict[str, Work], module: nn.Module, *, gradient: bool) -> dic
 def ratio(ours: Work, other: Work, module: nn.Module, *, gradient: bool, once: float) -> float:
     """Median over pairs of runs, one right after the other, of the other's time over ours.
 
-    A busy machine slows both of a pair; ``once`` is about what a pair takes.
+    A busy machine slows both of a pair; ``once`` is about what a pair takes, at most ``ONCE``.
     """
     num = max(1, min(MOST_PAIRS, int(2 * SECONDS / once)))
     found = []

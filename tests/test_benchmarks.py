@@ -1,0 +1,87 @@
+"""The benchmark compares ways to the same number, and counts as it says."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """Imports a module of benchmarks/, which is no part of the package."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
+
+
+@pytest.mark.filterwarnings("ignore")  # the other libraries' own
+@pytest.mark.parametrize("network", ["mlp-1e3", "cnn"])
+def test_all_ways_give_the_same_number(bench, network, seeded):
+    cells, ours, others = bench("cells"), bench("ours"), bench("others")
+    cell = cells.cell(network, 16, dtype=torch.float64)
+    exact = {
+        "log_det": float(next(iter(ours.log_det(cell).values()))().detach()),
+        "trace": float(next(iter(ours.exact_trace(cell).values()))().detach()),
+    }
+    with torch.no_grad():
+        for way in (*ours.log_det(cell).items(), *others.log_det(cell).items()):
+            if way[0].split()[-1] not in ("svd_clip", "pseudo", "first_order"):
+                assert float(way[1]()) == pytest.approx(exact["log_det"], rel=1e-9), way[0]
+        for name, work in others.exact_trace(cell).items():
+            assert float(work()) == pytest.approx(exact["trace"], rel=1e-9), name
+        for name, work in {**ours.trace(cell), **others.trace(cell)}.items():
+            values = torch.tensor([float(work()) for _ in range(12)])
+            error = values.std() / math.sqrt(12)
+            assert abs(values.mean() - exact["trace"]) < 6 * error, name
+        for kind in ("log_det_by_lanczos", "log_det_by_products"):
+            for name, work in {**getattr(ours, kind)(cell), **getattr(others, kind)(cell)}.items():
+                values = torch.tensor([float(work()) for _ in range(8)])
+                error = values.std() / math.sqrt(8)
+                assert abs(values.mean() - exact["log_det"]) < 6 * error + 1e-6, name
+
+
+def test_measuring(bench, seeded):
+    measure = bench("measure")
+    module = torch.nn.Linear(1, 1)
+    slow = torch.ones(300, 300)
+
+    def long():
+        return (slow @ slow @ slow).sum()
+
+    def short():
+        return slow.sum()
+
+    found = measure.in_turns({"long": long, "short": short}, module, gradient=False)
+    assert found["long"].median > found["short"].median
+    assert found["short"].values[0] == 90_000
+    assert len(found["long"].seconds) == len(found["short"].seconds) >= 3
+    low, high = found["long"].quartiles
+    assert low <= found["long"].median <= high
+    assert measure.ratio(short, long, module, gradient=False, once=0.1) > 1
+
+
+def test_summary_names_the_slow_cells(bench):
+    table = bench("table")
+    row = {
+        "work": "log_det",
+        "gradient": False,
+        "network": "mlp-1e3",
+        "P": 1000,
+        "rows": 64,
+        "way": "fsmap auto",
+        "seconds": 0.01,
+        "ours": True,
+        "ratio": 2.0,
+    }
+    slow = row | {"rows": 256, "seconds": 0.04, "ratio": 0.5}
+    text = table.summary([row, slow])
+    assert "geometric mean 1.00" in text
+    assert "at least 0.95 in every cell: no" in text
+    assert "S·K = 256: 0.50" in text
+    assert "at least 0.95 in every cell: yes" in table.summary([row])
+    assert "(S·K)^1.00" in table.growth([row, slow])

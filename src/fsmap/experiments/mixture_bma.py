@@ -64,7 +64,7 @@ class MixtureBMA(Experiment):
     )
     config = Config()
     quick = Config(
-        prior_stds=(1.2, 3.0, 10.0, 20.0), panels=60, chain=250, chain_warmup=120, seeds=3
+        prior_stds=(1.2, 3.0, 10.0, 20.0), panels=160, chain=250, chain_warmup=120, seeds=3
     )
 
     def units(self, config: Config) -> list[dict[str, Any]]:

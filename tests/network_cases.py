@@ -92,7 +92,8 @@ def solutions_rows(
     for start in ("random", "chain"):
         for k, jitter in enumerate((1e-2, 1e-1, 1.0, 10.0)):
             where = {"jitter": jitter, "start": start}
-            picture = [0.5 - amplitude[k], 0.5 + amplitude[k]] * 2
+            width = amplitude[k] if start == "random" else (0.0, 0.15, 0.35, 0.5)[k]
+            picture = [0.5 - width, 0.5 + width] * 2
             values = {
                 "train_nll": nll[k], "probability": picture,
                 "spread": held if start == "chain" and k == 0 else spread[k],

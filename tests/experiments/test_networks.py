@@ -126,21 +126,25 @@ def test_claims_of_moons_eigs(change, expected):
     assert verdicts("moons-eigs", eigs_rows({**SUMS, **change})) == expected
 
 
+WIDE = [0.2, 0.4, 0.9, 1.0]  # not constant at the smallest ε
 STEADY = ([0.69, 0.4, 0.2, 0.1], [0.01, 0.4, 0.9, 1.0], [0.0, 0.15, 0.35, 0.5])
 
 
 @pytest.mark.parametrize(
     ("rows", "expected"),
     [
-        (solutions_rows(*STEADY), [True, True, True, True, True]),
-        (solutions_rows(*STEADY, held=0.02), [True, True, True, True, False]),
+        (solutions_rows(*STEADY), [True, True, True, True, True, True]),
+        (solutions_rows(*STEADY, held=0.02), [True, True, True, True, True, False]),
+        (solutions_rows(STEADY[0], WIDE, STEADY[2]), [False, True, True, True, True, False]),
         (
-            solutions_rows(STEADY[0], [0.2, 0.4, 0.9, 1], STEADY[2]),
-            [False, True, True, True, False],
+            solutions_rows([0.69, 0.4, 0.2, 0.15], *STEADY[1:]),
+            [True, False, True, True, True, True],
         ),
-        (solutions_rows([0.69, 0.4, 0.2, 0.15], *STEADY[1:]), [True, False, True, True, True]),
-        (solutions_rows([0.4, 0.69, 0.2, 0.1], *STEADY[1:]), [True, True, False, True, True]),
-        (solutions_rows(*STEADY[:2], [0.0, 0.01, 0.45, 0.5]), [True, True, True, False, True]),
+        (solutions_rows([0.4, 0.69, 0.2, 0.1], *STEADY[1:]), [True, True, False, True, True, True]),
+        (
+            solutions_rows(*STEADY[:2], [0.0, 0.01, 0.45, 0.5]),
+            [True, True, True, False, True, True],
+        ),
     ],
 )
 def test_claims_of_moons_solutions(rows, expected):
@@ -159,6 +163,19 @@ def test_claims_of_moons_solutions(rows, expected):
 )
 def test_claims_of_moons_pathology(change, expected):
     assert verdicts("moons-pathology", pathology_rows(**change)) == expected
+
+
+def test_a_jump_on_the_way_down_is_seen():
+    rows = solutions_rows(*STEADY)
+    jumping = [
+        row._replace(value=[0.5] * 4)
+        if row.metric == "probability"
+        and row.config["start"] == "chain"
+        and row.config["jitter"] < 0.5
+        else row
+        for row in rows
+    ]
+    assert verdicts("moons-solutions", jumping) == [True, True, True, True, False, True]
 
 
 def test_the_growth_on_a_path_must_not_slow_down():

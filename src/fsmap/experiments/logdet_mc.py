@@ -139,9 +139,7 @@ class LogDetMC(Experiment):
         """Exact value, estimates and effective dimension of each network of a block."""
         x = config.points()
         for done, network in enumerate(config.networks(unit), start=1):
-            with (
-                one_thread()
-            ):  # small matrices: a second thread only waits, and spins while it does
+            with one_thread():  # a second thread only waits, and spins while it does
                 measured = list(self._measure(config, network, x))
             yield from measured
             context.advance(done / config.block)

@@ -188,10 +188,8 @@ def climb(
             ratios = [_ratio(f, p, x) for p in current.values()]
             records.append((before + step, torch.stack(values), torch.stack(ratios)))
 
-        with (
-            one_thread(),
-            warnings.catch_warnings(),
-        ):  # to reach an infinite objective is what is asked for
+        with one_thread(), warnings.catch_warnings():
+            # to reach an infinite objective is what is asked for
             warnings.simplefilter("ignore", DivergedWarning)
             fit_population(
                 lambda: objective,

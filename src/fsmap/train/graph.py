@@ -99,7 +99,9 @@ class Graphed:
             with torch.cuda.stream(side):
                 for _ in range(WARMUP_STEPS):
                     self.step(static)
-                torch.cuda.set_sync_debug_mode("error")
+                with warnings.catch_warnings():  # torch's: "a prototype feature"
+                    warnings.simplefilter("ignore", UserWarning)
+                    torch.cuda.set_sync_debug_mode("error")
                 self.step(static)
         finally:
             torch.cuda.set_sync_debug_mode(mode)

@@ -70,18 +70,43 @@ def test_layout_rounds_rows_up_to_tiles():
 @pytest.mark.parametrize("members", [3, 24])
 @pytest.mark.parametrize("points", [512, 0], ids=["l-map", "ps-map"])
 def test_kernels_compute_the_same(points, members):
-    """Up to units that rounding moves across the kink of ReLU, which weigh more in R."""
+    """Up to what rounding of 16 bits does to the float64 gradient, kinks of ReLU included.
+
+    A unit that rounding moves across its kink changes the gradient by much more than the rounding
+    itself, most of all that of R; how much is measured by rounding the inputs of the definition.
+    """
     if not triton_gradient.available():
         pytest.skip("triton is not installed")
     case = make((13, 256, 256, 256, 1), members=members, points=points, batch=512)
     there = case.to("cuda", torch.float32)
     gradient = triton_gradient.TritonGradient(*there.arguments)
     gradient(there.x, there.y, there.psi)
-    errors = [
-        ((found[m].double().cpu() - case.grads[name][m]).norm() / case.grads[name][m].norm()).item()
-        for name, found in case.layout.view(gradient.grad).items()
-        for m in range(members)
-    ]
-    median = sorted(errors)[len(errors) // 2]
-    assert median < 1e-3
-    assert max(errors) < (0.2 if points else 0.01)
+    errors = _errors(case, gradient.grad)
+    rounded = torch.cat([_errors(case, _rounded(case, seed)) for seed in range(4)])
+    print(
+        f"kernel {errors.median():.1e} to {errors.max():.1e}, "
+        f"rounding {rounded.median():.1e} to {rounded.max():.1e}"
+    )
+    assert errors.median() < 1e-3
+    assert errors.median() < 10 * rounded.median()
+    assert errors.max() < 3 * rounded.max()
+
+
+def _errors(case, flat):
+    """‖g − g*‖/‖g*‖ of every tensor of every member."""
+    found = case.layout.view(flat.double().cpu())
+    pairs = [(found[name][m], g[m]) for name, g in case.grads.items() for m in range(len(g))]
+    return torch.stack([(a - b).norm() / b.norm() for a, b in pairs])
+
+
+def _rounded(case, seed):
+    """The definition at parameters and inputs with errors of half a unit in 16 bits."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noisy(t):
+        return t * (1 + 2.0**-17 * (2 * torch.rand(t.shape, generator=generator).to(t) - 1))
+
+    moved = case._replace(theta=noisy(case.theta), x=noisy(case.x)).to("cuda", torch.float64)
+    gradient = TorchGradient(*moved.arguments)
+    gradient(moved.x, moved.y, moved.psi)
+    return gradient.grad

@@ -257,6 +257,23 @@ def test_attached_to_an_optimizer_psi_is_the_same_over_micro_batches() -> None:
     assert lm.step == 1
 
 
+def test_detached_another_optimizer_or_a_trainer_may_count() -> None:
+    module = bn_net()
+    first, second = (torch.optim.SGD(module.parameters(), lr=0.0) for _ in range(2))
+    penalty = fsmap.LaplacianPenalty(module, normal((2,)), num_points=S).attach(first)
+    first.step()
+    penalty.regularizer.detach()
+    penalty.attach(second)
+    penalty()
+    first.step()  # nobody listens any more
+    assert penalty.state_dict()["step"] == 1
+    second.step()
+    assert penalty.state_dict()["step"] == 2
+    penalty.regularizer.set_step(7)
+    penalty(), penalty()
+    assert penalty.state_dict()["step"] == 7
+
+
 def test_state_dict_restores_the_stream() -> None:
     (x, _), lm = batch(), fsmap.LMAP(bn_net(), normal((2,)), num_points=S)
     lm(x), lm(x)

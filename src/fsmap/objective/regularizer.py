@@ -67,6 +67,7 @@ class Regularizer:
         self.step = 0
         self._micro = 0  # forward passes since the optimizer's last step
         self._attached = False
+        self._attachment = 0  # which one counts: hooks of earlier ones are deaf
         self._looked = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Regularizer:
@@ -86,8 +87,21 @@ class Regularizer:
         if self._attached:
             message = "this is attached to an optimizer already: a second one would count twice"
             raise InputError(message)
-        optimizer.register_step_post_hook(lambda *_: self._advance())
         self._attached = True
+        self._attachment = number = self._attachment + 1
+        optimizer.register_step_post_hook(lambda *_: self._advance(number))
+
+    def detach(self) -> None:
+        """Count passes again: the optimizer's work is done, and another may be attached."""
+        self._attached = False
+        self._attachment += 1
+        self._micro = 0
+
+    def set_step(self, step: int) -> None:
+        """Which optimizer step this is, from a trainer that counts them itself."""
+        self._attached = True
+        if step != self.step:
+            self.step, self._micro = step, 0
 
     def passed(self) -> None:
         """A forward pass is over: the next step, or the next micro-batch of an attached one."""
@@ -103,9 +117,10 @@ class Regularizer:
                 points.check(x)
             self._looked = True
 
-    def _advance(self) -> None:
-        self.step += 1
-        self._micro = 0
+    def _advance(self, attachment: int) -> None:
+        if attachment == self._attachment:
+            self.step += 1
+            self._micro = 0
 
     @property
     def active(self) -> bool:

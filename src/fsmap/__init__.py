@@ -23,6 +23,7 @@ from fsmap.train.grid import Grid
 from fsmap.train.population import fit_population
 from fsmap.train.select import select
 from fsmap.train.strength import suggest_strength
+from fsmap.train.temperature import TemperatureControl
 from fsmap.types import Batch, Estimate
 
 __version__ = "0.1.0"
@@ -36,7 +37,7 @@ __all__ = [
     "Gaussian", "LaplaceNoise", "Categorical", "Bernoulli",  # likelihoods
     "Normal", "Laplace", "Flat", "Reparametrized",  # priors
     "fit", "fit_population", "Grid", "select",  # train
-    "suggest_strength", "Budget",  # how strong
+    "suggest_strength", "Budget", "TemperatureControl",  # how strong
     "px", "metric",  # evaluation distributions and metrics of function space
     "log_det", "trace",  # numbers of the Jacobian
     "metrics",  # numbers of predictions

@@ -1,0 +1,148 @@
+r"""λ as a controlled quantity, in numbers alone: an integral controller on log λ.
+
+One update moves
+
+$\log\lambda \leftarrow \mathrm{clip}\bigl(\log\lambda + \mathrm{clip}(\gamma h b\, s
++ \kappa b\,(s - s'),\; \pm r h b)\bigr)$
+
+with the signal s (log T: positive while the model is over-confident), the signal s' of the update
+before, h the epochs between two updates, γ the gain, κ the weight of the trend and r the largest
+rate. The boost b = min(1/a, ``boost``) grows as the authority a = lr / largest lr falls: a network
+whose learning rate has come down follows λ more slowly, so λ has to lead by more.
+
+The sum *is* log λ, and it is clipped to its range: nothing can accumulate behind a bound
+(no windup), and the first signal of the other sign moves λ back.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fsmap.errors import InputError
+
+RANGE = 1e6
+"""λ stays within this factor of where it started, unless bounds are given."""
+
+AFTER_COLLAPSE = 10.0
+"""λ is divided by this after a collapse."""
+
+CAP_BELOW_COLLAPSE = 3.0
+"""No λ above the collapsed one divided by this is tried again."""
+
+
+class Steering:
+    """Integral control of log λ with bounded rate and range.
+
+    Args:
+        start: The first λ.
+        gain: γ, per epoch: at log T = 0.1 and γ = 4, λ grows by a factor of exp(0.4) an epoch.
+        trend: κ, the weight of the signal's change; it damps, because a network follows λ with lag.
+        rate: r, the largest change of log λ per epoch.
+        interval: h, epochs between two updates. An epoch stands for the time in which a network
+            follows a change of λ; say 0.1 where it takes ten epochs.
+        boost: Largest factor by which gain and rate grow as the learning rate falls.
+        bounds: Smallest and largest λ; None: a factor of 1e6 around ``start``.
+
+    Raises:
+        InputError: If a number is out of range.
+    """
+
+    def __init__(
+        self,
+        start: float,
+        *,
+        gain: float = 4.0,
+        trend: float = 4.0,
+        rate: float = math.log(16.0),
+        interval: float = 0.25,
+        boost: float = 4.0,
+        bounds: tuple[float, float] | None = None,
+    ) -> None:
+        low, high = bounds or (start / RANGE, start * RANGE)
+        _check_positive(start=start, gain=gain, rate=rate, interval=interval)
+        if trend < 0 or boost < 1:
+            message = f"trend must be at least 0 and boost at least 1, got {trend=:g}, {boost=:g}"
+            raise InputError(message)
+        if not 0 < low <= start <= high < math.inf:
+            message = (
+                f"bounds must be 0 < low <= start <= high, got low={low:g}, start={start:g}, "
+                f"high={high:g}"
+            )
+            raise InputError(message)
+        self.gain, self.trend, self.rate = gain, trend, rate
+        self.interval, self.boost = interval, boost
+        self.low, self.high = low, high
+        self.cap = high  # falls after a collapse
+        self.strength = float(start)
+        self.before: float | None = None  # the last signal
+
+    def move(self, signal: float, authority: float = 1.0) -> float:
+        """Look at the signal and move λ.
+
+        Args:
+            signal: log T or what stands for it: positive asks for a larger λ.
+            authority: Learning rate now over its largest value.
+
+        Returns:
+            λ from now on, also in ``strength``.
+
+        Raises:
+            InputError: If the signal is nan, or the authority is not in [0, 1].
+        """
+        if math.isnan(signal) or not 0 <= authority <= 1:
+            message = (
+                f"the signal must be a number and the authority in [0, 1], got {signal=:g}, "
+                f"{authority=:g}. A signal that is nan means that training has diverged."
+            )
+            raise InputError(message)
+        boost = min(1 / max(authority, 1e-12), self.boost)
+        change = 0.0 if self.before is None else signal - self.before
+        wanted = boost * (self.gain * self.interval * signal + self.trend * change)
+        limit = boost * self.rate * self.interval
+        moved = math.log(self.strength) + min(max(wanted, -limit), limit)
+        self.strength = min(max(math.exp(moved), self.low), self.cap)
+        self.before = signal
+        return self.strength
+
+    def fall(self) -> float:
+        """After a collapse: a tenth of λ, and a cap that keeps it from getting there again.
+
+        Returns:
+            λ from now on.
+        """
+        self.cap = max(min(self.cap, self.strength / CAP_BELOW_COLLAPSE), self.low)
+        self.strength = max(self.strength / AFTER_COLLAPSE, self.low)
+        self.before = None
+        return self.strength
+
+    @property
+    def at_floor(self) -> bool:
+        """Whether λ is as low as it may get."""
+        return self.strength <= self.low * (1 + 1e-9)
+
+    @property
+    def at_cap(self) -> bool:
+        """Whether λ is as high as it may get."""
+        return self.strength >= self.cap * (1 - 1e-9)
+
+    def state_dict(self) -> dict[str, float | None]:
+        """What a checkpoint must hold."""
+        return {
+            "strength": self.strength,
+            "low": self.low,
+            "high": self.high,
+            "cap": self.cap,
+            "before": self.before,
+        }
+
+    def load_state_dict(self, state: dict[str, float | None]) -> None:
+        """Restore λ, its range and the last signal."""
+        for name in ("strength", "low", "high", "cap", "before"):
+            setattr(self, name, state[name])
+
+
+def _check_positive(**numbers: float) -> None:
+    for name, value in numbers.items():
+        if not 0 < value < math.inf:
+            message = f"{name} must be positive and finite, got {value:g}"
+            raise InputError(message)

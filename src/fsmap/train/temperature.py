@@ -1,0 +1,282 @@
+"""λ without a search: steered while training so that held-out predictions are calibrated."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fsmap import metrics
+from fsmap.errors import InputError
+from fsmap.linalg import points
+from fsmap.objective.lmap import LMAP, LaplacianPenalty
+from fsmap.train.guard import COLLAPSED, GOOD, Guard, Health, health
+from fsmap.train.ranks import average
+from fsmap.train.signals import Signal, find_signal
+from fsmap.train.snapshot import Snapshot
+from fsmap.train.steering import Steering
+from fsmap.train.strength import suggest_strength
+from fsmap.types import Inputs
+
+HeldOut = tuple[Inputs, Tensor] | Callable[[], tuple[Tensor, Tensor]]
+WARM_UP, STEERING, NOT_NEEDED, CAPPED = "warm-up", "steering", "not needed", "capped"
+
+
+class Observation(NamedTuple):
+    """One look at the held-out data, and what followed.
+
+    Attributes:
+        update: Its number.
+        signal: log T, or what the signal measures.
+        score: Held-out accuracy (R² in regression).
+        strength: λ from then on.
+        verdict: ``good``, ``suspect`` or ``collapsed``.
+    """
+
+    update: int
+    signal: float
+    score: float
+    strength: float
+    verdict: str
+
+
+class TemperatureControl:
+    """Steers λ so that the temperature on held-out data stays at one.
+
+    As λ grows, an over-confident network becomes calibrated and then under-confident. Every few
+    hundred steps :meth:`update` looks at held-out data *that are used for nothing else* and moves
+    log λ by integral control (:class:`fsmap.train.steering.Steering`). A collapse is recognized and
+    undone (:mod:`fsmap.train.guard`): the last good state comes back, λ falls to a tenth and is
+    capped. During the warm-up λ is zero and nothing is steered.
+
+    Args:
+        model: The model that is trained; an ``LMAP`` (or the penalty) if λ₀ shall be found from it.
+        held_out: Pair of inputs and targets, or a function that returns outputs and targets.
+            None: you call :meth:`observe` with outputs of your own.
+        start: λ₀. None: λR is one percent of the held-out loss before training, which needs
+            ``LMAP`` or ``LaplacianPenalty`` as the model.
+        loss: Your training loss before training, without λR, from which ``start`` is found; None:
+            the cross-entropy of the held-out data.
+        signal: ``"temperature"`` (log T), ``"slope"`` (−∂NLL/∂log T at T = 1), ``"residual"``
+            (Gaussian regression: log of residual over noise variance), or a function of outputs and
+            targets that is positive where λ should grow.
+        noise_std: σ of the likelihood, for ``"residual"``.
+        optimizer: Its state is restored with the model's after a collapse; its learning rate says
+            how much authority is left.
+        interval: Epochs between two updates: 0.25 for four updates an epoch. Where epochs are so
+            short that a network needs several to follow a change of λ, say less.
+        warmup: Updates during which λ is zero.
+        batch_size: Held-out points per pass.
+        **steering: ``gain``, ``trend``, ``rate``, ``boost``, ``bounds`` of ``Steering``.
+
+    Under ``torch.distributed`` every rank may look at its own share of the held-out data: the
+    numbers are averaged over ranks, so all ranks have the same λ.
+
+    Raises:
+        InputError: If an argument is missing or out of range.
+
+    Example:
+        >>> import torch, fsmap
+        >>> control = fsmap.TemperatureControl(None, None, start=1e-4, warmup=0, interval=1.0)
+        >>> y = torch.arange(40) % 2
+        >>> guess = torch.where(torch.arange(40) < 10, 1 - y, y)  # one in four is wrong
+        >>> sure = 9.0 * torch.nn.functional.one_hot(guess).double()
+        >>> _ = control.observe(sure, y)  # over-confident: λ grows, at most 16-fold an epoch
+        >>> round(control.strength, 6), control.status
+        (0.0016, 'steering')
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | LaplacianPenalty | None,
+        held_out: HeldOut | None,
+        /,
+        *,
+        start: float | None = None,
+        loss: float | Tensor | None = None,
+        signal: str | Signal = "temperature",
+        noise_std: float | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        interval: float = 0.25,
+        warmup: int = 4,
+        batch_size: int = 1000,
+        **steering: Any,
+    ) -> None:
+        if warmup < 0 or batch_size < 1:
+            message = f"need warmup >= 0 and batch_size >= 1, got {warmup=}, {batch_size=}"
+            raise InputError(message)
+        self.signal = find_signal(signal, noise_std)
+        self.module = _module(model)
+        self.held_out, self.batch_size, self.warmup = held_out, batch_size, warmup
+        self.optimizer = optimizer
+        self.steering = Steering(
+            self._first_strength(model, loss) if start is None else start,
+            interval=interval,
+            **steering,
+        )
+        self.guard = Guard()
+        self.good = None if self.module is None else Snapshot(self.module, optimizer)
+        self.updates = 0
+        self.collapses = 0
+        self.history: list[Observation] = []
+
+    @property
+    def strength(self) -> float:
+        """λ now; zero during the warm-up."""
+        return 0.0 if self.updates < self.warmup else self.steering.strength
+
+    @property
+    def status(self) -> str:
+        """``warm-up``, ``steering``, ``capped``, or ``not needed``.
+
+        The last one: under-confident with λ at its lower end, so regularization cannot help.
+        """
+        if self.updates < self.warmup:
+            return WARM_UP
+        last = self.steering.before
+        if self.steering.at_floor and last is not None and last < 0:
+            return NOT_NEEDED
+        return CAPPED if self.steering.at_cap else STEERING
+
+    def update(self, authority: float | None = None) -> float:
+        """Look at the held-out data and move λ; after a collapse, restore the last good state.
+
+        Args:
+            authority: Learning rate over its largest value; None: the optimizer's, if it was given
+                and scheduled, else 1.
+
+        Returns:
+            λ from now on.
+        """
+        out, y = self._outputs()
+        self.observe(out, y, authority)
+        return self.strength
+
+    def observe(self, out: Tensor, y: Tensor, authority: float | None = None) -> Observation:
+        """:meth:`update` for outputs that you have.
+
+        Args:
+            out: Held-out outputs; logits ``[N, K]`` for a classifier.
+            y: Held-out targets.
+            authority: As in :meth:`update`.
+
+        Returns:
+            What was seen and done. Where ``verdict`` is ``collapsed`` and no model was given, the
+            restoring is left to you.
+        """
+        now = health(out, y)
+        finite = math.isfinite(now.score)
+        signal = self.signal(out, y) if finite else 0.0
+        numbers = torch.tensor([signal, *now], dtype=torch.float64)
+        signal, *rest = average(numbers, len(y), out.device).tolist()
+        verdict = self.guard.judge(Health(*rest))
+        if verdict == COLLAPSED:
+            self._recover()
+        else:
+            self._advance(signal, authority, verdict)
+        self.updates += 1
+        seen = Observation(self.updates - 1, signal, rest[0], self.strength, verdict)
+        self.history.append(seen)
+        return seen
+
+    def _recover(self) -> None:
+        self.collapses += 1
+        if self.good is not None:
+            self.good.restore()
+        self.steering.fall()
+
+    def _advance(self, signal: float, authority: float | None, verdict: str) -> None:
+        if verdict == GOOD and self.good is not None:
+            self.good.take()
+        if verdict == GOOD and self.updates + 1 > self.warmup:
+            self.steering.move(signal, _authority(self.optimizer, authority))
+
+    def _outputs(self) -> tuple[Tensor, Tensor]:
+        """Outputs and targets of the held-out data, the model in evaluation mode."""
+        if callable(self.held_out):
+            return self.held_out()
+        if self.held_out is None or self.module is None:
+            message = (
+                "without a model and held-out data there is nothing to look at: give both, or call "
+                "observe(outputs, targets)"
+            )
+            raise InputError(message)
+        x, y = self.held_out
+        mode = self.module.training
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                parts = torch.arange(points.count(x)).split(self.batch_size)
+                outs = [_output(self.module, points.take(x, rows)) for rows in parts]
+        finally:
+            self.module.train(mode)
+        return torch.cat(outs), y.to(outs[0].device)
+
+    def _first_strength(self, model: Any, loss: float | Tensor | None) -> float:
+        """λ₀: λR is one percent of the loss."""
+        if not isinstance(model, LMAP | LaplacianPenalty):
+            message = (
+                "start, the first λ, can be found only from the LMAP or LaplacianPenalty that is "
+                "trained: give one of them as the model, or give start"
+            )
+            raise InputError(message)
+        out, y = self._outputs()
+        if loss is None and (y.is_floating_point() or out.dim() != 2):
+            message = "to find start, give loss: your training loss now, or give start itself"
+            raise InputError(message)
+        now = metrics.nll(out, y) if loss is None else loss
+        x = None if callable(self.held_out) or self.held_out is None else self.held_out[0]
+        few = None if x is None else points.take(x, torch.arange(min(points.count(x), 128)))
+        return suggest_strength(model, loss=now, x=few).reg_strength
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint must hold: numbers, and under ``good`` the last good tensors."""
+        return {
+            "updates": self.updates,
+            "collapses": self.collapses,
+            "steering": self.steering.state_dict(),
+            "guard": self.guard.state_dict(),
+            "history": [list(seen) for seen in self.history],
+            "good": {} if self.good is None else dict(self.good.tensors),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore everything, the last good state included.
+
+        Args:
+            state: What :meth:`state_dict` returned.
+        """
+        self.updates, self.collapses = int(state["updates"]), int(state["collapses"])
+        self.steering.load_state_dict(state["steering"])
+        self.guard.load_state_dict(state["guard"])
+        self.history = [Observation(*seen) for seen in state["history"]]
+        if self.good is not None:
+            self.good.load(state["good"])
+
+    def __repr__(self) -> str:
+        seen = f", signal={self.history[-1].signal:+.3f}" if self.history else ""
+        return f"TemperatureControl({self.status}, λ={self.strength:.3g}{seen})"
+
+
+def _module(model: nn.Module | LaplacianPenalty | None) -> nn.Module | None:
+    return model.regularizer.module if isinstance(model, LaplacianPenalty) else model
+
+
+def _output(module: nn.Module, x: Inputs) -> Tensor:
+    args, named = (
+        (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
+    )
+    out: Any = module(*args, **named)
+    made: Tensor = out[0] if isinstance(out, tuple) else out  # LMAP returns (output, None)
+    return made
+
+
+def _authority(optimizer: torch.optim.Optimizer | None, given: float | None) -> float:
+    if given is not None or optimizer is None:
+        return 1.0 if given is None else given
+    group = optimizer.param_groups[0]
+    largest = float(group.get("initial_lr", group["lr"]))
+    return min(float(group["lr"]) / largest, 1.0) if largest > 0 else 1.0

@@ -1,0 +1,127 @@
+"""Integral control of log λ: convergence on a plant with lag, delay and noise; bounds; windup."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from fsmap.errors import InputError
+from fsmap.train.steering import Steering
+
+
+class Plant:
+    """log T of a network: falls with log λ, follows it the more slowly the lower the lr is.
+
+    Shaped by the measurements on FashionMNIST: PS-MAP ends at log T = 0.5, a decade of λ above the
+    critical one takes off 0.4, and over-confidence appears as the learning rate falls.
+    """
+
+    def __init__(self, critical: float, *, delay: int, noise: float, seed: int) -> None:
+        self.critical, self.noise = critical, noise
+        self.random = random.Random(seed)
+        self.value = 0.0
+        self.late = [0.0] * delay
+
+    def step(self, strength: float, authority: float, epochs: float) -> float:
+        free = 0.6 * (1 - authority) ** 1.5 - 0.05
+        end = free - 0.17 * math.log(1 + strength / self.critical)
+        self.value += (1 - math.exp(-4 * epochs * authority)) * (end - self.value)
+        noisy = self.value + self.noise * math.sqrt(authority) * self.random.gauss(0, 1)
+        self.late.append(noisy)
+        return self.late.pop(0)
+
+
+def steer(start: float, epochs: int, critical: float, seed: int, **options: float) -> float:
+    """log T at the end of a cosine schedule."""
+    plant = Plant(critical, delay=1, noise=0.05, seed=seed)
+    control = Steering(start, **options)
+    total = round(epochs / control.interval)
+    for i in range(total):
+        authority = 0.5 * (1 + math.cos(math.pi * i / total))
+        control.move(plant.step(control.strength, authority, control.interval), authority)
+    return plant.value
+
+
+@pytest.mark.parametrize("start", [1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3])
+@pytest.mark.parametrize("epochs", [12, 50, 200])
+def test_it_ends_calibrated_wherever_it_starts(start: float, epochs: int):
+    for critical in (1e-7, 1e-6, 1e-5):
+        assert abs(steer(start, epochs, critical, seed=epochs)) < 0.1
+
+
+def test_without_it_the_same_plant_ends_over_confident():
+    assert steer(1e-6, 50, 1e-5, 0, gain=1e-9, trend=0.0) > 0.3
+
+
+def test_authority_at_the_end_of_the_schedule():
+    """A short run whose over-confidence appears late: without the boost it comes too late."""
+    boosted = [abs(steer(1e-8, 12, 1e-6, seed)) for seed in range(5)]
+    plain = [abs(steer(1e-8, 12, 1e-6, seed, boost=1.0, trend=0.0)) for seed in range(5)]
+    assert max(boosted) < 0.1 < min(plain)
+
+
+def test_nothing_winds_up_behind_a_bound():
+    control = Steering(1e-5, bounds=(1e-6, 1e-4), interval=1.0, trend=0.0)
+    for _ in range(100):
+        control.move(5.0)
+    assert control.at_cap
+    assert control.strength == pytest.approx(1e-4)
+    control.move(-0.1)  # the first signal of the other sign moves it back at full gain
+    assert control.strength == pytest.approx(1e-4 * math.exp(-0.4))
+    for _ in range(100):
+        control.move(-5.0)
+    assert control.at_floor
+    assert control.move(0.1) == pytest.approx(1e-6 * math.exp(0.4))
+
+
+def test_rate_is_bounded_and_grows_as_authority_falls():
+    control = Steering(1e-7, interval=0.5, boost=4.0)
+    before = control.strength
+    assert control.move(100.0) / before == pytest.approx(4.0)  # log 16 an epoch, half of one
+    before = control.strength
+    assert control.move(100.0, authority=0.5) / before == pytest.approx(16.0)
+    before = control.strength
+    assert control.move(100.0, authority=0.0) / before == pytest.approx(256.0)  # boost at most 4
+
+
+def test_after_a_collapse_a_tenth_and_a_cap():
+    control = Steering(1e-3)
+    assert control.fall() == pytest.approx(1e-4)
+    for _ in range(100):
+        control.move(1.0)
+    assert control.strength == pytest.approx(1e-3 / 3)
+    control.fall()
+    assert control.cap == pytest.approx(1e-3 / 9)
+
+
+def test_state_travels():
+    control, other = Steering(1e-3), Steering(1.0)
+    control.move(0.3)
+    control.fall()
+    control.move(-0.2)
+    other.load_state_dict(control.state_dict())
+    assert other.move(0.1) == control.move(0.1)
+    assert other.cap == control.cap
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": 0.0}, "start must be positive and finite, got 0"),
+        ({"start": 1.0, "rate": -1.0}, "rate must be positive"),
+        ({"start": 1.0, "boost": 0.5}, "boost at least 1, got trend=4, boost=0.5"),
+        ({"start": 1.0, "bounds": (2.0, 3.0)}, "low <= start <= high, got low=2, start=1, high=3"),
+    ],
+)
+def test_bad_numbers(options: dict, message: str):
+    with pytest.raises(InputError, match=message):
+        Steering(options.pop("start"), **options)
+
+
+def test_a_signal_that_is_nan():
+    with pytest.raises(InputError, match="signal=nan, authority=1. A signal that is nan means"):
+        Steering(1.0).move(math.nan)
+    with pytest.raises(InputError, match=r"authority in \[0, 1\], got signal=0, authority=2"):
+        Steering(1.0).move(0.0, authority=2.0)

@@ -1,0 +1,318 @@
+"""λ steered by held-out data: a real run, collapse and recovery, ranks, checkpoints, refusals."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import fsmap
+from fsmap.errors import InputError
+from fsmap.train.guard import health
+
+PX = fsmap.px.Normal(shape=(8,))
+
+
+def made_up() -> tuple[torch.Tensor, torch.Tensor]:
+    """Eight columns, two classes, one label in ten wrong."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4500, 8, generator=generator)
+    y = (x[:, 0] * x[:, 1] + 0.5 * x[:, 2] > 0).long()
+    return x, torch.where(torch.rand(4500, generator=generator) < 0.1, 1 - y, y)
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Linear(8, 48), nn.BatchNorm1d(48), nn.GELU()),
+        *(nn.Linear(48, 48), nn.GELU(), nn.Linear(48, 2)),
+    )
+
+
+class Loop:
+    """A plain training loop."""
+
+    def __init__(self, epochs: int, **options: object) -> None:
+        self.x, self.y = made_up()
+        self.model = network()
+        self.lm = fsmap.LMAP(self.model, PX, num_points=32)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, epochs)
+        held_out = (self.x[200:500], self.y[200:500])
+        self.control = fsmap.TemperatureControl(
+            self.lm, held_out, optimizer=self.optimizer, **{"warmup": 2, **options}
+        )
+        self.order = torch.Generator().manual_seed(0)
+
+    def epoch(self, strength: float | None = None) -> None:
+        for rows in torch.randperm(200, generator=self.order).split(40):
+            out, R = self.lm(self.x[rows])
+            lam = self.control.strength if strength is None else strength
+            loss = F.cross_entropy(out, self.y[rows]) + lam * R
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+        self.schedule.step()
+
+    def tested(self) -> tuple[float, float]:
+        """Accuracy and log T on the test points."""
+        self.model.eval()
+        with torch.no_grad():
+            out = self.model(self.x[500:])
+        y = self.y[500:]
+        return fsmap.metrics.accuracy(out, y), math.log(fsmap.metrics.temperature(out, y))
+
+
+def test_a_real_run_ends_calibrated(seeded: None):
+    """Plain training ends with T above 2.5; steered from λ far too small, T comes near 1."""
+    epochs = 40
+    plain = Loop(epochs)
+    for _ in range(epochs):
+        plain.epoch(strength=0.0)
+    accuracy, over_confident = plain.tested()
+    assert over_confident > math.log(2.5)
+    steered = Loop(epochs, start=1e-8)
+    for _ in range(epochs):
+        steered.epoch()
+        steered.control.update()
+    after, left = steered.tested()
+    assert abs(left) < over_confident / 4
+    assert after > accuracy - 0.02
+    assert steered.control.strength > 1e-5
+    assert steered.control.status == "steering"
+    assert steered.control.collapses == 0
+
+
+def test_collapse_is_recognized_and_recovered(seeded: None):
+    """From a λ that makes a constant of the network: restored, lowered, capped, trained on."""
+    epochs = 24
+    loop = Loop(epochs, start=3e3, bounds=(1e-9, 1e6), warmup=3)
+    collapsed = []
+    for _ in range(epochs):
+        loop.epoch()
+        before = loop.model[0].weight.detach().clone()
+        good = {n: t.clone() for n, t in loop.control.good.tensors.items()}
+        loop.control.update()
+        if loop.control.history[-1].verdict == "collapsed":
+            collapsed.append(loop.control.history[-1])
+            assert not torch.equal(loop.model[0].weight.detach(), before)
+            torch.testing.assert_close(
+                loop.model[0].weight.detach(), good["model/module.0.weight"], rtol=0, atol=0
+            )
+    assert collapsed
+    assert loop.control.collapses == len(collapsed)
+    assert loop.control.steering.cap < 3e3
+    assert loop.control.strength < 300
+    assert loop.tested()[0] > 0.65
+    assert health(loop.model(loop.x[500:]), loop.y[500:]).spread > 0.01
+
+
+def test_a_rule_without_guard_would_drive_it_up():
+    """The design's failure: the constant predictor asks for more λ; the control lowers it."""
+    y = torch.arange(100) % 10
+    alive = 3.0 * F.one_hot(y, 10).double()
+    alive[::5] = alive[::5].roll(1, 0)
+    constant = torch.zeros(100, 10)
+    constant[:, 3] = 4.0
+    control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=1)
+    control.observe(alive, y)
+    before = control.steering.strength
+    seen = control.observe(constant, y)
+    assert seen.signal == pytest.approx(math.log(16))
+    assert seen.verdict == "collapsed"
+    assert control.strength == pytest.approx(before / 10)
+
+
+def test_nothing_moves_during_the_warm_up():
+    y = torch.arange(40) % 2
+    z = 6.0 * F.one_hot(y.roll(3), 2).double()
+    control = fsmap.TemperatureControl(None, None, start=1e-4, warmup=3)
+    assert (control.strength, control.status) == (0.0, "warm-up")
+    for _ in range(2):
+        control.observe(z, y)
+        assert control.strength == 0.0
+    assert control.steering.strength == 1e-4
+    control.observe(z, y)
+    assert control.strength > 0
+
+
+def test_under_confident_at_zero_is_not_needed():
+    y = torch.arange(60) % 3
+    timid = 0.2 * F.one_hot(y, 3).double()
+    timid[::9] = timid[::9].roll(1, 1)
+    control = fsmap.TemperatureControl(None, None, start=1e-4, warmup=0, interval=1.0)
+    for _ in range(8):
+        control.observe(timid, y)
+    assert control.status == "not needed"
+    assert control.strength == pytest.approx(1e-10)
+    assert "not needed" in repr(control)
+    for _ in range(3):
+        control.observe(30 * timid, y)  # over-confidence that appears late is met
+    assert control.status == "steering"
+    assert control.strength > 1e-9
+
+
+def test_the_cap_is_said():
+    y = torch.arange(60) % 3
+    bold = 9.0 * F.one_hot(y, 3).double()
+    bold[::4] = bold[::4].roll(1, 1)
+    control = fsmap.TemperatureControl(None, None, start=1e-4, warmup=0, bounds=(1e-5, 1e-3))
+    for _ in range(20):
+        control.observe(bold, y)
+    assert control.status == "capped"
+    assert control.strength == pytest.approx(1e-3)
+
+
+def test_first_strength_is_one_percent_of_the_loss(seeded: None):
+    x, y = made_up()
+    model = network()
+    held_out = (x[:200], y[:200])
+    model.eval()
+    nll = fsmap.metrics.nll(model(x[:200]).detach(), y[:200])
+    model.train()
+    for wrapped in (
+        fsmap.LMAP(model, PX, num_points=32),
+        fsmap.LaplacianPenalty(model, PX, num_points=32),
+    ):
+        control = fsmap.TemperatureControl(wrapped, held_out)
+        expected = fsmap.suggest_strength(wrapped, loss=nll, x=x[:128]).reg_strength
+        assert control.steering.strength == pytest.approx(expected)
+        assert model.training
+
+
+def test_gaussian_regression(seeded: None):
+    """Errors larger than the noise ask for more λ; a constant is seen as a collapse."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randn(200, 1, generator=generator)
+    noisy = y + 0.3 * torch.randn(200, 1, generator=generator)
+    control = fsmap.TemperatureControl(
+        None, None, start=1e-3, warmup=0, signal="residual", noise_std=0.1
+    )
+    assert control.observe(noisy, y).signal == pytest.approx(2 * math.log(3), abs=0.3)
+    assert control.strength > 1e-3
+    assert control.observe(torch.zeros(200, 1), y).verdict == "collapsed"
+
+
+def test_a_signal_of_ones_own():
+    control = fsmap.TemperatureControl(
+        None, None, start=1e-3, warmup=0, signal=lambda out, y: -0.5, interval=0.1, trend=0.0
+    )
+    control.observe(torch.eye(4), torch.arange(4))
+    assert control.strength == pytest.approx(1e-3 * math.exp(-0.2))
+
+
+def test_a_resumed_control_goes_on_as_if_nothing_had_happened(seeded: None, tmp_path: Path):
+    loop = Loop(10, start=1e-4)
+    for _ in range(4):
+        loop.epoch()
+        loop.control.update()
+    torch.save(loop.control.state_dict(), tmp_path / "state.pt")
+    other = fsmap.TemperatureControl(
+        loop.lm, loop.control.held_out, start=1.0, optimizer=loop.optimizer, warmup=2
+    )
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert other.strength == loop.control.strength
+    assert other.update() == loop.control.update()
+    assert other.history == loop.control.history
+
+
+def test_held_out_outputs_by_a_function():
+    y = torch.arange(40) % 2
+    control = fsmap.TemperatureControl(
+        None, lambda: (F.one_hot(y, 2).double(), y), start=1e-3, warmup=0
+    )
+    assert control.update() < 1e-3  # no errors: under-confident
+    assert control.history[-1].score == 1.0
+
+
+def test_authority_comes_from_the_optimizer(seeded: None):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    y = torch.arange(40) % 2
+    strengths = []
+    for given in (optimizer, None):
+        control = fsmap.TemperatureControl(
+            model, None, start=1e-3, warmup=0, optimizer=given, signal=lambda out, y: 0.1
+        )
+        control.observe(F.one_hot(y, 2).double(), y)
+        strengths.append(math.log(control.strength / 1e-3))
+    assert strengths[0] == pytest.approx(2 * strengths[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "held_out", "options", "message"),
+    [
+        (None, None, {}, "found only from the LMAP or LaplacianPenalty"),
+        (
+            None,
+            None,
+            {"start": 1.0, "warmup": -1},
+            "warmup >= 0 and batch_size >= 1, got warmup=-1",
+        ),
+    ],
+)
+def test_refusals(model, held_out, options, message):
+    with pytest.raises(InputError, match=message):
+        fsmap.TemperatureControl(model, held_out, **options)
+
+
+def test_nothing_to_look_at():
+    with pytest.raises(InputError, match="without a model and held-out data there is nothing"):
+        fsmap.TemperatureControl(None, None, start=1.0).update()
+
+
+def test_regression_needs_a_loss_or_a_start(seeded: None):
+    model = nn.Linear(8, 1)
+    x = torch.zeros(3, 8)
+    penalty = fsmap.LaplacianPenalty(model, PX, num_points=4)
+    with pytest.raises(InputError, match="to find start, give loss"):
+        fsmap.TemperatureControl(penalty, (x, torch.zeros(3, 1)), signal="residual", noise_std=1.0)
+
+
+WORKER = """
+import sys
+import torch, torch.distributed as dist
+import fsmap
+torch.set_default_dtype(torch.float64)
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+generator = torch.Generator().manual_seed(0)
+z = 3 * torch.randn(90, 4, generator=generator)
+y = torch.multinomial((z / 2).softmax(1), 1, generator=generator)[:, 0]
+part = slice(0, 60) if rank == 0 else slice(60, 90)
+for signal in ("slope", "temperature"):
+    control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0, signal=signal)
+    control.observe(z[part], y[part])
+    alone = fsmap.train.signals.find_signal(signal)(z, y)
+    right = (z.argmax(1) == y).double().mean().item()
+    with open(f"{sys.argv[1]}/{signal}-{rank}", "w") as file:
+        print(control.strength, control.history[0].signal - alone,
+              control.history[0].score - right, file=file)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_all_ranks_have_the_same_strength(tmp_path: Path):
+    """Slope and accuracy of shares average to those of the whole; λ is the same, bit for bit."""
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        *(str(script), str(tmp_path)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for signal in ("slope", "temperature"):
+        ranks = [(tmp_path / f"{signal}-{rank}").read_text() for rank in (0, 1)]
+        assert ranks[0] == ranks[1]
+    shares = (tmp_path / "slope-0").read_text().split()[1:]
+    assert all(abs(float(number)) < 1e-12 for number in shares)

@@ -1,0 +1,233 @@
+"""An image task: training, held-out and test images with the paper's normalization, and p_X."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsmap.data.catalogue import find
+from fsmap.data.images.augment import Augmentation, Normalization
+from fsmap.data.images.evaluation import (
+    NOISE_IMAGES,
+    WHITE_NOISE,
+    EvaluationSet,
+    evaluation_set,
+    parse,
+)
+from fsmap.data.images.generated import generate
+from fsmap.data.images.read import READERS, Folder, Images, fingerprint, read_images
+from fsmap.errors import InputError
+
+
+class ImageSet(NamedTuple):
+    """What the protocol says about a training set (section D of the experiments)."""
+
+    shape: tuple[int, int, int]
+    normalize: Normalization
+    augment: bool
+    valid: int  # images held out by the protocol
+    classes: int = 10
+
+
+SETS = {
+    "fashion-mnist": ImageSet((1, 28, 28), Normalization((0.2861,), (0.3530,)), False, 10_000),
+    "mnist": ImageSet((1, 28, 28), Normalization((0.1307,), (0.3081,)), False, 10_000),
+    "cifar10": ImageSet(
+        (3, 32, 32),
+        Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        True,
+        5_000,
+    ),
+}
+"""Sets that can be trained on."""
+
+GENERATED_TRAIN, GENERATED_TEST = 2_000, 1_000
+
+
+class ImageTask(NamedTuple):
+    """Everything a run reads; bytes, wherever ``to`` put them."""
+
+    name: str
+    train: Images
+    valid: Images  # may hold no image
+    test: Images
+    normalize: Normalization
+    augment: Augmentation | None
+    classes: int
+    px: EvaluationSet | None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(C, H, W)``."""
+        return tuple(self.train.x.shape[1:])
+
+    def to(self, device: torch.device | str) -> ImageTask:
+        """The same data on a device."""
+        moved = [
+            Images(part.x.to(device), part.y.to(device))
+            for part in (self.train, self.valid, self.test)
+        ]
+        px = None if self.px is None else self.px.to(device)
+        return self._replace(train=moved[0], valid=moved[1], test=moved[2], px=px)
+
+    def fingerprint(self) -> dict[str, str]:
+        """Checksums of what is trained and evaluated on, for the checkpoint."""
+        found = {"train": fingerprint(self.train), "valid": fingerprint(self.valid)}
+        for source in self.px.sources if self.px else ():
+            images = source.images[:64] if source.name == WHITE_NOISE else source.images
+            bytes_ = images if images.dtype == torch.uint8 else (images * 16).to(torch.int8)
+            found[f"px {source.name}"] = fingerprint(Images(bytes_, torch.zeros(0)))
+        return found
+
+
+def load_task(
+    data: str,
+    *,
+    px: str | None = None,
+    valid: int | None = None,
+    split_seed: int = 0,
+    label_noise: float = 0.0,
+    label_noise_seed: int = 0,
+    limit: int | None = None,
+    generated: bool = False,
+    augment: bool | None = None,
+    data_dir: Folder = None,
+) -> ImageTask:
+    """Read a training set and the evaluation set that goes with it.
+
+    Args:
+        data: ``fmnist``, ``mnist`` or ``cifar10``.
+        px: p_X, see :mod:`fsmap.data.images.evaluation`; None: none is needed.
+        valid: Images of the training set held out; None is the protocol's number (10,000 of
+            FashionMNIST, 5,000 of CIFAR-10). They are chosen by ``split_seed`` alone.
+        split_seed: Which images are held out; the same for runs of different seeds.
+        label_noise: Fraction of *training* labels replaced by uniformly random ones.
+        label_noise_seed: Seed of that; held-out labels stay clean.
+        limit: Use only so many training images (and as many test images), for short runs.
+        generated: Use generated images of the same shape instead of reading anything.
+        augment: Crop and flip; None: as the protocol has it (CIFAR-10 yes, MNIST-like sets no).
+        data_dir: A folder to look into first.
+
+    Returns:
+        The task, on the CPU.
+    """
+    name, facts = find(data).name, facts_of(data)
+    if generated:
+        train = generate(facts.shape, GENERATED_TRAIN, seed=0)
+        test = generate(facts.shape, GENERATED_TEST, seed=1)
+    else:
+        train, test = (read_images(name, split, data_dir) for split in ("train", "test"))
+    train, held_out = _held_out(train, _valid(valid, facts, len(train.x), limit), split_seed, limit)
+    test = test.take(slice(limit))
+    train = train._replace(y=noisy_labels(train.y, label_noise, facts.classes, label_noise_seed))
+    flips = facts.augment if augment is None else augment
+    table = None
+    if px is not None:
+        tables = _tables(px, train.x, facts.shape, generated, data_dir)
+        noise_images = NOISE_IMAGES if limit is None else min(NOISE_IMAGES, limit)
+        table = evaluation_set(
+            px,
+            tables,
+            facts.normalize,
+            shape=facts.shape,
+            augmented=flips,
+            noise_images=noise_images,
+        )
+    return ImageTask(
+        name,
+        train,
+        held_out,
+        test,
+        facts.normalize,
+        Augmentation() if flips else None,
+        facts.classes,
+        table,
+    )
+
+
+def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
+    """Replace a fraction of labels by uniformly random ones (some of which are right by chance).
+
+    Args:
+        y: Labels ``[N]``.
+        fraction: Exactly round(fraction·N) labels are drawn anew.
+        classes: K.
+        seed: Of which ones and of what they become; a larger fraction keeps the noise of a smaller.
+
+    Returns:
+        New labels; the same tensor where nothing changes.
+
+    Raises:
+        InputError: If the fraction is not in [0, 1].
+    """
+    if not 0 <= fraction <= 1:
+        message = f"label_noise is a fraction between 0 and 1, got {fraction:g}"
+        raise InputError(message)
+    if fraction == 0:
+        return y
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(y), generator=generator)
+    drawn = torch.randint(classes, (len(y),), generator=generator)
+    rows = order[: round(fraction * len(y))]
+    noisy = y.clone()
+    noisy[rows] = drawn[rows].to(y.dtype)
+    return noisy
+
+
+def facts_of(data: str) -> ImageSet:
+    """What the protocol says about a training set.
+
+    Args:
+        data: Its name.
+
+    Returns:
+        Shape, normalization, classes.
+
+    Raises:
+        InputError: If there is no protocol for it.
+    """
+    name = find(data).name
+    if name not in SETS:
+        message = f"cannot train on {data!r}; image sets with a protocol: fmnist, mnist, cifar10"
+        raise InputError(message)
+    return SETS[name]
+
+
+def _valid(valid: int | None, facts: ImageSet, available: int, limit: int | None) -> int:
+    """How many images are held out."""
+    if valid is None:  # a short run keeps the protocol's proportion
+        valid = facts.valid if limit is None and available > facts.valid else available // 6
+        valid = valid if limit is None else min(valid, max(1, limit // 5))
+    if not 0 <= valid < available:
+        message = (
+            f"valid must lie in 0..{available - 1}, the number of training images, got {valid}"
+        )
+        raise InputError(message)
+    return valid
+
+
+def _held_out(train: Images, valid: int, seed: int, limit: int | None) -> tuple[Images, Images]:
+    order = torch.randperm(len(train.x), generator=torch.Generator().manual_seed(seed))
+    rest = order[valid:].sort().values
+    if limit is not None and limit < 1:
+        message = f"limit must be at least 1, got {limit}"
+        raise InputError(message)
+    return train.take(rest[:limit]), train.take(order[:valid].sort().values)
+
+
+def _tables(
+    px: str, train: Tensor, shape: tuple[int, ...], generated: bool, data_dir: Folder
+) -> dict[str, Tensor]:
+    tables: dict[str, Tensor] = {}
+    for name, _ in parse(px):
+        if name == "train":
+            tables[name] = train
+        elif name != WHITE_NOISE and generated:
+            tables[name] = generate(shape, GENERATED_TEST, seed=2).x  # type: ignore[arg-type]
+        elif name != WHITE_NOISE:
+            splits = READERS[find(name).name][0] if find(name).name in READERS else ("train",)
+            split = "train" if "train" in splits else splits[0]
+            tables[name] = read_images(name, split, data_dir).x
+    return tables

@@ -1,0 +1,113 @@
+"""Models by name: ours, or anybody's by import path."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.models.resnet import resnet18
+
+OURS: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18}
+
+
+def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module:
+    """Build a model.
+
+    Args:
+        name: ``resnet18``, or ``package.module:factory`` with options behind a question mark:
+            ``torchvision.models:resnet18?num_classes=10``, ``mynet:make?depth=3&act='gelu'``. The
+            current folder is looked into as well.
+        offered: What the caller knows, such as ``classes``, ``channels``, ``width``: passed where
+            the factory has a parameter of that name (``num_classes`` and ``in_chans`` are
+            understood) and the options do not say otherwise.
+        seed: Of the initial weights; torch's own generator is left as it was.
+
+    Returns:
+        The module.
+
+    Raises:
+        UnsupportedModuleError: If the factory fails, or does not return a module.
+
+    Example:
+        >>> make_model("torch.nn:Linear?in_features=2&out_features=3", {}, seed=0)
+        Linear(in_features=2, out_features=3, bias=True)
+    """
+    factory, options = _resolve(name)
+    options = {**_understood(factory, offered), **options}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            module = factory(**options)
+        except (TypeError, ValueError, RuntimeError) as error:
+            message = f"{name} could not be built with {options}: {error}"
+            raise UnsupportedModuleError(message) from error
+    if not isinstance(module, nn.Module):
+        message = f"{name} made a {type(module).__name__}, not a torch.nn.Module"
+        raise UnsupportedModuleError(message)
+    return module
+
+
+def _resolve(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    path, _, query = name.partition("?")
+    options = dict(_option(part) for part in query.split("&") if part)
+    if path in OURS:
+        return OURS[path], options
+    package, colon, attribute = path.partition(":")
+    if not colon or not package or not attribute:
+        message = (
+            f"unknown model {name!r}. Known: {', '.join(OURS)}; or give an import path, "
+            "package.module:factory"
+        )
+        raise InputError(message)
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found: Any = importlib.import_module(package)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        message = f"cannot import the model {path!r}: {error}"
+        raise InputError(message) from error
+    finally:
+        sys.path.remove(here)
+    if not callable(found):
+        message = f"{path} is a {type(found).__name__}, not something that can be called"
+        raise InputError(message)
+    return found, options
+
+
+def _option(part: str) -> tuple[str, Any]:
+    key, equals, value = part.partition("=")
+    if not equals or not key:
+        message = f"options of a model are written key=value&key=value, got {part!r}"
+        raise InputError(message)
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+SYNONYMS = {"classes": ("classes", "num_classes"), "channels": ("channels", "in_chans")}
+
+
+def _understood(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """What the factory has a parameter for."""
+    try:
+        known = inspect.signature(factory).parameters
+    except ValueError:  # builtins without a signature
+        return {}
+    return {
+        spelled: value
+        for key, value in offered.items()
+        for spelled in SYNONYMS.get(key, (key,))
+        if spelled in known
+    }

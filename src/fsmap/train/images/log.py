@@ -1,0 +1,115 @@
+"""The log of a run: a row per epoch, as JSON lines and, where it is installed, for TensorBoard."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fsmap import metrics
+
+if TYPE_CHECKING:
+    from fsmap.train.images.run import ImageRun
+
+FILE = "log.jsonl"
+
+
+def epoch_row(run: ImageRun, totals: dict[str, float]) -> dict[str, Any]:
+    """What is known at the end of an epoch.
+
+    Args:
+        run: The run.
+        totals: Sums over the steps of the epoch.
+
+    Returns:
+        Means over the epoch, and the held-out images' accuracy, NLL, ECE and temperature.
+    """
+    steps = max(1.0, totals["steps"])
+    row: dict[str, Any] = {
+        "epoch": run.epoch,
+        "step": run.step,
+        "lr": run.settings.lr * _factor(run),
+        "loss": totals["loss"] / steps,
+        "accuracy": totals["correct"] * run.group.size / (steps * run.settings.batch_size),
+        "grad_norm": totals["grad_norm"] / steps,
+        "reg_strength": run.reg_strength,
+        "seconds": run.seconds,
+    }
+    if totals["regularized"]:
+        # R itself: on its steps it was counted `every` times
+        row["laplacian"] = totals["laplacian"] / (totals["regularized"] * run.settings.every)
+    if totals["skipped"]:
+        row["skipped"] = int(totals["skipped"])
+    if len(run.task.valid.x):
+        logits, y = run.logits("valid")
+        if bool(torch.isfinite(logits).all()):
+            row["valid_accuracy"] = metrics.accuracy(logits, y)
+            row["valid_nll"] = metrics.nll(logits, y)
+            row["valid_ece"] = metrics.ece(logits, y)
+            row["valid_temperature"] = metrics.temperature(logits, y)
+    return row
+
+
+def _factor(run: ImageRun) -> float:
+    """The learning-rate factor of the last step taken."""
+    return run.settings.schedule(run.steps_per_epoch).factor(run.step - 1, run.steps)
+
+
+class Log:
+    """Writes rows; a resumed run drops those that its checkpoint does not know."""
+
+    def __init__(self, folder: Path, run: ImageRun, about: dict[str, Any]) -> None:
+        """Open the log.
+
+        Args:
+            folder: Where it goes.
+            run: Rows of its history stay.
+            about: Circumstances, written first.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / FILE
+        head = {
+            "settings": run.settings.describe(),
+            "torch": torch.__version__,
+            "device": _device_name(run.device),
+            "processes": run.group.size,
+            "parameters": sum(p.numel() for p in run.module.parameters()),
+            **about,
+        }
+        lines = [json.dumps(head), *(json.dumps(row) for row in run.history)]
+        partial = self.path.with_name(FILE + ".partial")
+        partial.write_text("".join(line + "\n" for line in lines))
+        os.replace(partial, self.path)
+        self.board = _board(folder)
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Add a row.
+
+        Args:
+            row: Of an epoch.
+        """
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        if self.board is not None:
+            for name, value in row.items():
+                if isinstance(value, int | float) and name not in ("epoch", "step"):
+                    self.board.add_scalar(name, value, row["epoch"])
+            self.board.flush()
+
+
+def _board(folder: Path) -> Any:
+    """TensorBoard's writer, where it is installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        return None
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder))
+
+
+def _device_name(device: torch.device) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return f"{device} ({name})" if name else str(device)

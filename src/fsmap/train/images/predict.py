@@ -1,0 +1,47 @@
+"""Predictions of an image model as it would be deployed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fsmap.data.images.augment import Normalization
+
+BATCH = 1_000
+
+
+@torch.no_grad()
+def logits_of(
+    module: nn.Module,
+    images: Tensor,
+    normalize: Normalization,
+    channels_last: bool = True,
+    batch: int = BATCH,
+) -> Tensor:
+    """Logits in ``eval()`` mode, in the precision of the parameters.
+
+    Args:
+        module: The model; its mode is put back.
+        images: Bytes ``[N, C, H, W]``, or normalized numbers.
+        normalize: What makes numbers of bytes.
+        channels_last: Memory layout.
+        batch: Images at a time.
+
+    Returns:
+        ``[N, K]``, on the model's device.
+    """
+    first = next(module.parameters())
+    modes = [(m, m.training) for m in module.modules()]
+    module.eval()
+    found = []
+    try:
+        for part in images.split(batch):
+            part = part.to(first.device)
+            x = normalize(part, first.dtype) if part.dtype == torch.uint8 else part.to(first.dtype)
+            if channels_last:
+                x = x.contiguous(memory_format=torch.channels_last)
+            found.append(module(x))
+    finally:
+        for m, mode in modes:
+            m.training = mode
+    return torch.cat(found)

@@ -1,0 +1,318 @@
+"""A run: data and model made from settings, steps taken, checkpoints written, hooks called."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fsmap.data.images.read import Folder, Images
+from fsmap.data.images.task import ImageTask, load_task
+from fsmap.errors import DivergedError, InputError
+from fsmap.train.images import state as files
+from fsmap.train.images.captured import make_step
+from fsmap.train.images.feed import Feeder
+from fsmap.train.images.kernels import kernels
+from fsmap.train.images.log import Log, epoch_row
+from fsmap.train.images.parallel import Group
+from fsmap.train.images.predict import logits_of
+from fsmap.train.images.settings import ImageSettings
+from fsmap.train.images.step import COLUMNS
+from fsmap.train.progress import progress as progress_bar
+
+LOOK_EVERY = 100  # steps between looks at whether the numbers are finite
+TIME_EVERY = 5  # steps between looks at the clock
+
+Row = dict[str, Any]
+
+
+class Hook(Protocol):
+    """Something called while a run goes on; a plain function is taken as ``on_epoch``.
+
+    It may read everything of the run, set ``run.reg_strength``, call ``run.logits("valid")``,
+    ``run.snapshot()`` and ``run.restore(snapshot)``. If it also has ``on_step(run)``, that is
+    called after every step; ``state_dict()`` (names to numbers or tensors) and
+    ``load_state_dict(state)`` go into the checkpoint.
+    """
+
+    def on_epoch(self, run: ImageRun) -> None:
+        """An epoch is over; ``run.history[-1]`` is its row, which may be added to."""
+
+
+class ImageRun:
+    """One training run; see :mod:`fsmap.train.images`.
+
+    Attributes:
+        settings: What was asked for.
+        task: The data, on the device.
+        module: The model, in training mode between calls.
+        history: One row per epoch.
+        step: Steps taken.
+    """
+
+    def __init__(
+        self,
+        settings: ImageSettings,
+        *,
+        device: torch.device | str = "cpu",
+        folder: str | Path | None = None,
+        resume: bool = False,
+        hooks: Sequence[Hook | Callable[[ImageRun], None]] = (),
+        data_dir: Folder = None,
+        task: ImageTask | None = None,
+        module: nn.Module | None = None,
+        group: Group | None = None,
+        about: dict[str, Any] | None = None,
+    ) -> None:
+        """Make data, model and step, or take them up where a checkpoint left them.
+
+        Args:
+            settings: Of the run.
+            device: Where to compute.
+            folder: Where ``checkpoint.safetensors`` and ``log.jsonl`` go; None: nothing is written.
+            resume: Go on from the checkpoint in ``folder`` where there is one.
+            hooks: Called in order.
+            data_dir: A folder to look for data in first.
+            task: Data to use instead of what the settings name.
+            module: A model to use instead of what the settings name; changed in place.
+            group: The processes that share the work.
+            about: Circumstances to write into the log (commit, command, …).
+        """
+        self.settings, self.group = settings, group or Group()
+        self.device = torch.device(device)
+        self.task = (task or self._load(data_dir)).to(self.device)
+        self.module = self._model(module)
+        self.hooks = [h if hasattr(h, "on_epoch") else FromFunction(h) for h in hooks]
+        self.feeder = Feeder(self.task, settings, dict(self.module.named_parameters()), self.group)
+        with self._kernels():
+            self._step = make_step(self.module, settings, self.feeder, self.group)
+        self._check_model()
+        self.history: list[Row] = []
+        self.step = 0
+        self.reg_strength = settings.reg_strength if settings.regularized else 0.0
+        self.seconds = 0.0  # of training, over all pieces
+        self.path = None if folder is None else Path(folder) / files.FILE
+        self.config = {
+            "kind": "images",
+            "settings": settings.describe(),
+            "data": (task or self.task).fingerprint() if self.path else {},
+        }
+        if self.path is not None and self.path.exists():
+            files.restore(self, self.path, resume=resume)
+        first = self.group.rank == 0 and folder is not None
+        self.log = Log(Path(folder), self, about or {}) if first and folder is not None else None
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed."""
+        return self.step // self.steps_per_epoch
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of an epoch."""
+        return self.feeder.steps_per_epoch
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.settings.epochs * self.steps_per_epoch
+
+    @property
+    def done(self) -> bool:
+        """Whether the last step has been taken."""
+        return self.step >= self.steps
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the next step."""
+        schedule = self.settings.schedule(self.steps_per_epoch)
+        return self.settings.lr * schedule.factor(self.step, self.steps)
+
+    @property
+    def reg_strength_now(self) -> float:
+        """λ of the next step: ``reg_strength`` times its schedule."""
+        return self.reg_strength * self.settings.reg_factor(self.step, self.steps_per_epoch)
+
+    def train(
+        self,
+        *,
+        max_seconds: float = math.inf,
+        until_epoch: int | None = None,
+        checkpoint_every: int | None = None,
+        progress: bool = True,
+    ) -> list[Row]:
+        """Take the remaining steps.
+
+        Args:
+            max_seconds: Stop after the first step past this time, with a checkpoint.
+            until_epoch: Stop when so many epochs are complete; None: at the end.
+            checkpoint_every: Steps between checkpoints; None: one at the end of each epoch.
+            progress: Show a bar with the time left.
+
+        Returns:
+            The history: a row per epoch.
+        """
+        end = self.steps if until_epoch is None else until_epoch * self.steps_per_epoch
+        start = time.perf_counter()
+        before = self.seconds
+        label = f"{self.settings.data} {self.settings.method} seed {self.settings.seed}"
+        silent = not progress or self.group.rank != 0
+        with progress_bar(self.steps, label, silent=silent) as bar, self._kernels():
+            while self.step < min(end, self.steps):
+                self._step(self.step, lr=self.lr, reg_strength=self.reg_strength_now)
+                self.step += 1
+                self._after_step()
+                self.seconds = before + time.perf_counter() - start
+                over = self._over(start, max_seconds)
+                whole = self.step % self.steps_per_epoch == 0
+                if whole:
+                    self._after_epoch()
+                    bar.update(self.step, _said(self.history[-1]))
+                elif self.step % LOOK_EVERY == 0:
+                    bar.update(self.step)
+                due = whole if checkpoint_every is None else self.step % checkpoint_every == 0
+                if due or over or self.done:
+                    self.save()
+                if over:
+                    break
+        return self.history
+
+    def logits(self, split: str = "valid", limit: int | None = None) -> tuple[Tensor, Tensor]:
+        """The model as it would be deployed, on a part of the data.
+
+        Args:
+            split: ``train`` (not augmented), ``valid`` or ``test``.
+            limit: Only the first so many.
+
+        Returns:
+            Logits ``[N, K]`` and labels ``[N]``, on the device.
+
+        Raises:
+            InputError: If there is no such part.
+        """
+        parts = {"train": self.task.train, "valid": self.task.valid, "test": self.task.test}
+        if split not in parts:
+            message = f"split must be one of {', '.join(parts)}, got {split!r}"
+            raise InputError(message)
+        part: Images = parts[split].take(slice(limit))
+        return self.logits_of(part.x), part.y
+
+    def logits_of(self, images: Tensor) -> Tensor:
+        """Logits of images given as bytes ``[N, C, H, W]``, or as normalized numbers."""
+        with self._kernels():
+            return logits_of(self.module, images, self.task.normalize, self.settings.channels_last)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Weights, running statistics and momentum as they are now, copied."""
+        return {name: t.clone() for name, t in files.tensors_of(self).items()}
+
+    @torch.no_grad()
+    def restore(self, snapshot: dict[str, Tensor]) -> None:
+        """Go back to a snapshot; steps, learning rate and λ go on as they are."""
+        for name, t in files.tensors_of(self).items():
+            t.copy_(snapshot[name])
+
+    def save(self) -> None:
+        """Write the checkpoint; process 0 does, the others go on."""
+        if self.path is not None and self.group.rank == 0:
+            files.save(self, self.path)
+
+    def _load(self, data_dir: Folder) -> ImageTask:
+        s = self.settings
+        return load_task(
+            s.data,
+            px=s.px if s.regularized else None,
+            valid=s.valid,
+            split_seed=s.split_seed,
+            label_noise=s.label_noise,
+            label_noise_seed=s.label_noise_seed,
+            limit=s.limit,
+            generated=s.generated,
+            augment=s.augment,
+            data_dir=data_dir,
+        )
+
+    def _model(self, module: nn.Module | None) -> nn.Module:
+        s = self.settings
+        module = files.build_model(s) if module is None else module
+        layout = torch.channels_last if s.channels_last else torch.preserve_format
+        return module.to(self.device, memory_format=layout).train()  # type: ignore[call-overload,no-any-return]
+
+    def _check_model(self) -> None:
+        """Refuse a model that does not give one logit per class."""
+        found = self.logits_of(self.task.train.x[:2])
+        if tuple(found.shape) != (2, self.task.classes):
+            message = (
+                f"{self.settings.model} returned shape {tuple(found.shape)} for 2 images; "
+                f"{self.settings.data} needs (2, {self.task.classes})"
+            )
+            raise InputError(message)
+
+    def _kernels(self) -> AbstractContextManager[None]:
+        return kernels(self.settings, self.device)
+
+    def _after_step(self) -> None:
+        if self.step % LOOK_EVERY == 0:
+            self._look()
+        for hook in self.hooks:
+            on_step = getattr(hook, "on_step", None)
+            if on_step is not None:
+                on_step(self)
+
+    def _after_epoch(self) -> None:
+        totals = self._look()
+        self._step.totals.zero_()
+        row = epoch_row(self, totals)
+        self.history.append(row)
+        for hook in self.hooks:
+            hook.on_epoch(self)
+        if self.log is not None:
+            self.log.write(row)
+
+    def _look(self) -> dict[str, float]:
+        """The numbers of the epoch so far; stops a run that diverged, naming the term."""
+        totals = dict(zip(COLUMNS, self._step.totals.tolist(), strict=True))
+        for name in ("loss", "laplacian", "grad_norm"):
+            if not math.isfinite(totals[name]):
+                message = (
+                    f"training diverged: {WORDS[name]} is not finite within the {LOOK_EVERY} steps "
+                    f"before step {self.step} (lr {self.lr:.3g}, λ {self.reg_strength_now:.3g}). "
+                    "Lower the learning rate or λ, or clip the gradient."
+                )
+                raise DivergedError(message)
+        return totals
+
+    def _over(self, start: float, max_seconds: float) -> bool:
+        """Whether time is up; process 0 decides for all."""
+        if max_seconds == math.inf or self.step % TIME_EVERY:
+            return False
+        late = torch.tensor(float(time.perf_counter() - start > max_seconds), device=self.device)
+        self.group.average([late])
+        return bool(late > 0)
+
+
+class FromFunction:
+    """A plain function as a hook."""
+
+    def __init__(self, function: Callable[[ImageRun], None]) -> None:
+        self.function = function
+
+    def on_epoch(self, run: ImageRun) -> None:
+        """Call it."""
+        self.function(run)
+
+
+WORDS = {"loss": "the cross-entropy", "laplacian": "R", "grad_norm": "the gradient"}
+
+
+def _said(row: Row) -> str:
+    parts = [f"epoch {row['epoch']}", f"loss {row['loss']:.3f}"]
+    if "valid_accuracy" in row:
+        parts.append(f"held-out {100 * row['valid_accuracy']:.1f} %")
+    return ", ".join(parts)

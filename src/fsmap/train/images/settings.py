@@ -1,0 +1,181 @@
+"""The settings of an image run, checked once; two runs with equal settings take equal steps."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from fsmap.errors import InputError
+from fsmap.linalg import trace
+from fsmap.objective import batchnorm as bn
+from fsmap.train.optim import OptimizerSpec, Schedule
+
+METHODS = ("ps-map", "l-map")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+REG_SCHEDULES = ("constant", "warmup", "cosine")
+DECAYS = ("cosine", "none")
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """One run of PS-MAP or L-MAP on images; the defaults are the paper's.
+
+    Attributes:
+        data: ``fmnist``, ``mnist``, ``cifar10``.
+        method: ``ps-map``, or ``l-map``: cross-entropy + λR.
+        px: Evaluation set: ``train``, ``kmnist``, ``cifar100``, ``white-noise``, or a mixture; see
+            :mod:`fsmap.data.images.evaluation`.
+        model: ``resnet18`` or an import path; see :mod:`fsmap.models.by_name`.
+        width: Channels of the first stage, for ``resnet18``.
+        epochs: Passes over the training images; the last rows that do not fill a batch are left
+            out of each.
+        batch_size: B, over all processes together.
+        lr: Of SGD, decayed as ``decay`` says.
+        momentum: Of SGD.
+        nesterov: Nesterov's form of it.
+        weight_decay: SGD's: adds wd·θ to the gradient, after clipping.
+        decay: ``cosine`` to 0, or ``none``.
+        warmup_epochs: Linear rise of the learning rate.
+        clip: Largest global norm of the gradient; None: no clipping.
+        label_smoothing: Of the cross-entropy; a baseline.
+        sam: Radius ρ of sharpness-aware minimization; 0: none. A baseline, with ``ps-map``.
+        reg_strength: λ; a controller may change it while training.
+        reg_schedule: Factor on λ: ``constant``, ``warmup`` (a linear rise over
+            ``reg_warmup_epochs``) or ``cosine`` (down to 0 with the learning rate).
+        reg_warmup_epochs: Length of that rise.
+        num_points: S, over all processes together.
+        estimator: ``jvp``, ``fd``, ``fd_central``, ``vjp``, ``exact``; see :func:`fsmap.trace`.
+        beta: Step of the differences.
+        batchnorm: ``joint``, ``frozen`` or ``batch``; see :mod:`fsmap.objective.batchnorm`.
+        every: Evaluate R on every k-th step, k times as strong.
+        label_noise: Fraction of training labels drawn anew.
+        label_noise_seed: Seed of that.
+        valid: Held-out images; None: the protocol's number.
+        split_seed: Which ones.
+        augment: Crop and flip; None: as the protocol has it.
+        limit: Use only so many training images.
+        generated: Generated images instead of the data set.
+        seed: Of weights, order, augmentation, evaluation points and ψ.
+        precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16`` (with loss scaling). Differences of size
+            β are lost in bf16: ``fd`` then runs in fp16 on CUDA.
+        channels_last: Memory layout of images and weights.
+        compile: Trace the loss and its gradient once and compile them with inductor.
+        graph: Capture the whole step in a CUDA graph.
+        deterministic: Deterministic kernels only: a resumed run then equals an uninterrupted one to
+            the last bit on CUDA too (on the CPU it always does).
+    """
+
+    data: str = "fmnist"
+    method: str = "l-map"
+    px: str = "train"
+    model: str = "resnet18"
+    width: int = 64
+    epochs: int = 50
+    batch_size: int = 128
+    lr: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 5e-4
+    decay: str = "cosine"
+    warmup_epochs: float = 0.0
+    clip: float | None = 1.0
+    label_smoothing: float = 0.0
+    sam: float = 0.0
+    reg_strength: float = 1e-6
+    reg_schedule: str = "constant"
+    reg_warmup_epochs: float = 0.0
+    num_points: int = 128
+    estimator: str = "jvp"
+    beta: float = 1e-3
+    batchnorm: str = "joint"
+    every: int = 1
+    label_noise: float = 0.0
+    label_noise_seed: int = 0
+    valid: int | None = None
+    split_seed: int = 0
+    augment: bool | None = None
+    limit: int | None = None
+    generated: bool = False
+    seed: int = 0
+    precision: str = "fp32"
+    channels_last: bool = True
+    compile: bool = False
+    graph: bool = False
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("method", self.method, METHODS)
+        _one_of("precision", self.precision, PRECISIONS)
+        _one_of("reg_schedule", self.reg_schedule, REG_SCHEDULES)
+        _one_of("decay", self.decay, DECAYS)
+        trace.check_method(self.estimator)
+        bn.check_mode(self.batchnorm, bn.MODES)
+        for name in ("epochs", "batch_size", "num_points", "every", "width"):
+            _at_least(name, getattr(self, name), 1)
+        for name in ("weight_decay", "momentum", "reg_strength", "sam", "warmup_epochs"):
+            _at_least(name, getattr(self, name), 0)
+        if self.clip is not None and not self.clip > 0:
+            message = f"clip must be > 0, or None for no clipping, got {self.clip:g}"
+            raise InputError(message)
+        if not (0 <= self.label_smoothing < 1 and self.beta > 0):
+            message = (
+                f"label_smoothing must lie in [0, 1) and beta be > 0, got "
+                f"{self.label_smoothing:g} and {self.beta:g}"
+            )
+            raise InputError(message)
+        if self.sam and self.method == "l-map":
+            message = "sam is a baseline for ps-map: set method='ps-map', or sam=0"
+            raise InputError(message)
+
+    @property
+    def regularized(self) -> bool:
+        """Whether there is an R at all."""
+        return self.method == "l-map"
+
+    def optimizer(self) -> OptimizerSpec:
+        """SGD as described."""
+        options = (
+            ("momentum", self.momentum),
+            ("nesterov", self.nesterov),
+            ("weight_decay", self.weight_decay),
+        )
+        return OptimizerSpec("sgd", self.lr, options)
+
+    def schedule(self, steps_per_epoch: int) -> Schedule:
+        """The factor on the learning rate."""
+        return Schedule(round(self.warmup_epochs * steps_per_epoch), self.decay)
+
+    def reg_factor(self, step: int, steps_per_epoch: int) -> float:
+        """The factor on λ at a step."""
+        if self.reg_schedule == "constant":
+            return 1.0
+        if self.reg_schedule == "warmup":
+            rise = max(1, round(self.reg_warmup_epochs * steps_per_epoch))
+            return min(1.0, (step + 1) / rise)
+        return Schedule(0, "cosine").factor(step, self.epochs * steps_per_epoch)
+
+    def describe(self) -> dict[str, Any]:
+        """What must agree on resume: everything that decides which steps are taken.
+
+        Returns:
+            Plain values. How a step is computed (compiled, in a graph) does not count.
+        """
+        how = {"compile", "graph", "deterministic"}
+        return {k: v for k, v in asdict(self).items() if k not in how}
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """Names of all settings."""
+        return [field.name for field in fields(cls)]
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        message = f"{name} must be one of {', '.join(allowed)}, got {value!r}"
+        raise InputError(message)
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        message = f"{name} must be at least {least}, got {value}"
+        raise InputError(message)

@@ -1,0 +1,139 @@
+"""One step: feed, gradient, average over processes, clip, SGD in place, numbers added up."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from fsmap.train.images.feed import Feeder, trainable
+from fsmap.train.images.gradient import (
+    JOINED,
+    PLAIN,
+    REGULARIZED,
+    Gradient,
+    GradientFn,
+    half_precision,
+    make_gradient,
+)
+from fsmap.train.images.parallel import Group
+from fsmap.train.images.settings import ImageSettings
+
+COLUMNS = ("loss", "laplacian", "correct", "grad_norm", "regularized", "skipped", "steps")
+"""Sums over steps: numbers of :data:`MEASURED`, and counts of kinds of steps."""
+
+FIRST_SCALE, GROWTH_STEPS = 2.0**12, 1_000  # of the loss in fp16
+
+
+class Step:
+    """The step in its plain form; the definition that a captured one is compared with."""
+
+    def __init__(
+        self, module: nn.Module, settings: ImageSettings, feeder: Feeder, group: Group
+    ) -> None:
+        """Build the optimizer and the gradient functions.
+
+        Args:
+            module: On its device, in training mode.
+            settings: Of the run.
+            feeder: Gives the images.
+            group: The processes that share the work.
+        """
+        self.module, self.settings, self.feeder, self.group = module, settings, feeder, group
+        self.params = trainable(module)
+        self.buffers = dict(module.named_buffers())
+        first = next(iter(self.params.values()))
+        self.cuda = first.is_cuda
+        self.optimizer: Optimizer = settings.optimizer().build(
+            self.params.values(), capturable=self.cuda
+        )
+        for p in self.params.values():
+            if settings.momentum:  # what torch makes at the first step
+                self.optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        self.half = half_precision(settings, first.device)
+        self.scaled = self.half == torch.float16
+        if self.scaled:
+            feeder.scale.fill_(FIRST_SCALE)
+        self.steady = torch.zeros((), device=first.device)  # steps since the scale changed
+        self.found_inf = torch.zeros((), device=first.device)
+        self.totals = torch.zeros(len(COLUMNS), device=first.device, dtype=torch.float32)
+        self.gradients: dict[str, GradientFn] = {}
+
+    def kind(self, step: int, reg_strength: float) -> str:
+        """Which of the three kinds of step this is."""
+        if not self.settings.regularized:
+            return PLAIN
+        if reg_strength != 0 and step % self.settings.every == 0:
+            return REGULARIZED
+        return JOINED if self.settings.batchnorm == "joint" else PLAIN
+
+    def __call__(self, step: int, *, lr: float, reg_strength: float) -> None:
+        """Take a step.
+
+        Args:
+            step: Its number, from 0.
+            lr: Learning rate.
+            reg_strength: λ.
+        """
+        kind = self.kind(step, reg_strength)
+        self.feeder.prepare(step, kind)
+        self.feeder.reg_strength.fill_(reg_strength)
+        for options in self.optimizer.param_groups:
+            if isinstance(options["lr"], Tensor):
+                options["lr"].fill_(lr)
+            else:
+                options["lr"] = lr
+        self.advance(kind)
+
+    def advance(self, kind: str) -> None:
+        """Everything after the draws are in place; what a graph captures."""
+        self.update(self.differentiate(kind), kind)
+
+    def differentiate(self, kind: str) -> Gradient:
+        """The gradient of this process's share."""
+        if kind not in self.gradients:
+            self.gradients[kind] = self.make(kind)
+        return self.gradients[kind](self.params, self.buffers, self.feeder.feed(kind))
+
+    def make(self, kind: str) -> GradientFn:
+        """The gradient function of one kind of step."""
+        return make_gradient(self.module, self.settings, kind, self.half)
+
+    @torch.no_grad()
+    def update(self, found: Gradient, kind: str) -> None:
+        """Average, clip, move parameters and running statistics."""
+        floats = [n for n, b in found.buffers.items() if b.is_floating_point()]
+        self.group.average([*found.grads, *(found.buffers[n] for n in floats)])
+        self.group.average([found.measured])
+        torch._foreach_copy_(list(self.buffers.values()), list(found.buffers.values()))
+        norm = get_total_norm(found.grads)
+        if self.settings.clip is not None:
+            for p, g in zip(self.params.values(), found.grads, strict=True):
+                p.grad = g
+            clip_grads_with_norm_(self.params.values(), self.settings.clip, norm)
+        else:
+            for p, g in zip(self.params.values(), found.grads, strict=True):
+                p.grad = g
+        skipped = self._rescale(norm)
+        self.optimizer.step()
+        self._count(found.measured, norm, skipped, kind)
+
+    def _rescale(self, norm: Tensor) -> Tensor:
+        """In fp16 a gradient that overflowed is skipped and the scale halved; else it grows."""
+        if not self.scaled:
+            return self.found_inf
+        found = ~torch.isfinite(norm)
+        self.found_inf.copy_(found)
+        self.optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
+        grow = self.steady >= GROWTH_STEPS
+        factor = torch.where(found, 0.5, torch.where(grow, 2.0, 1.0))
+        self.feeder.scale.mul_(factor)
+        self.steady.add_(1).mul_(~(found | grow))
+        return self.found_inf
+
+    def _count(self, measured: Tensor, norm: Tensor, skipped: Tensor, kind: str) -> None:
+        one = torch.ones_like(skipped)
+        rest = torch.stack([norm.float(), one if kind == REGULARIZED else 0 * one, skipped, one])
+        row = torch.cat([measured, rest])
+        self.totals += torch.where(skipped.bool(), torch.nan_to_num(row, 0.0, 0.0, 0.0), row)

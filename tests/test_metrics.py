@@ -294,3 +294,15 @@ def test_other_arguments_are_checked():
         metrics.rmse(np.zeros(3), np.zeros(2))
     with pytest.raises(InputError, match=r"pred holds 1 values that are nan"):
         metrics.rmse([math.nan], [0.0])
+
+
+def test_selective_curve_is_what_the_area_is_taken_of():
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(500, 3, generator=generator)
+    y = torch.randint(0, 3, (500,), generator=generator)
+    curve = metrics.selective_curve(z, y)
+    assert curve.coverage[0] == 0.001
+    assert curve.coverage[-1] == 1.0
+    assert curve.accuracy[-1] == pytest.approx(metrics.accuracy(z, y))
+    surest = (z.softmax(1) * z.log_softmax(1)).sum(1).argmax()
+    assert curve.accuracy[0] == float(z[surest].argmax() == y[surest])

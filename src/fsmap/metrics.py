@@ -34,6 +34,13 @@ class Reliability(NamedTuple):
     count: npt.NDArray[np.int64]  # type: ignore[assignment]  # [bins]; hides tuple.count
 
 
+class SelectiveCurve(NamedTuple):
+    """Accuracy among the most confident points, by the share of points that are kept."""
+
+    coverage: Floats  # [101]  0.001, 0.01, ..., 1
+    accuracy: Floats  # [101]
+
+
 def accuracy(logits: ArrayLike, y: ArrayLike) -> float:
     """Fraction of points whose largest logit is the label's (the first of equal ones counts)."""
     z, labels = _classified(logits, y)
@@ -112,14 +119,27 @@ def selective_accuracy(logits: ArrayLike, y: ArrayLike) -> float:
     Returns:
         The normalized area, in [0, 1].
     """
+    curve = selective_curve(logits, y)
+    span = curve.coverage[-1] - curve.coverage[0]
+    return float(np.trapezoid(curve.accuracy, curve.coverage) / span)
+
+
+def selective_curve(logits: ArrayLike, y: ArrayLike) -> SelectiveCurve:
+    """Accuracy of the most confident points, see :func:`selective_accuracy`.
+
+    Args:
+        logits: ``[N, K]``.
+        y: Labels ``[N]``.
+
+    Returns:
+        Coverages in increasing order, and the accuracy at each.
+    """
     z, labels = _classified(logits, y)
     uncertain, order = _entropy(z).sort()
     right = (z.argmax(1) == labels)[order].double().cumsum(0)  # [N]  hits among the first ones
     last = torch.from_numpy((len(z) - 1) * COVERAGES // 1000)  # floor of the percentile's position
     kept = torch.searchsorted(uncertain, uncertain[last], right=True)  # with all that are equal
-    curve = right[kept - 1] / kept
-    coverage = torch.from_numpy(COVERAGES / 1000)
-    return float(torch.trapezoid(curve, coverage) / (coverage[-1] - coverage[0]))
+    return SelectiveCurve(COVERAGES / 1000, (right[kept - 1] / kept).numpy())
 
 
 def ood_auroc(logits_in: ArrayLike, logits_out: ArrayLike, *, score: str = "entropy") -> float:

@@ -1,0 +1,94 @@
+"""Corruptions: deterministic, stronger with severity, each what it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from fsmap.data.images.generated import generate
+from fsmap.errors import InputError
+
+
+def images(channels: int = 3, side: int = 32, n: int = 24) -> torch.Tensor:
+    return generate((channels, side, side), n, seed=3).x
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).square().mean())
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_severity_grows_and_seeds_repeat(name: str):
+    x = images()
+    kept = x.clone()
+    found = [corrupt(x, name, severity) for severity in SEVERITIES]
+    changes = [distance(one, x) for one in found]
+    assert changes == sorted(changes)
+    assert changes[0] > 0
+    assert torch.equal(x, kept)
+    assert all(one.dtype == torch.uint8 and one.shape == x.shape for one in found)
+    assert torch.equal(corrupt(x, name, 3), found[2])
+
+
+@pytest.mark.parametrize("name", ["gaussian-noise", "shot-noise", "impulse-noise"])
+def test_noise_depends_on_the_seed(name: str):
+    x = images()
+    assert not torch.equal(corrupt(x, name, 3, seed=1), corrupt(x, name, 3, seed=2))
+
+
+@pytest.mark.parametrize("name", CORRUPTIONS)
+def test_other_shapes(name: str):
+    x = images(1, 28, 5)
+    assert corrupt(x, name, 5).shape == x.shape
+
+
+def test_gaussian_noise_has_its_standard_deviation():
+    grey = torch.full((40, 1, 28, 28), 128, dtype=torch.uint8)
+    change = (corrupt(grey, "gaussian-noise", 2).double() - 128) / 255
+    assert float(change.std()) == pytest.approx(0.06, rel=0.02)
+
+
+def test_impulses_hit_their_share():
+    grey = torch.full((40, 1, 28, 28), 128, dtype=torch.uint8)
+    hit = corrupt(grey, "impulse-noise", 5) != 128
+    assert float(hit.double().mean()) == pytest.approx(0.11, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["gaussian-blur", "defocus-blur", "motion-blur", "pixelate"])
+def test_blurs_keep_a_plain_picture(name: str):
+    grey = torch.full((2, 3, 32, 32), 77, dtype=torch.uint8)
+    assert torch.equal(corrupt(grey, name, 4), grey)
+    x = images()
+    rough = [float(t.double().diff(dim=-1).square().mean()) for t in (x, corrupt(x, name, 4))]
+    assert rough[1] < 0.6 * rough[0]
+
+
+def test_contrast_shrinks_and_brightness_lifts():
+    x = images()
+    spread = [float(t.double().var((1, 2, 3)).mean()) for t in (x, corrupt(x, "contrast", 3))]
+    assert spread[1] / spread[0] == pytest.approx(0.16, abs=0.01)
+    dark = x // 2
+    lifted = corrupt(dark, "brightness", 2).double() - dark.double()
+    assert float(lifted.mean()) == pytest.approx(25.5, abs=0.6)
+
+
+def test_compression_without_loss_is_the_identity():
+    from fsmap.assess.corruptions import block_quantization
+
+    x = images().double() / 255
+    again = block_quantization(x, 1e-9, torch.Generator())
+    torch.testing.assert_close(again, x, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "severity", "dtype", "message"),
+    [
+        ("rain", 1, torch.uint8, "unknown corruption 'rain'; known: gaussian-noise"),
+        ("contrast", 6, torch.uint8, "severity must be 1, 2, 3, 4 or 5, got 6"),
+        ("contrast", 1, torch.float32, r"must be bytes \[N, C, H, W\], got torch.float32"),
+    ],
+)
+def test_refusals(name: str, severity: int, dtype: torch.dtype, message: str):
+    with pytest.raises(InputError, match=message):
+        corrupt(torch.zeros(2, 1, 4, 4, dtype=dtype), name, severity)

@@ -1,0 +1,99 @@
+"""Losses along filter-normalized directions: the batch against a loop, and the normalization."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+from fsmap.assess.landscape import Landscape, filter_normalized, flatness, landscape
+from fsmap.assess.laplacian import laplacian
+from fsmap.errors import InputError
+from fsmap.functional import functional
+
+
+def network() -> nn.Module:
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(4 * 36, 3)),
+    )
+    model(torch.randn(16, 1, 6, 6))  # running statistics of something
+    return model
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(30, 1, 6, 6, generator=generator), torch.arange(30) % 3
+
+
+def test_every_filter_has_the_network_s_norm(seeded: None, generator: torch.Generator):
+    _, params = functional(network())
+    found = filter_normalized(params, 4, generator)
+    for name, d in found.items():
+        if params[name].dim() < 2:
+            assert not d.any()  # biases and BatchNorm stay
+        else:
+            wanted = params[name].flatten(1).norm(dim=1).expand(4, -1)
+            assert_close(d.flatten(2).norm(dim=2), wanted)
+    assert sum(bool(d.any()) for d in found.values()) == 2
+
+
+def test_the_batch_equals_a_loop(seeded: None):
+    model = network()
+    x, y = data()
+    steps = torch.tensor([-1.0, 0.0, 0.5])
+    options = {"steps": steps, "directions": 3, "batch_size": 11}
+    found = landscape(model, x, y, generator=torch.Generator().manual_seed(2), **options)
+    assert model.training
+    _, params = functional(model)
+    line = filter_normalized(params, 3, torch.Generator().manual_seed(2))
+    for d in range(3):
+        for a, alpha in enumerate(steps):
+            moved = copy.deepcopy(model).eval()
+            with torch.no_grad():
+                for name, p in moved.named_parameters():
+                    p += alpha * line[name][d]
+                loss = F.cross_entropy(moved(x), y)
+            assert_close(found.loss[d, a], loss, rtol=1e-6, atol=1e-7)
+    chunked = landscape(model, x, y, generator=torch.Generator().manual_seed(2), chunk=2, **options)
+    assert_close(chunked.loss, found.loss)
+
+
+def test_flatness_is_the_mean_rise():
+    steps = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])
+    found = Landscape(steps, torch.stack([1 + steps.square(), 1 + 3 * steps.square()]))
+    assert flatness(found) == pytest.approx(4 / 3)
+    assert flatness(found, within=2.0) == pytest.approx(4.0)
+    with pytest.raises(InputError, match=r"must include 0, got \[1.0"):
+        flatness(Landscape(steps[3:], found.loss[:, 3:]))
+
+
+def test_nothing_to_look_at(seeded: None, generator: torch.Generator):
+    x, y = data()
+    with pytest.raises(InputError, match="at least one direction, one point and a row of steps"):
+        landscape(network(), x, y, steps=torch.zeros(3), directions=0, generator=generator)
+
+
+def test_laplacian_of_the_deployed_function(seeded: None):
+    """E‖Jψ‖² by its definition: the sum of squared derivatives of every logit."""
+    model = network()
+    x, _ = data()
+    model.eval()
+    total = 0.0
+    for point in x:
+        for logit in model(point[None])[0]:
+            grads = torch.autograd.grad(logit, list(model.parameters()), retain_graph=True)
+            total += sum(float(g.square().sum()) for g in grads) / len(x)
+    model.train()
+    value, stderr = laplacian(
+        model, x, probes=64, generator=torch.Generator().manual_seed(0), batch_size=8
+    )
+    assert abs(value - total) < 5 * stderr
+    assert stderr < 0.2 * total
+    assert model.training
+    one = laplacian(model, x, probes=1, generator=torch.Generator().manual_seed(0))
+    assert one[1] != one[1]

@@ -52,6 +52,14 @@ def test_falls_of_accuracy():
     assert seen(0.1, 0.12, 0.1) == ["good"] * 3  # nothing learned yet
 
 
+def test_learned_is_relative_to_what_is_left_above_chance():
+    guard = Guard()
+    guard.judge(Health(0.981, 0.98, 1.0))  # nearly all points have one label
+    assert not guard.learned
+    guard.judge(Health(0.985, 0.98, 1.0))
+    assert guard.learned
+
+
 def test_outputs_that_are_constant():
     guard = Guard()
     assert guard.judge(Health(0.12, 0.1, 2.0)) == "good"

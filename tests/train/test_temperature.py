@@ -131,7 +131,8 @@ def test_a_rule_without_guard_would_drive_it_up():
 
 def test_nothing_moves_during_the_warm_up():
     y = torch.arange(40) % 2
-    z = 6.0 * F.one_hot(y.roll(3), 2).double()
+    wrong = 6.0 * F.one_hot(1 - y, 2).double()
+    z = torch.where(torch.arange(40)[:, None] < 8, wrong, 6.0 * F.one_hot(y, 2))
     control = fsmap.TemperatureControl(None, None, start=1e-4, warmup=3)
     assert (control.strength, control.status) == (0.0, "warm-up")
     for _ in range(2):
@@ -139,6 +140,17 @@ def test_nothing_moves_during_the_warm_up():
         assert control.strength == 0.0
     assert control.steering.strength == 1e-4
     control.observe(z, y)
+    assert control.strength > 1e-4
+
+
+def test_the_warm_up_lasts_until_something_is_learned():
+    """A network that never left chance cannot be told from a collapsed one: λ stays zero."""
+    y = torch.arange(40) % 2
+    control = fsmap.TemperatureControl(None, None, start=1e-4, warmup=0)
+    for _ in range(20):
+        control.observe(torch.ones(40, 2), y)
+    assert (control.strength, control.status) == (0.0, "warm-up")
+    control.observe(6.0 * F.one_hot(y, 2).double(), y)
     assert control.strength > 0
 
 

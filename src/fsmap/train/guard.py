@@ -22,6 +22,9 @@ SCORE_SUSPECT, SCORE_COLLAPSED = 0.5, 0.25
 One dip is normal at a large learning rate: running statistics of BatchNorm lag behind.
 """
 
+LEARNED = 0.05
+"""Share of the way from chance to a perfect score after which there is something to lose."""
+
 SPREAD_COLLAPSED = 1e-3
 """Share of the last good outputs' variance below which the outputs are a constant."""
 
@@ -86,12 +89,14 @@ class Guard:
 
     Attributes:
         best: Best score so far.
+        learned: Whether the score has ever been clearly above chance.
         spread: Output variance at the last good observation.
         doubts: Observations in a row that were suspect.
     """
 
     def __init__(self) -> None:
         self.best = 0.0
+        self.learned = False
         self.spread: float | None = None
         self.doubts = 0
 
@@ -110,6 +115,7 @@ class Guard:
         self.doubts = 1 if verdict == SUSPECT else 0
         if verdict == GOOD:
             self.best = max(self.best, now.score)
+            self.learned |= self.best - now.chance > LEARNED * (1 - now.chance)
             self.spread = now.spread
         return verdict
 
@@ -119,7 +125,7 @@ class Guard:
         if self.spread is not None and now.spread < SPREAD_COLLAPSED * self.spread:
             return COLLAPSED
         above, most = now.score - now.chance, self.best - now.chance
-        if not most > 0.05:  # nothing learned yet that could be lost
+        if not self.learned:  # nothing that could be lost
             return GOOD
         if above < SCORE_COLLAPSED * most:
             return COLLAPSED
@@ -127,9 +133,9 @@ class Guard:
 
     def state_dict(self) -> dict[str, float | int | None]:
         """What a checkpoint must hold."""
-        return {"best": self.best, "spread": self.spread, "doubts": self.doubts}
+        return {name: getattr(self, name) for name in ("best", "learned", "spread", "doubts")}
 
     def load_state_dict(self, state: dict[str, float | int | None]) -> None:
         """Restore what was seen."""
-        for name in ("best", "spread", "doubts"):
+        for name in ("best", "learned", "spread", "doubts"):
             setattr(self, name, state[name])

@@ -68,7 +68,7 @@ class TemperatureControl:
             how much authority is left.
         interval: Epochs between two updates: 0.25 for four updates an epoch. Where epochs are so
             short that a network needs several to follow a change of λ, say less.
-        warmup: Updates during which λ is zero.
+        warmup: Updates during which λ is zero; it stays zero until the model beats chance.
         batch_size: Held-out points per pass.
         **steering: ``gain``, ``trend``, ``rate``, ``boost``, ``bounds`` of ``Steering``.
 
@@ -126,7 +126,15 @@ class TemperatureControl:
     @property
     def strength(self) -> float:
         """λ now; zero during the warm-up."""
-        return 0.0 if self.updates < self.warmup else self.steering.strength
+        return 0.0 if self.warming_up else self.steering.strength
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether λ is still zero: the first updates, and until the model is better than chance.
+
+        Before that nothing could tell a collapse from a network that has learned nothing yet.
+        """
+        return self.updates < self.warmup or not self.guard.learned
 
     @property
     def status(self) -> str:
@@ -134,7 +142,7 @@ class TemperatureControl:
 
         The last one: under-confident with λ at its lower end, so regularization cannot help.
         """
-        if self.updates < self.warmup:
+        if self.warming_up:
             return WARM_UP
         last = self.steering.before
         if self.steering.at_floor and last is not None and last < 0:
@@ -191,7 +199,7 @@ class TemperatureControl:
     def _advance(self, signal: float, authority: float | None, verdict: str) -> None:
         if verdict == GOOD and self.good is not None:
             self.good.take()
-        if verdict == GOOD and self.updates + 1 > self.warmup:
+        if verdict == GOOD and self.guard.learned and self.updates + 1 > self.warmup:
             self.steering.move(signal, _authority(self.optimizer, authority))
 
     def _outputs(self) -> tuple[Tensor, Tensor]:

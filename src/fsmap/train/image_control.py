@@ -1,0 +1,121 @@
+"""λ steered by held-out images, as a hook of an image run (``--reg-strength auto``)."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fsmap.errors import InputError
+from fsmap.train.guard import COLLAPSED
+from fsmap.train.temperature import TemperatureControl
+
+if TYPE_CHECKING:
+    from fsmap.train.images.run import ImageRun
+
+ALMOST_ZERO = 1e-20
+"""λ of the warm-up: R is measured, in the BatchNorm mode of the run, and changes nothing."""
+
+SHARE = 0.01
+"""Of the loss that λ₀R makes, if no λ₀ is given."""
+
+
+class SteerStrength:
+    """Hook for :class:`fsmap.train.images.ImageRun` that moves λ several times an epoch.
+
+    The held-out images of the run steer, and should serve nothing else. After the warm-up the first
+    λ is ``start``, or the one at which λR is one percent of the loss, both as the warm-up's last
+    epoch had them. A collapse brings weights, statistics and momentum of the last good moment back.
+
+    Args:
+        start: λ₀; None: found after the warm-up.
+        updates: Looks at the held-out images per epoch.
+        warmup: Epochs of plain training before λ is switched on.
+        **options: For :class:`fsmap.TemperatureControl`.
+
+    Raises:
+        InputError: If the numbers make no sense.
+    """
+
+    def __init__(
+        self, start: float | None = None, *, updates: int = 4, warmup: int = 1, **options: Any
+    ) -> None:
+        if updates < 1 or warmup < 1:
+            message = f"need updates >= 1 and warmup >= 1 epochs, got {updates=}, {warmup=}"
+            raise InputError(message)
+        self.start, self.updates, self.warmup, self.options = start, updates, warmup, options
+        self.control: TemperatureControl | None = None
+        self.good: dict[str, Tensor] = {}
+
+    def on_step(self, run: ImageRun) -> None:
+        """Keep λ at almost zero while warming up; later, look when it is time.
+
+        Args:
+            run: The run.
+
+        Raises:
+            InputError: If the run holds out no images.
+        """
+        if not len(run.task.valid.x):
+            message = "steering λ needs held-out images: set valid to more than 0"
+            raise InputError(message)
+        if self.control is None:
+            run.reg_strength = ALMOST_ZERO
+            return
+        interval = max(1, run.steps_per_epoch // self.updates)
+        place = run.step % run.steps_per_epoch
+        if place % interval == 0 and place // interval < self.updates:
+            self._look(run, self.control)
+
+    def on_epoch(self, run: ImageRun) -> None:
+        """Begin to steer when the warm-up is over; write what is known into the epoch's row.
+
+        Args:
+            run: The run.
+        """
+        row = run.history[-1]
+        if self.control is None and run.epoch >= self.warmup:
+            first = self.start or SHARE * row["loss"] / max(row["laplacian"], 1e-30)
+            self.control = self._made(first)
+            self._look(run, self.control)
+        if self.control is not None:
+            row["control"] = self.control.status
+            row["collapses"] = self.control.collapses
+
+    def _made(self, start: float) -> TemperatureControl:
+        interval = {"interval": 1 / self.updates, "warmup": 0}
+        return TemperatureControl(None, None, start=start, **{**interval, **self.options})
+
+    def _look(self, run: ImageRun, control: TemperatureControl) -> None:
+        logits, y = run.logits("valid")
+        seen = control.observe(logits, y, authority=min(run.lr / run.settings.lr, 1.0))
+        if seen.verdict == COLLAPSED:
+            if self.good:
+                run.restore(self.good)
+        elif seen.verdict == "good":
+            self.good = run.snapshot()
+        run.reg_strength = control.strength or ALMOST_ZERO
+
+    def state_dict(self) -> dict[str, Any]:
+        """Numbers as text, tensors of the last good state by name."""
+        if self.control is None:
+            return {}
+        numbers = self.control.state_dict()
+        numbers.pop("good")
+        kept = {f"good/{name}": tensor for name, tensor in self.good.items()}
+        return {"control": json.dumps(numbers), **kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as if nothing had happened.
+
+        Args:
+            state: What :meth:`state_dict` returned.
+        """
+        if "control" not in state:
+            return
+        numbers = json.loads(state["control"])
+        self.control = self._made(float(numbers["steering"]["strength"]))
+        self.control.load_state_dict({**numbers, "good": {}})
+        start = "good/"
+        self.good = {n.removeprefix(start): t for n, t in state.items() if n.startswith(start)}

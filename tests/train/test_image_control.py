@@ -1,0 +1,94 @@
+"""λ steered in an image run: warm-up, steering, collapse and recovery, resume."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fsmap.errors import InputError
+from fsmap.train.image_control import ALMOST_ZERO, SteerStrength
+from fsmap.train.images import ImageRun, ImageSettings
+
+SETTINGS = ImageSettings(
+    px="train",
+    epochs=6,
+    batch_size=32,
+    num_points=16,
+    limit=256,
+    valid=96,
+    generated=True,
+    lr=0.1,
+)
+
+
+def run_of(hook: SteerStrength, **options: object) -> ImageRun:
+    """A run of a network that learns stripes in a moment."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        module = nn.Sequential(
+            *(nn.Conv2d(1, 12, 7, stride=3), nn.BatchNorm2d(12), nn.ReLU()),
+            *(nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(48, 10)),
+        )
+    return ImageRun(SETTINGS, module=module, hooks=[hook], **options)
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it():
+    """The trainer computes in the default precision of its parameters."""
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+def strengths(run: ImageRun) -> list[float]:
+    return [row["reg_strength"] for row in run.history]
+
+
+def test_first_strength_is_one_percent_of_the_loss():
+    hook = SteerStrength(updates=2)
+    run = run_of(hook)
+    run.train(until_epoch=1, progress=False)
+    row = run.history[0]
+    assert row["reg_strength"] == ALMOST_ZERO  # of the epoch
+    assert hook.control.steering.low == pytest.approx(0.01 * row["loss"] / row["laplacian"] / 1e6)
+    run.train(progress=False)
+    assert len(hook.control.history) == 1 + 2 * 5
+    assert run.reg_strength == hook.control.strength > 0
+    assert {row["control"] for row in run.history} <= {"warm-up", "steering", "not needed"}
+
+
+def test_collapse_in_a_run():
+    hook = SteerStrength(1e4, updates=2, bounds=(1e-12, 1e6))
+    run = run_of(hook)
+    run.train(progress=False)
+    assert hook.control.collapses >= 1
+    assert run.history[-1]["collapses"] == hook.control.collapses
+    assert hook.control.strength < 1e4
+    logits, _ = run.logits("valid")
+    assert float(logits.var(0).mean()) > 1e-4
+
+
+def test_a_resumed_run_is_steered_the_same_way(tmp_path: Path):
+    whole = run_of(SteerStrength(1e-5, updates=2))
+    whole.train(progress=False)
+    first = run_of(SteerStrength(1e-5, updates=2), folder=tmp_path)
+    first.train(until_epoch=3, progress=False)
+    hook = SteerStrength(1e-5, updates=2)
+    second = run_of(hook, folder=tmp_path, resume=True)
+    assert hook.control is not None
+    second.train(progress=False)
+    assert strengths(second) == strengths(whole)
+    for a, b in zip(second.module.parameters(), whole.module.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_refusals():
+    with pytest.raises(InputError, match="updates >= 1 and warmup >= 1 epochs, got updates=0"):
+        SteerStrength(updates=0)
+    run = ImageRun(dataclasses.replace(SETTINGS, valid=0, width=2), hooks=[SteerStrength()])
+    with pytest.raises(InputError, match="needs held-out images: set valid"):
+        run.train(progress=False)

@@ -140,7 +140,9 @@ def test_nothing_moves_during_the_warm_up():
         assert control.strength == 0.0
     assert control.steering.strength == 1e-4
     control.observe(z, y)
-    assert control.strength > 1e-4
+    assert control.strength == 1e-4  # switched on
+    control.observe(z, y)
+    assert control.strength > 1e-4  # and steered
 
 
 def test_the_warm_up_lasts_until_something_is_learned():

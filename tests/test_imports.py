@@ -29,6 +29,7 @@ for part in ("train", "assess", "report", "experiments", "cli"):
     ALLOWED[part] |= {"data", "models"}
 ALLOWED |= {part: below | {part} for part, below in BESIDE_THE_CHAIN.items()}
 ALLOWED["integrations"] = ALLOWED["train"] | {"integrations"}
+ALLOWED["cli"] |= {"integrations"}  # `--ray`
 # What is aliased to the top level for the reader's sake: `fsmap.px`, `fsmap.metric`.
 ALLOWED["px"] = ALLOWED["objective"]
 ALLOWED["metric"] = ALLOWED["linalg"]
@@ -37,7 +38,10 @@ ALLOWED["__init__"] = CORE | {"data", "models", "px", "metric"}
 HARD_DEPENDENCIES = {"torch", "numpy", "safetensors"}
 # Used where they are there, with a twin that needs nothing; triton comes with torch for CUDA.
 WHERE_INSTALLED = {"train/progress.py": {"rich"}, "train/fused/triton_*.py": {"triton"}}
-OPTIONAL = {"rich", "sklearn", "matplotlib", "pandas", "scipy", "pyro", "PIL", "pyarrow", "jinja2"}
+OPTIONAL = {
+    *("rich", "sklearn", "matplotlib", "pandas", "scipy", "pyro", "PIL", "pyarrow", "jinja2"),
+    *("lightning", "transformers", "accelerate", "ray"),
+}
 
 
 def part_of(file: Path) -> str:

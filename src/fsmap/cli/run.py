@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsmap.cli import console
+from fsmap.cli import console, ray_pool
 from fsmap.errors import FsmapError, InputError
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
+    from fsmap.experiments.jobs import Outcome
     from fsmap.experiments.options import Options
-    from fsmap.experiments.runner import Outcome
 
 
 def add_parser(subparsers: Any) -> None:
@@ -35,16 +35,28 @@ def add_parser(subparsers: Any) -> None:
             "fsmap run fourier --set steps=500 --seeds 10   # fields: fsmap list fourier",
             "fsmap run all --quick                          # what lacks its data is skipped",
             "fsmap run fourier --resume                     # go on after an interruption",
+            "fsmap run fourier uci-table --ray              # all units at once, on all cores",
+            "fsmap run fourier --ray head:6379              # ... or on a cluster",
         ],
     )
     parser.add_argument("ids", nargs="+", metavar="ID", help="ids of `fsmap list`, or all")
+    add_options(parser, Path("runs"))
+
+
+def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
+    """What ``run`` and ``sweep`` have in common.
+
+    Args:
+        parser: Where to.
+        out: The usual folder.
+    """
     parser.add_argument("--quick", action="store_true", help="small sizes: seconds, not minutes")
     parser.add_argument(
         "--out",
         type=Path,
-        default=Path("runs"),
+        default=out,
         metavar="DIR",
-        help="writes DIR/ID (default: runs)",
+        help=f"writes DIR/ID (default: {out})",
     )
     parser.add_argument(
         "--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)"
@@ -67,6 +79,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
     parser.add_argument("--silent", action="store_true", help="no progress bar")
+    ray_pool.add_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -83,30 +96,16 @@ def run(arguments: argparse.Namespace) -> int:
         InputError: If options contradict each other.
     """
     from fsmap.experiments import runner
-    from fsmap.experiments.options import Options
 
-    if arguments.resume and arguments.force:
-        message = "--resume continues a run and --force drops it. Use one of them."
-        raise InputError(message)
     if "all" in arguments.ids and len(arguments.ids) > 1:
         message = f"`all` stands alone, got {' '.join(arguments.ids)}."
         raise InputError(message)
-    options = Options(
-        out=arguments.out,
-        quick=arguments.quick,
-        device=arguments.device,
-        seeds=arguments.seeds,
-        assignments=tuple(arguments.set),
-        resume=arguments.resume,
-        force=arguments.force,
-        data_dir=arguments.data_dir,
-        silent=arguments.silent,
-    )
+    options = options_of(arguments, tuple(arguments.set))
     ids = list(dict.fromkeys(arguments.ids))
     outcomes = []
     try:
-        with _terminate_as_interrupt():
-            for outcome in runner.run(ids, options, console.note):
+        with terminate_as_interrupt(), ray_pool.pool_of(arguments) as pool:
+            for outcome in runner.run(ids, options, console.note, pool):
                 outcomes.append(outcome)
                 _tell(outcome)
     except KeyboardInterrupt:
@@ -115,8 +114,44 @@ def run(arguments: argparse.Namespace) -> int:
     return _conclude(outcomes, options)
 
 
+def options_of(arguments: argparse.Namespace, assignments: tuple[str, ...]) -> Options:
+    """Options of a run out of those of the command.
+
+    Args:
+        arguments: The options of the command.
+        assignments: ``key=value`` texts.
+
+    Returns:
+        The options.
+
+    Raises:
+        InputError: If options contradict each other.
+    """
+    from fsmap.experiments.options import Options
+
+    if arguments.resume and arguments.force:
+        message = "--resume continues a run and --force drops it. Use one of them."
+        raise InputError(message)
+    return Options(
+        out=arguments.out,
+        quick=arguments.quick,
+        device=arguments.device,
+        seeds=arguments.seeds,
+        assignments=assignments,
+        resume=arguments.resume,
+        force=arguments.force,
+        data_dir=arguments.data_dir,
+        silent=arguments.silent,
+    )
+
+
 @contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
+def terminate_as_interrupt() -> Iterator[None]:
+    """A polite kill (SIGTERM) ends a run as Ctrl-C does.
+
+    Yields:
+        Nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may choose what signals do
         return

@@ -1,0 +1,142 @@
+"""``fsmap sweep``: an experiment at every point of a grid over its config."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsmap.cli import console, ray_pool
+from fsmap.cli.run import add_options, options_of, terminate_as_interrupt
+from fsmap.errors import FsmapError, InputError
+from fsmap.report.records import revive
+from fsmap.train.progress import duration
+
+if TYPE_CHECKING:
+    from fsmap.experiments.jobs import Outcome
+    from fsmap.experiments.sweep import Point
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command.
+
+    Args:
+        subparsers: Where to.
+    """
+    parser = console.add_command(
+        subparsers,
+        "sweep",
+        run,
+        summary="an experiment at every point of a grid over its config, and a table of all points",
+        examples=[
+            "fsmap sweep fourier --quick --set lr=0.03,0.1,0.3 --set steps=100,200",
+            'fsmap sweep fourier --set "sizes=100,200;400,800" --metric test_rmse   # lists: by ;',
+            "fsmap sweep uci-table --set steps=5000,10000 --ray head:6379 --resume",
+        ],
+    )
+    parser.add_argument("id", metavar="ID", help="an id of `fsmap list`")
+    parser.add_argument("--metric", metavar="NAME", help="show this metric of every point")
+    add_options(parser, Path("sweeps"))
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run every point of the grid.
+
+    Args:
+        arguments: The options of the command.
+
+    Returns:
+        0 if all points ran, 1 after a bug, 2 after an error, 130 if interrupted.
+    """
+    from fsmap.experiments import runner, sweep
+
+    options = options_of(arguments, ())
+    points = sweep.points(arguments.id, arguments.set, options)
+    table = options.out / arguments.id / "table.csv"
+    console.note(f"{arguments.id}: {len(points)} points in {table.parent}")
+    outcomes: list[Outcome] = []
+    try:
+        with terminate_as_interrupt(), ray_pool.pool_of(arguments) as pool:
+            plans = [point.plan for point in points]
+            for outcome in runner.run_plans(plans, console.note, pool):
+                outcomes.append(outcome)
+                _tell(outcome, len(outcomes), len(points))
+    except KeyboardInterrupt:
+        _tell_how_to_go_on(arguments, "interrupted")
+        return 130
+    lines = sweep.write_table(points, table)
+    _show(points, lines, arguments.metric)
+    console.say(f"{table} has every metric; a point: fsmap report {_quoted(points[0])}")
+    return _conclude(outcomes, arguments)
+
+
+def _tell(outcome: Outcome, number: int, total: int) -> None:
+    where = outcome.folder.parent.name
+    if outcome.status == "failed":
+        console.note(f"fsmap: {where}: {outcome.reason}")
+    else:
+        console.note(f"{number}/{total}  {where}  {outcome.status}")
+
+
+def _show(points: list[Point], lines: list[dict[str, Any]], metric: str | None) -> None:
+    keys = list(points[0].values)
+    if metric is not None:
+        _show_metric(keys, lines, metric)
+        return
+    cells = []
+    for point in points:
+        state, took = _state(point)
+        cells.append([*point.values.values(), state, took, point.plan.folder.parent.name])
+    console.table([*keys, "claims", "took", "folder"], cells)
+
+
+def _state(point: Point) -> tuple[str, str]:
+    if not point.run.finished:
+        return "unfinished", ""
+    summary = revive(json.loads(point.run.summary_file.read_text()))
+    held = [bool(claim["holds"]) for claim in summary["claims"]]
+    return f"{sum(held)} of {len(held)}", duration(summary["seconds"])
+
+
+def _show_metric(keys: list[str], lines: list[dict[str, Any]], metric: str) -> None:
+    shown = [line for line in lines if line["metric"] == metric]
+    if not shown:
+        known = ", ".join(dict.fromkeys(line["metric"] for line in lines)) or "none: no point ended"
+        message = f"no point has a metric {metric!r}. Known: {known}."
+        raise InputError(message)
+    hidden = {"metric", "mean", "stderr", "runs"}
+    columns = [key for line in shown for key in line if key not in hidden]
+    header = list(dict.fromkeys([*keys, *columns]))
+    cells = []
+    for line in shown:
+        value = f"{line['mean']:.4g} ± {line['stderr']:.2g}"
+        cells.append([*(str(line.get(key, "")) for key in header), value, str(line["runs"])])
+    console.table([*header, metric, "runs"], cells)
+
+
+def _conclude(outcomes: list[Outcome], arguments: argparse.Namespace) -> int:
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    if not failed:
+        return 0
+    _tell_how_to_go_on(arguments, f"{len(failed)} of {len(outcomes)} points failed")
+    return 1 if any(not isinstance(o.error, FsmapError) for o in failed) else 2
+
+
+def _tell_how_to_go_on(arguments: argparse.Namespace, what: str) -> None:
+    words = ["fsmap", "sweep", arguments.id]
+    words += ["--quick"] if arguments.quick else []
+    words += [] if arguments.out == Path("sweeps") else ["--out", str(arguments.out)]
+    words += [] if arguments.device == "auto" else ["--device", arguments.device]
+    words += [] if arguments.seeds is None else ["--seeds", str(arguments.seeds)]
+    words += [] if arguments.data_dir is None else ["--data-dir", str(arguments.data_dir)]
+    for text in arguments.set:
+        words += ["--set", text]
+    words += [] if arguments.ray is None else ["--ray", *([arguments.ray] if arguments.ray else [])]
+    command = shlex.join([*words, "--resume"])
+    console.note(f"fsmap: {what}. Finished units are kept. Continue with:\n  {command}")
+
+
+def _quoted(point: Point) -> str:
+    return shlex.quote(str(point.plan.options.out))

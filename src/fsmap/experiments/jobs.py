@@ -1,0 +1,194 @@
+"""A run as a job: its folder, opened and locked, and the units that are left to do.
+
+What happens to a folder that is there already:
+
+- a finished run is replaced when, and only when, the new one is finished (the old one is kept in
+  ``OUT/.fsmap/ID.previous``); with ``--resume`` it is left as it is, and a full-size run also
+  serves who asks for the quick size;
+- an unfinished run is continued with ``--resume``, dropped with ``--force``, else refused.
+"""
+
+from __future__ import annotations
+
+import shutil
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fsmap.errors import FsmapError, InputError, MissingDataError
+from fsmap.experiments.experiment import Experiment
+from fsmap.experiments.measure import Result, Task
+from fsmap.experiments.options import Options, choose_device
+from fsmap.experiments.publish import header_of, publish
+from fsmap.experiments.run_folder import Place, RunFolder, locked
+from fsmap.report.records import key_of, plain
+
+Say = Callable[[str], None]
+
+
+class Outcome(NamedTuple):
+    """How one experiment went.
+
+    Attributes:
+        id: The experiment.
+        status: ``"finished"``, ``"kept"`` (was finished before), ``"skipped"`` or ``"failed"``.
+        folder: Where its files are.
+        reason: Why it was skipped or failed.
+        summary: What stands in ``summary.json``; empty if it was skipped or failed.
+        error: What it failed with.
+    """
+
+    id: str
+    status: str
+    folder: Path
+    reason: str = ""
+    summary: Mapping[str, Any] = {}
+    error: BaseException | None = None
+
+
+class Plan(NamedTuple):
+    """One experiment with its config, and what was asked for.
+
+    Attributes:
+        experiment: The experiment.
+        config: Its config.
+        options: What was asked for.
+        lenient: One of many: skip it where its data or its device is missing.
+    """
+
+    experiment: Experiment
+    config: Any
+    options: Options
+    lenient: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where its files go."""
+        return self.options.out / self.experiment.id
+
+
+class Job(NamedTuple):
+    """An experiment whose folder is open, and the units that are left to do."""
+
+    plan: Plan
+    place: Place
+    folder: RunFolder
+    header: Mapping[str, Any]
+    tasks: Sequence[Task]
+
+    def add(self, task: Task, result: Result) -> None:
+        """Write a finished unit."""
+        self.folder.add(task.unit, result.rows, result.seconds)
+
+    def finish(self) -> Outcome:
+        """Draw and judge the rows, and let the run take its place."""
+        experiment = self.plan.experiment
+        command = self.plan.options.command(experiment.id)
+        summary = publish(experiment, self.folder, self.header, {"command": command})
+        return Outcome(experiment.id, "finished", self.place.settle().path, summary=summary)
+
+
+def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Job | Outcome:
+    """Open the folder of a run.
+
+    Args:
+        plan: The experiment.
+        say: Takes notes for the user.
+        stack: Holds the folder's lock.
+        remote: Units will be measured elsewhere: what this machine lacks, another may have.
+
+    Returns:
+        What is left to do; or the outcome, if nothing is or it is skipped.
+
+    Raises:
+        InputError: If the config asks for nothing, or the folder holds something else.
+    """
+    experiment, config, options, _ = plan
+    if not remote:
+        device = choose_device(experiment, options.device)
+        if plan.lenient and experiment.device == "gpu" and device == "cpu" and not options.quick:
+            reason = f"needs a GPU at full size. Try: {options.command(experiment.id)} --quick"
+            return Outcome(experiment.id, "skipped", plan.folder, reason)
+    header = header_of(experiment, config, options.size)
+    units = experiment.units(config)
+    if not units:
+        message = f"{experiment.id} has nothing to do with this config: {header['config']}."
+        raise InputError(message)
+    place = Place.of(options.out, experiment.id)
+    stack.enter_context(locked(place))
+    place.settle()
+    folder = _open(place, header, options, say)
+    if folder is None:
+        return Outcome(experiment.id, "kept", place.final.path, "finished before")
+    done = folder.done()
+    todo = [unit for unit in units if key_of(unit) not in done]
+    tasks = [Task(experiment, config, unit, options, folder.path) for unit in todo]
+    return Job(plan, place, folder, header, tasks)
+
+
+def failure(plan: Plan, error: Exception) -> Outcome:
+    """The outcome of an experiment that raised.
+
+    Args:
+        plan: The experiment.
+        error: What it raised.
+
+    Returns:
+        Skipped, if it lacks its data and is one of many; else failed, with the reason.
+    """
+    name, folder = plan.experiment.id, plan.folder
+    if isinstance(error, FsmapError):
+        skip = plan.lenient and isinstance(error, MissingDataError)
+        return Outcome(name, "skipped" if skip else "failed", folder, str(error), error=error)
+    reason = "".join(traceback.format_exception(error)).rstrip()
+    again = plan.options.command(name, resume=True)
+    reason += f"\nFinished units are kept. When this is mended, continue with: {again}"
+    return Outcome(name, "failed", folder, reason, error=error)
+
+
+def _open(place: Place, header: Mapping[str, Any], options: Options, say: Say) -> RunFolder | None:
+    """The folder to write to, ready for the next unit; None if there is nothing left to do."""
+    pending = place.pending()
+    if options.resume and not options.force:
+        found = pending or (place.final if place.final.finished else None)
+        if found is not None:
+            if found.finished and found.header()["size"] == "full" and options.quick:
+                return None  # who asks for the quick size is served by the full one
+            _check_same(found, header)
+            if found.finished:
+                return None
+            dropped = found.repair()
+            note = f", {dropped} rows of an unfinished unit dropped" if dropped else ""
+            say(f"{header['experiment']}: resuming, {len(found.done())} units are done{note}")
+            return found
+    if pending is not None and pending.done() and not options.force:
+        message = (
+            f"{pending.path} holds an unfinished run ({len(pending.done())} units done). "
+            "Continue it with --resume, or start anew with --force."
+        )
+        raise InputError(message)
+    if place.final.foreign:
+        message = f"{place.final.path} exists and holds no run of fsmap. Choose another --out."
+        raise InputError(message)
+    for run in (place.fresh, place.final):
+        if not run.finished:
+            shutil.rmtree(run.path, ignore_errors=True)
+    folder = place.fresh if place.final.finished else place.final
+    folder.begin(header)
+    return folder
+
+
+def _check_same(found: RunFolder, header: Mapping[str, Any]) -> None:
+    there = plain(found.header())
+    if there == dict(header):
+        return
+    before, now = ({"size": h["size"], **(h["config"] or {})} for h in (there, header))
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    changed = ", ".join(f"{key}: {before.get(key)} there, {now.get(key)} now" for key in keys)
+    message = (
+        f"{found.path} holds a run with another config ({changed}). Resume it with its own "
+        "settings, choose another --out, or start anew with --force."
+    )
+    raise InputError(message)

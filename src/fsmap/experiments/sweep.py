@@ -1,0 +1,164 @@
+"""A grid over values of an experiment's config: one run per point, and a table of all of them.
+
+    OUT/ID/POINT/ID/rows.jsonl …   the run of a point, as ``fsmap run`` leaves it
+    OUT/ID/table.csv               means over seeds of every metric, a line per point and method
+
+A point is resumed, replaced and refused like any run; a larger grid keeps the points it shares with
+a smaller one.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, get_origin
+
+from fsmap.errors import InputError
+from fsmap.experiments.experiment import Experiment
+from fsmap.experiments.jobs import Plan
+from fsmap.experiments.options import Options, configure
+from fsmap.experiments.overrides import fields
+from fsmap.experiments.registry import get
+from fsmap.experiments.run_folder import RunFolder
+from fsmap.report.records import Row, encode, write_atomically
+from fsmap.report.tables import mean
+
+MAX_POINTS = 10_000
+MAX_NAME = 120  # characters; file systems allow 255
+
+
+class Point(NamedTuple):
+    """A point of the grid: what was written for each key, and the run that comes of it."""
+
+    values: Mapping[str, str]
+    plan: Plan
+
+    @property
+    def run(self) -> RunFolder:
+        """Its run."""
+        return RunFolder(self.plan.folder)
+
+
+def points(name: str, grid: Sequence[str], options: Options) -> list[Point]:
+    """Every combination of the values.
+
+    Args:
+        name: Id of the experiment.
+        grid: ``key=a,b,c`` texts; for a key whose value is a list, ``key=1,2;3,4``.
+        options: As for ``fsmap run``; ``out`` is the folder of all sweeps.
+
+    Returns:
+        A point for each, the last key varying fastest.
+
+    Raises:
+        InputError: If a text is no such assignment, a key comes twice, or the grid is too large.
+    """
+    experiment = get(name)
+    axes = _axes(experiment, grid, options)
+    total = 1
+    for values in axes.values():
+        total *= len(values)
+    if total > MAX_POINTS:
+        message = (
+            f"this grid has {total} points, at most {MAX_POINTS} are allowed. Use fewer values."
+        )
+        raise InputError(message)
+    made = []
+    for combination in itertools.product(*axes.values()):
+        values = dict(zip(axes, combination, strict=True))
+        texts = tuple(f"{key}={value}" for key, value in values.items())
+        here = options._replace(out=options.out / name / folder_name(texts), assignments=texts)
+        made.append(Point(values, Plan(experiment, configure(experiment, here), here)))
+    return made
+
+
+def _axes(
+    experiment: Experiment, grid: Sequence[str], options: Options
+) -> dict[str, tuple[str, ...]]:
+    kinds = fields(experiment.config)
+    axes: dict[str, tuple[str, ...]] = {}
+    for text in grid:
+        key, equals, written = (part.strip() for part in text.partition("="))
+        separator = ";" if get_origin(kinds.get(key)) is tuple else ","
+        values = tuple(v.strip() for v in written.split(separator) if v.strip())
+        if key in axes:
+            message = f"--set {key} comes twice. Write its values as one list: {key}=a,b,c."
+            raise InputError(message)
+        if equals and key in kinds and not values:
+            message = f"--set {text}: a value is missing. Write {key}=a{separator}b{separator}c."
+            raise InputError(message)
+        # what is no assignment, or names no field, is refused as `fsmap run` would
+        for value in values or ("",):
+            configure(experiment, options._replace(assignments=(f"{key}{equals}{value}",)))
+        axes[key] = tuple(dict.fromkeys(values))
+    if not axes:
+        known = ", ".join(kinds)
+        message = f"a sweep needs --set KEY=A,B,C. Fields of {experiment.id}: {known}."
+        raise InputError(message)
+    return axes
+
+
+def folder_name(texts: Iterable[str]) -> str:
+    """A point's folder: its settings, in characters that every file system takes.
+
+    Args:
+        texts: ``key=value`` texts.
+
+    Returns:
+        The name; what was cut or replaced is told apart by a few digits at the end.
+
+    Examples:
+        >>> folder_name(["steps=500", "lr=0.1"])
+        'steps=500 lr=0.1'
+    """
+    name = " ".join(texts)
+    safe = re.sub(r"[^\w=.,+\- ]", "-", name)[:MAX_NAME].strip()
+    if safe == name:
+        return name
+    return f"{safe} {hashlib.blake2b(name.encode(), digest_size=3).hexdigest()}"
+
+
+def write_table(made: Sequence[Point], path: Path) -> list[dict[str, Any]]:
+    """Means over seeds of every number that the finished points measured.
+
+    Args:
+        made: The points.
+        path: The CSV file; replaced as a whole.
+
+    Returns:
+        Its lines.
+    """
+    lines = [line for point in made if point.run.finished for line in _lines(point)]
+    header = list(dict.fromkeys(key for line in lines for key in line))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, header, restval="")
+    writer.writeheader()
+    writer.writerows(lines)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text.getvalue())
+    return lines
+
+
+def _lines(point: Point) -> Iterable[dict[str, Any]]:
+    groups: dict[str, list[Row]] = {}
+    for row in point.run.rows():
+        if isinstance(row.value, int | float):  # curves have no place in a table
+            same = encode([row.metric, row.method, row.config])
+            groups.setdefault(same, []).append(row)
+    for rows in groups.values():
+        first, found = rows[0], mean(row.value for row in rows)
+        config = {key: value for key, value in first.config.items() if key not in point.values}
+        yield {
+            **point.values,
+            "method": first.method or "",
+            **config,
+            "metric": first.metric,
+            "mean": found.mean,
+            "stderr": found.stderr,
+            "runs": found.n,
+        }

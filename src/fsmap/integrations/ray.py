@@ -1,0 +1,169 @@
+"""Trials on Ray: many at once, on this machine or on a cluster; a lost worker costs its own trial.
+
+    with RayPool() as pool:                                    # a cluster of this machine's cores
+        for trial in pool.map(train_population, seeds):        # as they end
+            print(trial.index, trial.value if trial.error is None else trial.error)
+
+Results travel back to this process, which alone writes files: a trial that dies leaves nothing half
+written. Every machine of a cluster needs the same fsmap, torch and Python.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from fsmap.errors import FsmapError, InputError, require
+
+if TYPE_CHECKING:
+    import ray
+else:
+    ray = require("ray", extra="ray")
+
+LOCAL = "local"
+STORE_BYTES = 128 * 2**20  # results are rows; Ray's default is a third of the memory
+
+
+class Trial(NamedTuple):
+    """How one trial ended.
+
+    Attributes:
+        index: Its place among the items.
+        value: What the function returned.
+        error: What it failed with, in the last attempt; None if it did not.
+        attempts: How often it was tried.
+    """
+
+    index: int
+    value: Any = None
+    error: BaseException | None = None
+    attempts: int = 1
+
+
+class RayPool:
+    """A function of many items, on Ray's workers.
+
+    Args:
+        address: Of a cluster: ``"auto"`` (one that runs on this machine), ``"host:6379"`` or
+            ``"ray://host:10001"``. None: that of ``$RAY_ADDRESS``, else a cluster of this machine's
+            cores is started here, and ended with the pool.
+        retries: How often a trial is tried again after its worker died or it failed. An error of
+            fsmap's own is not: the same input gives the same answer.
+        num_cpus: Cores of one trial.
+        workers: Cores of a cluster that is started here; None: all.
+        say: Takes a line about every trial that is tried again.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        retries: int = 2,
+        num_cpus: float = 1,
+        workers: int | None = None,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        if retries < 0:
+            message = f"retries must be at least 0, got {retries}"
+            raise InputError(message)
+        self.address = address or os.environ.get("RAY_ADDRESS") or LOCAL
+        self.retries, self.num_cpus, self.workers, self.say = retries, num_cpus, workers, say
+        self._mine = False
+
+    def __enter__(self) -> Self:
+        """Connect, or start a cluster; one that this process is connected to already is used."""
+        if not ray.is_initialized():
+            self._connect()
+            self._mine = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what was begun."""
+        if self._mine:
+            ray.shutdown()
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        items: Sequence[Any],
+        *,
+        num_gpus: Callable[[Any], float] = lambda _: 0,
+        name: Callable[[Any], str] = str,
+    ) -> Iterator[Trial]:
+        """Call a function with every item.
+
+        Args:
+            function: Runs on a worker; it, the items and the results must be picklable.
+            items: Its argument, trial by trial.
+            num_gpus: GPUs that an item needs; ignored on a cluster that has none.
+            name: What messages call an item.
+
+        Yields:
+            A trial as it ends, in that order. One that fails does not disturb the others.
+        """
+        gpus = ray.cluster_resources().get("GPU", 0) > 0
+        remote = ray.remote(_guarded)
+
+        def submit(item: Any) -> Any:
+            needs = {"num_cpus": self.num_cpus, "num_gpus": num_gpus(item) if gpus else 0}
+            return remote.options(max_retries=0, **needs).remote(function, item)
+
+        running = {submit(item): (index, 1) for index, item in enumerate(items)}
+        try:
+            while running:
+                (ref,), _ = ray.wait([*running], num_returns=1)
+                index, attempt = running.pop(ref)
+                value, error = _result(ref)
+                again = error is not None and not isinstance(error, FsmapError)
+                if again and attempt <= self.retries:
+                    reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                    tries = f"attempt {attempt + 1} of {self.retries + 1}"
+                    self.say(f"{name(items[index])}: {reason} Trying again, {tries}.")
+                    running[submit(items[index])] = (index, attempt + 1)
+                else:
+                    yield Trial(index, value, error, attempt)
+        finally:
+            for ref in running:  # an interrupt: the cluster may live on
+                with suppress(Exception):
+                    ray.cancel(ref, force=True)
+
+    def _connect(self) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if self.address == LOCAL:
+            settings |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+            settings |= {"num_cpus": self.workers}
+        try:
+            ray.init(address=self.address, **settings)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            reason = str(error).splitlines()[0]
+            message = (
+                f"cannot use Ray at {self.address!r}: {reason} Give the address that `ray start "
+                "--head` printed, or none to start a cluster on this machine."
+            )
+            raise InputError(message) from error
+
+
+def _guarded(function: Callable[[Any], Any], item: Any) -> tuple[Any, Exception | None]:
+    """On the worker: the value, or the error with the text of its traceback."""
+    try:
+        return function(item), None
+    except Exception as error:
+        text = "".join(traceback.format_exception(error)).rstrip()
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:
+            return None, RuntimeError(text)
+        error.add_note(f"On the worker:\n{text}")
+        return None, error
+
+
+def _result(ref: Any) -> tuple[Any, BaseException | None]:
+    try:
+        return ray.get(ref)  # type: ignore[no-any-return]
+    except ray.exceptions.RayError as error:  # the worker died, or its machine
+        return None, error

@@ -1,0 +1,137 @@
+"""`fsmap sweep`: the grid, a folder per point, the table, going on, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from fake_experiment import Squares, only
+from fsmap.cli import main
+from fsmap.errors import InputError
+from fsmap.experiments import sweep
+from fsmap.experiments.options import Options
+from fsmap.experiments.run_folder import RunFolder
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Squares, "trouble", None)
+    with only(Squares):
+        yield tmp_path
+
+
+def raising(error):
+    def trouble(unit):
+        raise error
+
+    return staticmethod(trouble)
+
+
+GRID = ("sweep", "squares", "--silent", "--set", "scale=1,2", "--set", "sizes=1,2;3,4,5")
+
+
+def test_a_folder_for_each_point_and_a_table(here, capsys):
+    assert main(GRID) == 0
+    out, notes = capsys.readouterr()
+    assert "squares: 4 points in sweeps/squares" in notes
+    folder = here / "sweeps" / "squares"
+    names = {"scale=1 sizes=1,2", "scale=1 sizes=3,4,5", "scale=2 sizes=1,2", "scale=2 sizes=3,4,5"}
+    assert {path.name for path in folder.iterdir()} == names | {"table.csv"}
+    rows = RunFolder(folder / "scale=2 sizes=3,4,5" / "squares").rows()
+    assert {row.value for row in rows if row.metric == "square" and row.seed == 0} == {18, 32, 50}
+    with (folder / "table.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 2 * (2 + 3)  # curves have no place in it
+    first = {"scale": "1", "sizes": "1,2", "method": "fs-map", "n": "1", "metric": "square"}
+    assert table[0] == first | {"mean": "1.05", "stderr": table[0]["stderr"], "runs": "2"}
+    assert float(table[0]["stderr"]) == pytest.approx(0.05)
+    assert "1 of 2" in out
+    assert "fsmap report 'sweeps/squares/scale=1 sizes=1,2'" in out
+
+
+def test_a_metric_of_every_point(capsys):
+    assert main([*GRID, "--metric", "square"]) == 0
+    out = capsys.readouterr().out
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[0] == ["scale", "sizes", "method", "n", "square", "runs"]
+    assert lines[1] == ["1", "1,2", "fs-map", "1", "1.05", "±", "0.05", "2"]
+    assert main([*GRID, "--resume", "--metric", "cubes"]) == 2
+    assert "no point has a metric 'cubes'. Known: square." in capsys.readouterr().err
+
+
+def test_a_point_that_fails_does_not_stop_the_others_and_is_repeated_alone(capsys, monkeypatch):
+    def trouble(unit):
+        if unit["n"] == 4:
+            raise RuntimeError("boom")
+
+    monkeypatch.setattr(Squares, "trouble", staticmethod(trouble))
+    assert main(GRID) == 1
+    errors = capsys.readouterr().err
+    assert "RuntimeError: boom" in errors
+    assert "2 of 4 points failed" in errors
+    again = "fsmap sweep squares --set scale=1,2 --set 'sizes=1,2;3,4,5' --resume"
+    assert again in errors
+    assert main(GRID) == 2
+    assert "holds an unfinished run (1 units done)" in capsys.readouterr().err
+
+    done = []
+    monkeypatch.setattr(Squares, "trouble", staticmethod(lambda unit: done.append(unit["n"])))
+    assert main([*GRID, "--resume"]) == 0
+    assert done == [4, 5, 4, 5]  # what was finished is not repeated
+
+
+def test_a_larger_grid_keeps_what_it_shares(monkeypatch, capsys):
+    assert main(["sweep", "squares", "--quick", "--silent", "--set", "scale=1,2"]) == 0
+    done = []
+    monkeypatch.setattr(Squares, "trouble", staticmethod(lambda unit: done.append(unit["n"])))
+    grid = ["--set", "scale=1,2,3", "--resume"]
+    assert main(["sweep", "squares", "--quick", "--silent", *grid]) == 0
+    assert done == [1, 2]
+    assert "1/3  scale=1  kept" in capsys.readouterr().err
+
+
+def test_an_interrupt_says_how_to_go_on(monkeypatch, capsys):
+    monkeypatch.setattr(Squares, "trouble", raising(KeyboardInterrupt()))
+    arguments = ["--out", "here", "--seeds", "3", "--quick", "--set", "scale=1,2", "--silent"]
+    assert main(["sweep", "squares", *arguments]) == 130
+    command = "fsmap sweep squares --quick --out here --seeds 3 --set scale=1,2 --resume"
+    assert command in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("grid", "message"),
+    [
+        ([], "a sweep needs --set KEY=A,B,C. Fields of squares: sizes, seeds, scale, flip, limit."),
+        (["scale"], "--set takes key=value, got 'scale'"),
+        (["scael=1,2"], "there is no field 'scael'. Did you mean 'scale'?"),
+        (["scale=1,big"], "scale is float, got 'big'"),
+        (["scale=1", "scale=2"], "--set scale comes twice. Write its values as one list"),
+        (["sizes="], "--set sizes=: a value is missing. Write sizes=a;b;c."),
+        (
+            [
+                "scale=" + ",".join(map(str, range(200))),
+                "seeds=" + ",".join(map(str, range(1, 200))),
+            ],
+            "this grid has 39800 points, at most 10000",
+        ),
+    ],
+)
+def test_what_is_no_grid_is_refused(grid, message):
+    with pytest.raises(InputError) as refused:
+        sweep.points("squares", grid, Options())
+    assert message in str(refused.value)
+
+
+def test_options_that_contradict_each_other(capsys):
+    assert main([*GRID, "--resume", "--force"]) == 2
+    assert "Use one of them" in capsys.readouterr().err
+    assert main([*GRID, "--retries", "5"]) == 2
+    assert "--retries goes with --ray" in capsys.readouterr().err
+
+
+def test_names_of_folders():
+    assert sweep.folder_name(["data=a/b:c"]).startswith("data=a-b-c ")
+    assert sweep.folder_name(["data=a/b"]) != sweep.folder_name(["data=a:b"])
+    assert len(sweep.folder_name(["sizes=" + "1," * 200])) < 130

@@ -3,27 +3,31 @@
 Both take the same steps from the same starts (tests/train/test_population.py holds them to each
 other), so only time is measured: milliseconds per member and step, the whole call included. The two
 take turns, so that a busy machine slows both; shown are the median of the repeats and the range of
-the ratio.
+the ratio. Rows are written to ``benchmarks/results/population-cpu.jsonl``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
 import fsmap
+from fsmap.report.circumstances import circumstances
 from fsmap.train.optim import adam
 from fsmap.train.start import initialize
 from fsmap.types import Batch
 
 FEATURES, DATA = 8, 2_048
+RESULTS = Path(__file__).parent / "results"
 
 
 class Setup(NamedTuple):
@@ -116,7 +120,7 @@ def main() -> int:
     print(f"# {name or platform.machine()}, {versions}, {chosen.members} members, ", end="")
     print(f"median of {chosen.repeats}")
     print("width  batch  method   one by one   together   ratio (least .. most)   promised")
-    broken = False
+    broken, rows = False, []
     for setup in SETUPS:
         seconds = measure(setup, chosen.members, chosen.repeats, device)
         unit = 1e3 / (setup.steps * chosen.members)
@@ -131,7 +135,19 @@ def main() -> int:
             f"{line}   {middle:5.2f} ({ratios[0]:.2f} .. {ratios[-1]:.2f})   {setup.least:10.1f}",
             flush=True,
         )
+        rows.append(
+            {
+                **{"work": "population", "members": chosen.members, "repeats": chosen.repeats},
+                **{"width": setup.width, "batch": setup.batch, "method": setup.method},
+                **{"ms_alone": alone, "ms_together": together, "promised": setup.least},
+                **{"ratio": middle, "ratio_least": ratios[0], "ratio_most": ratios[-1]},
+                **circumstances(chosen.device)._asdict(),
+            }
+        )
         broken |= device.type == "cpu" and middle < setup.least
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"population-{device.type}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return int(broken)
 
 

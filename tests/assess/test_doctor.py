@@ -344,3 +344,11 @@ def test_json_is_plain():
     assert given["symmetries"][0]["units"] == [1, 3]
     assert "NaN" not in text
     assert "Infinity" not in text
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+def test_what_a_few_points_show_may_be_chance(activation):
+    few = fsmap.doctor(net(activation), points(1, 2))
+    assert few.verdict == "undecided"
+    assert "on so few points (S = 1) that may be chance: give at least 20" in few.summary
+    assert fsmap.doctor(with_twins(), points(1, 2)).verdict == "pathological"

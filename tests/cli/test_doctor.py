@@ -31,6 +31,9 @@ class Inside:
 
 def wrong():
     return 3
+
+def sized(width):
+    return nn.Linear(width, 1)
 """
 
 
@@ -153,6 +156,8 @@ def test_pickles_are_not_run(folder, capsys):
         (["NAME:make", "--weights", "few.npy"], "few.npy holds ndarray, not a state_dict"),
         (["NAME:make", "--weights", "other.pt"], "other.pt does not fit Sequential"),
         (["NAME:make", "--jitter", "-1"], "jitter must be > 0"),
+        (["NAME:make", "--points", "0"], "the number of points must be an integer >= 1, got 0"),
+        (["NAME:sized"], "is called without arguments, and takes (width)"),
     ],
 )
 def test_mistakes_are_explained(folder, capsys, arguments, message):

@@ -38,7 +38,16 @@ CPU = torch.device("cpu")
         ),
         ({"jitter": 1.0, "metric": torch.ones(4)}, r"shape \(4,\) fits neither \[S\]"),
         ({"jitter": 1.0, "metric": "fisher"}, "metric must be None, a tensor"),
-        ({"jitter": 1.0, "method": "slq", "probes": 0}, "probes must be at least 1, got 0"),
+        (
+            {"jitter": 1.0, "method": "slq", "probes": 0},
+            "probes must be an integer of at least 1.*got 0",
+        ),
+        ({"jitter": 1.0, "method": "slq", "probes": 2.5}, "must be an integer .*got 2.5"),
+        ({"jitter": None}, "jitter must be a number >= 0, got None"),
+        ({"jitter": "small"}, "jitter must be a number >= 0, got 'small'"),
+        ({"jitter": torch.ones(2)}, r"jitter must be one number, got shape \(2,\)"),
+        ({"jitter": 1.0, "chunk": 0}, "chunk must be None or an integer of at least 1, got 0"),
+        ({"jitter": 1.0, "metric": fsmap.metric.SoftmaxFisher}, r"make one of it: SoftmaxFisher"),
         (
             {"jitter": 1.0, "method": "slq", "probes": torch.ones(3, 4)},
             r"probes of slq must be \[R, 15\] here, got \(3, 4\)",
@@ -76,6 +85,51 @@ def test_a_singular_geometry_is_named(method):
         )
 
 
+def test_a_metric_with_negative_eigenvalues_is_not_called_singular():
+    case = cases.case("wide")
+    g = torch.linspace(-1, 2, len(case.x))
+    with pytest.raises(SingularGeometryError, match="negative eigenvalues, and outweighs") as told:
+        fsmap.log_det(case.f, case.params, case.x, jitter=1e-6, metric=g)
+    assert "pseudo" not in str(told.value)  # which takes no such metric
+
+
+@pytest.mark.parametrize("method", ["auto", "dense", "slq", "pseudo", "svd_clip"])
+def test_parameters_that_are_not_finite_are_named(method):
+    case = cases.case("wide")
+    name = next(iter(case.params))
+    broken = case.params | {name: torch.full_like(case.params[name], torch.nan)}
+    with pytest.raises(InputError, match=rf"params\['{name}'\] has NaN or inf"):
+        fsmap.log_det(case.f, broken, case.x, jitter=0.1, method=method)
+
+
+def test_outputs_that_are_not_finite_are_counted():
+    with pytest.raises(InputError, match="the model returns NaN or inf at 1 of 2 points"):
+        fsmap.log_det(
+            lambda p, x: p["a"] / x, {"a": torch.ones(1)}, torch.tensor([[0.0], [1.0]]), jitter=1.0
+        )
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({}, "got an empty dict. fsmap.functional makes one"),
+        ([torch.ones(1)], r"params must be a dict \{name: tensor\}, got list"),
+        ({"a": 1.0}, r"params\['a'\] must be a tensor, got float"),
+    ],
+)
+def test_params_are_a_dict_of_tensors(params, words):
+    x = torch.ones(1, 1)
+    with pytest.raises(InputError, match=words):
+        fsmap.log_det(lambda p, x: x * p["a"], params, x, jitter=1.0)
+    with pytest.raises(InputError, match=words):
+        fsmap.trace(lambda p, x: x * p["a"], params, x, method="exact")
+
+
+def test_a_function_is_no_module():
+    with pytest.raises(UnsupportedModuleError, match="functional takes an nn.Module, got <lambda>"):
+        fsmap.functional(lambda x: x)
+
+
 def test_nothing_to_train():
     with pytest.raises(UnsupportedModuleError, match="no trainable parameter"):
         fsmap.functional(nn.Flatten())
@@ -96,6 +150,8 @@ def test_a_jacobian_larger_than_memory(monkeypatch):
         MemoryLimitError, match="'dual' needs .* Use method='slq', which needs prod"
     ):
         fsmap.log_det(case.f, case.params, case.x, jitter=0.1, method="dual")
+    with pytest.raises(MemoryLimitError, match="'pseudo' .*fewer evaluation points, or method='sl"):
+        fsmap.log_det(case.f, case.params, case.x, jitter=0.1, method="pseudo")
     assert logdet.choose("auto", 12, 155, CPU, gram=logdet.gram_bytes(*case[:3])) == "slq"
     found = fsmap.log_det(case.f, case.params, case.x, jitter=0.1, probes=12)  # auto: slq
     monkeypatch.undo()

@@ -51,6 +51,15 @@ def test_normal_probes_come_from_the_generator(generator):
     assert (covariance - torch.eye(11)).abs().max() < 6 * math.sqrt(2 / 4000)
 
 
+def test_a_model_in_double_precision_gets_the_same_probes():
+    single = {name: p.float() for name, p in PARAMS.items()}
+    double = {name: p.double() for name, p in PARAMS.items()}
+    for draw in (Stream(1, 2).psi, lambda p, num: probes.normal(p, num, probes.generator(3))):
+        ours, theirs = draw(double, 20), draw(single, 20)
+        assert ours["a"].dtype == torch.float64
+        assert all(torch.equal(ours[name], theirs[name].double()) for name in PARAMS)
+
+
 def test_rademacher_probes_are_signs(generator):
     signs = probes.rademacher(5, 7, generator, torch.zeros(1, dtype=torch.float32))
     assert signs.shape == (5, 7)

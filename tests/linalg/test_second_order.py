@@ -5,12 +5,16 @@ Second derivatives of fused layers are where torch is silently wrong; a new laye
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.func import jvp, vjp, vmap
 
+import fsmap
+from fsmap.errors import FallbackWarning, UnsupportedModuleError
 from fsmap.linalg.second_order import REPLACED, SecondOrder
 
 S = 4
@@ -196,3 +200,19 @@ def test_everything_is_put_back():
     assert F.layer_norm in REPLACED
     x = draws((S, 6))[0]
     assert torch.equal(F.layer_norm(x, (6,)), torch.layer_norm(x, (6,)))
+
+
+def test_what_is_hidden_in_torchscript_is_refused(seeded):
+    """Inside a scripted layer nothing can be replaced, and the gradient would be wrong."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch: TorchScript is deprecated
+        scripted = torch.jit.trace(nn.LayerNorm(3), torch.zeros(2, 3))
+    f, params = fsmap.functional(nn.Sequential(nn.Linear(3, 3), scripted))
+    x = torch.linspace(-1, 1, 12).reshape(4, 3)
+    for method in ("jvp", "vjp", "exact"):
+        with pytest.raises(UnsupportedModuleError, match="1 is TorchScript, inside which norm"):
+            fsmap.trace(f, params, x, method=method)
+    assert fsmap.trace(f, params, x, method="fd_central").value > 0
+    lm = fsmap.LMAP(f.module, x, num_points=4, batchnorm="frozen")
+    with pytest.warns(FallbackWarning, match="TorchScript"):
+        assert lm(x)[1] > 0

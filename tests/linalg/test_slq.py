@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -45,6 +47,25 @@ def test_exact_with_complete_probes(name, kind):
         lambda p: oracles.logdet_slow(case.f, p, case.x, 1e-2), case.params, direction
     )
     assert slope == pytest.approx(wanted, rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize("eps", [1e-6, 1e-8, 1e-10])
+def test_complete_probes_know_their_rounding(eps, generator):
+    """A Jacobian of half rank: the zeros of JJᵀ are rounding."""
+    left, right = (torch.randn(*n, generator=generator) for n in ((40, 20), (20, 60)))
+    J = left @ right
+    found = slq(
+        lambda p, x: x @ (J @ p["a"])[:, None],
+        {"a": torch.zeros(60)},
+        math.sqrt(40) * torch.eye(40),
+        torch.tensor(eps),
+        probes=40,
+        kind="explicit",
+    )
+    exact = (torch.linalg.svdvals(J).square() * (torch.arange(40) < 20) + eps).log().sum()
+    exact = exact + 20 * math.log(eps)
+    assert abs(found.value - exact) <= found.stderr
+    assert found.stderr < 100 * 1e-10 / eps
 
 
 @pytest.mark.parametrize("name", ["wide", "tanh_mlp", "batchnorm_train"])

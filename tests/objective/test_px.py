@@ -225,3 +225,9 @@ def test_what_is_no_distribution_is_refused(obj):
 def test_a_function_must_return_n_points(function, got):
     with pytest.raises(InputError, match=got):
         px.as_px(function).sample(3, source())
+
+
+def test_a_function_takes_n_and_a_generator():
+    with pytest.raises(InputError, match=r"<lambda>\(n\) cannot be an evaluation distribution"):
+        px.as_px(lambda n: torch.zeros(n, 2))
+    assert px.as_px(lambda *args: torch.zeros(args[0], 2)).sample(3, source()).shape == (3, 2)

@@ -235,6 +235,10 @@ def test_labels_out_of_range_are_found_before_training():
         ({"patience": 3}, r"patience counts validations, and there is no validation"),
         ({"resume": True}, r"resume=True needs checkpoint=PATH"),
         (
+            {"optimizer": torch.optim.SGD([torch.zeros(1)])},
+            r"optimizer must be a description without parameters, got SGD. Use fsmap.train.optim",
+        ),
+        (
             {"validation": lambda p: torch.ones(2), "validate_every": 1},
             r"one number, got a tensor of shape \[2\]",
         ),
@@ -379,3 +383,9 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path):
     state, history = quiet(l_map(), **knobs, checkpoint=path, resume=True)
     assert same(state.params, whole.params)
     assert torch.equal(history.loss, expected.loss)
+
+
+def test_another_number_of_rows_than_the_objective_was_made_for_is_said():
+    objective = fsmap.ps_map(NOISE, fsmap.Flat(), num_data=7)
+    with pytest.warns(UserWarning, match="made for num_data=7, the data have 24 rows"):
+        quiet(objective, steps=1)

@@ -86,7 +86,7 @@ def doctor(
         e = _examine(calm, x, forward, metric, tolerance, notes)
     symmetries = findings(e.evidence)
     ranked = rank(e.evidence, points.count(x))
-    verdict, summary = judge(ranked, symmetries)
+    verdict, summary = judge(ranked, symmetries, points.count(x))
     if ranked.unexplained:
         told = idle.rare(e.wiring, e.evidence.params, e.traced)
         notes += told[:RARE] + [f"and {len(told) - RARE} more such units"] * (len(told) > RARE)

@@ -40,6 +40,9 @@ PATHOLOGICAL = (
 )
 """Kinds that hold at special parameters only, where FS-MAP without jitter has infinite density."""
 
+ON_POINTS = ("silent_units", "constant_units")
+"""Kinds that a few points show by chance, and more points would not."""
+
 
 SWITCHES = {"relu", "leaky_relu", "prelu"}  # the identity where they are positive
 

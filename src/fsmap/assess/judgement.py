@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from fsmap.assess.diagnosis import Finding, Rank
-from fsmap.assess.families import KINDS, PATHOLOGICAL
+from fsmap.assess.families import KINDS, ON_POINTS, PATHOLOGICAL
 from fsmap.assess.naming import NullVector, describe, outside, sparse_basis
 from fsmap.assess.spectrum import Spectrum, grows_with_points
 from fsmap.assess.verify import Checked, independent
 from fsmap.types import Params
 
 WIDE_GAP = 1e4  # between eigenvalues kept and dropped, for the rank to be sure
+FEW_POINTS = 20  # so few that a unit may be silent, or constant, on all of them by chance
 SHOWN, SAMPLE = 5, 3  # null vectors that no symmetry accounts for, and that one does
 
 
@@ -142,15 +143,23 @@ def null_vectors(evidence: Evidence) -> tuple[NullVector, ...]:
     )
 
 
-def judge(rank: Rank, symmetries: tuple[Finding, ...]) -> tuple[str, str]:
+def judge(rank: Rank, symmetries: tuple[Finding, ...], num_points: int) -> tuple[str, str]:
     """One word and one sentence."""
     exact = [f for f in symmetries if not f.nearly]
-    bad = [f for f in exact if f.pathological]
+    by_chance = ON_POINTS if num_points < FEW_POINTS else ()
+    bad = [f for f in exact if f.pathological and f.kind not in by_chance]
     if bad:
         kinds = ", ".join(dict.fromkeys(f.kind.replace("_", " ") for f in bad))
         return "pathological", (
             f"𝒥 is singular at these parameters ({kinds}). Exact FS-MAP needs a jitter: without "
             "one this is an optimum whatever the data say."
+        )
+    idle_here = [f for f in exact if f.kind in by_chance]
+    if idle_here:
+        kinds = ", ".join(dict.fromkeys(f.kind.replace("_", " ") for f in idle_here))
+        return "undecided", (
+            f"there are {kinds}, but on so few points (S = {num_points}) that may be chance: give at least "
+            f"{FEW_POINTS}."
         )
     near = [f for f in symmetries if f.nearly and f.pathological]
     if near:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--jitter", type=float, metavar="EPS", help="an epsilon to judge")
     parser.add_argument("--num-data", type=int, metavar="N", help="training points, for lambda")
     parser.add_argument("--tolerance", type=float, help="relative, of singular values")
-    parser.add_argument("--train-mode", action="store_true", help="examine it in training mode")
+    parser.add_argument(
+        "--train-mode", action="store_true", help="examine it in training mode (default: eval)"
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 … (default: cpu)")
     parser.add_argument("--seed", type=int, default=0, help="of the factory and of the points")
     parser.add_argument("--json", action="store_true", help="JSON instead of the page")
@@ -130,12 +134,29 @@ def make(target: str, seed: int) -> tuple[nn.Module, Inputs | None]:
         found = getattr(found, part)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        made = found if isinstance(found, nn.Module) else found() if callable(found) else found
+        made = _call(target, found) if callable(found) else found
     module, x = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(module, nn.Module):
         message = f"{target} made {type(module).__name__}, not an nn.Module or a pair (module, x)"
         raise UnsupportedModuleError(message)
     return module, x
+
+
+def _call(target: str, factory: Callable[[], Any]) -> Any:
+    if isinstance(factory, nn.Module):
+        return factory
+    try:
+        inspect.signature(factory).bind()
+    except ValueError:  # no signature to look at
+        pass
+    except TypeError as error:
+        needed = inspect.signature(factory)
+        message = (
+            f"{target} is called without arguments, and takes {needed}. Write a function without "
+            "arguments that calls it, and name that one."
+        )
+        raise InputError(message) from error
+    return factory()
 
 
 def _imported(where: str) -> Any:
@@ -166,7 +187,7 @@ def _points(module: nn.Module, arguments: argparse.Namespace) -> Inputs:
     generator = torch.Generator().manual_seed(arguments.seed)
     low, high = arguments.range
     px = Normal(shape=shape) if kind[0] == "normal" else Uniform(low, high, shape=shape)
-    return px.sample(arguments.points or 256, generator)
+    return px.sample(256 if arguments.points is None else arguments.points, generator)
 
 
 def _shape(module: nn.Module, given: str | None) -> tuple[int, ...]:

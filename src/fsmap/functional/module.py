@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
@@ -47,6 +48,11 @@ class Functional:
         self._call = _Call(module, forward or _forward)
         self._parts = tuple(module.modules())
         self._names: set[str] = set()
+        self.scripted = [
+            name or "the module itself"
+            for name, part in module.named_modules()
+            if isinstance(part, torch.jit.ScriptModule)
+        ]
 
     @property
     def pointwise(self) -> bool:
@@ -103,6 +109,10 @@ class Functional:
         with no_recomputation():
             return _tensor(functional_call(self._call, values, (x,)))
 
+    def tensor(self, module: nn.Module, x: Inputs) -> Tensor:
+        """What ``module`` returns as it stands, called the way this function calls it."""
+        return _tensor(self._call._forward_fn(module, x))
+
     def plain(self, x: Inputs) -> Tensor:
         """The module's own output, hooks and running statistics included: an ordinary call."""
         return _tensor(self._call(x))
@@ -141,6 +151,14 @@ def functional(
         >>> f(params, torch.zeros(3, 2)).shape
         torch.Size([3, 1])
     """
+    given: object = module
+    if not isinstance(given, nn.Module):
+        kind = getattr(given, "__name__", type(given).__name__)
+        message = (
+            f"functional takes an nn.Module, got {kind}. A function f(params, x) of your own needs "
+            "no wrapping: pass it where f is asked for."
+        )
+        raise UnsupportedModuleError(message)
     params: Params = {n: p for n, p in module.named_parameters() if p.requires_grad}
     if not params:
         kind = type(module).__name__

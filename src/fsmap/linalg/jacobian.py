@@ -10,7 +10,7 @@ from torch import Tensor
 from fsmap.functional import State, unravel
 from fsmap.linalg.linearize import linearize
 from fsmap.linalg.passes import FAILURES, detached, explain, flat, is_pointwise, outputs, with_state
-from fsmap.linalg.second_order import SecondOrder
+from fsmap.linalg.second_order import SecondOrder, check_replaceable
 from fsmap.types import Inputs, ModelFn, Params
 
 __all__ = ["add", "is_pointwise", "jacobian", "jvp", "outputs", "tangents", "vjp", "with_state"]
@@ -43,6 +43,7 @@ def jvp(f: ModelFn, params: Params, x: Inputs, psi: Params) -> tuple[Tensor, Ten
     Returns:
         f(x) as f returns it, Jψ ``[S, K]``, and the state of the pass (empty for a plain function).
     """
+    check_replaceable(f, "forward")
 
     def call(p: Params) -> tuple[Tensor, State]:
         with SecondOrder():
@@ -73,6 +74,8 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
     if not torch.is_grad_enabled():  # some kernels then keep nothing for a derivative, such as LSTM
         with torch.enable_grad():
             return vjp(f, detached(params), x)
+
+    check_replaceable(f, "reverse")
 
     def call(p: Params) -> tuple[Tensor, State]:
         with SecondOrder():

@@ -20,6 +20,7 @@ class Quadrature(NamedTuple):
     values: Tensor  # [R]  zᵀ log(I + M/ε) z
     truncation: Tensor  # [R]  change over the last steps
     roots: Tensor  # [R, n]  (M + εI)^(−½) z
+    rounding: Tensor  # [R]  what an error of M in its last digit does to the value
 
 
 def lanczos(
@@ -63,7 +64,8 @@ def lanczos(
                 change = (values - previous).abs()
             if done or (previous is not None and _settled(values, change, complete)):
                 roots = norms[:, None] * (weights[:, None] @ held)[:, 0]
-                return Quadrature(values, change, roots)
+                digit = torch.finfo(T.dtype).eps * T[:, :k, :k].abs().sum(1).amax(1)  # ≥ eps·λ_max
+                return Quadrature(values, change, roots, digit * roots.square().sum(1))
             previous = values
         basis, T = _grown(basis, T, k, n)
         T[:, k, k - 1] = T[:, k - 1, k] = torch.where(exhausted, 0.0, beta)

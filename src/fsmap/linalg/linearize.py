@@ -15,7 +15,7 @@ from fsmap.functional import NoiseReplay
 from fsmap.linalg import points
 from fsmap.linalg.factors import Block, Dense, Factors, Outer, joined
 from fsmap.linalg.passes import FAILURES, detached, explain, flat, is_pointwise
-from fsmap.linalg.second_order import SecondOrder
+from fsmap.linalg.second_order import SecondOrder, check_replaceable
 from fsmap.linalg.uses import ChangedError, Survey, Watch, survey
 from fsmap.types import Inputs, ModelFn, Params
 
@@ -37,6 +37,7 @@ def linearize(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None
     Returns:
         The factors, and the outputs of the same pass.
     """
+    check_replaceable(f, "reverse")
     if not torch.is_grad_enabled():  # some kernels then keep nothing for a derivative, such as LSTM
         chunk = chunk or _affordable(f, params, x)
         with torch.enable_grad():

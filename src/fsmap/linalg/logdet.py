@@ -8,13 +8,16 @@ With whitened rows A = LᵀJ/√S ``[Q, P]``, 𝒥 = AᵀA:
 
 Other numbers: ``svd_clip`` is Σ log max(σ², ε) over all P singular values (appendix B.9: zero ones
 count as √ε); ``pseudo`` is the log pseudo-determinant, for continuous symmetries (appendix B.6);
-``first_order`` is P log ε + Tr 𝒥/ε (``eq:first-order``).
+``first_order`` is P log ε + Tr 𝒥/ε (``eq:first-order``). For ``pseudo`` ε is no jitter but a
+cut-off: eigenvalues up to it count as zero, and 0 leaves that to rounding.
 
 Linear algebra runs in float64 whatever the model's dtype: the Gram matrix of a float32 Jacobian
 keeps eigenvalues down to 1e-14 of the largest, in float32 they would drown at 1e-7.
 """
 
 from __future__ import annotations
+
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -25,7 +28,7 @@ from fsmap.linalg import determinants, memory, points
 from fsmap.linalg.estimators import exact
 from fsmap.linalg.linearize import linearize, look
 from fsmap.linalg.metric import Metric, resolve
-from fsmap.linalg.passes import is_pointwise
+from fsmap.linalg.passes import check_chunk, check_finite, check_params, is_pointwise, outputs
 from fsmap.linalg.slq import slq
 from fsmap.linalg.values import holds, number
 from fsmap.types import Estimate, Inputs, ModelFn, Params
@@ -65,7 +68,8 @@ def log_det(
         The value, or an ``Estimate`` (stderr 0 for all but ``slq``).
 
     Raises:
-        InputError: For a bad ``x``, ``jitter``, ``method`` or metric.
+        InputError: For a bad ``x``, ``jitter``, ``method``, ``chunk`` or metric, or where the
+            parameters or the outputs are not finite.
         SingularGeometryError: If 𝒥 + εI is not positive definite.
         MemoryLimitError: If the Jacobian would not fit.
 
@@ -77,26 +81,70 @@ def log_det(
         1.386294
     """
     points.check(x)
-    eps = torch.as_tensor(jitter, dtype=torch.float64, device=next(iter(params.values())).device)
-    value = evaluate(
-        f,
-        params,
-        x,
-        eps,
-        method=method,
-        metric=metric,
-        probes=probes,
-        generator=generator,
-        chunk=chunk,
-    )
-    if not holds(torch.isfinite(value.value), otherwise=True):
-        message = (
-            f"J(theta; p_X) + {float(eps):.3g} I is not positive definite ({method=}): the "
-            "geometry is singular here (Theorems 1, 2) or the metric has negative eigenvalues. "
-            "Raise jitter, use method='pseudo', or ask fsmap.doctor where it comes from."
+    check_params(params)
+    check_chunk(chunk)
+    eps = _jitter(jitter, next(iter(params.values())).device)
+    try:
+        value = evaluate(
+            f,
+            params,
+            x,
+            eps,
+            method=method,
+            metric=metric,
+            probes=probes,
+            generator=generator,
+            chunk=chunk,
         )
-        raise SingularGeometryError(message)
+    except torch._C._LinAlgError:  # what the decompositions raise for a matrix with NaN
+        _explain(f, params, x, float(eps), method, metric)
+    if not holds(torch.isfinite(value.value), otherwise=True):
+        _explain(f, params, x, float(eps), method, metric)
     return value if return_estimate else value.value
+
+
+def _jitter(jitter: float | Tensor, device: torch.device) -> Tensor:
+    try:
+        eps = torch.as_tensor(jitter, dtype=torch.float64, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        message = f"jitter must be a number >= 0, got {jitter!r}"
+        raise InputError(message) from error
+    if eps.ndim:
+        message = f"jitter must be one number, got shape {tuple(eps.shape)}"
+        raise InputError(message)
+    return eps
+
+
+def _explain(
+    f: ModelFn,
+    params: Params,
+    x: Inputs,
+    eps: float,
+    method: str,
+    metric: Metric | Tensor | None,
+) -> NoReturn:
+    """Say why a value is not finite: looked into only when it is not."""
+    check_finite(params)
+    with torch.no_grad():
+        out = outputs(f, params, x)
+        if not torch.isfinite(out).all():
+            bad = int((~torch.isfinite(out)).any(1).sum())
+            message = f"the model returns NaN or inf at {bad} of {len(out)} points"
+            raise InputError(message)
+        indefinite = resolve(metric, x, out).signs is not None
+    what = f"J(theta; p_X) + {eps:.3g} I is not positive definite ({method=})"
+    if indefinite:
+        message = (
+            f"{what}: the metric has negative eigenvalues, and outweighs the jitter. Raise jitter "
+            "above the most negative eigenvalue of J, or leave the negative part of the metric out."
+        )
+    else:
+        message = (
+            f"{what}: the geometry is singular here (Theorems 1, 2), or its small eigenvalues are "
+            "lost in the rounding of the large ones. Raise jitter, leave the zero eigenvalues out "
+            "with method='pseudo', or ask fsmap.doctor where they come from."
+        )
+    raise SingularGeometryError(message)
 
 
 def evaluate(
@@ -243,7 +291,9 @@ def _check_memory(rows: int, P: int, gram: int, method: str, device: torch.devic
     side = P if method == "dense" else min(rows, P)
     needed = gram if method == "dual" else 8 * (3 * rows * P + 2 * side**2)
     instead = "Use method='slq', which needs products only, or fewer evaluation points."
-    if method != "dual" and gram < needed / 4:
+    if method in ("pseudo", "svd_clip"):  # other numbers than those of slq and dual
+        instead = "Use fewer evaluation points, or method='slq', which counts zeros as the jitter."
+    elif method != "dual" and gram < needed / 4:
         instead = "Use method='dual', whose matrix is [S*K, S*K], or method='slq'."
     what = f"the Jacobian [{rows}, {P}] with method={method!r}"
     memory.check_fits(needed, device, what=what, instead=instead)

@@ -73,22 +73,35 @@ class Euclidean(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """Per-point weights g(x): a tensor [S], or a function of the points. They may be negative."""
+    """Weights g(x) per point ``[S]`` or per output position ``[S, T]``; they may be negative.
+
+    A tensor, or a function of the points. T is the leading output dimension where a point has many
+    outputs, ``[S, T, K]``: a padding mask ``Weights(lambda x: x["mask"])`` makes the masked
+    positions weigh nothing. 1/S stays as it is.
+    """
 
     weights: Tensor | Callable[[Inputs], Tensor]
 
     def at(self, x: Inputs, out: Tensor) -> Whitening:
         """Rows of point s are scaled by √|g(x_s)|."""
-        w = self.weights(x) if callable(self.weights) else self.weights
+        w = self.spread(x, out)  # [S, 1] or [S, K]
         S, K = out.shape
-        _check("Weights", w, (S,), "[S]")
-        root = (w.to(out).abs() / S).sqrt()  # [S]
+        root = (w.abs() / S).sqrt()
         return Whitening(
-            lambda u: (u * root.reshape(-1, *[1] * (u.ndim - 1))).flatten(0, 1),
-            lambda v: v.reshape(S, K) * root[:, None],
+            lambda u: (u * root.reshape(*root.shape, *[1] * (u.ndim - 2))).flatten(0, 1),
+            lambda v: v.reshape(S, K) * root,
             S * K,
-            _signs(w.to(out).repeat_interleave(K)),
+            _signs(w.expand(S, K).reshape(-1)),
         )
+
+    def spread(self, x: Inputs, out: Tensor) -> Tensor:
+        """The weights over the outputs ``[S, K]`` of a pass: ``[S, 1]`` or ``[S, K]``."""
+        w = (self.weights(x) if callable(self.weights) else self.weights).to(out)
+        S, K = out.shape
+        per_position = w.ndim == 2 and len(w) == S and w.shape[1] > 0 and K % w.shape[1] == 0
+        words = "[S]" if w.ndim == 1 else f"[S], or [S, T] with T a divisor of {K=}"
+        _check("Weights", w, tuple(w.shape) if per_position else (S,), words)
+        return w.repeat_interleave(K // w.shape[1], dim=1) if per_position else w[:, None]
 
 
 class Output(NamedTuple):
@@ -204,6 +217,9 @@ def as_metric(metric: Metric | Tensor | None, S: int, K: int) -> Metric:
     if metric is None:
         return Euclidean()
     if not isinstance(metric, Tensor):
+        if isinstance(metric, type):
+            message = f"metric is the class {metric.__name__}; make one of it: {metric.__name__}()"
+            raise InputError(message)
         if not hasattr(metric, "at"):
             kind = type(metric).__name__
             message = f"metric must be None, a tensor, or one of fsmap.metric's classes, got {kind}"

@@ -66,6 +66,54 @@ def flat(out: Tensor, x: Inputs) -> Tensor:
     return out.reshape(S, -1)
 
 
+def check_params(params: object) -> None:
+    """Refuse what is not a dict of tensors.
+
+    Args:
+        params: What came.
+
+    Raises:
+        InputError: With what is expected.
+    """
+    if not isinstance(params, dict) or not params:
+        got = "an empty dict" if isinstance(params, dict) else type(params).__name__
+        message = f"params must be a dict {{name: tensor}}, got {got}. fsmap.functional makes one."
+        raise InputError(message)
+    other = next((n for n, p in params.items() if not isinstance(p, Tensor)), None)
+    if other is not None:
+        message = f"params[{other!r}] must be a tensor, got {type(params[other]).__name__}"
+        raise InputError(message)
+
+
+def check_finite(params: Params) -> None:
+    """Refuse parameters with NaN or inf.
+
+    Args:
+        params: Parameters.
+
+    Raises:
+        InputError: With the name of the first such tensor.
+    """
+    for name, p in params.items():
+        if not torch.isfinite(p).all():
+            message = f"params[{name!r}] has NaN or inf: training diverged before this point"
+            raise InputError(message)
+
+
+def check_chunk(chunk: object) -> None:
+    """Refuse a chunk that is not a positive number.
+
+    Args:
+        chunk: What came.
+
+    Raises:
+        InputError: If it is neither None nor an integer above 0.
+    """
+    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+        message = f"chunk must be None or an integer of at least 1, got {chunk!r}"
+        raise InputError(message)
+
+
 def detached(params: Params) -> Params:
     """The same values, without their history."""
     return {name: p.detach() for name, p in params.items()}

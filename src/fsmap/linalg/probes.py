@@ -40,12 +40,7 @@ class Stream(NamedTuple):
     def psi(self, params: Params, num: int = 1) -> Params:
         """ψ ~ N(0, I), ``{name: [num, ...]}``: the same on every rank."""
         return {
-            name: torch.randn(
-                (num, *p.shape),
-                dtype=p.dtype,
-                device=p.device,
-                generator=generator(self.seed, self.step, _plain(name), device=p.device),
-            )
+            name: _randn(num, p, generator(self.seed, self.step, _plain(name), device=p.device))
             for name, p in params.items()
         }
 
@@ -68,10 +63,14 @@ def generator(*parts: object, device: torch.device | str = "cpu") -> torch.Gener
 
 def normal(params: Params, num: int, generator: torch.Generator | None) -> Params:
     """``num`` probes N(0, I) from one generator (None: torch's own)."""
-    return {
-        name: torch.randn((num, *p.shape), dtype=p.dtype, device=p.device, generator=generator)
-        for name, p in params.items()
-    }
+    return {name: _randn(num, p, generator) for name, p in params.items()}
+
+
+def _randn(num: int, p: Tensor, generator: torch.Generator | None) -> Tensor:
+    """``[num, ...]``; a double is drawn as a float: quicker, and the same for both precisions."""
+    dtype = torch.float32 if p.dtype == torch.float64 else p.dtype
+    draw = torch.randn((num, *p.shape), dtype=dtype, device=p.device, generator=generator)
+    return draw.to(p.dtype)
 
 
 def antithetic(psi: Params) -> Params:

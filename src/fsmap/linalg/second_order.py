@@ -18,8 +18,30 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from fsmap.errors import UnsupportedModuleError
 from fsmap.functional import differentiable_attention
 from fsmap.linalg.values import accumulate
+from fsmap.types import ModelFn
+
+
+def check_replaceable(f: ModelFn, mode: str) -> None:
+    """Refuse a model with parts whose functions cannot be replaced.
+
+    Args:
+        f: Model function.
+        mode: ``"forward"`` or ``"reverse"``.
+
+    Raises:
+        UnsupportedModuleError: If it has TorchScript parts.
+    """
+    scripted = getattr(f, "scripted", ())
+    if scripted:
+        message = (
+            f"{mode}-mode differentiation failed: {scripted[0]} is TorchScript, inside which "
+            "normalizations have wrong second derivatives (use the estimator 'fd_central', which "
+            "needs forward passes only, or the module it was scripted or traced from)"
+        )
+        raise UnsupportedModuleError(message)
 
 
 class SecondOrder(TorchFunctionMode):

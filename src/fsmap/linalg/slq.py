@@ -23,7 +23,7 @@ from fsmap.errors import InputError
 from fsmap.functional import count
 from fsmap.linalg import operators
 from fsmap.linalg import probes as draw
-from fsmap.linalg.lanczos import lanczos
+from fsmap.linalg.lanczos import Quadrature, lanczos
 from fsmap.linalg.metric import Metric
 from fsmap.linalg.values import number
 from fsmap.types import Estimate, Inputs, ModelFn, Params
@@ -58,8 +58,8 @@ def slq(
         kind: Where products come from, one of ``operators.KINDS``; None decides by size.
 
     Returns:
-        Estimate: the value (its gradient is the estimate above) and its error: spread over probes
-        and truncation of Lanczos together; nan for one probe.
+        Estimate: the value (its gradient is the estimate above) and its error: spread over probes,
+        truncation of Lanczos and rounding together; nan for one probe.
 
     Raises:
         InputError: Inside ``vmap``, or if probes of the wrong shape are given.
@@ -81,7 +81,7 @@ def slq(
         inverse_trace = u.square().sum(1).mean() + (count(params) - operator.size) / eps
         linear = operator.form(u, u) + jitter * inverse_trace
         value = value + (linear - linear.detach())
-    return Estimate(value, _error(values, quadrature.truncation, complete))
+    return Estimate(value, _error(values, quadrature, complete))
 
 
 def _vectors(
@@ -93,19 +93,19 @@ def _vectors(
             raise InputError(message)
         return probes.double()
     number_of = DEFAULT_PROBES if probes is None else probes
-    if number_of < 1:
-        message = f"probes must be at least 1, got {probes}"
+    if not isinstance(number_of, int) or number_of < 1:
+        message = f"probes must be an integer of at least 1, or a tensor [R, {size}], got {probes}"
         raise InputError(message)
     if number_of >= size:
         return math.sqrt(size) * torch.eye(size, dtype=torch.float64, device=like.device)
     return draw.rademacher(number_of, size, generator, like.double())
 
 
-def _error(values: Tensor, truncation: Tensor, complete: bool) -> Tensor:
-    """Spread over probes, zero for the complete set and nan for a single one, and truncation."""
+def _error(values: Tensor, found: Quadrature, complete: bool) -> Tensor:
+    """Spread over probes (none for the complete set, nan for one), truncation and rounding."""
     R = len(values)
     spread = torch.zeros_like(values[0])
     if not complete:
         spread = values.std() / math.sqrt(R) if R > 1 else torch.full_like(spread, torch.nan)
-    error: Tensor = torch.hypot(spread, truncation.mean())
+    error: Tensor = torch.hypot(spread, (found.truncation + found.rounding).mean())
     return error

@@ -24,7 +24,7 @@ from fsmap.linalg import points
 from fsmap.linalg import probes as draw
 from fsmap.linalg.estimators import Pass, estimate, exact, last_layer_trace
 from fsmap.linalg.metric import Metric, resolve
-from fsmap.linalg.passes import outputs, over_probes, run
+from fsmap.linalg.passes import check_chunk, check_params, outputs, over_probes, run
 from fsmap.linalg.values import HALF
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
@@ -87,6 +87,8 @@ def trace(
     """
     check_method(method)
     points.check(x)
+    check_params(params)
+    check_chunk(chunk)
     _check_options(f, params, method, beta, antithetic, last_layer, metric)
     drawn = None if method == "exact" else _draw(f, params, x, method, probes, generator, metric)
     return evaluate(
@@ -188,8 +190,8 @@ def _draw(
     generator: torch.Generator | None,
     metric: Metric | Tensor | None,
 ) -> Params | Tensor:
-    if isinstance(given, int) and given < 1:
-        message = f"probes must be at least 1, got {given}"
+    if isinstance(given, int | float) and (given < 1 or given != int(given)):
+        message = f"probes must be an integer of at least 1, got {given}"
         raise InputError(message)
     if method in PARAMETER_PROBES:
         if isinstance(given, int):

@@ -8,6 +8,7 @@ made; ``to`` returns another one.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
@@ -147,6 +148,20 @@ class FromFunction:
         return f"FromFunction({name})"
 
 
+def _check_signature(function: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(function).bind(1, None)
+    except ValueError:  # no signature to look at (built-in)
+        return
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        message = (
+            f"{name}{inspect.signature(function)} cannot be an evaluation distribution: it is "
+            "called as function(n, generator) and returns n points"
+        )
+        raise InputError(message) from error
+
+
 def as_px(obj: Any) -> EvalDistribution:
     """An evaluation distribution out of what a user may hand over.
 
@@ -166,6 +181,7 @@ def as_px(obj: Any) -> EvalDistribution:
     if isinstance(obj, Tensor | np.ndarray | tuple | Mapping | Dataset | DataLoader):
         return Empirical(obj)
     if callable(obj) and not isinstance(obj, type | nn.Module):
+        _check_signature(obj)
         return FromFunction(obj)
     message = (
         f"{obj!r} ({type(obj).__name__}) is no evaluation distribution. Allowed are px.Uniform, "

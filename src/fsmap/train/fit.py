@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from fsmap.linalg.passes import check_params
 from fsmap.linalg.probes import Stream
 from fsmap.objective.compose import Objective
 from fsmap.train.batches import Batches, as_batch, sample_batch, take
@@ -102,7 +104,9 @@ def fit(
         log_every,
         progress,
     )
+    check_params(params)
     train = as_batch(data, params)
+    _compare(objective.num_data, len(train.y))
     batches = Batches(len(train.y), batch_size, seed=seed, replace=replace)
     leaves = {n: p.detach().clone().requires_grad_() for n, p in params.items()}
     device = next(iter(leaves.values())).device
@@ -138,6 +142,16 @@ def fit(
 
     loop.run(take_step, "fit")
     return _state(loop), loop.recorder.history()
+
+
+def _compare(num_data: int, rows: int) -> None:
+    """N stands before the prior and the geometry: the wrong one makes them too strong or weak."""
+    if num_data != rows:
+        message = (
+            f"the objective was made for num_data={num_data}, the data have {rows} rows: prior and "
+            f"geometry weigh as for {num_data}. Give num_data={rows}, unless that is meant."
+        )
+        warnings.warn(message, UserWarning, stacklevel=3)
 
 
 def _state(loop: Loop) -> TrainState:

@@ -41,6 +41,14 @@ class Settings:
             if value is not None and value < 1:
                 message = f"{name} must be at least 1, got {value}"
                 raise InputError(message)
+        given: object = self.optimizer
+        if not isinstance(given, OptimizerSpec):
+            kind = type(given).__name__
+            message = (
+                f"optimizer must be a description without parameters, got {kind}. Use "
+                "fsmap.train.optim.adam(lr), adamw(lr) or sgd(lr, momentum=...)."
+            )
+            raise InputError(message)
         if self.clip is not None and not self.clip > 0:
             message = f"clip must be > 0, or None for no clipping, got {self.clip:g}"
             raise InputError(message)

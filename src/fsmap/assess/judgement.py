@@ -158,8 +158,8 @@ def judge(rank: Rank, symmetries: tuple[Finding, ...], num_points: int) -> tuple
     if idle_here:
         kinds = ", ".join(dict.fromkeys(f.kind.replace("_", " ") for f in idle_here))
         return "undecided", (
-            f"there are {kinds}, but on so few points (S = {num_points}) that may be chance: give at least "
-            f"{FEW_POINTS}."
+            f"there are {kinds}, but on so few points (S = {num_points}) that may be chance: give "
+            f"at least {FEW_POINTS}."
         )
     near = [f for f in symmetries if f.nearly and f.pathological]
     if near:

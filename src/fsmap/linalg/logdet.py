@@ -21,6 +21,7 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fsmap.errors import InputError, SingularGeometryError
 from fsmap.functional import count
@@ -96,7 +97,7 @@ def log_det(
             generator=generator,
             chunk=chunk,
         )
-    except torch._C._LinAlgError:  # what the decompositions raise for a matrix with NaN
+    except LinAlgError:  # what the decompositions raise for a matrix with NaN
         _explain(f, params, x, float(eps), method, metric)
     if not holds(torch.isfinite(value.value), otherwise=True):
         _explain(f, params, x, float(eps), method, metric)

@@ -122,3 +122,14 @@ def mean_and_sem(values: list[float]) -> tuple[float, float]:
     """Mean and its standard error."""
     t = torch.tensor(values)
     return float(t.mean()), float(t.std() / math.sqrt(len(t)))
+
+
+def laplacian_slow(f: ModelFn, params: Params, x: object, psi: Params) -> Tensor:
+    """‖Jψ‖²/S, one backward pass per output number; differentiable if f is twice so."""
+    out = f(params, x)
+    rows = []
+    for value in out.reshape(-1):
+        grads = torch.autograd.grad(value, params.values(), create_graph=True, allow_unused=True)
+        pairs = zip(psi.values(), grads, strict=True)
+        rows.append(sum((g * p).sum() for p, g in pairs if g is not None))
+    return torch.stack(rows).square().sum() / len(out)

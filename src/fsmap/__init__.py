@@ -14,10 +14,12 @@ from fsmap.linalg.logdet import log_det
 from fsmap.linalg.trace import trace
 from fsmap.objective import px
 from fsmap.objective.compose import Objective, fs_map, l_map, ps_map, variational_fs_map
+from fsmap.objective.inplace import InPlacePenalty
 from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
 from fsmap.objective.lmap import LMAP, LaplacianPenalty
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
 from fsmap.train.budget import Budget
+from fsmap.train.cost import estimate_cost
 from fsmap.train.fit import fit
 from fsmap.train.grid import Grid
 from fsmap.train.population import fit_population
@@ -32,12 +34,13 @@ __version__ = "0.1.0"
 __all__ = [
     "__version__",
     "functional", "Batch", "Estimate",  # a module as a function
-    "LMAP", "LaplacianPenalty",  # for a training loop you already have
+    "LMAP", "LaplacianPenalty", "InPlacePenalty",  # for a training loop you already have
     "ps_map", "fs_map", "l_map", "variational_fs_map", "Objective",  # the paper's objectives
     "Gaussian", "LaplaceNoise", "Categorical", "Bernoulli",  # likelihoods
     "Normal", "Laplace", "Flat", "Reparametrized",  # priors
     "fit", "fit_population", "Grid", "select",  # train
     "suggest_strength", "Budget", "TemperatureControl",  # how strong
+    "estimate_cost",  # what R adds to a step
     "px", "metric",  # evaluation distributions and metrics of function space
     "log_det", "trace",  # numbers of the Jacobian
     "metrics",  # numbers of predictions

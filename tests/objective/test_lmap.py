@@ -428,7 +428,7 @@ def test_bf16_autocast() -> None:
         # ψ is drawn in the parameters' dtype: give both runs the same numbers
         stream = Stream(0, 0)
         psi = stream.psi({n: p.float() for n, p in net.named_parameters()}, 4)
-        penalty.regularizer._probes = lambda params, x: [
+        penalty.regularizer._probes = lambda *_: [
             {n: p[r].to(dtype) for n, p in psi.items()} for r in range(4)
         ]
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):

@@ -28,7 +28,8 @@ def differentiable_attention() -> Iterator[None]:
 RECOMPUTES = (
     "the model uses activation checkpointing or saved-tensor hooks: a pass at given parameters "
     "would be recomputed in the backward pass with the module's own, and its gradient would be "
-    "wrong without an error. Switch checkpointing off for this model."
+    "wrong without an error. Switch checkpointing off for this model, or use fsmap.InPlacePenalty, "
+    "which moves the parameters themselves."
 )
 
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fsmap.errors import InputError
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.objective.syncbatchnorm import sync_batch_norm, synchronizes
 
 MODES = ("joint", "batch", "frozen")
 
@@ -62,9 +64,9 @@ def _without_statistics(module: nn.Module) -> list[str]:
 
 
 @contextmanager
-def frozen(module: nn.Module) -> Iterator[None]:
+def frozen(module: nn.Module, wanted: bool = True) -> Iterator[None]:
     """BatchNorm layers use their running statistics; everything else stays in its mode."""
-    active = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
+    active = [m for m in module.modules() if wanted and isinstance(m, _BatchNorm) and m.training]
     for m in active:
         m.training = False
     try:
@@ -80,3 +82,32 @@ def write_back(module: nn.Module, buffers: dict[str, Tensor]) -> None:
         for name, buffer in module.named_buffers():
             if name in buffers:
                 buffer.copy_(buffers[name])
+
+
+@contextmanager
+def differentiable_sync(module: nn.Module, estimator: str) -> Iterator[None]:
+    """SyncBatchNorm layers, where they synchronize, by arithmetic that has all derivatives.
+
+    Args:
+        module: The model.
+        estimator: What R is estimated by.
+
+    Raises:
+        UnsupportedModuleError: If it goes backwards through the points of one rank: a pass back
+            through the layer adds up what the ranks ask for.
+    """
+    active = [m for m in module.modules() if isinstance(m, nn.SyncBatchNorm) and synchronizes(m)]
+    if active and estimator in ("vjp", "exact"):
+        message = (
+            f"the estimator {estimator!r} cannot go through SyncBatchNorm: a backward pass through "
+            "it mixes the outputs of all ranks. Use 'jvp', 'fd' or 'fd_central', or "
+            "batchnorm='frozen'."
+        )
+        raise UnsupportedModuleError(message)
+    for m in active:
+        m.forward = partial(sync_batch_norm, m)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        for m in active:
+            del m.forward

@@ -19,6 +19,7 @@ from fsmap.linalg.metric import Metric
 from fsmap.objective import batchnorm as bn
 from fsmap.objective.px import EvalDistribution
 from fsmap.objective.regularizer import Regularizer
+from fsmap.objective.selection import Layers
 from fsmap.types import Inputs
 
 
@@ -42,11 +43,15 @@ class LMAP(nn.Module):
         probes: ψ per step.
         last_layer: Name of the linear layer that makes the output: its block of the trace is then
             exact, at no cost.
+        layers: R over these parameters only: names of layers or parameters, patterns such as
+            ``"block.*"``, or a function of a parameter's name. None: all that are trainable.
+        outputs: R over so many entries of the last output dimension, another random sample on each
+            step, scaled so that R is unbiased; for large vocabularies.
         forward: ``forward(module, x)`` when the module's signature is unusual.
 
     In ``eval()`` or under ``no_grad`` it returns the model's output and ``None``. Steps are counted
     by forward passes, or, after :meth:`attach`, by the optimiser's steps (gradient accumulation:
-    the same ψ over all micro-batches).
+    the same ψ over all micro-batches), or by you: ``lm.step = n``.
 
     Example:
         >>> import torch, fsmap
@@ -74,6 +79,8 @@ class LMAP(nn.Module):
         seed: int = 0,
         probes: int = 1,
         last_layer: str | None = None,
+        layers: Layers | None = None,
+        outputs: int | None = None,
         forward: Forward | None = None,
     ) -> None:
         """Wrap a model; see the class."""
@@ -94,6 +101,8 @@ class LMAP(nn.Module):
             seed=seed,
             probes=probes,
             last_layer=last_layer,
+            layers=layers,
+            outputs=outputs,
             forward=forward,
         )
 
@@ -136,8 +145,12 @@ class LMAP(nn.Module):
 
     @property
     def step(self) -> int:
-        """Number of the current step."""
+        """Number of the current step. Set it before a pass to count steps yourself."""
         return self.regularizer.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.regularizer.set_step(step)
 
     def get_extra_state(self) -> Tensor:
         """The step, so that a resumed run draws what an uninterrupted one would."""
@@ -196,6 +209,8 @@ class LaplacianPenalty:
         seed: int = 0,
         probes: int = 1,
         last_layer: str | None = None,
+        layers: Layers | None = None,
+        outputs: int | None = None,
         forward: Forward | None = None,
     ) -> None:
         """See :class:`LMAP`."""
@@ -214,6 +229,8 @@ class LaplacianPenalty:
             seed=seed,
             probes=probes,
             last_layer=last_layer,
+            layers=layers,
+            outputs=outputs,
             forward=forward,
         )
 
@@ -231,6 +248,15 @@ class LaplacianPenalty:
         """Count this optimiser's steps instead of calls."""
         self.regularizer.attach(optimizer)
         return self
+
+    @property
+    def step(self) -> int:
+        """Number of the current step. Set it before a call to count steps yourself."""
+        return self.regularizer.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.regularizer.set_step(step)
 
     def state_dict(self) -> dict[str, int]:
         """The step; the model's own state is the model's."""

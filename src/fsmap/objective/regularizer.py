@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +13,15 @@ from torch import Tensor, nn
 from fsmap.errors import FallbackWarning, InputError, UnsupportedModuleError
 from fsmap.functional import Forward, Functional, State, functional
 from fsmap.linalg import points, trace
-from fsmap.linalg.metric import Metric
+from fsmap.linalg.metric import Metric, Weights
 from fsmap.linalg.probes import Stream, generator, rademacher
+from fsmap.linalg.values import HALF
 from fsmap.objective import batchnorm as bn
 from fsmap.objective.geometry import sample
 from fsmap.objective.px import EvalDistribution, as_px
+from fsmap.objective.selection import Layers, Outputs, SomeOutputs, cut, survey, trainable
+from fsmap.objective.sharding import refuse_sharded
+from fsmap.objective.steps import Steps
 from fsmap.types import Inputs, Params
 
 
@@ -38,77 +41,86 @@ class Regularizer:
         seed: int = 0,
         probes: int = 1,
         last_layer: str | None = None,
+        layers: Layers | None = None,
+        outputs: int | None = None,
         forward: Forward | None = None,
     ) -> None:
         """Check and keep the settings."""
         trace.check_method(estimator)
-        for name, number in (("num_points", num_points), ("every", every), ("probes", probes)):
-            if number < 1:
-                message = f"{name} must be at least 1, got {number}"
-                raise InputError(message)
-        if last_layer is not None and (
-            metric is not None or estimator not in trace.PARAMETER_PROBES
-        ):
-            message = (
-                "last_layer goes with the Euclidean metric and with "
-                f"{', '.join(trace.PARAMETER_PROBES)}; "
-                f"got {estimator=} and {'a' if metric is not None else 'no'} metric"
-            )
-            raise InputError(message)
-        if not beta > 0:
-            message = f"beta must be > 0, got {beta:g}"
-            raise InputError(message)
+        check_numbers(num_points=num_points, every=every, probes=probes, outputs=outputs, beta=beta)
         functional(module, last_layer=last_layer)  # raises if there is nothing to train
         self.f = Functional(module, forward, last_layer)
         self.module = module
         self.px = as_px(px)
         self.num_points, self.estimator, self.beta = num_points, estimator, beta
-        self.every, self.metric, self.seed, self.probes = every, metric, seed, probes
-        self.step = 0
-        self._micro = 0  # forward passes since the optimizer's last step
-        self._attached = False
-        self._attachment = 0  # which one counts: hooks of earlier ones are deaf
+        self.metric, self.probes = metric, probes
+        self.layers, self.outputs = layers, outputs
+        self.steps = Steps(seed, every)
         self._looked = False
+        self._made: Outputs | None = None  # what makes the output, once it has been looked at
+        self._check_combinations()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Regularizer:
-        """A copy belongs to another model: no optimizer counts its steps yet."""
-        made = type(self).__new__(type(self))
-        memo[id(self)] = made
-        made.__dict__.update({k: copy.deepcopy(v, memo) for k, v in self.__dict__.items()})
-        made._attached = False
-        return made
+    def _check_combinations(self) -> None:
+        message = None
+        names = trainable(self.module, self.layers)
+        if self.f.last_layer is not None:
+            if self.metric is not None or self.estimator not in trace.PARAMETER_PROBES:
+                message = (
+                    "last_layer goes with the Euclidean metric and with "
+                    f"{', '.join(trace.PARAMETER_PROBES)}; got estimator={self.estimator!r} and "
+                    f"{'a' if self.metric is not None else 'no'} metric"
+                )
+            elif not all(name in names for name in self.f.last_layer_names()):
+                message = (
+                    f"last_layer={self.f.last_layer!r} is not among layers={self.layers!r}, so its "
+                    "block is no part of R. Add it there, or leave last_layer out."
+                )
+        if self.outputs and not (self.metric is None or isinstance(self.metric, Weights)):
+            message = (
+                "outputs=k goes with no metric or with fsmap.metric.Weights: a metric between "
+                f"outputs needs all of them; got {type(self.metric).__name__}"
+            )
+        if message:
+            raise InputError(message)
+
+    @property
+    def step(self) -> int:
+        """Number of the current step; setting it does not change who counts."""
+        return self.steps.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.steps.step = step
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count an optimizer's steps from now on.
-
-        Raises:
-            InputError: If steps are counted already.
-        """
-        if self._attached:
-            message = "this is attached to an optimizer already: a second one would count twice"
-            raise InputError(message)
-        self._attached = True
-        self._attachment = number = self._attachment + 1
-        optimizer.register_step_post_hook(lambda *_: self._advance(number))
+        """Count an optimizer's steps from now on."""
+        self.steps.attach(optimizer)
 
     def detach(self) -> None:
         """Count passes again: the optimizer's work is done, and another may be attached."""
-        self._attached = False
-        self._attachment += 1
-        self._micro = 0
+        self.steps.detach()
 
     def set_step(self, step: int) -> None:
-        """Which optimizer step this is, from a trainer that counts them itself."""
-        self._attached = True
-        if step != self.step:
-            self.step, self._micro = step, 0
+        """Which optimizer step this is, from a loop that counts them itself."""
+        self.steps.set_step(step)
 
     def passed(self) -> None:
-        """A forward pass is over: the next step, or the next micro-batch of an attached one."""
-        if self._attached:
-            self._micro += 1
-        else:
-            self.step += 1
+        """A pass is over."""
+        self.steps.passed()
+
+    @property
+    def every(self) -> int:
+        """R is evaluated on every so many steps."""
+        return self.steps.every
+
+    @property
+    def active(self) -> bool:
+        """Whether R is evaluated on this step."""
+        return self.steps.active
+
+    def stream(self) -> Stream:
+        """This step's random numbers."""
+        return self.steps.stream()
 
     def look(self, *inputs: Inputs) -> None:
         """Refuse NaN and inf in what the first pass sees; always looking would cost a wait."""
@@ -117,81 +129,93 @@ class Regularizer:
                 points.check(x)
             self._looked = True
 
-    def _advance(self, attachment: int) -> None:
-        if attachment == self._attachment:
-            self.step += 1
-            self._micro = 0
-
-    @property
-    def active(self) -> bool:
-        """Whether R is evaluated on this step."""
-        return self.step % self.every == 0
-
-    def stream(self) -> Stream:
-        """This step's random numbers: ψ the same on every rank, evaluation points its own."""
-        return Stream(self.seed, self.step, _rank(), self._micro)
-
     def params(self) -> Params:
-        """The module's trainable parameters as they are now.
-
-        Returns:
-            Live tensors, keyed as in ``named_parameters()``.
-
-        Raises:
-            UnsupportedModuleError: If they are sharded.
-        """
-        params: Params = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
-        if any(hasattr(p, "placements") for p in params.values()):
-            message = (
-                "the parameters are sharded (FSDP2/DTensor): a functional pass would ignore ψ and "
-                "return R = 0 without an "
-                "error. Use DDP, or apply fully_shard to nothing that this wraps."
-            )
-            raise UnsupportedModuleError(message)
-        return params
+        """The parameters that R is about, as they are now."""
+        refuse_sharded(self.module)
+        return trainable(self.module, self.layers)
 
     def sample(self, params: Params) -> Inputs:
         """S evaluation points."""
         return sample(self.px, self.num_points, params, self.stream())
 
     def value(self, params: Params, x: Inputs) -> tuple[Tensor, Tensor, State]:
-        """R (times ``every``), the unperturbed output and the state of that pass."""
+        """R (times ``every``), and the output and state of a pass that can serve the loss too."""
+        chosen = self._chosen(params, x)
+        metric = self.metric
+        if chosen is not None:
+            assert metric is None or isinstance(metric, Weights)
+            metric = SomeOutputs(chosen[0], chosen[1].size, metric)
+        return self._with_fallback(self.f, params, x, metric)
+
+    def separate(self, mode: str) -> Tensor:
+        """R on a pass of its own, BatchNorm ``frozen`` or ``batch``; statistics untouched."""
+        params = self.params()
+        x = self.sample(params)
+        self.look(x)
+        with bn.frozen(self.module, mode == "frozen"), self.own_noise():
+            chosen = self._chosen(params, x)
+            if chosen is None:
+                return self._with_fallback(self.f, params, x, self.metric)[0]
+            rows, made = chosen
+            f = cut(self.f, rows, made.head)
+            return made.size / len(rows) * self._with_fallback(f, params, x, self.metric)[0]
+
+    def _chosen(self, params: Params, x: Inputs) -> tuple[Tensor, Outputs] | None:
+        """This step's sample of outputs; None where all of them count."""
+        if self.outputs is None:
+            return None
+        if self._made is None:
+            self._made = survey(self.f, params, x)
+        if self.outputs >= self._made.size:
+            return None
+        device = next(iter(params.values())).device
+        return self._made.draw(self.outputs, self.stream()).to(device), self._made
+
+    def _with_fallback(
+        self, f: Functional, params: Params, x: Inputs, metric: Metric | Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
         try:
-            return self._value(params, x)
+            return self._value(f, params, x, metric)
         except UnsupportedModuleError as error:
             if self.estimator != "jvp" or "forward-mode" not in str(error):
                 raise
             warnings.warn(f"{error} Using it from now on.", FallbackWarning, stacklevel=4)
             self.estimator = "fd_central"
-            return self._value(params, x)
+            return self._value(f, params, x, metric)
 
-    def _value(self, params: Params, x: Inputs) -> tuple[Tensor, Tensor, State]:
-        passes = [
-            trace.estimate(
-                self.f, params, x, probe, method=self.estimator, beta=self.beta, metric=self.metric
-            )
-            for probe in self._probes(params, x)
-        ]
+    def _value(
+        self, f: Functional, params: Params, x: Inputs, metric: Metric | Tensor | None
+    ) -> tuple[Tensor, Tensor, State]:
+        method = self.estimator
+        if method.startswith("fd"):
+            check_full_precision(params, self.beta)
+        with bn.differentiable_sync(self.module, method):
+            passes = [
+                trace.estimate(f, params, x, probe, method=method, beta=self.beta, metric=metric)
+                for probe in self._probes(f, params, x, metric)
+            ]
+            out, state = passes[0].out, passes[0].state
+            if out is None or state is None:
+                out, state = f.with_state(params, x)
         value = torch.stack([p.value for p in passes]).mean()
-        out, state = passes[0].out, passes[0].state
-        if out is None or state is None:
-            out, state = self.f.with_state(params, x)
-        if self.f.last_layer is not None:
-            value = value + trace.last_layer_trace(self.f, out, state.features[0])
+        if f.last_layer is not None:
+            value = value + trace.last_layer_trace(f, out, state.features[0])
         return self.every * value, out, state
 
-    def _probes(self, params: Params, x: Inputs) -> list[Any]:
+    def _probes(
+        self, f: Functional, params: Params, x: Inputs, metric: Metric | Tensor | None
+    ) -> list[Any]:
         stream = self.stream()
         if self.estimator == "exact":
             return [None]
         if self.estimator == "vjp":
             with torch.no_grad():
-                out = self.f(params, x)
-                size = trace.resolve(self.metric, x, out).size
-            signs = generator(self.seed, self.step, "signs", stream.rank)
+                out = f(params, x)
+                size = trace.resolve(metric, x, out).size
+            signs = generator(stream.seed, stream.step, "signs", stream.rank)
             return list(rademacher(self.probes, size, signs, out))
         psi = stream.psi(params, self.probes)
-        for name in self.f.last_layer_names():
+        for name in f.last_layer_names():
             psi[name] = torch.zeros_like(psi[name])
         return [{n: p[r] for n, p in psi.items()} for r in range(self.probes)]
 
@@ -206,18 +230,33 @@ class Regularizer:
             torch.manual_seed(self.stream().noise())
             yield
 
-    def separate(self, mode: str) -> Tensor:
-        """R on a pass of its own, BatchNorm ``frozen`` or ``batch``; statistics untouched."""
-        params = self.params()
-        x = self.sample(params)
-        self.look(x)
-        if mode == "frozen":
-            with bn.frozen(self.module), self.own_noise():
-                return self.value(params, x)[0]
-        with self.own_noise():
-            return self.value(params, x)[0]
+
+def check_numbers(*, beta: float, **numbers: int | None) -> None:
+    """Refuse numbers out of their domain.
+
+    Raises:
+        InputError: With the name and what came.
+    """
+    for name, number in numbers.items():
+        if number is not None and number < 1:
+            message = f"{name} must be at least 1, got {number}"
+            raise InputError(message)
+    if not beta > 0:
+        message = f"beta must be > 0, got {beta:g}"
+        raise InputError(message)
 
 
-def _rank() -> int:
-    dist = torch.distributed
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+def check_full_precision(params: Params, beta: float) -> None:
+    """Refuse differences where they drown.
+
+    Raises:
+        InputError: If a parameter is in half precision.
+    """
+    half = next((p.dtype for p in params.values() if p.dtype in HALF), None)
+    if half is not None:
+        message = (
+            f"differences of size {beta=:g} drown in {str(half).removeprefix('torch.')} "
+            "parameters. Keep them in float32 and use torch.autocast, or use the estimator 'jvp' "
+            "or 'vjp'."
+        )
+        raise InputError(message)

@@ -1,0 +1,232 @@
+r"""R(θ) and its gradient from ordinary passes at parameters that are moved in place.
+
+For models that a functional pass cannot serve: parameters sharded by FSDP2, activation
+checkpointing, kernels without forward mode. With f₀ = f(θ) and f₁ = f(θ+βψ) the estimate ``fd`` is
+R = ‖f₁ − f₀‖²/β² (``eq:mc-laplace``, in the metric g), and its gradient has one term in each pass:
+
+    ∇R = J(θ+βψ)ᵀ ∂R/∂f₁ + J(θ)ᵀ ∂R/∂f₀
+
+The cotangents ∂R/∂f₁ and ∂R/∂f₀ are constants once both outputs are known. So: f₀ without a graph;
+move the parameters; f₁ and its backward pass; put them back, bit for bit; f₀ once more, and its
+backward pass. No graph ever sees a parameter change: three forward and two backward passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsmap.errors import UnsupportedModuleError
+from fsmap.functional import Forward, Functional
+from fsmap.linalg import points
+from fsmap.linalg.metric import Metric, resolve
+from fsmap.linalg.passes import flat
+from fsmap.linalg.probes import Stream
+from fsmap.linalg.values import HALF, accumulate
+from fsmap.objective import batchnorm as bn
+from fsmap.objective import sharding
+from fsmap.objective.geometry import sample
+from fsmap.objective.px import EvalDistribution, as_px
+from fsmap.objective.regularizer import check_numbers
+from fsmap.objective.selection import Layers, trainable
+from fsmap.objective.steps import Steps
+from fsmap.types import Inputs, Params
+
+
+class InPlacePenalty:
+    """λ∇R(θ) added to the gradients: ``loss.backward(); penalty.backward(lam)``.
+
+    Equal to ``LaplacianPenalty(estimator="fd")``, in another order: it needs nothing from the model
+    but forward and backward passes, so it serves FSDP2 (``fully_shard``), FSDP2 with activation
+    checkpointing, DDP, and any other model. ψ is the same on every rank, each rank draws evaluation
+    points of its own, and gradients are averaged as those of the loss are.
+
+    Args:
+        module: The model as the loop calls it: wrapped, sharded, compiled.
+        px: Evaluation distribution; see :class:`fsmap.LMAP`.
+        num_points: S, fresh points per rank and call.
+        beta: Step of the differences.
+        batchnorm: ``frozen`` (what ``auto`` means where there are running statistics) or ``batch``;
+            running statistics stay as they are.
+        every: Evaluate R on every k-th optimizer step only, k times as strong.
+        metric: g, see :mod:`fsmap.metric`.
+        seed: ψ is a function of (seed, step, parameter name).
+        probes: ψ per step; each costs three forward and two backward passes.
+        layers: R over these parameters only; see :class:`fsmap.LMAP`.
+        forward: ``forward(module, x)`` when the module's signature is unusual.
+
+    Example:
+        >>> import torch, fsmap
+        >>> model = torch.nn.Linear(2, 3)
+        >>> penalty = fsmap.InPlacePenalty(model, fsmap.px.Normal(shape=(2,)), num_points=16)
+        >>> R = penalty.backward(1e-3)
+        >>> bool(R > 0), model.weight.grad.shape
+        (True, torch.Size([3, 2]))
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        px: EvalDistribution,
+        *,
+        num_points: int,
+        beta: float = 1e-3,
+        batchnorm: str = "auto",
+        every: int = 1,
+        metric: Metric | Tensor | None = None,
+        seed: int = 0,
+        probes: int = 1,
+        layers: Layers | None = None,
+        forward: Forward | None = None,
+    ) -> None:
+        """See the class."""
+        check_numbers(num_points=num_points, every=every, probes=probes, beta=beta)
+        bn.check_mode(batchnorm, ("auto", "frozen", "batch"), "For 'joint' use fsmap.LMAP.")
+        if batchnorm == "frozen":
+            bn.check_running(module)
+        self.batchnorm = bn.deployed(module) if batchnorm == "auto" else batchnorm
+        self.f = Functional(module, forward)
+        self.module = module
+        self.px = as_px(px)
+        self.num_points, self.beta, self.probes = num_points, beta, probes
+        self.metric, self.layers = metric, layers
+        self.steps = Steps(seed, every)
+        self._looked = False
+        trainable(sharding.unwrapped(module), layers)  # raises if there is none
+
+    def backward(self, reg_strength: float | Tensor = 1.0) -> Tensor:
+        """Add λ∇R to every ``.grad``, as ``(lam * R).backward()`` would.
+
+        Args:
+            reg_strength: λ; with gradient accumulation over k micro-batches λ/k, with a GradScaler
+                λ times its scale. A plain 0 makes no pass.
+
+        Returns:
+            R of this rank's points, a number without history; 0 on steps that ``every`` leaves out.
+        """
+        params = trainable(sharding.unwrapped(self.module), self.layers)
+        like = next(iter(params.values()))
+        value = torch.zeros((), device=like.device, dtype=like.dtype)
+        zero = isinstance(reg_strength, int | float) and reg_strength == 0
+        if self.steps.active and not zero:
+            stream = self.steps.stream()
+            x = sample(self.px, self.num_points, params, stream)
+            if not self._looked:
+                points.check(x)
+            share = self.steps.every / self.probes
+            with bn.frozen(self.module, self.batchnorm == "frozen"), _kept_buffers(self.module):
+                for probe in range(self.probes):
+                    value += share * self._one(params, x, stream, probe, share * reg_strength)
+        self.steps.passed()
+        return value
+
+    def _one(
+        self, params: Params, x: Inputs, stream: Stream, probe: int, weight: float | Tensor
+    ) -> Tensor:
+        with torch.no_grad():
+            base = self._pass(x, stream)
+        with torch.enable_grad():
+            with self._moved(params, stream, probe):
+                there = self._pass(x, stream)
+                value, at_there, at_base = self._cotangents(x, there, base, weight)
+                torch.autograd.backward(there, at_there)
+            torch.autograd.backward(self._pass(x, stream), at_base)
+        return value
+
+    def _cotangents(
+        self, x: Inputs, there: Tensor, base: Tensor, weight: float | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """R, and the derivatives of weight·R with respect to both outputs."""
+        ends = [out.detach().requires_grad_() for out in (there, base)]
+        difference = flat(accumulate(ends[0]) - accumulate(ends[1]), x) / self.beta  # [S, K]
+        value = resolve(self.metric, x, ends[1]).quadratic(difference)
+        at_there, at_base = torch.autograd.grad(weight * value, ends)
+        return value.detach(), at_there, at_base
+
+    def _pass(self, x: Inputs, stream: Stream) -> Tensor:
+        """An ordinary pass in full precision, with this step's noise in random layers."""
+        device = next(self.module.parameters()).device
+        devices = [device] if device.type == "cuda" else []
+        with torch.autocast(device.type, enabled=False), torch.random.fork_rng(devices):
+            torch.manual_seed(stream.noise())
+            if self._looked:
+                return self.f.plain(x)
+            with _no_half(self.module, self.beta):
+                out = self.f.plain(x)
+            self._looked = True
+            return out
+
+    @contextmanager
+    def _moved(self, params: Params, stream: Stream, probe: int) -> Iterator[None]:
+        """The parameters at θ + βψ; afterwards at θ, to the last bit."""
+        kept = {name: sharding.local(p).detach().clone() for name, p in params.items()}
+        try:
+            with torch.no_grad():
+                for name, p in params.items():
+                    psi = stream.psi({name: sharding.whole_like(p)}, self.probes)[name][probe]
+                    sharding.local(p).add_(sharding.own_part(psi, p), alpha=self.beta)
+            sharding.forget_gathered(self.module)
+            yield
+        finally:
+            with torch.no_grad():
+                for name, p in params.items():
+                    sharding.local(p).copy_(kept[name])
+            sharding.forget_gathered(self.module)
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> InPlacePenalty:
+        """Count this optimizer's steps instead of calls."""
+        self.steps.attach(optimizer)
+        return self
+
+    @property
+    def step(self) -> int:
+        """Number of the current step. Set it before a call to count steps yourself."""
+        return self.steps.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.steps.set_step(step)
+
+    def state_dict(self) -> dict[str, int]:
+        """The step; the model's own state is the model's."""
+        return {"step": self.steps.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restore the step."""
+        self.steps.step = int(state["step"])
+
+
+@contextmanager
+def _kept_buffers(module: nn.Module) -> Iterator[None]:
+    """Running statistics as they were before."""
+    kept = {name: b.clone() for name, b in module.named_buffers()}
+    try:
+        yield
+    finally:
+        bn.write_back(module, kept)
+
+
+@contextmanager
+def _no_half(module: nn.Module, beta: float) -> Iterator[None]:
+    """Refuse a pass that a layer makes in half precision (FSDP2's MixedPrecisionPolicy)."""
+
+    def look(layer: nn.Module, *_: Any) -> None:
+        half = next((p.dtype for p in layer.parameters(recurse=False) if p.dtype in HALF), None)
+        if half is not None:
+            message = (
+                f"{type(layer).__name__} computes in {str(half).removeprefix('torch.')}, in which "
+                f"differences of size {beta=:g} drown. Keep float32 parameters and no "
+                "MixedPrecisionPolicy(param_dtype=...) for the model that this moves."
+            )
+            raise UnsupportedModuleError(message)
+
+    hooks = [m.register_forward_pre_hook(look) for m in module.modules()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,224 @@
+"""What R would add to a training step, measured before training starts."""
+
+from __future__ import annotations
+
+import copy
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fsmap.errors import InputError
+from fsmap.linalg.values import accumulate
+from fsmap.objective.lmap import LMAP, LaplacianPenalty
+from fsmap.types import Inputs
+
+EVERY = (1, 2, 4, 8)
+
+
+class StepCost(NamedTuple):
+    """Seconds and peak bytes of a training step, forward and backward; ``print`` it.
+
+    Attributes:
+        plain: Seconds of a step of the model alone.
+        idle: Seconds of a step on which ``every`` leaves R out (in ``joint`` a larger batch).
+        active: Seconds of a step with R.
+        plain_bytes: Most bytes that a step of the model alone holds at once, parameters excluded.
+        active_bytes: The same for a step with R.
+        every: R is evaluated on every so many steps.
+        settings: What was measured, in words.
+    """
+
+    plain: float
+    idle: float
+    active: float
+    plain_bytes: int
+    active_bytes: int
+    every: int
+    settings: str
+
+    def seconds(self, every: int | None = None) -> float:
+        """Seconds of a step on average, with R on every so many of them."""
+        k = self.every if every is None else every
+        return self.active / k + self.idle * (1 - 1 / k)
+
+    @property
+    def factor(self) -> float:
+        """How many times as long training takes."""
+        return self.seconds() / self.plain
+
+    @property
+    def extra_bytes(self) -> int:
+        """Bytes that R adds to the peak."""
+        return max(0, self.active_bytes - self.plain_bytes)
+
+    def __str__(self) -> str:
+        lines = [
+            self.settings,
+            f"{'step':<14}{'time':>10}{'factor':>8}{'peak memory':>13}",
+            _line("without R", self.plain, 1.0, self.plain_bytes),
+        ]
+        for k in sorted({*EVERY, self.every}):
+            name = f"every={k}" + (" (set)" if k == self.every else "")
+            lines.append(
+                _line(name, self.seconds(k), self.seconds(k) / self.plain, self.active_bytes)
+            )
+        return "\n".join(lines)
+
+
+def estimate_cost(
+    term: Any,
+    x: Inputs,
+    *,
+    loss: Callable[[Tensor], Tensor] | None = None,
+    repeats: int = 3,
+) -> StepCost:
+    """Measure a training step with and without R; the model stays as it is.
+
+    Args:
+        term: The LMAP or LaplacianPenalty that will train the model. Call this inside
+            ``torch.autocast`` if you train so.
+        x: A training batch.
+        loss: Loss of an output; by default its mean square. The optimizer's own step is not part of
+            the measurement: it is the same with and without R.
+        repeats: The fastest of so many is taken, after a first one for warming up.
+
+    Returns:
+        Seconds and bytes; ``print`` shows what other values of ``every`` would cost.
+
+    Raises:
+        InputError: If ``term`` is neither an LMAP nor a LaplacianPenalty.
+
+    Example:
+        >>> import torch, fsmap
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 2))
+        >>> lm = fsmap.LMAP(model, fsmap.px.Normal(shape=(8,)), num_points=32)
+        >>> cost = fsmap.estimate_cost(lm, torch.zeros(32, 8))
+        >>> cost.seconds(every=4) < cost.seconds(every=1)
+        True
+    """
+    if not isinstance(term, LMAP | LaplacianPenalty):
+        message = (
+            f"estimate_cost takes an LMAP or a LaplacianPenalty, got {type(term).__name__}. "
+            "(InPlacePenalty makes three forward and two backward passes over its points.)"
+        )
+        raise InputError(message)
+    reg = term.regularizer
+    params = [p for p in reg.module.parameters() if p.requires_grad]
+    objective = loss or (lambda out: accumulate(out).square().mean())
+
+    def plain() -> Sequence[Tensor | None]:
+        return torch.autograd.grad(objective(reg.f.plain(x)), params, allow_unused=True)
+
+    def with_term(strength: float) -> Sequence[Tensor | None]:
+        reg.step = 0
+        if isinstance(term, LMAP):
+            out, value = term(x, strength)
+        else:
+            out, value = reg.f.plain(x), term(strength)
+        return torch.autograd.grad(objective(out) + value, params, allow_unused=True)
+
+    device = params[0].device
+    runs = (plain, lambda: with_term(0.0), lambda: with_term(1.0))
+    with _as_it_was(term, device):
+        seconds = [_seconds(run, device, repeats) for run in runs]
+        peaks = [_peak(run, device) for run in (runs[0], runs[2])]
+    settings = (
+        f"{reg.estimator}, num_points={reg.num_points}, probes={reg.probes}, "
+        f"batchnorm={term.batchnorm!r}, {str(device)}"
+    )
+    return StepCost(seconds[0], seconds[1], seconds[2], peaks[0], peaks[1], reg.every, settings)
+
+
+def _line(name: str, seconds: float, factor: float, size: int) -> str:
+    return f"{name:<14}{1e3 * seconds:>7.1f} ms{factor:>7.2f}x{size / 1e6:>10.1f} MB"
+
+
+@contextmanager
+def _as_it_was(term: LMAP | LaplacianPenalty, device: torch.device) -> Iterator[None]:
+    """Training mode; afterwards mode, buffers, steps and torch's random state as before."""
+    reg = term.regularizer
+    module: nn.Module = term if isinstance(term, LMAP) else reg.module
+    modes = {part: part.training for part in module.modules()}
+    buffers = {name: b.clone() for name, b in module.named_buffers()}
+    steps = copy.copy(reg.steps.__dict__)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+            if not module.training:
+                module.train()
+            yield
+    finally:
+        reg.steps.__dict__.update(steps)
+        for part, training in modes.items():
+            part.training = training
+        with torch.no_grad():
+            for name, b in module.named_buffers():
+                b.copy_(buffers[name])
+
+
+def _seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
+    found = []
+    for _ in range(1 + max(1, repeats)):
+        start = _now(device)
+        run()
+        found.append(_now(device) - start)
+    return min(found[1:])
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _peak(run: Callable[[], object], device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    with _Alive() as alive:
+        run()
+    return int(alive.peak)
+
+
+class _Alive(TorchDispatchMode):
+    """Bytes of the tensors that operations made and that are still alive, and their maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: dict[int, Any] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            self._count(leaf, made=False)  # was there before: parameters, inputs
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            self._count(leaf, made=True)
+        return out
+
+    def _count(self, leaf: Any, *, made: bool) -> None:
+        if not isinstance(leaf, Tensor):
+            return
+        storage = leaf.untyped_storage()
+        key, size = storage._cdata, storage.nbytes() * made
+        if key in self._known:
+            return
+
+        def gone(_: Any) -> None:
+            if self._known.pop(key, None) is not None:
+                self.now -= size
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.peak = max(self.peak, self.now)

@@ -1,0 +1,89 @@
+"""Every cell of {precision} × {BatchNorm} × {accumulation} × {processes}, and what two ranks do."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tests.loops import cells
+from tests.oracles import gradient_slow
+
+# Relative errors of R and of the gradient (norm of the difference over norm): rounding in float64
+# and float32. bf16 has 8 bits, 0.4 % an operation: R within 1 %, its gradient within 1.5 %.
+TOLERANCE = {"float64": (1e-13, 1e-13), "float32": (1e-6, 2e-6), "bf16 autocast": (0.01, 0.015)}
+
+
+def test_the_definition_is_its_own_gradient() -> None:
+    cell = cells.Cell("float64", bn=True, accumulation=1, processes=1)
+    wanted = cells.definition(cell)
+    params = {n: p.detach() for n, p in cells.network(True).named_parameters()}
+
+    def value(moved):
+        moved = {n: p.requires_grad_() for n, p in moved.items()}
+        return cells.objective_slow(moved, cell)[0].detach()
+
+    slow = gradient_slow(value, params)
+    torch.testing.assert_close(
+        torch.cat([wanted[n].reshape(-1) for n in params]), slow, rtol=1e-7, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("cell", cells.cells(1), ids=str)
+def test_one_process(cell: cells.Cell) -> None:
+    value, gradient = cells.error(cells.run(cell), cells.definition(cell))
+    assert value < TOLERANCE[cell.precision][0]
+    assert gradient < TOLERANCE[cell.precision][1]
+
+
+def test_micro_batches_equal_one_large_batch_without_batchnorm() -> None:
+    """Four micro-batches and their points in one pass: the same R and the same gradient."""
+    parts = cells.run(cells.Cell("float64", bn=False, accumulation=4, processes=1))
+    x, y = (torch.cat(t) for t in zip(*(cells.micro_batch(0, m) for m in range(4)), strict=True))
+    streams = [cells.Stream(cells.SEED, 1, 0, m) for m in range(4)]
+    points = torch.cat([cells.px(cells.S, s.points()) for s in streams])
+    net = cells.network(False)
+    lm = cells.fsmap.LMAP(net, lambda n, g: points, num_points=len(points), seed=cells.SEED)
+    lm.step = 1
+    out, R = lm(x)
+    (cells.F.cross_entropy(out, y) + cells.LAM * R).backward()
+    whole = {n: p.grad for n, p in net.named_parameters()}
+    assert max(cells.error(parts, {**whole, "R": R.detach()})) < 1e-12
+
+
+def test_two_processes(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    """One launch by torchrun serves all cases: it takes longer than they do."""
+    script, out = Path(__file__).with_name("two_processes.py"), tmp_path / "found.json"
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        *(str(script), str(out)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=110)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+
+    matrix = found.pop("matrix")
+    for cell in cells.cells(2):
+        with subtests.test(str(cell)):
+            assert matrix[f"{cell}: R"] < TOLERANCE[cell.precision][0]
+            assert matrix[f"{cell}: gradient"] < TOLERANCE[cell.precision][1]
+    refused = found.pop("refusals")
+    with subtests.test("refusals"):
+        for name in ("LMAP", "LaplacianPenalty"):
+            assert "would ignore ψ" in refused[name]
+            assert "fsmap.InPlacePenalty" in refused[name]
+        drown = "Linear computes in bfloat16, in which differences of size beta=0.001 drown"
+        assert drown in refused["half"]
+        assert "'exact' cannot go through SyncBatchNorm" in refused["exact"]
+    for name, case in found.items():
+        with subtests.test(name):
+            assert case["worst"] < 1e-10  # the single-process run on the joined batch
+            assert case["R"] > 0
+            assert case["step"] == 2
+            assert case.get("same", 1.0) == 1.0  # parameters are back to the last bit
+            assert case.get("buffers", 0.0) < 1e-12  # running statistics over all ranks

@@ -1,0 +1,205 @@
+"""What two ranks do under torchrun; rank 0 writes the findings to the file that it is given."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.loops import cells  # noqa: E402
+
+import fsmap  # noqa: E402
+from fsmap.errors import FsmapError  # noqa: E402
+from fsmap.linalg.probes import Stream  # noqa: E402
+
+S, B, LAM = 6, 4, 0.1
+Found = dict[str, float | str]
+
+
+class Net(nn.Module):
+    """Sizes that do not divide by two, a block that can be checkpointed, maybe BatchNorm."""
+
+    def __init__(self, norm: nn.Module | None = None, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 5), norm or nn.Identity(), nn.Tanh())
+        self.head = nn.Linear(5, 3)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = checkpoint(self.body, x, use_reentrant=False) if self.checkpointed else self.body(x)
+        return self.head(h)
+
+
+def network(norm: Callable[[], nn.Module] | None = None, checkpointed: bool = False) -> Net:
+    torch.manual_seed(0)
+    return Net(norm() if norm else None, checkpointed)
+
+
+def data() -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(1)
+    n = dist.get_world_size() * B
+    return torch.randn(n, 2, generator=g), torch.randint(0, 3, (n,), generator=g)
+
+
+def own(t: Tensor) -> Tensor:
+    rank = dist.get_rank()
+    return t[rank * B : (rank + 1) * B]
+
+
+def worst(got: nn.Module, wanted: nn.Module) -> float:
+    """Largest error of a gradient, relative to the largest entry of its tensor.
+
+    A bias before BatchNorm has none but rounding: no tensor counts as smaller than 1e-3 of all.
+    """
+    floor = 1e-3 * max(float(p.grad.abs().max()) for p in wanted.parameters())
+    errors = []
+    for a, b in zip(got.parameters(), wanted.parameters(), strict=True):
+        grad = a.grad.full_tensor() if hasattr(a.grad, "full_tensor") else a.grad
+        errors.append(float((grad - b.grad).abs().max() / b.grad.abs().max().clamp_min(floor)))
+    return max(errors)
+
+
+def all_points(step: int) -> Tensor:
+    px = fsmap.px.Normal(shape=(2,))
+    ranks = range(dist.get_world_size())
+    return torch.cat([px.sample(S, Stream(0, step, r).points()) for r in ranks])
+
+
+def joined(model: nn.Module, step: int, **options: object) -> tuple[fsmap.LMAP, Tensor]:
+    """One process, the points of all ranks at once, the same ψ: gradients in ``model``."""
+    points = all_points(step)
+    lm = fsmap.LMAP(model, lambda n, g: points, num_points=len(points), **options)
+    lm.step = step
+    x, y = data()
+    out, R = lm(x)
+    (F.cross_entropy(out, y) + LAM * R).backward()
+    return lm, R.detach()
+
+
+def ddp(norm: Callable[[], nn.Module] | None = None, **options: object) -> Found:
+    """DDP(LMAP) against the joined batch, on the second step."""
+    model, twin = network(norm), network(norm and (lambda: nn.BatchNorm1d(5)))
+    x, y = data()
+    lm = fsmap.LMAP(model, fsmap.px.Normal(shape=(2,)), num_points=S, **options)
+    wrapped = lm if norm is sync else DistributedDataParallel(lm)
+    for _ in range(2):
+        wrapped.zero_grad()
+        twin.load_state_dict(model.state_dict())
+        out, R = wrapped(own(x))
+        (F.cross_entropy(out, own(y)) + LAM * R).backward()
+    if norm is sync:  # DDP takes SyncBatchNorm on GPUs only: average as it does
+        for p in model.parameters():
+            dist.all_reduce(p.grad)
+            p.grad /= dist.get_world_size()
+    joined(twin, 1, **options)
+    buffers = zip(model.buffers(), twin.buffers(), strict=True)
+    moved = max((float((a - b).abs().max()) for a, b in buffers), default=0.0)
+    return {"worst": worst(model, twin), "R": float(R), "step": lm.step, "buffers": moved}
+
+
+def fsdp(reshard: bool, checkpointed: bool = False, **options: object) -> Found:
+    """InPlacePenalty on sharded parameters against the unsharded definition."""
+    model = network(checkpointed=checkpointed)
+    fully_shard(model.body, reshard_after_forward=reshard)
+    fully_shard(model, reshard_after_forward=reshard)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    penalty = fsmap.InPlacePenalty(model, fsmap.px.Normal(shape=(2,)), num_points=S, **options)
+    penalty.attach(optimizer)
+    before = [p.to_local().clone() for p in model.parameters()]
+    x, y = data()
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(own(x)), own(y)).backward()
+        R = penalty.backward(LAM)
+        optimizer.step()
+    same = all(
+        torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True)
+    )
+    twin = network()
+    joined(twin, 1, batchnorm="frozen", estimator="fd", **options)
+    return {"worst": worst(model, twin), "R": float(R), "same": float(same), "step": penalty.step}
+
+
+def refusals() -> Found:
+    """What cannot work gets told."""
+    px, x = fsmap.px.Normal(shape=(2,)), own(data()[0])
+    model = network()
+    fully_shard(model)
+    half = network()
+    fully_shard(half, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+    penalty = fsmap.InPlacePenalty(half, px, num_points=S)
+    tries: dict[str, Callable[[], object]] = {
+        "LMAP": lambda: fsmap.LMAP(model, px, num_points=S)(x),
+        "LaplacianPenalty": lambda: fsmap.LaplacianPenalty(model, px, num_points=S)(),
+        "half": lambda: penalty.backward(1.0),
+        "exact": lambda: fsmap.LMAP(network(sync), px, num_points=S, estimator="exact")(x),
+    }
+    said: Found = {}
+    for name, attempt in tries.items():
+        try:
+            attempt()
+            said[name] = "nothing"
+        except FsmapError as error:
+            said[name] = str(error)
+    return said
+
+
+def matrix() -> Found:
+    """Errors of every cell for two processes."""
+    found: Found = {}
+    for cell in cells.cells(dist.get_world_size()):
+        got = cells.run(cell, dist.get_rank())
+        dist.all_reduce(got["R"])
+        got["R"] /= dist.get_world_size()
+        if dist.get_rank() == 0:
+            found[f"{cell}: R"], found[f"{cell}: gradient"] = cells.error(
+                got, cells.definition(cell)
+            )
+    return found
+
+
+def sync() -> nn.Module:
+    return nn.SyncBatchNorm(5)
+
+
+CASES: dict[str, Callable[[], Found]] = {
+    "matrix": matrix,
+    "ddp joint jvp": lambda: ddp(),
+    "ddp frozen jvp": lambda: ddp(batchnorm="frozen"),
+    "ddp joint fd": lambda: ddp(estimator="fd"),
+    "ddp sampled outputs": lambda: ddp(batchnorm="frozen", outputs=2),
+    "ddp one layer": lambda: ddp(layers="body"),
+    "sync joint jvp": lambda: ddp(sync),
+    "sync joint fd_central": lambda: ddp(sync, estimator="fd_central"),
+    "fsdp": lambda: fsdp(reshard=True),
+    "fsdp, parameters kept": lambda: fsdp(reshard=False),
+    "fsdp, checkpointing": lambda: fsdp(reshard=True, checkpointed=True),
+    "fsdp, two probes": lambda: fsdp(reshard=True, probes=2),
+    "refusals": refusals,
+}
+
+
+def main(out: Path) -> None:
+    torch.set_default_dtype(torch.float64)
+    dist.init_process_group("gloo")
+    found = {name: case() for name, case in CASES.items()}
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(found))
+    gc.collect()  # before the group goes: a DDP that outlives it aborts at exit
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

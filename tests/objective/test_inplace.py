@@ -1,0 +1,183 @@
+"""InPlacePenalty equals the functional `fd`: value, gradient, and the state it leaves behind."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import fsmap
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.objective import sharding
+
+S = 5
+PX = fsmap.px.Normal(shape=(2,))
+
+
+def network(dropout: float = 0.0) -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.Linear(2, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Dropout(dropout), nn.Linear(6, 3)
+        )
+        net(torch.randn(20, 2))  # running statistics that are not the defaults
+    return net
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor]:
+    zero = {n: torch.zeros_like(p) for n, p in module.named_parameters()}
+    return {n: zero[n] if p.grad is None else p.grad for n, p in module.named_parameters()}
+
+
+OPTIONS = {
+    "frozen": {"batchnorm": "frozen"},
+    "batch": {"batchnorm": "batch"},
+    "weights": {"metric": fsmap.metric.Weights(lambda x: x[:, 0].square())},
+    "softmax-Fisher": {"metric": fsmap.metric.SoftmaxFisher()},
+    "two probes": {"probes": 2},
+    "one layer": {"layers": "4"},
+    "every": {"every": 3},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_equals_the_functional_difference(options: dict, dropout: float) -> None:
+    if dropout and "probes" in options:
+        pytest.skip("the functional pass draws another mask for every probe")
+    module = network(dropout)
+    twin = copy.deepcopy(module)
+    wanted = fsmap.LaplacianPenalty(twin, PX, num_points=S, estimator="fd", **options)()
+    (0.3 * wanted).backward()
+    before = copy.deepcopy(module.state_dict())
+    noise = torch.get_rng_state()
+    got = fsmap.InPlacePenalty(module, PX, num_points=S, **options).backward(0.3)
+    assert torch.equal(noise, torch.get_rng_state())
+    assert all(torch.equal(v, before[n]) for n, v in module.state_dict().items())  # to the last bit
+    assert got.item() == pytest.approx(wanted.item(), rel=1e-12)
+    for name, grad in gradients(module).items():
+        torch.testing.assert_close(grad, gradients(twin)[name], rtol=1e-10, atol=1e-10)
+
+
+def test_adds_to_the_gradients_that_are_there() -> None:
+    module = network()
+    penalty = fsmap.InPlacePenalty(module, PX, num_points=S)
+    penalty.backward(1.0)
+    once = {n: g.clone() for n, g in gradients(module).items()}
+    penalty.step = 0
+    penalty.backward(2.0)
+    for name, grad in gradients(module).items():
+        torch.testing.assert_close(grad, 3 * once[name], rtol=1e-7, atol=1e-9)
+
+
+class Recomputed(nn.Module):
+    """Activation checkpointing, which a functional pass has to refuse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(checkpoint(self.body, x, use_reentrant=False).tanh())
+
+
+@pytest.mark.usefixtures("seeded")
+def test_activation_checkpointing() -> None:
+    module = Recomputed()
+    plain = nn.Sequential(copy.deepcopy(module.body), nn.Tanh(), copy.deepcopy(module.head))
+    with pytest.raises(UnsupportedModuleError, match="InPlacePenalty"):
+        fsmap.LaplacianPenalty(module, PX, num_points=S)()
+    # names differ, and ψ is drawn by name: give the twin the same names
+    twin = Recomputed()
+    twin.load_state_dict(module.state_dict())
+    forward = lambda m, x: m.head(m.body(x).tanh())  # noqa: E731
+    fsmap.LaplacianPenalty(twin, PX, num_points=S, estimator="fd", forward=forward)().backward()
+    fsmap.InPlacePenalty(module, PX, num_points=S).backward()
+    assert plain(torch.zeros(1, 2)).shape == (1, 2)
+    for name, grad in gradients(module).items():
+        torch.testing.assert_close(grad, gradients(twin)[name], rtol=1e-10, atol=1e-10)
+
+
+def test_steps_are_counted_like_those_of_the_others() -> None:
+    module = network()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
+    penalty = fsmap.InPlacePenalty(module, PX, num_points=S, every=2).attach(optimizer)
+    values = []
+    for _ in range(2):
+        values += [penalty.backward().item(), penalty.backward().item()]
+        optimizer.step()
+    assert values[0] > 0
+    assert values[0] != values[1]  # points of their own
+    assert values[2:] == [0.0, 0.0]
+    other = fsmap.InPlacePenalty(network(), PX, num_points=S)
+    other.load_state_dict(penalty.state_dict())
+    assert other.step == 2
+
+
+def test_strength_zero_makes_no_pass() -> None:
+    module, passes = network(), []
+    module[0].register_forward_hook(lambda *_: passes.append(1))
+    assert fsmap.InPlacePenalty(module, PX, num_points=S).backward(0.0).item() == 0
+    assert passes == []
+    assert module[0].weight.grad is None
+
+
+def test_parameters_come_back_after_an_error() -> None:
+    module = network()
+    calls = []
+
+    def fail(*_: object) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+
+    module[4].register_forward_hook(fail)
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(KeyboardInterrupt):
+        fsmap.InPlacePenalty(module, PX, num_points=S).backward()
+    assert all(torch.equal(v, before[n]) for n, v in module.state_dict().items())
+
+
+def test_autocast_is_left() -> None:
+    values = []
+    for enabled in (False, True):
+        penalty = fsmap.InPlacePenalty(network().float(), PX, num_points=S)
+        with torch.autocast("cpu", torch.bfloat16, enabled):
+            values.append(penalty.backward().item())
+    assert values[0] == values[1]
+
+
+@pytest.mark.usefixtures("seeded")
+def test_bad_input_is_named() -> None:
+    with pytest.raises(InputError, match="auto, frozen, batch, got 'joint'. For 'joint' use"):
+        fsmap.InPlacePenalty(network(), PX, num_points=S, batchnorm="joint")
+    with pytest.raises(InputError, match="num_points must be at least 1, got 0"):
+        fsmap.InPlacePenalty(network(), PX, num_points=0)
+    with pytest.raises(InputError, match=r"layers='stem' matches no trainable parameter.*'0', '1'"):
+        fsmap.InPlacePenalty(network(), PX, num_points=S, layers="stem")
+    half = nn.Linear(2, 2, dtype=torch.bfloat16)
+    with pytest.raises(UnsupportedModuleError, match="Linear computes in bfloat16, in which"):
+        fsmap.InPlacePenalty(half, PX, num_points=S).backward()
+    with pytest.raises(InputError, match="NaN or inf in 5 of 5 points"):
+        fsmap.InPlacePenalty(
+            network(), lambda n, g: torch.full((n, 2), torch.nan), num_points=S
+        ).backward()
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Stands for FSDP1, which is recognized by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(2, 2)
+
+
+@pytest.mark.usefixtures("seeded")
+def test_fsdp1_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModuleError, match=r"FSDP1.*Use .*fully_shard \(FSDP2\)"):
+        fsmap.InPlacePenalty(FullyShardedDataParallel(), PX, num_points=S)
+    with pytest.raises(UnsupportedModuleError, match="would ignore ψ"):
+        sharding.refuse_sharded(FullyShardedDataParallel())

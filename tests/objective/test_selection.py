@@ -1,0 +1,228 @@
+"""R over some layers and over sampled outputs: the slow definition, and no bias."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tests.oracles import jacobian_slow, mean_and_sem
+from torch import Tensor, nn
+
+import fsmap
+from fsmap.errors import InputError
+from fsmap.linalg.probes import Stream
+from fsmap.objective.selection import Outputs, survey, trainable
+
+S, K = 4, 6
+PX = fsmap.px.Normal(shape=(2,))
+
+
+class Tokens(nn.Module):
+    """Outputs [S, T, K] from an embedding that is tied to the head."""
+
+    def __init__(self, tied: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(K, 3)
+        self.mix = nn.Linear(3, 3)
+        self.head = nn.Linear(3, K, bias=not tied)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.mix(self.embed(tokens)).tanh())
+
+
+def tokens(n: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(0, K, (n, 3), generator=generator)
+
+
+def drawn() -> Tensor:
+    """The points of step 0."""
+    return PX.sample(S, Stream(0, 0).points()).double()
+
+
+def mlp() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, K))
+
+
+def slow(module: nn.Module, x: Tensor, rows: Tensor, names: set[str] | None = None) -> float:
+    """(V/k)·Σ over sampled outputs of (Jψ)², meaned over points, ψ zero on other parameters."""
+    f, params = fsmap.functional(module)
+    psi = Stream(0, 0).psi(params)
+    for name in psi:
+        psi[name] *= names is None or name in names
+    vector = torch.cat([p[0].reshape(-1) for p in psi.values()])
+    tangent = jacobian_slow(f, params, x) @ vector  # [S, T·K]
+    picked = tangent.reshape(len(x), -1, K)[..., rows]
+    return float(picked.square().sum() / len(x) * K / len(rows))
+
+
+@pytest.mark.parametrize("estimator", ["jvp", "fd", "fd_central"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.usefixtures("seeded")
+def test_sampled_outputs_are_the_definition(tied: bool, estimator: str) -> None:
+    module = Tokens(tied)
+    penalty = fsmap.LaplacianPenalty(
+        module, tokens, num_points=S, outputs=2, estimator=estimator, beta=1e-6
+    )
+    value = penalty()
+    rows = Outputs(K, None).draw(2, Stream(0, 0))
+    x = tokens(S, Stream(0, 0).points())
+    assert value.item() == pytest.approx(
+        slow(module, x, rows), rel=1e-4 if "fd" in estimator else 1e-10
+    )
+    value.backward()
+    assert module.head.weight.grad.abs().sum() > 0
+    assert "forward" not in vars(module.head)  # the layer is whole again
+
+
+@pytest.mark.parametrize("mode", ["joint", "frozen", "batch"])
+def test_modes_agree_with_the_definition(mode: str) -> None:
+    module = mlp()
+    x = torch.randn(3, 2, generator=torch.Generator().manual_seed(2))
+    out, value = fsmap.LMAP(module, PX, num_points=S, outputs=2, batchnorm=mode)(x)
+    points = drawn()
+    points = torch.cat([x, points]) if mode == "joint" else points
+    rows = Outputs(K, None).draw(2, Stream(0, 0))
+    assert out.shape == (3, K)  # the loss has all outputs
+    assert value.item() == pytest.approx(slow(module, points, rows), rel=1e-10)
+
+
+@pytest.mark.parametrize("options", [{}, {"last_layer": "2"}, {"estimator": "exact"}], ids=str)
+@pytest.mark.parametrize("mode", ["joint", "frozen"])
+def test_sampling_is_unbiased_and_exact_with_all_outputs(mode: str, options: dict) -> None:
+    module, x = mlp(), torch.ones(3, 2)
+    points = torch.randn(S, 2, generator=torch.Generator().manual_seed(0))
+    common = {"num_points": S, "batchnorm": mode, **options}
+
+    def value(seed: int, outputs: int | None, **more: object) -> float:
+        chosen = {**common, **more}
+        lm = fsmap.LMAP(module, lambda n, g: points, seed=seed, outputs=outputs, **chosen)
+        return lm(x)[1].item()
+
+    assert value(0, K) == value(0, None) == value(0, 10 * K)
+    exact = fsmap.LMAP(module, lambda n, g: points, num_points=S, batchnorm=mode, estimator="exact")
+    mean, sem = mean_and_sem([value(seed, 2) for seed in range(200)])
+    assert abs(mean - exact(x)[1].item()) < 5 * sem
+
+
+def test_every_output_is_drawn_equally_often() -> None:
+    made = Outputs(5, None)
+    drawn = torch.cat([made.draw(2, Stream(0, step)) for step in range(500)])
+    counts = drawn.bincount(minlength=5)
+    assert counts.sum() == 1000
+    assert (counts - 200).abs().max() < 60  # five standard deviations of 11
+    assert all(len(set(made.draw(3, Stream(1, step)).tolist())) == 3 for step in range(50))
+
+
+def test_nothing_of_the_size_of_the_vocabulary_is_made() -> None:
+    module = mlp()
+    sizes: list[int] = []
+    module[2].register_forward_hook(lambda _, __, out: sizes.append(out.shape[-1]))
+    penalty = fsmap.LaplacianPenalty(module, PX, num_points=S, outputs=2)
+    penalty()
+    penalty()
+    assert sizes == [K, 2, 2]  # one look at the whole, then the sample
+
+
+@pytest.mark.usefixtures("seeded")
+def test_a_head_is_found_only_where_its_output_is_returned() -> None:
+    x = torch.zeros(2, 2)
+    for module, head in (
+        (mlp(), "2"),
+        (nn.Sequential(nn.Linear(2, K), nn.Tanh()), None),
+        (nn.Sequential(nn.Linear(2, K), nn.Dropout(0.5)), None),
+    ):
+        before = torch.get_rng_state()
+        assert survey(*fsmap.functional(module), x) == Outputs(K, head)
+        assert torch.equal(before, torch.get_rng_state())
+    module = nn.Sequential(nn.Linear(2, K), nn.Tanh())  # then the output is indexed
+    value = fsmap.LaplacianPenalty(module, PX, num_points=S, outputs=3)()
+    rows = Outputs(K, None).draw(3, Stream(0, 0))
+    points = drawn()
+    assert value.item() == pytest.approx(slow(module, points, rows), rel=1e-10)
+
+
+LAYERS = {
+    "a layer": ("0", {"0.weight", "0.bias"}),
+    "a parameter": ("2.bias", {"2.bias"}),
+    "a pattern": ("*.weight", {"0.weight", "2.weight"}),
+    "several": (["0.bias", "2"], {"0.bias", "2.weight", "2.bias"}),
+    "a function": (lambda name: name.endswith("bias"), {"0.bias", "2.bias"}),
+}
+
+
+@pytest.mark.parametrize(("layers", "names"), LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize("estimator", ["jvp", "fd", "exact"])
+def test_some_layers(layers: object, names: set[str], estimator: str) -> None:
+    module = mlp()
+    assert set(trainable(module, layers)) == names
+    points = drawn()
+    penalty = fsmap.LaplacianPenalty(
+        module, PX, num_points=S, layers=layers, estimator=estimator, beta=1e-6
+    )
+    value = penalty()
+    if estimator == "exact":
+        f, params = fsmap.functional(module)
+        flags = torch.cat([torch.full((p.numel(),), n in names) for n, p in params.items()])
+        wanted = float((jacobian_slow(f, params, points) * flags).square().sum() / S)
+    else:
+        wanted = slow(module, points, torch.arange(K), names)
+    assert value.item() == pytest.approx(wanted, rel=1e-4 if estimator == "fd" else 1e-10)
+    if names == {"2.bias"}:  # J of a bias is the identity: nothing depends on θ
+        return
+    value.backward()  # R over some parameters is a function of all
+    assert all(module[i].weight.grad is not None for i in ((0, 2) if "2.weight" in names else (2,)))
+
+
+def test_frozen_parameters_are_no_part_of_r() -> None:
+    module = mlp()
+    module[0].requires_grad_(False)
+    penalty = fsmap.LaplacianPenalty(module, PX, num_points=S)
+    assert set(penalty.regularizer.params()) == {"2.weight", "2.bias"}
+    points = drawn()
+    wanted = slow(copy.deepcopy(module), points, torch.arange(K))
+    assert penalty().item() == pytest.approx(wanted, rel=1e-10)
+
+
+def test_masked_positions_weigh_nothing() -> None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = Tokens(tied=False)
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1], [0, 0, 0]])
+    x = tokens(4, torch.Generator().manual_seed(0))
+    px = lambda n, g: {"tokens": x, "mask": mask}  # noqa: E731
+    forward = lambda m, batch: m(batch["tokens"])  # noqa: E731
+    common = {
+        "num_points": 4,
+        "forward": forward,
+        "metric": fsmap.metric.Weights(lambda b: b["mask"]),
+    }
+    f, params = fsmap.functional(module)
+    psi = torch.cat([p[0].reshape(-1) for p in Stream(0, 0).psi(params).values()])
+    tangent = (jacobian_slow(f, params, x) @ psi).reshape(4, 3, K)
+    wanted = (tangent.square().sum(-1) * mask).sum() / 4
+    assert fsmap.LaplacianPenalty(module, px, **common)().item() == pytest.approx(wanted.item())
+    rows = Outputs(K, None).draw(2, Stream(0, 0))
+    wanted = (tangent[..., rows].square().sum(-1) * mask).sum() / 4 * K / 2
+    for term in (
+        fsmap.LaplacianPenalty(module, px, outputs=2, **common),
+        lambda: fsmap.LMAP(module, px, outputs=2, batchnorm="frozen", **common)(px(0, None))[1],
+        lambda: fsmap.LMAP(module, px, outputs=2, **common)(px(0, None))[1],  # joint: x twice
+    ):
+        assert term().item() == pytest.approx(wanted.item())
+
+
+def test_bad_input_is_named() -> None:
+    module = mlp()
+    with pytest.raises(InputError, match=r"layers='body\.\*' matches no .*: \['0', '2'\]"):
+        fsmap.LMAP(module, PX, num_points=S, layers="body.*")
+    with pytest.raises(InputError, match="last_layer='2' is not among layers='0'"):
+        fsmap.LMAP(module, PX, num_points=S, layers="0", last_layer="2")
+    with pytest.raises(InputError, match="outputs must be at least 1, got 0"):
+        fsmap.LMAP(module, PX, num_points=S, outputs=0)
+    with pytest.raises(InputError, match="between outputs needs all of them; got SoftmaxFisher"):
+        fsmap.LMAP(module, PX, num_points=S, outputs=2, metric=fsmap.metric.SoftmaxFisher())

@@ -1,0 +1,284 @@
+"""How the networks of the image experiments are trained: section D's protocol as settings.
+
+One unit of an experiment is one training run, which keeps a checkpoint of its own: killed at any
+moment, it goes on from its last epoch. Models are kept in ``OUT/ID/models``; an experiment that
+needs a model which another one in the same ``OUT`` has trained to its end takes it from there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fsmap.data.images.read import read_images
+from fsmap.data.images.task import ImageTask, load_task
+from fsmap.errors import MissingDataError
+from fsmap.experiments.experiment import Context
+from fsmap.experiments.image_hooks import DONE, Advance, TraceLaplacian, train_together
+from fsmap.train.image_control import SteerStrength
+from fsmap.train.images import ImageRun, ImageSettings
+
+OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
+"""D', the paper's evaluation set of each training set."""
+
+SMALL: dict[str, Any] = {
+    **{"width": 4, "limit": 96, "batch": 16, "points": 8, "lr": 0.05, "reg_strength": 1e-4},
+    **{"fmnist_epochs": 2, "cifar10_epochs": 2, "seeds": 1, "estimator": "jvp", "trace_points": 32},
+}
+"""Quick sizes; all experiments have the same, so that they can share models."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageConfig:
+    """What all image experiments have in common; the defaults are the paper's.
+
+    Attributes:
+        datasets: ``fmnist``, ``cifar10``.
+        seeds: Runs of each kind.
+        fmnist_epochs: Length of a FashionMNIST run.
+        cifar10_epochs: Length of a CIFAR-10 run.
+        batch: B.
+        points: S.
+        width: Channels of the first stage of ResNet-18.
+        lr: Of SGD with momentum 0.9, cosine to zero.
+        weight_decay: Of SGD.
+        estimator: Of R: ``fd`` is the authors', ``jvp`` has no step size.
+        batchnorm: ``joint`` (the authors'), ``frozen``, ``batch``.
+        every: R on every k-th step.
+        reg_strength: λ of L-MAP where it is not steered.
+        precision: On CUDA; on the CPU it is ``fp32``.
+        compile: On CUDA.
+        graph: On CUDA.
+        together: Runs that are trained at the same time on one GPU.
+        trace_points: Images of D' at which R is measured after every epoch.
+        limit: Use only so many training and test images; None: all.
+        generated: Generated images even where the data are there.
+    """
+
+    datasets: tuple[str, ...] = ("fmnist", "cifar10")
+    seeds: int = 3
+    fmnist_epochs: int = 50
+    cifar10_epochs: int = 200
+    batch: int = 128
+    points: int = 128
+    width: int = 64
+    lr: float = 0.1
+    weight_decay: float = 5e-4
+    estimator: str = "fd"
+    batchnorm: str = "joint"
+    every: int = 1
+    reg_strength: float = 1e-6
+    precision: str = "bf16"
+    compile: bool = True
+    graph: bool = True
+    together: int = 1
+    trace_points: int = 256
+    limit: int | None = None
+    generated: bool = False
+
+
+def quick(kind: type[Any], **changes: Any) -> Any:
+    """The quick size of a config.
+
+    Args:
+        kind: A subclass of :class:`ImageConfig`.
+        **changes: What differs from :data:`SMALL`.
+
+    Returns:
+        The config.
+    """
+    return kind(**{**SMALL, **changes})
+
+
+class Kind(NamedTuple):
+    """What a run is, apart from its data set and seed.
+
+    Attributes:
+        name: As tables call it.
+        method: ``ps-map``, ``l-map``, or the name of a baseline.
+        px: p_X, or None.
+        steer: Whether λ is steered by held-out images.
+        start: λ₀ of a steered run; None: one percent of the loss.
+        changes: Settings that differ from the config's.
+    """
+
+    name: str
+    method: str = "l-map"
+    px: str | None = None
+    steer: bool = False
+    start: float | None = None
+    changes: Mapping[str, Any] = {}
+
+
+def settings_of(
+    config: ImageConfig, dataset: str, kind: Kind, seed: int, context: Context
+) -> ImageSettings:
+    """The settings of one run.
+
+    Args:
+        config: Sizes.
+        dataset: Training set.
+        kind: What kind of run.
+        seed: Of weights, order and draws; the held-out images are the same for all seeds.
+        context: Its device decides precision and compilation, its size what stands in for data.
+
+    Returns:
+        The settings.
+    """
+    cuda = context.device.type == "cuda"
+    changes = {**kind.changes}
+    if kind.method == "ps-map" or kind.px is None:
+        changes.setdefault("method", "ps-map")
+    px = kind.px if kind.px in ("train", "white-noise") or kind.px is None else OTHER[dataset]
+    return ImageSettings(
+        **{
+            "data": dataset,
+            "method": "l-map",
+            "px": px or "train",
+            "epochs": getattr(config, f"{dataset}_epochs"),
+            "batch_size": config.batch,
+            "num_points": config.points,
+            "width": config.width,
+            "lr": config.lr,
+            "weight_decay": config.weight_decay,
+            "estimator": config.estimator,
+            "batchnorm": config.batchnorm,
+            "every": config.every,
+            "reg_strength": config.reg_strength,
+            "limit": config.limit,
+            "generated": generated(config, dataset, context),
+            "seed": seed,
+            "precision": config.precision if cuda else "fp32",
+            "compile": config.compile and cuda,
+            "graph": config.graph and cuda,
+            **changes,
+        }
+    )
+
+
+def generated(config: ImageConfig, dataset: str, context: Context) -> bool:
+    """Whether generated images stand in for the data: asked for, or quick and the data missing."""
+    if config.generated or context.size != "quick":
+        return config.generated
+    return not (is_here(dataset, context.data_dir) and is_here(OTHER[dataset], context.data_dir))
+
+
+@functools.cache
+def is_here(name: str, data_dir: Path | None) -> bool:
+    """Whether a data set's files are there and intact.
+
+    Args:
+        name: The set.
+        data_dir: Where to look first.
+
+    Returns:
+        True or False.
+    """
+    from fsmap.data.sources import locate
+
+    try:
+        locate(name, data_dir)
+    except MissingDataError:
+        return False
+    return True
+
+
+@functools.lru_cache(maxsize=4)
+def task_of(
+    data: str,
+    px: str | None,
+    label_noise: float,
+    limit: int | None,
+    generated: bool,
+    data_dir: Path | None,
+) -> ImageTask:
+    """The data of a run, read once for all runs of a process."""
+    return load_task(
+        data, px=px, label_noise=label_noise, limit=limit, generated=generated, data_dir=data_dir
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def other_images(dataset: str, number: int, generated: bool, data_dir: Path | None) -> torch.Tensor:
+    """The first images of D' as bytes ``[number, C, H, W]``, for OOD detection and R."""
+    if generated:
+        return load_task(dataset, px=OTHER[dataset], generated=True).px.sources[0].images[:number]  # type: ignore[union-attr]
+    split = {"kmnist": "test", "cifar100": "all"}[OTHER[dataset]]
+    return read_images(OTHER[dataset], split, data_dir).x[:number]
+
+
+def run_name(settings: ImageSettings, kind: Kind) -> str:
+    """A folder's name: what one wants to read, and a digest of everything else."""
+    about = {**settings.describe(), "steer": kind.steer, "start": kind.start}
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:10]
+    return f"{settings.data}-{kind.name}-{settings.seed}-{digest}"
+
+
+class Run(NamedTuple):
+    """One training run: what an experiment's unit stands for."""
+
+    dataset: str
+    kind: Kind
+    seed: int
+
+
+def prepare(config: ImageConfig, run: Run, context: Context) -> ImageRun:
+    """A run as its checkpoint left it, or a new one.
+
+    Args:
+        config: Sizes.
+        run: What to train.
+        context: Device, folder, progress.
+
+    Returns:
+        The run; ``done`` if it was trained to its end before, here or by another experiment.
+    """
+    dataset, kind, seed = run
+    settings = settings_of(config, dataset, kind, seed, context)
+    px = settings.px if settings.regularized else None
+    where = settings.generated, context.data_dir
+    task = task_of(settings.data, px, settings.label_noise, settings.limit, *where)
+    points = other_images(dataset, config.trace_points, *where)
+    hooks: list[Any] = [TraceLaplacian(points), Advance(context)]
+    if kind.steer:
+        hooks.append(SteerStrength(kind.start))
+    folder = _folder(context, run_name(settings, kind))
+    return ImageRun(
+        settings, device=context.device, folder=folder, resume=True, hooks=hooks, task=task
+    )
+
+
+def trained(config: ImageConfig, run: Run, context: Context, ahead: Sequence[Run] = ()) -> ImageRun:
+    """A run, trained to its end.
+
+    Args:
+        config: Sizes; with ``together`` above one, as many of the runs ahead are trained with it.
+        run: What to train.
+        context: Device, folder, progress.
+        ahead: Runs that will be asked for next.
+
+    Returns:
+        The run.
+    """
+    first = prepare(config, run, context)
+    if not first.done:
+        others = (prepare(config, other, context) for other in ahead)
+        company = itertools.islice((o for o in others if not o.done), config.together - 1)
+        train_together([first, *company])
+    return first
+
+
+def _folder(context: Context, name: str) -> Path:
+    """This experiment's folder of a run, or that of another one in ``OUT`` which finished it."""
+    mine = context.out / "models" / name
+    out = context.out.parent.parent if context.out.parent.name == ".fsmap" else context.out.parent
+    others = sorted(out.glob(f"*/models/{name}/{DONE}"))
+    return others[0].parent if others and not mine.exists() else mine

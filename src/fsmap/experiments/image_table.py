@@ -1,0 +1,154 @@
+"""``image-table`` (Table 2): four rows of the paper on two sets, the recipe, and baselines."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.experiments.image_measure import measured
+from fsmap.experiments.image_pictures import draw_table
+from fsmap.experiments.image_protocol import ImageConfig, Kind, Run, quick, trained
+from fsmap.experiments.image_verdict import lines, table_claims
+from fsmap.report.records import Claim, Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PERCENT_OF_AREA = 100 / 99.9
+"""The paper's selective prediction is an unnormalized area: a perfect classifier has 99.9."""
+
+
+def _printed(*cells: tuple[float, float]) -> dict[str, tuple[float, float]]:
+    acc, sel, nll, ece = cells
+    area = (sel[0] * PERCENT_OF_AREA, sel[1] * PERCENT_OF_AREA)
+    return {"accuracy": acc, "selective": area, "nll": nll, "ece": ece}
+
+
+PAPER = {
+    ("fmnist", "ps-map"): _printed((93.9, 0.1), (98.6, 0.1), (0.26, 0.01), (4.0, 0.1)),
+    ("fmnist", "white-noise"): _printed((94.0, 0.0), (99.2, 0.0), (0.25, 0.01), (4.0, 0.2)),
+    ("fmnist", "train"): _printed((93.8, 0.1), (99.2, 0.1), (0.27, 0.01), (4.3, 0.2)),
+    ("fmnist", "other"): _printed((94.1, 0.1), (99.2, 0.1), (0.26, 0.01), (4.1, 0.1)),
+    ("cifar10", "ps-map"): _printed((95.4, 0.1), (99.4, 0.0), (0.18, 0.00), (2.5, 0.1)),
+    ("cifar10", "white-noise"): _printed((95.3, 0.1), (99.4, 0.0), (0.20, 0.00), (3.0, 0.1)),
+    ("cifar10", "train"): _printed((95.6, 0.1), (99.5, 0.0), (0.18, 0.01), (2.6, 0.0)),
+    ("cifar10", "other"): _printed((95.5, 0.1), (99.5, 0.0), (0.16, 0.01), (1.4, 0.1)),
+}
+"""Table 2: (mean, standard error); percent, and nats."""
+
+ROWS = ("ps-map", "white-noise", "train", "other")
+BASELINES = ("label-smoothing", "sam")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(ImageConfig):
+    """Sizes; see :class:`ImageConfig`.
+
+    Attributes:
+        rows: ``ps-map``, L-MAP with p_X ``white-noise``, ``train``, ``other`` (D'), ``recipe``, and
+            the baselines ``label-smoothing`` and ``sam`` (FashionMNIST only).
+        recipe_estimator: Of the recipe.
+        recipe_batchnorm: Of the recipe.
+        recipe_points: S of the recipe.
+        recipe_every: R on every k-th step, in the recipe.
+        recipe_strength: λ of the recipe; 0: steered by held-out images.
+        smoothing: Of the label-smoothing baseline.
+        sam_radius: ρ of sharpness-aware minimization.
+    """
+
+    rows: tuple[str, ...] = (*ROWS, "recipe", *BASELINES)
+    recipe_estimator: str = "jvp"
+    recipe_batchnorm: str = "joint"
+    recipe_points: int = 128
+    recipe_every: int = 1
+    recipe_strength: float = 0.0
+    smoothing: float = 0.05
+    sam_radius: float = 0.05
+
+
+def kind_of(config: Config, name: str) -> Kind:
+    """A row of the table as a kind of run.
+
+    Args:
+        config: Sizes and the recipe.
+        name: The row.
+
+    Returns:
+        The kind.
+    """
+    if name == "ps-map":
+        return Kind(name, "ps-map")
+    if name == "label-smoothing":
+        return Kind(name, name, changes={"label_smoothing": config.smoothing})
+    if name == "sam":
+        return Kind(name, name, changes={"sam": config.sam_radius})
+    if name == "recipe":
+        return recipe(config)
+    return Kind(name, px=name)
+
+
+def recipe(config: Config) -> Kind:
+    """The recipe: D', and λ steered unless the config gives one."""
+    changes = {
+        "estimator": config.recipe_estimator,
+        "batchnorm": config.recipe_batchnorm,
+        "num_points": min(config.recipe_points, config.points),
+        "every": config.recipe_every,
+    }
+    if config.recipe_strength:
+        changes["reg_strength"] = config.recipe_strength
+    return Kind("recipe", px="other", steer=not config.recipe_strength, changes=changes)
+
+
+class ImageTable(Experiment):
+    """Accuracy, selective prediction, NLL and ECE, before and after temperature scaling."""
+
+    id = "image-table"
+    label = "Table 2"
+    title = "Image classification"
+    see = (
+        "With the paper's λ the methods differ little; with λ steered by held-out images the "
+        "network is calibrated without temperature scaling. Metrics marked scaled are after it, "
+        "for every method."
+    )
+    device = "gpu"
+    cost = "about 60 min FashionMNIST, 3 h CIFAR-10 on an H200"
+    protocol = (
+        "ResNet-18, SGD, cosine, gradient clipped to norm 1, batch 128; FashionMNIST 50 epochs, "
+        "10,000 held out; CIFAR-10 200 epochs, 5,000 held out; temperature from held-out images; "
+        "selective prediction as a normalized area (the paper's divided by 99.9); percent"
+    )
+    group = "images"
+    config = Config()
+    quick = quick(Config, rows=("ps-map", "other", "recipe"))
+
+    def units(self, config: Config) -> list[dict[str, Any]]:
+        """One training run each: seeds outermost, so that an interrupted table is balanced."""
+        return [
+            {"dataset": dataset, "row": row, "seed": seed}
+            for dataset in config.datasets
+            for seed in range(config.seeds)
+            for row in config.rows
+            if dataset == "fmnist" or row not in BASELINES
+        ]
+
+    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+        """Train, then measure."""
+        ahead = itertools.dropwhile(lambda other: other != unit, self.units(config))
+        wanted, *rest = [Run(u["dataset"], kind_of(config, u["row"]), u["seed"]) for u in ahead]
+        return measured(trained(config, wanted, context, rest), wanted.kind, context)
+
+    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """One line per set, row and metric, ours beside the paper's."""
+        return lines(rows, PAPER)
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """The paper's statements, and what the recipe has to reach."""
+        return list(table_claims(rows))
+
+    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+        """Accuracy against calibration, before and after temperature scaling."""
+        return draw_table(rows)

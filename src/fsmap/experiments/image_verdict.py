@@ -1,0 +1,201 @@
+"""What the rows of the image experiments say: lines of tables, and claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fsmap.assess.calibration import METRICS
+from fsmap.experiments.image_measure import shown
+from fsmap.report import tables
+from fsmap.report.records import Claim, Row
+from fsmap.report.tables import Mean
+
+SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")
+FULL_EPOCHS = {"fmnist": 50, "cifar10": 200}
+
+Printed = Mapping[tuple[Any, ...], Mapping[str, tuple[float, float]]]
+
+
+def lines(
+    rows: Sequence[Row],
+    paper: Printed,
+    *,
+    by: Sequence[str] = ("dataset", "row"),
+    metrics: Sequence[str] = SHOWN,
+) -> list[dict[str, Any]]:
+    """A table: mean ± standard error over seeds, in the paper's units, beside the paper's.
+
+    Args:
+        rows: Rows of a run.
+        paper: Printed values by the values of ``by``, then by metric.
+        by: What tells the lines apart.
+        metrics: Which, in order.
+
+    Returns:
+        One dict per group and metric.
+    """
+    found = []
+    for key, members in tables.group(tables.select(rows, metric=tuple(metrics)), *by).items():
+        first = members[0]
+        printed = paper.get(tuple(key), {})
+        for metric in metrics:
+            mine = tables.select(members, metric=metric)
+            if not mine:
+                continue
+            mean = tables.mean(shown(metric, row.value) for row in mine)
+            entry = dict(zip(by, key, strict=True))
+            entry.update(method=first.method, px=first.config.get("px"), metric=metric)
+            entry.update(ours=mean.mean, stderr=mean.stderr)
+            value, error = printed.get(metric, (None, None))
+            entry.update(paper=value, paper_stderr=error, runs=mean.n)
+            found.append(entry)
+    return found
+
+
+def mean_of(rows: Sequence[Row], metric: str, **where: Any) -> Mean:
+    """Mean over seeds of one metric, in the unit of the tables; n = 0 where nothing was run.
+
+    Args:
+        rows: Rows of a run.
+        metric: Which.
+        **where: Which rows.
+
+    Returns:
+        Mean, standard error and number of runs.
+    """
+    return tables.mean(
+        shown(metric, row.value) for row in tables.select(rows, metric=metric, **where)
+    )
+
+
+def table_claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    """Claims of Table 2 and of the recipe; thresholds only where runs have their full length.
+
+    Args:
+        rows: Rows of a run.
+
+    Yields:
+        Claims.
+    """
+    yield from ran(rows)
+    for dataset in FULL_EPOCHS:
+        mine = full_length(rows, dataset)
+        if mine:
+            yield from _paper_claims(mine, dataset)
+    yield from _fashion_claims(full_length(rows, "fmnist"))
+    yield from _cifar_claims(full_length(rows, "cifar10"))
+
+
+def full_length(rows: Sequence[Row], dataset: str) -> list[Row]:
+    """Rows of a set that were trained on the real data for the protocol's number of epochs."""
+    long = tables.select(rows, dataset=dataset, generated=False)
+    return [
+        row
+        for row in long
+        if row.config["epochs"] >= FULL_EPOCHS[dataset] and row.config["images"] > 2e4
+    ]
+
+
+def ran(rows: Sequence[Row]) -> Iterator[Claim]:
+    """That training went well at all: at every size."""
+    nll = [row.value for row in tables.select(rows, metric="nll")]
+    collapses = sum(row.value for row in tables.select(rows, metric="collapses"))
+    yield Claim(
+        "no run diverged, and none is left collapsed",
+        bool(nll) and all(map(math.isfinite, nll)) and not _constant(rows),
+        f"{len(nll)} runs, {collapses:g} collapses undone, NLL at most {max(nll, default=0):.3g}",
+        None,
+    )
+
+
+def _constant(rows: Sequence[Row]) -> list[Row]:
+    """Runs whose outputs no longer depend on the input: R is zero."""
+    return [row for row in tables.select(rows, metric="laplacian_train") if not row.value > 1e-8]
+
+
+def _paper_claims(rows: Sequence[Row], dataset: str) -> Iterator[Claim]:
+    plain, other = (
+        {m: mean_of(rows, m, row=row) for m in ("accuracy", "nll", "ece")}
+        for row in ("ps-map", "other")
+    )
+    if not (plain["accuracy"].n and other["accuracy"].n):
+        return
+    yield Claim(
+        f"{dataset}: L-MAP with D' is about as accurate as PS-MAP (not lower by more than 0.2)",
+        other["accuracy"].mean >= plain["accuracy"].mean - 0.2,
+        f"{other['accuracy'].mean:.2f} against {plain['accuracy'].mean:.2f} %",
+        {"fmnist": "94.1 against 93.9 %", "cifar10": "95.5 against 95.4 %"}[dataset],
+    )
+    yield Claim(
+        f"{dataset}: L-MAP with D' is better calibrated than PS-MAP (lower ECE)",
+        other["ece"].mean < plain["ece"].mean,
+        f"{other['ece'].mean:.2f} against {plain['ece'].mean:.2f} %",
+        {"fmnist": "4.1 against 4.0 %", "cifar10": "1.4 against 2.5 %"}[dataset],
+    )
+
+
+def _fashion_claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    plain = mean_of(rows, "accuracy", row="ps-map")
+    if plain.n:
+        yield Claim(
+            "fmnist: PS-MAP's accuracy is the paper's within 0.3",
+            abs(plain.mean - 93.9) <= 0.3,
+            f"{plain.mean:.2f} % over {plain.n} seeds",
+            "93.9 ± 0.1 %",
+        )
+    yield from _recipe_claims(rows, "fmnist", ece=1.5, nll=0.215, accuracy=93.6)
+    for name in ("label-smoothing", "sam"):
+        baseline = mean_of(rows, "nll_scaled", row=name)
+        ours = mean_of(rows, "nll_scaled", row="recipe")
+        if baseline.n and ours.n:
+            yield Claim(
+                f"fmnist: the recipe's NLL after temperature scaling is below that of {name}",
+                ours.mean < baseline.mean,
+                f"{ours.mean:.4f} against {baseline.mean:.4f}",
+                None,
+            )
+
+
+def _recipe_claims(
+    rows: Sequence[Row], dataset: str, *, ece: float, nll: float, accuracy: float
+) -> Iterator[Claim]:
+    found = {m: mean_of(rows, m, row="recipe") for m in ("accuracy", "ece", "nll", "nll_scaled")}
+    if not found["ece"].n:
+        return
+    limits = (
+        ("accuracy", f"at least {accuracy} %", found["accuracy"].mean >= accuracy),
+        ("ece", f"at most {ece} % before temperature scaling", found["ece"].mean <= ece),
+        ("nll", f"at most {nll} before temperature scaling", found["nll"].mean <= nll),
+    )
+    for metric, words, holds in limits:
+        value = found[metric]
+        yield Claim(
+            f"{dataset}: the recipe's {metric} is {words}",
+            holds,
+            f"{value.mean:.4g} over {value.n} seeds",
+            None,
+        )
+    plain = mean_of(rows, "nll_scaled", row="ps-map")
+    if plain.n:
+        yield Claim(
+            f"{dataset}: after temperature scaling of both the recipe's NLL is below PS-MAP's",
+            found["nll_scaled"].mean < plain.mean,
+            f"{found['nll_scaled'].mean:.4f} against {plain.mean:.4f}",
+            None,
+        )
+
+
+def _cifar_claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    plain = mean_of(rows, "accuracy", row="ps-map")
+    if plain.n:
+        yield Claim(
+            "cifar10: PS-MAP's accuracy is at least 95.0 %",
+            plain.mean >= 95.0,
+            f"{plain.mean:.2f} % over {plain.n} seeds",
+            "95.4 ± 0.1 %",
+        )
+        yield from _recipe_claims(
+            rows, "cifar10", ece=1.0, nll=0.16, accuracy=round(plain.mean - 0.2, 2)
+        )

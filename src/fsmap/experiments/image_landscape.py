@@ -1,0 +1,123 @@
+"""``landscape`` (Fig. 6 left): training loss along random filter-normalized directions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fsmap.assess.landscape import flatness, landscape
+from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.experiments.image_measure import rows_of
+from fsmap.experiments.image_pictures import NAMES
+from fsmap.experiments.image_protocol import ImageConfig, Run, quick, trained
+from fsmap.experiments.laplacian_trace import METHODS, kind_of
+from fsmap.report import figures, tables
+from fsmap.report.records import Claim, Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(ImageConfig):
+    """Sizes; see :class:`ImageConfig`.
+
+    Attributes:
+        directions: How many.
+        steps: Points between −reach and reach.
+        reach: Largest step, in multiples of each filter's norm.
+        images: Training images of which the loss is the mean.
+        chunk: Directions evaluated at a time.
+    """
+
+    seeds: int = 1
+    directions: int = 20
+    steps: int = 41
+    reach: float = 5.0
+    images: int = 2_000
+    chunk: int = 20
+
+
+class LossLandscape(Experiment):
+    """Mean training loss over 20 directions, both methods."""
+
+    id = "landscape"
+    label = "Fig. 6 left"
+    title = "Loss landscape"
+    see = "Around the minimum that L-MAP finds the training loss rises more slowly."
+    device = "gpu"
+    cost = "two runs of a set, or none where image-table has trained them; then a minute"
+    protocol = (
+        "as image-table with p_X = D'; cross-entropy of training images, evaluation mode; "
+        "directions normalized filter by filter, biases and BatchNorm left alone"
+    )
+    group = "images"
+    config = Config()
+    quick = quick(Config, directions=3, steps=11, reach=2.5, images=48, chunk=3)
+
+    def units(self, config: Config) -> list[dict[str, Any]]:
+        """One training run each."""
+        return [
+            {"dataset": dataset, "method": method, "seed": seed}
+            for dataset in config.datasets
+            for seed in range(config.seeds)
+            for method in METHODS
+        ]
+
+    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+        """Train, then walk."""
+        wanted = Run(unit["dataset"], kind_of(unit["method"]), unit["seed"])
+        run = trained(config, wanted, context)
+        images = run.task.train.take(slice(config.images))
+        found = landscape(
+            run.module,
+            run.task.normalize(images.x),
+            images.y,
+            steps=torch.linspace(-config.reach, config.reach, config.steps),
+            directions=config.directions,
+            generator=torch.Generator().manual_seed(unit["seed"]),
+            chunk=config.chunk,
+        )
+        row = rows_of(run, wanted.kind, directions=config.directions)
+        yield row("loss_along", found.mean, steps=found.steps.tolist())
+        yield row("loss_spread", found.loss.std(0), steps=found.steps.tolist())
+        yield row("rise", flatness(found))
+
+    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """How much the loss rises within one filter norm."""
+        return tables.summarize(tables.select(rows, metric="rise"), "dataset", "method", "metric")
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """That L-MAP's is flatter."""
+        return list(_claims(rows))
+
+    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+        """Loss over steps."""
+        sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
+        figure, panels = figures.axes(len(sets), panel=(4.0, 2.8), squeeze=False)
+        for ax, dataset in zip(panels[0], sets, strict=True):
+            for row in tables.select(rows, dataset=dataset, metric="loss_along"):
+                look = figures.method_style(str(row.method), marker="")
+                ax.plot(row.config["steps"], row.value, **look)
+            ax.set(title=NAMES[dataset], xlabel="step, filter norms", ylabel="training loss")
+            ax.set_yscale("symlog", linthresh=1.0)
+            ax.legend()
+        return {self.id: figure}
+
+
+def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    for (dataset,), some in tables.group(tables.select(rows, metric="rise"), "dataset").items():
+        ps, lm = (
+            tables.mean(row.value for row in tables.select(some, method=method))
+            for method in METHODS
+        )
+        if ps.n and lm.n:
+            yield Claim(
+                f"{dataset}: the loss rises less around L-MAP's minimum (steps up to one norm)",
+                lm.mean < ps.mean,
+                f"by {lm.mean:.3g} against {ps.mean:.3g}",
+                "visibly flatter",
+            )

@@ -1,0 +1,190 @@
+"""``shift`` (Table 5): CIFAR-10 models on CIFAR-10.1 and on corrupted test images."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fsmap.assess.calibration import Predictions, measure
+from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from fsmap.data.images.read import read_images
+from fsmap.errors import InputError, MissingDataError
+from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.experiments.image_measure import held_out_temperature, rows_of, shown
+from fsmap.experiments.image_pictures import NAMES, UNITS, WORDS, look_of
+from fsmap.experiments.image_protocol import Run, quick, trained
+from fsmap.experiments.image_table import PERCENT_OF_AREA, kind_of
+from fsmap.experiments.image_table import Config as TableConfig
+from fsmap.experiments.image_verdict import lines, mean_of
+from fsmap.report import figures, tables
+from fsmap.report.records import Claim, Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from fsmap.train.images import ImageRun
+
+NEW = "cifar10.1"
+CORRUPTED = "corruptions"
+ABSENT = "CIFAR-10.1 is not here (fsmap data get cifar10.1): only corruptions were measured"
+
+PAPER = {
+    (NEW, "ps-map"): {
+        "accuracy": (89.2, 0.4),
+        "selective": (97.8 * PERCENT_OF_AREA, 0.2),
+        "nll": (0.43, 0.03),
+        "ece": (6.2, 0.3),
+    },
+    (NEW, "other"): {
+        "accuracy": (89.2, 0.7),
+        "selective": (97.9 * PERCENT_OF_AREA, 0.2),
+        "nll": (0.40, 0.02),
+        "ece": (4.1, 0.5),
+    },
+}
+"""Table 5: (mean, what its caption calls standard deviation); percent, and nats."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(TableConfig):
+    """Sizes; see :class:`ImageConfig`.
+
+    Attributes:
+        rows: Rows of ``image-table`` whose models are shifted.
+        corruptions: Names; all by default.
+        severities: 1 to 5.
+    """
+
+    datasets: tuple[str, ...] = ("cifar10",)
+    rows: tuple[str, ...] = ("ps-map", "other", "recipe")
+    corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
+    severities: tuple[int, ...] = SEVERITIES
+
+
+class Shift(Experiment):
+    """The four metrics away from the training distribution, before and after scaling."""
+
+    id = "shift"
+    label = "Table 5"
+    title = "Distribution shift"
+    see = (
+        "All methods lose accuracy as corruptions grow and become over-confident; a temperature "
+        "fitted on clean images does not undo that."
+    )
+    device = "gpu"
+    cost = "no training where image-table has trained the models; then a minute a model"
+    protocol = (
+        "models of image-table; temperature from clean held-out images; CIFAR-10.1 v6 where its "
+        "files are; ten corruptions of the test images in five severities, computed here"
+    )
+    group = "images"
+    config = Config()
+    quick = quick(
+        Config,
+        rows=("ps-map", "other"),
+        corruptions=("gaussian-noise", "contrast"),
+        severities=(2, 5),
+    )
+
+    def units(self, config: Config) -> list[dict[str, Any]]:
+        """One model each."""
+        return [
+            {"dataset": dataset, "row": row, "seed": seed}
+            for dataset in config.datasets
+            for seed in range(config.seeds)
+            for row in config.rows
+        ]
+
+    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+        """Train (or take the model from ``image-table``), then measure shifted images."""
+        wanted = Run(unit["dataset"], kind_of(config, unit["row"]), unit["seed"])
+        run = trained(config, wanted, context)
+        row = rows_of(run, wanted.kind)
+        T = held_out_temperature(run)
+        for about, images, y in _shifted(config, run, context):
+            found = measure(Predictions(run.logits_of(images), y), T)
+            for name, value in found.items():
+                item = row(name, value, **about)
+                yield item._replace(deviations=(*item.deviations, *_absent(unit, context)))
+
+    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """CIFAR-10.1, clean images, and the mean over corruptions at each severity."""
+        found = lines(rows, PAPER, by=("shift", "row", "severity"))
+        return [{k: v for k, v in line.items() if v is not None or k == "paper"} for line in found]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """NLL and ECE under shift."""
+        return list(_claims(rows))
+
+    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+        """Accuracy, ECE and NLL over severity; severity 0 is clean."""
+        return {self.id: _figure(rows)}
+
+
+def _absent(unit: dict[str, Any], context: Context) -> tuple[str, ...]:
+    return (ABSENT,) if unit["dataset"] == "cifar10" and _new_images(context) is None else ()
+
+
+def _new_images(context: Context) -> Any:
+    try:
+        return read_images(NEW, "test", context.data_dir)
+    except (MissingDataError, InputError):
+        return None
+
+
+def _shifted(
+    config: Config, run: ImageRun, context: Context
+) -> Iterator[tuple[dict[str, Any], Tensor, Tensor]]:
+    test = run.task.test
+    yield {"shift": "clean", "severity": 0}, test.x, test.y
+    for severity in config.severities:
+        for name in config.corruptions:
+            about = {"shift": CORRUPTED, "corruption": name, "severity": severity}
+            yield about, corrupt(test.x, name, severity), test.y
+    new = _new_images(context) if run.settings.data == "cifar10" else None
+    if new is not None and not run.settings.generated:
+        yield {"shift": NEW}, new.x.to(run.device), new.y.to(run.device)
+
+
+def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    for shift, words in ((NEW, "on CIFAR-10.1"), (CORRUPTED, "over all corruptions")):
+        for metric in ("nll", "ece"):
+            ps, lm = (mean_of(rows, metric, shift=shift, row=row) for row in ("ps-map", "other"))
+            if ps.n and lm.n:
+                printed = [PAPER[NEW, row][metric][0] for row in ("other", "ps-map")]
+                yield Claim(
+                    f"L-MAP's {metric.upper()} is below PS-MAP's {words}",
+                    lm.mean < ps.mean,
+                    f"{lm.mean:.3g} against {ps.mean:.3g}",
+                    f"{printed[0]} against {printed[1]}" if shift == NEW else None,
+                )
+    ps = mean_of(rows, "nll_scaled", shift=CORRUPTED, row="ps-map")
+    best = mean_of(rows, "nll", shift=CORRUPTED, row="recipe")
+    if ps.n and best.n:
+        yield Claim(
+            "over all corruptions the recipe's NLL is below PS-MAP's after temperature scaling",
+            best.mean < ps.mean,
+            f"{best.mean:.4f} against {ps.mean:.4f}",
+            None,
+        )
+
+
+def _figure(rows: Sequence[Row]) -> Figure:
+    metrics = ("accuracy", "ece", "nll")
+    figure, panels = figures.axes(len(metrics))
+    graded = [row for row in rows if row.config.get("severity") is not None]
+    for ax, metric in zip(panels, metrics, strict=True):
+        mine = tables.select(graded, metric=metric)
+        for (name, method), some in tables.group(mine, "row", "method").items():
+            found = tables.line(some, "severity")
+            look = look_of(str(method), label=WORDS.get(name, name))
+            if name == "recipe":
+                look |= {"linestyle": "--", "marker": "v"}
+            ax.plot(found.x, [shown(metric, value) for value in found.mean], **look)
+        ax.set(xlabel="severity", ylabel=UNITS[metric])
+    sets = dict.fromkeys(row.config["dataset"] for row in rows)
+    panels[0].set(title=", ".join(NAMES[name] for name in sets))
+    panels[0].legend()
+    return figure

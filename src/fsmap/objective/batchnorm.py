@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.objective.compiling import never_compiled
 from fsmap.objective.syncbatchnorm import sync_batch_norm, synchronizes
 
 MODES = ("joint", "batch", "frozen")
@@ -76,6 +77,7 @@ def frozen(module: nn.Module, wanted: bool = True) -> Iterator[None]:
             m.training = True
 
 
+@never_compiled
 def write_back(module: nn.Module, buffers: dict[str, Tensor]) -> None:
     """Give the module the running statistics that a pass on cloned buffers made."""
     with torch.no_grad():

@@ -17,6 +17,7 @@ from fsmap.functional import Forward
 from fsmap.linalg import points
 from fsmap.linalg.metric import Metric
 from fsmap.objective import batchnorm as bn
+from fsmap.objective.compiling import never_compiled, not_itself_compiled
 from fsmap.objective.px import EvalDistribution
 from fsmap.objective.regularizer import Regularizer
 from fsmap.objective.selection import Layers
@@ -106,6 +107,7 @@ class LMAP(nn.Module):
             forward=forward,
         )
 
+    @not_itself_compiled
     def forward(
         self, x: Inputs, reg_strength: float | Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
@@ -171,19 +173,24 @@ class LMAP(nn.Module):
     def _plain(self, x: Inputs) -> Tensor:
         return self.regularizer.f.plain(x)
 
+    @not_itself_compiled
     def _joint(self, x: Inputs, wanted: bool) -> tuple[Tensor, Tensor]:
         reg = self.regularizer
-        params, size = reg.params(), points.count(x)
-        evaluation = reg.sample(params)
-        reg.look(x, evaluation)
-        both = _joined(x, evaluation)
+        both = self._both(x)
         if wanted:
-            value, out, state = reg.value(params, both)
+            value, out, state = reg.value(reg.params(), both)
             bn.write_back(reg.module, state.buffers)
         else:
             out = self._plain(both)
             value = _zero(out)
-        return out[:size], value
+        return out[: points.count(x)], value
+
+    @never_compiled
+    def _both(self, x: Inputs) -> Inputs:
+        reg = self.regularizer
+        evaluation = reg.sample(reg.params())
+        reg.look(x, evaluation)
+        return _joined(x, evaluation)
 
 
 class LaplacianPenalty:
@@ -283,6 +290,7 @@ def _is_zero(strength: float | Tensor | None) -> bool:
     return isinstance(strength, int | float) and strength == 0
 
 
+@never_compiled
 def _zero(like: Tensor) -> Tensor:
     return torch.zeros(
         (), device=like.device, dtype=torch.float32 if like.dtype.itemsize < 4 else like.dtype

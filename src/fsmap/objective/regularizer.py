@@ -17,6 +17,7 @@ from fsmap.linalg.metric import Metric, Weights
 from fsmap.linalg.probes import Stream, generator, rademacher
 from fsmap.linalg.values import HALF
 from fsmap.objective import batchnorm as bn
+from fsmap.objective.compiling import as_written, never_compiled
 from fsmap.objective.geometry import sample
 from fsmap.objective.px import EvalDistribution, as_px
 from fsmap.objective.selection import Layers, Outputs, SomeOutputs, cut, survey, trainable
@@ -138,6 +139,7 @@ class Regularizer:
         """S evaluation points."""
         return sample(self.px, self.num_points, params, self.stream())
 
+    @never_compiled
     def value(self, params: Params, x: Inputs) -> tuple[Tensor, Tensor, State]:
         """R (times ``every``), and the output and state of a pass that can serve the loss too."""
         chosen = self._chosen(params, x)
@@ -147,6 +149,7 @@ class Regularizer:
             metric = SomeOutputs(chosen[0], chosen[1].size, metric)
         return self._with_fallback(self.f, params, x, metric)
 
+    @never_compiled
     def separate(self, mode: str) -> Tensor:
         """R on a pass of its own, BatchNorm ``frozen`` or ``batch``; statistics untouched."""
         params = self.params()
@@ -189,7 +192,7 @@ class Regularizer:
         method = self.estimator
         if method.startswith("fd"):
             check_full_precision(params, self.beta)
-        with bn.differentiable_sync(self.module, method):
+        with bn.differentiable_sync(self.module, method), as_written(method):
             passes = [
                 trace.estimate(f, params, x, probe, method=method, beta=self.beta, metric=metric)
                 for probe in self._probes(f, params, x, metric)

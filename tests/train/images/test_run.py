@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from fsmap.errors import CheckpointError
+from fsmap.linalg.probes import Stream
 from fsmap.train.images import ImageRun, ImageSettings, load_model
+from fsmap.train.images.captured import TracedStep
 
 TINY = ImageSettings(
     data="fmnist",
@@ -97,3 +99,33 @@ def test_hooks_steer_the_strength():
     assert seen[:3] == [1e-4, 5e-5, 2.5e-5]
     assert math.isclose(run.reg_strength, 1e-4 / 2**8)
     assert run.history[0]["mine"] == 1.0
+
+
+def test_psi_is_the_librarys():
+    run = ImageRun(TINY)
+    run.feeder.prepare(3, "regularized")
+    expected = Stream(TINY.seed, 3).psi(dict(run.module.named_parameters()))
+    for name, psi in run.feeder.psi.items():
+        assert torch.equal(psi, expected[name][0]), name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"estimator": "fd"},
+        {"batchnorm": "frozen", "every": 2},
+        {"batchnorm": "batch"},
+        {"estimator": "vjp"},
+        {"method": "ps-map", "sam": 0.05},
+    ],
+)
+def test_the_traced_step_is_the_eager_one(change: dict[str, object]):
+    settings = dataclasses.replace(TINY, epochs=1, **change)
+    eager = ImageRun(settings)
+    quick = ImageRun(settings)
+    quick._step.__class__ = TracedStep
+    for run in (eager, quick):
+        run.train(progress=False)
+    for name, t in weights(eager).items():
+        assert torch.equal(t, weights(quick)[name]), name

@@ -30,8 +30,10 @@ class Normalization(NamedTuple):
         Returns:
             The same images as numbers.
         """
-        mean = images.new_tensor(self.mean, dtype=dtype)[:, None, None]
-        std = images.new_tensor(self.std, dtype=dtype)[:, None, None]
+        mean, std = (
+            torch.stack([torch.full((1, 1), v, dtype=dtype, device=images.device) for v in values])
+            for values in self  # made on the device: a captured graph may copy nothing to it
+        )
         return (images.to(dtype) / 255 - mean) / std
 
 

@@ -13,7 +13,7 @@ from fsmap.data.images.augment import Shifts
 from fsmap.data.images.evaluation import Picks
 from fsmap.data.images.task import ImageTask
 from fsmap.errors import InputError
-from fsmap.linalg.probes import Stream, generator, rademacher
+from fsmap.linalg.probes import Stream, generator, integer, rademacher
 from fsmap.train.images.gradient import REGULARIZED, Feed
 from fsmap.train.images.parallel import Group
 from fsmap.train.images.settings import ImageSettings
@@ -56,9 +56,10 @@ class Feeder:
         self.points = settings.num_points // group.size
         self.steps_per_epoch = len(task.train.x) // settings.batch_size
         self.epoch = -1
+        self._source = torch.Generator(self.device)
         self.draws: dict[str, Tensor] = {}  # of the epoch, [steps, ...]
         self.now: dict[str, Tensor] = {}  # of the step
-        self.psi = self._probe_buffers(params) if settings.regularized else None
+        self.psi = self._probe_buffers(params) if settings.regularized else {}
         self.reg_strength = torch.zeros((), dtype=self.dtype, device=self.device)
         self.scale = torch.ones((), dtype=self.dtype, device=self.device)
         self._load(0)
@@ -75,7 +76,7 @@ class Feeder:
         if epoch != self.epoch:
             self._load(epoch)
         torch._foreach_copy_(list(self.now.values()), [t[place] for t in self.draws.values()])
-        if kind == REGULARIZED and self.psi is not None:
+        if kind == REGULARIZED:
             self._draw_probe(step)
 
     def feed(self, kind: str) -> Feed:
@@ -86,13 +87,13 @@ class Feeder:
             shifts = Shifts(now["down"], now["right"], now["flip"])
             images = task.augment.apply(images, shifts)
         x = task.normalize(images, self.dtype)
-        points = None
+        points = x[:0]
         if kind != "plain":
             assert task.px is not None
             shifts = Shifts(now["px_down"], now["px_right"], now["px_flip"])
             picks = Picks(now["px_component"], now["px_row"], shifts)
             points = self._layout(task.px.take(picks, self.dtype))
-        psi = self.psi if kind == REGULARIZED else None
+        psi = self.psi if kind == REGULARIZED else {}
         return Feed(
             self._layout(x), task.train.y[now["rows"]], points, psi, self.reg_strength, self.scale
         )
@@ -120,7 +121,7 @@ class Feeder:
         self.draws = {name: t.to(self.device) for name, t in draws.items()}
         self.epoch = epoch
 
-    def _probe_buffers(self, params: Params) -> Params | None:
+    def _probe_buffers(self, params: Params) -> Params:
         settings = self.settings
         if settings.estimator == "exact":
             return {}
@@ -132,15 +133,17 @@ class Feeder:
 
     def _draw_probe(self, step: int) -> None:
         """ψ of :class:`fsmap.linalg.probes.Stream`, the same on every rank; signs are a rank's."""
-        assert self.psi is not None
-        stream = Stream(self.settings.seed, step, self.group.rank)
+        seed, rank = self.settings.seed, self.group.rank
         if self.settings.estimator == "vjp":
-            own = generator(stream.seed, step, "signs", stream.rank)
+            own = generator(seed, step, "signs", rank)
             self.psi["signs"].copy_(rademacher(1, len(self.psi["signs"]), own, self.scale)[0])
-        elif self.psi:
-            torch._foreach_copy_(
-                list(self.psi.values()), [p[0] for p in stream.psi(self.psi).values()]
-            )
+        elif self.device.type != "cuda":
+            drawn = Stream(seed, step).psi(self.psi)
+            torch._foreach_copy_(list(self.psi.values()), [p[0] for p in drawn.values()])
+        else:  # the same numbers, without making tensors and generators
+            for name, buffer in self.psi.items():
+                self._source.manual_seed(integer(seed, step, name))
+                buffer.normal_(generator=self._source)
 
 
 def trainable(module: nn.Module) -> Params:

@@ -33,8 +33,8 @@ class Feed(NamedTuple):
 
     x: Tensor  # [B, C, H, W]
     y: Tensor  # [B]
-    points: Tensor | None  # [S, C, H, W]
-    psi: Params | None  # {name: [...]}; for vjp the signs, under the name "signs"
+    points: Tensor  # [S, C, H, W], or none of them
+    psi: Params  # {name: [...]}; for vjp the signs, under the name "signs"; empty where not used
     reg_strength: Tensor  # []  λ
     scale: Tensor  # []  of the loss, against underflow in fp16
 
@@ -112,7 +112,7 @@ def make_gradient(
         f, size = ImageModel(module, buffers, half), len(feed.x)
         value = feed.reg_strength.new_zeros(())
         if kind != PLAIN and settings.batchnorm == "joint":
-            both = torch.cat([feed.x, _points(feed)])
+            both = torch.cat([feed.x, feed.points])
             if kind == REGULARIZED:
                 value, out, state = _laplacian(f, params, both, feed, settings)
             else:
@@ -122,7 +122,7 @@ def make_gradient(
             if kind == REGULARIZED:
                 deployed = ImageModel(module, state.buffers, half)
                 with bn.frozen(module) if settings.batchnorm == "frozen" else nullcontext():
-                    value = _laplacian(deployed, params, _points(feed), feed, settings)[0]
+                    value = _laplacian(deployed, params, feed.points, feed, settings)[0]
         logits = out[:size]
         loss = F.cross_entropy(logits, feed.y, label_smoothing=settings.label_smoothing)
         return logits, loss, value, state.buffers
@@ -173,20 +173,14 @@ def _laplacian(
     f: ImageModel, params: Params, x: Tensor, feed: Feed, settings: ImageSettings
 ) -> tuple[Tensor, Tensor, State]:
     """R at the points (k times, for ``every=k``), the unperturbed output and its state."""
-    probe: Params | Tensor | None = feed.psi
+    probe: Params | Tensor = feed.psi
     if settings.estimator == "vjp":
-        assert feed.psi is not None
         probe = feed.psi["signs"]
-    found = trace.estimate(f, params, x, probe, method=settings.estimator, beta=settings.beta)  # type: ignore[arg-type]
+    found = trace.estimate(f, params, x, probe, method=settings.estimator, beta=settings.beta)
     out, state = found.out, found.state
     if out is None or state is None:
         out, state = f.with_state(params, x)
     return settings.every * found.value, out, state
-
-
-def _points(feed: Feed) -> Tensor:
-    assert feed.points is not None
-    return feed.points
 
 
 def _ascended(params: Params, grads: tuple[Tensor, ...], radius: float) -> Params:

@@ -106,15 +106,16 @@ class Step:
         floats = [n for n, b in found.buffers.items() if b.is_floating_point()]
         self.group.average([*found.grads, *(found.buffers[n] for n in floats)])
         self.group.average([found.measured])
-        torch._foreach_copy_(list(self.buffers.values()), list(found.buffers.values()))
+        whole = [n for n in found.buffers if n not in floats]
+        for names in filter(None, (floats, whole)):  # one kernel for each type
+            torch._foreach_copy_(
+                [self.buffers[n] for n in names], [found.buffers[n] for n in names]
+            )
         norm = get_total_norm(found.grads)
+        for p, g in zip(self.params.values(), found.grads, strict=True):
+            p.grad = g
         if self.settings.clip is not None:
-            for p, g in zip(self.params.values(), found.grads, strict=True):
-                p.grad = g
             clip_grads_with_norm_(self.params.values(), self.settings.clip, norm)
-        else:
-            for p, g in zip(self.params.values(), found.grads, strict=True):
-                p.grad = g
         skipped = self._rescale(norm)
         self.optimizer.step()
         self._count(found.measured, norm, skipped, kind)

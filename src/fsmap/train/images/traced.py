@@ -1,0 +1,87 @@
+"""A gradient function as one flat graph of tensor operations, compiled where that is wanted.
+
+Tracing runs the function once on tensors without content and records every operation below the
+derivatives: forward mode, reverse mode and autocast are resolved, what is left are convolutions
+and arithmetic on the inputs. The mathematics is thereby the eager function's by construction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from fsmap.train.images.gradient import Feed, Gradient, GradientFn
+from fsmap.types import Params
+
+Flat = Callable[..., list[Tensor]]
+
+
+class Traced(NamedTuple):
+    """A flat function, and the structures of what goes in and comes out."""
+
+    call: Flat
+    inputs: TreeSpec
+    outputs: TreeSpec
+
+    @torch.no_grad()  # the derivatives are inside
+    def __call__(self, params: Params, buffers: dict[str, Tensor], feed: Feed) -> Gradient:
+        """The gradient, as the function that was traced gives it."""
+        flat, structure = tree_flatten((params, buffers, feed))
+        assert structure == self.inputs
+        found: Gradient = tree_unflatten(self.call(*flat), self.outputs)
+        return found
+
+
+_known: dict[object, Traced] = {}
+"""By everything the trace depends on: runs of one process that differ in seed share it."""
+
+
+def traced(
+    function: GradientFn,
+    params: Params,
+    buffers: dict[str, Tensor],
+    feed: Feed,
+    *,
+    compiled: bool,
+    key: tuple[object, ...],
+) -> Traced:
+    """Trace a gradient function, or find the trace of an equal one.
+
+    Args:
+        function: Pure, without random layers.
+        params: Example parameters.
+        buffers: Example buffers.
+        feed: Example feed.
+        compiled: Whether inductor makes kernels of the graph.
+        key: What decides the operations, besides the shapes of the examples.
+
+    Returns:
+        A function of the same arguments.
+    """
+    flat, inputs = tree_flatten(({n: p.detach() for n, p in params.items()}, buffers, feed))
+    shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in flat)
+    whole = (key, compiled, str(inputs), shapes)
+    if whole not in _known:
+        structure: list[TreeSpec] = []
+
+        def call(*leaves: Tensor) -> list[Tensor]:
+            found, spec = tree_flatten(function(*tree_unflatten(list(leaves), inputs)))
+            structure.append(spec)
+            return found
+
+        graph: Any = make_fx(call, tracing_mode="fake")(*flat)
+        run = _inductor(graph, flat) if compiled else graph
+        _known[whole] = Traced(run, inputs, structure[0])
+    return _known[whole]
+
+
+def _inductor(graph: torch.fx.GraphModule, flat: list[Tensor]) -> Flat:
+    from torch import _inductor
+
+    run: Flat = _inductor.compile(graph, flat)  # type: ignore[assignment]
+    return run

@@ -104,6 +104,7 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
     if T is not None:
         yield row("temperature", T)
         yield row("test_temperature", metrics.temperature(*test))
+        yield row("valid_nll", metrics.nll(*run.logits("valid")))
     size = len(test.y)
     foreign = other_images(
         run.settings.data, min(size, OOD_IMAGES), run.settings.generated, context.data_dir

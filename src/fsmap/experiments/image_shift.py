@@ -16,7 +16,7 @@ from fsmap.experiments.image_pictures import NAMES, UNITS, WORDS, look_of
 from fsmap.experiments.image_protocol import Run, quick, trained
 from fsmap.experiments.image_table import PERCENT_OF_AREA, kind_of
 from fsmap.experiments.image_table import Config as TableConfig
-from fsmap.experiments.image_verdict import lines, mean_of
+from fsmap.experiments.image_verdict import lines, long_enough, mean_of, ran
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
 
@@ -116,7 +116,7 @@ class Shift(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """NLL and ECE under shift."""
-        return list(_claims(rows))
+        return [*ran(rows), *_claims(long_enough(rows))]
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         """Accuracy, ECE and NLL over severity; severity 0 is clean."""

@@ -15,6 +15,9 @@ from fsmap.report.tables import Mean
 SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")
 FULL_EPOCHS = {"fmnist": 50, "cifar10": 200}
 
+LONG = 12
+"""Epochs from which on runs are compared."""
+
 Printed = Mapping[tuple[Any, ...], Mapping[str, tuple[float, float]]]
 
 
@@ -96,6 +99,11 @@ def full_length(rows: Sequence[Row], dataset: str) -> list[Row]:
         for row in long
         if row.config["epochs"] >= FULL_EPOCHS[dataset] and row.config["images"] > 2e4
     ]
+
+
+def long_enough(rows: Sequence[Row]) -> list[Row]:
+    """Rows of runs on the real data that are long enough to be judged."""
+    return [row for row in rows if not row.config["generated"] and row.config["epochs"] >= LONG]
 
 
 def ran(rows: Sequence[Row]) -> Iterator[Claim]:

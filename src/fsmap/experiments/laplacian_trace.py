@@ -10,7 +10,7 @@ from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.image_measure import measured
 from fsmap.experiments.image_pictures import NAMES
 from fsmap.experiments.image_protocol import ImageConfig, Kind, Run, quick, trained
-from fsmap.experiments.image_verdict import lines, ran
+from fsmap.experiments.image_verdict import lines, long_enough, ran
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 METHODS = ("ps-map", "l-map")
 AT_LEAST = 4.0
 """How many times lower L-MAP's Laplacian has to be; the authors' logs have about 7."""
-
-LONG = 12
-"""Epochs from which on a run counts."""
 
 PAPER = {
     ("cifar10", "ps-map"): {"laplacian_other": (7e4, None)},
@@ -110,11 +107,7 @@ def fall_claims(rows: Sequence[Row], by: str | None = None) -> Iterator[Claim]:
     Yields:
         A claim per data set and level.
     """
-    mine = [
-        row
-        for row in tables.select(rows, metric="laplacian_other", generated=False)
-        if row.config["epochs"] >= LONG
-    ]
+    mine = long_enough(tables.select(rows, metric="laplacian_other"))
     for key, some in tables.group(mine, "dataset", *([by] if by else [])).items():
         ps, lm = (
             tables.mean(row.value for row in tables.select(some, method=method))

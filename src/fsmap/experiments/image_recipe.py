@@ -1,0 +1,149 @@
+"""``image-recipe`` (not in the paper): which λ, BatchNorm mode, estimator, S and ``every``?
+
+Short runs: a curve over fixed λ in each mode, λ steered by held-out images from many first values,
+and cheaper variants of the steered run; beside PS-MAP, before and after temperature scaling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.experiments.image_measure import measured
+from fsmap.experiments.image_protocol import ImageConfig, Kind, Run, quick, trained
+from fsmap.experiments.recipe_verdict import draw, recipe_claims, recipe_table
+from fsmap.report.records import Claim, Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PARTS = ("ps-map", "fixed", "steered", "variants")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(ImageConfig):
+    """Sizes; see :class:`ImageConfig`.
+
+    Attributes:
+        parts: ``ps-map``, ``fixed`` (λ in each mode), ``steered`` (from each first value),
+            ``variants`` (cheaper steered runs).
+        modes: BatchNorm modes of the fixed runs.
+        strengths: λ of the fixed runs.
+        steered_modes: BatchNorm modes of the steered runs.
+        starts: First λ of the steered runs; 0: one percent of the loss.
+        few_points: S of the cheaper variants.
+        some_steps: ``every`` of the cheaper variants.
+    """
+
+    seeds: int = 1
+    fmnist_epochs: int = 12
+    cifar10_epochs: int = 14
+    estimator: str = "jvp"
+    parts: tuple[str, ...] = PARTS
+    modes: tuple[str, ...] = ("joint", "frozen", "batch")
+    strengths: tuple[float, ...] = (1e-7, 1e-6, 1e-5, 1e-4)
+    steered_modes: tuple[str, ...] = ("joint", "frozen")
+    starts: tuple[float, ...] = (0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+    few_points: int = 32
+    some_steps: int = 4
+
+
+def kinds(config: Config) -> list[tuple[str, Kind]]:
+    """Everything that is tried, with the part it belongs to.
+
+    Args:
+        config: What to try.
+
+    Returns:
+        Part and kind, in the order of the units.
+    """
+    found: list[tuple[str, Kind]] = [("ps-map", Kind("ps-map", "ps-map"))]
+    for start in config.starts:
+        for mode in config.steered_modes:
+            found.append(("steered", steered(mode, start)))
+    for strength in config.strengths:
+        for mode in config.modes:
+            changes = {"batchnorm": mode, "reg_strength": strength}
+            found.append(("fixed", Kind(f"{mode}-{strength:.0e}", px="other", changes=changes)))
+    found += [("variants", kind) for kind in variants(config)]
+    return [(part, kind) for part, kind in found if part in config.parts]
+
+
+def steered(mode: str, start: float = 0.0, name: str = "", **changes: Any) -> Kind:
+    """A steered run of a mode from a first λ."""
+    name = name or (f"{mode}-auto" if not start else f"{mode}-auto-from-{start:.0e}")
+    return Kind(
+        name, px="other", steer=True, start=start or None, changes={"batchnorm": mode, **changes}
+    )
+
+
+def variants(config: Config) -> list[Kind]:
+    """Steered runs that cost less, or use the paper's estimator."""
+    few, some = config.few_points, config.some_steps
+    return [
+        steered("joint", name="joint-auto-fd", estimator="fd"),
+        steered("joint", name=f"joint-auto-S{few}", num_points=few),
+        steered("joint", name=f"joint-auto-every{some}", every=some),
+        steered("frozen", name=f"frozen-auto-S{few}", num_points=few),
+        steered("frozen", name=f"frozen-auto-every{some}", every=some),
+        steered("joint", name=f"joint-auto-S{few}-every{some}", num_points=few, every=some),
+    ]
+
+
+class ImageRecipe(Experiment):
+    """Accuracy, NLL, ECE and NLL after scaling of everything tried, and the Pareto front."""
+
+    id = "image-recipe"
+    label = "not in the paper"
+    title = "A recipe: λ, BatchNorm mode, estimator, S, every"
+    see = (
+        "Over-confidence turns into under-confidence as λ grows, at a λ that differs by orders of "
+        "magnitude between modes; steering finds it from any first value."
+    )
+    device = "gpu"
+    cost = "33 short runs of a set, about 25 min each set on an H200"
+    protocol = (
+        "as image-table with p_X = D', 12 (FashionMNIST) and 14 (CIFAR-10) epochs; held-out images "
+        "steer λ and give the temperature, test images judge"
+    )
+    group = "images"
+    config = Config()
+    quick = quick(
+        Config,
+        datasets=("fmnist",),
+        modes=("joint",),
+        strengths=(1e-4, 1e-2),
+        steered_modes=("frozen",),
+        starts=(0.0,),
+        parts=("ps-map", "fixed", "steered"),
+    )
+
+    def units(self, config: Config) -> list[dict[str, Any]]:
+        """One training run each."""
+        return [
+            {"dataset": dataset, "part": part, "row": kind.name, "seed": seed}
+            for dataset in config.datasets
+            for seed in range(config.seeds)
+            for part, kind in kinds(config)
+        ]
+
+    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+        """Train, then measure."""
+        kind = next(kind for _, kind in kinds(config) if kind.name == unit["row"])
+        run = trained(config, Run(unit["dataset"], kind, unit["seed"]), context)
+        for row in measured(run, kind, context):
+            yield row._replace(config={**row.config, "part": unit["part"], "start": kind.start})
+
+    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """One line per kind of run, the Pareto-optimal ones marked."""
+        return recipe_table(rows)
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """What the controller has to show."""
+        return list(recipe_claims(rows))
+
+    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+        """The curve over λ, and where steering ends."""
+        return {self.id: draw(rows)}

@@ -1,0 +1,218 @@
+"""What the rows of ``image-recipe`` say: the Pareto front, claims, and the curve over λ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fsmap.experiments.image_measure import shown
+from fsmap.experiments.image_pictures import NAMES, UNITS
+from fsmap.experiments.image_verdict import long_enough, ran
+from fsmap.report import figures, tables
+from fsmap.report.records import Claim, Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+AXES = {"accuracy": 1, "nll": -1, "ece": -1, "nll_scaled": -1}
+"""What is weighed against each other; +1: more is better."""
+
+MORE = ("ece_scaled", "temperature", "test_temperature", "valid_nll", "seconds_per_step")
+CLOSE, LOSS = 0.1, 0.3
+"""Largest |log T| on test images, and largest loss of accuracy in percent, of a steered run."""
+
+
+class Tried(NamedTuple):
+    """One kind of run: means over seeds, in the units of the tables."""
+
+    dataset: str
+    name: str
+    part: str
+    config: Mapping[str, Any]
+    values: Mapping[str, float]
+    runs: int
+
+    @property
+    def strength(self) -> float:
+        """λ, or where steering ended."""
+        return self.values.get("reg_strength", 0.0)
+
+
+def everything_tried(rows: Sequence[Row]) -> list[Tried]:
+    """Means over seeds of each kind of run.
+
+    Args:
+        rows: Rows of a run.
+
+    Returns:
+        In the order of the rows.
+    """
+    found = []
+    for (dataset, name, part), some in tables.group(rows, "dataset", "row", "part").items():
+        values = {}
+        for metric in (*AXES, *MORE, "reg_strength", "collapses"):
+            mine = [shown(metric, row.value) for row in tables.select(some, metric=metric)]
+            if mine:
+                values[metric] = sum(mine) / len(mine)
+        runs = len(tables.select(some, metric="nll"))
+        found.append(Tried(dataset, name, part, some[0].config, values, runs))
+    return found
+
+
+def is_dominated(one: Mapping[str, float], others: Sequence[Mapping[str, float]]) -> bool:
+    """Whether another is at least as good on every axis and better on one.
+
+    Args:
+        one: Values by axis.
+        others: Values of the others.
+
+    Returns:
+        True where it is not on the Pareto front.
+
+    Examples:
+        >>> a = {"accuracy": 94.0, "nll": 0.2, "ece": 1.0, "nll_scaled": 0.2}
+        >>> is_dominated({**a, "ece": 2.0}, [a]), is_dominated({**a, "nll": 0.1}, [a])
+        (True, False)
+    """
+
+    def beats(other: Mapping[str, float]) -> bool:
+        gains = [sign * (other[axis] - one[axis]) for axis, sign in AXES.items()]
+        return all(gain >= 0 for gain in gains) and any(gain > 0 for gain in gains)
+
+    return any(beats(other) for other in others)
+
+
+def recipe_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One line per kind of run; ``pareto`` says whether nothing tried on that set beats it.
+
+    Args:
+        rows: Rows of a run.
+
+    Returns:
+        The lines.
+    """
+    tried = everything_tried(rows)
+    lines = []
+    for one in tried:
+        rivals = [other.values for other in tried if other.dataset == one.dataset]
+        c = one.config
+        line: dict[str, Any] = {"dataset": one.dataset, "run": one.name}
+        line.update(batchnorm=c["batchnorm"], estimator=c["estimator"], num_points=c["num_points"])
+        line.update(every=c["every"], lam=one.strength or None)
+        line.update({axis: one.values[axis] for axis in AXES})
+        line.update(temperature=one.values.get("temperature"))
+        line.update(ms_per_step=1e3 * one.values["seconds_per_step"], runs=one.runs)
+        line.update(pareto=not is_dominated(one.values, rivals))
+        lines.append(line)
+    return lines
+
+
+def recipe_claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    """What the controller has to show; only of runs that are long enough to be judged.
+
+    Args:
+        rows: Rows of a run.
+
+    Yields:
+        Claims.
+    """
+    yield from ran(rows)
+    tried = everything_tried(long_enough(rows))
+    for dataset in dict.fromkeys(one.dataset for one in tried):
+        mine = [one for one in tried if one.dataset == dataset]
+        plain = next((one for one in mine if one.part == "ps-map"), None)
+        for mode in dict.fromkeys(one.config["batchnorm"] for one in mine if one.part == "steered"):
+            some = [o for o in mine if o.part == "steered" and o.config["batchnorm"] == mode]
+            yield from _steered_claims(dataset, mode, some, plain)
+        yield from _against_fixed(dataset, mine, plain)
+
+
+def _steered_claims(
+    dataset: str, mode: str, steered: Sequence[Tried], plain: Tried | None
+) -> Iterator[Claim]:
+    far = {one.name: abs(math.log(one.values["test_temperature"])) for one in steered}
+    worst = max(far, key=lambda name: far[name])
+    yield Claim(
+        f"{dataset}, {mode}: steered from {len(steered)} first values, |log T| on test images ends "
+        f"below {CLOSE}",
+        far[worst] < CLOSE,
+        f"at most {far[worst]:.3f} ({worst})",
+        None,
+    )
+    if plain is None:
+        return
+    low = min(steered, key=lambda one: one.values["accuracy"])
+    yield Claim(
+        f"{dataset}, {mode}: no steered run collapsed or lost more than {LOSS} % of accuracy",
+        low.values["accuracy"] >= plain.values["accuracy"] - LOSS,
+        f"{low.values['accuracy']:.2f} % ({low.name}) against {plain.values['accuracy']:.2f} %",
+        None,
+    )
+
+
+def _against_fixed(dataset: str, tried: Sequence[Tried], plain: Tried | None) -> Iterator[Claim]:
+    fixed = [one for one in tried if one.part == "fixed" and math.isfinite(one.values["nll"])]
+    steered = [one for one in tried if one.part == "steered"]
+    if not steered:
+        return
+    mean = sum(one.values["nll"] for one in steered) / len(steered)
+    if fixed:
+        best = min(fixed, key=lambda one: one.values["valid_nll"])
+        yield Claim(
+            f"{dataset}: steered runs have a lower mean test NLL than the fixed λ that is best on "
+            "the same held-out images",
+            mean < best.values["nll"],
+            f"{mean:.4f} against {best.values['nll']:.4f} ({best.name})",
+            None,
+        )
+    if plain is not None:
+        yield Claim(
+            f"{dataset}: steered runs, unscaled, have a lower mean test NLL than PS-MAP after "
+            "temperature scaling",
+            mean < plain.values["nll_scaled"],
+            f"{mean:.4f} against {plain.values['nll_scaled']:.4f}",
+            None,
+        )
+
+
+def draw(rows: Sequence[Row]) -> Figure:
+    """NLL before and after scaling, ECE and T over λ; steered runs where they ended.
+
+    Args:
+        rows: Rows of a run.
+
+    Returns:
+        The figure.
+    """
+    tried = everything_tried(rows)
+    sets = list(dict.fromkeys(one.dataset for one in tried))
+    metrics = ("nll", "nll_scaled", "ece", "temperature")
+    figure, panels = figures.axes(len(metrics), len(sets), squeeze=False)
+    for line, dataset in zip(panels, sets, strict=True):
+        for ax, metric in zip(line, metrics, strict=True):
+            _panel(ax, [one for one in tried if one.dataset == dataset], metric)
+            ax.set(title=NAMES[dataset], xlabel=r"$\lambda$", ylabel=UNITS.get(metric, "T"))
+        line[0].legend(fontsize=8)
+    return figure
+
+
+def _panel(ax: Axes, tried: Sequence[Tried], metric: str) -> None:
+    shades = {"joint": 1.0, "frozen": 0.6, "batch": 0.3}
+    color = figures.COLORS["l-map"]
+    for mode, shade in shades.items():
+        fixed = [o for o in tried if o.part == "fixed" and o.config["batchnorm"] == mode]
+        if fixed:
+            x, y = [o.strength for o in fixed], [o.values[metric] for o in fixed]
+            ax.plot(x, y, color=color, alpha=shade, marker="^", label=f"{mode}, fixed")
+        ends = [o for o in tried if o.part == "steered" and o.config["batchnorm"] == mode]
+        if ends:
+            x, y = [o.strength for o in ends], [o.values[metric] for o in ends]
+            ax.plot(x, y, "*", color=color, alpha=shade, markersize=9, label=f"{mode}, steered")
+    for one in tried:
+        if one.part == "ps-map":
+            ax.axhline(
+                one.values[metric], color=figures.COLORS["ps-map"], linestyle="--", label="PS-MAP"
+            )
+    ax.set_xscale("log")

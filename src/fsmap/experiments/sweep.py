@@ -70,10 +70,10 @@ def points(name: str, grid: Sequence[str], options: Options) -> list[Point]:
         raise InputError(message)
     made = []
     for combination in itertools.product(*axes.values()):
-        values = dict(zip(axes, combination, strict=True))
-        texts = tuple(f"{key}={value}" for key, value in values.items())
+        chosen = dict(zip(axes, combination, strict=True))
+        texts = tuple(f"{key}={value}" for key, value in chosen.items())
         here = options._replace(out=options.out / name / folder_name(texts), assignments=texts)
-        made.append(Point(values, Plan(experiment, configure(experiment, here), here)))
+        made.append(Point(chosen, Plan(experiment, configure(experiment, here), here)))
     return made
 
 

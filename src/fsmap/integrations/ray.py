@@ -2,7 +2,7 @@
 
     with RayPool() as pool:                                    # a cluster of this machine's cores
         for trial in pool.map(train_population, seeds):        # as they end
-            print(trial.index, trial.value if trial.error is None else trial.error)
+            print(trial.number, trial.value if trial.error is None else trial.error)
 
 Results travel back to this process, which alone writes files: a trial that dies leaves nothing half
 written. Every machine of a cluster needs the same fsmap, torch and Python.
@@ -32,13 +32,13 @@ class Trial(NamedTuple):
     """How one trial ended.
 
     Attributes:
-        index: Its place among the items.
+        number: Its place among the items.
         value: What the function returned.
         error: What it failed with, in the last attempt; None if it did not.
         attempts: How often it was tried.
     """
 
-    index: int
+    number: int
     value: Any = None
     error: BaseException | None = None
     attempts: int = 1

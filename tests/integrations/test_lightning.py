@@ -1,0 +1,245 @@
+"""Lightning's Trainer equals the plain loop: precision, accumulation, processes, resumed runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fsmap
+from fsmap.errors import InputError
+from fsmap.integrations.lightning import LMAPCallback, LMAPMixin
+from fsmap.linalg.probes import Stream
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*does not have many workers"),
+    pytest.mark.usefixtures("seeded"),
+]
+
+LAM = 0.05
+WORKER = """
+import os
+import torch
+from torch.utils.data import DataLoader
+import test_lightning as here
+
+torch.set_default_dtype(torch.float64)
+module = here.Classifier()
+options = {"accumulate_grad_batches": 2, "max_epochs": 1, "use_distributed_sampler": False}
+fit = here.trainer(devices=2, strategy="ddp", **options)
+fit.fit(module, DataLoader(here.data(), 3, sampler=range(int(os.environ["RANK"]), 24, 2)))
+if fit.is_global_zero:
+    torch.save([module.lm.step, *module.lm.module.parameters()], "learned.pt")
+fit.strategy.barrier()
+"""
+
+
+def network() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def data(n: int = 24) -> TensorDataset:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(n, 2, generator=generator)
+    return TensorDataset(x, torch.randint(0, 3, (n,), generator=generator))
+
+
+def term(model: nn.Module, **options) -> fsmap.LMAP:
+    settings = {"num_points": 5, "batchnorm": "frozen", **options}
+    return fsmap.LMAP(model, fsmap.px.Normal(shape=(2,)), **settings)
+
+
+class Classifier(LMAPMixin, pl.LightningModule):
+    def __init__(self, **options):
+        super().__init__()
+        self.reg_strength = LAM
+        self.lm = term(network(), **options)
+        self.logged = []
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        out, R = self.lm(x)
+        return F.cross_entropy(out, y) + self.reg_strength * R
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def on_train_batch_end(self, *_):
+        self.logged.append({k: float(v) for k, v in self.trainer.callback_metrics.items()})
+
+
+def trainer(**options) -> pl.Trainer:
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    settings = {"enable_checkpointing": False, "max_epochs": 2, "accelerator": "cpu", "devices": 1}
+    return pl.Trainer(**quiet, **{**settings, **options})
+
+
+def plain_loop(precision: str, accumulate: int, batch_size: int = 4, epochs: int = 2, **options):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lm = term(model, **options).attach(optimizer)
+    casting = precision == "bf16-mixed"
+    history = []
+    for _ in range(epochs):
+        for index, (x, y) in enumerate(DataLoader(data(), batch_size)):
+            cast = torch.autocast("cpu", torch.bfloat16) if casting else contextlib.nullcontext()
+            with cast:
+                out, R = lm(x)
+                loss = (F.cross_entropy(out, y) + LAM * R) / accumulate
+            loss.backward()
+            history.append((R.item(), loss.item() * accumulate))
+            if (index + 1) % accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+    return model, history, lm.step
+
+
+@pytest.mark.parametrize(
+    ("precision", "accumulate", "every"),
+    [("64-true", 1, 1), ("64-true", 3, 2), ("bf16-mixed", 1, 1), ("bf16-mixed", 3, 1)],
+)
+def test_the_trainer_equals_the_plain_loop(precision, accumulate, every):
+    module = Classifier(every=every)
+    fit = trainer(precision=precision, accumulate_grad_batches=accumulate)
+    fit.fit(module, DataLoader(data(), 4))
+    model, history, step = plain_loop(precision, accumulate, every=every)
+    for ours, theirs in zip(module.lm.module.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert module.lm.step == step == 12 // accumulate
+    assert len(module.logged) == len(history)
+    for row, (R, loss) in zip(module.logged, history, strict=True):
+        if R > 0:  # R and not every·R, λR, and its share of the rest of the loss
+            assert row["lmap/R"] == pytest.approx(R / every, rel=1e-6)
+            assert row["lmap/strength"] == pytest.approx(LAM)
+            assert row["lmap/term"] == pytest.approx(LAM * R / every, rel=1e-6)
+            assert row["lmap/share"] == pytest.approx(LAM * R / every / (loss - LAM * R), rel=1e-5)
+
+
+def test_a_resumed_fit_draws_what_an_uninterrupted_one_would(tmp_path):
+    whole = Classifier()
+    trainer(max_epochs=3).fit(whole, DataLoader(data(), 4))
+    first = trainer(max_epochs=1)
+    first.fit(Classifier(), DataLoader(data(), 4))
+    first.save_checkpoint(tmp_path / "one.ckpt")
+    second = Classifier()
+    path = str(tmp_path / "one.ckpt")
+    trainer(max_epochs=3).fit(second, DataLoader(data(), 4), ckpt_path=path)
+    assert second.lm.step == whole.lm.step == 18
+    for ours, theirs in zip(second.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+class WithPenalty(LMAPMixin, pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+        px = fsmap.px.Normal(shape=(2,))
+        self.penalty = fsmap.LaplacianPenalty(self.network, px, num_points=5)
+
+    def training_step(self, batch, batch_idx):
+        return F.cross_entropy(self.network(batch[0]), batch[1]) + self.penalty(LAM)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_penalty_is_counted_and_kept_in_the_checkpoint(tmp_path):
+    first = trainer(max_epochs=1, accumulate_grad_batches=2)
+    first.fit(WithPenalty(), DataLoader(data(), 4))
+    first.save_checkpoint(tmp_path / "one.ckpt")
+    module = WithPenalty()
+    second = trainer(max_epochs=2, accumulate_grad_batches=2)
+    second.fit(module, DataLoader(data(), 4), ckpt_path=str(tmp_path / "one.ckpt"))
+    assert module.penalty.state_dict() == {"step": 6}
+    second.fit_loop.max_epochs = 3
+    second.fit(module, DataLoader(data(), 4))  # a second fit of one module: another optimizer
+    assert module.penalty.state_dict() == {"step": 9}
+
+
+def test_a_strength_given_to_the_pass_or_to_the_callback_is_the_one_that_is_logged():
+    class Given(Classifier):
+        def training_step(self, batch, batch_idx):
+            out, term = self.lm(batch[0], reg_strength=0.5)
+            return F.cross_entropy(out, batch[1]) + term
+
+    given, told = Given(), Classifier()
+    told.reg_strength = 0.5
+    trainer(max_epochs=1).fit(given, DataLoader(data(), 4))
+    callback = LMAPCallback(0.5, prefix="reg")
+    trainer(max_epochs=1, callbacks=[callback]).fit(told, DataLoader(data(), 4))
+    assert len(given.logged) == 6
+    for row, other in zip(given.logged, told.logged, strict=True):
+        assert row["lmap/R"] == pytest.approx(other["reg/R"], rel=1e-6)
+        assert row["lmap/share"] == pytest.approx(other["reg/share"], rel=1e-5)
+
+
+def test_what_cannot_be_counted_is_refused():
+    class Bare(WithPenalty):
+        def on_fit_start(self):
+            self.penalty = lambda strength: 0.0
+
+    class Other(Classifier):
+        def configure_optimizers(self):
+            return torch.optim.SGD([nn.Parameter(torch.zeros(()))], lr=0.1)
+
+    with pytest.raises(InputError, match=r"Bare holds no fsmap\.LMAP .* self\.lm = fsmap\.LMAP"):
+        trainer().fit(Bare(), DataLoader(data(), 4))
+    with pytest.raises(InputError, match="none of the 1 optimizers trains a parameter"):
+        trainer().fit(Other(), DataLoader(data(), 4))
+
+
+def joined_loop(ranks: int = 2, accumulate: int = 2, size: int = 3) -> tuple[nn.Module, int]:
+    """One process: every step's micro-batches of every rank, with the points each would draw."""
+    model, dataset = network(), data()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lm = term(model).attach(optimizer)
+    reg = lm.regularizer
+    per_rank = [range(rank, len(dataset), ranks) for rank in range(ranks)]
+    for step in range(len(per_rank[0]) // (size * accumulate)):
+        for micro in range(accumulate):
+            for rank, rows in enumerate(per_rank):
+                first = (step * accumulate + micro) * size
+                x, y = dataset[rows[first : first + size]]
+                draw = Stream(0, step, rank, micro)
+                reg.stream = lambda draw=draw: draw
+                out, R = lm(x)
+                ((F.cross_entropy(out, y) + LAM * R) / (accumulate * ranks)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, lm.step
+
+
+def test_two_processes_equal_one_on_the_joined_batch(tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    options = {"capture_output": True, "text": True, "timeout": 110, "cwd": tmp_path}
+    done = subprocess.run([*command, "worker.py"], env=environment, **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    step, *learned = torch.load(tmp_path / "learned.pt")
+    model, steps = joined_loop()
+    assert step == steps == 2
+    for ours, theirs in zip(learned, model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_example(capsys):
+    path = Path(__file__).parents[2] / "examples" / "lightning_module.py"
+    with warnings.catch_warnings():
+        found = runpy.run_path(str(path))["main"]()
+    assert "0.0001" in capsys.readouterr().out
+    assert 0 < found["share"] < 1

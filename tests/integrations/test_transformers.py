@@ -1,0 +1,269 @@
+"""The Hugging Face Trainer with λR: scale under accumulation, evaluation, resume, padding."""
+
+from __future__ import annotations
+
+import copy
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.data import Dataset, IterableDataset
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+import fsmap
+from fsmap.errors import InputError
+from fsmap.integrations.collated import Collated
+from fsmap.integrations.transformers import LMAPTrainer, LMAPTrainerMixin
+
+pytestmark = pytest.mark.usefixtures("seeded")
+
+ROOT = Path(__file__).parents[2]
+LAM = 0.01
+
+
+class Texts(Dataset):
+    """Token sequences of different lengths; the label says whether 5 comes more often than 6."""
+
+    def __init__(self, n: int = 16) -> None:
+        generator = torch.Generator().manual_seed(3)
+        self.items = []
+        for _ in range(n):
+            length = int(torch.randint(3, 9, (), generator=generator))
+            ids = torch.randint(4, 9, (length,), generator=generator).tolist()
+            self.items.append({"input_ids": ids, "labels": int(ids.count(5) > ids.count(6))})
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+
+def pad(items, length=None):
+    length = length or max(len(item["input_ids"]) for item in items)
+    padded = [item["input_ids"] + [0] * (length - len(item["input_ids"])) for item in items]
+    masks = [[1] * len(i["input_ids"]) + [0] * (length - len(i["input_ids"])) for i in items]
+    batch = {"input_ids": torch.tensor(padded), "attention_mask": torch.tensor(masks)}
+    if "labels" in items[0]:
+        batch["labels"] = torch.tensor([item["labels"] for item in items])
+    return batch
+
+
+def bert(cls=BertForSequenceClassification, dropout=0.0, **options):
+    config = BertConfig(
+        **{"vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2},
+        **{"intermediate_size": 16, "max_position_embeddings": 16, "num_labels": 2},
+        **{"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout, **options},
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return cls(config).to(torch.float64)
+
+
+def everything(n, generator):
+    """p_X whose every draw is the same points, so that micro-batches and one batch agree."""
+    batch = pad(Texts(6).items)
+    return {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+
+
+def trainer(
+    folder, model, *, cls=LMAPTrainer, size=8, accumulate=1, epochs=2, lr=0.1, seen=None, **options
+):
+    def collate(items):
+        if seen is not None:
+            seen.append(items)
+        return pad(items)
+
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=size,
+        gradient_accumulation_steps=accumulate,
+        num_train_epochs=epochs,
+        **{"learning_rate": lr, "lr_scheduler_type": "constant", "max_grad_norm": 0.0},
+        **{"optim": "sgd", "use_cpu": True, "report_to": "none", "disable_tqdm": True},
+        **{
+            "save_strategy": "no",
+            "logging_steps": 1,
+            "seed": 0,
+            "bf16": options.pop("bf16", False),
+        },
+        **options.pop("arguments", {}),
+    )
+    options.setdefault("train_dataset", Texts())
+    return cls(model, arguments, data_collator=collate, **options)
+
+
+def same(a, b, rtol=1e-9):
+    for (name, p), (_, q) in zip(a.named_parameters(), b.named_parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=rtol, atol=1e-12, msg=name)
+
+
+class Counting(BertForSequenceClassification):
+    """A head that divides by the items of the whole step, as the Trainer expects it."""
+
+    def forward(self, input_ids, attention_mask, labels=None, num_items_in_batch=None, **_):
+        out = super().forward(input_ids, attention_mask)
+        if labels is not None:
+            out.loss = F.cross_entropy(out.logits, labels, reduction="sum")
+            out.loss = out.loss / (
+                len(labels) if num_items_in_batch is None else num_items_in_batch
+            )
+        return out
+
+
+def mean_of_means():
+    model = bert()
+    model.accepts_loss_kwargs = False
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "inflated"),
+    [(lambda: bert(Counting), 1), (mean_of_means, 1), (bert, 4)],
+    ids=["items are counted", "mean of micro-batches", "items are ignored"],
+)
+def test_four_micro_batches_equal_one_batch_and_the_plain_loop(tmp_path, caplog, make, inflated):
+    """In whichever way the loss is scaled; a loss that is a sum of four means takes R along."""
+    options = {"reg_strength": LAM, "px": everything, "num_points": 6}
+    seen: list[list[int]] = []
+    whole = make()
+    trainer(tmp_path, whole, seen=seen, **options).train()
+    parts = make()
+    run = trainer(tmp_path, parts, size=2, accumulate=4, lr=0.1 / inflated, **options)
+    run.train()
+    assert run.state.global_step == run.penalty.state_dict()["step"] == 4
+    same(whole, parts)
+    assert ("ignores it" in caplog.text) == (inflated > 1)
+    model = bert().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    penalty = fsmap.LaplacianPenalty(model, everything, num_points=6).attach(optimizer)
+    for items in seen:
+        loss = model(**pad(items)).loss + LAM * penalty()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    same(whole, model)
+
+
+def test_what_is_logged_is_r_and_its_share(tmp_path):
+    model = mean_of_means()
+    options = {"reg_strength": LAM, "px": everything, "num_points": 6}
+    run = trainer(tmp_path, model, size=2, accumulate=4, lmap={"every": 2}, **options)
+    run.train()
+    rows = [row for row in run.state.log_history if "loss" in row]
+    assert ["lmap_R" in row for row in rows] == [True, False, True, False]
+    first = bert().train()
+    R = fsmap.LaplacianPenalty(first, everything, num_points=6)().item()
+    plain = rows[0]["loss"] - 2 * LAM * R  # every = 2: twice as strong on each second step
+    assert rows[0]["lmap_R"] == pytest.approx(R, rel=1e-6)
+    assert rows[0]["lmap_share"] == pytest.approx(LAM * R / plain, rel=1e-3)
+
+
+def test_evaluation_is_that_of_the_plain_trainer(tmp_path):
+    model = bert(dropout=0.3)
+    options = {"eval_dataset": Texts(8)}
+    plain = trainer(tmp_path, copy.deepcopy(model), cls=Trainer, **options).evaluate()
+    ours = trainer(tmp_path, model, reg_strength=LAM, **options)
+    assert ours.evaluate()["eval_loss"] == plain["eval_loss"]
+    assert torch.equal(
+        torch.as_tensor(ours.predict(Texts(8)).predictions), model(**pad(Texts(8).items)).logits
+    )
+    assert ours.penalty.state_dict() == {"step": 0}
+    assert not any("lmap_R" in row for row in ours.state.log_history)
+
+
+def test_a_resumed_run_draws_what_an_uninterrupted_one_would(tmp_path):
+    whole = bert()
+    saving = {"arguments": {"save_steps": 2}, "reg_strength": LAM, "lmap": {"every": 2}}
+    run = trainer(tmp_path / "a", whole, epochs=3, **saving)
+    run.args.save_strategy = "steps"
+    run.train()
+    again = bert()
+    second = trainer(tmp_path / "a", again, epochs=3, **saving)
+    second.train(resume_from_checkpoint=str(tmp_path / "a" / "checkpoint-2"))
+    assert second.penalty.state_dict() == {"step": 6}
+    same(whole, again, rtol=0)
+
+
+def test_padding_changes_nothing():
+    model = bert().train()
+    values = []
+    for length in (8, 13):
+        px = Collated(Texts(6), lambda items, length=length: pad(items, length))
+        penalty = fsmap.LaplacianPenalty(model, px, num_points=6)
+        values.append(penalty())
+    assert values[0] > 0
+    torch.testing.assert_close(*values)
+
+
+def test_bf16(tmp_path):
+    values = []
+    for bf16 in (False, True):
+        options = {"reg_strength": LAM, "px": everything, "num_points": 6, "bf16": bf16}
+        run = trainer(tmp_path, bert().float(), epochs=1, **options)
+        run.train()
+        values += [row["lmap_R"] for row in run.state.log_history[:1]]
+    assert values[0] > 0
+    assert values[1] == pytest.approx(values[0], rel=0.05)
+
+
+def test_other_trainers_and_models_that_are_made_later(tmp_path):
+    class Mine(LMAPTrainerMixin, Trainer):
+        pass
+
+    run = trainer(tmp_path, None, cls=Mine, reg_strength=0.0, model_init=lambda: bert(), epochs=1)
+    run.train()
+    assert run.penalty.regularizer.module is run.model
+    assert run.penalty.state_dict() == {"step": 2}
+
+
+def test_points_are_drawn_from_the_training_set_or_what_is_given(tmp_path):
+    run = trainer(tmp_path, bert(), reg_strength=LAM)
+    x = run.penalty.regularizer.px.sample(5, torch.Generator().manual_seed(0))
+    assert set(x) == {"input_ids", "attention_mask"}
+    assert len(x["input_ids"]) == 5
+    assert repr(run.penalty.regularizer.px) == "Collated(16 items of Texts)"
+    points = everything(6, None)
+    run = trainer(tmp_path, bert(), reg_strength=LAM, px=points)
+    assert torch.equal(run.penalty.regularizer.px.all()["input_ids"], points["input_ids"])
+
+
+def test_a_collator_that_draws_has_a_stream_of_its_own():
+    def noisy(items):
+        return {"input_ids": torch.randint(0, 9, (len(items), 4))}
+
+    px = Collated(Texts(), noisy)
+    before = torch.random.get_rng_state()
+    a, b = (px.sample(3, torch.Generator().manual_seed(1))["input_ids"] for _ in range(2))
+    assert torch.equal(a, b)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    c = px.sample(3, torch.Generator().manual_seed(2))["input_ids"]
+    assert not torch.equal(a, c)
+
+
+def test_what_cannot_be_drawn_from_is_refused(tmp_path):
+    class Endless(IterableDataset):
+        def __iter__(self):
+            yield from Texts()
+
+    with pytest.raises(InputError, match="neither px nor train_dataset is given"):
+        trainer(tmp_path, bert(), reg_strength=LAM, train_dataset=None)
+    with pytest.raises(InputError, match="this Endless has none to draw"):
+        trainer(tmp_path, bert(), reg_strength=LAM, px=Endless())
+    labels_only = Collated(Texts(), pad, columns={"labels", "tokens"}, labels=["labels"])
+    labels_only.collate = lambda items: {"labels": torch.zeros(len(items))}
+    with pytest.raises(
+        InputError, match=r"\['input_ids', 'labels'\].*it takes \['labels', 'tokens'\]"
+    ):
+        labels_only.sample(2, torch.Generator())
+
+
+def test_example(capsys):
+    found = runpy.run_path(str(ROOT / "examples" / "huggingface_trainer.py"))["main"]()
+    assert found["loss"][-1] < 0.7 * found["loss"][0]
+    assert min(found["R"]) > 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:1] in "01"]
+    plain, ours = (float(row[-1]) for row in rows)
+    assert ours < 0.7 * plain  # log loss on fresh texts

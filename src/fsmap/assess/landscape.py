@@ -139,8 +139,9 @@ def flatness(found: Landscape, within: float = 1.0) -> float:
     Raises:
         InputError: If the steps do not include zero.
     """
-    near = found.steps.abs() <= within + 1e-9
-    at_zero = found.steps.abs() < 1e-9
+    rounding = 1e-6 * float(found.steps.abs().max())
+    near = found.steps.abs() <= within + rounding
+    at_zero = found.steps.abs() <= rounding
     if not at_zero.any():
         message = f"the steps must include 0, got {found.steps.tolist()}"
         raise InputError(message)

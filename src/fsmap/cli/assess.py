@@ -1,0 +1,195 @@
+"""``fsmap assess``: how good and how calibrated is a trained image classifier?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsmap.cli import console
+from fsmap.errors import InputError, MissingDataError, require
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fsmap.assess.images import Assessment
+    from fsmap.data.images.read import Images
+    from fsmap.train.images import ImageSettings
+
+FOREIGN = {"fashion-mnist": "kmnist", "mnist": "fashion-mnist", "cifar10": "cifar100"}
+"""The set that a classifier is shown as foreign, unless another is asked for."""
+
+LINES = ("accuracy", "selective", "nll", "ece", "brier", "nll_scaled", "ece_scaled")
+PERCENT = ("accuracy", "selective", "ece", "ece_scaled")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command.
+
+    Args:
+        subparsers: Where to.
+    """
+    parser = console.add_command(
+        subparsers,
+        "assess",
+        run,
+        summary="measure a trained image classifier: accuracy, calibration, shift, OOD, R",
+        examples=[
+            "fsmap assess runs/a                              # test images, T, OOD, R",
+            "fsmap assess runs/a --corruptions all            # ten corruptions, five severities",
+            "fsmap assess runs/a --corruptions contrast pixelate --severities 1 5",
+            "fsmap assess runs/a --shift cifar10.1 --json",
+        ],
+    )
+    parser.add_argument("checkpoint", type=Path, metavar="CKPT", help="a file, or its folder")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="for the JSON and pictures (CKPT's folder)"
+    )
+    parser.add_argument(
+        "--corruptions", nargs="*", default=[], metavar="NAME", help="names, or all"
+    )
+    parser.add_argument(
+        "--severities", nargs="+", type=int, default=[1, 2, 3, 4, 5], metavar="N", help="1 to 5"
+    )
+    parser.add_argument("--shift", nargs="*", metavar="NAME", help="other test sets: cifar10.1")
+    parser.add_argument("--ood", nargs="*", metavar="NAME", help="foreign sets (by data set)")
+    parser.add_argument("--points", type=int, default=500, metavar="N", help="points for R (500)")
+    parser.add_argument("--limit", type=int, metavar="N", help="use only so many test images")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
+    parser.add_argument("--json", action="store_true", help="JSON instead of the table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, write, and say what was found.
+
+    Args:
+        arguments: The options of the command.
+
+    Returns:
+        0.
+    """
+    from fsmap.assess.images import Classifier, assess_images
+    from fsmap.data.images.task import load_task
+    from fsmap.report.figures import save, style
+    from fsmap.report.image_figures import assessment_figure
+    from fsmap.report.records import plain, write_atomically
+    from fsmap.train.images import load_model
+
+    require("matplotlib", extra="report")
+    module, progress = load_model(arguments.checkpoint, device_of(arguments.device))
+    settings: ImageSettings = progress["settings"]
+    task = load_task(
+        settings.data,
+        valid=settings.valid,
+        split_seed=settings.split_seed,
+        limit=settings.limit,
+        generated=settings.generated,
+        data_dir=arguments.data_dir,
+    )
+    foreign = _foreign(arguments, settings)
+    found = assess_images(
+        Classifier(module, task.normalize),
+        task.test.take(slice(arguments.limit)),
+        task.valid,
+        foreign=foreign,
+        shifted=_shifted(arguments),
+        corruptions=_corruptions(arguments),
+        points={"train": task.train.x[: arguments.points]}
+        | {name: images[: arguments.points] for name, images in foreign.items()},
+        advance=console.note,
+    )
+    about = {"checkpoint": str(arguments.checkpoint), "settings": settings.describe()}
+    about |= {"step": progress["step"], "reg_strength": progress["reg_strength"]}
+    described = plain({**about, **found.describe()})
+    out = arguments.out or _folder(arguments.checkpoint)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "assessment.json", json.dumps(described, indent=1) + "\n")
+    with style():
+        save(assessment_figure(found), out, "assessment")
+    if arguments.json:
+        console.say(json.dumps(described))
+    else:
+        _tell(found)
+        console.say(f"\n{out}/assessment.json, .svg and .png written")
+    return 0
+
+
+def device_of(wanted: str) -> str:
+    """A device by name; ``auto`` is a GPU where there is one."""
+    import torch
+
+    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
+
+
+def _folder(checkpoint: Path) -> Path:
+    return checkpoint if checkpoint.is_dir() else checkpoint.parent
+
+
+def _corruptions(arguments: argparse.Namespace) -> list[tuple[str, int]]:
+    from fsmap.assess.corruptions import CORRUPTIONS
+
+    names = list(CORRUPTIONS) if arguments.corruptions == ["all"] else arguments.corruptions
+    unknown = [name for name in names if name not in CORRUPTIONS]
+    if unknown:
+        message = f"unknown corruption {unknown[0]!r}; known: all, {', '.join(CORRUPTIONS)}"
+        raise InputError(message)
+    return [(name, severity) for name in names for severity in arguments.severities]
+
+
+def _foreign(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str, Tensor]:
+    """Images of other sets: those asked for, or the usual one where it is there."""
+    from fsmap.data.catalogue import find
+    from fsmap.data.images.generated import generate
+    from fsmap.data.images.task import facts_of
+
+    if settings.generated:
+        shape = facts_of(settings.data).shape
+        return {"generated": generate(shape, 1_000, seed=2).x}
+    if arguments.ood is not None:
+        return {name: _first_images(name, arguments.data_dir) for name in arguments.ood}
+    usual = FOREIGN[find(settings.data).name]
+    try:
+        return {usual: _first_images(usual, arguments.data_dir)}
+    except MissingDataError as error:
+        console.note(f"OOD detection is left out: {error}")
+        return {}
+
+
+def _first_images(name: str, data_dir: Path | None) -> Tensor:
+    from fsmap.data.catalogue import find
+    from fsmap.data.images.read import READERS, read_images
+
+    splits = READERS[find(name).name][0] if find(name).name in READERS else ("test",)
+    split = "test" if "test" in splits else splits[0]
+    return read_images(name, split, data_dir).x[:10_000]
+
+
+def _shifted(arguments: argparse.Namespace) -> dict[str, Images]:
+    from fsmap.data.images.read import read_images
+
+    return {name: read_images(name, "test", arguments.data_dir) for name in arguments.shift or ()}
+
+
+def _tell(found: Assessment) -> None:
+    from fsmap.report.numbers import number
+
+    header = ["", *(name.replace("_", " ") for name in LINES)]
+    lines = []
+    for name, values in found.sets.items():
+        cells = [
+            number(100 * values[m] if m in PERCENT else values[m], 4) if m in values else ""
+            for m in LINES
+        ]
+        lines.append([name, *cells])
+    console.table(header, lines)
+    console.say()
+    if found.temperature is not None:
+        confident = "over" if found.temperature > 1 else "under"
+        console.say(f"T = {found.temperature:.3f} on held-out images: {confident}-confident")
+    for name, value in found.ood.items():
+        console.say(f"OOD AUROC against {name}: {value:.4f}")
+    for name, (value, stderr) in found.laplacian.items():
+        console.say(f"R at {name}: {number(value, 3)} ± {number(stderr, 2)}")
+    console.say("accuracy, selective prediction and ECE in percent; scaled: after T")

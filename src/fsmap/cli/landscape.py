@@ -1,0 +1,120 @@
+"""``fsmap landscape``: the training loss along random directions around trained networks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fsmap.cli import console
+from fsmap.cli.assess import device_of
+from fsmap.errors import InputError, require
+
+if TYPE_CHECKING:
+    from fsmap.assess.landscape import Landscape
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command.
+
+    Args:
+        subparsers: Where to.
+    """
+    parser = console.add_command(
+        subparsers,
+        "landscape",
+        run,
+        summary="training loss along filter-normalized random directions, as in Fig. 6",
+        examples=[
+            "fsmap landscape runs/a runs/b                  # two networks in one picture",
+            "fsmap landscape runs/a --reach 1 --steps 21    # nearer to the minimum",
+        ],
+    )
+    parser.add_argument(
+        "checkpoints", nargs="+", type=Path, metavar="CKPT", help="files, or their folders"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("landscape"), metavar="DIR", help="landscape"
+    )
+    parser.add_argument("--directions", type=int, default=20, metavar="N", help="how many (20)")
+    parser.add_argument("--steps", type=int, default=41, metavar="N", help="odd (41)")
+    parser.add_argument("--reach", type=float, default=5.0, help="largest step, filter norms (5)")
+    parser.add_argument("--images", type=int, default=2_000, metavar="N", help="training images")
+    parser.add_argument("--chunk", type=int, metavar="N", help="directions at a time (all)")
+    parser.add_argument("--seed", type=int, default=0, help="of the directions (0)")
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Walk, draw, and say how much the loss rises.
+
+    Args:
+        arguments: The options of the command.
+
+    Returns:
+        0.
+
+    Raises:
+        InputError: If the number of steps is even: the middle one is the network itself.
+    """
+    from fsmap.assess.landscape import flatness
+    from fsmap.report.figures import save, style
+    from fsmap.report.image_figures import landscape_figure
+    from fsmap.report.records import plain, write_atomically
+
+    require("matplotlib", extra="report")
+    if arguments.steps % 2 == 0 or arguments.steps < 3:
+        message = (
+            f"--steps must be odd and at least 3, so that 0 is one of them, got {arguments.steps}"
+        )
+        raise InputError(message)
+    found = {_name(path): _walk(path, arguments) for path in arguments.checkpoints}
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    described = {name: one._asdict() | {"mean": one.mean} for name, one in found.items()}
+    write_atomically(arguments.out / "landscape.json", json.dumps(plain(described)) + "\n")
+    with style():
+        save(landscape_figure(found), arguments.out, "landscape")
+    within = min(1.0, arguments.reach)
+    lines = [[name, f"{flatness(one, within):.4g}"] for name, one in found.items()]
+    console.table(["", f"mean rise of the loss, steps up to {within:g}"], lines)
+    console.say(f"{arguments.out}/landscape.json, .svg and .png written")
+    return 0
+
+
+def _name(path: Path) -> str:
+    return path.name if path.is_dir() or not path.suffix else path.parent.name or path.stem
+
+
+def _walk(path: Path, arguments: argparse.Namespace) -> Landscape:
+    import torch
+
+    from fsmap.assess.landscape import landscape
+    from fsmap.data.images.task import load_task
+    from fsmap.train.images import load_model
+
+    device = device_of(arguments.device)
+    module, progress = load_model(path, device)
+    s = progress["settings"]
+    task = load_task(
+        s.data,
+        valid=s.valid,
+        split_seed=s.split_seed,
+        label_noise=s.label_noise,
+        label_noise_seed=s.label_noise_seed,
+        limit=s.limit,
+        generated=s.generated,
+        data_dir=arguments.data_dir,
+    )
+    images = task.train.take(slice(arguments.images))
+    console.note(f"{path}: {arguments.directions} directions, {arguments.steps} steps")
+    return landscape(
+        module,
+        task.normalize(images.x.to(device)),
+        images.y.to(device),
+        steps=torch.linspace(-arguments.reach, arguments.reach, arguments.steps),
+        directions=arguments.directions,
+        generator=torch.Generator().manual_seed(arguments.seed),
+        chunk=arguments.chunk,
+    )

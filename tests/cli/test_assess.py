@@ -1,0 +1,108 @@
+"""``fsmap assess`` and ``fsmap landscape`` on a checkpoint of a tiny run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fsmap.cli import main
+from fsmap.train.images import ImageRun, ImageSettings
+
+SETTINGS = ImageSettings(
+    data="cifar10",
+    method="ps-map",
+    width=2,
+    epochs=1,
+    batch_size=16,
+    limit=32,
+    generated=True,
+    channels_last=False,
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, in the precision that users have."""
+    folder = tmp_path_factory.mktemp("run")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        ImageRun(SETTINGS, folder=folder).train(progress=False)
+    finally:
+        torch.set_default_dtype(before)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it():
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+def test_assess_writes_and_says(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    command = ["assess", str(checkpoint), "--out", str(tmp_path / "a"), "--points", "8"]
+    options = ["--corruptions", "contrast", "pixelate", "--severities", "2", "--device", "cpu"]
+    assert main([*command, *options]) == 0
+    said = capsys.readouterr().out
+    assert "contrast 2" in said
+    assert "OOD AUROC against generated" in said
+    assert "on held-out images" in said
+    found = json.loads((tmp_path / "a" / "assessment.json").read_text())
+    assert set(found["sets"]) == {"clean", "contrast 2", "pixelate 2"}
+    clean = found["sets"]["clean"]
+    assert 0 <= clean["accuracy"] <= 1
+    assert clean["nll_scaled"] > 0
+    assert found["laplacian"]["train"][0] > 0
+    assert found["settings"]["data"] == "cifar10"
+    assert sum(found["reliability"]["as trained"]["count"]) == 32
+    for ending in ("svg", "png"):
+        assert (tmp_path / "a" / f"assessment.{ending}").stat().st_size > 1000
+
+
+def test_assess_as_json(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = checkpoint / "checkpoint.safetensors"
+    assert main(["assess", str(file), "--json", "--out", str(tmp_path), "--limit", "8"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(found["reliability"]["scaled"]["count"]) == 8
+    assert found["step"] == 2
+
+
+def test_a_damaged_checkpoint_is_refused(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    content = bytearray((checkpoint / "checkpoint.safetensors").read_bytes())
+    content[-20] ^= 1
+    (tmp_path / "checkpoint.safetensors").write_bytes(content)
+    assert main(["assess", str(tmp_path)]) == 2
+    assert "altered or damaged" in capsys.readouterr().err
+    assert main(["assess", str(tmp_path / "nothing.safetensors")]) == 2
+    assert "there is no checkpoint" in capsys.readouterr().err
+
+
+def test_unknown_corruption(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    command = ["assess", str(checkpoint), "--out", str(tmp_path), "--corruptions", "rain"]
+    assert main(command) == 2
+    assert "unknown corruption 'rain'; known: all, gaussian-noise" in capsys.readouterr().err
+
+
+def test_landscape_of_two(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    command = ["landscape", str(checkpoint), "--out", str(tmp_path), "--directions", "2"]
+    options = ["--steps", "3", "--reach", "0.5", "--images", "6", "--device", "cpu"]
+    assert main([*command, *options]) == 0
+    assert "mean rise of the loss" in capsys.readouterr().out
+    found = json.loads((tmp_path / "landscape.json").read_text())[checkpoint.name]
+    assert np.shape(found["loss"]) == (2, 3)
+    assert found["loss"][0][1] == pytest.approx(found["loss"][1][1])  # the network itself
+    assert (tmp_path / "landscape.png").stat().st_size > 1000
+
+
+def test_landscape_needs_its_middle(checkpoint: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["landscape", str(checkpoint), "--steps", "4"]) == 2
+    assert "--steps must be odd and at least 3" in capsys.readouterr().err

@@ -105,7 +105,7 @@ def test_psi_is_the_librarys():
     run = ImageRun(TINY)
     run.feeder.prepare(3, "regularized")
     expected = Stream(TINY.seed, 3).psi(dict(run.module.named_parameters()))
-    for name, psi in run.feeder.psi.items():
+    for name, psi in run.feeder.psi.now.items():
         assert torch.equal(psi, expected[name][0]), name
 
 

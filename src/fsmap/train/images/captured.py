@@ -10,10 +10,9 @@ from torch import Tensor, nn
 from fsmap.errors import InputError
 from fsmap.functional.noise import is_random
 from fsmap.train.images.feed import Feeder
-from fsmap.train.images.gradient import GradientFn
 from fsmap.train.images.parallel import Group
 from fsmap.train.images.settings import ImageSettings
-from fsmap.train.images.step import Step
+from fsmap.train.images.step import GradientOfInputs, Step
 from fsmap.train.images.traced import traced
 
 WARMUP_STEPS = 3  # torch's recommendation: lazy initialization must be over before the capture
@@ -54,19 +53,26 @@ def make_step(module: nn.Module, settings: ImageSettings, feeder: Feeder, group:
 class TracedStep(Step):
     """A step whose gradient is traced, and compiled where that is wanted."""
 
-    def make(self, kind: str) -> GradientFn:
-        """The traced gradient function of one kind of step."""
+    def make(self, kind: str) -> GradientOfInputs:
+        """One kind of step, traced."""
         s = self.settings
         options = (s.estimator, s.beta, s.batchnorm, s.every, s.label_smoothing, s.sam)
-        key = (repr(self.module), kind, str(self.half), s.deterministic, s.precision, *options)
+        data = (self.feeder.task.normalize, self.feeder.task.augment, tuple(self.feeder.widths))
+        how = (kind, str(self.half), s.deterministic, s.precision, s.channels_last)
+        key = (repr(self.module), *data, *self._mixture(), *how, *options)
         return traced(
             super().make(kind),
             self.params,
             self.buffers,
-            self.feeder.feed(kind),
+            self.feeder.inputs(kind),
             compiled=s.compile,
             key=key,
         )
+
+    def _mixture(self) -> tuple[object, ...]:
+        """What of p_X decides the operations."""
+        px = self.feeder.task.px
+        return () if px is None else tuple(s.augmented for s in px.sources)
 
 
 class CapturedStep(TracedStep):

@@ -1,7 +1,8 @@
 """What each step reads, as a function of (seed, epoch, step, rank): a resumed run reads the same.
 
-Order, crops and evaluation points are drawn for an epoch at a time and moved to the device once;
-within the epoch a step copies its row into fixed tensors, which a captured graph reads.
+Order, crops and evaluation points are drawn for an epoch at a time, as one table of integers, and
+moved to the device once. A step copies its row of the table into a fixed tensor; from there on
+everything is tensors, and is traced, compiled and captured together with the gradient.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from fsmap.data.images.augment import Shifts
 from fsmap.data.images.evaluation import Picks
 from fsmap.data.images.task import ImageTask
 from fsmap.errors import InputError
-from fsmap.linalg.probes import Stream, generator, integer, rademacher
-from fsmap.train.images.gradient import REGULARIZED, Feed
+from fsmap.linalg.probes import generator
+from fsmap.train.images.gradient import PLAIN, REGULARIZED, Feed
 from fsmap.train.images.parallel import Group
+from fsmap.train.images.psi import Psi
 from fsmap.train.images.settings import ImageSettings
 from fsmap.types import Params
 
@@ -33,40 +35,26 @@ class Feeder:
             settings: Of the run.
             params: The parameters.
             group: The processes that share the work.
-
-        Raises:
-            InputError: If the batch does not divide over the processes, or exceeds the data.
         """
-        for name in ("batch_size", "num_points"):
-            if getattr(settings, name) % group.size:
-                message = (
-                    f"{name}={getattr(settings, name)} does not divide over {group.size} processes"
-                )
-                raise InputError(message)
-        if settings.batch_size > len(task.train.x):
-            message = (
-                f"batch_size={settings.batch_size} is larger than the training set, "
-                f"{len(task.train.x)} images. Use a smaller one."
-            )
-            raise InputError(message)
+        _check_sizes(task, settings, group)
         self.task, self.settings, self.group = task, settings, group
         self.device = task.train.x.device
         self.dtype = next(iter(params.values())).dtype
         self.batch = settings.batch_size // group.size
         self.points = settings.num_points // group.size
         self.steps_per_epoch = len(task.train.x) // settings.batch_size
-        self.epoch = -1
-        self._source = torch.Generator(self.device)
-        self.draws: dict[str, Tensor] = {}  # of the epoch, [steps, ...]
-        self.now: dict[str, Tensor] = {}  # of the step
-        self.psi = self._probe_buffers(params) if settings.regularized else {}
         self.reg_strength = torch.zeros((), dtype=self.dtype, device=self.device)
         self.scale = torch.ones((), dtype=self.dtype, device=self.device)
+        self.epoch = -1
+        self.widths: dict[str, int] = {}  # columns of the table, by what they hold
+        self.table = torch.empty(0)  # int64 [steps, columns], of the epoch
         self._load(0)
-        self.now = {name: t[0].clone() for name, t in self.draws.items()}
+        self.now = self.table[0].clone()
+        number = self.points + (self.batch if settings.batchnorm == "joint" else 0)
+        self.psi = Psi(settings, params, number * task.classes, group.rank)
 
     def prepare(self, step: int, kind: str) -> None:
-        """Put the draws of a step where :meth:`feed` reads them.
+        """Put the draws of a step where :meth:`inputs` has them.
 
         Args:
             step: Its number.
@@ -75,28 +63,68 @@ class Feeder:
         epoch, place = divmod(step, self.steps_per_epoch)
         if epoch != self.epoch:
             self._load(epoch)
-        torch._foreach_copy_(list(self.now.values()), [t[place] for t in self.draws.values()])
+        self.now.copy_(self.table[place])
         if kind == REGULARIZED:
-            self._draw_probe(step)
+            self.psi.draw(step)
+
+    def inputs(self, kind: str) -> dict[str, Tensor]:
+        """All tensors that the prepared step reads: draws, images, ψ, λ.
+
+        Args:
+            kind: Of the step.
+
+        Returns:
+            Tensors that stay the same objects over the run; their content changes.
+        """
+        found = {
+            "now": self.now,
+            "images": self.task.train.x,
+            "labels": self.task.train.y,
+            "reg_strength": self.reg_strength,
+            "scale": self.scale,
+        }
+        if kind != PLAIN and self.task.px is not None:
+            for number, source in enumerate(self.task.px.sources):
+                found[f"px {number}"] = source.images
+        if kind == REGULARIZED:
+            found |= {f"psi {name}": t for name, t in self.psi.now.items()}
+        return found
+
+    def assemble(self, inputs: dict[str, Tensor], kind: str) -> Feed:
+        """The images of a step; a pure function.
+
+        Args:
+            inputs: What :meth:`inputs` returned.
+            kind: Of the step.
+
+        Returns:
+            What the gradient reads.
+        """
+        task = self.task
+        names = list(self.widths)
+        now = dict(zip(names, inputs["now"].split(list(self.widths.values())), strict=True))
+        images = inputs["images"][now["rows"]]
+        if task.augment is not None:
+            shifts = Shifts(now["down"], now["right"], now["flip"].bool())
+            images = task.augment.apply(images, shifts)
+        x = self._layout(task.normalize(images, self.dtype))
+        points = x[:0]
+        if kind != PLAIN:
+            assert task.px is not None
+            sources = tuple(
+                source._replace(images=inputs[f"px {i}"])
+                for i, source in enumerate(task.px.sources)
+            )
+            shifts = Shifts(now["px_down"], now["px_right"], now["px_flip"].bool())
+            picks = Picks(now["px_component"], now["px_row"], shifts)
+            points = self._layout(task.px._replace(sources=sources).take(picks, self.dtype))
+        psi = {n.removeprefix("psi "): t for n, t in inputs.items() if n.startswith("psi ")}
+        y = inputs["labels"][now["rows"]]
+        return Feed(x, y, points, psi, inputs["reg_strength"], inputs["scale"])
 
     def feed(self, kind: str) -> Feed:
-        """The images of the prepared step; runs inside a captured graph."""
-        task, now = self.task, self.now
-        images = task.train.x[now["rows"]]
-        if task.augment is not None:
-            shifts = Shifts(now["down"], now["right"], now["flip"])
-            images = task.augment.apply(images, shifts)
-        x = task.normalize(images, self.dtype)
-        points = x[:0]
-        if kind != "plain":
-            assert task.px is not None
-            shifts = Shifts(now["px_down"], now["px_right"], now["px_flip"])
-            picks = Picks(now["px_component"], now["px_row"], shifts)
-            points = self._layout(task.px.take(picks, self.dtype))
-        psi = self.psi if kind == REGULARIZED else {}
-        return Feed(
-            self._layout(x), task.train.y[now["rows"]], points, psi, self.reg_strength, self.scale
-        )
+        """The images of the prepared step."""
+        return self.assemble(self.inputs(kind), kind)
 
     def _layout(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if self.settings.channels_last else x
@@ -108,7 +136,7 @@ class Feeder:
             len(self.task.train.x), generator=generator(settings.seed, epoch, "epoch")
         )
         rows = order[: steps * settings.batch_size].reshape(steps, group.size, self.batch)
-        draws = {"rows": rows[:, group.rank].clone()}
+        draws = {"rows": rows[:, group.rank]}
         if self.task.augment is not None:
             own = generator(settings.seed, epoch, "augment", group.rank)
             draws |= self.task.augment.draw((steps, self.batch), own)._asdict()
@@ -118,34 +146,25 @@ class Feeder:
             component, row, shifts = self.task.px.draw((steps, self.points), own)
             draws |= {"px_component": component, "px_row": row}
             draws |= {f"px_{name}": t for name, t in shifts._asdict().items()}
-        self.draws = {name: t.to(self.device) for name, t in draws.items()}
+        self.widths = {name: t.shape[1] for name, t in draws.items()}
+        self.table = torch.cat([t.long() for t in draws.values()], dim=1).to(self.device)
         self.epoch = epoch
-
-    def _probe_buffers(self, params: Params) -> Params:
-        settings = self.settings
-        if settings.estimator == "exact":
-            return {}
-        if settings.estimator == "vjp":
-            number = self.points + (self.batch if settings.batchnorm == "joint" else 0)
-            zeros = torch.zeros(number * self.task.classes, dtype=self.dtype, device=self.device)
-            return {"signs": zeros}
-        return {n: torch.zeros(p.shape, dtype=p.dtype, device=p.device) for n, p in params.items()}
-
-    def _draw_probe(self, step: int) -> None:
-        """ψ of :class:`fsmap.linalg.probes.Stream`, the same on every rank; signs are a rank's."""
-        seed, rank = self.settings.seed, self.group.rank
-        if self.settings.estimator == "vjp":
-            own = generator(seed, step, "signs", rank)
-            self.psi["signs"].copy_(rademacher(1, len(self.psi["signs"]), own, self.scale)[0])
-        elif self.device.type != "cuda":
-            drawn = Stream(seed, step).psi(self.psi)
-            torch._foreach_copy_(list(self.psi.values()), [p[0] for p in drawn.values()])
-        else:  # the same numbers, without making tensors and generators
-            for name, buffer in self.psi.items():
-                self._source.manual_seed(integer(seed, step, name))
-                buffer.normal_(generator=self._source)
 
 
 def trainable(module: nn.Module) -> Params:
     """Trainable parameters by name, live."""
     return {n: p for n, p in module.named_parameters() if p.requires_grad}
+
+
+def _check_sizes(task: ImageTask, settings: ImageSettings, group: Group) -> None:
+    for name in ("batch_size", "num_points"):
+        if getattr(settings, name) % group.size:
+            value = getattr(settings, name)
+            message = f"{name}={value} does not divide over {group.size} processes"
+            raise InputError(message)
+    if settings.batch_size > len(task.train.x):
+        message = (
+            f"batch_size={settings.batch_size} is larger than the training set, "
+            f"{len(task.train.x)} images. Use a smaller one."
+        )
+        raise InputError(message)

@@ -131,15 +131,18 @@ def make_gradient(
         leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
         logits, loss, value, after = objective(leaves, buffers, feed)
         total = loss if kind != REGULARIZED else loss + feed.reg_strength * value
-        grads = torch.autograd.grad(total * feed.scale, list(leaves.values()))
+        total = total * feed.scale if half == torch.float16 else total
+        grads = torch.autograd.grad(total, list(leaves.values()))
         if settings.sam:
             there = _ascended(leaves, grads, settings.sam)
             total = objective(there, buffers, feed)[1]
-            grads = torch.autograd.grad(total * feed.scale, list(there.values()))
+            total = total * feed.scale if half == torch.float16 else total
+            grads = torch.autograd.grad(total, list(there.values()))
         right = (logits.argmax(1) == feed.y).sum()
         measured = torch.stack([t.detach().float() for t in (loss, value, right)])
+        found = [g / feed.scale for g in grads] if half == torch.float16 else grads
         return Gradient(
-            [_like(g, p) / feed.scale for g, p in zip(grads, params.values(), strict=True)],
+            [_like(g, p) for g, p in zip(found, params.values(), strict=True)],
             {n: b.detach() for n, b in after.items()},
             measured,
         )
@@ -195,4 +198,5 @@ def _ascended(params: Params, grads: tuple[Tensor, ...], radius: float) -> Param
 
 def _like(grad: Tensor, p: Tensor) -> Tensor:
     """In the memory layout of the parameter, which the fused optimizer expects."""
-    return torch.empty_like(p).copy_(grad)
+    fits = grad.stride() == p.stride() and grad.dtype == p.dtype
+    return grad if fits else torch.empty_like(p).copy_(grad)

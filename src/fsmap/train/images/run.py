@@ -97,6 +97,7 @@ class ImageRun:
         self.step = 0
         self.reg_strength = settings.reg_strength if settings.regularized else 0.0
         self.seconds = 0.0  # of training, over all pieces
+        self.seconds_here = 0.0  # of the last call
         self.path = None if folder is None else Path(folder) / files.FILE
         self.config = {
             "kind": "images",
@@ -168,7 +169,8 @@ class ImageRun:
                 self._step(self.step, lr=self.lr, reg_strength=self.reg_strength_now)
                 self.step += 1
                 self._after_step()
-                self.seconds = before + time.perf_counter() - start
+                self.seconds_here = time.perf_counter() - start
+                self.seconds = before + self.seconds_here
                 over = self._over(start, max_seconds)
                 whole = self.step % self.steps_per_epoch == 0
                 if whole:

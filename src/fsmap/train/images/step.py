@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -13,17 +15,20 @@ from fsmap.train.images.gradient import (
     PLAIN,
     REGULARIZED,
     Gradient,
-    GradientFn,
     half_precision,
     make_gradient,
 )
 from fsmap.train.images.parallel import Group
 from fsmap.train.images.settings import ImageSettings
+from fsmap.types import Params
 
 COLUMNS = ("loss", "laplacian", "correct", "grad_norm", "regularized", "skipped", "steps")
 """Sums over steps: numbers of :data:`MEASURED`, and counts of kinds of steps."""
 
 FIRST_SCALE, GROWTH_STEPS = 2.0**12, 1_000  # of the loss in fp16
+
+
+GradientOfInputs = Callable[[Params, dict[str, Tensor], dict[str, Tensor]], Gradient]
 
 
 class Step:
@@ -58,7 +63,7 @@ class Step:
         self.steady = torch.zeros((), device=first.device)  # steps since the scale changed
         self.found_inf = torch.zeros((), device=first.device)
         self.totals = torch.zeros(len(COLUMNS), device=first.device, dtype=torch.float32)
-        self.gradients: dict[str, GradientFn] = {}
+        self.gradients: dict[str, GradientOfInputs] = {}
 
     def kind(self, step: int, reg_strength: float) -> str:
         """Which of the three kinds of step this is."""
@@ -94,11 +99,16 @@ class Step:
         """The gradient of this process's share."""
         if kind not in self.gradients:
             self.gradients[kind] = self.make(kind)
-        return self.gradients[kind](self.params, self.buffers, self.feeder.feed(kind))
+        return self.gradients[kind](self.params, self.buffers, self.feeder.inputs(kind))
 
-    def make(self, kind: str) -> GradientFn:
-        """The gradient function of one kind of step."""
-        return make_gradient(self.module, self.settings, kind, self.half)
+    def make(self, kind: str) -> GradientOfInputs:
+        """One kind of step, from draws to gradient, as a pure function."""
+        gradient = make_gradient(self.module, self.settings, kind, self.half)
+
+        def whole(params: Params, buffers: Params, inputs: dict[str, Tensor]) -> Gradient:
+            return gradient(params, buffers, self.feeder.assemble(inputs, kind))
+
+        return whole
 
     @torch.no_grad()
     def update(self, found: Gradient, kind: str) -> None:

@@ -8,32 +8,37 @@ and arithmetic on the inputs. The mathematics is thereby the eager function's by
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from fsmap.train.images.gradient import Feed, Gradient, GradientFn
+from fsmap.train.images.gradient import Gradient
+from fsmap.train.images.step import GradientOfInputs
 from fsmap.types import Params
 
 Flat = Callable[..., list[Tensor]]
 
 
-class Traced(NamedTuple):
+@dataclass(frozen=True)
+class Traced:
     """A flat function, and the structures of what goes in and comes out."""
 
     call: Flat
     inputs: TreeSpec
     outputs: TreeSpec
 
-    @torch.no_grad()  # the derivatives are inside
-    def __call__(self, params: Params, buffers: dict[str, Tensor], feed: Feed) -> Gradient:
+    def __call__(
+        self, params: Params, buffers: dict[str, Tensor], inputs: dict[str, Tensor], /
+    ) -> Gradient:
         """The gradient, as the function that was traced gives it."""
-        flat, structure = tree_flatten((params, buffers, feed))
+        flat, structure = tree_flatten((params, buffers, inputs))
         assert structure == self.inputs
-        found: Gradient = tree_unflatten(self.call(*flat), self.outputs)
+        with torch.no_grad():  # the derivatives are inside
+            found: Gradient = tree_unflatten(self.call(*flat), self.outputs)
         return found
 
 
@@ -42,10 +47,10 @@ _known: dict[object, Traced] = {}
 
 
 def traced(
-    function: GradientFn,
+    function: GradientOfInputs,
     params: Params,
     buffers: dict[str, Tensor],
-    feed: Feed,
+    inputs: dict[str, Tensor],
     *,
     compiled: bool,
     key: tuple[object, ...],
@@ -56,32 +61,33 @@ def traced(
         function: Pure, without random layers.
         params: Example parameters.
         buffers: Example buffers.
-        feed: Example feed.
+        inputs: Example inputs: draws, images, ψ.
         compiled: Whether inductor makes kernels of the graph.
         key: What decides the operations, besides the shapes of the examples.
 
     Returns:
         A function of the same arguments.
     """
-    flat, inputs = tree_flatten(({n: p.detach() for n, p in params.items()}, buffers, feed))
+    detached = {n: p.detach() for n, p in params.items()}
+    flat, takes = tree_flatten((detached, buffers, inputs))
     shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in flat)
-    whole = (key, compiled, str(inputs), shapes)
+    whole = (key, compiled, str(takes), shapes)
     if whole not in _known:
         structure: list[TreeSpec] = []
 
         def call(*leaves: Tensor) -> list[Tensor]:
-            found, spec = tree_flatten(function(*tree_unflatten(list(leaves), inputs)))
+            found, spec = tree_flatten(function(*tree_unflatten(list(leaves), takes)))
             structure.append(spec)
             return found
 
         graph: Any = make_fx(call, tracing_mode="fake")(*flat)
-        run = _inductor(graph, flat) if compiled else graph
-        _known[whole] = Traced(run, inputs, structure[0])
+        run = _kernels(graph, flat) if compiled else graph
+        _known[whole] = Traced(run, takes, structure[0])
     return _known[whole]
 
 
-def _inductor(graph: torch.fx.GraphModule, flat: list[Tensor]) -> Flat:
+def _kernels(graph: torch.fx.GraphModule, flat: list[Tensor]) -> Flat:
     from torch import _inductor
 
-    run: Flat = _inductor.compile(graph, flat)  # type: ignore[assignment]
-    return run
+    run: Any = _inductor.compile(graph, [*flat])
+    return run  # type: ignore[no-any-return]

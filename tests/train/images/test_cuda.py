@@ -1,0 +1,96 @@
+"""On a GPU: the captured step is the eager one, and a resumed run ends with the same weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from fsmap.linalg.probes import Stream
+from fsmap.train.images import ImageRun, ImageSettings
+
+pytestmark = pytest.mark.gpu
+
+SMALL = ImageSettings(
+    data="cifar10",
+    generated=True,
+    limit=128,
+    valid=64,
+    width=8,
+    epochs=3,
+    batch_size=32,
+    num_points=16,
+    px="cifar100+white-noise",
+    reg_strength=1e-5,
+)
+
+
+@pytest.fixture(autouse=True)
+def single() -> object:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(before)
+
+
+def end(settings: ImageSettings, **options: object) -> dict[str, torch.Tensor]:
+    run = ImageRun(settings, device="cuda", **options)
+    run.train(progress=False)
+    return run.snapshot()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"estimator": "fd"}, {"batchnorm": "frozen", "every": 2}, {"method": "ps-map"}],
+)
+def test_the_captured_step_is_the_eager_one(change: dict[str, object]):
+    settings = dataclasses.replace(SMALL, epochs=1, **change)
+    eager, graph = end(settings), end(dataclasses.replace(settings, graph=True))
+    for name, t in eager.items():
+        assert torch.allclose(graph[name], t, rtol=2e-3, atol=2e-4), name
+
+
+def test_psi_is_the_librarys():
+    run = ImageRun(SMALL, device="cuda")
+    for step in (0, 1, 2, 7):
+        run.feeder.prepare(step, "regularized")
+        expected = Stream(SMALL.seed, step).psi(dict(run.module.named_parameters()))
+        for name, psi in run.feeder.psi.now.items():
+            assert torch.equal(psi, expected[name][0]), (step, name)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, precision: str):
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    settings = dataclasses.replace(SMALL, graph=True, deterministic=True, precision=precision)
+    whole = end(settings)
+
+    class Kill:
+        def on_epoch(self, run: ImageRun) -> None: ...
+
+        def on_step(self, run: ImageRun) -> None:
+            if run.step == 7:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ImageRun(settings, device="cuda", folder=tmp_path, hooks=[Kill()]).train(
+            progress=False, checkpoint_every=2
+        )
+    again = ImageRun(settings, device="cuda", folder=tmp_path, resume=True)
+    assert again.step == 6
+    again.train(progress=False)
+    for name, t in again.snapshot().items():
+        assert torch.equal(t, whole[name]), name
+
+
+def test_fp16_skips_what_overflows():
+    settings = dataclasses.replace(SMALL, estimator="fd", precision="bf16", graph=True)
+    run = ImageRun(settings, device="cuda")
+    run.feeder.scale.fill_(2.0**40)
+    run.train(progress=False)
+    assert run.history[0]["skipped"] > 0
+    assert run.feeder.scale < 2.0**40
+    assert all(bool(torch.isfinite(t).all()) for t in run.snapshot().values())

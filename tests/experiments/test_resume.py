@@ -167,6 +167,37 @@ def test_a_kill_between_the_two_renames_is_mended(tmp_path):
     assert place.final.finished
 
 
+def test_a_run_in_pieces(tmp_path, monkeypatch):
+    """Fields that only choose units may differ: what is there stays, what lacks is added."""
+    monkeypatch.setattr(Squares, "selecting", ("sizes",))
+    run(tmp_path, assignments=("sizes=1,2",))
+    here = RunFolder(tmp_path / "squares")
+    monkeypatch.setattr(Squares, "trouble", raise_at(2))  # done before: not measured again
+    (kept,) = run(tmp_path, assignments=("sizes=2",), resume=True)
+    assert kept.status == "kept"
+    (more,) = run(tmp_path, assignments=("sizes=2,3",), resume=True)
+    assert more.status == "finished"
+    assert {row.config["n"] for row in here.rows()} == {1, 2, 3}
+    assert len(here.done()) == 3
+    assert here.header()["config"]["sizes"] == [2, 3]
+    (refused,) = run(tmp_path, assignments=("sizes=4", "scale=2"), resume=True)
+    assert "another config (scale: 1.0 there, 2.0 now)" in refused.reason
+    assert here.finished
+
+
+def test_a_run_in_pieces_that_is_killed_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(Squares, "selecting", ("sizes",))
+    run(tmp_path, assignments=("sizes=1,2",))
+    monkeypatch.setattr(Squares, "trouble", raise_at(4))
+    run(tmp_path, assignments=("sizes=3,4",), resume=True)
+    here = RunFolder(tmp_path / "squares")
+    assert here.unfinished
+    monkeypatch.setattr(Squares, "trouble", raise_at(3))
+    (outcome,) = run(tmp_path, assignments=("sizes=4",), resume=True)
+    assert outcome.status == "finished"
+    assert {row.config["n"] for row in here.rows()} == {1, 2, 3, 4}
+
+
 def test_force_drops_an_unfinished_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Squares, "trouble", raise_at(3))
     run(tmp_path)

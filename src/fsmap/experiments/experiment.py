@@ -75,6 +75,8 @@ class Experiment:
         cost: Time at full size, such as ``"20 s"``.
         protocol: True objective, or the paper's numerical protocol, in words.
         group: A key of ``GROUPS``.
+        selecting: Fields of the config that choose among units, or say how they are computed, and
+            change none: a run can be resumed with other values, and so be made in pieces.
         config: Full size.
         quick: Quick size.
     """
@@ -87,6 +89,7 @@ class Experiment:
     cost: ClassVar[str] = ""
     protocol: ClassVar[str] = ""
     group: ClassVar[str] = "closed-form"
+    selecting: ClassVar[tuple[str, ...]] = ()
     config: ClassVar[Any]
     quick: ClassVar[Any]
 

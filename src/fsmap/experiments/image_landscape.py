@@ -12,7 +12,7 @@ from fsmap.assess.landscape import flatness, landscape
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.image_measure import rows_of
 from fsmap.experiments.image_pictures import NAMES
-from fsmap.experiments.image_protocol import ImageConfig, Run, quick, trained
+from fsmap.experiments.image_protocol import SELECTING, ImageConfig, Run, quick, trained
 from fsmap.experiments.laplacian_trace import METHODS, kind_of
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
@@ -55,6 +55,7 @@ class LossLandscape(Experiment):
         "directions normalized filter by filter, biases and BatchNorm left alone"
     )
     group = "images"
+    selecting = SELECTING
     config = Config()
     quick = quick(Config, directions=3, steps=11, reach=2.5, images=48, chunk=3)
 

@@ -28,7 +28,7 @@ UNITS = {
     "accuracy": "accuracy, %",
     "ece": "ECE, %",
     "nll": "NLL",
-    "nll_scaled": "NLL after temperature scaling",
+    "nll_scaled": "NLL after T",
 }
 
 

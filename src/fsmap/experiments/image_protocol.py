@@ -29,6 +29,9 @@ from fsmap.train.images import ImageRun, ImageSettings
 OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
 """D', the paper's evaluation set of each training set."""
 
+SELECTING = ("datasets", "seeds", "together", "compile", "graph")
+"""Fields that choose runs, or how they are computed, and change none."""
+
 SMALL: dict[str, Any] = {
     **{"width": 4, "limit": 96, "batch": 16, "points": 8, "lr": 0.05, "reg_strength": 1e-4},
     **{"fmnist_epochs": 2, "cifar10_epochs": 2, "seeds": 1, "estimator": "jvp", "trace_points": 32},

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.image_measure import measured
-from fsmap.experiments.image_protocol import ImageConfig, Kind, Run, quick, trained
+from fsmap.experiments.image_protocol import SELECTING, ImageConfig, Kind, Run, quick, trained
 from fsmap.experiments.recipe_verdict import draw, recipe_claims, recipe_table
 from fsmap.report.records import Claim, Row
 
@@ -109,6 +109,7 @@ class ImageRecipe(Experiment):
         "steer λ and give the temperature, test images judge"
     )
     group = "images"
+    selecting = (*SELECTING, "parts", "modes", "strengths", "steered_modes", "starts")
     config = Config()
     quick = quick(
         Config,

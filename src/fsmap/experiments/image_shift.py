@@ -13,7 +13,7 @@ from fsmap.errors import InputError, MissingDataError
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.image_measure import held_out_temperature, rows_of, shown
 from fsmap.experiments.image_pictures import NAMES, UNITS, WORDS, look_of
-from fsmap.experiments.image_protocol import Run, quick, trained
+from fsmap.experiments.image_protocol import SELECTING, Run, quick, trained
 from fsmap.experiments.image_table import PERCENT_OF_AREA, kind_of
 from fsmap.experiments.image_table import Config as TableConfig
 from fsmap.experiments.image_verdict import lines, long_enough, mean_of, ran
@@ -80,6 +80,7 @@ class Shift(Experiment):
         "files are; ten corruptions of the test images in five severities, computed here"
     )
     group = "images"
+    selecting = (*SELECTING, "rows")
     config = Config()
     quick = quick(
         Config,

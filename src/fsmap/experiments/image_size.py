@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.image_measure import measured
 from fsmap.experiments.image_pictures import draw_lines
-from fsmap.experiments.image_protocol import ImageConfig, Kind, Run, quick, trained
+from fsmap.experiments.image_protocol import SELECTING, ImageConfig, Kind, Run, quick, trained
 from fsmap.experiments.image_table import PERCENT_OF_AREA
 from fsmap.experiments.image_verdict import FULL_EPOCHS, full_length, lines, mean_of, ran
 from fsmap.report.records import Claim, Row
@@ -73,6 +73,7 @@ class ImageSize(Experiment):
     cost = "8 runs of a set and seed; about 40 min FashionMNIST, 4 h CIFAR-10 on an H200"
     protocol = "as image-table with p_X = D'; S evaluation points beside 128 training points"
     group = "images"
+    selecting = (*SELECTING, "sizes")
     config = Config()
     quick = quick(Config, datasets=("fmnist",), sizes=(4, 8))
 

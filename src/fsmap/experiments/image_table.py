@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.image_measure import measured
 from fsmap.experiments.image_pictures import draw_table
-from fsmap.experiments.image_protocol import ImageConfig, Kind, Run, quick, trained
+from fsmap.experiments.image_protocol import SELECTING, ImageConfig, Kind, Run, quick, trained
 from fsmap.experiments.image_verdict import lines, table_claims
 from fsmap.report.records import Claim, Row
 
@@ -122,6 +122,7 @@ class ImageTable(Experiment):
         "selective prediction as a normalized area (the paper's divided by 99.9); percent"
     )
     group = "images"
+    selecting = (*SELECTING, "rows")
     config = Config()
     quick = quick(Config, rows=("ps-map", "other", "recipe"))
 

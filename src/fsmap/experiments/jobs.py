@@ -4,7 +4,8 @@ What happens to a folder that is there already:
 
 - a finished run is replaced when, and only when, the new one is finished (the old one is kept in
   ``OUT/.fsmap/ID.previous``); with ``--resume`` it is left as it is, and a full-size run also
-  serves who asks for the quick size;
+  serves who asks for the quick size. Fields that only choose units (``Experiment.selecting``) may
+  differ: units that are missing are added, the others stay;
 - an unfinished run is continued with ``--resume``, dropped with ``--force``, else refused.
 """
 
@@ -119,7 +120,7 @@ def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Jo
     place = Place.of(options.out, experiment.id)
     stack.enter_context(locked(place))
     place.settle()
-    folder = _open(place, header, options, say)
+    folder = _open(place, header, options, say, experiment.selecting, units)
     if folder is None:
         return Outcome(experiment.id, "kept", place.final.path, "finished before")
     done = folder.done()
@@ -148,7 +149,14 @@ def failure(plan: Plan, error: Exception) -> Outcome:
     return Outcome(name, "failed", folder, reason, error=error)
 
 
-def _open(place: Place, header: Mapping[str, Any], options: Options, say: Say) -> RunFolder | None:
+def _open(
+    place: Place,
+    header: Mapping[str, Any],
+    options: Options,
+    say: Say,
+    selecting: Sequence[str],
+    units: Sequence[Mapping[str, Any]],
+) -> RunFolder | None:
     """The folder to write to, ready for the next unit; None if there is nothing left to do."""
     pending = place.pending()
     if options.resume and not options.force:
@@ -156,9 +164,11 @@ def _open(place: Place, header: Mapping[str, Any], options: Options, say: Say) -
         if found is not None:
             if found.finished and found.header()["size"] == "full" and options.quick:
                 return None  # who asks for the quick size is served by the full one
-            _check_same(found, header)
-            if found.finished:
+            _check_same(found, header, selecting)
+            done = found.done()
+            if found.finished and all(key_of(unit) in done for unit in units):
                 return None
+            found.restate(header)
             dropped = found.repair()
             note = f", {dropped} rows of an unfinished unit dropped" if dropped else ""
             say(f"{header['experiment']}: resuming, {len(found.done())} units are done{note}")
@@ -180,12 +190,14 @@ def _open(place: Place, header: Mapping[str, Any], options: Options, say: Say) -
     return folder
 
 
-def _check_same(found: RunFolder, header: Mapping[str, Any]) -> None:
+def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence[str]) -> None:
     there = plain(found.header())
-    if there == dict(header):
-        return
     before, now = ({"size": h["size"], **(h["config"] or {})} for h in (there, header))
-    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    keys = [
+        key for key in {**before, **now} if key not in selecting and before.get(key) != now.get(key)
+    ]
+    if not keys and there["experiment"] == header["experiment"]:
+        return
     changed = ", ".join(f"{key}: {before.get(key)} there, {now.get(key)} now" for key in keys)
     message = (
         f"{found.path} holds a run with another config ({changed}). Resume it with its own "

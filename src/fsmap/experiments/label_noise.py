@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.image_measure import measured
 from fsmap.experiments.image_pictures import draw_lines
-from fsmap.experiments.image_protocol import ImageConfig, Kind, Run, quick, trained
+from fsmap.experiments.image_protocol import SELECTING, ImageConfig, Kind, Run, quick, trained
 from fsmap.experiments.image_verdict import full_length, lines, mean_of, ran
 from fsmap.experiments.laplacian_trace import fall_claims
 from fsmap.report.records import Claim, Row
@@ -46,6 +46,7 @@ class LabelNoise(Experiment):
         "held-out and test labels are clean"
     )
     group = "images"
+    selecting = (*SELECTING, "levels")
     config = Config()
     quick = quick(Config, datasets=("cifar10",), levels=(0.0, 0.4))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.image_measure import measured
 from fsmap.experiments.image_pictures import NAMES
-from fsmap.experiments.image_protocol import ImageConfig, Kind, Run, quick, trained
+from fsmap.experiments.image_protocol import SELECTING, ImageConfig, Kind, Run, quick, trained
 from fsmap.experiments.image_verdict import lines, long_enough, ran
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
@@ -49,6 +49,7 @@ class LaplacianTrace(Experiment):
         "(the same after every epoch)"
     )
     group = "images"
+    selecting = SELECTING
     config = Config()
     quick = quick(Config)
 

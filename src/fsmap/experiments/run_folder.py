@@ -64,6 +64,17 @@ class RunFolder:
         records.write_atomically(self.rows_file, "")
         records.write_atomically(self.units_file, records.encode(header) + "\n")
 
+    def restate(self, header: Mapping[str, Any]) -> None:
+        """Say anew what the run was asked for; a finished run becomes unfinished.
+
+        Args:
+            header: What must agree when it is resumed.
+        """
+        lines, _ = records.read_lines(self.units_file)
+        if not lines or dict(lines[0]) != dict(header):
+            self._rewrite(self.units_file, [header, *lines[1:]])
+        self.summary_file.unlink(missing_ok=True)
+
     def header(self) -> dict[str, Any]:
         """What the run in this folder was asked for.
 

@@ -42,6 +42,7 @@ class UCITable(Experiment):
         "configuration on 20 splits, chosen by mean validation error"
     )
     group = "uci"
+    selecting = ("datasets", "protocols")
     config = Config()
     quick = Config(
         datasets=("boston", "winered"),

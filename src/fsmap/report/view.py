@@ -11,6 +11,7 @@ from fsmap.errors import CheckpointError
 from fsmap.report.figures import NAMES
 from fsmap.report.inline_svg import Glyphs, inline
 from fsmap.report.numbers import number, shown
+from fsmap.report.pivot import pivot
 from fsmap.report.records import plain, revive
 from fsmap.train.progress import duration
 
@@ -68,7 +69,8 @@ def view(run: Run, others: Sequence[Run], glyphs: Glyphs) -> dict[str, Any]:
         Texts and markup by name.
     """
     summary = run.summary
-    header, lines = shown(_named(summary.get("table", [])))
+    table = _named(summary.get("table", []))
+    header, lines = shown(pivot(table) if summary.get("group") == "images" else table)
     return {
         "id": run.id,
         "label": summary.get("label", ""),

@@ -31,13 +31,13 @@ CORRUPTED = "corruptions"
 ABSENT = "CIFAR-10.1 is not here (fsmap data get cifar10.1): only corruptions were measured"
 
 PAPER = {
-    (NEW, "ps-map"): {
+    (NEW, "ps-map", None): {
         "accuracy": (89.2, 0.4),
         "selective": (97.8 * PERCENT_OF_AREA, 0.2),
         "nll": (0.43, 0.03),
         "ece": (6.2, 0.3),
     },
-    (NEW, "other"): {
+    (NEW, "other", None): {
         "accuracy": (89.2, 0.7),
         "selective": (97.9 * PERCENT_OF_AREA, 0.2),
         "nll": (0.40, 0.02),
@@ -154,7 +154,7 @@ def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
         for metric in ("nll", "ece"):
             ps, lm = (mean_of(rows, metric, shift=shift, row=row) for row in ("ps-map", "other"))
             if ps.n and lm.n:
-                printed = [PAPER[NEW, row][metric][0] for row in ("other", "ps-map")]
+                printed = [PAPER[NEW, row, None][metric][0] for row in ("other", "ps-map")]
                 yield Claim(
                     f"L-MAP's {metric.upper()} is below PS-MAP's {words}",
                     lm.mean < ps.mean,

@@ -1,0 +1,301 @@
+"""The image experiments: the paper's sizes, resumable units, shared models, claims both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+
+from fsmap.experiments import image_protocol as protocol
+from fsmap.experiments.experiment import Context
+from fsmap.experiments.image_landscape import LossLandscape
+from fsmap.experiments.image_recipe import ImageRecipe, kinds
+from fsmap.experiments.image_shift import NEW, Shift
+from fsmap.experiments.image_size import PAPER as SIZES_PAPER
+from fsmap.experiments.image_size import ImageSize
+from fsmap.experiments.image_table import BASELINES, PAPER, ImageTable, kind_of
+from fsmap.experiments.image_verdict import table_claims
+from fsmap.experiments.label_noise import LabelNoise
+from fsmap.experiments.laplacian_trace import LaplacianTrace
+from fsmap.experiments.recipe_verdict import recipe_claims, recipe_table
+from fsmap.report.records import Row
+
+ALL = (ImageTable, ImageSize, LabelNoise, LossLandscape, LaplacianTrace, Shift, ImageRecipe)
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it():
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+def context(folder: Path, size: str = "quick") -> Context:
+    return Context(torch.device("cpu"), folder, size=size, data_dir=folder / "nothing")
+
+
+def settings(experiment, row: str, dataset: str, tmp_path: Path, size: str = "full"):
+    here = context(tmp_path, size)._replace(device=torch.device("cuda"))
+    kind = kind_of(experiment.config, row)
+    return protocol.settings_of(experiment.config, dataset, kind, 1, here), kind
+
+
+def test_full_size_is_the_paper_s(tmp_path: Path):
+    s, kind = settings(ImageTable(), "other", "fmnist", tmp_path)
+    assert (s.px, s.epochs, s.batch_size, s.num_points, s.width) == ("kmnist", 50, 128, 128, 64)
+    assert (s.lr, s.momentum, s.decay, s.clip, s.estimator) == (0.1, 0.9, "cosine", 1.0, "fd")
+    assert (s.batchnorm, s.beta, s.generated, s.seed) == ("joint", 1e-3, False, 1)
+    assert s.valid is None  # the protocol's: 10,000 and 5,000
+    assert not kind.steer
+    s, _ = settings(ImageTable(), "other", "cifar10", tmp_path)
+    assert (s.px, s.epochs, s.reg_strength, s.augment) == ("cifar100", 200, 1e-6, None)
+    s, _ = settings(ImageTable(), "ps-map", "cifar10", tmp_path)
+    assert not s.regularized
+    for px in ("train", "white-noise"):
+        assert settings(ImageTable(), px, "cifar10", tmp_path)[0].px == px
+
+
+def test_recipe_and_baselines(tmp_path: Path):
+    s, kind = settings(ImageTable(), "recipe", "fmnist", tmp_path)
+    assert kind.steer
+    assert (s.estimator, s.batchnorm, s.px) == ("jvp", "joint", "kmnist")
+    fixed = dataclasses.replace(ImageTable.config, recipe_strength=1e-5)
+    assert kind_of(fixed, "recipe").changes["reg_strength"] == 1e-5
+    assert not kind_of(fixed, "recipe").steer
+    s, _ = settings(ImageTable(), "label-smoothing", "fmnist", tmp_path)
+    assert (s.method, s.label_smoothing) == ("ps-map", 0.05)
+    s, _ = settings(ImageTable(), "sam", "fmnist", tmp_path)
+    assert (s.method, s.sam) == ("ps-map", 0.05)
+
+
+def test_units_are_single_runs():
+    units = ImageTable().units(ImageTable.config)
+    assert len(units) == 3 * 7 + 3 * 5
+    assert {u["row"] for u in units if u["dataset"] == "cifar10"}.isdisjoint(BASELINES)
+    assert [u["seed"] for u in units[:7]] == [0] * 7  # seeds outermost
+    assert len(ImageSize().units(ImageSize.config)) == 2 * 3 * 8
+    assert len(LabelNoise().units(LabelNoise.config)) == 3 * 5 * 2
+    assert len(ImageRecipe().units(ImageRecipe.config)) == 2 * (1 + 14 + 12 + 6)
+    names = [kind.name for _, kind in kinds(ImageRecipe.config)]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_quick_runs_are_of_one_size(kind):
+    """So that experiments can share models."""
+    for name, value in protocol.SMALL.items():
+        if name != "reg_strength":
+            assert getattr(kind.quick, name) == value
+    assert kind.group == "images"
+    assert kind.device == "gpu"
+
+
+def tiny() -> dict[str, object]:
+    return {"limit": 32, "batch": 16, "points": 4, "width": 2, "trace_points": 4}
+
+
+def measured(experiment, config, unit, here) -> list[Row]:
+    return [
+        Row(experiment.id, m.metric, m.value, m.method, m.seed, m.config, deviations=m.deviations)
+        for m in experiment.run(config, unit, here)
+    ]
+
+
+def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
+    table, shift = ImageTable(), Shift()
+    config = dataclasses.replace(table.quick, **tiny())
+    unit = {"dataset": "cifar10", "row": "ps-map", "seed": 0}
+    rows = measured(table, config, unit, context(tmp_path / "image-table"))
+    found = {row.metric: row for row in rows}
+    assert found["accuracy"].config["generated"] is True
+    assert "generated images" in found["accuracy"].deviations[0]
+    assert {"nll_scaled", "temperature", "ood_auroc", "laplacian_other"} <= found.keys()
+    assert len(found["laplacian_other_curve"].value) == config.cifar10_epochs
+    assert len(list((tmp_path / "image-table" / "models").glob("*/done"))) == 1
+    config = dataclasses.replace(shift.quick, **tiny(), corruptions=("contrast",), severities=(5,))
+    rows += measured(shift, config, unit, context(tmp_path / "shift"))
+    assert not (tmp_path / "shift" / "models").exists()  # taken from image-table
+    clean = [
+        row.value for row in rows if row.metric == "nll" and row.config.get("severity", 0) == 0
+    ]
+    assert clean[0] == clean[1]
+    assert any("CIFAR-10.1 is not here" in note for note in rows[-1].deviations)
+
+
+def test_a_killed_run_goes_on_from_its_last_epoch(tmp_path: Path):
+    config = dataclasses.replace(ImageTable.quick, **tiny())
+    wanted = protocol.Run("fmnist", kind_of(config, "ps-map"), 0)
+    here = context(tmp_path / "image-table")
+    protocol.prepare(config, wanted, here).train(until_epoch=1, progress=False)
+    again = protocol.prepare(config, wanted, here)
+    assert (again.epoch, again.done) == (1, False)
+    assert protocol.trained(config, wanted, here).done
+    assert protocol.prepare(config, wanted, here).done
+
+
+def test_company_is_trained_with_the_first(tmp_path: Path):
+    config = dataclasses.replace(ImageTable.quick, **tiny(), together=2)
+    here = context(tmp_path / "image-table")
+    runs = [protocol.Run("fmnist", kind_of(config, "ps-map"), seed) for seed in (0, 1, 2)]
+    protocol.trained(config, runs[0], here, runs[1:])
+    assert [protocol.prepare(config, run, here).done for run in runs] == [True, True, False]
+
+
+def test_missing_data_at_full_size_say_how_to_get_them(tmp_path: Path, monkeypatch):
+    from fsmap.errors import MissingDataError
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    config = dataclasses.replace(ImageTable.quick, **tiny())
+    run = protocol.Run("fmnist", kind_of(config, "ps-map"), 0)
+    protocol.task_of.cache_clear()
+    with pytest.raises(MissingDataError, match="fsmap data get fashion-mnist"):
+        protocol.prepare(config, run, context(tmp_path, "full"))
+
+
+def made_up(values: dict[str, dict[str, float]], dataset: str, **config: object) -> list[Row]:
+    """Rows of full-length runs: metrics by row of the table."""
+    about = {"dataset": dataset, "generated": False, "images": 45_000}
+    about["epochs"] = {"fmnist": 50, "cifar10": 200}[dataset]
+    return [
+        Row("x", metric, value, "ps-map" if name == "ps-map" else "l-map", seed,
+            {**about, "row": name, "px": None, **config})
+        for name, metrics in values.items()
+        for metric, value in metrics.items()
+        for seed in (0, 1)
+    ]  # fmt: skip
+
+
+GOOD = {"accuracy": 0.939, "ece": 0.01, "nll": 0.20, "nll_scaled": 0.19}
+PLAIN = {"accuracy": 0.939, "ece": 0.04, "nll": 0.26, "nll_scaled": 0.2}
+BAD = {"accuracy": 0.92, "ece": 0.05, "nll": 0.3, "nll_scaled": 0.25}
+
+
+def judged(rows: list[Row], claims=table_claims) -> dict[str, bool]:
+    return {claim.claim: claim.holds for claim in claims(rows)}
+
+
+def test_claims_of_the_table_come_out_both_ways():
+    rows = made_up({"ps-map": PLAIN, "other": GOOD, "recipe": GOOD, "sam": BAD}, "fmnist")
+    good = judged(rows)
+    assert all(good.values())
+    assert "fmnist: PS-MAP's accuracy is the paper's within 0.3" in good
+    assert "fmnist: the recipe's ece is at most 1.5 % before temperature scaling" in good
+    assert "fmnist: the recipe's NLL after temperature scaling is below that of sam" in good
+    bad = judged(made_up({"ps-map": PLAIN, "other": BAD, "recipe": BAD}, "fmnist"))
+    assert sum(bad.values()) == 2  # nothing diverged, PS-MAP is the paper's
+    cifar = {**GOOD, "accuracy": 0.953, "nll": 0.15, "ece": 0.008}
+    good = judged(made_up({"ps-map": {**PLAIN, "accuracy": 0.954}, "recipe": cifar}, "cifar10"))
+    assert all(good.values())
+    assert "cifar10: the recipe's accuracy is at least 95.2 %" in good
+
+
+def test_short_runs_are_not_judged_by_thresholds():
+    rows = made_up({"ps-map": BAD, "recipe": BAD}, "fmnist", epochs=3)
+    assert list(judged(rows)) == ["no run diverged, and none is left collapsed"]
+    constant = [*rows, *made_up({"ps-map": {"laplacian_train": 0.0}}, "fmnist")]
+    assert not judged(constant)["no run diverged, and none is left collapsed"]
+
+
+def test_the_table_has_the_contract_s_columns():
+    rows = made_up({"ps-map": PLAIN, "other": GOOD}, "fmnist")
+    lines = ImageTable().table(rows)
+    contract = {"dataset", "method", "px", "metric", "ours", "stderr", "paper", "paper_stderr"}
+    assert all(contract <= line.keys() for line in lines)
+    first = next(line for line in lines if line["metric"] == "accuracy")
+    assert first["ours"] == pytest.approx(93.9)
+    assert (first["paper"], first["paper_stderr"]) == (93.9, 0.1)
+    assert PAPER["fmnist", "ps-map"]["selective"][0] == pytest.approx(98.6 / 0.999)
+
+
+def test_the_tables_agree_where_the_paper_prints_a_row_twice():
+    """S = 128 of Table 4 is the last row of Table 2."""
+    for dataset in ("fmnist", "cifar10"):
+        for metric in ("accuracy", "ece", "nll"):
+            assert SIZES_PAPER[dataset, 128][metric][0] == PAPER[dataset, "other"][metric][0]
+
+
+def test_number_of_points():
+    values = {"accuracy": 0.955, "ece": 0.02, "nll": 0.16}
+    rows = [
+        row._replace(value=row.value / size if row.metric == "ece" else row.value)
+        for size in (4, 128)
+        for row in made_up({"other": values}, "cifar10", num_points=size)
+    ]
+    claims = {claim.claim: claim.holds for claim in ImageSize().claims(rows)}
+    assert claims["cifar10: ECE falls as S grows"]
+    assert claims["cifar10: accuracy is not sensitive to S (within 0.5 %)"]
+    assert ImageSize().table(rows)[0]["num_points"] == 4
+
+
+def test_label_noise_and_the_laplacian():
+    def rows(laplacian: float) -> list[Row]:
+        values = {
+            "ps-map": {**PLAIN, "laplacian_other": 7e4},
+            "other": {**GOOD, "accuracy": 0.94, "laplacian_other": laplacian},
+        }
+        return [r for level in (0.0, 0.2) for r in made_up(values, "cifar10", label_noise=level)]
+
+    claims = {claim.claim: claim.holds for claim in LabelNoise().claims(rows(1e4))}
+    assert len(claims) == 1 + 2 + 2
+    assert all(claims.values())
+    fell = [c.holds for c in LaplacianTrace().claims(rows(3e4)) if "Laplacian" in c.claim]
+    assert fell == [False]
+
+
+def test_flatness():
+    rows = made_up({"ps-map": {"rise": 2.0}, "other": {"rise": 1.0}}, "fmnist")
+    (claim,) = LossLandscape().claims(rows)
+    assert claim.holds
+
+
+def test_shift():
+    values = {"ps-map": {**PLAIN, "ece": 0.06}, "other": GOOD, "recipe": {**GOOD, "nll": 0.3}}
+    rows = [
+        *made_up(values, "cifar10", shift=NEW),
+        *made_up(values, "cifar10", shift="corruptions", severity=3),
+    ]
+    claims = [claim.holds for claim in Shift().claims(rows)]
+    assert claims == [True, True, True, True, True, False]
+    printed = [line["paper"] for line in Shift().table(rows) if line["metric"] == "accuracy"]
+    assert printed == [89.2, 89.2, None, None, None, None]
+
+
+def recipe_rows(steered_nll: float, temperature: float) -> list[Row]:
+    extra = {"valid_nll": 0.2, "seconds_per_step": 0.01, "temperature": 1.0, "reg_strength": 1e-6}
+    parts = {
+        "ps-map": {**PLAIN, **extra, "test_temperature": 1.6},
+        "joint-1e-06": {**GOOD, **extra, "nll": 0.21, "test_temperature": 1.3},
+        "joint-1e-04": {**BAD, **extra, "valid_nll": 0.4, "test_temperature": 0.5},
+        "joint-auto": {**GOOD, **extra, "nll": steered_nll, "test_temperature": temperature},
+    }
+    about = {"estimator": "jvp", "batchnorm": "joint", "num_points": 128, "every": 1}
+    names = {"ps-map": "ps-map", "joint-auto": "steered"}
+    return [
+        row._replace(config={**row.config, **about, "part": names.get(row.config["row"], "fixed")})
+        for row in made_up(parts, "fmnist")
+    ]
+
+
+def test_claims_of_the_recipe():
+    assert all(judged(recipe_rows(0.19, 1.05), recipe_claims).values())
+    bad = judged(recipe_rows(0.3, 1.3), recipe_claims)
+    assert sum(bad.values()) == 2  # nothing diverged, accuracy kept
+    against = next(c for c in recipe_claims(recipe_rows(0.19, 1.05)) if "best on" in c.claim)
+    assert "joint-1e-06" in against.ours  # chosen on held-out images
+
+
+def test_pareto_front():
+    lines = {line["run"]: line for line in recipe_table(recipe_rows(0.19, 1.05))}
+    assert lines["joint-auto"]["pareto"]
+    assert not lines["joint-1e-04"]["pareto"]
+    assert lines["joint-auto"]["ms_per_step"] == pytest.approx(10)
+
+
+def test_every_number_of_a_row_is_written_once():
+    config = ImageTable.config
+    pairs = itertools.product(config.datasets, ("ps-map", "white-noise", "train", "other"))
+    assert set(PAPER) == set(pairs)

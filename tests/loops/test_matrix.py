@@ -67,6 +67,11 @@ def test_two_processes(tmp_path: Path, subtests: pytest.Subtests) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(out.read_text())
 
+    examples = found.pop("examples")
+    with subtests.test("examples/ddp.py and examples/fsdp.py"):
+        assert examples["ddp"] < 0.5  # from log 2
+        assert examples["fsdp"] < 0.5
+        assert done.stdout.count("on 2 ranks") == 2
     matrix = found.pop("matrix")
     for cell in cells.cells(2):
         with subtests.test(str(cell)):

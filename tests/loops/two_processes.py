@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -187,7 +189,18 @@ CASES: dict[str, Callable[[], Found]] = {
     "fsdp, checkpointing": lambda: fsdp(reshard=True, checkpointed=True),
     "fsdp, two probes": lambda: fsdp(reshard=True, probes=2),
     "refusals": refusals,
+    "examples": lambda: examples(),
 }
+
+
+def examples() -> Found:
+    """The scripts in examples/ that are for torchrun, in the group that is there already."""
+    folder = Path(__file__).parents[2] / "examples"
+    torch.set_default_dtype(torch.float32)
+    with patch.object(dist, "init_process_group"), patch.object(dist, "destroy_process_group"):
+        losses = {n: runpy.run_path(str(folder / f"{n}.py"))["main"]() for n in ("ddp", "fsdp")}
+    torch.set_default_dtype(torch.float64)
+    return losses
 
 
 def main(out: Path) -> None:

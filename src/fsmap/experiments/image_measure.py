@@ -106,9 +106,9 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
         yield row("test_temperature", metrics.temperature(*test))
         yield row("valid_nll", metrics.nll(*run.logits("valid")))
     size = len(test.y)
-    foreign = other_images(
-        run.settings.data, min(size, OOD_IMAGES), run.settings.generated, context.data_dir
-    )
+    s = run.settings
+    number = min(size, OOD_IMAGES)
+    foreign = other_images(run.task, s.data, number, s.generated, context.data_dir)
     yield row("ood_auroc", metrics.ood_auroc(test.logits, run.logits_of(foreign.to(run.device))))
     for place, images in (("other", foreign), ("train", run.task.train.x)):
         yield row(f"laplacian_{place}", laplacian_at(run, images))

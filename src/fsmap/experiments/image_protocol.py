@@ -209,13 +209,35 @@ def task_of(
     )
 
 
-@functools.lru_cache(maxsize=4)
-def other_images(dataset: str, number: int, generated: bool, data_dir: Path | None) -> torch.Tensor:
-    """The first images of D' as bytes ``[number, C, H, W]``, for OOD detection and R."""
+def other_images(
+    task: ImageTask, dataset: str, number: int, generated: bool, data_dir: Path | None
+) -> torch.Tensor:
+    """The first images of D' as bytes ``[number, C, H, W]``, for OOD detection and R.
+
+    Args:
+        task: Data of a run, which may hold them already.
+        dataset: Training set.
+        number: How many.
+        generated: Whether generated images stand in for the data.
+        data_dir: Where to look first.
+
+    Returns:
+        The images.
+    """
+    source = task.px.sources[0] if task.px is not None else None
+    if source is not None and source.name == OTHER[dataset]:
+        return source.images[:number]
+    return _other(dataset, generated, data_dir)[:number]
+
+
+@functools.lru_cache(maxsize=2)
+def _other(dataset: str, generated: bool, data_dir: Path | None) -> torch.Tensor:
     if generated:
-        return load_task(dataset, px=OTHER[dataset], generated=True).px.sources[0].images[:number]  # type: ignore[union-attr]
+        made = load_task(dataset, px=OTHER[dataset], generated=True).px
+        assert made is not None
+        return made.sources[0].images
     split = {"kmnist": "test", "cifar100": "all"}[OTHER[dataset]]
-    return read_images(OTHER[dataset], split, data_dir).x[:number]
+    return read_images(OTHER[dataset], split, data_dir).x[:10_000]
 
 
 def run_name(settings: ImageSettings, kind: Kind) -> str:
@@ -249,7 +271,7 @@ def prepare(config: ImageConfig, run: Run, context: Context) -> ImageRun:
     px = settings.px if settings.regularized else None
     where = settings.generated, context.data_dir
     task = task_of(settings.data, px, settings.label_noise, settings.limit, *where)
-    points = other_images(dataset, config.trace_points, *where)
+    points = other_images(task, dataset, config.trace_points, *where)
     hooks: list[Any] = [TraceLaplacian(points), Advance(context)]
     if kind.steer:
         hooks.append(SteerStrength(kind.start))

@@ -10,7 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.data import Dataset, IterableDataset
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+    Trainer,
+    TrainingArguments,
+)
 
 import fsmap
 from fsmap.errors import InputError
@@ -194,6 +200,17 @@ def test_padding_changes_nothing():
         px = Collated(Texts(6), lambda items, length=length: pad(items, length))
         penalty = fsmap.LaplacianPenalty(model, px, num_points=6)
         values.append(penalty())
+    assert values[0] > 0
+    torch.testing.assert_close(*values)
+
+
+def test_padded_positions_of_one_output_per_token_are_left_out():
+    model = bert(BertForTokenClassification).train()
+    weights = fsmap.metric.Weights(lambda x: x["attention_mask"])
+    values = []
+    for length in (8, 13):
+        px = Collated(Texts(6), lambda items, length=length: pad(items, length))
+        values.append(fsmap.LaplacianPenalty(model, px, num_points=6, metric=weights)())
     assert values[0] > 0
     torch.testing.assert_close(*values)
 

@@ -54,6 +54,10 @@ class FallbackWarning(UserWarning):
     """An estimator was replaced by another one, said once."""
 
 
+class IgnoredProbesWarning(UserWarning):
+    """R is exactly zero: the output does not follow the parameters that R is about."""
+
+
 def require(module: str, *, extra: str) -> ModuleType:
     """Import an optional dependency, or name the command that installs it.
 

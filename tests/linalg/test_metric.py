@@ -27,6 +27,8 @@ METRICS = {
     ),
     "output": lambda: output(symmetric(K, K, definite=True)),
     "indefinite_output": lambda: output(symmetric(K, K)),
+    "weights_per_output": lambda: positions(torch.tensor([[1.0, 0.0, 2.0]] * 3 + [[-1.0] * 3])),
+    "weights_per_position": lambda: positions(torch.tensor([[1.0], [0.0], [2.0], [1.0]])),
     "output_per_point": lambda: output(symmetric(S, K, K, definite=True)),
     "indefinite_output_per_point": lambda: output(symmetric(S, K, K)),
     "factor": lambda: factor(torch.randn(K, 2, generator=torch.Generator().manual_seed(1))),
@@ -45,6 +47,12 @@ METRICS = {
 
 def weights(w):
     return m.Weights(w), oracles.full_metric(w, S, K)
+
+
+def positions(w):
+    """Weights [S, T] with T a divisor of K: each counts for K/T outputs in a row."""
+    per_output = w.repeat_interleave(K // w.shape[1], dim=1)
+    return m.Weights(w), oracles.full_metric(torch.diag_embed(per_output), S, K)
 
 
 def output(matrix):
@@ -148,6 +156,7 @@ def test_tensors_are_recognized_by_shape():
     ("metric", "words"),
     [
         (m.Weights(torch.ones(5)), r"Weights must be \[S\], here \(4,\), got \(5,\)"),
+        (m.Weights(torch.ones(4, 2)), r"Weights must be \[S\], or \[S, T\] with T .* K=3, here"),
         (m.Weights(torch.tensor([1.0, torch.nan, 1, 1])), "Weights has NaN or inf"),
         (m.Output(torch.eye(2)), r"Output must be \[K, K\] or \[S, K, K\], here \(3, 3\)"),
         (m.Output(), "a matrix or a factor, exactly one"),

@@ -1,4 +1,4 @@
-"""GradScaler and fp16 on the CPU: scaled gradients, skipped steps, refusals in half precision."""
+"""GradScaler and fp16 on the CPU, refusals in half precision, and λ = 0 in every kind of loop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.loops import cells
 from torch import nn
 
 import fsmap
@@ -80,3 +81,28 @@ def test_differences_are_refused_in_half_precision_parameters() -> None:
         with pytest.raises(InputError, match="beta=0.001 drown in bfloat16 parameters. Keep them"):
             fsmap.LaplacianPenalty(half, PX, num_points=5, estimator=estimator)()
     assert fsmap.LaplacianPenalty(half, PX, num_points=5)().item() > 0
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("bn", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_strength_zero_is_the_plain_loop(autocast: bool, bn: bool, accumulation: int) -> None:
+    """Bit for bit, outside joint, and with no pass more."""
+    trained, passes = [], []
+    for wrapped in (False, True):
+        net = cells.network(bn).float()
+        net[0].register_forward_hook(lambda *_: passes.append(1))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        lm = fsmap.LMAP(net, cells.px, num_points=3, batchnorm="frozen").attach(optimizer)
+        for _ in range(3):
+            for micro in range(accumulation):
+                x, y = cells.micro_batch(0, micro)
+                with torch.autocast("cpu", torch.bfloat16, autocast):
+                    out, term = lm(x.float(), reg_strength=0.0) if wrapped else (net(x.float()), 0)
+                    loss = F.cross_entropy(out, y) + term
+                (loss / accumulation).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        trained.append(net.state_dict())
+    assert all(torch.equal(v, trained[1][n]) for n, v in trained[0].items())
+    assert len(passes) == 2 * 3 * accumulation

@@ -10,12 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsmap.errors import FallbackWarning, InputError, UnsupportedModuleError
+from fsmap.errors import (
+    FallbackWarning,
+    IgnoredProbesWarning,
+    InputError,
+    UnsupportedModuleError,
+)
 from fsmap.functional import Forward, Functional, State, functional
 from fsmap.linalg import points, trace
 from fsmap.linalg.metric import Metric, Weights
 from fsmap.linalg.probes import Stream, generator, rademacher
-from fsmap.linalg.values import HALF
+from fsmap.linalg.values import HALF, number
 from fsmap.objective import batchnorm as bn
 from fsmap.objective.compiling import as_written, never_compiled
 from fsmap.objective.geometry import sample
@@ -57,7 +62,7 @@ class Regularizer:
         self.metric, self.probes = metric, probes
         self.layers, self.outputs = layers, outputs
         self.steps = Steps(seed, every)
-        self._looked = False
+        self._looked = self._moved = False
         self._made: Outputs | None = None  # what makes the output, once it has been looked at
         self._check_combinations()
 
@@ -203,7 +208,20 @@ class Regularizer:
         value = torch.stack([p.value for p in passes]).mean()
         if f.last_layer is not None:
             value = value + trace.last_layer_trace(f, out, state.features[0])
+        self._check_moved(value)
         return self.every * value, out, state
+
+    def _check_moved(self, value: Tensor) -> None:
+        """Say once that R is zero: some wrapper may hand the model other parameters than ours."""
+        if torch.is_grad_enabled() and not self._moved and number(value) == 0:
+            message = (
+                "R is exactly 0: the output does not change with the parameters that R is about. "
+                "Either all its weights are zero, or a wrapper around or inside the model (FSDP, "
+                "offloading, quantization) replaces the parameters that it is given. "
+                "fsmap.InPlacePenalty may serve such a model."
+            )
+            warnings.warn(message, IgnoredProbesWarning, stacklevel=5)
+        self._moved |= torch.is_grad_enabled()
 
     def _probes(
         self, f: Functional, params: Params, x: Inputs, metric: Metric | Tensor | None
@@ -240,9 +258,9 @@ def check_numbers(*, beta: float, **numbers: int | None) -> None:
     Raises:
         InputError: With the name and what came.
     """
-    for name, number in numbers.items():
-        if number is not None and number < 1:
-            message = f"{name} must be at least 1, got {number}"
+    for name, given in numbers.items():
+        if given is not None and given < 1:
+            message = f"{name} must be at least 1, got {given}"
             raise InputError(message)
     if not beta > 0:
         message = f"beta must be > 0, got {beta:g}"

@@ -85,6 +85,8 @@ def test_two_processes(tmp_path: Path, subtests: pytest.Subtests) -> None:
         drown = "Linear computes in bfloat16, in which differences of size beta=0.001 drown"
         assert drown in refused["half"]
         assert "'exact' cannot go through SyncBatchNorm" in refused["exact"]
+    with subtests.test("λ = 0"):
+        assert found.pop("zero")["same"] == 1.0  # bit for bit
     for name, case in found.items():
         with subtests.test(name):
             assert case["worst"] < 1e-10  # the single-process run on the joined batch

@@ -72,21 +72,17 @@ def worst(got: nn.Module, wanted: nn.Module) -> float:
     return max(errors)
 
 
-def all_points(step: int) -> Tensor:
+def joined(model: nn.Module, step: int, micros: int = 1, **options: object) -> None:
+    """One process, the points of all ranks at once, the same ψ: gradients in ``model``."""
     px = fsmap.px.Normal(shape=(2,))
     ranks = range(dist.get_world_size())
-    return torch.cat([px.sample(S, Stream(0, step, r).points()) for r in ranks])
-
-
-def joined(model: nn.Module, step: int, **options: object) -> tuple[fsmap.LMAP, Tensor]:
-    """One process, the points of all ranks at once, the same ψ: gradients in ``model``."""
-    points = all_points(step)
-    lm = fsmap.LMAP(model, lambda n, g: points, num_points=len(points), **options)
-    lm.step = step
     x, y = data()
-    out, R = lm(x)
-    (F.cross_entropy(out, y) + LAM * R).backward()
-    return lm, R.detach()
+    for micro in range(micros):
+        points = torch.cat([px.sample(S, Stream(0, step, r, micro).points()) for r in ranks])
+        lm = fsmap.LMAP(model, lambda n, g, p=points: p, num_points=len(points), **options)
+        lm.step = step
+        out, R = lm(x)
+        ((F.cross_entropy(out, y) + LAM * R) / micros).backward()
 
 
 def ddp(norm: Callable[[], nn.Module] | None = None, **options: object) -> Found:
@@ -110,27 +106,62 @@ def ddp(norm: Callable[[], nn.Module] | None = None, **options: object) -> Found
     return {"worst": worst(model, twin), "R": float(R), "step": lm.step, "buffers": moved}
 
 
-def fsdp(reshard: bool, checkpointed: bool = False, **options: object) -> Found:
-    """InPlacePenalty on sharded parameters against the unsharded definition."""
-    model = network(checkpointed=checkpointed)
-    fully_shard(model.body, reshard_after_forward=reshard)
-    fully_shard(model, reshard_after_forward=reshard)
+def in_place(model: nn.Module, inner: nn.Module, micros: int = 1, **options: object) -> Found:
+    """InPlacePenalty on two steps of a wrapped model, against the unwrapped definition."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     penalty = fsmap.InPlacePenalty(model, fsmap.px.Normal(shape=(2,)), num_points=S, **options)
     penalty.attach(optimizer)
-    before = [p.to_local().clone() for p in model.parameters()]
+    before = [local(t).clone() for t in inner.state_dict().values()]
     x, y = data()
     for _ in range(2):
         optimizer.zero_grad()
-        F.cross_entropy(model(own(x)), own(y)).backward()
-        R = penalty.backward(LAM)
+        for micro in range(micros):
+            if micros > 1:
+                model.set_requires_gradient_sync(micro == micros - 1)
+            (F.cross_entropy(model(own(x)), own(y)) / micros).backward()
+            R = penalty.backward(LAM / micros)
         optimizer.step()
-    same = all(
-        torch.equal(a, p.to_local()) for a, p in zip(before, model.parameters(), strict=True)
-    )
+    after = inner.state_dict().values()
+    same = all(torch.equal(a, local(b)) for a, b in zip(before, after, strict=True))
     twin = network()
-    joined(twin, 1, batchnorm="frozen", estimator="fd", **options)
-    return {"worst": worst(model, twin), "R": float(R), "same": float(same), "step": penalty.step}
+    joined(twin, 1, micros, batchnorm="frozen", estimator="fd", **options)
+    return {"worst": worst(inner, twin), "R": float(R), "same": float(same), "step": penalty.step}
+
+
+def local(t: Tensor) -> Tensor:
+    return t.to_local() if hasattr(t, "to_local") else t
+
+
+def fsdp(reshard: bool = True, checkpointed: bool = False, **options: object) -> Found:
+    """Sharded parameters."""
+    model = network(checkpointed=checkpointed)
+    fully_shard(model.body, reshard_after_forward=reshard)
+    fully_shard(model, reshard_after_forward=reshard)
+    return in_place(model, model, **options)
+
+
+def in_place_ddp() -> Found:
+    """DistributedDataParallel, where each backward pass averages its own part."""
+    inner = network()
+    return in_place(DistributedDataParallel(inner), inner)
+
+
+def zero() -> Found:
+    """λ = 0 under DDP: how far from training the model in DDP, after three steps."""
+    x, y = data()
+    trained = []
+    for wrapped in (False, True):
+        model = network(lambda: nn.BatchNorm1d(5))
+        lm = fsmap.LMAP(model, fsmap.px.Normal(shape=(2,)), num_points=S, batchnorm="frozen")
+        spread = DistributedDataParallel(lm if wrapped else model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(3):
+            out, term = spread(own(x), 0.0) if wrapped else (spread(own(x)), 0.0)
+            optimizer.zero_grad()
+            (F.cross_entropy(out, own(y)) + term).backward()
+            optimizer.step()
+        trained.append(list(model.state_dict().values()))
+    return {"same": float(all(map(torch.equal, *trained)))}
 
 
 def refusals() -> Found:
@@ -184,10 +215,13 @@ CASES: dict[str, Callable[[], Found]] = {
     "ddp one layer": lambda: ddp(layers="body"),
     "sync joint jvp": lambda: ddp(sync),
     "sync joint fd_central": lambda: ddp(sync, estimator="fd_central"),
-    "fsdp": lambda: fsdp(reshard=True),
+    "fsdp": fsdp,
     "fsdp, parameters kept": lambda: fsdp(reshard=False),
-    "fsdp, checkpointing": lambda: fsdp(reshard=True, checkpointed=True),
-    "fsdp, two probes": lambda: fsdp(reshard=True, probes=2),
+    "fsdp, checkpointing": lambda: fsdp(checkpointed=True),
+    "fsdp, two probes": lambda: fsdp(probes=2),
+    "fsdp, two micro-batches": lambda: fsdp(micros=2),
+    "in place, ddp": in_place_ddp,
+    "zero": zero,
     "refusals": refusals,
     "examples": lambda: examples(),
 }

@@ -1,131 +1,251 @@
-"""Image runs: the steps are LMAP's, a resumed run equals an uninterrupted one, hooks steer."""
+"""Image runs: a resumed run equals an uninterrupted one, hooks steer, bad input is refused."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
 
-from fsmap.errors import CheckpointError
-from fsmap.linalg.probes import Stream
-from fsmap.train.images import ImageRun, ImageSettings, load_model
-from fsmap.train.images.captured import TracedStep
-
-TINY = ImageSettings(
-    data="fmnist",
-    generated=True,
-    limit=64,
-    valid=32,
-    width=2,
-    epochs=2,
-    batch_size=16,
-    num_points=8,
-    px="kmnist",
-    reg_strength=1e-4,
-)
+from fsmap.errors import CheckpointError, DivergedError, InputError
+from fsmap.train import checkpoint
+from fsmap.train.images import ImageRun, ImageSettings, load_model, state
+from image_cases import TINY, trained
 
 
-def trained(settings: ImageSettings = TINY, **options: object) -> ImageRun:
-    run = ImageRun(settings, **options)
-    run.train(progress=False)
-    return run
+class KillAt:
+    """A hook that ends a run as a kill would, between two steps."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_epoch(self, run: ImageRun) -> None: ...
+
+    def on_step(self, run: ImageRun) -> None:
+        if run.step == self.step:
+            raise KeyboardInterrupt
 
 
-def weights(run: ImageRun) -> dict[str, torch.Tensor]:
-    return run.snapshot()
+class Halve:
+    """A controller with a state: λ is halved after every step."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+        self.total = torch.zeros(())
+
+    def on_epoch(self, run: ImageRun) -> None:
+        run.history[-1]["mine"] = 1.0
+
+    def on_step(self, run: ImageRun) -> None:
+        self.seen.append(run.reg_strength_now)
+        self.total += run.reg_strength_now
+        run.reg_strength /= 2
+
+    def state_dict(self) -> dict[str, object]:
+        return {"seen": self.seen, "total": self.total}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        self.seen, self.total = list(state["seen"]), state["total"]
 
 
 def test_rows_say_what_happened(tmp_path: Path):
-    run = trained(folder=tmp_path)
+    run = trained(folder=tmp_path, about={"commit": "abc"})
     assert [row["epoch"] for row in run.history] == [1, 2]
     assert all(row["laplacian"] > 0 for row in run.history)
     assert run.done
-    assert run.epoch == 2
-    assert run.step == 2 * 4
+    assert run.step == run.steps == 2 * 4
+    head, *rows = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+    assert rows == run.history
+    assert head["commit"] == "abc"
+    assert head["settings"]["px"] == "kmnist"
+
+
+def test_a_checkpoint_gives_the_deployed_model_back(tmp_path: Path):
+    run = trained(folder=tmp_path)
     module, progress = load_model(tmp_path)
     assert progress["settings"] == TINY
-    torch.testing.assert_close(
-        module(run.task.normalize(run.task.test.x[:3], torch.float64)),
-        run.logits_of(run.task.test.x[:3]),
-    )
+    assert not module.training
+    x = run.task.test.x[:3]
+    expected = run.logits_of(x)
+    assert torch.equal(module(run.task.normalize(x, torch.float64)), expected)
+    assert run.module.training
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 6])
+@pytest.mark.parametrize("stop", [1, 3, 4, 7])
 def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, stop: int):
-    whole = trained()
-
-    class Kill:
-        def on_epoch(self, run: ImageRun) -> None: ...
-
-        def on_step(self, run: ImageRun) -> None:
-            if run.step == stop:
-                raise KeyboardInterrupt
-
-    cut = ImageRun(TINY, folder=tmp_path, hooks=[Kill()])
+    settings = dataclasses.replace(TINY, every=2, data="cifar10", px="0.5*train+0.5*white-noise")
+    whole = trained(settings, hooks=[Halve()])
+    cut = ImageRun(settings, folder=tmp_path, hooks=[Halve(), KillAt(stop)])
     with pytest.raises(KeyboardInterrupt):
         cut.train(progress=False, checkpoint_every=2)
-    again = ImageRun(TINY, folder=tmp_path, resume=True)
+    again = ImageRun(settings, folder=tmp_path, resume=True, hooks=[Halve()])
     assert again.step == (stop - 1) // 2 * 2
     again.train(progress=False)
-    for name, t in weights(whole).items():
-        assert torch.equal(t, weights(again)[name]), name
+    for name, t in whole.snapshot().items():
+        assert torch.equal(t, again.snapshot()[name]), name
     assert [r["loss"] for r in again.history] == [r["loss"] for r in whole.history]
+    assert again.hooks[0].seen == whole.hooks[0].seen
+    assert torch.equal(again.hooks[0].total, whole.hooks[0].total)
+    rows = (tmp_path / "log.jsonl").read_text().splitlines()[1:]
+    assert [json.loads(row)["epoch"] for row in rows] == [1, 2]
+
+
+def test_time_is_up_with_a_checkpoint(tmp_path: Path):
+    run = ImageRun(TINY, folder=tmp_path)
+    run.train(progress=False, max_seconds=0.0)
+    assert run.step == 5  # the first look at the clock
+    again = ImageRun(TINY, folder=tmp_path, resume=True)
+    assert again.step == 5
+    assert not again.done
 
 
 def test_a_finished_or_foreign_checkpoint_is_not_overwritten(tmp_path: Path):
     trained(folder=tmp_path)
-    with pytest.raises(CheckpointError, match="exists already"):
+    with pytest.raises(CheckpointError, match=r"exists already\. Resume it"):
         ImageRun(TINY, folder=tmp_path)
-    other = dataclasses.replace(TINY, reg_strength=1e-3)
-    with pytest.raises(CheckpointError, match=r"reg_strength: 0.0001 there, 0.001 here"):
+    other = dataclasses.replace(TINY, reg_strength=1e-2)
+    with pytest.raises(CheckpointError, match=r"reg_strength: 0.001 there, 0.01 here"):
         ImageRun(other, folder=tmp_path, resume=True)
 
 
+def test_other_data_is_another_run(tmp_path: Path):
+    run = trained(folder=tmp_path)
+    task = run.task._replace(train=run.task.train._replace(x=run.task.train.x + 1))
+    with pytest.raises(CheckpointError, match=r"data\.train: \w+ there, \w+ here"):
+        ImageRun(TINY, folder=tmp_path, resume=True, task=task)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "altered"])
+def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str):
+    trained(folder=tmp_path)
+    path = tmp_path / state.FILE
+    raw = bytearray(path.read_bytes())
+    if damage == "altered":
+        raw[-9] ^= 1
+    path.write_bytes(raw if damage == "altered" else raw[:-100])
+    for load in (load_model, lambda p: ImageRun(TINY, folder=p, resume=True)):
+        with pytest.raises(CheckpointError, match=damage):
+            load(tmp_path)
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = ImageRun(TINY, folder=tmp_path)
+    run.train(progress=False, until_epoch=1)
+    before = (tmp_path / state.FILE).read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        run.train(progress=False)
+    assert (tmp_path / state.FILE).read_bytes() == before
+    monkeypatch.undo()
+    assert ImageRun(TINY, folder=tmp_path, resume=True).epoch == 1
+
+
+def test_a_checkpoint_of_something_else(tmp_path: Path):
+    path = tmp_path / "other.safetensors"
+    checkpoint.save(path, checkpoint.Checkpoint({}, {"kind": "fit"}, {}))
+    with pytest.raises(CheckpointError, match="a checkpoint of 'fit', not of an image run"):
+        load_model(path)
+
+
+def test_a_state_that_cannot_be_kept(tmp_path: Path):
+    class Odd(Halve):
+        def state_dict(self) -> dict[str, object]:
+            return {"what": object()}
+
+    with pytest.raises(CheckpointError, match="holds 'what', a object"):
+        trained(folder=tmp_path, hooks=[Odd()])
+
+
 def test_hooks_steer_the_strength():
-    seen = []
-
-    class Halve:
-        def on_epoch(self, run: ImageRun) -> None:
-            run.history[-1]["mine"] = 1.0
-
-        def on_step(self, run: ImageRun) -> None:
-            seen.append(run.reg_strength_now)
-            run.reg_strength /= 2
-
-    run = trained(hooks=[Halve()])
-    assert seen[:3] == [1e-4, 5e-5, 2.5e-5]
-    assert math.isclose(run.reg_strength, 1e-4 / 2**8)
-    assert run.history[0]["mine"] == 1.0
+    run = trained(hooks=[Halve(), lambda run: run.history[-1].update(more=2.0)])
+    assert run.hooks[0].seen[:3] == [1e-3, 5e-4, 2.5e-4]
+    assert math.isclose(run.reg_strength, 1e-3 / 2**8)
+    assert (run.history[0]["mine"], run.history[0]["more"]) == (1.0, 2.0)
 
 
-def test_psi_is_the_librarys():
+def test_a_snapshot_brings_the_weights_back():
     run = ImageRun(TINY)
-    run.feeder.prepare(3, "regularized")
-    expected = Stream(TINY.seed, 3).psi(dict(run.module.named_parameters()))
-    for name, psi in run.feeder.psi.now.items():
-        assert torch.equal(psi, expected[name][0]), name
+    before = run.snapshot()
+    run.train(progress=False)
+    assert not torch.equal(before["params/conv.weight"], run.snapshot()["params/conv.weight"])
+    run.restore(before)
+    assert all(torch.equal(t, before[name]) for name, t in run.snapshot().items())
+
+
+def test_schedules():
+    s = dataclasses.replace(TINY, reg_schedule="warmup", reg_warmup_epochs=2)
+    assert [s.reg_factor(k, 4) for k in (0, 3, 7, 9)] == [0.125, 0.5, 1.0, 1.0]
+    s = dataclasses.replace(TINY, reg_schedule="cosine")
+    assert s.reg_factor(0, 4) == 1.0
+    assert math.isclose(s.reg_factor(4, 4), 0.5)
+    run = ImageRun(dataclasses.replace(TINY, warmup_epochs=1))
+    assert math.isclose(run.lr, 0.1 / 4)
+
+
+def test_divergence_names_the_term(monkeypatch: pytest.MonkeyPatch):
+    run = ImageRun(TINY)
+    with torch.no_grad():
+        run.module.fc.bias.fill_(torch.inf)
+    with pytest.raises(DivergedError, match=r"the cross-entropy is not finite .*λ 0\.001"):
+        run.train(progress=False)
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "message"),
     [
-        {},
-        {"estimator": "fd"},
-        {"batchnorm": "frozen", "every": 2},
-        {"batchnorm": "batch"},
-        {"estimator": "vjp"},
-        {"method": "ps-map", "sam": 0.05},
+        ({"method": "fs-map"}, r"method must be one of ps-map, l-map, got 'fs-map'"),
+        ({"precision": "fp8"}, r"precision must be one of fp32, tf32, bf16, fp16"),
+        ({"reg_schedule": "up"}, r"reg_schedule must be one of"),
+        ({"batchnorm": "none"}, r"batchnorm must be one of joint, batch, frozen"),
+        ({"estimator": "magic"}, r"unknown trace estimator 'magic'"),
+        ({"epochs": 0}, r"epochs must be at least 1, got 0"),
+        ({"weight_decay": -1.0}, r"weight_decay must be at least 0, got -1.0"),
+        ({"clip": 0.0}, r"clip must be > 0, or None"),
+        ({"beta": 0.0}, r"beta be > 0, got 0 and 0"),
+        ({"sam": 0.1}, r"sam is a baseline for ps-map"),
     ],
 )
-def test_the_traced_step_is_the_eager_one(change: dict[str, object]):
-    settings = dataclasses.replace(TINY, epochs=1, **change)
-    eager = ImageRun(settings)
-    quick = ImageRun(settings)
-    quick._step.__class__ = TracedStep
-    for run in (eager, quick):
-        run.train(progress=False)
-    for name, t in weights(eager).items():
-        assert torch.equal(t, weights(quick)[name]), name
+def test_settings_are_checked(change: dict[str, object], message: str):
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(TINY, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 65}, r"batch_size=65 is larger than the training set, 64 images"),
+        ({"model": "image_cases:TinyNet?classes=9"}, r"returned shape \(2, 9\) .* needs \(2, 10\)"),
+        ({"precision": "fp16"}, r"precision='fp16' needs a CUDA device, got cpu"),
+        ({"graph": True}, r"graph=True needs a CUDA device, got cpu"),
+        ({"model": "image_cases:noisy", "compile": True}, r"random layers.*has Dropout"),
+    ],
+)
+def test_runs_are_checked(change: dict[str, object], message: str):
+    with pytest.raises(InputError, match=message):
+        ImageRun(dataclasses.replace(TINY, **change))
+
+
+def test_an_unknown_part_of_the_data():
+    with pytest.raises(InputError, match="split must be one of train, valid, test, got 'all'"):
+        ImageRun(TINY).logits("all")
+
+
+def test_without_held_out_images():
+    run = trained(dataclasses.replace(TINY, valid=0, epochs=1))
+    assert "valid_accuracy" not in run.history[0]
+
+
+def test_a_model_of_its_own():
+    settings = ImageSettings(
+        generated=True, limit=32, valid=8, width=2, epochs=1, batch_size=16, method="ps-map"
+    )
+    run = trained(settings)
+    assert run.history[0]["loss"] > 0
+    assert sum(p.numel() for p in run.module.parameters()) == 11_384

@@ -103,7 +103,9 @@ class CapturedStep(TracedStep):
             for t, old in zip(self.state(), before, strict=True):
                 t.copy_(old)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # A priority above that of the stream that draws ψ: drawing fills what a step leaves idle.
+        first = torch.cuda.Stream(self.feeder.device, priority=-1)
+        with torch.cuda.graph(graph, stream=first):
             super().advance(kind)
         return graph
 

@@ -25,7 +25,6 @@ from fsmap.train.images.settings import ImageSettings
 from fsmap.types import Params
 
 PLAIN, JOINED, REGULARIZED = "plain", "joined", "regularized"
-MEASURED = ("loss", "laplacian", "correct")
 
 
 class Feed(NamedTuple):

@@ -27,6 +27,7 @@ from fsmap.train.images.step import COLUMNS
 from fsmap.train.progress import progress as progress_bar
 
 LOOK_EVERY = 100  # steps between looks at whether the numbers are finite
+CHECKPOINT_SECONDS = 20.0  # writing one takes most of a second
 TIME_EVERY = 5  # steps between looks at the clock
 
 Row = dict[str, Any]
@@ -153,19 +154,21 @@ class ImageRun:
         Args:
             max_seconds: Stop after the first step past this time, with a checkpoint.
             until_epoch: Stop when so many epochs are complete; None: at the end.
-            checkpoint_every: Steps between checkpoints; None: one at the end of each epoch.
+            checkpoint_every: Steps between checkpoints; None: one at the end of an epoch, unless
+                the last is less than ``CHECKPOINT_SECONDS`` old, and one at the end.
             progress: Show a bar with the time left.
 
         Returns:
             The history: a row per epoch.
         """
         end = self.steps if until_epoch is None else until_epoch * self.steps_per_epoch
-        start = time.perf_counter()
+        end = min(end, self.steps)
+        start = saved = time.perf_counter()
         before = self.seconds
         label = f"{self.settings.data} {self.settings.method} seed {self.settings.seed}"
         silent = not progress or self.group.rank != 0
         with progress_bar(self.steps, label, silent=silent) as bar, self._kernels():
-            while self.step < min(end, self.steps):
+            while self.step < end:
                 self._step(self.step, lr=self.lr, reg_strength=self.reg_strength_now)
                 self.step += 1
                 self._after_step()
@@ -178,9 +181,13 @@ class ImageRun:
                     bar.update(self.step, _said(self.history[-1]))
                 elif self.step % LOOK_EVERY == 0:
                     bar.update(self.step)
-                due = whole if checkpoint_every is None else self.step % checkpoint_every == 0
-                if due or over or self.done:
+                if checkpoint_every is None:
+                    due = whole and time.perf_counter() - saved > CHECKPOINT_SECONDS
+                else:
+                    due = self.step % checkpoint_every == 0
+                if due or over or self.step == end:
                     self.save()
+                    saved = time.perf_counter()
                 if over:
                     break
         return self.history

@@ -23,7 +23,8 @@ from fsmap.train.images.settings import ImageSettings
 from fsmap.types import Params
 
 COLUMNS = ("loss", "laplacian", "correct", "grad_norm", "regularized", "skipped", "steps")
-"""Sums over steps: numbers of :data:`MEASURED`, and counts of kinds of steps."""
+"""Sums over steps: what the gradient measured, and counts of kinds of steps."""
+REGULARIZED_STEPS, SKIPPED, STEPS = 4, 5, 6
 
 FIRST_SCALE, GROWTH_STEPS = 2.0**12, 1_000  # of the loss in fp16
 
@@ -144,7 +145,11 @@ class Step:
         return self.found_inf
 
     def _count(self, measured: Tensor, norm: Tensor, skipped: Tensor, kind: str) -> None:
-        one = torch.ones_like(skipped)
-        rest = torch.stack([norm.float(), one if kind == REGULARIZED else 0 * one, skipped, one])
-        row = torch.cat([measured, rest])
-        self.totals += torch.where(skipped.bool(), torch.nan_to_num(row, 0.0, 0.0, 0.0), row)
+        row = torch.cat([measured, norm.float()[None]])  # [4]
+        if self.scaled:  # what overflowed does not count
+            row = torch.where(skipped.bool(), 0.0, row)
+            self.totals[SKIPPED] += skipped
+        self.totals[: len(row)] += row
+        self.totals[STEPS:] += 1
+        if kind == REGULARIZED:
+            self.totals[REGULARIZED_STEPS] += 1

@@ -20,6 +20,7 @@ from fsmap.experiments.image_table import BASELINES, PAPER, ImageTable, kind_of
 from fsmap.experiments.image_verdict import table_claims
 from fsmap.experiments.label_noise import LabelNoise
 from fsmap.experiments.laplacian_trace import LaplacianTrace
+from fsmap.experiments.recipe_page import page, read
 from fsmap.experiments.recipe_verdict import recipe_claims, recipe_table
 from fsmap.report.records import Row
 
@@ -299,3 +300,12 @@ def test_every_number_of_a_row_is_written_once():
     config = ImageTable.config
     pairs = itertools.product(config.datasets, ("ps-map", "white-noise", "train", "other"))
     assert set(PAPER) == set(pairs)
+
+
+def test_the_recipe_s_page_holds_what_was_measured():
+    root = Path(__file__).parents[2]
+    assert (root / "docs" / "recipe.md").read_text() == page(read(root / "results"))
+    made = page(recipe_rows(0.19, 1.05))
+    assert "| joint-auto | 1e−6 | 93.9 | 0.19 | 1 | 1 | 0.19 | 10 | ✓ |" in made
+    assert "- ✓ fmnist, joint: steered from 1 first values" in made
+    assert "Nothing has been measured" not in made

@@ -1,0 +1,123 @@
+"""``transfer``: backbones for small images, heads on frozen features, claims."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+import fsmap
+from fsmap.data.images.task import SETS
+from fsmap.errors import MissingDataError, UnsupportedModuleError
+from fsmap.experiments.experiment import Context
+from fsmap.experiments.transfer import FEATURES, FINETUNE, Transfer
+from fsmap.experiments.transfer_heads import features, heads
+from fsmap.experiments.transfer_model import (
+    IMAGENET,
+    Enlarged,
+    enlarged,
+    headless,
+    last_linear,
+    trained_backbone,
+)
+from fsmap.report.records import Row
+
+SMALL = dataclasses.replace(Transfer.quick, limit=48, steps=20, width=2, generated=True)
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it():
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+def test_enlarged_images_have_the_backbone_s_normalization(seeded: None):
+    """Bytes, normalized as CIFAR-10, reach the backbone as (x/255 − mean)/std of ImageNet."""
+    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
+    module = Enlarged(nn.Identity(), 32)
+    found = module(SETS["cifar10"].normalize(images))
+    mean, std = (torch.tensor(v)[:, None, None] for v in IMAGENET)
+    assert_close(found, (images / 255 - mean) / std, atol=1e-5, rtol=1e-5)
+    assert Enlarged(nn.Identity(), 40)(torch.zeros(1, 3, 32, 32)).shape[-1] == 40
+
+
+def test_a_new_head_and_no_head(seeded: None):
+    module = enlarged("resnet18", size=32, classes=7, width=2)
+    assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    network = trained_backbone("resnet18", 2)
+    bare, width = headless(network)
+    assert bare(torch.zeros(2, 3, 32, 32)).shape == (2, width)
+    assert last_linear(network)[1].in_features == width  # the original keeps its head
+    with pytest.raises(UnsupportedModuleError, match="Conv2d has no linear layer"):
+        last_linear(nn.Conv2d(1, 1, 1))
+
+
+def test_a_backbone_without_weights_is_missing_data():
+    with pytest.raises(MissingDataError, match="needs a trained backbone, and unknown model 'vit'"):
+        trained_backbone("vit")
+
+
+def test_on_a_linear_head_the_regularizer_is_constant(seeded: None):
+    """Why the head has a hidden layer: appendix B.3."""
+    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
+    f, params = fsmap.functional(nn.Linear(4, 3))
+    moved = {name: 5 * p + 1 for name, p in params.items()}
+    values = [fsmap.trace(f, p, x, method="exact").value for p in (params, moved)]
+    assert_close(*values)
+
+
+def context(tmp_path: Path) -> Context:
+    return Context(torch.device("cpu"), tmp_path, size="quick")
+
+
+def test_features_are_standardized_by_the_training_images(tmp_path: Path):
+    parts = features(SMALL, context(tmp_path), made=True)
+    assert_close(parts["train"].x.mean(0), torch.zeros(16), atol=1e-5, rtol=0)
+    assert parts["test"].x.shape == (48, 16)
+    assert len(parts["other"].x) > 0
+
+
+def test_heads_are_one_population_and_the_best_is_chosen_on_held_out_images(tmp_path: Path):
+    rows = list(heads(SMALL, context(tmp_path)))
+    nll = [row for row in rows if row.metric == "nll"]
+    assert [row.config["reg_strength"] for row in nll] == [0.0, 1e-4, 1e-2]
+    assert sum(row.config["chosen"] for row in nll) == 2
+    assert nll[0].method == "ps-map"
+    assert nll[0].config["chosen"]
+    assert any("frozen" in note for note in nll[0].deviations)
+
+
+def test_claims_and_the_paper_s_values():
+    def rows(form: str, method: str, value: float) -> list[Row]:
+        about = {"form": form, "generated": False, "dataset": "cifar10", "row": method, "px": None}
+        return [Row("transfer", m, value, method, 0, about) for m in ("nll", "ece", "accuracy")]
+
+    made = [
+        *rows(FINETUNE, "ps-map", 0.2),
+        *rows(FINETUNE, "l-map", 0.1),
+        *rows(FEATURES, "ps-map", 0.1),
+        *rows(FEATURES, "l-map", 0.2),
+    ]
+    holds = {claim.claim: claim.holds for claim in Transfer().claims(made)}
+    assert holds["finetune: L-MAP's NLL is below PS-MAP's"]
+    assert not holds["features: L-MAP's ECE is below PS-MAP's"]
+    printed = {
+        (line["form"], line["method"]): line["paper"]
+        for line in Transfer().table(made)
+        if line["metric"] == "accuracy"
+    }
+    assert printed[FINETUNE, "l-map"] == 96.4
+    assert printed[FEATURES, "l-map"] is None
+
+
+def test_units_and_full_size():
+    config = Transfer.config
+    assert (config.backbone, config.size, config.lr, config.batch) == ("resnet50", 224, 1e-3, 64)
+    units = Transfer().units(config)
+    assert units[0] == {"form": FEATURES}
+    assert len(units) == 1 + 2 * config.seeds

@@ -158,6 +158,25 @@ def test_a_finished_run_is_replaced_only_by_a_finished_one(tmp_path, monkeypatch
     assert not place.fresh.path.exists()
 
 
+def test_a_quick_run_replaces_a_full_one_only_by_force(tmp_path):
+    run(tmp_path)
+    before = (tmp_path / "squares" / "rows.jsonl").read_bytes()
+    (refused,) = run(tmp_path, quick=True)
+    assert refused.status == "failed"
+    assert "holds a finished full-size run, which a quick one would replace" in refused.reason
+    assert "Choose another --out, keep it with --resume, or replace it with --force." in (
+        refused.reason
+    )
+    (kept,) = run(tmp_path, "all", quick=True)
+    assert (kept.status, kept.reason) == ("kept", "finished before at full size")
+    assert (tmp_path / "squares" / "rows.jsonl").read_bytes() == before
+    (forced,) = run(tmp_path, quick=True, force=True)
+    assert forced.status == "finished"
+    assert forced.summary["size"] == "quick"
+    (full,) = run(tmp_path)  # the other way round nothing is lost
+    assert full.summary["size"] == "full"
+
+
 def test_a_kill_between_the_two_renames_is_mended(tmp_path):
     run(tmp_path)
     place = Place.of(tmp_path, "squares")

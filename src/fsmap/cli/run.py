@@ -75,7 +75,9 @@ def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
         help="continue an unfinished run, keep a finished one; finished units are not repeated",
     )
     parser.add_argument(
-        "--force", action="store_true", help="start anew although an unfinished run is there"
+        "--force",
+        action="store_true",
+        help="start anew although an unfinished run, or for --quick a full-size one, is there",
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
     parser.add_argument("--silent", action="store_true", help="no progress bar")

@@ -3,8 +3,9 @@
 What happens to a folder that is there already:
 
 - a finished run is replaced when, and only when, the new one is finished (the old one is kept in
-  ``OUT/.fsmap/ID.previous``); with ``--resume`` it is left as it is, and a full-size run also
-  serves who asks for the quick size. Fields that only choose units (``Experiment.selecting``) may
+  ``OUT/.fsmap/ID.previous``), and a full-size one by a quick one only with ``--force``;
+- with ``--resume`` it is left as it is, and a full-size run also serves who asks for the quick
+  size, as it does in ``run all --quick``. Fields that only choose units (``Experiment.selecting``) may
   differ: units that are missing are added, the others stay;
 - an unfinished run is continued with ``--resume``, dropped with ``--force``, else refused.
 """
@@ -120,6 +121,14 @@ def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Jo
     place = Place.of(options.out, experiment.id)
     stack.enter_context(locked(place))
     place.settle()
+    if not (options.resume or options.force) and _shrinks(place, options):
+        if plan.lenient:
+            return Outcome(experiment.id, "kept", place.final.path, "finished before at full size")
+        message = (
+            f"{place.final.path} holds a finished full-size run, which a quick one would replace. "
+            "Choose another --out, keep it with --resume, or replace it with --force."
+        )
+        raise InputError(message)
     folder = _open(place, header, options, say, experiment.selecting, units)
     if folder is None:
         return Outcome(experiment.id, "kept", place.final.path, "finished before")
@@ -188,6 +197,11 @@ def _open(
     folder = place.fresh if place.final.finished else place.final
     folder.begin(header)
     return folder
+
+
+def _shrinks(place: Place, options: Options) -> bool:
+    """Whether a quick run would take the place of a finished full-size one."""
+    return options.quick and place.final.finished and place.final.header()["size"] == "full"
 
 
 def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence[str]) -> None:

@@ -23,8 +23,8 @@ class Task(NamedTuple):
     folder: Path
 
     def __str__(self) -> str:
-        words = " ".join(f"{key}={value}" for key, value in self.unit.items())
-        return f"{self.experiment.id} {words}".strip()
+        unit = (f"{key}={value}" for key, value in self.unit.items())
+        return " ".join([self.experiment.id, *self.options.assignments, *unit])
 
 
 class Result(NamedTuple):

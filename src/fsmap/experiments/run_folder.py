@@ -130,6 +130,20 @@ class RunFolder:
         line = {"unit": unit, "rows": len(rows), "seconds": seconds}
         records.append_lines(self.units_file, [line])
 
+    def arrange(self, units: Sequence[Mapping[str, Any]]) -> None:
+        """Put units that came back in any order into theirs, as one process leaves them.
+
+        Args:
+            units: Their keys, in order.
+        """
+        place = {records.key_of(unit): number for number, unit in enumerate(units)}
+        rows, _ = records.read_rows(self.rows_file)
+        (header, *lines), _ = records.read_lines(self.units_file)
+        rows.sort(key=lambda row: place.get(records.key_of(row.unit), len(place)))
+        lines.sort(key=lambda line: place.get(records.key_of(line["unit"]), len(place)))
+        self._rewrite(self.rows_file, [row._asdict() for row in rows])
+        self._rewrite(self.units_file, [header, *lines])
+
     def rows(self) -> list[Row]:
         """All rows of finished units.
 

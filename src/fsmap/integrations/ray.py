@@ -143,7 +143,8 @@ class RayPool:
             reason = str(error).splitlines()[0]
             message = (
                 f"cannot use Ray at {self.address!r}: {reason} Give the address that `ray start "
-                "--head` printed, or none to start a cluster on this machine."
+                "--head` printed, or none to start a cluster on this machine. A cluster that asks "
+                "for a token needs RAY_AUTH_MODE=token here as well."
             )
             raise InputError(message) from error
 

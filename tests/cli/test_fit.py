@@ -94,6 +94,28 @@ def test_nothing_is_overwritten_without_force(folder, here, capsys):
     assert (here / "pred.csv").read_text().startswith("prediction,low,high\n")
 
 
+def test_inputs_are_never_overwritten(folder, here, capsys):
+    houses(here / "houses.csv")
+    houses(here / "page.html")  # a table with an odd name: the page would take its place
+    (here / "link.csv").symlink_to("houses.csv")
+    (here / "houses.pt").write_bytes((folder / "houses.pt").read_bytes())
+    kept = {path.name: path.read_bytes() for path in here.iterdir()}
+    fit, predict = ["fit", "houses.csv", "--target", "price"], ["predict", "houses.pt"]
+    for arguments in (
+        [*fit, "--out", "houses.csv"],
+        [*fit, "--out", "./link.csv"],
+        ["fit", "page.html", "--target", "price", "--out", "page.pt"],
+        [*predict, "houses.csv", "--out", here / "houses.csv"],
+        [*predict, "houses.csv", "--out", "houses.pt"],
+    ):
+        for force in ([], ["--force"]):
+            code, _, err = run(capsys, *arguments, *force)
+            assert code == 2
+            assert "is what this command reads" in err
+            assert "Choose another --out" in err
+    assert {path.name: path.read_bytes() for path in here.iterdir()} == kept
+
+
 def test_a_failed_fit_leaves_nothing_behind(here, capsys):
     houses(here / "houses.csv")
     assert run(capsys, "fit", "houses.csv", "--target", "price", "--drop", "price")[0] == 2
@@ -216,6 +238,7 @@ def test_bad_tables_at_prediction(folder, here, capsys, content, message):
     [
         (["--hidden", "a,b"], "--hidden is written 128,128, got 'a,b'"),
         (["--out", "no/such/folder/m.pt"], "is no folder"),
+        (["--out", "m.html"], "m.html is where the page goes. Name the model, such as m.pt."),
         (["--device", "abacus"], "device must be 'auto'"),
         (["--valid", "0.9"], "leave rows to train on"),
         (["--category", "town,"], "there is no column 'town,'. Did you mean 'town'?"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     Returns:
         0.
+
+    Raises:
+        InputError: If the model would be written where its page goes.
     """
     from fsmap.assess.table_fit import fit_table
     from fsmap.data.tables import read_table
@@ -108,8 +112,11 @@ def run(arguments: argparse.Namespace) -> int:
     for module in ("matplotlib", "jinja2"):  # before the work, not after it
         require(module, extra="report")
     page = table_page.page_path(arguments.out)
+    if page == arguments.out:
+        message = f"--out {page} is where the page goes. Name the model, such as {page.stem}.pt."
+        raise InputError(message)
     for path in (arguments.out, page):
-        check_writable(path, force=arguments.force)
+        check_writable(path, force=arguments.force, inputs=(arguments.table,))
     options = _options(arguments)
     table = read_table(arguments.table, missing=arguments.missing)
     console.say(f"{arguments.table}: {table.num_rows} rows, {len(table.columns)} columns")
@@ -132,16 +139,24 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check_writable(path: Path, *, force: bool) -> None:
+def check_writable(path: Path, *, force: bool, inputs: Sequence[Path] = ()) -> None:
     """Look before the work whether its result can be written.
 
     Args:
         path: Where it will go.
         force: Whether a file there may be replaced.
+        inputs: What the command reads; never replaced.
 
     Raises:
-        InputError: If there is a file already, or no folder.
+        InputError: If it is an input, if there is a file already, or no folder.
     """
+    for source in inputs:
+        if path.exists() and source.exists() and path.samefile(source):
+            message = (
+                f"{path} is what this command reads ({source}), and writing it would destroy it, "
+                "also with --force. Choose another --out."
+            )
+            raise InputError(message)
     if path.exists() and not force:
         message = f"{path} exists already. Choose another --out, or overwrite it with --force."
         raise InputError(message)

@@ -63,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.train.table_model import load_model
 
     if arguments.out is not None:
-        check_writable(arguments.out, force=arguments.force)
+        inputs = (arguments.table, arguments.model)
+        check_writable(arguments.out, force=arguments.force, inputs=inputs)
     model = load_model(arguments.model)
     table = read_table(arguments.table, missing=arguments.missing)
     with warnings.catch_warnings(record=True) as caught:

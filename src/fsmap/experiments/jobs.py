@@ -5,8 +5,8 @@ What happens to a folder that is there already:
 - a finished run is replaced when, and only when, the new one is finished (the old one is kept in
   ``OUT/.fsmap/ID.previous``), and a full-size one by a quick one only with ``--force``;
 - with ``--resume`` it is left as it is, and a full-size run also serves who asks for the quick
-  size, as it does in ``run all --quick``. Fields that only choose units (``Experiment.selecting``) may
-  differ: units that are missing are added, the others stay;
+  size, as it does in ``run all --quick``. Fields that only choose units
+  (``Experiment.selecting``) may differ: units that are missing are added, the others stay;
 - an unfinished run is continued with ``--resume``, dropped with ``--force``, else refused.
 """
 

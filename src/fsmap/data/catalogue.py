@@ -111,8 +111,9 @@ def catalogue() -> Mapping[str, DataSet]:
     """
     from fsmap.data.image_sets import IMAGE_SETS
     from fsmap.data.uci_sets import TABLES
+    from fsmap.data.weight_sets import RESNET50
 
-    return MappingProxyType({entry.name: entry for entry in (*TABLES, *IMAGE_SETS)})
+    return MappingProxyType({entry.name: entry for entry in (*TABLES, *IMAGE_SETS, RESNET50)})
 
 
 ALIASES = {
@@ -123,6 +124,8 @@ ALIASES = {
     "fashionmnist": "fashion-mnist",
     "cifar-10": "cifar10",
     "cifar-100": "cifar100",
+    "cifar-10.1": "cifar10.1",
+    "resnet50": "resnet50-imagenet",
 }
 
 

@@ -93,7 +93,33 @@ KMNIST = DataSet(
         )
         for name in IDX[2:]
     ),
-    note="CC BY-SA 4.0; the training images are not used",
+    note="CC BY-SA 4.0; the training images are kmnist-train",
+)
+
+KMNIST_TRAIN = DataSet(
+    "kmnist-train",
+    "Kuzushiji-MNIST, the 60,000 training images",
+    (
+        DataFile(
+            "kmnist/train-images-idx3-ubyte.gz",
+            "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
+            18_165_135,
+        ),
+        DataFile(
+            "kmnist/train-labels-idx1-ubyte.gz",
+            "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
+            29_497,
+        ),
+    ),
+    "https://github.com/rois-codh/kmnist",
+    tuple(
+        Download(
+            f"http://codh.rois.ac.jp/kmnist/dataset/kmnist/{name}-ubyte.gz",
+            f"kmnist/{name}-ubyte.gz",
+        )
+        for name in IDX[:2]
+    ),
+    note="CC BY-SA 4.0",
 )
 
 CIFAR10 = DataSet(
@@ -200,4 +226,30 @@ CIFAR100 = DataSet(
     note="the official split is not known here: evaluation points only, no CIFAR-100 accuracy",
 )
 
-IMAGE_SETS = (FASHION_MNIST, KMNIST, MNIST, CIFAR10, CIFAR100)
+CIFAR10_1 = DataSet(
+    "cifar10.1",
+    "CIFAR-10.1 v6, 2,000 further test images for CIFAR-10",
+    (
+        DataFile(
+            "cifar10.1/cifar10.1_v6_data.npy",
+            "2997188e5816f5bd545dc77771b6227828c28146049fcecf3fa10775474cacc6",
+            6_144_128,
+        ),
+        DataFile(
+            "cifar10.1/cifar10.1_v6_labels.npy",
+            "ae40beda001693674edc94d925ee8268cfe68905f8f9aff800c8dcdfcd6c9448",
+            8_128,
+        ),
+    ),
+    "https://github.com/modestyachts/CIFAR-10.1",
+    tuple(
+        Download(
+            f"https://github.com/modestyachts/CIFAR-10.1/raw/master/datasets/{name}",
+            f"cifar10.1/{name}",
+        )
+        for name in ("cifar10.1_v6_data.npy", "cifar10.1_v6_labels.npy")
+    ),
+    note="MIT license",
+)
+
+IMAGE_SETS = (FASHION_MNIST, KMNIST, KMNIST_TRAIN, MNIST, CIFAR10, CIFAR100, CIFAR10_1)

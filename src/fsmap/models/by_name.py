@@ -15,8 +15,12 @@ from torch import nn
 
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.models.resnet import resnet18
+from fsmap.models.resnet50 import resnet50_imagenet
 
-OURS: dict[str, Callable[..., nn.Module]] = {"resnet18": resnet18}
+OURS: dict[str, Callable[..., nn.Module]] = {
+    "resnet18": resnet18,
+    "resnet50-imagenet": resnet50_imagenet,
+}
 
 
 def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module:

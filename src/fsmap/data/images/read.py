@@ -43,9 +43,10 @@ def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Ima
     """Read an image set.
 
     Args:
-        name: ``fmnist``, ``kmnist``, ``mnist``, ``cifar10``, ``cifar100``, ``cifar10.1``.
-        split: ``train``, ``test`` or ``all``; sets without a known split have ``all`` only, KMNIST
-            ``train`` only where the files of its training images are present.
+        name: ``fmnist``, ``kmnist``, ``mnist``, ``cifar10``, ``cifar100``,
+            ``cifar10.1``, ``kmnist-train``.
+        split: ``train``, ``test`` or ``all``; sets without a known split have ``all`` only, and
+            KMNIST's training images are a set of their own.
         data_dir: A folder to look into first.
 
     Returns:

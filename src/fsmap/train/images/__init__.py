@@ -35,7 +35,8 @@ rows). ``load_model(folder)`` gives back the deployed model of a checkpoint and 
 (``settings``, ``history``, ``step``).
 """
 
-from fsmap.train.images.run import Hook, ImageRun
+from fsmap.train.images.hooks import Hook
+from fsmap.train.images.run import ImageRun
 from fsmap.train.images.settings import ImageSettings
 from fsmap.train.images.state import load_model
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from fsmap.errors import DivergedError, InputError
 from fsmap.train.images import state as files
 from fsmap.train.images.captured import make_step
 from fsmap.train.images.feed import Feeder
+from fsmap.train.images.hooks import FromFunction, Hook
 from fsmap.train.images.kernels import kernels
 from fsmap.train.images.log import Log, epoch_row
 from fsmap.train.images.parallel import Group
@@ -31,19 +32,6 @@ CHECKPOINT_SECONDS = 20.0  # writing one takes most of a second
 TIME_EVERY = 5  # steps between looks at the clock
 
 Row = dict[str, Any]
-
-
-class Hook(Protocol):
-    """Something called while a run goes on; a plain function is taken as ``on_epoch``.
-
-    It may read everything of the run, set ``run.reg_strength``, call ``run.logits("valid")``,
-    ``run.snapshot()`` and ``run.restore(snapshot)``. If it also has ``on_step(run)``, that is
-    called after every step; ``state_dict()`` (names to numbers or tensors) and
-    ``load_state_dict(state)`` go into the checkpoint.
-    """
-
-    def on_epoch(self, run: ImageRun) -> None:
-        """An epoch is over; ``run.history[-1]`` is its row, which may be added to."""
 
 
 class ImageRun:
@@ -88,7 +76,7 @@ class ImageRun:
         self.settings, self.group = settings, group or Group()
         self.device = torch.device(device)
         self.task = (task or self._load(data_dir)).to(self.device)
-        self.module = self._model(module)
+        self.module = self._model(module, data_dir)
         self.hooks = [h if hasattr(h, "on_epoch") else FromFunction(h) for h in hooks]
         self.feeder = Feeder(self.task, settings, dict(self.module.named_parameters()), self.group)
         with self._kernels():
@@ -247,9 +235,9 @@ class ImageRun:
             data_dir=data_dir,
         )
 
-    def _model(self, module: nn.Module | None) -> nn.Module:
+    def _model(self, module: nn.Module | None, data_dir: Folder) -> nn.Module:
         s = self.settings
-        module = files.build_model(s) if module is None else module
+        module = files.build_model(s, data_dir=data_dir) if module is None else module
         layout = torch.channels_last if s.channels_last else torch.preserve_format
         return module.to(self.device, memory_format=layout).train()  # type: ignore[call-overload,no-any-return]
 
@@ -304,17 +292,6 @@ class ImageRun:
         late = torch.tensor(float(time.perf_counter() - start > max_seconds), device=self.device)
         self.group.average([late])
         return bool(late > 0)
-
-
-class FromFunction:
-    """A plain function as a hook."""
-
-    def __init__(self, function: Callable[[ImageRun], None]) -> None:
-        self.function = function
-
-    def on_epoch(self, run: ImageRun) -> None:
-        """Call it."""
-        self.function(run)
 
 
 WORDS = {"loss": "the cross-entropy", "laplacian": "R", "grad_norm": "the gradient"}

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fsmap.data.images.read import Folder
 from fsmap.data.images.task import facts_of
+from fsmap.data.sources import locate
 from fsmap.errors import CheckpointError
 from fsmap.models.by_name import make_model
 from fsmap.train import checkpoint
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from fsmap.train.images.run import ImageRun
 
 FILE = "checkpoint.safetensors"
+PRETRAINED = "resnet50-imagenet"  # a model whose weights are in the catalogue
 NUMBERS = (int, float, bool, str, list, type(None))
 
 
@@ -120,7 +123,7 @@ def load_model(
         message = f"{path} is a checkpoint of {saved.config.get('kind')!r}, not of an image run"
         raise CheckpointError(message)
     settings = ImageSettings(**saved.config["settings"])
-    module = build_model(settings)
+    module = build_model(settings, initial=False)
     state = saved.group("params") | saved.group("buffers")
     module.load_state_dict(state, strict=True)
     layout = torch.channels_last if settings.channels_last else torch.preserve_format
@@ -128,10 +131,29 @@ def load_model(
     return module, {**saved.progress, "settings": settings}
 
 
-def build_model(settings: ImageSettings) -> nn.Module:
-    """The model that the settings name, with its initial weights."""
+def build_model(
+    settings: ImageSettings, *, initial: bool = True, data_dir: Folder = None
+) -> nn.Module:
+    """The model that the settings name.
+
+    Args:
+        settings: Of the run.
+        initial: Whether weights trained elsewhere are read; not where others follow at once.
+        data_dir: A folder to look for them first.
+
+    Returns:
+        The model with its initial weights.
+    """
     facts = facts_of(settings.data)
-    offered = {"classes": facts.classes, "channels": facts.shape[0], "width": settings.width}
+    offered: dict[str, Any] = {
+        "classes": facts.classes,
+        "channels": facts.shape[0],
+        "width": settings.width,
+        "mean": facts.normalize.mean,
+        "std": facts.normalize.std,
+    }
+    if settings.model.partition("?")[0] == PRETRAINED and initial:
+        offered["files"] = locate(PRETRAINED, data_dir)
     return make_model(settings.model, offered, seed=settings.seed)
 
 

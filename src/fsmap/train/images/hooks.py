@@ -1,0 +1,33 @@
+"""What is called while a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from fsmap.train.images.run import ImageRun
+
+
+class Hook(Protocol):
+    """Something called while a run goes on; a plain function is taken as ``on_epoch``.
+
+    It may read everything of the run, set ``run.reg_strength``, call ``run.logits("valid")``,
+    ``run.snapshot()`` and ``run.restore(snapshot)``. If it also has ``on_step(run)``, that is
+    called after every step; ``state_dict()`` (names to numbers or tensors) and
+    ``load_state_dict(state)`` go into the checkpoint.
+    """
+
+    def on_epoch(self, run: ImageRun) -> None:
+        """An epoch is over; ``run.history[-1]`` is its row, which may be added to."""
+
+
+class FromFunction:
+    """A plain function as a hook."""
+
+    def __init__(self, function: Callable[[ImageRun], None]) -> None:
+        self.function = function
+
+    def on_epoch(self, run: ImageRun) -> None:
+        """Call it."""
+        self.function(run)

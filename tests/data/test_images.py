@@ -1,0 +1,275 @@
+"""Image sets: real readers on small files of the same format, augmentation, splits, p_X."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fsmap.data import catalogue
+from fsmap.data.catalogue import DataFile
+from fsmap.data.images import Augmentation, Normalization, Shifts, load_task, read_images, task
+from fsmap.data.images import evaluation as px
+from fsmap.data.images.generated import generate
+from fsmap.data.images.idx import read_idx
+from fsmap.data.images.read import tiles
+from fsmap.errors import InputError, MissingDataError
+
+RNG = np.random.default_rng(0)
+
+
+def idx(array: np.ndarray) -> bytes:
+    return (
+        bytes([0, 0, 8, array.ndim])
+        + struct.pack(f">{array.ndim}I", *array.shape)
+        + array.tobytes()
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data folder with small sets, and a catalogue that knows their checksums."""
+    content: dict[str, bytes] = {}
+    for name in ("fashion-mnist", "kmnist"):
+        for split, n in (("train", 6), ("t10k", 4)):
+            x = RNG.integers(0, 256, (n, 28, 28), dtype=np.uint8)
+            y = np.arange(n, dtype=np.uint8)
+            content[f"{name}/{split}-images-idx3-ubyte.gz"] = gzip.compress(idx(x))
+            content[f"{name}/{split}-labels-idx1-ubyte.gz"] = gzip.compress(idx(y))
+    pixels = RNG.integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels.reshape(4, 1024, 3)).save(tmp_path / "p.png")
+    for batch in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"):
+        content[f"cifar10/{batch}.png"] = (tmp_path / "p.png").read_bytes()
+    content["cifar10/train_lables.json"] = json.dumps([*range(10)] * 2).encode()
+    content["cifar10/test_lables.json"] = b"[3, 1, 4, 1]"
+    mosaic = pixels.reshape(2, 2, 32, 32, 3).transpose(0, 2, 1, 3, 4).reshape(64, 64, 3)
+    Image.fromarray(mosaic).save(tmp_path / "m.webp", lossless=True)
+    for i in range(6):
+        content[f"cifar100/images_{i}.webp"] = (tmp_path / "m.webp").read_bytes()
+    content["cifar100/labels_fine.bin"] = bytes(range(24))
+    np.save(tmp_path / "x.npy", pixels)
+    np.save(tmp_path / "y.npy", np.array([0, 1, 2, 9], dtype=np.int32))
+    content["cifar10.1/cifar10.1_v6_data.npy"] = (tmp_path / "x.npy").read_bytes()
+    content["cifar10.1/cifar10.1_v6_labels.npy"] = (tmp_path / "y.npy").read_bytes()
+    root = tmp_path / "data"
+    for path, raw in content.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(raw)
+    known = small(content)
+    monkeypatch.setattr(catalogue, "catalogue", lambda: known)
+    return root
+
+
+def small(content: dict[str, bytes]) -> dict[str, catalogue.DataSet]:
+    """The catalogue with the checksums of these files."""
+    known = {}
+    for name, entry in catalogue.catalogue().items():
+        files = []
+        for file in entry.files:
+            raw = content.get(file.path, b"")
+            inside = gzip.decompress(raw) if file.content and raw else raw
+            digest = hashlib.sha256(inside).hexdigest()
+            files.append(DataFile(file.path, digest, len(inside), file.content))
+        known[name] = entry._replace(files=tuple(files))
+    return known
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "shape"),
+    [
+        ("fmnist", "train", (6, 1, 28, 28)),
+        ("fmnist", "all", (10, 1, 28, 28)),
+        ("kmnist", "test", (4, 1, 28, 28)),
+        ("kmnist-train", "train", (6, 1, 28, 28)),
+        ("cifar10", "train", (20, 3, 32, 32)),
+        ("cifar10", "test", (4, 3, 32, 32)),
+        ("cifar100", "all", (24, 3, 32, 32)),
+        ("cifar10.1", "test", (4, 3, 32, 32)),
+    ],
+)
+def test_every_format_is_read(folder: Path, name: str, split: str, shape: tuple[int, ...]):
+    images = read_images(name, split, folder)
+    assert tuple(images.x.shape) == shape
+    assert images.x.dtype == torch.uint8
+    assert images.y.dtype == torch.int64
+    assert len(images.y) == shape[0]
+
+
+def test_pixels_are_where_they_belong(folder: Path):
+    """PNG rows, tiles of a mosaic and arrays hold the same four images here."""
+    rows = read_images("cifar10", "test", folder)
+    assert rows.y.tolist() == [3, 1, 4, 1]
+    mosaic, array = (
+        read_images(n, s, folder) for n, s in (("cifar100", "all"), ("cifar10.1", "test"))
+    )
+    assert torch.equal(rows.x, mosaic.x[:4])
+    assert torch.equal(rows.x, array.x)
+    cut = tiles(np.arange(64 * 64 * 3).reshape(64, 64, 3))
+    assert cut[1, 0, 0, 0] == 32 * 3  # the second tile is right of the first
+    assert cut[2, 0, 0, 0] == 32 * 64 * 3
+
+
+@pytest.mark.parametrize("damage", ["truncated", "altered", "missing"])
+def test_a_damaged_file_is_refused(folder: Path, damage: str):
+    path = folder / "kmnist" / "t10k-images-idx3-ubyte.gz"
+    raw = bytearray(path.read_bytes())
+    if damage == "altered":
+        raw[len(raw) // 2] ^= 1
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(raw if damage == "altered" else raw[:-30])
+    expected = "not found" if damage == "missing" else "its checksum is wrong"
+    with pytest.raises(MissingDataError, match=expected) as error:
+        read_images("kmnist", "test", folder)
+    assert "fsmap data get kmnist" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (b"P5 28 28", "not an IDX file of bytes: it starts with"),
+        (
+            idx(np.zeros((2, 3), np.uint8))[:-1],
+            r"holds 5 bytes of data and states the shape \(2, 3\)",
+        ),
+    ],
+)
+def test_what_is_not_idx(tmp_path: Path, raw: bytes, message: str):
+    path = tmp_path / "images-idx3-ubyte"
+    path.write_bytes(raw)
+    with pytest.raises(MissingDataError, match=message):
+        read_idx(path)
+    path = tmp_path / "images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(raw)[:-12])
+    with pytest.raises(MissingDataError, match="truncated or damaged"):
+        read_idx(path)
+
+
+def test_sets_and_splits_that_are_not_there(folder: Path):
+    with pytest.raises(InputError, match="'boston' is no image set"):
+        read_images("boston", "train", folder)
+    with pytest.raises(InputError, match="cifar100 has the splits all, got 'train'"):
+        read_images("cifar100", "train", folder)
+    with pytest.raises(InputError, match="cannot train on 'kmnist'"):
+        load_task("kmnist")
+
+
+def test_normalization():
+    normalize = Normalization((0.5, 0.25, 0.0), (0.5, 0.25, 1.0))
+    x = normalize(torch.full((2, 3, 4, 4), 255, dtype=torch.uint8), torch.float64)
+    assert torch.allclose(x[0, :, 0, 0], torch.tensor([1.0, 3.0, 1.0]))
+
+
+def test_crops_and_flips_are_those_of_a_loop():
+    images = torch.randint(256, (5, 3, 8, 8), generator=torch.Generator().manual_seed(0))
+    shifts = Shifts(
+        torch.tensor([0, 4, 8, 2, 4]),
+        torch.tensor([4, 0, 8, 4, 4]),
+        torch.tensor([0, 1, 0, 1, 0]).bool(),
+    )
+    found = Augmentation().apply(images, shifts)
+    padded = torch.nn.functional.pad(images, (4, 4, 4, 4))
+    for k in range(5):
+        i, j = int(shifts.down[k]), int(shifts.right[k])
+        crop = padded[k, :, i : i + 8, j : j + 8]
+        assert torch.equal(found[k], crop.flip(-1) if shifts.flip[k] else crop)
+    assert torch.equal(found[4], images[4])
+
+
+def test_augmentation_is_a_function_of_its_generator():
+    images = generate((3, 32, 32), 64, seed=0).x
+    one, two = (Augmentation()(images, torch.Generator().manual_seed(1)) for _ in range(2))
+    assert torch.equal(one, two)
+    other = Augmentation()(images, torch.Generator().manual_seed(2))
+    assert not torch.equal(one, other)
+    draws = Augmentation().draw((4000,), torch.Generator().manual_seed(3))
+    assert sorted(set(draws.down.tolist())) == list(range(9))
+    assert abs(draws.flip.double().mean() - 0.5) < 0.05
+    assert not Augmentation(flips=False).draw((9,), torch.Generator()).flip.any()
+
+
+def test_label_noise():
+    y = torch.arange(1000) % 10
+    assert task.noisy_labels(y, 0.0, 10, 0) is y
+    some = task.noisy_labels(y, 0.2, 10, 0)
+    changed = (some != y).sum()
+    assert 140 < changed <= 200  # a tenth of 200 is right by chance
+    more = task.noisy_labels(y, 0.6, 10, 0)
+    assert torch.equal(more[some != y], some[some != y])
+    assert not torch.equal(task.noisy_labels(y, 0.2, 10, 1), some)
+    with pytest.raises(InputError, match="a fraction between 0 and 1, got 1.5"):
+        task.noisy_labels(y, 1.5, 10, 0)
+
+
+def test_the_split_belongs_to_its_seed():
+    one, two, other = (
+        load_task("fmnist", generated=True, valid=100, split_seed=s) for s in (0, 0, 1)
+    )
+    assert len(one.valid.x) == 100
+    assert len(one.train.x) == 1900
+    assert torch.equal(one.valid.x, two.valid.x)
+    assert not torch.equal(one.valid.x, other.valid.x)
+    noisy = load_task("fmnist", generated=True, valid=100, label_noise=0.5)
+    assert torch.equal(noisy.valid.y, one.valid.y)
+    assert (noisy.train.y != one.train.y).double().mean() > 0.4
+    assert len(load_task("fmnist", generated=True, limit=50).train.x) == 50
+    for wrong, message in (
+        ({"valid": 2000}, r"valid must lie in 0\.\.1999"),
+        ({"limit": 0}, "limit must"),
+    ):
+        with pytest.raises(InputError, match=message):
+            load_task("fmnist", generated=True, **wrong)
+
+
+def test_the_protocol(folder: Path):
+    found = load_task("cifar10", px="cifar100", data_dir=folder, valid=2)
+    assert found.augment is not None
+    assert found.px is not None
+    assert found.px.sources[0].augmented
+    assert found.shape == (3, 32, 32)
+    assert load_task("fmnist", data_dir=folder, valid=1).augment is None
+    prints = found.fingerprint()
+    assert prints == load_task("cifar10", px="cifar100", data_dir=folder, valid=2).fingerprint()
+    assert prints != load_task("cifar10", px="cifar100", data_dir=folder, valid=3).fingerprint()
+    with pytest.raises(InputError, match=r"p_X 'kmnist' has images of shape \(1, 28, 28\)"):
+        load_task("cifar10", px="kmnist", data_dir=folder, valid=2)
+
+
+def test_mixtures():
+    found = load_task("fmnist", generated=True, px="3*train+white-noise").px
+    assert found is not None
+    picks = found.draw((4000,), torch.Generator().manual_seed(0))
+    assert abs((picks.component == 0).double().mean() - 0.75) < 0.03
+    x = found.take(picks, torch.float64)
+    train, noise = found.sources
+    for k in range(50):
+        if picks.component[k] == 0:
+            expected = found.normalize(train.images[picks.row[k]][None], torch.float64)[0]
+        else:
+            expected = noise.images[picks.row[k]].double()
+        assert torch.equal(x[k], expected)
+    eight = found.draw((8,), torch.Generator().manual_seed(0))
+    drawn = found.sample(8, torch.Generator().manual_seed(0))
+    assert torch.equal(drawn, found.take(eight, torch.float64))
+
+
+def test_white_noise_is_fixed():
+    one, two = px.white_noise((1, 28, 28), 100), px.white_noise((1, 28, 28), 100)
+    assert torch.equal(one, two)
+    assert abs(one.std() - 1) < 0.01
+    found = load_task("fmnist", generated=True, px="white-noise").px
+    assert found is not None
+    assert len(found.sources[0].images) == 10_000
+
+
+@pytest.mark.parametrize("text", ["", "train+", "0*train", "x*train", "-1*train"])
+def test_mixtures_that_cannot_be_read(text: str):
+    with pytest.raises(InputError, match="is no component"):
+        px.parse(text)

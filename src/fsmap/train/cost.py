@@ -20,6 +20,7 @@ from fsmap.objective.lmap import LMAP, LaplacianPenalty
 from fsmap.types import Inputs
 
 EVERY = (1, 2, 4, 8)
+PATIENCE = 2.0  # seconds of repeating one measurement
 
 
 class StepCost(NamedTuple):
@@ -77,7 +78,7 @@ def estimate_cost(
     x: Inputs,
     *,
     loss: Callable[[Tensor], Tensor] | None = None,
-    repeats: int = 3,
+    repeats: int = 10,
 ) -> StepCost:
     """Measure a training step with and without R; the model stays as it is.
 
@@ -87,7 +88,8 @@ def estimate_cost(
         x: A training batch.
         loss: Loss of an output; by default its mean square. The optimizer's own step is not part of
             the measurement: it is the same with and without R.
-        repeats: The fastest of so many is taken, after a first one for warming up.
+        repeats: The fastest of so many is taken (fewer where they take long), after a first one for
+            warming up.
 
     Returns:
         Seconds and bytes; ``print`` shows what other values of ``every`` would cost.
@@ -163,12 +165,13 @@ def _as_it_was(term: LMAP | LaplacianPenalty, device: torch.device) -> Iterator[
 
 
 def _seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    found = []
-    for _ in range(1 + max(1, repeats)):
+    run()
+    found: list[float] = []
+    while not found or (len(found) < repeats and sum(found) < PATIENCE):
         start = _now(device)
         run()
         found.append(_now(device) - start)
-    return min(found[1:])
+    return min(found)
 
 
 def _now(device: torch.device) -> float:

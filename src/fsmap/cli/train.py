@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         0 when all runs are complete, 3 when time was up before that.
 
     Raises:
-        LostPeerError: If another process of the job went away; says how to resume.
+        error: With how to resume, if another process of the job went away.
     """
     if arguments.deterministic:  # cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -70,9 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
             folder = _folder(arguments, settings, seed, many=len(seeds) > 1)
             try:
                 run = _train(arguments, settings, folder, device, group, left)
-            except LostPeerError as error:
+            except (LostPeerError, TerminatedError) as error:
                 message = f"{error}. {_how_to_resume(folder)}"
-                raise LostPeerError(message) from error
+                raise type(error)(message) from error
             complete &= run.done
             left -= run.seconds_here
             if not run.done and group.rank == 0:

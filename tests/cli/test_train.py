@@ -1,0 +1,146 @@
+"""``fsmap train``: a run of seconds, resumed, refused, and under torchrun with a process killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from fsmap.cli import main
+from fsmap.train.images import load_model
+from fsmap.train.images.state import FILE
+
+TINY = [
+    *("train", "--data", "fmnist", "--generated", "--limit", "64", "--valid", "32"),
+    *("--model", "image_cases:TinyNet", "--batch-size", "16", "--num-points", "8"),
+    *("--px", "kmnist", "--reg-strength", "1e-3", "--silent", "--device", "cpu"),
+]
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def single() -> object:
+    """As a user has it."""
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "run"
+    assert main([*TINY, "--epochs", "2", "--out", str(out), "--batchnorm", "frozen"]) == 0
+    said = capsys.readouterr().out
+    assert "64 training, 32 held-out, 64 test images" in said
+    assert "p_X = kmnist, jvp, frozen" in said
+    assert "after temperature scaling" in said
+    head, *rows = map(json.loads, (out / "log.jsonl").read_text().splitlines())
+    assert head["settings"]["batchnorm"] == "frozen"
+    assert "commit" in head
+    assert [row["epoch"] for row in rows] == [1, 2]
+    assert load_model(out)[1]["settings"].reg_strength == 1e-3
+
+
+def test_in_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = ["--out", str(tmp_path), "--epochs", "2", "--seeds", "0,1"]
+    assert main([*TINY, *out, "--max-seconds", "0"]) == 3
+    assert "time is up. The last checkpoint is" in capsys.readouterr().out
+    assert main([*TINY, *out]) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main([*TINY, *out, "--resume"]) == 0
+    steps = [load_model(tmp_path / f"seed{s}")[1]["step"] for s in (0, 1)]
+    assert steps == [8, 8]
+
+
+def test_steered(tmp_path: Path):
+    words = [w for w in TINY if w not in ("--reg-strength", "1e-3")]
+    assert main([*words, "--reg-strength", "auto", "--epochs", "2", "--out", str(tmp_path)]) == 0
+    row = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
+    assert "control" in row
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--method", "magic"], "method must be one of ps-map, l-map, got 'magic'"),
+        (["--data", "nope"], "there is no data set 'nope'"),
+        (["--seeds", "a"], "--seeds is written 0 or 0,1,2, got 'a'"),
+        (["--device", "abacus"], "--device:"),
+        (["--model", "resnet19"], "unknown model 'resnet19'"),
+        (["--px", "2*"], "is no component"),
+    ],
+)
+def test_mistakes(
+    tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main([*TINY, "--out", str(tmp_path), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_no_cuda_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*TINY, "--device", "cuda", "--out", str(tmp_path)]) == 2
+    assert "torch sees no CUDA device" in capsys.readouterr().err
+
+
+def test_missing_data_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("FSMAP_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fsmap.data.sources.SYSTEM", tmp_path)
+    assert main(["train", "--data", "cifar10", "--device", "cpu"]) == 2
+    assert "Get it with: fsmap data get cifar10" in capsys.readouterr().err
+
+
+def torchrun(words: list[str], out: Path) -> subprocess.Popen[str]:
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
+        *("-m", "fsmap.cli", *words, "--out", str(out)),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def workers(launcher: int) -> list[int]:
+    """Processes of a job, by what the system says of their parents."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == launcher:
+            found.append(int(folder.name))
+    return sorted(found)
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+def test_a_killed_process_ends_the_job_which_resumes(tmp_path: Path):
+    words = [*TINY, "--epochs", "40", "--checkpoint-every", "4"]
+    job = torchrun(words, tmp_path)
+    path = tmp_path / FILE
+    start = time.monotonic()
+    while not path.exists():
+        assert time.monotonic() - start < 90, job.communicate()
+        time.sleep(0.02)
+    os.kill(workers(job.pid)[-1], signal.SIGKILL)
+    _, errors = job.communicate(timeout=60)
+    assert job.returncode != 0
+    assert "the same command with --resume goes on from it" in errors
+    assert "lost the others" in errors or "asked to terminate" in errors
+    assert 4 <= load_model(tmp_path)[1]["step"] < 160
+    again = torchrun([*words, "--resume"], tmp_path)
+    said, errors = again.communicate(timeout=90)
+    assert again.returncode == 0, errors
+    assert "of 160 on cpu" in said
+    assert load_model(tmp_path)[1]["step"] == 160

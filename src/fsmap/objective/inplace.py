@@ -36,6 +36,11 @@ from fsmap.objective.selection import Layers, trainable
 from fsmap.objective.steps import Steps
 from fsmap.types import Inputs, Params
 
+# In bf16 the two terms of ∇R cancel to within rounding. Measured on an MLP with GELU and LayerNorm:
+# the gradient is off by 25 % at β = 1e-3, 9 % at 3e-3, 3 % at 1e-2 (where R itself is 3 % low). It
+# goes with |θ|/β: 16 % at 1e-2 on a small network with weights of order 0.5.
+SMALLEST_IN_HALF = 3e-3
+
 
 class InPlacePenalty:
     """λ∇R(θ) added to the gradients: ``loss.backward(); penalty.backward(lam)``.
@@ -49,7 +54,7 @@ class InPlacePenalty:
         module: The model as the loop calls it: wrapped, sharded, compiled.
         px: Evaluation distribution; see :class:`fsmap.LMAP`.
         num_points: S, fresh points per rank and call.
-        beta: Step of the differences.
+        beta: Step of the differences; where the model computes in half precision give 1e-2.
         batchnorm: ``frozen`` (what ``auto`` means where there are running statistics) or ``batch``;
             running statistics stay as they are.
         every: Evaluate R on every k-th optimizer step only, k times as strong.
@@ -155,7 +160,7 @@ class InPlacePenalty:
             torch.manual_seed(stream.noise())
             if self._looked:
                 return self.f.plain(x)
-            with _no_half(self.module, self.beta):
+            with _precise(self.module, self.beta):
                 out = self.f.plain(x)
             self._looked = True
             return out
@@ -211,16 +216,16 @@ def _kept_buffers(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _no_half(module: nn.Module, beta: float) -> Iterator[None]:
-    """Refuse a pass that a layer makes in half precision (FSDP2's MixedPrecisionPolicy)."""
+def _precise(module: nn.Module, beta: float) -> Iterator[None]:
+    """Refuse a pass in half precision (FSDP2's MixedPrecisionPolicy) where beta is too small."""
 
     def look(layer: nn.Module, *_: Any) -> None:
         half = next((p.dtype for p in layer.parameters(recurse=False) if p.dtype in HALF), None)
-        if half is not None:
+        if half is not None and beta < SMALLEST_IN_HALF:
             message = (
                 f"{type(layer).__name__} computes in {str(half).removeprefix('torch.')}, in which "
-                f"differences of size {beta=:g} drown. Keep float32 parameters and no "
-                "MixedPrecisionPolicy(param_dtype=...) for the model that this moves."
+                f"differences of size {beta=:g} drown. Give beta=1e-2, or compute in float32 (no "
+                "MixedPrecisionPolicy(param_dtype=...))."
             )
             raise UnsupportedModuleError(message)
 

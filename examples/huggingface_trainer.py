@@ -47,7 +47,7 @@ def pad(items):
     return batch
 
 
-def train(reg_strength: float, folder: str):
+def train(reg_strength: float, folder: str, epochs: int):
     """Fine-tune; ``reg_strength=0`` is exactly what the Trainer does without fsmap."""
     torch.manual_seed(0)
     config = BertConfig(
@@ -67,7 +67,7 @@ def train(reg_strength: float, folder: str):
         output_dir=folder,
         per_device_train_batch_size=16,
         gradient_accumulation_steps=2,
-        num_train_epochs=40,
+        num_train_epochs=epochs,
         learning_rate=3e-3,
         logging_strategy="epoch",
         save_strategy="no",
@@ -89,14 +89,14 @@ def train(reg_strength: float, folder: str):
     return trainer
 
 
-def main() -> dict[str, list[float]]:
+def main(epochs: int = 40) -> dict[str, list[float]]:
     """Train without and with the term and compare on fresh texts."""
     test = Texts(1_000, seed=2)
     history = {}
     print("lambda   accuracy      NLL")
     with tempfile.TemporaryDirectory() as folder:
         for reg_strength in (0.0, 1e-3):
-            trainer = train(reg_strength, folder)
+            trainer = train(reg_strength, folder, epochs)
             logits, labels = trainer.predict(test)[:2]
             logits, labels = torch.as_tensor(logits), torch.as_tensor(labels)
             accuracy = fsmap.metrics.accuracy(logits, labels)

@@ -58,7 +58,7 @@ def blobs(n: int, seed: int) -> TensorDataset:
     return TensorDataset(center + 0.7 * torch.randn(n, 2, generator=generator), y)
 
 
-def main() -> dict[str, float]:
+def main(epochs: int = 30) -> dict[str, float]:
     """Train without and with the term and compare."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", ".*(LeafSpec|does not have many workers).*")  # its own
@@ -71,7 +71,7 @@ def main() -> dict[str, float]:
             accelerator="cpu",
             precision="bf16-mixed",
             accumulate_grad_batches=2,
-            max_epochs=30,
+            max_epochs=epochs,
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,

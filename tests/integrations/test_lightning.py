@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
+import socket
 import subprocess
 import sys
 import warnings
@@ -29,6 +30,7 @@ pytestmark = [
 
 LAM = 0.05
 WORKER = """
+import gc
 import os
 import torch
 from torch.utils.data import DataLoader
@@ -38,10 +40,13 @@ torch.set_default_dtype(torch.float64)
 module = here.Classifier()
 options = {"accumulate_grad_batches": 2, "max_epochs": 1, "use_distributed_sampler": False}
 fit = here.trainer(devices=2, strategy="ddp", **options)
-fit.fit(module, DataLoader(here.data(), 3, sampler=range(int(os.environ["RANK"]), 24, 2)))
+fit.fit(module, DataLoader(here.data(), 3, sampler=range(int(os.environ["LOCAL_RANK"]), 24, 2)))
 if fit.is_global_zero:
     torch.save([module.lm.step, *module.lm.module.parameters()], "learned.pt")
-fit.strategy.barrier()
+del fit, module
+gc.collect()
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
 """
 
 
@@ -222,14 +227,25 @@ def joined_loop(ranks: int = 2, accumulate: int = 2, size: int = 3) -> tuple[nn.
     return model, lm.step
 
 
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.mark.slow
 def test_two_processes_equal_one_on_the_joined_batch(tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    options = {"capture_output": True, "text": True, "timeout": 110, "cwd": tmp_path}
-    done = subprocess.run([*command, "worker.py"], env=environment, **options)
-    assert done.returncode == 0, done.stderr[-2000:]
+    shared = {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "MASTER_PORT": str(free_port())}
+    started = []
+    for rank in range(2):  # as a cluster's scheduler would start them
+        environment = {**os.environ, **shared, "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": str(rank)}
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        command = [sys.executable, "worker.py"]
+        started.append(subprocess.Popen(command, env=environment, cwd=tmp_path, **pipes))
+    errors = [process.communicate(timeout=110)[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0], errors[0][-2000:]
     step, *learned = torch.load(tmp_path / "learned.pt")
     model, steps = joined_loop()
     assert step == steps == 2
@@ -240,6 +256,6 @@ def test_two_processes_equal_one_on_the_joined_batch(tmp_path):
 def test_example(capsys):
     path = Path(__file__).parents[2] / "examples" / "lightning_module.py"
     with warnings.catch_warnings():
-        found = runpy.run_path(str(path))["main"]()
+        found = runpy.run_path(str(path))["main"](epochs=5)
     assert "0.0001" in capsys.readouterr().out
     assert 0 < found["share"] < 1

@@ -34,12 +34,13 @@ def gradient(run: ImageRun, precision: str, step: int, **changes: Any) -> tuple[
     run.feeder.prepare(step, REGULARIZED)
     feed = run.feeder.feed(REGULARIZED)
     one = torch.ones((), device=run.device, dtype=dtype)
+    small = one * (2.0**-14 if precision == "fp16" else 1.0)  # R alone is large: against overflow
     feed = feed._replace(
         x=feed.x.to(dtype),
         points=feed.points.to(dtype),
         psi={n: p.to(dtype) for n, p in feed.psi.items()},
         reg_strength=one,
-        scale=one,
+        scale=small,
     )
     params = {n: p.detach().to(dtype) for n, p in run._step.params.items()}
     buffers = {

@@ -184,8 +184,8 @@ def main() -> None:
     default = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", default=default)
     parser.add_argument("--cells", nargs="*", choices=list(CELLS), default=list(CELLS))
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, default=RESULTS / "images.jsonl")

@@ -36,6 +36,8 @@ class Psi:
             self.next_step = -1
             self.source = torch.Generator(first.device)
             self.stream = torch.cuda.Stream(first.device)
+            self.stream.wait_stream(torch.cuda.current_stream(first.device))
+            self.taken = torch.cuda.Event()  # when the last draw was copied away
 
     def draw(self, step: int) -> None:
         """Draw ψ of a step.
@@ -44,7 +46,7 @@ class Psi:
             step: Its number.
         """
         if self.cuda:
-            self._draw_ahead(step)
+            self._take(step)
         elif SIGNS in self.now:
             own = generator(self.seed, step, SIGNS, self.rank)
             self.now[SIGNS].copy_(rademacher(1, len(self.now[SIGNS]), own, self.now[SIGNS])[0])
@@ -52,15 +54,25 @@ class Psi:
             drawn = Stream(self.seed, step).psi(self.now)
             torch._foreach_copy_(list(self.now.values()), [p[0] for p in drawn.values()])
 
-    def _draw_ahead(self, step: int) -> None:
-        """Take what was drawn on the other stream, and let it draw for the next time."""
+    def ahead(self, step: int) -> None:
+        """Start drawing for the step after this one; call it when this one is under way.
+
+        Args:
+            step: The number of this one.
+        """
+        if self.cuda:
+            self.stream.wait_event(self.taken)
+            self._fill(step + self.every)
+
+    def _take(self, step: int) -> None:
+        """Take what was drawn on the other stream."""
         main = torch.cuda.current_stream(self.source.device)
-        if self.next_step != step:
+        if self.next_step != step:  # the first step, or the first after a resume
+            self.stream.wait_event(self.taken)
             self._fill(step)
         main.wait_stream(self.stream)
         torch._foreach_copy_(list(self.now.values()), list(self.next.values()))
-        self.stream.wait_stream(main)
-        self._fill(step + self.every)
+        self.taken.record(main)
 
     def _fill(self, step: int) -> None:
         """The numbers of ``Stream.psi``, without making tensors and generators."""

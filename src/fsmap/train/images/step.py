@@ -91,6 +91,8 @@ class Step:
             else:
                 options["lr"] = lr
         self.advance(kind)
+        if kind == REGULARIZED:
+            self.feeder.psi.ahead(step)
 
     def advance(self, kind: str) -> None:
         """Everything after the draws are in place; what a graph captures."""

@@ -12,8 +12,8 @@ PAGE  := $(abspath $(REPORT))/index.html
 # Open the page where somebody can see it; never fail because nobody can.
 OPEN  := if [ -n "$$DISPLAY$$WAYLAND_DISPLAY" ] || [ "$$(uname)" = Darwin ]; then $(PY) -m webbrowser -t "file://$(PAGE)" || true; fi
 
-# Warnings are errors, but for the one that torch itself gives at the first use of forward mode (as in pyproject.toml).
-WARNINGS := -W error -W 'ignore:`torch.jit.script` is deprecated:DeprecationWarning'
+# Warnings are errors, but for those that torch itself gives at the first use of forward mode (as in pyproject.toml) and of the compiler.
+WARNINGS := -W error -W 'ignore:`torch.jit.script:DeprecationWarning'
 
 .DEFAULT_GOAL := help
 .PHONY: help setup paper test quick check lint types format doctest examples bench coverage clean

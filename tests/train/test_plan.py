@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fsmap.errors import InputError
 from fsmap.train.plan import plan
 
 
@@ -29,3 +30,19 @@ def test_what_is_given_stays():
     assert found == ((7,), 3, 5, 2, 0.1, None)
     assert plan(10, batch_size=64).batch_size == 10
     assert plan(1_000, "fs-map").num_points < plan(1_000, "l-map").num_points
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, got 0. None leaves it to the rows."),
+        ({"batch_size": -1}, "batch_size must be at least 1, got -1"),
+        ({"num_points": 0}, "num_points must be at least 1, got 0"),
+        ({"patience": 0}, "patience must be at least 1, got 0"),
+        ({"lr": 0.0}, "the learning rate must be positive and finite, got 0"),
+        ({"hidden": (8, 0)}, r"hidden layers have at least 1 unit each, got \(8, 0\)"),
+    ],
+)
+def test_numbers_that_are_not_positive(options, message):
+    with pytest.raises(InputError, match=message):
+        plan(100, **options)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable
 from typing import Any, Literal, Union, get_args, get_origin
 
 from fsmap.errors import InputError
+from fsmap.experiments.ranges import check_range
 
 TRUE, FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
@@ -41,6 +43,7 @@ def override(config: Any, assignments: Iterable[str]) -> Any:
         InputError: If a text is no assignment, or the key or the value is not allowed.
     """
     known = fields(config)
+    declared = {field.name: field for field in dataclasses.fields(config)}
     changes = {}
     for text in assignments:
         key, equals, value = (part.strip() for part in text.partition("="))
@@ -54,6 +57,7 @@ def override(config: Any, assignments: Iterable[str]) -> Any:
             raise InputError(message)
         try:
             changes[key] = parse(value, known[key])
+            check_range(declared[key], changes[key])
         except (ValueError, TypeError) as error:
             message = f"--set {text}: {key} is {spell(known[key])}, got {value!r}. {error}"
             raise InputError(message) from error
@@ -94,8 +98,10 @@ def parse(text: str, kind: Any) -> Any:
         return _boolean(text)
     if kind is int:
         return _integer(text)
-    if kind in (float, str):
-        return kind(text)
+    if kind is float:
+        return _number(text)
+    if kind is str:
+        return text
     message = f"A field of type {spell(kind)} cannot be set on the command line."
     raise TypeError(message)
 
@@ -115,11 +121,19 @@ def _boolean(text: str) -> bool:
     raise ValueError(message)
 
 
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        message = "Write a number."
+        raise ValueError(message) from None
+
+
 def _integer(text: str) -> int:
     try:
-        return int(text)
-    except ValueError:
         number = float(text)  # 1e4 is a fine way to write ten thousand
+    except ValueError:
+        number = math.nan
     if not number.is_integer():
         message = "Write a whole number."
         raise ValueError(message)

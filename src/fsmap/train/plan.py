@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fsmap.errors import InputError
+
 
 class Plan(NamedTuple):
     """How a network for a table is built and trained."""
@@ -47,12 +49,31 @@ def plan(
     Returns:
         The plan.
 
+    Raises:
+        InputError: If a number is not positive.
+
     Examples:
         >>> plan(400).hidden, plan(400).batch_size, plan(400).steps
         ((64, 64), 64, 693)
         >>> plan(40_000).hidden, plan(40_000).batch_size, plan(40_000).steps
         ((128, 128), 512, 4373)
     """
+    given = {
+        "steps": steps,
+        "batch_size": batch_size,
+        "num_points": num_points,
+        "patience": patience,
+    }
+    for name, count in given.items():
+        if count is not None and count < 1:
+            message = f"{name} must be at least 1, got {count}. None leaves it to the rows."
+            raise InputError(message)
+    if lr is not None and not 0 < lr < math.inf:
+        message = f"the learning rate must be positive and finite, got {lr:g}"
+        raise InputError(message)
+    if hidden is not None and min(hidden, default=1) < 1:
+        message = f"hidden layers have at least 1 unit each, got {tuple(hidden)}"
+        raise InputError(message)
     width = 64 if num_data < 2_000 else 128
     usual = 2 ** round(math.log2(max(num_data, 8) / 8))
     return Plan(

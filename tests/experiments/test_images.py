@@ -11,6 +11,7 @@ import torch
 
 from fsmap.experiments import image_protocol as protocol
 from fsmap.experiments.experiment import Context
+from fsmap.experiments.image_config import SMALL
 from fsmap.experiments.image_landscape import LossLandscape
 from fsmap.experiments.image_recipe import ImageRecipe, kinds
 from fsmap.experiments.image_shift import NEW, Shift
@@ -87,7 +88,7 @@ def test_units_are_single_runs():
 @pytest.mark.parametrize("kind", ALL)
 def test_quick_runs_are_of_one_size(kind):
     """So that experiments can share models."""
-    for name, value in protocol.SMALL.items():
+    for name, value in SMALL.items():
         if name != "reg_strength":
             assert getattr(kind.quick, name) == value
     assert kind.group == "images"

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fsmap.assess.landscape import flatness, landscape
-from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.experiments.experiment import Context, Measured
+from fsmap.experiments.image_config import ImageConfig, ImageExperiment, quick
 from fsmap.experiments.image_measure import rows_of
 from fsmap.experiments.image_pictures import NAMES
-from fsmap.experiments.image_protocol import SELECTING, ImageConfig, Run, quick, trained
+from fsmap.experiments.image_protocol import Run, trained
 from fsmap.experiments.laplacian_trace import METHODS, kind_of
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
@@ -41,21 +42,18 @@ class Config(ImageConfig):
     chunk: int = 20
 
 
-class LossLandscape(Experiment):
+class LossLandscape(ImageExperiment):
     """Mean training loss over 20 directions, both methods."""
 
     id = "landscape"
     label = "Fig. 6 left"
     title = "Loss landscape"
     see = "Around the minimum that L-MAP finds the training loss rises more slowly."
-    device = "gpu"
     cost = "two runs of a set, or none where image-table has trained them; then a minute"
     protocol = (
         "as image-table with p_X = D'; cross-entropy of training images, evaluation mode; "
         "directions normalized filter by filter, biases and BatchNorm left alone"
     )
-    group = "images"
-    selecting = SELECTING
     config = Config()
     quick = quick(Config, directions=3, steps=11, reach=2.5, images=48, chunk=3)
 
@@ -68,7 +66,7 @@ class LossLandscape(Experiment):
             for method in METHODS
         ]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then walk."""
         wanted = Run(unit["dataset"], kind_of(unit["method"]), unit["seed"])
         run = trained(config, wanted, context)

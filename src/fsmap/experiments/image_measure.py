@@ -12,7 +12,8 @@ from fsmap import metrics
 from fsmap.assess.calibration import Predictions, measure
 from fsmap.assess.laplacian import laplacian
 from fsmap.experiments.experiment import Context, Measured
-from fsmap.experiments.image_protocol import OTHER, Kind, other_images
+from fsmap.experiments.image_config import OTHER
+from fsmap.experiments.image_protocol import Kind, other_images
 from fsmap.train.images import ImageRun
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")

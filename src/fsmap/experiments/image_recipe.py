@@ -10,9 +10,10 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.experiments.experiment import Context, Measured
+from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperiment, quick
 from fsmap.experiments.image_measure import measured
-from fsmap.experiments.image_protocol import SELECTING, ImageConfig, Kind, Run, quick, trained
+from fsmap.experiments.image_protocol import Kind, Run, trained
 from fsmap.experiments.recipe_verdict import draw, recipe_claims, recipe_table
 from fsmap.report.records import Claim, Row
 
@@ -92,7 +93,7 @@ def variants(config: Config) -> list[Kind]:
     ]
 
 
-class ImageRecipe(Experiment):
+class ImageRecipe(ImageExperiment):
     """Accuracy, NLL, ECE and NLL after scaling of everything tried, and the Pareto front."""
 
     id = "image-recipe"
@@ -102,13 +103,11 @@ class ImageRecipe(Experiment):
         "Over-confidence turns into under-confidence as λ grows, at a λ that differs by orders of "
         "magnitude between modes; steering finds it from any first value."
     )
-    device = "gpu"
     cost = "33 short runs of a set, about 25 min each set on an H200"
     protocol = (
         "as image-table with p_X = D', 12 (FashionMNIST) and 14 (CIFAR-10) epochs; held-out images "
         "steer λ and give the temperature, test images judge"
     )
-    group = "images"
     selecting = (*SELECTING, "parts", "modes", "strengths", "steered_modes", "starts")
     config = Config()
     quick = quick(
@@ -130,7 +129,7 @@ class ImageRecipe(Experiment):
             for part, kind in kinds(config)
         ]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
         kind = next(kind for _, kind in kinds(config) if kind.name == unit["row"])
         run = trained(config, Run(unit["dataset"], kind, unit["seed"]), context)

@@ -10,10 +10,11 @@ from fsmap.assess.calibration import Predictions, measure
 from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fsmap.data.images.read import read_images
 from fsmap.errors import InputError, MissingDataError
-from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.experiments.experiment import Context, Measured
+from fsmap.experiments.image_config import SELECTING, ImageExperiment, quick
 from fsmap.experiments.image_measure import held_out_temperature, rows_of, shown
 from fsmap.experiments.image_pictures import NAMES, UNITS, WORDS, look_of
-from fsmap.experiments.image_protocol import SELECTING, Run, quick, trained
+from fsmap.experiments.image_protocol import Run, trained
 from fsmap.experiments.image_table import PERCENT_OF_AREA, kind_of
 from fsmap.experiments.image_table import Config as TableConfig
 from fsmap.experiments.image_verdict import lines, long_enough, mean_of, ran
@@ -63,7 +64,7 @@ class Config(TableConfig):
     severities: tuple[int, ...] = SEVERITIES
 
 
-class Shift(Experiment):
+class Shift(ImageExperiment):
     """The four metrics away from the training distribution, before and after scaling."""
 
     id = "shift"
@@ -73,13 +74,11 @@ class Shift(Experiment):
         "All methods lose accuracy as corruptions grow and become over-confident; a temperature "
         "fitted on clean images does not undo that."
     )
-    device = "gpu"
     cost = "no training where image-table has trained the models; then a minute a model"
     protocol = (
         "models of image-table; temperature from clean held-out images; CIFAR-10.1 v6 where its "
         "files are; ten corruptions of the test images in five severities, computed here"
     )
-    group = "images"
     selecting = (*SELECTING, "rows")
     config = Config()
     quick = quick(
@@ -98,7 +97,7 @@ class Shift(Experiment):
             for row in config.rows
         ]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train (or take the model from ``image-table``), then measure shifted images."""
         wanted = Run(unit["dataset"], kind_of(config, unit["row"]), unit["seed"])
         run = trained(config, wanted, context)

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.experiments.experiment import Context, Measured
+from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperiment, quick
 from fsmap.experiments.image_measure import measured
 from fsmap.experiments.image_pictures import draw_lines
-from fsmap.experiments.image_protocol import SELECTING, ImageConfig, Kind, Run, quick, trained
+from fsmap.experiments.image_protocol import Kind, Run, trained
 from fsmap.experiments.image_table import PERCENT_OF_AREA
 from fsmap.experiments.image_verdict import FULL_EPOCHS, full_length, lines, mean_of, ran
 from fsmap.report.records import Claim, Row
@@ -62,17 +63,15 @@ class Config(ImageConfig):
     sizes: tuple[int, ...] = SIZES
 
 
-class ImageSize(Experiment):
+class ImageSize(ImageExperiment):
     """Accuracy and calibration of L-MAP with D' over S."""
 
     id = "image-S"
     label = "Table 4, Fig. 7 left"
     title = "Number of evaluation points"
     see = "Accuracy does not depend on S; on CIFAR-10 the calibration error falls as S grows."
-    device = "gpu"
     cost = "8 runs of a set and seed; about 40 min FashionMNIST, 4 h CIFAR-10 on an H200"
     protocol = "as image-table with p_X = D'; S evaluation points beside 128 training points"
-    group = "images"
     selecting = (*SELECTING, "sizes")
     config = Config()
     quick = quick(Config, datasets=("fmnist",), sizes=(4, 8))
@@ -86,7 +85,7 @@ class ImageSize(Experiment):
             for size in config.sizes
         ]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
         wanted = Run(unit["dataset"], kind_of(unit["S"]), unit["seed"])
         return measured(trained(config, wanted, context), wanted.kind, context)

@@ -7,10 +7,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.experiments.experiment import Context, Measured
+from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperiment, quick
 from fsmap.experiments.image_measure import measured
 from fsmap.experiments.image_pictures import draw_table
-from fsmap.experiments.image_protocol import SELECTING, ImageConfig, Kind, Run, quick, trained
+from fsmap.experiments.image_protocol import Kind, Run, trained
 from fsmap.experiments.image_verdict import lines, table_claims
 from fsmap.report.records import Claim, Row
 
@@ -103,7 +104,7 @@ def recipe(config: Config) -> Kind:
     return Kind("recipe", px="other", steer=not config.recipe_strength, changes=changes)
 
 
-class ImageTable(Experiment):
+class ImageTable(ImageExperiment):
     """Accuracy, selective prediction, NLL and ECE, before and after temperature scaling."""
 
     id = "image-table"
@@ -114,14 +115,12 @@ class ImageTable(Experiment):
         "network is calibrated without temperature scaling. Metrics marked scaled are after it, "
         "for every method."
     )
-    device = "gpu"
     cost = "about 60 min FashionMNIST, 3 h CIFAR-10 on an H200"
     protocol = (
         "ResNet-18, SGD, cosine, gradient clipped to norm 1, batch 128; FashionMNIST 50 epochs, "
         "10,000 held out; CIFAR-10 200 epochs, 5,000 held out; temperature from held-out images; "
         "selective prediction as a normalized area (the paper's divided by 99.9); percent"
     )
-    group = "images"
     selecting = (*SELECTING, "rows")
     config = Config()
     quick = quick(Config, rows=("ps-map", "other", "recipe"))
@@ -136,7 +135,7 @@ class ImageTable(Experiment):
             if dataset == "fmnist" or row not in BASELINES
         ]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
         ahead = itertools.dropwhile(lambda other: other != unit, self.units(config))
         wanted, *rest = [Run(u["dataset"], kind_of(config, u["row"]), u["seed"]) for u in ahead]

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.experiments.experiment import Context, Measured
+from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperiment, quick
 from fsmap.experiments.image_measure import measured
 from fsmap.experiments.image_pictures import draw_lines
-from fsmap.experiments.image_protocol import SELECTING, ImageConfig, Kind, Run, quick, trained
+from fsmap.experiments.image_protocol import Kind, Run, trained
 from fsmap.experiments.image_verdict import full_length, lines, mean_of, ran
 from fsmap.experiments.laplacian_trace import fall_claims
 from fsmap.report.records import Claim, Row
@@ -32,20 +33,18 @@ class Config(ImageConfig):
     levels: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8)
 
 
-class LabelNoise(Experiment):
+class LabelNoise(ImageExperiment):
     """Test accuracy and calibration of both methods over the level of noise."""
 
     id = "label-noise"
     label = "Fig. 7 right"
     title = "Label noise"
     see = "L-MAP is slightly more accurate than PS-MAP at every level of noise."
-    device = "gpu"
     cost = "10 runs of a seed, about 5 h on an H200"
     protocol = (
         "as image-table; round(fraction · N) training labels replaced by uniformly random ones; "
         "held-out and test labels are clean"
     )
-    group = "images"
     selecting = (*SELECTING, "levels")
     config = Config()
     quick = quick(Config, datasets=("cifar10",), levels=(0.0, 0.4))
@@ -60,7 +59,7 @@ class LabelNoise(Experiment):
             for method in METHODS
         ]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
         wanted = Run(unit["dataset"], kind_of(unit["method"], unit["level"]), unit["seed"])
         return measured(trained(config, wanted, context), wanted.kind, context)

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.experiments.experiment import Context, Measured
+from fsmap.experiments.image_config import ImageConfig, ImageExperiment, quick
 from fsmap.experiments.image_measure import measured
 from fsmap.experiments.image_pictures import NAMES
-from fsmap.experiments.image_protocol import SELECTING, ImageConfig, Kind, Run, quick, trained
+from fsmap.experiments.image_protocol import Kind, Run, trained
 from fsmap.experiments.image_verdict import lines, long_enough, ran
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
@@ -35,21 +36,18 @@ class Config(ImageConfig):
     seeds: int = 1
 
 
-class LaplacianTrace(Experiment):
+class LaplacianTrace(ImageExperiment):
     """R of the deployed network at fixed images of D', after every epoch."""
 
     id = "laplacian-trace"
     label = "Fig. 6 right"
     title = "Laplacian during training"
     see = "R falls as the learning rate does, and ends several times lower with L-MAP."
-    device = "gpu"
     cost = "two runs of a set; none where image-table has trained them"
     protocol = (
         "as image-table with p_X = D'; R(θ) in evaluation mode at 256 images of D', one draw of ψ "
         "(the same after every epoch)"
     )
-    group = "images"
-    selecting = SELECTING
     config = Config()
     quick = quick(Config)
 
@@ -62,7 +60,7 @@ class LaplacianTrace(Experiment):
             for method in METHODS
         ]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
         wanted = Run(unit["dataset"], kind_of(unit["method"]), unit["seed"])
         return measured(trained(config, wanted, context), wanted.kind, context)

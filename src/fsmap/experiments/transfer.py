@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.experiments.experiment import Context, Measured
+from fsmap.experiments.image_config import SELECTING, ImageExperiment, quick
 from fsmap.experiments.image_measure import measured
 from fsmap.experiments.image_pictures import draw_table
-from fsmap.experiments.image_protocol import SELECTING, Kind, Run, quick, trained
+from fsmap.experiments.image_protocol import Kind, Run, trained
 from fsmap.experiments.image_table import PERCENT_OF_AREA
 from fsmap.experiments.image_verdict import lines, mean_of
 from fsmap.experiments.transfer_heads import FEATURES, FINETUNE, Config, heads
@@ -43,20 +44,18 @@ PAPER = {
 """Table 3: (mean, standard error); percent, and nats."""
 
 
-class Transfer(Experiment):
+class Transfer(ImageExperiment):
     """The four metrics after transfer, before and after temperature scaling."""
 
     id = "transfer"
     label = "Table 3"
     title = "Transfer from ImageNet"
     see = "L-MAP's NLL and ECE are slightly below PS-MAP's at about the same accuracy."
-    device = "gpu"
     cost = "features: 3 min; finetune: about 5 min a run on an H200"
     protocol = (
         "CIFAR-10 enlarged to 224²; finetune: SGD, lr 1e-3, batch 64, D' = CIFAR-100, 3 epochs; "
         "features: Adam on features of the frozen backbone, λ chosen on held-out images"
     )
-    group = "images"
     selecting = (*SELECTING, "forms")
     config = Config()
     quick = quick(
@@ -74,7 +73,7 @@ class Transfer(Experiment):
             ]
         return units
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train heads, or all of the network."""
         if unit["form"] == FEATURES:
             yield from heads(config, context)

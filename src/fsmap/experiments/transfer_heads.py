@@ -14,8 +14,9 @@ import fsmap
 from fsmap import metrics
 from fsmap.assess.calibration import Predictions, measure
 from fsmap.experiments.experiment import Context, Measured
+from fsmap.experiments.image_config import ImageConfig
 from fsmap.experiments.image_measure import GENERATED
-from fsmap.experiments.image_protocol import ImageConfig, generated, other_images, task_of
+from fsmap.experiments.image_protocol import generated, other_images, task_of
 from fsmap.experiments.transfer_model import (
     Enlarged,
     headless,

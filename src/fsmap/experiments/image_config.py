@@ -1,0 +1,124 @@
+"""The sizes that all image experiments share, and what they have in common as experiments."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+from fsmap.experiments.experiment import Context, Experiment, Measured
+from fsmap.train.descent import one_thread
+
+OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
+"""D', the paper's evaluation set of each training set."""
+
+SELECTING = ("datasets", "seeds", "together", "compile", "graph")
+"""Fields that choose runs, or how they are computed, and change none."""
+
+NARROW = 16
+"""Networks up to this width are too small for two threads."""
+
+SMALL: dict[str, Any] = {
+    **{"width": 4, "limit": 96, "batch": 16, "points": 8, "lr": 0.05, "reg_strength": 1e-4},
+    **{"fmnist_epochs": 2, "cifar10_epochs": 2, "seeds": 1, "estimator": "jvp", "trace_points": 32},
+}
+"""Quick sizes; all experiments have the same, so that they can share models."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageConfig:
+    """What all image experiments have in common; the defaults are the paper's.
+
+    Attributes:
+        datasets: ``fmnist``, ``cifar10``.
+        seeds: Runs of each kind.
+        fmnist_epochs: Length of a FashionMNIST run.
+        cifar10_epochs: Length of a CIFAR-10 run.
+        batch: B.
+        points: S.
+        width: Channels of the first stage of ResNet-18.
+        lr: Of SGD with momentum 0.9, cosine to zero.
+        weight_decay: Of SGD.
+        estimator: Of R: ``fd`` is the authors', ``jvp`` has no step size.
+        batchnorm: ``joint`` (the authors'), ``frozen``, ``batch``.
+        every: R on every k-th step.
+        reg_strength: λ of L-MAP where it is not steered.
+        precision: On CUDA; on the CPU it is ``fp32``.
+        compile: On CUDA.
+        graph: On CUDA.
+        together: Runs that are trained at the same time on one GPU.
+        trace_points: Images of D' at which R is measured after every epoch.
+        limit: Use only so many training and test images; None: all.
+        generated: Generated images even where the data are there.
+    """
+
+    datasets: tuple[str, ...] = ("fmnist", "cifar10")
+    seeds: int = 3
+    fmnist_epochs: int = 50
+    cifar10_epochs: int = 200
+    batch: int = 128
+    points: int = 128
+    width: int = 64
+    lr: float = 0.1
+    weight_decay: float = 5e-4
+    estimator: str = "fd"
+    batchnorm: str = "joint"
+    every: int = 1
+    reg_strength: float = 1e-6
+    precision: str = "bf16"
+    compile: bool = True
+    graph: bool = True
+    together: int = 1
+    trace_points: int = 256
+    limit: int | None = None
+    generated: bool = False
+
+
+def quick(kind: type[Any], **changes: Any) -> Any:
+    """The quick size of a config.
+
+    Args:
+        kind: A subclass of :class:`ImageConfig`.
+        **changes: What differs from :data:`SMALL`.
+
+    Returns:
+        The config.
+    """
+    return kind(**{**SMALL, **changes})
+
+
+class ImageExperiment(Experiment):
+    """An experiment whose units are training runs; subclasses say ``measure``."""
+
+    device = "gpu"
+    group = "images"
+    selecting: ClassVar[tuple[str, ...]] = SELECTING
+
+    def run(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+        """Measure a unit; a narrow network on a CPU computes on one thread, a second would spin.
+
+        Args:
+            config: Sizes.
+            unit: One of ``units(config)``.
+            context: Device, progress, folder.
+
+        Yields:
+            What was measured.
+        """
+        narrow = context.device.type == "cpu" and config.width <= NARROW
+        with one_thread() if narrow else nullcontext():
+            yield from self.measure(config, unit, context)
+
+    def measure(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+        """Train and measure one unit.
+
+        Args:
+            config: Sizes.
+            unit: One of ``units(config)``.
+            context: Device, progress, folder.
+
+        Returns:
+            What was measured.
+        """
+        raise NotImplementedError

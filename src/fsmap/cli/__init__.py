@@ -14,7 +14,18 @@ from typing import NoReturn
 from fsmap import __version__
 from fsmap.errors import FsmapError
 
-ORDER = ("list", "run", "report", "fit", "predict", "train", "assess", "landscape", "doctor")
+ORDER = (
+    "list",
+    "run",
+    "sweep",
+    "report",
+    "fit",
+    "predict",
+    "train",
+    "assess",
+    "landscape",
+    "doctor",
+)
 """Commands in the order of the help; others follow."""
 
 EPILOG = """\

@@ -22,6 +22,12 @@ class Task(NamedTuple):
     options: Options
     folder: Path
 
+    def anywhere(self) -> Task:
+        """The same for a process that works in another folder."""
+        data = self.options.data_dir
+        options = self.options._replace(data_dir=None if data is None else data.absolute())
+        return self._replace(options=options, folder=self.folder.absolute())
+
     def __str__(self) -> str:
         unit = (f"{key}={value}" for key, value in self.unit.items())
         return " ".join([self.experiment.id, *self.options.assignments, *unit])

@@ -110,7 +110,7 @@ def _pooled(plans: Sequence[Plan], say: Say, pool: Pool) -> Iterator[Outcome]:
 
 
 def _collect(runs: Sequence[_Run], pool: Pool) -> Iterator[Outcome]:
-    owners = [(run, task) for run in runs for task in run.job.tasks]
+    owners = [(run, task.anywhere()) for run in runs for task in run.job.tasks]
     if not owners:
         return
     tasks = [task for _, task in owners]

@@ -287,6 +287,9 @@ def test_detached_another_optimizer_or_a_trainer_may_count() -> None:
         streams.append(lm.regularizer.stream()[1:])
         lm(batch()[0])
     assert streams == [(3, 0, 0), (3, 0, 1), (4, 0, 0)]  # step, rank, micro-batch
+    assert (
+        len({Stream(0, *stream).noise() for stream in streams}) == 3
+    )  # dropout masks of their own
     assert penalty.step == 4
 
 

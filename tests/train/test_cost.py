@@ -55,6 +55,21 @@ def test_more_points_cost_more_time_and_memory() -> None:
     assert large.seconds(every=8) < large.seconds(every=2) < large.seconds(every=1) == large.active
 
 
+@pytest.mark.usefixtures("seeded")
+def test_sampled_outputs_save_the_memory_of_the_others() -> None:
+    module = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2_000))
+    peaks = []
+    for outputs in (None, 20):
+        px = fsmap.px.Normal(shape=(2,))
+        penalty = fsmap.LaplacianPenalty(module, px, num_points=200, outputs=outputs)
+        penalty()  # the first call looks at the whole output once
+        with _Alive() as alive:
+            penalty().backward()
+        peaks.append(alive.peak)
+    assert peaks[0] > 3 * 8 * 200 * 2_000  # value, tangent and their gradients
+    assert peaks[1] < 0.1 * peaks[0]
+
+
 def test_the_table() -> None:
     cost = StepCost(2e-3, 2e-3, 8e-3, 10_000_000, 30_000_000, 4, "jvp, num_points=64")
     assert cost.seconds() == pytest.approx(3.5e-3)

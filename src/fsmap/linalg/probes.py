@@ -34,8 +34,8 @@ class Stream(NamedTuple):
         )
 
     def noise(self) -> int:
-        """Seed of the random layers (dropout) of the evaluation pass."""
-        return integer(self.seed, self.step, "noise", self.rank)
+        """Seed of the random layers (dropout) of the evaluation pass: another one each time."""
+        return integer(self.seed, self.step, "noise", self.rank, *[self.micro] * (self.micro > 0))
 
     def psi(self, params: Params, num: int = 1) -> Params:
         """ψ ~ N(0, I), ``{name: [num, ...]}``: the same on every rank."""

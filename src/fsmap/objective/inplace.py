@@ -155,15 +155,22 @@ class InPlacePenalty:
     def _pass(self, x: Inputs, stream: Stream) -> Tensor:
         """An ordinary pass in full precision, with this step's noise in random layers."""
         device = next(self.module.parameters()).device
-        devices = [device] if device.type == "cuda" else []
-        with torch.autocast(device.type, enabled=False), torch.random.fork_rng(devices):
-            torch.manual_seed(stream.noise())
+        with torch.autocast(device.type, enabled=False), self._noise(stream, device):
             if self._looked:
                 return self.f.plain(x)
             with _precise(self.module, self.beta):
                 out = self.f.plain(x)
             self._looked = True
             return out
+
+    @contextmanager
+    def _noise(self, stream: Stream, device: torch.device) -> Iterator[None]:
+        if self.f.pointwise:
+            yield
+            return
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(stream.noise())
+            yield
 
     @contextmanager
     def _moved(self, params: Params, stream: Stream, probe: int) -> Iterator[None]:

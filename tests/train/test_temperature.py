@@ -215,10 +215,10 @@ def test_gaussian_regression(seeded: None):
 
 def test_a_signal_of_ones_own():
     control = fsmap.TemperatureControl(
-        None, None, start=1e-3, warmup=0, signal=lambda out, y: -0.5, interval=0.1, trend=0.0
+        None, None, start=1e-3, warmup=0, signal=lambda out, y: -0.3, interval=0.1, trend=0.0
     )
     control.observe(torch.eye(4), torch.arange(4))
-    assert control.strength == pytest.approx(1e-3 * math.exp(-0.2))
+    assert control.strength == pytest.approx(1e-3 * math.exp(-0.18))
 
 
 def test_a_resumed_control_goes_on_as_if_nothing_had_happened(seeded: None, tmp_path: Path):

@@ -64,7 +64,7 @@ class Config(ImageConfig):
     recipe_estimator: str = "jvp"
     recipe_batchnorm: str = "joint"
     recipe_points: int = 128
-    recipe_every: int = 1
+    recipe_every: int = 4
     recipe_strength: float = 0.0
     smoothing: float = 0.05
     sam_radius: float = 0.05

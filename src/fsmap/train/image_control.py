@@ -39,7 +39,7 @@ class SteerStrength:
     """
 
     def __init__(
-        self, start: float | None = None, *, updates: int = 2, warmup: int = 1, **options: Any
+        self, start: float | None = None, *, updates: int = 4, warmup: int = 1, **options: Any
     ) -> None:
         if updates < 1 or warmup < 1:
             message = f"need updates >= 1 and warmup >= 1 epochs, got {updates=}, {warmup=}"

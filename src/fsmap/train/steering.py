@@ -8,7 +8,9 @@ $\log\lambda \leftarrow \mathrm{clip}\bigl(\log\lambda + \mathrm{clip}(\gamma h 
 with the signal s (log T: positive while the model is over-confident), the signal s' of the update
 before, h the epochs between two updates, γ the gain, κ the weight of the trend and r the largest
 rate. The boost b = min(1/a, ``boost``) grows as the authority a = lr / largest lr falls: a network
-whose learning rate has come down follows λ more slowly, so λ has to lead by more.
+whose learning rate has come down follows λ more slowly, so λ has to lead by more. Not by much more:
+ResNet-18 on FashionMNIST follows within half an epoch at a tenth of its learning rate, and with a
+boost of 4 and κ = 4 λ swung by a factor of 250 between updates until the end.
 
 The sum *is* log λ, and it is clipped to its range: nothing can accumulate behind a bound
 (no windup), and the first signal of the other sign moves λ back.
@@ -35,7 +37,7 @@ class Steering:
 
     Args:
         start: The first λ.
-        gain: γ, per epoch: at log T = 0.1 and γ = 4, λ grows by a factor of exp(0.4) an epoch.
+        gain: γ, per epoch: at log T = 0.1 and γ = 6, λ grows by a factor of exp(0.6) an epoch.
         trend: κ, the weight of the signal's change; it damps, because a network follows λ with lag.
         rate: r, the largest change of log λ per epoch.
         interval: h, epochs between two updates. An epoch stands for the time in which a network
@@ -51,11 +53,11 @@ class Steering:
         self,
         start: float,
         *,
-        gain: float = 4.0,
-        trend: float = 4.0,
+        gain: float = 6.0,
+        trend: float = 1.0,
         rate: float = math.log(16.0),
         interval: float = 0.25,
-        boost: float = 4.0,
+        boost: float = 2.0,
         bounds: tuple[float, float] | None = None,
     ) -> None:
         low, high = bounds or (start / RANGE, start * RANGE)

@@ -249,9 +249,15 @@ def test_label_noise_and_the_laplacian():
 
 
 def test_flatness():
-    rows = made_up({"ps-map": {"rise": 2.0}, "other": {"rise": 1.0}}, "fmnist")
-    (claim,) = LossLandscape().claims(rows)
-    assert claim.holds
+    rows = made_up(
+        {
+            "ps-map": {"rise": 2.0, "loss_along": [9.0, 1.0, 8.0]},
+            "other": {"rise": 1.0, "loss_along": [5.0, 1.0, 4.0]},
+        },
+        "fmnist",
+    )
+    assert [claim.holds for claim in LossLandscape().claims(rows)] == [True, True]
+    assert [claim.holds for claim in LossLandscape().claims(rows[:2])] == [False]
 
 
 def test_shift():

@@ -14,6 +14,7 @@ from fsmap.experiments.image_config import ImageConfig, ImageExperiment, quick
 from fsmap.experiments.image_measure import rows_of
 from fsmap.experiments.image_pictures import NAMES
 from fsmap.experiments.image_protocol import Run, trained
+from fsmap.experiments.image_verdict import long_enough
 from fsmap.experiments.laplacian_trace import METHODS, kind_of
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
@@ -108,7 +109,16 @@ class LossLandscape(ImageExperiment):
 
 
 def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
-    for (dataset,), some in tables.group(tables.select(rows, metric="rise"), "dataset").items():
+    curves = tables.select(rows, metric="loss_along")
+    rises = [min(r.value[0], r.value[-1]) - r.value[len(r.value) // 2] for r in curves]
+    yield Claim(
+        "far from the trained weights the mean training loss is higher than at them",
+        bool(rises) and min(rises) > 0,
+        f"by at least {min(rises, default=0.0):.3g}, {len(rises)} networks",
+        None,
+    )
+    mine = long_enough(tables.select(rows, metric="rise"))
+    for (dataset,), some in tables.group(mine, "dataset").items():
         ps, lm = (
             tables.mean(row.value for row in tables.select(some, method=method))
             for method in METHODS

@@ -6,6 +6,7 @@ import json
 import os
 import runpy
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,15 @@ def test_a_killed_worker_costs_its_own_trial(cluster, tmp_path):
     assert any(note.startswith("n=2: WorkerCrashedError") for note in notes)
     assert "n=3: ZeroDivisionError: always Trying again, attempt 2 of 2." in notes
     assert not any(note.startswith("n=4") for note in notes)
+
+    def patient(n):
+        (tmp_path / f"patient-{n}").touch()
+        time.sleep(60 * n)
+
+    some = pool.map(patient, range(8))
+    assert next(some).number == 0
+    some.close()  # an interrupt: what is left is cancelled, and the workers are free again
+    assert not (tmp_path / "patient-7").exists()
 
     found = runpy.run_path(str(ROOT / "examples" / "ray_sweep.py"))["main"]()
     assert len(found) == 3

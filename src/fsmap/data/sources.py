@@ -161,7 +161,8 @@ def describe_missing(
         Several sentences.
     """
     lost = [item for item in found if item.path is None]
-    names = ", ".join(item.file.path for item in lost)
+    names = ", ".join(item.file.path for item in lost[:4])
+    names += f" and {len(lost) - 4} more files" if len(lost) > 4 else ""
     places = ", ".join(f"{root.path} ({root.why})" for root in roots(data_dir))
     story = f"data set {entry.name!r}: {names} not found. Looked in {places}."
     bad = [path for item in lost for path in item.damaged]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import torch
 
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.train import checkpoint
-from fsmap.train.images import ImageRun, ImageSettings, load_model, state
+from fsmap.train.images import ImageRun, ImageSettings, load_model, log, state
 from image_cases import TINY, trained
 
 
@@ -168,6 +170,26 @@ def test_hooks_steer_the_strength():
     assert run.hooks[0].seen[:3] == [1e-3, 5e-4, 2.5e-4]
     assert math.isclose(run.reg_strength, 1e-3 / 2**8)
     assert (run.history[0]["mine"], run.history[0]["more"]) == (1.0, 2.0)
+
+
+def test_tensorboard_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    written: list[tuple[str, float, int]] = []
+
+    class Writer:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path)
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, value, step))
+
+        def flush(self) -> None: ...
+
+    board = types.ModuleType("torch.utils.tensorboard")
+    board.SummaryWriter = Writer
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    monkeypatch.setattr(log.importlib.util, "find_spec", lambda name: object())
+    run = trained(folder=tmp_path)
+    assert ("loss", run.history[1]["loss"], 2) in written
 
 
 def test_a_snapshot_brings_the_weights_back():

@@ -47,7 +47,7 @@ def main() -> tuple[float, float]:
     penalty = fsmap.LaplacianPenalty(  # new
         model, lambda n, g: sentences(n, g)[:, :-1], num_points=8, outputs=64
     )
-    for step in range(80):
+    for step in range(50):
         batch = sentences(32, torch.Generator().manual_seed(step))
         logits = model(batch[:, :-1])
         loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())

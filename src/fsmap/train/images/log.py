@@ -59,6 +59,14 @@ def _factor(run: ImageRun) -> float:
     return run.settings.schedule(run.steps_per_epoch).factor(run.step - 1, run.steps)
 
 
+def in_short(row: dict[str, Any]) -> str:
+    """A row in a few words, for the progress bar."""
+    parts = [f"epoch {row['epoch']}", f"loss {row['loss']:.3f}"]
+    if "valid_accuracy" in row:
+        parts.append(f"held-out {100 * row['valid_accuracy']:.1f} %")
+    return ", ".join(parts)
+
+
 class Log:
     """Writes rows; a resumed run drops those that its checkpoint does not know."""
 

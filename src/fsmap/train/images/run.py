@@ -20,7 +20,7 @@ from fsmap.train.images.captured import make_step
 from fsmap.train.images.feed import Feeder
 from fsmap.train.images.hooks import FromFunction, Hook
 from fsmap.train.images.kernels import kernels
-from fsmap.train.images.log import Log, epoch_row
+from fsmap.train.images.log import Log, epoch_row, in_short
 from fsmap.train.images.parallel import Group
 from fsmap.train.images.predict import logits_of
 from fsmap.train.images.settings import ImageSettings
@@ -166,7 +166,7 @@ class ImageRun:
                 whole = self.step % self.steps_per_epoch == 0
                 if whole:
                     self._after_epoch()
-                    bar.update(self.step, _said(self.history[-1]))
+                    bar.update(self.step, in_short(self.history[-1]))
                 elif self.step % LOOK_EVERY == 0:
                     bar.update(self.step)
                 if checkpoint_every is None:
@@ -295,10 +295,3 @@ class ImageRun:
 
 
 WORDS = {"loss": "the cross-entropy", "laplacian": "R", "grad_norm": "the gradient"}
-
-
-def _said(row: Row) -> str:
-    parts = [f"epoch {row['epoch']}", f"loss {row['loss']:.3f}"]
-    if "valid_accuracy" in row:
-        parts.append(f"held-out {100 * row['valid_accuracy']:.1f} %")
-    return ", ".join(parts)

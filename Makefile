@@ -32,12 +32,13 @@ $(READY): pyproject.toml constraints.txt
 	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+# results/ holds full-size runs that are kept with the code: of two runs of an experiment the report shows the full-size one.
 # An experiment that fails does not keep the others' report from being built; it still fails the command.
-paper: $(READY) ## every CPU-scale experiment of the paper at quick size, and the report
+paper: $(READY) ## every CPU-scale experiment of the paper at quick size, and the report (with results/)
 	@$(VENV)/bin/fsmap run all --quick --out $(RUNS) --resume; status=$$?; \
 	if [ $$status -eq 130 ]; then exit 130; fi; \
 	if ls $(RUNS)/*/summary.json > /dev/null 2>&1; then \
-	  $(VENV)/bin/fsmap report $(RUNS) --out $(REPORT) || exit 1; \
+	  $(VENV)/bin/fsmap report $(RUNS) $(wildcard results) --out $(REPORT) || exit 1; \
 	  $(OPEN); \
 	else \
 	  echo "no experiment has results yet, so there is no report"; \

@@ -246,3 +246,33 @@ def fair_rows(ps: list[float], lm: list[float], ridge: list[float]) -> list[Row]
 def test_the_fair_comparison(lm, most, none_worse, ridge):
     found = verdicts(fair_rows([0.2, 0.21, 0.22], lm, [0.25, 0.25, 0.25]))
     assert list(found.values()) == [most, none_worse, ridge]
+
+
+def test_who_has_fewer_splits_is_compared_on_those_and_the_claim_says_so():
+    rows = fair_rows([0.2, 0.21, 0.22], [0.1, 0.1, 0.4], [0.25, 0.25])
+    for row in tables.select(rows, method="ridge"):  # it was run on the first two splits alone
+        row.config["split"] = [0, 1]
+    (claim,) = [c for c in claims(rows) if "Ridge" in c.claim]
+    assert claim.claim.endswith("on most tables, on the splits both were run on (2)")
+    assert claim.holds
+    assert claim.ours == "1 of 1; higher on none; mean difference \u22120.15"
+
+
+def tuned_rows(best: float) -> list[Row]:
+    """L-MAP at three λ, the validation error smallest at ``best``."""
+    rows = []
+    for strength in (1e-3, 1e-2, 1e-1):
+        where = {"dataset": "boston", "protocol": "fair", "stage": "all", "split": [0]}
+        where |= {"weight_decay": 1e-4, "reg_strength": strength}
+        values = [abs(math.log10(strength / best)) + 0.1]
+        rows += [
+            Row("uci-table", m, values, "l-map", None, where) for m in ("valid_rmse", "test_rmse")
+        ]
+    return rows
+
+
+@pytest.mark.parametrize(("best", "edge"), [(1e-3, "λ↓"), (1e-2, None), (1e-1, "λ↑")])
+def test_a_choice_at_the_edge_of_the_grid_is_marked(best, edge):
+    (cell,) = cells(tuned_rows(best))
+    assert cell.config["reg_strength"] == best
+    assert cell.line()["edge"] == edge  # one w was tried: that has no edge

@@ -24,8 +24,29 @@ def test_lines_of_one_run_become_one():
         "runs": 3,
     }
     assert second["accuracy %"] == "95"
+    assert list(second) == list(first)  # the same columns in the same order, blank or not
+    assert second["NLL after T"] == ""
 
 
 def test_another_table_stays():
     table = [{"run": "a", "nll": 1.0}, entry("nll", 2.0)]
     assert pivot(table) == table
+
+
+def test_a_column_per_method_says_what_differs():
+    line = {"dataset": "boston", "protocol": "fair", "stderr": 0.01, "runs": 20}
+    table = [
+        {**line, "method": "L-MAP", "ours": 0.3, "reg_strength": 1e-5, "edge": "λ↓", "paper": 0.35},
+        {**line, "method": "scikit-learn MLP", "ours": 0.4, "alpha": 1.0, "edge": None, "runs": 5},
+        {**line, "method": "once", "ours": 0.5, "runs": 1},
+    ]
+    assert pivot(table, "method") == [
+        {
+            "dataset": "boston",
+            "protocol": "fair",
+            "L-MAP": "0.300 ± 0.010 (0.35) λ↓",
+            "scikit-learn MLP": "0.400 ± 0.010, 5 runs",
+            "once": "0.500 ± 0.010, 1 run",
+            "runs": 20,
+        }
+    ]

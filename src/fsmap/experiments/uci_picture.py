@@ -41,7 +41,7 @@ def draw(rows: Sequence[Row]) -> dict[str, Figure]:
     looks = [_look(method, filled) for method in METHODS for filled in (True, False)]
     handles = [left.plot([], [], **look)[0] for look in looks]
     words = ["PS-MAP", "PS-MAP, paper", "L-MAP", "L-MAP, paper"]
-    left.legend(handles, words, ncols=2, loc="lower right")
+    figure.legend(handles, words, ncols=4, loc="outside upper center")
     return {"uci-table": figure}
 
 

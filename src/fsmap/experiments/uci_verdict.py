@@ -9,11 +9,15 @@ from typing import Any, NamedTuple
 from fsmap.experiments.uci_baselines import NAMES
 from fsmap.experiments.uci_protocol import BASELINES, FAIR, PAPER
 from fsmap.report import tables
+from fsmap.report.numbers import number
 from fsmap.report.records import Claim, Row
 from fsmap.report.tables import Mean
 
 METHODS = ("ps-map", "l-map")
 DIFFERENCE = "l-map \u2212 ps-map"
+
+SYMBOLS = {"weight_decay": "w", "reg_strength": "λ", "alpha": "α"}
+"""What was tuned."""
 
 LIMIT_SECONDS = 120.0
 
@@ -39,6 +43,7 @@ class Cell(NamedTuple):
         protocol: How it was chosen and tested.
         values: Test errors (or differences) by split.
         config: The configuration that was chosen.
+        edges: Which of its numbers are the largest (``↑``) or smallest (``↓``) that were tried.
     """
 
     dataset: str
@@ -46,6 +51,7 @@ class Cell(NamedTuple):
     protocol: str
     values: dict[int, float]
     config: dict[str, float]
+    edges: tuple[str, ...] = ()
 
     @property
     def mean(self) -> Mean:
@@ -80,6 +86,7 @@ class Cell(NamedTuple):
             "paper_stderr": spread,
             "runs": self.mean.n,
             **self.config,
+            "edge": " ".join(self.edges) or None,
         }
 
 
@@ -111,15 +118,28 @@ def _cell(dataset: str, protocol: str, method: str, rows: Sequence[Row]) -> Cell
         if not final:
             return None
         values = {int(row.config["split"]): float(row.value) for row in final}
-        return Cell(dataset, method, protocol, values, _knobs(final[0]))
+        tried = [_knobs(row) for row in tables.select(rows, metric="valid_rmse", stage="tune")]
+        chosen = _knobs(final[0])
+        return Cell(dataset, method, protocol, values, chosen, _edges(chosen, tried))
     valid = _by_config(tables.select(rows, metric="valid_rmse"))
     test = _by_config(tables.select(rows, metric="test_rmse"))
     if not valid:
         return None
     splits = set.intersection(*(set(column) for column in valid.values()))
     best = min(valid, key=lambda key: _mean_over(valid[key], splits))
-    chosen = {split: test[best][split] for split in sorted(splits)}
-    return Cell(dataset, method, protocol, chosen, dict(best))
+    values = {split: test[best][split] for split in sorted(splits)}
+    chosen = dict(best)
+    return Cell(dataset, method, protocol, values, chosen, _edges(chosen, [*map(dict, valid)]))
+
+
+def _edges(chosen: dict[str, float], tried: Sequence[dict[str, float]]) -> tuple[str, ...]:
+    """``w↑`` where the chosen w is the largest of three or more, ``λ↓`` for the smallest λ."""
+    found = []
+    for name, value in chosen.items():
+        values = sorted({config[name] for config in tried})
+        if len(values) >= 3 and value in (values[0], values[-1]):
+            found.append(SYMBOLS[name] + ("↑" if value == values[-1] else "↓"))
+    return tuple(found)
 
 
 def _by_config(rows: Sequence[Row]) -> dict[tuple[tuple[str, float], ...], dict[int, float]]:
@@ -132,8 +152,7 @@ def _by_config(rows: Sequence[Row]) -> dict[tuple[tuple[str, float], ...], dict[
 
 
 def _knobs(row: Row) -> dict[str, float]:
-    names = ("weight_decay", "reg_strength", "alpha")
-    return {name: row.config[name] for name in names if name in row.config}
+    return {name: row.config[name] for name in SYMBOLS if name in row.config}
 
 
 def _mean_over(column: dict[int, float], splits: set[int]) -> float:
@@ -234,12 +253,16 @@ def _against_baselines(table: Sequence[Cell]) -> Iterator[Claim]:
         both = [d for d in ours if d in theirs]
         if not both:
             continue
-        wins = [d for d in both if _paired(ours[d], theirs[d]).mean < 0]
-        lost = [d for d in both if d not in wins]
+        pairs = {d: _paired(ours[d], theirs[d]) for d in both}
+        lost = [d for d in both if not pairs[d].mean < 0]
+        splits = " or ".join(map(str, sorted({pair.n for pair in pairs.values()})))
+        difference = tables.mean(pair.mean for pair in pairs.values()).mean
         yield Claim(
-            f"L-MAP (fair) has a lower test error than scikit-learn's {name} on most tables",
-            2 * len(wins) > len(both),
-            f"{len(wins)} of {len(both)}; higher on {', '.join(lost) or 'none'}",
+            f"L-MAP (fair) has a lower test error than scikit-learn's {name} on most tables, "
+            f"on the splits both were run on ({splits})",
+            2 * len(lost) < len(both),
+            f"{len(both) - len(lost)} of {len(both)}; higher on {', '.join(lost) or 'none'}; mean "
+            f"difference {number(difference, 2)}",
             None,
         )
 

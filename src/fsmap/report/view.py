@@ -15,6 +15,22 @@ from fsmap.report.pivot import pivot
 from fsmap.report.records import plain, revive
 from fsmap.train.progress import duration
 
+METHODS = {
+    **NAMES,
+    "l-map \u2212 ps-map": "L-MAP \u2212 PS-MAP",
+    "sklearn-mlp": "scikit-learn MLP",
+    "boosting": "scikit-learn boosting",
+    "ridge": "scikit-learn ridge",
+}
+"""What methods are called in a table."""
+
+METRICS = {
+    "peak": "θ_R at the peak",
+    "left_height": "height of the left bump",
+    "right_height": "height of the right bump",
+}
+"""What metrics are called in a table; others by their name, with spaces."""
+
 LONG_TABLE = 12
 """Lines; a longer table is folded, unless it is a table of the paper's."""
 
@@ -69,8 +85,7 @@ def view(run: Run, others: Sequence[Run], glyphs: Glyphs) -> dict[str, Any]:
         Texts and markup by name.
     """
     summary = run.summary
-    table = _named(summary.get("table", []))
-    header, lines = shown(pivot(table) if summary.get("group") == "images" else table)
+    header, lines = shown(_arranged(summary.get("table", []), summary.get("group")))
     return {
         "id": run.id,
         "label": summary.get("label", ""),
@@ -93,11 +108,20 @@ def view(run: Run, others: Sequence[Run], glyphs: Glyphs) -> dict[str, Any]:
     }
 
 
-def _named(table: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The table with methods spelled as the paper spells them."""
-    return [
-        {k: NAMES.get(v, v) if k == "method" else v for k, v in entry.items()} for entry in table
+def _arranged(table: Sequence[Mapping[str, Any]], group: str | None) -> list[dict[str, Any]]:
+    """The table as the paper arranges those of this group, with words for ids."""
+    named = [
+        {k: METHODS.get(v, v) if k == "method" else v for k, v in entry.items()} for entry in table
     ]
+    if group == "images":
+        return pivot(named)
+    if group == "uci":
+        return pivot(named, "method")
+    return [{k: _words(v) if k == "metric" else v for k, v in entry.items()} for entry in named]
+
+
+def _words(metric: Any) -> Any:
+    return METRICS.get(metric, metric.replace("_", " ")) if isinstance(metric, str) else metric
 
 
 def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,8 @@ def test_two_processes(tmp_path: Path, subtests: pytest.Subtests) -> None:
             assert matrix[f"{cell}: gradient"] < TOLERANCE[cell.precision][1]
     refused = found.pop("refusals")
     with subtests.test("refusals"):
-        for name in ("LMAP", "LaplacianPenalty"):
+        fsdp1 = ("FSDP1, own parameters", "FSDP1, flat parameters")
+        for name in ("LMAP", "LaplacianPenalty", *fsdp1):
             assert "would ignore ψ" in refused[name]
             assert "fsmap.InPlacePenalty" in refused[name]
         drown = "Linear computes in bfloat16, in which differences of size beta=0.001 drown"

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP1
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
@@ -182,6 +183,11 @@ def zero() -> Found:
     return {"same": float(all(map(torch.equal, *trained)))}
 
 
+def fsdp1(use_orig_params: bool) -> nn.Module:
+    lm = fsmap.LMAP(network(), fsmap.px.Normal(shape=(2,)), num_points=S)
+    return FSDP1(lm, use_orig_params=use_orig_params, device_id=torch.device("cpu"))
+
+
 def refusals() -> Found:
     """What cannot work gets told."""
     px, x = fsmap.px.Normal(shape=(2,)), own(data()[0])
@@ -193,6 +199,8 @@ def refusals() -> Found:
     tries: dict[str, Callable[[], object]] = {
         "LMAP": lambda: fsmap.LMAP(model, px, num_points=S)(x),
         "LaplacianPenalty": lambda: fsmap.LaplacianPenalty(model, px, num_points=S)(),
+        "FSDP1, own parameters": lambda: fsdp1(use_orig_params=True)(x),
+        "FSDP1, flat parameters": lambda: fsdp1(use_orig_params=False)(x),
         "half": lambda: penalty.backward(1.0),
         "exact": lambda: fsmap.LMAP(network(sync), px, num_points=S, estimator="exact")(x),
     }

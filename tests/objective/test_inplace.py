@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 
 import fsmap
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.objective import sharding
 
 S = 5
 PX = fsmap.px.Normal(shape=(2,))
@@ -180,5 +179,3 @@ class FullyShardedDataParallel(nn.Module):
 def test_fsdp1_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModuleError, match=r"FSDP1.*Use .*fully_shard \(FSDP2\)"):
         fsmap.InPlacePenalty(FullyShardedDataParallel(), PX, num_points=S)
-    with pytest.raises(UnsupportedModuleError, match="would ignore ψ"):
-        sharding.refuse_sharded(FullyShardedDataParallel())

@@ -26,10 +26,11 @@ def refuse_sharded(module: nn.Module) -> None:
 
 
 def _is_sharded(module: nn.Module) -> bool:
-    """Whether a trainable parameter is a DTensor (FSDP2), or a part is wrapped by FSDP1."""
+    """Whether a trainable parameter is a DTensor, or FSDP manages a part from inside or outside."""
     if any(is_cut(p) for p in module.parameters() if p.requires_grad):
         return True
-    return any(_is_fsdp1(part) for part in module.modules())
+    # FSDP marks what it manages for the compiler: the only trace that a wrapper outside leaves
+    return any(getattr(m, "_is_fsdp_managed_module", False) for m in module.modules())
 
 
 def _is_fsdp1(part: nn.Module) -> bool:

@@ -9,41 +9,40 @@ from torch import nn
 
 import fsmap
 
-torch.manual_seed(0)
-x = torch.randn(1200, 8)
-y = (x[:, 0] * x[:, 1] + 0.5 * x[:, 2] > 0).long()
-y = torch.where(torch.rand(1200) < 0.1, 1 - y, y)  # one label in ten is wrong
-train, held_out, test = slice(0, 300), slice(300, 600), slice(600, 1200)
-px = fsmap.px.Normal(shape=(8,))
 EPOCHS, BATCH = 40, 50
 
 
-def make():
+def data():
+    """Eight columns, two classes, one label in ten wrong."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3000, 8, generator=generator)
+    y = (x[:, 0] * x[:, 1] + 0.5 * x[:, 2] > 0).long()
+    return x, torch.where(torch.rand(3000, generator=generator) < 0.1, 1 - y, y)
+
+
+def train(start=None, steered=True):
+    """Train; with steering, λ is moved after every epoch. Returns test metrics and the control."""
+    x, y = data()
     torch.manual_seed(1)
-    return nn.Sequential(
-        nn.Linear(8, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 64), nn.GELU(),
-        nn.Linear(64, 2),
-    )  # fmt: skip
-
-
-def run(name, steered, start=None):
-    """Train; with steering, λ is moved after every epoch."""
-    model = make()
-    lm = fsmap.LMAP(model, px, num_points=50)
+    model = nn.Sequential(
+        *(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.GELU()),
+        *(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 2)),
+    )
+    lm = fsmap.LMAP(model, fsmap.px.Normal(shape=(8,)), num_points=50)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
     control = fsmap.TemperatureControl(
         lm,
-        (x[held_out], y[held_out]),  # used for nothing else
-        start=start,
+        (x[300:1000], y[300:1000]),  # held out, and used for nothing else
+        start=start,  # None: λR is one percent of the loss
         optimizer=optimizer,
         interval=0.25,  # epochs of six steps: a network needs several to follow λ
         warmup=2,
     )
     for _ in range(EPOCHS):
         for rows in torch.randperm(300).split(BATCH):
-            out, R = lm(x[train][rows])
-            loss = F.cross_entropy(out, y[train][rows])
+            out, R = lm(x[rows])
+            loss = F.cross_entropy(out, y[rows])
             if steered:
                 loss = loss + control.strength * R
             optimizer.zero_grad()
@@ -54,15 +53,23 @@ def run(name, steered, start=None):
             control.update()
     model.eval()
     with torch.no_grad():
-        logits = model(x[test])
-    measured = [fsmap.metrics.accuracy, fsmap.metrics.nll, fsmap.metrics.ece]
-    accuracy, nll, ece = (f(logits, y[test]) for f in measured)
-    T = fsmap.metrics.temperature(logits, y[test])
-    lam = f"λ {control.strength:.1e}, {control.status}" if steered else "λ 0"
-    print(f"{name:18} accuracy {accuracy:.3f}  NLL {nll:.3f}  ECE {ece:.3f}  T {T:.2f}  {lam}")
+        logits, labels = model(x[1000:]), y[1000:]
+    wanted = ("accuracy", "nll", "ece", "temperature")
+    return {name: getattr(fsmap.metrics, name)(logits, labels) for name in wanted}, control
 
 
-run("plain", steered=False)
-run("steered", steered=True)
-for lam in (1e-8, 1e-3):
-    run(f"steered from {lam:.0e}", steered=True, start=lam)
+def main():
+    for name, options in (
+        ("plain", {"steered": False}),
+        ("steered", {}),
+        ("steered from 1e-8", {"start": 1e-8}),
+        ("steered from 1e-3", {"start": 1e-3}),
+    ):
+        found, control = train(**options)
+        numbers = "  ".join(f"{metric} {value:.3f}" for metric, value in found.items())
+        lam = f"λ {control.strength:.1e}, {control.status}" if name != "plain" else "λ 0"
+        print(f"{name:18} {numbers}  {lam}")
+
+
+if __name__ == "__main__":
+    main()

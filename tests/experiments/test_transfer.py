@@ -11,20 +11,13 @@ from torch import nn
 from torch.testing import assert_close
 
 import fsmap
-from fsmap.data.images.task import SETS
 from fsmap.errors import MissingDataError, UnsupportedModuleError
 from fsmap.experiments.experiment import Context
 from fsmap.experiments.transfer import FEATURES, FINETUNE, Transfer
-from fsmap.experiments.transfer_heads import features, heads
-from fsmap.experiments.transfer_model import (
-    IMAGENET,
-    Enlarged,
-    enlarged,
-    headless,
-    last_linear,
-    trained_backbone,
-)
+from fsmap.experiments.transfer_heads import features, heads, without_head
 from fsmap.report.records import Row
+from fsmap.train.images import ImageSettings
+from fsmap.train.images.state import build_model
 
 SMALL = dataclasses.replace(Transfer.quick, limit=48, steps=20, width=2, generated=True)
 
@@ -36,30 +29,20 @@ def as_users_have_it():
     torch.set_default_dtype(torch.float64)
 
 
-def test_enlarged_images_have_the_backbone_s_normalization(seeded: None):
-    """Bytes, normalized as CIFAR-10, reach the backbone as (x/255 − mean)/std of ImageNet."""
-    images = torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)
-    module = Enlarged(nn.Identity(), 32)
-    found = module(SETS["cifar10"].normalize(images))
-    mean, std = (torch.tensor(v)[:, None, None] for v in IMAGENET)
-    assert_close(found, (images / 255 - mean) / std, atol=1e-5, rtol=1e-5)
-    assert Enlarged(nn.Identity(), 40)(torch.zeros(1, 3, 32, 32)).shape[-1] == 40
-
-
-def test_a_new_head_and_no_head(seeded: None):
-    module = enlarged("resnet18", size=32, classes=7, width=2)
-    assert module(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
-    network = trained_backbone("resnet18", 2)
-    bare, width = headless(network)
-    assert bare(torch.zeros(2, 3, 32, 32)).shape == (2, width)
-    assert last_linear(network)[1].in_features == width  # the original keeps its head
+def test_the_head_comes_off(seeded: None):
+    settings = ImageSettings(data="cifar10", width=2)
+    bare = without_head(build_model(settings))
+    assert bare(torch.zeros(2, 3, 32, 32)).shape == (2, 16)
     with pytest.raises(UnsupportedModuleError, match="Conv2d has no linear layer"):
-        last_linear(nn.Conv2d(1, 1, 1))
+        without_head(nn.Conv2d(1, 1, 1))
 
 
-def test_a_backbone_without_weights_is_missing_data():
-    with pytest.raises(MissingDataError, match="needs a trained backbone, and unknown model 'vit'"):
-        trained_backbone("vit")
+def test_missing_weights_say_how_to_get_them(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    config = dataclasses.replace(SMALL, backbone="resnet50-imagenet")
+    with pytest.raises(MissingDataError, match="fsmap data get resnet50-imagenet"):
+        list(heads(config, context(tmp_path)))
 
 
 def test_on_a_linear_head_the_regularizer_is_constant(seeded: None):
@@ -117,7 +100,7 @@ def test_claims_and_the_paper_s_values():
 
 def test_units_and_full_size():
     config = Transfer.config
-    assert (config.backbone, config.size, config.lr, config.batch) == ("resnet50", 224, 1e-3, 64)
+    assert (config.backbone, config.lr, config.batch) == ("resnet50-imagenet", 1e-3, 64)
     units = Transfer().units(config)
     assert units[0] == {"form": FEATURES}
     assert len(units) == 1 + 2 * config.seeds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import subprocess
@@ -330,3 +331,19 @@ def test_all_ranks_have_the_same_strength(tmp_path: Path):
         assert ranks[0] == ranks[1]
     shares = (tmp_path / "slope-0").read_text().split()[1:]
     assert all(abs(float(number)) < 1e-12 for number in shares)
+
+
+def test_the_example_runs_and_calibrates(seeded: None):
+    file = Path(__file__).parents[2] / "examples" / "temperature_control.py"
+    spec = importlib.util.spec_from_file_location("example_temperature_control", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    torch.set_default_dtype(torch.float32)
+    try:
+        (plain, _), (steered, control) = module.train(steered=False), module.train()
+    finally:
+        torch.set_default_dtype(torch.float64)
+    assert abs(math.log(steered["temperature"])) < abs(math.log(plain["temperature"])) / 4
+    assert steered["nll"] < plain["nll"]
+    assert steered["ece"] < plain["ece"]
+    assert control.status == "steering"

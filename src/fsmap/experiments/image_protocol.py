@@ -203,7 +203,13 @@ def prepare(config: ImageConfig, run: Run, context: Context) -> ImageRun:
         hooks.append(SteerStrength(kind.start))
     folder = _folder(context, run_name(settings, kind))
     return ImageRun(
-        settings, device=context.device, folder=folder, resume=True, hooks=hooks, task=task
+        settings,
+        device=context.device,
+        folder=folder,
+        resume=True,
+        hooks=hooks,
+        task=task,
+        data_dir=context.data_dir,
     )
 
 

@@ -59,7 +59,7 @@ class Transfer(ImageExperiment):
     selecting = (*SELECTING, "forms")
     config = Config()
     quick = quick(
-        Config, backbone="resnet18", size=32, hidden=16, steps=60, strengths=(1e-4, 1e-2), batch=16
+        Config, backbone="resnet18", hidden=16, steps=60, strengths=(1e-4, 1e-2), batch=16
     )
 
     def units(self, config: Config) -> list[dict[str, Any]]:
@@ -105,10 +105,8 @@ class Transfer(ImageExperiment):
 
 def tuned(config: Config, method: str) -> Kind:
     """Fine-tuning as a kind of run."""
-    options = f"backbone='{config.backbone}'&size={config.size}"
-    model = f"fsmap.experiments.transfer_model:enlarged?{options}"
     px = METHODS[method]
-    return Kind(f"{FINETUNE}-{method}", method, px, changes={"model": model})
+    return Kind(f"{FINETUNE}-{method}", method, px, changes={"model": config.backbone})
 
 
 def _claims(rows: Sequence[Row]) -> Iterator[Claim]:

@@ -8,22 +8,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fsmap
 from fsmap import metrics
 from fsmap.assess.calibration import Predictions, measure
+from fsmap.errors import UnsupportedModuleError
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import ImageConfig
 from fsmap.experiments.image_measure import GENERATED
 from fsmap.experiments.image_protocol import generated, other_images, task_of
-from fsmap.experiments.transfer_model import (
-    Enlarged,
-    headless,
-    normalization_of,
-    trained_backbone,
-)
 from fsmap.models.mlp import MLP
+from fsmap.train.images import ImageSettings
+from fsmap.train.images.state import build_model
 from fsmap.train.optim import adam
 
 FEATURES, FINETUNE = "features", "finetune"
@@ -36,8 +33,7 @@ class Config(ImageConfig):
 
     Attributes:
         forms: ``features``, ``finetune``.
-        backbone: Name or import path of a network with its weights.
-        size: Side of the enlarged images.
+        backbone: A model of an image run that comes with its weights, and resizes by itself.
         hidden: Units of the head on frozen features.
         steps: Adam steps of that head.
         strengths: λ of that head; the best on held-out images is kept.
@@ -49,8 +45,7 @@ class Config(ImageConfig):
     points: int = 64
     lr: float = 1e-3
     forms: tuple[str, ...] = (FEATURES, FINETUNE)
-    backbone: str = "resnet50"
-    size: int = 224
+    backbone: str = "resnet50-imagenet"
     hidden: int = 256
     steps: int = 4_000
     strengths: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
@@ -145,8 +140,9 @@ def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Ba
         ``train``, ``valid``, ``test`` and ``other`` (D', labels without meaning).
     """
     task = task_of("cifar10", None, 0.0, config.limit, made, context.data_dir)
-    network, _ = headless(trained_backbone(config.backbone, config.width))
-    module = Enlarged(network, config.size, *normalization_of(network)).to(context.device).eval()
+    settings = ImageSettings(data="cifar10", model=config.backbone, width=config.width)
+    module = without_head(build_model(settings, data_dir=context.data_dir))
+    module = module.to(context.device).eval()
     foreign = other_images(task, "cifar10", 10_000, made, context.data_dir)
     sets = {"train": task.train, "valid": task.valid, "test": task.test}
     found = {name: fsmap.Batch(images.x, images.y) for name, images in sets.items()}
@@ -164,3 +160,23 @@ def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Ba
         out[name] = fsmap.Batch(x, batch.y.to(context.device))
     centre, spread = out["train"].x.mean(0), out["train"].x.std(0).clamp_min(1e-6)
     return {name: b._replace(x=(b.x - centre) / spread) for name, b in out.items()}
+
+
+def without_head(network: nn.Module) -> nn.Module:
+    """Take the last linear layer off, so that features come out instead of logits.
+
+    Args:
+        network: A classifier; changed.
+
+    Returns:
+        The same module.
+
+    Raises:
+        UnsupportedModuleError: If it has no linear layer.
+    """
+    linear = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
+    if not linear:
+        message = f"{type(network).__name__} has no linear layer that could be its head"
+        raise UnsupportedModuleError(message)
+    network.set_submodule(linear[-1], nn.Identity())
+    return network

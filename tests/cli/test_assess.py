@@ -86,6 +86,19 @@ def test_a_damaged_checkpoint_is_refused(
     assert "there is no checkpoint" in capsys.readouterr().err
 
 
+def test_cifar10_1_is_refused_with_how_to_get_it(
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    command = ["assess", str(checkpoint), "--out", str(tmp_path), "--shift", "cifar10.1"]
+    assert main(command) == 2
+    assert "fsmap data get cifar10.1" in capsys.readouterr().err
+
+
 def test_unknown_corruption(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     command = ["assess", str(checkpoint), "--out", str(tmp_path), "--corruptions", "rain"]
     assert main(command) == 2

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from fsmap.data.images.generated import generate
 from fsmap.experiments import image_protocol as protocol
+from fsmap.experiments import image_shift
 from fsmap.experiments.experiment import Context
 from fsmap.experiments.image_config import SMALL
 from fsmap.experiments.image_landscape import LossLandscape
@@ -270,6 +273,22 @@ def test_shift():
     assert claims == [True, True, True, True, True, False]
     printed = [line["paper"] for line in Shift().table(rows) if line["metric"] == "accuracy"]
     assert printed == [89.2, 89.2, None, None, None, None]
+
+
+def test_cifar10_1_is_measured_where_it_is(tmp_path: Path, monkeypatch):
+    test, new = (generate((3, 32, 32), 6, seed=seed) for seed in (1, 2))
+    run = SimpleNamespace(
+        settings=SimpleNamespace(data="cifar10", generated=False),
+        task=SimpleNamespace(test=test),
+        device="cpu",
+    )
+    monkeypatch.setattr(image_shift, "read_images", lambda *_: new)
+    found = list(image_shift._shifted(Shift.quick, run, context(tmp_path)))
+    assert [about.get("severity") for about, *_ in found] == [0, 2, 2, 5, 5, None]
+    about, images, y = found[-1]
+    assert about == {"shift": NEW}
+    assert torch.equal(images, new.x)
+    assert torch.equal(y, new.y)
 
 
 def recipe_rows(steered_nll: float, temperature: float) -> list[Row]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fsmap.assess.calibration import Predictions, measure
 from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fsmap.data.images.read import read_images
-from fsmap.errors import InputError, MissingDataError
+from fsmap.errors import MissingDataError
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import SELECTING, ImageExperiment, quick
 from fsmap.experiments.image_measure import held_out_temperature, rows_of, shown
@@ -130,7 +130,7 @@ def _absent(unit: dict[str, Any], context: Context) -> tuple[str, ...]:
 def _new_images(context: Context) -> Any:
     try:
         return read_images(NEW, "test", context.data_dir)
-    except (MissingDataError, InputError):
+    except MissingDataError:
         return None
 
 

@@ -195,7 +195,7 @@ LONG = "\n".join(f"{k},{k % 5},{k * 7 % 11}" for k in range(30)) + "\n"
         ("x,z,price\n" + "".join(f"{k},,{k}\n" for k in range(30)), "'z' has no value in any of"),
         ("x,z,price\n" + LONG + "oops,1,2\n", "'x' holds numbers, but 'oops' in row 31"),
         ("x,x,price\n" + LONG, "several columns named 'x'"),
-        ("x,z,price\n" + LONG + "3,4,\n", "target 'price' has no value in 1 of 31 rows (rows 31)"),
+        ("x,z,price\n" + LONG + "3,4,\n", "target 'price' has no value in 1 of 31 rows (row 31)"),
         (
             "x,when,price\n" + "".join(f"{k * k},2024-01-{k + 1:02d},{k}\n" for k in range(30)),
             "dates",
@@ -222,7 +222,11 @@ def test_bad_tables_in_one_line(here, capsys, content, message):
     ("content", "message"),
     [
         ("size,town\n1,Bern\n", "there is no column 'age'"),
-        ("size,age,town\nlarge,3,Bern\n", "'size' holds numbers, but 'large' in row 1"),
+        (
+            "size,age,town\nlarge,3,Bern\n",
+            "'size' held numbers when the model was fitted, but 'large' in row 1 is no finite "
+            "number. Correct the cell; if it means 'no value', say so with --missing 'large'\n",
+        ),
         ("size,age,town\n", "has column names ('size', 'age', 'town') and no rows"),
     ],
 )
@@ -262,6 +266,22 @@ def test_other_files_are_no_models(folder, capsys):
     code, _, err = run(capsys, "predict", folder / "houses.csv", folder / "houses.csv")
     assert code == 2
     assert "truncated or no checkpoint at all" in err
+    assert err.endswith("A model is a file that `fsmap fit` wrote, as it wrote it.\n")
+    assert "delete" not in err
+
+
+def test_a_folder_is_no_table(here, capsys):
+    code, _, err = run(capsys, "fit", ".", "--target", "price")
+    assert code == 2
+    assert err == "fsmap: . is a folder. Name a CSV or Parquet file in it.\n"
+
+
+def test_one_row_is_one_row(folder, here, capsys):
+    lines = (folder / "houses.csv").read_text().splitlines()
+    (here / "one.csv").write_text("\n".join(lines[:2]) + "\n")
+    _, _, err = run(capsys, "predict", folder / "houses.pt", "one.csv", "--out", "p.csv")
+    assert "on 1 row\n" in err
+    assert "p.csv: predictions of 'price' for 1 row\n" in err
 
 
 def test_help_has_examples(capsys):

@@ -74,9 +74,9 @@ def test_whole_numbers_as_categories_are_the_same_from_csv_and_parquet():
             r"column 'c' holds numbers, but 'oops' in row 5 is no finite number.*"
             r"--missing 'oops'.*--category c",
         ),
-        (["1"] * 8 + ["a", "b"], r"'a' in row 9, 'b' in row 10 is no finite number"),
+        (["1"] * 8 + ["a", "b"], r"'a' in row 9, 'b' in row 10 are no finite numbers"),
         (["1", "2", "3", "4", "inf"], "'inf' in row 5 is no finite number"),
-        (["1"] * 20 + list("abcd"), "'c' in row 23 and 1 more is no finite number"),
+        (["1"] * 20 + list("abcd"), "'c' in row 23 and 1 more are no finite numbers"),
         (["2024-01-31", "2024-02-01"], r"column 'c' holds dates, such as '2024-01-31'.*--drop c"),
         (["31.12.2023", "1.1.24 12:30"], "column 'c' holds dates"),
         (["2024-01-31T12:00:00", None], "column 'c' holds dates"),

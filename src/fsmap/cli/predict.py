@@ -81,8 +81,12 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write(content.decode())
         return 0
     write_atomically(arguments.out, content)
-    console.note(f"{arguments.out}: {table.num_rows} predictions of {model.target.name!r}")
+    console.note(f"{arguments.out}: predictions of {model.target.name!r} for {_rows(table)}")
     return 0
+
+
+def _rows(table: Table) -> str:
+    return f"{table.num_rows} row{'' if table.num_rows == 1 else 's'}"
 
 
 def _tell_columns(model: TableModel, table: Table) -> None:
@@ -114,4 +118,4 @@ def _tell_score(model: TableModel, table: Table, method: str) -> None:
         text = f"RMSE {target.std * metrics.rmse(out, y):.4g}"
     else:
         text = f"accuracy {metrics.accuracy(out, y):.4g}, NLL {metrics.nll(out, y):.4g}"
-    console.note(f"{target.name!r} is in the table: {text} on {table.num_rows} rows")
+    console.note(f"{target.name!r} is in the table: {text} on {_rows(table)}")

@@ -117,17 +117,33 @@ def numbers(cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]:
     return values, np.isnan(values) & ~empty
 
 
-def stray_text(name: str, cells: Cells, wrong: npt.NDArray[np.bool_]) -> str:
-    """The message for text in a column of numbers: what it is, where, and what can be done."""
+def stray_text(
+    name: str, cells: Cells, wrong: npt.NDArray[np.bool_], *, learned: bool = False
+) -> str:
+    """The message for text in a column of numbers: what it is, where, and what can be done.
+
+    Args:
+        name: The column.
+        cells: Its cells.
+        wrong: Which of them are text.
+        learned: A model has learned that this column holds numbers: only the table can change.
+
+    Returns:
+        One or two sentences.
+    """
     rows = np.flatnonzero(wrong)
     shown = texts(cells)
     examples = ", ".join(f"{shown[row]!r} in row {row + 1}" for row in rows[:3])
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-    return (
-        f"column {name!r} holds numbers, but {examples}{more} is no finite number. Correct the "
-        f"cell; if it means 'no value', say so with --missing {shown[rows[0]]!r}; if the column "
-        f"holds categories, with --category {name}"
+    several = len(rows) > 1
+    what = "are no finite numbers" if several else "is no finite number"
+    holds = "held numbers when the model was fitted" if learned else "holds numbers"
+    text = (
+        f"column {name!r} {holds}, but {examples}{more} {what}. Correct the "
+        f"cell{'s' if several else ''}; if it means 'no value', say so with --missing "
+        f"{shown[rows[0]]!r}"
     )
+    return text if learned else f"{text}; if the column holds categories, with --category {name}"
 
 
 def _parse(cell: str) -> float:

@@ -159,7 +159,7 @@ def _encoded(column: Column, cells: Cells) -> Floats:
 def _numbers(column: Column, cells: Cells) -> Floats:
     values, wrong = numbers(cells)
     if wrong.any():
-        raise InputError(stray_text(column.name, cells, wrong))
+        raise InputError(stray_text(column.name, cells, wrong, learned=True))
     absent = np.isnan(values)
     filled = np.where(absent, column.fill, values)
     if column.missing:

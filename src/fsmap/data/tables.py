@@ -71,10 +71,13 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
         The table, with at least one row.
 
     Raises:
-        InputError: If it is neither, or is empty, ragged, or has unusable column names.
+        InputError: If it is a folder, or neither, or is empty, ragged, or has unusable column names.
         MissingDataError: If there is no such file.
     """
     path = Path(path)
+    if path.is_dir():
+        message = f"{path} is a folder. Name a CSV or Parquet file in it."
+        raise InputError(message)
     if not path.is_file():
         message = f"there is no file {path}"
         raise MissingDataError(message)

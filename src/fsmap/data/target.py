@@ -85,8 +85,9 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
     if empty:
         rows = ", ".join(map(str, empty[:5])) + (" …" if len(empty) > 5 else "")
         message = (
-            f"the target {name!r} has no value in {len(empty)} of {len(shown)} rows (rows {rows}). "
-            "Remove these rows: nothing can be learned from them."
+            f"the target {name!r} has no value in {len(empty)} of {len(shown)} rows "
+            f"(row{'s' if len(empty) > 1 else ''} {rows}). Remove what has no target: nothing can "
+            "be learned from it."
         )
         raise InputError(message)
     distinct = Counter(shown)

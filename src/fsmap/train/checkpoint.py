@@ -61,11 +61,12 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     _sync_folder(path.parent)
 
 
-def load(path: Path) -> Checkpoint:
+def load(path: Path, *, hint: str = "Restore a copy, or delete it to start over.") -> Checkpoint:
     """Read and verify a checkpoint.
 
     Args:
         path: The file.
+        hint: What to do about a damaged one, for the message.
 
     Returns:
         What it holds, on the CPU.
@@ -81,20 +82,14 @@ def load(path: Path) -> Checkpoint:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        message = (
-            f"{path} is truncated or no checkpoint at all ({error}). Restore a copy, or delete it "
-            "to start over."
-        )
+        message = f"{path} is truncated or no checkpoint at all ({error}). {hint}"
         raise CheckpointError(message) from error
     if about.get("format") != FORMAT:
         found = about.get("format")
         message = f"{path} is not an fsmap checkpoint: its format is {found!r}, not {FORMAT!r}"
         raise CheckpointError(message)
     if about.pop("sha256", None) != _digest(tensors, about):
-        message = (
-            f"{path} was altered or damaged: its checksum does not fit its content. Restore a "
-            "copy, or delete it to start over."
-        )
+        message = f"{path} was altered or damaged: its checksum does not fit its content. {hint}"
         raise CheckpointError(message)
     return Checkpoint(tensors, json.loads(about["config"]), json.loads(about["progress"]))
 

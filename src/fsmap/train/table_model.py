@@ -111,7 +111,7 @@ def load_model(path: str | Path) -> TableModel:
     Raises:
         CheckpointError: If it is missing, damaged, or something else.
     """
-    found = files.load(Path(path))
+    found = files.load(Path(path), hint="A model is a file that `fsmap fit` wrote, as it wrote it.")
     config = found.config
     if config.get("kind") != KIND:
         message = f"{path} is a checkpoint of {config.get('kind')!r}, not a model from `fsmap fit`"

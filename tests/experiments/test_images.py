@@ -275,6 +275,20 @@ def test_shift():
     assert printed == [89.2, 89.2, None, None, None, None]
 
 
+def test_standard_errors_are_over_seeds_not_over_corruptions():
+    rows = [
+        row._replace(value=value)
+        for name, value in (("contrast", 0.1), ("pixelate", 0.5))
+        for row in made_up(
+            {"ps-map": {"ece": 0.0}}, "cifar10", shift="corruptions", severity=3, corruption=name
+        )
+    ]
+    (line,) = Shift().table(rows)
+    assert line["ours"] == pytest.approx(30.0)
+    assert line["stderr"] == pytest.approx(0.0)
+    assert line["runs"] == 2
+
+
 def test_cifar10_1_is_measured_where_it_is(tmp_path: Path, monkeypatch):
     test, new = (generate((3, 32, 32), 6, seed=seed) for seed in (1, 2))
     run = SimpleNamespace(

@@ -20,7 +20,7 @@ NARROW = 16
 """Networks up to this width are too small for two threads."""
 
 SMALL: dict[str, Any] = {
-    **{"width": 4, "limit": 96, "batch": 16, "points": 8, "lr": 0.05, "reg_strength": 1e-4},
+    **{"width": 4, "limit": 256, "batch": 16, "points": 8, "lr": 0.1, "reg_strength": 1e-4},
     **{"fmnist_epochs": 2, "cifar10_epochs": 2, "seeds": 1, "estimator": "jvp", "trace_points": 32},
 }
 """Quick sizes; all experiments have the same, so that they can share models."""

@@ -111,7 +111,7 @@ class Shift(ImageExperiment):
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """CIFAR-10.1, clean images, and the mean over corruptions at each severity."""
-        found = lines(rows, PAPER, by=("shift", "row", "severity"))
+        found = lines(over_corruptions(rows), PAPER, by=("shift", "row", "severity"))
         return [{k: v for k, v in line.items() if v is not None or k == "paper"} for line in found]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
@@ -121,6 +121,22 @@ class Shift(ImageExperiment):
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         """Accuracy, ECE and NLL over severity; severity 0 is clean."""
         return {self.id: _figure(rows)}
+
+
+def over_corruptions(rows: Sequence[Row]) -> list[Row]:
+    """Means over corruptions, model by model: what is left to differ are seeds.
+
+    Args:
+        rows: Rows of a run.
+
+    Returns:
+        One row per model, shift, severity and metric.
+    """
+    by = ("metric", "shift", "row", "severity", "seed")
+    return [
+        some[0]._replace(value=sum(row.value for row in some) / len(some))
+        for some in tables.group(rows, *by).values()
+    ]
 
 
 def _absent(unit: dict[str, Any], context: Context) -> tuple[str, ...]:

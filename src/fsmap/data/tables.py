@@ -71,7 +71,7 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
         The table, with at least one row.
 
     Raises:
-        InputError: If it is a folder, or neither, or is empty, ragged, or has unusable column names.
+        InputError: If it is a folder, neither of the two, empty, ragged, or has bad column names.
         MissingDataError: If there is no such file.
     """
     path = Path(path)

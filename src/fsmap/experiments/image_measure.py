@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,8 +116,15 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
     for place, images in (("other", foreign), ("train", run.task.train.x)):
         yield row(f"laplacian_{place}", laplacian_at(run, images))
     yield row("reg_strength", run.reg_strength if run.settings.regularized else 0.0)
-    yield row("seconds_per_step", run.seconds / max(run.step, 1))
+    yield row("seconds_per_step", _seconds_per_step(run))
     yield from curves(run, kind)
+
+
+def _seconds_per_step(run: ImageRun) -> float:
+    """Median over epochs, evaluation and checkpoints included; compilation is in the first."""
+    times = [line["seconds"] for line in run.history]
+    epochs = [after - before for before, after in itertools.pairwise(times)]
+    return statistics.median(epochs or times) / run.steps_per_epoch
 
 
 def curves(run: ImageRun, kind: Kind) -> Iterator[Measured]:

@@ -24,7 +24,7 @@ COLUMNS = {
     "ece": "ECE %",
     "temperature": "T",
     "nll_scaled": "NLL after T",
-    "ms_per_step": "ms a step",
+    "ms_per_step": "ms a step, all in",
     "pareto": "Pareto",
 }
 
@@ -43,7 +43,7 @@ Every run is named by its BatchNorm mode and its λ; `auto` is λ steered by hel
 named. T is the temperature that fits held-out images; "after T" is after dividing the logits by
 it, for PS-MAP as well: that is the baseline a calibration method has to beat. A run is on the
 Pareto front (✓) if no other on the same set is at least as good in accuracy, NLL, ECE and NLL
-after T, and better in one of them.
+after T, and better in one of them. Times include evaluation and checkpoints.
 """
 
 NOTHING = """\

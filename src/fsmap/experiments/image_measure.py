@@ -122,7 +122,7 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
 
 def _seconds_per_step(run: ImageRun) -> float:
     """Median over epochs, evaluation and checkpoints included; compilation is in the first."""
-    times = [line["seconds"] for line in run.history]
+    times = [float(line["seconds"]) for line in run.history]
     epochs = [after - before for before, after in itertools.pairwise(times)]
     return statistics.median(epochs or times) / run.steps_per_epoch
 

@@ -12,6 +12,9 @@ from fsmap.assess.laplacian import laplacian
 from fsmap.experiments.experiment import Context
 from fsmap.train.images import ImageRun
 
+LOOKS = 50
+"""How often R is measured during a run."""
+
 DONE = "done"
 """A file that says that the run in its folder is at its end."""
 
@@ -37,7 +40,9 @@ class Advance:
 
 
 class TraceLaplacian:
-    """R(θ) of the deployed network at fixed images, after every epoch (``fig:loss_landscape``).
+    """R(θ) of the deployed network at fixed images as training goes on (``fig:loss_landscape``).
+
+    After every epoch, or in long runs :data:`LOOKS` times.
 
     Args:
         images: Bytes ``[N, C, H, W]``.
@@ -52,10 +57,12 @@ class TraceLaplacian:
         Args:
             run: The run.
         """
+        if run.epoch % max(1, run.settings.epochs // LOOKS) and not run.done:
+            return
         x = run.task.normalize(self.images.to(run.device))
         generator = torch.Generator().manual_seed(0)
         run.history[-1]["laplacian_other"] = laplacian(
-            run.module, x, probes=1, generator=generator
+            run.module, x, probes=1, generator=generator, batch_size=len(x)
         )[0]
 
 

@@ -131,9 +131,10 @@ def curves(run: ImageRun, kind: Kind) -> Iterator[Measured]:
     """How R, λ and the held-out temperature went, epoch by epoch."""
     row = rows_of(run, kind)
     for name in ("laplacian_other", "reg_strength", "valid_temperature", "valid_accuracy", "loss"):
-        values = [line.get(name) for line in run.history]
-        if values and all(value is not None for value in values):
-            yield row(f"{name}_curve", values)
+        known = [line for line in run.history if name in line]
+        if known:
+            epochs = [line["epoch"] for line in known]
+            yield row(f"{name}_curve", [line[name] for line in known], at=epochs)
     if run.history and "collapses" in run.history[-1]:
         yield row("collapses", run.history[-1]["collapses"])
 

@@ -1,8 +1,8 @@
 """How the networks of the image experiments are trained: section D's protocol as settings.
 
-One unit of an experiment is one training run, which keeps a checkpoint of its own: killed at any
-moment, it goes on from its last epoch. Models are kept in ``OUT/ID/models``; an experiment that
-needs a model which another one in the same ``OUT`` has trained to its end takes it from there.
+One unit of an experiment is one training run, which keeps a checkpoint of its own and goes on from
+it when it was killed. Models are kept in ``OUT/ID/models``; an experiment that needs a model which
+another one in the same ``OUT`` has trained to its end takes it from there.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class LaplacianTrace(ImageExperiment):
         for ax, dataset in zip(panels[0], sets, strict=True):
             for row in tables.select(rows, dataset=dataset, metric="laplacian_other_curve"):
                 look = figures.method_style(str(row.method), marker="")
-                ax.plot(range(1, len(row.value) + 1), row.value, **look)
+                ax.plot(row.config.get("at", range(1, len(row.value) + 1)), row.value, **look)
             ax.set(title=NAMES[dataset], xlabel="epoch", ylabel=r"$R(\theta)$ at D'")
             ax.set_yscale("log")
             ax.legend()

@@ -10,7 +10,7 @@ import torch
 
 from fsmap.assess.landscape import flatness, landscape
 from fsmap.experiments.experiment import Context, Measured
-from fsmap.experiments.image_config import ImageConfig, ImageExperiment, quick
+from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperiment, quick
 from fsmap.experiments.image_measure import rows_of
 from fsmap.experiments.image_pictures import NAMES
 from fsmap.experiments.image_protocol import Run, trained
@@ -55,6 +55,7 @@ class LossLandscape(ImageExperiment):
         "as image-table with p_X = D'; cross-entropy of training images, evaluation mode; "
         "directions normalized filter by filter, biases and BatchNorm left alone"
     )
+    selecting = (*SELECTING, "chunk")
     config = Config()
     quick = quick(Config, directions=3, steps=11, reach=2.5, images=48, chunk=3)
 

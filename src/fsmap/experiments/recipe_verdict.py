@@ -103,7 +103,8 @@ def recipe_table(rows: Sequence[Row]) -> list[dict[str, Any]]:
         line.update(every=c["every"], lam=one.strength or None)
         line.update({axis: one.values[axis] for axis in AXES})
         line.update(temperature=one.values.get("temperature"))
-        line.update(ms_per_step=1e3 * one.values["seconds_per_step"], runs=one.runs)
+        seconds = one.values.get("seconds_per_step")  # not kept where runs shared a GPU
+        line.update(ms_per_step=None if seconds is None else 1e3 * seconds, runs=one.runs)
         line.update(pareto=not is_dominated(one.values, rivals))
         lines.append(line)
     return lines

@@ -175,6 +175,13 @@ def test_a_module_without_forward_mode_is_named(seeded):
     torch.testing.assert_close(jacobian(f, params, x), jac)
 
 
+def test_an_output_that_is_no_tensor_is_named_before_the_missing_derivative(seeded):
+    f, params = fsmap.functional(nn.LSTM(2, 3, batch_first=True).float())
+    x = torch.zeros(4, 5, 2, dtype=torch.float32)
+    with pytest.raises(UnsupportedModuleError, match="the module returned tuple, which is neither"):
+        jvp(f, params, x, {n: p.detach() for n, p in params.items()})
+
+
 @pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
 def test_checkpointing_is_refused(product, seeded):
     f, params = fsmap.functional(Checkpointed())

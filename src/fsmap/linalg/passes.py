@@ -176,9 +176,12 @@ def explain(
 
 
 def _works(f: ModelFn, params: Params, x: Inputs) -> bool:
+    """Whether a plain pass works; what fsmap itself has to say about it comes first."""
     try:
         with torch.no_grad():
             f(params, x)
+    except FsmapError:
+        raise
     except FAILURES:
         return False
     return True

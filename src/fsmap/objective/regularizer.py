@@ -259,8 +259,9 @@ def check_numbers(*, beta: float, **numbers: int | None) -> None:
         InputError: With the name and what came.
     """
     for name, given in numbers.items():
-        if given is not None and given < 1:
-            message = f"{name} must be at least 1, got {given}"
+        if given is not None and (given < 1 or given != int(given)):
+            kind = "at least 1" if given < 1 else "a whole number"
+            message = f"{name} must be {kind}, got {given}"
             raise InputError(message)
     if not beta > 0:
         message = f"beta must be > 0, got {beta:g}"

@@ -66,7 +66,7 @@ def test_what_is_going_on_is_said(table):
     assert "column 'country' is left out: it is 'CH' in every row" in text
     assert "rows: 84 to train, 18 to choose by, 18 to test; " in text
     assert "2 columns of numbers, 1 of categories, 1 with missing values" in text
-    assert "l-map: 12 configurations" in text
+    assert "l-map: 16 configurations" in text
 
 
 def test_classes(tmp_path):
@@ -91,3 +91,23 @@ def test_messages_count_rows_of_the_whole_table(table):
     changed["size"][97] = "large"
     with pytest.raises(InputError, match="column 'size' holds numbers, but 'large' in row 98"):
         fit_table(Table(changed), "price", OPTIONS)
+
+
+def test_a_class_that_is_not_in_every_part_is_named(tmp_path):
+    path = flowers(tmp_path / "flowers.csv")
+    path.write_text(path.read_text() + "9.0;9.0;tulip\n-9.0;9.0;orchid\n-9.1;9.0;orchid\n")
+    lines = []
+    found = fit_table(read_table(path), "kind", OPTIONS._replace(steps=2), lines.append)
+    told = [
+        "class 'orchid' has 2 rows: none to choose by",
+        "class 'tulip' has 1 row: none to choose by, none to test on",
+    ]
+    assert found.notes == told
+    assert [line for line in lines if "none to" in line] == told
+
+
+def test_the_linear_model_does_not_depend_on_early_stopping(table):
+    """Small tables used to end after a handful of steps."""
+    found = fit_table(table, "price", OPTIONS._replace(steps=1))
+    assert found.runs["linear"].measured["r2"] > 0.95
+    assert "linear" not in found.edges

@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
 import fsmap.train.tabular
-from fsmap.errors import InputError
+from fsmap.errors import ConstantTargetWarning, InputError
 from fsmap.integrations.sklearn import LMAPClassifier, LMAPRegressor
 
 FAST = {
@@ -71,10 +71,11 @@ def test_units_do_not_matter(prices):
     assert 0.5 < model.noise_std_[0] < np.std(y)
 
 
+@pytest.mark.filterwarnings("ignore::fsmap.errors.EdgeOfGridWarning")
 def test_auto_chooses_by_one_population(prices):
     X, y = prices
     model = LMAPRegressor(hidden=(8,), steps=10, random_state=0).fit(X, y)
-    assert len(model.search_) == 12
+    assert len(model.search_) == 16
     best = min(model.search_, key=lambda line: line["value"])
     assert model.weight_decay_ == best["weight_decay"]
     assert model.reg_strength_ == best["reg_strength"]
@@ -82,7 +83,8 @@ def test_auto_chooses_by_one_population(prices):
     assert model.n_iter_ == best["step"]
 
 
-@pytest.mark.parametrize(("method", "lines"), [("ps-map", 3), ("fs-map", 12)])
+@pytest.mark.filterwarnings("ignore::fsmap.errors.EdgeOfGridWarning")  # six steps choose nothing
+@pytest.mark.parametrize(("method", "lines"), [("ps-map", 4), ("fs-map", 16)])
 def test_other_methods(kinds, method, lines):
     model = LMAPClassifier(method=method, hidden=(4,), steps=6, num_points=4).fit(*kinds)
     assert len(model.search_) == lines
@@ -228,3 +230,12 @@ def test_the_facade_equals_the_functional_api(prices):
     net, _ = fsmap.train.tabular.learn(x, target, None, seed=seed, **FAST)
     expected = y.mean() + y.std() * net(x)[:, 0].detach().numpy()
     np.testing.assert_allclose(model.predict(X), expected, rtol=1e-6)
+
+
+def test_a_constant_target_and_no_steps(prices):
+    X, y = prices
+    with pytest.warns(ConstantTargetWarning, match="the model will be that constant"):
+        model = LMAPRegressor(**{**FAST, "steps": 300}, random_state=0).fit(X, np.full(len(y), 7.0))
+    np.testing.assert_allclose(model.predict(X), 7.0, atol=0.5)
+    with pytest.raises(InputError, match="steps must be at least 1, got 0"):
+        LMAPRegressor(**{**FAST, "steps": 0}).fit(X, y)

@@ -63,7 +63,7 @@ def test_pictures_show_what_was_measured(fitted):
     names = ["predictions", "calibration", "strengths"]
     assert list(found) == (names if regression else names[1:])
     left = found["strengths"].figure.axes[0]
-    drawn = [y for line in left.get_lines()[:3] for y in line.get_ydata()]
+    drawn = [y for line in left.get_lines()[:4] for y in line.get_ydata()]
     assert sorted(drawn) == sorted(v["value"] for v in fitted.runs["l-map"].trained.search)
     if regression:
         panel = found["predictions"].figure.axes[1]
@@ -122,3 +122,20 @@ def test_in_a_browser_on_both_sizes_and_themes(fitted, tmp_path, chromium):
             context.close()
         browser.close()
     assert trouble == []
+
+
+def test_edges_of_the_grid_are_said_in_words(fitted):
+    odd = fitted._replace(edges={"ps-map": [], "l-map": ["λ = 1 is the largest of the 4 tried"]})
+    assert table_page.edges(odd) == ["L-MAP: λ = 1 is the largest of the 4 tried"]
+    assert '<p class="note">L-MAP: λ = 1 is the largest of the 4 tried.</p>' in render(odd)
+
+
+@pytest.mark.parametrize(("value", "cell"), [(0.01, "≤ 0.01"), (100.0, "≥ 100"), (1.234, "1.23")])
+def test_a_temperature_at_its_bound_may_lie_beyond(value, cell):
+    assert table_page._cell("temperature", value) == cell
+    text = table_page._calibration({"ece": 0.1, "temperature": value})
+    assert text == f"ECE 10.0 %, T {cell if cell[0] in '≤≥' else f'= {cell}'}"
+
+
+def test_minus_signs_are_minus_signs():
+    assert table_page._cell("nll", -0.5) == "\u22120.500"

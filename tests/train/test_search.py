@@ -13,7 +13,7 @@ from fsmap.errors import InputError
 from fsmap.models.mlp import MLP
 from fsmap.train.optim import adam, cosine
 from fsmap.train.plan import plan
-from fsmap.train.search import Config, objective, strengths, train
+from fsmap.train.search import Config, Trained, at_edges, objective, strengths, train
 from fsmap.types import Batch
 
 PX = fsmap.px.Normal(shape=(2,))
@@ -165,3 +165,33 @@ def test_automatic_strengths_are_shares_of_the_loss(net):
     assert len(found) == 4
     assert [s * R for s in found] == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1], rel=0.5)
     assert all(f"{s:.0e}" == f"{s:.1e}".replace(".0", "") for s in found)  # one digit
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (Config(1e-3, 1e-2), []),
+        (
+            Config(1e-3, 1e-1),
+            ["λ = 0.1 is the largest of the 3 tried (0.001 to 0.1): a larger one may do better"],
+        ),
+        (
+            Config(1e-5, 1e-3),
+            [
+                "weight decay = 1e-05 is the smallest of the 3 tried (1e-05 to 0.01): hardly any "
+                "of it helps here",
+                "λ = 0.001 is the smallest of the 3 tried (0.001 to 0.1): hardly any of it helps "
+                "here",
+            ],
+        ),
+    ],
+)
+def test_strengths_at_an_end_of_what_was_tried(config, told):
+    search = [
+        {"weight_decay": w, "reg_strength": s, "value": 1.0, "step": 1}
+        for w in (1e-5, 1e-3, 1e-2)
+        for s in (1e-3, 1e-2, 1e-1)
+    ]
+    assert at_edges(Trained({}, config, 1.0, 1, search, [])) == told
+    lone = Trained({}, config, 1.0, 1, search[:1], [])
+    assert at_edges(lone) == []  # what was given was not searched

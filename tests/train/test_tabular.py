@@ -8,7 +8,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import fsmap
-from fsmap.errors import InputError
+import fsmap.train.tabular
+from fsmap.errors import ConstantTargetWarning, EdgeOfGridWarning, InputError
+from fsmap.train.search import Config
 from fsmap.train.tabular import learn
 
 FAST = {"hidden": (8,), "steps": 20, "weight_decay": 1e-4, "reg_strength": 1e-3}
@@ -21,10 +23,11 @@ def rows(generator):
     return x, x[:, :1] - x[:, 1:2], held
 
 
+@pytest.mark.filterwarnings("ignore::fsmap.errors.EdgeOfGridWarning")  # five steps choose nothing
 def test_what_is_auto_is_chosen_and_what_is_given_is_kept(rows):
     x, y, held = rows
     _, both = learn(x, y, held, hidden=(8,), steps=5)
-    assert len(both.search) == 12
+    assert len(both.search) == 16
     _, one = learn(x, y, held, hidden=(8,), steps=5, weight_decay=0.5)
     assert {line["weight_decay"] for line in one.search} == {0.5}
     assert len(one.search) == 4
@@ -92,7 +95,7 @@ def test_a_factory_makes_the_network_from_the_seed(rows):
 def test_fs_map_on_a_small_network(rows):
     x, y, held = rows
     _, found = learn(x, y, held, method="fs-map", hidden=(4,), steps=5, num_points=4)
-    assert len(found.search) == 12
+    assert len(found.search) == 16
 
 
 @pytest.mark.parametrize(
@@ -122,3 +125,28 @@ def test_a_device_that_is_not_there(rows):
 def test_on_a_gpu_it_is_the_same(rows):
     cpu, gpu = (learn(*rows, **FAST, device=d)[0](rows[0]) for d in ("cpu", "cuda"))
     assert_close(cpu, gpu, rtol=1e-3, atol=1e-3)
+
+
+def test_the_largest_strength_is_worth_a_warning(rows, monkeypatch):
+    """Only that one: the smallest says that hardly any regularization helps."""
+    x, y, held = rows
+    real = fsmap.train.tabular.train
+    for strength, warned in ((3.0, True), (2.0, False), (1.0, False)):
+        monkeypatch.setattr(
+            fsmap.train.tabular,
+            "train",
+            lambda *a, s=strength, **k: real(*a, **k)._replace(config=Config(0.5, s)),
+        )
+        monkeypatch.setattr(fsmap.train.tabular, "strengths", lambda *a, **k: [1.0, 2.0, 3.0])
+        options = {"hidden": (8,), "steps": 2, "weight_decay": 0.5}
+        if warned:
+            with pytest.warns(EdgeOfGridWarning, match=r"λ = 3 is the largest of the 3 tried"):
+                learn(x, y, held, **options)
+        else:
+            learn(x, y, held, **options)  # a warning would be an error here
+
+
+def test_a_constant_target_is_worth_a_warning(rows):
+    x, y, held = rows
+    with pytest.warns(ConstantTargetWarning, match="the target is the same in every row"):
+        learn(x, torch.zeros_like(y), held, **FAST)

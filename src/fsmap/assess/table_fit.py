@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,15 +24,15 @@ from fsmap.data.encoder import Encoder, UnseenWarning
 from fsmap.data.rows import Parts, check_enough, split_rows
 from fsmap.data.tables import Table
 from fsmap.data.target import REGRESSION, Target, find_target, labels
-from fsmap.errors import InputError
+from fsmap.errors import EdgeOfGridWarning, InputError
 from fsmap.models.mlp import MLP
-from fsmap.train.search import Trained
+from fsmap.train.linear import learn_linear
+from fsmap.train.search import Trained, at_edges
 from fsmap.train.table_model import TableModel, forward
 from fsmap.train.tabular import AUTO, learn
 
 LINEAR = "linear"
 METHODS = (LINEAR, "ps-map", "l-map")
-LINEAR_RATE = 0.03  # a convex problem: ten times the networks' learning rate
 
 
 class TableOptions(NamedTuple):
@@ -63,7 +63,10 @@ class Run(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """A tested model, and everything that a page about it shows."""
+    """A tested model, and everything that a page about it shows.
+
+    The ``edges`` say which chosen strengths lie at an end of what was tried.
+    """
 
     model: TableModel
     parts: Parts
@@ -71,6 +74,7 @@ class Fitted(NamedTuple):
     runs: dict[str, Run]
     notes: list[str]
     versus: Difference  # L-MAP minus PS-MAP, loss per test row
+    edges: dict[str, list[str]]
 
 
 def fit_table(
@@ -99,6 +103,7 @@ def fit_table(
         table.num_rows, valid=options.valid, test=options.test, seed=options.seed, labels=classes
     )
     encoder, notes = _encoder(table, target, parts, options)
+    notes += _rare(goal, classes, parts)
     for note in [*table.notes, *notes]:
         say(note)
     if goal.task == REGRESSION:
@@ -114,12 +119,14 @@ def fit_table(
         network, runs[method] = _run(method, x, y, parts, goal, options)
         networks[method] = network
         chosen, tried = runs[method].trained, len(runs[method].trained.search)
-        say(f"{method}: {tried} configurations, {chosen.step} steps, {runs[method].seconds:.1f} s")
+        steps = f"{chosen.step} step{'' if chosen.step == 1 else 's'}"
+        say(f"{method}: {tried} configurations, {steps}, {runs[method].seconds:.1f} s")
     results = {method: _result(run) for method, run in runs.items()}
     model = TableModel(encoder, goal, networks, options.activation, results)
     seen = y[parts.test]
     versus = measures.difference(runs["l-map"].out, runs["ps-map"].out, seen, goal)
-    return Fitted(model, parts, seen, runs, [*table.notes, *notes], versus)
+    edges = {method: at_edges(runs[method].trained) for method in METHODS if method != LINEAR}
+    return Fitted(model, parts, seen, runs, [*table.notes, *notes], versus, edges)
 
 
 def _encoder(
@@ -140,6 +147,19 @@ def _encoder(
     return found, notes
 
 
+def _rare(target: Target, labels: npt.NDArray[np.int64] | None, parts: Parts) -> Iterator[str]:
+    """A remark for each class that is too rare to be in every part."""
+    if labels is None:
+        return
+    for label, name in enumerate(target.classes):
+        count = int((labels == label).sum())
+        uses = {"train": parts.train, "choose by": parts.valid, "test on": parts.test}
+        lacking = [use for use, rows in uses.items() if label not in labels[rows]]
+        if lacking:
+            text = f"class {name!r} has {count} row{'' if count == 1 else 's'}: "
+            yield text + ", ".join(f"none to {use}" for use in lacking)
+
+
 def _run(
     method: str,
     x: npt.NDArray[Any],
@@ -150,25 +170,36 @@ def _run(
 ) -> tuple[MLP, Run]:
     rows = np.concatenate([parts.train, parts.valid])
     held = torch.arange(len(rows)) >= len(parts.train)
-    linear = method == LINEAR
     start = time.perf_counter()
-    network, trained = learn(
-        torch.from_numpy(x[rows]),
-        y[rows],
-        held,
-        method="ps-map" if linear else method,
-        hidden=() if linear else options.hidden,
-        activation=options.activation,
-        learning_rate=LINEAR_RATE if linear else None,
-        px=options.px,
-        steps=options.steps,
-        device=options.device,
-        seed=options.seed,
-        progress=options.progress,
-    )
+    inputs = torch.from_numpy(x[rows])
+    network: nn.Module
+    if method == LINEAR:
+        network, trained = learn_linear(inputs, y[rows], held)
+    else:
+        network, trained = _learn_network(method, inputs, y[rows], held, options)
     seconds = time.perf_counter() - start
     assert isinstance(network, MLP)
     return network, _tested(network, trained, x, y, parts, target, seconds)
+
+
+def _learn_network(
+    method: str, x: Tensor, y: Tensor, held: Tensor, options: TableOptions
+) -> tuple[nn.Module, Trained]:
+    with warnings.catch_warnings():  # said by remarks(), a line for the terminal and the page
+        warnings.simplefilter("ignore", EdgeOfGridWarning)
+        return learn(
+            x,
+            y,
+            held,
+            method=method,
+            hidden=options.hidden,
+            activation=options.activation,
+            px=options.px,
+            steps=options.steps,
+            device=options.device,
+            seed=options.seed,
+            progress=options.progress,
+        )
 
 
 def _tested(

@@ -125,6 +125,8 @@ def run(arguments: argparse.Namespace) -> int:
     console.table(*table_page.results(fitted))
     console.say()
     console.say(table_page.verdict(fitted))
+    for text in table_page.edges(fitted):
+        console.say(text)
     text = table_page.render(
         fitted,
         source=arguments.table.name,

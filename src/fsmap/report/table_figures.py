@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SHOWN = ("ps-map", "l-map")
 MOST_DOTS = 600  # per panel: more would be a blot, and a slow page
-SHADES = (0.35, 0.65, 1.0)  # of lines that differ in weight decay
+SHADES = (0.25, 0.5, 0.75, 1.0)  # of lines that differ in weight decay
 BINS = 10
 
 
@@ -104,7 +104,7 @@ def _search(fitted: Fitted) -> Picture:
     figure, (left, right) = figures.axes(2, sharey=True)
     search = fitted.runs["l-map"].trained.search
     decays = sorted({line["weight_decay"] for line in search})
-    for decay, shade in zip(decays, SHADES, strict=False):
+    for decay, shade in zip(decays, SHADES, strict=True):
         lines = [line for line in search if line["weight_decay"] == decay]
         look = figures.method_style("l-map", alpha=shade, label=f"L-MAP, w = {number(decay)}")
         left.plot([v["reg_strength"] for v in lines], [v["value"] for v in lines], **look)

@@ -11,7 +11,7 @@ from fsmap.data.target import REGRESSION
 from fsmap.report.circumstances import circumstances
 from fsmap.report.figures import NAMES, to_svg
 from fsmap.report.inline_svg import Glyphs, inline
-from fsmap.report.numbers import number
+from fsmap.report.numbers import MINUS, number
 from fsmap.report.page import environment, theme
 from fsmap.report.table_figures import pictures
 from fsmap.train.progress import duration
@@ -29,6 +29,8 @@ HEADINGS = {
 }
 PERCENT = ("coverage", "accuracy", "ece")
 LEVELS_SHOWN = 6
+COLDEST, HOTTEST = 1e-2, 1e2
+"""Where the search for a temperature ends: what lies there may lie beyond."""
 
 
 def method_name(method: str) -> str:
@@ -81,6 +83,11 @@ def verdict(fitted: Fitted) -> str:
     )
 
 
+def edges(fitted: Fitted) -> list[str]:
+    """A sentence for each chosen strength that lies at an end of what was tried."""
+    return [f"{method_name(m)}: {text}" for m, texts in fitted.edges.items() for text in texts]
+
+
 def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
     """The page's text.
 
@@ -125,6 +132,7 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
             pictures=shown,
             columns=_columns(fitted),
             notes=fitted.notes,
+            edges=edges(fitted),
             sizes=sizes,
             command=command,
             predict=f"fsmap predict {model} new.csv --out predictions.csv",
@@ -149,16 +157,24 @@ def page_path(model: Path) -> Path:
 
 
 def _cell(name: str, value: float) -> str:
+    if name == "temperature" and not COLDEST < value < HOTTEST:
+        return f"≤ {COLDEST:g}" if value <= COLDEST else f"≥ {HOTTEST:g}"
     if name in PERCENT:
         return f"{100 * value:.1f} %"
     # three digits, zeros included, so that a column can be compared
-    return f"{value:#.3g}" if 1e-3 <= abs(value) < 1e3 else number(value, 4)
+    text = f"{value:#.3g}" if 1e-3 <= abs(value) < 1e3 else number(value, 4)
+    return text.replace("-", MINUS)
 
 
 def _calibration(measured: dict[str, float]) -> str:
     if "coverage" in measured:
         return f"90 % intervals hold {_cell('coverage', measured['coverage'])}"
-    return f"ECE {_cell('ece', measured['ece'])}, T = {number(measured['temperature'], 3)}"
+    return f"ECE {_cell('ece', measured['ece'])}, {_temperature(measured)}"
+
+
+def _temperature(measured: dict[str, float]) -> str:
+    cell = _cell("temperature", measured["temperature"])
+    return f"T {cell}" if cell[0] in "≤≥" else f"T = {cell}"
 
 
 def _columns(fitted: Fitted) -> list[dict[str, str]]:

@@ -30,7 +30,7 @@ from fsmap.train.strength import suggest_strength
 from fsmap.types import Batch, ModelFn, Params
 
 METHODS = ("l-map", "ps-map", "fs-map")
-WEIGHT_DECAYS = (1e-5, 1e-3, 1e-2)
+WEIGHT_DECAYS = (1e-5, 1e-3, 1e-2, 1e-1)
 SHARES = (1e-4, 1e-3, 1e-2, 1e-1)
 """λR as a share of the loss before training: what the automatic λ are."""
 VALIDATIONS = 50  # how often a run looks at the held-out points
@@ -61,6 +61,32 @@ class Trained(NamedTuple):
     step: int
     search: list[dict[str, float]]
     curve: list[tuple[int, float]]
+
+
+def at_edges(found: Trained) -> list[str]:
+    """Which chosen strengths are the largest or smallest of the automatic ones.
+
+    The largest: a larger one may do better. The smallest, of a grid that reaches down to where λR
+    is a ten-thousandth of the loss: hardly any of it is wanted, and a smaller one changes nothing.
+
+    Args:
+        found: A search.
+
+    Returns:
+        A sentence for each.
+    """
+    told = []
+    for name, word in (("weight_decay", "weight decay"), ("reg_strength", "λ")):
+        values = sorted({line[name] for line in found.search})
+        chosen = getattr(found.config, name)
+        if len(values) < 3 or chosen not in (values[0], values[-1]):
+            continue
+        tried = f"of the {len(values)} tried ({values[0]:g} to {values[-1]:g})"
+        if chosen == values[-1]:
+            told.append(f"{word} = {chosen:g} is the largest {tried}: a larger one may do better")
+        else:
+            told.append(f"{word} = {chosen:g} is the smallest {tried}: hardly any of it helps here")
+    return told
 
 
 def strengths(module: nn.Module, px: EvalDistribution, loss: float, *, seed: int) -> list[float]:

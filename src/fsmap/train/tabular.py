@@ -7,19 +7,20 @@ cross-entropy, plus w/2 ‖θ‖² + λR; see :mod:`fsmap.train.search`.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fsmap.errors import InputError
+from fsmap.errors import ConstantTargetWarning, EdgeOfGridWarning, InputError
 from fsmap.models.mlp import MLP
 from fsmap.objective.likelihood import Categorical, Gaussian, Likelihood
 from fsmap.objective.px import Empirical, EvalDistribution, Normal, as_px
 from fsmap.objective.weighted import Weighted, packed, unpacked
 from fsmap.train.plan import plan
-from fsmap.train.search import WEIGHT_DECAYS, Trained, strengths, train
+from fsmap.train.search import WEIGHT_DECAYS, Trained, at_edges, strengths, train
 from fsmap.types import Batch
 
 AUTO = "auto"
@@ -82,6 +83,9 @@ def learn(
     """
     _check(weight_decay, reg_strength, method)
     labels = not y.is_floating_point()
+    if not labels and bool((y == y[:1]).all()):
+        message = "the target is the same in every row: the model will be that constant"
+        warnings.warn(message, ConstantTargetWarning, stacklevel=4)
     likelihood: Likelihood = Categorical() if labels else SQUARED_ERROR
     outputs = int(y.max()) + 1 if labels else y.shape[1]
     constant = math.log(max(outputs, 2)) if labels else float(outputs)  # loss of a constant
@@ -116,7 +120,7 @@ def learn(
         data,
         Batch(x[held], y[held]) if held_out is not None else None,
         likelihood=likelihood,
-        by=lambda out, target: _held_out_loss(out, target, labels, weight is not None),
+        by=lambda out, target: held_out_loss(out, target, labels, weight is not None),
         px=points,
         weight_decays=decays,
         reg_strengths=lambdas or [],
@@ -124,6 +128,7 @@ def learn(
         seed=seed,
         progress=progress,
     )
+    _warn_at_edge(found)
     with torch.no_grad():
         for name, p in net.named_parameters():
             p.copy_(found.params.get(name, p))
@@ -142,8 +147,26 @@ def _check(weight_decay: float | str, reg_strength: float | str, method: str) ->
         raise InputError(message)
 
 
-def _held_out_loss(out: Tensor, y: Tensor, labels: bool, weighted: bool) -> Tensor:
-    """Root mean squared error over rows and outputs, standardized; or mean log loss in nats."""
+def _warn_at_edge(found: Trained) -> None:
+    """Only the upper edge: below the lower one there is nothing to gain."""
+    told = [text for text in at_edges(found) if "largest" in text]
+    if told:
+        message = f"{'; '.join(told)}. Give a number instead of 'auto' to try one."
+        warnings.warn(message, EdgeOfGridWarning, stacklevel=3)
+
+
+def held_out_loss(out: Tensor, y: Tensor, labels: bool, weighted: bool = False) -> Tensor:
+    """Root mean squared error over rows and outputs, standardized; or mean log loss in nats.
+
+    Args:
+        out: What a network says, ``[N, K]``.
+        y: Targets, or labels; with weights behind them where ``weighted``.
+        labels: Whether the targets are labels.
+        weighted: Whether rows have weights.
+
+    Returns:
+        One number.
+    """
     weight = torch.ones_like(out[:, 0])
     if weighted:
         y, weight = unpacked(y, labels=labels)

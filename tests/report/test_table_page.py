@@ -125,9 +125,9 @@ def test_in_a_browser_on_both_sizes_and_themes(fitted, tmp_path, chromium):
 
 
 def test_edges_of_the_grid_are_said_in_words(fitted):
-    odd = fitted._replace(edges={"ps-map": [], "l-map": ["λ = 1 is the largest of the 4 tried"]})
-    assert table_page.edges(odd) == ["L-MAP: λ = 1 is the largest of the 4 tried"]
-    assert '<p class="note">L-MAP: λ = 1 is the largest of the 4 tried.</p>' in render(odd)
+    odd = fitted._replace(edges={"ps-map": [], "l-map": ["λ = 5e-06 is the largest tried"]})
+    assert table_page.edges(odd) == ["L-MAP: λ = 5e\u22126 is the largest tried"]
+    assert '<p class="note">L-MAP: λ = 5e\u22126 is the largest tried.</p>' in render(odd)
 
 
 @pytest.mark.parametrize(("value", "cell"), [(0.01, "≤ 0.01"), (100.0, "≥ 100"), (1.234, "1.23")])

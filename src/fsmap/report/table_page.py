@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 
 from fsmap.assess.table_fit import LINEAR, METHODS, Fitted
@@ -85,7 +86,8 @@ def verdict(fitted: Fitted) -> str:
 
 def edges(fitted: Fitted) -> list[str]:
     """A sentence for each chosen strength that lies at an end of what was tried."""
-    return [f"{method_name(m)}: {text}" for m, texts in fitted.edges.items() for text in texts]
+    told = [(method_name(m), text) for m, texts in fitted.edges.items() for text in texts]
+    return [f"{name}: {re.sub('e-0*', f'e{MINUS}', text)}" for name, text in told]
 
 
 def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:

@@ -76,6 +76,13 @@ def test_classes(tmp_path):
     assert found.runs["l-map"].spread is None
 
 
+def test_one_column_is_one_column(table):
+    lines = []
+    options = OPTIONS._replace(drop=("id", "country", "age"), steps=1)
+    fit_table(table, "price", options, lines.append)
+    assert any("; 1 column of numbers, 1 of categories" in line for line in lines)
+
+
 def test_columns_can_be_dropped_but_not_the_target(table):
     options = OPTIONS._replace(drop=("id", "country"), steps=2)
     found = fit_table(table, "price", options)

@@ -231,5 +231,7 @@ def _width(encoder: Encoder) -> str:
     kinds: Sequence[Column] = encoder.used
     categories = sum(column.kind == CATEGORY for column in kinds)
     gaps = sum(column.missing for column in kinds)
-    text = f"{len(kinds) - categories} columns of numbers, {categories} of categories"
+    numeric = len(kinds) - categories
+    word = "column" if numeric == 1 else "columns"
+    text = f"{numeric} {word} of numbers, {categories} of categories"
     return text + (f", {gaps} with missing values" if gaps else "")

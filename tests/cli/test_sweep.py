@@ -111,7 +111,7 @@ def test_an_interrupt_says_how_to_go_on(monkeypatch, capsys):
         (["sizes="], "--set sizes=: a value is missing. Write sizes=a;b;c."),
         (
             [
-                "scale=" + ",".join(map(str, range(200))),
+                "scale=" + ",".join(map(str, range(1, 201))),
                 "seeds=" + ",".join(map(str, range(1, 200))),
             ],
             "this grid has 39800 points, at most 10000",

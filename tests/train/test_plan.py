@@ -35,7 +35,7 @@ def test_what_is_given_stays():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "steps must be at least 1, got 0. None leaves it to the rows."),
+        ({"steps": 0}, "steps must be at least 1, got 0. Left out, it goes by the rows."),
         ({"batch_size": -1}, "batch_size must be at least 1, got -1"),
         ({"num_points": 0}, "num_points must be at least 1, got 0"),
         ({"patience": 0}, "patience must be at least 1, got 0"),

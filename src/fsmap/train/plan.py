@@ -66,7 +66,7 @@ def plan(
     }
     for name, count in given.items():
         if count is not None and count < 1:
-            message = f"{name} must be at least 1, got {count}. None leaves it to the rows."
+            message = f"{name} must be at least 1, got {count}. Left out, it goes by the rows."
             raise InputError(message)
     if lr is not None and not 0 < lr < math.inf:
         message = f"the learning rate must be positive and finite, got {lr:g}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fsmap
-from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.errors import IgnoredProbesWarning, InputError, UnsupportedModuleError
 
 S = 5
 PX = fsmap.px.Normal(shape=(2,))
@@ -179,3 +179,21 @@ class FullyShardedDataParallel(nn.Module):
 def test_fsdp1_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedModuleError, match=r"FSDP1.*Use .*fully_shard \(FSDP2\)"):
         fsmap.InPlacePenalty(FullyShardedDataParallel(), PX, num_points=S)
+
+
+class Deaf(nn.Module):
+    """Has a parameter and does not use it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0 * self.weight
+
+
+def test_an_r_of_zero_is_said_once() -> None:
+    penalty = fsmap.InPlacePenalty(Deaf(), fsmap.px.Normal(shape=(2,)), num_points=3)
+    with pytest.warns(IgnoredProbesWarning, match="R is exactly 0: the output does not change"):
+        assert penalty.backward(1.0) == 0
+    assert penalty.backward(1.0) == 0  # a warning would fail the test

@@ -470,6 +470,8 @@ def test_bad_input_is_named() -> None:
         fsmap.LMAP(module, normal((2,)), num_points=S, batchnorm="train")
     with pytest.raises(InputError, match="unknown trace estimator 'hutch'; known: fd, "):
         fsmap.LMAP(module, normal((2,)), num_points=S, estimator="hutch")
+    with pytest.raises(UnsupportedModuleError, match="is, or contains, an LMAP already"):
+        fsmap.LMAP(fsmap.LMAP(module, normal((2,)), num_points=S), normal((2,)), num_points=S)
     with pytest.raises(InputError, match="probes must be a whole number, got 2.5"):
         fsmap.LMAP(module, normal((2,)), num_points=S, probes=2.5)
     with pytest.raises(InputError, match="num_points must be at least 1, got 0"):

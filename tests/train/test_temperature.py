@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import fsmap
-from fsmap.errors import InputError
+from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.train.guard import health
 
 PX = fsmap.px.Normal(shape=(8,))
@@ -347,3 +348,47 @@ def test_the_example_runs_and_calibrates(seeded: None):
     assert steered["nll"] < plain["nll"]
     assert steered["ece"] < plain["ece"]
     assert control.status == "steering"
+
+
+class Several(nn.Module):
+    """Two inputs, and an output in one of several wrappings."""
+
+    def __init__(self, wrapping: str) -> None:
+        super().__init__()
+        self.inner, self.wrapping = nn.Linear(3, 2), wrapping
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor | None = None) -> object:
+        out = self.inner(a if b is None else a + b)
+        if self.wrapping == "pair":
+            return 100 * out, out
+        return SimpleNamespace(logits=out) if self.wrapping == "logits" else out
+
+
+@pytest.mark.parametrize("kind", ["lmap", "penalty", "module"])
+@pytest.mark.parametrize("inputs", ["tensor", "tuple", "dict"])
+@pytest.mark.parametrize("wrapping", ["plain", "logits", "pair"])
+def test_the_model_is_called_as_in_training(kind, inputs, wrapping, seeded):
+    module, a, y = Several(wrapping), torch.randn(20, 3), torch.arange(20) % 2
+    x = {"tensor": a, "tuple": (a, a), "dict": {"a": a, "b": a}}[inputs]
+    wanted = module.inner(a if inputs == "tensor" else 2 * a).detach()
+    forward = None
+    if wrapping == "pair":
+
+        def forward(module, x):
+            first = (x,) if isinstance(x, torch.Tensor) else x
+            return (module(**x) if isinstance(x, dict) else module(*first))[1]
+
+    options = {"num_points": 4, "batchnorm": "frozen", "forward": forward}
+    model = {
+        "lmap": lambda: fsmap.LMAP(module, x, **options),
+        "penalty": lambda: fsmap.LaplacianPenalty(module, x, **options),
+        "module": lambda: module,
+    }[kind]()
+    control = fsmap.TemperatureControl(model, (x, y), start=1e-3)
+    if kind == "module" and wrapping == "pair":
+        with pytest.raises(UnsupportedModuleError, match="returned tuple.*a function as held_out"):
+            control.update()
+        return
+    out, _ = control._outputs()
+    torch.testing.assert_close(out, wanted)
+    assert module.training

@@ -13,6 +13,7 @@ backward pass. No graph ever sees a parameter change: three forward and two back
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,18 +21,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsmap.errors import UnsupportedModuleError
+from fsmap.errors import IgnoredProbesWarning, UnsupportedModuleError
 from fsmap.functional import Forward, Functional
 from fsmap.linalg import points
 from fsmap.linalg.metric import Metric, resolve
 from fsmap.linalg.passes import flat
 from fsmap.linalg.probes import Stream
-from fsmap.linalg.values import HALF, accumulate
+from fsmap.linalg.values import HALF, accumulate, number
 from fsmap.objective import batchnorm as bn
 from fsmap.objective import sharding
 from fsmap.objective.geometry import sample
 from fsmap.objective.px import EvalDistribution, as_px
-from fsmap.objective.regularizer import check_numbers
+from fsmap.objective.regularizer import STILL, check_numbers
 from fsmap.objective.selection import Layers, trainable
 from fsmap.objective.steps import Steps
 from fsmap.types import Inputs, Params
@@ -100,7 +101,7 @@ class InPlacePenalty:
         self.num_points, self.beta, self.probes = num_points, beta, probes
         self.metric, self.layers = metric, layers
         self.steps = Steps(seed, every)
-        self._looked = False
+        self._looked = self._judged = False
         trainable(sharding.unwrapped(module), layers)  # raises if there is none
 
     def backward(self, reg_strength: float | Tensor = 1.0) -> Tensor:
@@ -126,6 +127,9 @@ class InPlacePenalty:
             with bn.frozen(self.module, self.batchnorm == "frozen"), _kept_buffers(self.module):
                 for probe in range(self.probes):
                     value += share * self._one(params, x, stream, probe, share * reg_strength)
+            if not self._judged and number(value) == 0:
+                warnings.warn(STILL, IgnoredProbesWarning, stacklevel=2)
+            self._judged = True
         self.steps.passed()
         return value
 

@@ -30,6 +30,12 @@ from fsmap.objective.sharding import refuse_sharded
 from fsmap.objective.steps import Steps
 from fsmap.types import Inputs, Params
 
+STILL = (
+    "R is exactly 0: the output does not change with the parameters that R is about. Either all "
+    "its weights are zero, or a wrapper around or inside the model (FSDP, offloading, "
+    "quantization) replaces the parameters that it is given."
+)
+
 
 class Regularizer:
     """R(θ) at fresh evaluation points: what :class:`LMAP` and :class:`LaplacianPenalty` share."""
@@ -54,6 +60,9 @@ class Regularizer:
         """Check and keep the settings."""
         trace.check_method(estimator)
         check_numbers(num_points=num_points, every=every, probes=probes, outputs=outputs, beta=beta)
+        if any(isinstance(getattr(m, "regularizer", None), Regularizer) for m in module.modules()):
+            message = "the module is, or contains, an LMAP already: give the model inside it"
+            raise UnsupportedModuleError(message)
         functional(module, last_layer=last_layer)  # raises if there is nothing to train
         self.f = Functional(module, forward, last_layer)
         self.module = module
@@ -214,12 +223,7 @@ class Regularizer:
     def _check_moved(self, value: Tensor) -> None:
         """Say once that R is zero: some wrapper may hand the model other parameters than ours."""
         if torch.is_grad_enabled() and not self._moved and number(value) == 0:
-            message = (
-                "R is exactly 0: the output does not change with the parameters that R is about. "
-                "Either all its weights are zero, or a wrapper around or inside the model (FSDP, "
-                "offloading, quantization) replaces the parameters that it is given. "
-                "fsmap.InPlacePenalty may serve such a model."
-            )
+            message = f"{STILL} fsmap.InPlacePenalty may serve such a model."
             warnings.warn(message, IgnoredProbesWarning, stacklevel=5)
         self._moved |= torch.is_grad_enabled()
 

@@ -18,9 +18,10 @@ def refuse_sharded(module: nn.Module) -> None:
     """
     if _is_sharded(module):
         message = (
-            "the parameters are sharded (FSDP2, DTensor): a functional pass would ignore ψ and "
-            "return R = 0 without an error. Use fsmap.InPlacePenalty, which moves the shards "
-            "themselves (docs/guide/distributed.md), or DDP."
+            "the parameters are sharded (FSDP): a functional pass would ignore ψ and return R = 0 "
+            "without an error. Under FSDP2 (fully_shard) use fsmap.InPlacePenalty, which moves the "
+            "shards themselves (docs/guide/distributed.md); move from FSDP1 "
+            "(FullyShardedDataParallel) to FSDP2 first, or use DDP."
         )
         raise UnsupportedModuleError(message)
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fsmap import metrics
-from fsmap.errors import InputError
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.functional import Functional
 from fsmap.linalg import points
 from fsmap.objective.lmap import LMAP, LaplacianPenalty
 from fsmap.train.guard import COLLAPSED, GOOD, Guard, Health, health
@@ -110,6 +111,7 @@ class TemperatureControl:
             raise InputError(message)
         self.signal = find_signal(signal, noise_std)
         self.module = _module(model)
+        self.call = _call(model)
         self.held_out, self.batch_size, self.warmup = held_out, batch_size, warmup
         self.optimizer = optimizer
         self.steering = Steering(
@@ -218,7 +220,14 @@ class TemperatureControl:
         try:
             with torch.no_grad():
                 parts = torch.arange(points.count(x)).split(self.batch_size)
-                outs = [_output(self.module, points.take(x, rows)) for rows in parts]
+                assert self.call is not None
+                outs = [self.call(points.take(x, rows)) for rows in parts]
+        except UnsupportedModuleError as error:
+            message = (
+                f"{error} Or give TemperatureControl a function as held_out, which returns outputs "
+                "and targets."
+            )
+            raise UnsupportedModuleError(message) from error
         finally:
             self.module.train(mode)
         return torch.cat(outs), y.to(outs[0].device)
@@ -273,13 +282,15 @@ def _module(model: nn.Module | LaplacianPenalty | None) -> nn.Module | None:
     return model.regularizer.module if isinstance(model, LaplacianPenalty) else model
 
 
-def _output(module: nn.Module, x: Inputs) -> Tensor:
-    args, named = (
-        (x, {}) if isinstance(x, tuple) else ((), x) if isinstance(x, dict) else ((x,), {})
-    )
-    out: Any = module(*args, **named)
-    made: Tensor = out[0] if isinstance(out, tuple) else out  # LMAP returns (output, None)
-    return made
+def _call(model: nn.Module | LaplacianPenalty | None) -> Callable[[Inputs], Tensor] | None:
+    """How the model is called: as in training where that is known, with ``forward`` and all."""
+    if model is None:
+        return None
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    if isinstance(inner, LMAP | LaplacianPenalty):
+        return inner.regularizer.f.plain
+    assert isinstance(model, nn.Module)
+    return Functional(model).plain
 
 
 def _authority(optimizer: torch.optim.Optimizer | None, given: float | None) -> float:

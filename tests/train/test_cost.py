@@ -56,6 +56,22 @@ def test_more_points_cost_more_time_and_memory() -> None:
 
 
 @pytest.mark.usefixtures("seeded")
+def test_a_penalty_in_place() -> None:
+    module = network()
+    penalty = fsmap.InPlacePenalty(module, PX, num_points=256, every=2)
+    penalty.backward(1.0)
+    before = copy.deepcopy(module.state_dict())
+    grads = [p.grad.clone() for p in module.parameters()]
+    cost = fsmap.estimate_cost(penalty, torch.zeros(64, 16))
+    assert cost.settings.startswith("fd in place, num_points=256, probes=1")
+    assert cost.active > cost.idle
+    assert cost.every == 2
+    assert all(torch.equal(v, before[n]) for n, v in module.state_dict().items())
+    assert all(torch.equal(a, p.grad) for a, p in zip(grads, module.parameters(), strict=True))
+    assert penalty.steps.step == 1
+
+
+@pytest.mark.usefixtures("seeded")
 def test_sampled_outputs_save_the_memory_of_the_others() -> None:
     module = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2_000))
     peaks = []
@@ -98,5 +114,5 @@ def test_bytes_are_counted_once_and_given_back() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(InputError, match="takes an LMAP or a LaplacianPenalty, got Sequential"):
+    with pytest.raises(InputError, match="LaplacianPenalty or an InPlacePenalty, got Sequential"):
         fsmap.estimate_cost(network(), torch.zeros(2, 16))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,10 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 from fsmap.errors import InputError
 from fsmap.linalg.values import accumulate
+from fsmap.objective.inplace import InPlacePenalty
 from fsmap.objective.lmap import LMAP, LaplacianPenalty
+from fsmap.objective.regularizer import Regularizer
 from fsmap.types import Inputs
 
 EVERY = (1, 2, 4, 8)
+Term = LMAP | LaplacianPenalty | InPlacePenalty
 PATIENCE = 2.0  # seconds of repeating one measurement
 
 
@@ -83,8 +86,8 @@ def estimate_cost(
     """Measure a training step with and without R; the model stays as it is.
 
     Args:
-        term: The LMAP or LaplacianPenalty that will train the model. Call this inside
-            ``torch.autocast`` if you train so.
+        term: The LMAP, LaplacianPenalty or InPlacePenalty that will train the model. Call this
+            inside ``torch.autocast`` if you train so; under FSDP or DDP on all ranks.
         x: A training batch.
         loss: Loss of an output; by default its mean square. The optimizer's own step is not part of
             the measurement: it is the same with and without R.
@@ -95,7 +98,7 @@ def estimate_cost(
         Seconds and bytes; ``print`` shows what other values of ``every`` would cost.
 
     Raises:
-        InputError: If ``term`` is neither an LMAP nor a LaplacianPenalty.
+        InputError: If ``term`` is none of them.
 
     Example:
         >>> import torch, fsmap
@@ -105,50 +108,62 @@ def estimate_cost(
         >>> cost.seconds(every=4) < cost.seconds(every=1)
         True
     """
-    if not isinstance(term, LMAP | LaplacianPenalty):
+    if not isinstance(term, LMAP | LaplacianPenalty | InPlacePenalty):
         message = (
-            f"estimate_cost takes an LMAP or a LaplacianPenalty, got {type(term).__name__}. "
-            "(InPlacePenalty makes three forward and two backward passes over its points.)"
+            "estimate_cost takes an LMAP, a LaplacianPenalty or an InPlacePenalty, got "
+            f"{type(term).__name__}"
         )
         raise InputError(message)
-    reg = term.regularizer
-    params = [p for p in reg.module.parameters() if p.requires_grad]
+    reg = _inner(term)
     objective = loss or (lambda out: accumulate(out).square().mean())
 
-    def plain() -> Sequence[Tensor | None]:
-        return torch.autograd.grad(objective(reg.f.plain(x)), params, allow_unused=True)
+    def plain() -> None:
+        reg.module.zero_grad()
+        objective(reg.f.plain(x)).backward()
 
-    def with_term(strength: float) -> Sequence[Tensor | None]:
-        reg.step = 0
-        if isinstance(term, LMAP):
-            out, value = term(x, strength)
-        else:
-            out, value = reg.f.plain(x), term(strength)
-        return torch.autograd.grad(objective(out) + value, params, allow_unused=True)
+    def with_term(strength: float) -> None:
+        reg.steps.step = 0
+        if isinstance(term, InPlacePenalty):
+            plain()
+            term.backward(strength)
+            return
+        reg.module.zero_grad()
+        out, value = term(x, strength) if isinstance(term, LMAP) else (None, term(strength))
+        (objective(reg.f.plain(x) if out is None else out) + value).backward()
 
-    device = params[0].device
+    device = next(p for p in reg.module.parameters() if p.requires_grad).device
     runs = (plain, lambda: with_term(0.0), lambda: with_term(1.0))
     with _as_it_was(term, device):
         seconds = [_seconds(run, device, repeats) for run in runs]
         peaks = [_peak(run, device) for run in (runs[0], runs[2])]
     settings = (
-        f"{reg.estimator}, num_points={reg.num_points}, probes={reg.probes}, "
+        f"{getattr(reg, 'estimator', 'fd in place')}, num_points={reg.num_points}, "
+        f"probes={reg.probes}, "
         f"batchnorm={term.batchnorm!r}, {str(device)}"
     )
-    return StepCost(seconds[0], seconds[1], seconds[2], peaks[0], peaks[1], reg.every, settings)
+    return StepCost(
+        seconds[0], seconds[1], seconds[2], peaks[0], peaks[1], reg.steps.every, settings
+    )
 
 
 def _line(name: str, seconds: float, factor: float, size: int) -> str:
     return f"{name:<14}{1e3 * seconds:>7.1f} ms{factor:>7.2f}x{size / 1e6:>10.1f} MB"
 
 
+def _inner(term: Term) -> Regularizer | InPlacePenalty:
+    return term if isinstance(term, InPlacePenalty) else term.regularizer
+
+
 @contextmanager
-def _as_it_was(term: LMAP | LaplacianPenalty, device: torch.device) -> Iterator[None]:
-    """Training mode; afterwards mode, buffers, steps and torch's random state as before."""
-    reg = term.regularizer
+def _as_it_was(term: Term, device: torch.device) -> Iterator[None]:
+    """Training mode; afterwards gradients, mode, buffers, steps and random state as before."""
+    reg = _inner(term)
     module: nn.Module = term if isinstance(term, LMAP) else reg.module
     modes = {part: part.training for part in module.modules()}
     buffers = {name: b.clone() for name, b in module.named_buffers()}
+    grads = [(p, p.grad) for p in module.parameters()]
+    for p, _ in grads:
+        p.grad = None
     steps = copy.copy(reg.steps.__dict__)
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
@@ -157,6 +172,8 @@ def _as_it_was(term: LMAP | LaplacianPenalty, device: torch.device) -> Iterator[
             yield
     finally:
         reg.steps.__dict__.update(steps)
+        for p, grad in grads:
+            p.grad = grad
         for part, training in modes.items():
             part.training = training
         with torch.no_grad():

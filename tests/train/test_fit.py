@@ -287,6 +287,26 @@ def test_resume_is_bit_exact(tmp_path: Path, at: int, moving: object):
     assert same(history.validation, resumed.validation)
 
 
+@pytest.mark.gpu
+def test_resume_is_bit_exact_on_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """With deterministic kernels, as torch defines them."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    it, path = case("tanh_mlp"), tmp_path / "run.ckpt"
+    there = {n: p.detach().cuda() for n, p in it.params.items()}
+
+    def there_with(**knobs: object):
+        return fit(l_map(), it.f, there, data(), progress=False, **(RUN | knobs))[0].params
+
+    try:
+        torch.use_deterministic_algorithms(True)
+        whole = there_with()
+        there_with(steps=13, checkpoint=path)
+        again = there_with(checkpoint=path, resume=True)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert same(again, whole)
+
+
 def test_a_finished_run_is_read_back_and_a_longer_one_goes_on(tmp_path: Path):
     path = tmp_path / "run.ckpt"
     short, _ = quiet(l_map(), **RUN, checkpoint=path)

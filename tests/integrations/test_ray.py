@@ -6,6 +6,8 @@ import json
 import os
 import runpy
 import signal
+import socket
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from fake_experiment import Squares, only
 from fsmap.cli import main
 from fsmap.errors import InputError
 from fsmap.experiments.run_folder import RunFolder
-from fsmap.integrations.ray import RayPool, Trial
+from fsmap.integrations.ray import ATTEMPTS, RayPool, Trial
 
 pytestmark = pytest.mark.filterwarnings("default")  # Ray's own are many
 
@@ -126,16 +128,73 @@ def comparable(run: RunFolder) -> list[str]:
     return [json.dumps(row, default=str, sort_keys=True) for row in rows]  # in the same order, too
 
 
-def test_what_is_refused(monkeypatch):
-    with pytest.raises(InputError, match="retries must be at least 0, got -1"):
-        RayPool(retries=-1)
+@pytest.fixture
+def alone(monkeypatch):
+    """As if this process were connected to nothing."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
 
-    def refuse(**_):
-        raise ConnectionError("nobody is there.")
 
+@pytest.fixture
+def closed():
+    """A port of this machine where nobody listens."""
+    with socket.socket() as held:  # bound, so that nobody else takes it, and never listening
+        held.bind(("", 0))
+        yield held.getsockname()[1]
+
+
+def never(**_):
+    raise AssertionError("ray.init would wait for minutes")
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_a_closed_port_is_refused_in_seconds(alone, closed, private, monkeypatch, capsys):
+    monkeypatch.setattr("ray.init", never)
+    if not private:
+        monkeypatch.setitem(sys.modules, "ray._private.services", None)
+    began = time.monotonic()
+    with pytest.raises(InputError) as refused:
+        RayPool(f"127.0.0.1:{closed}").__enter__()
+    message = f"cannot use Ray at '127.0.0.1:{closed}': nobody answers at "
+    assert message in str(refused.value)
+    assert "Connection refused" in str(refused.value)
+    assert "`ray start --head`" in str(refused.value)
+    with only(Squares):
+        assert main(["sweep", "squares", "--set", "scale=1", "--ray", f"127.0.0.1:{closed}"]) == 2
+    errors = capsys.readouterr().err
+    assert f"connecting to Ray at 127.0.0.1:{closed}" in errors
+    assert message in errors
+    assert time.monotonic() - began < 10
+
+
+def test_auto_with_the_address_of_a_dead_cluster(alone, closed, monkeypatch):
+    monkeypatch.setattr("ray.init", never)
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", frozenset)
+    stale = f"127.0.0.1:{closed}"
+    monkeypatch.setattr("ray._private.utils.read_ray_address", lambda _=None: stale)
+    with pytest.raises(InputError, match=rf"Ray at 'auto': nobody answers at .*:{closed} \("):
+        RayPool("auto").__enter__()
+    monkeypatch.setattr("ray._private.utils.read_ray_address", lambda _=None: None)
+    with pytest.raises(InputError, match="Ray at 'auto': Could not find any running Ray instance"):
+        RayPool("auto").__enter__()
+
+
+def test_what_is_refused(alone, monkeypatch):
+    with pytest.raises(InputError, match="retries must be at least 0, got -1"):
+        RayPool(retries=-1)
+    with pytest.raises(InputError, match=r"Ray at 'ray://far:1': Only HOST:PORT and auto"):
+        RayPool("ray://far:1").__enter__()
+
+    def refuse(**_):
+        assert os.environ[ATTEMPTS] == "1"
+        raise ConnectionError("no Ray there.")
+
+    monkeypatch.delenv(ATTEMPTS, raising=False)
     monkeypatch.setattr("ray.init", refuse)
-    with pytest.raises(
-        InputError, match=r"cannot use Ray at 'far:1': nobody .* `ray start --head`"
-    ):
-        RayPool("far:1").__enter__()
+    with socket.create_server(("", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(
+            InputError, match=rf"cannot use Ray at '{address}': no Ray there\. Give"
+        ):
+            RayPool(address).__enter__()
+    assert ATTEMPTS not in os.environ

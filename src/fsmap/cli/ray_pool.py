@@ -25,7 +25,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="ADDRESS",
-        help="measure all units at once on a Ray cluster (auto, HOST:6379, ray://HOST:10001); "
+        help="measure all units at once on a Ray cluster (HOST:6379, or auto: this machine's); "
         "without an address one is started on this machine",
     )
     parser.add_argument(

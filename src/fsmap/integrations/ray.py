@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from fsmap.errors import FsmapError, InputError, require
@@ -25,6 +26,8 @@ else:
     ray = require("ray", extra="ray")
 
 LOCAL = "local"
+REACH_SECONDS = 5.0
+ATTEMPTS = "RAY_gcs_server_port_wait_time_s"  # read by ray.init, which tries 20 times otherwise
 STORE_BYTES = 128 * 2**20  # results are rows; Ray's default is a third of the memory
 
 
@@ -48,14 +51,14 @@ class RayPool:
     """A function of many items, on Ray's workers.
 
     Args:
-        address: Of a cluster: ``"auto"`` (one that runs on this machine), ``"host:6379"`` or
-            ``"ray://host:10001"``. None: that of ``$RAY_ADDRESS``, else a cluster of this machine's
-            cores is started here, and ended with the pool.
+        address: Of a cluster that this machine belongs to: ``"auto"`` or ``"host:6379"``. None:
+            that of ``$RAY_ADDRESS``, else a cluster of this machine's cores is started here, and
+            ended with the pool.
         retries: How often a trial is tried again after its worker died or it failed. An error of
             fsmap's own is not: the same input gives the same answer.
         num_cpus: Cores of one trial.
         workers: Cores of a cluster that is started here; None: all.
-        say: Takes a line about every trial that is tried again.
+        say: Takes a line about the address, and about every trial that is tried again.
     """
 
     def __init__(
@@ -134,12 +137,16 @@ class RayPool:
     def _connect(self) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-        if self.address == LOCAL:
-            settings |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
-            settings |= {"num_cpus": self.workers}
         try:
-            ray.init(address=self.address, **settings)
-        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            if self.address == LOCAL:
+                settings |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+                ray.init(address=LOCAL, num_cpus=self.workers, **settings)
+            else:
+                self.say(f"connecting to Ray at {self.address}")
+                _reach(self.address)
+                with _one_attempt():
+                    ray.init(address=self.address, **settings)
+        except (OSError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             message = (
                 f"cannot use Ray at {self.address!r}: {reason} Give the address that `ray start "
@@ -147,6 +154,39 @@ class RayPool:
                 "for a token needs RAY_AUTH_MODE=token here as well."
             )
             raise InputError(message) from error
+
+
+def _reach(address: str) -> None:
+    """Raise at once if nobody listens there: Ray itself would try for ten minutes."""
+    if "://" in address:
+        message = "Only HOST:PORT and auto are supported, on a machine that is part of the cluster."
+        raise ValueError(message)
+    try:
+        from ray._private.services import canonicalize_bootstrap_address as resolve
+    except ImportError:  # it is private; without it, only what is written can be tried
+        resolve = {"auto": None}.get
+    where = resolve(address) or address
+    host, _, port = where.rpartition(":")
+    if not host or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        message = f"nobody answers at {where} ({error})."
+        raise ConnectionError(message) from error
+
+
+@contextmanager
+def _one_attempt() -> Iterator[None]:
+    """What listens but is no Ray cluster is given up after one attempt (40 s)."""
+    before = os.environ.get(ATTEMPTS)
+    os.environ[ATTEMPTS] = before or "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(ATTEMPTS)
+        if before is not None:
+            os.environ[ATTEMPTS] = before
 
 
 def _guarded(function: Callable[[Any], Any], item: Any) -> tuple[Any, Exception | None]:

@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
-import importlib
+import json
+import subprocess
 import sys
+from pathlib import Path
 
-import pytest
-
+import fsmap.integrations
 from fsmap.cli import main
+
+OPTIONAL = (
+    *("sklearn", "pandas", "pyarrow", "PIL", "scipy", "matplotlib", "jinja2", "rich", "pyro"),
+    *("lightning", "transformers", "accelerate", "ray", "laplace"),
+)
+EXPECTED = {  # the package that is named, and the extra that brings it
+    "collated": None,
+    "laplace": None,  # laplace-torch is asked for when it is used
+    "lightning": ("lightning", "lightning"),
+    "ray": ("ray", "ray"),
+    "sklearn": ("sklearn", "data"),
+    "table_estimator": ("sklearn", "data"),
+    "transformers": ("accelerate", "transformers"),
+}
+SCRIPT = """
+import importlib, json, sys
 from fsmap.errors import MissingExtraError
-
-EXTRAS = {"lightning": "lightning.pytorch", "transformers": "transformers", "ray": "ray"}
-
-
-@pytest.fixture
-def without(monkeypatch):
-    """Hide a package, as if it were not installed."""
-
-    def hide(extra: str) -> None:
-        monkeypatch.setitem(sys.modules, EXTRAS[extra], None)
-        monkeypatch.delitem(sys.modules, f"fsmap.integrations.{extra}", raising=False)
-
-    return hide
+optional, modules = json.loads(sys.argv[1])
+sys.modules.update(dict.fromkeys(optional))  # None: cannot be imported
+said = {}
+for name in modules:
+    try:
+        importlib.import_module(f"fsmap.integrations.{name}")
+        said[name] = None
+    except MissingExtraError as error:
+        said[name] = str(error)
+print(json.dumps(said))
+"""
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
-def test_a_missing_package_is_named_with_its_extra(extra, without):
-    without(extra)
-    with pytest.raises(MissingExtraError) as missing:
-        importlib.import_module(f"fsmap.integrations.{extra}")
-    assert f"this needs '{extra}', which is not installed" in str(missing.value)
-    assert f"pip install 'fsmap[{extra}]'" in str(missing.value)
+def test_every_module_names_its_extra():
+    folder = Path(fsmap.integrations.__file__).parent
+    modules = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    command = [sys.executable, "-c", SCRIPT, json.dumps([OPTIONAL, modules])]
+    said = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+    assert said == {
+        name: wanted
+        and f"this needs {wanted[0]!r}, which is not installed. "
+        f"Install it with: pip install 'fsmap[{wanted[1]}]'"
+        for name, wanted in EXPECTED.items()
+    }
 
 
-def test_the_command_line_names_it_too(without, capsys, tmp_path):
-    without("ray")
+def test_the_command_line_names_it_too(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "fsmap.integrations.ray", raising=False)
     command = ["run", "mixture-posterior", "--quick", "--out", str(tmp_path), "--ray"]
     assert main(command) == 2
     assert "pip install 'fsmap[ray]'" in capsys.readouterr().err

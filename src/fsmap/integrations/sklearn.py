@@ -15,13 +15,19 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
-from fsmap.errors import InputError
+from fsmap.errors import InputError, require
+
+try:
+    from sklearn.base import ClassifierMixin, RegressorMixin
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import column_or_1d, validate_data
+except ImportError:
+    require("sklearn", extra="data")
+    raise
+
 from fsmap.integrations.laplace import probabilities, standard_deviation
 from fsmap.integrations.table_estimator import Array, TableEstimator, weighted
 

@@ -8,14 +8,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.base import BaseEstimator
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
-from fsmap.errors import InputError
+from fsmap.errors import InputError, require
+
+try:
+    from sklearn.base import BaseEstimator
+    from sklearn.model_selection import train_test_split
+    from sklearn.preprocessing import StandardScaler
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+except ImportError:
+    require("sklearn", extra="data")
+    raise
+
 from fsmap.integrations.laplace import fit_laplace
 from fsmap.train.tabular import AUTO, Factory, learn
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 
 import pytest
 
@@ -90,6 +91,33 @@ def test_a_larger_grid_keeps_what_it_shares(monkeypatch, capsys):
     assert main(["sweep", "squares", "--quick", "--silent", *grid]) == 0
     assert done == [1, 2]
     assert "1/3  scale=1  kept" in capsys.readouterr().err
+
+
+def test_the_table_keeps_the_points_of_other_grids(here, capsys):
+    small = ["sweep", "squares", "--quick", "--silent"]
+    assert main([*small, "--set", "scale=1,2", "--set", "sizes=1,2;3,4"]) == 0
+    assert main(["sweep", "squares", "--silent", "--set", "scale=5"]) == 0  # another size
+    assert main([*small, "--set", "scale=3"]) == 0
+    out, notes = capsys.readouterr()
+    assert "squares: 1 point in sweeps/squares" in notes
+    assert "table.csv has every metric, and of 4 points measured before; a point: " in out
+    with (here / "sweeps" / "squares" / "table.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert list(table[0])[:3] == ["scale", "sizes", "method"]
+    points = list(dict.fromkeys((line["scale"], line["sizes"]) for line in table))
+    assert points == [("3", ""), ("1", "1,2"), ("1", "3,4"), ("2", "1,2"), ("2", "3,4")]
+    assert len(table) == 5 * 2
+    assert main([*small, "--resume", "--set", "scale=3", "--metric", "square"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 + 1  # only this grid is shown
+
+
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_pictures_that_cannot_be_drawn_are_said_before_the_work(command, here, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(Squares, "trouble", raising(AssertionError("a unit was measured")))
+    assert main([command, "squares", "--quick", "--silent", "--set", "scale=1"]) == 2
+    assert "pip install 'fsmap[report]'" in capsys.readouterr().err
+    assert not any(here.iterdir())
 
 
 def test_an_interrupt_says_how_to_go_on(monkeypatch, capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console, ray_pool
-from fsmap.errors import FsmapError, InputError
+from fsmap.errors import FsmapError, InputError, require
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "all" in arguments.ids and len(arguments.ids) > 1:
         message = f"`all` stands alone, got {' '.join(arguments.ids)}."
         raise InputError(message)
+    require("matplotlib", extra="report")  # before the work, not after it
     options = options_of(arguments, tuple(arguments.set))
     ids = list(dict.fromkeys(arguments.ids))
     outcomes = []

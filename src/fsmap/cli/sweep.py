@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console, ray_pool
 from fsmap.cli.run import add_options, options_of, terminate_as_interrupt
-from fsmap.errors import FsmapError, InputError
+from fsmap.errors import FsmapError, InputError, require
 from fsmap.report.records import revive
 from fsmap.train.progress import duration
 
@@ -52,10 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from fsmap.experiments import runner, sweep
 
+    require("matplotlib", extra="report")  # before the work, not after it
     options = options_of(arguments, ())
     points = sweep.points(arguments.id, arguments.set, options)
     table = options.out / arguments.id / "table.csv"
-    console.note(f"{arguments.id}: {len(points)} points in {table.parent}")
+    console.note(f"{arguments.id}: {_count(len(points))} in {table.parent}")
     outcomes: list[Outcome] = []
     try:
         with terminate_as_interrupt(), ray_pool.pool_of(arguments) as pool:
@@ -66,9 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _tell_how_to_go_on(arguments, "interrupted")
         return 130
-    lines = sweep.write_table(points, table)
-    _show(points, lines, arguments.metric)
-    console.say(f"{table} has every metric; a point: fsmap report {_quoted(points[0])}")
+    others = sweep.earlier(points)
+    sweep.write_table([*points, *others], table)
+    _show(points, sweep.table_lines(points), arguments.metric)
+    also = f", and of {_count(len(others))} measured before" if others else ""
+    console.say(f"{table} has every metric{also}; a point: fsmap report {_quoted(points[0])}")
     return _conclude(outcomes, arguments)
 
 
@@ -120,7 +123,7 @@ def _conclude(outcomes: list[Outcome], arguments: argparse.Namespace) -> int:
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if not failed:
         return 0
-    _tell_how_to_go_on(arguments, f"{len(failed)} of {len(outcomes)} points failed")
+    _tell_how_to_go_on(arguments, f"{len(failed)} of {_count(len(outcomes))} failed")
     return 1 if any(not isinstance(o.error, FsmapError) for o in failed) else 2
 
 
@@ -136,6 +139,10 @@ def _tell_how_to_go_on(arguments: argparse.Namespace, what: str) -> None:
     words += [] if arguments.ray is None else ["--ray", *([arguments.ray] if arguments.ray else [])]
     command = shlex.join([*words, "--resume"])
     console.note(f"fsmap: {what}. Finished units are kept. Continue with:\n  {command}")
+
+
+def _count(points: int) -> str:
+    return "1 point" if points == 1 else f"{points} points"
 
 
 def _quoted(point: Point) -> str:

@@ -4,7 +4,7 @@
     OUT/ID/table.csv               means over seeds of every metric, a line per point and method
 
 A point is resumed, replaced and refused like any run; a larger grid keeps the points it shares with
-a smaller one.
+a smaller one, and the table has the finished points of all grids of one size in the folder.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import csv
 import hashlib
 import io
 import itertools
+import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin
@@ -123,28 +125,71 @@ def folder_name(texts: Iterable[str]) -> str:
     return f"{safe} {hashlib.blake2b(name.encode(), digest_size=3).hexdigest()}"
 
 
-def write_table(made: Sequence[Point], path: Path) -> list[dict[str, Any]]:
+class Finished(NamedTuple):
+    """A point that was measured: what was written for each key, and its run."""
+
+    values: Mapping[str, str]
+    run: RunFolder
+
+
+def earlier(made: Sequence[Point]) -> list[Finished]:
+    """Points of other grids beside these: of the same experiment, in the same size.
+
+    Args:
+        made: The points of this grid.
+
+    Returns:
+        Those that are finished, by name.
+    """
+    experiment, _, options, _ = made[0].plan
+    mine = {point.plan.folder for point in made}
+    found = []
+    for file in sorted(options.out.parent.glob(f"*/{experiment.id}/summary.json")):
+        summary = json.loads(file.read_text())
+        values = _assigned(summary.get("command", ""))
+        if file.parent not in mine and summary.get("size") == options.size and values:
+            found.append(Finished(values, RunFolder(file.parent)))
+    return found
+
+
+def _assigned(command: str) -> dict[str, str]:
+    """What a command line gives to ``--set``."""
+    words = shlex.split(command)
+    texts = (after for word, after in itertools.pairwise(words) if word == "--set")
+    return {key.strip(): value.strip() for key, _, value in (t.partition("=") for t in texts)}
+
+
+def table_lines(made: Iterable[Point | Finished]) -> list[dict[str, Any]]:
     """Means over seeds of every number that the finished points measured.
 
     Args:
         made: The points.
-        path: The CSV file; replaced as a whole.
 
     Returns:
-        Its lines.
+        A line for each point, method and metric.
     """
-    lines = [line for point in made if point.run.finished for line in _lines(point)]
-    header = list(dict.fromkeys(key for line in lines for key in line))
+    return [line for point in made if point.run.finished for line in _lines(point)]
+
+
+def write_table(made: Sequence[Point | Finished], path: Path) -> None:
+    """Write the lines of the finished points as CSV.
+
+    Args:
+        made: The points.
+        path: The file; replaced as a whole.
+    """
+    lines = table_lines(made)
+    swept = [key for point in made for key in point.values]
+    header = list(dict.fromkeys([*swept, *(key for line in lines for key in line)]))
     text = io.StringIO()
     writer = csv.DictWriter(text, header, restval="")
     writer.writeheader()
     writer.writerows(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.getvalue())
-    return lines
 
 
-def _lines(point: Point) -> Iterable[dict[str, Any]]:
+def _lines(point: Point | Finished) -> Iterable[dict[str, Any]]:
     groups: dict[str, list[Row]] = {}
     for row in point.run.rows():
         if isinstance(row.value, int | float):  # curves have no place in a table

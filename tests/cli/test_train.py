@@ -69,7 +69,7 @@ def test_steered(tmp_path: Path):
     ("words", "message"),
     [
         (["--method", "magic"], "method must be one of ps-map, l-map, got 'magic'"),
-        (["--data", "nope"], "there is no data set 'nope'"),
+        (["--data", "digits"], "no data set 'digits'. Known: fashion-mnist, mnist, cifar10."),
         (["--seeds", "a"], "--seeds is written 0 or 0,1,2, got 'a'"),
         (["--device", "abacus"], "--device:"),
         (["--model", "resnet19"], "unknown model 'resnet19'"),

@@ -155,6 +155,14 @@ def test_what_is_not_idx(tmp_path: Path, raw: bytes, message: str):
 def test_sets_and_splits_that_are_not_there(folder: Path):
     with pytest.raises(InputError, match="'boston' is no image set"):
         read_images("boston", "train", folder)
+    with pytest.raises(
+        InputError, match=r"no data set 'cifar'. Did you mean 'cifar10.*'\? Known: f"
+    ):
+        read_images("cifar", "train", folder)
+    with pytest.raises(
+        InputError, match=r"no data set 'digits'\. Known: fashion-mnist, .*cifar100"
+    ):
+        load_task("fmnist", px="digits", limit=8, data_dir=folder)
     with pytest.raises(InputError, match="cifar100 has the splits all, got 'train'"):
         read_images("cifar100", "train", folder)
     with pytest.raises(InputError, match="cannot train on 'kmnist'"):

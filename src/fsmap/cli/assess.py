@@ -161,7 +161,8 @@ def _first_images(name: str, data_dir: Path | None) -> Tensor:
     from fsmap.data.catalogue import find
     from fsmap.data.images.read import READERS, read_images
 
-    splits = READERS[find(name).name][0] if find(name).name in READERS else ("test",)
+    known = find(name, READERS).name
+    splits = READERS[known][0] if known in READERS else ("test",)
     split = "test" if "test" in splits else splits[0]
     return read_images(name, split, data_dir).x[:10_000]
 

@@ -8,7 +8,7 @@ differ in how they were compressed.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -129,11 +129,12 @@ ALIASES = {
 }
 
 
-def find(name: str) -> DataSet:
+def find(name: str, offered: Collection[str] | None = None) -> DataSet:
     """Look a data set up.
 
     Args:
         name: Its name, or another spelling of it.
+        offered: What the message suggests where there is none; None: all.
 
     Returns:
         The entry of the catalogue.
@@ -150,7 +151,9 @@ def find(name: str) -> DataSet:
     asked = ALIASES.get(asked, asked)
     if asked in known:
         return known[asked]
-    close = difflib.get_close_matches(asked, [*known, *ALIASES], n=1)
+    listed = list(known if offered is None else offered)
+    spellings = [alias for alias, full in ALIASES.items() if full in listed]
+    close = difflib.get_close_matches(asked, [*listed, *spellings], n=1)
     hint = f" Did you mean {ALIASES.get(close[0], close[0])!r}?" if close else ""
-    message = f"there is no data set {name!r}.{hint} Known: {', '.join(known)}."
+    message = f"there is no data set {name!r}.{hint} Known: {', '.join(listed)}."
     raise InputError(message)

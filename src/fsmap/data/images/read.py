@@ -55,7 +55,7 @@ def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Ima
     Raises:
         InputError: If the set has no such split, or is no image set.
     """
-    entry = find(name)
+    entry = find(name, READERS)
     if entry.name not in READERS:
         message = f"{entry.name!r} is no image set; image sets: {', '.join(READERS)}"
         raise InputError(message)

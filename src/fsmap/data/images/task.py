@@ -113,7 +113,7 @@ def load_task(
     Returns:
         The task, on the CPU.
     """
-    name, facts = find(data).name, facts_of(data)
+    facts, name = facts_of(data), find(data).name
     if generated:
         train = generate(facts.shape, GENERATED_TRAIN, seed=0)
         test = generate(facts.shape, GENERATED_TEST, seed=1)
@@ -188,7 +188,7 @@ def facts_of(data: str) -> ImageSet:
     Raises:
         InputError: If there is no protocol for it.
     """
-    name = find(data).name
+    name = find(data, SETS).name
     if name not in SETS:
         message = f"cannot train on {data!r}; image sets with a protocol: fmnist, mnist, cifar10"
         raise InputError(message)
@@ -227,7 +227,8 @@ def _tables(
         elif name != WHITE_NOISE and generated:
             tables[name] = generate(shape, GENERATED_TEST, seed=2).x  # type: ignore[arg-type]
         elif name != WHITE_NOISE:
-            splits = READERS[find(name).name][0] if find(name).name in READERS else ("train",)
+            known = find(name, READERS).name
+            splits = READERS[known][0] if known in READERS else ("train",)
             split = "train" if "train" in splits else splits[0]
             tables[name] = read_images(name, split, data_dir).x
     return tables

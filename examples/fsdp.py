@@ -55,7 +55,8 @@ def main() -> float:
     last /= dist.get_world_size()
     if dist.get_rank() == 0:
         print(f"loss {last[0]:.3f}, R {last[1]:.1f} on {dist.get_world_size()} ranks")
-    gc.collect()
+    del model, block, optimizer, penalty, loss
+    gc.collect()  # what is sharded must be gone before its process group
     dist.barrier()
     dist.destroy_process_group()
     return last[0].item()

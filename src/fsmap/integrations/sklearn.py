@@ -70,8 +70,8 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         >>> model = LMAPRegressor(hidden=(32,), steps=200, random_state=0)
         >>> model.fit(X, X[:, 0] * X[:, 1]).score(X, X[:, 0] * X[:, 1]) > 0.5
         True
-        >>> len(model.search_)  # 3 weight decays, 4 strengths
-        12
+        >>> len(model.search_)  # 4 weight decays, 4 strengths
+        16
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:

@@ -67,9 +67,16 @@ def with_error(value: Any, stderr: Any) -> str:
     Examples:
         >>> with_error(0.11312, 0.01234), with_error(12.0, None), with_error(1234.5, 67.8)
         ('0.113 ± 0.012', '12', '1234 ± 68')
+        >>> with_error(0.4676981, 2e-9)  # seeds that agree: no error worth a column of zeros
+        '0.4677'
     """
     usable = isinstance(value, float | int) and isinstance(stderr, float | int)
-    if not usable or not math.isfinite(stderr) or not math.isfinite(value) or stderr <= 0:
+    if (
+        not usable
+        or not math.isfinite(stderr)
+        or not math.isfinite(value)
+        or stderr <= 1e-6 * abs(value)
+    ):
         return number(value)
     if not 1e-4 <= max(abs(value), stderr) < 1e6:
         return f"{number(float(value), 3)} ± {number(float(stderr), 2)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,7 +151,9 @@ def _totals(runs: Sequence[Run]) -> dict[str, Any]:
     ]
 
     def distinct(key: str) -> list[str]:
-        return list(dict.fromkeys(str(run.summary[key]) for run in runs if run.summary.get(key)))
+        """Each one once; a run that was made in pieces may name several."""
+        named = (str(run.summary[key]).split(", ") for run in runs if run.summary.get(key))
+        return list(dict.fromkeys(itertools.chain.from_iterable(named)))
 
     return {
         "experiments": len(runs),

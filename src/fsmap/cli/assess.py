@@ -71,23 +71,16 @@ def run(arguments: argparse.Namespace) -> int:
         0.
     """
     from fsmap.assess.images import Classifier, assess_images
-    from fsmap.data.images.task import load_task
     from fsmap.report.figures import save, style
     from fsmap.report.image_figures import assessment_figure
     from fsmap.report.records import plain, write_atomically
     from fsmap.train.images import load_model
+    from fsmap.train.images.state import load_data
 
     require("matplotlib", extra="report")
     module, progress = load_model(arguments.checkpoint, device_of(arguments.device))
     settings: ImageSettings = progress["settings"]
-    task = load_task(
-        settings.data,
-        valid=settings.valid,
-        split_seed=settings.split_seed,
-        limit=settings.limit,
-        generated=settings.generated,
-        data_dir=arguments.data_dir,
-    )
+    task = load_data(settings, arguments.data_dir)
     foreign = _foreign(arguments, settings)
     found = assess_images(
         Classifier(module, task.normalize),

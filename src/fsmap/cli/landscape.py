@@ -91,22 +91,12 @@ def _walk(path: Path, arguments: argparse.Namespace) -> Landscape:
     import torch
 
     from fsmap.assess.landscape import landscape
-    from fsmap.data.images.task import load_task
     from fsmap.train.images import load_model
+    from fsmap.train.images.state import load_data
 
     device = device_of(arguments.device)
     module, progress = load_model(path, device)
-    s = progress["settings"]
-    task = load_task(
-        s.data,
-        valid=s.valid,
-        split_seed=s.split_seed,
-        label_noise=s.label_noise,
-        label_noise_seed=s.label_noise_seed,
-        limit=s.limit,
-        generated=s.generated,
-        data_dir=arguments.data_dir,
-    )
+    task = load_data(progress["settings"], arguments.data_dir)
     images = task.train.take(slice(arguments.images))
     console.note(f"{path}: {arguments.directions} directions, {arguments.steps} steps")
     return landscape(

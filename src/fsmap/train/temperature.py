@@ -208,7 +208,7 @@ class TemperatureControl:
         """Outputs and targets of the held-out data, the model in evaluation mode."""
         if callable(self.held_out):
             return self.held_out()
-        if self.held_out is None or self.module is None:
+        if self.held_out is None or self.module is None or self.call is None:
             message = (
                 "without a model and held-out data there is nothing to look at: give both, or call "
                 "observe(outputs, targets)"
@@ -220,7 +220,6 @@ class TemperatureControl:
         try:
             with torch.no_grad():
                 parts = torch.arange(points.count(x)).split(self.batch_size)
-                assert self.call is not None
                 outs = [self.call(points.take(x, rows)) for rows in parts]
         except UnsupportedModuleError as error:
             message = (
@@ -284,13 +283,10 @@ def _module(model: nn.Module | LaplacianPenalty | None) -> nn.Module | None:
 
 def _call(model: nn.Module | LaplacianPenalty | None) -> Callable[[Inputs], Tensor] | None:
     """How the model is called: as in training where that is known, with ``forward`` and all."""
-    if model is None:
-        return None
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     if isinstance(inner, LMAP | LaplacianPenalty):
         return inner.regularizer.f.plain
-    assert isinstance(model, nn.Module)
-    return Functional(model).plain
+    return None if inner is None else Functional(inner).plain
 
 
 def _authority(optimizer: torch.optim.Optimizer | None, given: float | None) -> float:

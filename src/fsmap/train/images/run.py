@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.data.images.read import Folder, Images
-from fsmap.data.images.task import ImageTask, load_task
+from fsmap.data.images.task import ImageTask
 from fsmap.errors import DivergedError, InputError
 from fsmap.train.images import state as files
 from fsmap.train.images.captured import make_step
@@ -221,19 +221,8 @@ class ImageRun:
             files.save(self, self.path)
 
     def _load(self, data_dir: Folder) -> ImageTask:
-        s = self.settings
-        return load_task(
-            s.data,
-            px=s.px if s.regularized else None,
-            valid=s.valid,
-            split_seed=s.split_seed,
-            label_noise=s.label_noise,
-            label_noise_seed=s.label_noise_seed,
-            limit=s.limit,
-            generated=s.generated,
-            augment=s.augment,
-            data_dir=data_dir,
-        )
+        px = self.settings.px if self.settings.regularized else None
+        return files.load_data(self.settings, data_dir, px)
 
     def _model(self, module: nn.Module | None, data_dir: Folder) -> nn.Module:
         s = self.settings

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.data.images.read import Folder
-from fsmap.data.images.task import facts_of
+from fsmap.data.images.task import ImageTask, facts_of, load_task
 from fsmap.data.sources import locate
 from fsmap.errors import CheckpointError
 from fsmap.models.by_name import make_model
@@ -98,6 +98,31 @@ def restore(run: ImageRun, path: Path, *, resume: bool) -> None:
         if load is not None:
             state: dict[str, Any] = dict(saved.progress["hooks"].get(str(number), {}))
             load({**state, **saved.group(f"hooks/{number}")})
+
+
+def load_data(settings: ImageSettings, data_dir: Folder = None, px: str | None = None) -> ImageTask:
+    """The data that settings name.
+
+    Args:
+        settings: Of a run.
+        data_dir: A folder to look in first.
+        px: Evaluation set, where one is needed.
+
+    Returns:
+        Training, held-out and test images, as bytes.
+    """
+    return load_task(
+        settings.data,
+        px=px,
+        valid=settings.valid,
+        split_seed=settings.split_seed,
+        label_noise=settings.label_noise,
+        label_noise_seed=settings.label_noise_seed,
+        limit=settings.limit,
+        generated=settings.generated,
+        augment=settings.augment,
+        data_dir=data_dir,
+    )
 
 
 def load_model(

@@ -17,12 +17,13 @@ from fsmap.experiments.experiment import Context
 from fsmap.experiments.image_config import SMALL
 from fsmap.experiments.image_landscape import LossLandscape
 from fsmap.experiments.image_recipe import ImageRecipe, kinds
+from fsmap.experiments.image_rows import BASELINES, kind_of
 from fsmap.experiments.image_shift import NEW, Shift
 from fsmap.experiments.image_size import PAPER as SIZES_PAPER
 from fsmap.experiments.image_size import ImageSize
-from fsmap.experiments.image_table import BASELINES, PAPER, ImageTable, kind_of
+from fsmap.experiments.image_table import PAPER, ImageTable
 from fsmap.experiments.image_verdict import table_claims
-from fsmap.experiments.label_noise import LabelNoise
+from fsmap.experiments.label_noise import LabelNoise, noisy
 from fsmap.experiments.laplacian_trace import LaplacianTrace
 from fsmap.experiments.recipe_page import page, read
 from fsmap.experiments.recipe_verdict import recipe_claims, recipe_table
@@ -74,6 +75,15 @@ def test_recipe_and_baselines(tmp_path: Path):
     assert (s.method, s.label_smoothing) == ("ps-map", 0.05)
     s, _ = settings(ImageTable(), "sam", "fmnist", tmp_path)
     assert (s.method, s.sam) == ("ps-map", 0.05)
+
+
+def test_l_map_of_the_figures_is_the_recipe_or_the_paper_s():
+    config = LabelNoise.config
+    assert noisy(config, "l-map", 0.0) == kind_of(config, "recipe")
+    assert noisy(config, "l-map", 0.2).changes["label_noise"] == 0.2
+    paper = dataclasses.replace(config, l_map="other")
+    assert noisy(paper, "l-map", 0.0) == kind_of(paper, "other")
+    assert noisy(paper, "ps-map", 0.0) == kind_of(ImageTable.config, "ps-map")
 
 
 def test_units_are_single_runs():

@@ -44,6 +44,13 @@ class ImageConfig:
         batchnorm: ``joint`` (the authors'), ``frozen``, ``batch``.
         every: R on every k-th step.
         reg_strength: λ of L-MAP where it is not steered.
+        recipe_estimator: Of the recipe.
+        recipe_batchnorm: Of the recipe.
+        recipe_points: S of the recipe.
+        recipe_every: R on every k-th step, in the recipe.
+        recipe_strength: λ of the recipe; 0: steered by held-out images.
+        l_map: Which row of ``image-table`` stands for L-MAP in the figures: ``recipe``, or
+            ``other`` (the authors' settings with λ = ``reg_strength``).
         precision: On CUDA; on the CPU it is ``fp32``.
         compile: On CUDA.
         graph: On CUDA.
@@ -66,6 +73,12 @@ class ImageConfig:
     batchnorm: str = "joint"
     every: int = 1
     reg_strength: float = 1e-6
+    recipe_estimator: str = "jvp"
+    recipe_batchnorm: str = "joint"
+    recipe_points: int = 128
+    recipe_every: int = 4
+    recipe_strength: float = 0.0
+    l_map: str = "recipe"
     precision: str = "bf16"
     compile: bool = True
     graph: bool = True

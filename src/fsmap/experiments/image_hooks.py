@@ -1,26 +1,21 @@
-"""What goes on around a training run of an experiment: progress, R after each epoch, company."""
+"""What goes on around a training run of an experiment: progress, and R after each epoch."""
 
 from __future__ import annotations
-
-import threading
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from fsmap.assess.laplacian import laplacian
+from fsmap.assess.laplacian import draw_psi, laplacian
 from fsmap.experiments.experiment import Context
 from fsmap.train.images import ImageRun
+from fsmap.types import Params
 
 LOOKS = 50
 """How often R is measured during a run."""
 
-DONE = "done"
-"""A file that says that the run in its folder is at its end."""
-
 
 class Advance:
-    """Moves the progress bar, and marks a run that is at its end.
+    """Moves the progress bar.
 
     Args:
         context: Whose bar.
@@ -42,7 +37,7 @@ class Advance:
 class TraceLaplacian:
     """R(θ) of the deployed network at fixed images as training goes on (``fig:loss_landscape``).
 
-    After every epoch, or in long runs :data:`LOOKS` times.
+    After every epoch, or in long runs :data:`LOOKS` times, always with the same ψ.
 
     Args:
         images: Bytes ``[N, C, H, W]``.
@@ -50,6 +45,7 @@ class TraceLaplacian:
 
     def __init__(self, images: Tensor) -> None:
         self.images = images
+        self.psi: Params = {}
 
     def on_epoch(self, run: ImageRun) -> None:
         """Add it to the epoch's row.
@@ -60,46 +56,8 @@ class TraceLaplacian:
         if run.epoch % max(1, run.settings.epochs // LOOKS) and not run.done:
             return
         x = run.task.normalize(self.images.to(run.device))
-        generator = torch.Generator().manual_seed(0)
+        if not self.psi:  # drawing millions of numbers takes longer than the rest of this
+            self.psi = draw_psi(run.module, 1, torch.Generator().manual_seed(0))
         run.history[-1]["laplacian_other"] = laplacian(
-            run.module, x, probes=1, generator=generator, batch_size=len(x)
+            run.module, x, probes=self.psi, batch_size=len(x)
         )[0]
-
-
-def train_together(runs: Sequence[ImageRun]) -> None:
-    """Train runs to their ends: one after another, or on CUDA several at the same time.
-
-    A network of this size does not fill a large GPU. Each run has a thread and a stream of its own;
-    its first steps, which compile and capture, are taken while no other thread runs.
-
-    Args:
-        runs: New ones, or as their checkpoints left them.
-    """
-    if len(runs) == 1 or runs[0].device.type != "cuda":
-        for run in runs:
-            _to_the_end(run)
-        return
-    for run in runs:
-        run.train(max_seconds=0.0, progress=False)
-    errors: list[BaseException] = []
-    threads = [threading.Thread(target=_in_thread, args=(run, errors)) for run in runs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-def _in_thread(run: ImageRun, errors: list[BaseException]) -> None:
-    try:
-        with torch.cuda.stream(torch.cuda.Stream(run.device)):
-            _to_the_end(run)
-    except BaseException as error:  # handed to the thread that waits
-        errors.append(error)
-
-
-def _to_the_end(run: ImageRun) -> None:
-    run.train(progress=False)
-    if run.path is not None:
-        (run.path.parent / DONE).touch()

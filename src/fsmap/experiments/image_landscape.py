@@ -14,8 +14,8 @@ from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperime
 from fsmap.experiments.image_measure import rows_of
 from fsmap.experiments.image_pictures import NAMES
 from fsmap.experiments.image_protocol import Run, trained
+from fsmap.experiments.image_rows import METHODS, kind_of
 from fsmap.experiments.image_verdict import long_enough
-from fsmap.experiments.laplacian_trace import METHODS, kind_of
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
 
@@ -52,8 +52,9 @@ class LossLandscape(ImageExperiment):
     see = "Around the minimum that L-MAP finds the training loss rises more slowly."
     cost = "two runs of a set, or none where image-table has trained them; then a minute"
     protocol = (
-        "as image-table with p_X = D'; cross-entropy of training images, evaluation mode; "
-        "directions normalized filter by filter, biases and BatchNorm left alone"
+        "PS-MAP and the recipe of image-table (l_map=other: the paper's λ); cross-entropy of "
+        "training images, evaluation mode; directions normalized filter by filter, biases and "
+        "BatchNorm left alone"
     )
     selecting = (*SELECTING, "chunk")
     config = Config()
@@ -70,7 +71,7 @@ class LossLandscape(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then walk."""
-        wanted = Run(unit["dataset"], kind_of(unit["method"]), unit["seed"])
+        wanted = Run(unit["dataset"], kind_of(config, unit["method"]), unit["seed"])
         run = trained(config, wanted, context)
         images = run.task.train.take(slice(config.images))
         found = landscape(

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fsmap import metrics
 from fsmap.assess.calibration import Predictions, measure
 from fsmap.assess.laplacian import laplacian
 from fsmap.experiments.experiment import Context, Measured
-from fsmap.experiments.image_config import OTHER
-from fsmap.experiments.image_protocol import Kind, other_images
+from fsmap.experiments.image_config import OTHER, ImageConfig
+from fsmap.experiments.image_protocol import Kind, Run, other_images, trained
 from fsmap.train.images import ImageRun
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")
@@ -87,13 +86,41 @@ def held_out_temperature(run: ImageRun) -> float | None:
     return metrics.temperature(*run.logits("valid"))
 
 
-def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
+def train_and_measure(
+    config: ImageConfig,
+    units: Sequence[dict[str, Any]],
+    unit: dict[str, Any],
+    context: Context,
+    run_of: Callable[[dict[str, Any]], Run],
+) -> Iterator[Measured]:
+    """A unit that is one training run; with ``together`` the ones after it are trained with it.
+
+    Args:
+        config: Sizes.
+        units: All of them, in order.
+        unit: The one to measure.
+        context: Device, folder, progress.
+        run_of: What a unit trains.
+
+    Returns:
+        What :func:`measured` measures.
+    """
+    ahead = itertools.dropwhile(lambda other: other != unit, units)
+    wanted, *rest = [run_of(one) for one in ahead]
+    run = trained(config, wanted, context, rest)
+    return measured(run, wanted.kind, context, alone=config.together == 1)
+
+
+def measured(
+    run: ImageRun, kind: Kind, context: Context, *, alone: bool = True
+) -> Iterator[Measured]:
     """Everything a table needs to know about a trained run.
 
     Args:
         run: Trained to its end.
         kind: What kind of run it is.
         context: Where data are.
+        alone: Whether it had the GPU for itself, so that its time says something.
 
     Yields:
         Metrics on the test images before and after temperature scaling, T, OOD detection, R(θ) at
@@ -116,7 +143,8 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
     for place, images in (("other", foreign), ("train", run.task.train.x)):
         yield row(f"laplacian_{place}", laplacian_at(run, images))
     yield row("reg_strength", run.reg_strength if run.settings.regularized else 0.0)
-    yield row("seconds_per_step", _seconds_per_step(run))
+    if alone:
+        yield row("seconds_per_step", _seconds_per_step(run))
     yield from curves(run, kind)
 
 
@@ -142,8 +170,7 @@ def curves(run: ImageRun, kind: Kind) -> Iterator[Measured]:
 def laplacian_at(run: ImageRun, images: Tensor, points: int = LAPLACIAN_POINTS) -> float:
     """R(θ) of the deployed network at the first of some images given as bytes."""
     x = run.task.normalize(images[:points].to(run.device))
-    generator = torch.Generator().manual_seed(0)
-    return laplacian(run.module, x, probes=2, generator=generator)[0]
+    return laplacian(run.module, x, probes=2)[0]
 
 
 def shown(metric: str, value: float) -> float:

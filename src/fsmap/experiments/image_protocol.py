@@ -22,9 +22,13 @@ from fsmap.data.images.task import ImageTask, load_task
 from fsmap.errors import MissingDataError
 from fsmap.experiments.experiment import Context
 from fsmap.experiments.image_config import OTHER, ImageConfig
-from fsmap.experiments.image_hooks import DONE, Advance, TraceLaplacian, train_together
+from fsmap.experiments.image_hooks import Advance, TraceLaplacian
 from fsmap.train.image_control import SteerStrength
 from fsmap.train.images import ImageRun, ImageSettings
+from fsmap.train.images.together import train_together
+
+DONE = "done"
+"""A file that says that the run in its folder is at its end."""
 
 
 class Kind(NamedTuple):
@@ -229,7 +233,11 @@ def trained(config: ImageConfig, run: Run, context: Context, ahead: Sequence[Run
     if not first.done:
         others = (prepare(config, other, context) for other in ahead)
         company = itertools.islice((o for o in others if not o.done), config.together - 1)
-        train_together([first, *company])
+        runs = [first, *company]
+        train_together(runs)
+        for one in runs:
+            assert one.path is not None
+            (one.path.parent / DONE).touch()
     return first
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperiment, quick
-from fsmap.experiments.image_measure import measured
-from fsmap.experiments.image_protocol import Kind, Run, trained
+from fsmap.experiments.image_measure import train_and_measure
+from fsmap.experiments.image_protocol import Kind, Run
+from fsmap.experiments.image_rows import recipe_changes
 from fsmap.experiments.recipe_verdict import draw, recipe_claims, recipe_table
 from fsmap.report.records import Claim, Row
 
@@ -63,7 +64,7 @@ def kinds(config: Config) -> list[tuple[str, Kind]]:
     found: list[tuple[str, Kind]] = [("ps-map", Kind("ps-map", "ps-map"))]
     for start in config.starts:
         for mode in config.steered_modes:
-            found.append(("steered", steered(mode, start)))
+            found.append(("steered", steered(mode, start, **recipe_changes(config))))
     for strength in config.strengths:
         for mode in config.modes:
             changes = {"batchnorm": mode, "reg_strength": strength}
@@ -76,7 +77,7 @@ def steered(mode: str, start: float = 0.0, name: str = "", **changes: Any) -> Ki
     """A steered run of a mode from a first λ."""
     name = name or (f"{mode}-auto" if not start else f"{mode}-auto-from-{start:.0e}")
     return Kind(
-        name, px="other", steer=True, start=start or None, changes={"batchnorm": mode, **changes}
+        name, px="other", steer=True, start=start or None, changes={**changes, "batchnorm": mode}
     )
 
 
@@ -131,10 +132,14 @@ class ImageRecipe(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        kind = next(kind for _, kind in kinds(config) if kind.name == unit["row"])
-        run = trained(config, Run(unit["dataset"], kind, unit["seed"]), context)
-        for row in measured(run, kind, context):
-            yield row._replace(config={**row.config, "part": unit["part"], "start": kind.start})
+        named = {kind.name: kind for _, kind in kinds(config)}
+        more = {"part": unit["part"], "start": named[unit["row"]].start}
+        for row in train_and_measure(
+            config,
+            *(self.units(config), unit, context),
+            lambda u: Run(u["dataset"], named[u["row"]], u["seed"]),
+        ):
+            yield row._replace(config={**row.config, **more})
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """One line per kind of run, the Pareto-optimal ones marked."""

@@ -15,7 +15,8 @@ from fsmap.experiments.image_config import SELECTING, ImageExperiment, quick
 from fsmap.experiments.image_measure import held_out_temperature, rows_of, shown
 from fsmap.experiments.image_pictures import NAMES, UNITS, WORDS, look_of
 from fsmap.experiments.image_protocol import Run, trained
-from fsmap.experiments.image_table import PERCENT_OF_AREA, kind_of
+from fsmap.experiments.image_rows import kind_of
+from fsmap.experiments.image_table import PERCENT_OF_AREA
 from fsmap.experiments.image_table import Config as TableConfig
 from fsmap.experiments.image_verdict import lines, long_enough, mean_of, ran
 from fsmap.report import figures, tables

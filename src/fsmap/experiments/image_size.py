@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperiment, quick
-from fsmap.experiments.image_measure import measured
+from fsmap.experiments.image_measure import train_and_measure
 from fsmap.experiments.image_pictures import draw_lines
-from fsmap.experiments.image_protocol import Kind, Run, trained
+from fsmap.experiments.image_protocol import Kind, Run
 from fsmap.experiments.image_table import PERCENT_OF_AREA
 from fsmap.experiments.image_verdict import FULL_EPOCHS, full_length, lines, mean_of, ran
 from fsmap.report.records import Claim, Row
@@ -87,8 +87,11 @@ class ImageSize(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        wanted = Run(unit["dataset"], kind_of(unit["S"]), unit["seed"])
-        return measured(trained(config, wanted, context), wanted.kind, context)
+        return train_and_measure(
+            config,
+            *(self.units(config), unit, context),
+            lambda u: Run(u["dataset"], kind_of(u["S"]), u["seed"]),
+        )
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """One line per set, S and metric."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperiment, quick
-from fsmap.experiments.image_measure import measured
+from fsmap.experiments.image_measure import train_and_measure
 from fsmap.experiments.image_pictures import draw_table
-from fsmap.experiments.image_protocol import Kind, Run, trained
+from fsmap.experiments.image_protocol import Run
+from fsmap.experiments.image_rows import BASELINES, ROWS, kind_of
 from fsmap.experiments.image_verdict import lines, table_claims
 from fsmap.report.records import Claim, Row
 
@@ -40,9 +40,6 @@ PAPER = {
 }
 """Table 2: (mean, standard error); percent, and nats."""
 
-ROWS = ("ps-map", "white-noise", "train", "other")
-BASELINES = ("label-smoothing", "sam")
-
 
 @dataclasses.dataclass(frozen=True)
 class Config(ImageConfig):
@@ -51,57 +48,9 @@ class Config(ImageConfig):
     Attributes:
         rows: ``ps-map``, L-MAP with p_X ``white-noise``, ``train``, ``other`` (D'), ``recipe``, and
             the baselines ``label-smoothing`` and ``sam`` (FashionMNIST only).
-        recipe_estimator: Of the recipe.
-        recipe_batchnorm: Of the recipe.
-        recipe_points: S of the recipe.
-        recipe_every: R on every k-th step, in the recipe.
-        recipe_strength: λ of the recipe; 0: steered by held-out images.
-        smoothing: Of the label-smoothing baseline.
-        sam_radius: ρ of sharpness-aware minimization.
     """
 
     rows: tuple[str, ...] = (*ROWS, "recipe", *BASELINES)
-    recipe_estimator: str = "jvp"
-    recipe_batchnorm: str = "joint"
-    recipe_points: int = 128
-    recipe_every: int = 4
-    recipe_strength: float = 0.0
-    smoothing: float = 0.05
-    sam_radius: float = 0.05
-
-
-def kind_of(config: Config, name: str) -> Kind:
-    """A row of the table as a kind of run.
-
-    Args:
-        config: Sizes and the recipe.
-        name: The row.
-
-    Returns:
-        The kind.
-    """
-    if name == "ps-map":
-        return Kind(name, "ps-map")
-    if name == "label-smoothing":
-        return Kind(name, name, changes={"label_smoothing": config.smoothing})
-    if name == "sam":
-        return Kind(name, name, changes={"sam": config.sam_radius})
-    if name == "recipe":
-        return recipe(config)
-    return Kind(name, px=name)
-
-
-def recipe(config: Config) -> Kind:
-    """The recipe: D', and λ steered unless the config gives one."""
-    changes = {
-        "estimator": config.recipe_estimator,
-        "batchnorm": config.recipe_batchnorm,
-        "num_points": min(config.recipe_points, config.points),
-        "every": config.recipe_every,
-    }
-    if config.recipe_strength:
-        changes["reg_strength"] = config.recipe_strength
-    return Kind("recipe", px="other", steer=not config.recipe_strength, changes=changes)
 
 
 class ImageTable(ImageExperiment):
@@ -137,9 +86,11 @@ class ImageTable(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        ahead = itertools.dropwhile(lambda other: other != unit, self.units(config))
-        wanted, *rest = [Run(u["dataset"], kind_of(config, u["row"]), u["seed"]) for u in ahead]
-        return measured(trained(config, wanted, context, rest), wanted.kind, context)
+        return train_and_measure(
+            config,
+            *(self.units(config), unit, context),
+            lambda u: Run(u["dataset"], kind_of(config, u["row"]), u["seed"]),
+        )
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """One line per set, row and metric, ours beside the paper's."""

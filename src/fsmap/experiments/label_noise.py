@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperiment, quick
-from fsmap.experiments.image_measure import measured
+from fsmap.experiments.image_measure import train_and_measure
 from fsmap.experiments.image_pictures import draw_lines
-from fsmap.experiments.image_protocol import Kind, Run, trained
+from fsmap.experiments.image_protocol import Kind, Run
+from fsmap.experiments.image_rows import METHODS, kind_of
 from fsmap.experiments.image_verdict import full_length, lines, mean_of, ran
 from fsmap.experiments.laplacian_trace import fall_claims
 from fsmap.report.records import Claim, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-METHODS = {"ps-map": None, "l-map": "other"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +41,8 @@ class LabelNoise(ImageExperiment):
     see = "L-MAP is slightly more accurate than PS-MAP at every level of noise."
     cost = "10 runs of a seed, about 5 h on an H200"
     protocol = (
-        "as image-table; round(fraction · N) training labels replaced by uniformly random ones; "
-        "held-out and test labels are clean"
+        "PS-MAP and the recipe of image-table (l_map=other: the paper's λ); round(fraction · N) "
+        "training labels replaced by uniformly random ones; held-out and test labels are clean"
     )
     selecting = (*SELECTING, "levels")
     config = Config()
@@ -61,8 +60,11 @@ class LabelNoise(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        wanted = Run(unit["dataset"], kind_of(unit["method"], unit["level"]), unit["seed"])
-        return measured(trained(config, wanted, context), wanted.kind, context)
+        return train_and_measure(
+            config,
+            *(self.units(config), unit, context),
+            lambda u: Run(u["dataset"], noisy(config, u["method"], u["level"]), u["seed"]),
+        )
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """One line per level, method and metric; the paper's figure prints no numbers."""
@@ -84,11 +86,10 @@ class LabelNoise(ImageExperiment):
         )
 
 
-def kind_of(method: str, level: float) -> Kind:
-    """PS-MAP, or L-MAP with D', at a level of noise; without noise as ``image-table`` has it."""
-    changes = {"label_noise": level} if level else {}
-    px = METHODS[method]
-    return Kind("ps-map" if px is None else px, method, px, changes=changes)
+def noisy(config: ImageConfig, method: str, level: float) -> Kind:
+    """A method at a level of noise; without noise as ``image-table`` has it."""
+    kind = kind_of(config, method)
+    return kind._replace(changes={**kind.changes, "label_noise": level}) if level else kind
 
 
 def _claims(rows: Sequence[Row]) -> Iterator[Claim]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import ImageConfig, ImageExperiment, quick
-from fsmap.experiments.image_measure import measured
+from fsmap.experiments.image_measure import train_and_measure
 from fsmap.experiments.image_pictures import NAMES
-from fsmap.experiments.image_protocol import Kind, Run, trained
+from fsmap.experiments.image_protocol import Run
+from fsmap.experiments.image_rows import METHODS, kind_of
 from fsmap.experiments.image_verdict import lines, long_enough, ran
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
@@ -18,7 +19,6 @@ from fsmap.report.records import Claim, Row
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-METHODS = ("ps-map", "l-map")
 AT_LEAST = 4.0
 """How many times lower L-MAP's Laplacian has to be; the authors' logs have about 7."""
 
@@ -45,8 +45,8 @@ class LaplacianTrace(ImageExperiment):
     see = "R falls as the learning rate does, and ends several times lower with L-MAP."
     cost = "two runs of a set; none where image-table has trained them"
     protocol = (
-        "as image-table with p_X = D'; R(θ) in evaluation mode at 256 images of D', one draw of ψ "
-        "(the same after every epoch)"
+        "PS-MAP and the recipe of image-table (l_map=other: the paper's λ); R(θ) in evaluation "
+        "mode at 256 images of D', one draw of ψ (the same after every epoch)"
     )
     config = Config()
     quick = quick(Config)
@@ -62,8 +62,11 @@ class LaplacianTrace(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        wanted = Run(unit["dataset"], kind_of(unit["method"]), unit["seed"])
-        return measured(trained(config, wanted, context), wanted.kind, context)
+        return train_and_measure(
+            config,
+            *(self.units(config), unit, context),
+            lambda u: Run(u["dataset"], kind_of(config, u["method"]), u["seed"]),
+        )
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """R at the end of training."""
@@ -86,11 +89,6 @@ class LaplacianTrace(ImageExperiment):
             ax.set_yscale("log")
             ax.legend()
         return {self.id: figure}
-
-
-def kind_of(method: str) -> Kind:
-    """PS-MAP, or L-MAP with D'."""
-    return Kind("ps-map", "ps-map") if method == "ps-map" else Kind("other", px="other")
 
 
 def fall_claims(rows: Sequence[Row], by: str | None = None) -> Iterator[Claim]:

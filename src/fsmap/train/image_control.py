@@ -88,7 +88,7 @@ class SteerStrength:
         return TemperatureControl(None, None, start=start, **{**interval, **self.options})
 
     def _look(self, run: ImageRun, control: TemperatureControl) -> None:
-        logits, y = run.logits("valid")
+        logits, y = run.glance()
         seen = control.observe(logits, y, authority=min(run.lr / run.settings.lr, 1.0))
         if seen.verdict == COLLAPSED:
             if self.good:

@@ -11,6 +11,7 @@ import torch
 
 from fsmap.linalg.probes import Stream
 from fsmap.train.images import ImageRun, ImageSettings
+from fsmap.train.images.together import train_together
 
 pytestmark = pytest.mark.gpu
 
@@ -96,3 +97,15 @@ def test_fp16_skips_what_overflows():
     assert run.history[0]["skipped"] > 0
     assert run.feeder.scale < 2.0**40
     assert all(bool(torch.isfinite(t).all()) for t in run.snapshot().values())
+
+
+def test_a_run_in_company_is_the_run_alone():
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    settings = dataclasses.replace(SMALL, graph=True, deterministic=True)
+    kinds = [settings, dataclasses.replace(settings, seed=1, batchnorm="frozen", every=2)]
+    runs = [ImageRun(kind, device="cuda") for kind in kinds]
+    train_together(runs)
+    for kind, run in zip(kinds, runs, strict=True):
+        alone, found = end(kind), run.snapshot()
+        assert run.done
+        assert all(torch.equal(found[name], t) for name, t in alone.items())

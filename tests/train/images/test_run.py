@@ -271,3 +271,38 @@ def test_a_model_of_its_own():
     run = trained(settings)
     assert run.history[0]["loss"] > 0
     assert sum(p.numel() for p in run.module.parameters()) == 11_384
+
+
+def test_a_glance_is_taken_once_a_step(monkeypatch):
+    run = trained()
+    logits, y = run.glance()
+    assert torch.equal(logits, run.logits("valid")[0])  # in fp32 it is what is reported
+    assert torch.equal(y, run.task.valid.y)
+    calls = []
+    monkeypatch.setattr(run, "logits_of", lambda *args: calls.append(args))
+    assert run.glance()[0] is logits
+    assert not calls
+    run.restore(run.snapshot())  # other weights, perhaps, at the same step
+    run.glance()
+    assert len(calls) == 1
+
+
+def test_half_precision_is_three_digits_less():
+    torch.set_default_dtype(torch.float32)  # autocast leaves float64 alone
+    try:
+        run = trained()
+    finally:
+        torch.set_default_dtype(torch.float64)
+    whole, half = (run.logits_of(run.task.test.x, kind) for kind in (None, torch.bfloat16))
+    assert half.dtype == whole.dtype
+    assert 1e-6 < (half - whole).norm() / whole.norm() < 2e-2
+
+
+def test_turns_take_the_steps_that_train_takes():
+    one, other = ImageRun(TINY), ImageRun(TINY)
+    one.train(progress=False)
+    with other.kernels():
+        count = sum(1 for _ in other.stepping(other.steps))
+    assert count == other.steps == one.step
+    for name, t in one.snapshot().items():
+        assert torch.equal(t, other.snapshot()[name]), name

@@ -22,6 +22,8 @@ it must. What a hook can use:
 - ``run.history[-1]``: the row of the epoch (``epoch step lr loss accuracy grad_norm laplacian
   reg_strength seconds valid_accuracy valid_nll valid_ece valid_temperature``); add entries to it in
   ``on_epoch`` and they are logged.
+- ``run.glance()``: logits and labels of the held-out images in the precision of training, computed
+  once a step however many hooks ask; what controllers look at.
 - ``run.logits("valid")`` (also ``"train"``, ``"test"``): logits and labels of the deployed model;
   ``run.logits_of(images)`` for other images, bytes or normalized numbers.
 - ``run.snapshot()``, ``run.restore(snapshot)``: weights, statistics and momentum.

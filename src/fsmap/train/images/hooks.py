@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 class Hook(Protocol):
     """Something called while a run goes on; a plain function is taken as ``on_epoch``.
 
-    It may read everything of the run, set ``run.reg_strength``, call ``run.logits("valid")``,
-    ``run.snapshot()`` and ``run.restore(snapshot)``. If it also has ``on_step(run)``, that is
-    called after every step; ``state_dict()`` (names to numbers or tensors) and
-    ``load_state_dict(state)`` go into the checkpoint.
+    It may read everything of the run, set ``run.reg_strength``, call ``run.glance()``,
+    ``run.logits(split)``, ``run.snapshot()`` and ``run.restore(snapshot)``. If it also has
+    ``on_step(run)``, that is called after every step; ``state_dict()`` (names to numbers or
+    tensors) and ``load_state_dict(state)`` go into the checkpoint.
     """
 
     def on_epoch(self, run: ImageRun) -> None:

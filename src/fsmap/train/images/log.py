@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +12,39 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fsmap import metrics
+from fsmap.errors import DivergedError
+from fsmap.train.images.step import COLUMNS
 
 if TYPE_CHECKING:
     from fsmap.train.images.run import ImageRun
 
 FILE = "log.jsonl"
+LOOK_EVERY = 100  # steps between looks at whether the numbers are finite
+WORDS = {"loss": "the cross-entropy", "laplacian": "R", "grad_norm": "the gradient"}
+
+
+def totals_of(run: ImageRun) -> dict[str, float]:
+    """The sums of the epoch so far.
+
+    Args:
+        run: The run.
+
+    Returns:
+        By name, see :data:`fsmap.train.images.step.COLUMNS`.
+
+    Raises:
+        DivergedError: If one of them is not finite; it names the term.
+    """
+    totals = dict(zip(COLUMNS, run._step.totals.tolist(), strict=True))
+    for name, words in WORDS.items():
+        if not math.isfinite(totals[name]):
+            message = (
+                f"training diverged: {words} is not finite within the {LOOK_EVERY} steps before "
+                f"step {run.step} (lr {run.lr:.3g}, λ {run.reg_strength_now:.3g}). Lower the "
+                "learning rate or λ, or clip the gradient."
+            )
+            raise DivergedError(message)
+    return totals
 
 
 def epoch_row(run: ImageRun, totals: dict[str, float]) -> dict[str, Any]:
@@ -45,7 +74,7 @@ def epoch_row(run: ImageRun, totals: dict[str, float]) -> dict[str, Any]:
     if totals["skipped"]:
         row["skipped"] = int(totals["skipped"])
     if len(run.task.valid.x):
-        logits, y = run.logits("valid")
+        logits, y = run.glance()
         if bool(torch.isfinite(logits).all()):
             row["valid_accuracy"] = metrics.accuracy(logits, y)
             row["valid_nll"] = metrics.nll(logits, y)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,19 @@ from torch import Tensor, nn
 
 from fsmap.data.images.read import Folder, Images
 from fsmap.data.images.task import ImageTask
-from fsmap.errors import DivergedError, InputError
+from fsmap.errors import InputError
 from fsmap.train.images import state as files
 from fsmap.train.images.captured import make_step
 from fsmap.train.images.feed import Feeder
 from fsmap.train.images.hooks import FromFunction, Hook
 from fsmap.train.images.kernels import kernels
-from fsmap.train.images.log import Log, epoch_row, in_short
+from fsmap.train.images.log import LOOK_EVERY, Log, epoch_row, in_short, totals_of
 from fsmap.train.images.parallel import Group
 from fsmap.train.images.predict import logits_of
 from fsmap.train.images.settings import ImageSettings
-from fsmap.train.images.step import COLUMNS
 from fsmap.train.progress import progress as progress_bar
 
-LOOK_EVERY = 100  # steps between looks at whether the numbers are finite
-CHECKPOINT_SECONDS = 20.0  # writing one takes most of a second
+CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
 TIME_EVERY = 5  # steps between looks at the clock
 
 Row = dict[str, Any]
@@ -79,9 +77,10 @@ class ImageRun:
         self.module = self._model(module, data_dir)
         self.hooks = [h if hasattr(h, "on_epoch") else FromFunction(h) for h in hooks]
         self.feeder = Feeder(self.task, settings, dict(self.module.named_parameters()), self.group)
-        with self._kernels():
+        with self.kernels():
             self._step = make_step(self.module, settings, self.feeder, self.group)
         self._check_model()
+        self._glance: tuple[int, Tensor] | None = None  # held-out logits, and of which step
         self.history: list[Row] = []
         self.step = 0
         self.reg_strength = settings.reg_strength if settings.regularized else 0.0
@@ -150,35 +149,54 @@ class ImageRun:
             The history: a row per epoch.
         """
         end = self.steps if until_epoch is None else until_epoch * self.steps_per_epoch
-        end = min(end, self.steps)
-        start = saved = time.perf_counter()
-        before = self.seconds
         label = f"{self.settings.data} {self.settings.method} seed {self.settings.seed}"
         silent = not progress or self.group.rank != 0
-        with progress_bar(self.steps, label, silent=silent) as bar, self._kernels():
-            while self.step < end:
-                self._step(self.step, lr=self.lr, reg_strength=self.reg_strength_now)
-                self.step += 1
-                self._after_step()
-                self.seconds_here = time.perf_counter() - start
-                self.seconds = before + self.seconds_here
-                over = self._over(start, max_seconds)
-                whole = self.step % self.steps_per_epoch == 0
-                if whole:
-                    self._after_epoch()
+        with progress_bar(self.steps, label, silent=silent) as bar, self.kernels():
+            for _ in self.stepping(min(end, self.steps), max_seconds, checkpoint_every):
+                if self.step % self.steps_per_epoch == 0:
                     bar.update(self.step, in_short(self.history[-1]))
                 elif self.step % LOOK_EVERY == 0:
                     bar.update(self.step)
-                if checkpoint_every is None:
-                    due = whole and time.perf_counter() - saved > CHECKPOINT_SECONDS
-                else:
-                    due = self.step % checkpoint_every == 0
-                if due or over or self.step == end:
-                    self.save()
-                    saved = time.perf_counter()
-                if over:
-                    break
         return self.history
+
+    def stepping(
+        self,
+        end: int,
+        max_seconds: float = math.inf,
+        checkpoint_every: int | None = None,
+    ) -> Iterator[None]:
+        """The loop of :meth:`train`, for a caller who takes turns; inside :meth:`kernels`.
+
+        Args:
+            end: The step to stop at.
+            max_seconds: See :meth:`train`.
+            checkpoint_every: See :meth:`train`.
+
+        Yields:
+            Nothing, after every step and all that belongs to it.
+        """
+        start = saved = time.perf_counter()
+        before = self.seconds
+        while self.step < end:
+            self._step(self.step, lr=self.lr, reg_strength=self.reg_strength_now)
+            self.step += 1
+            self._after_step()
+            self.seconds_here = time.perf_counter() - start
+            self.seconds = before + self.seconds_here
+            over = self._over(start, max_seconds)
+            whole = self.step % self.steps_per_epoch == 0
+            if whole:
+                self._after_epoch()
+            if checkpoint_every is None:
+                due = whole and time.perf_counter() - saved > CHECKPOINT_SECONDS
+            else:
+                due = self.step % checkpoint_every == 0
+            if due or over or self.step == end:
+                self.save()
+                saved = time.perf_counter()
+            yield
+            if over:
+                break
 
     def logits(self, split: str = "valid", limit: int | None = None) -> tuple[Tensor, Tensor]:
         """The model as it would be deployed, on a part of the data.
@@ -200,10 +218,22 @@ class ImageRun:
         part: Images = parts[split].take(slice(limit))
         return self.logits_of(part.x), part.y
 
-    def logits_of(self, images: Tensor) -> Tensor:
+    def logits_of(self, images: Tensor, half: torch.dtype | None = None) -> Tensor:
         """Logits of images given as bytes ``[N, C, H, W]``, or as normalized numbers."""
-        with self._kernels():
-            return logits_of(self.module, images, self.task.normalize, self.settings.channels_last)
+        with self.kernels():
+            layout = self.settings.channels_last
+            return logits_of(self.module, images, self.task.normalize, layout, half=half)
+
+    def glance(self) -> tuple[Tensor, Tensor]:
+        """The held-out images as training sees them: in its precision, and once for each step.
+
+        Returns:
+            Logits ``[N, K]`` and labels ``[N]``, on the device; for numbers to report there is
+            :meth:`logits`.
+        """
+        if self._glance is None or self._glance[0] != self.step:
+            self._glance = self.step, self.logits_of(self.task.valid.x, self._step.half)
+        return self._glance[1], self.task.valid.y
 
     def snapshot(self) -> dict[str, Tensor]:
         """Weights, running statistics and momentum as they are now, copied."""
@@ -214,6 +244,7 @@ class ImageRun:
         """Go back to a snapshot; steps, learning rate and λ go on as they are."""
         for name, t in files.tensors_of(self).items():
             t.copy_(snapshot[name])
+        self._glance = None
 
     def save(self) -> None:
         """Write the checkpoint; process 0 does, the others go on."""
@@ -240,19 +271,20 @@ class ImageRun:
             )
             raise InputError(message)
 
-    def _kernels(self) -> AbstractContextManager[None]:
+    def kernels(self) -> AbstractContextManager[None]:
+        """Torch's global switches as the settings want them, for a while."""
         return kernels(self.settings, self.device)
 
     def _after_step(self) -> None:
         if self.step % LOOK_EVERY == 0:
-            self._look()
+            totals_of(self)
         for hook in self.hooks:
             on_step = getattr(hook, "on_step", None)
             if on_step is not None:
                 on_step(self)
 
     def _after_epoch(self) -> None:
-        totals = self._look()
+        totals = totals_of(self)
         self._step.totals.zero_()
         row = epoch_row(self, totals)
         self.history.append(row)
@@ -261,19 +293,6 @@ class ImageRun:
         if self.log is not None:
             self.log.write(row)
 
-    def _look(self) -> dict[str, float]:
-        """The numbers of the epoch so far; stops a run that diverged, naming the term."""
-        totals = dict(zip(COLUMNS, self._step.totals.tolist(), strict=True))
-        for name in ("loss", "laplacian", "grad_norm"):
-            if not math.isfinite(totals[name]):
-                message = (
-                    f"training diverged: {WORDS[name]} is not finite within the {LOOK_EVERY} steps "
-                    f"before step {self.step} (lr {self.lr:.3g}, λ {self.reg_strength_now:.3g}). "
-                    "Lower the learning rate or λ, or clip the gradient."
-                )
-                raise DivergedError(message)
-        return totals
-
     def _over(self, start: float, max_seconds: float) -> bool:
         """Whether time is up; process 0 decides for all."""
         if max_seconds == math.inf or self.step % TIME_EVERY:
@@ -281,6 +300,3 @@ class ImageRun:
         late = torch.tensor(float(time.perf_counter() - start > max_seconds), device=self.device)
         self.group.average([late])
         return bool(late > 0)
-
-
-WORDS = {"loss": "the cross-entropy", "laplacian": "R", "grad_norm": "the gradient"}

@@ -1,0 +1,59 @@
+"""The rows of ``image-table`` as kinds of runs; figures take their PS-MAP and L-MAP from here."""
+
+from __future__ import annotations
+
+from fsmap.experiments.image_config import ImageConfig
+from fsmap.experiments.image_protocol import Kind
+
+ROWS = ("ps-map", "white-noise", "train", "other")
+"""The paper's."""
+
+BASELINES = ("label-smoothing", "sam")
+METHODS = ("ps-map", "l-map")
+
+SMOOTHING = 0.05
+"""Of the label-smoothing baseline."""
+
+SAM_RADIUS = 0.05
+"""ρ of sharpness-aware minimization, as its authors have it for CIFAR-10."""
+
+
+def kind_of(config: ImageConfig, name: str) -> Kind:
+    """A row of the table as a kind of run.
+
+    Args:
+        config: Sizes and the recipe.
+        name: The row, or ``l-map`` for the one that the config lets stand for L-MAP.
+
+    Returns:
+        The kind.
+    """
+    if name == "l-map":
+        return kind_of(config, config.l_map)
+    if name == "ps-map":
+        return Kind(name, "ps-map")
+    if name == "label-smoothing":
+        return Kind(name, name, changes={"label_smoothing": SMOOTHING})
+    if name == "sam":
+        return Kind(name, name, changes={"sam": SAM_RADIUS})
+    if name == "recipe":
+        return recipe(config)
+    return Kind(name, px=name)
+
+
+def recipe(config: ImageConfig) -> Kind:
+    """The recipe: D', and λ steered unless the config gives one."""
+    changes = recipe_changes(config)
+    if config.recipe_strength:
+        changes["reg_strength"] = config.recipe_strength
+    return Kind("recipe", px="other", steer=not config.recipe_strength, changes=changes)
+
+
+def recipe_changes(config: ImageConfig) -> dict[str, object]:
+    """What the recipe changes of the settings, apart from λ."""
+    return {
+        "estimator": config.recipe_estimator,
+        "batchnorm": config.recipe_batchnorm,
+        "num_points": min(config.recipe_points, config.points),
+        "every": config.recipe_every,
+    }

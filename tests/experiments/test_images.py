@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fsmap.data.images.generated import generate
+from fsmap.errors import InputError, MissingDataError
 from fsmap.experiments import image_protocol as protocol
 from fsmap.experiments import image_shift
 from fsmap.experiments.experiment import Context
@@ -84,6 +85,13 @@ def test_l_map_of_the_figures_is_the_recipe_or_the_paper_s():
     paper = dataclasses.replace(config, l_map="other")
     assert noisy(paper, "l-map", 0.0) == kind_of(paper, "other")
     assert noisy(paper, "ps-map", 0.0) == kind_of(ImageTable.config, "ps-map")
+
+
+def test_unknown_rows_are_refused():
+    with pytest.raises(InputError, match="no row 'kmnist'; there are ps-map, white-noise"):
+        kind_of(ImageTable.config, "kmnist")
+    with pytest.raises(InputError, match="no row 'l-map'"):
+        kind_of(dataclasses.replace(ImageTable.config, l_map="l-map"), "l-map")
 
 
 def test_units_are_single_runs():
@@ -160,8 +168,6 @@ def test_company_is_trained_with_the_first(tmp_path: Path):
 
 
 def test_missing_data_at_full_size_say_how_to_get_them(tmp_path: Path, monkeypatch):
-    from fsmap.errors import MissingDataError
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     config = dataclasses.replace(ImageTable.quick, **tiny())

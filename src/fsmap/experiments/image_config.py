@@ -39,7 +39,8 @@ class ImageConfig:
         points: S.
         width: Channels of the first stage of ResNet-18.
         lr: Of SGD with momentum 0.9, cosine to zero.
-        weight_decay: Of SGD.
+        fmnist_weight_decay: Of SGD, on FashionMNIST.
+        cifar10_weight_decay: On CIFAR-10.
         estimator: Of R: ``fd`` is the authors', ``jvp`` has no step size.
         batchnorm: ``joint`` (the authors'), ``frozen``, ``batch``.
         every: R on every k-th step.
@@ -68,7 +69,8 @@ class ImageConfig:
     points: int = 128
     width: int = 64
     lr: float = 0.1
-    weight_decay: float = 5e-4
+    fmnist_weight_decay: float = 5e-4
+    cifar10_weight_decay: float = 5e-4
     estimator: str = "fd"
     batchnorm: str = "joint"
     every: int = 1

@@ -81,7 +81,7 @@ def settings_of(
             "num_points": config.points,
             "width": config.width,
             "lr": config.lr,
-            "weight_decay": config.weight_decay,
+            "weight_decay": getattr(config, f"{dataset}_weight_decay"),
             "estimator": config.estimator,
             "batchnorm": config.batchnorm,
             "every": config.every,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fsmap.errors import InputError
 from fsmap.experiments.image_config import ImageConfig
 from fsmap.experiments.image_protocol import Kind
 
@@ -27,8 +28,11 @@ def kind_of(config: ImageConfig, name: str) -> Kind:
 
     Returns:
         The kind.
+
+    Raises:
+        InputError: If there is no such row.
     """
-    if name == "l-map":
+    if name == "l-map" and config.l_map != name:
         return kind_of(config, config.l_map)
     if name == "ps-map":
         return Kind(name, "ps-map")
@@ -38,7 +42,10 @@ def kind_of(config: ImageConfig, name: str) -> Kind:
         return Kind(name, name, changes={"sam": SAM_RADIUS})
     if name == "recipe":
         return recipe(config)
-    return Kind(name, px=name)
+    if name in ROWS:
+        return Kind(name, px=name)
+    message = f"no row {name!r}; there are {', '.join((*ROWS, 'recipe', *BASELINES))}"
+    raise InputError(message)
 
 
 def recipe(config: ImageConfig) -> Kind:

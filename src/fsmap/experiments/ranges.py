@@ -14,7 +14,7 @@ from typing import Any
 
 ZERO_IS_NONE = frozenset(
     ("warmup", "chain_warmup", "weight_decay", "decays", "reg_strength", "strengths")
-    + ("smoothing", "sam_radius")
+    + ("fmnist_weight_decay", "cifar10_weight_decay")
 )
 """Names, in any config, whose zero switches something off."""
 

@@ -70,7 +70,7 @@ def heads(config: Config, context: Context) -> Iterator[Measured]:
     def build(strength: Tensor) -> fsmap.Objective:
         return fsmap.l_map(
             fsmap.Categorical(),
-            fsmap.Normal((1 / (config.weight_decay * len(parts["train"].y))) ** 0.5),
+            fsmap.Normal((1 / (config.cifar10_weight_decay * len(parts["train"].y))) ** 0.5),
             px,
             num_points=config.points,
             num_data=len(parts["train"].y),

@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 ZERO_IS_NONE = frozenset(
-    ("warmup", "chain_warmup", "weight_decay", "decays", "reg_strength", "strengths")
+    ("warmup", "chain_warmup", "decays", "reg_strength", "strengths")
     + ("fmnist_weight_decay", "cifar10_weight_decay")
 )
 """Names, in any config, whose zero switches something off."""

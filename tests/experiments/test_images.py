@@ -159,14 +159,6 @@ def test_a_killed_run_goes_on_from_its_last_epoch(tmp_path: Path):
     assert protocol.prepare(config, wanted, here).done
 
 
-def test_company_is_trained_with_the_first(tmp_path: Path):
-    config = dataclasses.replace(ImageTable.quick, **tiny(), together=2)
-    here = context(tmp_path / "image-table")
-    runs = [protocol.Run("fmnist", kind_of(config, "ps-map"), seed) for seed in (0, 1, 2)]
-    protocol.trained(config, runs[0], here, runs[1:])
-    assert [protocol.prepare(config, run, here).done for run in runs] == [True, True, False]
-
-
 def test_missing_data_at_full_size_say_how_to_get_them(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 
 from fsmap.errors import InputError
+from fsmap.train import temperature
 from fsmap.train.image_control import ALMOST_ZERO, SteerStrength
 from fsmap.train.images import ImageRun, ImageSettings
 
@@ -61,7 +64,8 @@ def test_first_strength_is_one_percent_of_the_loss():
     assert {row["control"] for row in run.history} <= {"warm-up", "steering", "not needed"}
 
 
-def test_collapse_in_a_run():
+def test_collapse_in_a_run(monkeypatch):
+    monkeypatch.setattr(temperature, "largest_strength", lambda *_: math.inf)
     hook = SteerStrength(1e4, updates=2, bounds=(1e-12, 1e6))
     run = run_of(hook)
     run.train(progress=False)
@@ -70,6 +74,15 @@ def test_collapse_in_a_run():
     assert hook.control.strength < 1e4
     logits, _ = run.logits("valid")
     assert float(logits.var(0).mean()) > 1e-4
+
+
+def test_lambda_R_stays_below_the_loss():
+    hook = SteerStrength(1e4, updates=2, bounds=(1e-12, 1e6))
+    run = run_of(hook)
+    run.train(progress=False)
+    assert hook.control.collapses == 0  # where the one above collapsed
+    for before, row in itertools.pairwise(run.history):
+        assert row["reg_strength"] * before["laplacian"] < 5  # nats; 1e4 would be millions
 
 
 def test_a_resumed_run_is_steered_the_same_way(tmp_path: Path):

@@ -141,7 +141,7 @@ def test_bad_numbers(options: dict, message: str):
 
 
 def test_a_signal_that_is_nan():
-    with pytest.raises(InputError, match="signal=nan, authority=1. A signal that is nan means"):
+    with pytest.raises(InputError, match="signal=nan, authority=None. A signal that is nan means"):
         Steering(1.0).move(math.nan)
     with pytest.raises(InputError, match=r"authority in \[0, 1\], got signal=0, authority=2"):
         Steering(1.0).move(0.0, authority=2.0)

@@ -13,7 +13,7 @@ from fsmap.train.descent import one_thread
 OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
 """D', the paper's evaluation set of each training set."""
 
-SELECTING = ("datasets", "seeds", "together", "compile", "graph")
+SELECTING = ("datasets", "seeds", "compile", "graph")
 """Fields that choose runs, or how they are computed, and change none."""
 
 NARROW = 16
@@ -55,7 +55,6 @@ class ImageConfig:
         precision: On CUDA; on the CPU it is ``fp32``.
         compile: On CUDA.
         graph: On CUDA.
-        together: Runs that are trained at the same time on one GPU.
         trace_points: Images of D' at which R is measured after every epoch.
         limit: Use only so many training and test images; None: all.
         generated: Generated images even where the data are there.
@@ -84,7 +83,6 @@ class ImageConfig:
     precision: str = "bf16"
     compile: bool = True
     graph: bool = True
-    together: int = 1
     trace_points: int = 256
     limit: int | None = None
     generated: bool = False

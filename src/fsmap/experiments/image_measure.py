@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -86,41 +86,27 @@ def held_out_temperature(run: ImageRun) -> float | None:
     return metrics.temperature(*run.logits("valid"))
 
 
-def train_and_measure(
-    config: ImageConfig,
-    units: Sequence[dict[str, Any]],
-    unit: dict[str, Any],
-    context: Context,
-    run_of: Callable[[dict[str, Any]], Run],
-) -> Iterator[Measured]:
-    """A unit that is one training run; with ``together`` the ones after it are trained with it.
+def train_and_measure(config: ImageConfig, run: Run, context: Context) -> Iterator[Measured]:
+    """A unit that is one training run.
 
     Args:
         config: Sizes.
-        units: All of them, in order.
-        unit: The one to measure.
+        run: What to train.
         context: Device, folder, progress.
-        run_of: What a unit trains.
 
     Returns:
         What :func:`measured` measures.
     """
-    ahead = itertools.dropwhile(lambda other: other != unit, units)
-    wanted, *rest = [run_of(one) for one in ahead]
-    run = trained(config, wanted, context, rest)
-    return measured(run, wanted.kind, context, alone=config.together == 1)
+    return measured(trained(config, run, context), run.kind, context)
 
 
-def measured(
-    run: ImageRun, kind: Kind, context: Context, *, alone: bool = True
-) -> Iterator[Measured]:
+def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
     """Everything a table needs to know about a trained run.
 
     Args:
         run: Trained to its end.
         kind: What kind of run it is.
         context: Where data are.
-        alone: Whether it had the GPU for itself, so that its time says something.
 
     Yields:
         Metrics on the test images before and after temperature scaling, T, OOD detection, R(θ) at
@@ -143,8 +129,7 @@ def measured(
     for place, images in (("other", foreign), ("train", run.task.train.x)):
         yield row(f"laplacian_{place}", laplacian_at(run, images))
     yield row("reg_strength", run.reg_strength if run.settings.regularized else 0.0)
-    if alone:
-        yield row("seconds_per_step", _seconds_per_step(run))
+    yield row("seconds_per_step", _seconds_per_step(run))
     yield from curves(run, kind)
 
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from fsmap.experiments.image_config import OTHER, ImageConfig
 from fsmap.experiments.image_hooks import Advance, TraceLaplacian
 from fsmap.train.image_control import SteerStrength
 from fsmap.train.images import ImageRun, ImageSettings
-from fsmap.train.images.together import train_together
 
 DONE = "done"
 """A file that says that the run in its folder is at its end."""
@@ -217,28 +215,23 @@ def prepare(config: ImageConfig, run: Run, context: Context) -> ImageRun:
     )
 
 
-def trained(config: ImageConfig, run: Run, context: Context, ahead: Sequence[Run] = ()) -> ImageRun:
+def trained(config: ImageConfig, run: Run, context: Context) -> ImageRun:
     """A run, trained to its end.
 
     Args:
-        config: Sizes; with ``together`` above one, as many of the runs ahead are trained with it.
+        config: Sizes.
         run: What to train.
         context: Device, folder, progress.
-        ahead: Runs that will be asked for next.
 
     Returns:
         The run.
     """
-    first = prepare(config, run, context)
-    if not first.done:
-        others = (prepare(config, other, context) for other in ahead)
-        company = itertools.islice((o for o in others if not o.done), config.together - 1)
-        runs = [first, *company]
-        train_together(runs)
-        for one in runs:
-            assert one.path is not None
-            (one.path.parent / DONE).touch()
-    return first
+    made = prepare(config, run, context)
+    if not made.done:
+        made.train(progress=False)
+        assert made.path is not None
+        (made.path.parent / DONE).touch()
+    return made
 
 
 def _folder(context: Context, name: str) -> Path:

@@ -132,13 +132,10 @@ class ImageRecipe(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        named = {kind.name: kind for _, kind in kinds(config)}
-        more = {"part": unit["part"], "start": named[unit["row"]].start}
-        for row in train_and_measure(
-            config,
-            *(self.units(config), unit, context),
-            lambda u: Run(u["dataset"], named[u["row"]], u["seed"]),
-        ):
+        kind = next(kind for _, kind in kinds(config) if kind.name == unit["row"])
+        more = {"part": unit["part"], "start": kind.start}
+        run = Run(unit["dataset"], kind, unit["seed"])
+        for row in train_and_measure(config, run, context):
             yield row._replace(config={**row.config, **more})
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:

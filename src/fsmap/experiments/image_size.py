@@ -87,11 +87,8 @@ class ImageSize(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        return train_and_measure(
-            config,
-            *(self.units(config), unit, context),
-            lambda u: Run(u["dataset"], kind_of(u["S"]), u["seed"]),
-        )
+        run = Run(unit["dataset"], kind_of(unit["S"]), unit["seed"])
+        return train_and_measure(config, run, context)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """One line per set, S and metric."""

@@ -86,11 +86,8 @@ class ImageTable(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        return train_and_measure(
-            config,
-            *(self.units(config), unit, context),
-            lambda u: Run(u["dataset"], kind_of(config, u["row"]), u["seed"]),
-        )
+        run = Run(unit["dataset"], kind_of(config, unit["row"]), unit["seed"])
+        return train_and_measure(config, run, context)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """One line per set, row and metric, ours beside the paper's."""

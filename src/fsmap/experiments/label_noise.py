@@ -60,11 +60,8 @@ class LabelNoise(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        return train_and_measure(
-            config,
-            *(self.units(config), unit, context),
-            lambda u: Run(u["dataset"], noisy(config, u["method"], u["level"]), u["seed"]),
-        )
+        kind = noisy(config, unit["method"], unit["level"])
+        return train_and_measure(config, Run(unit["dataset"], kind, unit["seed"]), context)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """One line per level, method and metric; the paper's figure prints no numbers."""

@@ -62,11 +62,8 @@ class LaplacianTrace(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        return train_and_measure(
-            config,
-            *(self.units(config), unit, context),
-            lambda u: Run(u["dataset"], kind_of(config, u["method"]), u["seed"]),
-        )
+        run = Run(unit["dataset"], kind_of(config, unit["method"]), unit["seed"])
+        return train_and_measure(config, run, context)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """R at the end of training."""

@@ -89,7 +89,8 @@ class SteerStrength:
 
     def _look(self, run: ImageRun, control: TemperatureControl) -> None:
         logits, y = run.glance()
-        seen = control.observe(logits, y, authority=min(run.lr / run.settings.lr, 1.0))
+        authority = None if run.settings.decay == "none" else min(run.lr / run.settings.lr, 1.0)
+        seen = control.observe(logits, y, authority, run.history[-1].get("laplacian"))
         if seen.verdict == COLLAPSED:
             if self.good:
                 run.restore(self.good)

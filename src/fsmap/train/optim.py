@@ -204,3 +204,20 @@ def _count(name: str, value: int) -> int:
         message = f"{name} must be at least 0, got {value}"
         raise InputError(message)
     return value
+
+
+def authority_of(optimizer: Optimizer | None, given: float | None = None) -> float | None:
+    """The learning rate over its largest value, as a controller of λ wants to know it.
+
+    Args:
+        optimizer: Its first group counts.
+        given: The answer, where the caller has it.
+
+    Returns:
+        In [0, 1]; None where nothing is known of a schedule.
+    """
+    if given is not None or optimizer is None:
+        return given
+    group = optimizer.param_groups[0]
+    largest = float(group.get("initial_lr", 0.0))  # what torch's schedulers leave
+    return min(float(group["lr"]) / largest, 1.0) if largest > 0 else None

@@ -15,8 +15,9 @@ from fsmap.functional import Functional
 from fsmap.linalg import points
 from fsmap.objective.lmap import LMAP, LaplacianPenalty
 from fsmap.train.guard import COLLAPSED, GOOD, Guard, Health, health
+from fsmap.train.optim import authority_of
 from fsmap.train.ranks import average
-from fsmap.train.signals import Signal, find_signal
+from fsmap.train.signals import Signal, find_signal, largest_strength
 from fsmap.train.snapshot import Snapshot
 from fsmap.train.steering import Steering
 from fsmap.train.strength import suggest_strength
@@ -151,27 +152,38 @@ class TemperatureControl:
             return NOT_NEEDED
         return CAPPED if self.steering.at_cap else STEERING
 
-    def update(self, authority: float | None = None) -> float:
+    def update(
+        self, authority: float | None = None, laplacian: float | Tensor | None = None
+    ) -> float:
         """Look at the held-out data and move λ; after a collapse, restore the last good state.
 
         Args:
             authority: Learning rate over its largest value; None: the optimizer's, if it was given
-                and scheduled, else 1.
+                and scheduled.
+            laplacian: R as you have it from training: λ stays below where λR would be more than
+                the held-out negative log-likelihood of a classifier. None: no such limit.
 
         Returns:
             λ from now on.
         """
         out, y = self._outputs()
-        self.observe(out, y, authority)
+        self.observe(out, y, authority, laplacian)
         return self.strength
 
-    def observe(self, out: Tensor, y: Tensor, authority: float | None = None) -> Observation:
+    def observe(
+        self,
+        out: Tensor,
+        y: Tensor,
+        authority: float | None = None,
+        laplacian: float | Tensor | None = None,
+    ) -> Observation:
         """:meth:`update` for outputs that you have.
 
         Args:
             out: Held-out outputs; logits ``[N, K]`` for a classifier.
             y: Held-out targets.
             authority: As in :meth:`update`.
+            laplacian: As in :meth:`update`.
 
         Returns:
             What was seen and done. Where ``verdict`` is ``collapsed`` and no model was given, the
@@ -180,13 +192,15 @@ class TemperatureControl:
         now = health(out, y)
         finite = math.isfinite(now.score)
         signal = self.signal(out, y) if finite else 0.0
-        numbers = torch.tensor([signal, *now], dtype=torch.float64)
-        signal, *rest = average(numbers, len(y), out.device).tolist()
+        limit = largest_strength(out, y, laplacian) if finite else math.inf
+        numbers = torch.tensor([signal, 1 / limit, *now], dtype=torch.float64)
+        signal, inverse, *rest = average(numbers, len(y), out.device).tolist()
         verdict = self.guard.judge(Health(*rest))
         if verdict == COLLAPSED:
             self._recover()
         else:
-            self._advance(signal, authority, verdict)
+            limit = 1 / inverse if inverse > 0 else math.inf
+            self._advance(signal, authority, verdict, limit)
         self.updates += 1
         seen = Observation(self.updates - 1, signal, rest[0], self.strength, verdict)
         self.history.append(seen)
@@ -198,11 +212,11 @@ class TemperatureControl:
             self.good.restore()
         self.steering.fall()
 
-    def _advance(self, signal: float, authority: float | None, verdict: str) -> None:
+    def _advance(self, signal: float, authority: float | None, verdict: str, limit: float) -> None:
         if verdict == GOOD and self.good is not None:
             self.good.take()
         if verdict == GOOD and self.guard.learned and self.updates + 1 > self.warmup:
-            self.steering.move(signal, _authority(self.optimizer, authority))
+            self.steering.move(signal, authority_of(self.optimizer, authority), limit)
 
     def _outputs(self) -> tuple[Tensor, Tensor]:
         """Outputs and targets of the held-out data, the model in evaluation mode."""
@@ -287,11 +301,3 @@ def _call(model: nn.Module | LaplacianPenalty | None) -> Callable[[Inputs], Tens
     if isinstance(inner, LMAP | LaplacianPenalty):
         return inner.regularizer.f.plain
     return None if inner is None else Functional(inner).plain
-
-
-def _authority(optimizer: torch.optim.Optimizer | None, given: float | None) -> float:
-    if given is not None or optimizer is None:
-        return 1.0 if given is None else given
-    group = optimizer.param_groups[0]
-    largest = float(group.get("initial_lr", group["lr"]))
-    return min(float(group["lr"]) / largest, 1.0) if largest > 0 else 1.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,6 @@ import torch
 
 from fsmap.linalg.probes import Stream
 from fsmap.train.images import ImageRun, ImageSettings
-from fsmap.train.images.together import train_together
 
 pytestmark = pytest.mark.gpu
 
@@ -99,13 +100,18 @@ def test_fp16_skips_what_overflows():
     assert all(bool(torch.isfinite(t).all()) for t in run.snapshot().values())
 
 
-def test_a_run_in_company_is_the_run_alone():
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    settings = dataclasses.replace(SMALL, graph=True, deterministic=True)
-    kinds = [settings, dataclasses.replace(settings, seed=1, batchnorm="frozen", every=2)]
-    runs = [ImageRun(kind, device="cuda") for kind in kinds]
-    train_together(runs)
-    for kind, run in zip(kinds, runs, strict=True):
-        alone, found = end(kind), run.snapshot()
-        assert run.done
-        assert all(torch.equal(found[name], t) for name, t in alone.items())
+def test_compiled_kernels_are_kept_for_the_next_process(tmp_path: Path):
+    """Compiling takes half a minute a kind of step; a second process takes what the first made."""
+    code = (
+        "import dataclasses, sys; from fsmap.train.images import ImageRun, ImageSettings; "
+        "from torch._dynamo.utils import counters; "
+        f"run = ImageRun({dataclasses.replace(SMALL, epochs=1, limit=32, compile=True)!r}, "
+        "device='cuda'); run.train(progress=False); "
+        "print(counters['inductor']['fxgraph_cache_hit'])"
+    )
+    where = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    hits = [
+        int(subprocess.check_output([sys.executable, "-c", code], env=where, text=True))
+        for _ in range(2)
+    ]
+    assert hits == [0, 1]

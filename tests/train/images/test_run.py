@@ -296,13 +296,3 @@ def test_half_precision_is_three_digits_less():
     whole, half = (run.logits_of(run.task.test.x, kind) for kind in (None, torch.bfloat16))
     assert half.dtype == whole.dtype
     assert 1e-6 < (half - whole).norm() / whole.norm() < 2e-2
-
-
-def test_turns_take_the_steps_that_train_takes():
-    one, other = ImageRun(TINY), ImageRun(TINY)
-    one.train(progress=False)
-    with other.kernels():
-        count = sum(1 for _ in other.stepping(other.steps))
-    assert count == other.steps == one.step
-    for name, t in one.snapshot().items():
-        assert torch.equal(t, other.snapshot()[name]), name

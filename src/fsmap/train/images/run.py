@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ class ImageRun:
         self.module = self._model(module, data_dir)
         self.hooks = [h if hasattr(h, "on_epoch") else FromFunction(h) for h in hooks]
         self.feeder = Feeder(self.task, settings, dict(self.module.named_parameters()), self.group)
-        with self.kernels():
+        with self._kernels():
             self._step = make_step(self.module, settings, self.feeder, self.group)
         self._check_model()
         self._glance: tuple[int, Tensor] | None = None  # held-out logits, and of which step
@@ -149,54 +149,35 @@ class ImageRun:
             The history: a row per epoch.
         """
         end = self.steps if until_epoch is None else until_epoch * self.steps_per_epoch
+        end = min(end, self.steps)
+        start = saved = time.perf_counter()
+        before = self.seconds
         label = f"{self.settings.data} {self.settings.method} seed {self.settings.seed}"
         silent = not progress or self.group.rank != 0
-        with progress_bar(self.steps, label, silent=silent) as bar, self.kernels():
-            for _ in self.stepping(min(end, self.steps), max_seconds, checkpoint_every):
-                if self.step % self.steps_per_epoch == 0:
+        with progress_bar(self.steps, label, silent=silent) as bar, self._kernels():
+            while self.step < end:
+                self._step(self.step, lr=self.lr, reg_strength=self.reg_strength_now)
+                self.step += 1
+                self._after_step()
+                self.seconds_here = time.perf_counter() - start
+                self.seconds = before + self.seconds_here
+                over = self._over(start, max_seconds)
+                whole = self.step % self.steps_per_epoch == 0
+                if whole:
+                    self._after_epoch()
                     bar.update(self.step, in_short(self.history[-1]))
                 elif self.step % LOOK_EVERY == 0:
                     bar.update(self.step)
+                if checkpoint_every is None:
+                    due = whole and time.perf_counter() - saved > CHECKPOINT_SECONDS
+                else:
+                    due = self.step % checkpoint_every == 0
+                if due or over or self.step == end:
+                    self.save()
+                    saved = time.perf_counter()
+                if over:
+                    break
         return self.history
-
-    def stepping(
-        self,
-        end: int,
-        max_seconds: float = math.inf,
-        checkpoint_every: int | None = None,
-    ) -> Iterator[None]:
-        """The loop of :meth:`train`, for a caller who takes turns; inside :meth:`kernels`.
-
-        Args:
-            end: The step to stop at.
-            max_seconds: See :meth:`train`.
-            checkpoint_every: See :meth:`train`.
-
-        Yields:
-            Nothing, after every step and all that belongs to it.
-        """
-        start = saved = time.perf_counter()
-        before = self.seconds
-        while self.step < end:
-            self._step(self.step, lr=self.lr, reg_strength=self.reg_strength_now)
-            self.step += 1
-            self._after_step()
-            self.seconds_here = time.perf_counter() - start
-            self.seconds = before + self.seconds_here
-            over = self._over(start, max_seconds)
-            whole = self.step % self.steps_per_epoch == 0
-            if whole:
-                self._after_epoch()
-            if checkpoint_every is None:
-                due = whole and time.perf_counter() - saved > CHECKPOINT_SECONDS
-            else:
-                due = self.step % checkpoint_every == 0
-            if due or over or self.step == end:
-                self.save()
-                saved = time.perf_counter()
-            yield
-            if over:
-                break
 
     def logits(self, split: str = "valid", limit: int | None = None) -> tuple[Tensor, Tensor]:
         """The model as it would be deployed, on a part of the data.
@@ -220,7 +201,7 @@ class ImageRun:
 
     def logits_of(self, images: Tensor, half: torch.dtype | None = None) -> Tensor:
         """Logits of images given as bytes ``[N, C, H, W]``, or as normalized numbers."""
-        with self.kernels():
+        with self._kernels():
             layout = self.settings.channels_last
             return logits_of(self.module, images, self.task.normalize, layout, half=half)
 
@@ -271,8 +252,7 @@ class ImageRun:
             )
             raise InputError(message)
 
-    def kernels(self) -> AbstractContextManager[None]:
-        """Torch's global switches as the settings want them, for a while."""
+    def _kernels(self) -> AbstractContextManager[None]:
         return kernels(self.settings, self.device)
 
     def _after_step(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -87,7 +88,13 @@ def traced(
 
 
 def _kernels(graph: torch.fx.GraphModule, flat: list[Tensor]) -> Flat:
+    """Compile; the tracing context lets inductor keep what it made for the next process."""
     from torch import _inductor
+    from torch._guards import TracingContext, tracing
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    run: Any = _inductor.compile(graph, [*flat])
+    mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
+    examples: list[Any] = [mode.from_tensor(t) for t in flat]
+    with tracing(TracingContext(mode)):
+        run: Any = _inductor.compile(graph, examples)
     return run  # type: ignore[no-any-return]

@@ -42,6 +42,7 @@ class Config(ImageConfig):
     seeds: int = 1
     fmnist_epochs: int = 12
     cifar10_epochs: int = 14
+    fmnist_weight_decay: float = 5e-4
     estimator: str = "jvp"
     parts: tuple[str, ...] = PARTS
     modes: tuple[str, ...] = ("joint", "frozen", "batch")

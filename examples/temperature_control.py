@@ -50,7 +50,7 @@ def train(start=None, steered=True):
             optimizer.step()
         schedule.step()
         if steered:
-            control.update()
+            control.update(laplacian=R)
     model.eval()
     with torch.no_grad():
         logits, labels = model(x[1000:]), y[1000:]

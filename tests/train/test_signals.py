@@ -12,6 +12,7 @@ from fsmap.errors import InputError
 from fsmap.train.signals import (
     ResidualRatio,
     find_signal,
+    largest_strength,
     log_temperature,
     temperature_slope,
 )
@@ -62,3 +63,17 @@ def test_names_and_functions():
         find_signal("heat")
     with pytest.raises(InputError, match="give noise_std > 0, got None"):
         find_signal("residual")
+
+
+def test_largest_strength():
+    y = torch.tensor([0, 1, 1])
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]])
+    loss = torch.nn.functional.cross_entropy(logits, y)
+    assert largest_strength(logits, y, 50.0) == pytest.approx(float(loss) / 50)
+    for out, target, R in (
+        (logits, y, None),
+        (logits, y, 0.0),
+        (logits, y, math.nan),
+        (logits, logits, 50.0),  # regression
+    ):
+        assert largest_strength(out, target, R) == math.inf

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from fsmap.errors import InputError
+from fsmap.train import steering
 from fsmap.train.steering import Steering
 
 
@@ -145,3 +146,43 @@ def test_a_signal_that_is_nan():
         Steering(1.0).move(math.nan)
     with pytest.raises(InputError, match=r"authority in \[0, 1\], got signal=0, authority=2"):
         Steering(1.0).move(0.0, authority=2.0)
+
+
+def rise(epochs: int) -> float:
+    """By how much log λ rises in the first third if T stays at 1.07 whatever λ is."""
+    control = Steering(1e-6, bounds=(1e-20, 1e20))
+    total = round(epochs / control.interval)
+    for i in range(total // 3):
+        control.move(0.07, authority=0.5 * (1 + math.cos(math.pi * i / total)))
+    return math.log(control.strength / 1e-6)
+
+
+def test_little_trust_in_the_temperature_at_a_high_learning_rate(monkeypatch):
+    """As it was measured on CIFAR-10: running statistics that lag, not a λ that is too small."""
+    careful = rise(200)
+    monkeypatch.setattr(steering, "TRUST", 1.0)
+    assert careful < rise(200) / 3
+
+
+def test_without_a_schedule_the_signal_counts_in_full():
+    control = Steering(1.0, gain=2.0, trend=0.0, interval=1.0)
+    assert control.move(0.3) == pytest.approx(math.exp(0.6))
+    scheduled = Steering(1.0, gain=2.0, trend=0.0, interval=1.0, boost=1.0)
+    assert scheduled.move(0.3, authority=0.75) == pytest.approx(math.exp(0.6 * 0.25))
+
+
+def test_an_under_fitted_network_does_not_keep_its_lambda():
+    """It is calibrated at any λ: with a margin λ falls, at the end of the schedule no more."""
+    control = Steering(1.0, margin=0.1)
+    for _ in range(40):
+        control.move(0.0, authority=0.5)
+    assert control.strength < 0.1
+    before = control.strength
+    assert control.move(0.0, authority=0.0) == before
+
+
+def test_a_limit_holds_at_once_and_does_not_last():
+    control = Steering(1.0, gain=1.0, trend=0.0, interval=1.0)
+    assert control.move(0.0, limit=1e-3) == 1e-3
+    assert control.move(0.5, limit=1.0) == pytest.approx(1e-3 * math.exp(0.5))
+    assert control.move(0.0, limit=1e-12) == control.low  # the range is stronger

@@ -71,22 +71,23 @@ class Loop:
         return fsmap.metrics.accuracy(out, y), math.log(fsmap.metrics.temperature(out, y))
 
 
-def test_a_real_run_ends_calibrated(seeded: None):
-    """Plain training ends with T above 2.5; steered from λ far too small, T comes near 1."""
+@pytest.mark.parametrize("start", [None, 1e-2])
+def test_a_real_run_ends_calibrated(start: float | None, seeded: None):
+    """Plain training ends with T above 2.5; steered, T comes near 1."""
     epochs = 40
     plain = Loop(epochs)
     for _ in range(epochs):
         plain.epoch(strength=0.0)
     accuracy, over_confident = plain.tested()
     assert over_confident > math.log(2.5)
-    steered = Loop(epochs, start=1e-8)
+    steered = Loop(epochs, start=start)
     for _ in range(epochs):
         steered.epoch()
         steered.control.update()
     after, left = steered.tested()
     assert abs(left) < over_confident / 4
     assert after > accuracy - 0.02
-    assert max(seen.strength for seen in steered.control.history) > 1e-5
+    assert steered.control.strength > 1e-5
     assert steered.control.status == "steering"
     assert steered.control.collapses == 0
 
@@ -259,7 +260,17 @@ def test_authority_comes_from_the_optimizer(seeded: None):
         )
         control.observe(F.one_hot(y, 2).double(), y)
         strengths.append(math.log(control.strength / 1e-3))
-    assert strengths[0] == pytest.approx(2 * math.sqrt(0.5) * strengths[1])  # boost and trust
+    assert strengths[0] == pytest.approx(2 * 0.5 * strengths[1])  # boost and trust
+
+
+def test_R_limits_lambda_by_the_loss():
+    y = torch.arange(40) % 2
+    sure = 9.0 * F.one_hot(torch.where(torch.arange(40) < 10, 1 - y, y), 2).double()
+    loss = F.cross_entropy(sure, y)
+    control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0)
+    assert control.observe(sure, y, laplacian=1e6).strength == pytest.approx(float(loss) / 1e6)
+    assert control.observe(sure, y, laplacian=torch.tensor(0.0)).strength > 2e-6  # no R, no limit
+    assert control.observe(sure, y).strength > 4e-6
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from fsmap import metrics
@@ -119,7 +120,7 @@ def largest_strength(out: Tensor, y: Tensor, laplacian: float | Tensor | None) -
     Returns:
         λ; infinite where R is unknown or zero, and in regression.
     """
-    R = 0.0 if laplacian is None else float(laplacian)
+    R = 0.0 if laplacian is None else float(torch.as_tensor(laplacian).detach())
     if not 0 < R < math.inf or y.is_floating_point() or out.dim() != 2:
         return math.inf
     return metrics.nll(out, y) / R

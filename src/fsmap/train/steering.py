@@ -2,14 +2,18 @@ r"""λ as a controlled quantity, in numbers alone: an integral controller on log
 
 One update moves
 
-$\log\lambda \leftarrow \mathrm{clip}\bigl(\log\lambda + \mathrm{clip}(t b\,(\gamma h s
+$\log\lambda \leftarrow \mathrm{clip}\bigl(\log\lambda + \mathrm{clip}(t b\,(\gamma h (s - m)
 + \kappa\,(s - s')),\; \pm r h b)\bigr)$
 
 with the signal s (log T: positive while the model is over-confident), the signal s' of the update
 before, h the epochs between two updates, γ the gain, κ the weight of the trend and r the largest
-rate. Two factors depend on the authority a = lr / largest lr, where there is a schedule.
+rate. The others depend on the authority a = lr / largest lr, where there is a schedule.
 
-The trust t = max(√(1 − a), ``TRUST``): while the learning rate is high, the held-out temperature is
+The margin m = ``margin``·a: an under-fitted network is calibrated at any λ, so s = 0 alone would
+leave a λ standing that keeps it under-fitted. With a margin λ falls until over-confidence begins,
+and is the smallest that calibrates; at the end of a schedule the margin is zero.
+
+The trust t = max(1 − a, ``TRUST``): while the learning rate is high, the held-out temperature is
 that of a network that jumps about and whose running statistics lag behind, and says little about
 the one that will be deployed. On CIFAR-10 it stayed above one for 70 of 200 epochs whatever λ was,
 and a controller that believed it had raised λ by 10⁶ by then.
@@ -53,6 +57,7 @@ class Steering:
         interval: h, epochs between two updates. An epoch stands for the time in which a network
             follows a change of λ; say 0.1 where it takes ten epochs.
         boost: Largest factor by which gain and rate grow as the learning rate falls.
+        margin: Signal that is wanted at the largest learning rate of a schedule, none at its end.
         bounds: Smallest and largest λ; None: a factor of 1e6 around ``start``.
 
     Raises:
@@ -68,6 +73,7 @@ class Steering:
         rate: float = math.log(16.0),
         interval: float = 0.25,
         boost: float = 2.0,
+        margin: float = 0.0,
         bounds: tuple[float, float] | None = None,
     ) -> None:
         low, high = bounds or (start / RANGE, start * RANGE)
@@ -82,7 +88,7 @@ class Steering:
             )
             raise InputError(message)
         self.gain, self.trend, self.rate = gain, trend, rate
-        self.interval, self.boost = interval, boost
+        self.interval, self.boost, self.margin = interval, boost, margin
         self.low, self.high = low, high
         self.cap = high  # falls after a collapse
         self.strength = float(start)
@@ -108,12 +114,15 @@ class Steering:
                 f"{authority=}. A signal that is nan means that training has diverged."
             )
             raise InputError(message)
-        trust, boost = 1.0, 1.0
+        margin, trust, boost = 0.0, 1.0, 1.0
         if authority is not None:
-            trust = max(math.sqrt(1 - authority), TRUST)
+            margin = self.margin * authority
+            trust = max(1 - authority, TRUST)
             boost = min(1 / max(authority, 1e-12), self.boost)
         change = 0.0 if self.before is None else signal - self.before
-        wanted = trust * boost * (self.gain * self.interval * signal + self.trend * change)
+        wanted = (
+            trust * boost * (self.gain * self.interval * (signal - margin) + self.trend * change)
+        )
         most = boost * self.rate * self.interval
         moved = math.log(self.strength) + min(max(wanted, -most), most)
         self.strength = max(min(math.exp(moved), self.cap, limit), self.low)

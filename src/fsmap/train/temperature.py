@@ -26,6 +26,9 @@ from fsmap.types import Inputs
 HeldOut = tuple[Inputs, Tensor] | Callable[[], tuple[Tensor, Tensor]]
 WARM_UP, STEERING, NOT_NEEDED, CAPPED = "warm-up", "steering", "not needed", "capped"
 
+MARGIN = 0.1
+"""log T that is wanted at the largest learning rate of a schedule."""
+
 
 class Observation(NamedTuple):
     """One look at the held-out data, and what followed.
@@ -72,7 +75,8 @@ class TemperatureControl:
             short that a network needs several to follow a change of λ, say less.
         warmup: Updates during which λ is zero; it stays zero until the model beats chance.
         batch_size: Held-out points per pass.
-        **steering: ``gain``, ``trend``, ``rate``, ``boost``, ``bounds`` of ``Steering``.
+        **steering: ``gain``, ``trend``, ``rate``, ``boost``, ``margin``, ``bounds`` of
+            ``Steering``.
 
     Under ``torch.distributed`` every rank may look at its own share of the held-out data: the
     numbers are averaged over ranks, so all ranks have the same λ.
@@ -118,7 +122,7 @@ class TemperatureControl:
         self.steering = Steering(
             self._first_strength(model, loss) if start is None else start,
             interval=interval,
-            **steering,
+            **({"margin": MARGIN} if signal == "temperature" else {}) | steering,
         )
         self.guard = Guard()
         self.good = None if self.module is None else Snapshot(self.module, optimizer)

@@ -82,7 +82,7 @@ def test_lambda_R_stays_below_the_loss():
     run.train(progress=False)
     assert hook.control.collapses == 0  # where the one above collapsed
     for before, row in itertools.pairwise(run.history):
-        assert row["reg_strength"] * before["laplacian"] < 5  # nats; 1e4 would be millions
+        assert row["reg_strength"] * before["laplacian"] < 50  # nats; 1e4 would be millions
 
 
 def test_a_resumed_run_is_steered_the_same_way(tmp_path: Path):

@@ -69,7 +69,7 @@ def test_largest_strength():
     y = torch.tensor([0, 1, 1])
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]])
     loss = torch.nn.functional.cross_entropy(logits, y)
-    assert largest_strength(logits, y, 50.0) == pytest.approx(float(loss) / 50)
+    assert largest_strength(logits, y, 50.0) == pytest.approx(10 * float(loss) / 50)
     for out, target, R in (
         (logits, y, None),
         (logits, y, 0.0),

@@ -100,7 +100,7 @@ class Steering:
         Args:
             signal: log T or what stands for it: positive asks for a larger λ.
             authority: Learning rate now over its largest value; None: it has no schedule.
-            limit: λ that must not be exceeded now, such as the one at which λR equals the loss.
+            limit: λ that must not be exceeded now, such as ten times the loss over R.
 
         Returns:
             λ from now on, also in ``strength``.

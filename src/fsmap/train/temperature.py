@@ -165,7 +165,7 @@ class TemperatureControl:
             authority: Learning rate over its largest value; None: the optimizer's, if it was given
                 and scheduled.
             laplacian: R as you have it from training: λ stays below where λR would be more than
-                the held-out negative log-likelihood of a classifier. None: no such limit.
+                ten times the held-out loss of a classifier. None: no such limit.
 
         Returns:
             λ from now on.

@@ -28,15 +28,16 @@ SETTINGS = ImageSettings(
 )
 
 
-def run_of(hook: SteerStrength, **options: object) -> ImageRun:
+def run_of(hook: SteerStrength, epochs: int = SETTINGS.epochs, **options: object) -> ImageRun:
     """A run of a network that learns stripes in a moment."""
+    settings = dataclasses.replace(SETTINGS, epochs=epochs)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         module = nn.Sequential(
             *(nn.Conv2d(1, 12, 7, stride=3), nn.BatchNorm2d(12), nn.ReLU()),
             *(nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(48, 10)),
         )
-    return ImageRun(SETTINGS, module=module, hooks=[hook], **options)
+    return ImageRun(settings, module=module, hooks=[hook], **options)
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +98,15 @@ def test_a_resumed_run_is_steered_the_same_way(tmp_path: Path):
     assert strengths(second) == strengths(whole)
     for a, b in zip(second.module.parameters(), whole.module.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(("epochs", "looks"), [(6, 4), (30, 3), (50, 2), (200, 2)])
+def test_long_runs_look_less_often(epochs: int, looks: int):
+    hook = SteerStrength()
+    run = run_of(hook, epochs=epochs)
+    run.train(until_epoch=2, progress=False)
+    assert hook.updates == looks
+    assert len(hook.control.history) == 1 + looks
 
 
 def test_refusals():

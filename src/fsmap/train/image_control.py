@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 ALMOST_ZERO = 1e-20
 """λ of the warm-up: R is measured, in the BatchNorm mode of the run, and changes nothing."""
 
+LOOKS = 100
+"""Looks at the held-out images that a long run needs; two to four an epoch are taken."""
+
 SHARE = 0.01
 """Of the loss that λ₀R makes, if no λ₀ is given."""
 
@@ -30,7 +33,7 @@ class SteerStrength:
 
     Args:
         start: λ₀; None: found after the warm-up.
-        updates: Looks at the held-out images per epoch.
+        updates: Looks at the held-out images per epoch; None: four in short runs, two in long ones.
         warmup: Epochs of plain training before λ is switched on.
         **options: For :class:`fsmap.TemperatureControl`.
 
@@ -39,9 +42,14 @@ class SteerStrength:
     """
 
     def __init__(
-        self, start: float | None = None, *, updates: int = 4, warmup: int = 1, **options: Any
+        self,
+        start: float | None = None,
+        *,
+        updates: int | None = None,
+        warmup: int = 1,
+        **options: Any,
     ) -> None:
-        if updates < 1 or warmup < 1:
+        if (updates is not None and updates < 1) or warmup < 1:
             message = f"need updates >= 1 and warmup >= 1 epochs, got {updates=}, {warmup=}"
             raise InputError(message)
         self.start, self.updates, self.warmup, self.options = start, updates, warmup, options
@@ -63,6 +71,7 @@ class SteerStrength:
         if self.control is None:
             run.reg_strength = ALMOST_ZERO
             return
+        assert self.updates is not None
         interval = max(1, run.steps_per_epoch // self.updates)
         place = run.step % run.steps_per_epoch
         if place % interval == 0 and place // interval < self.updates:
@@ -77,14 +86,15 @@ class SteerStrength:
         row = run.history[-1]
         if self.control is None and run.epoch >= self.warmup:
             first = self.start or SHARE * row["loss"] / max(row["laplacian"], 1e-30)
-            self.control = self._made(first)
+            self.updates = self.updates or min(max(LOOKS // run.settings.epochs, 2), 4)
+            self.control = self._made(first, self.updates)
             self._look(run, self.control)
         if self.control is not None:
             row["control"] = self.control.status
             row["collapses"] = self.control.collapses
 
-    def _made(self, start: float) -> TemperatureControl:
-        interval = {"interval": 1 / self.updates, "warmup": 0}
+    def _made(self, start: float, updates: int) -> TemperatureControl:
+        interval = {"interval": 1 / updates, "warmup": 0}
         return TemperatureControl(None, None, start=start, **{**interval, **self.options})
 
     def _look(self, run: ImageRun, control: TemperatureControl) -> None:
@@ -105,7 +115,7 @@ class SteerStrength:
         numbers = self.control.state_dict()
         numbers.pop("good")
         kept = {f"good/{name}": tensor for name, tensor in self.good.items()}
-        return {"control": json.dumps(numbers), **kept}
+        return {"control": json.dumps(numbers), "updates": self.updates, **kept}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as if nothing had happened.
@@ -116,7 +126,8 @@ class SteerStrength:
         if "control" not in state:
             return
         numbers = json.loads(state["control"])
-        self.control = self._made(float(numbers["steering"]["strength"]))
+        self.updates = int(state["updates"])
+        self.control = self._made(float(numbers["steering"]["strength"]), self.updates)
         self.control.load_state_dict({**numbers, "good": {}})
         start = "good/"
         self.good = {n.removeprefix(start): t for n, t in state.items() if n.startswith(start)}

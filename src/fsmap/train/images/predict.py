@@ -40,12 +40,13 @@ def logits_of(
     module.eval()
     found = []
     try:
-        for part in images.split(batch):
-            part = part.to(first.device)
-            x = normalize(part, first.dtype) if part.dtype == torch.uint8 else part.to(first.dtype)
-            if channels_last:
-                x = x.contiguous(memory_format=torch.channels_last)
-            with how:
+        with how:  # weights are cast once
+            for part in images.split(batch):
+                part = part.to(first.device)
+                whole = part.dtype == torch.uint8
+                x = normalize(part, first.dtype) if whole else part.to(first.dtype)
+                if channels_last:
+                    x = x.contiguous(memory_format=torch.channels_last)
                 found.append(module(x).to(first.dtype))
     finally:
         for m, mode in modes:

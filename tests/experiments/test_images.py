@@ -352,8 +352,13 @@ def test_every_number_of_a_row_is_written_once():
 
 def test_the_recipe_s_page_holds_what_was_measured():
     root = Path(__file__).parents[2]
-    assert (root / "docs" / "recipe.md").read_text() == page(read(root / "results"))
+    found = (read(root / "results", name) for name in ("image-recipe", "image-table"))
+    assert (root / "docs" / "recipe.md").read_text() == page(*found)
     made = page(recipe_rows(0.19, 1.05))
-    assert "| joint-auto | 1e−6 | 93.9 | 0.19 | 1 | 1 | 0.19 | 10 | ✓ |" in made
+    assert "| joint-auto | 128 | 1 | 1e−6 | 93.9 | 0.19 | 1 | 1 | 0.19 | 10 | ✓ |" in made
     assert "- ✓ fmnist, joint: steered from 1 first values" in made
     assert "Nothing has been measured" not in made
+    long = page(recipe_rows(0.19, 1.05), made_up({"ps-map": PLAIN, "recipe": GOOD}, "cifar10"))
+    assert "## CIFAR-10, the paper's length" in long
+    assert "| recipe | 2 | 93.9 ± 0 | 0.2 ± 0 | 1 ± 0 |" in long
+    assert "- ✗ cifar10: PS-MAP's accuracy is at least 95.0 %" in long

@@ -1,4 +1,4 @@
-"""``docs/recipe.md``, made from the rows of ``image-recipe``: every number in it was measured.
+"""``docs/recipe.md``, made from rows of ``image-recipe`` and ``image-table``: all was measured.
 
 python -m fsmap.experiments.recipe_page results > docs/recipe.md
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fsmap.experiments.image_pictures import NAMES
+from fsmap.experiments.image_verdict import full_length, mean_of, table_claims
 from fsmap.experiments.recipe_verdict import recipe_claims, recipe_table
 from fsmap.experiments.run_folder import RunFolder
 from fsmap.report.numbers import number
@@ -18,6 +19,8 @@ from fsmap.report.records import Row
 
 COLUMNS = {
     "run": "run",
+    "num_points": "S",
+    "every": "every",
     "lam": "λ at the end",
     "accuracy": "accuracy %",
     "nll": "NLL",
@@ -28,14 +31,26 @@ COLUMNS = {
     "pareto": "Pareto",
 }
 
+LONG = {
+    "accuracy": "accuracy %",
+    "nll": "NLL",
+    "ece": "ECE %",
+    "temperature": "T",
+    "nll_scaled": "NLL after T",
+    "ece_scaled": "ECE after T, %",
+    "laplacian_other": "R at D'",
+}
+"""Columns of the table of full-length runs."""
+
 OPENING = """\
 # A recipe that calibrates
 
 Which λ, BatchNorm mode, estimator, S and `every` give the best calibration at no loss of accuracy?
-This page is made from the rows of the experiment `image-recipe` and holds no number that was not
-measured there. Make it again with
+This page is made from the rows of the experiments `image-recipe` (short runs, to compare) and
+`image-table` (the paper's length) and holds no number that was not measured there. Make it again
+with
 
-    fsmap run image-recipe --out results --resume
+    fsmap run image-recipe image-table --out results --resume
     python -m fsmap.experiments.recipe_page results > docs/recipe.md
 
 Every run is named by its BatchNorm mode and its λ; `auto` is λ steered by held-out images
@@ -53,12 +68,12 @@ tables and the verdict appear here once there are.
 """
 
 
-def page(rows: Sequence[Row], command: str = "") -> str:
+def page(rows: Sequence[Row], long: Sequence[Row] = ()) -> str:
     """The page.
 
     Args:
         rows: Rows of ``image-recipe``; none: the page says so.
-        command: What repeats the run.
+        long: Rows of ``image-table``.
 
     Returns:
         Markdown.
@@ -73,12 +88,26 @@ def page(rows: Sequence[Row], command: str = "") -> str:
         made = " (generated images)" if about["generated"] else ""
         parts.append(f"\n## {NAMES[dataset]}, {about['epochs']} epochs{made}\n")
         parts.append(_markdown(mine))
+    for dataset in dict.fromkeys(row.config["dataset"] for row in long):
+        parts.append(f"\n## {NAMES[dataset]}, the paper's length (mean ± standard error)\n")
+        parts.append(_long(full_length(long, dataset)))
     parts.append("\n## Verdict\n")
-    parts += [f"- {_mark(c.holds)} {c.claim}: {c.ours}" for c in recipe_claims(rows)]
-    devices = ", ".join(dict.fromkeys(row.device for row in rows))
-    commits = ", ".join(dict.fromkeys(row.commit for row in rows))
-    parts.append(f"\nMeasured on {devices}, commit {commits}. {command}".rstrip())
+    claims = [*recipe_claims(rows), *(table_claims(long) if long else ())]
+    parts += [f"- {_mark(c.holds)} {c.claim}: {c.ours}" for c in claims]
+    devices = ", ".join(dict.fromkeys(row.device for row in (*rows, *long)))
+    commits = ", ".join(dict.fromkeys(row.commit for row in (*rows, *long)))
+    parts.append(f"\nMeasured on {devices}, commit {commits}.")
     return "\n".join(parts) + "\n"
+
+
+def _long(rows: Sequence[Row]) -> str:
+    head = ["run", "seeds", *LONG.values()]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for name in dict.fromkeys(row.config["row"] for row in rows):
+        means = [mean_of(rows, metric, row=name) for metric in LONG]
+        cells = [f"{number(m.mean, 4)} ± {number(m.stderr, 1)}" for m in means]
+        lines.append("| " + " | ".join([name, str(means[0].n), *cells]) + " |")
+    return "\n".join(lines)
 
 
 def _markdown(lines: Sequence[dict[str, Any]]) -> str:
@@ -98,11 +127,12 @@ def _mark(holds: bool) -> str:
     return "✓" if holds else "✗"
 
 
-def read(results: Path) -> list[Row]:
-    """Rows of the finished full-size run in a folder of results; none where there is none."""
-    run = RunFolder(results / "image-recipe")
+def read(results: Path, experiment: str) -> list[Row]:
+    """Rows of a finished full-size run in a folder of results; none where there is none."""
+    run = RunFolder(results / experiment)
     return run.rows() if run.finished and run.header()["size"] == "full" else []
 
 
 if __name__ == "__main__":
-    sys.stdout.write(page(read(Path(sys.argv[1] if len(sys.argv) > 1 else "results"))))
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
+    sys.stdout.write(page(read(folder, "image-recipe"), read(folder, "image-table")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -119,3 +120,22 @@ def test_landscape_of_two(checkpoint: Path, tmp_path: Path, capsys: pytest.Captu
 def test_landscape_needs_its_middle(checkpoint: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["landscape", str(checkpoint), "--steps", "4"]) == 2
     assert "--steps must be odd and at least 3" in capsys.readouterr().err
+
+
+def test_networks_of_the_same_name_are_two(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("a", "b"):
+        shutil.copytree(checkpoint, tmp_path / name / "seed0")
+    paths = [str(tmp_path / name / "seed0") for name in ("a", "b")]
+    options = ["--directions", "2", "--steps", "3", "--images", "8", "--device", "cpu"]
+    assert main(["landscape", *paths, *options, "--out", str(tmp_path / "l")]) == 0
+    found = json.loads((tmp_path / "l" / "landscape.json").read_text())
+    assert list(found) == paths
+    capsys.readouterr()
+    for wrong, message in (
+        (["--chunk", "0"], "--chunk must be"),
+        (["--device", "foo"], "--device"),
+    ):
+        assert main(["landscape", paths[0], *options, *wrong]) == 2
+        assert message in capsys.readouterr().err

@@ -141,3 +141,71 @@ def test_a_killed_process_ends_the_job_which_resumes(tmp_path: Path):
     assert 4 <= load_model(tmp_path)[1]["step"] < 160
     assert main([*words, "--out", str(tmp_path), "--resume"]) == 0  # with one process now
     assert load_model(tmp_path)[1]["step"] == 160
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lr", "-1"], "lr must be at least 0, got -1"),
+        (["--nesterov", "--momentum", "0"], "nesterov is a form of momentum"),
+        (["--checkpoint-every", "0"], "checkpoint_every must be at least 1 step, got 0"),
+        (["--px", "nonsense"], "nonsense"),
+        (["--reg-strength", "auto", "--method", "ps-map"], "steering λ is for method='l-map'"),
+        (["--reg-strength", "auto", "--epochs", "1"], "set epochs to more"),
+        (["--reg-strength", "auto", "--valid", "0"], "needs held-out images"),
+    ],
+)
+def test_refused_before_the_first_step(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "run"
+    assert main([*TINY, "--epochs", "2", "--out", str(out), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (out / FILE).exists()
+
+
+def test_what_lambda_is_stands_in_the_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([*TINY, "--epochs", "2", "--out", str(tmp_path / "a")]) == 0
+    said = capsys.readouterr().out
+    assert "l-map, λ 0.001, p_X = kmnist" in said
+    assert "λ 0.001 at the end" in said
+    steered = ["--epochs", "2", "--out", str(tmp_path / "b"), "--reg-strength", "auto"]
+    assert main([*TINY, *steered]) == 0
+    assert "λ steered by held-out images" in capsys.readouterr().out
+    assert main([*TINY, "--epochs", "2", "--out", str(tmp_path / "b"), "--resume"]) == 2
+    assert "hooks" in capsys.readouterr().err  # it was steered, and would not be
+
+
+def test_a_strength_that_is_no_number(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main([*TINY, "--reg-strength", "abc"])
+    assert "must be a number or auto, got 'abc'" in capsys.readouterr().err
+
+
+def test_an_interrupt_says_how_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from fsmap.train.images.run import ImageRun
+
+    def stop(run: ImageRun, **_: object) -> None:
+        run.save()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ImageRun, "train", stop)
+    assert main([*TINY, "--epochs", "2", "--out", str(tmp_path)]) == 130
+    assert "interrupted. The last checkpoint is" in capsys.readouterr().out
+
+
+def test_all_processes_stop_when_time_is_up(tmp_path: Path):
+    """And the exit code says so: the documented loop goes on."""
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("-m", "fsmap.cli", *TINY, "--epochs", "60", "--seeds", "0,1", "--max-seconds", "1"),
+        *("--out", str(tmp_path)),
+    ]
+    where = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=where, capture_output=True, text=True, timeout=120)
+    assert "time is up" in done.stdout
+    assert "lost the others" not in done.stderr
+    assert (tmp_path / "seed0" / FILE).exists()
+    assert not (tmp_path / "seed1").exists()

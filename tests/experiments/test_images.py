@@ -90,8 +90,9 @@ def test_l_map_of_the_figures_is_the_recipe_or_the_paper_s():
 def test_unknown_rows_are_refused():
     with pytest.raises(InputError, match="no row 'kmnist'; there are ps-map, white-noise"):
         kind_of(ImageTable.config, "kmnist")
-    with pytest.raises(InputError, match="no row 'l-map'"):
-        kind_of(dataclasses.replace(ImageTable.config, l_map="l-map"), "l-map")
+    for changes in ({"l_map": "l-map"}, {"l_map": "ps-map"}, {"datasets": ("fmnist", "mnist")}):
+        with pytest.raises(InputError, match="must be one of .*, got '(l-map|ps-map|mnist)'"):
+            dataclasses.replace(ImageTable.config, **changes)
 
 
 def test_units_are_single_runs():

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from fsmap.errors import InputError
-from fsmap.train.guard import Guard, Health, health
+from fsmap.train.guard import PATIENCE, Guard, Health, health
 from fsmap.train.snapshot import Snapshot
 
 
@@ -122,3 +122,24 @@ def test_snapshot_travels(seeded: None):
     step(model, optimizer)
     other.restore()
     assert_close(model[0].weight.detach(), kept, rtol=0, atol=0)
+
+
+def test_a_state_that_has_faded_is_not_kept():
+    """Or a slow decline would end in a state from which every step looks like a collapse."""
+    guard = Guard()
+    assert guard.judge(Health(0.9, 0.1, 1.0)) == "good"
+    assert guard.keep
+    assert guard.judge(Health(0.6, 0.1, 1.0)) == "good"  # steering goes on
+    assert not guard.keep
+
+
+def test_collapses_in_a_row_are_not_the_fault_of_lambda():
+    guard = Guard()
+    guard.judge(Health(0.9, 0.1, 1.0))
+    verdicts = [guard.judge(Health(0.15, 0.1, 1.0)) for _ in range(PATIENCE + 1)]
+    assert verdicts == ["collapsed"] * PATIENCE + ["good"]
+    assert guard.judge(Health(0.2, 0.1, 1.0)) == "good"  # measured against the new best
+    again = Guard()
+    again.load_state_dict(guard.state_dict())
+    assert again.state_dict() == guard.state_dict()
+    assert all(guard.judge(Health(-math.inf, 0.1, 1.0)) == "collapsed" for _ in range(9))

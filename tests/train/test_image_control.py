@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from fsmap.errors import InputError
-from fsmap.train import temperature
+from fsmap.errors import CheckpointError, InputError
+from fsmap.train import image_control, temperature
 from fsmap.train.image_control import ALMOST_ZERO, SteerStrength
 from fsmap.train.images import ImageRun, ImageSettings
+from fsmap.train.images.log import epoch_row
 
 SETTINGS = ImageSettings(
     px="train",
@@ -28,7 +29,9 @@ SETTINGS = ImageSettings(
 )
 
 
-def run_of(hook: SteerStrength, epochs: int = SETTINGS.epochs, **options: object) -> ImageRun:
+def run_of(
+    hook: SteerStrength | None, epochs: int = SETTINGS.epochs, **options: object
+) -> ImageRun:
     """A run of a network that learns stripes in a moment."""
     settings = dataclasses.replace(SETTINGS, epochs=epochs)
     with torch.random.fork_rng():
@@ -37,7 +40,7 @@ def run_of(hook: SteerStrength, epochs: int = SETTINGS.epochs, **options: object
             *(nn.Conv2d(1, 12, 7, stride=3), nn.BatchNorm2d(12), nn.ReLU()),
             *(nn.AdaptiveMaxPool2d(2), nn.Flatten(), nn.Linear(48, 10)),
         )
-    return ImageRun(settings, module=module, hooks=[hook], **options)
+    return ImageRun(settings, module=module, hooks=[hook] if hook else [], **options)
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +115,43 @@ def test_long_runs_look_less_often(epochs: int, looks: int):
 def test_refusals():
     with pytest.raises(InputError, match="updates >= 1 and warmup >= 1 epochs, got updates=0"):
         SteerStrength(updates=0)
-    run = ImageRun(dataclasses.replace(SETTINGS, valid=0, width=2), hooks=[SteerStrength()])
-    with pytest.raises(InputError, match="needs held-out images: set valid"):
-        run.train(progress=False)
+    for changes, message in (
+        ({"valid": 0}, "needs held-out images: set valid"),
+        ({"epochs": 1}, "begins after 1 epochs of warm-up"),
+        ({"method": "ps-map"}, "for method='l-map'"),
+        ({"reg_schedule": "cosine"}, "has no schedule"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ImageRun(dataclasses.replace(SETTINGS, width=2, **changes), hooks=[SteerStrength()])
+
+
+def test_a_run_that_was_not_steered_is_not_resumed_steered(tmp_path: Path):
+    run_of(None, folder=tmp_path).train(until_epoch=1, progress=False)
+    with pytest.raises(CheckpointError, match="hooks"):
+        run_of(SteerStrength(), folder=tmp_path, resume=True)
+
+
+def test_a_warm_up_of_the_learning_rate_is_no_end_of_training():
+    run = run_of(SteerStrength())
+    assert image_control._authority(run) == 1.0
+    run.settings = dataclasses.replace(SETTINGS, warmup_epochs=2.0)
+    run.step = run.steps_per_epoch
+    assert run.lr < SETTINGS.lr
+    assert image_control._authority(run) == 1.0
+    run.step = run.steps - 1
+    assert image_control._authority(run) < 0.1
+    run.settings = dataclasses.replace(SETTINGS, decay="none")
+    assert image_control._authority(run) is None
+
+
+def test_the_sums_of_an_epoch_survive_a_collapse(monkeypatch):
+    monkeypatch.setattr(temperature, "largest_strength", lambda *_: math.inf)
+    run = run_of(SteerStrength(1e4, updates=2, bounds=(1e-12, 1e6)))
+    counted = []
+    monkeypatch.setattr(
+        "fsmap.train.images.run.epoch_row",
+        lambda run, totals: counted.append(totals["steps"]) or epoch_row(run, totals),
+    )
+    run.train(progress=False)
+    assert run.hooks[0].control.collapses >= 1
+    assert counted == [run.steps_per_epoch] * SETTINGS.epochs

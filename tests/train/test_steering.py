@@ -132,7 +132,10 @@ def test_state_travels():
     [
         ({"start": 0.0}, "start must be positive and finite, got 0"),
         ({"start": 1.0, "rate": -1.0}, "rate must be positive"),
-        ({"start": 1.0, "boost": 0.5}, "boost at least 1, got trend=1, boost=0.5"),
+        (
+            {"start": 1.0, "boost": 0.5},
+            "finite, got trend=1, boost=0.5",
+        ),
         ({"start": 1.0, "bounds": (2.0, 3.0)}, "low <= start <= high, got low=2, start=1, high=3"),
     ],
 )
@@ -185,4 +188,14 @@ def test_a_limit_holds_at_once_and_does_not_last():
     control = Steering(1.0, gain=1.0, trend=0.0, interval=1.0)
     assert control.move(0.0, limit=1e-3) == 1e-3
     assert control.move(0.5, limit=1.0) == pytest.approx(1e-3 * math.exp(0.5))
-    assert control.move(0.0, limit=1e-12) == control.low  # the range is stronger
+    assert control.move(0.0, limit=1e-12) == 1e-12  # it counts for more than the range
+
+
+@pytest.mark.parametrize(
+    "options", [{"margin": math.nan}, {"trend": math.nan}, {"boost": math.inf}]
+)
+def test_numbers_that_are_none(options: dict[str, float]):
+    with pytest.raises(InputError, match="all with margin finite"):
+        Steering(1.0, **options)
+    with pytest.raises(InputError, match="must be a finite number"):
+        Steering(1.0).move(math.inf)

@@ -18,6 +18,7 @@ from torch import nn
 import fsmap
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.train.guard import health
+from fsmap.train.optim import Authority
 
 PX = fsmap.px.Normal(shape=(8,))
 
@@ -251,16 +252,48 @@ def test_held_out_outputs_by_a_function():
 def test_authority_comes_from_the_optimizer(seeded: None):
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
     y = torch.arange(40) % 2
-    strengths = []
+    moved = []
     for given in (optimizer, None):
         control = fsmap.TemperatureControl(
             model, None, start=1e-3, warmup=0, optimizer=given, signal=lambda out, y: 0.1
         )
-        control.observe(F.one_hot(y, 2).double(), y)
-        strengths.append(math.log(control.strength / 1e-3))
-    assert strengths[0] == pytest.approx(2 * 0.5 * strengths[1])  # boost and trust
+        control.observe(F.one_hot(y, 2).double(), y)  # at the largest learning rate
+        before = control.strength
+        optimizer.step()
+        schedule.step()
+        control.observe(F.one_hot(y, 2).double(), y)  # at half of it
+        moved.append(math.log(control.strength / before))
+    assert moved[0] == pytest.approx(2 * 0.5 * moved[1])  # boost and trust
+
+
+def test_authority_while_the_learning_rate_rises():
+    """A warm-up is no sign that training is nearly over."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    authority = Authority()
+    assert authority.of(None) is None
+    assert authority.of(optimizer) is None  # no schedule
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    found = []
+    for _ in range(9):
+        found.append(authority.of(optimizer))
+        optimizer.step()
+        schedule.step()
+    peak = 3
+    assert found[:peak] == [1.0] * peak
+    assert found[-1] < 0.1
+    assert found[peak:] == sorted(found[peak:], reverse=True)
+
+
+def test_the_first_strength_is_limited_too():
+    y = torch.arange(40) % 2
+    sure = 9.0 * F.one_hot(torch.where(torch.arange(40) < 10, 1 - y, y), 2).double()
+    control = fsmap.TemperatureControl(None, None, start=1e3, warmup=2)
+    loss = float(F.cross_entropy(sure, y))
+    for _ in range(2):
+        control.observe(sure, y, laplacian=100.0)
+    assert control.strength == pytest.approx(10 * loss / 100)
 
 
 def test_R_limits_lambda_by_the_loss():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
+from fsmap.cli.train_options import device_of
 from fsmap.errors import InputError, MissingDataError, require
 
 if TYPE_CHECKING:
@@ -107,13 +108,6 @@ def run(arguments: argparse.Namespace) -> int:
         _tell(found)
         console.say(f"\n{out}/assessment.json, .svg and .png written")
     return 0
-
-
-def device_of(wanted: str) -> str:
-    """A device by name; ``auto`` is a GPU where there is one."""
-    import torch
-
-    return ("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted
 
 
 def _folder(checkpoint: Path) -> Path:

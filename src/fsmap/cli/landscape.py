@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.cli.assess import device_of
+from fsmap.cli.train_options import device_of
 from fsmap.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
         0.
 
     Raises:
-        InputError: If the number of steps is even: the middle one is the network itself.
+        InputError: If the number of steps is even (the middle one is the network itself),
+            nothing is in a chunk, or a network is given twice.
     """
     from fsmap.assess.landscape import flatness
     from fsmap.report.figures import save, style
@@ -70,7 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
             f"--steps must be odd and at least 3, so that 0 is one of them, got {arguments.steps}"
         )
         raise InputError(message)
-    found = {_name(path): _walk(path, arguments) for path in arguments.checkpoints}
+    if arguments.chunk is not None and arguments.chunk < 1:
+        message = f"--chunk must be at least 1, got {arguments.chunk}"
+        raise InputError(message)
+    names = _names(arguments.checkpoints)
+    found = {
+        name: _walk(path, arguments)
+        for name, path in zip(names, arguments.checkpoints, strict=True)
+    }
     arguments.out.mkdir(parents=True, exist_ok=True)
     described = {name: one._asdict() | {"mean": one.mean} for name, one in found.items()}
     write_atomically(arguments.out / "landscape.json", json.dumps(plain(described)) + "\n")
@@ -83,8 +91,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _name(path: Path) -> str:
-    return path.name if path.is_dir() or not path.suffix else path.parent.name or path.stem
+def _names(paths: list[Path]) -> list[str]:
+    """Names of the folders, with as many of their parents as it takes to tell them apart."""
+    folders = [path if path.is_dir() or not path.suffix else path.parent for path in paths]
+    folders = [folder.resolve() for folder in folders]
+    for depth in range(1, 1 + max(len(folder.parts) for folder in folders)):
+        names = ["/".join(folder.parts[-depth:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    message = "the same network is given twice"
+    raise InputError(message)
 
 
 def _walk(path: Path, arguments: argparse.Namespace) -> Landscape:

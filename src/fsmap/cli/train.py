@@ -55,6 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         error: With how to resume, if another process of the job went away.
+        KeyboardInterrupt: After saying how to resume.
     """
     if arguments.deterministic:  # cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -73,10 +74,14 @@ def run(arguments: argparse.Namespace) -> int:
             except (LostPeerError, TerminatedError) as error:
                 message = f"{error}. {_how_to_resume(folder)}"
                 raise type(error)(message) from error
+            except KeyboardInterrupt:
+                console.say(f"interrupted. {_how_to_resume(folder)}")
+                raise
             complete &= run.done
             left -= run.seconds_here
-            if not run.done and group.rank == 0:
-                console.say(f"time is up. {_how_to_resume(folder)}")
+            if not run.done:
+                if group.rank == 0:
+                    console.say(f"time is up. {_how_to_resume(folder)}")
                 break
     return 0 if complete else 3
 
@@ -118,7 +123,7 @@ def _train(
 
 
 def _hooks(arguments: argparse.Namespace) -> Sequence[Any]:
-    if arguments.reg_strength != "auto" or arguments.method != "l-map":
+    if arguments.reg_strength != "auto":
         return ()
     from fsmap.train.image_control import SteerStrength
 
@@ -140,6 +145,7 @@ def _folder(
 ) -> Path:
     if arguments.out is None:
         px = f"-{settings.px}" if settings.regularized else ""
+        px += "-auto" if arguments.reg_strength == "auto" else ""
         return Path("runs") / "train" / f"{settings.data}-{settings.method}{px}-seed{seed}"
     return arguments.out / f"seed{seed}" if many else Path(arguments.out)
 
@@ -151,10 +157,17 @@ def _opening(run: ImageRun, folder: Path) -> str:
     parts = [
         f"{s.data}: {len(task.train.x)} training, {len(task.valid.x)} held-out, "
         f"{len(task.test.x)} test images; {s.model} with {size:,} parameters",
-        f"{s.method}" + (f", p_X = {s.px}, {s.estimator}, {s.batchnorm}" if s.regularized else ""),
+        s.method + (_about_r(run) if s.regularized else ""),
         f"{where} on {run.device}, {s.precision}; writing {folder}",
     ]
     return "\n".join(parts)
+
+
+def _about_r(run: ImageRun) -> str:
+    s = run.settings
+    steered = any(hasattr(hook, "control") for hook in run.hooks)
+    lam = "steered by held-out images" if steered else f"{s.reg_strength:g}"
+    return f", λ {lam}, p_X = {s.px}, {s.estimator}, {s.batchnorm}"
 
 
 def _closing(run: ImageRun) -> str:
@@ -171,6 +184,7 @@ def _closing(run: ImageRun) -> str:
         f"test: accuracy {100 * metrics.accuracy(logits, y):.2f} %, NLL "
         f"{metrics.nll(logits, y):.4f}, ECE {100 * metrics.ece(logits, y):.2f} %{temperature}; "
         f"{duration(run.seconds)} of training"
+        + (f", λ {run.reg_strength:.2g} at the end" if run.settings.regularized else "")
     )
 
 

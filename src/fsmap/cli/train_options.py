@@ -57,7 +57,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="crop and flip (as the protocol has it)",
     )
-    group.add_argument("--limit", type=int, metavar="N", help="use only N training images")
+    group.add_argument(
+        "--limit", type=int, metavar="N", help="use only N training and N test images"
+    )
     group.add_argument(
         "--generated",
         action="store_true",
@@ -124,7 +126,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
             f"--{name}",
             action=argparse.BooleanOptionalAction,
             default=None,
-            help=f"{text} (default: on CUDA)",
+            help=f"{text} (default: {'yes' if name == 'channels-last' else 'on CUDA'})",
         )
     group.add_argument(
         "--deterministic",
@@ -145,7 +147,10 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--resume", action="store_true", help="go on from the checkpoint, if any")
     group.add_argument(
-        "--checkpoint-every", type=int, metavar="STEPS", help="(default: once an epoch)"
+        "--checkpoint-every",
+        type=int,
+        metavar="STEPS",
+        help="(default: at the end of an epoch, at most once a minute)",
     )
     group.add_argument(
         "--max-seconds",
@@ -211,4 +216,8 @@ def device_of(name: str) -> torch.device:
 
 
 def _strength(text: str) -> float | str:
-    return text if text == "auto" else float(text)
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError as error:
+        message = f"must be a number or auto, got {text!r}"
+        raise argparse.ArgumentTypeError(message) from error

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
+from fsmap.errors import InputError
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.train.descent import one_thread
 
@@ -15,6 +16,9 @@ OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
 
 SELECTING = ("datasets", "seeds", "compile", "graph")
 """Fields that choose runs, or how they are computed, and change none."""
+
+L_MAP = ("recipe", "white-noise", "train", "other")
+"""Rows of ``image-table`` that may stand for L-MAP."""
 
 NARROW = 16
 """Networks up to this width are too small for two threads."""
@@ -87,6 +91,14 @@ class ImageConfig:
     trace_points: int = 256
     limit: int | None = None
     generated: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("datasets", tuple(OTHER)), ("l_map", L_MAP)):
+            given = getattr(self, name)
+            for value in given if isinstance(given, tuple) else (given,):
+                if value not in allowed:
+                    message = f"{name} must be one of {', '.join(allowed)}, got {value!r}"
+                    raise InputError(message)
 
 
 def quick(kind: type[Any], **changes: Any) -> Any:

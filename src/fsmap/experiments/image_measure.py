@@ -15,6 +15,7 @@ from fsmap.assess.laplacian import laplacian
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import OTHER, ImageConfig
 from fsmap.experiments.image_protocol import Kind, Run, other_images, trained
+from fsmap.train.image_control import ALMOST_ZERO
 from fsmap.train.images import ImageRun
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")
@@ -128,7 +129,8 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
     yield row("ood_auroc", metrics.ood_auroc(test.logits, run.logits_of(foreign.to(run.device))))
     for place, images in (("other", foreign), ("train", run.task.train.x)):
         yield row(f"laplacian_{place}", laplacian_at(run, images))
-    yield row("reg_strength", run.reg_strength if run.settings.regularized else 0.0)
+    used = run.settings.regularized and run.reg_strength > ALMOST_ZERO  # more than a warm-up's
+    yield row("reg_strength", run.reg_strength if used else 0.0)
     yield row("seconds_per_step", _seconds_per_step(run))
     yield from curves(run, kind)
 

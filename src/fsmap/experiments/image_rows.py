@@ -32,7 +32,7 @@ def kind_of(config: ImageConfig, name: str) -> Kind:
     Raises:
         InputError: If there is no such row.
     """
-    if name == "l-map" and config.l_map != name:
+    if name == "l-map":
         return kind_of(config, config.l_map)
     if name == "ps-map":
         return Kind(name, "ps-map")

@@ -86,6 +86,7 @@ class LaplacianTrace(ImageExperiment):
                 ax.plot(row.config.get("at", range(1, len(row.value) + 1)), row.value, **look)
             ax.set(title=NAMES[dataset], xlabel="epoch", ylabel=r"$R(\theta)$ at D'")
             ax.set_yscale("log")
+            ax.xaxis.get_major_locator().set_params(integer=True)
             ax.legend()
         return {self.id: figure}
 

@@ -42,7 +42,7 @@ def assessment_figure(found: Assessment) -> Figure:
 
 
 def landscape_figure(found: Mapping[str, Landscape]) -> Figure:
-    """Training loss along random directions: mean, and a band of one standard deviation.
+    """Training loss along random directions: mean, and the middle two thirds.
 
     Args:
         found: Landscapes by name.
@@ -52,11 +52,9 @@ def landscape_figure(found: Mapping[str, Landscape]) -> Figure:
     """
     figure, ax = figures.axes(panel=(4.6, 3.2))
     for name, one in found.items():
-        mean, spread = one.mean, one.loss.std(0, correction=0)
-        (line,) = ax.plot(one.steps, mean, label=name)
-        ax.fill_between(
-            one.steps, mean - spread, mean + spread, color=line.get_color(), alpha=0.15, linewidth=0
-        )
+        low, high = (one.loss.quantile(q, dim=0) for q in (1 / 6, 5 / 6))
+        (line,) = ax.plot(one.steps, one.mean, label=name)
+        ax.fill_between(one.steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
     ax.set(xlabel="step, filter norms", ylabel="training loss")
     ax.set_yscale("symlog", linthresh=1.0)
     ax.legend()

@@ -22,6 +22,12 @@ SCORE_SUSPECT, SCORE_COLLAPSED = 0.5, 0.25
 One dip is normal at a large learning rate: running statistics of BatchNorm lag behind.
 """
 
+KEPT = 0.8
+"""Share of the best score above chance from which on a state is worth returning to."""
+
+PATIENCE = 3
+"""Collapses in a row after which it is not λ: training goes on from where it is."""
+
 LEARNED = 0.05
 """Share of the way from chance to a perfect score after which there is something to lose."""
 
@@ -92,13 +98,19 @@ class Guard:
         learned: Whether the score has ever been clearly above chance.
         spread: Output variance at the last good observation.
         doubts: Observations in a row that were suspect.
+        falls: Collapses since the last state that was worth keeping.
+        keep: Whether the last observation was of such a state.
     """
+
+    STATE = ("best", "learned", "spread", "doubts", "falls", "keep")
 
     def __init__(self) -> None:
         self.best = 0.0
         self.learned = False
         self.spread: float | None = None
         self.doubts = 0
+        self.falls = 0
+        self.keep = False
 
     def judge(self, now: Health) -> str:
         """Good, suspect or collapsed.
@@ -113,11 +125,25 @@ class Guard:
         if verdict == SUSPECT and self.doubts:
             verdict = COLLAPSED
         self.doubts = 1 if verdict == SUSPECT else 0
+        if verdict == COLLAPSED:
+            verdict = self._fallen(now)
+        self.keep = False
         if verdict == GOOD:
             self.best = max(self.best, now.score)
             self.learned |= self.best - now.chance > LEARNED * (1 - now.chance)
             self.spread = now.spread
+            most = self.best - now.chance
+            self.keep = not self.learned or now.score - now.chance >= KEPT * most
+            self.falls = 0 if self.keep else self.falls
         return verdict
+
+    def _fallen(self, now: Health) -> str:
+        """A collapse; or, after several in a row, the new measure of what is good."""
+        self.falls += 1
+        if self.falls <= PATIENCE or not math.isfinite(now.score):
+            return COLLAPSED
+        self.best, self.falls = now.score, 0
+        return GOOD
 
     def _verdict(self, now: Health) -> str:
         if not math.isfinite(now.score) or math.isnan(now.spread):
@@ -133,9 +159,9 @@ class Guard:
 
     def state_dict(self) -> dict[str, float | int | None]:
         """What a checkpoint must hold."""
-        return {name: getattr(self, name) for name in ("best", "learned", "spread", "doubts")}
+        return {name: getattr(self, name) for name in self.STATE}
 
     def load_state_dict(self, state: dict[str, float | int | None]) -> None:
         """Restore what was seen."""
-        for name in ("best", "learned", "spread", "doubts"):
+        for name in self.STATE:
             setattr(self, name, state[name])

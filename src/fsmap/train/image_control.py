@@ -56,18 +56,36 @@ class SteerStrength:
         self.control: TemperatureControl | None = None
         self.good: dict[str, Tensor] = {}
 
+    def on_start(self, run: ImageRun) -> None:
+        """Refuse a run that cannot be steered.
+
+        Args:
+            run: The run, before its first step.
+
+        Raises:
+            InputError: If it has no R, no held-out images, no time, or a schedule of its own for λ.
+        """
+        s = run.settings
+        reasons = {
+            "steering λ is for method='l-map'": not s.regularized,
+            "steering λ needs held-out images: set valid to more than 0": not len(run.task.valid.x),
+            f"steering λ begins after {self.warmup} epochs of warm-up: set epochs to more": (
+                s.epochs <= self.warmup
+            ),
+            "a steered λ has no schedule: set reg_schedule to 'constant'": (
+                s.reg_schedule != "constant"
+            ),
+        }
+        for reason, holds in reasons.items():
+            if holds:
+                raise InputError(reason)
+
     def on_step(self, run: ImageRun) -> None:
         """Keep λ at almost zero while warming up; later, look when it is time.
 
         Args:
             run: The run.
-
-        Raises:
-            InputError: If the run holds out no images.
         """
-        if not len(run.task.valid.x):
-            message = "steering λ needs held-out images: set valid to more than 0"
-            raise InputError(message)
         if self.control is None:
             run.reg_strength = ALMOST_ZERO
             return
@@ -99,12 +117,11 @@ class SteerStrength:
 
     def _look(self, run: ImageRun, control: TemperatureControl) -> None:
         logits, y = run.glance()
-        authority = None if run.settings.decay == "none" else min(run.lr / run.settings.lr, 1.0)
-        seen = control.observe(logits, y, authority, run.history[-1].get("laplacian"))
+        seen = control.observe(logits, y, _authority(run), run.history[-1].get("laplacian"))
         if seen.verdict == COLLAPSED:
             if self.good:
                 run.restore(self.good)
-        elif seen.verdict == "good":
+        elif control.guard.keep:
             self.good = run.snapshot()
         run.reg_strength = control.strength or ALMOST_ZERO
 
@@ -131,3 +148,12 @@ class SteerStrength:
         self.control.load_state_dict({**numbers, "good": {}})
         start = "good/"
         self.good = {n.removeprefix(start): t for n, t in state.items() if n.startswith(start)}
+
+
+def _authority(run: ImageRun) -> float | None:
+    """Learning rate over the largest so far; None where it has no schedule."""
+    s = run.settings
+    if s.decay == "none":
+        return None
+    rising = run.step < s.warmup_epochs * run.steps_per_epoch
+    return 1.0 if rising else min(run.lr / s.lr, 1.0)

@@ -206,18 +206,29 @@ def _count(name: str, value: int) -> int:
     return value
 
 
-def authority_of(optimizer: Optimizer | None, given: float | None = None) -> float | None:
-    """The learning rate over its largest value, as a controller of λ wants to know it.
+class Authority:
+    """The learning rate over the largest so far, as a controller of λ wants to know it.
 
-    Args:
-        optimizer: Its first group counts.
-        given: The answer, where the caller has it.
+    One while the learning rate rises or stays, as in a warm-up; it falls when that does.
 
-    Returns:
-        In [0, 1]; None where nothing is known of a schedule.
+    Attributes:
+        largest: The largest learning rate seen.
     """
-    if given is not None or optimizer is None:
-        return given
-    group = optimizer.param_groups[0]
-    largest = float(group.get("initial_lr", 0.0))  # what torch's schedulers leave
-    return min(float(group["lr"]) / largest, 1.0) if largest > 0 else None
+
+    def __init__(self) -> None:
+        self.largest = 0.0
+
+    def of(self, optimizer: Optimizer | None) -> float | None:
+        """Look at the first group of an optimizer.
+
+        Args:
+            optimizer: Whose learning rate one of torch's schedulers may move.
+
+        Returns:
+            In [0, 1]; None where nothing is known of a schedule.
+        """
+        if optimizer is None or "initial_lr" not in optimizer.param_groups[0]:
+            return None
+        now = float(optimizer.param_groups[0]["lr"])
+        self.largest = max(self.largest, now)
+        return now / self.largest if self.largest > 0 else 1.0

@@ -78,8 +78,11 @@ class Steering:
     ) -> None:
         low, high = bounds or (start / RANGE, start * RANGE)
         _check_positive(start=start, gain=gain, rate=rate, interval=interval)
-        if trend < 0 or boost < 1:
-            message = f"trend must be at least 0 and boost at least 1, got {trend=:g}, {boost=:g}"
+        if not (0 <= trend < math.inf and 1 <= boost < math.inf and math.isfinite(margin)):
+            message = (
+                "trend must be at least 0, boost at least 1, and all with margin finite, got "
+                f"{trend=:g}, {boost=:g}, {margin=:g}"
+            )
             raise InputError(message)
         if not 0 < low <= start <= high < math.inf:
             message = (
@@ -108,9 +111,9 @@ class Steering:
         Raises:
             InputError: If the signal is nan, or the authority is not in [0, 1].
         """
-        if math.isnan(signal) or not (authority is None or 0 <= authority <= 1):
+        if not math.isfinite(signal) or not (authority is None or 0 <= authority <= 1):
             message = (
-                f"the signal must be a number and the authority in [0, 1], got {signal=:g}, "
+                f"the signal must be a finite number and the authority in [0, 1], got {signal=:g}, "
                 f"{authority=}. A signal that is nan means that training has diverged."
             )
             raise InputError(message)
@@ -125,8 +128,20 @@ class Steering:
         )
         most = boost * self.rate * self.interval
         moved = math.log(self.strength) + min(max(wanted, -most), most)
-        self.strength = max(min(math.exp(moved), self.cap, limit), self.low)
+        self.strength = max(min(math.exp(moved), self.cap), self.low)
         self.before = signal
+        return self.hold(limit)
+
+    def hold(self, limit: float) -> float:
+        """Bring λ down to a limit, if it is above; it counts for more than the range.
+
+        Args:
+            limit: λ that must not be exceeded now.
+
+        Returns:
+            λ from now on.
+        """
+        self.strength = min(self.strength, limit)
         return self.strength
 
     def fall(self) -> float:

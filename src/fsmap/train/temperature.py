@@ -15,7 +15,7 @@ from fsmap.functional import Functional
 from fsmap.linalg import points
 from fsmap.objective.lmap import LMAP, LaplacianPenalty
 from fsmap.train.guard import COLLAPSED, GOOD, Guard, Health, health
-from fsmap.train.optim import authority_of
+from fsmap.train.optim import Authority
 from fsmap.train.ranks import average
 from fsmap.train.signals import Signal, find_signal, largest_strength
 from fsmap.train.snapshot import Snapshot
@@ -126,6 +126,7 @@ class TemperatureControl:
         )
         self.guard = Guard()
         self.good = None if self.module is None else Snapshot(self.module, optimizer)
+        self.authority = Authority()
         self.updates = 0
         self.collapses = 0
         self.history: list[Observation] = []
@@ -162,8 +163,8 @@ class TemperatureControl:
         """Look at the held-out data and move λ; after a collapse, restore the last good state.
 
         Args:
-            authority: Learning rate over its largest value; None: the optimizer's, if it was given
-                and scheduled.
+            authority: Learning rate over its largest value so far; None: the optimizer's, if it was
+                given and scheduled.
             laplacian: R as you have it from training: λ stays below where λR would be more than
                 ten times the held-out loss of a classifier. None: no such limit.
 
@@ -217,10 +218,12 @@ class TemperatureControl:
         self.steering.fall()
 
     def _advance(self, signal: float, authority: float | None, verdict: str, limit: float) -> None:
-        if verdict == GOOD and self.good is not None:
+        scheduled = self.authority.of(self.optimizer)
+        if self.guard.keep and self.good is not None:
             self.good.take()
         if verdict == GOOD and self.guard.learned and self.updates + 1 > self.warmup:
-            self.steering.move(signal, authority_of(self.optimizer, authority), limit)
+            self.steering.move(signal, scheduled if authority is None else authority, limit)
+        self.steering.hold(limit)
 
     def _outputs(self) -> tuple[Tensor, Tensor]:
         """Outputs and targets of the held-out data, the model in evaluation mode."""
@@ -270,6 +273,7 @@ class TemperatureControl:
         """What a checkpoint must hold: numbers, and under ``good`` the last good tensors."""
         return {
             "updates": self.updates,
+            "largest_lr": self.authority.largest,
             "collapses": self.collapses,
             "steering": self.steering.state_dict(),
             "guard": self.guard.state_dict(),
@@ -284,6 +288,7 @@ class TemperatureControl:
             state: What :meth:`state_dict` returned.
         """
         self.updates, self.collapses = int(state["updates"]), int(state["collapses"])
+        self.authority.largest = float(state["largest_lr"])
         self.steering.load_state_dict(state["steering"])
         self.guard.load_state_dict(state["guard"])
         self.history = [Observation(*seen) for seen in state["history"]]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fsmap
 from fsmap.linalg.probes import Stream
-from fsmap.train.images import ImageRun
+from fsmap.train.images import ImageRun, traced
 from fsmap.train.images.captured import TracedStep
 from fsmap.train.images.gradient import ImageModel
 from fsmap.train.images.psi import SIGNS
@@ -191,3 +191,33 @@ def test_bf16_is_near():
     a, b = full.history[0], half.history[0]
     assert b["laplacian"] == pytest.approx(a["laplacian"], rel=0.05)
     assert b["loss"] == pytest.approx(a["loss"], rel=0.02)
+
+
+class Gain(torch.nn.Module):
+    """Two of these print alike and compute something else."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.gain, self.weight = gain, torch.nn.Parameter(torch.full((10, 28 * 28), 0.01))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gain * F.linear(x.flatten(1), self.weight)
+
+
+def test_a_trace_is_of_one_module(monkeypatch):
+    """Not of all that print alike; models made by name from equal settings do share one."""
+    monkeypatch.setattr(traced, "_kernels", lambda graph, _: graph)  # no compiler is needed
+    settings = dataclasses.replace(TINY, method="ps-map", epochs=1, compile=True)
+    losses = []
+    for gain in (1.0, 5.0):
+        run = ImageRun(settings, module=Gain(gain))
+        run.train(progress=False)
+        eager = ImageRun(dataclasses.replace(settings, compile=False), module=Gain(gain))
+        eager.train(progress=False)
+        assert run.history[0]["loss"] == pytest.approx(eager.history[0]["loss"])
+        losses.append(run.history[0]["loss"])
+    assert abs(losses[1] / losses[0] - 1) > 0.1
+    known = len(traced._known)
+    for seed in (0, 1):
+        ImageRun(dataclasses.replace(settings, seed=seed)).train(progress=False)
+    assert len(traced._known) == known + 1

@@ -225,6 +225,7 @@ def _tables(
         if name == "train":
             tables[name] = train
         elif name != WHITE_NOISE and generated:
+            find(name, READERS)
             tables[name] = generate(shape, GENERATED_TEST, seed=2).x  # type: ignore[arg-type]
         elif name != WHITE_NOISE:
             known = find(name, READERS).name

@@ -18,7 +18,14 @@ from fsmap.train.images.traced import traced
 WARMUP_STEPS = 3  # torch's recommendation: lazy initialization must be over before the capture
 
 
-def make_step(module: nn.Module, settings: ImageSettings, feeder: Feeder, group: Group) -> Step:
+def make_step(
+    module: nn.Module,
+    settings: ImageSettings,
+    feeder: Feeder,
+    group: Group,
+    *,
+    by_name: bool = False,
+) -> Step:
     """The step that the settings ask for.
 
     Args:
@@ -26,6 +33,8 @@ def make_step(module: nn.Module, settings: ImageSettings, feeder: Feeder, group:
         settings: Of the run.
         feeder: Gives the images.
         group: The processes that share the work.
+        by_name: Whether the module was made from the settings: then all that are made from equal
+            settings share one trace.
 
     Returns:
         An eager step, a traced one, or a captured one (of a single process on CUDA).
@@ -47,11 +56,15 @@ def make_step(module: nn.Module, settings: ImageSettings, feeder: Feeder, group:
         )
         raise InputError(message)
     kind = CapturedStep if settings.graph and group.size == 1 else TracedStep
-    return kind(module, settings, feeder, group)
+    step = kind(module, settings, feeder, group)
+    step.by_name = by_name
+    return step
 
 
 class TracedStep(Step):
     """A step whose gradient is traced, and compiled where that is wanted."""
+
+    by_name = False
 
     def make(self, kind: str) -> GradientOfInputs:
         """One kind of step, traced."""
@@ -59,7 +72,7 @@ class TracedStep(Step):
         options = (s.estimator, s.beta, s.batchnorm, s.every, s.label_smoothing, s.sam)
         data = (self.feeder.task.normalize, self.feeder.task.augment, tuple(self.feeder.widths))
         how = (kind, str(self.half), s.deterministic, s.precision, s.channels_last)
-        key = (repr(self.module), *data, *self._mixture(), *how, *options)
+        key = (self._model_key(), *data, *self._mixture(), *how, *options)
         return traced(
             super().make(kind),
             self.params,
@@ -68,6 +81,11 @@ class TracedStep(Step):
             compiled=s.compile,
             key=key,
         )
+
+    def _model_key(self) -> object:
+        """Equal for models whose operations are: of one name, or the very same module."""
+        s = self.settings
+        return (s.model, s.width, repr(self.module)) if self.by_name else self.module
 
     def _mixture(self) -> tuple[object, ...]:
         """What of p_X decides the operations."""

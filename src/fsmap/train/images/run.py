@@ -78,7 +78,8 @@ class ImageRun:
         self.hooks = [h if hasattr(h, "on_epoch") else FromFunction(h) for h in hooks]
         self.feeder = Feeder(self.task, settings, dict(self.module.named_parameters()), self.group)
         with self._kernels():
-            self._step = make_step(self.module, settings, self.feeder, self.group)
+            parts = (self.module, settings, self.feeder, self.group)
+            self._step = make_step(*parts, by_name=module is None)
         self._check_model()
         self._glance: tuple[int, Tensor] | None = None  # held-out logits, and of which step
         self.history: list[Row] = []
@@ -86,11 +87,14 @@ class ImageRun:
         self.reg_strength = settings.reg_strength if settings.regularized else 0.0
         self.seconds = 0.0  # of training, over all pieces
         self.seconds_here = 0.0  # of the last call
+        for hook in self.hooks:
+            getattr(hook, "on_start", lambda _: None)(self)
         self.path = None if folder is None else Path(folder) / files.FILE
         self.config = {
             "kind": "images",
             "settings": settings.describe(),
             "data": (task or self.task).fingerprint() if self.path else {},
+            "hooks": [type(h).__name__ for h in self.hooks if hasattr(h, "state_dict")],
         }
         if self.path is not None and self.path.exists():
             files.restore(self, self.path, resume=resume)
@@ -147,7 +151,13 @@ class ImageRun:
 
         Returns:
             The history: a row per epoch.
+
+        Raises:
+            InputError: If ``checkpoint_every`` is less than one.
         """
+        if checkpoint_every is not None and checkpoint_every < 1:
+            message = f"checkpoint_every must be at least 1 step, got {checkpoint_every}"
+            raise InputError(message)
         end = self.steps if until_epoch is None else until_epoch * self.steps_per_epoch
         end = min(end, self.steps)
         start = saved = time.perf_counter()
@@ -218,12 +228,12 @@ class ImageRun:
 
     def snapshot(self) -> dict[str, Tensor]:
         """Weights, running statistics and momentum as they are now, copied."""
-        return {name: t.clone() for name, t in files.tensors_of(self).items()}
+        return {name: t.clone() for name, t in files.model_tensors_of(self).items()}
 
     @torch.no_grad()
     def restore(self, snapshot: dict[str, Tensor]) -> None:
         """Go back to a snapshot; steps, learning rate and λ go on as they are."""
-        for name, t in files.tensors_of(self).items():
+        for name, t in files.model_tensors_of(self).items():
             t.copy_(snapshot[name])
         self._glance = None
 
@@ -274,7 +284,7 @@ class ImageRun:
             self.log.write(row)
 
     def _over(self, start: float, max_seconds: float) -> bool:
-        """Whether time is up; process 0 decides for all."""
+        """Whether time is up for any process: then it is for all."""
         if max_seconds == math.inf or self.step % TIME_EVERY:
             return False
         late = torch.tensor(float(time.perf_counter() - start > max_seconds), device=self.device)

@@ -112,8 +112,11 @@ class ImageSettings:
         bn.check_mode(self.batchnorm, bn.MODES)
         for name in ("epochs", "batch_size", "num_points", "every", "width"):
             _at_least(name, getattr(self, name), 1)
-        for name in ("weight_decay", "momentum", "reg_strength", "sam", "warmup_epochs"):
+        for name in ("lr", "weight_decay", "momentum", "reg_strength", "sam", "warmup_epochs"):
             _at_least(name, getattr(self, name), 0)
+        if self.nesterov and not self.momentum:
+            message = "nesterov is a form of momentum: set momentum to more than 0"
+            raise InputError(message)
         if self.clip is not None and not self.clip > 0:
             message = f"clip must be > 0, or None for no clipping, got {self.clip:g}"
             raise InputError(message)

@@ -31,8 +31,15 @@ def tensors_of(run: ImageRun) -> dict[str, Tensor]:
         run: The run.
 
     Returns:
-        ``params/…``, ``buffers/…``, ``momentum/…`` and the state of the loss scale.
+        ``params/…``, ``buffers/…``, ``momentum/…``, the sums of the epoch and the loss scale.
     """
+    step = run._step
+    more = {"scale": run.feeder.scale, "steady": step.steady, "totals": step.totals}
+    return model_tensors_of(run) | {f"step/{name}": t for name, t in more.items()}
+
+
+def model_tensors_of(run: ImageRun) -> dict[str, Tensor]:
+    """Those of them that make the model and its optimizer: what is restored after a collapse."""
     step = run._step
     found = {f"params/{n}": p.detach() for n, p in run.module.named_parameters()}
     found |= {f"buffers/{n}": b for n, b in run.module.named_buffers()}
@@ -40,8 +47,7 @@ def tensors_of(run: ImageRun) -> dict[str, Tensor]:
         momentum = step.optimizer.state[p].get("momentum_buffer")
         if momentum is not None:
             found[f"momentum/{name}"] = momentum
-    scale = {"scale": run.feeder.scale, "steady": step.steady, "totals": step.totals}
-    return found | {f"step/{name}": t for name, t in scale.items()}
+    return found
 
 
 def save(run: ImageRun, path: Path) -> None:

@@ -148,10 +148,12 @@ class Step:
 
     def _count(self, measured: Tensor, norm: Tensor, skipped: Tensor, kind: str) -> None:
         row = torch.cat([measured, norm.float()[None]])  # [4]
+        one: Tensor | float = 1.0
         if self.scaled:  # what overflowed does not count
             row = torch.where(skipped.bool(), 0.0, row)
             self.totals[SKIPPED] += skipped
+            one = 1 - skipped
         self.totals[: len(row)] += row
-        self.totals[STEPS:] += 1
+        self.totals[STEPS:] += one
         if kind == REGULARIZED:
-            self.totals[REGULARIZED_STEPS] += 1
+            self.totals[REGULARIZED_STEPS] += one

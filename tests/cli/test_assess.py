@@ -131,11 +131,12 @@ def test_networks_of_the_same_name_are_two(
     options = ["--directions", "2", "--steps", "3", "--images", "8", "--device", "cpu"]
     assert main(["landscape", *paths, *options, "--out", str(tmp_path / "l")]) == 0
     found = json.loads((tmp_path / "l" / "landscape.json").read_text())
-    assert list(found) == paths
+    assert list(found) == ["a/seed0", "b/seed0"]
     capsys.readouterr()
     for wrong, message in (
         (["--chunk", "0"], "--chunk must be"),
         (["--device", "foo"], "--device"),
+        ([paths[0]], "the same network is given twice"),
     ):
-        assert main(["landscape", paths[0], *options, *wrong]) == 2
+        assert main(["landscape", paths[0], *wrong, *options]) == 2
         assert message in capsys.readouterr().err

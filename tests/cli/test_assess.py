@@ -133,10 +133,10 @@ def test_networks_of_the_same_name_are_two(
     found = json.loads((tmp_path / "l" / "landscape.json").read_text())
     assert list(found) == ["a/seed0", "b/seed0"]
     capsys.readouterr()
-    for wrong, message in (
-        (["--chunk", "0"], "--chunk must be"),
-        (["--device", "foo"], "--device"),
-        ([paths[0]], "the same network is given twice"),
+    for networks, wrong, message in (
+        (paths[:1], ["--chunk", "0"], "--chunk must be"),
+        (paths[:1], ["--device", "foo"], "--device"),
+        ([paths[0], paths[0]], [], "the same network is given twice"),
     ):
-        assert main(["landscape", paths[0], *wrong, *options]) == 2
+        assert main(["landscape", *networks, *options, *wrong]) == 2
         assert message in capsys.readouterr().err

@@ -232,7 +232,7 @@ def test_a_resumed_control_goes_on_as_if_nothing_had_happened(seeded: None, tmp_
         loop.control.update()
     torch.save(loop.control.state_dict(), tmp_path / "state.pt")
     other = fsmap.TemperatureControl(
-        loop.lm, loop.control.held_out, start=1.0, optimizer=loop.optimizer, warmup=2
+        loop.lm, loop.control.held_out.data, start=1.0, optimizer=loop.optimizer, warmup=2
     )
     other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert other.strength == loop.control.strength
@@ -284,6 +284,20 @@ def test_authority_while_the_learning_rate_rises():
     assert found[:peak] == [1.0] * peak
     assert found[-1] < 0.1
     assert found[peak:] == sorted(found[peak:], reverse=True)
+
+
+def test_bad_observations_change_nothing():
+    control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0)
+    y = torch.arange(4) % 2
+    out = F.one_hot(y, 2).double()
+    for args, message in (
+        ((out, y, 2.0), "authority in .0, 1.*authority=2.0"),
+        ((out[:0], y[:0]), "at least one held-out point.*got 0 points"),
+        ((out, y, None, torch.ones(2)), r"one number, R; got shape \[2\]"),
+    ):
+        with pytest.raises(InputError, match=message):
+            control.observe(*args)
+    assert (control.updates, control.guard.best, control.history) == (0, 0.0, [])
 
 
 def test_the_first_strength_is_limited_too():

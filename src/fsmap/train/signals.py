@@ -122,8 +122,15 @@ def largest_strength(out: Tensor, y: Tensor, laplacian: float | Tensor | None) -
 
     Returns:
         λ; infinite where R is unknown or zero, and in regression.
+
+    Raises:
+        InputError: If R is not one number.
     """
-    R = 0.0 if laplacian is None else float(torch.as_tensor(laplacian).detach())
+    given = torch.as_tensor(0.0 if laplacian is None else laplacian).detach()
+    if given.numel() != 1:
+        message = f"laplacian is one number, R; got shape {list(given.shape)}"
+        raise InputError(message)
+    R = float(given)
     if not 0 < R < math.inf or y.is_floating_point() or out.dim() != 2:
         return math.inf
     return TIMES_THE_LOSS * metrics.nll(out, y) / R

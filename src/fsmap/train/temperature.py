@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fsmap import metrics
-from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import Functional
-from fsmap.linalg import points
+from fsmap.errors import InputError
 from fsmap.objective.lmap import LMAP, LaplacianPenalty
 from fsmap.train.guard import COLLAPSED, GOOD, Guard, Health, health
+from fsmap.train.held_out import HeldOut, HeldOutData
 from fsmap.train.optim import Authority
 from fsmap.train.ranks import average
 from fsmap.train.signals import Signal, find_signal, largest_strength
 from fsmap.train.snapshot import Snapshot
 from fsmap.train.steering import Steering
 from fsmap.train.strength import suggest_strength
-from fsmap.types import Inputs
 
-HeldOut = tuple[Inputs, Tensor] | Callable[[], tuple[Tensor, Tensor]]
 WARM_UP, STEERING, NOT_NEEDED, CAPPED = "warm-up", "steering", "not needed", "capped"
 
 MARGIN = 0.1
@@ -115,9 +111,7 @@ class TemperatureControl:
             message = f"need warmup >= 0 and batch_size >= 1, got {warmup=}, {batch_size=}"
             raise InputError(message)
         self.signal = find_signal(signal, noise_std)
-        self.module = _module(model)
-        self.call = _call(model)
-        self.held_out, self.batch_size, self.warmup = held_out, batch_size, warmup
+        self.held_out, self.warmup = HeldOutData(model, held_out, batch_size), warmup
         self.optimizer = optimizer
         self.steering = Steering(
             self._first_strength(model, loss) if start is None else start,
@@ -125,7 +119,8 @@ class TemperatureControl:
             **({"margin": MARGIN} if signal == "temperature" else {}) | steering,
         )
         self.guard = Guard()
-        self.good = None if self.module is None else Snapshot(self.module, optimizer)
+        module = self.held_out.module
+        self.good = None if module is None else Snapshot(module, optimizer)
         self.authority = Authority()
         self.updates = 0
         self.collapses = 0
@@ -171,7 +166,7 @@ class TemperatureControl:
         Returns:
             λ from now on.
         """
-        out, y = self._outputs()
+        out, y = self.held_out.outputs()
         self.observe(out, y, authority, laplacian)
         return self.strength
 
@@ -193,7 +188,16 @@ class TemperatureControl:
         Returns:
             What was seen and done. Where ``verdict`` is ``collapsed`` and no model was given, the
             restoring is left to you.
+
+        Raises:
+            InputError: If there are no points, or the authority is not in [0, 1].
         """
+        if not len(y) or not (authority is None or 0 <= authority <= 1):
+            message = (
+                f"need at least one held-out point and an authority in [0, 1], got {len(y)} points "
+                f"and {authority=}"
+            )
+            raise InputError(message)
         now = health(out, y)
         finite = math.isfinite(now.score)
         signal = self.signal(out, y) if finite else 0.0
@@ -225,33 +229,6 @@ class TemperatureControl:
             self.steering.move(signal, scheduled if authority is None else authority, limit)
         self.steering.hold(limit)
 
-    def _outputs(self) -> tuple[Tensor, Tensor]:
-        """Outputs and targets of the held-out data, the model in evaluation mode."""
-        if callable(self.held_out):
-            return self.held_out()
-        if self.held_out is None or self.module is None or self.call is None:
-            message = (
-                "without a model and held-out data there is nothing to look at: give both, or call "
-                "observe(outputs, targets)"
-            )
-            raise InputError(message)
-        x, y = self.held_out
-        mode = self.module.training
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                parts = torch.arange(points.count(x)).split(self.batch_size)
-                outs = [self.call(points.take(x, rows)) for rows in parts]
-        except UnsupportedModuleError as error:
-            message = (
-                f"{error} Or give TemperatureControl a function as held_out, which returns outputs "
-                "and targets."
-            )
-            raise UnsupportedModuleError(message) from error
-        finally:
-            self.module.train(mode)
-        return torch.cat(outs), y.to(outs[0].device)
-
     def _first_strength(self, model: Any, loss: float | Tensor | None) -> float:
         """λ₀: λR is one percent of the loss."""
         if not isinstance(model, LMAP | LaplacianPenalty):
@@ -260,14 +237,12 @@ class TemperatureControl:
                 "trained: give one of them as the model, or give start"
             )
             raise InputError(message)
-        out, y = self._outputs()
+        out, y = self.held_out.outputs()
         if loss is None and (y.is_floating_point() or out.dim() != 2):
             message = "to find start, give loss: your training loss now, or give start itself"
             raise InputError(message)
         now = metrics.nll(out, y) if loss is None else loss
-        x = None if callable(self.held_out) or self.held_out is None else self.held_out[0]
-        few = None if x is None else points.take(x, torch.arange(min(points.count(x), 128)))
-        return suggest_strength(model, loss=now, x=few).reg_strength
+        return suggest_strength(model, loss=now, x=self.held_out.few(128)).reg_strength
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold: numbers, and under ``good`` the last good tensors."""
@@ -298,15 +273,3 @@ class TemperatureControl:
     def __repr__(self) -> str:
         seen = f", signal={self.history[-1].signal:+.3f}" if self.history else ""
         return f"TemperatureControl({self.status}, λ={self.strength:.3g}{seen})"
-
-
-def _module(model: nn.Module | LaplacianPenalty | None) -> nn.Module | None:
-    return model.regularizer.module if isinstance(model, LaplacianPenalty) else model
-
-
-def _call(model: nn.Module | LaplacianPenalty | None) -> Callable[[Inputs], Tensor] | None:
-    """How the model is called: as in training where that is known, with ``forward`` and all."""
-    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
-    if isinstance(inner, LMAP | LaplacianPenalty):
-        return inner.regularizer.f.plain
-    return None if inner is None else Functional(inner).plain

@@ -447,6 +447,6 @@ def test_the_model_is_called_as_in_training(kind, inputs, wrapping, seeded):
         with pytest.raises(UnsupportedModuleError, match="returned tuple.*a function as held_out"):
             control.update()
         return
-    out, _ = control._outputs()
+    out, _ = control.held_out.outputs()
     torch.testing.assert_close(out, wanted)
     assert module.training

@@ -171,7 +171,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cell = row["cell"]
         row["ratio"], row["counted"] = row["ms"] / base, COUNTS[cell] / COUNTS["ps-map"]
-        limit = LIMITS.get(cell)
+        limit = LIMITS.get(cell) if row["peak_gb"] else None  # of the GPU machine
         lines.append(
             f"{cell:12} {row['ms']:8.2f} {limit or '':>6} {row['ratio']:6.2f} "
             f"{row['counted']:8.2f} {row['ratio'] / row['counted']:7.2f}"
@@ -200,7 +200,8 @@ def main() -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with options.out.open("w") as file:
         for row in rows:
-            row |= {"limit_ms": LIMITS.get(row["cell"]), "authors_ms": AUTHORS.get(row["cell"])}
+            if options.device.startswith("cuda"):
+                row |= {"limit_ms": LIMITS.get(row["cell"]), "authors_ms": AUTHORS.get(row["cell"])}
             file.write(json.dumps({**row, "set": options.set, **where}) + "\n")
     print(f"{len(rows)} rows: {options.out}")
 

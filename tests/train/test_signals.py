@@ -75,5 +75,6 @@ def test_largest_strength():
         (logits, y, 0.0),
         (logits, y, math.nan),
         (logits, logits, 50.0),  # regression
+        (1e4 * torch.nn.functional.one_hot(y, 2).double(), y, 50.0),  # no loss to compare with
     ):
         assert largest_strength(out, target, R) == math.inf

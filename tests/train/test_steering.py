@@ -186,9 +186,11 @@ def test_an_under_fitted_network_does_not_keep_its_lambda():
 
 def test_a_limit_holds_at_once_and_does_not_last():
     control = Steering(1.0, gain=1.0, trend=0.0, interval=1.0)
-    assert control.move(0.0, limit=1e-3) == 1e-3
-    assert control.move(0.5, limit=1.0) == pytest.approx(1e-3 * math.exp(0.5))
-    assert control.move(0.0, limit=1e-12) == 1e-12  # it counts for more than the range
+    assert control.hold(1e-3) == 1e-3
+    control.move(0.5)
+    assert control.hold(1.0) == pytest.approx(1e-3 * math.exp(0.5))
+    assert control.hold(1e-12) == 1e-12  # it counts for more than the range
+    assert control.move(0.0) == control.low
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
                 message = f"{error}. {_how_to_resume(folder)}"
                 raise type(error)(message) from error
             except KeyboardInterrupt:
-                console.say(f"interrupted. {_how_to_resume(folder)}")
+                if group.rank == 0:
+                    console.say(f"interrupted. {_how_to_resume(folder)}")
                 raise
             complete &= run.done
             left -= run.seconds_here

@@ -17,7 +17,10 @@ OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
 SELECTING = ("datasets", "seeds", "compile", "graph")
 """Fields that choose runs, or how they are computed, and change none."""
 
-L_MAP = ("recipe", "white-noise", "train", "other")
+ROWS = ("ps-map", "white-noise", "train", "other")
+"""The paper's rows of ``image-table``."""
+
+L_MAP = ("recipe", *ROWS[1:])
 """Rows of ``image-table`` that may stand for L-MAP."""
 
 NARROW = 16

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from fsmap.errors import InputError
-from fsmap.experiments.image_config import ImageConfig
+from fsmap.experiments.image_config import ROWS, ImageConfig
 from fsmap.experiments.image_protocol import Kind
-
-ROWS = ("ps-map", "white-noise", "train", "other")
-"""The paper's."""
 
 BASELINES = ("label-smoothing", "sam")
 METHODS = ("ps-map", "l-map")

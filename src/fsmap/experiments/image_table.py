@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fsmap.experiments.experiment import Context, Measured
-from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperiment, quick
+from fsmap.experiments.image_config import ROWS, SELECTING, ImageConfig, ImageExperiment, quick
 from fsmap.experiments.image_measure import train_and_measure
 from fsmap.experiments.image_pictures import draw_table
 from fsmap.experiments.image_protocol import Run
-from fsmap.experiments.image_rows import BASELINES, ROWS, kind_of
+from fsmap.experiments.image_rows import BASELINES, kind_of
 from fsmap.experiments.image_verdict import lines, table_claims
 from fsmap.report.records import Claim, Row
 

@@ -97,13 +97,12 @@ class Steering:
         self.strength = float(start)
         self.before: float | None = None  # the last signal
 
-    def move(self, signal: float, authority: float | None = None, limit: float = math.inf) -> float:
+    def move(self, signal: float, authority: float | None = None) -> float:
         """Look at the signal and move λ.
 
         Args:
             signal: log T or what stands for it: positive asks for a larger λ.
             authority: Learning rate now over its largest value; None: it has no schedule.
-            limit: λ that must not be exceeded now, such as ten times the loss over R.
 
         Returns:
             λ from now on, also in ``strength``.
@@ -130,13 +129,13 @@ class Steering:
         moved = math.log(self.strength) + min(max(wanted, -most), most)
         self.strength = max(min(math.exp(moved), self.cap), self.low)
         self.before = signal
-        return self.hold(limit)
+        return self.strength
 
     def hold(self, limit: float) -> float:
         """Bring λ down to a limit, if it is above; it counts for more than the range.
 
         Args:
-            limit: λ that must not be exceeded now.
+            limit: λ > 0 that must not be exceeded now, such as ten times the loss over R.
 
         Returns:
             λ from now on.

@@ -208,8 +208,8 @@ class TemperatureControl:
         if verdict == COLLAPSED:
             self._recover()
         else:
-            limit = 1 / inverse if inverse > 0 else math.inf
-            self._advance(signal, authority, verdict, limit)
+            self._advance(signal, authority, verdict)
+        self.steering.hold(1 / inverse if inverse > 0 else math.inf)
         self.updates += 1
         seen = Observation(self.updates - 1, signal, rest[0], self.strength, verdict)
         self.history.append(seen)
@@ -221,13 +221,12 @@ class TemperatureControl:
             self.good.restore()
         self.steering.fall()
 
-    def _advance(self, signal: float, authority: float | None, verdict: str, limit: float) -> None:
+    def _advance(self, signal: float, authority: float | None, verdict: str) -> None:
         scheduled = self.authority.of(self.optimizer)
         if self.guard.keep and self.good is not None:
             self.good.take()
         if verdict == GOOD and self.guard.learned and self.updates + 1 > self.warmup:
-            self.steering.move(signal, scheduled if authority is None else authority, limit)
-        self.steering.hold(limit)
+            self.steering.move(signal, scheduled if authority is None else authority)
 
     def _first_strength(self, model: Any, loss: float | Tensor | None) -> float:
         """λ₀: λR is one percent of the loss."""

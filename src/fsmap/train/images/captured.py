@@ -72,7 +72,8 @@ class TracedStep(Step):
         options = (s.estimator, s.beta, s.batchnorm, s.every, s.label_smoothing, s.sam)
         data = (self.feeder.task.normalize, self.feeder.task.augment, tuple(self.feeder.widths))
         how = (kind, str(self.half), s.deterministic, s.precision, s.channels_last)
-        key = (self._model_key(), *data, *self._mixture(), *how, *options)
+        model = (s.model, s.width, repr(self.module))
+        key = (*model, *data, *self._mixture(), *how, *options) if self.by_name else None
         return traced(
             super().make(kind),
             self.params,
@@ -81,11 +82,6 @@ class TracedStep(Step):
             compiled=s.compile,
             key=key,
         )
-
-    def _model_key(self) -> object:
-        """Equal for models whose operations are: of one name, or the very same module."""
-        s = self.settings
-        return (s.model, s.width, repr(self.module)) if self.by_name else self.module
 
     def _mixture(self) -> tuple[object, ...]:
         """What of p_X decides the operations."""

@@ -54,7 +54,7 @@ def traced(
     inputs: dict[str, Tensor],
     *,
     compiled: bool,
-    key: tuple[object, ...],
+    key: tuple[object, ...] | None,
 ) -> Traced:
     """Trace a gradient function, or find the trace of an equal one.
 
@@ -64,7 +64,8 @@ def traced(
         buffers: Example buffers.
         inputs: Example inputs: draws, images, ψ.
         compiled: Whether inductor makes kernels of the graph.
-        key: What decides the operations, besides the shapes of the examples.
+        key: What decides the operations, besides the shapes of the examples; None: not known, so
+            the trace is shared with nobody.
 
     Returns:
         A function of the same arguments.
@@ -73,18 +74,21 @@ def traced(
     flat, takes = tree_flatten((detached, buffers, inputs))
     shapes = tuple((t.shape, t.stride(), t.dtype, t.device) for t in flat)
     whole = (key, compiled, str(takes), shapes)
-    if whole not in _known:
-        structure: list[TreeSpec] = []
+    if key is not None and whole in _known:
+        return _known[whole]
+    structure: list[TreeSpec] = []
 
-        def call(*leaves: Tensor) -> list[Tensor]:
-            found, spec = tree_flatten(function(*tree_unflatten(list(leaves), takes)))
-            structure.append(spec)
-            return found
+    def call(*leaves: Tensor) -> list[Tensor]:
+        found, spec = tree_flatten(function(*tree_unflatten(list(leaves), takes)))
+        structure.append(spec)
+        return found
 
-        graph: Any = make_fx(call, tracing_mode="fake")(*flat)
-        run = _kernels(graph, flat) if compiled else graph
-        _known[whole] = Traced(run, takes, structure[0])
-    return _known[whole]
+    graph: Any = make_fx(call, tracing_mode="fake")(*flat)
+    run = _kernels(graph, flat) if compiled else graph
+    made = Traced(run, takes, structure[0])
+    if key is not None:
+        _known[whole] = made
+    return made
 
 
 def _kernels(graph: torch.fx.GraphModule, flat: list[Tensor]) -> Flat:

@@ -69,7 +69,7 @@ def test_first_strength_is_one_percent_of_the_loss():
 
 
 def test_collapse_in_a_run(monkeypatch):
-    monkeypatch.setattr(temperature, "largest_strength", lambda *_: math.inf)
+    monkeypatch.setattr(temperature, "even_strength", lambda *_: math.inf)
     hook = SteerStrength(1e4, updates=2, bounds=(1e-12, 1e6))
     run = run_of(hook)
     run.train(progress=False)
@@ -145,7 +145,7 @@ def test_a_warm_up_of_the_learning_rate_is_no_end_of_training():
 
 
 def test_the_sums_of_an_epoch_survive_a_collapse(monkeypatch):
-    monkeypatch.setattr(temperature, "largest_strength", lambda *_: math.inf)
+    monkeypatch.setattr(temperature, "even_strength", lambda *_: math.inf)
     run = run_of(SteerStrength(1e4, updates=2, bounds=(1e-12, 1e6)))
     counted = []
     monkeypatch.setattr(

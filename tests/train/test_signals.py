@@ -11,8 +11,8 @@ from torch.testing import assert_close
 from fsmap.errors import InputError
 from fsmap.train.signals import (
     ResidualRatio,
+    even_strength,
     find_signal,
-    largest_strength,
     log_temperature,
     temperature_slope,
 )
@@ -65,11 +65,11 @@ def test_names_and_functions():
         find_signal("residual")
 
 
-def test_largest_strength():
+def test_even_strength():
     y = torch.tensor([0, 1, 1])
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.5, 0.0]])
     loss = torch.nn.functional.cross_entropy(logits, y)
-    assert largest_strength(logits, y, 50.0) == pytest.approx(10 * float(loss) / 50)
+    assert even_strength(logits, y, 50.0) == pytest.approx(float(loss) / 50)
     for out, target, R in (
         (logits, y, None),
         (logits, y, 0.0),
@@ -77,4 +77,4 @@ def test_largest_strength():
         (logits, logits, 50.0),  # regression
         (1e4 * torch.nn.functional.one_hot(y, 2).double(), y, 50.0),  # no loss to compare with
     ):
-        assert largest_strength(out, target, R) == math.inf
+        assert even_strength(out, target, R) == math.inf

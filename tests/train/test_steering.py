@@ -134,7 +134,7 @@ def test_state_travels():
         ({"start": 1.0, "rate": -1.0}, "rate must be positive"),
         (
             {"start": 1.0, "boost": 0.5},
-            "finite, got trend=1, boost=0.5",
+            "finite, got trend=1, band=0, boost=0.5",
         ),
         ({"start": 1.0, "bounds": (2.0, 3.0)}, "low <= start <= high, got low=2, start=1, high=3"),
     ],
@@ -174,30 +174,46 @@ def test_without_a_schedule_the_signal_counts_in_full():
     assert scheduled.move(0.3, authority=0.75) == pytest.approx(math.exp(0.6 * 0.25))
 
 
-def test_an_under_fitted_network_does_not_keep_its_lambda():
-    """It is calibrated at any λ: with a margin λ falls, at the end of the schedule no more."""
-    control = Steering(1.0, margin=0.1)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_small_signals_count_only_when_the_learning_rate_is_low(sign: int):
+    control = Steering(1.0, gain=2.0, trend=0.0, interval=1.0, boost=1.0, band=0.1)
     for _ in range(40):
-        control.move(0.0, authority=0.5)
-    assert control.strength < 0.1
-    before = control.strength
-    assert control.move(0.0, authority=0.0) == before
+        control.move(sign * 0.04, authority=0.5)
+    assert control.strength == 1.0
+    assert control.move(sign * 0.09, authority=0.5) == pytest.approx(
+        math.exp(sign * 0.5 * 2 * 0.04)
+    )
+    control.strength = 1.0
+    assert control.move(sign * 0.04, authority=0.0) == pytest.approx(math.exp(sign * 2 * 0.04))
 
 
-def test_a_limit_holds_at_once_and_does_not_last():
+def test_a_band_needs_a_schedule():
+    control = Steering(1.0, gain=2.0, trend=0.0, interval=1.0, band=0.1)
+    assert control.move(0.04) == pytest.approx(math.exp(0.08))
+
+
+@pytest.mark.parametrize(
+    ("authority", "times"), [(1.0, 0.1), (0.5, 1.0), (0.0, 10.0), (None, 10.0)]
+)
+def test_the_ceiling_opens_as_the_learning_rate_falls(authority: float | None, times: float):
+    assert Steering(1.0).hold(1e-3, authority) == pytest.approx(times * 1e-3)
+    assert Steering(1e-9).hold(1e-3, authority) == 1e-9
+
+
+def test_a_ceiling_holds_at_once_and_does_not_last():
     control = Steering(1.0, gain=1.0, trend=0.0, interval=1.0)
-    assert control.hold(1e-3) == 1e-3
+    assert control.hold(1e-3) == pytest.approx(1e-2)
     control.move(0.5)
-    assert control.hold(1.0) == pytest.approx(1e-3 * math.exp(0.5))
-    assert control.hold(1e-12) == 1e-12  # it counts for more than the range
+    assert control.hold(1.0) == pytest.approx(1e-2 * math.exp(0.5))
+    assert control.hold(1e-12) == pytest.approx(1e-11)  # it counts for more than the range
     assert control.move(0.0) == control.low
 
 
 @pytest.mark.parametrize(
-    "options", [{"margin": math.nan}, {"trend": math.nan}, {"boost": math.inf}]
+    "options", [{"band": math.nan}, {"band": -0.1}, {"trend": math.nan}, {"boost": math.inf}]
 )
 def test_numbers_that_are_none(options: dict[str, float]):
-    with pytest.raises(InputError, match="all with margin finite"):
+    with pytest.raises(InputError, match="boost at least 1, and all finite"):
         Steering(1.0, **options)
     with pytest.raises(InputError, match="must be a finite number"):
         Steering(1.0).move(math.inf)

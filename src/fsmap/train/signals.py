@@ -17,9 +17,6 @@ from fsmap.errors import InputError
 
 Signal = Callable[[Tensor, Tensor], float]
 
-TIMES_THE_LOSS = 10.0
-"""λR may be at most so many times the held-out loss."""
-
 BOUNDS = (1 / 16, 16.0)
 """Temperatures beyond these say no more than their sign."""
 
@@ -109,11 +106,11 @@ def find_signal(signal: str | Signal, noise_std: float | None = None) -> Signal:
     return SIGNALS[signal]
 
 
-def largest_strength(out: Tensor, y: Tensor, laplacian: float | Tensor | None) -> float:
-    """The λ at which λR is ten times the held-out loss of a classifier.
+def even_strength(out: Tensor, y: Tensor, laplacian: float | Tensor | None) -> float:
+    """The λ at which λR equals the held-out loss of a classifier.
 
-    ResNet-18 on FashionMNIST came to T = 1.03 with λR equal to the loss. Much more is not even felt
-    where gradients are clipped: the step is then all of R, and no longer.
+    ResNet-18 on FashionMNIST came to T = 1.03 there. Much more is not even felt where gradients are
+    clipped: the step is then all of R, and no longer.
 
     Args:
         out: Logits ``[N, K]``.
@@ -133,4 +130,4 @@ def largest_strength(out: Tensor, y: Tensor, laplacian: float | Tensor | None) -
     R = float(given)
     if not 0 < R < math.inf or y.is_floating_point() or out.dim() != 2:
         return math.inf
-    return TIMES_THE_LOSS * metrics.nll(out, y) / R or math.inf
+    return metrics.nll(out, y) / R or math.inf

@@ -2,21 +2,22 @@ r"""λ as a controlled quantity, in numbers alone: an integral controller on log
 
 One update moves
 
-$\log\lambda \leftarrow \mathrm{clip}\bigl(\log\lambda + \mathrm{clip}(t b\,(\gamma h (s - m)
+$\log\lambda \leftarrow \mathrm{clip}\bigl(\log\lambda + \mathrm{clip}(t b\,(\gamma h s
 + \kappa\,(s - s')),\; \pm r h b)\bigr)$
 
 with the signal s (log T: positive while the model is over-confident), the signal s' of the update
 before, h the epochs between two updates, γ the gain, κ the weight of the trend and r the largest
 rate. The others depend on the authority a = lr / largest lr, where there is a schedule.
 
-The margin m = ``margin``·a: an under-fitted network is calibrated at any λ, so s = 0 alone would
-leave a λ standing that keeps it under-fitted. With a margin λ falls until over-confidence begins,
-and is the smallest that calibrates; at the end of a schedule the margin is zero.
+The trust t = max(1 − a, ``TRUST``) and the band: while the learning rate is high, the held-out
+temperature is that of a network that jumps about and whose running statistics lag behind, and says
+little about the one that will be deployed. On CIFAR-10 it stayed above one for 70 of 200 epochs
+whatever λ was, on FashionMNIST below one for 30 of 50; a long run would sum that up. So a signal of
+less than ``band``·a counts as zero, a larger one by what it has more.
 
-The trust t = max(1 − a, ``TRUST``): while the learning rate is high, the held-out temperature is
-that of a network that jumps about and whose running statistics lag behind, and says little about
-the one that will be deployed. On CIFAR-10 it stayed above one for 70 of 200 epochs whatever λ was,
-and a controller that believed it had raised λ by 10⁶ by then.
+The ceiling: λR may be at most ``CEILING``^(1 − 2a) times the loss, a tenth at the largest learning
+rate and ten times at the end. An under-fitted network is calibrated at any λ, so that its
+temperature would never bring down a λ which keeps it under-fitted.
 
 The boost b = min(1/a, ``boost``) grows as a falls: a network whose learning rate has come down
 follows λ more slowly, so λ has to lead by more. Not by much more: ResNet-18 on FashionMNIST follows
@@ -39,6 +40,9 @@ RANGE = 1e6
 TRUST = 0.05
 """Share of the gain at the largest learning rate of a schedule."""
 
+CEILING = 10.0
+"""λR may be at most so many times the loss at the end of a schedule, and its inverse before."""
+
 AFTER_COLLAPSE = 10.0
 """λ is divided by this after a collapse."""
 
@@ -57,7 +61,7 @@ class Steering:
         interval: h, epochs between two updates. An epoch stands for the time in which a network
             follows a change of λ; say 0.1 where it takes ten epochs.
         boost: Largest factor by which gain and rate grow as the learning rate falls.
-        margin: Signal that is wanted at the largest learning rate of a schedule, none at its end.
+        band: Signal that counts as zero at the largest learning rate of a schedule, and less later.
         bounds: Smallest and largest λ; None: a factor of 1e6 around ``start``.
 
     Raises:
@@ -73,15 +77,15 @@ class Steering:
         rate: float = math.log(16.0),
         interval: float = 0.25,
         boost: float = 2.0,
-        margin: float = 0.0,
+        band: float = 0.0,
         bounds: tuple[float, float] | None = None,
     ) -> None:
         low, high = bounds or (start / RANGE, start * RANGE)
         _check_positive(start=start, gain=gain, rate=rate, interval=interval)
-        if not (0 <= trend < math.inf and 1 <= boost < math.inf and math.isfinite(margin)):
+        if not (0 <= trend < math.inf and 1 <= boost < math.inf and 0 <= band < math.inf):
             message = (
-                "trend must be at least 0, boost at least 1, and all with margin finite, got "
-                f"{trend=:g}, {boost=:g}, {margin=:g}"
+                "trend and band must be at least 0, boost at least 1, and all finite, got "
+                f"{trend=:g}, {band=:g}, {boost=:g}"
             )
             raise InputError(message)
         if not 0 < low <= start <= high < math.inf:
@@ -91,11 +95,11 @@ class Steering:
             )
             raise InputError(message)
         self.gain, self.trend, self.rate = gain, trend, rate
-        self.interval, self.boost, self.margin = interval, boost, margin
+        self.interval, self.boost, self.band = interval, boost, band
         self.low, self.high = low, high
         self.cap = high  # falls after a collapse
         self.strength = float(start)
-        self.before: float | None = None  # the last signal
+        self.before: float | None = None  # what counted of the last signal
 
     def move(self, signal: float, authority: float | None = None) -> float:
         """Look at the signal and move λ.
@@ -116,31 +120,31 @@ class Steering:
                 f"{authority=}. A signal that is nan means that training has diverged."
             )
             raise InputError(message)
-        margin, trust, boost = 0.0, 1.0, 1.0
+        trust, boost = 1.0, 1.0
         if authority is not None:
-            margin = self.margin * authority
+            excess = max(abs(signal) - self.band * authority, 0.0)
+            signal = math.copysign(excess, signal)
             trust = max(1 - authority, TRUST)
             boost = min(1 / max(authority, 1e-12), self.boost)
         change = 0.0 if self.before is None else signal - self.before
-        wanted = (
-            trust * boost * (self.gain * self.interval * (signal - margin) + self.trend * change)
-        )
+        wanted = trust * boost * (self.gain * self.interval * signal + self.trend * change)
         most = boost * self.rate * self.interval
         moved = math.log(self.strength) + min(max(wanted, -most), most)
         self.strength = max(min(math.exp(moved), self.cap), self.low)
         self.before = signal
         return self.strength
 
-    def hold(self, limit: float) -> float:
-        """Bring λ down to a limit, if it is above; it counts for more than the range.
+    def hold(self, even: float, authority: float | None = None) -> float:
+        """Bring λ down to the ceiling, if it is above; it counts for more than the range.
 
         Args:
-            limit: λ > 0 that must not be exceeded now, such as ten times the loss over R.
+            even: λ > 0 at which λR equals the loss.
+            authority: As in :meth:`move`; None: as at the end of a schedule.
 
         Returns:
             λ from now on.
         """
-        self.strength = min(self.strength, limit)
+        self.strength = min(self.strength, even * CEILING ** (1 - 2 * (authority or 0.0)))
         return self.strength
 
     def fall(self) -> float:

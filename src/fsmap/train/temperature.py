@@ -15,15 +15,15 @@ from fsmap.train.guard import COLLAPSED, GOOD, Guard, Health, health
 from fsmap.train.held_out import HeldOut, HeldOutData
 from fsmap.train.optim import Authority
 from fsmap.train.ranks import average
-from fsmap.train.signals import Signal, find_signal, largest_strength
+from fsmap.train.signals import Signal, even_strength, find_signal
 from fsmap.train.snapshot import Snapshot
 from fsmap.train.steering import Steering
 from fsmap.train.strength import suggest_strength
 
 WARM_UP, STEERING, NOT_NEEDED, CAPPED = "warm-up", "steering", "not needed", "capped"
 
-MARGIN = 0.1
-"""log T that is wanted at the largest learning rate of a schedule."""
+BAND = 0.1
+"""|log T| that counts as zero at the largest learning rate of a schedule."""
 
 
 class Observation(NamedTuple):
@@ -71,7 +71,7 @@ class TemperatureControl:
             short that a network needs several to follow a change of λ, say less.
         warmup: Updates during which λ is zero; it stays zero until the model beats chance.
         batch_size: Held-out points per pass.
-        **steering: ``gain``, ``trend``, ``rate``, ``boost``, ``margin``, ``bounds`` of
+        **steering: ``gain``, ``trend``, ``rate``, ``boost``, ``band``, ``bounds`` of
             ``Steering``.
 
     Under ``torch.distributed`` every rank may look at its own share of the held-out data: the
@@ -116,7 +116,7 @@ class TemperatureControl:
         self.steering = Steering(
             self._first_strength(model, loss) if start is None else start,
             interval=interval,
-            **({"margin": MARGIN} if signal == "temperature" else {}) | steering,
+            **({"band": BAND} if signal == "temperature" else {}) | steering,
         )
         self.guard = Guard()
         module = self.held_out.module
@@ -160,8 +160,9 @@ class TemperatureControl:
         Args:
             authority: Learning rate over its largest value so far; None: the optimizer's, if it was
                 given and scheduled.
-            laplacian: R as you have it from training: λ stays below where λR would be more than
-                ten times the held-out loss of a classifier. None: no such limit.
+            laplacian: R as you have it from training. λR then stays below a ceiling, a tenth of the
+                held-out loss of a classifier at the largest learning rate, ten times it at the end
+                of a schedule. None: no such limit.
 
         Returns:
             λ from now on.
@@ -198,18 +199,20 @@ class TemperatureControl:
                 f"and {authority=}"
             )
             raise InputError(message)
+        if authority is None:
+            authority = self.authority.of(self.optimizer)
         now = health(out, y)
         finite = math.isfinite(now.score)
         signal = self.signal(out, y) if finite else 0.0
-        limit = largest_strength(out, y, laplacian) if finite else math.inf
-        numbers = torch.tensor([signal, 1 / limit, *now], dtype=torch.float64)
+        even = even_strength(out, y, laplacian) if finite else math.inf
+        numbers = torch.tensor([signal, 1 / even, *now], dtype=torch.float64)
         signal, inverse, *rest = average(numbers, len(y), out.device).tolist()
         verdict = self.guard.judge(Health(*rest))
         if verdict == COLLAPSED:
             self._recover()
         else:
             self._advance(signal, authority, verdict)
-        self.steering.hold(1 / inverse if inverse > 0 else math.inf)
+        self.steering.hold(1 / inverse if inverse > 0 else math.inf, authority)
         self.updates += 1
         seen = Observation(self.updates - 1, signal, rest[0], self.strength, verdict)
         self.history.append(seen)
@@ -222,11 +225,10 @@ class TemperatureControl:
         self.steering.fall()
 
     def _advance(self, signal: float, authority: float | None, verdict: str) -> None:
-        scheduled = self.authority.of(self.optimizer)
         if self.guard.keep and self.good is not None:
             self.good.take()
         if verdict == GOOD and self.guard.learned and self.updates + 1 > self.warmup:
-            self.steering.move(signal, scheduled if authority is None else authority)
+            self.steering.move(signal, authority)
 
     def _first_strength(self, model: Any, loss: float | Tensor | None) -> float:
         """λ₀: λR is one percent of the loss."""

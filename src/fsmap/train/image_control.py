@@ -116,7 +116,7 @@ class SteerStrength:
         return TemperatureControl(None, None, start=start, **{**interval, **self.options})
 
     def _look(self, run: ImageRun, control: TemperatureControl) -> None:
-        logits, y = run.glance()
+        logits, y = run.look()
         seen = control.observe(logits, y, _authority(run), run.history[-1].get("laplacian"))
         if seen.verdict == COLLAPSED:
             if self.good:

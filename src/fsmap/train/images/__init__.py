@@ -23,7 +23,9 @@ it must. What a hook can use:
   reg_strength seconds valid_accuracy valid_nll valid_ece valid_temperature``); add entries to it in
   ``on_epoch`` and they are logged.
 - ``run.glance()``: logits and labels of the held-out images in the precision of training, computed
-  once a step however many hooks ask; what controllers look at.
+  once a step however many hooks ask.
+- ``run.look()``: the same with statistics of BatchNorm measured at the weights as they are; what
+  controllers should look at, because running statistics lag behind at a high learning rate.
 - ``run.logits("valid")`` (also ``"train"``, ``"test"``): logits and labels of the deployed model;
   ``run.logits_of(images)`` for other images, bytes or normalized numbers.
 - ``run.snapshot()``, ``run.restore(snapshot)``: weights, statistics and momentum.

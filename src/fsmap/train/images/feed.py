@@ -7,6 +7,8 @@ everything is tensors, and is traced, compiled and captured together with the gr
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -125,6 +127,23 @@ class Feeder:
     def feed(self, kind: str) -> Feed:
         """The images of the prepared step."""
         return self.assemble(self.inputs(kind), kind)
+
+    def batches(self, step: int, number: int, kind: str) -> Iterator[Tensor]:
+        """Inputs of some steps of an epoch, without taking those steps.
+
+        Args:
+            step: Whose epoch; the batches follow on its own, from the first again after the last.
+            number: How many.
+            kind: Of the steps: ``joined`` has the evaluation points in the batch.
+
+        Yields:
+            Images ``[B, C, H, W]``, or ``[B + S, C, H, W]``.
+        """
+        for i in range(number):
+            epoch, place = divmod(step, self.steps_per_epoch)
+            self.prepare(epoch * self.steps_per_epoch + (place + i) % self.steps_per_epoch, kind)
+            found = self.feed(kind)
+            yield torch.cat([found.x, found.points])
 
     def _layout(self, x: Tensor) -> Tensor:
         return x.contiguous(memory_format=torch.channels_last) if self.settings.channels_last else x

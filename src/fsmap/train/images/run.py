@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,19 @@ from fsmap.errors import InputError
 from fsmap.train.images import state as files
 from fsmap.train.images.captured import make_step
 from fsmap.train.images.feed import Feeder
+from fsmap.train.images.gradient import JOINED, PLAIN
 from fsmap.train.images.hooks import FromFunction, Hook
 from fsmap.train.images.kernels import kernels
 from fsmap.train.images.log import LOOK_EVERY, Log, epoch_row, in_short, totals_of
 from fsmap.train.images.parallel import Group
 from fsmap.train.images.predict import logits_of
 from fsmap.train.images.settings import ImageSettings
+from fsmap.train.images.statistics import fresh_statistics
 from fsmap.train.progress import progress as progress_bar
 
 CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
 TIME_EVERY = 5  # steps between looks at the clock
+FRESH_BATCHES = 8  # for statistics that belong to the weights
 
 Row = dict[str, Any]
 
@@ -225,6 +228,22 @@ class ImageRun:
         if self._glance is None or self._glance[0] != self.step:
             self._glance = self.step, self.logits_of(self.task.valid.x, self._step.half)
         return self._glance[1], self.task.valid.y
+
+    def look(self) -> tuple[Tensor, Tensor]:
+        """As :meth:`glance`, with statistics of BatchNorm that belong to the weights as they are.
+
+        Running statistics lag behind at a high learning rate. These are measured on a few batches
+        of the epoch, with the evaluation points in them where training has them there.
+
+        Returns:
+            Logits ``[N, K]`` and labels ``[N]``, on the device.
+        """
+        joint = self.settings.regularized and self.settings.batchnorm == "joint"
+        batches = self.feeder.batches(self.step, FRESH_BATCHES, JOINED if joint else PLAIN)
+        half = self._step.half
+        how = nullcontext() if half is None else torch.autocast(self.device.type, half)
+        with self._kernels(), how, fresh_statistics(self.module, batches, self.group.average):
+            return self.logits_of(self.task.valid.x, half), self.task.valid.y
 
     def snapshot(self) -> dict[str, Tensor]:
         """Weights, running statistics and momentum as they are now, copied."""

@@ -13,9 +13,9 @@ class Hook(Protocol):
     """Something called while a run goes on; a plain function is taken as ``on_epoch``.
 
     It may read everything of the run, set ``run.reg_strength``, call ``run.glance()``,
-    ``run.logits(split)``, ``run.snapshot()`` and ``run.restore(snapshot)``. If it also has
-    ``on_step(run)``, that is called after every step; ``state_dict()`` (names to numbers or
-    tensors) and ``load_state_dict(state)`` go into the checkpoint. ``on_start(run)`` is called
+    ``run.look()``, ``run.logits(split)``, ``run.snapshot()`` and ``run.restore(snapshot)``. If it
+    also has ``on_step(run)``, that is called after every step; ``state_dict()`` (names to numbers
+    or tensors) and ``load_state_dict(state)`` go into the checkpoint. ``on_start(run)`` is called
     once, before a checkpoint is read, and may refuse the run.
     """
 

@@ -64,6 +64,7 @@ def draw_table(rows: Sequence[Row]) -> dict[str, Figure]:
                 range(len(names)), [WORDS.get(n, n) for n in names], rotation=30, ha="right"
             )
             ax.set_xlim(-0.6, len(names) - 0.4)
+        line[0].set_ylim(bottom=0)
     return {"image-table": figure}
 
 

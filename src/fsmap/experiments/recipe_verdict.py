@@ -217,3 +217,4 @@ def _panel(ax: Axes, tried: Sequence[Tried], metric: str) -> None:
                 one.values[metric], color=figures.COLORS["ps-map"], linestyle="--", label="PS-MAP"
             )
     ax.set_xscale("log")
+    ax.xaxis.set_minor_formatter("")  # powers of ten are enough

@@ -46,7 +46,7 @@ def context(folder: Path, size: str = "quick") -> Context:
 
 def settings(experiment, row: str, dataset: str, tmp_path: Path, size: str = "full"):
     here = context(tmp_path, size)._replace(device=torch.device("cuda"))
-    kind = kind_of(experiment.config, row, dataset)
+    kind = kind_of(experiment.config, row)
     return protocol.settings_of(experiment.config, dataset, kind, 1, here), kind
 
 
@@ -69,11 +69,9 @@ def test_recipe_and_baselines(tmp_path: Path):
     s, kind = settings(ImageTable(), "recipe", "fmnist", tmp_path)
     assert kind.steer
     assert (s.estimator, s.batchnorm, s.px) == ("jvp", "joint", "kmnist")
-    s, _ = settings(ImageTable(), "recipe", "cifar10", tmp_path)
-    assert (s.estimator, s.batchnorm, s.px) == ("jvp", "frozen", "cifar100")
     fixed = dataclasses.replace(ImageTable.config, recipe_strength=1e-5)
-    assert kind_of(fixed, "recipe", "fmnist").changes["reg_strength"] == 1e-5
-    assert not kind_of(fixed, "recipe", "fmnist").steer
+    assert kind_of(fixed, "recipe").changes["reg_strength"] == 1e-5
+    assert not kind_of(fixed, "recipe").steer
     s, _ = settings(ImageTable(), "label-smoothing", "fmnist", tmp_path)
     assert (s.method, s.label_smoothing) == ("ps-map", 0.05)
     s, _ = settings(ImageTable(), "sam", "fmnist", tmp_path)
@@ -82,18 +80,16 @@ def test_recipe_and_baselines(tmp_path: Path):
 
 def test_l_map_of_the_figures_is_the_recipe_or_the_paper_s():
     config = LabelNoise.config
+    assert noisy(config, "l-map", 0.0) == kind_of(config, "recipe")
+    assert noisy(config, "l-map", 0.2).changes["label_noise"] == 0.2
     paper = dataclasses.replace(config, l_map="other")
-    for dataset in ("fmnist", "cifar10"):
-        assert noisy(config, "l-map", dataset, 0.0) == kind_of(config, "recipe", dataset)
-        assert noisy(config, "l-map", dataset, 0.2).changes["label_noise"] == 0.2
-        assert noisy(paper, "l-map", dataset, 0.0) == kind_of(paper, "other", dataset)
-        plain = kind_of(ImageTable.config, "ps-map", dataset)
-        assert noisy(paper, "ps-map", dataset, 0.0) == plain
+    assert noisy(paper, "l-map", 0.0) == kind_of(paper, "other")
+    assert noisy(paper, "ps-map", 0.0) == kind_of(ImageTable.config, "ps-map")
 
 
 def test_unknown_rows_are_refused():
     with pytest.raises(InputError, match="no row 'kmnist'; there are ps-map, white-noise"):
-        kind_of(ImageTable.config, "kmnist", "fmnist")
+        kind_of(ImageTable.config, "kmnist")
     for changes in ({"l_map": "l-map"}, {"l_map": "ps-map"}, {"datasets": ("fmnist", "mnist")}):
         with pytest.raises(InputError, match="must be one of .*, got '(l-map|ps-map|mnist)'"):
             dataclasses.replace(ImageTable.config, **changes)
@@ -155,7 +151,7 @@ def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
 
 def test_a_killed_run_goes_on_from_its_last_epoch(tmp_path: Path):
     config = dataclasses.replace(ImageTable.quick, **tiny())
-    wanted = protocol.Run("fmnist", kind_of(config, "ps-map", "fmnist"), 0)
+    wanted = protocol.Run("fmnist", kind_of(config, "ps-map"), 0)
     here = context(tmp_path / "image-table")
     protocol.prepare(config, wanted, here).train(until_epoch=1, progress=False)
     again = protocol.prepare(config, wanted, here)
@@ -168,7 +164,7 @@ def test_missing_data_at_full_size_say_how_to_get_them(tmp_path: Path, monkeypat
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     config = dataclasses.replace(ImageTable.quick, **tiny())
-    run = protocol.Run("fmnist", kind_of(config, "ps-map", "fmnist"), 0)
+    run = protocol.Run("fmnist", kind_of(config, "ps-map"), 0)
     protocol.task_of.cache_clear()
     with pytest.raises(MissingDataError, match="fsmap data get fashion-mnist"):
         protocol.prepare(config, run, context(tmp_path, "full"))

@@ -54,9 +54,7 @@ class ImageConfig:
         every: R on every k-th step.
         reg_strength: λ of L-MAP where it is not steered.
         recipe_estimator: Of the recipe.
-        fmnist_recipe_batchnorm: Of the recipe, on FashionMNIST: with ``frozen`` it calibrates only
-            at a loss of accuracy there.
-        cifar10_recipe_batchnorm: Of the recipe, on CIFAR-10, where that is so with ``joint``.
+        recipe_batchnorm: Of the recipe.
         recipe_points: S of the recipe.
         recipe_every: R on every k-th step, in the recipe.
         recipe_strength: λ of the recipe; 0: steered by held-out images.
@@ -85,8 +83,7 @@ class ImageConfig:
     every: int = 1
     reg_strength: float = 1e-6
     recipe_estimator: str = "jvp"
-    fmnist_recipe_batchnorm: str = "joint"
-    cifar10_recipe_batchnorm: str = "frozen"
+    recipe_batchnorm: str = "joint"
     recipe_points: int = 32
     recipe_every: int = 2
     recipe_strength: float = 0.0

@@ -71,8 +71,7 @@ class LossLandscape(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then walk."""
-        dataset = unit["dataset"]
-        wanted = Run(dataset, kind_of(config, unit["method"], dataset), unit["seed"])
+        wanted = Run(unit["dataset"], kind_of(config, unit["method"]), unit["seed"])
         run = trained(config, wanted, context)
         images = run.task.train.take(slice(config.images))
         found = landscape(

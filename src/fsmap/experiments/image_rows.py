@@ -16,13 +16,12 @@ SAM_RADIUS = 0.05
 """ρ of sharpness-aware minimization, as its authors have it for CIFAR-10."""
 
 
-def kind_of(config: ImageConfig, name: str, dataset: str) -> Kind:
+def kind_of(config: ImageConfig, name: str) -> Kind:
     """A row of the table as a kind of run.
 
     Args:
         config: Sizes and the recipe.
         name: The row, or ``l-map`` for the one that the config lets stand for L-MAP.
-        dataset: Training set, on which the recipe's BatchNorm mode depends.
 
     Returns:
         The kind.
@@ -31,7 +30,7 @@ def kind_of(config: ImageConfig, name: str, dataset: str) -> Kind:
         InputError: If there is no such row.
     """
     if name == "l-map":
-        return kind_of(config, config.l_map, dataset)
+        return kind_of(config, config.l_map)
     if name == "ps-map":
         return Kind(name, "ps-map")
     if name == "label-smoothing":
@@ -39,26 +38,26 @@ def kind_of(config: ImageConfig, name: str, dataset: str) -> Kind:
     if name == "sam":
         return Kind(name, name, changes={"sam": SAM_RADIUS})
     if name == "recipe":
-        return recipe(config, dataset)
+        return recipe(config)
     if name in ROWS:
         return Kind(name, px=name)
     message = f"no row {name!r}; there are {', '.join((*ROWS, 'recipe', *BASELINES))}"
     raise InputError(message)
 
 
-def recipe(config: ImageConfig, dataset: str) -> Kind:
+def recipe(config: ImageConfig) -> Kind:
     """The recipe: D', and λ steered unless the config gives one."""
     changes = recipe_changes(config)
-    changes["batchnorm"] = getattr(config, f"{dataset}_recipe_batchnorm")
     if config.recipe_strength:
         changes["reg_strength"] = config.recipe_strength
     return Kind("recipe", px="other", steer=not config.recipe_strength, changes=changes)
 
 
 def recipe_changes(config: ImageConfig) -> dict[str, object]:
-    """What the recipe changes of the settings, apart from λ and the BatchNorm mode."""
+    """What the recipe changes of the settings, apart from λ."""
     return {
         "estimator": config.recipe_estimator,
+        "batchnorm": config.recipe_batchnorm,
         "num_points": min(config.recipe_points, config.points),
         "every": config.recipe_every,
     }

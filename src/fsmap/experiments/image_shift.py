@@ -100,8 +100,7 @@ class Shift(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train (or take the model from ``image-table``), then measure shifted images."""
-        dataset = unit["dataset"]
-        wanted = Run(dataset, kind_of(config, unit["row"], dataset), unit["seed"])
+        wanted = Run(unit["dataset"], kind_of(config, unit["row"]), unit["seed"])
         run = trained(config, wanted, context)
         row = rows_of(run, wanted.kind)
         T = held_out_temperature(run)

@@ -86,8 +86,7 @@ class ImageTable(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        dataset = unit["dataset"]
-        run = Run(dataset, kind_of(config, unit["row"], dataset), unit["seed"])
+        run = Run(unit["dataset"], kind_of(config, unit["row"]), unit["seed"])
         return train_and_measure(config, run, context)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:

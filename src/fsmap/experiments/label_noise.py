@@ -60,9 +60,8 @@ class LabelNoise(ImageExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        dataset = unit["dataset"]
-        kind = noisy(config, unit["method"], dataset, unit["level"])
-        return train_and_measure(config, Run(dataset, kind, unit["seed"]), context)
+        kind = noisy(config, unit["method"], unit["level"])
+        return train_and_measure(config, Run(unit["dataset"], kind, unit["seed"]), context)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """One line per level, method and metric; the paper's figure prints no numbers."""
@@ -84,9 +83,9 @@ class LabelNoise(ImageExperiment):
         )
 
 
-def noisy(config: ImageConfig, method: str, dataset: str, level: float) -> Kind:
+def noisy(config: ImageConfig, method: str, level: float) -> Kind:
     """A method at a level of noise; without noise as ``image-table`` has it."""
-    kind = kind_of(config, method, dataset)
+    kind = kind_of(config, method)
     return kind._replace(changes={**kind.changes, "label_noise": level}) if level else kind
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from fsmap import metrics
 from fsmap.errors import CheckpointError, InputError
 from fsmap.train import image_control, temperature
 from fsmap.train.image_control import ALMOST_ZERO, SteerStrength
@@ -80,13 +81,100 @@ def test_collapse_in_a_run(monkeypatch):
     assert float(logits.var(0).mean()) > 1e-4
 
 
-def test_lambda_R_stays_below_the_loss():
+def test_lambda_r_stays_below_its_ceiling():
     hook = SteerStrength(1e4, updates=2, bounds=(1e-12, 1e6))
     run = run_of(hook)
-    run.train(progress=False)
+    limits = []
+
+    def note(seen: object) -> None:
+        laplacian, loss = run.history[-1].get("laplacian"), metrics.nll(*run.look())
+        limits.append((run.lr / SETTINGS.lr, seen.strength * laplacian / loss))
+
+    observe = temperature.TemperatureControl.observe
+
+    def watched(control: object, *args: object) -> object:
+        seen = observe(control, *args)
+        note(seen)
+        return seen
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(temperature.TemperatureControl, "observe", watched)
+        run.train(progress=False)
     assert hook.control.collapses == 0  # where the one above collapsed
-    for before, row in itertools.pairwise(run.history):
-        assert row["reg_strength"] * before["laplacian"] < 50  # nats; 1e4 would be millions
+    for authority, times in limits:
+        assert times <= 10 ** (1 - 2 * authority) * 1.001
+    assert max(times / 10 ** (1 - 2 * authority) for authority, times in limits) > 0.99  # it held
+
+
+def test_it_looks_with_fresh_statistics(monkeypatch):
+    looks = []
+    look = ImageRun.look
+    monkeypatch.setattr(ImageRun, "look", lambda run: looks.append(run.step) or look(run))
+    run = run_of(SteerStrength(updates=2), epochs=3)
+    run.train(progress=False)
+    per = run.steps_per_epoch
+    assert looks == [per, per + per // 2, 2 * per, 2 * per + per // 2, 3 * per]
+
+
+@pytest.mark.parametrize(("steps", "updates"), [(7, 4), (11, 4), (3, 4), (8, 2)])
+def test_looks_are_spread_evenly(monkeypatch, steps: int, updates: int):
+    hook = SteerStrength(updates=updates)
+    run = run_of(hook, epochs=3)
+    monkeypatch.setattr(ImageRun, "steps_per_epoch", property(lambda _: steps))
+    hook.updates, hook.control = min(updates, steps), object()
+    places = []
+    monkeypatch.setattr(hook, "_look", lambda run, _: places.append(run.step % steps))
+    for run.step in range(steps, 2 * steps):
+        hook.on_step(run)
+    assert len(places) == min(updates, steps)
+    gaps = [b - a for a, b in itertools.pairwise([*places, steps])]
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_the_first_step_has_no_r_either():
+    run = run_of(SteerStrength())
+    assert run.reg_strength == ALMOST_ZERO
+
+
+def test_a_lambda_below_its_bounds_is_resumed(tmp_path: Path):
+    """The ceiling counts for more than the bounds."""
+    options = {"updates": 2, "bounds": (0.1, 1e3)}
+    run_of(SteerStrength(1.0, **options), folder=tmp_path).train(until_epoch=2, progress=False)
+    hook = SteerStrength(1.0, **options)
+    run_of(hook, folder=tmp_path, resume=True)
+    assert hook.control.steering.strength < 0.1
+
+
+def test_it_waits_for_an_epoch_that_has_r():
+    settings = dataclasses.replace(SETTINGS, epochs=4, every=20, width=2)  # 5 steps an epoch
+    hook = SteerStrength()
+    run = ImageRun(settings, hooks=[hook])
+    assert run.steps_per_epoch < 20
+    del run.hooks[0]
+    run.train(until_epoch=2, progress=False)
+    assert "laplacian" not in run.history[1]
+    hook.on_epoch(run)
+    assert hook.control is None
+    run.history[1]["laplacian"] = 1.0
+    hook.on_epoch(run)
+    assert hook.control is not None
+
+
+def test_a_collapse_into_nan_is_undone():
+    class Break:
+        def on_epoch(self, run: ImageRun) -> None: ...
+
+        def on_step(self, run: ImageRun) -> None:
+            if run.step == 2 * run.steps_per_epoch + 1:
+                with torch.no_grad():
+                    next(run.module.parameters()).fill_(math.nan)
+
+    hook = SteerStrength(1e-6, updates=2)
+    run = run_of(hook)
+    run.hooks.append(Break())
+    run.train(progress=False)
+    assert hook.control.collapses == 1
+    assert math.isfinite(run.history[-1]["loss"])
 
 
 def test_a_resumed_run_is_steered_the_same_way(tmp_path: Path):

@@ -217,3 +217,15 @@ def test_numbers_that_are_none(options: dict[str, float]):
         Steering(1.0, **options)
     with pytest.raises(InputError, match="must be a finite number"):
         Steering(1.0).move(math.inf)
+
+
+def test_the_trend_is_that_of_what_counts_and_is_trusted_as_little():
+    control = Steering(1.0, gain=1e-9, trend=2.0, interval=1.0, boost=1.0, band=0.1)
+    control.move(0.02, authority=0.5)  # counts as zero
+    assert control.move(0.07, authority=0.5) == pytest.approx(math.exp(0.5 * 2 * 0.02))
+
+
+def test_a_collapse_below_the_range_does_not_raise_lambda():
+    control = Steering(1.0, bounds=(0.1, 10.0))
+    control.hold(1e-6)
+    assert control.fall() == pytest.approx(1e-5)

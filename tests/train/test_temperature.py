@@ -450,3 +450,49 @@ def test_the_model_is_called_as_in_training(kind, inputs, wrapping, seeded):
     out, _ = control.held_out.outputs()
     torch.testing.assert_close(out, wanted)
     assert module.training
+
+
+def sure() -> tuple[torch.Tensor, torch.Tensor]:
+    """One in four is wrong, and all are certain."""
+    y = torch.arange(40) % 2
+    guess = torch.where(torch.arange(40) < 10, 1 - y, y)
+    return 9.0 * F.one_hot(guess, 2).double(), y
+
+
+@pytest.mark.parametrize("authority", [1.0, 0.5, 0.0])
+def test_the_ceiling_knows_the_schedule(authority: float):
+    out, y = sure()
+    even = float(F.cross_entropy(out, y)) / 1e6
+    control = fsmap.TemperatureControl(None, None, start=1.0, warmup=0)
+    seen = control.observe(out, y, authority, 1e6)
+    assert seen.strength == pytest.approx(even * 10 ** (1 - 2 * authority))
+
+
+def test_a_small_temperature_counts_for_nothing_at_a_high_learning_rate():
+    """The band of log T, and of no other signal."""
+    y = torch.arange(40) % 2
+    scale = math.log(3) / 2  # three of four are right: T = 1 where p = 3/4
+    guess = torch.where(torch.arange(40) < 10, 1 - y, y)
+    out = 2 * scale * 1.05 * (F.one_hot(guess, 2).double() - 0.5)
+    for signal, moves in (("temperature", False), ("slope", True)):
+        control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0, signal=signal)
+        control.observe(out, y, 1.0)
+        assert (abs(control.strength - 1e-3) > 1e-9) is moves
+
+
+def test_a_collapse_before_lambda_is_on_is_not_its_fault():
+    out, y = sure()
+    control = fsmap.TemperatureControl(None, None, start=1e-4, warmup=6)
+    control.observe(out, y)
+    constant = torch.zeros_like(out)
+    control.observe(constant, y)
+    assert control.collapses == 1
+    assert control.steering.cap == control.steering.high
+    assert control.steering.strength == 1e-4
+
+
+def test_a_first_strength_that_cannot_be_found(seeded: None):
+    lm = fsmap.LMAP(network(), PX, num_points=8)
+    x, y = made_up()
+    with pytest.raises(InputError, match="the first λ, cannot be found: .* Give start instead"):
+        fsmap.TemperatureControl(lm, lambda: (torch.randn(40, 2), y[:40]))

@@ -175,6 +175,7 @@ def _closing(run: ImageRun) -> str:
     from fsmap import metrics
 
     logits, y = run.logits("test")
+    with_r = run.settings.regularized and bool(run.history)
     temperature = ""
     if len(run.task.valid.x):
         T = metrics.temperature(*run.logits("valid"))
@@ -185,8 +186,16 @@ def _closing(run: ImageRun) -> str:
         f"test: accuracy {100 * metrics.accuracy(logits, y):.2f} %, NLL "
         f"{metrics.nll(logits, y):.4f}, ECE {100 * metrics.ece(logits, y):.2f} %{temperature}; "
         f"{duration(run.seconds)} of training"
-        + (f", λ {run.reg_strength:.2g} at the end" if run.settings.regularized else "")
+        + (f", λ {run.history[-1]['reg_strength']:.2g} at the end{_status(run)}" if with_r else "")
     )
+
+
+def _status(run: ImageRun) -> str:
+    """What became of a steered λ."""
+    for hook in run.hooks:
+        if hasattr(hook, "control"):
+            return f" ({'warm-up' if hook.control is None else hook.control.status})"
+    return ""
 
 
 def _how_to_resume(folder: Path) -> str:

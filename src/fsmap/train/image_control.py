@@ -79,6 +79,7 @@ class SteerStrength:
         for reason, holds in reasons.items():
             if holds:
                 raise InputError(reason)
+        run.reg_strength = ALMOST_ZERO
 
     def on_step(self, run: ImageRun) -> None:
         """Keep λ at almost zero while warming up; later, look when it is time.
@@ -90,9 +91,8 @@ class SteerStrength:
             run.reg_strength = ALMOST_ZERO
             return
         assert self.updates is not None
-        interval = max(1, run.steps_per_epoch // self.updates)
         place = run.step % run.steps_per_epoch
-        if place % interval == 0 and place // interval < self.updates:
+        if place * self.updates % run.steps_per_epoch < self.updates:  # evenly, the first at 0
             self._look(run, self.control)
 
     def on_epoch(self, run: ImageRun) -> None:
@@ -102,9 +102,11 @@ class SteerStrength:
             run: The run.
         """
         row = run.history[-1]
-        if self.control is None and run.epoch >= self.warmup:
+        known = self.start is not None or "laplacian" in row  # no R in an epoch of few steps
+        if self.control is None and run.epoch >= self.warmup and known:
             first = self.start or SHARE * row["loss"] / max(row["laplacian"], 1e-30)
             self.updates = self.updates or min(max(LOOKS // run.settings.epochs, 2), 4)
+            self.updates = min(self.updates, run.steps_per_epoch)
             self.control = self._made(first, self.updates)
             self._look(run, self.control)
         if self.control is not None:
@@ -144,7 +146,7 @@ class SteerStrength:
             return
         numbers = json.loads(state["control"])
         self.updates = int(state["updates"])
-        self.control = self._made(float(numbers["steering"]["strength"]), self.updates)
+        self.control = self._made(float(numbers["steering"]["low"]), self.updates)
         self.control.load_state_dict({**numbers, "good": {}})
         start = "good/"
         self.good = {n.removeprefix(start): t for n, t in state.items() if n.startswith(start)}
@@ -156,4 +158,4 @@ def _authority(run: ImageRun) -> float | None:
     if s.decay == "none":
         return None
     rising = run.step < s.warmup_epochs * run.steps_per_epoch
-    return 1.0 if rising else min(run.lr / s.lr, 1.0)
+    return 1.0 if rising or not s.lr else min(run.lr / s.lr, 1.0)

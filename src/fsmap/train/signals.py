@@ -123,7 +123,7 @@ def even_strength(out: Tensor, y: Tensor, laplacian: float | Tensor | None) -> f
     Raises:
         InputError: If R is not one number.
     """
-    given = torch.as_tensor(0.0 if laplacian is None else laplacian).detach()
+    given = torch.as_tensor(0.0 if laplacian is None else laplacian).detach().double()
     if given.numel() != 1:
         message = f"laplacian is one number, R; got shape {list(given.shape)}"
         raise InputError(message)

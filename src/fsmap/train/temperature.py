@@ -222,7 +222,8 @@ class TemperatureControl:
         self.collapses += 1
         if self.good is not None:
             self.good.restore()
-        self.steering.fall()
+        if not self.warming_up:  # else λ was zero, and not the reason
+            self.steering.fall()
 
     def _advance(self, signal: float, authority: float | None, verdict: str) -> None:
         if self.guard.keep and self.good is not None:
@@ -243,7 +244,11 @@ class TemperatureControl:
             message = "to find start, give loss: your training loss now, or give start itself"
             raise InputError(message)
         now = metrics.nll(out, y) if loss is None else loss
-        return suggest_strength(model, loss=now, x=self.held_out.few(128)).reg_strength
+        try:
+            return suggest_strength(model, loss=now, x=self.held_out.few(128)).reg_strength
+        except InputError as error:
+            message = f"start, the first λ, cannot be found: {error} Give start instead."
+            raise InputError(message) from error
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold: numbers, and under ``good`` the last good tensors."""

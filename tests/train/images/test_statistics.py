@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim.swa_utils import update_bn
 from torch.testing import assert_close
 
+from fsmap.errors import InputError
 from fsmap.train.images import ImageRun
 from fsmap.train.images.statistics import fresh_statistics
 from image_cases import TINY, trained
@@ -45,8 +46,7 @@ def test_they_are_the_mean_over_the_batches_and_go_away():
     with fresh_statistics(module, iter(inputs)):
         for found, wanted in zip(module.buffers(), slow.buffers(), strict=True):
             assert_close(found, wanted)
-        assert module.training
-        assert module[3].training
+        assert not any(m.training for m in module.modules())
     assert state(module) == before
     assert torch.equal(torch.get_rng_state(), random)  # no dropout was drawn
 
@@ -69,9 +69,26 @@ def test_layers_in_eval_mode_keep_theirs():
     with fresh_statistics(module, batches()):
         assert torch.equal(module[1].running_mean, kept)
         assert not torch.equal(module[5].running_mean, other)
-        assert not module[1].training
+    assert not module[1].training
     with fresh_statistics(nn.Linear(2, 2), []):  # nothing to measure
         pass
+
+
+def test_a_model_in_eval_mode_is_measured_all_the_same():
+    module, inputs = network(), batches()
+    with fresh_statistics(module, inputs):
+        wanted = [b.clone() for b in module.buffers()]
+    module.eval()
+    with fresh_statistics(module, inputs):
+        assert all(torch.equal(a, b) for a, b in zip(module.buffers(), wanted, strict=True))
+
+
+def test_no_batches():
+    module = network()
+    before = state(module)
+    with pytest.raises(InputError, match="at least one batch; was the iterator used up"):
+        fresh_statistics(module, iter([])).__enter__()
+    assert state(module) == before
 
 
 def test_processes_share_what_they_measured():

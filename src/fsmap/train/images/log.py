@@ -65,8 +65,7 @@ def epoch_row(run: ImageRun, totals: dict[str, float]) -> dict[str, Any]:
         "loss": totals["loss"] / steps,
         "accuracy": totals["correct"] * run.group.size / (steps * run.settings.batch_size),
         "grad_norm": totals["grad_norm"] / steps,
-        "reg_strength": run.reg_strength
-        * run.settings.reg_factor(run.step - 1, run.steps_per_epoch),
+        "reg_strength": run.reg_strength_used,
         "seconds": run.seconds,
     }
     if totals["regularized"]:

@@ -88,6 +88,7 @@ class ImageRun:
         self.history: list[Row] = []
         self.step = 0
         self.reg_strength = settings.reg_strength if settings.regularized else 0.0
+        self.reg_strength_used = 0.0  # λ of the last step taken
         self.seconds = 0.0  # of training, over all pieces
         self.seconds_here = 0.0  # of the last call
         for hook in self.hooks:
@@ -169,7 +170,8 @@ class ImageRun:
         silent = not progress or self.group.rank != 0
         with progress_bar(self.steps, label, silent=silent) as bar, self._kernels():
             while self.step < end:
-                self._step(self.step, lr=self.lr, reg_strength=self.reg_strength_now)
+                self.reg_strength_used = self.reg_strength_now
+                self._step(self.step, lr=self.lr, reg_strength=self.reg_strength_used)
                 self.step += 1
                 self._after_step()
                 self.seconds_here = time.perf_counter() - start
@@ -254,6 +256,7 @@ class ImageRun:
         """Go back to a snapshot; steps, learning rate and λ go on as they are."""
         for name, t in files.model_tensors_of(self).items():
             t.copy_(snapshot[name])
+        self._step.totals.nan_to_num_(0.0, 0.0, 0.0)  # sums of what was undone
         self._glance = None
 
     def save(self) -> None:
@@ -267,9 +270,12 @@ class ImageRun:
 
     def _model(self, module: nn.Module | None, data_dir: Folder) -> nn.Module:
         s = self.settings
-        module = files.build_model(s, data_dir=data_dir) if module is None else module
+        if module is None:
+            module = files.build_model(s, data_dir=data_dir).train()
+        elif not module.training:  # else layers in eval() mode are frozen, and stay so
+            module.train()
         layout = torch.channels_last if s.channels_last else torch.preserve_format
-        return module.to(self.device, memory_format=layout).train()  # type: ignore[call-overload,no-any-return]
+        return module.to(self.device, memory_format=layout)  # type: ignore[call-overload,no-any-return]
 
     def _check_model(self) -> None:
         """Refuse a model that does not give one logit per class."""

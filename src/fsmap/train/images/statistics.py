@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fsmap.errors import InputError
+
 
 @contextmanager
 def fresh_statistics(
@@ -22,41 +24,43 @@ def fresh_statistics(
     batches: Iterable[Tensor],
     average: Callable[[list[Tensor]], object] = lambda _: None,
 ) -> Iterator[None]:
-    """Running statistics are those of some batches within, and what they were afterwards.
+    """Within, the module is in ``eval()`` mode with the statistics of some batches.
+
+    Afterwards modes and running statistics are what they were.
 
     Args:
-        module: The model. Layers in ``eval()`` mode keep their statistics; dropout is off while
-            those of the others are measured.
+        module: The model. Layers in ``eval()`` mode within a model in ``train()`` mode keep their
+            statistics: somebody froze them.
         batches: Inputs, each normalized by itself; statistics are the mean over batches.
         average: Averages tensors over processes, in place.
 
     Yields:
         Nothing.
+
+    Raises:
+        InputError: If there is no batch.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.BatchNorm1d(1)
+        >>> x = torch.tensor([[1.0], [3.0]])
+        >>> with fresh_statistics(model, [x]):
+        ...     model(torch.tensor([[2.0]])).item()
+        0.0
+        >>> model.running_mean, model.training
+        (tensor([0.]), True)
     """
-    norms = [
-        m
-        for m in module.modules()
-        if isinstance(m, _BatchNorm) and m.track_running_stats and m.training
-    ]
-    if not norms:
-        yield
-        return
+    norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    norms = [m for m in norms if m.training or not module.training]
     buffers = [b for m in norms for b in m.buffers(recurse=False)]
     kept = [b.clone() for b in buffers]
     momenta = [m.momentum for m in norms]
     modes = [(layer, layer.training) for layer in module.modules()]
     module.eval()
     try:
-        with torch.no_grad():
-            for m in norms:
-                m.reset_running_stats()
-                m.momentum = None  # the mean over batches
-                m.training = True
-            for x in batches:
-                module(x)
+        if norms:
+            _measure(module, norms, batches)
             average([b for b in buffers if b.is_floating_point()])
-        for layer, mode in modes:
-            layer.training = mode
         yield
     finally:
         for layer, mode in modes:
@@ -66,3 +70,20 @@ def fresh_statistics(
         with torch.no_grad():
             for b, before in zip(buffers, kept, strict=True):
                 b.copy_(before)
+
+
+@torch.no_grad()
+def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Tensor]) -> None:
+    for m in norms:
+        m.reset_running_stats()
+        m.momentum = None  # the mean over batches
+        m.training = True
+    measured = False
+    for x in batches:
+        module(x)
+        measured = True
+    if not measured:
+        message = "fresh_statistics needs at least one batch; was the iterator used up before?"
+        raise InputError(message)
+    for m in norms:
+        m.training = False

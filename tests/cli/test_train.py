@@ -176,10 +176,11 @@ def test_what_lambda_is_stands_in_the_words(tmp_path: Path, capsys: pytest.Captu
     assert "hooks" in capsys.readouterr().err  # it was steered, and would not be
 
 
-def test_a_strength_that_is_no_number(capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("text", ["abc", "inf", "nan"])
+def test_a_strength_that_is_no_number(text: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
-        main([*TINY, "--reg-strength", "abc"])
-    assert "must be a number or auto, got 'abc'" in capsys.readouterr().err
+        main([*TINY, "--reg-strength", text])
+    assert f"must be a number or auto, got '{text}'" in capsys.readouterr().err
 
 
 def test_an_interrupt_says_how_to_resume(

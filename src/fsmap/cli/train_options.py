@@ -216,8 +216,13 @@ def device_of(name: str) -> torch.device:
 
 
 def _strength(text: str) -> float | str:
+    if text == "auto":
+        return text
     try:
-        return text if text == "auto" else float(text)
-    except ValueError as error:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
         message = f"must be a number or auto, got {text!r}"
-        raise argparse.ArgumentTypeError(message) from error
+        raise argparse.ArgumentTypeError(message)
+    return value

@@ -139,3 +139,19 @@ def test_batches_are_those_of_the_epoch():
     for place, x in zip((last, 0), found, strict=True):
         run.feeder.prepare(place, "plain")
         assert torch.equal(run.feeder.feed("plain").x, x)
+
+
+def test_a_look_shares_its_statistics_between_processes():
+    run = trained()
+    alone = run.look()[0]
+
+    class Two:
+        rank, size = 0, 2
+
+        def average(self, tensors: list[torch.Tensor]) -> None:
+            for t in tensors:
+                t.mul_(2.0)  # as if the other process had measured three times as much
+
+    run.group = Two()
+    shared = run.look()[0]
+    assert not torch.allclose(shared, alone)

@@ -17,7 +17,7 @@ from fsmap.experiments.transfer import FEATURES, FINETUNE, Transfer
 from fsmap.experiments.transfer_heads import features, heads, without_head
 from fsmap.report.records import Row
 from fsmap.train.images import ImageSettings
-from fsmap.train.images.state import build_model
+from fsmap.train.images.build import build_model
 
 SMALL = dataclasses.replace(Transfer.quick, limit=48, steps=20, width=2, generated=True)
 

@@ -230,6 +230,8 @@ def test_a_warm_up_of_the_learning_rate_is_no_end_of_training():
     assert image_control._authority(run) < 0.1
     run.settings = dataclasses.replace(SETTINGS, decay="none")
     assert image_control._authority(run) is None
+    run.settings = dataclasses.replace(SETTINGS, lr=0.0)
+    assert image_control._authority(run) == 1.0
 
 
 def test_the_sums_of_an_epoch_survive_a_collapse(monkeypatch):

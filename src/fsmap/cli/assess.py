@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.report.image_figures import assessment_figure
     from fsmap.report.records import plain, write_atomically
     from fsmap.train.images import load_model
-    from fsmap.train.images.state import load_data
+    from fsmap.train.images.build import load_data
 
     require("matplotlib", extra="report")
     module, progress = load_model(arguments.checkpoint, device_of(arguments.device))

@@ -108,7 +108,7 @@ def _walk(path: Path, arguments: argparse.Namespace) -> Landscape:
 
     from fsmap.assess.landscape import landscape
     from fsmap.train.images import load_model
-    from fsmap.train.images.state import load_data
+    from fsmap.train.images.build import load_data
 
     device = device_of(arguments.device)
     module, progress = load_model(path, device)

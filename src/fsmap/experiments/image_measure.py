@@ -129,8 +129,8 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
     yield row("ood_auroc", metrics.ood_auroc(test.logits, run.logits_of(foreign.to(run.device))))
     for place, images in (("other", foreign), ("train", run.task.train.x)):
         yield row(f"laplacian_{place}", laplacian_at(run, images))
-    used = run.settings.regularized and run.reg_strength > ALMOST_ZERO  # more than a warm-up's
-    yield row("reg_strength", run.reg_strength if used else 0.0)
+    used = run.history[-1]["reg_strength"]  # λ of the last step; a warm-up's is almost zero
+    yield row("reg_strength", used if used > ALMOST_ZERO else 0.0)
     yield row("seconds_per_step", _seconds_per_step(run))
     yield from curves(run, kind)
 

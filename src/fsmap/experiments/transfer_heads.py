@@ -20,7 +20,7 @@ from fsmap.experiments.image_measure import GENERATED
 from fsmap.experiments.image_protocol import generated, other_images, task_of
 from fsmap.models.mlp import MLP
 from fsmap.train.images import ImageSettings
-from fsmap.train.images.state import build_model
+from fsmap.train.images.build import build_model
 from fsmap.train.optim import adam
 
 FEATURES, FINETUNE = "features", "finetune"

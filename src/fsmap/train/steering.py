@@ -11,8 +11,8 @@ rate. The others depend on the authority a = lr / largest lr, where there is a s
 
 The trust t = max(1 − a, ``TRUST``) and the band: while the learning rate is high, the held-out
 temperature is that of a network that jumps about and whose running statistics lag behind, and says
-little about the one that will be deployed. On CIFAR-10 it was above one in 23 of 32 looks of the
-first 75 of 200 epochs while λ rose from 1e-5 to 2: a long run sums such a bias up. So a signal of
+little about the one that will be deployed. On CIFAR-10 it was above one in 23 of 32 logged epochs,
+of the first 75 of 200, while λ rose from 1e-5 to 2: a long run sums such a bias up. So a signal of
 less than ``band``·a counts as zero, a larger one by what it has more.
 
 The ceiling: λR may be at most ``CEILING``^(1 − 2a) times the loss, a tenth at the largest learning

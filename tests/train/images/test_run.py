@@ -15,7 +15,7 @@ import torch
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.train import checkpoint
 from fsmap.train.images import ImageRun, ImageSettings, load_model, log, state
-from image_cases import TINY, trained
+from image_cases import TINY, TinyNet, trained
 
 
 class KillAt:
@@ -296,3 +296,16 @@ def test_half_precision_is_three_digits_less():
     whole, half = (run.logits_of(run.task.test.x, kind) for kind in (None, torch.bfloat16))
     assert half.dtype == whole.dtype
     assert 1e-6 < (half - whole).norm() / whole.norm() < 2e-2
+
+
+def test_frozen_layers_of_a_given_module_stay_frozen(seeded: None):
+    module = TinyNet()
+    module.bn.eval()
+    before = module.bn.running_mean.clone()
+    run = trained(dataclasses.replace(TINY, epochs=1), module=module)
+    assert torch.equal(run.module.bn.running_mean, before)
+    assert not run.module.bn.training
+    module = TinyNet().eval()  # as it comes from a file: all of it is meant to be trained
+    run = trained(dataclasses.replace(TINY, epochs=1), module=module)
+    assert run.module.bn.training
+    assert not torch.equal(run.module.bn.running_mean, before)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,11 @@ from torch import Tensor, nn
 from fsmap.data.images.augment import Normalization
 
 BATCH = 1_000
+
+
+def autocast(device: torch.device, half: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Matrix products in half precision within, or nothing."""
+    return nullcontext() if half is None else torch.autocast(device.type, half)
 
 
 @torch.no_grad()
@@ -35,12 +41,11 @@ def logits_of(
         ``[N, K]``, on the model's device.
     """
     first = next(module.parameters())
-    how = nullcontext() if half is None else torch.autocast(first.device.type, half)
     modes = [(m, m.training) for m in module.modules()]
     module.eval()
     found = []
     try:
-        with how:  # weights are cast once
+        with autocast(first.device, half):  # weights are cast once
             for part in images.split(batch):
                 part = part.to(first.device)
                 whole = part.dtype == torch.uint8

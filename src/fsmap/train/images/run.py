@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fsmap.data.images.read import Folder, Images
 from fsmap.data.images.task import ImageTask
 from fsmap.errors import InputError
 from fsmap.train.images import state as files
+from fsmap.train.images.build import check_logits, load_data, training_model
 from fsmap.train.images.captured import make_step
 from fsmap.train.images.feed import Feeder
 from fsmap.train.images.gradient import JOINED, PLAIN
@@ -23,10 +24,10 @@ from fsmap.train.images.hooks import FromFunction, Hook
 from fsmap.train.images.kernels import kernels
 from fsmap.train.images.log import LOOK_EVERY, Log, epoch_row, in_short, totals_of
 from fsmap.train.images.parallel import Group
-from fsmap.train.images.predict import logits_of
+from fsmap.train.images.predict import autocast, logits_of
 from fsmap.train.images.settings import ImageSettings
-from fsmap.train.images.statistics import fresh_statistics
 from fsmap.train.progress import progress as progress_bar
+from fsmap.train.statistics import fresh_statistics
 
 CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
 TIME_EVERY = 5  # steps between looks at the clock
@@ -76,14 +77,15 @@ class ImageRun:
         """
         self.settings, self.group = settings, group or Group()
         self.device = torch.device(device)
-        self.task = (task or self._load(data_dir)).to(self.device)
-        self.module = self._model(module, data_dir)
+        px = settings.px if settings.regularized else None
+        self.task = (task or load_data(settings, data_dir, px)).to(self.device)
+        self.module = training_model(settings, module, self.device, data_dir)
         self.hooks = [h if hasattr(h, "on_epoch") else FromFunction(h) for h in hooks]
         self.feeder = Feeder(self.task, settings, dict(self.module.named_parameters()), self.group)
         with self._kernels():
             parts = (self.module, settings, self.feeder, self.group)
             self._step = make_step(*parts, by_name=module is None)
-        self._check_model()
+        check_logits(self.logits_of(self.task.train.x[:2]), settings, self.task.classes)
         self._glance: tuple[int, Tensor] | None = None  # held-out logits, and of which step
         self.history: list[Row] = []
         self.step = 0
@@ -243,8 +245,8 @@ class ImageRun:
         joint = self.settings.regularized and self.settings.batchnorm == "joint"
         batches = self.feeder.batches(self.step, FRESH_BATCHES, JOINED if joint else PLAIN)
         half = self._step.half
-        how = nullcontext() if half is None else torch.autocast(self.device.type, half)
-        with self._kernels(), how, fresh_statistics(self.module, batches, self.group.average):
+        fresh = fresh_statistics(self.module, batches, self.group.average)
+        with self._kernels(), autocast(self.device, half), fresh:
             return self.logits_of(self.task.valid.x, half), self.task.valid.y
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -263,29 +265,6 @@ class ImageRun:
         """Write the checkpoint; process 0 does, the others go on."""
         if self.path is not None and self.group.rank == 0:
             files.save(self, self.path)
-
-    def _load(self, data_dir: Folder) -> ImageTask:
-        px = self.settings.px if self.settings.regularized else None
-        return files.load_data(self.settings, data_dir, px)
-
-    def _model(self, module: nn.Module | None, data_dir: Folder) -> nn.Module:
-        s = self.settings
-        if module is None:
-            module = files.build_model(s, data_dir=data_dir).train()
-        elif not module.training:  # else layers in eval() mode are frozen, and stay so
-            module.train()
-        layout = torch.channels_last if s.channels_last else torch.preserve_format
-        return module.to(self.device, memory_format=layout)  # type: ignore[call-overload,no-any-return]
-
-    def _check_model(self) -> None:
-        """Refuse a model that does not give one logit per class."""
-        found = self.logits_of(self.task.train.x[:2])
-        if tuple(found.shape) != (2, self.task.classes):
-            message = (
-                f"{self.settings.model} returned shape {tuple(found.shape)} for 2 images; "
-                f"{self.settings.data} needs (2, {self.task.classes})"
-            )
-            raise InputError(message)
 
     def _kernels(self) -> AbstractContextManager[None]:
         return kernels(self.settings, self.device)

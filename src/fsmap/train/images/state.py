@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fsmap.data.images.read import Folder
-from fsmap.data.images.task import ImageTask, facts_of, load_task
-from fsmap.data.sources import locate
 from fsmap.errors import CheckpointError
-from fsmap.models.by_name import make_model
 from fsmap.train import checkpoint
+from fsmap.train.images.build import build_model, placed
 from fsmap.train.images.settings import ImageSettings
 
 if TYPE_CHECKING:
     from fsmap.train.images.run import ImageRun
 
 FILE = "checkpoint.safetensors"
-PRETRAINED = "resnet50-imagenet"  # a model whose weights are in the catalogue
 NUMBERS = (int, float, bool, str, list, type(None))
 
 
@@ -106,31 +102,6 @@ def restore(run: ImageRun, path: Path, *, resume: bool) -> None:
             load({**state, **saved.group(f"hooks/{number}")})
 
 
-def load_data(settings: ImageSettings, data_dir: Folder = None, px: str | None = None) -> ImageTask:
-    """The data that settings name.
-
-    Args:
-        settings: Of a run.
-        data_dir: A folder to look in first.
-        px: Evaluation set, where one is needed.
-
-    Returns:
-        Training, held-out and test images, as bytes.
-    """
-    return load_task(
-        settings.data,
-        px=px,
-        valid=settings.valid,
-        split_seed=settings.split_seed,
-        label_noise=settings.label_noise,
-        label_noise_seed=settings.label_noise_seed,
-        limit=settings.limit,
-        generated=settings.generated,
-        augment=settings.augment,
-        data_dir=data_dir,
-    )
-
-
 def load_model(
     path: str | Path, device: torch.device | str = "cpu"
 ) -> tuple[nn.Module, dict[str, Any]]:
@@ -157,35 +128,8 @@ def load_model(
     module = build_model(settings, initial=False)
     state = saved.group("params") | saved.group("buffers")
     module.load_state_dict(state, strict=True)
-    layout = torch.channels_last if settings.channels_last else torch.preserve_format
-    module = module.to(device, memory_format=layout).eval()  # type: ignore[call-overload]
+    module = placed(module, settings, torch.device(device)).eval()
     return module, {**saved.progress, "settings": settings}
-
-
-def build_model(
-    settings: ImageSettings, *, initial: bool = True, data_dir: Folder = None
-) -> nn.Module:
-    """The model that the settings name.
-
-    Args:
-        settings: Of the run.
-        initial: Whether weights trained elsewhere are read; not where others follow at once.
-        data_dir: A folder to look for them first.
-
-    Returns:
-        The model with its initial weights.
-    """
-    facts = facts_of(settings.data)
-    offered: dict[str, Any] = {
-        "classes": facts.classes,
-        "channels": facts.shape[0],
-        "width": settings.width,
-        "mean": facts.normalize.mean,
-        "std": facts.normalize.std,
-    }
-    if settings.model.partition("?")[0] == PRETRAINED and initial:
-        offered["files"] = locate(PRETRAINED, data_dir)
-    return make_model(settings.model, offered, seed=settings.seed)
 
 
 def _hooks(run: ImageRun) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from fsmap.errors import InputError
 from fsmap.train.images import ImageRun
-from fsmap.train.images.statistics import fresh_statistics
+from fsmap.train.statistics import fresh_statistics
 from image_cases import TINY, trained
 
 pytestmark = pytest.mark.usefixtures("seeded")

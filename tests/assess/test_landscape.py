@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from fsmap.assess.landscape import Landscape, filter_normalized, flatness, landscape
-from fsmap.assess.laplacian import laplacian
+from fsmap.assess.laplacian import draw_psi, laplacian
 from fsmap.errors import InputError
 from fsmap.functional import functional
 
@@ -97,3 +97,26 @@ def test_laplacian_of_the_deployed_function(seeded: None):
     assert model.training
     one = laplacian(model, x, probes=1, generator=torch.Generator().manual_seed(0))
     assert one[1] != one[1]
+
+
+def test_laplacian_in_training_mode(seeded: None):
+    """With batch statistics it is the derivative of the pass that training makes."""
+    model = network().train()
+    x = data()[0][:6]
+    before = {n: b.clone() for n, b in model.named_buffers()}
+    psi = draw_psi(model, 1, torch.Generator().manual_seed(0))
+
+    def moved(step: float) -> torch.Tensor:
+        tensors = {n: p + step * psi[n][0] for n, p in model.named_parameters()}
+        return torch.func.functional_call(model, {**tensors, **clones(before)}, (x,))
+
+    slope = (moved(1e-5) - moved(-1e-5)).detach() / 2e-5
+    value, _ = laplacian(model, x, probes=psi, batch_statistics=True)
+    assert value == pytest.approx(float(slope.square().sum(1).mean()), rel=1e-5)
+    assert value != pytest.approx(laplacian(model, x, probes=psi)[0], rel=0.1)
+    assert model.training
+    assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
+
+
+def clones(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {n: t.clone() for n, t in tensors.items()}

@@ -138,6 +138,7 @@ def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
     assert "generated images" in found["accuracy"].deviations[0]
     assert {"nll_scaled", "temperature", "ood_auroc", "laplacian_other"} <= found.keys()
     assert len(found["laplacian_other_curve"].value) == config.cifar10_epochs
+    assert len(found["laplacian_joint_curve"].value) == config.cifar10_epochs
     assert len(list((tmp_path / "image-table" / "models").glob("*/done"))) == 1
     config = dataclasses.replace(shift.quick, **tiny(), corruptions=("contrast",), severities=(5,))
     rows += measured(shift, config, unit, context(tmp_path / "shift"))
@@ -248,16 +249,21 @@ def test_number_of_points():
 def test_label_noise_and_the_laplacian():
     def rows(laplacian: float) -> list[Row]:
         values = {
-            "ps-map": {**PLAIN, "laplacian_other": 7e4},
-            "other": {**GOOD, "accuracy": 0.94, "laplacian_other": laplacian},
+            "ps-map": {**PLAIN, "laplacian_other": 7e4, "laplacian_joint": 6e4},
+            "other": {
+                **GOOD,
+                "accuracy": 0.94,
+                "laplacian_other": laplacian,
+                "laplacian_joint": 1e4,
+            },
         }
         return [r for level in (0.0, 0.2) for r in made_up(values, "cifar10", label_noise=level)]
 
     claims = {claim.claim: claim.holds for claim in LabelNoise().claims(rows(1e4))}
-    assert len(claims) == 1 + 2 + 2
+    assert len(claims) == 1 + 2 + 2 * 2
     assert all(claims.values())
     fell = [c.holds for c in LaplacianTrace().claims(rows(3e4)) if "Laplacian" in c.claim]
-    assert fell == [False]
+    assert fell == [True, False]  # in training mode, and of the deployed network
 
 
 def test_flatness():

@@ -1,4 +1,4 @@
-"""R(θ) of a trained network at given points: Tr 𝒥 as the deployed function has it."""
+"""R(θ) of a trained network at given points: Tr 𝒥, as deployed or as it was in training."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.functional import functional
 from fsmap.linalg.probes import normal
@@ -20,6 +21,7 @@ def laplacian(
     probes: int | Params = 4,
     generator: torch.Generator | None = None,
     batch_size: int = 250,
+    batch_statistics: bool = False,
 ) -> tuple[float, float]:
     """R(θ) = E‖J(x)ψ‖², by forward mode, in evaluation mode, without gradients.
 
@@ -29,6 +31,8 @@ def laplacian(
         probes: Draws of ψ, each used at all points, or what :func:`draw_psi` drew.
         generator: Source of randomness; None: seed 0.
         batch_size: Points at a time.
+        batch_statistics: BatchNorm normalizes every batch by itself, and ψ moves its statistics
+            too, as in training; running statistics stay what they are.
 
     Returns:
         The estimate and its standard error over probes (nan for one probe).
@@ -37,7 +41,8 @@ def laplacian(
         probes = draw_psi(module, probes, generator or torch.Generator().manual_seed(0))
     number = len(next(iter(probes.values())))
     modes = [(m, m.training) for m in module.modules()]
-    module.eval()
+    for m in module.modules():
+        m.training = batch_statistics and isinstance(m, _BatchNorm)
     try:
         with torch.no_grad():
             f, params = functional(module)

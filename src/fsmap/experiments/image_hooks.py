@@ -13,6 +13,9 @@ from fsmap.types import Params
 LOOKS = 50
 """How often R is measured during a run."""
 
+JOINT = 128
+"""B and S of R in training mode, the paper's."""
+
 
 class Advance:
     """Moves the progress bar.
@@ -35,12 +38,13 @@ class Advance:
 
 
 class TraceLaplacian:
-    """R(θ) of the deployed network at fixed images as training goes on (``fig:loss_landscape``).
+    """R(θ) at fixed images as training goes on (``fig:loss_landscape``).
 
-    After every epoch, or in long runs :data:`LOOKS` times, always with the same ψ.
+    After every epoch, or in long runs :data:`LOOKS` times, always with the same ψ; of the deployed
+    network at images of D', and in training mode as the authors log it (:func:`joint_laplacian`).
 
     Args:
-        images: Bytes ``[N, C, H, W]``.
+        images: Of D', bytes ``[N, C, H, W]``.
     """
 
     def __init__(self, images: Tensor) -> None:
@@ -58,6 +62,28 @@ class TraceLaplacian:
         x = run.task.normalize(self.images.to(run.device))
         if not self.psi:  # drawing millions of numbers takes longer than the rest of this
             self.psi = draw_psi(run.module, 1, torch.Generator().manual_seed(0))
-        run.history[-1]["laplacian_other"] = laplacian(
-            run.module, x, probes=self.psi, batch_size=len(x)
-        )[0]
+        row = run.history[-1]
+        row["laplacian_other"] = laplacian(run.module, x, probes=self.psi, batch_size=len(x))[0]
+        row["laplacian_joint"] = joint_laplacian(run, self.images, self.psi, batches=1)
+
+
+def joint_laplacian(
+    run: ImageRun, images: Tensor, probes: int | Params = 2, batches: int = 4
+) -> float:
+    """R(θ) as the authors log it: in training mode, over batches of which half are of D'.
+
+    Args:
+        run: The run.
+        images: Of D', bytes ``[N, C, H, W]``.
+        probes: As in :func:`fsmap.assess.laplacian.laplacian`.
+        batches: How many, each of 128 training images (not augmented) and 128 of D', or fewer.
+
+    Returns:
+        The mean over batches and points.
+    """
+    half = min(JOINT, len(images), len(run.task.train.x))
+    number = min(batches, min(len(images), len(run.task.train.x)) // half)
+    sets = [run.task.train.x, images.to(run.device)]
+    parts = [s[: number * half].unflatten(0, (number, half)) for s in sets]
+    x = run.task.normalize(torch.cat(parts, 1).flatten(0, 1))
+    return laplacian(run.module, x, probes=probes, batch_size=2 * half, batch_statistics=True)[0]

@@ -14,6 +14,7 @@ from fsmap.assess.calibration import Predictions, measure
 from fsmap.assess.laplacian import laplacian
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import OTHER, ImageConfig
+from fsmap.experiments.image_hooks import joint_laplacian
 from fsmap.experiments.image_protocol import Kind, Run, other_images, trained
 from fsmap.train.image_control import ALMOST_ZERO
 from fsmap.train.images import ImageRun
@@ -111,7 +112,8 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
 
     Yields:
         Metrics on the test images before and after temperature scaling, T, OOD detection, R(θ) at
-        D' and at training images, the final λ, and how things went during training.
+        D' and at training images, R(θ) in training mode, the final λ, and how things went during
+        training.
     """
     row = rows_of(run, kind)
     T = held_out_temperature(run)
@@ -129,6 +131,7 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
     yield row("ood_auroc", metrics.ood_auroc(test.logits, run.logits_of(foreign.to(run.device))))
     for place, images in (("other", foreign), ("train", run.task.train.x)):
         yield row(f"laplacian_{place}", laplacian_at(run, images))
+    yield row("laplacian_joint", joint_laplacian(run, foreign))
     used = run.history[-1]["reg_strength"]  # λ of the last step; a warm-up's is almost zero
     yield row("reg_strength", used if used > ALMOST_ZERO else 0.0)
     yield row("seconds_per_step", _seconds_per_step(run))
@@ -145,7 +148,8 @@ def _seconds_per_step(run: ImageRun) -> float:
 def curves(run: ImageRun, kind: Kind) -> Iterator[Measured]:
     """How R, λ and the held-out temperature went, epoch by epoch."""
     row = rows_of(run, kind)
-    for name in ("laplacian_other", "reg_strength", "valid_temperature", "valid_accuracy", "loss"):
+    traced = ("laplacian_other", "laplacian_joint")
+    for name in (*traced, "reg_strength", "valid_temperature", "valid_accuracy", "loss"):
         known = [line for line in run.history if name in line]
         if known:
             epochs = [line["epoch"] for line in known]

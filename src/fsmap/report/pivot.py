@@ -22,6 +22,7 @@ HEADINGS = {
     "ece_scaled": "ECE % after T",
     "ood_auroc": "OOD AUROC %",
     "temperature": "T",
+    "laplacian_joint": "R in training mode",
     "laplacian_other": "R at D'",
     "laplacian_train": "R at train",
     "reg_strength": "λ",

@@ -104,6 +104,8 @@ def test_unknown_corruption(checkpoint: Path, tmp_path: Path, capsys: pytest.Cap
     command = ["assess", str(checkpoint), "--out", str(tmp_path), "--corruptions", "rain"]
     assert main(command) == 2
     assert "unknown corruption 'rain'; known: all, gaussian-noise" in capsys.readouterr().err
+    assert main([*command[:-1], "contrast", "--severities", "6"]) == 2
+    assert "--severities must be among 1, 2, 3, 4, 5, got 6" in capsys.readouterr().err
 
 
 def test_landscape_of_two(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

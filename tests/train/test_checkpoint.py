@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -54,6 +55,17 @@ def test_a_truncated_file_is_refused(path: Path):
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError, match=r"run.ckpt is truncated or no checkpoint at all"):
             files.load(path)
+
+
+def test_a_full_disk_leaves_the_old_one_and_no_part(path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.save(path, SAVED._replace(progress={"step": 8}))
+    assert files.load(path).progress == {"step": 7}
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("where", [-1, -20])

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from fsmap.train import image_control, temperature
 from fsmap.train.image_control import ALMOST_ZERO, SteerStrength
 from fsmap.train.images import ImageRun, ImageSettings
 from fsmap.train.images.log import epoch_row
+from fsmap.train.steering import ceiling
 
 SETTINGS = ImageSettings(
     px="train",
@@ -102,8 +104,8 @@ def test_lambda_r_stays_below_its_ceiling():
         run.train(progress=False)
     assert hook.control.collapses == 0  # where the one above collapsed
     for authority, times in limits:
-        assert times <= 10 ** (1 - 2 * authority) * 1.001
-    assert max(times / 10 ** (1 - 2 * authority) for authority, times in limits) > 0.99  # it held
+        assert times <= ceiling(authority) * 1.001
+    assert max(times / ceiling(authority) for authority, times in limits) > 0.99  # it held
 
 
 def test_it_looks_with_fresh_statistics(monkeypatch):
@@ -121,14 +123,31 @@ def test_looks_are_spread_evenly(monkeypatch, steps: int, updates: int):
     hook = SteerStrength(updates=updates)
     run = run_of(hook, epochs=3)
     monkeypatch.setattr(ImageRun, "steps_per_epoch", property(lambda _: steps))
-    hook.updates, hook.control = min(updates, steps), object()
+    hook.updates = min(updates, steps)
+    hook.control = SimpleNamespace(status="steering", collapses=0)
     places = []
     monkeypatch.setattr(hook, "_look", lambda run, _: places.append(run.step % steps))
-    for run.step in range(steps, 2 * steps):
+    run.history.append({})
+    hook.on_epoch(run)  # at the start of the next
+    for run.step in range(steps + 1, 2 * steps):
         hook.on_step(run)
     assert len(places) == min(updates, steps)
     gaps = [b - a for a, b in itertools.pairwise([*places, steps])]
     assert max(gaps) - min(gaps) <= 1
+
+
+def test_a_look_at_the_end_of_an_epoch_knows_its_r(monkeypatch):
+    hook = SteerStrength(1e-6, updates=1)
+    run = run_of(hook, epochs=4)
+    given = []
+    observe = temperature.TemperatureControl.observe
+    monkeypatch.setattr(
+        temperature.TemperatureControl,
+        "observe",
+        lambda control, *args: given.append(args[-1]) or observe(control, *args),
+    )
+    run.train(progress=False)
+    assert given == [row["laplacian"] for row in run.history]
 
 
 def test_the_first_step_has_no_r_either():

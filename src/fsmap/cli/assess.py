@@ -115,12 +115,16 @@ def _folder(checkpoint: Path) -> Path:
 
 
 def _corruptions(arguments: argparse.Namespace) -> list[tuple[str, int]]:
-    from fsmap.assess.corruptions import CORRUPTIONS
+    from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES
 
     names = list(CORRUPTIONS) if arguments.corruptions == ["all"] else arguments.corruptions
     unknown = [name for name in names if name not in CORRUPTIONS]
     if unknown:
         message = f"unknown corruption {unknown[0]!r}; known: all, {', '.join(CORRUPTIONS)}"
+        raise InputError(message)
+    wrong = [severity for severity in arguments.severities if severity not in SEVERITIES]
+    if wrong:
+        message = f"--severities must be among {', '.join(map(str, SEVERITIES))}, got {wrong[0]}"
         raise InputError(message)
     return [(name, severity) for name in names for severity in arguments.severities]
 

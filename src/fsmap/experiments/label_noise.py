@@ -39,7 +39,7 @@ class LabelNoise(ImageExperiment):
     label = "Fig. 7 right"
     title = "Label noise"
     see = "L-MAP is slightly more accurate than PS-MAP at every level of noise."
-    cost = "10 runs of a seed, about 5 h on an H200"
+    cost = "10 runs of a seed, about an hour on an H200"
     protocol = (
         "PS-MAP and the recipe of image-table (l_map=other: the paper's λ); round(fraction · N) "
         "training labels replaced by uniformly random ones; held-out and test labels are clean"

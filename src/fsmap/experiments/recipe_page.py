@@ -16,6 +16,7 @@ from fsmap.experiments.recipe_verdict import recipe_claims, recipe_table
 from fsmap.experiments.run_folder import RunFolder
 from fsmap.report.numbers import number
 from fsmap.report.records import Row
+from fsmap.report.tables import Mean
 
 COLUMNS = {
     "run": "run",
@@ -39,6 +40,7 @@ LONG = {
     "nll_scaled": "NLL after T",
     "ece_scaled": "ECE after T, %",
     "laplacian_other": "R at D'",
+    "laplacian_joint": "R in training mode",
 }
 """Columns of the table of full-length runs."""
 
@@ -105,9 +107,16 @@ def _long(rows: Sequence[Row]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name in dict.fromkeys(row.config["row"] for row in rows):
         means = [mean_of(rows, metric, row=name) for metric in LONG]
-        cells = [f"{number(m.mean, 4)} ± {number(m.stderr, 1)}" for m in means]
+        cells = [_plus_minus(m) for m in means]
         lines.append("| " + " | ".join([name, str(means[0].n), *cells]) + " |")
     return "\n".join(lines)
+
+
+def _plus_minus(mean: Mean) -> str:
+    if not mean.n:
+        return "—"
+    error = f" ± {number(mean.stderr, 1)}" if mean.n > 1 else ""
+    return number(mean.mean, 4) + error
 
 
 def _markdown(lines: Sequence[dict[str, Any]]) -> str:

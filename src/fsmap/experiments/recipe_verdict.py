@@ -127,7 +127,7 @@ def recipe_claims(rows: Sequence[Row]) -> Iterator[Claim]:
         for mode in dict.fromkeys(one.config["batchnorm"] for one in mine if one.part == "steered"):
             some = [o for o in mine if o.part == "steered" and o.config["batchnorm"] == mode]
             yield from _steered_claims(dataset, mode, some, plain)
-        yield from _against_fixed(dataset, mine, plain)
+            yield from _against_others(f"{dataset}, {mode}", some, mine, plain)
 
 
 def _steered_claims(
@@ -153,16 +153,15 @@ def _steered_claims(
     )
 
 
-def _against_fixed(dataset: str, tried: Sequence[Tried], plain: Tried | None) -> Iterator[Claim]:
+def _against_others(
+    where: str, steered: Sequence[Tried], tried: Sequence[Tried], plain: Tried | None
+) -> Iterator[Claim]:
     fixed = [one for one in tried if one.part == "fixed" and math.isfinite(one.values["nll"])]
-    steered = [one for one in tried if one.part == "steered"]
-    if not steered:
-        return
     mean = sum(one.values["nll"] for one in steered) / len(steered)
     if fixed:
         best = min(fixed, key=lambda one: one.values["valid_nll"])
         yield Claim(
-            f"{dataset}: steered runs have a lower mean test NLL than the fixed λ that is best on "
+            f"{where}: steered runs have a lower mean test NLL than the fixed λ that is best on "
             "the same held-out images",
             mean < best.values["nll"],
             f"{mean:.4f} against {best.values['nll']:.4f} ({best.name})",
@@ -170,7 +169,7 @@ def _against_fixed(dataset: str, tried: Sequence[Tried], plain: Tried | None) ->
         )
     if plain is not None:
         yield Claim(
-            f"{dataset}: steered runs, unscaled, have a lower mean test NLL than PS-MAP after "
+            f"{where}: steered runs, unscaled, have a lower mean test NLL than PS-MAP after "
             "temperature scaling",
             mean < plain.values["nll_scaled"],
             f"{mean:.4f} against {plain.values['nll_scaled']:.4f}",

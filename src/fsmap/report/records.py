@@ -150,11 +150,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """
     data = content.encode() if isinstance(content, str) else content
     part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)  # a full disk needs the room
+        raise
 
 
 def append_lines(path: Path, records: Iterable[Any]) -> None:

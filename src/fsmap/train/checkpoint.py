@@ -53,11 +53,15 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     about["sha256"] = _digest(tensors, about)
     partial = path.with_name(path.name + ".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(partial, "wb") as file:
-        file.write(safetensors.torch.save(tensors, about))
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, "wb") as file:
+            file.write(safetensors.torch.save(tensors, about))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)  # a full disk needs the room
+        raise
     _sync_folder(path.parent)
 
 

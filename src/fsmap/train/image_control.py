@@ -82,7 +82,7 @@ class SteerStrength:
         run.reg_strength = ALMOST_ZERO
 
     def on_step(self, run: ImageRun) -> None:
-        """Keep λ at almost zero while warming up; later, look when it is time.
+        """Keep λ at almost zero while warming up; later, look when it is time within an epoch.
 
         Args:
             run: The run.
@@ -92,11 +92,12 @@ class SteerStrength:
             return
         assert self.updates is not None
         place = run.step % run.steps_per_epoch
-        if place * self.updates % run.steps_per_epoch < self.updates:  # evenly, the first at 0
+        due = place * self.updates % run.steps_per_epoch < self.updates  # evenly, the first at 0
+        if due and place:  # the one at 0 comes when the epoch's R is known
             self._look(run, self.control)
 
     def on_epoch(self, run: ImageRun) -> None:
-        """Begin to steer when the warm-up is over; write what is known into the epoch's row.
+        """Look; begin to steer when the warm-up is over; write what is known into the row.
 
         Args:
             run: The run.
@@ -108,8 +109,8 @@ class SteerStrength:
             self.updates = self.updates or min(max(LOOKS // run.settings.epochs, 2), 4)
             self.updates = min(self.updates, run.steps_per_epoch)
             self.control = self._made(first, self.updates)
-            self._look(run, self.control)
         if self.control is not None:
+            self._look(run, self.control)
             row["control"] = self.control.status
             row["collapses"] = self.control.collapses
 

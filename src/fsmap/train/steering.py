@@ -15,9 +15,11 @@ little about the one that will be deployed. On CIFAR-10 it was above one in 23 o
 of the first 75 of 200, while λ rose from 1e-5 to 2: a long run sums such a bias up. So a signal of
 less than ``band``·a counts as zero, a larger one by what it has more.
 
-The ceiling: λR may be at most ``CEILING``^(1 − 2a) times the loss, a tenth at the largest learning
-rate and ten times at the end. An under-fitted network is calibrated at any λ, so that its
-temperature would never bring down a λ which keeps it under-fitted.
+The ceiling: λR may be at most ``LATE`` (``EARLY`` / ``LATE``)^√a times the loss: a thousandth at
+the largest learning rate, a tenth at a quarter of it, ten times at the end. An under-fitted network
+is calibrated at any λ, so that its temperature would never bring down a λ which keeps it
+under-fitted. On CIFAR-10, 200 epochs, λR of a tenth of the loss at half of the learning rate cost
+0.6 % of accuracy; on FashionMNIST, 50 epochs, it was a hundredth there and cost none.
 
 The boost b = min(1/a, ``boost``) grows as a falls: a network whose learning rate has come down
 follows λ more slowly, so λ has to lead by more. Not by much more: ResNet-18 on FashionMNIST follows
@@ -40,8 +42,8 @@ RANGE = 1e6
 TRUST = 0.05
 """Share of the gain at the largest learning rate of a schedule."""
 
-CEILING = 10.0
-"""λR may be at most so many times the loss at the end of a schedule, and its inverse before."""
+EARLY, LATE = 1e-3, 10.0
+"""λR over the loss, at most: at the largest learning rate of a schedule, and at its end."""
 
 AFTER_COLLAPSE = 10.0
 """λ is divided by this after a collapse."""
@@ -144,7 +146,7 @@ class Steering:
         Returns:
             λ from now on.
         """
-        self.strength = min(self.strength, even * CEILING ** (1 - 2 * (authority or 0.0)))
+        self.strength = min(self.strength, even * ceiling(authority))
         return self.strength
 
     def fall(self) -> float:
@@ -183,6 +185,22 @@ class Steering:
         """Restore λ, its range and the last signal."""
         for name in ("strength", "low", "high", "cap", "before"):
             setattr(self, name, state[name])
+
+
+def ceiling(authority: float | None) -> float:
+    """Largest λR over the loss.
+
+    Args:
+        authority: Learning rate over its largest value; None: as at the end of a schedule.
+
+    Returns:
+        Between ``EARLY`` and ``LATE``.
+
+    Examples:
+        >>> [float(f"{ceiling(a):.3g}") for a in (1.0, 0.5, 0.25, 0.0)]
+        [0.001, 0.0149, 0.1, 10.0]
+    """
+    return LATE * math.pow(EARLY / LATE, math.sqrt(authority or 0.0))
 
 
 def _check_positive(**numbers: float) -> None:

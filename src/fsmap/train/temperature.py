@@ -160,9 +160,9 @@ class TemperatureControl:
         Args:
             authority: Learning rate over its largest value so far; None: the optimizer's, if it was
                 given and scheduled.
-            laplacian: R as you have it from training. λR then stays below a ceiling, a tenth of the
-                held-out loss of a classifier at the largest learning rate, ten times it at the end
-                of a schedule. None: no such limit.
+            laplacian: R as you have it from training. λR then stays below a ceiling, a thousandth
+                of the held-out loss of a classifier at the largest learning rate, ten times it at
+                the end of a schedule. None: no such limit.
 
         Returns:
             λ from now on.

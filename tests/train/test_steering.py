@@ -193,7 +193,7 @@ def test_a_band_needs_a_schedule():
 
 
 @pytest.mark.parametrize(
-    ("authority", "times"), [(1.0, 1e-3), (0.25, 0.1), (0.0, 10.0), (None, 10.0)]
+    ("authority", "times"), [(1.0, 1e-3), (0.5, 0.1), (0.0, 10.0), (None, 10.0)]
 )
 def test_the_ceiling_opens_as_the_learning_rate_falls(authority: float | None, times: float):
     assert Steering(1.0).hold(1e-3, authority) == pytest.approx(times * 1e-3)

@@ -150,7 +150,7 @@ def _fashion_claims(rows: Sequence[Row]) -> Iterator[Claim]:
         yield Claim(
             "fmnist: PS-MAP's accuracy is the paper's within 0.3",
             abs(plain.mean - 93.9) <= 0.3,
-            f"{plain.mean:.2f} % over {plain.n} seeds",
+            f"{plain.mean:.2f} % over {_seeds(plain.n)}",
             "93.9 ± 0.1 %",
         )
     yield from _recipe_claims(rows, "fmnist", ece=1.5, nll=0.215, accuracy=93.6)
@@ -182,7 +182,7 @@ def _recipe_claims(
         yield Claim(
             f"{dataset}: the recipe's {metric} is {words}",
             holds,
-            f"{value.mean:.4g} over {value.n} seeds",
+            f"{value.mean:.4g} over {_seeds(value.n)}",
             None,
         )
     plain = mean_of(rows, "nll_scaled", row="ps-map")
@@ -201,9 +201,13 @@ def _cifar_claims(rows: Sequence[Row]) -> Iterator[Claim]:
         yield Claim(
             "cifar10: PS-MAP's accuracy is at least 95.0 %",
             plain.mean >= 95.0,
-            f"{plain.mean:.2f} % over {plain.n} seeds",
+            f"{plain.mean:.2f} % over {_seeds(plain.n)}",
             "95.4 ± 0.1 %",
         )
         yield from _recipe_claims(
             rows, "cifar10", ece=1.0, nll=0.16, accuracy=round(plain.mean - 0.2, 2)
         )
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seed" + "s" * (number != 1)

@@ -480,6 +480,18 @@ def test_a_small_temperature_counts_for_nothing_at_a_high_learning_rate():
         assert (abs(control.strength - 1e-3) > 1e-9) is moves
 
 
+@pytest.mark.parametrize(("times", "moves"), [(1.25, False), (1.6, True)])
+def test_a_network_that_memorizes_is_held_at_any_learning_rate(times: float, moves: bool):
+    """A little over-confidence is normal while the learning rate is high, a lot is not."""
+    y = torch.arange(40) % 2
+    guess = torch.where(torch.arange(40) < 10, 1 - y, y)
+    out = math.log(3) * times * (F.one_hot(guess, 2).double() - 0.5)  # T = times
+    control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0)
+    seen = control.observe(out, y, 1.0)
+    assert seen.signal == pytest.approx(math.log(times), abs=1e-3)
+    assert (control.strength > 1.0001e-3) is moves
+
+
 def test_a_collapse_before_lambda_is_on_is_not_its_fault():
     out, y = sure()
     control = fsmap.TemperatureControl(None, None, start=1e-4, warmup=6)

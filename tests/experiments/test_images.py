@@ -28,6 +28,7 @@ from fsmap.experiments.label_noise import LabelNoise, noisy
 from fsmap.experiments.laplacian_trace import LaplacianTrace
 from fsmap.experiments.recipe_page import page, read
 from fsmap.experiments.recipe_verdict import recipe_claims, recipe_table
+from fsmap.report import tables
 from fsmap.report.records import Row
 
 ALL = (ImageTable, ImageSize, LabelNoise, LossLandscape, LaplacianTrace, Shift, ImageRecipe)
@@ -266,6 +267,16 @@ def test_label_noise_and_the_laplacian():
     assert fell == [True, False]  # in training mode, and of the deployed network
 
 
+def test_the_figure_shows_what_was_traced():
+    curve = {"laplacian_other_curve": [3e5, 2e4]}
+    rows = [
+        *made_up({"ps-map": {**curve, "laplacian_joint_curve": [1e5, 1e4]}}, "cifar10"),
+        *made_up({"ps-map": curve}, "fmnist"),
+    ]
+    assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 3
+    assert LaplacianTrace().draw(made_up({"ps-map": PLAIN}, "fmnist")) == {}
+
+
 def test_flatness():
     rows = made_up(
         {
@@ -342,6 +353,13 @@ def test_claims_of_the_recipe():
     assert sum(bad.values()) == 2  # nothing diverged, accuracy kept
     against = next(c for c in recipe_claims(recipe_rows(0.19, 1.05)) if "best on" in c.claim)
     assert "joint-1e-06" in against.ours  # chosen on held-out images
+    rows = recipe_rows(0.19, 1.05)
+    again = [
+        row._replace(config={**row.config, "row": "joint-auto-from-1e-03"})
+        for row in tables.select(rows, part="steered")
+    ]
+    said = [c.ours for c in recipe_claims([*rows, *again]) if "first values" in c.claim]
+    assert said == ["at most 0.049 (joint-auto); 1 different of 2 runs"]
 
 
 def test_pareto_front():

@@ -86,6 +86,7 @@ def test_a_file_is_replaced_in_one_piece(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         records.write_atomically(file, "new and longer")
     assert file.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [file]
 
 
 def git(folder, *arguments):

@@ -6,17 +6,18 @@ import dataclasses
 import itertools
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from fsmap import metrics
-from fsmap.errors import CheckpointError, InputError
+from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.train import image_control, temperature
+from fsmap.train.guard import PATIENCE
 from fsmap.train.image_control import ALMOST_ZERO, SteerStrength
 from fsmap.train.images import ImageRun, ImageSettings
+from fsmap.train.images import run as images_run
 from fsmap.train.images.log import epoch_row
 from fsmap.train.steering import ceiling
 
@@ -123,13 +124,10 @@ def test_looks_are_spread_evenly(monkeypatch, steps: int, updates: int):
     hook = SteerStrength(updates=updates)
     run = run_of(hook, epochs=3)
     monkeypatch.setattr(ImageRun, "steps_per_epoch", property(lambda _: steps))
-    hook.updates = min(updates, steps)
-    hook.control = SimpleNamespace(status="steering", collapses=0)
+    hook.updates, hook.control = min(updates, steps), object()
     places = []
     monkeypatch.setattr(hook, "_look", lambda run, _: places.append(run.step % steps))
-    run.history.append({})
-    hook.on_epoch(run)  # at the start of the next
-    for run.step in range(steps + 1, 2 * steps):
+    for run.step in range(steps, 2 * steps):
         hook.on_step(run)
     assert len(places) == min(updates, steps)
     gaps = [b - a for a, b in itertools.pairwise([*places, steps])]
@@ -179,21 +177,60 @@ def test_it_waits_for_an_epoch_that_has_r():
     assert hook.control is not None
 
 
-def test_a_collapse_into_nan_is_undone():
-    class Break:
-        def on_epoch(self, run: ImageRun) -> None: ...
+class Break:
+    """Spoils the weights after some steps."""
 
-        def on_step(self, run: ImageRun) -> None:
-            if run.step == 2 * run.steps_per_epoch + 1:
-                with torch.no_grad():
-                    next(run.module.parameters()).fill_(math.nan)
+    def __init__(self, value: float, *steps: int) -> None:
+        self.value, self.steps = value, steps
 
-    hook = SteerStrength(1e-6, updates=2)
-    run = run_of(hook)
-    run.hooks.append(Break())
+    def on_epoch(self, run: ImageRun) -> None: ...
+
+    def on_step(self, run: ImageRun) -> None:
+        if run.step in self.steps:
+            with torch.no_grad():
+                for p in run.module.parameters():
+                    p.fill_(self.value)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("after", range(8))
+@pytest.mark.parametrize("often", [100, 3])
+def test_a_collapse_into_nan_is_undone(monkeypatch, updates: int, after: int, often: int):
+    """Wherever it happens, and whether a look or the check of the sums sees it first."""
+    monkeypatch.setattr(images_run, "LOOK_EVERY", often)
+    hook = SteerStrength(1e-6, updates=updates)
+    run = run_of(hook, epochs=4)
+    assert run.steps_per_epoch == 8
+    run.hooks.append(Break(math.nan, 2 * 8 + after))
     run.train(progress=False)
     assert hook.control.collapses == 1
     assert math.isfinite(run.history[-1]["loss"])
+    assert run.history[-1]["valid_accuracy"] > 0.5
+
+
+def test_a_run_that_diverges_again_and_again_ends(monkeypatch):
+    monkeypatch.setattr(images_run, "LOOK_EVERY", 1)
+    hook = SteerStrength(1e-6, updates=1)
+    run = run_of(hook)
+    run.hooks.append(Break(math.nan, *range(20, 40)))
+    with pytest.raises(DivergedError, match="training diverged"):
+        run.train(progress=False)
+    assert hook.control.collapses == PATIENCE
+
+
+def test_without_steering_divergence_ends_the_run():
+    run = run_of(None)
+    run.hooks.append(Break(math.nan, 3))
+    with pytest.raises(DivergedError, match="training diverged"):
+        run.train(progress=False)
+
+
+def test_the_row_of_an_epoch_whose_end_collapsed_is_of_what_came_back():
+    run = run_of(SteerStrength(1e-6, updates=2), epochs=4)
+    run.hooks.insert(0, Break(0.0, 3 * 8))
+    run.train(progress=False)
+    assert run.history[2]["collapses"] == 1
+    assert run.history[2]["valid_accuracy"] > 0.5
 
 
 def test_a_resumed_run_is_steered_the_same_way(tmp_path: Path):

@@ -481,7 +481,7 @@ def test_a_small_temperature_counts_for_nothing_at_a_high_learning_rate():
 
 
 @pytest.mark.parametrize(("times", "moves"), [(1.25, False), (1.6, True)])
-def test_a_network_that_memorizes_is_held_at_any_learning_rate(times: float, moves: bool):
+def test_much_over_confidence_counts_at_any_learning_rate(times: float, moves: bool):
     """A little over-confidence is normal while the learning rate is high, a lot is not."""
     y = torch.arange(40) % 2
     guess = torch.where(torch.arange(40) < 10, 1 - y, y)

@@ -23,7 +23,7 @@ def laplacian(
     batch_size: int = 250,
     batch_statistics: bool = False,
 ) -> tuple[float, float]:
-    """R(θ) = E‖J(x)ψ‖², by forward mode, in evaluation mode, without gradients.
+    """R(θ) = E‖J(x)ψ‖², by forward mode, without gradients; in evaluation mode unless told.
 
     Args:
         module: A network.
@@ -32,7 +32,8 @@ def laplacian(
         generator: Source of randomness; None: seed 0.
         batch_size: Points at a time.
         batch_statistics: BatchNorm normalizes every batch by itself, and ψ moves its statistics
-            too, as in training; running statistics stay what they are.
+            too, as in training; running statistics stay what they are. Layers in ``eval()`` mode
+            within a module in ``train()`` mode keep theirs: somebody froze them.
 
     Returns:
         The estimate and its standard error over probes (nan for one probe).
@@ -41,8 +42,10 @@ def laplacian(
         probes = draw_psi(module, probes, generator or torch.Generator().manual_seed(0))
     number = len(next(iter(probes.values())))
     modes = [(m, m.training) for m in module.modules()]
-    for m in module.modules():
-        m.training = batch_statistics and isinstance(m, _BatchNorm)
+    whole = module.training
+    for m, mode in modes:
+        live = isinstance(m, _BatchNorm) and (mode or not whole)
+        m.training = batch_statistics and live
     try:
         with torch.no_grad():
             f, params = functional(module)

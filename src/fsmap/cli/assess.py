@@ -79,6 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.train.images.build import load_data
 
     require("matplotlib", extra="report")
+    corruptions = _corruptions(arguments)
     module, progress = load_model(arguments.checkpoint, device_of(arguments.device))
     settings: ImageSettings = progress["settings"]
     task = load_data(settings, arguments.data_dir)
@@ -89,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         task.valid,
         foreign=foreign,
         shifted=_shifted(arguments),
-        corruptions=_corruptions(arguments),
+        corruptions=corruptions,
         points={"train": task.train.x[: arguments.points]}
         | {name: images[: arguments.points] for name, images in foreign.items()},
         advance=console.note,

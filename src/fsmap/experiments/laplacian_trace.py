@@ -29,7 +29,7 @@ PAPER = {
 }
 """From the authors' results (the figure prints no numbers)."""
 
-WHERE = {"laplacian_joint": "in training mode", "laplacian_other": "of the deployed network, at D'"}
+WHERE = {"laplacian_joint": "in training mode", "laplacian_other": "at D' as deployed"}
 """Two quantities: weights in front of BatchNorm can be scaled at will, which changes the second."""
 
 
@@ -80,21 +80,20 @@ class LaplacianTrace(ImageExperiment):
         return [*ran(rows), *fall_claims(rows)]
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """R over epochs."""
-        sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
-        known = {row.metric for row in rows}
-        metrics = [metric for metric in WHERE if f"{metric}_curve" in known]
-        figure, panels = figures.axes(
-            len(sets), len(metrics), panel=(4.0, 2.8), squeeze=False, sharex="col"
-        )
-        for line, metric in zip(panels, metrics, strict=True):
-            for ax, dataset in zip(line, sets, strict=True):
-                _draw(ax, tables.select(rows, dataset=dataset, metric=f"{metric}_curve"))
-                ax.set_ylabel(rf"$R(\theta)$ {WHERE[metric]}", fontsize="small")
-        for ax, dataset in zip(panels[0], sets, strict=True):
-            ax.set_title(NAMES[dataset])
-        for ax in panels[-1]:
-            ax.set_xlabel("epoch")
+        """R over epochs: a panel for each set and quantity that was traced."""
+        curves = {
+            (dataset, metric): some
+            for dataset in dict.fromkeys(row.config["dataset"] for row in rows)
+            for metric in WHERE
+            if (some := tables.select(rows, dataset=dataset, metric=f"{metric}_curve"))
+        }
+        if not curves:
+            return {}
+        figure, panels = figures.axes(len(curves), panel=(4.0, 2.8), squeeze=False)
+        for ax, ((dataset, metric), some) in zip(panels[0], curves.items(), strict=True):
+            _draw(ax, some)
+            ax.set(title=NAMES[dataset], xlabel="epoch")
+            ax.set_ylabel(rf"$R(\theta)$ {WHERE[metric]}", fontsize="small")
         return {self.id: figure}
 
 
@@ -120,7 +119,7 @@ def fall_claims(rows: Sequence[Row], by: str | None = None) -> Iterator[Claim]:
         by: What else varies, such as ``label_noise``.
 
     Yields:
-        A claim per data set and level.
+        A claim per data set, level and quantity.
     """
     for metric, words in WHERE.items():
         mine = long_enough(tables.select(rows, metric=metric))

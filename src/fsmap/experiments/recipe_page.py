@@ -107,16 +107,16 @@ def _long(rows: Sequence[Row]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name in dict.fromkeys(row.config["row"] for row in rows):
         means = [mean_of(rows, metric, row=name) for metric in LONG]
-        cells = [_plus_minus(m) for m in means]
+        cells = [_plus_minus(m, of=means[0].n) for m in means]
         lines.append("| " + " | ".join([name, str(means[0].n), *cells]) + " |")
     return "\n".join(lines)
 
 
-def _plus_minus(mean: Mean) -> str:
+def _plus_minus(mean: Mean, of: int) -> str:
     if not mean.n:
         return "—"
     error = f" ± {number(mean.stderr, 1)}" if mean.n > 1 else ""
-    return number(mean.mean, 4) + error
+    return number(mean.mean, 4) + error + (f" (of {mean.n})" if mean.n != of else "")
 
 
 def _markdown(lines: Sequence[dict[str, Any]]) -> str:

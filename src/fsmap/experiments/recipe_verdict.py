@@ -135,11 +135,13 @@ def _steered_claims(
 ) -> Iterator[Claim]:
     far = {one.name: abs(math.log(one.values["test_temperature"])) for one in steered}
     worst = max(far, key=lambda name: far[name])
+    different = len({tuple(one.values[axis] for axis in AXES) for one in steered})
+    same = "" if different == len(steered) else f"; {different} different of {len(steered)} runs"
     yield Claim(
         f"{dataset}, {mode}: steered from {len(steered)} first values, |log T| on test images ends "
         f"below {CLOSE}",
         far[worst] < CLOSE,
-        f"at most {far[worst]:.3f} ({worst})",
+        f"at most {far[worst]:.3f} ({worst}){same}",
         None,
     )
     if plain is None:
@@ -161,8 +163,8 @@ def _against_others(
     if fixed:
         best = min(fixed, key=lambda one: one.values["valid_nll"])
         yield Claim(
-            f"{where}: steered runs have a lower mean test NLL than the fixed λ that is best on "
-            "the same held-out images",
+            f"{where}: steered runs have a lower mean test NLL than the fixed λ, of any mode, "
+            "that is best on the same held-out images",
             mean < best.values["nll"],
             f"{mean:.4f} against {best.values['nll']:.4f} ({best.name})",
             None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.train.guard import COLLAPSED
+from fsmap.train.guard import COLLAPSED, PATIENCE
 from fsmap.train.temperature import TemperatureControl
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class SteerStrength:
         run.reg_strength = ALMOST_ZERO
 
     def on_step(self, run: ImageRun) -> None:
-        """Keep λ at almost zero while warming up; later, look when it is time within an epoch.
+        """Keep λ at almost zero while warming up; later, look when it is time.
 
         Args:
             run: The run.
@@ -92,12 +92,11 @@ class SteerStrength:
             return
         assert self.updates is not None
         place = run.step % run.steps_per_epoch
-        due = place * self.updates % run.steps_per_epoch < self.updates  # evenly, the first at 0
-        if due and place:  # the one at 0 comes when the epoch's R is known
+        if place * self.updates % run.steps_per_epoch < self.updates:  # evenly, the first at 0
             self._look(run, self.control)
 
     def on_epoch(self, run: ImageRun) -> None:
-        """Look; begin to steer when the warm-up is over; write what is known into the row.
+        """Begin to steer when the warm-up is over; write what is known into the epoch's row.
 
         Args:
             run: The run.
@@ -109,24 +108,38 @@ class SteerStrength:
             self.updates = self.updates or min(max(LOOKS // run.settings.epochs, 2), 4)
             self.updates = min(self.updates, run.steps_per_epoch)
             self.control = self._made(first, self.updates)
-        if self.control is not None:
             self._look(run, self.control)
+        if self.control is not None:
             row["control"] = self.control.status
             row["collapses"] = self.control.collapses
+
+    def on_diverged(self, run: ImageRun) -> bool:
+        """Bring the last good state back, unless it diverges from there again and again.
+
+        Args:
+            run: The run, whose numbers are not finite.
+
+        Returns:
+            Whether it was brought back.
+        """
+        if self.control is None or not self.good or self.control.guard.falls >= PATIENCE:
+            return False
+        return self._look(run, self.control) == COLLAPSED
 
     def _made(self, start: float, updates: int) -> TemperatureControl:
         interval = {"interval": 1 / updates, "warmup": 0}
         return TemperatureControl(None, None, start=start, **{**interval, **self.options})
 
-    def _look(self, run: ImageRun, control: TemperatureControl) -> None:
+    def _look(self, run: ImageRun, control: TemperatureControl) -> str:
         logits, y = run.look()
-        seen = control.observe(logits, y, _authority(run), run.history[-1].get("laplacian"))
+        seen = control.observe(logits, y, _authority(run), run.laplacian)
         if seen.verdict == COLLAPSED:
             if self.good:
                 run.restore(self.good)
         elif control.guard.keep:
             self.good = run.snapshot()
         run.reg_strength = control.strength or ALMOST_ZERO
+        return seen.verdict
 
     def state_dict(self) -> dict[str, Any]:
         """Numbers as text, tensors of the last good state by name."""

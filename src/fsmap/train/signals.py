@@ -109,8 +109,8 @@ def find_signal(signal: str | Signal, noise_std: float | None = None) -> Signal:
 def even_strength(out: Tensor, y: Tensor, laplacian: float | Tensor | None) -> float:
     """The λ at which λR equals the held-out loss of a classifier.
 
-    ResNet-18 on FashionMNIST came to T = 1.03 there. Much more is not even felt where gradients are
-    clipped: the step is then all of R, and no longer.
+    Where λR is much more than that, it is not even felt if gradients are clipped: the step is then
+    all of R, and no longer.
 
     Args:
         out: Logits ``[N, K]``.

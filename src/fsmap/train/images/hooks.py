@@ -16,7 +16,8 @@ class Hook(Protocol):
     ``run.look()``, ``run.logits(split)``, ``run.snapshot()`` and ``run.restore(snapshot)``. If it
     also has ``on_step(run)``, that is called after every step; ``state_dict()`` (names to numbers
     or tensors) and ``load_state_dict(state)`` go into the checkpoint. ``on_start(run)`` is called
-    once, before a checkpoint is read, and may refuse the run.
+    once, before a checkpoint is read, and may refuse the run. ``on_diverged(run)`` is called when a
+    number is no longer finite, and returns whether it has brought the run back.
     """
 
     def on_epoch(self, run: ImageRun) -> None:

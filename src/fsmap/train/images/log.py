@@ -27,15 +27,19 @@ def totals_of(run: ImageRun) -> dict[str, float]:
     """The sums of the epoch so far.
 
     Args:
-        run: The run.
+        run: The run; its hooks may undo a divergence.
 
     Returns:
         By name, see :data:`fsmap.train.images.step.COLUMNS`.
 
     Raises:
-        DivergedError: If one of them is not finite; it names the term.
+        DivergedError: If one of them is not finite, and no hook helps; it names the term.
     """
-    totals = dict(zip(COLUMNS, run._step.totals.tolist(), strict=True))
+    totals = _sums(run)
+    if not all(math.isfinite(totals[name]) for name in WORDS):
+        able = [hook for hook in run.hooks if hasattr(hook, "on_diverged")]
+        if any(hook.on_diverged(run) for hook in able):
+            totals = _sums(run)
     for name, words in WORDS.items():
         if not math.isfinite(totals[name]):
             message = (
@@ -45,6 +49,10 @@ def totals_of(run: ImageRun) -> dict[str, float]:
             )
             raise DivergedError(message)
     return totals
+
+
+def _sums(run: ImageRun) -> dict[str, float]:
+    return dict(zip(COLUMNS, run._step.totals.tolist(), strict=True))
 
 
 def epoch_row(run: ImageRun, totals: dict[str, float]) -> dict[str, Any]:
@@ -69,8 +77,7 @@ def epoch_row(run: ImageRun, totals: dict[str, float]) -> dict[str, Any]:
         "seconds": run.seconds,
     }
     if totals["regularized"]:
-        # R itself: on its steps it was counted `every` times
-        row["laplacian"] = totals["laplacian"] / (totals["regularized"] * run.settings.every)
+        row["laplacian"] = _laplacian(run, totals)
     if totals["skipped"]:
         row["skipped"] = int(totals["skipped"])
     if len(run.task.valid.x):
@@ -81,6 +88,19 @@ def epoch_row(run: ImageRun, totals: dict[str, float]) -> dict[str, Any]:
             row["valid_ece"] = metrics.ece(logits, y)
             row["valid_temperature"] = metrics.temperature(logits, y)
     return row
+
+
+def mean_laplacian(run: ImageRun) -> float | None:
+    """R, mean over the steps of the epoch so far, or of the last one; None: not known yet."""
+    totals = _sums(run)
+    if totals["regularized"] and math.isfinite(totals["laplacian"]):
+        return _laplacian(run, totals)
+    return run.history[-1].get("laplacian") if run.history else None
+
+
+def _laplacian(run: ImageRun, totals: dict[str, float]) -> float:
+    """R itself: on its steps it was counted ``every`` times."""
+    return totals["laplacian"] / (totals["regularized"] * run.settings.every)
 
 
 def _factor(run: ImageRun) -> float:
@@ -119,8 +139,12 @@ class Log:
         }
         lines = [json.dumps(head), *(json.dumps(row) for row in run.history)]
         partial = self.path.with_name(FILE + ".partial")
-        partial.write_text("".join(line + "\n" for line in lines))
-        os.replace(partial, self.path)
+        try:
+            partial.write_text("".join(line + "\n" for line in lines))
+            os.replace(partial, self.path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
         self.board = _board(folder)
 
     def write(self, row: dict[str, Any]) -> None:

@@ -103,7 +103,7 @@ def test_units_are_single_runs():
     assert [u["seed"] for u in units[:7]] == [0] * 7  # seeds outermost
     assert len(ImageSize().units(ImageSize.config)) == 2 * 3 * 8
     assert len(LabelNoise().units(LabelNoise.config)) == 3 * 5 * 2
-    assert len(ImageRecipe().units(ImageRecipe.config)) == 2 * (1 + 14 + 12 + 6)
+    assert len(ImageRecipe().units(ImageRecipe.config)) == 2 * (1 + 8 + 12 + 6)
     names = [kind.name for _, kind in kinds(ImageRecipe.config)]
     assert len(set(names)) == len(names)
 

@@ -75,9 +75,9 @@ def child(cell: str, options: argparse.Namespace) -> None:
     run = ImageRun(settings(cell, options), device=options.device)
     step = run._step
     with kernels(run.settings, run.device):
-        for first in range(run.settings.every):
-            kind = step.kind(first, 1e-6)
-            step.feeder.prepare(first, kind)
+        for number in range(run.settings.every):
+            kind = step.kind(number, 1e-6)
+            step.feeder.prepare(number, kind)
             step.gradients[kind] = step.make(kind)
         built = time.perf_counter() - start
         print(json.dumps({"built": built}), flush=True)

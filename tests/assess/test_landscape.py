@@ -118,5 +118,15 @@ def test_laplacian_in_training_mode(seeded: None):
     assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
 
 
+def test_frozen_layers_stay_frozen_in_training_mode(seeded: None):
+    model = network().train()
+    model[1].eval()
+    x = data()[0][:6]
+    psi = draw_psi(model, 1, torch.Generator().manual_seed(0))
+    value = laplacian(model, x, probes=psi, batch_statistics=True)
+    assert value[0] == laplacian(model, x, probes=psi)[0]
+    assert not model[1].training
+
+
 def clones(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {n: t.clone() for n, t in tensors.items()}

@@ -6,11 +6,11 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.functional import functional
 from fsmap.linalg.probes import normal
 from fsmap.linalg.trace import trace
+from fsmap.objective.batchnorm import unfrozen
 from fsmap.types import Params
 
 
@@ -42,10 +42,10 @@ def laplacian(
         probes = draw_psi(module, probes, generator or torch.Generator().manual_seed(0))
     number = len(next(iter(probes.values())))
     modes = [(m, m.training) for m in module.modules()]
-    whole = module.training
-    for m, mode in modes:
-        live = isinstance(m, _BatchNorm) and (mode or not whole)
-        m.training = batch_statistics and live
+    live = unfrozen(module) if batch_statistics else []
+    module.eval()
+    for norm in live:
+        norm.training = True
     try:
         with torch.no_grad():
             f, params = functional(module)

@@ -28,6 +28,12 @@ def present(module: nn.Module) -> bool:
     return any(isinstance(m, _BatchNorm) for m in module.modules())
 
 
+def unfrozen(module: nn.Module) -> list[_BatchNorm]:
+    """BatchNorm layers that nobody froze: all, but for those in ``eval()`` mode in a live model."""
+    layers = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+    return [m for m in layers if m.training or not module.training]
+
+
 def check_mode(mode: str, allowed: tuple[str, ...], instead: str = "") -> None:
     """Refuse an unknown mode.
 

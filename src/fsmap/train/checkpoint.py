@@ -51,11 +51,21 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "torch": torch.__version__,
     }
     about["sha256"] = _digest(tensors, about)
-    partial = path.with_name(path.name + ".partial")
     path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, safetensors.torch.save(tensors, about))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file; the one that was there stays until the new one is complete on the disk.
+
+    Args:
+        path: The file; its folder must exist.
+        data: What it shall hold.
+    """
+    partial = path.with_name(path.name + ".partial")
     try:
         with open(partial, "wb") as file:
-            file.write(safetensors.torch.save(tensors, about))
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)

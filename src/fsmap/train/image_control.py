@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fsmap.errors import InputError
 from fsmap.train.guard import COLLAPSED, PATIENCE
+from fsmap.train.images.log import mean_laplacian
 from fsmap.train.temperature import TemperatureControl
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class SteerStrength:
 
     def _look(self, run: ImageRun, control: TemperatureControl) -> str:
         logits, y = run.look()
-        seen = control.observe(logits, y, _authority(run), run.laplacian)
+        seen = control.observe(logits, y, _authority(run), mean_laplacian(run))
         if seen.verdict == COLLAPSED:
             if self.good:
                 run.restore(self.good)

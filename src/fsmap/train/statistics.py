@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError
+from fsmap.objective.batchnorm import unfrozen
 
 
 @contextmanager
@@ -50,8 +51,7 @@ def fresh_statistics(
         >>> model.running_mean, model.training
         (tensor([0.]), True)
     """
-    norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
-    norms = [m for m in norms if m.training or not module.training]
+    norms = [m for m in unfrozen(module) if m.track_running_stats]
     buffers = [b for m in norms for b in m.buffers(recurse=False)]
     kept = [b.clone() for b in buffers]
     momenta = [m.momentum for m in norms]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import torch
 
 from fsmap import metrics
 from fsmap.errors import DivergedError
+from fsmap.train.checkpoint import write_whole
 from fsmap.train.images.step import COLUMNS
 
 if TYPE_CHECKING:
@@ -65,17 +65,17 @@ def epoch_row(run: ImageRun, totals: dict[str, float]) -> dict[str, Any]:
     Returns:
         Means over the epoch, and the held-out images' accuracy, NLL, ECE and temperature.
     """
-    steps = max(1.0, totals["steps"])
     row: dict[str, Any] = {
         "epoch": run.epoch,
         "step": run.step,
         "lr": run.settings.lr * _factor(run),
-        "loss": totals["loss"] / steps,
-        "accuracy": totals["correct"] * run.group.size / (steps * run.settings.batch_size),
-        "grad_norm": totals["grad_norm"] / steps,
         "reg_strength": run.reg_strength_used,
         "seconds": run.seconds,
     }
+    if steps := totals["steps"]:  # none where an epoch was undone at its end
+        row["loss"] = totals["loss"] / steps
+        row["accuracy"] = totals["correct"] * run.group.size / (steps * run.settings.batch_size)
+        row["grad_norm"] = totals["grad_norm"] / steps
     if totals["regularized"]:
         row["laplacian"] = _laplacian(run, totals)
     if totals["skipped"]:
@@ -110,7 +110,9 @@ def _factor(run: ImageRun) -> float:
 
 def in_short(row: dict[str, Any]) -> str:
     """A row in a few words, for the progress bar."""
-    parts = [f"epoch {row['epoch']}", f"loss {row['loss']:.3f}"]
+    parts = [f"epoch {row['epoch']}"]
+    if "loss" in row:
+        parts.append(f"loss {row['loss']:.3f}")
     if "valid_accuracy" in row:
         parts.append(f"held-out {100 * row['valid_accuracy']:.1f} %")
     return ", ".join(parts)
@@ -138,13 +140,7 @@ class Log:
             **about,
         }
         lines = [json.dumps(head), *(json.dumps(row) for row in run.history)]
-        partial = self.path.with_name(FILE + ".partial")
-        try:
-            partial.write_text("".join(line + "\n" for line in lines))
-            os.replace(partial, self.path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        write_whole(self.path, "".join(line + "\n" for line in lines).encode())
         self.board = _board(folder)
 
     def write(self, row: dict[str, Any]) -> None:

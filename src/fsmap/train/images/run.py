@@ -22,7 +22,7 @@ from fsmap.train.images.feed import Feeder
 from fsmap.train.images.gradient import JOINED, PLAIN
 from fsmap.train.images.hooks import FromFunction, Hook
 from fsmap.train.images.kernels import kernels
-from fsmap.train.images.log import LOOK_EVERY, Log, epoch_row, in_short, mean_laplacian, totals_of
+from fsmap.train.images.log import LOOK_EVERY, Log, epoch_row, in_short, totals_of
 from fsmap.train.images.parallel import Group
 from fsmap.train.images.predict import autocast, logits_of
 from fsmap.train.images.settings import ImageSettings
@@ -137,11 +137,6 @@ class ImageRun:
     def reg_strength_now(self) -> float:
         """λ of the next step: ``reg_strength`` times its schedule."""
         return self.reg_strength * self.settings.reg_factor(self.step, self.steps_per_epoch)
-
-    @property
-    def laplacian(self) -> float | None:
-        """R, mean over the steps of the epoch so far, or of the last one; None: not known yet."""
-        return mean_laplacian(self)
 
     def train(
         self,
@@ -263,7 +258,8 @@ class ImageRun:
         """Go back to a snapshot; steps, learning rate and λ go on as they are."""
         for name, t in files.model_tensors_of(self).items():
             t.copy_(snapshot[name])
-        self._step.totals.nan_to_num_(0.0, 0.0, 0.0)  # sums of what was undone
+        if not self._step.totals.isfinite().all():  # sums of what was undone
+            self._step.totals.zero_()
         self._glance = None
 
     def save(self) -> None:

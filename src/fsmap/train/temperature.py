@@ -215,7 +215,7 @@ class TemperatureControl:
             self._recover()
         else:
             self._advance(signal, authority, verdict)
-        self.steering.hold(1 / inverse if inverse > 0 else math.inf, authority)
+        self.steering.hold(1 / inverse if inverse > 0 else math.inf, authority, signal)
         self.updates += 1
         seen = Observation(self.updates - 1, signal, rest[0], self.strength, verdict)
         self.history.append(seen)

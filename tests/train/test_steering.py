@@ -204,10 +204,10 @@ def test_the_ceiling_opens_as_the_learning_rate_falls(authority: float | None, t
     ("signal", "opened"), [(-1.0, 1.0), (0.3, 1.0), (0.45, 0.5), (0.6, 0.0), (9.0, 0.0)]
 )
 def test_far_too_much_confidence_opens_the_ceiling(signal: float, opened: float):
-    control = Steering(1.0, band=0.3)
+    control = Steering(1.0, alarm=0.3)
     wanted = 1e-3 * 10.0 ** (1 - 4 * (0.5 * opened) ** (1 / 3))
     assert control.hold(1e-3, 0.5, signal) == pytest.approx(wanted)
-    assert Steering(1.0).hold(1e-3, 1.0, signal) == pytest.approx(1e-6)  # no band: not by signal
+    assert Steering(1.0).hold(1e-3, 1.0, signal) == pytest.approx(1e-6)  # no alarm
 
 
 def test_a_ceiling_holds_at_once_and_does_not_last():
@@ -225,6 +225,9 @@ def test_a_ceiling_holds_at_once_and_does_not_last():
 def test_numbers_that_are_none(options: dict[str, float]):
     with pytest.raises(InputError, match="boost at least 1, and all finite"):
         Steering(1.0, **options)
+    for alarm in (0.0, -1.0, math.nan):
+        with pytest.raises(InputError, match="alarm must be positive"):
+            Steering(1.0, alarm=alarm)
     with pytest.raises(InputError, match="must be a finite number"):
         Steering(1.0).move(math.inf)
 

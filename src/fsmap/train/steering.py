@@ -19,7 +19,7 @@ The ceiling: λR may be at most ``LATE`` (``EARLY`` / ``LATE``)^(a^``OPENING``) 
 thousandth at the largest learning rate, a seventh at a tenth of it, ten times at the end. An
 under-fitted network is calibrated at any λ, so that its temperature would never bring down a λ
 which keeps it under-fitted. It opens earlier for a network that is far more over-confident than one
-in the middle of its training is: a becomes smaller from s = ``band`` on, and zero at twice that.
+in the middle of its training is: a becomes smaller from s = ``alarm`` on, and zero at twice that.
 
 The boost b = min(1/a, ``boost``) grows as a falls: a network whose learning rate has come down
 follows λ more slowly, so λ has to lead by more. Not by much more: ResNet-18 on FashionMNIST follows
@@ -71,8 +71,8 @@ class Steering:
         interval: h, epochs between two updates. An epoch stands for the time in which a network
             follows a change of λ; say 0.1 where it takes ten epochs.
         boost: Largest factor by which gain and rate grow as the learning rate falls.
-        band: Signal that counts as zero at the largest learning rate of a schedule, and less later;
-            from there to twice as much opens the ceiling.
+        band: Signal that counts as zero at the largest learning rate of a schedule, and less later.
+        alarm: Signal from which on the ceiling opens; at twice that it is open.
         bounds: Smallest and largest λ; None: a factor of 1e6 around ``start``.
 
     Raises:
@@ -89,10 +89,14 @@ class Steering:
         interval: float = 0.25,
         boost: float = 2.0,
         band: float = 0.0,
+        alarm: float = math.inf,
         bounds: tuple[float, float] | None = None,
     ) -> None:
         low, high = bounds or (start / RANGE, start * RANGE)
         _check_positive(start=start, gain=gain, rate=rate, interval=interval)
+        if not alarm > 0:
+            message = f"alarm must be positive, got {alarm:g}"
+            raise InputError(message)
         if not (0 <= trend < math.inf and 1 <= boost < math.inf and 0 <= band < math.inf):
             message = (
                 "trend and band must be at least 0, boost at least 1, and all finite, got "
@@ -106,7 +110,7 @@ class Steering:
             )
             raise InputError(message)
         self.gain, self.trend, self.rate = gain, trend, rate
-        self.interval, self.boost, self.band = interval, boost, band
+        self.interval, self.boost, self.band, self.alarm = interval, boost, band, alarm
         self.low, self.high = low, high
         self.cap = high  # falls after a collapse
         self.strength = float(start)
@@ -151,13 +155,13 @@ class Steering:
         Args:
             even: λ > 0 at which λR equals the loss.
             authority: As in :meth:`move`; None: as at the end of a schedule.
-            signal: As in :meth:`move`; more than ``band`` opens the ceiling.
+            signal: As in :meth:`move`; more than ``alarm`` opens the ceiling.
 
         Returns:
             λ from now on.
         """
-        if authority is not None and self.band > 0:
-            authority *= min(max(2 - signal / self.band, 0.0), 1.0)
+        if authority is not None:
+            authority *= min(max(2 - signal / self.alarm, 0.0), 1.0)
         self.strength = min(self.strength, even * ceiling(authority))
         return self.strength
 

@@ -274,6 +274,8 @@ def test_the_figure_shows_what_was_traced():
         *made_up({"ps-map": curve}, "fmnist"),
     ]
     assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 3
+    rows += made_up({"other": curve}, "cifar10")  # its training mode was not traced
+    assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 2
     assert LaplacianTrace().draw(made_up({"ps-map": PLAIN}, "fmnist")) == {}
 
 

@@ -80,13 +80,14 @@ class LaplacianTrace(ImageExperiment):
         return [*ran(rows), *fall_claims(rows)]
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """R over epochs: a panel for each set and quantity that was traced."""
-        curves = {
-            (dataset, metric): some
-            for dataset in dict.fromkeys(row.config["dataset"] for row in rows)
-            for metric in WHERE
-            if (some := tables.select(rows, dataset=dataset, metric=f"{metric}_curve"))
-        }
+        """R over epochs: a panel for each set and quantity that all its methods have a curve of."""
+        curves = {}
+        for dataset, mine in tables.group(rows, "dataset").items():
+            methods = {row.method for row in mine}
+            for metric in WHERE:
+                some = tables.select(mine, metric=f"{metric}_curve")
+                if {row.method for row in some} == methods:
+                    curves[dataset[0], metric] = some
         if not curves:
             return {}
         figure, panels = figures.axes(len(curves), panel=(4.0, 2.8), squeeze=False)

@@ -161,7 +161,7 @@ def test_redraw_makes_the_claims_anew(here, monkeypatch, capsys):
 
 
 def test_a_reader_who_has_had_enough_is_no_error():
-    command = f"{sys.executable} -m fsmap.cli list | true; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m fsmap list | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr
     assert done.returncode in (0, 141)

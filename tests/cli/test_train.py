@@ -104,7 +104,7 @@ def torchrun(words: list[str], out: Path) -> subprocess.Popen[str]:
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
         *("--master-port", "0", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"),
-        *("-m", "fsmap.cli", *words, "--out", str(out)),
+        *("-m", "fsmap", *words, "--out", str(out)),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
     pipe = subprocess.PIPE
@@ -201,7 +201,7 @@ def test_all_processes_stop_when_time_is_up(tmp_path: Path):
     """And the exit code says so: the documented loop goes on."""
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("-m", "fsmap.cli", *TINY, "--epochs", "60", "--seeds", "0,1", "--max-seconds", "1"),
+        *("-m", "fsmap", *TINY, "--epochs", "60", "--seeds", "0,1", "--max-seconds", "1"),
         *("--out", str(tmp_path)),
     ]
     where = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}", "OMP_NUM_THREADS": "1"}

@@ -261,7 +261,8 @@ def test_refusals():
     with pytest.raises(InputError, match="updates >= 1 and warmup >= 1 epochs, got updates=0"):
         SteerStrength(updates=0)
     for changes, message in (
-        ({"valid": 0}, "needs held-out images: set valid"),
+        ({"valid": 0}, "needs held-out images, 30 at least"),
+        ({"valid": 29}, "needs held-out images, 30 at least"),
         ({"epochs": 1}, "begins after 1 epochs of warm-up"),
         ({"method": "ps-map"}, "for method='l-map'"),
         ({"reg_schedule": "cosine"}, "has no schedule"),

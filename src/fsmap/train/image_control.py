@@ -25,6 +25,10 @@ SHARE = 0.01
 """Of the loss that λ₀R makes, if no λ₀ is given."""
 
 
+FEWEST = 30
+"""Held-out images below which accuracy cannot be told from chance, and a temperature is noise."""
+
+
 class SteerStrength:
     """Hook for :class:`fsmap.train.images.ImageRun` that moves λ several times an epoch.
 
@@ -64,12 +68,14 @@ class SteerStrength:
             run: The run, before its first step.
 
         Raises:
-            InputError: If it has no R, no held-out images, no time, or a schedule of its own for λ.
+            InputError: If it has no R, too few held-out images, no time, or a schedule for λ.
         """
         s = run.settings
         reasons = {
             "steering λ is for method='l-map'": not s.regularized,
-            "steering λ needs held-out images: set valid to more than 0": not len(run.task.valid.x),
+            f"steering λ needs held-out images, {FEWEST} at least, better thousands: set valid": (
+                len(run.task.valid.x) < FEWEST
+            ),
             f"steering λ begins after {self.warmup} epochs of warm-up: set epochs to more": (
                 s.epochs <= self.warmup
             ),

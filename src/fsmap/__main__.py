@@ -1,4 +1,4 @@
-"""``python -m fsmap.cli`` is ``fsmap``."""
+"""``python -m fsmap`` is ``fsmap``."""
 
 import sys
 

@@ -92,13 +92,17 @@ def child(cell: str, options: argparse.Namespace) -> None:
         start = time.perf_counter()
         take(run, 3)
         first = time.perf_counter() - start
-        times = [take(run, options.steps) for _ in range(options.repeats)]
+        every = run.settings.every  # whole turns, or the mean would be of something else
+        steps = every * math.ceil(options.steps / every)
+        times = [take(run, steps) for _ in range(options.repeats)]
         found = {
             "cell": cell,
             "ms": statistics.median(times),
             "fastest": min(times),
             "build_s": built,
             "capture_s": first,
+            "steps": steps,
+            "repeats": options.repeats,
             "peak_gb": torch.cuda.max_memory_allocated() / 2**30 if step.cuda else None,
         }
         if step.cuda and hasattr(step, "graphs") and run.settings.every == 1:
@@ -220,6 +224,8 @@ def main() -> None:
                 row |= {"limit_ms": LIMITS.get(row["cell"]), "authors_ms": AUTHORS.get(row["cell"])}
             file.write(json.dumps({**row, "set": options.set, **where}) + "\n")
     print(f"{len(rows)} rows added to {out}")
+    if len(rows) < len(options.cells):
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from fsmap.cli import main
+from fsmap.cli.assess import _check_shape
+from fsmap.errors import InputError
 from fsmap.train.images import ImageRun, ImageSettings
 
 SETTINGS = ImageSettings(
@@ -106,6 +108,25 @@ def test_unknown_corruption(checkpoint: Path, tmp_path: Path, capsys: pytest.Cap
     assert "unknown corruption 'rain'; known: all, gaussian-noise" in capsys.readouterr().err
     assert main([*command[:-1], "contrast", "--severities", "6"]) == 2
     assert "--severities must be among 1, 2, 3, 4, 5, got 6" in capsys.readouterr().err
+
+
+def test_sets_of_another_shape_are_refused():
+    with pytest.raises(InputError, match=r"images of kmnist have the shape \(1, 28, 28\)"):
+        _check_shape("kmnist", torch.zeros(2, 1, 28, 28), SETTINGS)
+    _check_shape("cifar100", torch.zeros(2, 3, 32, 32), SETTINGS)
+
+
+@pytest.mark.parametrize("option", ["--limit", "--points"])
+def test_numbers_of_images(checkpoint: Path, option: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["assess", str(checkpoint), option, "-5"]) == 2
+    assert f"{option} must be at least 1, got -5" in capsys.readouterr().err
+
+
+def test_landscape_looks_at_all_networks_first(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fsmap.cli.landscape._walk", lambda *_: pytest.fail("walked"))
+    assert main(["landscape", str(checkpoint), str(tmp_path / "nosuch")]) == 2
 
 
 def test_landscape_of_two(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

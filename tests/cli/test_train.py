@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from fsmap.cli import main
+from fsmap.cli.train import LOCK
 from fsmap.train.images import load_model
 from fsmap.train.images.state import FILE
+from fsmap.train.lock import exclusive
 
 TINY = [
     *("train", "--data", "fmnist", "--generated", "--limit", "64", "--valid", "32"),
@@ -71,6 +73,7 @@ def test_steered(tmp_path: Path):
         (["--method", "magic"], "method must be one of ps-map, l-map, got 'magic'"),
         (["--data", "digits"], "no data set 'digits'. Known: fashion-mnist, mnist, cifar10."),
         (["--seeds", "a"], "--seeds is written 0 or 0,1,2, got 'a'"),
+        (["--seeds", "0,1,0"], "--seeds names a seed twice: 0,1,0"),
         (["--device", "abacus"], "--device:"),
         (["--model", "resnet19"], "unknown model 'resnet19'"),
         (["--px", "2*"], "is no component"),
@@ -195,6 +198,50 @@ def test_an_interrupt_says_how_to_resume(
     monkeypatch.setattr(ImageRun, "train", stop)
     assert main([*TINY, "--epochs", "2", "--out", str(tmp_path)]) == 130
     assert "interrupted. The last checkpoint is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "words"),
+    [(signal.SIGINT, 130, "interrupted."), (signal.SIGTERM, 2, "asked to terminate (SIGTERM).")],
+)
+def test_ctrl_c_ends_a_run_with_a_checkpoint(tmp_path: Path, kind: int, code: int, words: str):
+    command = [sys.executable, "-m", "fsmap", *TINY, "--epochs", "100000", "--out", str(tmp_path)]
+    where = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS.parent / 'src'}", "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
+    job = subprocess.Popen(command, env=where, stdout=pipe, stderr=pipe, text=True)
+    log, start = tmp_path / "log.jsonl", time.monotonic()
+    while not (log.exists() and len(log.read_text().splitlines()) > 1):
+        assert time.monotonic() - start < 90, job.communicate()
+        time.sleep(0.02)
+    job.send_signal(kind)
+    out, errors = job.communicate(timeout=60)
+    assert job.returncode == code
+    assert f"{words} The last checkpoint is" in out + errors
+    assert "stopping after this step" in errors
+    assert load_model(tmp_path)[1]["step"] >= 4
+
+
+def test_two_processes_do_not_write_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with exclusive(tmp_path / LOCK, tmp_path):
+        assert main([*TINY, "--epochs", "1", "--out", str(tmp_path)]) == 2
+    assert "another process is writing to" in capsys.readouterr().err
+    assert main([*TINY, "--epochs", "1", "--out", str(tmp_path)]) == 0
+
+
+def test_a_lambda_that_was_never_on_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = ["--epochs", "2", "--out", str(tmp_path), "--reg-strength", "auto", "--lr", "0"]
+    assert main([*TINY, *words]) == 0
+    assert "λ stayed 0: the model was not better than chance" in capsys.readouterr().out
+
+
+def test_generated_images_have_a_folder_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main([*TINY, "--epochs", "1"]) == 0
+    assert [p.name for p in (tmp_path / "runs/train").iterdir()] == [
+        "fmnist-l-map-kmnist-generated-seed0"
+    ]
 
 
 def test_all_processes_stop_when_time_is_up(tmp_path: Path):

@@ -26,6 +26,7 @@ from fsmap.experiments.image_table import PAPER, ImageTable
 from fsmap.experiments.image_verdict import table_claims
 from fsmap.experiments.label_noise import LabelNoise, noisy
 from fsmap.experiments.laplacian_trace import LaplacianTrace
+from fsmap.experiments.recipe_page import main as write_page
 from fsmap.experiments.recipe_page import page, read
 from fsmap.experiments.recipe_verdict import recipe_claims, recipe_table
 from fsmap.report import tables
@@ -263,6 +264,8 @@ def test_label_noise_and_the_laplacian():
     claims = {claim.claim: claim.holds for claim in LabelNoise().claims(rows(1e4))}
     assert len(claims) == 1 + 2 + 2 * 2
     assert all(claims.values())
+    half = [row for row in rows(1e4) if row.method == "ps-map"]
+    assert len(LabelNoise().claims(half)) == 1  # nothing to compare with yet
     fell = [c.holds for c in LaplacianTrace().claims(rows(3e4)) if "Laplacian" in c.claim]
     assert fell == [True, False]  # in training mode, and of the deployed network
 
@@ -353,6 +356,11 @@ def test_claims_of_the_recipe():
     assert all(judged(recipe_rows(0.19, 1.05), recipe_claims).values())
     bad = judged(recipe_rows(0.3, 1.3), recipe_claims)
     assert sum(bad.values()) == 2  # nothing diverged, accuracy kept
+    one = tables.select(recipe_rows(0.19, 1.05), part="steered", metric="nll")[0]
+    fell = [*recipe_rows(0.19, 1.05), one._replace(metric="collapses", value=1)]
+    kept = next(c for c in recipe_claims(fell) if "collapsed or lost" in c.claim)
+    assert not kept.holds
+    assert "1 collapses undone" in kept.ours or "2 collapses undone" in kept.ours
     against = next(c for c in recipe_claims(recipe_rows(0.19, 1.05)) if "best on" in c.claim)
     assert "joint-1e-06" in against.ours  # chosen on held-out images
     rows = recipe_rows(0.19, 1.05)
@@ -377,6 +385,19 @@ def test_every_number_of_a_row_is_written_once():
     assert set(PAPER) == set(pairs)
 
 
+def test_a_page_of_nothing_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The output is redirected into the page."""
+    monkeypatch.setattr("sys.argv", ["recipe_page", str(tmp_path)])
+    with pytest.raises(SystemExit) as stopped:
+        write_page()
+    said = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert not said.out
+    assert "no finished image-recipe of full size" in said.err
+
+
 def test_the_recipe_s_page_holds_what_was_measured():
     root = Path(__file__).parents[2]
     found = (read(root / "results", name) for name in ("image-recipe", "image-table"))
@@ -384,7 +405,6 @@ def test_the_recipe_s_page_holds_what_was_measured():
     made = page(recipe_rows(0.19, 1.05))
     assert "| joint-auto | 128 | 1 | 1e−6 | 93.9 | 0.19 | 1 | 1 | 0.19 | 10 | ✓ |" in made
     assert "- ✓ fmnist, joint: steered from 1 first values" in made
-    assert "Nothing has been measured" not in made
     long = page(recipe_rows(0.19, 1.05), made_up({"ps-map": PLAIN, "recipe": GOOD}, "cifar10"))
     assert "## CIFAR-10, the paper's length" in long
     assert "| recipe | 2 | 93.9 ± 0 | 0.2 ± 0 | 1 ± 0 |" in long

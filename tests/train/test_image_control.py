@@ -260,6 +260,9 @@ def test_long_runs_look_less_often(epochs: int, looks: int):
 def test_refusals():
     with pytest.raises(InputError, match="updates >= 1 and warmup >= 1 epochs, got updates=0"):
         SteerStrength(updates=0)
+    for start in (0.0, -1.0, math.inf):
+        with pytest.raises(InputError, match="must be positive and finite"):
+            SteerStrength(start)
     for changes, message in (
         ({"valid": 0}, "needs held-out images, 30 at least"),
         ({"valid": 29}, "needs held-out images, 30 at least"),
@@ -269,6 +272,13 @@ def test_refusals():
     ):
         with pytest.raises(InputError, match=message):
             ImageRun(dataclasses.replace(SETTINGS, width=2, **changes), hooks=[SteerStrength()])
+
+
+def test_a_run_is_resumed_with_the_same_controller(tmp_path: Path):
+    run_of(SteerStrength(gain=5.0), folder=tmp_path).train(until_epoch=2, progress=False)
+    with pytest.raises(CheckpointError, match=r"gain=5.0.* there, .*gain=4.0.* here"):
+        run_of(SteerStrength(gain=4.0), folder=tmp_path, resume=True)
+    assert run_of(SteerStrength(gain=5.0), folder=tmp_path, resume=True).epoch == 2
 
 
 def test_a_run_that_was_not_steered_is_not_resumed_steered(tmp_path: Path):

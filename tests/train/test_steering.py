@@ -216,7 +216,11 @@ def test_a_ceiling_holds_at_once_and_does_not_last():
     control.move(0.5)
     assert control.hold(1.0) == pytest.approx(1e-2 * math.exp(0.5))
     assert control.hold(1e-12) == pytest.approx(1e-11)  # it counts for more than the range
-    assert control.move(0.0) == control.low
+    assert control.move(0.0) == pytest.approx(1e-11)  # the range does not lift it
+    assert control.fall() == pytest.approx(1e-12)
+    assert control.cap == pytest.approx(1e-11 / 3)
+    control.move(9.0)
+    assert control.strength == control.cap
 
 
 @pytest.mark.parametrize(
@@ -238,7 +242,23 @@ def test_the_trend_is_that_of_what_counts_and_is_trusted_as_little():
     assert control.move(0.07, authority=0.5) == pytest.approx(math.exp(0.5 * 2 * 0.02))
 
 
-def test_a_collapse_below_the_range_does_not_raise_lambda():
+def test_a_collapse_below_the_range_lowers_lambda_all_the_same():
     control = Steering(1.0, bounds=(0.1, 10.0))
     control.hold(1e-6)
-    assert control.fall() == pytest.approx(1e-5)
+    assert control.fall() == pytest.approx(1e-6)
+    assert control.cap == pytest.approx(1e-5 / 3)
+
+
+def test_a_collapse_forgets_the_trend():
+    control = Steering(1.0, gain=1e-9, trend=1.0, interval=1.0, boost=1.0)
+    control.move(0.5)
+    control.fall()
+    before = control.strength
+    assert control.move(0.1) == pytest.approx(before)  # and not by 0.1 - 0.5
+
+
+def test_gain_boost_and_trust_as_they_are():
+    """One quarter of an epoch at log T = 0.1: 6 · 0.25 · 0.1, by trust and boost."""
+    for authority, factor in ((1.0, 0.05), (0.25, 0.75 * 2), (0.0, 2.0), (None, 1.0)):
+        control = Steering(1.0)
+        assert math.log(control.move(0.1, authority)) == pytest.approx(0.15 * factor)

@@ -470,6 +470,46 @@ def test_the_ceiling_knows_the_schedule(authority: float, times: float):
         assert seen.strength == pytest.approx(even * factor)
 
 
+def over_confident(times: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Three of four are right, and T is ``times``."""
+    y = torch.arange(40) % 2
+    guess = torch.where(torch.arange(40) < 10, 1 - y, y)
+    return math.log(3) * times * (F.one_hot(guess, 2).double() - 0.5), y
+
+
+def test_band_and_alarm_as_they_are():
+    even = 1e-2
+    for log_t, moved, opened in (
+        (0.08, 0.0, 1.0),
+        (0.2, 0.1, 1.0),
+        (0.45, 0.35, 0.5),
+        (0.7, 0.6, 0),
+    ):
+        out, y = over_confident(math.exp(log_t))
+        control = fsmap.TemperatureControl(None, None, start=1e-6, warmup=0)
+        control.observe(out, y, 1.0)
+        assert math.log(control.strength / 1e-6) == pytest.approx(0.05 * 1.5 * moved, abs=1e-4)
+        control = fsmap.TemperatureControl(None, None, start=1.0, warmup=0)
+        seen = control.observe(out, y, 1.0, float(F.cross_entropy(out, y)) / even)
+        wanted = even * 10 ** (1 - 4 * opened ** (1 / 3))
+        assert seen.strength == pytest.approx(min(wanted, control.steering.cap), rel=0.02)
+    slope = fsmap.TemperatureControl(None, None, start=1.0, warmup=0, signal="slope")
+    assert (slope.steering.band, slope.steering.alarm) == (0.0, math.inf)
+
+
+def test_the_ceiling_is_not_opened_by_a_collapse():
+    """A constant is as over-confident as can be."""
+    out, y = over_confident(1.0)
+    control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0)
+    control.observe(out, y, 1.0)
+    constant = torch.zeros_like(out)
+    constant[:, 0] = 30.0
+    loss = float(F.cross_entropy(constant, y))
+    seen = control.observe(constant, y, 1.0, loss / 1e-6)
+    assert seen.verdict == "collapsed"
+    assert seen.strength == pytest.approx(1e-9, rel=0.01)
+
+
 def test_a_small_temperature_counts_for_nothing_at_a_high_learning_rate():
     """The band of log T, and of no other signal."""
     y = torch.arange(40) % 2
@@ -485,9 +525,7 @@ def test_a_small_temperature_counts_for_nothing_at_a_high_learning_rate():
 @pytest.mark.parametrize(("times", "moves"), [(1.08, False), (1.6, True)])
 def test_much_over_confidence_counts_at_any_learning_rate(times: float, moves: bool):
     """A little over-confidence is normal while the learning rate is high, a lot is not."""
-    y = torch.arange(40) % 2
-    guess = torch.where(torch.arange(40) < 10, 1 - y, y)
-    out = math.log(3) * times * (F.one_hot(guess, 2).double() - 0.5)  # T = times
+    out, y = over_confident(times)
     control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0)
     seen = control.observe(out, y, 1.0)
     assert seen.signal == pytest.approx(math.log(times), abs=1e-3)

@@ -70,6 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     Returns:
         0.
+
+    Raises:
+        InputError: If a number or a name is out of range.
     """
     from fsmap.assess.images import Classifier, assess_images
     from fsmap.report.figures import save, style
@@ -79,17 +82,23 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.train.images.build import load_data
 
     require("matplotlib", extra="report")
+    for name in ("limit", "points"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            message = f"--{name} must be at least 1, got {value}"
+            raise InputError(message)
     corruptions = _corruptions(arguments)
     module, progress = load_model(arguments.checkpoint, device_of(arguments.device))
     settings: ImageSettings = progress["settings"]
     task = load_data(settings, arguments.data_dir)
     foreign = _foreign(arguments, settings)
+    test = task.test.take(slice(arguments.limit))
     found = assess_images(
         Classifier(module, task.normalize),
-        task.test.take(slice(arguments.limit)),
+        test,
         task.valid,
         foreign=foreign,
-        shifted=_shifted(arguments),
+        shifted=_shifted(arguments, settings),
         corruptions=corruptions,
         points={"train": task.train.x[: arguments.points]}
         | {name: images[: arguments.points] for name, images in foreign.items()},
@@ -97,7 +106,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     about = {"checkpoint": str(arguments.checkpoint), "settings": settings.describe()}
     about |= {"step": progress["step"], "reg_strength": progress["reg_strength"]}
-    described = plain({**about, **found.describe()})
+    sizes = {"test_images": len(test.x), "points": arguments.points}
+    described = plain({**about, **sizes, **found.describe()})
     out = arguments.out or _folder(arguments.checkpoint)
     out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / "assessment.json", json.dumps(described, indent=1) + "\n")
@@ -140,7 +150,10 @@ def _foreign(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str
         shape = facts_of(settings.data).shape
         return {"generated": generate(shape, 1_000, seed=2).x}
     if arguments.ood is not None:
-        return {name: _first_images(name, arguments.data_dir) for name in arguments.ood}
+        asked = {name: _first_images(name, arguments.data_dir) for name in arguments.ood}
+        for name, images in asked.items():
+            _check_shape(name, images, settings)
+        return asked
     usual = FOREIGN[find(settings.data).name]
     try:
         return {usual: _first_images(usual, arguments.data_dir)}
@@ -159,10 +172,26 @@ def _first_images(name: str, data_dir: Path | None) -> Tensor:
     return read_images(name, split, data_dir).x[:10_000]
 
 
-def _shifted(arguments: argparse.Namespace) -> dict[str, Images]:
+def _shifted(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str, Images]:
     from fsmap.data.images.read import read_images
 
-    return {name: read_images(name, "test", arguments.data_dir) for name in arguments.shift or ()}
+    names = arguments.shift or ()
+    found = {name: read_images(name, "test", arguments.data_dir) for name in names}
+    for name, images in found.items():
+        _check_shape(name, images.x, settings)
+    return found
+
+
+def _check_shape(name: str, images: Tensor, settings: ImageSettings) -> None:
+    from fsmap.data.images.task import facts_of
+
+    wanted, got = tuple(facts_of(settings.data).shape), tuple(images.shape[1:])
+    if got != wanted:
+        message = (
+            f"images of {name} have the shape {got}, those of {settings.data}, on which the model "
+            f"was trained, {wanted}: name another set"
+        )
+        raise InputError(message)
 
 
 def _tell(found: Assessment) -> None:

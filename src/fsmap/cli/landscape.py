@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.report.figures import save, style
     from fsmap.report.image_figures import landscape_figure
     from fsmap.report.records import plain, write_atomically
+    from fsmap.train.images import load_model
 
     require("matplotlib", extra="report")
     if arguments.steps % 2 == 0 or arguments.steps < 3:
@@ -74,7 +76,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.chunk is not None and arguments.chunk < 1:
         message = f"--chunk must be at least 1, got {arguments.chunk}"
         raise InputError(message)
+    if not 0 < arguments.reach < math.inf:
+        message = f"--reach must be positive and finite, got {arguments.reach:g}"
+        raise InputError(message)
     names = _names(arguments.checkpoints)
+    for path in arguments.checkpoints:  # all are there, before anything takes time
+        load_model(path, device_of("cpu"))
     found = {
         name: _walk(path, arguments)
         for name, path in zip(names, arguments.checkpoints, strict=True)
@@ -84,7 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
     write_atomically(arguments.out / "landscape.json", json.dumps(plain(described)) + "\n")
     with style():
         save(landscape_figure(found), arguments.out, "landscape")
-    within = min(1.0, arguments.reach)
+    step = 2 * arguments.reach / (arguments.steps - 1)
+    within = min(max(1.0, step), arguments.reach)
     lines = [[name, f"{flatness(one, within):.4g}"] for name, one in found.items()]
     console.table(["", f"mean rise of the loss, steps up to {within:g}"], lines)
     console.say(f"{arguments.out}/landscape.json, .svg and .png written")

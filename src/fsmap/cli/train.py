@@ -8,17 +8,23 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fsmap.cli import console
 from fsmap.cli.train_options import add_options, device_of, settings_of
-from fsmap.errors import FsmapError
+from fsmap.errors import FsmapError, InputError
+from fsmap.train.lock import exclusive
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
     from fsmap.train.images import ImageRun, ImageSettings
     from fsmap.train.images.parallel import Group
+
+
+LOCK = ".lock"
+"""In the folder of a run; held while it is written to."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -38,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
             "fsmap train --data cifar10 --px cifar100 --reg-strength auto --seeds 0,1,2",
             "fsmap train --data fmnist --quick                # seconds on a CPU",
             "fsmap train ... --max-seconds 480 --resume       # in pieces",
-            "torchrun --nproc-per-node 2 -m fsmap.cli train --data cifar10 ...",
+            "torchrun --nproc-per-node 2 -m fsmap train --data cifar10 ...",
         ],
     )
     add_options(parser)
@@ -100,24 +106,25 @@ def _train(
     from fsmap.train.images import ImageRun
 
     about = {"commit": circumstances("cpu").commit, "command": shlex.join(["fsmap", *sys.argv[1:]])}
-    run = ImageRun(
-        settings,
-        device=device,
-        folder=folder,
-        resume=arguments.resume,
-        hooks=_hooks(arguments),
-        data_dir=arguments.data_dir,
-        group=group,
-        about=about,
-    )
-    if group.rank == 0:
-        console.say(_opening(run, folder))
-    with _terminated():
-        run.train(
-            max_seconds=left,
-            checkpoint_every=arguments.checkpoint_every,
-            progress=not arguments.silent,
+    with exclusive(folder / LOCK, folder) if group.rank == 0 else nullcontext():
+        run = ImageRun(
+            settings,
+            device=device,
+            folder=folder,
+            resume=arguments.resume,
+            hooks=_hooks(arguments),
+            data_dir=arguments.data_dir,
+            group=group,
+            about=about,
         )
+        if group.rank == 0:
+            console.say(_opening(run, folder))
+        with _signals(run):
+            run.train(
+                max_seconds=left,
+                checkpoint_every=arguments.checkpoint_every,
+                progress=not arguments.silent,
+            )
     if run.done and group.rank == 0:
         console.say(_closing(run))
     return run
@@ -132,13 +139,15 @@ def _hooks(arguments: argparse.Namespace) -> Sequence[Any]:
 
 
 def _seeds(arguments: argparse.Namespace) -> list[int]:
-    from fsmap.errors import InputError
-
     try:
-        return [int(word) for word in str(arguments.seeds).split(",")]
+        seeds = [int(word) for word in str(arguments.seeds).split(",")]
     except ValueError as error:
         message = f"--seeds is written 0 or 0,1,2, got {arguments.seeds!r}"
         raise InputError(message) from error
+    if len(set(seeds)) < len(seeds):
+        message = f"--seeds names a seed twice: {arguments.seeds}"
+        raise InputError(message)
+    return seeds
 
 
 def _folder(
@@ -147,6 +156,7 @@ def _folder(
     if arguments.out is None:
         px = f"-{settings.px}" if settings.regularized else ""
         px += "-auto" if arguments.reg_strength == "auto" else ""
+        px += "-generated" if settings.generated else ""
         return Path("runs") / "train" / f"{settings.data}-{settings.method}{px}-seed{seed}"
     return arguments.out / f"seed{seed}" if many else Path(arguments.out)
 
@@ -185,17 +195,24 @@ def _closing(run: ImageRun) -> str:
     return (
         f"test: accuracy {100 * metrics.accuracy(logits, y):.2f} %, NLL "
         f"{metrics.nll(logits, y):.4f}, ECE {100 * metrics.ece(logits, y):.2f} %{temperature}; "
-        f"{duration(run.seconds)} of training"
-        + (f", λ {run.history[-1]['reg_strength']:.2g} at the end{_status(run)}" if with_r else "")
+        f"{duration(run.seconds)} of training" + (f", {_strength(run)}" if with_r else "")
     )
 
 
-def _status(run: ImageRun) -> str:
-    """What became of a steered λ."""
+def _strength(run: ImageRun) -> str:
+    """λ at the end, and what became of it where it was steered."""
+    last = f"λ {run.history[-1]['reg_strength']:.2g} at the end"
     for hook in run.hooks:
-        if hasattr(hook, "control"):
-            return f" ({'warm-up' if hook.control is None else hook.control.status})"
-    return ""
+        if not hasattr(hook, "control"):
+            continue
+        if hook.control is None or hook.control.warming_up:
+            return (
+                "λ stayed 0: the model was not better than chance on held-out images, or R was "
+                "not measured in an epoch"
+            )
+        undone = hook.control.collapses
+        return f"{last} ({hook.control.status}{f', {undone} collapses undone' if undone else ''})"
+    return last
 
 
 def _how_to_resume(folder: Path) -> str:
@@ -207,17 +224,40 @@ def _how_to_resume(folder: Path) -> str:
     return f"The last checkpoint is {path}; the same command with --resume goes on from it."
 
 
-class _terminated:
-    """Within it, SIGTERM (what torchrun sends when another process died) is an error to explain."""
+class _signals:
+    """Within it, Ctrl-C and SIGTERM end a run after its present step, with a checkpoint.
+
+    The second one ends it at once, as does the first where there are several processes: there it is
+    what torchrun sends when another one died, and the step would wait for that one.
+    """
+
+    def __init__(self, run: ImageRun) -> None:
+        self.run = run
+        self.seen: int | None = None
 
     def __enter__(self) -> None:
-        self.before = signal.signal(signal.SIGTERM, self._stop)
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        self.before = {kind: signal.signal(kind, self._stop) for kind in kinds}
 
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, self.before)
+    def __exit__(self, failed: object, *_: object) -> None:
+        for kind, handler in self.before.items():
+            signal.signal(kind, handler)
+        if self.seen is not None and failed is None and not self.run.done:
+            self._raise(self.seen)
 
-    def _stop(self, *_: object) -> None:
-        message = "asked to terminate (SIGTERM), as when another process of the job died"
+    def _stop(self, kind: int, _: object) -> None:
+        if self.seen is not None or self.run.group.size > 1:
+            self._raise(kind)
+        self.seen = kind
+        self.run.stop()
+        console.note("stopping after this step, with a checkpoint (once more: at once)")
+
+    def _raise(self, kind: int) -> NoReturn:
+        if kind == signal.SIGINT:
+            raise KeyboardInterrupt
+        several = self.run.group.size > 1
+        died = ", as when another process of the job died" if several else ""
+        message = f"asked to terminate (SIGTERM){died}"
         raise TerminatedError(message)
 
 

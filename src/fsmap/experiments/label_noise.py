@@ -95,10 +95,12 @@ def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
         levels = sorted({row.config["label_noise"] for row in mine if row.config["label_noise"]})
         for level in levels:
             for metric, words in (("accuracy", "more accurate"), ("ece", "better calibrated")):
-                ps, lm = (
-                    mean_of(mine, metric, label_noise=level, method=method).mean
-                    for method in METHODS
-                )
+                both = [
+                    mean_of(mine, metric, label_noise=level, method=method) for method in METHODS
+                ]
+                if not all(one.n for one in both):
+                    continue
+                ps, lm = (one.mean for one in both)
                 better = lm > ps if metric == "accuracy" else lm < ps
                 yield Claim(
                     f"{dataset}: with {100 * level:g} % random labels L-MAP is {words}",

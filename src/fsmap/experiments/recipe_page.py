@@ -5,6 +5,7 @@ python -m fsmap.experiments.recipe_page results > docs/recipe.md
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,25 +64,17 @@ Pareto front (✓) if no other on the same set is at least as good in accuracy, 
 after T, and better in one of them. Times include evaluation and checkpoints.
 """
 
-NOTHING = """\
-
-**Nothing has been measured at full size yet**: there are no rows in `results/image-recipe`. The
-tables and the verdict appear here once there are.
-"""
-
 
 def page(rows: Sequence[Row], long: Sequence[Row] = ()) -> str:
     """The page.
 
     Args:
-        rows: Rows of ``image-recipe``; none: the page says so.
+        rows: Rows of ``image-recipe``.
         long: Rows of ``image-table``.
 
     Returns:
         Markdown.
     """
-    if not rows:
-        return OPENING + NOTHING
     parts = [OPENING]
     table = recipe_table(rows)
     for dataset in dict.fromkeys(line["dataset"] for line in table):
@@ -142,6 +135,16 @@ def read(results: Path, experiment: str) -> list[Row]:
     return run.rows() if run.finished and run.header()["size"] == "full" else []
 
 
+def main() -> None:
+    """Write the page to the standard output, unless there is nothing to write about."""
+    parser = argparse.ArgumentParser(description="docs/recipe.md from rows.")
+    parser.add_argument("results", nargs="?", type=Path, default=Path("results"))
+    folder = parser.parse_args().results
+    rows = read(folder, "image-recipe")
+    if not rows:
+        parser.error(f"no finished image-recipe of full size in {folder} (--quick does not count)")
+    sys.stdout.write(page(rows, read(folder, "image-table")))
+
+
 if __name__ == "__main__":
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
-    sys.stdout.write(page(read(folder, "image-recipe"), read(folder, "image-table")))
+    main()

@@ -147,10 +147,12 @@ def _steered_claims(
     if plain is None:
         return
     low = min(steered, key=lambda one: one.values["accuracy"])
+    collapses = sum(one.values.get("collapses", 0.0) * one.runs for one in steered)
     yield Claim(
         f"{dataset}, {mode}: no steered run collapsed or lost more than {LOSS} % of accuracy",
-        low.values["accuracy"] >= plain.values["accuracy"] - LOSS,
-        f"{low.values['accuracy']:.2f} % ({low.name}) against {plain.values['accuracy']:.2f} %",
+        not collapses and low.values["accuracy"] >= plain.values["accuracy"] - LOSS,
+        f"{low.values['accuracy']:.2f} % ({low.name}) against {plain.values['accuracy']:.2f} %, "
+        f"{collapses:g} collapses undone",
         None,
     )
 

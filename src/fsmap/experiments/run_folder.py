@@ -17,9 +17,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsmap.errors import CheckpointError, InputError
+from fsmap.errors import CheckpointError
 from fsmap.report import records
 from fsmap.report.records import Row
+from fsmap.train.lock import exclusive
 
 HIDDEN = ".fsmap"
 
@@ -219,33 +220,5 @@ def locked(place: Place) -> Iterator[None]:
     Raises:
         InputError: If the folder cannot be written, or another process writes it.
     """
-    try:
-        place.lock.parent.mkdir(parents=True, exist_ok=True)
-        file = place.lock.open("a")
-    except OSError as error:
-        message = (
-            f"cannot write to {place.final.path.parent}: {error.strerror}. "
-            "Choose another folder with --out."
-        )
-        raise InputError(message) from error
-    with file:
-        if not _lock(file.fileno()):
-            message = (
-                f"another process is writing to {place.final.path}. "
-                "Wait for it, or choose another folder with --out."
-            )
-            raise InputError(message)
+    with exclusive(place.lock, place.final.path):
         yield
-
-
-def _lock(descriptor: int) -> bool:
-    # The system releases these locks when a process dies, however it dies: none is ever stale.
-    try:
-        import fcntl
-    except ImportError:
-        return True  # no such locks on this system
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from fsmap.errors import InputError
 from fsmap.train.guard import COLLAPSED, PATIENCE
 from fsmap.train.images.log import mean_laplacian
-from fsmap.train.temperature import TemperatureControl
+from fsmap.train.temperature import ALARM, BAND, TemperatureControl
 
 if TYPE_CHECKING:
     from fsmap.train.images.run import ImageRun
@@ -57,9 +58,19 @@ class SteerStrength:
         if (updates is not None and updates < 1) or warmup < 1:
             message = f"need updates >= 1 and warmup >= 1 epochs, got {updates=}, {warmup=}"
             raise InputError(message)
+        if start is not None and not 0 < start < math.inf:
+            message = f"start, the first λ, must be positive and finite, got {start:g}"
+            raise InputError(message)
         self.start, self.updates, self.warmup, self.options = start, updates, warmup, options
+        self._given = {"start": start, "updates": updates, "warmup": warmup}
         self.control: TemperatureControl | None = None
         self.good: dict[str, Tensor] = {}
+
+    def describe(self) -> str:
+        """The controller in words; a run that is resumed must have the same."""
+        defaults = {"band": BAND, "alarm": ALARM}
+        options = {**self._given, **defaults, **self.options}
+        return f"SteerStrength({', '.join(f'{k}={v!r}' for k, v in options.items())})"
 
     def on_start(self, run: ImageRun) -> None:
         """Refuse a run that cannot be steered.

@@ -145,7 +145,8 @@ class Steering:
         wanted = trust * boost * (self.gain * self.interval * signal + self.trend * change)
         most = boost * self.rate * self.interval
         moved = math.log(self.strength) + min(max(wanted, -most), most)
-        self.strength = max(min(math.exp(moved), self.cap), self.low)
+        floor = min(self.low, self.strength)  # a ceiling may have put it below the range
+        self.strength = max(min(math.exp(moved), self.cap), floor)
         self.before = signal
         return self.strength
 
@@ -171,9 +172,9 @@ class Steering:
         Returns:
             λ from now on.
         """
-        self.cap = max(min(self.cap, self.strength / CAP_BELOW_COLLAPSE), self.low)
-        lower = max(self.strength / AFTER_COLLAPSE, self.low)
-        self.strength = min(self.strength, lower)  # a ceiling may have put it below the range
+        low = self.low if self.strength >= self.low else 0.0  # as in move
+        self.cap = max(min(self.cap, self.strength / CAP_BELOW_COLLAPSE), low)
+        self.strength = max(self.strength / AFTER_COLLAPSE, low)
         self.before = None
         return self.strength
 

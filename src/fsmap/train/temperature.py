@@ -169,9 +169,11 @@ class TemperatureControl:
         Args:
             authority: Learning rate over its largest value so far; None: the optimizer's, if it was
                 given and scheduled.
-            laplacian: R as you have it from training. λR then stays below a ceiling, a thousandth
-                of the held-out loss of a classifier at the largest learning rate, ten times it at
-                the end of a schedule. None: no such limit.
+            laplacian: R as you have it from training, at best its mean over the steps since the
+                last update (with ``every=k`` a single step's is zero or k-fold). λR then stays
+                below a ceiling, a thousandth of the held-out loss of a classifier at the largest
+                learning rate, ten times it at the end of a schedule or where log T is twice
+                ``alarm``. None, zero or not finite: no such limit this time.
 
         Returns:
             λ from now on.
@@ -221,7 +223,8 @@ class TemperatureControl:
             self._recover()
         else:
             self._advance(signal, authority, verdict)
-        self.steering.hold(1 / inverse if inverse > 0 else math.inf, authority, signal)
+        sign = signal if verdict == GOOD else 0.0  # a constant is far too confident as well
+        self.steering.hold(1 / inverse if inverse > 0 else math.inf, authority, sign)
         self.updates += 1
         seen = Observation(self.updates - 1, signal, rest[0], self.strength, verdict)
         self.history.append(seen)

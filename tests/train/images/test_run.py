@@ -104,6 +104,87 @@ def test_time_is_up_with_a_checkpoint(tmp_path: Path):
     assert not again.done
 
 
+class StopAt(KillAt):
+    """A hook that asks a run to end, as Ctrl-C does."""
+
+    def on_step(self, run: ImageRun) -> None:
+        if run.step == self.step:
+            run.stop()
+
+
+def test_a_stopped_run_has_a_checkpoint_of_its_last_step(tmp_path: Path):
+    run = ImageRun(TINY, folder=tmp_path, hooks=[StopAt(3)])
+    run.train(progress=False)
+    assert (run.step, run.done) == (3, False)
+    again = ImageRun(TINY, folder=tmp_path, resume=True)
+    assert again.step == 3
+    again.train(progress=False)
+    for name, t in trained().snapshot().items():
+        assert torch.equal(t, again.snapshot()[name]), name
+
+
+@pytest.fixture
+def single() -> object:
+    """As torch has it: its fused optimizer takes no float64 flag."""
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+def overflowing() -> ImageRun:
+    """A run that skips what is not finite, as in fp16, of a network that is lost."""
+    run = ImageRun(dataclasses.replace(TINY, epochs=8))
+    run._step.scaled = True
+    run._step.restart()
+    with torch.no_grad():
+        run.module.fc.bias.fill_(torch.nan)
+    return run
+
+
+def test_a_lost_network_is_noticed_in_fp16(single: object):
+    """Skipped steps are not in the sums, and the scale would fall for ever."""
+    run = overflowing()
+    with pytest.raises(DivergedError, match="the gradient is not finite"):
+        run.train(progress=False)
+    assert run.feeder.scale == 1.0
+    assert all(bool(b.isfinite().all()) for b in run.module.buffers())
+
+
+def test_a_restored_network_has_a_scale_again(single: object):
+    run = overflowing()
+    good = trained(dataclasses.replace(TINY, epochs=1)).snapshot()
+    for step in range(20):
+        run._step(step % 4, lr=0.1, reg_strength=1e-3)
+    assert run._step.lost
+    run.restore(good)
+    assert not run._step.lost
+    assert run.feeder.scale == 2.0**12
+    assert run._step.totals.eq(0).all()
+    before = {name: b.clone() for name, b in run.module.named_buffers()}
+    run._step(0, lr=0.1, reg_strength=1e-3)
+    assert run._step.totals[-1] == 1  # a step that counts
+    assert any(not torch.equal(b, before[name]) for name, b in run.module.named_buffers())
+
+
+def test_running_statistics_of_a_skipped_step_are_not_kept(single: object):
+    run = overflowing()
+    before = {name: b.clone() for name, b in run.module.named_buffers() if b.is_floating_point()}
+    run._step(0, lr=0.1, reg_strength=1e-3)
+    assert run._step.totals[-1] == 0
+    for name, b in run.module.named_buffers():
+        if b.is_floating_point():
+            assert torch.equal(b, before[name]), name
+
+
+def test_R_is_the_same_on_every_step_or_on_some():
+    """On its steps it is counted k times, so that the mean gradient stays."""
+    every = {
+        k: trained(dataclasses.replace(TINY, every=k, lr=0.0, epochs=8)).history for k in (1, 4)
+    }
+    mean = {k: sum(row["laplacian"] for row in rows) / len(rows) for k, rows in every.items()}
+    assert 0.6 < mean[4] / mean[1] < 1.6
+
+
 def test_a_finished_or_foreign_checkpoint_is_not_overwritten(tmp_path: Path):
     trained(folder=tmp_path)
     with pytest.raises(CheckpointError, match=r"exists already\. Resume it"):
@@ -232,6 +313,7 @@ def test_divergence_names_the_term(monkeypatch: pytest.MonkeyPatch):
         ({"clip": 0.0}, r"clip must be > 0, or None"),
         ({"beta": 0.0}, r"beta be > 0, got 0 and 0"),
         ({"sam": 0.1}, r"sam is a baseline for ps-map"),
+        ({"reg_schedule": "warmup"}, r"rises over reg_warmup_epochs"),
     ],
 )
 def test_settings_are_checked(change: dict[str, object], message: str):
@@ -244,6 +326,7 @@ def test_settings_are_checked(change: dict[str, object], message: str):
     [
         ({"batch_size": 65}, r"batch_size=65 is larger than the training set, 64 images"),
         ({"model": "image_cases:TinyNet?classes=9"}, r"returned shape \(2, 9\) .* needs \(2, 10\)"),
+        ({"model": "torch.nn:Linear?in_features=5&out_features=10"}, r"cannot take images of fmn"),
         ({"precision": "fp16"}, r"precision='fp16' needs a CUDA device, got cpu"),
         ({"graph": True}, r"graph=True needs a CUDA device, got cpu"),
         ({"model": "image_cases:noisy", "compile": True}, r"random layers.*has Dropout"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -96,17 +97,26 @@ def placed(module: nn.Module, settings: ImageSettings, device: torch.device) -> 
     return module.to(device, memory_format=layout)  # type: ignore[call-overload,no-any-return]
 
 
-def check_logits(logits: Tensor, settings: ImageSettings, classes: int) -> None:
+def check_model(
+    forward: Callable[[Tensor], Tensor], two: Tensor, settings: ImageSettings, classes: int
+) -> None:
     """Refuse a model that does not give one logit per class.
 
     Args:
-        logits: What it gave for two images.
+        forward: Logits of images.
+        two: Two images.
         settings: Of the run.
         classes: K.
 
     Raises:
-        InputError: If the shape is another one.
+        InputError: If it cannot take the images, or the shape is another one.
     """
+    try:
+        logits = forward(two)
+    except RuntimeError as error:
+        shape = tuple(two.shape[1:])
+        message = f"{settings.model} cannot take images of {settings.data}, {shape}: {error}"
+        raise InputError(message) from error
     if tuple(logits.shape) != (2, classes):
         message = (
             f"{settings.model} returned shape {tuple(logits.shape)} for 2 images; "

@@ -33,3 +33,16 @@ class FromFunction:
     def on_epoch(self, run: ImageRun) -> None:
         """Call it."""
         self.function(run)
+
+
+def described(hook: Hook) -> str:
+    """What a resumed run must have again.
+
+    Args:
+        hook: One that keeps a state.
+
+    Returns:
+        Its ``describe()``, or the name of its class.
+    """
+    describe = getattr(hook, "describe", None)
+    return type(hook).__name__ if describe is None else str(describe())

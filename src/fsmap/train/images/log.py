@@ -35,20 +35,26 @@ def totals_of(run: ImageRun) -> dict[str, float]:
     Raises:
         DivergedError: If one of them is not finite, and no hook helps; it names the term.
     """
-    totals = _sums(run)
-    if not all(math.isfinite(totals[name]) for name in WORDS):
+    totals, lost = _sums(run), _not_finite(run)
+    if lost:
         able = [hook for hook in run.hooks if hasattr(hook, "on_diverged")]
         if any(hook.on_diverged(run) for hook in able):
-            totals = _sums(run)
-    for name, words in WORDS.items():
-        if not math.isfinite(totals[name]):
-            message = (
-                f"training diverged: {words} is not finite within the {LOOK_EVERY} steps before "
-                f"step {run.step} (lr {run.lr:.3g}, λ {run.reg_strength_now:.3g}). Lower the "
-                "learning rate or λ, or clip the gradient."
-            )
-            raise DivergedError(message)
+            totals, lost = _sums(run), _not_finite(run)
+    if lost:
+        message = (
+            f"training diverged: {lost} is not finite within the {LOOK_EVERY} steps before "
+            f"step {run.step} (lr {run.lr:.3g}, λ {run.reg_strength_now:.3g}). Lower the "
+            "learning rate or λ, or clip the gradient."
+        )
+        raise DivergedError(message)
     return totals
+
+
+def _not_finite(run: ImageRun) -> str | None:
+    """What is not finite; in fp16 such steps are skipped, and do not show in the sums."""
+    totals = _sums(run)
+    bad = [words for name, words in WORDS.items() if not math.isfinite(totals[name])]
+    return bad[0] if bad else WORDS["grad_norm"] if run._step.lost else None
 
 
 def _sums(run: ImageRun) -> dict[str, float]:

@@ -16,11 +16,11 @@ from fsmap.data.images.read import Folder, Images
 from fsmap.data.images.task import ImageTask
 from fsmap.errors import InputError
 from fsmap.train.images import state as files
-from fsmap.train.images.build import check_logits, load_data, training_model
+from fsmap.train.images.build import check_model, load_data, training_model
 from fsmap.train.images.captured import make_step
 from fsmap.train.images.feed import Feeder
 from fsmap.train.images.gradient import JOINED, PLAIN
-from fsmap.train.images.hooks import FromFunction, Hook
+from fsmap.train.images.hooks import FromFunction, Hook, described
 from fsmap.train.images.kernels import kernels
 from fsmap.train.images.log import LOOK_EVERY, Log, epoch_row, in_short, totals_of
 from fsmap.train.images.parallel import Group
@@ -85,7 +85,7 @@ class ImageRun:
         with self._kernels():
             parts = (self.module, settings, self.feeder, self.group)
             self._step = make_step(*parts, by_name=module is None)
-        check_logits(self.logits_of(self.task.train.x[:2]), settings, self.task.classes)
+        check_model(self.logits_of, self.task.train.x[:2], settings, self.task.classes)
         self._glance: tuple[int, Tensor] | None = None  # held-out logits, and of which step
         self.history: list[Row] = []
         self.step = 0
@@ -100,7 +100,7 @@ class ImageRun:
             "kind": "images",
             "settings": settings.describe(),
             "data": (task or self.task).fingerprint() if self.path else {},
-            "hooks": [type(h).__name__ for h in self.hooks if hasattr(h, "state_dict")],
+            "hooks": [described(h) for h in self.hooks if hasattr(h, "state_dict")],
         }
         if self.path is not None and self.path.exists():
             files.restore(self, self.path, resume=resume)
@@ -166,6 +166,7 @@ class ImageRun:
             raise InputError(message)
         end = self.steps if until_epoch is None else until_epoch * self.steps_per_epoch
         end = min(end, self.steps)
+        self._stopping = False
         start = saved = time.perf_counter()
         before = self.seconds
         label = f"{self.settings.data} {self.settings.method} seed {self.settings.seed}"
@@ -258,14 +259,17 @@ class ImageRun:
         """Go back to a snapshot; steps, learning rate and λ go on as they are."""
         for name, t in files.model_tensors_of(self).items():
             t.copy_(snapshot[name])
-        if not self._step.totals.isfinite().all():  # sums of what was undone
-            self._step.totals.zero_()
+        self._step.restart()
         self._glance = None
 
     def save(self) -> None:
         """Write the checkpoint; process 0 does, the others go on."""
         if self.path is not None and self.group.rank == 0:
             files.save(self, self.path)
+
+    def stop(self) -> None:
+        """End :meth:`train` after the present step, with a checkpoint; for a single process."""
+        self._stopping = True
 
     def _kernels(self) -> AbstractContextManager[None]:
         return kernels(self.settings, self.device)
@@ -274,9 +278,7 @@ class ImageRun:
         if self.step % LOOK_EVERY == 0:
             totals_of(self)
         for hook in self.hooks:
-            on_step = getattr(hook, "on_step", None)
-            if on_step is not None:
-                on_step(self)
+            getattr(hook, "on_step", lambda _: None)(self)
 
     def _after_epoch(self) -> None:
         totals = totals_of(self)
@@ -291,7 +293,7 @@ class ImageRun:
     def _over(self, start: float, max_seconds: float) -> bool:
         """Whether time is up for any process: then it is for all."""
         if max_seconds == math.inf or self.step % TIME_EVERY:
-            return False
+            return self._stopping
         late = torch.tensor(float(time.perf_counter() - start > max_seconds), device=self.device)
         self.group.average([late])
-        return bool(late > 0)
+        return self._stopping or bool(late > 0)

@@ -120,6 +120,9 @@ class ImageSettings:
         if self.clip is not None and not self.clip > 0:
             message = f"clip must be > 0, or None for no clipping, got {self.clip:g}"
             raise InputError(message)
+        if self.reg_schedule == "warmup" and not self.reg_warmup_epochs > 0:
+            message = "reg_schedule='warmup' rises over reg_warmup_epochs: set that to more than 0"
+            raise InputError(message)
         if not (0 <= self.label_smoothing < 1 and self.beta > 0):
             message = (
                 f"label_smoothing must lie in [0, 1) and beta be > 0, got "

@@ -26,7 +26,7 @@ COLUMNS = ("loss", "laplacian", "correct", "grad_norm", "regularized", "skipped"
 """Sums over steps: what the gradient measured, and counts of kinds of steps."""
 REGULARIZED_STEPS, SKIPPED, STEPS = 4, 5, 6
 
-FIRST_SCALE, GROWTH_STEPS = 2.0**12, 1_000  # of the loss in fp16
+FIRST_SCALE, LOWEST_SCALE, GROWTH_STEPS = 2.0**12, 1.0, 1_000  # of the loss in fp16
 
 
 GradientOfInputs = Callable[[Params, dict[str, Tensor], dict[str, Tensor]], Gradient]
@@ -59,11 +59,10 @@ class Step:
                 self.optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         self.half = half_precision(settings, first.device)
         self.scaled = self.half == torch.float16
-        if self.scaled:
-            feeder.scale.fill_(FIRST_SCALE)
         self.steady = torch.zeros((), device=first.device)  # steps since the scale changed
         self.found_inf = torch.zeros((), device=first.device)
         self.totals = torch.zeros(len(COLUMNS), device=first.device, dtype=torch.float32)
+        self.restart()
         self.gradients: dict[str, GradientOfInputs] = {}
 
     def kind(self, step: int, reg_strength: float) -> str:
@@ -119,11 +118,6 @@ class Step:
         floats = [n for n, b in found.buffers.items() if b.is_floating_point()]
         self.group.average([*found.grads, *(found.buffers[n] for n in floats)])
         self.group.average([found.measured])
-        whole = [n for n in found.buffers if n not in floats]
-        for names in filter(None, (floats, whole)):  # one kernel for each type
-            torch._foreach_copy_(
-                [self.buffers[n] for n in names], [found.buffers[n] for n in names]
-            )
         norm = get_total_norm(found.grads)
         for p, g in zip(self.params.values(), found.grads, strict=True):
             p.grad = g
@@ -131,6 +125,7 @@ class Step:
             clip_grads_with_norm_(self.params.values(), self.settings.clip, norm)
         skipped = self._rescale(norm)
         self.optimizer.step()
+        self._keep(found.buffers, floats, skipped)
         self._count(found.measured, norm, skipped, kind)
 
     def _rescale(self, norm: Tensor) -> Tensor:
@@ -142,9 +137,36 @@ class Step:
         self.optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
         grow = self.steady >= GROWTH_STEPS
         factor = torch.where(found, 0.5, torch.where(grow, 2.0, 1.0))
-        self.feeder.scale.mul_(factor)
+        self.feeder.scale.mul_(factor).clamp_(min=LOWEST_SCALE)
         self.steady.add_(1).mul_(~(found | grow))
         return self.found_inf
+
+    @property
+    def lost(self) -> bool:
+        """Whether no scale helps: what overflows in fp16 without one is not finite at all."""
+        return self.scaled and bool(self.found_inf) and bool(self.feeder.scale <= LOWEST_SCALE)
+
+    def restart(self) -> None:
+        """The weights are others now: sums that are not finite begin anew, and so does the scale.
+
+        A scale that is too large is halved soon.
+        """
+        if self.lost or not self.totals.isfinite().all():
+            self.totals.zero_()
+        if self.scaled:
+            self.feeder.scale.fill_(FIRST_SCALE)
+            self.steady.zero_()
+            self.found_inf.zero_()
+
+    def _keep(self, found: Params, floats: list[str], skipped: Tensor) -> None:
+        """Take running statistics over, but not those of a step that overflowed."""
+        whole = [n for n in found if n not in floats]
+        new = {n: found[n] for n in (*floats, *whole)}
+        if self.scaled:
+            off = skipped.bool()
+            new |= {n: torch.where(off, self.buffers[n], found[n]) for n in floats}
+        for names in filter(None, (floats, whole)):  # one kernel for each type
+            torch._foreach_copy_([self.buffers[n] for n in names], [new[n] for n in names])
 
     def _count(self, measured: Tensor, norm: Tensor, skipped: Tensor, kind: str) -> None:
         row = torch.cat([measured, norm.float()[None]])  # [4]

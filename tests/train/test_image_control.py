@@ -274,6 +274,27 @@ def test_refusals():
             ImageRun(dataclasses.replace(SETTINGS, width=2, **changes), hooks=[SteerStrength()])
 
 
+def test_the_last_good_state_is_in_the_checkpoint(tmp_path: Path):
+    hook = SteerStrength(1e-4, updates=2)
+    run = run_of(hook, folder=tmp_path)
+    run.train(until_epoch=3, progress=False)
+    hook.control.collapses = 2
+    run.save()
+    again = SteerStrength(1e-4, updates=2)
+    other = run_of(again, folder=tmp_path, resume=True)
+    assert again.control.collapses == 2
+    assert again.control.steering.interval == hook.control.steering.interval == 0.5
+    assert again.good.keys() == hook.good.keys() == run.snapshot().keys()
+    for name, tensor in hook.good.items():
+        assert torch.equal(tensor, again.good[name]), name
+    with torch.no_grad():
+        for parameter in other.module.parameters():
+            parameter.fill_(torch.nan)
+    assert again.on_diverged(other)
+    for name, tensor in other.snapshot().items():
+        assert torch.equal(tensor, hook.good[name]), name
+
+
 def test_a_run_is_resumed_with_the_same_controller(tmp_path: Path):
     run_of(SteerStrength(gain=5.0), folder=tmp_path).train(until_epoch=2, progress=False)
     with pytest.raises(CheckpointError, match=r"gain=5.0.* there, .*gain=4.0.* here"):

@@ -497,6 +497,36 @@ def test_band_and_alarm_as_they_are():
     assert (slope.steering.band, slope.steering.alarm) == (0.0, math.inf)
 
 
+def test_the_last_good_state_is_restored_after_a_resume(seeded: None):
+    module = nn.Linear(2, 2)
+    x = torch.randn(40, 2)
+    y = module(x).argmax(1)
+    made = [fsmap.TemperatureControl(module, (x, y), start=1e-3, warmup=0) for _ in range(2)]
+    made[0].update()
+    made[0].collapses = 3
+    good = module.weight.detach().clone()
+    made[1].load_state_dict(made[0].state_dict())
+    assert made[1].collapses == 3
+    with torch.no_grad():
+        module.weight.fill_(torch.nan)
+    made[1].update()
+    assert made[1].collapses == 4
+    assert torch.equal(module.weight, good)
+
+
+def test_a_dip_does_not_move_lambda():
+    """Accuracy has halved, once: that may be noise, and its temperature too."""
+    out, y = over_confident(1.0)
+    control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0)
+    control.observe(out, y)
+    before = control.strength
+    worse = 3 * torch.where((torch.arange(40) < 34)[:, None], out, out.flip(1))  # 24 are right
+    seen = control.observe(worse, y)
+    assert seen.verdict == "suspect"
+    assert seen.signal > 0.1
+    assert control.strength == before
+
+
 def test_the_ceiling_is_not_opened_by_a_collapse():
     """A constant is as over-confident as can be."""
     out, y = over_confident(1.0)

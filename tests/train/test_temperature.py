@@ -481,8 +481,8 @@ def test_band_and_alarm_as_they_are():
     even = 1e-2
     for log_t, moved, opened in (
         (0.08, 0.0, 1.0),
-        (0.2, 0.1, 1.0),
-        (0.45, 0.35, 0.5),
+        (0.19, 0.09, 1.0),
+        (0.3, 0.2, 0.5),
         (0.7, 0.6, 0),
     ):
         out, y = over_confident(math.exp(log_t))

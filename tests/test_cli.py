@@ -114,7 +114,7 @@ def test_list_says_what_is_unfinished_or_damaged(here, capsys):
         (["run", "squares", "--seeds", "0"], "--seeds must be at least 1"),
         (["run", "squares", "--resume", "--force"], "Use one of them"),
         (["run", "squares", "all"], "`all` stands alone"),
-        (["run", "squares", "--out", "file/runs"], "cannot write to file/runs: Not a directory"),
+        (["run", "squares", "--out", "file/runs"], "cannot write to file/runs/squares: Not a dir"),
         (["run", "needs-data"], "fsmap data get boston"),
         (["report", "nowhere"], "there is no folder nowhere"),
     ],

@@ -33,6 +33,7 @@ ALLOWED["cli"] |= {"integrations"}  # `--ray`
 # What is aliased to the top level for the reader's sake: `fsmap.px`, `fsmap.metric`.
 ALLOWED["px"] = ALLOWED["objective"]
 ALLOWED["metric"] = ALLOWED["linalg"]
+ALLOWED["__main__"] = {"cli"}
 ALLOWED["__init__"] = CORE | {"data", "models", "px", "metric"}
 
 HARD_DEPENDENCIES = {"torch", "numpy", "safetensors"}

@@ -67,7 +67,8 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("in the way")
     (outcome,) = run(tmp_path / "file" / "runs")
     assert outcome.status == "failed"
-    assert f"cannot write to {tmp_path / 'file' / 'runs'}: Not a directory" in outcome.reason
+    folder = tmp_path / "file" / "runs" / "squares"
+    assert f"cannot write to {folder}: Not a directory" in outcome.reason
     assert "--out" in outcome.reason
 
 

@@ -63,8 +63,9 @@ def test_in_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 def test_steered(tmp_path: Path):
     words = [w for w in TINY if w not in ("--reg-strength", "1e-3")]
     assert main([*words, "--reg-strength", "auto", "--epochs", "2", "--out", str(tmp_path)]) == 0
-    row = json.loads((tmp_path / "log.jsonl").read_text().splitlines()[-1])
+    head, *_, row = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
     assert "control" in row
+    assert head["hooks"][0].startswith("SteerStrength(")  # settings alone do not say it
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ class Log:
         self.path = folder / FILE
         head = {
             "settings": run.settings.describe(),
+            "hooks": run.config["hooks"],
             "torch": torch.__version__,
             "device": _device_name(run.device),
             "processes": run.group.size,

@@ -140,6 +140,22 @@ def test_landscape_of_two(checkpoint: Path, tmp_path: Path, capsys: pytest.Captu
     assert (tmp_path / "landscape.png").stat().st_size > 1000
 
 
+def test_landscape_of_coarse_steps_is_not_flat(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Its first step away from the network counts, however far it is."""
+    command = ["landscape", str(checkpoint), "--out", str(tmp_path), "--directions", "2"]
+    assert main([*command, "--steps", "5", "--images", "6", "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "steps up to 2.5" in said
+    found = json.loads((tmp_path / "landscape.json").read_text())[checkpoint.name]["mean"]
+    rise = sum(found[1:4]) / 3 - found[2]
+    assert rise != 0
+    assert f"{rise:.4g}" in said
+    assert main(["landscape", str(checkpoint), "--reach", "0"]) == 2
+    assert "--reach must be positive" in capsys.readouterr().err
+
+
 def test_landscape_needs_its_middle(checkpoint: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["landscape", str(checkpoint), "--steps", "4"]) == 2
     assert "--steps must be odd and at least 3" in capsys.readouterr().err

@@ -364,11 +364,15 @@ part = slice(0, 60) if rank == 0 else slice(60, 90)
 for signal in ("slope", "temperature"):
     control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0, signal=signal)
     control.observe(z[part], y[part])
+    limited = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0, signal=signal)
+    limited.observe(z[part], y[part], 0.9, 1e6 * (1 + rank))  # R differs between ranks
     alone = fsmap.train.signals.find_signal(signal)(z, y)
     right = (z.argmax(1) == y).double().mean().item()
     with open(f"{sys.argv[1]}/{signal}-{rank}", "w") as file:
         print(control.strength, control.history[0].signal - alone,
               control.history[0].score - right, file=file)
+    with open(f"{sys.argv[1]}/{signal}-limited-{rank}", "w") as file:
+        print(limited.strength, file=file)
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -388,6 +392,9 @@ def test_all_ranks_have_the_same_strength(tmp_path: Path):
     for signal in ("slope", "temperature"):
         ranks = [(tmp_path / f"{signal}-{rank}").read_text() for rank in (0, 1)]
         assert ranks[0] == ranks[1]
+        held = [(tmp_path / f"{signal}-limited-{rank}").read_text() for rank in (0, 1)]
+        assert held[0] == held[1]
+        assert float(held[0]) < 1e-5  # the ceiling held, from 1e-3
     shares = (tmp_path / "slope-0").read_text().split()[1:]
     assert all(abs(float(number)) < 1e-12 for number in shares)
 

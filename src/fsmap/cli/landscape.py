@@ -13,6 +13,8 @@ from fsmap.cli.train_options import device_of
 from fsmap.errors import InputError, require
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fsmap.assess.landscape import Landscape
 
 
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         InputError: If the number of steps is even (the middle one is the network itself),
-            nothing is in a chunk, or a network is given twice.
+            nothing is in a chunk, there is no reach, or a network is given twice.
     """
     from fsmap.assess.landscape import flatness
     from fsmap.report.figures import save, style
@@ -80,12 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
         message = f"--reach must be positive and finite, got {arguments.reach:g}"
         raise InputError(message)
     names = _names(arguments.checkpoints)
-    for path in arguments.checkpoints:  # all are there, before anything takes time
-        load_model(path, device_of("cpu"))
-    found = {
-        name: _walk(path, arguments)
-        for name, path in zip(names, arguments.checkpoints, strict=True)
-    }
+    device = device_of(arguments.device)
+    loaded = [load_model(path, device) for path in arguments.checkpoints]  # before any walk
+    found = {name: _walk(name, *one, arguments) for name, one in zip(names, loaded, strict=True)}
     arguments.out.mkdir(parents=True, exist_ok=True)
     described = {name: one._asdict() | {"mean": one.mean} for name, one in found.items()}
     write_atomically(arguments.out / "landscape.json", json.dumps(plain(described)) + "\n")
@@ -111,18 +110,18 @@ def _names(paths: list[Path]) -> list[str]:
     raise InputError(message)
 
 
-def _walk(path: Path, arguments: argparse.Namespace) -> Landscape:
+def _walk(
+    name: str, module: nn.Module, progress: dict[str, Any], arguments: argparse.Namespace
+) -> Landscape:
     import torch
 
     from fsmap.assess.landscape import landscape
-    from fsmap.train.images import load_model
     from fsmap.train.images.build import load_data
 
-    device = device_of(arguments.device)
-    module, progress = load_model(path, device)
+    device = next(module.parameters()).device
     task = load_data(progress["settings"], arguments.data_dir)
     images = task.train.take(slice(arguments.images))
-    console.note(f"{path}: {arguments.directions} directions, {arguments.steps} steps")
+    console.note(f"{name}: {arguments.directions} directions, {arguments.steps} steps")
     return landscape(
         module,
         task.normalize(images.x.to(device)),

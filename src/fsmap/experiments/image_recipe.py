@@ -35,7 +35,7 @@ class Config(ImageConfig):
         strengths: λ of the fixed runs.
         steered_modes: BatchNorm modes of the steered runs.
         starts: First λ of the steered runs; 0: one percent of the loss. Those above the ceiling
-            (a thousandth of the loss) are brought down to it and end alike.
+            of the first look are brought down to it and end alike.
         few_points: S of the cheaper variants.
         some_steps: ``every`` of the cheaper variants.
     """

@@ -225,8 +225,9 @@ class TemperatureControl:
             self._recover()
         else:
             self._advance(signal, authority, verdict)
-        sign = signal if verdict == GOOD else 0.0  # a constant is far too confident as well
-        self.steering.hold(1 / inverse if inverse > 0 else math.inf, authority, sign)
+        even = 1 / inverse if inverse > 0 else math.inf
+        trusted = signal if verdict == GOOD else 0.0  # a constant is far too confident as well
+        self.steering.hold(even, authority, trusted)
         self.updates += 1
         seen = Observation(self.updates - 1, signal, rest[0], self.strength, verdict)
         self.history.append(seen)

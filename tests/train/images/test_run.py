@@ -116,8 +116,11 @@ def test_a_stopped_run_has_a_checkpoint_of_its_last_step(tmp_path: Path):
     run = ImageRun(TINY, folder=tmp_path, hooks=[StopAt(3)])
     run.train(progress=False)
     assert (run.step, run.done) == (3, False)
+    run.stop()  # before it goes on
+    run.train(progress=False)
+    assert run.step == 4
     again = ImageRun(TINY, folder=tmp_path, resume=True)
-    assert again.step == 3
+    assert again.step == 4
     again.train(progress=False)
     for name, t in trained().snapshot().items():
         assert torch.equal(t, again.snapshot()[name]), name

@@ -15,8 +15,9 @@ class Hook(Protocol):
     It may read everything of the run, set ``run.reg_strength``, call ``run.glance()``,
     ``run.look()``, ``run.logits(split)``, ``run.snapshot()`` and ``run.restore(snapshot)``. If it
     also has ``on_step(run)``, that is called after every step; ``state_dict()`` (names to numbers
-    or tensors) and ``load_state_dict(state)`` go into the checkpoint. ``on_start(run)`` is called
-    once, before a checkpoint is read, and may refuse the run. ``on_diverged(run)`` is called when a
+    or tensors) and ``load_state_dict(state)`` go into the checkpoint, and ``describe()`` says what
+    a resumed run must have again (without it, the class). ``on_start(run)`` is called once, before
+    a checkpoint is read, and may refuse the run. ``on_diverged(run)`` is called when a
     number is no longer finite, and returns whether it has brought the run back.
     """
 

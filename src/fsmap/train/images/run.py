@@ -88,6 +88,7 @@ class ImageRun:
         check_model(self.logits_of, self.task.train.x[:2], settings, self.task.classes)
         self._glance: tuple[int, Tensor] | None = None  # held-out logits, and of which step
         self.history: list[Row] = []
+        self._stopping = False
         self.step = 0
         self.reg_strength = settings.reg_strength if settings.regularized else 0.0
         self.reg_strength_used = 0.0  # λ of the last step taken
@@ -166,7 +167,6 @@ class ImageRun:
             raise InputError(message)
         end = self.steps if until_epoch is None else until_epoch * self.steps_per_epoch
         end = min(end, self.steps)
-        self._stopping = False
         start = saved = time.perf_counter()
         before = self.seconds
         label = f"{self.settings.data} {self.settings.method} seed {self.settings.seed}"
@@ -194,6 +194,7 @@ class ImageRun:
                     self.save()
                     saved = time.perf_counter()
                 if over:
+                    self._stopping = False
                     break
         return self.history
 

@@ -20,8 +20,11 @@ SELECTING = ("datasets", "seeds", "compile", "graph")
 ROWS = ("ps-map", "white-noise", "train", "other")
 """The paper's rows of ``image-table``."""
 
-L_MAP = ("recipe", *ROWS[1:])
-"""Rows of ``image-table`` that may stand for L-MAP."""
+BASELINES = ("label-smoothing", "sam")
+"""Rows of ``image-table`` on FashionMNIST alone."""
+
+COMPARED = ("ps-map", "other", "recipe")
+"""Rows that the figures compare: PS-MAP, L-MAP with D' and a fixed λ, L-MAP with a steered one."""
 
 NARROW = 16
 """Networks up to this width are too small for two threads."""
@@ -58,8 +61,6 @@ class ImageConfig:
         recipe_points: S of the recipe.
         recipe_every: R on every k-th step, in the recipe.
         recipe_strength: λ of the recipe; 0: steered by held-out images.
-        l_map: Which row of ``image-table`` stands for L-MAP in the figures: ``recipe``, or
-            ``other`` (the authors' settings with λ = ``reg_strength``).
         precision: On CUDA; on the CPU it is ``fp32``.
         compile: On CUDA.
         graph: On CUDA.
@@ -87,7 +88,6 @@ class ImageConfig:
     recipe_points: int = 32
     recipe_every: int = 2
     recipe_strength: float = 0.0
-    l_map: str = "recipe"
     precision: str = "bf16"
     compile: bool = True
     graph: bool = True
@@ -96,12 +96,30 @@ class ImageConfig:
     generated: bool = False
 
     def __post_init__(self) -> None:
-        for name, allowed in (("datasets", tuple(OTHER)), ("l_map", L_MAP)):
-            given = getattr(self, name)
-            for value in given if isinstance(given, tuple) else (given,):
-                if value not in allowed:
-                    message = f"{name} must be one of {', '.join(allowed)}, got {value!r}"
-                    raise InputError(message)
+        _known("datasets", self.datasets, tuple(OTHER))
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsConfig(ImageConfig):
+    """Sizes of an experiment that looks at rows of ``image-table``; see :class:`ImageConfig`.
+
+    Attributes:
+        rows: ``ps-map``, L-MAP with p_X ``white-noise``, ``train``, ``other`` (D'), ``recipe``, and
+            the baselines ``label-smoothing`` and ``sam`` (FashionMNIST only).
+    """
+
+    rows: tuple[str, ...] = COMPARED
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _known("rows", self.rows, (*ROWS, "recipe", *BASELINES))
+
+
+def _known(name: str, given: tuple[str, ...], allowed: tuple[str, ...]) -> None:
+    for value in given:
+        if value not in allowed:
+            message = f"{name} must be of {', '.join(allowed)}, got {value!r}"
+            raise InputError(message)
 
 
 def quick(kind: type[Any], **changes: Any) -> Any:
@@ -151,3 +169,26 @@ class ImageExperiment(Experiment):
             What was measured.
         """
         raise NotImplementedError
+
+
+class RowsExperiment(ImageExperiment):
+    """An image experiment whose units are rows of ``image-table``."""
+
+    selecting: ClassVar[tuple[str, ...]] = (*SELECTING, "rows")
+
+    def units(self, config: Any) -> list[dict[str, Any]]:
+        """One training run each: seeds outermost, so that an interrupted table is balanced.
+
+        Args:
+            config: A :class:`RowsConfig`.
+
+        Returns:
+            Data set, row and seed of each.
+        """
+        return [
+            {"dataset": dataset, "row": row, "seed": seed}
+            for dataset in config.datasets
+            for seed in range(config.seeds)
+            for row in config.rows
+            if dataset == "fmnist" or row not in BASELINES
+        ]

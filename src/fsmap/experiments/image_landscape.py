@@ -10,12 +10,12 @@ import torch
 
 from fsmap.assess.landscape import flatness, landscape
 from fsmap.experiments.experiment import Context, Measured
-from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperiment, quick
+from fsmap.experiments.image_config import RowsConfig, RowsExperiment, quick
 from fsmap.experiments.image_measure import rows_of
-from fsmap.experiments.image_pictures import NAMES
+from fsmap.experiments.image_pictures import NAMES, look_of
 from fsmap.experiments.image_protocol import Run, trained
-from fsmap.experiments.image_rows import METHODS, kind_of
-from fsmap.experiments.image_verdict import long_enough
+from fsmap.experiments.image_rows import kind_of
+from fsmap.experiments.image_verdict import against_plain, long_enough
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(ImageConfig):
-    """Sizes; see :class:`ImageConfig`.
+class Config(RowsConfig):
+    """Sizes; see :class:`RowsConfig`.
 
     Attributes:
         directions: How many.
@@ -43,35 +43,26 @@ class Config(ImageConfig):
     chunk: int = 20
 
 
-class LossLandscape(ImageExperiment):
+class LossLandscape(RowsExperiment):
     """Mean training loss over 20 directions, both methods."""
 
     id = "landscape"
     label = "Fig. 6 left"
     title = "Loss landscape"
     see = "Around the minimum that L-MAP finds the training loss rises more slowly."
-    cost = "two runs of a set, or none where image-table has trained them; then a minute"
+    cost = "three runs of a set, or none where image-table has trained them; then a minute"
     protocol = (
-        "PS-MAP and the recipe of image-table (l_map=other: the paper's λ); cross-entropy of "
+        "rows of image-table: PS-MAP, L-MAP with D' and a fixed λ, the recipe; cross-entropy of "
         "training images, evaluation mode; directions normalized filter by filter, biases and "
         "BatchNorm left alone"
     )
-    selecting = (*SELECTING, "chunk")
+    selecting = (*RowsExperiment.selecting, "chunk")
     config = Config()
     quick = quick(Config, directions=3, steps=11, reach=2.5, images=48, chunk=3)
 
-    def units(self, config: Config) -> list[dict[str, Any]]:
-        """One training run each."""
-        return [
-            {"dataset": dataset, "method": method, "seed": seed}
-            for dataset in config.datasets
-            for seed in range(config.seeds)
-            for method in METHODS
-        ]
-
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then walk."""
-        wanted = Run(unit["dataset"], kind_of(config, unit["method"]), unit["seed"])
+        wanted = Run(unit["dataset"], kind_of(config, unit["row"]), unit["seed"])
         run = trained(config, wanted, context)
         images = run.task.train.take(slice(config.images))
         found = landscape(
@@ -90,7 +81,7 @@ class LossLandscape(ImageExperiment):
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """How much the loss rises within one filter norm."""
-        return tables.summarize(tables.select(rows, metric="rise"), "dataset", "method", "metric")
+        return tables.summarize(tables.select(rows, metric="rise"), "dataset", "row", "metric")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """That L-MAP's is flatter."""
@@ -102,8 +93,7 @@ class LossLandscape(ImageExperiment):
         figure, panels = figures.axes(len(sets), panel=(4.0, 2.8), squeeze=False)
         for ax, dataset in zip(panels[0], sets, strict=True):
             for row in tables.select(rows, dataset=dataset, metric="loss_along"):
-                look = figures.method_style(str(row.method), marker="")
-                ax.plot(row.config["steps"], row.value, **look)
+                ax.plot(row.config["steps"], row.value, **look_of(row, marker=""))
             ax.set(title=NAMES[dataset], xlabel="step, filter norms", ylabel="training loss")
             ax.set_yscale("symlog", linthresh=1.0)
             ax.legend()
@@ -121,13 +111,10 @@ def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
     )
     mine = long_enough(tables.select(rows, metric="rise"))
     for (dataset,), some in tables.group(mine, "dataset").items():
-        ps, lm = (
-            tables.mean(row.value for row in tables.select(some, method=method))
-            for method in METHODS
-        )
-        if ps.n and lm.n:
+        for name, lm, ps in against_plain(some, "rise"):
             yield Claim(
-                f"{dataset}: the loss rises less around L-MAP's minimum (steps up to one norm)",
+                f"{dataset}: the loss rises less around the minimum that L-MAP with {name} finds "
+                "than around PS-MAP's (steps up to one norm)",
                 lm.mean < ps.mean,
                 f"by {lm.mean:.3g} against {ps.mean:.3g}",
                 "visibly flatter",

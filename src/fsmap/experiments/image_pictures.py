@@ -32,11 +32,15 @@ UNITS = {
 }
 
 
-def look_of(method: str, **changes: Any) -> dict[str, Any]:
-    """Color and marker of a method; baselines are grey."""
+def look_of(row: Row, **changes: Any) -> dict[str, Any]:
+    """Color, marker and label of a row's run: as its method, the recipe dashed, baselines grey."""
+    name, method = row.config["row"], str(row.method)
+    look = {"color": figures.MUTED, "marker": "D"}
     if method in figures.COLORS and method in figures.MARKERS:
-        return figures.method_style(method, **changes)
-    return {"color": figures.MUTED, "marker": "D", "label": WORDS.get(method, method), **changes}
+        look = figures.method_style(method)
+    if name == "recipe":
+        look |= {"linestyle": "--", "marker": "v"}
+    return {**look, "label": WORDS.get(name, name), **changes}
 
 
 def draw_table(rows: Sequence[Row]) -> dict[str, Figure]:
@@ -73,7 +77,7 @@ def _bar(ax: Axes, place: float, rows: Sequence[Row], metric: str, *, filled: bo
     if not mine:
         return
     mean = tables.mean(shown(metric, row.value) for row in mine)
-    look = look_of(str(mine[0].method), linestyle="", label=None)
+    look = look_of(mine[0], linestyle="", label=None)
     if not filled:
         look |= {"markerfacecolor": "none", "markeredgecolor": look["color"], "mew": 0.9}
     error = None if math.isnan(mean.stderr) else mean.stderr
@@ -83,7 +87,7 @@ def _bar(ax: Axes, place: float, rows: Sequence[Row], metric: str, *, filled: bo
 def draw_lines(
     rows: Sequence[Row], x: str, metrics: Sequence[str], *, xlabel: str, name: str, log: bool
 ) -> dict[str, Figure]:
-    """Metrics along what varies, a line per method, a line of panels per data set.
+    """Metrics along what varies, a line per row of ``image-table``, a line of panels per data set.
 
     Args:
         rows: Rows of a run.
@@ -101,8 +105,8 @@ def draw_lines(
     for line, dataset in zip(panels, sets, strict=True):
         for ax, metric in zip(line, metrics, strict=True):
             mine = tables.select(rows, dataset=dataset, metric=metric)
-            for (method,), some in tables.group(mine, "method").items():
-                _line(ax, some, x, metric, str(method))
+            for some in tables.group(mine, "row").values():
+                _line(ax, some, x, metric)
             ax.set(title=NAMES[dataset], xlabel=xlabel, ylabel=UNITS.get(metric, metric))
             if log:
                 ax.set_xscale("log", base=2)
@@ -110,12 +114,13 @@ def draw_lines(
     return {name: figure}
 
 
-def _line(ax: Axes, rows: Sequence[Row], x: str, metric: str, method: str) -> None:
+def _line(ax: Axes, rows: Sequence[Row], x: str, metric: str) -> None:
+    look = look_of(rows[0])
     along = [row for row in rows if row.config.get(x) is not None]
     if not along:  # PS-MAP, which does not vary: a level
         level = tables.mean(shown(metric, row.value) for row in rows)
-        ax.axhline(level.mean, color=figures.COLORS[method], linestyle="--", label="PS-MAP")
+        ax.axhline(level.mean, color=look["color"], linestyle=":", label=look["label"])
         return
     found = tables.line(along, x)
     mean, stderr = ([shown(metric, v) for v in values] for values in (found.mean, found.stderr))
-    figures.plot_mean(ax, found.x, mean, stderr, method)
+    figures.plot_mean(ax, found.x, mean, stderr, "l-map", **look)  # which says everything

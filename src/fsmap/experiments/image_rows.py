@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from fsmap.errors import InputError
-from fsmap.experiments.image_config import ROWS, ImageConfig
+from fsmap.experiments.image_config import BASELINES, ROWS, ImageConfig
 from fsmap.experiments.image_protocol import Kind
-
-BASELINES = ("label-smoothing", "sam")
-METHODS = ("ps-map", "l-map")
 
 SMOOTHING = 0.05
 """Of the label-smoothing baseline."""
@@ -21,7 +18,7 @@ def kind_of(config: ImageConfig, name: str) -> Kind:
 
     Args:
         config: Sizes and the recipe.
-        name: The row, or ``l-map`` for the one that the config lets stand for L-MAP.
+        name: The row.
 
     Returns:
         The kind.
@@ -29,8 +26,6 @@ def kind_of(config: ImageConfig, name: str) -> Kind:
     Raises:
         InputError: If there is no such row.
     """
-    if name == "l-map":
-        return kind_of(config, config.l_map)
     if name == "ps-map":
         return Kind(name, "ps-map")
     if name == "label-smoothing":

@@ -11,13 +11,12 @@ from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fsmap.data.images.read import read_images
 from fsmap.errors import MissingDataError
 from fsmap.experiments.experiment import Context, Measured
-from fsmap.experiments.image_config import SELECTING, ImageExperiment, quick
+from fsmap.experiments.image_config import RowsConfig, RowsExperiment, quick
 from fsmap.experiments.image_measure import held_out_temperature, rows_of, shown
-from fsmap.experiments.image_pictures import NAMES, UNITS, WORDS, look_of
+from fsmap.experiments.image_pictures import NAMES, UNITS, look_of
 from fsmap.experiments.image_protocol import Run, trained
 from fsmap.experiments.image_rows import kind_of
 from fsmap.experiments.image_table import PERCENT_OF_AREA
-from fsmap.experiments.image_table import Config as TableConfig
 from fsmap.experiments.image_verdict import lines, long_enough, mean_of, ran
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
@@ -50,22 +49,20 @@ PAPER = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(TableConfig):
-    """Sizes; see :class:`ImageConfig`.
+class Config(RowsConfig):
+    """Sizes; see :class:`RowsConfig`.
 
     Attributes:
-        rows: Rows of ``image-table`` whose models are shifted.
         corruptions: Names; all by default.
         severities: 1 to 5.
     """
 
     datasets: tuple[str, ...] = ("cifar10",)
-    rows: tuple[str, ...] = ("ps-map", "other", "recipe")
     corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
     severities: tuple[int, ...] = SEVERITIES
 
 
-class Shift(ImageExperiment):
+class Shift(RowsExperiment):
     """The four metrics away from the training distribution, before and after scaling."""
 
     id = "shift"
@@ -80,7 +77,6 @@ class Shift(ImageExperiment):
         "models of image-table; temperature from clean held-out images; CIFAR-10.1 v6 where its "
         "files are; ten corruptions of the test images in five severities, computed here"
     )
-    selecting = (*SELECTING, "rows")
     config = Config()
     quick = quick(
         Config,
@@ -88,15 +84,6 @@ class Shift(ImageExperiment):
         corruptions=("gaussian-noise", "contrast"),
         severities=(2, 5),
     )
-
-    def units(self, config: Config) -> list[dict[str, Any]]:
-        """One model each."""
-        return [
-            {"dataset": dataset, "row": row, "seed": seed}
-            for dataset in config.datasets
-            for seed in range(config.seeds)
-            for row in config.rows
-        ]
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train (or take the model from ``image-table``), then measure shifted images."""
@@ -194,12 +181,10 @@ def _figure(rows: Sequence[Row]) -> Figure:
     graded = [row for row in rows if row.config.get("severity") is not None]
     for ax, metric in zip(panels, metrics, strict=True):
         mine = tables.select(graded, metric=metric)
-        for (name, method), some in tables.group(mine, "row", "method").items():
+        for some in tables.group(mine, "row").values():
             found = tables.line(some, "severity")
-            look = look_of(str(method), label=WORDS.get(name, name))
-            if name == "recipe":
-                look |= {"linestyle": "--", "marker": "v"}
-            ax.plot(found.x, [shown(metric, value) for value in found.mean], **look)
+            values = [shown(metric, value) for value in found.mean]
+            ax.plot(found.x, values, **look_of(some[0]))
         ax.set(xlabel="severity", ylabel=UNITS[metric])
     sets = dict.fromkeys(row.config["dataset"] for row in rows)
     panels[0].set(title=", ".join(NAMES[name] for name in sets))

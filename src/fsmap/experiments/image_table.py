@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fsmap.experiments.experiment import Context, Measured
-from fsmap.experiments.image_config import ROWS, SELECTING, ImageConfig, ImageExperiment, quick
+from fsmap.experiments.image_config import BASELINES, ROWS, RowsConfig, RowsExperiment, quick
 from fsmap.experiments.image_measure import train_and_measure
 from fsmap.experiments.image_pictures import draw_table
 from fsmap.experiments.image_protocol import Run
-from fsmap.experiments.image_rows import BASELINES, kind_of
+from fsmap.experiments.image_rows import kind_of
 from fsmap.experiments.image_verdict import lines, table_claims
 from fsmap.report.records import Claim, Row
 
@@ -42,18 +42,13 @@ PAPER = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(ImageConfig):
-    """Sizes; see :class:`ImageConfig`.
-
-    Attributes:
-        rows: ``ps-map``, L-MAP with p_X ``white-noise``, ``train``, ``other`` (D'), ``recipe``, and
-            the baselines ``label-smoothing`` and ``sam`` (FashionMNIST only).
-    """
+class Config(RowsConfig):
+    """Sizes; see :class:`RowsConfig`."""
 
     rows: tuple[str, ...] = (*ROWS, "recipe", *BASELINES)
 
 
-class ImageTable(ImageExperiment):
+class ImageTable(RowsExperiment):
     """Accuracy, selective prediction, NLL and ECE, before and after temperature scaling."""
 
     id = "image-table"
@@ -70,19 +65,8 @@ class ImageTable(ImageExperiment):
         "10,000 held out; CIFAR-10 200 epochs, 5,000 held out; temperature from held-out images; "
         "selective prediction as a normalized area (the paper's divided by 99.9); percent"
     )
-    selecting = (*SELECTING, "rows")
     config = Config()
     quick = quick(Config, rows=("ps-map", "other", "recipe"))
-
-    def units(self, config: Config) -> list[dict[str, Any]]:
-        """One training run each: seeds outermost, so that an interrupted table is balanced."""
-        return [
-            {"dataset": dataset, "row": row, "seed": seed}
-            for dataset in config.datasets
-            for seed in range(config.seeds)
-            for row in config.rows
-            if dataset == "fmnist" or row not in BASELINES
-        ]
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""

@@ -15,6 +15,9 @@ from fsmap.report.tables import Mean
 SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")
 FULL_EPOCHS = {"fmnist": 50, "cifar10": 200}
 
+IN_A_SENTENCE = {"other": "a fixed λ", "recipe": "the recipe"}
+"""Kinds of L-MAP in claims."""
+
 LONG = 12
 """Epochs from which on runs are compared."""
 
@@ -71,6 +74,27 @@ def mean_of(rows: Sequence[Row], metric: str, **where: Any) -> Mean:
     return tables.mean(
         shown(metric, row.value) for row in tables.select(rows, metric=metric, **where)
     )
+
+
+def against_plain(
+    rows: Sequence[Row], metric: str, **where: Any
+) -> Iterator[tuple[str, Mean, Mean]]:
+    """What figures compare: every kind of run there is with PS-MAP.
+
+    Args:
+        rows: Rows of a run.
+        metric: Which.
+        **where: Which rows.
+
+    Yields:
+        The kind's name in a sentence, its mean, and PS-MAP's.
+    """
+    plain = mean_of(rows, metric, row="ps-map", **where)
+    kinds = dict.fromkeys(row.config["row"] for row in rows)
+    for kind in kinds if plain.n else ():
+        mine = mean_of(rows, metric, row=kind, **where)
+        if kind != "ps-map" and mine.n:
+            yield IN_A_SENTENCE.get(kind, kind), mine, plain
 
 
 def table_claims(rows: Sequence[Row]) -> Iterator[Claim]:

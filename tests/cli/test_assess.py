@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -45,6 +46,22 @@ def as_users_have_it():
     torch.set_default_dtype(torch.float32)
     yield
     torch.set_default_dtype(torch.float64)
+
+
+def test_an_unfinished_run_is_said_to_be_one(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    longer = dataclasses.replace(SETTINGS, epochs=3)
+    ImageRun(longer, folder=tmp_path / "run").train(until_epoch=2, progress=False)
+    for command in ("assess", "landscape"):
+        few = {
+            "assess": ["--points", "8"],
+            "landscape": ["--steps", "3", "--directions", "1", "--images", "8"],
+        }[command]
+        for folder, says in ((tmp_path / "run", True), (checkpoint, False)):
+            out = ["--out", str(tmp_path / "out"), "--device", "cpu"]
+            assert main([command, str(folder), *few, *out]) == 0
+            assert ("run is unfinished: 2 of 3 epochs" in capsys.readouterr().err) == says
 
 
 def test_assess_writes_and_says(

@@ -162,6 +162,17 @@ def test_a_lambda_below_its_bounds_is_resumed(tmp_path: Path):
     assert hook.control.steering.strength < 0.1
 
 
+@pytest.mark.parametrize("name", ["BAND", "ALARM", "OPENING", "LATE"])
+def test_a_run_is_not_resumed_with_another_controller(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run_of(SteerStrength(), folder=tmp_path).train(until_epoch=1, progress=False)
+    run_of(SteerStrength(), folder=tmp_path, resume=True)
+    monkeypatch.setattr(image_control, name, 0.123)
+    with pytest.raises(CheckpointError, match="hooks"):
+        run_of(SteerStrength(), folder=tmp_path, resume=True)
+
+
 def test_it_waits_for_an_epoch_that_has_r():
     settings = dataclasses.replace(SETTINGS, epochs=4, every=20, width=2)  # 5 steps an epoch
     hook = SteerStrength()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.cli.train_options import device_of
+from fsmap.cli.checkpoints import load_classifier
 from fsmap.errors import InputError, MissingDataError, require
 
 if TYPE_CHECKING:
@@ -78,7 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.report.figures import save, style
     from fsmap.report.image_figures import assessment_figure
     from fsmap.report.records import plain, write_atomically
-    from fsmap.train.images import load_model
     from fsmap.train.images.build import load_data
 
     require("matplotlib", extra="report")
@@ -88,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
             message = f"--{name} must be at least 1, got {value}"
             raise InputError(message)
     corruptions = _corruptions(arguments)
-    module, progress = load_model(arguments.checkpoint, device_of(arguments.device))
+    module, progress = load_classifier(arguments.checkpoint, arguments.device)
     settings: ImageSettings = progress["settings"]
     task = load_data(settings, arguments.data_dir)
     foreign = _foreign(arguments, settings)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.cli.train_options import device_of
+from fsmap.cli.checkpoints import load_classifier
 from fsmap.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.report.figures import save, style
     from fsmap.report.image_figures import landscape_figure
     from fsmap.report.records import plain, write_atomically
-    from fsmap.train.images import load_model
 
     require("matplotlib", extra="report")
     if arguments.steps % 2 == 0 or arguments.steps < 3:
@@ -82,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
         message = f"--reach must be positive and finite, got {arguments.reach:g}"
         raise InputError(message)
     names = _names(arguments.checkpoints)
-    device = device_of(arguments.device)
-    loaded = [load_model(path, device) for path in arguments.checkpoints]  # before any walk
+    device = arguments.device
+    loaded = [load_classifier(path, device) for path in arguments.checkpoints]  # before any walk
     found = {name: _walk(name, *one, arguments) for name, one in zip(names, loaded, strict=True)}
     arguments.out.mkdir(parents=True, exist_ok=True)
     described = {name: one._asdict() | {"mean": one.mean} for name, one in found.items()}

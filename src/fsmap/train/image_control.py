@@ -11,6 +11,7 @@ from torch import Tensor
 from fsmap.errors import InputError
 from fsmap.train.guard import COLLAPSED, PATIENCE
 from fsmap.train.images.log import mean_laplacian
+from fsmap.train.steering import EARLY, LATE, OPENING
 from fsmap.train.temperature import ALARM, BAND, TemperatureControl
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class SteerStrength:
 
     def describe(self) -> str:
         """The controller in words; a run that is resumed must have the same."""
-        defaults = {"band": BAND, "alarm": ALARM}
+        defaults = {"band": BAND, "alarm": ALARM, "opening": OPENING, "ceiling": (EARLY, LATE)}
         options = {**self._given, **defaults, **self.options}
         return f"SteerStrength({', '.join(f'{k}={v!r}' for k, v in options.items())})"
 

@@ -114,6 +114,12 @@ class ImageSettings:
             _at_least(name, getattr(self, name), 1)
         for name in ("lr", "weight_decay", "momentum", "reg_strength", "sam", "warmup_epochs"):
             _at_least(name, getattr(self, name), 0)
+        if self.warmup_epochs and self.warmup_epochs >= self.epochs:
+            message = (
+                f"warmup_epochs must be less than epochs, got {self.warmup_epochs:g} of "
+                f"{self.epochs}: the learning rate would rise to the end"
+            )
+            raise InputError(message)
         if self.nesterov and not self.momentum:
             message = "nesterov is a form of momentum: set momentum to more than 0"
             raise InputError(message)

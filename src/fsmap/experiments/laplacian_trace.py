@@ -54,7 +54,7 @@ class LaplacianTrace(RowsExperiment):
         "deployed network at 256 images of D'; one draw of ψ (the same after every epoch)"
     )
     config = Config()
-    quick = quick(Config)
+    quick = quick(Config, rows=("ps-map", "recipe"))
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""

@@ -153,6 +153,7 @@ def test_a_killed_process_ends_the_job_which_resumes(tmp_path: Path):
         (["--lr", "-1"], "lr must be at least 0, got -1"),
         (["--nesterov", "--momentum", "0"], "nesterov is a form of momentum"),
         (["--epochs", "3", "--warmup-epochs", "3"], "warmup_epochs must be less than epochs"),
+        (["--reg-schedule", "warmup", "--reg-warmup-epochs", "3"], "λ would never be reached"),
         (["--checkpoint-every", "0"], "checkpoint_every must be at least 1 step, got 0"),
         (["--px", "nonsense"], "nonsense"),
         (["--reg-strength", "auto", "--method", "ps-map"], "steering λ is for method='l-map'"),

@@ -12,18 +12,25 @@ import torch
 
 from fsmap.data.images.generated import generate
 from fsmap.errors import InputError, MissingDataError
+from fsmap.experiments import (
+    image_landscape,
+    image_shift,
+    image_table,
+    label_noise,
+    laplacian_trace,
+)
 from fsmap.experiments import image_protocol as protocol
-from fsmap.experiments import image_shift
 from fsmap.experiments.experiment import Context
 from fsmap.experiments.image_config import SMALL
 from fsmap.experiments.image_landscape import LossLandscape
+from fsmap.experiments.image_pictures import WORDS, look_of, once_named
 from fsmap.experiments.image_recipe import ImageRecipe, kinds
 from fsmap.experiments.image_rows import BASELINES, kind_of
 from fsmap.experiments.image_shift import NEW, Shift
 from fsmap.experiments.image_size import PAPER as SIZES_PAPER
 from fsmap.experiments.image_size import ImageSize
 from fsmap.experiments.image_table import PAPER, ImageTable
-from fsmap.experiments.image_verdict import table_claims
+from fsmap.experiments.image_verdict import against_plain, table_claims
 from fsmap.experiments.label_noise import LabelNoise, noisy
 from fsmap.experiments.laplacian_trace import LaplacianTrace
 from fsmap.experiments.recipe_page import main as write_page
@@ -89,14 +96,69 @@ def test_figures_compare_rows_of_the_table():
     for figure in (LaplacianTrace, LossLandscape, Shift):
         assert figure.config.rows == config.rows
         assert "rows" in figure.selecting  # a row can be added to a run later
+    assert {"rows", "levels", "seeds"} <= set(LabelNoise.selecting)
+    assert {"rows", "chunk"} <= set(LossLandscape.selecting)
 
 
 def test_unknown_rows_are_refused():
     with pytest.raises(InputError, match="no row 'kmnist'; there are ps-map, white-noise"):
         kind_of(ImageTable.config, "kmnist")
     for changes in ({"rows": ("ps-map", "l-map")}, {"datasets": ("fmnist", "mnist")}):
-        with pytest.raises(InputError, match="must be of (fmnist|ps-map), .*, got '(l-map|mnist)'"):
+        with pytest.raises(InputError, match="no '(l-map|mnist)'; there are (fmnist|ps-map), "):
             dataclasses.replace(ImageTable.config, **changes)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "changes", "message"),
+    [
+        (LaplacianTrace, {"rows": ("ps-map", "ps-map")}, "rows names something twice: ps-map, ps-"),
+        (LabelNoise, {"levels": (0.0, 0.2, 0.0)}, "levels names something twice: 0.0, 0.2, 0.0"),
+        (Shift, {"rows": ("recipie",)}, "rows: no 'recipie'; .* Did you mean 'recipe'?"),
+        (Shift, {"corruptions": ("fogg",)}, "corruptions: no 'fogg'; there are .*"),
+        (Shift, {"severities": (1, 9)}, "severities: no 9; there are 1, 2, 3, 4, 5."),
+        (LossLandscape, {"steps": 4}, "steps odd and at least 3"),
+        (LossLandscape, {"reach": 0.0}, "reach positive"),
+        (LossLandscape, {"directions": 0}, "directions, images and chunk must be at least 1"),
+        (ImageRecipe, {"parts": ("steerd",)}, "no 'steerd'; .* Did you mean 'steered'?"),
+    ],
+)
+def test_bad_configs_are_refused_before_anything_is_trained(experiment, changes, message):
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(experiment.config, **changes)
+
+
+def test_a_unit_is_measured_on_its_own_network(tmp_path: Path, monkeypatch):
+    class Enough(Exception):
+        pass
+
+    def stop(config, run, context):
+        raise Enough(run)
+
+    monkeypatch.setattr(image_landscape, "trained", stop)
+    monkeypatch.setattr(image_shift, "trained", stop)
+    for module in (image_table, laplacian_trace, label_noise):
+        monkeypatch.setattr(module, "train_and_measure", stop)
+    for kind in (ImageTable, LaplacianTrace, LossLandscape, Shift, LabelNoise):
+        experiment = kind()
+        for row in ("ps-map", "other", "recipe"):
+            unit = {"dataset": "cifar10", "row": row, "seed": 3, "level": 0.2}
+            with pytest.raises(Enough) as found:
+                list(experiment.measure(experiment.config, unit, context(tmp_path)))
+            dataset, wanted, seed = found.value.args[0]
+            assert (dataset, wanted.name, seed) == ("cifar10", row, 3)
+            assert wanted.changes.get("label_noise", 0.0) == (0.2 if kind is LabelNoise else 0.0)
+
+
+def test_a_steered_run_s_folder_knows_its_controller(tmp_path: Path, monkeypatch):
+    (recipe, steer), (plain, ps) = (
+        settings(ImageTable(), row, "fmnist", tmp_path) for row in ("recipe", "ps-map")
+    )
+    before = protocol.run_name(recipe, steer), protocol.run_name(plain, ps)
+    assert before[0] != protocol.run_name(recipe, steer._replace(start=1e-5))
+    monkeypatch.setattr("fsmap.train.steering.OPENING", 0.4)
+    after = protocol.run_name(recipe, steer), protocol.run_name(plain, ps)
+    assert before[0] != after[0]
+    assert before[1] == after[1]
 
 
 def test_units_are_single_runs():
@@ -269,14 +331,32 @@ def test_label_noise_and_the_laplacian():
     claims = {claim.claim: claim.holds for claim in LabelNoise().claims(rows(1e4))}
     assert len(claims) == 1 + 2 * (2 + 2 * 2)
     assert all(holds for claim, holds in claims.items() if "the recipe" not in claim)
+    printed = [claim.claim for claim in LabelNoise().claims(rows(1e4)) if claim.paper]
+    assert printed == [
+        "cifar10: with 20 % random labels L-MAP with D' is more accurate than PS-MAP",
+        "cifar10, 0 % random labels: the final Laplacian in training mode of L-MAP with D' is at "
+        "least 4 times lower than PS-MAP's",
+    ]
     recipe = {claim: holds for claim, holds in claims.items() if "the recipe" in claim}
     assert {claim for claim, holds in recipe.items() if holds} == {
-        f"cifar10, {noise} % random labels: the final Laplacian in training mode is at least 4 "
-        "times lower with the recipe than with PS-MAP"
+        f"cifar10, {noise} % random labels: the final Laplacian in training mode of the recipe is "
+        "at least 4 times lower than PS-MAP's"
         for noise in (0, 20)
     }
     half = [row for row in rows(1e4) if row.method == "ps-map"]
     assert len(LabelNoise().claims(half)) == 1  # nothing to compare with yet
+    (figure,) = LabelNoise().draw(rows(1e4)).values()
+    assert [len(ax.get_lines()) for ax in figure.axes] == [3, 3, 3]
+    assert {line["row"] for line in LaplacianTrace().table(rows(1e4))} == {
+        *("ps-map", "other", "recipe")
+    }
+    logged = [line for line in LaplacianTrace().table(rows(1e4)) if line["paper"] is not None]
+    assert [(line["row"], line["metric"]) for line in logged] == [
+        ("ps-map", "laplacian_joint"),
+        ("other", "laplacian_joint"),
+    ]
+    exactly = [c.holds for c in LaplacianTrace().claims(rows(7e4 / 4)) if "with D'" in c.claim]
+    assert exactly == [True, True]
     fell = [c.holds for c in LaplacianTrace().claims(rows(3e4)) if "Laplacian" in c.claim]
     assert fell == [True, True, False, False]  # in training mode, and of the deployed network
 
@@ -288,9 +368,43 @@ def test_the_figure_shows_what_was_traced():
         *made_up({"ps-map": curve}, "fmnist"),
     ]
     assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 3
+    rows += made_up({"recipe": {**curve, "laplacian_joint_curve": [1e5, 1e4]}}, "cifar10")
+    assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 3
     rows += made_up({"other": curve}, "cifar10")  # its training mode was not traced
     assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 2
     assert LaplacianTrace().draw(made_up({"ps-map": PLAIN}, "fmnist")) == {}
+
+
+def test_comparisons_are_of_the_same_seeds_and_of_l_map_alone():
+    rows = made_up({"ps-map": {"ece": 0.04}, "sam": {"ece": 0.01}}, "fmnist", label_noise=0.2)
+    assert list(against_plain(rows, "ece")) == []
+    rows += made_up({"ps-map": {"ece": 0.02}, "train": {"ece": 0.03}}, "fmnist", label_noise=0.4)
+    (found,) = against_plain(rows, "ece", label_noise=0.4)
+    assert found[:2] == ("train", "L-MAP with training images")
+    assert (found.mine.mean, found.plain.mean, found.mine.n) == (pytest.approx(3.0), 2.0, 2)
+    assert list(against_plain(rows, "ece", label_noise=0.2)) == []
+    assert list(against_plain(rows, "nll", label_noise=0.4)) == []
+    uneven = [
+        r._replace(value=r.value + r.seed) for r in rows if (r.method, r.seed) != ("l-map", 1)
+    ]
+    (found,) = against_plain(uneven, "ece", label_noise=0.4)
+    assert (found.plain.mean, found.plain.n) == (pytest.approx(2.0), 1)  # of seed 0 alone
+    nobody = [row._replace(seed=7) if row.method == "l-map" else row for row in rows]
+    assert list(against_plain(nobody, "ece")) == []
+
+
+def test_rows_can_be_told_apart():
+    rows = [
+        row._replace(method=row.config["row"]) if row.config["row"] in BASELINES else row
+        for row in made_up({row: {"nll": 0.1} for row in WORDS}, "fmnist")
+    ]
+    looks = [look_of(row) for row in rows if row.seed == 0]
+    assert [look["label"] for look in looks] == list(WORDS.values())
+    assert len({(look["color"], look["linestyle"], look["marker"]) for look in looks}) == len(WORDS)
+    assert len({(look["color"], look["linestyle"]) for look in looks}) == len(WORDS)
+    labels = [look["label"] for _, look in once_named(rows)]
+    assert sorted(set(labels) - {"_"}) == sorted(WORDS.values())
+    assert labels.count("_") == len(WORDS)
 
 
 def test_flatness():
@@ -303,6 +417,7 @@ def test_flatness():
     )
     assert [claim.holds for claim in LossLandscape().claims(rows)] == [True, True]
     assert [claim.holds for claim in LossLandscape().claims(rows[:2])] == [False]
+    assert [line["row"] for line in LossLandscape().table(rows)] == ["ps-map", "other"]
 
 
 def test_shift():
@@ -315,6 +430,15 @@ def test_shift():
     assert claims == [True, True, True, True, True, False]
     printed = [line["paper"] for line in Shift().table(rows) if line["metric"] == "accuracy"]
     assert printed == [89.2, 89.2, None, None, None, None]
+    both = [*rows, *made_up({"ps-map": BAD}, "fmnist", shift="corruptions", severity=3)]
+    (line,) = [
+        *(line["ours"] for line in Shift().table(both)
+          if (line["dataset"], line["metric"]) == ("fmnist", "accuracy"))
+    ]  # fmt: skip
+    assert line == pytest.approx(92.0)
+    assert len(Shift().claims(both)) == len(claims)
+    (figure,) = Shift().draw(both).values()
+    assert [len(ax.get_lines()) for ax in figure.axes] == [3, 3, 3, 1, 1, 1]
 
 
 def test_standard_errors_are_over_seeds_not_over_corruptions():

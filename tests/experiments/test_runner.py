@@ -190,6 +190,17 @@ def test_two_experiments_with_one_id():
         fake_experiment.registry_module.registry()
 
 
+def test_units_that_are_missing_are_said(tmp_path):
+    run(tmp_path, quick=True)
+    here = RunFolder(tmp_path / "squares")
+    header, first, *rest = here.units_file.read_text().splitlines(keepends=True)
+    assert rest
+    here.units_file.write_text(header + first)
+    redraw(Squares(), here)
+    said = json.loads(here.summary_file.read_text())["deviations"]
+    assert said == [f"1 of {1 + len(rest)} units of this config are here", "made up"]
+
+
 def test_redraw_judges_the_same_rows_with_the_code_of_today(tmp_path, monkeypatch):
     run(tmp_path, quick=True)
     here = RunFolder(tmp_path / "squares")

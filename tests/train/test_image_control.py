@@ -162,13 +162,36 @@ def test_a_lambda_below_its_bounds_is_resumed(tmp_path: Path):
     assert hook.control.steering.strength < 0.1
 
 
-@pytest.mark.parametrize("name", ["BAND", "ALARM", "OPENING", "LATE"])
+@pytest.mark.parametrize(
+    "constant",
+    [
+        *("image_control.SHARE", "image_control.LOOKS", "image_control.BAND"),
+        *("image_control.ALARM", "steering.RANGE", "steering.TRUST", "steering.EARLY"),
+        *("steering.LATE", "steering.OPENING", "steering.AFTER_COLLAPSE"),
+        "steering.CAP_BELOW_COLLAPSE",
+    ],
+)
+def test_a_controller_is_described_by_its_constants(constant: str, monkeypatch: pytest.MonkeyPatch):
+    before = SteerStrength().describe()
+    monkeypatch.setattr(f"fsmap.train.{constant}", 0.123)
+    assert SteerStrength().describe() != before
+
+
+def test_a_controller_is_described_by_its_options():
+    words = {
+        SteerStrength(**options).describe()
+        for options in ({}, {"start": 1e-5}, {"updates": 2}, {"warmup": 2}, {"band": 0.3})
+    }
+    assert len(words) == 5
+    assert SteerStrength(gain=6.0).describe() == SteerStrength().describe()  # the default
+
+
 def test_a_run_is_not_resumed_with_another_controller(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run_of(SteerStrength(), folder=tmp_path).train(until_epoch=1, progress=False)
     run_of(SteerStrength(), folder=tmp_path, resume=True)
-    monkeypatch.setattr(image_control, name, 0.123)
+    monkeypatch.setattr(image_control, "BAND", 0.123)
     with pytest.raises(CheckpointError, match="hooks"):
         run_of(SteerStrength(), folder=tmp_path, resume=True)
 

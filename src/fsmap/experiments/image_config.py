@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
@@ -96,7 +97,12 @@ class ImageConfig:
     generated: bool = False
 
     def __post_init__(self) -> None:
-        _known("datasets", self.datasets, tuple(OTHER))
+        check_choice("datasets", self.datasets, tuple(OTHER))
+        for field in dataclasses.fields(self):
+            given = getattr(self, field.name)
+            if isinstance(given, tuple) and len(set(given)) < len(given):
+                message = f"{field.name} names something twice: {', '.join(map(str, given))}"
+                raise InputError(message)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +118,26 @@ class RowsConfig(ImageConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _known("rows", self.rows, (*ROWS, "recipe", *BASELINES))
+        check_choice("rows", self.rows, (*ROWS, "recipe", *BASELINES))
 
 
-def _known(name: str, given: tuple[str, ...], allowed: tuple[str, ...]) -> None:
+def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) -> None:
+    """Refuse what there is not, before anything is trained.
+
+    Args:
+        name: Field of a config.
+        given: Its values.
+        allowed: All there are.
+
+    Raises:
+        InputError: If one is not among them.
+    """
+    known = [str(value) for value in allowed]
     for value in given:
         if value not in allowed:
-            message = f"{name} must be of {', '.join(allowed)}, got {value!r}"
+            close = difflib.get_close_matches(str(value), known, 1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            message = f"{name}: no {value!r}; there are {', '.join(known)}.{hint}"
             raise InputError(message)
 
 

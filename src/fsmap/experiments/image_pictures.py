@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fsmap.experiments.image_measure import shown
@@ -24,6 +24,16 @@ WORDS = {
     "label-smoothing": "label smoothing",
     "sam": "SAM",
 }
+LINES = {
+    "white-noise": (":", "<"),
+    "train": ("-.", ">"),
+    "other": ("-", "^"),
+    "recipe": ("--", "v"),
+    "label-smoothing": ("-", "s"),
+    "sam": ("--", "D"),
+}
+"""Line and marker of a row where its method's would not tell it from others."""
+
 UNITS = {
     "accuracy": "accuracy, %",
     "ece": "ECE, %",
@@ -33,14 +43,21 @@ UNITS = {
 
 
 def look_of(row: Row, **changes: Any) -> dict[str, Any]:
-    """Color, marker and label of a row's run: as its method, the recipe dashed, baselines grey."""
+    """Color by method (baselines are grey), line, marker and label by row of ``image-table``."""
     name, method = row.config["row"], str(row.method)
-    look = {"color": figures.MUTED, "marker": "D"}
-    if method in figures.COLORS and method in figures.MARKERS:
-        look = figures.method_style(method)
-    if name == "recipe":
-        look |= {"linestyle": "--", "marker": "v"}
-    return {**look, "label": WORDS.get(name, name), **changes}
+    line, marker = LINES.get(name, ("-", figures.MARKERS.get(method, "D")))
+    color = figures.COLORS.get(method, figures.MUTED)
+    look = {"color": color, "linestyle": line, "marker": marker, "label": WORDS.get(name, name)}
+    return {**look, **changes}
+
+
+def once_named(rows: Sequence[Row], **changes: Any) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Rows and their looks; of several seeds one is in the legend."""
+    named: set[str] = set()
+    for row in rows:
+        look = look_of(row, **changes)
+        yield row, {**look, "label": "_" if look["label"] in named else look["label"]}
+        named.add(look["label"])
 
 
 def draw_table(rows: Sequence[Row]) -> dict[str, Figure]:
@@ -117,10 +134,10 @@ def draw_lines(
 def _line(ax: Axes, rows: Sequence[Row], x: str, metric: str) -> None:
     look = look_of(rows[0])
     along = [row for row in rows if row.config.get(x) is not None]
-    if not along:  # PS-MAP, which does not vary: a level
+    if not along:  # what does not vary is a level
         level = tables.mean(shown(metric, row.value) for row in rows)
         ax.axhline(level.mean, color=look["color"], linestyle=":", label=look["label"])
         return
     found = tables.line(along, x)
     mean, stderr = ([shown(metric, v) for v in values] for values in (found.mean, found.stderr))
-    figures.plot_mean(ax, found.x, mean, stderr, "l-map", **look)  # which says everything
+    figures.plot_mean(ax, found.x, mean, stderr, **look)

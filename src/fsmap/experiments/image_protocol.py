@@ -170,7 +170,8 @@ def _other(dataset: str, generated: bool, data_dir: Path | None) -> torch.Tensor
 
 def run_name(settings: ImageSettings, kind: Kind) -> str:
     """A folder's name: what one wants to read, and a digest of everything else."""
-    about = {**settings.describe(), "steer": kind.steer, "start": kind.start}
+    steer = SteerStrength(kind.start).describe() if kind.steer else False
+    about = {**settings.describe(), "steer": steer, "start": kind.start}
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:10]
     return f"{settings.data}-{kind.name}-{settings.seed}-{digest}"
 

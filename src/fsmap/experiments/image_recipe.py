@@ -11,7 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fsmap.experiments.experiment import Context, Measured
-from fsmap.experiments.image_config import SELECTING, ImageConfig, ImageExperiment, quick
+from fsmap.experiments.image_config import (
+    SELECTING,
+    ImageConfig,
+    ImageExperiment,
+    check_choice,
+    quick,
+)
 from fsmap.experiments.image_measure import train_and_measure
 from fsmap.experiments.image_protocol import Kind, Run
 from fsmap.experiments.image_rows import recipe_changes
@@ -52,6 +58,10 @@ class Config(ImageConfig):
     starts: tuple[float, ...] = (0.0, 1e-8, 1e-5, 1e-3)
     few_points: int = 32
     some_steps: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("parts", self.parts, PARTS)
 
 
 def kinds(config: Config) -> list[tuple[str, Kind]]:
@@ -104,7 +114,7 @@ class ImageRecipe(ImageExperiment):
     title = "A recipe: λ, BatchNorm mode, estimator, S, every"
     see = (
         "Over-confidence turns into under-confidence as λ grows, at a λ that differs by orders of "
-        "magnitude between modes; steering finds it from any first value."
+        "magnitude between modes; whether steering finds it, and from which first values."
     )
     cost = "27 short runs of a set, about 20 min each set on an H200"
     protocol = (

@@ -11,7 +11,7 @@ from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fsmap.data.images.read import read_images
 from fsmap.errors import MissingDataError
 from fsmap.experiments.experiment import Context, Measured
-from fsmap.experiments.image_config import RowsConfig, RowsExperiment, quick
+from fsmap.experiments.image_config import RowsConfig, RowsExperiment, check_choice, quick
 from fsmap.experiments.image_measure import held_out_temperature, rows_of, shown
 from fsmap.experiments.image_pictures import NAMES, UNITS, look_of
 from fsmap.experiments.image_protocol import Run, trained
@@ -32,13 +32,13 @@ CORRUPTED = "corruptions"
 ABSENT = "CIFAR-10.1 is not here (fsmap data get cifar10.1): only corruptions were measured"
 
 PAPER = {
-    (NEW, "ps-map", None): {
+    ("cifar10", NEW, "ps-map", None): {
         "accuracy": (89.2, 0.4),
         "selective": (97.8 * PERCENT_OF_AREA, 0.2),
         "nll": (0.43, 0.03),
         "ece": (6.2, 0.3),
     },
-    (NEW, "other", None): {
+    ("cifar10", NEW, "other", None): {
         "accuracy": (89.2, 0.7),
         "selective": (97.9 * PERCENT_OF_AREA, 0.2),
         "nll": (0.40, 0.02),
@@ -60,6 +60,11 @@ class Config(RowsConfig):
     datasets: tuple[str, ...] = ("cifar10",)
     corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
     severities: tuple[int, ...] = SEVERITIES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("corruptions", self.corruptions, tuple(CORRUPTIONS))
+        check_choice("severities", self.severities, SEVERITIES)
 
 
 class Shift(RowsExperiment):
@@ -99,7 +104,7 @@ class Shift(RowsExperiment):
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """CIFAR-10.1, clean images, and the mean over corruptions at each severity."""
-        found = lines(over_corruptions(rows), PAPER, by=("shift", "row", "severity"))
+        found = lines(over_corruptions(rows), PAPER, by=("dataset", "shift", "row", "severity"))
         return [{k: v for k, v in line.items() if v is not None or k == "paper"} for line in found]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
@@ -120,7 +125,7 @@ def over_corruptions(rows: Sequence[Row]) -> list[Row]:
     Returns:
         One row per model, shift, severity and metric.
     """
-    by = ("metric", "shift", "row", "severity", "seed")
+    by = ("metric", "dataset", "shift", "row", "severity", "seed")
     return [
         some[0]._replace(value=sum(row.value for row in some) / len(some))
         for some in tables.group(rows, *by).values()
@@ -153,13 +158,20 @@ def _shifted(
 
 
 def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    for (dataset,), some in tables.group(rows, "dataset").items():
+        yield from _claims_of(dataset, over_corruptions(some))
+
+
+def _claims_of(dataset: str, rows: Sequence[Row]) -> Iterator[Claim]:
     for shift, words in ((NEW, "on CIFAR-10.1"), (CORRUPTED, "over all corruptions")):
         for metric in ("nll", "ece"):
             ps, lm = (mean_of(rows, metric, shift=shift, row=row) for row in ("ps-map", "other"))
             if ps.n and lm.n:
-                printed = [PAPER[NEW, row, None][metric][0] for row in ("other", "ps-map")]
+                printed = [
+                    PAPER["cifar10", NEW, row, None][metric][0] for row in ("other", "ps-map")
+                ]
                 yield Claim(
-                    f"L-MAP's {metric.upper()} is below PS-MAP's {words}",
+                    f"{dataset}: {metric.upper()} of L-MAP with D' is below PS-MAP's {words}",
                     lm.mean < ps.mean,
                     f"{lm.mean:.3g} against {ps.mean:.3g}",
                     f"{printed[0]} against {printed[1]}" if shift == NEW else None,
@@ -168,7 +180,8 @@ def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
     best = mean_of(rows, "nll", shift=CORRUPTED, row="recipe")
     if ps.n and best.n:
         yield Claim(
-            "over all corruptions the recipe's NLL is below PS-MAP's after temperature scaling",
+            f"{dataset}: over all corruptions the recipe's NLL is below PS-MAP's after temperature "
+            "scaling",
             best.mean < ps.mean,
             f"{best.mean:.4f} against {ps.mean:.4f}",
             None,
@@ -177,16 +190,15 @@ def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
 
 def _figure(rows: Sequence[Row]) -> Figure:
     metrics = ("accuracy", "ece", "nll")
-    figure, panels = figures.axes(len(metrics))
     graded = [row for row in rows if row.config.get("severity") is not None]
-    for ax, metric in zip(panels, metrics, strict=True):
-        mine = tables.select(graded, metric=metric)
-        for some in tables.group(mine, "row").values():
-            found = tables.line(some, "severity")
-            values = [shown(metric, value) for value in found.mean]
-            ax.plot(found.x, values, **look_of(some[0]))
-        ax.set(xlabel="severity", ylabel=UNITS[metric])
-    sets = dict.fromkeys(row.config["dataset"] for row in rows)
-    panels[0].set(title=", ".join(NAMES[name] for name in sets))
-    panels[0].legend()
+    sets = tables.group(graded, "dataset")
+    figure, panels = figures.axes(len(metrics), len(sets), squeeze=False)
+    for line, ((dataset,), mine) in zip(panels, sets.items(), strict=True):
+        for ax, metric in zip(line, metrics, strict=True):
+            for some in tables.group(tables.select(mine, metric=metric), "row").values():
+                found = tables.line(some, "severity")
+                values = [shown(metric, value) for value in found.mean]
+                ax.plot(found.x, values, **look_of(some[0]))
+            ax.set(title=NAMES[dataset], xlabel="severity", ylabel=UNITS[metric])
+        line[0].legend()
     return figure

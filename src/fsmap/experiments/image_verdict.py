@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsmap.assess.calibration import METRICS
 from fsmap.experiments.image_measure import shown
@@ -15,8 +15,13 @@ from fsmap.report.tables import Mean
 SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")
 FULL_EPOCHS = {"fmnist": 50, "cifar10": 200}
 
-IN_A_SENTENCE = {"other": "a fixed λ", "recipe": "the recipe"}
-"""Kinds of L-MAP in claims."""
+IN_A_SENTENCE = {
+    "white-noise": "L-MAP with white noise",
+    "train": "L-MAP with training images",
+    "other": "L-MAP with D'",
+    "recipe": "the recipe",
+}
+"""Kinds of L-MAP in claims; the first three have a fixed λ."""
 
 LONG = 12
 """Epochs from which on runs are compared."""
@@ -76,10 +81,24 @@ def mean_of(rows: Sequence[Row], metric: str, **where: Any) -> Mean:
     )
 
 
-def against_plain(
-    rows: Sequence[Row], metric: str, **where: Any
-) -> Iterator[tuple[str, Mean, Mean]]:
-    """What figures compare: every kind of run there is with PS-MAP.
+class Compared(NamedTuple):
+    """A kind of L-MAP beside PS-MAP, in the unit of the tables.
+
+    Attributes:
+        kind: Its row of ``image-table``.
+        words: The kind in a sentence.
+        mine: Mean over the seeds that both have.
+        plain: PS-MAP's over the same seeds.
+    """
+
+    kind: str
+    words: str
+    mine: Mean
+    plain: Mean
+
+
+def against_plain(rows: Sequence[Row], metric: str, **where: Any) -> Iterator[Compared]:
+    """Every kind of L-MAP there is beside PS-MAP.
 
     Args:
         rows: Rows of a run.
@@ -87,14 +106,16 @@ def against_plain(
         **where: Which rows.
 
     Yields:
-        The kind's name in a sentence, its mean, and PS-MAP's.
+        A comparison for each kind that has a seed in common with PS-MAP.
     """
-    plain = mean_of(rows, metric, row="ps-map", **where)
-    kinds = dict.fromkeys(row.config["row"] for row in rows)
-    for kind in kinds if plain.n else ():
-        mine = mean_of(rows, metric, row=kind, **where)
-        if kind != "ps-map" and mine.n:
-            yield IN_A_SENTENCE.get(kind, kind), mine, plain
+    some = tables.select(rows, metric=metric, **where)
+    plain = {row.seed: shown(metric, row.value) for row in tables.select(some, row="ps-map")}
+    for kind, words in IN_A_SENTENCE.items():
+        mine = {row.seed: shown(metric, row.value) for row in tables.select(some, row=kind)}
+        both = mine.keys() & plain.keys()
+        if both:
+            means = (tables.mean(values[seed] for seed in both) for values in (mine, plain))
+            yield Compared(kind, words, *means)
 
 
 def table_claims(rows: Sequence[Row]) -> Iterator[Claim]:

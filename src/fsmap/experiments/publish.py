@@ -13,7 +13,7 @@ from fsmap.experiments.run_folder import RunFolder
 from fsmap.report import figures
 from fsmap.report.circumstances import machine
 from fsmap.report.interactive import Interactive
-from fsmap.report.records import Row, encode, plain, revive, write_atomically
+from fsmap.report.records import Row, encode, key_of, plain, revive, write_atomically
 
 MEASURED = ("seconds", "machine", "date", "command")
 """Entries of ``summary.json`` that belong to the measuring, and stay when a run is drawn again."""
@@ -51,7 +51,10 @@ def publish(
         "machine": machine(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "rows": len(rows),
-        "deviations": list(dict.fromkeys(text for row in rows for text in row.deviations)),
+        "deviations": [
+            *_missing(experiment, run, header["config"]),
+            *dict.fromkeys(text for row in rows for text in row.deviations),
+        ],
         "figures": list(pictures),
         **keep,
     }
@@ -87,6 +90,22 @@ def _contract(
         "claims": claims,
         "table": experiment.table(rows),
     }
+
+
+def _missing(experiment: Experiment, run: RunFolder, config: Mapping[str, Any]) -> list[str]:
+    """That units are missing, as in results that were put together from several runs."""
+    known = {field.name for field in dataclasses.fields(experiment.config)}
+    asked = {name: _frozen(value) for name, value in config.items() if name in known}
+    units = experiment.units(dataclasses.replace(experiment.config, **asked))
+    done = run.done() if run.units_file.is_file() else {}
+    here = sum(key_of(unit) in done for unit in units)
+    return (
+        [f"{here} of {len(units)} units of this config are here"] if 0 < here < len(units) else []
+    )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _save_slider(slider: Interactive | None, run: RunFolder) -> None:

@@ -156,20 +156,20 @@ def plot_mean(
     x: Sequence[float],
     mean: Sequence[float],
     stderr: Sequence[float],
-    method: str,
+    method: str | None = None,
     **changes: Any,
 ) -> None:
-    """A method's line with a band of one standard error.
+    """A line with a band of one standard error.
 
     Args:
         ax: Where to draw.
         x: Abscissae.
         mean: Means.
         stderr: Standard errors; nan draws no band.
-        method: Decides color, marker and label.
+        method: Decides color, marker and label; None: ``changes`` do.
         **changes: What to add or replace in the line's look.
     """
-    look = method_style(method, **changes)
+    look = changes if method is None else method_style(method, **changes)
     low = [m - s for m, s in zip(mean, stderr, strict=True)]
     high = [m + s for m, s in zip(mean, stderr, strict=True)]
     ax.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fsmap.errors import InputError
+from fsmap.train import steering
 from fsmap.train.guard import COLLAPSED, PATIENCE
 from fsmap.train.images.log import mean_laplacian
-from fsmap.train.steering import EARLY, LATE, OPENING
 from fsmap.train.temperature import ALARM, BAND, TemperatureControl
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class SteerStrength:
         self.good: dict[str, Tensor] = {}
 
     def describe(self) -> str:
-        """The controller in words; a run that is resumed must have the same."""
-        defaults = {"band": BAND, "alarm": ALARM, "opening": OPENING, "ceiling": (EARLY, LATE)}
-        options = {**self._given, **defaults, **self.options}
+        """The controller in words, its constants included: a resumed run must have the same."""
+        mine = {"share": SHARE, "looks": LOOKS, "band": BAND, "alarm": ALARM}
+        options = {**self._given, **mine, **steering.described(), **self.options}
         return f"SteerStrength({', '.join(f'{k}={v!r}' for k, v in options.items())})"
 
     def on_start(self, run: ImageRun) -> None:

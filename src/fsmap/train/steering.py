@@ -32,6 +32,7 @@ The sum *is* log λ, and it is clipped to its range: nothing can accumulate behi
 
 from __future__ import annotations
 
+import inspect
 import math
 
 from fsmap.errors import InputError
@@ -217,6 +218,18 @@ def ceiling(authority: float | None) -> float:
         [0.001, 0.00669, 0.139, 10.0]
     """
     return LATE * math.pow(EARLY / LATE, math.pow(authority or 0.0, OPENING))
+
+
+def described() -> dict[str, object]:
+    """What λ depends on besides options: constants, and the defaults of :class:`Steering`.
+
+    Returns:
+        Values by name.
+    """
+    names = ("RANGE", "TRUST", "EARLY", "LATE", "OPENING", "AFTER_COLLAPSE", "CAP_BELOW_COLLAPSE")
+    constants: dict[str, object] = {name.lower(): globals()[name] for name in names}
+    defaults = inspect.signature(Steering).parameters
+    return constants | {name: defaults[name].default for name in ("gain", "trend", "rate", "boost")}
 
 
 def _check_positive(**numbers: float) -> None:

@@ -114,7 +114,7 @@ class ImageSettings:
             _at_least(name, getattr(self, name), 1)
         for name in ("lr", "weight_decay", "momentum", "reg_strength", "sam", "warmup_epochs"):
             _at_least(name, getattr(self, name), 0)
-        if self.warmup_epochs and self.warmup_epochs >= self.epochs:
+        if self.warmup_epochs >= self.epochs:
             message = (
                 f"warmup_epochs must be less than epochs, got {self.warmup_epochs:g} of "
                 f"{self.epochs}: the learning rate would rise to the end"
@@ -128,6 +128,12 @@ class ImageSettings:
             raise InputError(message)
         if self.reg_schedule == "warmup" and not self.reg_warmup_epochs > 0:
             message = "reg_schedule='warmup' rises over reg_warmup_epochs: set that to more than 0"
+            raise InputError(message)
+        if self.reg_schedule == "warmup" and self.reg_warmup_epochs > self.epochs:
+            message = (
+                f"reg_warmup_epochs must be at most epochs, got {self.reg_warmup_epochs:g} of "
+                f"{self.epochs}: λ would never be reached"
+            )
             raise InputError(message)
         if not (0 <= self.label_smoothing < 1 and self.beta > 0):
             message = (

@@ -101,7 +101,7 @@ def assess_images(
         T,
         sets,
         {n: metrics.ood_auroc(clean.logits, classifier.logits(x)) for n, x in foreign.items()},
-        {n: _laplacian(classifier, x, advance) for n, x in points.items()},
+        _laplacians(classifier, points, advance),
         _reliability(clean, T),
         metrics.selective_curve(*clean),
     )
@@ -114,7 +114,13 @@ def _reliability(clean: Predictions, T: float | None) -> dict[str, metrics.Relia
     return found
 
 
-def _laplacian(classifier: Classifier, images: Tensor, advance: Advance) -> tuple[float, float]:
-    advance("R")
-    generator = torch.Generator().manual_seed(0)
-    return laplacian(classifier.module, classifier.inputs(images), generator=generator)
+def _laplacians(
+    classifier: Classifier, points: Mapping[str, Tensor], advance: Advance
+) -> dict[str, tuple[float, float]]:
+    found = {}
+    for name, images in points.items():
+        advance(f"R at {name}")
+        generator = torch.Generator().manual_seed(0)
+        inputs = classifier.inputs(images)
+        found[name] = laplacian(classifier.module, inputs, generator=generator)
+    return found

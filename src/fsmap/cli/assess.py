@@ -103,8 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
         | {name: images[: arguments.points] for name, images in foreign.items()},
         advance=console.note,
     )
-    about = {"checkpoint": str(arguments.checkpoint), "settings": settings.describe()}
-    about |= {"step": progress["step"], "reg_strength": progress["reg_strength"]}
+    about: dict[str, Any] = {
+        "checkpoint": str(arguments.checkpoint),
+        "settings": settings.describe(),
+        "step": progress["step"],
+        "epoch": len(progress["history"]),
+        "reg_strength": progress["reg_strength"],
+    }
     sizes = {"test_images": len(test.x), "points": arguments.points}
     described = plain({**about, **sizes, **found.describe()})
     out = arguments.out or _folder(arguments.checkpoint)

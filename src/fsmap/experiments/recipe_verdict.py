@@ -209,11 +209,21 @@ def _panel(ax: Axes, tried: Sequence[Tried], metric: str) -> None:
         fixed = [o for o in tried if o.part == "fixed" and o.config["batchnorm"] == mode]
         if fixed:
             x, y = [o.strength for o in fixed], [o.values[metric] for o in fixed]
-            ax.plot(x, y, color=color, alpha=shade, marker="^", label=f"{mode}, fixed")
+            ax.plot(
+                x, y, color=color, alpha=shade, marker="^", label=f"{mode}, fixed{_size(fixed)}"
+            )
         ends = [o for o in tried if o.part == "steered" and o.config["batchnorm"] == mode]
         if ends:
             x, y = [o.strength for o in ends], [o.values[metric] for o in ends]
-            ax.plot(x, y, "*", color=color, alpha=shade, markersize=9, label=f"{mode}, steered")
+            ax.plot(
+                x,
+                y,
+                "*",
+                color=color,
+                alpha=shade,
+                markersize=9,
+                label=f"{mode}, steered{_size(ends)}",
+            )
     for one in tried:
         if one.part == "ps-map":
             ax.axhline(
@@ -221,3 +231,9 @@ def _panel(ax: Axes, tried: Sequence[Tried], metric: str) -> None:
             )
     ax.set_xscale("log")
     ax.xaxis.set_minor_formatter("")  # powers of ten are enough
+
+
+def _size(tried: Sequence[Tried]) -> str:
+    """S and ``every`` of runs that have the same."""
+    sizes = {(o.config["num_points"], o.config["every"]) for o in tried}
+    return ", S = {}, every {}".format(*sizes.pop()) if len(sizes) == 1 else ""

@@ -167,7 +167,7 @@ def test_a_lambda_below_its_bounds_is_resumed(tmp_path: Path):
     [
         *("image_control.SHARE", "image_control.LOOKS", "image_control.BAND"),
         *("image_control.ALARM", "steering.RANGE", "steering.TRUST", "steering.EARLY"),
-        *("steering.LATE", "steering.OPENING", "steering.AFTER_COLLAPSE"),
+        *("steering.LATE", "steering.LEAST", "steering.OPENING", "steering.AFTER_COLLAPSE"),
         "steering.CAP_BELOW_COLLAPSE",
     ],
 )

@@ -176,6 +176,30 @@ def test_under_confident_at_zero_is_not_needed():
     assert control.strength > 1e-9
 
 
+def test_lambda_waits_where_it_is_not_felt():
+    y = torch.arange(60) % 3
+    timid = 0.2 * F.one_hot(y, 3).double()
+    timid[::9] = timid[::9].roll(1, 1)
+    control = fsmap.TemperatureControl(None, None, start=1e-4, warmup=0, interval=1.0)
+    for _ in range(8):
+        control.observe(timid, y, laplacian=100.0)
+    nll = fsmap.metrics.nll(timid, y)
+    assert control.strength == pytest.approx(1e-4 * nll / 100.0)
+    assert control.status == "not needed"
+
+
+def test_a_collapse_lifts_nothing():
+    """Its R is almost none: λR would be nothing at any λ."""
+    y = torch.arange(60) % 3
+    good = 6.0 * F.one_hot(y, 3).double()
+    control = fsmap.TemperatureControl(None, None, start=1e-4, warmup=0)
+    control.observe(good, y, laplacian=100.0)
+    before = control.strength
+    seen = [control.observe(torch.zeros(60, 3), y, laplacian=1e-9) for _ in range(3)]
+    assert {one.verdict for one in seen} == {"collapsed"}
+    assert control.strength < before
+
+
 def test_the_cap_is_said():
     y = torch.arange(60) % 3
     bold = 9.0 * F.one_hot(y, 3).double()

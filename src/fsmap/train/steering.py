@@ -27,7 +27,10 @@ within half an epoch at a tenth of its learning rate, and with a boost of 4 and 
 factor of 250 between updates until the end.
 
 The sum *is* log λ, and it is clipped to its range: nothing can accumulate behind a bound
-(no windup), and the first signal of the other sign moves λ back.
+(no windup), and the first signal of the other sign moves λ back. For the same reason λ does not
+fall below its start where λR is less than ``LEAST`` times the loss, which is as good as zero: a
+network that is under-confident for long, as with noisy labels or strong augmentation, would bring
+it down by many orders of magnitude, and a short run would be over before it had come back.
 """
 
 from __future__ import annotations
@@ -45,6 +48,9 @@ TRUST = 0.05
 
 EARLY, LATE = 1e-3, 10.0
 """λR over the loss, at most: at the largest learning rate of a schedule, and at its end."""
+
+LEAST = 1e-4
+"""λR over the loss that a network does not feel."""
 
 OPENING = 1 / 3
 """How late the ceiling opens: the smaller, the later.
@@ -113,7 +119,8 @@ class Steering:
         self.interval, self.boost, self.band, self.alarm = interval, boost, band, alarm
         self.low, self.high = low, high
         self.cap = high  # falls after a collapse
-        self.strength = float(start)
+        self.start = self.strength = float(start)
+        self.least = low  # what is as good as zero; follows the loss
         self.before: float | None = None  # what counted of the last signal
 
     def move(self, signal: float, authority: float | None = None) -> float:
@@ -150,6 +157,20 @@ class Steering:
         self.before = signal
         return self.strength
 
+    def lift(self, even: float) -> float:
+        """Bring λ up to what is as good as zero, if it has fallen below; never above its start.
+
+        Args:
+            even: λ > 0 at which λR equals the loss; inf: not known.
+
+        Returns:
+            λ from now on.
+        """
+        if math.isfinite(even):
+            self.least = min(even * LEAST, self.start, self.cap)
+            self.strength = max(self.strength, self.least)
+        return self.strength
+
     def hold(self, even: float, authority: float | None = None, signal: float = 0.0) -> float:
         """Bring λ down to the ceiling, if it is above; it counts for more than the range.
 
@@ -181,7 +202,7 @@ class Steering:
     @property
     def at_floor(self) -> bool:
         """Whether λ is as low as it may get."""
-        return self.strength <= self.low * (1 + 1e-9)
+        return self.strength <= max(self.low, self.least) * (1 + 1e-9)
 
     @property
     def at_cap(self) -> bool:
@@ -195,12 +216,14 @@ class Steering:
             "low": self.low,
             "high": self.high,
             "cap": self.cap,
+            "start": self.start,
+            "least": self.least,
             "before": self.before,
         }
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:
         """Restore λ, its range and the last signal."""
-        for name in ("strength", "low", "high", "cap", "before"):
+        for name in ("strength", "low", "high", "cap", "start", "least", "before"):
             setattr(self, name, state[name])
 
 
@@ -226,8 +249,8 @@ def described() -> dict[str, object]:
     Returns:
         Values by name.
     """
-    names = ("RANGE", "TRUST", "EARLY", "LATE", "OPENING", "AFTER_COLLAPSE", "CAP_BELOW_COLLAPSE")
-    constants: dict[str, object] = {name.lower(): globals()[name] for name in names}
+    names = "RANGE TRUST EARLY LATE LEAST OPENING AFTER_COLLAPSE CAP_BELOW_COLLAPSE"
+    constants: dict[str, object] = {name.lower(): globals()[name] for name in names.split()}
     defaults = inspect.signature(Steering).parameters
     return constants | {name: defaults[name].default for name in ("gain", "trend", "rate", "boost")}
 

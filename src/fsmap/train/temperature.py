@@ -227,6 +227,8 @@ class TemperatureControl:
             self._advance(signal, authority, verdict)
         even = 1 / inverse if inverse > 0 else math.inf
         trusted = signal if verdict == GOOD else 0.0  # a constant is far too confident as well
+        if verdict == GOOD:  # its R is none
+            self.steering.lift(even)
         self.steering.hold(even, authority, trusted)
         self.updates += 1
         seen = Observation(self.updates - 1, signal, rest[0], self.strength, verdict)

@@ -28,9 +28,9 @@ factor of 250 between updates until the end.
 
 The sum *is* log λ, and it is clipped to its range: nothing can accumulate behind a bound
 (no windup), and the first signal of the other sign moves λ back. For the same reason λ does not
-fall below its start where λR is less than ``LEAST`` times the loss, which is as good as zero: a
-network that is under-confident for long, as with noisy labels or strong augmentation, would bring
-it down by many orders of magnitude, and a short run would be over before it had come back.
+fall further where λR is less than ``LEAST`` times the loss, which is as good as zero: a network
+that is under-confident for long, as with noisy labels or strong augmentation, would bring it down
+by many orders of magnitude, and a short run would be over before it had come back.
 """
 
 from __future__ import annotations
@@ -119,16 +119,17 @@ class Steering:
         self.interval, self.boost, self.band, self.alarm = interval, boost, band, alarm
         self.low, self.high = low, high
         self.cap = high  # falls after a collapse
-        self.start = self.strength = float(start)
-        self.least = low  # what is as good as zero; follows the loss
+        self.strength = float(start)
+        self.least = low  # λ does not fall below it; follows the loss
         self.before: float | None = None  # what counted of the last signal
 
-    def move(self, signal: float, authority: float | None = None) -> float:
+    def move(self, signal: float, authority: float | None = None, even: float = math.inf) -> float:
         """Look at the signal and move λ.
 
         Args:
             signal: log T or what stands for it: positive asks for a larger λ.
             authority: Learning rate now over its largest value; None: it has no schedule.
+            even: λ > 0 at which λR equals the loss; inf: not known.
 
         Returns:
             λ from now on, also in ``strength``.
@@ -152,23 +153,10 @@ class Steering:
         wanted = trust * boost * (self.gain * self.interval * signal + self.trend * change)
         most = boost * self.rate * self.interval
         moved = math.log(self.strength) + min(max(wanted, -most), most)
-        floor = min(self.low, self.strength)  # a ceiling may have put it below the range
+        self.least = max(self.low, even * LEAST) if math.isfinite(even) else self.low
+        floor = min(self.least, self.strength)  # it may be lower already, and is not lifted
         self.strength = max(min(math.exp(moved), self.cap), floor)
         self.before = signal
-        return self.strength
-
-    def lift(self, even: float) -> float:
-        """Bring λ up to what is as good as zero, if it has fallen below; never above its start.
-
-        Args:
-            even: λ > 0 at which λR equals the loss; inf: not known.
-
-        Returns:
-            λ from now on.
-        """
-        if math.isfinite(even):
-            self.least = min(even * LEAST, self.start, self.cap)
-            self.strength = max(self.strength, self.least)
         return self.strength
 
     def hold(self, even: float, authority: float | None = None, signal: float = 0.0) -> float:
@@ -202,7 +190,7 @@ class Steering:
     @property
     def at_floor(self) -> bool:
         """Whether λ is as low as it may get."""
-        return self.strength <= max(self.low, self.least) * (1 + 1e-9)
+        return self.strength <= self.least * (1 + 1e-9)
 
     @property
     def at_cap(self) -> bool:
@@ -216,15 +204,15 @@ class Steering:
             "low": self.low,
             "high": self.high,
             "cap": self.cap,
-            "start": self.start,
             "least": self.least,
             "before": self.before,
         }
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:
         """Restore λ, its range and the last signal."""
-        for name in ("strength", "low", "high", "cap", "start", "least", "before"):
+        for name in ("strength", "low", "high", "cap", "before"):
             setattr(self, name, state[name])
+        self.least = state.get("least", self.low) or self.low  # older states have none
 
 
 def ceiling(authority: float | None) -> float:

@@ -221,14 +221,12 @@ class TemperatureControl:
         numbers = torch.tensor([signal, 1 / even, *now], dtype=torch.float64)
         signal, inverse, *rest = average(numbers, len(y), out.device).tolist()
         verdict = self.guard.judge(Health(*rest))
+        even = 1 / inverse if inverse > 0 else math.inf
         if verdict == COLLAPSED:
             self._recover()
         else:
-            self._advance(signal, authority, verdict)
-        even = 1 / inverse if inverse > 0 else math.inf
+            self._advance(signal, authority, even, verdict)
         trusted = signal if verdict == GOOD else 0.0  # a constant is far too confident as well
-        if verdict == GOOD:  # its R is none
-            self.steering.lift(even)
         self.steering.hold(even, authority, trusted)
         self.updates += 1
         seen = Observation(self.updates - 1, signal, rest[0], self.strength, verdict)
@@ -242,11 +240,11 @@ class TemperatureControl:
         if not self.warming_up:  # else λ was zero, and not the reason
             self.steering.fall()
 
-    def _advance(self, signal: float, authority: float | None, verdict: str) -> None:
+    def _advance(self, signal: float, authority: float | None, even: float, verdict: str) -> None:
         if self.guard.keep and self.good is not None:
             self.good.take()
         if verdict == GOOD and self.guard.learned and self.updates + 1 > self.warmup:
-            self.steering.move(signal, authority)
+            self.steering.move(signal, authority, even)
 
     def _first_strength(self, model: Any, loss: float | Tensor | None) -> float:
         """λ₀: λR is one percent of the loss."""

@@ -76,6 +76,7 @@ def test_assess_writes_and_says(
     assert "contrast 2" in said
     assert "OOD AUROC against generated" in said
     assert "on held-out images" in said
+    assert "R at generated" in said
     found = json.loads((tmp_path / "a" / "assessment.json").read_text())
     assert set(found["sets"]) == {"clean", "contrast 2", "pixelate 2"}
     clean = found["sets"]["clean"]

@@ -170,6 +170,11 @@ def test_refused_before_the_first_step(
     assert not (out / FILE).exists()
 
 
+def test_lambda_may_rise_to_the_end(tmp_path: Path):
+    rising = ["--reg-schedule", "warmup", "--reg-warmup-epochs", "2"]
+    assert main([*TINY, "--epochs", "2", "--out", str(tmp_path / "a"), *rising]) == 0
+
+
 def test_what_lambda_is_stands_in_the_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*TINY, "--epochs", "2", "--out", str(tmp_path / "a")]) == 0
     said = capsys.readouterr().out

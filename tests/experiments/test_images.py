@@ -113,6 +113,7 @@ def test_unknown_rows_are_refused():
     [
         (LaplacianTrace, {"rows": ("ps-map", "ps-map")}, "rows names something twice: ps-map, ps-"),
         (LabelNoise, {"levels": (0.0, 0.2, 0.0)}, "levels names something twice: 0.0, 0.2, 0.0"),
+        (LabelNoise, {"levels": (0.0, 1.5)}, "levels are fractions of the labels.*, got 1.5"),
         (Shift, {"rows": ("recipie",)}, "rows: no 'recipie'; .* Did you mean 'recipe'?"),
         (Shift, {"corruptions": ("fogg",)}, "corruptions: no 'fogg'; there are .*"),
         (Shift, {"severities": (1, 9)}, "severities: no 9; there are 1, 2, 3, 4, 5."),
@@ -416,6 +417,13 @@ def test_flatness():
         "fmnist",
     )
     assert [claim.holds for claim in LossLandscape().claims(rows)] == [True, True]
+    assert [claim.paper for claim in LossLandscape().claims(rows)] == [None, "visibly flatter"]
+    worse = [row._replace(value=2.1) if row.metric == "rise" else row for row in rows]
+    worse = [row if row.method == "l-map" else old for row, old in zip(worse, rows, strict=True)]
+    recipe = [row._replace(config={**row.config, "row": "recipe"}) for row in worse[4:]]
+    claims = LossLandscape().claims([*worse, *recipe])
+    assert [claim.holds for claim in claims] == [True, False, False]
+    assert [claim.paper for claim in claims] == [None, "visibly flatter", None]
     assert [claim.holds for claim in LossLandscape().claims(rows[:2])] == [False]
     assert [line["row"] for line in LossLandscape().table(rows)] == ["ps-map", "other"]
 

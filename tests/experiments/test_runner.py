@@ -199,6 +199,22 @@ def test_units_that_are_missing_are_said(tmp_path):
     redraw(Squares(), here)
     said = json.loads(here.summary_file.read_text())["deviations"]
     assert said == [f"1 of {1 + len(rest)} units of this config are here", "made up"]
+    old = json.loads(header)
+    old["config"]["gone"] = 1  # a field of an older version
+    here.units_file.write_text(json.dumps(old) + "\n" + first)
+    redraw(Squares(), here)
+    assert json.loads(here.summary_file.read_text())["deviations"] == said
+
+
+def test_a_config_that_is_refused_today_can_be_drawn(tmp_path, monkeypatch):
+    run(tmp_path, quick=True)
+
+    def refuse(self, config):
+        raise InputError("no longer")
+
+    monkeypatch.setattr(Squares, "units", refuse)
+    summary = redraw(Squares(), RunFolder(tmp_path / "squares"))
+    assert summary["deviations"] == ["made up"]
 
 
 def test_redraw_judges_the_same_rows_with_the_code_of_today(tmp_path, monkeypatch):

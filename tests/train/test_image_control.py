@@ -184,6 +184,8 @@ def test_a_controller_is_described_by_its_options():
     }
     assert len(words) == 5
     assert SteerStrength(gain=6.0).describe() == SteerStrength().describe()  # the default
+    for name in ("gain", "trend", "rate", "boost"):
+        assert f"{name}=" in SteerStrength().describe()
 
 
 def test_a_run_is_not_resumed_with_another_controller(

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fsmap.errors import InputError
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import RowsConfig, RowsExperiment, quick
 from fsmap.experiments.image_measure import train_and_measure
@@ -30,6 +31,13 @@ class Config(RowsConfig):
 
     datasets: tuple[str, ...] = ("cifar10",)
     levels: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        wrong = [level for level in self.levels if not 0 <= level <= 1]
+        if wrong:
+            message = f"levels are fractions of the labels, in [0, 1], got {wrong[0]:g}"
+            raise InputError(message)
 
 
 class LabelNoise(RowsExperiment):

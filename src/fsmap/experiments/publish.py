@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fsmap.errors import InputError
 from fsmap.experiments.experiment import Experiment
 from fsmap.experiments.run_folder import RunFolder
 from fsmap.report import figures
@@ -96,8 +97,11 @@ def _missing(experiment: Experiment, run: RunFolder, config: Mapping[str, Any]) 
     """That units are missing, as in results that were put together from several runs."""
     known = {field.name for field in dataclasses.fields(experiment.config)}
     asked = {name: _frozen(value) for name, value in config.items() if name in known}
-    units = experiment.units(dataclasses.replace(experiment.config, **asked))
-    done = run.done() if run.units_file.is_file() else {}
+    try:
+        units = experiment.units(dataclasses.replace(experiment.config, **asked))
+    except InputError:  # a config that was allowed once
+        return []
+    done = run.done()
     here = sum(key_of(unit) in done for unit in units)
     return (
         [f"{here} of {len(units)} units of this config are here"] if 0 < here < len(units) else []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 
 
@@ -60,6 +62,33 @@ class FallbackWarning(UserWarning):
 
 class IgnoredProbesWarning(UserWarning):
     """R is exactly zero: the output does not follow the parameters that R is about."""
+
+
+def did_you_mean(
+    name: str,
+    known: Iterable[str],
+    *,
+    meaning: Mapping[str, str] | None = None,
+    cutoff: float = 0.6,
+) -> str:
+    """The end of a message about a name that there is not.
+
+    Args:
+        name: What came.
+        known: Spellings that there are.
+        meaning: What a spelling stands for, where it is not itself.
+        cutoff: How close a spelling has to be, from 0 to 1.
+
+    Returns:
+        " Did you mean 'x'?", or nothing.
+
+    Examples:
+        >>> did_you_mean("recipie", ["ps-map", "recipe"]), did_you_mean("x", ["ps-map"])
+        (" Did you mean 'recipe'?", '')
+    """
+    for close in difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff):
+        return f" Did you mean {(meaning or {}).get(close, close)!r}?"
+    return ""
 
 
 def require(module: str, *, extra: str) -> ModuleType:

@@ -8,6 +8,7 @@ own size, so that networks of different scales can be compared.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -60,6 +61,29 @@ def _normalized(d: Tensor, weight: Tensor) -> Tensor:
     wanted = weight.detach().flatten(1).norm(dim=1)  # [filters]
     scale: Tensor = wanted / size.clamp_min(torch.finfo(d.dtype).tiny)
     return d * scale.reshape(*scale.shape, *(1,) * (weight.dim() - 1))
+
+
+def check_walk(steps: int, reach: float, chunk: int | None, *, dashes: str = "") -> None:
+    """Refuse a walk that has no middle, no length or no directions at a time.
+
+    Args:
+        steps: Points between −reach and reach.
+        reach: Largest step.
+        chunk: Directions at a time; None: all.
+        dashes: What stands before the names in messages, as of options.
+
+    Raises:
+        InputError: If a number is out of range.
+    """
+    if steps % 2 == 0 or steps < 3:
+        message = f"{dashes}steps must be odd and at least 3, so that 0 is one of them, got {steps}"
+        raise InputError(message)
+    if chunk is not None and chunk < 1:
+        message = f"{dashes}chunk must be at least 1, got {chunk}"
+        raise InputError(message)
+    if not 0 < reach < math.inf:
+        message = f"{dashes}reach must be positive and finite, got {reach:g}"
+        raise InputError(message)
 
 
 def landscape(

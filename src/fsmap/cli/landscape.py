@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,23 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
         InputError: If the number of steps is even (the middle one is the network itself),
             nothing is in a chunk, there is no reach, or a network is given twice.
     """
-    from fsmap.assess.landscape import flatness
+    from fsmap.assess.landscape import check_walk, flatness
     from fsmap.report.figures import save, style
     from fsmap.report.image_figures import landscape_figure
     from fsmap.report.records import plain, write_atomically
 
     require("matplotlib", extra="report")
-    if arguments.steps % 2 == 0 or arguments.steps < 3:
-        message = (
-            f"--steps must be odd and at least 3, so that 0 is one of them, got {arguments.steps}"
-        )
-        raise InputError(message)
-    if arguments.chunk is not None and arguments.chunk < 1:
-        message = f"--chunk must be at least 1, got {arguments.chunk}"
-        raise InputError(message)
-    if not 0 < arguments.reach < math.inf:
-        message = f"--reach must be positive and finite, got {arguments.reach:g}"
-        raise InputError(message)
+    check_walk(arguments.steps, arguments.reach, arguments.chunk, dashes="--")
     names = _names(arguments.checkpoints)
     device = arguments.device
     loaded = [load_classifier(path, device) for path in arguments.checkpoints]  # before any walk

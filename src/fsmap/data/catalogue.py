@@ -7,12 +7,11 @@ differ in how they were compressed.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from fsmap.errors import InputError
+from fsmap.errors import InputError, did_you_mean
 
 
 class DataFile(NamedTuple):
@@ -153,7 +152,6 @@ def find(name: str, offered: Collection[str] | None = None) -> DataSet:
         return known[asked]
     listed = list(known if offered is None else offered)
     spellings = [alias for alias, full in ALIASES.items() if full in listed]
-    close = difflib.get_close_matches(asked, [*listed, *spellings], n=1)
-    hint = f" Did you mean {ALIASES.get(close[0], close[0])!r}?" if close else ""
+    hint = did_you_mean(asked, [*listed, *spellings], meaning=ALIASES)
     message = f"there is no data set {name!r}.{hint} Known: {', '.join(listed)}."
     raise InputError(message)

@@ -6,7 +6,6 @@ missing. A category has one 0/1 column per level; a level that is rare or unknow
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from fsmap.data.columns import CATEGORY, LEFT_OUT, Column, infer, numbers, stray_text, texts
 from fsmap.data.tables import Cells, Table
-from fsmap.errors import InputError
+from fsmap.errors import InputError, did_you_mean
 
 Floats = npt.NDArray[np.float64]
 
@@ -127,8 +126,7 @@ def check_columns(table: Table, wanted: Sequence[str]) -> None:
     """
     lacking = [name for name in wanted if name not in table.columns]
     if lacking:
-        close = difflib.get_close_matches(lacking[0], table.columns, n=1, cutoff=0.5)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(lacking[0], table.columns, cutoff=0.5)
         there = ", ".join(map(repr, table.columns))
         message = (
             f"there is no column {', '.join(map(repr, lacking))}.{hint} The columns are: {there}."

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
-from fsmap.errors import InputError
+from fsmap.errors import InputError, did_you_mean
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.train.descent import one_thread
 
@@ -135,8 +134,7 @@ def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) 
     known = [str(value) for value in allowed]
     for value in given:
         if value not in allowed:
-            close = difflib.get_close_matches(str(value), known, 1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(str(value), known)
             message = f"{name}: no {value!r}; there are {', '.join(known)}.{hint}"
             raise InputError(message)
 

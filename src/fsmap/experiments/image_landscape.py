@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fsmap.assess.landscape import flatness, landscape
+from fsmap.assess.landscape import check_walk, flatness, landscape
 from fsmap.errors import InputError
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import RowsConfig, RowsExperiment, quick
@@ -46,13 +45,10 @@ class Config(RowsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = {"directions": 1, "steps": 3, "images": 1, "chunk": 1}
-        wrong = [name for name, number in least.items() if getattr(self, name) < number]
-        if wrong or self.steps % 2 == 0 or not 0 < self.reach < math.inf:
+        check_walk(self.steps, self.reach, self.chunk)
+        if self.directions < 1 or self.images < 1:
             message = (
-                "directions, images and chunk must be at least 1, reach positive, steps odd and at "
-                f"least 3, so that 0 is one of them, got {self.directions}, {self.images}, "
-                f"{self.chunk}, {self.reach:g}, {self.steps}"
+                f"directions and images must be at least 1, got {self.directions} and {self.images}"
             )
             raise InputError(message)
 

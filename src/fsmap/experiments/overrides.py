@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import types
 import typing
 from collections.abc import Iterable
 from typing import Any, Literal, Union, get_args, get_origin
 
-from fsmap.errors import InputError
+from fsmap.errors import InputError, did_you_mean
 from fsmap.experiments.ranges import check_range
 
 TRUE, FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
@@ -51,8 +50,7 @@ def override(config: Any, assignments: Iterable[str]) -> Any:
             message = f"--set takes key=value, got {text!r}. {_listing(config)}"
             raise InputError(message)
         if key not in known:
-            close = difflib.get_close_matches(key, known, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
+            hint = did_you_mean(key, known)
             message = f"--set {text}: there is no field {key!r}.{hint} {_listing(config)}"
             raise InputError(message)
         try:

@@ -6,14 +6,13 @@ itself. Everything an experiment needs to be written can be imported from here.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType, ModuleType
 
-from fsmap.errors import InputError
+from fsmap.errors import InputError, did_you_mean
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.report.interactive import Curve, Frame, Interactive
 from fsmap.report.records import Claim, Row
@@ -113,7 +112,6 @@ def get(name: str) -> Experiment:
     if name in known:
         return known[name]
     lowered = {key.lower(): key for key in known}
-    close = difflib.get_close_matches(name.lower(), lowered, n=1)
-    hint = f" Did you mean {lowered[close[0]]!r}?" if close else ""
+    hint = did_you_mean(name.lower(), lowered, meaning=lowered)
     message = f"there is no experiment {name!r}.{hint} Known: {', '.join(known)}."
     raise InputError(message)

@@ -175,7 +175,8 @@ class TemperatureControl:
                 last update (with ``every=k`` a single step's is zero or k-fold). λR then stays
                 below a ceiling, a thousandth of the held-out loss of a classifier at the largest
                 learning rate, ten times it at the end of a schedule or where log T is twice
-                ``alarm``. None, zero or not finite: no such limit this time.
+                ``alarm``, and λ does not fall further where λR is below a ten-thousandth of it.
+                None, zero or not finite: no such limits this time.
 
         Returns:
             λ from now on.

@@ -13,9 +13,12 @@ import pytest
 
 import fake_experiment
 from fake_experiment import Squares, only, run
+from fsmap.cli.list import last_result
 from fsmap.errors import CheckpointError, InputError
+from fsmap.experiments.publish import redraw
 from fsmap.experiments.run_folder import Place, RunFolder, locked
-from fsmap.report.records import read_rows
+from fsmap.report.page import build
+from fsmap.report.records import plain, read_rows
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +34,10 @@ def raise_at(n: int):
             raise RuntimeError("boom")
 
     return staticmethod(trouble)
+
+
+def page(out: Path) -> str:
+    return build([out], out / "report").read_text()
 
 
 def script(*arguments: str, ready: Path | None = None) -> subprocess.Popen[str]:
@@ -210,11 +217,88 @@ def test_a_run_in_pieces_that_is_killed_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(Squares, "trouble", raise_at(4))
     run(tmp_path, assignments=("sizes=3,4",), resume=True)
     here = RunFolder(tmp_path / "squares")
-    assert here.unfinished
+    assert here.growing
     monkeypatch.setattr(Squares, "trouble", raise_at(3))
     (outcome,) = run(tmp_path, assignments=("sizes=4",), resume=True)
     assert outcome.status == "finished"
+    assert not here.growing
     assert {row.config["n"] for row in here.rows()} == {1, 2, 3, 4}
+
+
+@pytest.fixture
+def grown(tmp_path, monkeypatch):
+    """A finished run of two units that was asked for two more and failed at the last."""
+    monkeypatch.setattr(Squares, "selecting", ("sizes",))
+    (first,) = run(tmp_path, assignments=("sizes=1,2",))
+    monkeypatch.setattr(Squares, "trouble", raise_at(4))
+    (failed,) = run(tmp_path, assignments=("sizes=1,2,3,4",), resume=True)
+    assert failed.status == "failed"
+    monkeypatch.setattr(Squares, "trouble", None)
+    return first.summary
+
+
+def test_the_summary_of_a_run_in_pieces_stays_and_says_what_it_covers(tmp_path, grown):
+    here = RunFolder(tmp_path / "squares")
+    kept = here.summary()
+    assert kept.pop("covers") == {"units": 2, "of": 4}
+    assert plain(kept) == plain(grown)
+    assert len(here.done()) == 3
+    assert last_result("squares", [tmp_path]).endswith(", 2 of 4 units")
+    assert "covers 2 of 4 units that were asked for; made up" in page(tmp_path)
+    (more,) = run(tmp_path, assignments=("sizes=4,5",), resume=True)
+    assert more.status == "finished"
+    assert "covers" not in here.summary()
+    assert here.summary()["rows"] == 5 * 3
+    assert "units" not in last_result("squares", [tmp_path])
+    assert "asked for" not in page(tmp_path)
+
+
+def test_what_a_summary_covers_is_counted_once(tmp_path, grown, monkeypatch):
+    """Units that were added since are not in it."""
+    monkeypatch.setattr(Squares, "trouble", raise_at(5))
+    run(tmp_path, assignments=("sizes=5,6",), resume=True)
+    assert RunFolder(tmp_path / "squares").summary()["covers"] == {"units": 2, "of": 5}
+
+
+def test_a_run_in_pieces_that_is_drawn_again_still_lacks_units(tmp_path, grown):
+    here = RunFolder(tmp_path / "squares")
+    redraw(Squares(), here)
+    assert here.summary()["covers"] == {"units": 3, "of": 4}
+    assert here.summary()["rows"] == 3 * 3
+
+
+def test_a_summary_is_replaced_although_no_unit_is_missing(tmp_path, grown):
+    """As after a kill between the last unit and the summary."""
+    (outcome,) = run(tmp_path, assignments=("sizes=3",), resume=True)
+    assert outcome.status == "finished"
+    assert outcome.summary["rows"] == 3 * 3
+    assert not RunFolder(tmp_path / "squares").growing
+
+
+def test_a_run_in_pieces_that_is_started_anew_is_refused_or_kept_aside(
+    tmp_path, grown, monkeypatch
+):
+    (refused,) = run(tmp_path)
+    assert "holds an unfinished run (3 units done)" in refused.reason
+    monkeypatch.setattr(Squares, "trouble", raise_at(2))
+    (failed,) = run(tmp_path, force=True)
+    assert failed.status == "failed"
+    assert len(RunFolder(tmp_path / "squares").done()) == 3
+    monkeypatch.setattr(Squares, "trouble", None)
+    (forced,) = run(tmp_path, force=True, assignments=("scale=2",))
+    assert forced.status == "finished"
+    assert RunFolder(tmp_path / "squares").rows()[0].value == 2.0
+    assert len(RunFolder(Place.of(tmp_path, "squares").previous).done()) == 3
+
+
+def test_a_damaged_summary_can_be_replaced(tmp_path):
+    run(tmp_path)
+    here = RunFolder(tmp_path / "squares")
+    here.summary_file.write_text("{")
+    with pytest.raises(CheckpointError, match="not a summary of fsmap"):
+        here.summary()
+    (outcome,) = run(tmp_path)
+    assert outcome.status == "finished"
 
 
 def test_force_drops_an_unfinished_run(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fsmap.cli import console
-from fsmap.report.records import revive
+from fsmap.report.records import coverage, revive
 
 
 def add_parser(subparsers: Any) -> None:
@@ -88,12 +88,12 @@ def _outcome(file: Path) -> str:
     try:
         summary = revive(json.loads(file.read_text()))
         held = [bool(claim["holds"]) for claim in summary["claims"]]
-        size, day = summary["size"], str(summary.get("date", ""))[:10]
+        about = (summary["size"], str(summary.get("date", ""))[:10], coverage(summary))
     except (ValueError, KeyError, TypeError):
         return console.styled(f"cannot read {file}", console.RED)
     words = f"{sum(held)} of {len(held)} claims"
     words = console.styled(words, console.GREEN if all(held) else console.RED)
-    return f"{words}, {size}{', ' + day if day else ''}"
+    return ", ".join(filter(None, (words, *about)))
 
 
 def _detail(experiment: Any, folders: list[Path]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fsmap.cli import console, ray_pool
 from fsmap.cli.run import add_options, options_of, terminate_as_interrupt
 from fsmap.errors import FsmapError, InputError, require
-from fsmap.report.records import revive
+from fsmap.report.records import coverage
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
@@ -98,9 +97,11 @@ def _show(points: list[Point], lines: list[dict[str, Any]], metric: str | None) 
 def _state(point: Point) -> tuple[str, str]:
     if not point.run.finished:
         return "unfinished", ""
-    summary = revive(json.loads(point.run.summary_file.read_text()))
+    summary = point.run.summary()
     held = [bool(claim["holds"]) for claim in summary["claims"]]
-    return f"{sum(held)} of {len(held)}", duration(summary["seconds"])
+    covered = coverage(summary)
+    state = f"{sum(held)} of {len(held)}" + (f" ({covered})" if covered else "")
+    return state, duration(summary["seconds"])
 
 
 def _show_metric(keys: list[str], lines: list[dict[str, Any]], metric: str) -> None:

@@ -6,7 +6,8 @@ What happens to a folder that is there already:
   ``OUT/.fsmap/ID.previous``), and a full-size one by a quick one only with ``--force``;
 - with ``--resume`` it is left as it is, and a full-size run also serves who asks for the quick
   size, as it does in ``run all --quick``. Fields that only choose units
-  (``Experiment.selecting``) may differ: units that are missing are added, the others stay;
+  (``Experiment.selecting``) may differ: units that are missing are added, the others stay, and so
+  does the summary, until it is replaced by one of them all;
 - an unfinished run is continued with ``--resume``, dropped with ``--force``, else refused.
 """
 
@@ -23,7 +24,7 @@ from fsmap.errors import FsmapError, InputError, MissingDataError
 from fsmap.experiments.experiment import Experiment
 from fsmap.experiments.measure import Result, Task
 from fsmap.experiments.options import Options, choose_device
-from fsmap.experiments.publish import header_of, publish
+from fsmap.experiments.publish import ask_for_more, header_of, publish
 from fsmap.experiments.run_folder import Place, RunFolder, locked
 from fsmap.report.records import key_of, plain
 
@@ -175,8 +176,10 @@ def _open(
                 return None  # who asks for the quick size is served by the full one
             _check_same(found, header, selecting)
             done = found.done()
-            if found.finished and all(key_of(unit) in done for unit in units):
-                return None
+            if found.finished:
+                if not found.growing and all(key_of(unit) in done for unit in units):
+                    return None
+                ask_for_more(found, units)
             found.restate(header)
             dropped = found.repair()
             note = f", {dropped} rows of an unfinished unit dropped" if dropped else ""

@@ -14,7 +14,7 @@ from fsmap.experiments.run_folder import RunFolder
 from fsmap.report import figures
 from fsmap.report.circumstances import machine
 from fsmap.report.interactive import Interactive
-from fsmap.report.records import Row, encode, key_of, plain, revive, write_atomically
+from fsmap.report.records import COVERS, Row, encode, key_of, plain, write_atomically
 
 MEASURED = ("seconds", "machine", "date", "command")
 """Entries of ``summary.json`` that belong to the measuring, and stay when a run is drawn again."""
@@ -73,8 +73,24 @@ def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
     Returns:
         What stands in ``summary.json`` now.
     """
-    old = revive(json.loads(run.summary_file.read_text()))
-    return publish(experiment, run, run.header(), {key: old[key] for key in MEASURED})
+    old = run.summary()
+    keep = {key: old[key] for key in MEASURED}
+    if COVERS in old:
+        keep[COVERS] = {**old[COVERS], "units": len(run.done())}
+    return publish(experiment, run, run.header(), keep)
+
+
+def ask_for_more(run: RunFolder, units: Iterable[Mapping[str, Any]]) -> None:
+    """Say in a summary how many units it covers, until :func:`publish` replaces it.
+
+    Args:
+        run: The folder of a finished run.
+        units: Keys of what it is asked for now; what is done already counts as well.
+    """
+    old, done = run.summary(), run.done()
+    here = old[COVERS]["units"] if COVERS in old else len(done)
+    covers = {"units": here, "of": len({*done, *map(key_of, units)})}
+    write_atomically(run.summary_file, _pretty({**old, COVERS: covers}))
 
 
 def _contract(

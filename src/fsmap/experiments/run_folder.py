@@ -5,12 +5,13 @@
     OUT/.fsmap/ID.new/        a run that will replace a finished one when it is finished itself
     OUT/.fsmap/ID.previous/   the finished run that was replaced last
 
-A folder with ``summary.json`` is finished. One with ``units.jsonl`` and no summary is unfinished.
+A folder with ``summary.json`` is finished. One with ``units.jsonl`` and no summary is unfinished. A
+finished run that is asked for more units keeps its summary, which then says what it covers, until
+the next one replaces it.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 from fsmap.errors import CheckpointError
 from fsmap.report import records
 from fsmap.report.records import Row
+from fsmap.report.view import read_run
 from fsmap.train.lock import exclusive
 
 HIDDEN = ".fsmap"
@@ -49,6 +51,14 @@ class RunFolder:
         return self.units_file.is_file() and not self.finished
 
     @property
+    def growing(self) -> bool:
+        """Whether a finished run was asked for more than its summary covers."""
+        try:
+            return self.finished and bool(records.coverage(self.summary()))
+        except CheckpointError:  # damaged, so that it says nothing
+            return False
+
+    @property
     def foreign(self) -> bool:
         """Whether something else is here."""
         here = self.path.exists() and any(self.path.iterdir())
@@ -66,7 +76,7 @@ class RunFolder:
         records.write_atomically(self.units_file, records.encode(header) + "\n")
 
     def restate(self, header: Mapping[str, Any]) -> None:
-        """Say anew what the run was asked for; a finished run becomes unfinished.
+        """Say anew what the run was asked for.
 
         Args:
             header: What must agree when it is resumed.
@@ -74,7 +84,17 @@ class RunFolder:
         lines, _ = records.read_lines(self.units_file)
         if not lines or dict(lines[0]) != dict(header):
             self._rewrite(self.units_file, [header, *lines[1:]])
-        self.summary_file.unlink(missing_ok=True)
+
+    def summary(self) -> dict[str, Any]:
+        """What stands in ``summary.json``.
+
+        Returns:
+            Its entries.
+
+        Raises:
+            CheckpointError: If it is damaged.
+        """
+        return read_run(self.path).summary
 
     def header(self) -> dict[str, Any]:
         """What the run in this folder was asked for.
@@ -89,7 +109,7 @@ class RunFolder:
         if lines:
             return dict(lines[0])
         if self.finished:
-            summary = records.revive(json.loads(self.summary_file.read_text()))
+            summary = self.summary()
             return {key: summary.get(key) for key in ("experiment", "size", "config")}
         message = f"{self.units_file} is empty: nothing can be resumed here. Use --force."
         raise CheckpointError(message)
@@ -199,12 +219,13 @@ class Place(NamedTuple):
         return self.final
 
     def pending(self) -> RunFolder | None:
-        """The unfinished run, if there is one.
+        """The run that lacks units or its summary, if there is one.
 
         Returns:
             The newest.
         """
-        return next((run for run in (self.fresh, self.final) if run.unfinished), None)
+        runs = (self.fresh, self.final)
+        return next((run for run in runs if run.unfinished or run.growing), None)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from fsmap.report.figures import NAMES
 from fsmap.report.inline_svg import Glyphs, inline
 from fsmap.report.numbers import number, shown
 from fsmap.report.pivot import pivot
-from fsmap.report.records import plain, revive
+from fsmap.report.records import coverage, plain, revive
 from fsmap.train.progress import duration
 
 METHODS = {
@@ -103,7 +103,7 @@ def view(run: Run, others: Sequence[Run], glyphs: Glyphs) -> dict[str, Any]:
         "command": summary.get("command", f"fsmap run {run.id}"),
         "facts": _facts(summary),
         "config": [(key, number(value)) for key, value in (summary.get("config") or {}).items()],
-        "deviations": summary.get("deviations", []),
+        "deviations": _deviations(summary),
         "others": [_other(other) for other in others],
     }
 
@@ -174,6 +174,12 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         "rows": number(summary.get("rows")) if "rows" in summary else None,
     }
     return [(name, str(value)) for name, value in facts.items() if value]
+
+
+def _deviations(summary: Mapping[str, Any]) -> list[str]:
+    covered = coverage(summary)
+    missing = [f"covers {covered} that were asked for"] if covered else []
+    return [*missing, *summary.get("deviations", [])]
 
 
 def _numeric(lines: Sequence[Sequence[str]]) -> list[bool]:

@@ -301,6 +301,20 @@ def test_a_damaged_summary_can_be_replaced(tmp_path):
     assert outcome.status == "finished"
 
 
+def test_nothing_is_added_to_a_run_that_does_not_name_its_units(tmp_path):
+    """Results that were copied without ``units.jsonl``: their rows are not taken for rests."""
+    run(tmp_path)
+    here = RunFolder(tmp_path / "squares")
+    here.units_file.unlink()
+    files = {file: file.read_bytes() for file in here.path.iterdir()}
+    (refused,) = run(tmp_path, resume=True)
+    assert "units.jsonl is missing or empty" in refused.reason
+    assert {file: file.read_bytes() for file in here.path.iterdir()} == files
+    (outcome,) = run(tmp_path)
+    assert outcome.status == "finished"
+    assert len(RunFolder(Place.of(tmp_path, "squares").previous).rows()) == 12
+
+
 def test_force_drops_an_unfinished_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Squares, "trouble", raise_at(3))
     run(tmp_path)

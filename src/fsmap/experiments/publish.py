@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fsmap.errors import InputError
+from fsmap.errors import CheckpointError, InputError
 from fsmap.experiments.experiment import Experiment
 from fsmap.experiments.run_folder import RunFolder
 from fsmap.report import figures
@@ -86,8 +86,17 @@ def ask_for_more(run: RunFolder, units: Iterable[Mapping[str, Any]]) -> None:
     Args:
         run: The folder of a finished run.
         units: Keys of what it is asked for now; what is done already counts as well.
+
+    Raises:
+        CheckpointError: If the folder does not say which units it has.
     """
     old, done = run.summary(), run.done()
+    if not done:
+        message = (
+            f"{run.units_file} is missing or empty, so that nothing can be added to {run.path}. "
+            "Choose another --out, or start anew without --resume."
+        )
+        raise CheckpointError(message)
     here = old[COVERS]["units"] if COVERS in old else len(done)
     covers = {"units": here, "of": len({*done, *map(key_of, units)})}
     write_atomically(run.summary_file, _pretty({**old, COVERS: covers}))

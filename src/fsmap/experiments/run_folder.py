@@ -82,7 +82,7 @@ class RunFolder:
             header: What must agree when it is resumed.
         """
         lines, _ = records.read_lines(self.units_file)
-        if not lines or dict(lines[0]) != dict(header):
+        if dict(lines[0]) != dict(header):
             self._rewrite(self.units_file, [header, *lines[1:]])
 
     def summary(self) -> dict[str, Any]:

@@ -277,6 +277,32 @@ def test_claims_of_the_table_come_out_both_ways():
     assert "cifar10: the recipe's accuracy is at least 95.2 %" in good
 
 
+LUCKY = {"accuracy": 0.999, "ece": 0.0, "nll": 1e-3, "nll_scaled": 1e-3}
+
+
+def alone(names: tuple[str, ...], dataset: str, **config: object) -> list[Row]:
+    """A seed, better than all others, that only these rows have."""
+    rows = made_up(dict.fromkeys(names, LUCKY), dataset, **config)
+    return [row._replace(seed=7) for row in rows if row.seed == 0]
+
+
+@pytest.mark.parametrize("dataset", ["fmnist", "cifar10"])
+def test_the_table_compares_the_seeds_that_both_sides_have(dataset: str):
+    ours = {**GOOD, "accuracy": 0.938}
+    kinds = {"ps-map": PLAIN, "other": ours, "recipe": ours, "sam": BAD, "label-smoothing": BAD}
+    rows = made_up(kinds, dataset)
+    expected = list(table_claims(rows))
+    found = list(table_claims([*rows, *alone(("ps-map", "sam", "label-smoothing"), dataset)]))
+    of_all = (0, *(n for n, claim in enumerate(expected) if "PS-MAP's accuracy" in claim.claim))
+    for number, (claim, before) in enumerate(zip(found, expected, strict=True)):
+        assert (claim == before) == (number not in of_all), claim
+    assert sum("against" in claim.ours for claim in found) == {"fmnist": 5, "cifar10": 3}[dataset]
+    lucky = list(table_claims([*rows, *alone(("other", "recipe"), dataset)]))
+    assert [c for c in lucky if "against" in c.ours] == [c for c in found if "against" in c.ours]
+    nothing = table_claims([*made_up({"ps-map": PLAIN}, dataset), *alone(("recipe",), dataset)])
+    assert not any("against" in claim.ours for claim in nothing)
+
+
 def test_short_runs_are_not_judged_by_thresholds():
     rows = made_up({"ps-map": BAD, "recipe": BAD}, "fmnist", epochs=3)
     assert list(judged(rows)) == ["no run diverged, and none is left collapsed"]
@@ -438,6 +464,8 @@ def test_shift():
     assert claims == [True, True, True, True, True, False]
     printed = [line["paper"] for line in Shift().table(rows) if line["metric"] == "accuracy"]
     assert printed == [89.2, 89.2, None, None, None, None]
+    more = [r for shift in (NEW, "corruptions") for r in alone(("ps-map",), "cifar10", shift=shift)]
+    assert Shift().claims([*rows, *more])[1:] == Shift().claims(rows)[1:]  # [0] is of all runs
     both = [*rows, *made_up({"ps-map": BAD}, "fmnist", shift="corruptions", severity=3)]
     mine = [line for line in Shift().table(both) if line["dataset"] == "fmnist"]
     assert {line["metric"]: line["ours"] for line in mine}["accuracy"] == pytest.approx(92.0)

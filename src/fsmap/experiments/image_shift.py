@@ -17,7 +17,7 @@ from fsmap.experiments.image_pictures import NAMES, UNITS, look_of
 from fsmap.experiments.image_protocol import Run, trained
 from fsmap.experiments.image_rows import kind_of
 from fsmap.experiments.image_table import PERCENT_OF_AREA
-from fsmap.experiments.image_verdict import lines, long_enough, mean_of, ran
+from fsmap.experiments.image_verdict import lines, long_enough, ran, shared
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
 
@@ -165,8 +165,12 @@ def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
 def _claims_of(dataset: str, rows: Sequence[Row]) -> Iterator[Claim]:
     for shift, words in ((NEW, "on CIFAR-10.1"), (CORRUPTED, "over all corruptions")):
         for metric in ("nll", "ece"):
-            ps, lm = (mean_of(rows, metric, shift=shift, row=row) for row in ("ps-map", "other"))
-            if ps.n and lm.n:
+            sides = (
+                tables.select(rows, metric=metric, shift=shift, row=row)
+                for row in ("other", "ps-map")
+            )
+            lm, ps = shared(*sides)
+            if lm.n:
                 printed = [
                     PAPER["cifar10", NEW, row, None][metric][0] for row in ("other", "ps-map")
                 ]
@@ -176,9 +180,11 @@ def _claims_of(dataset: str, rows: Sequence[Row]) -> Iterator[Claim]:
                     f"{lm.mean:.3g} against {ps.mean:.3g}",
                     f"{printed[0]} against {printed[1]}" if shift == NEW else None,
                 )
-    ps = mean_of(rows, "nll_scaled", shift=CORRUPTED, row="ps-map")
-    best = mean_of(rows, "nll", shift=CORRUPTED, row="recipe")
-    if ps.n and best.n:
+    best, ps = shared(
+        tables.select(rows, metric="nll", shift=CORRUPTED, row="recipe"),
+        tables.select(rows, metric="nll_scaled", shift=CORRUPTED, row="ps-map"),
+    )
+    if best.n:
         yield Claim(
             f"{dataset}: over all corruptions the recipe's NLL is below PS-MAP's after temperature "
             "scaling",

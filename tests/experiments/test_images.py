@@ -339,6 +339,10 @@ def test_number_of_points():
     assert claims["cifar10: ECE falls as S grows"]
     assert claims["cifar10: accuracy is not sensitive to S (within 0.5 %)"]
     assert ImageSize().table(rows)[0]["num_points"] == 4
+    more = alone(("other",), "cifar10", num_points=4)
+    assert ImageSize().claims([*rows, *more])[1:] == ImageSize().claims(rows)[1:]  # shared seeds
+    apart = [*more, *tables.select(rows, num_points=128)]
+    assert len(ImageSize().claims(apart)) == 1
 
 
 def test_label_noise_and_the_laplacian():

@@ -12,7 +12,8 @@ from fsmap.experiments.image_measure import train_and_measure
 from fsmap.experiments.image_pictures import draw_lines
 from fsmap.experiments.image_protocol import Kind, Run
 from fsmap.experiments.image_table import PERCENT_OF_AREA
-from fsmap.experiments.image_verdict import FULL_EPOCHS, full_length, lines, mean_of, ran
+from fsmap.experiments.image_verdict import FULL_EPOCHS, full_length, lines, ran, shared
+from fsmap.report import tables
 from fsmap.report.records import Claim, Row
 
 if TYPE_CHECKING:
@@ -116,14 +117,20 @@ def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
         sizes = sorted({row.config["num_points"] for row in mine})
         if len(sizes) < 2:
             continue
-        accuracy = [mean_of(mine, "accuracy", num_points=size).mean for size in sizes]
+        accuracy, ece = (
+            shared(*(tables.select(mine, metric=metric, num_points=size) for size in sizes))
+            for metric in ("accuracy", "ece")
+        )
+        if not accuracy[0].n:
+            continue
+        least, most = (pick(m.mean for m in accuracy) for pick in (min, max))
         yield Claim(
             f"{dataset}: accuracy is not sensitive to S (within 0.5 %)",
-            max(accuracy) - min(accuracy) <= 0.5,
-            f"{min(accuracy):.2f} to {max(accuracy):.2f} % for S from {sizes[0]} to {sizes[-1]}",
+            most - least <= 0.5,
+            f"{least:.2f} to {most:.2f} % for S from {sizes[0]} to {sizes[-1]}",
             {"fmnist": "93.8 to 94.1 %", "cifar10": "95.5 to 95.7 %"}[dataset],
         )
-        few, many = (mean_of(mine, "ece", num_points=size).mean for size in (sizes[0], sizes[-1]))
+        few, many = ece[0].mean, ece[-1].mean
         if dataset == "cifar10":
             yield Claim(
                 "cifar10: ECE falls as S grows",

@@ -16,7 +16,7 @@ from fsmap.experiments.image_measure import measured
 from fsmap.experiments.image_pictures import draw_table
 from fsmap.experiments.image_protocol import Kind, Run, trained
 from fsmap.experiments.image_table import PERCENT_OF_AREA
-from fsmap.experiments.image_verdict import lines, mean_of
+from fsmap.experiments.image_verdict import lines, shared
 from fsmap.experiments.transfer_heads import FEATURES, FINETUNE, Config, heads
 from fsmap.report import tables
 from fsmap.report.records import Claim, Row
@@ -121,8 +121,9 @@ def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
     for form in (FEATURES, FINETUNE):
         for metric in ("nll", "ece"):
             some = [row for row in chosen if not row.config["generated"]]
-            ps, lm = (mean_of(some, metric, form=form, method=m) for m in METHODS)
-            if ps.n and lm.n:
+            sides = (tables.select(some, metric=metric, form=form, method=m) for m in METHODS)
+            ps, lm = shared(*sides)
+            if lm.n:
                 printed = [PAPER[FINETUNE, m][metric][0] for m in ("l-map", "ps-map")]
                 yield Claim(
                     f"{form}: L-MAP's {metric.upper()} is below PS-MAP's",

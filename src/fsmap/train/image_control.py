@@ -186,7 +186,8 @@ class SteerStrength:
 
 
 def _authority(run: ImageRun) -> float | None:
-    """Learning rate over the largest so far; None where it has no schedule."""
+    """Learning rate over the largest of its schedule; None where it has none."""
+    # Authority of train.optim knows what it has seen: too little at a first look, after an epoch.
     s = run.settings
     if s.decay == "none":
         return None

@@ -63,6 +63,43 @@ def test_the_batch_equals_a_loop(seeded: None):
     assert_close(chunked.loss, found.loss)
 
 
+def test_no_kernel_of_batchnorm_is_called(seeded: None, monkeypatch: pytest.MonkeyPatch):
+    """cuDNN's asks vmap for what it does not know."""
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(64, 5), nn.BatchNorm1d(5, eps=0.1), nn.Linear(5, 3)),
+    )
+    x, y = data()
+    model(3 * x + 1)
+    nn.init.normal_(model[5].weight)
+    nn.init.normal_(model[5].bias)
+    with torch.no_grad():
+        wanted = F.cross_entropy(copy.deepcopy(model).eval()(x), y)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(F, "batch_norm", refuse)
+        options = {"steps": torch.tensor([0.0]), "directions": 2}
+        found = landscape(model, x, y, generator=torch.Generator(), **options)
+    assert_close(found.loss, wanted.expand(2, 1))
+    assert model(x).shape == (30, 3)  # with its own kernels again
+    assert all("forward" not in vars(m) for m in model.modules())
+
+
+@pytest.mark.gpu
+def test_the_same_on_a_gpu(seeded: None):
+    model = network().to(memory_format=torch.channels_last)
+    x, y = data()
+    options = {"steps": torch.tensor([-0.5, 0.0, 0.5]), "directions": 3}
+    wanted = landscape(model, x, y, generator=torch.Generator().manual_seed(2), **options)
+    model = model.cuda()
+    generator = torch.Generator().manual_seed(2)
+    found = landscape(model, x.cuda(), y.cuda(), generator=generator, **options)
+    assert_close(found.loss, wanted.loss, rtol=1e-3, atol=1e-3)  # TF32 in convolutions
+
+
 def test_flatness_is_the_mean_rise():
     steps = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])
     found = Landscape(steps, torch.stack([1 + steps.square(), 1 + 3 * steps.square()]))

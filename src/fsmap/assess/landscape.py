@@ -9,11 +9,15 @@ own size, so that networks of different scales can be compared.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError
 from fsmap.functional import functional
@@ -123,23 +127,48 @@ def landscape(
             f"{len(x)} points and steps of shape {list(steps.shape)}"
         )
         raise InputError(message)
+    with torch.no_grad(), _deployed(module):
+        f, params = functional(module)
+        line = filter_normalized(params, directions, generator)
+
+        def one(direction: Params, alpha: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
+            moved = {n: p.detach() + alpha * direction[n] for n, p in params.items()}
+            return F.cross_entropy(f(moved, inputs).float(), labels, reduction="sum")
+
+        every = torch.func.vmap(one, in_dims=(0, None, None, None), chunk_size=chunk)
+        columns = [_along(every, line, a, x, y, batch_size) for a in steps.to(x.device)]
+    return Landscape(steps.cpu(), torch.stack(columns, 1).cpu())
+
+
+@contextmanager
+def _deployed(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode, with BatchNorm written out.
+
+    cuDNN's kernel asks for the memory format of its input, which vmap does not answer.
+    """
     modes = [(m, m.training) for m in module.modules()]
+    norms = [m for m, _ in modes if isinstance(m, _BatchNorm) and m.running_mean is not None]
     module.eval()
+    for norm in norms:
+        norm.forward = partial(_normalize, norm)  # type: ignore[method-assign]
     try:
-        with torch.no_grad():
-            f, params = functional(module)
-            line = filter_normalized(params, directions, generator)
-
-            def one(direction: Params, alpha: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-                moved = {n: p.detach() + alpha * direction[n] for n, p in params.items()}
-                return F.cross_entropy(f(moved, inputs).float(), labels, reduction="sum")
-
-            every = torch.func.vmap(one, in_dims=(0, None, None, None), chunk_size=chunk)
-            columns = [_along(every, line, a, x, y, batch_size) for a in steps.to(x.device)]
+        yield
     finally:
+        for norm in norms:
+            del norm.forward
         for m, mode in modes:
             m.training = mode
-    return Landscape(steps.cpu(), torch.stack(columns, 1).cpu())
+
+
+def _normalize(layer: _BatchNorm, x: Tensor) -> Tensor:
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    scale = (layer.running_var + layer.eps).rsqrt()
+    shift = -layer.running_mean * scale
+    if layer.affine:
+        scale, shift = scale * layer.weight, shift * layer.weight + layer.bias
+    shape = (-1, *(1,) * (x.dim() - 2))  # of x, but for its points
+    return x * scale.view(shape) + shift.view(shape)
 
 
 def _along(every: object, line: Params, a: Tensor, x: Tensor, y: Tensor, size: int) -> Tensor:

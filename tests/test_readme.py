@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import doctest
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -72,3 +74,36 @@ def test_a_wrong_block_is_found(tmp_path: Path):
     with pytest.raises(KeyError, match="here") as caught:
         run_block(page, second, script, {})
     assert caught.traceback[-1].lineno == second
+
+
+def shown(values: dict[str, list[float]]) -> list[str]:
+    """The cells that the README has for a row of its table."""
+    accuracy, nll, ece, scaled = (
+        fmean(values[m]) for m in ("accuracy", "nll", "ece", "nll_scaled")
+    )
+    cells = [f"{100 * accuracy:.1f} %", f"{nll:.3f}", f"{100 * ece:.1f} %", f"{scaled:.3f}"]
+    return [*cells, str(len(values["nll"]))]
+
+
+def test_numbers_of_the_readme_are_those_of_the_rows():
+    methods = {"PS-MAP": "ps-map", "L-MAP, λ = 1e-6": "other", "L-MAP, λ steered": "recipe"}
+    places = {
+        "FashionMNIST": ("image-table", {"dataset": "fmnist"}),
+        "CIFAR-10": ("image-table", {"dataset": "cifar10"}),
+        "CIFAR-10, 20 % random labels": ("label-noise", {"dataset": "cifar10", "level": 0.2}),
+    }
+    text = (ROOT / "README.md").read_text().split("## What it is worth")[1].split("\n## ")[0]
+    found = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if "|" in line
+    ]
+    assert [line[:2] for line in found[2:]] == [[p, m] for p in places for m in methods]
+    for place, method, *cells in found[2:]:
+        experiment, where = places[place]
+        values: dict[str, list[float]] = {}
+        for line in (ROOT / "results" / experiment / "rows.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            if {**where, "row": methods[method]}.items() <= row["unit"].items():
+                values.setdefault(row["metric"], []).append(row["value"])
+        assert cells == shown(values), (place, method)

@@ -297,6 +297,9 @@ def test_the_table_compares_the_seeds_that_both_sides_have(dataset: str):
     for number, (claim, before) in enumerate(zip(found, expected, strict=True)):
         assert (claim == before) == (number not in of_all), claim
     assert sum("against" in claim.ours for claim in found) == {"fmnist": 5, "cifar10": 3}[dataset]
+    for metric in ("accuracy", "ece"):
+        some = [row for row in rows if row.metric != metric]
+        assert not any("nan" in claim.ours for claim in table_claims(some))
     lucky = list(table_claims([*rows, *alone(("other", "recipe"), dataset)]))
     assert [c for c in lucky if "against" in c.ours] == [c for c in found if "against" in c.ours]
     nothing = table_claims([*made_up({"ps-map": PLAIN}, dataset), *alone(("recipe",), dataset)])
@@ -531,7 +534,7 @@ def test_claims_of_the_recipe():
     runs = tables.select(recipe_rows(0.19, 1.05), part="steered", metric="nll")
     counts = [row._replace(metric="collapses", value=n) for n, row in enumerate(runs)]
     fell = [*recipe_rows(0.19, 1.05), *counts]
-    kept = next(c for c in recipe_claims(fell) if "collapsed or lost" in c.claim)
+    kept = next(c for c in recipe_claims(fell) if "run collapsed" in c.claim)
     assert not kept.holds
     assert f"{sum(range(len(runs)))} collapses undone" in kept.ours
     against = next(c for c in recipe_claims(recipe_rows(0.19, 1.05)) if "best on" in c.claim)
@@ -542,7 +545,24 @@ def test_claims_of_the_recipe():
         for row in tables.select(rows, part="steered")
     ]
     said = [c.ours for c in recipe_claims([*rows, *again]) if "first values" in c.claim]
-    assert said == ["at most 0.049 (joint-auto); 1 different of 2 runs"]
+    assert said == ["at most 0.049 (joint-auto, seed 0); 2 different of 4 runs"]
+
+
+def test_every_run_of_the_recipe_counts():
+    """Temperatures of two seeds do not make up for each other, and accuracy is compared by seed."""
+    rows = recipe_rows(0.19, 1.05)
+    ends = {0: 0.85, 1: 1 / 0.85}
+    bad = [r._replace(value=ends[r.seed]) if r.metric == "test_temperature" else r for r in rows]
+    close = [claim for claim in recipe_claims(bad) if "first values" in claim.claim]
+    assert [claim.holds for claim in close] == [False]
+    assert close[0].ours.startswith("at most 0.163 (joint-auto, seed")
+    for part, value in (("ps-map", 0.5), ("steered", 0.999), ("fixed", 9.0)):
+        lucky = [r._replace(seed=7, value=value) for r in tables.select(rows, part=part, seed=0)]
+        found = [c for c in recipe_claims([*rows, *lucky]) if "against" in c.ours]
+        assert found == [c for c in recipe_claims(rows) if "against" in c.ours]
+        assert len(found) == 3
+    apart = [r._replace(seed=7) if r.config["part"] == "steered" else r for r in rows]
+    assert not any("against" in claim.ours for claim in recipe_claims(apart))
 
 
 def test_pareto_front():

@@ -9,18 +9,18 @@ own size, so that networks of different scales can be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 
 from fsmap.errors import InputError
 from fsmap.functional import functional
+from fsmap.linalg import second_order
 from fsmap.linalg.probes import normal
 from fsmap.types import Params
 
@@ -142,33 +142,48 @@ def landscape(
 
 @contextmanager
 def _deployed(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, with BatchNorm written out.
-
-    cuDNN's kernel asks for the memory format of its input, which vmap does not answer.
-    """
+    """Evaluation mode, with batch norm written out."""
     modes = [(m, m.training) for m in module.modules()]
-    norms = [m for m, _ in modes if isinstance(m, _BatchNorm) and m.running_mean is not None]
     module.eval()
-    for norm in norms:
-        norm.forward = partial(_normalize, norm)  # type: ignore[method-assign]
     try:
-        yield
+        with _WrittenOut():
+            yield
     finally:
-        for norm in norms:
-            del norm.forward
         for m, mode in modes:
             m.training = mode
 
 
-def _normalize(layer: _BatchNorm, x: Tensor) -> Tensor:
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    scale = (layer.running_var + layer.eps).rsqrt()
-    shift = -layer.running_mean * scale
-    if layer.affine:
-        scale, shift = scale * layer.weight, shift * layer.weight + layer.bias
-    shape = (-1, *(1,) * (x.dim() - 2))  # of x, but for its points
-    return x * scale.view(shape) + shift.view(shape)
+class _WrittenOut(TorchFunctionMode):
+    """Batch norm as arithmetic: vmap does not answer what cuDNN's kernel asks about its input."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return (_batch_norm if func is F.batch_norm else func)(*args, **(kwargs or {}))
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if training or running_mean is None or running_var is None:  # statistics of the batch
+        return second_order.batch_norm(input, None, None, weight, bias, True, momentum, eps)
+    scale = (running_var + eps).rsqrt()
+    scale = scale if weight is None else scale * weight
+    shift = -running_mean * scale
+    shift = shift if bias is None else shift + bias
+    shape = (-1, *(1,) * (input.dim() - 2))  # of the input, but for its points
+    return input * scale.view(shape) + shift.view(shape)
 
 
 def _along(every: object, line: Params, a: Tensor, x: Tensor, y: Tensor, size: int) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 from fsmap.cli import console
-from fsmap.report.records import coverage, revive
+from fsmap.errors import CheckpointError
+from fsmap.report.summary import coverage, read_run
 
 
 def add_parser(subparsers: Any) -> None:
@@ -78,21 +78,21 @@ def last_result(name: str, folders: list[Path]) -> str:
     for folder in folders:
         here = folder / name
         if (here / "summary.json").is_file():
-            return _outcome(here / "summary.json")
+            return _outcome(here)
         if (here / "units.jsonl").is_file():
             return f"unfinished in {folder}"
     return "\u2013"
 
 
-def _outcome(file: Path) -> str:
+def _outcome(folder: Path) -> str:
     try:
-        summary = revive(json.loads(file.read_text()))
-        held = [bool(claim["holds"]) for claim in summary["claims"]]
-        about = (summary["size"], str(summary.get("date", ""))[:10], coverage(summary))
-    except (ValueError, KeyError, TypeError):
-        return console.styled(f"cannot read {file}", console.RED)
-    words = f"{sum(held)} of {len(held)} claims"
-    words = console.styled(words, console.GREEN if all(held) else console.RED)
+        run = read_run(folder)
+    except CheckpointError:
+        return console.styled(f"cannot read {folder / 'summary.json'}", console.RED)
+    total, summary = len(run.summary["claims"]), run.summary
+    words = f"{run.held} of {total} claims"
+    words = console.styled(words, console.GREEN if run.held == total else console.RED)
+    about = (summary["size"], str(summary.get("date", ""))[:10], coverage(summary))
     return ", ".join(filter(None, (words, *about)))
 
 

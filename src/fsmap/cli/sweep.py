@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fsmap.cli import console, ray_pool
 from fsmap.cli.run import add_options, options_of, terminate_as_interrupt
 from fsmap.errors import FsmapError, InputError, require
-from fsmap.report.records import coverage
+from fsmap.report.summary import coverage
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:

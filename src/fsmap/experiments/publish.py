@@ -14,7 +14,8 @@ from fsmap.experiments.run_folder import RunFolder
 from fsmap.report import figures
 from fsmap.report.circumstances import machine
 from fsmap.report.interactive import Interactive
-from fsmap.report.records import COVERS, Row, encode, key_of, plain, write_atomically
+from fsmap.report.records import Row, encode, key_of, plain, write_atomically
+from fsmap.report.summary import COVERS
 
 MEASURED = ("seconds", "machine", "date", "command")
 """Entries of ``summary.json`` that belong to the measuring, and stay when a run is drawn again."""

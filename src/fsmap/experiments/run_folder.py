@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from fsmap.errors import CheckpointError
 from fsmap.report import records
 from fsmap.report.records import Row
-from fsmap.report.view import read_run
+from fsmap.report.summary import coverage, read_run
 from fsmap.train.lock import exclusive
 
 HIDDEN = ".fsmap"
@@ -54,7 +54,7 @@ class RunFolder:
     def growing(self) -> bool:
         """Whether a finished run was asked for more than its summary covers."""
         try:
-            return self.finished and bool(records.coverage(self.summary()))
+            return self.finished and bool(coverage(self.summary()))
         except CheckpointError:  # damaged, so that it says nothing
             return False
 

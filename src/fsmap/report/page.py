@@ -12,7 +12,8 @@ from fsmap.errors import InputError, require
 from fsmap.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER
 from fsmap.report.inline_svg import VARIABLES, Glyphs
 from fsmap.report.records import write_atomically
-from fsmap.report.view import Run, embedded, read_run, view
+from fsmap.report.summary import Run, read_run
+from fsmap.report.view import embedded, view
 from fsmap.train.progress import duration
 
 TEMPLATE = Path(__file__).with_name("template")

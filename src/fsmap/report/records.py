@@ -26,9 +26,6 @@ from fsmap.errors import CheckpointError
 Value = float | Sequence[Any]
 """A number, or a (nested) list of numbers: a curve, a histogram, an image."""
 
-COVERS = "covers"
-"""Entry of the summary of a finished run that is asked for more units."""
-
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -142,19 +139,6 @@ def key_of(unit: Mapping[str, Any]) -> str:
         JSON with sorted keys.
     """
     return json.dumps(plain(unit), sort_keys=True, ensure_ascii=False)
-
-
-def coverage(summary: Mapping[str, Any]) -> str:
-    """How much of what was asked for a ``summary.json`` covers.
-
-    Args:
-        summary: Its entries.
-
-    Returns:
-        Such as ``"2 of 4 units"``; empty where nothing was asked for since it was written.
-    """
-    covers = summary.get(COVERS)
-    return f"{covers['units']} of {covers['of']} units" if covers else ""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

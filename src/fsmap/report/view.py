@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from fsmap.errors import CheckpointError
 from fsmap.report.figures import NAMES
 from fsmap.report.inline_svg import Glyphs, inline
 from fsmap.report.numbers import number, shown
 from fsmap.report.pivot import pivot
-from fsmap.report.records import coverage, plain, revive
+from fsmap.report.records import plain
+from fsmap.report.summary import Run, coverage
 from fsmap.train.progress import duration
 
 METHODS = {
@@ -33,44 +32,6 @@ METRICS = {
 
 LONG_TABLE = 12
 """Lines; a longer table is folded, unless it is a table of the paper's."""
-
-
-class Run(NamedTuple):
-    """A finished run on disk."""
-
-    folder: Path
-    summary: dict[str, Any]
-
-    @property
-    def id(self) -> str:
-        """The experiment."""
-        return str(self.summary["experiment"])
-
-    @property
-    def held(self) -> int:
-        """How many claims hold."""
-        return sum(bool(claim["holds"]) for claim in self.summary["claims"])
-
-
-def read_run(folder: Path) -> Run:
-    """Read a finished run.
-
-    Args:
-        folder: One with a ``summary.json``.
-
-    Returns:
-        The run.
-
-    Raises:
-        CheckpointError: If ``summary.json`` is damaged.
-    """
-    file = folder / "summary.json"
-    try:
-        summary = revive(json.loads(file.read_text()))
-        return Run(folder, {**summary, "claims": list(summary["claims"])})
-    except (ValueError, KeyError, TypeError) as error:
-        message = f"{file} is not a summary of fsmap ({error}). Run the experiment again."
-        raise CheckpointError(message) from error
 
 
 def view(run: Run, others: Sequence[Run], glyphs: Glyphs) -> dict[str, Any]:

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from fake_experiment import Squares, only
+from fake_experiment import Squares, only, run
 from fsmap import __version__
 from fsmap.cli import build_parser, main
 from fsmap.errors import MissingDataError
+from fsmap.experiments.run_folder import Place, locked
 
 
 class NeedsData(Squares):
@@ -158,6 +159,27 @@ def test_redraw_makes_the_claims_anew(here, monkeypatch, capsys):
     assert main(["report", "--redraw"]) == 0
     assert "squares: drawing" in capsys.readouterr().err
     assert "larger numbers" not in (here / "report" / "index.html").read_text()
+
+
+def test_redraw_leaves_a_run_alone_that_another_process_writes(here, capsys, monkeypatch):
+    main(["run", "squares", "--quick", "--silent"])
+    summary = here / "runs" / "squares" / "summary.json"
+    before = summary.read_bytes()
+    with locked(Place.of(here / "runs", "squares")):
+        assert main(["report", "--redraw"]) == 0
+    said = "squares: not drawn again, because runs/squares is in use or cannot be written"
+    assert said in capsys.readouterr().err
+    assert summary.read_bytes() == before
+
+    def draw(self, rows):
+        (outcome,) = run(here / "runs", quick=True, resume=True)
+        assert "another process is writing" in outcome.reason
+        return {}
+
+    monkeypatch.setattr(Squares, "draw", draw)
+    monkeypatch.chdir(here / "runs" / "squares")
+    assert main(["report", ".", "--redraw", "--out", str(here / "report")]) == 0
+    assert "squares: drawing" in capsys.readouterr().err
 
 
 def test_a_reader_who_has_had_enough_is_no_error():

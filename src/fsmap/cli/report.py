@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from fsmap.cli import console
+from fsmap.errors import InputError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -71,11 +73,20 @@ def run(arguments: argparse.Namespace) -> int:
 def _redraw(folders: list[Path]) -> None:
     from fsmap.experiments.publish import redraw
     from fsmap.experiments.registry import registry
-    from fsmap.experiments.run_folder import RunFolder
+    from fsmap.experiments.run_folder import Place, RunFolder, locked
     from fsmap.report.page import find_runs
 
     known = registry()
     for found in find_runs(folders):
-        if found.id in known:
+        if found.id not in known:
+            continue
+        folder = found.folder.resolve()
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(locked(Place.of(folder.parent, folder.name)))
+            except InputError:  # a run that ends meanwhile draws its own rows
+                reason = f"{found.folder} is in use or cannot be written"
+                console.note(f"{found.id}: not drawn again, because {reason}")
+                continue
             console.note(f"{found.id}: drawing")
             redraw(known[found.id], RunFolder(found.folder))

@@ -265,6 +265,25 @@ def test_a_run_in_pieces_that_is_drawn_again_still_lacks_units(tmp_path, grown):
     redraw(Squares(), here)
     assert here.summary()["covers"] == {"units": 3, "of": 4}
     assert here.summary()["rows"] == 3 * 3
+    assert here.summary()["seconds"] == round(sum(here.done().values()), 3)
+    assert "covers 3 of 4 units that were asked for; made up" in page(tmp_path)  # said once
+
+
+def test_a_run_in_pieces_that_is_drawn_again_and_lacks_nothing_is_finished(tmp_path, monkeypatch):
+    """As after a kill between the last unit and the summary."""
+    monkeypatch.setattr(Squares, "selecting", ("sizes",))
+    run(tmp_path, assignments=("sizes=1,2",))
+    with monkeypatch.context() as patch:
+        patch.setattr(Squares, "draw", lambda self, rows: 1 / 0)
+        run(tmp_path, assignments=("sizes=1,2,3,4",), resume=True)
+    here = RunFolder(tmp_path / "squares")
+    assert here.growing
+    redraw(Squares(), here)
+    assert not here.growing
+    assert "units" not in last_result("squares", [tmp_path])
+    assert "units" not in str(here.summary()["deviations"])
+    (outcome,) = run(tmp_path)
+    assert outcome.status == "finished"
 
 
 def test_a_summary_is_replaced_although_no_unit_is_missing(tmp_path, grown):

@@ -36,6 +36,7 @@ def publish(
         What stands in ``summary.json``.
     """
     rows = run.rows()
+    missing = [] if COVERS in keep else _missing(experiment, run, header["config"])
     with figures.style():
         pictures = experiment.draw(rows)
         slider = experiment.interactive(rows)
@@ -54,7 +55,7 @@ def publish(
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "rows": len(rows),
         "deviations": [
-            *_missing(experiment, run, header["config"]),
+            *missing,
             *dict.fromkeys(text for row in rows for text in row.deviations),
         ],
         "figures": list(pictures),
@@ -74,10 +75,12 @@ def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
     Returns:
         What stands in ``summary.json`` now.
     """
-    old = run.summary()
+    old, units = run.summary(), len(run.done())
     keep = {key: old[key] for key in MEASURED}
-    if COVERS in old:
-        keep[COVERS] = {**old[COVERS], "units": len(run.done())}
+    if covers := old.get(COVERS):
+        del keep["seconds"]  # units that were added since took some, too
+        if units < covers["of"]:
+            keep[COVERS] = {**covers, "units": units}
     return publish(experiment, run, run.header(), keep)
 
 
@@ -98,7 +101,7 @@ def ask_for_more(run: RunFolder, units: Iterable[Mapping[str, Any]]) -> None:
             "Choose another --out, or start anew without --resume."
         )
         raise CheckpointError(message)
-    here = old[COVERS]["units"] if COVERS in old else len(done)
+    here = old[COVERS]["units"] if old.get(COVERS) else len(done)
     covers = {"units": here, "of": len({*done, *map(key_of, units)})}
     write_atomically(run.summary_file, _pretty({**old, COVERS: covers}))
 

@@ -320,6 +320,39 @@ def test_a_damaged_summary_can_be_replaced(tmp_path):
     assert outcome.status == "finished"
 
 
+@pytest.mark.parametrize("sizes", ["1,2", "1,2,3"])
+@pytest.mark.parametrize("text", ["{", '{"claims": [], "covers": 7}'])
+def test_a_run_with_a_damaged_summary_is_resumed_from_its_units(tmp_path, monkeypatch, sizes, text):
+    monkeypatch.setattr(Squares, "selecting", ("sizes",))
+    run(tmp_path, assignments=("sizes=1,2",))
+    here = RunFolder(tmp_path / "squares")
+    here.summary_file.write_text(text)
+    with pytest.raises(CheckpointError, match="Run the experiment again with --resume"):
+        here.summary()
+    monkeypatch.setattr(Squares, "trouble", raise_at(1))  # done before: not measured again
+    (refused,) = run(tmp_path, quick=True, resume=True)
+    assert "size: full there, quick now" in refused.reason  # what cannot be read serves nobody
+    notes: list[str] = []
+    (outcome,) = run(tmp_path, assignments=(f"sizes={sizes}",), resume=True, notes=notes)
+    assert outcome.status == "finished"
+    assert notes == ["squares: resuming, 2 units are done"]
+    assert not here.damaged
+    assert {row.config["n"] for row in here.rows()} == set(map(int, sizes.split(",")))
+
+
+def test_a_damaged_summary_without_units_is_refused(tmp_path):
+    """No row is taken for a rest, although no unit is said to be finished."""
+    run(tmp_path)
+    here = RunFolder(tmp_path / "squares")
+    here.units_file.write_text(here.units_file.read_text().splitlines(keepends=True)[0])
+    here.summary_file.write_text("{")
+    before = here.rows_file.read_bytes()
+    (refused,) = run(tmp_path, resume=True)
+    assert "is not a summary of fsmap" in refused.reason
+    assert refused.reason.endswith("Run the experiment again.")
+    assert here.rows_file.read_bytes() == before
+
+
 def test_nothing_is_added_to_a_run_that_does_not_name_its_units(tmp_path):
     """Results that were copied without ``units.jsonl``: their rows are not taken for rests."""
     run(tmp_path)

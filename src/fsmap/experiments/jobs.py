@@ -8,7 +8,8 @@ What happens to a folder that is there already:
   size, as it does in ``run all --quick``. Fields that only choose units
   (``Experiment.selecting``) may differ: units that are missing are added, the others stay, and so
   does the summary, until it is replaced by one of them all;
-- an unfinished run is continued with ``--resume``, dropped with ``--force``, else refused.
+- an unfinished run is continued with ``--resume``, dropped with ``--force``, else refused;
+- with ``--resume`` a run whose summary cannot be read is continued as an unfinished one.
 """
 
 from __future__ import annotations
@@ -172,11 +173,12 @@ def _open(
     if options.resume and not options.force:
         found = pending or (place.final if place.final.finished else None)
         if found is not None:
-            if found.finished and found.header()["size"] == "full" and options.quick:
+            done = found.done()
+            finished = found.finished and not (found.damaged and done)
+            if finished and found.header()["size"] == "full" and options.quick:
                 return None  # who asks for the quick size is served by the full one
             _check_same(found, header, selecting)
-            done = found.done()
-            if found.finished:
+            if finished:
                 if not found.growing and all(key_of(unit) in done for unit in units):
                     return None
                 ask_for_more(found, units)

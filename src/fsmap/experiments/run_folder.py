@@ -7,7 +7,7 @@
 
 A folder with ``summary.json`` is finished. One with ``units.jsonl`` and no summary is unfinished. A
 finished run that is asked for more units keeps its summary, which then says what it covers, until
-the next one replaces it.
+the next one replaces it. One whose summary cannot be read is resumed from its units.
 """
 
 from __future__ import annotations
@@ -51,12 +51,19 @@ class RunFolder:
         return self.units_file.is_file() and not self.finished
 
     @property
+    def damaged(self) -> bool:
+        """Whether a run was finished here and its summary cannot be read."""
+        try:
+            if self.finished:
+                self.summary()
+        except CheckpointError:
+            return True
+        return False
+
+    @property
     def growing(self) -> bool:
         """Whether a finished run was asked for more than its summary covers."""
-        try:
-            return self.finished and bool(coverage(self.summary()))
-        except CheckpointError:  # damaged, so that it says nothing
-            return False
+        return self.finished and not self.damaged and bool(coverage(self.summary()))
 
     @property
     def foreign(self) -> bool:

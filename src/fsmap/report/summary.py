@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsmap.errors import CheckpointError
-from fsmap.report.records import revive
+from fsmap.report.records import read_lines, revive
 
 COVERS = "covers"
 """Entry of the summary of a finished run that is asked for more units."""
@@ -48,7 +48,9 @@ def read_run(folder: Path) -> Run:
         run = Run(folder, revive(json.loads(file.read_text())))
         _ = run.id, run.summary["size"], run.held, coverage(run.summary)  # what readers rely on
     except (ValueError, KeyError, TypeError) as error:
-        message = f"{file} is not a summary of fsmap ({error}). Run the experiment again."
+        units = read_lines(folder / "units.jsonl")[0][1:]
+        again = " with --resume, which keeps its units" if units else ""
+        message = f"{file} is not a summary of fsmap ({error}). Run the experiment again{again}."
         raise CheckpointError(message) from error
     return run
 

@@ -104,6 +104,41 @@ def test_a_point_that_is_asked_for_more_says_what_its_verdict_covers(monkeypatch
     assert "1 of 2 (2 of 3 units)" in capsys.readouterr().out
 
 
+def scales_in_the_table(here):
+    with (here / "sweeps" / "squares" / "table.csv").open(newline="") as file:
+        return {line["scale"] for line in csv.DictReader(file)}
+
+
+def test_the_table_leaves_out_points_that_lack_units(here, monkeypatch, capsys):
+    grid = ["sweep", "squares", "--quick", "--silent", "--set"]
+    assert main([*grid, "scale=1,2"]) == 0
+    monkeypatch.setattr(Squares, "selecting", ("sizes",))
+    monkeypatch.setattr(Squares, "quick", dataclasses.replace(Squares.quick, sizes=(1, 2, 3)))
+    monkeypatch.setattr(Squares, "trouble", raising(RuntimeError("boom")))
+    assert main([*grid, "scale=1", "--resume"]) == 1
+    assert scales_in_the_table(here) == {"2"}
+    monkeypatch.setattr(Squares, "trouble", None)
+    assert main([*grid, "scale=3"]) == 0
+    assert scales_in_the_table(here) == {"2", "3"}
+    assert "and of 1 point measured before" in capsys.readouterr().out
+    assert main([*grid, "scale=1", "--resume"]) == 0
+    assert scales_in_the_table(here) == {"1", "2", "3"}
+
+
+def test_a_point_with_a_damaged_summary_is_left_out_until_it_is_resumed(here, monkeypatch, capsys):
+    grid = ["sweep", "squares", "--quick", "--silent", "--set"]
+    assert main([*grid, "scale=1,2"]) == 0
+    (here / "sweeps" / "squares" / "scale=1" / "squares" / "summary.json").write_text("{")
+    assert main([*grid, "scale=3"]) == 0
+    assert scales_in_the_table(here) == {"2", "3"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Squares, "draw", lambda self, rows: 1 / 0)
+        assert main([*grid, "scale=1", "--resume"]) == 1
+    assert "unfinished" in capsys.readouterr().out
+    assert main([*grid, "scale=1", "--resume"]) == 0
+    assert scales_in_the_table(here) == {"1", "2", "3"}
+
+
 def test_the_table_keeps_the_points_of_other_grids(here, capsys):
     small = ["sweep", "squares", "--quick", "--silent"]
     assert main([*small, "--set", "scale=1,2", "--set", "sizes=1,2;3,4"]) == 0

@@ -95,7 +95,7 @@ def _show(points: list[Point], lines: list[dict[str, Any]], metric: str | None) 
 
 
 def _state(point: Point) -> tuple[str, str]:
-    if not point.run.finished:
+    if not point.run.finished or point.run.damaged:
         return "unfinished", ""
     summary = point.run.summary()
     held = [bool(claim["holds"]) for claim in summary["claims"]]

@@ -66,6 +66,11 @@ class RunFolder:
         return self.finished and not self.damaged and bool(coverage(self.summary()))
 
     @property
+    def complete(self) -> bool:
+        """Whether a finished run has a summary that covers all that was asked for."""
+        return self.finished and not self.damaged and not self.growing
+
+    @property
     def foreign(self) -> bool:
         """Whether something else is here."""
         here = self.path.exists() and any(self.path.iterdir())

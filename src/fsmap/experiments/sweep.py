@@ -4,7 +4,8 @@
     OUT/ID/table.csv               means over seeds of every metric, a line per point and method
 
 A point is resumed, replaced and refused like any run; a larger grid keeps the points it shares with
-a smaller one, and the table has the finished points of all grids of one size in the folder.
+a smaller one, and the table has the finished points of all grids of one size in the folder. A point
+that was asked for more units is in it again when it has them all: means are over the same seeds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import csv
 import hashlib
 import io
 import itertools
-import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -145,10 +145,13 @@ def earlier(made: Sequence[Point]) -> list[Finished]:
     mine = {point.plan.folder for point in made}
     found = []
     for file in sorted(options.out.parent.glob(f"*/{experiment.id}/summary.json")):
-        summary = json.loads(file.read_text())
+        run = RunFolder(file.parent)
+        if run.path in mine or not run.complete:
+            continue
+        summary = run.summary()
         values = _assigned(summary.get("command", ""))
-        if file.parent not in mine and summary.get("size") == options.size and values:
-            found.append(Finished(values, RunFolder(file.parent)))
+        if summary["size"] == options.size and values:
+            found.append(Finished(values, run))
     return found
 
 
@@ -168,7 +171,7 @@ def table_lines(made: Iterable[Point | Finished]) -> list[dict[str, Any]]:
     Returns:
         A line for each point, method and metric.
     """
-    return [line for point in made if point.run.finished for line in _lines(point)]
+    return [line for point in made if point.run.complete for line in _lines(point)]
 
 
 def write_table(made: Sequence[Point | Finished], path: Path) -> None:

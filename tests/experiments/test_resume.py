@@ -310,6 +310,36 @@ def test_a_run_in_pieces_that_is_started_anew_is_refused_or_kept_aside(
     assert len(RunFolder(Place.of(tmp_path, "squares").previous).done()) == 3
 
 
+@pytest.mark.parametrize(
+    ("name", "resume", "when"),
+    [("squares", True, "finished before"), ("all", False, "finished before at full size")],
+)
+def test_a_full_run_in_pieces_serves_the_quick_size_and_says_what_it_covers(
+    tmp_path, grown, name, resume, when
+):
+    before = (tmp_path / "squares" / "summary.json").read_bytes()
+    (kept,) = run(tmp_path, name, quick=True, resume=resume)
+    assert kept.status == "kept"
+    assert kept.reason == f"{when}, covers 2 of 4 units that were asked for"
+    assert (tmp_path / "squares" / "summary.json").read_bytes() == before
+
+
+def test_a_run_that_was_started_anew_is_resumed_before_the_one_it_replaces(
+    tmp_path, grown, monkeypatch
+):
+    monkeypatch.setattr(Squares, "trouble", raise_at(3))
+    (failed,) = run(tmp_path, force=True, seeds=3)
+    assert failed.status == "failed"
+    place = Place.of(tmp_path, "squares")
+    assert place.fresh.unfinished
+    assert place.final.growing
+    monkeypatch.setattr(Squares, "trouble", raise_at(1))  # done before: not measured again
+    (outcome,) = run(tmp_path, resume=True, seeds=3)
+    assert outcome.status == "finished"
+    assert {row.seed for row in place.final.rows()} == {0, 1, 2}
+    assert len(RunFolder(place.previous).done()) == 3
+
+
 def test_a_damaged_summary_can_be_replaced(tmp_path):
     run(tmp_path)
     here = RunFolder(tmp_path / "squares")

@@ -28,6 +28,7 @@ from fsmap.experiments.options import Options, choose_device
 from fsmap.experiments.publish import ask_for_more, header_of, publish
 from fsmap.experiments.run_folder import Place, RunFolder, locked
 from fsmap.report.records import key_of, plain
+from fsmap.report.summary import coverage
 
 Say = Callable[[str], None]
 
@@ -125,7 +126,7 @@ def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Jo
     place.settle()
     if not (options.resume or options.force) and _shrinks(place, options):
         if plan.lenient:
-            return Outcome(experiment.id, "kept", place.final.path, "finished before at full size")
+            return _kept(experiment, place.final, "finished before at full size")
         message = (
             f"{place.final.path} holds a finished full-size run, which a quick one would replace. "
             "Choose another --out, keep it with --resume, or replace it with --force."
@@ -133,7 +134,7 @@ def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Jo
         raise InputError(message)
     folder = _open(place, header, options, say, experiment.selecting, units)
     if folder is None:
-        return Outcome(experiment.id, "kept", place.final.path, "finished before")
+        return _kept(experiment, place.final, "finished before")
     done = folder.done()
     todo = [unit for unit in units if key_of(unit) not in done]
     tasks = [Task(experiment, config, unit, options, folder.path) for unit in todo]
@@ -202,6 +203,13 @@ def _open(
     folder = place.fresh if place.final.finished else place.final
     folder.begin(header)
     return folder
+
+
+def _kept(experiment: Experiment, run: RunFolder, reason: str) -> Outcome:
+    """The outcome of a run that stays as it is; one that lacks units says so."""
+    covered = coverage(run.summary())
+    reason += f", covers {covered} that were asked for" if covered else ""
+    return Outcome(experiment.id, "kept", run.path, reason)
 
 
 def _shrinks(place: Place, options: Options) -> bool:

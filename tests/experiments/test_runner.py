@@ -9,7 +9,7 @@ import pytest
 
 import fake_experiment
 from fake_experiment import Squares, only, run
-from fsmap.errors import InputError, MissingDataError
+from fsmap.errors import CheckpointError, InputError, MissingDataError
 from fsmap.experiments.publish import redraw
 from fsmap.experiments.run_folder import RunFolder
 from fsmap.report.records import read_rows
@@ -229,3 +229,15 @@ def test_redraw_judges_the_same_rows_with_the_code_of_today(tmp_path, monkeypatc
     assert after["command"] == before["command"]
     assert after["seconds"] == before["seconds"]
     assert not (here.path / "interactive.json").exists()
+
+
+@pytest.mark.parametrize(("name", "lines"), [("units", 0), ("units", 1), ("rows", 0)])
+def test_nothing_to_redraw_is_said(tmp_path, name, lines):
+    run(tmp_path, quick=True)
+    here = RunFolder(tmp_path / "squares")
+    file = here.path / f"{name}.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]))
+    before = here.summary_file.read_bytes()
+    with pytest.raises(CheckpointError, match="no rows of finished units, .* Restore rows.jsonl"):
+        redraw(Squares(), here)
+    assert here.summary_file.read_bytes() == before

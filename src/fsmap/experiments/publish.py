@@ -74,7 +74,16 @@ def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
 
     Returns:
         What stands in ``summary.json`` now.
+
+    Raises:
+        CheckpointError: If no rows of finished units are there.
     """
+    if not run.rows():
+        message = (
+            f"{run.path} has no rows of finished units, so that there is nothing to draw. Restore "
+            f"{run.rows_file.name} and {run.units_file.name}, or run the experiment again."
+        )
+        raise CheckpointError(message)
     old, units = run.summary(), len(run.done())
     keep = {key: old[key] for key in MEASURED}
     if covers := old.get(COVERS):

@@ -61,6 +61,14 @@ def test_every_command_has_help_with_examples(command, capsys):
     assert "--debug" not in out
 
 
+@pytest.mark.parametrize("command", ["run", "sweep"])
+def test_help_says_that_resume_adds_what_is_missing(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "add units that are missing to a finished one" in said
+
+
 def test_every_module_with_a_parser_is_a_command():
     text = build_parser().format_help()
     assert all(name in text for name in ("list", "run", "report"))

@@ -72,7 +72,8 @@ def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="continue an unfinished run, keep a finished one; finished units are not repeated",
+        help="continue an unfinished run, add units that are missing to a finished one, else keep "
+        "it; finished units are not repeated",
     )
     parser.add_argument(
         "--force",

@@ -49,6 +49,11 @@ def as_users_have_it():
     torch.set_default_dtype(torch.float64)
 
 
+@pytest.fixture(autouse=True)
+def no_data_of_the_reader_s(monkeypatch):
+    monkeypatch.delenv("FSMAP_DATA", raising=False)
+
+
 def context(folder: Path, size: str = "quick") -> Context:
     return Context(torch.device("cpu"), folder, size=size, data_dir=folder / "nothing")
 

@@ -71,7 +71,7 @@ def gradients(
             with Activated(ACTIVATIONS[options.activation]):
                 R = fsmap.trace(f, params, x, method=method, probes=psi, **more).value
                 grads = torch.autograd.grad(R, list(params.values()), materialize_grads=True)
-            flat = torch.cat([g.flatten() for g in grads]).float()
+            flat = torch.cat([g.flatten() for g in grads])
             found[method, beta].append((R.item(), flat))
     own = [g for _, g in found["jvp", 0.0]]
     for (method, beta), values in found.items():

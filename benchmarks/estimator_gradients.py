@@ -12,37 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 import fsmap
+from fsmap.functional import Replacing
 from fsmap.report.circumstances import circumstances
 from fsmap.train.images.build import load_data
 from fsmap.train.images.state import load_model
 
 RESULTS = Path(__file__).parent / "results" / "estimator_gradients.jsonl"
 ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu}
-
-
-class Activated(TorchFunctionMode):
-    """Another function in the place of ReLU."""
-
-    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.activation = activation
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if func is torch.relu:
-            return self.activation(*args)
-        return func(*args, **(kwargs or {}))
 
 
 def images(settings: Any, px: str, number: int) -> Tensor:
@@ -68,7 +53,7 @@ def gradients(
         }
         for method, beta in ways:
             more = {"beta": beta} if beta else {}
-            with Activated(ACTIVATIONS[options.activation]):
+            with Replacing({torch.relu: ACTIVATIONS[options.activation]}):
                 R = fsmap.trace(f, params, x, method=method, probes=psi, **more).value
                 grads = torch.autograd.grad(R, list(params.values()), materialize_grads=True)
             flat = torch.cat([g.flatten() for g in grads])

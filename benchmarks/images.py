@@ -1,7 +1,8 @@
 """Milliseconds of an image training step: ``python -m benchmarks.images``.
 
 ResNet-18 on 32×32 images, B = S = 128, R at every step (the recipe and what would be cheaper:
-S = 32, R on every second or fourth step, the mean over both kinds), generated images on the device
+S = 32, R on every second or fourth step, the mean over both kinds, or `frozen` on every step),
+generated images on the device
 (only time is measured). On CUDA: bf16 (fp16 for differences), channels-last, compiled, the whole
 step in a graph. On a CPU B = S = 32 in float32, to look at the ratios (``--steps 3``: a step takes
 seconds).
@@ -40,6 +41,7 @@ CELLS: dict[str, dict[str, Any]] = {
     "recipe": {"estimator": "jvp", "batchnorm": "joint", "every": 2},
     "recipe, every 4": {"estimator": "jvp", "batchnorm": "joint", "every": 4},
     "recipe, fd": {"estimator": "fd", "batchnorm": "joint", "every": 2},
+    "recipe, frozen": {"estimator": "jvp", "batchnorm": "frozen"},
 }
 # Passes of B points, counted (design, section 5), and the time allowed on the GPU machine.
 COUNTS = {"ps-map": 3, "fd joint": 12, "fd frozen": 9, "jvp frozen": 11, "jvp joint": 16}
@@ -47,6 +49,7 @@ COUNTS = {"ps-map": 3, "fd joint": 12, "fd frozen": 9, "jvp frozen": 11, "jvp jo
 COUNTS["recipe"] = 1.25 * (16 / 2 + 3) / 2
 COUNTS["recipe, every 4"] = 1.25 * (16 / 2 + 3 * 3) / 4
 COUNTS["recipe, fd"] = 1.25 * (12 / 2 + 3) / 2
+COUNTS["recipe, frozen"] = 3 + 8 / 4  # B points, and R of S alone on every step
 LIMITS = {"ps-map": 2.5, "fd joint": 8.0, "jvp frozen": 7.5, "jvp joint": 12.0}
 LIMITS |= {cell: 4.5 for cell in CELLS if cell.startswith("recipe")}  # an aim
 AUTHORS = {"ps-map": 8.6, "fd joint": 14.2}  # the authors' code on the same card

@@ -9,17 +9,16 @@ own size, so that networks of different scales can be compared.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from fsmap.errors import InputError
-from fsmap.functional import functional
+from fsmap.functional import Replacing, functional
 from fsmap.linalg import second_order
 from fsmap.linalg.probes import normal
 from fsmap.types import Params
@@ -146,24 +145,11 @@ def _deployed(module: nn.Module) -> Iterator[None]:
     modes = [(m, m.training) for m in module.modules()]
     module.eval()
     try:
-        with _WrittenOut():
+        with Replacing({F.batch_norm: _batch_norm}):
             yield
     finally:
         for m, mode in modes:
             m.training = mode
-
-
-class _WrittenOut(TorchFunctionMode):
-    """Batch norm as arithmetic: vmap does not answer what cuDNN's kernel asks about its input."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        return (_batch_norm if func is F.batch_norm else func)(*args, **(kwargs or {}))
 
 
 def _batch_norm(
@@ -176,6 +162,7 @@ def _batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
+    """As arithmetic: vmap does not answer what cuDNN's kernel asks about its input."""
     if training or running_mean is None or running_var is None:  # statistics of the batch
         return second_order.batch_norm(input, None, None, weight, bias, True, momentum, eps)
     scale = (running_var + eps).rsqrt()

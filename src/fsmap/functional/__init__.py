@@ -1,6 +1,6 @@
 """From an ``nn.Module`` to a pure function ``f(params, x)``; parameters as dicts and as vectors."""
 
-from fsmap.functional.kernels import differentiable_attention
+from fsmap.functional.kernels import Replacing, differentiable_attention
 from fsmap.functional.module import Forward, Functional, State, functional
 from fsmap.functional.noise import DROP_RATES, NoiseReplay
 from fsmap.functional.vectors import count, ravel, unravel
@@ -10,6 +10,7 @@ __all__ = [
     "Forward",
     "Functional",
     "NoiseReplay",
+    "Replacing",
     "State",
     "count",
     "differentiable_attention",

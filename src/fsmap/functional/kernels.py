@@ -1,16 +1,40 @@
-"""Kernels that can be differentiated twice and at given parameters."""
+"""The functions a model runs on: others in their place, with all derivatives, none run twice."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from fsmap.errors import UnsupportedModuleError
+
+
+class Replacing(TorchFunctionMode):
+    """Within it, functions are replaced by others, wherever a model calls them."""
+
+    def __init__(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
+        """Say which.
+
+        Args:
+            replaced: What stands for a function.
+        """
+        super().__init__()
+        self._replaced = replaced
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the function, or what stands for it."""
+        return self._replaced.get(func, func)(*args, **(kwargs or {}))
 
 
 @contextmanager

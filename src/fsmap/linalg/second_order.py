@@ -16,10 +16,9 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from fsmap.errors import UnsupportedModuleError
-from fsmap.functional import differentiable_attention
+from fsmap.functional import Replacing, differentiable_attention
 from fsmap.linalg.values import accumulate
 from fsmap.types import ModelFn
 
@@ -44,8 +43,11 @@ def check_replaceable(f: ModelFn, mode: str) -> None:
         raise UnsupportedModuleError(message)
 
 
-class SecondOrder(TorchFunctionMode):
+class SecondOrder(Replacing):
     """Within it, functions with wrong or missing second derivatives are replaced."""
+
+    def __init__(self) -> None:
+        super().__init__(REPLACED)
 
     def __enter__(self) -> Any:
         """Also choose attention kernels that have all derivatives."""
@@ -57,16 +59,6 @@ class SecondOrder(TorchFunctionMode):
         """Put everything back."""
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         self._attention.__exit__(*error)
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Call the function, or what stands for it."""
-        return REPLACED.get(func, func)(*args, **(kwargs or {}))
 
 
 def normalize(

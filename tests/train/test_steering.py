@@ -256,7 +256,7 @@ def test_a_band_needs_a_schedule():
 
 
 @pytest.mark.parametrize(
-    ("authority", "times"), [(1.0, 1e-3), (0.125, 0.1), (0.0, 10.0), (None, 10.0)]
+    ("authority", "times"), [(1.0, 1e-4), (0.16, 0.1), (0.0, 10.0), (None, 10.0)]
 )
 def test_the_ceiling_opens_as_the_learning_rate_falls(authority: float | None, times: float):
     assert Steering(1.0).hold(1e-3, authority) == pytest.approx(times * 1e-3)
@@ -268,9 +268,9 @@ def test_the_ceiling_opens_as_the_learning_rate_falls(authority: float | None, t
 )
 def test_far_too_much_confidence_opens_the_ceiling(signal: float, opened: float):
     control = Steering(1.0, alarm=0.3)
-    wanted = 1e-3 * 10.0 ** (1 - 4 * (0.5 * opened) ** (1 / 3))
+    wanted = 1e-3 * 10.0 ** (1 - 5 * math.sqrt(0.5 * opened))
     assert control.hold(1e-3, 0.5, signal) == pytest.approx(wanted)
-    assert Steering(1.0).hold(1e-3, 1.0, signal) == pytest.approx(1e-6)  # no alarm
+    assert Steering(1.0).hold(1e-3, 1.0, signal) == pytest.approx(1e-7)  # no alarm
 
 
 def test_a_ceiling_holds_at_once_and_does_not_last():

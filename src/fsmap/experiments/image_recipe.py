@@ -76,7 +76,10 @@ def kinds(config: Config) -> list[tuple[str, Kind]]:
     found: list[tuple[str, Kind]] = [("ps-map", Kind("ps-map", "ps-map"))]
     for start in config.starts:
         for mode in config.steered_modes:
-            found.append(("steered", steered(mode, start, **recipe_changes(config))))
+            changes = recipe_changes(config)
+            if mode != "joint":  # R costs its own S points, and λ has no hold on every second step
+                changes["every"] = 1
+            found.append(("steered", steered(mode, start, **changes)))
     for strength in config.strengths:
         for mode in config.modes:
             changes = {"batchnorm": mode, "reg_strength": strength}

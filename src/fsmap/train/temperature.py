@@ -173,9 +173,9 @@ class TemperatureControl:
                 given and scheduled.
             laplacian: R as you have it from training, at best its mean over the steps since the
                 last update (with ``every=k`` a single step's is zero or k-fold). λR then stays
-                below a ceiling, a thousandth of the held-out loss of a classifier at the largest
-                learning rate, ten times it at the end of a schedule or where log T is twice
-                ``alarm``, and λ does not fall further where λR is below a ten-thousandth of it.
+                below a ceiling, ten times the held-out loss of a classifier at the end of a
+                schedule or where log T is twice ``alarm``, a ten-thousandth of it at the largest
+                learning rate, and λ does not fall further where λR is below that.
                 None, zero or not finite: no such limits this time.
 
         Returns:

@@ -605,9 +605,13 @@ def test_the_recipe_s_page_holds_what_was_measured():
     found = (read(root / "results", name) for name in ("image-recipe", "image-table"))
     assert (root / "docs" / "recipe.md").read_text() == page(*found)
     made = page(recipe_rows(0.19, 1.05))
-    assert "| joint-auto | 128 | 1 | 1e−6 | 93.9 | 0.19 | 1 | 1 | 0.19 | 10 | ✓ |" in made
+    assert "| joint-auto | 128 | 1 | 1e−6 | 93.9 | 0.19 | 1 | 1 | 0.19 | ✓ |" in made
+    assert "**The recipe**" not in made
     assert "- ✓ fmnist, joint: steered from 1 first values" in made
-    long = page(recipe_rows(0.19, 1.05), made_up({"ps-map": PLAIN, "recipe": GOOD}, "cifar10"))
+    recipe = {"estimator": "jvp", "batchnorm": "joint", "num_points": 32, "every": 2}
+    rows = made_up({"ps-map": PLAIN, "recipe": GOOD}, "cifar10", **recipe, reg_strength="auto")
+    long = page(recipe_rows(0.19, 1.05), rows)
     assert "## CIFAR-10, the paper's length" in long
+    assert "**The recipe**: `jvp`, `joint`, S = 32, every = 2, λ steered." in long
     assert "| recipe | 2 | 93.9 ± 0 | 0.2 ± 0 | 1 ± 0 |" in long
     assert "- ✗ cifar10: PS-MAP's accuracy is at least 95.0 %" in long

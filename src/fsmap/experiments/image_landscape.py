@@ -59,7 +59,10 @@ class LossLandscape(RowsExperiment):
     id = "landscape"
     label = "Fig. 6 left"
     title = "Loss landscape"
-    see = "Around the minimum that L-MAP finds the training loss rises more slowly."
+    see = (
+        "Whether the training loss rises more slowly around the minimum that L-MAP finds; in the "
+        "paper it does."
+    )
     cost = "three runs of a set, or none where image-table has trained them; then a minute"
     protocol = (
         "rows of image-table: PS-MAP, L-MAP with D' and a fixed λ, the recipe; cross-entropy of "

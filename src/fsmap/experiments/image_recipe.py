@@ -39,7 +39,8 @@ class Config(ImageConfig):
             ``variants`` (cheaper steered runs).
         modes: BatchNorm modes of the fixed runs.
         strengths: λ of the fixed runs.
-        steered_modes: BatchNorm modes of the steered runs.
+        steered_modes: BatchNorm modes of the steered runs; those other than ``joint`` have R on
+            every step.
         starts: First λ of the steered runs; 0: one percent of the loss. Those above the ceiling
             of the first look are brought down to it and end alike.
         few_points: S of the cheaper variants.
@@ -77,7 +78,7 @@ def kinds(config: Config) -> list[tuple[str, Kind]]:
     for start in config.starts:
         for mode in config.steered_modes:
             changes = recipe_changes(config)
-            if mode != "joint":  # R costs its own S points, and λ has no hold on every second step
+            if mode != "joint":  # FashionMNIST: little hold on every second step, and R is cheap
                 changes["every"] = 1
             found.append(("steered", steered(mode, start, **changes)))
     for strength in config.strengths:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from fsmap.experiments.image_verdict import full_length, mean_of, table_claims
 from fsmap.experiments.recipe_verdict import recipe_claims, recipe_table
 from fsmap.experiments.run_folder import RunFolder
 from fsmap.report.numbers import number
-from fsmap.report.records import Row
+from fsmap.report.records import Claim, Row
 from fsmap.report.tables import Mean
 
 COLUMNS = {
@@ -29,7 +29,6 @@ COLUMNS = {
     "ece": "ECE %",
     "temperature": "T",
     "nll_scaled": "NLL after T",
-    "ms_per_step": "ms a step, all in",
     "pareto": "Pareto",
 }
 
@@ -56,12 +55,14 @@ with
     fsmap run image-recipe image-table --out results --resume
     python -m fsmap.experiments.recipe_page results > docs/recipe.md
 
-Every run is named by its BatchNorm mode and its λ; `auto` is λ steered by held-out images
-([guide/temperature.md](guide/temperature.md)), from one percent of the loss or from the value
-named. T is the temperature that fits held-out images; "after T" is after dividing the logits by
-it, for PS-MAP as well: that is the baseline a calibration method has to beat. A run is on the
-Pareto front (✓) if no other on the same set is at least as good in accuracy, NLL, ECE and NLL
-after T, and better in one of them. Times include evaluation and checkpoints.
+R is the Laplacian term, estimated at S images of p_X = D' (KMNIST for FashionMNIST, CIFAR-100 for
+CIFAR-10) on every k-th step; [guide/lmap.md](guide/lmap.md) has the modes, and
+[guide/images.md](guide/images.md) what they cost. Every run is named by its BatchNorm mode and its
+λ; `auto` is λ steered by held-out images ([guide/temperature.md](guide/temperature.md)), from one
+percent of the loss or from the value named. T is the temperature that fits held-out images; "after
+T" is after dividing the logits by it, for PS-MAP as well: that is the baseline a calibration method
+has to beat. A run is on the Pareto front (✓) if no other on the same set is at least as good in
+accuracy, NLL, ECE and NLL after T, and better in one of them.
 """
 
 
@@ -75,7 +76,7 @@ def page(rows: Sequence[Row], long: Sequence[Row] = ()) -> str:
     Returns:
         Markdown.
     """
-    parts = [OPENING]
+    parts = [OPENING, *_recipe(long)]
     table = recipe_table(rows)
     for dataset in dict.fromkeys(line["dataset"] for line in table):
         mine = [line for line in table if line["dataset"] == dataset]
@@ -86,13 +87,32 @@ def page(rows: Sequence[Row], long: Sequence[Row] = ()) -> str:
     for dataset in dict.fromkeys(row.config["dataset"] for row in long):
         parts.append(f"\n## {NAMES[dataset]}, the paper's length (mean ± standard error)\n")
         parts.append(_long(full_length(long, dataset)))
-    parts.append("\n## Verdict\n")
-    claims = [*recipe_claims(rows), *(table_claims(long) if long else ())]
-    parts += [f"- {_mark(c.holds)} {c.claim}: {c.ours}" for c in claims]
+    parts += ["\n## Verdict\n", "Short runs:\n", *_verdict(recipe_claims(rows))]
+    if long:
+        parts += ["\nAt the paper's length:\n", *_verdict(table_claims(long))]
     devices = ", ".join(dict.fromkeys(row.device for row in (*rows, *long)))
     commits = ", ".join(dict.fromkeys(row.commit for row in (*rows, *long)))
     parts.append(f"\nMeasured on {devices}, commit {commits}.")
     return "\n".join(parts) + "\n"
+
+
+def _recipe(long: Sequence[Row]) -> list[str]:
+    """In a sentence what the row ``recipe`` is; nothing where it was not run."""
+    config = next((row.config for row in long if row.config["row"] == "recipe"), None)
+    if config is None:
+        return []
+    c = {name: config[name] for name in ("estimator", "batchnorm", "num_points", "every")}
+    how = "λ steered" if config["reg_strength"] == "auto" else f"λ = {config['reg_strength']:g}"
+    return [
+        "**The recipe**: `{estimator}`, `{batchnorm}`, S = {num_points}, every = {every}".format(
+            **c
+        )
+        + f", {how}."
+    ]
+
+
+def _verdict(claims: Iterable[Claim]) -> list[str]:
+    return [f"- {'✓' if c.holds else '✗'} {c.claim}: {c.ours}" for c in claims]
 
 
 def _long(rows: Sequence[Row]) -> str:
@@ -122,11 +142,7 @@ def _cell(line: dict[str, Any], key: str) -> str:
     value = line[key]
     if key == "pareto":
         return "✓" if value else ""
-    return number(value, 3 if key in ("lam", "temperature", "ms_per_step") else 4)
-
-
-def _mark(holds: bool) -> str:
-    return "✓" if holds else "✗"
+    return number(value, 3 if key in ("lam", "temperature") else 4)
 
 
 def read(results: Path, experiment: str) -> list[Row]:

@@ -35,7 +35,7 @@ from fsmap.experiments.label_noise import LabelNoise, noisy
 from fsmap.experiments.laplacian_trace import LaplacianTrace
 from fsmap.experiments.recipe_page import main as write_page
 from fsmap.experiments.recipe_page import page, read
-from fsmap.experiments.recipe_verdict import recipe_claims, recipe_table
+from fsmap.experiments.recipe_verdict import draw, recipe_claims, recipe_table
 from fsmap.report import tables
 from fsmap.report.records import Row
 
@@ -579,6 +579,19 @@ def test_pareto_front():
     assert lines["joint-auto"]["pareto"]
     assert not lines["joint-1e-04"]["pareto"]
     assert lines["joint-auto"]["ms_per_step"] == pytest.approx(10)
+
+
+@pytest.mark.parametrize(("factor", "scale"), [(1.0, "log"), (0.0, "linear")])
+@pytest.mark.filterwarnings("error")
+def test_runs_that_end_without_lambda_are_drawn(factor: float, scale: str):
+    rows = recipe_rows(0.19, 1.05)
+    some = [r for r in rows if r.config["part"] in ("ps-map", "steered")]
+    changed = [
+        r._replace(value=factor * r.value) if r.metric == "reg_strength" else r for r in some
+    ]
+    figure = draw(changed)
+    figure.canvas.draw()
+    assert {ax.get_xscale() for ax in figure.axes} == {scale}
 
 
 def test_every_number_of_a_row_is_written_once():

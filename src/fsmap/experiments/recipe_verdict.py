@@ -237,8 +237,9 @@ def _panel(ax: Axes, tried: Sequence[Tried], metric: str) -> None:
             ax.axhline(
                 one.values[metric], color=figures.COLORS["ps-map"], linestyle="--", label="PS-MAP"
             )
-    ax.set_xscale("log")
-    ax.xaxis.set_minor_formatter("")  # powers of ten are enough
+    if any(one.strength > 0 for one in tried):
+        ax.set_xscale("log")
+        ax.xaxis.set_minor_formatter("")  # powers of ten are enough
 
 
 def _size(tried: Sequence[Tried]) -> str:

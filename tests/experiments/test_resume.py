@@ -184,6 +184,20 @@ def test_a_quick_run_replaces_a_full_one_only_by_force(tmp_path):
     assert full.summary["size"] == "full"
 
 
+def test_a_run_that_lacks_units_replaces_a_full_one_only_by_force(tmp_path):
+    run(tmp_path)
+    before = (tmp_path / "squares" / "rows.jsonl").read_bytes()
+    (refused,) = run(tmp_path, assignments=("sizes=2,9",))
+    assert refused.status == "failed"
+    assert "and 3 of its 4 units would not be in the new one. Choose another" in refused.reason
+    assert (tmp_path / "squares" / "rows.jsonl").read_bytes() == before
+    (same,) = run(tmp_path, assignments=("sizes=5,4,3,2,1",))  # nothing is lost
+    assert same.status == "finished"
+    (forced,) = run(tmp_path, assignments=("sizes=2",), force=True)
+    assert forced.status == "finished"
+    assert len(RunFolder(tmp_path / "squares").done()) == 1
+
+
 def test_a_kill_between_the_two_renames_is_mended(tmp_path):
     run(tmp_path)
     place = Place.of(tmp_path, "squares")

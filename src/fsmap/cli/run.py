@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="start anew although an unfinished run, or for --quick a full-size one, is there",
+        help="start anew although an unfinished run is there, or a full-size one that has more",
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
     parser.add_argument("--silent", action="store_true", help="no progress bar")

@@ -3,7 +3,8 @@
 What happens to a folder that is there already:
 
 - a finished run is replaced when, and only when, the new one is finished (the old one is kept in
-  ``OUT/.fsmap/ID.previous``), and a full-size one by a quick one only with ``--force``;
+  ``OUT/.fsmap/ID.previous``), and a full-size one by a quick one, or by one that lacks units of
+  it, only with ``--force``;
 - with ``--resume`` it is left as it is, and a full-size run also serves who asks for the quick
   size, as it does in ``run all --quick``. Fields that only choose units
   (``Experiment.selecting``) may differ: units that are missing are added, the others stay, and so
@@ -124,14 +125,16 @@ def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Jo
     place = Place.of(options.out, experiment.id)
     stack.enter_context(locked(place))
     place.settle()
-    if not (options.resume or options.force) and _shrinks(place, options):
-        if plan.lenient:
+    if not (options.resume or options.force) and place.final.finished:
+        lost = _lost(place.final, units, options)
+        if lost and plan.lenient:
             return _kept(experiment, place.final, "finished before at full size")
-        message = (
-            f"{place.final.path} holds a finished full-size run, which a quick one would replace. "
-            "Choose another --out, keep it with --resume, or replace it with --force."
-        )
-        raise InputError(message)
+        if lost:
+            message = (
+                f"{place.final.path} holds a finished full-size run, {lost}. Choose another --out, "
+                "keep it with --resume, or replace it with --force."
+            )
+            raise InputError(message)
     folder = _open(place, header, options, say, experiment.selecting, units)
     if folder is None:
         return _kept(experiment, place.final, "finished before")
@@ -212,9 +215,15 @@ def _kept(experiment: Experiment, run: RunFolder, reason: str) -> Outcome:
     return Outcome(experiment.id, "kept", run.path, reason)
 
 
-def _shrinks(place: Place, options: Options) -> bool:
-    """Whether a quick run would take the place of a finished full-size one."""
-    return options.quick and place.final.finished and place.final.header()["size"] == "full"
+def _lost(run: RunFolder, units: Sequence[Mapping[str, Any]], options: Options) -> str:
+    """What a finished full-size run would lose if a new one took its place; "" if nothing."""
+    if run.header()["size"] != "full":
+        return ""
+    if options.quick:
+        return "which a quick one would replace"
+    done = run.done()
+    less = len(done.keys() - map(key_of, units))
+    return f"and {less} of its {len(done)} units would not be in the new one" if less else ""
 
 
 def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ class Options(NamedTuple):
         seeds: How many seeds, or None for the experiment's own number.
         assignments: ``key=value`` texts.
         resume: Continue an unfinished run.
-        force: Start anew although an unfinished run is there.
+        force: Start anew although an unfinished run is there, or a full-size one with more units.
         data_dir: Where to look for data first.
         silent: No progress bar.
     """

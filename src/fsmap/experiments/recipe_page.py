@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from fsmap.report.tables import Mean
 
 COLUMNS = {
     "run": "run",
+    "runs": "seeds",
+    "estimator": "estimator",
     "num_points": "S",
     "every": "every",
     "lam": "λ at the end",
@@ -49,11 +51,14 @@ OPENING = """\
 
 Which λ, BatchNorm mode, estimator, S and `every` give the best calibration at no loss of accuracy?
 This page is made from the rows of the experiments `image-recipe` (short runs, to compare) and
-`image-table` (the paper's length) and holds no number that was not measured there. Make it again
-with
+`image-table` (the paper's length) that are in `results/`, and holds no number that was not measured
+there. Where S, `every` and the estimator were varied besides: [guide/images.md](guide/images.md)
+and `results/pieces`. It is made again by
 
-    fsmap run image-recipe image-table --out results --resume
     python -m fsmap.experiments.recipe_page results > docs/recipe.md
+
+and `fsmap run image-recipe image-table --out results --resume` trains what is missing of both (on a
+GPU: full-length runs of ResNet-18).
 
 R is the Laplacian term, estimated at S images of p_X = D' (KMNIST for FashionMNIST, CIFAR-100 for
 CIFAR-10) on every k-th step; [guide/lmap.md](guide/lmap.md) has the modes, and
@@ -82,18 +87,26 @@ def page(rows: Sequence[Row], long: Sequence[Row] = ()) -> str:
         mine = [line for line in table if line["dataset"] == dataset]
         about = next(row.config for row in rows if row.config["dataset"] == dataset)
         made = " (generated images)" if about["generated"] else ""
-        parts.append(f"\n## {NAMES[dataset]}, {about['epochs']} epochs{made}\n")
+        length = f"{about['epochs']} epochs{_decay(about)}{made}"
+        parts.append(f"\n## {NAMES[dataset]}, {length}\n")
         parts.append(_markdown(mine))
     for dataset in dict.fromkeys(row.config["dataset"] for row in long):
-        parts.append(f"\n## {NAMES[dataset]}, the paper's length (mean ± standard error)\n")
+        about = next(row.config for row in long if row.config["dataset"] == dataset)
+        length = f"the paper's length{_decay(about)} (mean ± standard error)"
+        parts.append(f"\n## {NAMES[dataset]}, {length}\n")
         parts.append(_long(full_length(long, dataset)))
-    parts += ["\n## Verdict\n", "Short runs:\n", *_verdict(recipe_claims(rows))]
+    parts += ["\n## Verdict\n", "Claims compare the seeds that both sides have.\n"]
+    parts += ["Short runs:\n", *_verdict(recipe_claims(rows))]
     if long:
         parts += ["\nAt the paper's length:\n", *_verdict(table_claims(long))]
     devices = ", ".join(dict.fromkeys(row.device for row in (*rows, *long)))
     commits = ", ".join(dict.fromkeys(row.commit for row in (*rows, *long)))
     parts.append(f"\nMeasured on {devices}, commit {commits}.")
     return "\n".join(parts) + "\n"
+
+
+def _decay(config: Mapping[str, Any]) -> str:
+    return f", weight decay {number(config['weight_decay'])}" if "weight_decay" in config else ""
 
 
 def _recipe(long: Sequence[Row]) -> list[str]:

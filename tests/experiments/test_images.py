@@ -580,6 +580,19 @@ def test_every_run_of_the_recipe_counts():
     assert not any("against" in claim.ours for claim in recipe_claims(apart))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"precision": "foo"}, "precision: no 'foo'; there are fp32"),
+        ({"modes": ("jiont",)}, "modes: no 'jiont'; there are joint, batch, frozen"),
+        ({"steered_modes": ("foo",)}, "steered_modes: no 'foo'"),
+    ],
+)
+def test_what_there_is_not_is_refused_by_its_own_name(changes: dict, message: str):
+    with pytest.raises(InputError, match=message):
+        dataclasses.replace(ImageRecipe.config, **changes)
+
+
 def test_pareto_front():
     lines = {line["run"]: line for line in recipe_table(recipe_rows(0.19, 1.05))}
     assert lines["joint-auto"]["pareto"]

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import fsmap
 from fsmap.errors import InputError, UnsupportedModuleError
@@ -618,3 +619,19 @@ def test_a_first_strength_that_cannot_be_found(seeded: None):
     x, y = made_up()
     with pytest.raises(InputError, match="the first λ, cannot be found: .* Give start instead"):
         fsmap.TemperatureControl(lm, lambda: (torch.randn(40, 2), y[:40]))
+
+
+@pytest.mark.usefixtures("seeded")
+def test_held_out_data_that_are_no_pair():
+    x, y = torch.randn(6, 3), torch.arange(6) % 2
+    data = TensorDataset(x, y)
+    for wrong in (data, DataLoader(data), x, (x, y, y)):
+        with pytest.raises(InputError, match="must be a pair of inputs and targets, or a function"):
+            fsmap.TemperatureControl(nn.Linear(3, 2), wrong, start=1e-4)
+    pair = tuple(map(torch.cat, zip(*DataLoader(data, 2), strict=True)))  # as the message says
+    control = fsmap.TemperatureControl(nn.Linear(3, 2), pair, start=1e-4)
+    control.update()
+    assert len(control.history) == 1
+    lm = fsmap.LMAP(nn.Linear(3, 2), fsmap.px.Normal(shape=(3,)), num_points=4)
+    with pytest.raises(InputError, match=r"no integer labels of \[6, 2\] outputs: torch.float"):
+        fsmap.TemperatureControl(lm, (x, y.float()))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from fsmap.errors import InputError, did_you_mean
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.train.descent import one_thread
+from fsmap.train.images.settings import PRECISIONS
 
 OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
 """D', the paper's evaluation set of each training set."""
@@ -97,6 +98,7 @@ class ImageConfig:
 
     def __post_init__(self) -> None:
         check_choice("datasets", self.datasets, tuple(OTHER))
+        check_choice("precision", (self.precision,), PRECISIONS)
         for field in dataclasses.fields(self):
             given = getattr(self, field.name)
             if isinstance(given, tuple) and len(set(given)) < len(given):

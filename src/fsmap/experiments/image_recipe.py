@@ -22,6 +22,7 @@ from fsmap.experiments.image_measure import train_and_measure
 from fsmap.experiments.image_protocol import Kind, Run
 from fsmap.experiments.image_rows import recipe_changes
 from fsmap.experiments.recipe_verdict import draw, recipe_claims, recipe_table
+from fsmap.objective.batchnorm import MODES
 from fsmap.report.records import Claim, Row
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Config(ImageConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("parts", self.parts, PARTS)
+        check_choice("modes", self.modes, MODES)
+        check_choice("steered_modes", self.steered_modes, MODES)
 
 
 def kinds(config: Config) -> list[tuple[str, Kind]]:

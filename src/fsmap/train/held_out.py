@@ -23,11 +23,22 @@ class HeldOutData:
         model: What is trained, wrapped or not; None: only a function can give outputs.
         data: Pair of inputs and targets, or a function that returns outputs and targets.
         batch_size: Points per pass.
+
+    Raises:
+        InputError: If the data are neither.
     """
 
     def __init__(
         self, model: nn.Module | LaplacianPenalty | None, data: HeldOut | None, batch_size: int
     ) -> None:
+        pair = isinstance(data, tuple | list) and len(data) == 2
+        if not (data is None or pair or callable(data)):
+            message = (
+                "held_out must be a pair of inputs and targets, or a function that returns outputs "
+                f"and targets, got {type(data).__name__}. From a loader of pairs: "
+                "tuple(map(torch.cat, zip(*loader)))"
+            )
+            raise InputError(message)
         self.module = model.regularizer.module if isinstance(model, LaplacianPenalty) else model
         self.call = _call(model)
         self.data, self.batch_size = data, batch_size

@@ -25,8 +25,7 @@ WARM_UP, STEERING, NOT_NEEDED, CAPPED = "warm-up", "steering", "not needed", "ca
 BAND = 0.1
 """|log T| that counts as zero at the largest learning rate of a schedule.
 
-With 0.3, λ came too late where a run is short: with an earlier ceiling CIFAR-10 in 14 epochs ended
-at T = 1.11 and 1.21, with 0.1 at 1.05 and 1.07.
+With 0.3, and an earlier ceiling, CIFAR-10 in 14 epochs ended at T = 1.11 and 1.21 (1.05 and 1.07).
 """
 
 ALARM = 0.2
@@ -258,7 +257,10 @@ class TemperatureControl:
             raise InputError(message)
         out, y = self.held_out.outputs()
         if loss is None and (y.is_floating_point() or out.dim() != 2):
-            message = "to find start, give loss: your training loss now, or give start itself"
+            message = (
+                "to find start, give loss: your training loss now, or give start itself (the "
+                f"held-out targets are no integer labels of {list(out.shape)} outputs: {y.dtype})"
+            )
             raise InputError(message)
         now = metrics.nll(out, y) if loss is None else loss
         try:

@@ -114,14 +114,11 @@ def _recipe(long: Sequence[Row]) -> list[str]:
     config = next((row.config for row in long if row.config["row"] == "recipe"), None)
     if config is None:
         return []
-    c = {name: config[name] for name in ("estimator", "batchnorm", "num_points", "every")}
-    how = "λ steered" if config["reg_strength"] == "auto" else f"λ = {config['reg_strength']:g}"
-    return [
-        "**The recipe**: `{estimator}`, `{batchnorm}`, S = {num_points}, every = {every}".format(
-            **c
-        )
-        + f", {how}."
-    ]
+    strength = config["reg_strength"]
+    how = "λ steered" if strength == "auto" else f"λ = {number(strength)}"
+    mode = f"`{config['estimator']}`, `{config['batchnorm']}`"
+    size = f"S = {config['num_points']}, every = {config['every']}"
+    return [f"**The recipe**: {mode}, {size}, {how}."]
 
 
 def _verdict(claims: Iterable[Claim]) -> list[str]:

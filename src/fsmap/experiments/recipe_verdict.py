@@ -237,6 +237,7 @@ def _panel(ax: Axes, tried: Sequence[Tried], metric: str) -> None:
             ax.axhline(
                 one.values[metric], color=figures.COLORS["ps-map"], linestyle="--", label="PS-MAP"
             )
+    ax.margins(y=0.08)  # room for PS-MAP's line at the edge
     if any(one.strength > 0 for one in tried):
         ax.set_xscale("log")
         ax.xaxis.set_minor_formatter("")  # powers of ten are enough

@@ -206,7 +206,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         for ax, metric in zip(line, metrics, strict=True):
             _panel(ax, [one for one in tried if one.dataset == dataset], metric)
             ax.set(title=NAMES[dataset], xlabel=r"$\lambda$", ylabel=UNITS.get(metric, "T"))
-        line[0].legend(fontsize=8, frameon=True, framealpha=1.0, edgecolor="none")
+        line[0].legend(fontsize=8)
     return figure
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fsmap import metrics
 from fsmap.errors import CheckpointError, DivergedError, InputError
@@ -89,15 +89,11 @@ def test_lambda_r_stays_below_its_ceiling():
     run = run_of(hook)
     limits = []
 
-    def note(seen: object) -> None:
-        laplacian, loss = run.history[-1].get("laplacian"), metrics.nll(*run.look())
-        limits.append((run.lr / SETTINGS.lr, seen.strength * laplacian / loss))
-
     observe = temperature.TemperatureControl.observe
 
-    def watched(control: object, *args: object) -> object:
-        seen = observe(control, *args)
-        note(seen)
+    def watched(control: object, logits: Tensor, y: Tensor, a: float, laplacian: float) -> object:
+        seen = observe(control, logits, y, a, laplacian)
+        limits.append((a, seen.strength * laplacian / metrics.nll(logits, y)))
         return seen
 
     with pytest.MonkeyPatch.context() as patch:
@@ -166,9 +162,9 @@ def test_a_lambda_below_its_bounds_is_resumed(tmp_path: Path):
     "constant",
     [
         *("image_control.SHARE", "image_control.LOOKS", "image_control.BAND"),
-        *("image_control.ALARM", "steering.RANGE", "steering.TRUST", "steering.EARLY"),
-        *("steering.LATE", "steering.LEAST", "steering.OPENING", "steering.AFTER_COLLAPSE"),
-        "steering.CAP_BELOW_COLLAPSE",
+        *("image_control.ALARM", "steering.RANGE", "steering.TRUST", "steering.NEAR"),
+        *("steering.HASTE", "steering.LEAST", "steering.LATE", "steering.OPEN"),
+        *("steering.STEEP", "steering.AFTER_COLLAPSE", "steering.CAP_BELOW_COLLAPSE"),
     ],
 )
 def test_a_controller_is_described_by_its_constants(constant: str, monkeypatch: pytest.MonkeyPatch):

@@ -256,7 +256,7 @@ def test_a_band_needs_a_schedule():
 
 
 @pytest.mark.parametrize(
-    ("authority", "times"), [(1.0, 1e-4), (0.16, 0.1), (0.0, 10.0), (None, 10.0)]
+    ("authority", "times"), [(1.0, 1e-4), (0.25, 0.01), (1 / 16, 1.0), (0.0, 10.0), (None, 10.0)]
 )
 def test_the_ceiling_opens_as_the_learning_rate_falls(authority: float | None, times: float):
     assert Steering(1.0).hold(1e-3, authority) == pytest.approx(times * 1e-3)
@@ -268,7 +268,7 @@ def test_the_ceiling_opens_as_the_learning_rate_falls(authority: float | None, t
 )
 def test_far_too_much_confidence_opens_the_ceiling(signal: float, opened: float):
     control = Steering(1.0, alarm=0.3)
-    wanted = 1e-3 * 10.0 ** (1 - 5 * math.sqrt(0.5 * opened))
+    wanted = 1e-3 * min(10.0 ** (2 - 8 * math.sqrt(0.5 * opened)), 10.0)
     assert control.hold(1e-3, 0.5, signal) == pytest.approx(wanted)
     assert Steering(1.0).hold(1e-3, 1.0, signal) == pytest.approx(1e-7)  # no alarm
 
@@ -325,3 +325,49 @@ def test_gain_boost_and_trust_as_they_are():
     for authority, factor in ((1.0, 0.05), (0.25, 0.75 * 2), (0.0, 2.0), (None, 1.0)):
         control = Steering(1.0)
         assert math.log(control.move(0.1, authority)) == pytest.approx(0.15 * factor)
+
+
+@pytest.mark.parametrize(
+    ("signal", "even", "factor"),
+    [(0.1, 1e3, 4), (0.1, 20.0, 2), (0.1, 5.0, 1), (0.1, math.inf, 1), (-0.1, 1e3, 1)],
+)
+def test_haste_where_lambda_is_too_small_and_hardly_felt(signal: float, even: float, factor: float):
+    control = Steering(1.0, trend=0.0)
+    assert math.log(control.move(signal, even=even)) == pytest.approx(0.15 * factor * signal / 0.1)
+
+
+def test_haste_leaves_the_trend_and_the_rate_alone():
+    control = Steering(1.0, gain=1e-9)
+    control.move(0.1, even=1e6)
+    assert math.log(control.move(0.3, even=1e6)) == pytest.approx(0.2)
+    control = Steering(1.0)
+    assert control.move(100.0, even=1e6) == pytest.approx(2.0)  # log 16 an epoch, a quarter of one
+
+
+def hardly_over_confident(start: float, seed: int) -> float:
+    """log T at the end of a short run that is over-confident by little from half time on.
+
+    After CIFAR-10 in 14 epochs: log T = 0.12 without λ, and λR of the loss takes 0.12 off.
+    """
+    control = Steering(start, band=0.1, alarm=0.2)
+    noise, value, late = random.Random(seed), 0.0, [0.0]
+    total = round(14 / control.interval)
+    for i in range(total):
+        a = 0.5 * (1 + math.cos(math.pi * i / total))
+        even = 1e-4 * 0.1 ** (1 - a)  # R grows tenfold
+        free = 0.2 * (1 - a)
+        end = free - 0.06 * math.log(1 + 30 * control.strength / even)
+        value += (1 - math.exp(-4 * a**0.25 * control.interval)) * (end - value)
+        late.append(value + 0.03 * math.sqrt(a) * noise.gauss(0, 1))
+        signal = late.pop(0)
+        control.move(signal, a, even)
+        control.hold(even, a, signal)
+    return value
+
+
+def test_haste_brings_a_short_run_there_in_time(monkeypatch):
+    cases = [(start, seed) for start in (1e-8, 1e-5, 1e-3) for seed in range(3)]
+    hasty = [hardly_over_confident(*case) for case in cases]
+    monkeypatch.setattr(steering, "HASTE", 1.0)
+    calm = [hardly_over_confident(*case) for case in cases]
+    assert max(map(abs, hasty)) < 0.05 < min(calm)

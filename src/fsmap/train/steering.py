@@ -2,12 +2,19 @@ r"""λ as a controlled quantity, in numbers alone: an integral controller on log
 
 One update moves
 
-$\log\lambda \leftarrow \mathrm{clip}\bigl(\log\lambda + \mathrm{clip}(t b\,(\gamma h s
+$\log\lambda \leftarrow \mathrm{clip}\bigl(\log\lambda + \mathrm{clip}(t b\,(\gamma g h s
 + \kappa\,(s - s')),\; \pm r h b)\bigr)$
 
 with the signal s (log T: positive while the model is over-confident), the signal s' of the update
 before, h the epochs between two updates, γ the gain, κ the weight of the trend and r the largest
-rate. The others depend on the authority a = lr / largest lr, where there is a schedule.
+rate.
+
+The haste g is one, but for an over-confident model at a λ that is hardly felt: up to ``HASTE``
+where λR is less than ``NEAR`` times the loss. There λ may grow many times over before anything
+comes of it, so nothing can swing; and in a short run a signal of 0.1 would bring it where it acts
+only when the training is over.
+
+The others depend on the authority a = lr / largest lr, where there is a schedule.
 
 The trust t = max(1 − a, ``TRUST``) and the band: while the learning rate is high, the held-out
 temperature is that of a network that jumps about and whose running statistics lag behind, and says
@@ -15,11 +22,12 @@ little about the one that will be deployed. On CIFAR-10 it was above one in 23 o
 of the first 75 of 200, while λ rose from 1e-5 to 2: a long run sums such a bias up. So a signal of
 less than ``band``·a counts as zero, a larger one by what it has more.
 
-The ceiling: λR may be at most ``LATE`` (``EARLY`` / ``LATE``)^(a^``OPENING``) times the loss: a
-ten-thousandth at the largest learning rate, a quarter at a tenth of it, ten times at the end. An
-under-fitted network is calibrated at any λ, so that its temperature would never bring down a λ
-which keeps it under-fitted. It opens earlier for a network that is far more over-confident than one
-in the middle of its training is: a becomes smaller from s = ``alarm`` on, and zero at twice that.
+The ceiling: λR may be at most 10^(``OPEN`` − ``STEEP`` √a) times the loss, between ``LEAST`` and
+``LATE``: a ten-thousandth while the learning rate is more than half of its largest value, three
+tenths at a tenth of it, ten times at the end. An under-fitted network is calibrated at any λ, so
+that its temperature would never bring down a λ which keeps it under-fitted. It opens earlier for a
+network that is far more over-confident than one in the middle of its training is: a becomes smaller
+from s = ``alarm`` on, and zero at twice that.
 
 The boost b = min(1/a, ``boost``) grows as a falls: a network whose learning rate has come down
 follows λ more slowly, so λ has to lead by more. Not by much more: ResNet-18 on FashionMNIST follows
@@ -46,14 +54,14 @@ RANGE = 1e6
 TRUST = 0.05
 """Share of the gain at the largest learning rate of a schedule."""
 
-EARLY, LATE = 1e-4, 10.0
-"""λR over the loss, at most: at the largest learning rate of a schedule, and at its end."""
+NEAR, HASTE = 0.1, 4.0
+"""λR over the loss below which λ may grow in haste, and how many times faster at most."""
 
-LEAST = 1e-4
-"""λR over the loss that a network does not feel."""
+LEAST, LATE = 1e-4, 10.0
+"""λR over the loss: what a network does not feel, and the most at the end of a schedule."""
 
-OPENING = 0.5
-"""How late the ceiling opens: the smaller, the later.
+OPEN, STEEP = 2.0, 8.0
+"""When the ceiling opens: where 10^(OPEN − STEEP √a) is more than LEAST.
 
 CIFAR-10 in 200 epochs: with λR at a tenth of the loss from a = 0.65 on it lost 0.6 % of accuracy,
 from 0.24 on 0.2 %, from 0.12 on 0.1 %, from 0.16 on (as here) 0.2 %, and all ended calibrated.
@@ -152,7 +160,8 @@ class Steering:
             trust = max(1 - authority, TRUST)
             boost = min(1 / max(authority, 1e-12), self.boost)
         change = 0.0 if self.before is None else signal - self.before
-        wanted = trust * boost * (self.gain * self.interval * signal + self.trend * change)
+        gain = self.gain * self._haste(signal, even)
+        wanted = trust * boost * (gain * self.interval * signal + self.trend * change)
         most = boost * self.rate * self.interval
         moved = math.log(self.strength) + min(max(wanted, -most), most)
         self.least = max(self.low, even * LEAST) if math.isfinite(even) else self.low
@@ -160,6 +169,12 @@ class Steering:
         self.strength = max(min(math.exp(moved), self.cap), floor)
         self.before = signal
         return self.strength
+
+    def _haste(self, signal: float, even: float) -> float:
+        """Factor of the gain: more than one where λ is too small and hardly felt."""
+        if signal <= 0 or not math.isfinite(even):
+            return 1.0
+        return min(max(NEAR * even / self.strength, 1.0), HASTE)
 
     def hold(self, even: float, authority: float | None = None, signal: float = 0.0) -> float:
         """Bring λ down to the ceiling, if it is above; it counts for more than the range.
@@ -224,13 +239,14 @@ def ceiling(authority: float | None) -> float:
         authority: Learning rate over its largest value; None: as at the end of a schedule.
 
     Returns:
-        Between ``EARLY`` and ``LATE``.
+        Between ``LEAST`` and ``LATE``.
 
     Examples:
         >>> [float(f"{ceiling(a):.3g}") for a in (1.0, 0.5, 0.1, 0.0)]
-        [0.0001, 0.00291, 0.262, 10.0]
+        [0.0001, 0.00022, 0.295, 10.0]
     """
-    return LATE * math.pow(EARLY / LATE, math.pow(authority or 0.0, OPENING))
+    times = math.pow(10.0, OPEN - STEEP * math.sqrt(authority or 0.0))
+    return min(max(times, LEAST), LATE)
 
 
 def described() -> dict[str, object]:
@@ -239,7 +255,7 @@ def described() -> dict[str, object]:
     Returns:
         Values by name.
     """
-    names = "RANGE TRUST EARLY LATE LEAST OPENING AFTER_COLLAPSE CAP_BELOW_COLLAPSE"
+    names = "RANGE TRUST NEAR HASTE LEAST LATE OPEN STEEP AFTER_COLLAPSE CAP_BELOW_COLLAPSE"
     constants: dict[str, object] = {name.lower(): globals()[name] for name in names.split()}
     defaults = inspect.signature(Steering).parameters
     return constants | {name: defaults[name].default for name in ("gain", "trend", "rate", "boost")}

@@ -206,32 +206,23 @@ def draw(rows: Sequence[Row]) -> Figure:
         for ax, metric in zip(line, metrics, strict=True):
             _panel(ax, [one for one in tried if one.dataset == dataset], metric)
             ax.set(title=NAMES[dataset], xlabel=r"$\lambda$", ylabel=UNITS.get(metric, "T"))
-        line[0].legend(fontsize=8)
+        line[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return figure
 
 
 def _panel(ax: Axes, tried: Sequence[Tried], metric: str) -> None:
-    shades = {"joint": 1.0, "frozen": 0.6, "batch": 0.3}
-    color = figures.COLORS["l-map"]
-    for mode, shade in shades.items():
+    from matplotlib.colors import to_rgb
+
+    for mode, shade in {"joint": 1.0, "frozen": 0.6, "batch": 0.3}.items():
+        color = [1 - shade * (1 - part) for part in to_rgb(figures.COLORS["l-map"])]
         fixed = [o for o in tried if o.part == "fixed" and o.config["batchnorm"] == mode]
         if fixed:
             x, y = [o.strength for o in fixed], [o.values[metric] for o in fixed]
-            ax.plot(
-                x, y, color=color, alpha=shade, marker="^", label=f"{mode}, fixed{_size(fixed)}"
-            )
+            ax.plot(x, y, color=color, marker="^", label=f"{mode}, fixed{_size(fixed)}")
         ends = [o for o in tried if o.part == "steered" and o.config["batchnorm"] == mode]
         if ends:
             x, y = [o.strength for o in ends], [o.values[metric] for o in ends]
-            ax.plot(
-                x,
-                y,
-                "*",
-                color=color,
-                alpha=shade,
-                markersize=9,
-                label=f"{mode}, steered{_size(ends)}",
-            )
+            ax.plot(x, y, "*", color=color, markersize=9, label=f"{mode}, steered{_size(ends)}")
     for one in tried:
         if one.part == "ps-map":
             ax.axhline(

@@ -33,7 +33,7 @@ ALARM = 0.2
 
 PS-MAP has 0.12 to 0.28 there on CIFAR-10 (with running statistics, which lag), 1.2 on 300 noisy
 points. With 0.3 and an earlier ceiling, a network that memorized 2,000 images in 900 steps ended at
-T = 1.28, with 0.2 at 1.15 (and at 1.03 with the ceiling as it is).
+T = 1.28, with 0.2 at 1.15 (and at 1.03 with a later one).
 """
 
 

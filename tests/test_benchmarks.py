@@ -85,3 +85,19 @@ def test_summary_names_the_slow_cells(bench):
     assert "S·K = 256: 0.50" in text
     assert "at least 0.95 in every cell: yes" in table.summary([row])
     assert "(S·K)^1.00" in table.growth([row, slow])
+
+
+def test_the_recipe_over_a_schedule_is_the_mean_of_its_two_kinds_of_steps(bench):
+    images = bench("images")
+    rows = [
+        {"cell": "ps-map", "ms": 2.0, "peak_gb": None},
+        {"cell": "recipe", "ms": 6.0, "peak_gb": None},
+        {"cell": "recipe, idle", "ms": 3.0, "peak_gb": None},
+    ]
+    share = images.idle_share(200)
+    wakes = math.acos(2 * 0.75**2 - 1) / math.pi  # a = 0.75², where 10^(2 − 8√a) = 1e-4
+    assert share == pytest.approx(wakes - 1 / 200, abs=1e-3)
+    (mean,) = images.schedule(rows)
+    assert mean["ms"] == pytest.approx(6.0 - 3.0 * images.idle_share())
+    assert "recipe, schedule" in images.table([*rows, mean])
+    assert images.schedule(rows[:2]) == []

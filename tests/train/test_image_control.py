@@ -93,7 +93,7 @@ def test_lambda_r_stays_below_its_ceiling():
 
     def watched(control: object, logits: Tensor, y: Tensor, a: float, laplacian: float) -> object:
         seen = observe(control, logits, y, a, laplacian)
-        limits.append((a, seen.strength * laplacian / metrics.nll(logits, y)))
+        limits.append((a, control.steering.strength * laplacian / metrics.nll(logits, y)))
         return seen
 
     with pytest.MonkeyPatch.context() as patch:
@@ -141,7 +141,10 @@ def test_a_look_at_the_end_of_an_epoch_knows_its_r(monkeypatch):
         lambda control, *args: given.append(args[-1]) or observe(control, *args),
     )
     run.train(progress=False)
-    assert given == [row["laplacian"] for row in run.history]
+    measured = [row.get("laplacian") for row in run.history]
+    assert [r is None for r in measured] == [False, True, False, False]  # not felt in the second
+    assert given == [measured[0], measured[0], *measured[2:]]
+    assert [row["reg_strength"] > ALMOST_ZERO for row in run.history] == [False, False, True, True]
 
 
 def test_the_first_step_has_no_r_either():
@@ -266,11 +269,12 @@ def test_the_row_of_an_epoch_whose_end_collapsed_is_of_what_came_back():
     assert run.history[2]["valid_accuracy"] > 0.5
 
 
-def test_a_resumed_run_is_steered_the_same_way(tmp_path: Path):
+@pytest.mark.parametrize("epoch", [2, 3, 5])  # in the second λ is not felt yet
+def test_a_resumed_run_is_steered_the_same_way(tmp_path: Path, epoch: int):
     whole = run_of(SteerStrength(1e-5, updates=2))
     whole.train(progress=False)
     first = run_of(SteerStrength(1e-5, updates=2), folder=tmp_path)
-    first.train(until_epoch=3, progress=False)
+    first.train(until_epoch=epoch, progress=False)
     hook = SteerStrength(1e-5, updates=2)
     second = run_of(hook, folder=tmp_path, resume=True)
     assert hook.control is not None

@@ -371,3 +371,28 @@ def test_haste_brings_a_short_run_there_in_time(monkeypatch):
     monkeypatch.setattr(steering, "HASTE", 1.0)
     calm = [hardly_over_confident(*case) for case in cases]
     assert max(map(abs, hasty)) < 0.05 < min(calm)
+
+
+@pytest.mark.parametrize(
+    ("even", "authority", "signal", "idle"),
+    [
+        (1e-3, 1.0, 0.0, True),
+        (1e-3, 0.6, 0.2, True),
+        (1e-3, 0.5, 0.0, False),
+        (1e-3, 1.0, 0.4, False),  # an alarm
+        (1e-3, None, 0.0, False),  # no schedule
+        (math.inf, 1.0, 0.0, False),  # R is not known, and there is no ceiling
+    ],
+)
+def test_idle_where_the_ceiling_keeps_lambda_from_being_felt(
+    even: float, authority: float | None, signal: float, idle: bool
+):
+    control, other = Steering(1.0, alarm=0.2), Steering(1.0)
+    control.hold(even, authority, signal)
+    assert control.idle is idle
+    other.load_state_dict(control.state_dict())
+    assert other.idle is idle
+    older = control.state_dict()
+    del older["idle"]
+    other.load_state_dict(older)
+    assert not other.idle

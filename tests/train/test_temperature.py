@@ -508,7 +508,10 @@ def test_the_ceiling_knows_the_schedule(authority: float, times: float):
         even = float(F.cross_entropy(out, y)) / 1e6
         control = fsmap.TemperatureControl(None, None, start=1.0, warmup=0)
         seen = control.observe(out, y, authority, 1e6)
-        assert seen.strength == pytest.approx(even * factor)
+        assert control.steering.strength == pytest.approx(even * factor)
+        felt = factor > 1e-4
+        assert seen.strength == (control.steering.strength if felt else 0)
+        assert (control.status == "warm-up") is not felt
 
 
 def over_confident(times: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -532,9 +535,10 @@ def test_band_and_alarm_as_they_are():
         control.observe(out, y, 1.0)
         assert math.log(control.strength / 1e-6) == pytest.approx(0.05 * 1.5 * moved, abs=1e-4)
         control = fsmap.TemperatureControl(None, None, start=1.0, warmup=0)
-        seen = control.observe(out, y, 1.0, float(F.cross_entropy(out, y)) / even)
+        control.observe(out, y, 1.0, float(F.cross_entropy(out, y)) / even)
         wanted = even * min(max(10 ** (2 - 8 * math.sqrt(opened)), 1e-4), 10)
-        assert seen.strength == pytest.approx(min(wanted, control.steering.cap), rel=0.02)
+        least = min(wanted, control.steering.cap)
+        assert control.steering.strength == pytest.approx(least, rel=0.02)
     slope = fsmap.TemperatureControl(None, None, start=1.0, warmup=0, signal="slope")
     assert (slope.steering.band, slope.steering.alarm) == (0.0, math.inf)
 
@@ -579,7 +583,20 @@ def test_the_ceiling_is_not_opened_by_a_collapse():
     loss = float(F.cross_entropy(constant, y))
     seen = control.observe(constant, y, 1.0, loss / 1e-6)
     assert seen.verdict == "collapsed"
-    assert seen.strength == pytest.approx(1e-10, rel=0.01)
+    assert control.steering.strength == pytest.approx(1e-10, rel=0.01)
+
+
+def test_a_collapse_while_lambda_is_not_felt_is_not_its_doing():
+    out, y = over_confident(1.0)
+    control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0)
+    control.observe(out, y, 1.0, 1e3)
+    assert (control.strength, control.status) == (0.0, "warm-up")
+    before = control.steering.strength, control.steering.cap
+    constant = torch.zeros_like(out)
+    constant[:, 0] = 30.0
+    assert control.observe(constant, y, 1.0, 1e3).verdict == "collapsed"
+    assert (control.steering.strength, control.steering.cap) == before
+    assert control.observe(out, y, 0.1, 1e3).strength > 0
 
 
 def test_a_small_temperature_counts_for_nothing_at_a_high_learning_rate():

@@ -36,7 +36,9 @@ class SteerStrength:
 
     The held-out images of the run steer, and should serve nothing else. After the warm-up the first
     λ is ``start``, or the one at which λR is one percent of the loss, both as the warm-up's last
-    epoch had them. A collapse brings weights, statistics and momentum of the last good moment back.
+    epoch had them. While the ceiling keeps λ from being felt, R is left out: λ is zero, and a step
+    costs what a plain one does (with ``joint`` one of B + S images). A collapse brings weights,
+    statistics and momentum of the last good moment back.
 
     Args:
         start: λ₀; None: found after the warm-up.
@@ -157,7 +159,7 @@ class SteerStrength:
                 run.restore(self.good)
         elif control.guard.keep:
             self.good = run.snapshot()
-        run.reg_strength = control.strength or ALMOST_ZERO
+        run.reg_strength = control.strength
         return seen.verdict
 
     def state_dict(self) -> dict[str, Any]:

@@ -131,6 +131,7 @@ class Steering:
         self.cap = high  # falls after a collapse
         self.strength = float(start)
         self.least = low  # λ does not fall below it; follows the loss
+        self.idle = False  # whether the ceiling keeps λ from being felt
         self.before: float | None = None  # what counted of the last signal
 
     def move(self, signal: float, authority: float | None = None, even: float = math.inf) -> float:
@@ -185,11 +186,13 @@ class Steering:
             signal: As in :meth:`move`; more than ``alarm`` opens the ceiling.
 
         Returns:
-            λ from now on.
+            λ from now on; ``idle`` says whether it might as well be zero.
         """
         if authority is not None:
             authority *= min(max(2 - signal / self.alarm, 0.0), 1.0)
-        self.strength = min(self.strength, even * ceiling(authority))
+        times = ceiling(authority)
+        self.idle = math.isfinite(even) and times <= LEAST
+        self.strength = min(self.strength, even * times)
         return self.strength
 
     def fall(self) -> float:
@@ -223,10 +226,12 @@ class Steering:
             "cap": self.cap,
             "least": self.least,
             "before": self.before,
+            "idle": self.idle,
         }
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:
         """Restore λ, its range and the last signal."""
+        self.idle = bool(state.get("idle", False))  # older states have none
         for name in ("strength", "low", "high", "cap", "before"):
             setattr(self, name, state[name])
         self.least = state.get("least", self.low) or self.low  # older states have none

@@ -62,7 +62,7 @@ class TemperatureControl:
     hundred steps :meth:`update` looks at held-out data *that are used for nothing else* and moves
     log λ by integral control (:class:`fsmap.train.steering.Steering`). A collapse is recognized and
     undone (:mod:`fsmap.train.guard`): the last good state comes back, λ falls to a tenth and is
-    capped. During the warm-up λ is zero and nothing is steered.
+    capped. During the warm-up λ is zero, and R need not be computed.
 
     Args:
         model: The model that is trained; an ``LMAP`` (or the penalty) if λ₀ shall be found from it.
@@ -144,11 +144,11 @@ class TemperatureControl:
 
     @property
     def warming_up(self) -> bool:
-        """Whether λ is still zero: the first updates, and until the model is better than chance.
+        """Whether λ is zero: at first, until the model beats chance, and while it is not felt.
 
         Before that nothing could tell a collapse from a network that has learned nothing yet.
         """
-        return self.updates < self.warmup or not self.guard.learned
+        return self.updates < self.warmup or not self.guard.learned or self.steering.idle
 
     @property
     def status(self) -> str:
@@ -175,7 +175,7 @@ class TemperatureControl:
                 last update (with ``every=k`` a single step's is zero or k-fold). λR then stays
                 below a ceiling, ten times the held-out loss of a classifier at the end of a
                 schedule or where log T is twice ``alarm``, a ten-thousandth of it at the largest
-                learning rate, and λ does not fall further where λR is below that.
+                learning rate (there λ is zero), and λ does not fall where λR is below that.
                 None, zero or not finite: no such limits this time.
 
         Returns:

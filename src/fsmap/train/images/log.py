@@ -97,11 +97,11 @@ def epoch_row(run: ImageRun, totals: dict[str, float]) -> dict[str, Any]:
 
 
 def mean_laplacian(run: ImageRun) -> float | None:
-    """R, mean over the steps of the epoch so far, or of the last one; None: not known yet."""
+    """R, mean over the steps of the epoch so far, or of the last that had it; None: not known."""
     totals = _sums(run)
     if totals["regularized"] and math.isfinite(totals["laplacian"]):
         return _laplacian(run, totals)
-    return run.history[-1].get("laplacian") if run.history else None
+    return next((row["laplacian"] for row in reversed(run.history) if "laplacian" in row), None)
 
 
 def _laplacian(run: ImageRun, totals: dict[str, float]) -> float:

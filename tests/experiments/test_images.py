@@ -586,6 +586,8 @@ def test_every_run_of_the_recipe_counts():
         ({"precision": "foo"}, "precision: no 'foo'; there are fp32"),
         ({"modes": ("jiont",)}, "modes: no 'jiont'; there are joint, batch, frozen"),
         ({"steered_modes": ("foo",)}, "steered_modes: no 'foo'"),
+        ({"starts": ()}, "starts is empty: give some, or leave 'steered' out of parts"),
+        ({"strengths": ()}, "strengths is empty: give some, or leave 'fixed' out of parts"),
     ],
 )
 def test_what_there_is_not_is_refused_by_its_own_name(changes: dict, message: str):

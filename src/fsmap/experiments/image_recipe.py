@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fsmap.errors import InputError
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import (
     SELECTING,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PARTS = ("ps-map", "fixed", "steered", "variants")
+NEEDS = {"fixed": ("modes", "strengths"), "steered": ("steered_modes", "starts")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +68,11 @@ class Config(ImageConfig):
         check_choice("parts", self.parts, PARTS)
         check_choice("modes", self.modes, MODES)
         check_choice("steered_modes", self.steered_modes, MODES)
+        for part, fields in NEEDS.items():
+            empty = [name for name in fields if not getattr(self, name)]
+            if part in self.parts and empty:
+                message = f"{empty[0]} is empty: give some, or leave {part!r} out of parts"
+                raise InputError(message)
 
 
 def kinds(config: Config) -> list[tuple[str, Kind]]:

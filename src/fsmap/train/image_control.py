@@ -133,6 +133,7 @@ class SteerStrength:
         if self.control is not None:
             row["control"] = self.control.status
             row["collapses"] = self.control.collapses
+            row["signal"] = self.control.history[-1].signal
 
     def on_diverged(self, run: ImageRun) -> bool:
         """Bring the last good state back, unless it diverges from there again and again.

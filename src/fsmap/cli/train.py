@@ -205,8 +205,6 @@ def _strength(run: ImageRun) -> str:
     for hook in run.hooks:
         if not hasattr(hook, "control"):
             continue
-        if hook.control is not None and hook.control.steering.idle:
-            return "λ 0 at the end, where the learning rate was still high"
         if hook.control is None or hook.control.warming_up:
             return (
                 "λ stayed 0: the model was not better than chance on held-out images, or R was "

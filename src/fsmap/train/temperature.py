@@ -29,7 +29,7 @@ CIFAR-10 in 14 epochs (an earlier ceiling): T = 1.11 and 1.21 with 0.3, 1.05 and
 """
 
 ALARM = 0.2
-"""log T from which on the ceiling on λR opens: more than is usual in the middle of a training.
+"""log T from which on the ceiling on λR opens earlier: more than is usual halfway in a training.
 
 PS-MAP has 0.12 to 0.28 there on CIFAR-10 (with running statistics, which lag), 1.2 on 300 noisy
 points. With 0.3 and an earlier ceiling, a network that memorized 2,000 images in 900 steps ended at
@@ -62,7 +62,7 @@ class TemperatureControl:
     hundred steps :meth:`update` looks at held-out data *that are used for nothing else* and moves
     log λ by integral control (:class:`fsmap.train.steering.Steering`). A collapse is recognized and
     undone (:mod:`fsmap.train.guard`): the last good state comes back, λ falls to a tenth and is
-    capped. During the warm-up λ is zero, and R need not be computed.
+    capped. During the warm-up λ is zero.
 
     Args:
         model: The model that is trained; an ``LMAP`` (or the penalty) if λ₀ shall be found from it.
@@ -146,7 +146,7 @@ class TemperatureControl:
     def warming_up(self) -> bool:
         """Whether λ is zero: at first, until the model beats chance, and while it is not felt.
 
-        Before that nothing could tell a collapse from a network that has learned nothing yet.
+        (Nothing could tell a collapse from a network that has learned nothing yet.)
         """
         return self.updates < self.warmup or not self.guard.learned or self.steering.idle
 

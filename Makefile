@@ -31,6 +31,7 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@$(PY) -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
+	@echo "ready: $(VENV)/bin/fsmap, or activate with: . $(VENV)/bin/activate"
 
 # results/ holds full-size runs that are kept with the code: of two runs of an experiment the report shows the full-size one.
 # An experiment that fails does not keep the others' report from being built; it still fails the command.

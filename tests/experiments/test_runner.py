@@ -122,7 +122,7 @@ def test_no_seeds_and_no_units_are_refused(tmp_path):
     with pytest.raises(InputError, match="--seeds must be at least 1, got 0"):
         run(tmp_path, seeds=0)
     (outcome,) = run(tmp_path, assignments=("sizes=",))
-    assert "squares has nothing to do with this config" in outcome.reason
+    assert "there is nothing to do with this config" in outcome.reason
 
 
 def test_a_device_that_is_not_there(tmp_path):

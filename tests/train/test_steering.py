@@ -396,3 +396,23 @@ def test_idle_where_the_ceiling_keeps_lambda_from_being_felt(
     del older["idle"]
     other.load_state_dict(older)
     assert not other.idle
+
+
+def test_an_alarm_opens_the_ceiling_at_once_and_passes_slowly():
+    control = Steering(1.0, alarm=0.2, interval=0.5)
+    assert control.hold(1e-3, 1.0, 0.5) == pytest.approx(1e-2)
+    seen = []
+    for _ in range(9):
+        control.strength = 1.0
+        seen.append(control.hold(1e-3, 1.0, 0.0) / 1e-3)
+    wanted = [min(max(10 ** (2 - 8 * math.sqrt(k / 8)), 1e-4), 10) for k in range(1, 9)]
+    assert seen == pytest.approx([*wanted, 1e-4])
+    control.hold(1e-3, 1.0, 0.5)
+    other = Steering(1.0, alarm=0.2, interval=0.5)
+    other.load_state_dict(control.state_dict())
+    other.strength = 1.0
+    assert other.hold(1e-3, 1.0) == pytest.approx(1e-3 * wanted[0])
+    older = control.state_dict()
+    del older["calm"]
+    other.load_state_dict(older)
+    assert other.hold(1e-3, 1.0) == pytest.approx(1e-7)

@@ -573,6 +573,22 @@ def test_a_dip_does_not_move_lambda():
     assert control.strength == before
 
 
+def test_a_dip_does_not_close_the_ceiling_before_a_collapse():
+    """Or the cap would be far below the λ that did it."""
+    out, y = over_confident(2.0)  # an alarm
+    control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0)
+    even = float(F.cross_entropy(out, y)) / 1e2
+    control.observe(out, y, 0.7, 1e2)
+    before = control.strength
+    assert before > 10 * even * 1e-4  # more than it may be without one
+    worse = torch.where((torch.arange(40) < 34)[:, None], out, out.flip(1))
+    assert control.observe(worse, y, 0.7, 1e2).verdict == "suspect"
+    assert control.strength == before
+    assert control.observe(worse, y, 0.7, 1e2).verdict == "collapsed"
+    assert control.steering.cap == pytest.approx(before / 3)
+    assert control.strength == pytest.approx(before / 10)
+
+
 def test_the_ceiling_is_not_opened_by_a_collapse():
     """A constant is as over-confident as can be."""
     out, y = over_confident(1.0)

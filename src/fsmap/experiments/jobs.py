@@ -120,7 +120,9 @@ def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Jo
     header = header_of(experiment, config, options.size)
     units = experiment.units(config)
     if not units:
-        message = f"{experiment.id} has nothing to do with this config: {header['config']}."
+        empty = [f"{name} is empty" for name, value in header["config"].items() if value == []]
+        why = ", ".join(empty) or header["config"]
+        message = f"there is nothing to do with this config: {why}."
         raise InputError(message)
     place = Place.of(options.out, experiment.id)
     stack.enter_context(locked(place))

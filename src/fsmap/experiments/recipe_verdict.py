@@ -205,7 +205,9 @@ def draw(rows: Sequence[Row]) -> Figure:
     for line, dataset in zip(panels, sets, strict=True):
         for ax, metric in zip(line, metrics, strict=True):
             _panel(ax, [one for one in tried if one.dataset == dataset], metric)
-            ax.set(title=NAMES[dataset], xlabel=r"$\lambda$", ylabel=UNITS.get(metric, "T"))
+            ax.set(
+                title=NAMES[dataset], xlabel=r"$\lambda$", ylabel=UNITS.get(metric, "T, held-out")
+            )
         line[-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
     return figure
 

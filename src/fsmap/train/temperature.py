@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fsmap import metrics
 from fsmap.errors import InputError
 from fsmap.objective.lmap import LMAP, LaplacianPenalty
-from fsmap.train.guard import COLLAPSED, GOOD, Guard, Health, health
+from fsmap.train.guard import COLLAPSED, GOOD, SUSPECT, Guard, Health, health
 from fsmap.train.held_out import HeldOut, HeldOutData
 from fsmap.train.optim import Authority
 from fsmap.train.ranks import average
@@ -144,10 +144,7 @@ class TemperatureControl:
 
     @property
     def warming_up(self) -> bool:
-        """Whether λ is zero: at first, until the model beats chance, and while it is not felt.
-
-        (Nothing could tell a collapse from a network that has learned nothing yet.)
-        """
+        """Whether λ is zero: at first, until the model beats chance, and while it is not felt."""
         return self.updates < self.warmup or not self.guard.learned or self.steering.idle
 
     @property
@@ -227,8 +224,9 @@ class TemperatureControl:
             self._recover()
         else:
             self._advance(signal, authority, even, verdict)
-        trusted = signal if verdict == GOOD else 0.0  # a constant is far too confident as well
-        self.steering.hold(even, authority, trusted)
+        if verdict != SUSPECT:  # what is suspect says nothing about λ, neither up nor down
+            good = (seen.signal for seen in reversed(self.history) if seen.verdict == GOOD)
+            self.steering.hold(even, authority, signal if verdict == GOOD else next(good, 0.0))
         self.updates += 1
         seen = Observation(self.updates - 1, signal, rest[0], self.strength, verdict)
         self.history.append(seen)

@@ -19,7 +19,10 @@ from fsmap.errors import InputError
 from fsmap.experiments.run_folder import RunFolder
 from fsmap.integrations.ray import ATTEMPTS, RayPool, Trial
 
-pytestmark = pytest.mark.filterwarnings("default")  # Ray's own are many
+pytestmark = [
+    pytest.mark.filterwarnings("default"),  # Ray's own are many
+    pytest.mark.timeout(300),  # each new worker imports torch, which takes long on a busy machine
+]
 
 ROOT = Path(__file__).parents[2]
 

@@ -39,7 +39,7 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     out = tmp_path / "run"
     assert main([*TINY, "--epochs", "2", "--out", str(out), "--batchnorm", "frozen"]) == 0
     said = capsys.readouterr().out
-    assert "64 training, 32 held-out, 64 test images" in said
+    assert "fmnist (generated images): 64 training, 32 held-out, 64 test images" in said
     assert "p_X = kmnist, jvp, frozen" in said
     assert "after temperature scaling" in said
     head, *rows = map(json.loads, (out / "log.jsonl").read_text().splitlines())

@@ -166,8 +166,9 @@ def _opening(run: ImageRun, folder: Path) -> str:
     size = sum(p.numel() for p in run.module.parameters())
     where = f"from step {run.step} of {run.steps}" if run.step else f"{run.steps} steps"
     parts = [
-        f"{s.data}: {len(task.train.x)} training, {len(task.valid.x)} held-out, "
-        f"{len(task.test.x)} test images; {s.model} with {size:,} parameters",
+        f"{s.data}{' (generated images)' * s.generated}: {len(task.train.x)} training, "
+        f"{len(task.valid.x)} held-out, {len(task.test.x)} test images; "
+        f"{s.model} with {size:,} parameters",
         s.method + (_about_r(run) if s.regularized else ""),
         f"{where} on {run.device}, {s.precision}; writing {folder}",
     ]

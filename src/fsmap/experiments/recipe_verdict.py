@@ -227,9 +227,8 @@ def _panel(ax: Axes, tried: Sequence[Tried], metric: str) -> None:
             ax.plot(x, y, "*", color=color, markersize=9, label=f"{mode}, steered{_size(ends)}")
     for one in tried:
         if one.part == "ps-map":
-            ax.axhline(
-                one.values[metric], color=figures.COLORS["ps-map"], linestyle="--", label="PS-MAP"
-            )
+            style = {"color": figures.COLORS["ps-map"], "linestyle": "--"}
+            ax.axhline(one.values[metric], label=f"PS-MAP{_seeds([one])}", **style)
     ax.margins(y=0.08)  # room for PS-MAP's line at the edge
     if any(one.strength > 0 for one in tried):
         ax.set_xscale("log")
@@ -237,6 +236,13 @@ def _panel(ax: Axes, tried: Sequence[Tried], metric: str) -> None:
 
 
 def _size(tried: Sequence[Tried]) -> str:
-    """S and ``every`` of runs that have the same."""
+    """S and ``every`` of runs that have the same, and how many seeds they have."""
     sizes = {(o.config["num_points"], o.config["every"]) for o in tried}
-    return ", S = {}, every {}".format(*sizes.pop()) if len(sizes) == 1 else ""
+    same = ", S = {}, every {}".format(*sizes.pop()) if len(sizes) == 1 else ""
+    return same + _seeds(tried)
+
+
+def _seeds(tried: Sequence[Tried]) -> str:
+    few, many = min(o.runs for o in tried), max(o.runs for o in tried)
+    number = str(few) if few == many else f"{few} to {many}"
+    return f", {number} seed{'s' * (many > 1)}"

@@ -168,7 +168,7 @@ def test_a_lambda_below_its_bounds_is_resumed(tmp_path: Path):
         *("image_control.SHARE", "image_control.LOOKS", "image_control.BAND"),
         *("image_control.ALARM", "steering.RANGE", "steering.TRUST", "steering.NEAR"),
         *("steering.HASTE", "steering.LEAST", "steering.LATE", "steering.OPEN"),
-        *("steering.STEEP", "steering.CALM", "steering.AFTER_COLLAPSE"),
+        *("steering.STEEP", "steering.FIRST", "steering.CALM", "steering.AFTER_COLLAPSE"),
         "steering.CAP_BELOW_COLLAPSE",
     ],
 )

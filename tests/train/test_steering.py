@@ -268,6 +268,7 @@ def test_the_ceiling_opens_as_the_learning_rate_falls(authority: float | None, t
 )
 def test_far_too_much_confidence_opens_the_ceiling(signal: float, opened: float):
     control = Steering(1.0, alarm=0.3)
+    control.held = True
     wanted = 1e-3 * min(10.0 ** (2 - 8 * math.sqrt(0.5 * opened)), 10.0)
     assert control.hold(1e-3, 0.5, signal) == pytest.approx(wanted)
     assert Steering(1.0).hold(1e-3, 1.0, signal) == pytest.approx(1e-7)  # no alarm
@@ -400,6 +401,7 @@ def test_idle_where_the_ceiling_keeps_lambda_from_being_felt(
 
 def test_an_alarm_opens_the_ceiling_at_once_and_passes_slowly():
     control = Steering(1.0, alarm=0.2, interval=0.5)
+    control.held = True
     assert control.hold(1e-3, 1.0, 0.5) == pytest.approx(1e-2)
     seen = []
     for _ in range(9):
@@ -416,3 +418,18 @@ def test_an_alarm_opens_the_ceiling_at_once_and_passes_slowly():
     del older["calm"]
     other.load_state_dict(older)
     assert other.hold(1e-3, 1.0) == pytest.approx(1e-7)
+
+
+@pytest.mark.parametrize(
+    ("authority", "first"), [(1.0, 0.01), (0.16, 10 ** (2 - 8 * 0.4)), (0.0, 10.0), (None, 10.0)]
+)
+def test_an_alarm_does_not_let_the_first_lambda_through(authority: float | None, first: float):
+    control = Steering(1.0, alarm=0.2)
+    control.hold(math.inf, authority, 9.0)  # R is not known yet
+    assert control.hold(1e-3, authority, 9.0) == pytest.approx(1e-3 * first)
+    resumed = Steering(1.0, alarm=0.2)
+    for state in (control.state_dict(), Steering(1.0).state_dict()):
+        resumed.load_state_dict(state)
+        resumed.strength = 1.0
+        wanted = 10.0 if state["held"] else first
+        assert resumed.hold(1e-3, authority, 9.0) == pytest.approx(1e-3 * wanted)

@@ -507,6 +507,7 @@ def test_the_ceiling_knows_the_schedule(authority: float, times: float):
     for out, factor in ((certain / 9, times), (certain, 10.0)):
         even = float(F.cross_entropy(out, y)) / 1e6
         control = fsmap.TemperatureControl(None, None, start=1.0, warmup=0)
+        control.steering.held = True
         seen = control.observe(out, y, authority, 1e6)
         assert control.steering.strength == pytest.approx(even * factor)
         felt = factor > 1e-4
@@ -535,6 +536,7 @@ def test_band_and_alarm_as_they_are():
         control.observe(out, y, 1.0)
         assert math.log(control.strength / 1e-6) == pytest.approx(0.05 * 1.5 * moved, abs=1e-4)
         control = fsmap.TemperatureControl(None, None, start=1.0, warmup=0)
+        control.steering.held = True
         control.observe(out, y, 1.0, float(F.cross_entropy(out, y)) / even)
         wanted = even * min(max(10 ** (2 - 8 * math.sqrt(opened)), 1e-4), 10)
         least = min(wanted, control.steering.cap)

@@ -70,6 +70,9 @@ ended calibrated. In 14 epochs, steered from 1e-8 and 1e-5 (three seeds), a thou
 at the largest learning rate cost 0.25 and 0.42 %, a ten-thousandth 0.21 and 0.27 %.
 """
 
+FIRST = 0.01
+"""λR over the loss at the first look, at most, whatever an alarm would allow."""
+
 CALM = 4.0
 """Epochs in which an alarm passes.
 
@@ -141,6 +144,7 @@ class Steering:
         self.least = low  # λ does not fall below it; follows the loss
         self.idle = False  # whether the ceiling keeps λ from being felt
         self.calm = 1.0  # falls to zero with an alarm, and comes back slowly
+        self.held = False  # whether the ceiling has been in use
         self.before: float | None = None  # what counted of the last signal
 
     def move(self, signal: float, authority: float | None = None, even: float = math.inf) -> float:
@@ -198,9 +202,9 @@ class Steering:
             λ from now on; ``idle`` says whether it might as well be zero.
         """
         self.calm = max(min(2 - signal / self.alarm, self.calm + self.interval / CALM, 1.0), 0.0)
-        if authority is not None:
-            authority *= self.calm
-        times = ceiling(authority)
+        times = ceiling(None if authority is None else authority * self.calm)
+        if not self.held and math.isfinite(even):
+            times, self.held = min(times, max(ceiling(authority), FIRST)), True
         self.idle = math.isfinite(even) and times <= LEAST
         self.strength = min(self.strength, even * times)
         return self.strength
@@ -238,10 +242,12 @@ class Steering:
             "before": self.before,
             "idle": self.idle,
             "calm": self.calm,
+            "held": self.held,
         }
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:
         """Restore λ, its range and the last signal."""
+        self.held = bool(state.get("held", True))  # older states say nothing
         self.idle = bool(state.get("idle", False))  # older states have neither
         self.calm = 1.0 if (calm := state.get("calm")) is None else calm
         for name in ("strength", "low", "high", "cap", "before"):
@@ -272,7 +278,9 @@ def described() -> dict[str, object]:
     Returns:
         Values by name.
     """
-    names = "RANGE TRUST NEAR HASTE LEAST LATE OPEN STEEP CALM AFTER_COLLAPSE CAP_BELOW_COLLAPSE"
+    names = (
+        "RANGE TRUST NEAR HASTE LEAST LATE OPEN STEEP FIRST CALM AFTER_COLLAPSE CAP_BELOW_COLLAPSE"
+    )
     constants: dict[str, object] = {name.lower(): globals()[name] for name in names.split()}
     defaults = inspect.signature(Steering).parameters
     constants["idle"] = "at least"  # λ is zero where the ceiling is LEAST

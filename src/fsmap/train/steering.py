@@ -246,13 +246,12 @@ class Steering:
         }
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:
-        """Restore λ, its range and the last signal."""
-        self.held = bool(state.get("held", True))  # older states say nothing
-        self.idle = bool(state.get("idle", False))  # older states have neither
-        self.calm = 1.0 if (calm := state.get("calm")) is None else calm
+        """Restore λ, its range and the last signal; older states lack what came later."""
         for name in ("strength", "low", "high", "cap", "before"):
             setattr(self, name, state[name])
-        self.least = state.get("least", self.low) or self.low  # older states have none
+        later = {"least": self.low, "idle": False, "calm": 1.0, "held": True}
+        for name, otherwise in later.items():
+            setattr(self, name, state.get(name, otherwise))
 
 
 def ceiling(authority: float | None) -> float:

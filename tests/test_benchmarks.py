@@ -95,7 +95,7 @@ def test_the_recipe_over_a_schedule_is_the_mean_of_its_two_kinds_of_steps(bench)
         {"cell": "recipe, idle", "ms": 3.0, "peak_gb": None},
     ]
     share = images.idle_share(200)
-    wakes = math.acos(2 * 0.75**2 - 1) / math.pi  # a = 0.75², where 10^(2 − 8√a) = 1e-4
+    wakes = math.acos(2 * 0.6875**2 - 1) / math.pi  # a = 0.6875²: 10^(1.5 − 8√a) = 1e-4
     assert share == pytest.approx(wakes - 1 / 200, abs=1e-3)
     (mean,) = images.schedule(rows)
     assert mean["ms"] == pytest.approx(6.0 - 3.0 * images.idle_share())

@@ -278,7 +278,8 @@ def test_a_band_needs_a_schedule():
 
 
 @pytest.mark.parametrize(
-    ("authority", "times"), [(1.0, 1e-4), (0.25, 0.01), (1 / 16, 1.0), (0.0, 10.0), (None, 10.0)]
+    ("authority", "times"),
+    [(1.0, 1e-4), (0.25, 10**-2.5), (1 / 16, 10**-0.5), (0.0, 10.0), (None, 10.0)],
 )
 def test_the_ceiling_opens_as_the_learning_rate_falls(authority: float | None, times: float):
     assert Steering(1.0).hold(1e-3, authority) == pytest.approx(times * 1e-3)
@@ -291,8 +292,8 @@ def test_the_ceiling_opens_as_the_learning_rate_falls(authority: float | None, t
 def test_far_too_much_confidence_opens_the_ceiling(signal: float, opened: float):
     control = Steering(1.0, alarm=0.3)
     control.held = True
-    wanted = 1e-3 * min(10.0 ** (2 - 8 * math.sqrt(0.5 * opened)), 10.0)
-    assert control.hold(1e-3, 0.5, signal) == pytest.approx(wanted)
+    wanted = 1e-3 * min(10.0 ** (1.5 - 8 * math.sqrt(0.4 * opened)), 10.0)
+    assert control.hold(1e-3, 0.4, signal) == pytest.approx(wanted)
     assert Steering(1.0).hold(1e-3, 1.0, signal) == pytest.approx(1e-7)  # no alarm
 
 
@@ -386,7 +387,7 @@ def test_haste_brings_a_short_run_there_in_time(monkeypatch):
     [
         (1e-3, 1.0, 0.0, True),
         (1e-3, 0.6, 0.2, True),
-        (1e-3, 0.5, 0.0, False),
+        (1e-3, 0.4, 0.0, False),
         (1e-3, 1.0, 0.4, False),  # an alarm
         (1e-3, None, 0.0, False),  # no schedule
         (math.inf, 1.0, 0.0, False),  # R is not known, and there is no ceiling
@@ -414,7 +415,7 @@ def test_an_alarm_opens_the_ceiling_at_once_and_passes_slowly():
     for _ in range(9):
         control.strength = 1.0
         seen.append(control.hold(1e-3, 1.0, 0.0) / 1e-3)
-    wanted = [min(max(10 ** (2 - 8 * math.sqrt(k / 8)), 1e-4), 10) for k in range(1, 9)]
+    wanted = [min(max(10 ** (1.5 - 8 * math.sqrt(k / 8)), 1e-4), 10) for k in range(1, 9)]
     assert seen == pytest.approx([*wanted, 1e-4])
     control.hold(1e-3, 1.0, 0.5)
     other = Steering(1.0, alarm=0.2, interval=0.5)
@@ -428,7 +429,7 @@ def test_an_alarm_opens_the_ceiling_at_once_and_passes_slowly():
 
 
 @pytest.mark.parametrize(
-    ("authority", "first"), [(1.0, 0.01), (0.16, 10 ** (2 - 8 * 0.4)), (0.0, 10.0), (None, 10.0)]
+    ("authority", "first"), [(1.0, 0.01), (0.16, 10 ** (1.5 - 8 * 0.4)), (0.0, 10.0), (None, 10.0)]
 )
 def test_an_alarm_does_not_let_the_first_lambda_through(authority: float | None, first: float):
     control = Steering(1.0, alarm=0.2)

@@ -23,8 +23,8 @@ of the first 75 of 200, while λ rose from 1e-5 to 2: a long run sums such a bia
 less than ``band``·a counts as zero, a larger one by what it has more.
 
 The ceiling: λR may be at most 10^(``OPEN`` − ``STEEP`` √a) times the loss, between ``LEAST`` and
-``LATE``: a ten-thousandth while the learning rate is more than 0.56 of its largest value, three
-tenths at a tenth of it, ten times at the end. An under-fitted network is calibrated at any λ, so
+``LATE``: a ten-thousandth while the learning rate is more than 0.47 of its largest value, a tenth
+at a tenth of it, ten times at the end. An under-fitted network is calibrated at any λ, so
 that its temperature would never bring down a λ which keeps it under-fitted. It opens earlier for a
 network that is far more over-confident than one in the middle of its training is: a becomes smaller
 from s = ``alarm`` on, and zero at twice that, at once; after that it comes back within ``CALM``
@@ -61,7 +61,7 @@ NEAR, HASTE = 0.1, 4.0
 LEAST, LATE = 1e-4, 10.0
 """λR over the loss: what a network does not feel, and the most at the end of a schedule."""
 
-OPEN, STEEP = 2.0, 8.0
+OPEN, STEEP = 1.5, 8.0
 """When the ceiling opens: where 10^(OPEN − STEEP √a) is more than LEAST.
 
 CIFAR-10 in 200 epochs: with λR at a tenth of the loss from a = 0.65 on it lost 0.6 % of accuracy,
@@ -265,7 +265,7 @@ def ceiling(authority: float | None) -> float:
 
     Examples:
         >>> [float(f"{ceiling(a):.3g}") for a in (1.0, 0.5, 0.1, 0.0)]
-        [0.0001, 0.00022, 0.295, 10.0]
+        [0.0001, 0.0001, 0.0934, 10.0]
     """
     times = math.pow(10.0, OPEN - STEEP * math.sqrt(authority or 0.0))
     return min(max(times, LEAST), LATE)

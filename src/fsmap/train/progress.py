@@ -16,6 +16,9 @@ from typing import Any, Protocol, TextIO
 PLAIN_SECONDS = 10.0
 """Least time between two plain lines: a log should tell that work goes on, not fill up."""
 
+TELLING = 0.01
+"""Share of the work from which on the first step, with all that came before it, tells its speed."""
+
 _active: list[object] = []  # the bar on the screen, if any
 
 
@@ -46,6 +49,7 @@ class Plain:
         self.total, self.label, self.stream = total, label, stream
         self.done, self.text = 0.0, ""
         self.start = self.said = time.monotonic()
+        self.first: tuple[float, float] | None = None  # seconds and what was done at the first step
 
     def advance(self, steps: float = 1.0) -> None:
         """Count some more of the total."""
@@ -56,6 +60,8 @@ class Plain:
         self.done = self.done if done is None else done
         self.text = self.text if text is None else text
         now = time.monotonic()
+        if self.first is None and self.done > 0:
+            self.first = now - self.start, self.done
         if now - self.said >= PLAIN_SECONDS:
             self.said = now
             self.stream.write(self.line(now - self.start) + "\n")
@@ -71,9 +77,17 @@ class Plain:
             Label, share, time so far, time left, text.
         """
         share = min(self.done / self.total, 1.0) if self.total else 0.0
-        left = f", {duration(elapsed * (1 - share) / share)} left" if share > 0 else ""
+        seconds = self._left(elapsed, share)
+        left = "" if seconds is None else f", {duration(seconds)} left"
         text = f"  {self.text}" if self.text else ""
         return f"{self.label}  {share:4.0%}  {duration(elapsed)}{left}{text}"
+
+    def _left(self, elapsed: float, share: float) -> float | None:
+        """Seconds left at the speed since the first step: compiling or an earlier run are apart."""
+        if self.first is not None and self.done > self.first[1]:
+            before, done = self.first
+            return (elapsed - before) / (self.done - done) * max(self.total - self.done, 0.0)
+        return elapsed * (1 - share) / share if share >= TELLING else None
 
 
 class Rich:

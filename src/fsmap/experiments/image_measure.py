@@ -16,7 +16,6 @@ from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import OTHER, ImageConfig
 from fsmap.experiments.image_hooks import joint_laplacian
 from fsmap.experiments.image_protocol import Kind, Run, other_images, trained
-from fsmap.train.image_control import ALMOST_ZERO
 from fsmap.train.images import ImageRun
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")
@@ -132,8 +131,7 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
     for place, images in (("other", foreign), ("train", run.task.train.x)):
         yield row(f"laplacian_{place}", laplacian_at(run, images))
     yield row("laplacian_joint", joint_laplacian(run, foreign))
-    used = run.history[-1]["reg_strength"]  # λ of the last step; a warm-up's is almost zero
-    yield row("reg_strength", used if used > ALMOST_ZERO else 0.0)
+    yield row("reg_strength", run.history[-1]["reg_strength"])  # λ of the last step
     yield row("seconds_per_step", _seconds_per_step(run))
     yield from curves(run, kind)
 

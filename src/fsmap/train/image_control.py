@@ -123,6 +123,8 @@ class SteerStrength:
             run: The run.
         """
         row = run.history[-1]
+        if row["reg_strength"] == ALMOST_ZERO:
+            row["reg_strength"] = 0.0  # which is what it was meant to be
         known = self.start is not None or "laplacian" in row  # no R in an epoch of few steps
         if self.control is None and run.epoch >= self.warmup and known:
             first = self.start or SHARE * row["loss"] / max(row["laplacian"], 1e-30)

@@ -10,7 +10,7 @@ import pytest
 
 from fsmap.data import sources
 from fsmap.data.catalogue import DataFile, DataSet, Download, find
-from fsmap.errors import MissingDataError
+from fsmap.errors import InputError, MissingDataError
 
 CONTENT = b"a,b\n1,2\n"
 ZIPPED = b"numbers " * 50
@@ -84,12 +84,21 @@ def test_a_damaged_copy_is_passed_over(tmp_path):
 
 
 def test_a_missing_set_says_what_where_and_how(tmp_path):
+    given = tmp_path / "given"
+    given.mkdir()
     with pytest.raises(MissingDataError) as caught:
-        sources.locate("toy", "given")
+        sources.locate("toy", given)
     text = str(caught.value)
-    assert text.startswith("data set 'toy': toy/toy.csv, toy/toy.gz not found. Looked in given")
+    assert text.startswith(f"data set 'toy': toy/toy.csv, toy/toy.gz not found. Looked in {given}")
     assert f"{tmp_path / 'system'} (system)" in text
     assert text.endswith("Get it with: fsmap data get toy")
+
+
+def test_a_given_folder_must_be_one(tmp_path):
+    """Even where the files are found elsewhere: a slip of the pen is not another data set."""
+    put(tmp_path / "shared")
+    with pytest.raises(InputError, match=r"the data folder that was given, .*/givne, does not"):
+        sources.locate("toy", tmp_path / "givne")
 
 
 def test_a_damaged_set_says_so(tmp_path):

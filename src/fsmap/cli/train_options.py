@@ -91,7 +91,7 @@ def _add_regularizer(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--px",
         help="evaluation images: train (default), kmnist, cifar100, white-noise, or a mixture such "
-        "as 0.8*train+0.2*white-noise",
+        "as 0.8*train+0.2*white-noise (weights are relative)",
     )
     group.add_argument(
         "--reg-strength",

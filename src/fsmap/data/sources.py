@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fsmap.data.catalogue import DataFile, DataSet, find
-from fsmap.errors import MissingDataError
+from fsmap.errors import InputError, MissingDataError
 
 SHARED = Path("..") / "shared" / "data"
 SYSTEM = Path("/usr/share/datasets")
@@ -137,9 +137,13 @@ def locate(name: str, data_dir: str | os.PathLike[str] | None = None) -> dict[st
         Paths by file name, in the order of the catalogue.
 
     Raises:
+        InputError: If ``data_dir`` is given and no folder.
         MissingDataError: If a file is missing or damaged: which, where it was looked for, and the
             command that gets it.
     """
+    if data_dir is not None and not Path(data_dir).is_dir():
+        message = f"the data folder that was given, {data_dir}, does not exist or is no folder"
+        raise InputError(message)
     entry = find(name)
     found = [look_for(file, data_dir) for file in entry.files]
     if any(item.path is None for item in found):

@@ -55,7 +55,9 @@ def no_data_of_the_reader_s(monkeypatch):
 
 
 def context(folder: Path, size: str = "quick") -> Context:
-    return Context(torch.device("cpu"), folder, size=size, data_dir=folder / "nothing")
+    empty = folder / "nothing"
+    empty.mkdir(parents=True, exist_ok=True)
+    return Context(torch.device("cpu"), folder, size=size, data_dir=empty)
 
 
 def settings(experiment, row: str, dataset: str, tmp_path: Path, size: str = "full"):

@@ -114,11 +114,17 @@ def _recipe(long: Sequence[Row]) -> list[str]:
     config = next((row.config for row in long if row.config["row"] == "recipe"), None)
     if config is None:
         return []
+    return [f"**The recipe**: {_way(config)}."]
+
+
+def _way(config: Mapping[str, Any]) -> str:
+    """Estimator, BatchNorm mode, S, ``every`` and λ; a dash for PS-MAP."""
+    if config.get("estimator") is None:
+        return "—"
     strength = config["reg_strength"]
     how = "λ steered" if strength == "auto" else f"λ = {number(strength)}"
     mode = f"`{config['estimator']}`, `{config['batchnorm']}`"
-    size = f"S = {config['num_points']}, every = {config['every']}"
-    return [f"**The recipe**: {mode}, {size}, {how}."]
+    return f"{mode}, S = {config['num_points']}, every = {config['every']}, {how}"
 
 
 def _verdict(claims: Iterable[Claim]) -> list[str]:
@@ -126,12 +132,14 @@ def _verdict(claims: Iterable[Claim]) -> list[str]:
 
 
 def _long(rows: Sequence[Row]) -> str:
-    head = ["run", "seeds", *LONG.values()]
+    head = ["run", "R by", "seeds", *LONG.values()]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for name in dict.fromkeys(row.config["row"] for row in rows):
         means = [mean_of(rows, metric, row=name) for metric in LONG]
         cells = [_plus_minus(m, of=means[0].n) for m in means]
-        lines.append("| " + " | ".join([name, str(means[0].n), *cells]) + " |")
+        ways = dict.fromkeys(_way(row.config) for row in rows if row.config["row"] == name)
+        first = [name, " and ".join(ways), str(means[0].n)]
+        lines.append("| " + " | ".join([*first, *cells]) + " |")
     return "\n".join(lines)
 
 

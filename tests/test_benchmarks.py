@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from pathlib import Path
 
@@ -101,3 +102,26 @@ def test_the_recipe_over_a_schedule_is_the_mean_of_its_two_kinds_of_steps(bench)
     assert mean["ms"] == pytest.approx(6.0 - 3.0 * images.idle_share())
     assert "recipe, schedule" in images.table([*rows, mean])
     assert images.schedule(rows[:2]) == []
+
+
+def test_steering_beside_fixed_strengths(bench, tmp_path, capsys, monkeypatch, seeded):
+    steering = bench("steering")
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the other tests' business
+    few = ["--points", "100", "--epochs", "3", "--seeds", "2", "--out", str(tmp_path / "rows")]
+    steering.main(["--ways", "ps-map", "0", "0.1", "steered", *few])
+    rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    assert [(row["way"], row["seed"]) for row in rows][2:5] == [("0", 0), ("0", 1), ("0.1", 0)]
+    plain, zero, large, _ = (rows[i]["nll"] for i in range(0, 8, 2))
+    assert zero != plain  # the batches of ``joint`` hold p_X's points too
+    assert large > zero
+    assert all(row["lam"] == float(row["way"]) for row in rows[2:6])
+    assert capsys.readouterr().out.count(" ± ") == 8
+
+
+def test_points_to_steer_by_are_no_training_points(bench):
+    sets = bench("steering").data(30)
+    assert [len(y) for _, y in sets] == [30, 2000, 10_000]
+    assert len(torch.cat([x for x, _ in sets]).unique(dim=0)) == 12_030
+    x, y = sets[2]
+    wrong = (x[:, 0] * x[:, 1] + 0.5 * x[:, 2] > 0).long() != y
+    assert wrong.double().mean() == pytest.approx(0.1, abs=0.01)

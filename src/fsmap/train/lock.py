@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from fsmap.errors import InputError
 def exclusive(lock: Path, folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder.
 
+    If it was made for a lock within it, and nothing else was written, it is removed again.
+
     Args:
         lock: A file, made if it is not there; held, not read.
         folder: What it stands for, for the messages.
@@ -23,6 +26,7 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
     Raises:
         InputError: If the lock cannot be written, or another process holds it.
     """
+    made = [place for place in lock.parents if not place.exists()]
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("a")
@@ -30,13 +34,37 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
         message = f"cannot write to {folder}: {error.strerror}. Choose another folder with --out."
         raise InputError(message) from error
     with file:
-        if not _held(file.fileno()):
+        if not (_held(file.fileno()) and _there(lock, file.fileno())):
             message = (
                 f"another process is writing to {folder}. "
                 "Wait for it, or choose another folder with --out."
             )
             raise InputError(message)
-        yield
+        try:
+            yield
+        finally:
+            if folder in made and lock.parent == folder:
+                _leave_no_trace(lock, made)
+
+
+def _leave_no_trace(lock: Path, made: list[Path]) -> None:
+    """Remove the lock and the folders made for it, if there is nothing else in them."""
+    if [*lock.parent.iterdir()] != [lock]:
+        return
+    lock.unlink()
+    for place in made:
+        try:
+            place.rmdir()
+        except OSError:  # somebody else uses it
+            return
+
+
+def _there(lock: Path, descriptor: int) -> bool:
+    """Whether what is held is still what others find: it may have been removed meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), lock.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _held(descriptor: int) -> bool:

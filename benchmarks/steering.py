@@ -9,6 +9,7 @@ the fixed λ that does. ``--points 1000`` has more to memorize.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import statistics
@@ -109,24 +110,34 @@ def _mean(values: list[float], digits: int) -> str:
     return f"{mean} ± {statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}"
 
 
+def _way(word: str) -> str:
+    with contextlib.suppress(ValueError):
+        if word in ("ps-map", "steered") or float(word) >= 0:
+            return word
+    message = f"{word!r} is neither ps-map nor steered nor a λ of at least zero"
+    raise argparse.ArgumentTypeError(message)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Train all, print a table, append rows."""
     parser = argparse.ArgumentParser(description="λ steered beside λ fixed, on a small network.")
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), help="ps-map, steered, or a λ")
+    parser.add_argument(
+        "--ways", nargs="+", type=_way, default=list(WAYS), help="ps-map, steered, or a λ"
+    )
     parser.add_argument("--points", type=int, default=2_000, help="training points")
     parser.add_argument("--epochs", type=int, default=40, help="length of the schedule")
     parser.add_argument("--seeds", type=int, default=8, help="networks of each")
     parser.add_argument("--out", type=Path, default=RESULTS, help="rows are appended to it")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the network is small
-    rows = []
-    for way in options.ways:
-        for seed in range(options.seeds):
-            rows.append(train(way, seed, options.points, options.epochs))
-            print(rows[-1], flush=True)
-    about = circumstances("cpu")._asdict()
+    about, rows = circumstances("cpu")._asdict(), []
     with options.out.open("a") as file:
-        file.writelines(json.dumps({**row, **about}) + "\n" for row in rows)
+        for way in options.ways:
+            for seed in range(options.seeds):
+                rows.append(train(way, seed, options.points, options.epochs))
+                print(rows[-1], flush=True)
+                file.write(json.dumps({**rows[-1], **about}) + "\n")
+                file.flush()
     print(table(rows))
 
 

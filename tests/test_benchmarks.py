@@ -116,6 +116,10 @@ def test_steering_beside_fixed_strengths(bench, tmp_path, capsys, monkeypatch, s
     assert large > zero
     assert all(row["lam"] == float(row["way"]) for row in rows[2:6])
     assert capsys.readouterr().out.count(" ± ") == 8
+    for word in ("abc", "-1", "nan"):
+        with pytest.raises(SystemExit):
+            steering.main([f"--ways={word}", *few])
+        assert f"'{word}' is neither ps-map nor steered nor a λ" in capsys.readouterr().err
 
 
 def test_points_to_steer_by_are_no_training_points(bench):

@@ -43,6 +43,24 @@ def test_what_was_there_before_stays(tmp_path: Path):
     assert [*(tmp_path / "runs").iterdir()] == [tmp_path / "runs" / "three"]
 
 
+def test_a_folder_that_was_removed_meanwhile(tmp_path: Path):
+    folder = tmp_path / "one"
+    with exclusive(folder / ".lock", folder):
+        (folder / ".lock").unlink()
+        folder.rmdir()
+    assert not folder.exists()
+
+
+def test_a_place_that_may_not_be_looked_at(tmp_path: Path, monkeypatch):
+    def forbidden(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", forbidden)
+    words = "cannot write to .*: Permission denied. Choose another"
+    with pytest.raises(InputError, match=words), exclusive(tmp_path / ".lock", tmp_path):
+        pass
+
+
 def test_a_lock_beside_its_folder_stays(tmp_path: Path):
     """Locks of several folders lie together, and other processes come and go."""
     path = tmp_path / "locks" / "one.lock"

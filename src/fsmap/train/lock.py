@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fsmap.errors import InputError
@@ -26,8 +26,8 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
     Raises:
         InputError: If the lock cannot be written, or another process holds it.
     """
-    made = [place for place in lock.parents if not place.exists()]
     try:
+        made = [place for place in lock.parents if not place.exists()]
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("a")
     except OSError as error:
@@ -49,14 +49,11 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
 
 def _leave_no_trace(lock: Path, made: list[Path]) -> None:
     """Remove the lock and the folders made for it, if there is nothing else in them."""
-    if [*lock.parent.iterdir()] != [lock]:
-        return
-    lock.unlink()
-    for place in made:
-        try:
-            place.rmdir()
-        except OSError:  # somebody else uses it
-            return
+    with suppress(OSError):  # somebody else uses or has removed one of them
+        if [*lock.parent.iterdir()] == [lock]:
+            lock.unlink()
+            for place in made:
+                place.rmdir()
 
 
 def _there(lock: Path, descriptor: int) -> bool:

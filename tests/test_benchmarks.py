@@ -96,8 +96,7 @@ def test_the_recipe_over_a_schedule_is_the_mean_of_its_two_kinds_of_steps(bench)
         {"cell": "recipe, idle", "ms": 3.0, "peak_gb": None},
     ]
     share = images.idle_share(200)
-    wakes = math.acos(2 * 0.6875**2 - 1) / math.pi  # a = 0.6875²: 10^(1.5 − 8√a) = 1e-4
-    assert share == pytest.approx(wakes - 1 / 200, abs=1e-3)
+    assert share == pytest.approx(1 / 2 - 1 / 200, abs=1e-3)
     (mean,) = images.schedule(rows)
     assert mean["ms"] == pytest.approx(6.0 - 3.0 * images.idle_share())
     assert "recipe, schedule" in images.table([*rows, mean])

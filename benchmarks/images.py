@@ -27,9 +27,9 @@ from typing import Any
 import torch
 
 from fsmap.report.circumstances import circumstances
+from fsmap.train.ceiling import LEAST, ceiling
 from fsmap.train.images import ImageRun, ImageSettings
 from fsmap.train.images.kernels import kernels
-from fsmap.train.steering import LEAST, ceiling
 
 RESULTS = Path(__file__).parent / "results"
 

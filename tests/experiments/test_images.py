@@ -163,7 +163,7 @@ def test_a_steered_run_s_folder_knows_its_controller(tmp_path: Path, monkeypatch
     )
     before = protocol.run_name(recipe, steer), protocol.run_name(plain, ps)
     assert before[0] != protocol.run_name(recipe, steer._replace(start=1e-5))
-    monkeypatch.setattr("fsmap.train.steering.STEEP", 7.0)
+    monkeypatch.setattr("fsmap.train.ceiling.STEEP", 7.0)
     after = protocol.run_name(recipe, steer), protocol.run_name(plain, ps)
     assert before[0] != after[0]
     assert before[1] == after[1]

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from fsmap import metrics
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.train import image_control, temperature
+from fsmap.train.ceiling import ceiling
 from fsmap.train.guard import PATIENCE
 from fsmap.train.image_control import ALMOST_ZERO, SteerStrength
 from fsmap.train.images import ImageRun, ImageSettings
 from fsmap.train.images import run as images_run
 from fsmap.train.images.log import epoch_row
-from fsmap.train.steering import ceiling
 
 SETTINGS = ImageSettings(
     px="train",
@@ -173,9 +173,9 @@ def test_a_lambda_below_its_bounds_is_resumed(tmp_path: Path):
     [
         *("image_control.SHARE", "image_control.LOOKS", "image_control.BAND"),
         *("image_control.ALARM", "steering.RANGE", "steering.TRUST", "steering.NEAR"),
-        *("steering.HALF", "steering.STEADY", "steering.FALL", "steering.LEAST", "steering.LATE"),
-        *("steering.OPEN", "steering.STEEP", "steering.FIRST", "steering.CALM"),
-        *("steering.AFTER_COLLAPSE", "steering.CAP_BELOW_COLLAPSE"),
+        *("steering.AFTER_COLLAPSE", "steering.CAP_BELOW_COLLAPSE", "ceiling.LEAST"),
+        *("ceiling.LATE", "ceiling.HALF", "ceiling.STEADY", "ceiling.SLOPE", "ceiling.FIRM"),
+        *("ceiling.OPEN", "ceiling.STEEP", "ceiling.FIRST", "ceiling.CALM"),
     ],
 )
 def test_a_controller_is_described_by_its_constants(constant: str, monkeypatch: pytest.MonkeyPatch):

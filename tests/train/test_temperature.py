@@ -507,7 +507,7 @@ def test_the_ceiling_knows_the_schedule(authority: float, times: float):
     for out, factor in ((certain / 9, times), (certain, 10.0)):
         even = float(F.cross_entropy(out, y)) / 1e6
         control = fsmap.TemperatureControl(None, None, start=1.0, warmup=0)
-        control.steering.held = True
+        control.steering.ceiling.held = True
         seen = control.observe(out, y, authority, 1e6)
         assert control.steering.strength == pytest.approx(even * factor)
         felt = factor > 1e-4
@@ -527,8 +527,8 @@ def test_band_and_alarm_as_they_are():
     for log_t, moved, times in (
         (0.08, 0.0, 1e-4),
         (0.19, 0.09, 1e-4),
-        (0.34, 0.24, 0.25 * 0.05**0.3),
-        (0.375, 0.275, 0.25 * 0.05**0.125),
+        (0.34, 0.24, 0.25 * math.exp(-3 * 0.3)),
+        (0.375, 0.275, 0.25 * math.exp(-3 * 0.125)),
         (0.7, 0.6, 10.0),
     ):
         out, y = over_confident(math.exp(log_t))
@@ -536,7 +536,7 @@ def test_band_and_alarm_as_they_are():
         control.observe(out, y, 1.0)
         assert math.log(control.strength / 1e-6) == pytest.approx(0.05 * 1.5 * moved, abs=1e-4)
         control = fsmap.TemperatureControl(None, None, start=1.0, warmup=0)
-        control.steering.held = True
+        control.steering.ceiling.held = True
         control.observe(out, y, 1.0, float(F.cross_entropy(out, y)) / even)
         least = min(even * times, control.steering.cap)
         assert control.steering.strength == pytest.approx(least, rel=0.02)

@@ -22,16 +22,9 @@ little about the one that will be deployed. On CIFAR-10 it was above one in 23 o
 of the first 75 of 200, while λ rose from 1e-5 to 2: a long run sums such a bias up. So a signal of
 less than ``band``·a counts as zero, a larger one by what it has more.
 
-The ceiling: from a = ``HALF`` on λR may be at most x = ``STEADY``·exp(−k a) times the loss, and
-towards the end 10^(``OPEN`` − ``STEEP`` √a) where that is more, at most ``LATE``. Before it is
-``LEAST``, which is as good as zero. k is the slope of log(loss/R) over a, as the run has shown it:
-so x is what the λ comes to now that will come to ``STEADY`` at the end. λ is brought up to it, too,
-unless the model is under-confident by more than the band. More would
-keep a network under-fitted, and an under-fitted network is calibrated at any λ, so that its
-temperature would never bring λ down. Less would let it grow rough, and what is rough is smoothed
-late only by under-fitting. The ceiling opens earlier for a network that is far more over-confident
-than one in the middle of its training is: a becomes smaller from s = ``alarm`` on, and zero at
-twice that, at once; after that it comes back within ``CALM`` epochs.
+λR stays below a ceiling (:mod:`fsmap.train.ceiling`). Where that is what a constant λ would come
+to, λ is brought up to it while the model is over-confident by more than the band, unless a λ has
+collapsed it before.
 
 The boost b = min(1/a, ``boost``) grows as a falls: a network whose learning rate has come down
 follows λ more slowly, so λ has to lead by more. Not by much more: ResNet-18 on FashionMNIST follows
@@ -51,6 +44,8 @@ import inspect
 import math
 
 from fsmap.errors import InputError
+from fsmap.train import ceiling
+from fsmap.train.ceiling import LEAST, Ceiling
 
 RANGE = 1e6
 """λ stays within this factor of where it started, unless bounds are given."""
@@ -60,38 +55,6 @@ TRUST = 0.05
 
 NEAR = 0.1
 """λR over the loss below which λ may grow in haste."""
-
-LEAST, LATE = 1e-4, 10.0
-"""λR over the loss: what a network does not feel, and the most at the end of a schedule."""
-
-HALF = 0.5
-"""Learning rate over its largest value from which on λ is felt."""
-
-STEADY = 0.25
-"""λR over the loss that the ceiling is heading for.
-
-Calibrated at the end, it was 0.15 to 0.25 on CIFAR-10 (200 and 50 epochs) and 0.2 on FashionMNIST.
-"""
-
-SLOPE, FIRM = 3.0, 0.2
-"""k as it is thought of at first, and the range of a that it counts for beside what is seen.
-
-log(loss/R) over a has a slope of 3.1 on CIFAR-10 (50 epochs, λ = 1e-6), 2.3 on FashionMNIST, and
-0.1 in ``benchmarks.steering``.
-"""
-
-OPEN, STEEP = 1.5, 8.0
-"""Near the end λ may be what calibration asks for: 10^(OPEN − STEEP √a), more from a = 0.075 on."""
-
-FIRST = 0.01
-"""λR over the loss at the first look, at most, whatever an alarm would allow."""
-
-CALM = 4.0
-"""Epochs in which an alarm passes.
-
-If it passed at once, as the signal does when λ has risen, the ceiling would bring λ down again and
-the network would memorize again: on 400 noisy points λ went up and down by a factor of a thousand.
-"""
 
 AFTER_COLLAPSE = 10.0
 """λ is divided by this after a collapse."""
@@ -152,13 +115,11 @@ class Steering:
         self.gain, self.trend, self.rate = gain, trend, rate
         self.interval, self.boost, self.band, self.alarm = interval, boost, band, alarm
         self.low, self.high = low, high
+        self.ceiling = Ceiling(alarm, interval)
         self.cap = high  # falls after a collapse
         self.strength = float(start)
         self.least = low  # λ does not fall below it; follows the loss
         self.idle = False  # whether the ceiling keeps λ from being felt
-        self.calm = 1.0  # falls to zero with an alarm, and comes back slowly
-        self.held = False  # whether the ceiling has been in use
-        self.first: tuple[float, float] | None = None  # a and log(loss/R) when R was known first
         self.before: float | None = None  # what counted of the last signal
 
     def move(self, signal: float, authority: float | None = None, even: float = math.inf) -> float:
@@ -205,7 +166,7 @@ class Steering:
         return max(NEAR * even / self.strength, 1.0)
 
     def hold(self, even: float, authority: float | None = None, signal: float = 0.0) -> float:
-        """Bring λ down to the ceiling, if it is above; it counts for more than the range.
+        """Bring λ down to the ceiling, which counts for more than the range, or up to it.
 
         Args:
             even: λ > 0 at which λR equals the loss.
@@ -215,26 +176,13 @@ class Steering:
         Returns:
             λ from now on; ``idle`` says whether it might as well be zero.
         """
-        self.calm = max(min(2 - signal / self.alarm, self.calm + self.interval / CALM, 1.0), 0.0)
-        a = None if authority is None else authority * self.calm
-        slope = self._slope(even, authority)
-        times = ceiling(a, slope)
-        if not self.held and math.isfinite(even):
-            times, self.held = min(times, max(ceiling(authority, slope), FIRST)), True
+        times, steady = self.ceiling.look(even, authority, signal)
+        over_confident = signal > self.band * (authority or 0.0)
         self.idle = math.isfinite(even) and times <= LEAST
         self.strength = min(self.strength, even * times)
-        if a is not None and math.isfinite(even) and steady(a, slope) >= opening(a):
-            if not self.idle and signal > -self.band * a:
-                self.strength = max(self.strength, min(even * times, self.cap))
+        if steady and over_confident and math.isfinite(even) and self.cap == self.high:
+            self.strength = max(self.strength, min(even * times, self.high))
         return self.strength
-
-    def _slope(self, even: float, authority: float | None) -> float:
-        """Slope of log(loss/R) over a so far, and what is thought of it beforehand."""
-        if authority is None or not math.isfinite(even):
-            return SLOPE
-        self.first = self.first or (authority, math.log(even))
-        seen, way = self.first[1] - math.log(even), max(self.first[0] - authority, 0.0)
-        return max((SLOPE * FIRM + seen) / (FIRM + way), 0.0)
 
     def fall(self) -> float:
         """After a collapse: a tenth of λ, and a cap that keeps it from getting there again.
@@ -268,51 +216,15 @@ class Steering:
             "least": self.least,
             "before": self.before,
             "idle": self.idle,
-            "calm": self.calm,
-            "held": self.held,
-            "first_authority": self.first and self.first[0],
-            "first_even": self.first and self.first[1],
-        }
+        } | self.ceiling.state_dict()
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:
         """Restore λ, its range and the last signal; older states lack what came later."""
         for name in ("strength", "low", "high", "cap", "before"):
             setattr(self, name, state[name])
-        later = {"least": self.low, "idle": False, "calm": 1.0, "held": True}
-        for name, otherwise in later.items():
+        for name, otherwise in {"least": self.low, "idle": False}.items():
             setattr(self, name, state.get(name, otherwise))
-        a, even = state.get("first_authority"), state.get("first_even")
-        self.first = None if a is None or even is None else (a, even)
-
-
-def steady(authority: float, slope: float = SLOPE) -> float:
-    """λR over the loss now, for the λ that is heading for ``STEADY``."""
-    return STEADY * math.exp(-slope * authority)
-
-
-def opening(authority: float) -> float:
-    """λR over the loss that is allowed towards the end, whatever a constant λ would come to."""
-    return math.pow(10.0, OPEN - STEEP * math.sqrt(authority))
-
-
-def ceiling(authority: float | None, slope: float = SLOPE) -> float:
-    """Largest λR over the loss.
-
-    Args:
-        authority: Learning rate over its largest value; None: as at the end of a schedule.
-        slope: Of log(loss/R) over the authority.
-
-    Returns:
-        Between ``LEAST`` and ``LATE``.
-
-    Examples:
-        >>> [float(f"{ceiling(a):.3g}") for a in (1.0, 0.5, 0.1, 0.0)]
-        [0.0001, 0.0558, 0.185, 10.0]
-    """
-    a = authority or 0.0
-    if a > HALF:
-        return LEAST
-    return min(max(steady(a, slope), opening(a), LEAST), LATE)
+        self.ceiling.load_state_dict(state)
 
 
 def described() -> dict[str, object]:
@@ -321,11 +233,10 @@ def described() -> dict[str, object]:
     Returns:
         Values by name.
     """
-    names = (
-        "RANGE TRUST NEAR LEAST LATE HALF STEADY SLOPE FIRM OPEN STEEP FIRST CALM AFTER_COLLAPSE "
-        "CAP_BELOW_COLLAPSE"
-    )
-    constants: dict[str, object] = {name.lower(): globals()[name] for name in names.split()}
+    here = "RANGE TRUST NEAR AFTER_COLLAPSE CAP_BELOW_COLLAPSE"
+    there = "LEAST LATE HALF STEADY SLOPE FIRM OPEN STEEP FIRST CALM"
+    constants: dict[str, object] = {name.lower(): globals()[name] for name in here.split()}
+    constants |= {name.lower(): getattr(ceiling, name) for name in there.split()}
     defaults = inspect.signature(Steering).parameters
     constants["idle"] = "at least"  # λ is zero where the ceiling is LEAST
     return constants | {name: defaults[name].default for name in ("gain", "trend", "rate", "boost")}

@@ -23,21 +23,19 @@ def test_a_constant_lambda_comes_out_of_a_run_that_shows_its_slope(slope: float)
     at_the_end = STEADY * even_of(slope, 0.0)
     for authority in (1.0, 0.8, 0.5, 0.3, 0.2, 0.1):
         even = even_of(slope, authority)
-        times, steady = found.look(even, authority, 0.0)
-        assert steady is (authority <= 0.5)
+        times, lift = found.look(even, authority, 0.0)
+        assert lift == (pytest.approx(0.4 * times) if authority <= 0.5 else 0.0)
         share = ceiling.FIRM / (ceiling.FIRM + 1 - authority)
         wanted = at_the_end * math.exp(authority * share * (slope - ceiling.SLOPE))
-        assert times * even == pytest.approx(wanted if steady else LEAST * even)
-        assert not steady or 0.6 < times * even / at_the_end < 1.6
+        assert times * even == pytest.approx(wanted if lift else LEAST * even)
+        assert not lift or 0.6 < times * even / at_the_end < 1.6
 
 
 def test_a_slope_that_falls_is_none():
     """R/loss that shrinks as the learning rate falls: the ceiling is STEADY, and not more."""
     found = Ceiling()
     found.look(1e-6, 1.0, 0.0)
-    times, steady = found.look(1e-3, 0.4, 0.0)
-    assert steady
-    assert times == STEADY
+    assert found.look(1e-3, 0.4, 0.0) == (STEADY, 0.1)
 
 
 def test_a_learning_rate_that_rises_again_is_no_way():
@@ -50,7 +48,7 @@ def test_a_learning_rate_that_rises_again_is_no_way():
 @pytest.mark.parametrize(
     ("signal", "authority", "wanted"),
     [
-        (0.05, 0.4, STEADY * math.exp(-1.2)),  # over-confident by more than the band
+        (0.05, 0.4, 0.1 * math.exp(-1.2)),  # over-confident by more than the band
         (0.03, 0.4, None),  # by less
         (-0.2, 0.4, None),
         (0.05, 0.6, None),  # λ is zero
@@ -58,7 +56,7 @@ def test_a_learning_rate_that_rises_again_is_no_way():
         (0.05, None, None),  # no schedule
     ],
 )
-def test_lambda_is_brought_up_to_what_a_constant_one_would_be(
+def test_lambda_is_brought_up_on_the_way_to_a_tenth_of_the_loss(
     signal: float, authority: float | None, wanted: float | None
 ):
     control = Steering(1e-9, band=0.1)

@@ -45,8 +45,8 @@ class Config(ImageConfig):
         strengths: λ of the fixed runs.
         steered_modes: BatchNorm modes of the steered runs; those other than ``joint`` have R on
             every step.
-        starts: First λ of the steered runs; 0: one percent of the loss. Those above the ceiling
-            of the first look are brought down to it and end alike.
+        starts: First λ of the steered runs; 0: one percent of the loss. The ceiling brings them
+            down, and up to it at half time, so that most end alike.
         few_points: S of the cheaper variants.
         some_steps: ``every`` of the cheaper variants.
     """

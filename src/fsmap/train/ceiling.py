@@ -33,6 +33,12 @@ STEADY = 0.25
 Calibrated at the end, it was 0.15 to 0.25 on CIFAR-10 (200 and 50 epochs) and 0.2 on FashionMNIST.
 """
 
+LIFT = 0.1
+"""The same of the line up to which λ is brought while the model is over-confident.
+
+With ``frozen`` statistics λR is a tenth of the loss where they are calibrated at the end.
+"""
+
 SLOPE, FIRM = 3.0, 0.2
 """k as it is thought of at first, and the range of a that this counts for beside what is seen.
 
@@ -67,7 +73,7 @@ class Ceiling:
         self.held = False  # whether it has been in use
         self.first: tuple[float, float] | None = None  # a and log(loss/R) when R was known first
 
-    def look(self, even: float, authority: float | None, signal: float) -> tuple[float, bool]:
+    def look(self, even: float, authority: float | None, signal: float) -> tuple[float, float]:
         """Look at where the training is.
 
         Args:
@@ -76,7 +82,8 @@ class Ceiling:
             signal: log T or what stands for it.
 
         Returns:
-            Largest λR over the loss, and whether it is what a constant λ would come to.
+            Largest λR over the loss, and the one up to which λ is brought while the model is
+            over-confident; zero: it is not.
         """
         self.calm = max(min(2 - signal / self.alarm, self.calm + self.interval / CALM, 1.0), 0.0)
         a = (authority or 0.0) * self.calm
@@ -84,7 +91,8 @@ class Ceiling:
         times = ceiling(a, slope)
         if not self.held and math.isfinite(even):
             times, self.held = min(times, max(ceiling(authority, slope), FIRST)), True
-        return times, times == steady(a, slope)
+        follows = times == steady(a, slope)  # and not calibration alone, near the end
+        return times, LIFT / STEADY * times if follows else 0.0
 
     def _slope(self, even: float, authority: float | None) -> float:
         """k: what is thought of it beforehand, and more and more what has been seen."""

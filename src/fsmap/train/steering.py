@@ -23,8 +23,8 @@ of the first 75 of 200, while λ rose from 1e-5 to 2: a long run sums such a bia
 less than ``band``·a counts as zero, a larger one by what it has more.
 
 λR stays below a ceiling (:mod:`fsmap.train.ceiling`). Where that is what a constant λ would come
-to, λ is brought up to it while the model is over-confident by more than the band, unless a λ has
-collapsed it before.
+to, λ is brought up to a share of it while the model is over-confident by more than the band, unless
+a λ has collapsed it before.
 
 The boost b = min(1/a, ``boost``) grows as a falls: a network whose learning rate has come down
 follows λ more slowly, so λ has to lead by more. Not by much more: ResNet-18 on FashionMNIST follows
@@ -166,7 +166,7 @@ class Steering:
         return max(NEAR * even / self.strength, 1.0)
 
     def hold(self, even: float, authority: float | None = None, signal: float = 0.0) -> float:
-        """Bring λ down to the ceiling, which counts for more than the range, or up to it.
+        """Bring λ down to the ceiling, which counts for more than the range, or up towards it.
 
         Args:
             even: λ > 0 at which λR equals the loss.
@@ -176,12 +176,12 @@ class Steering:
         Returns:
             λ from now on; ``idle`` says whether it might as well be zero.
         """
-        times, steady = self.ceiling.look(even, authority, signal)
+        times, lift = self.ceiling.look(even, authority, signal)
         over_confident = signal > self.band * (authority or 0.0)
         self.idle = math.isfinite(even) and times <= LEAST
         self.strength = min(self.strength, even * times)
-        if steady and over_confident and math.isfinite(even) and self.cap == self.high:
-            self.strength = max(self.strength, min(even * times, self.high))
+        if lift and over_confident and math.isfinite(even) and self.cap == self.high:
+            self.strength = max(self.strength, min(even * lift, self.high))
         return self.strength
 
     def fall(self) -> float:
@@ -234,7 +234,7 @@ def described() -> dict[str, object]:
         Values by name.
     """
     here = "RANGE TRUST NEAR AFTER_COLLAPSE CAP_BELOW_COLLAPSE"
-    there = "LEAST LATE HALF STEADY SLOPE FIRM OPEN STEEP FIRST CALM"
+    there = "LEAST LATE HALF STEADY LIFT SLOPE FIRM OPEN STEEP FIRST CALM"
     constants: dict[str, object] = {name.lower(): globals()[name] for name in here.split()}
     constants |= {name.lower(): getattr(ceiling, name) for name in there.split()}
     defaults = inspect.signature(Steering).parameters

@@ -170,9 +170,10 @@ class TemperatureControl:
                 given and scheduled.
             laplacian: R as you have it from training, at best its mean over the steps since the
                 last update (with ``every=k`` a single step's is zero or k-fold). λR then stays
-                below a ceiling, ten times the held-out loss of a classifier at the end of a
-                schedule or where log T is twice ``alarm``, a ten-thousandth of it at the largest
-                learning rate (there λ is zero), and λ does not fall where λR is below that.
+                below a ceiling: ten times the held-out loss of a classifier at the end of a
+                schedule or where log T is twice ``alarm``, before that what a constant λ comes to,
+                and a ten-thousandth while the learning rate is more than half its largest value
+                (there λ is zero). λ does not fall where λR is below that.
                 None, zero or not finite: no such limits this time.
 
         Returns:

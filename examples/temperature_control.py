@@ -40,8 +40,10 @@ def train(start=None, steered=True):
         warmup=2,
     )
     for _ in range(EPOCHS):
+        seen = []
         for rows in torch.randperm(300).split(BATCH):
             out, R = lm(x[rows])
+            seen.append(R.detach())
             loss = F.cross_entropy(out, y[rows])
             if steered:
                 loss = loss + control.strength * R
@@ -50,7 +52,7 @@ def train(start=None, steered=True):
             optimizer.step()
         schedule.step()
         if steered:
-            control.update(laplacian=R)
+            control.update(laplacian=torch.stack(seen).mean())
     model.eval()
     with torch.no_grad():
         logits, labels = model(x[1000:]), y[1000:]

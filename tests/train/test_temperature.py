@@ -670,3 +670,13 @@ def test_held_out_data_that_are_no_pair():
     lm = fsmap.LMAP(nn.Linear(3, 2), fsmap.px.Normal(shape=(3,)), num_points=4)
     with pytest.raises(InputError, match=r"no integer labels of \[6, 2\] outputs: torch.float"):
         fsmap.TemperatureControl(lm, (x, y.float()))
+
+
+def test_a_state_of_something_else_changes_nothing():
+    control = fsmap.TemperatureControl(None, None, start=1e-4, warmup=0)
+    before = control.state_dict()
+    for state in ({}, {**before, "updates": 7}, torch.nn.Linear(2, 2).state_dict()):
+        other = {k: v for k, v in state.items() if k != "guard"}
+        with pytest.raises(InputError, match="no state of a TemperatureControl: it lacks .*guard"):
+            control.load_state_dict(other)
+    assert control.state_dict() == before

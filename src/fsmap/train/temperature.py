@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fsmap import metrics
 from fsmap.errors import InputError
-from fsmap.objective.lmap import LMAP, LaplacianPenalty
+from fsmap.objective.lmap import LaplacianPenalty
 from fsmap.train.guard import COLLAPSED, GOOD, SUSPECT, Guard, Health, health
 from fsmap.train.held_out import HeldOut, HeldOutData
 from fsmap.train.optim import Authority
@@ -18,7 +17,7 @@ from fsmap.train.ranks import average
 from fsmap.train.signals import Signal, even_strength, find_signal
 from fsmap.train.snapshot import Snapshot
 from fsmap.train.steering import Steering
-from fsmap.train.strength import suggest_strength
+from fsmap.train.strength import first_strength
 
 WARM_UP, STEERING, NOT_NEEDED, CAPPED = "warm-up", "steering", "not needed", "capped"
 
@@ -125,7 +124,7 @@ class TemperatureControl:
         self.held_out, self.warmup = HeldOutData(model, held_out, batch_size), warmup
         self.optimizer = optimizer
         self.steering = Steering(
-            self._first_strength(model, loss) if start is None else start,
+            first_strength(model, self.held_out, loss) if start is None else start,
             interval=interval,
             **({"band": BAND, "alarm": ALARM} if signal == "temperature" else {}) | steering,
         )
@@ -246,28 +245,6 @@ class TemperatureControl:
         if verdict == GOOD and self.guard.learned and self.updates + 1 > self.warmup:
             self.steering.move(signal, authority, even)
 
-    def _first_strength(self, model: Any, loss: float | Tensor | None) -> float:
-        """λ₀: λR is one percent of the loss."""
-        if not isinstance(model, LMAP | LaplacianPenalty):
-            message = (
-                "start, the first λ, can be found only from the LMAP or LaplacianPenalty that is "
-                "trained: give one of them as the model, or give start"
-            )
-            raise InputError(message)
-        out, y = self.held_out.outputs()
-        if loss is None and (y.is_floating_point() or out.dim() != 2):
-            message = (
-                "to find start, give loss: your training loss now, or give start itself (the "
-                f"held-out targets are no integer labels of {list(out.shape)} outputs: {y.dtype})"
-            )
-            raise InputError(message)
-        now = metrics.nll(out, y) if loss is None else loss
-        try:
-            return suggest_strength(model, loss=now, x=self.held_out.few(128)).reg_strength
-        except InputError as error:
-            message = f"start, the first λ, cannot be found: {error} Give start instead."
-            raise InputError(message) from error
-
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint must hold: numbers, and under ``good`` the last good tensors."""
         return {
@@ -285,7 +262,14 @@ class TemperatureControl:
 
         Args:
             state: What :meth:`state_dict` returned.
+
+        Raises:
+            InputError: If it is the state of something else; then nothing has changed.
         """
+        lacks = sorted(self.state_dict().keys() - state.keys())
+        if lacks:
+            message = f"this is no state of a TemperatureControl: it lacks {', '.join(lacks)}"
+            raise InputError(message)
         self.updates, self.collapses = int(state["updates"]), int(state["collapses"])
         self.authority.largest = float(state["largest_lr"])
         self.steering.load_state_dict(state["steering"])

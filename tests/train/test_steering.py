@@ -362,7 +362,7 @@ def test_gain_boost_and_trust_as_they_are():
 
 @pytest.mark.parametrize(
     ("signal", "even", "factor"),
-    [(0.1, 40.0, 4), (0.1, 20.0, 2), (0.1, 5.0, 1), (0.1, math.inf, 1), (-0.1, 40.0, 1)],
+    [(0.1, 40.0, 4), (0.1, 20.0, 2), (0.1, 5.0, 1), (0.1, math.inf, 1), (-0.1, 40.0, 4)],
 )
 def test_haste_where_lambda_is_too_small_and_hardly_felt(signal: float, even: float, factor: float):
     control = Steering(1.0, trend=0.0)
@@ -393,6 +393,18 @@ def test_haste_brings_a_short_run_there_in_time(monkeypatch):
     hasty = [end(start) for start in starts]
     monkeypatch.setattr(steering, "NEAR", 0.0)
     assert max(map(abs, hasty)) < 0.01 < 0.05 < end(1e-8)
+
+
+def test_haste_does_not_make_a_lambda_of_noise():
+    """Signals of mean −0.01 and 0, where λ is hardly felt: it stays so, or falls."""
+    for mean, most in ((-0.01, 0.01), (0.0, 0.05)):
+        ends = []
+        for seed in range(20):
+            control, noise = Steering(1e-3), random.Random(seed)
+            for _ in range(160):
+                control.move(mean + noise.gauss(0, 0.02), even=1.0)
+            ends.append(control.strength)
+        assert sorted(ends)[10] < most
 
 
 @pytest.mark.parametrize(
@@ -455,3 +467,12 @@ def test_an_alarm_does_not_let_the_first_lambda_through(authority: float | None,
         resumed.strength = 1.0
         wanted = 10.0 if state["held"] else first
         assert resumed.hold(1e-3, authority, 9.0) == pytest.approx(1e-3 * wanted)
+
+
+def test_where_r_is_unknown_lambda_stays_zero_until_half_time():
+    """As after outputs that are not finite; and not for longer, if R is never given again."""
+    control = Steering(1e-3)
+    control.hold(1e-3, 0.9)
+    for authority, idle in ((0.8, True), (0.6, True), (0.5, False), (0.6, False)):
+        control.hold(math.inf, authority)
+        assert control.idle is idle

@@ -680,3 +680,14 @@ def test_a_state_of_something_else_changes_nothing():
         with pytest.raises(InputError, match="no state of a TemperatureControl: it lacks .*guard"):
             control.load_state_dict(other)
     assert control.state_dict() == before
+
+
+def test_the_first_lambda_is_small_after_a_warm_up_too():
+    """An alarm from the first look on, and an R that grows during the warm-up."""
+    out, y = over_confident(2.0)
+    loss = float(F.cross_entropy(out, y))
+    control = fsmap.TemperatureControl(None, None, start=1.0, warmup=4)
+    for r in (1.0, 10.0, 100.0, 1000.0):
+        assert control.strength == 0
+        control.observe(out, y, 1.0, r)
+    assert control.strength * 1000.0 == pytest.approx(0.01 * loss)

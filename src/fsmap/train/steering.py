@@ -9,10 +9,10 @@ with the signal s (log T: positive while the model is over-confident), the signa
 before, h the epochs between two updates, γ the gain, κ the weight of the trend and r the largest
 rate.
 
-The haste g is one, but for an over-confident model at a λ that is hardly felt: where λR is less
-than ``NEAR`` times the loss, λ grows by as much as it would there, not in proportion to itself. It
-may grow many times over before anything comes of it, so nothing can swing; and in a short run a
-signal of 0.1 would bring it where it acts only when the training is over.
+The haste g = max(1, ``NEAR`` · loss / λR): where λ is hardly felt, it moves by as much as it would
+where λR is ``NEAR`` times the loss, and not in proportion to itself. It may change many times over
+before anything comes of it, so nothing can swing; and in a short run a signal of 0.1 would bring it
+where it acts only when the training is over. Both ways, or noise would add up to a λ.
 
 The others depend on the authority a = lr / largest lr, where there is a schedule.
 
@@ -22,9 +22,7 @@ little about the one that will be deployed. On CIFAR-10 it was above one in 23 o
 of the first 75 of 200, while λ rose from 1e-5 to 2: a long run sums such a bias up. So a signal of
 less than ``band``·a counts as zero, a larger one by what it has more.
 
-λR stays below a ceiling (:mod:`fsmap.train.ceiling`). Where that is what a constant λ would come
-to, λ is brought up to a share of it while the model is over-confident by more than the band, unless
-a λ has collapsed it before.
+λR stays below a ceiling (:mod:`fsmap.train.ceiling`), which counts for more than rate and range.
 
 The boost b = min(1/a, ``boost``) grows as a falls: a network whose learning rate has come down
 follows λ more slowly, so λ has to lead by more. Not by much more: ResNet-18 on FashionMNIST follows
@@ -54,7 +52,7 @@ TRUST = 0.05
 """Share of the gain at the largest learning rate of a schedule."""
 
 NEAR = 0.1
-"""λR over the loss below which λ may grow in haste."""
+"""λR over the loss below which λ moves in haste."""
 
 AFTER_COLLAPSE = 10.0
 """λ is divided by this after a collapse."""
@@ -76,7 +74,8 @@ class Steering:
         boost: Largest factor by which gain and rate grow as the learning rate falls.
         band: Signal that counts as zero at the largest learning rate of a schedule, and less later.
         alarm: Signal from which on the ceiling opens earlier; at twice that it is open.
-        bounds: Smallest and largest λ; None: a factor of 1e6 around ``start``.
+        bounds: Smallest and largest λ, as far as the ceiling lets it; None: a factor of 1e6 around
+            ``start``.
 
     Raises:
         InputError: If a number is out of range.
@@ -149,7 +148,8 @@ class Steering:
             trust = max(1 - authority, TRUST)
             boost = min(1 / max(authority, 1e-12), self.boost)
         change = 0.0 if self.before is None else signal - self.before
-        gain = self.gain * self._haste(signal, even)
+        haste = max(NEAR * even / self.strength, 1.0) if math.isfinite(even) else 1.0
+        gain = self.gain * haste
         wanted = trust * boost * (gain * self.interval * signal + self.trend * change)
         most = boost * self.rate * self.interval
         moved = math.log(self.strength) + min(max(wanted, -most), most)
@@ -159,14 +159,8 @@ class Steering:
         self.before = signal
         return self.strength
 
-    def _haste(self, signal: float, even: float) -> float:
-        """Factor of the gain: more than one where λ is too small and hardly felt."""
-        if signal <= 0 or not math.isfinite(even):
-            return 1.0
-        return max(NEAR * even / self.strength, 1.0)
-
     def hold(self, even: float, authority: float | None = None, signal: float = 0.0) -> float:
-        """Bring λ down to the ceiling, which counts for more than the range, or up towards it.
+        """Bring λ down to the ceiling, if it is above; it counts for more than the range.
 
         Args:
             even: λ > 0 at which λR equals the loss.
@@ -176,12 +170,9 @@ class Steering:
         Returns:
             λ from now on; ``idle`` says whether it might as well be zero.
         """
-        times, lift = self.ceiling.look(even, authority, signal)
-        over_confident = signal > self.band * (authority or 0.0)
-        self.idle = math.isfinite(even) and times <= LEAST
+        times = self.ceiling.look(even, authority, signal)
+        self.idle = times <= LEAST and (math.isfinite(even) or self.idle)
         self.strength = min(self.strength, even * times)
-        if lift and over_confident and math.isfinite(even) and self.cap == self.high:
-            self.strength = max(self.strength, min(even * lift, self.high))
         return self.strength
 
     def fall(self) -> float:
@@ -234,11 +225,11 @@ def described() -> dict[str, object]:
         Values by name.
     """
     here = "RANGE TRUST NEAR AFTER_COLLAPSE CAP_BELOW_COLLAPSE"
-    there = "LEAST LATE HALF STEADY LIFT SLOPE FIRM OPEN STEEP FIRST CALM"
+    there = "LEAST LATE HALF STEADY SLOPE FIRM OPEN STEEP FIRST CALM"
     constants: dict[str, object] = {name.lower(): globals()[name] for name in here.split()}
     constants |= {name.lower(): getattr(ceiling, name) for name in there.split()}
     defaults = inspect.signature(Steering).parameters
-    constants["idle"] = "at least"  # λ is zero where the ceiling is LEAST
+    constants["idle"] = "λ is zero where the ceiling is least"
     return constants | {name: defaults[name].default for name in ("gain", "trend", "rate", "boost")}
 
 

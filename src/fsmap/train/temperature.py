@@ -224,7 +224,8 @@ class TemperatureControl:
             self._recover()
         else:
             self._advance(signal, authority, even, verdict)
-        if verdict != SUSPECT:  # what is suspect says nothing about λ, neither up nor down
+        begun = self.guard.learned and self.updates + 1 >= self.warmup
+        if begun and verdict != SUSPECT:  # what is suspect says nothing about λ, up or down
             good = (seen.signal for seen in reversed(self.history) if seen.verdict == GOOD)
             self.steering.hold(even, authority, signal if verdict == GOOD else next(good, 0.0))
         self.updates += 1

@@ -13,6 +13,7 @@ from fsmap.data.images.task import ImageTask, facts_of, load_task
 from fsmap.data.sources import locate
 from fsmap.errors import InputError
 from fsmap.models.by_name import make_model
+from fsmap.train.images.layout import layout_of
 from fsmap.train.images.settings import ImageSettings
 
 PRETRAINED = "resnet50-imagenet"  # a model whose weights are in the catalogue
@@ -92,8 +93,8 @@ def training_model(
 
 
 def placed(module: nn.Module, settings: ImageSettings, device: torch.device) -> nn.Module:
-    """A module on its device, in the memory layout of the settings."""
-    layout = torch.channels_last if settings.channels_last else torch.preserve_format
+    """A module on its device, in the memory layout it is trained in."""
+    layout = layout_of(module, settings.channels_last, device)
     return module.to(device, memory_format=layout)  # type: ignore[call-overload,no-any-return]
 
 

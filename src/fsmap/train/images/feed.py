@@ -18,6 +18,7 @@ from fsmap.data.images.task import ImageTask
 from fsmap.errors import InputError
 from fsmap.linalg.probes import generator
 from fsmap.train.images.gradient import PLAIN, REGULARIZED, Feed
+from fsmap.train.images.layout import layout_of
 from fsmap.train.images.parallel import Group
 from fsmap.train.images.psi import Psi
 from fsmap.train.images.settings import ImageSettings
@@ -28,19 +29,21 @@ class Feeder:
     """Indices on the device, images out of them, and ψ."""
 
     def __init__(
-        self, task: ImageTask, settings: ImageSettings, params: Params, group: Group
+        self, task: ImageTask, settings: ImageSettings, module: nn.Module, group: Group
     ) -> None:
         """Make the fixed tensors.
 
         Args:
             task: The data, on the device of the run.
             settings: Of the run.
-            params: The parameters.
+            module: The model.
             group: The processes that share the work.
         """
         _check_sizes(task, settings, group)
         self.task, self.settings, self.group = task, settings, group
         self.device = task.train.x.device
+        self.layout = layout_of(module, settings.channels_last, self.device)
+        params: Params = dict(module.named_parameters())
         self.dtype = next(iter(params.values())).dtype
         self.batch = settings.batch_size // group.size
         self.points = settings.num_points // group.size
@@ -109,7 +112,7 @@ class Feeder:
         if task.augment is not None:
             shifts = Shifts(now["down"], now["right"], now["flip"].bool())
             images = task.augment.apply(images, shifts)
-        x = self._layout(task.normalize(images, self.dtype))
+        x = task.normalize(images, self.dtype).contiguous(memory_format=self.layout)
         points = x[:0]
         if kind != PLAIN:
             assert task.px is not None
@@ -119,7 +122,8 @@ class Feeder:
             )
             shifts = Shifts(now["px_down"], now["px_right"], now["px_flip"].bool())
             picks = Picks(now["px_component"], now["px_row"], shifts)
-            points = self._layout(task.px._replace(sources=sources).take(picks, self.dtype))
+            points = task.px._replace(sources=sources).take(picks, self.dtype)
+            points = points.contiguous(memory_format=self.layout)
         psi = {n.removeprefix("psi "): t for n, t in inputs.items() if n.startswith("psi ")}
         y = inputs["labels"][now["rows"]]
         return Feed(x, y, points, psi, inputs["reg_strength"], inputs["scale"])
@@ -144,9 +148,6 @@ class Feeder:
             self.prepare(epoch * self.steps_per_epoch + (place + i) % self.steps_per_epoch, kind)
             found = self.feed(kind)
             yield torch.cat([found.x, found.points])
-
-    def _layout(self, x: Tensor) -> Tensor:
-        return x.contiguous(memory_format=torch.channels_last) if self.settings.channels_last else x
 
     def _load(self, epoch: int) -> None:
         """Draw an epoch: one order for all processes, crops and points for each its own."""

@@ -23,7 +23,7 @@ def logits_of(
     module: nn.Module,
     images: Tensor,
     normalize: Normalization,
-    channels_last: bool = True,
+    layout: torch.memory_format = torch.channels_last,
     batch: int = BATCH,
     half: torch.dtype | None = None,
 ) -> Tensor:
@@ -33,7 +33,7 @@ def logits_of(
         module: The model; its mode is put back.
         images: Bytes ``[N, C, H, W]``, or normalized numbers.
         normalize: What makes numbers of bytes.
-        channels_last: Memory layout.
+        layout: Of the images in memory.
         batch: Images at a time.
         half: Precision of matrix products: half the time, three digits less.
 
@@ -50,9 +50,7 @@ def logits_of(
                 part = part.to(first.device)
                 whole = part.dtype == torch.uint8
                 x = normalize(part, first.dtype) if whole else part.to(first.dtype)
-                if channels_last:
-                    x = x.contiguous(memory_format=torch.channels_last)
-                found.append(module(x).to(first.dtype))
+                found.append(module(x.contiguous(memory_format=layout)).to(first.dtype))
     finally:
         for m, mode in modes:
             m.training = mode

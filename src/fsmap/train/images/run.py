@@ -81,7 +81,7 @@ class ImageRun:
         self.task = (task or load_data(settings, data_dir, px)).to(self.device)
         self.module = training_model(settings, module, self.device, data_dir)
         self.hooks = [h if hasattr(h, "on_epoch") else FromFunction(h) for h in hooks]
-        self.feeder = Feeder(self.task, settings, dict(self.module.named_parameters()), self.group)
+        self.feeder = Feeder(self.task, settings, self.module, self.group)
         with self._kernels():
             parts = (self.module, settings, self.feeder, self.group)
             self._step = make_step(*parts, by_name=module is None)
@@ -221,7 +221,7 @@ class ImageRun:
     def logits_of(self, images: Tensor, half: torch.dtype | None = None) -> Tensor:
         """Logits of images given as bytes ``[N, C, H, W]``, or as normalized numbers."""
         with self._kernels():
-            layout = self.settings.channels_last
+            layout = self.feeder.layout
             return logits_of(self.module, images, self.task.normalize, layout, half=half)
 
     def glance(self) -> tuple[Tensor, Tensor]:

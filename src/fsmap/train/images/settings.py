@@ -58,7 +58,8 @@ class ImageSettings:
         seed: Of weights, order, augmentation, evaluation points and ψ.
         precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16`` (with loss scaling). Differences of size
             β are lost in bf16: ``fd`` then runs in fp16 on CUDA.
-        channels_last: Memory layout of images and weights.
+        channels_last: Memory layout of images and weights, where it is safe; see
+            :func:`fsmap.train.images.layout.layout_of`.
         compile: Trace the loss and its gradient once and compile them with inductor.
         graph: Capture the whole step in a CUDA graph.
         deterministic: Deterministic kernels only: a resumed run then equals an uninterrupted one to

@@ -50,7 +50,7 @@ def test_first_values_make_no_difference_once_lambda_is_felt():
     """λR is a ten-thousandth of the loss until a = 0.5, and the same λ from there on."""
     ends = []
     for start in (1e-8, 1e-6, 1e-3):
-        control, path = Steering(start, band=0.1, alarm=0.4), []
+        control, path = Steering(start, margin=0.1, alarm=0.4), []
         for i in range(80):
             a = 0.5 * (1 + math.cos(math.pi * i / 80))
             signal = 0.15 - 0.02 * math.log1p(control.strength / 1e-7) * (a <= 0.5)

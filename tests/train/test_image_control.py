@@ -171,7 +171,7 @@ def test_a_lambda_below_its_bounds_is_resumed(tmp_path: Path):
 @pytest.mark.parametrize(
     "constant",
     [
-        *("image_control.SHARE", "image_control.LOOKS", "image_control.BAND"),
+        *("image_control.SHARE", "image_control.LOOKS", "image_control.MARGIN"),
         *("image_control.ALARM", "steering.RANGE", "steering.TRUST", "steering.NEAR"),
         *("steering.AFTER_COLLAPSE", "steering.CAP_BELOW_COLLAPSE", "ceiling.LEAST"),
         *("ceiling.LATE", "ceiling.HALF", "ceiling.STEADY", "ceiling.SLOPE", "ceiling.FIRM"),
@@ -187,7 +187,7 @@ def test_a_controller_is_described_by_its_constants(constant: str, monkeypatch: 
 def test_a_controller_is_described_by_its_options():
     words = {
         SteerStrength(**options).describe()
-        for options in ({}, {"start": 1e-5}, {"updates": 2}, {"warmup": 2}, {"band": 0.3})
+        for options in ({}, {"start": 1e-5}, {"updates": 2}, {"warmup": 2}, {"margin": 0.3})
     }
     assert len(words) == 5
     assert SteerStrength(gain=6.0).describe() == SteerStrength().describe()  # the default
@@ -200,7 +200,7 @@ def test_a_run_is_not_resumed_with_another_controller(
 ):
     run_of(SteerStrength(), folder=tmp_path).train(until_epoch=1, progress=False)
     run_of(SteerStrength(), folder=tmp_path, resume=True)
-    monkeypatch.setattr(image_control, "BAND", 0.123)
+    monkeypatch.setattr(image_control, "MARGIN", 0.123)
     with pytest.raises(CheckpointError, match="hooks"):
         run_of(SteerStrength(), folder=tmp_path, resume=True)
 

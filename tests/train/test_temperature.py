@@ -522,10 +522,11 @@ def over_confident(times: float) -> tuple[torch.Tensor, torch.Tensor]:
     return math.log(3) * times * (F.one_hot(guess, 2).double() - 0.5), y
 
 
-def test_band_and_alarm_as_they_are():
+def test_margin_and_alarm_as_they_are():
     even = 1e-2
     for log_t, moved, times in (
-        (0.08, 0.0, 1e-4),
+        (0.0, -0.1, 1e-4),
+        (0.08, -0.02, 1e-4),
         (0.19, 0.09, 1e-4),
         (0.34, 0.24, 0.25 * math.exp(-3 * 0.3)),
         (0.375, 0.275, 0.25 * math.exp(-3 * 0.125)),
@@ -541,7 +542,7 @@ def test_band_and_alarm_as_they_are():
         least = min(even * times, control.steering.cap)
         assert control.steering.strength == pytest.approx(least, rel=0.02)
     slope = fsmap.TemperatureControl(None, None, start=1.0, warmup=0, signal="slope")
-    assert (slope.steering.band, slope.steering.alarm) == (0.0, math.inf)
+    assert (slope.steering.margin, slope.steering.alarm) == (0.0, math.inf)
 
 
 def test_the_last_good_state_is_restored_after_a_resume(seeded: None):
@@ -616,16 +617,14 @@ def test_a_collapse_while_lambda_is_not_felt_is_not_its_doing():
     assert control.observe(out, y, 0.1, 1e3).strength > 0
 
 
-def test_a_small_temperature_counts_for_nothing_at_a_high_learning_rate():
-    """The band of log T, and of no other signal."""
-    y = torch.arange(40) % 2
-    scale = math.log(3) / 2  # three of four are right: T = 1 where p = 3/4
-    guess = torch.where(torch.arange(40) < 10, 1 - y, y)
-    out = 2 * scale * 1.05 * (F.one_hot(guess, 2).double() - 0.5)
-    for signal, moves in (("temperature", False), ("slope", True)):
+def test_a_calibrated_model_asks_for_less_at_a_high_learning_rate():
+    """The margin of log T, and of no other signal."""
+    out, y = over_confident(1.05)
+    for signal, rises in (("temperature", False), ("slope", True)):
         control = fsmap.TemperatureControl(None, None, start=1e-3, warmup=0, signal=signal)
         control.observe(out, y, 1.0)
-        assert (abs(control.strength - 1e-3) > 1e-9) is moves
+        assert (control.strength > 1e-3) is rises
+        assert (control.strength < 1e-3) is not rises
 
 
 @pytest.mark.parametrize(("times", "moves"), [(1.08, False), (1.6, True)])

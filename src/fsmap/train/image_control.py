@@ -12,7 +12,7 @@ from fsmap.errors import InputError
 from fsmap.train import steering
 from fsmap.train.guard import COLLAPSED, PATIENCE
 from fsmap.train.images.log import mean_laplacian
-from fsmap.train.temperature import ALARM, BAND, TemperatureControl
+from fsmap.train.temperature import ALARM, MARGIN, TemperatureControl
 
 if TYPE_CHECKING:
     from fsmap.train.images.run import ImageRun
@@ -71,7 +71,7 @@ class SteerStrength:
 
     def describe(self) -> str:
         """The controller in words, its constants included: a resumed run must have the same."""
-        mine = {"share": SHARE, "looks": LOOKS, "band": BAND, "alarm": ALARM}
+        mine = {"share": SHARE, "looks": LOOKS, "margin": MARGIN, "alarm": ALARM}
         options = {**self._given, **mine, **steering.described(), **self.options}
         return f"SteerStrength({', '.join(f'{k}={v!r}' for k, v in options.items())})"
 

@@ -21,11 +21,9 @@ from fsmap.train.strength import first_strength
 
 WARM_UP, STEERING, NOT_NEEDED, CAPPED = "warm-up", "steering", "not needed", "capped"
 
-BAND = 0.1
-"""|log T| that counts as zero at the largest learning rate of a schedule.
-
-CIFAR-10 in 14 epochs (an earlier ceiling): T = 1.11 and 1.21 with 0.3, 1.05 and 1.07 with 0.1.
-"""
+MARGIN = 0.1
+"""log T that is wanted at the largest learning rate of a schedule: less over-confidence than a
+network has there by itself."""
 
 ALARM = 0.2
 """log T from which on the ceiling on λR opens earlier: more than is usual halfway in a training.
@@ -81,7 +79,7 @@ class TemperatureControl:
             short that a network needs several to follow a change of λ, say less.
         warmup: Updates during which λ is zero; it stays zero until the model beats chance.
         batch_size: Held-out points per pass.
-        **steering: ``gain``, ``trend``, ``rate``, ``boost``, ``band``, ``alarm``,
+        **steering: ``gain``, ``trend``, ``rate``, ``boost``, ``margin``, ``alarm``,
             ``bounds`` of ``Steering``.
 
     Under ``torch.distributed`` every rank may look at its own share of the held-out data: the
@@ -126,7 +124,7 @@ class TemperatureControl:
         self.steering = Steering(
             first_strength(model, self.held_out, loss) if start is None else start,
             interval=interval,
-            **({"band": BAND, "alarm": ALARM} if signal == "temperature" else {}) | steering,
+            **({"margin": MARGIN, "alarm": ALARM} if signal == "temperature" else {}) | steering,
         )
         self.guard = Guard()
         module = self.held_out.module

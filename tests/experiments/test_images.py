@@ -204,7 +204,8 @@ def measured(experiment, config, unit, here) -> list[Row]:
     ]
 
 
-def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
+def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # CIFAR-10 may be in the user's own
     table, shift = ImageTable(), Shift()
     config = dataclasses.replace(table.quick, **tiny())
     unit = {"dataset": "cifar10", "row": "ps-map", "seed": 0}

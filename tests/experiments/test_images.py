@@ -50,8 +50,9 @@ def as_users_have_it():
 
 
 @pytest.fixture(autouse=True)
-def no_data_of_the_reader_s(monkeypatch):
+def no_data_of_the_reader_s(tmp_path: Path, monkeypatch):
     monkeypatch.delenv("FSMAP_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
 def context(folder: Path, size: str = "quick") -> Context:
@@ -204,8 +205,7 @@ def measured(experiment, config, unit, here) -> list[Row]:
     ]
 
 
-def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # CIFAR-10 may be in the user's own
+def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
     table, shift = ImageTable(), Shift()
     config = dataclasses.replace(table.quick, **tiny())
     unit = {"dataset": "cifar10", "row": "ps-map", "seed": 0}
@@ -239,7 +239,6 @@ def test_a_killed_run_goes_on_from_its_last_epoch(tmp_path: Path):
 
 
 def test_missing_data_at_full_size_say_how_to_get_them(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     config = dataclasses.replace(ImageTable.quick, **tiny())
     run = protocol.Run("fmnist", kind_of(config, "ps-map"), 0)

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.types import ModelFn, Params
 
@@ -133,3 +134,40 @@ def laplacian_slow(f: ModelFn, params: Params, x: object, psi: Params) -> Tensor
         pairs = zip(psi.values(), grads, strict=True)
         rows.append(sum((g * p).sum() for p, g in pairs if g is not None))
     return torch.stack(rows).square().sum() / len(out)
+
+
+def follow_slow(
+    module: nn.Module, x: Tensor, reference: dict[str, tuple[Tensor, Tensor]] | None = None
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Move running statistics as the points' have moved, layer by layer in one pass in eval().
+
+    Scaled by how the deviation of a layer's input differs from that of the reference, then shifted
+    by how its mean does. Returns mean and deviation of every layer's input; with no reference that
+    is all.
+    """
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def look(name: str, layer: _BatchNorm, z: Tensor) -> None:
+        channels = z.transpose(0, 1).reshape(z.shape[1], -1)  # [C, points]
+        mean = torch.stack([c.sum() / len(c) for c in channels])
+        centered = channels - mean[:, None]
+        square = torch.stack([(c**2).sum() / len(c) for c in centered])
+        seen[name] = mean, (square + layer.eps).sqrt()
+        if reference is not None:
+            before, deviation = reference[name]
+            ratio = seen[name][1] / deviation
+            layer.running_mean.mul_(ratio).add_(mean - ratio * before)
+            layer.running_var.add_(layer.eps).mul_(ratio**2).sub_(layer.eps)
+
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, args, name=name: look(name, layer, args[0]))
+        for name, layer in module.named_modules()
+        if isinstance(layer, _BatchNorm)
+    ]
+    training = module.training
+    with torch.no_grad():
+        module.eval()(x)
+    module.train(training)
+    for hook in hooks:
+        hook.remove()
+    return seen

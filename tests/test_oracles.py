@@ -104,3 +104,16 @@ def test_mean_and_sem():
     mean, sem = oracles.mean_and_sem([1.0, 2.0, 3.0, 4.0])
     assert mean == 2.5
     assert math.isclose(sem, math.sqrt(5 / 3) / 2)
+
+
+def test_statistics_follow_a_known_change(seeded):
+    layer = nn.BatchNorm1d(2, eps=0.0)
+    layer.running_mean.copy_(torch.tensor([1.0, -1.0]))
+    layer.running_var.copy_(torch.tensor([4.0, 9.0]))
+    x = torch.randn(7, 2)
+    reference = oracles.follow_slow(layer, x)
+    torch.testing.assert_close(layer.running_mean, torch.tensor([1.0, -1.0]))
+    oracles.follow_slow(layer, 3 * x + 5, reference)  # their points scaled and shifted: so are they
+    torch.testing.assert_close(layer.running_mean, torch.tensor([8.0, 2.0]))
+    torch.testing.assert_close(layer.running_var, torch.tensor([36.0, 81.0]))
+    assert layer.training

@@ -3,7 +3,9 @@
 ``joint``: training and evaluation points go through the network as one batch, the loss is
 normalised by it too, running statistics are updated from it once. ``batch``: the evaluation points
 are normalised by themselves. ``frozen``: by the running statistics, the function that will be
-deployed. In ``batch`` and ``frozen`` the evaluation pass never touches running statistics.
+deployed; its R is taken as it is, and the gradient of R knows that statistics follow the weights
+(:mod:`fsmap.objective.following`). In ``batch`` and ``frozen`` the evaluation pass never touches
+running statistics.
 """
 
 from __future__ import annotations
@@ -68,19 +70,6 @@ def check_running(module: nn.Module) -> None:
 def _without_statistics(module: nn.Module) -> list[str]:
     layers = [(n, m) for n, m in module.named_modules() if isinstance(m, _BatchNorm)]
     return [name for name, layer in layers if layer.running_mean is None]
-
-
-@contextmanager
-def frozen(module: nn.Module, wanted: bool = True) -> Iterator[None]:
-    """BatchNorm layers use their running statistics; everything else stays in its mode."""
-    active = [m for m in module.modules() if wanted and isinstance(m, _BatchNorm) and m.training]
-    for m in active:
-        m.training = False
-    try:
-        yield
-    finally:
-        for m in active:
-            m.training = True
 
 
 @never_compiled

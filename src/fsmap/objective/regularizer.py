@@ -23,6 +23,7 @@ from fsmap.linalg.probes import Stream, generator, rademacher
 from fsmap.linalg.values import HALF, number
 from fsmap.objective import batchnorm as bn
 from fsmap.objective.compiling import as_written, never_compiled
+from fsmap.objective.following import first_pass, following
 from fsmap.objective.geometry import sample
 from fsmap.objective.px import EvalDistribution, as_px
 from fsmap.objective.selection import Layers, Outputs, SomeOutputs, cut, survey, trainable
@@ -169,13 +170,12 @@ class Regularizer:
         params = self.params()
         x = self.sample(params)
         self.look(x)
-        with bn.frozen(self.module, mode == "frozen"), self.own_noise():
+        with following(self.module, mode == "frozen") as layers, self.own_noise():
             chosen = self._chosen(params, x)
-            if chosen is None:
-                return self._with_fallback(self.f, params, x, self.metric)[0]
-            rows, made = chosen
-            f = cut(self.f, rows, made.head)
-            return made.size / len(rows) * self._with_fallback(f, params, x, self.metric)[0]
+            f = self.f if chosen is None else cut(self.f, chosen[0], chosen[1].head)
+            share = 1.0 if chosen is None else chosen[1].size / len(chosen[0])
+            first_pass(layers, f, params, x, self.estimator)
+            return share * self._with_fallback(f, params, x, self.metric)[0]
 
     def _chosen(self, params: Params, x: Inputs) -> tuple[Tensor, Outputs] | None:
         """This step's sample of outputs; None where all of them count."""

@@ -20,7 +20,7 @@ from fsmap.errors import InputError
 from fsmap.functional import State
 from fsmap.functional.noise import couples_points, is_random
 from fsmap.linalg import trace
-from fsmap.objective import batchnorm as bn
+from fsmap.objective.following import first_pass, following
 from fsmap.train.images.settings import ImageSettings
 from fsmap.types import Params
 
@@ -120,7 +120,8 @@ def make_gradient(
             out, state = f.with_state(params, feed.x)
             if kind == REGULARIZED:
                 deployed = ImageModel(module, state.buffers, half)
-                with bn.frozen(module) if settings.batchnorm == "frozen" else nullcontext():
+                with following(module, settings.batchnorm == "frozen") as layers:
+                    first_pass(layers, deployed, params, feed.points, settings.estimator)
                     value = _laplacian(deployed, params, feed.points, feed, settings)[0]
         logits = out[:size]
         loss = F.cross_entropy(logits, feed.y, label_smoothing=settings.label_smoothing)

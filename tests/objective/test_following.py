@@ -1,0 +1,148 @@
+"""``frozen``: R of the deployed function, and a gradient that knows that statistics follow."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from tests.oracles import follow_slow, gradient_slow, jacobian_slow
+from torch import Tensor, nn
+
+import fsmap
+from fsmap.functional import unravel
+from fsmap.linalg.probes import Stream
+from fsmap.objective.following import following
+
+S = 5
+
+
+def images() -> nn.Sequential:
+    """Convolutions, one layer without weights of its own, one that nothing comes before."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            nn.BatchNorm2d(1, affine=False),
+            nn.Conv2d(1, 3, 2),
+            nn.BatchNorm2d(3),
+            nn.Tanh(),
+            nn.Conv2d(3, 2, 2),
+            nn.BatchNorm2d(2, affine=False),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(2, 2),
+        )
+        for layer in net:
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.running_mean.normal_()
+                layer.running_var.uniform_(0.5, 2.0)
+        return net
+
+
+def points(n: int, generator: torch.Generator) -> Tensor:
+    return torch.randn(n, 1, 3, 3, generator=generator)
+
+
+def definition(net: nn.Module, estimator: str, step: int = 0) -> float:
+    """R of the network in eval(): ‖Jψ‖²/S for what estimates with ψ, else the trace itself."""
+    net = copy.deepcopy(net).eval()
+    f, params = fsmap.functional(net)
+    stream = Stream(0, step)
+    jac = jacobian_slow(f, params, points(S, stream.points()))  # [S, K, P]
+    if estimator == "exact":
+        return float(jac.square().sum() / S)
+    psi = torch.cat([p[0].reshape(-1) for p in stream.psi(params).values()])
+    return float((jac @ psi).square().sum() / S)
+
+
+@pytest.mark.parametrize("estimator", ["jvp", "fd", "fd_central", "exact"])
+def test_value_and_gradient_are_the_definition_s(estimator: str) -> None:
+    net = images()
+    beta = {"fd": 1e-7, "fd_central": 1e-5}.get(estimator, 1e-3)
+    penalty = fsmap.LaplacianPenalty(net, points, num_points=S, estimator=estimator, beta=beta)
+    value = penalty()
+    value.backward()
+    exactly = estimator in ("jvp", "exact")
+    assert value.item() == pytest.approx(definition(net, estimator), rel=1e-10 if exactly else 1e-5)
+
+    x = points(S, Stream(0, 0).points())
+    reference = follow_slow(net, x)
+
+    def moved_value(moved: dict[str, Tensor]) -> float:
+        other = copy.deepcopy(net)
+        other.load_state_dict(moved, strict=False)
+        follow_slow(other, x, reference)
+        return definition(other, estimator)
+
+    _, params = fsmap.functional(net)
+    expected = unravel(gradient_slow(moved_value, params, 1e-4), params)
+    tolerance = 1e-7 if exactly else 1e-5
+    for name, p in net.named_parameters():
+        got = torch.zeros_like(p) if p.grad is None else p.grad
+        torch.testing.assert_close(got, expected[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
+def test_vjp_has_the_exact_gradient_on_average() -> None:
+    def gradient(estimator: str, probes: int) -> Tensor:
+        net = images()
+        penalty = fsmap.LaplacianPenalty(
+            net, points, num_points=S, estimator=estimator, probes=probes
+        )
+        penalty().backward()
+        return net[4].weight.grad.flatten()
+
+    exact, estimate = gradient("exact", 1), gradient("vjp", 2_000)
+    assert (estimate - exact).norm() < 0.1 * exact.norm()
+
+
+def test_a_bias_that_is_normalized_away_is_left_alone() -> None:
+    net = images()
+    fsmap.LaplacianPenalty(net, points, num_points=S)().backward()
+    assert net[1].bias.grad.abs().max() < 1e-12 < net[1].weight.grad.abs().max()
+
+
+def test_layers_that_somebody_froze_stand_still() -> None:
+    net = images()
+    for layer in net:
+        if isinstance(layer, nn.BatchNorm2d):
+            layer.eval()
+    with following(net) as layers:
+        assert not layers
+    fsmap.LaplacianPenalty(net, points, num_points=S)().backward()
+    assert net[1].bias.grad.abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("probes", [1, 3])
+def test_in_place_has_the_gradient_of_differences(probes: int) -> None:
+    nets = [images(), images()]
+    options = {"num_points": S, "probes": probes, "beta": 1e-4}
+    fsmap.LaplacianPenalty(nets[0], points, estimator="fd", **options)().backward()
+    fsmap.InPlacePenalty(nets[1], points, **options).backward()
+    for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad, rtol=1e-6, atol=1e-9)
+
+
+def test_statistics_layers_and_modes_are_put_back() -> None:
+    net = images()
+    before = {n: b.clone() for n, b in net.named_buffers()}
+
+    def fail_inside() -> None:
+        with following(net):
+            assert not net[2].training
+            message = "inside"
+            raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail_inside()
+    fsmap.LaplacianPenalty(net, points, num_points=S)().backward()
+    assert net[2].training
+    assert "forward" not in net[2].__dict__
+    for name, b in net.named_buffers():
+        assert torch.equal(b, before[name]), name
+
+
+def test_without_gradients_nothing_follows() -> None:
+    net = images()
+    with torch.no_grad():
+        value = fsmap.LaplacianPenalty(net, points, num_points=S)()
+    assert value.item() == pytest.approx(definition(net, "jvp"), rel=1e-10)

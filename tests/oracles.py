@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -136,38 +137,44 @@ def laplacian_slow(f: ModelFn, params: Params, x: object, psi: Params) -> Tensor
     return torch.stack(rows).square().sum() / len(out)
 
 
+Statistics = dict[str, tuple[Tensor, Tensor]]  # mean and deviation of the input, by layer
+
+
 def follow_slow(
-    module: nn.Module, x: Tensor, reference: dict[str, tuple[Tensor, Tensor]] | None = None
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Move running statistics as the points' have moved, layer by layer in one pass in eval().
+    module: nn.Module, x: Tensor, reference: Statistics | None = None, *, training: bool = False
+) -> Statistics:
+    """Move running statistics as the points' have moved, layer by layer in one pass.
 
     Scaled by how the deviation of a layer's input differs from that of the reference, then shifted
-    by how its mean does. Returns mean and deviation of every layer's input; with no reference that
-    is all.
+    by how its mean does. The pass is one in ``eval()``, where a layer's input depends on the moved
+    statistics of those before it, or one in training, by the points' own statistics. Returns mean
+    and deviation of every layer's input; with no reference that is all.
     """
-    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    layers = {n: m for n, m in module.named_modules() if isinstance(m, _BatchNorm)}
+    passing = copy.deepcopy(module).train() if training else module
+    seen: Statistics = {}
 
-    def look(name: str, layer: _BatchNorm, z: Tensor) -> None:
+    def look(name: str, z: Tensor) -> None:
         channels = z.transpose(0, 1).reshape(z.shape[1], -1)  # [C, points]
         mean = torch.stack([c.sum() / len(c) for c in channels])
         centered = channels - mean[:, None]
         square = torch.stack([(c**2).sum() / len(c) for c in centered])
-        seen[name] = mean, (square + layer.eps).sqrt()
+        seen[name] = mean, (square + layers[name].eps).sqrt()
         if reference is not None:
             before, deviation = reference[name]
             ratio = seen[name][1] / deviation
-            layer.running_mean.mul_(ratio).add_(mean - ratio * before)
-            layer.running_var.add_(layer.eps).mul_(ratio**2).sub_(layer.eps)
+            layers[name].running_mean.mul_(ratio).add_(mean - ratio * before)
+            layers[name].running_var.add_(layers[name].eps).mul_(ratio**2).sub_(layers[name].eps)
 
     hooks = [
-        layer.register_forward_pre_hook(lambda layer, args, name=name: look(name, layer, args[0]))
-        for name, layer in module.named_modules()
-        if isinstance(layer, _BatchNorm)
+        layer.register_forward_pre_hook(lambda _, args, name=name: look(name, args[0]))
+        for name, layer in passing.named_modules()
+        if name in layers
     ]
-    training = module.training
+    mode = module.training
     with torch.no_grad():
-        module.eval()(x)
-    module.train(training)
+        (passing if training else passing.eval())(x)
+    module.train(mode)
     for hook in hooks:
         hook.remove()
     return seen

@@ -96,6 +96,19 @@ def test_recipe_and_baselines(tmp_path: Path):
     assert (s.method, s.sam) == ("ps-map", 0.05)
 
 
+@pytest.mark.parametrize(
+    ("mode", "px", "every"),
+    [("joint", "cifar100", 2), ("frozen", "0.8*train+0.2*cifar100", 1)],
+)
+def test_steered_runs_take_r_at_the_same_images_in_both_modes(
+    mode: str, px: str, every: int, tmp_path: Path
+):
+    config = ImageRecipe.config
+    kind = next(k for _, k in kinds(config) if k.name == f"{mode}-auto")
+    s = protocol.settings_of(config, "cifar10", kind, 0, context(tmp_path, "full"))
+    assert (s.px, s.every, s.num_points, s.batchnorm) == (px, every, 32, mode)
+
+
 def test_figures_compare_rows_of_the_table():
     config = LabelNoise.config
     for row in ("ps-map", "other", "recipe"):

@@ -48,8 +48,9 @@ def steps(net: nn.Module, lm: nn.Module, count: int = 3) -> list[torch.Tensor]:
 @pytest.mark.parametrize("mode", ["joint", "frozen"])
 @pytest.mark.parametrize("estimator", ["jvp", "fd"])
 @pytest.mark.parametrize("where", ["inside", "outside"])
-def test_compiling_changes_nothing(mode: str, estimator: str, where: str) -> None:
-    options = {"batchnorm": mode, "estimator": estimator}
+@pytest.mark.parametrize("every", [1, 2])
+def test_compiling_changes_nothing(mode: str, estimator: str, where: str, every: int) -> None:
+    options = {"batchnorm": mode, "estimator": estimator, "every": every}
     plain, net = network(), network()
     wanted = steps(plain, fsmap.LMAP(plain, PX, num_points=5, **options))
     got = steps(net, compiled(where, net, "aot_eager", **options))

@@ -82,6 +82,31 @@ def test_value_and_gradient_are_the_definition_s(estimator: str) -> None:
         torch.testing.assert_close(got, expected[name], rtol=tolerance, atol=tolerance, msg=name)
 
 
+@pytest.mark.parametrize("estimator", ["jvp", "fd", "fd_central", "exact"])
+def test_in_lmap_they_follow_as_in_the_pass_of_the_training_points(estimator: str) -> None:
+    net = images()
+    x = points(7, torch.Generator().manual_seed(1))
+    reference = follow_slow(net, x, training=True)
+    before = copy.deepcopy(net)
+    beta = {"fd": 1e-7, "fd_central": 1e-5}.get(estimator, 1e-3)
+    lm = fsmap.LMAP(net, points, num_points=S, estimator=estimator, beta=beta, batchnorm="frozen")
+    lm(x)[1].backward()
+    _, params = fsmap.functional(before)
+    before(x)  # R is that of the statistics as the training points' pass has left them
+
+    def moved_value(moved: dict[str, Tensor]) -> float:
+        other = copy.deepcopy(before)
+        other.load_state_dict(moved, strict=False)
+        follow_slow(other, x, reference, training=True)
+        return definition(other, estimator)
+
+    expected = unravel(gradient_slow(moved_value, params, 1e-4), params)
+    tolerance = 1e-7 if estimator in ("jvp", "exact") else 1e-5
+    for name, p in net.named_parameters():
+        got = torch.zeros_like(p) if p.grad is None else p.grad
+        torch.testing.assert_close(got, expected[name], rtol=tolerance, atol=tolerance, msg=name)
+
+
 def test_vjp_has_the_exact_gradient_on_average() -> None:
     def gradient(estimator: str, probes: int) -> Tensor:
         net = images()

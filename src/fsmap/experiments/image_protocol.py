@@ -25,6 +25,8 @@ from fsmap.experiments.image_hooks import Advance, TraceLaplacian
 from fsmap.train.image_control import SteerStrength
 from fsmap.train.images import ImageRun, ImageSettings
 
+JOINED = "joined"
+
 DONE = "done"
 """A file that says that the run in its folder is at its end."""
 
@@ -35,7 +37,8 @@ class Kind(NamedTuple):
     Attributes:
         name: As tables call it.
         method: ``ps-map``, ``l-map``, or the name of a baseline.
-        px: p_X, or None.
+        px: p_X: ``train``, ``white-noise``, ``other`` (D'), ``joined`` (what ``joint`` takes R at: B
+            training images and S of D'), or None.
         steer: Whether λ is steered by held-out images.
         start: λ₀ of a steered run; None: one percent of the loss.
         changes: Settings that differ from the config's.
@@ -69,6 +72,9 @@ def settings_of(
     if kind.method == "ps-map" or kind.px is None:
         changes.setdefault("method", "ps-map")
     px = kind.px if kind.px in ("train", "white-noise") or kind.px is None else OTHER[dataset]
+    if kind.px == JOINED:
+        share = config.batch / (config.batch + changes.get("num_points", config.points))
+        px = f"{share:g}*train+{1 - share:g}*{px}"
     return ImageSettings(
         **{
             "data": dataset,

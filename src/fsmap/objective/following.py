@@ -7,9 +7,10 @@ $\frac{d}{d\theta} R(\theta, s(\theta)) = \partial_\theta R + s'(\theta)^\top \p
 
 With the first term alone R falls as the weights before a BatchNorm shrink, which means nothing to
 the function and brings R up as soon as the statistics have followed: ResNet-18 ended 50 epochs of
-CIFAR-10 with R ten times that of plain training. How s moves is read off the evaluation points.
-With mean m and deviation d of a layer's input over them in the unperturbed pass, which were m₀ and
-d₀, the running mean and deviation μ and σ become
+CIFAR-10 with R ten times that of plain training. How s moves is read off the pass of the training
+points (:class:`fsmap.LMAP`), or, for a term that does not see them, that of the evaluation points
+at θ. With mean m and deviation d of a layer's input over them, which were m₀ and d₀, the running
+mean and deviation μ and σ become
 
 $r\mu + (m - r m_0)$ and $r\sigma$ with $r = d / d_0$:
 
@@ -19,7 +20,7 @@ stay what they are (r = 1), so R does not change, only its gradient. In J they s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -34,20 +35,23 @@ from fsmap.types import Inputs, ModelFn, Params
 OWN_FIRST_PASS = ("vjp", "exact")
 """Estimators that differentiate the unperturbed pass backwards, and J would follow with it."""
 
+Change = tuple[Tensor, Tensor]  # r and m − r m₀, [C]
+
 
 class Following:
-    """Stands for the forward method of a BatchNorm layer.
-
-    The first pass with gradients says how the statistics follow, the others use what it said; one
-    in forward mode says it for itself.
-    """
+    """Stands for the forward method of a BatchNorm layer."""
 
     def __init__(self, layer: _BatchNorm) -> None:
         self.layer = layer
-        self.change: tuple[Tensor, Tensor] | None = None  # r and m − r m₀, both [C]
+        self.change: Change | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The layer's output."""
+    def training(self, x: Tensor) -> Tensor:
+        """An ordinary pass of training points, which says how the statistics follow."""
+        self.change = _change(x, self.layer.eps)
+        return type(self.layer).forward(self.layer, x)
+
+    def deployed(self, x: Tensor) -> Tensor:
+        """By running statistics that follow as a training pass, or else the first pass, says."""
         mean, var = self.layer.running_mean, self.layer.running_var
         assert mean is not None
         assert var is not None
@@ -59,21 +63,20 @@ class Following:
         weight, bias = self.layer.weight, self.layer.bias
         scale = 1 / deviation if weight is None else weight / deviation
         offset = -mean * scale if bias is None else bias - mean * scale
-        wide, shape = accumulate(x), (1, -1, *[1] * (x.ndim - 2))
-        return torch.addcmul(offset.reshape(shape), wide, scale.reshape(shape)).to(x.dtype)
+        shape = (1, -1, *[1] * (x.ndim - 2))
+        return torch.addcmul(offset.reshape(shape), accumulate(x), scale.reshape(shape)).to(x.dtype)
 
-    def _look(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    def _look(self, x: Tensor) -> Change | None:
         """How the statistics follow: a pass in forward mode is an unperturbed one itself."""
-        primal, tangent = forward_ad.unpack_dual(x)
-        if not torch.is_grad_enabled():
+        if self.change is not None or not torch.is_grad_enabled():
             return self.change
+        primal, tangent = forward_ad.unpack_dual(x)
         if tangent is not None:
             return _change(primal, self.layer.eps)
-        if self.change is None:
-            self.change = _change(x, self.layer.eps)
+        self.change = _change(x, self.layer.eps)
         return self.change
 
-    def hold(self) -> tuple[Tensor, Tensor]:
+    def hold(self) -> Change:
         """No change, as leaves that collect what R asks of the statistics."""
         like = self.layer.running_mean
         assert like is not None
@@ -83,18 +86,28 @@ class Following:
         return self.change
 
 
-def _change(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """R and m − r m₀: one and zero, with derivatives."""
+def _change(x: Tensor, eps: float) -> Change:
+    """One and zero, with the derivatives of r and m − r m₀."""
     dims = [d for d in range(x.ndim) if d != 1]
-    wide = accumulate(x)
-    mean = wide.mean(dims)
-    deviation = (wide.var(dims, correction=0) + eps).sqrt()
+    # As inductor writes a batch norm: in a compiled training pass these are the batch's own.
+    var, mean = torch.var_mean(accumulate(x), dims, correction=0, keepdim=True)
+    mean, deviation = mean.flatten(), (var.flatten() + eps).sqrt()
     ratio = deviation / deviation.detach()
     return ratio, mean - ratio * mean.detach()
 
 
 @contextmanager
-def following(module: nn.Module, wanted: bool = True) -> Iterator[Sequence[Following]]:
+def watched(module: nn.Module, wanted: bool = True) -> Iterator[Sequence[Following]]:
+    """In it BatchNorm layers in training mode say how their statistics follow the weights."""
+    made = [Following(m) for m in active(module) if wanted]
+    with _replaced({one.layer: one.training for one in made}):
+        yield made
+
+
+@contextmanager
+def following(
+    module: nn.Module, wanted: bool = True, seen: Sequence[Following] = ()
+) -> Iterator[Sequence[Following]]:
     """BatchNorm layers use running statistics that follow; everything else stays in its mode.
 
     Layers in ``eval()`` mode are left alone: their statistics do not follow anything.
@@ -102,20 +115,36 @@ def following(module: nn.Module, wanted: bool = True) -> Iterator[Sequence[Follo
     Args:
         module: The model.
         wanted: Whether to do anything.
+        seen: What :func:`watched` has seen in a pass of training points; where it is empty, the
+            evaluation points stand for them.
 
     Yields:
         The layers' stand-ins.
     """
-    active = [m for m in module.modules() if wanted and isinstance(m, _BatchNorm) and m.training]
-    made = [Following(m) for m in active]
-    for layer, forward in zip(active, made, strict=True):
-        layer.training = False
+    made = list(seen) or [Following(m) for m in active(module)] if wanted else []
+    with _replaced({one.layer: one.deployed for one in made}):
+        for one in made:
+            one.layer.training = False
+        try:
+            yield made
+        finally:
+            for one in made:
+                one.layer.training = True
+
+
+def active(module: nn.Module) -> list[_BatchNorm]:
+    """BatchNorm layers in training mode."""
+    return [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
+
+
+@contextmanager
+def _replaced(forwards: dict[_BatchNorm, Callable[[Tensor], Tensor]]) -> Iterator[None]:
+    for layer, forward in forwards.items():
         layer.forward = forward  # type: ignore[method-assign, assignment]
     try:
-        yield made
+        yield
     finally:
-        for layer in active:
-            layer.training = True
+        for layer in forwards:
             del layer.forward
 
 
@@ -131,7 +160,8 @@ def first_pass(
         x: Evaluation points.
         estimator: What R is estimated by.
     """
-    if layers and estimator in OWN_FIRST_PASS and torch.is_grad_enabled():
+    known = all(layer.change is not None for layer in layers)
+    if not known and estimator in OWN_FIRST_PASS and torch.is_grad_enabled():
         replay = NoiseReplay(f, params)
         f(params, x)
         replay()

@@ -18,6 +18,7 @@ from fsmap.linalg import points
 from fsmap.linalg.metric import Metric
 from fsmap.objective import batchnorm as bn
 from fsmap.objective.compiling import never_compiled, not_itself_compiled
+from fsmap.objective.following import watched
 from fsmap.objective.px import EvalDistribution
 from fsmap.objective.regularizer import Regularizer
 from fsmap.objective.selection import Layers
@@ -128,8 +129,9 @@ class LMAP(nn.Module):
         if self.batchnorm == "joint":
             out, value = self._joint(x, wanted)
         else:
-            out = self._plain(x)
-            value = reg.separate(self.batchnorm) if wanted else _zero(out)
+            with watched(self.module, wanted and self.batchnorm == "frozen") as seen:
+                out = self._plain(x)
+            value = reg.separate(self.batchnorm, seen) if wanted else _zero(out)
         reg.passed()
         return out, value if reg_strength is None else reg_strength * value
 

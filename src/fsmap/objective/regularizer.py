@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +23,7 @@ from fsmap.linalg.probes import Stream, generator, rademacher
 from fsmap.linalg.values import HALF, number
 from fsmap.objective import batchnorm as bn
 from fsmap.objective.compiling import as_written, never_compiled
-from fsmap.objective.following import first_pass, following
+from fsmap.objective.following import Following, first_pass, following
 from fsmap.objective.geometry import sample
 from fsmap.objective.px import EvalDistribution, as_px
 from fsmap.objective.selection import Layers, Outputs, SomeOutputs, cut, survey, trainable
@@ -165,12 +165,20 @@ class Regularizer:
         return self._with_fallback(self.f, params, x, metric)
 
     @never_compiled
-    def separate(self, mode: str) -> Tensor:
-        """R on a pass of its own, BatchNorm ``frozen`` or ``batch``; statistics untouched."""
+    def separate(self, mode: str, seen: Sequence[Following] = ()) -> Tensor:
+        """R on a pass of its own, BatchNorm ``frozen`` or ``batch``; statistics untouched.
+
+        Args:
+            mode: Which of them.
+            seen: How statistics follow the weights in the pass of the training points, if any.
+
+        Returns:
+            R.
+        """
         params = self.params()
         x = self.sample(params)
         self.look(x)
-        with following(self.module, mode == "frozen") as layers, self.own_noise():
+        with following(self.module, mode == "frozen", seen) as layers, self.own_noise():
             chosen = self._chosen(params, x)
             f = self.f if chosen is None else cut(self.f, chosen[0], chosen[1].head)
             share = 1.0 if chosen is None else chosen[1].size / len(chosen[0])

@@ -20,7 +20,7 @@ from fsmap.errors import InputError
 from fsmap.functional import State
 from fsmap.functional.noise import couples_points, is_random
 from fsmap.linalg import trace
-from fsmap.objective.following import first_pass, following
+from fsmap.objective.following import first_pass, following, watched
 from fsmap.train.images.settings import ImageSettings
 from fsmap.types import Params
 
@@ -117,10 +117,12 @@ def make_gradient(
             else:
                 out, state = f.with_state(params, both)
         else:
-            out, state = f.with_state(params, feed.x)
+            frozen = kind == REGULARIZED and settings.batchnorm == "frozen"
+            with watched(module, frozen) as seen:
+                out, state = f.with_state(params, feed.x)
             if kind == REGULARIZED:
                 deployed = ImageModel(module, state.buffers, half)
-                with following(module, settings.batchnorm == "frozen") as layers:
+                with following(module, frozen, seen) as layers:
                     first_pass(layers, deployed, params, feed.points, settings.estimator)
                     value = _laplacian(deployed, params, feed.points, feed, settings)[0]
         logits = out[:size]

@@ -37,7 +37,7 @@ class Kind(NamedTuple):
     Attributes:
         name: As tables call it.
         method: ``ps-map``, ``l-map``, or the name of a baseline.
-        px: p_X: ``train``, ``white-noise``, ``other`` (D'), ``joined`` (what ``joint`` takes R at: B
+        px: p_X: ``train``, ``white-noise``, ``other`` (D'), ``joined`` (where ``joint`` takes R: B
             training images and S of D'), or None.
         steer: Whether λ is steered by held-out images.
         start: λ₀ of a steered run; None: one percent of the loss.

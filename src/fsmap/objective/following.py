@@ -15,9 +15,7 @@ mean and deviation μ and σ become
 $r\mu + (m - r m_0)$ and $r\sigma$ with $r = d / d_0$:
 
 where the input is scaled they are scaled, where it is shifted the mean is shifted. Their values
-stay what they are (r = 1), so R does not change, only its gradient. In J they stand still. All that
-is needed are first derivatives, so it is written with $\rho = \log r$ and $\tau = m - r m_0$, which
-are zero: the layer's scale w/σ becomes (1 − ρ)·w/σ, its offset b − μw/σ becomes that less τw/σ.
+stay what they are (r = 1), so R does not change, only its gradient. In J they stand still.
 """
 
 from __future__ import annotations
@@ -32,14 +30,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.functional import NoiseReplay
 from fsmap.linalg.values import accumulate
-from fsmap.objective.compiling import never_compiled
 from fsmap.types import Inputs, ModelFn, Params
 
 OWN_FIRST_PASS = ("vjp", "exact")
 """Estimators that differentiate the unperturbed pass backwards, and J would follow with it."""
 
-Change = tuple[Tensor, Tensor]  # ρ and τ, [C]: zeros with derivatives
-Moments = tuple[Tensor, Tensor]  # m and d², [C]
+Change = tuple[Tensor, Tensor]  # r and m − r m₀, [C]
 
 
 class Following:
@@ -47,12 +43,11 @@ class Following:
 
     def __init__(self, layer: _BatchNorm) -> None:
         self.layer = layer
-        self.moments: Moments | None = None  # of the training points
         self.change: Change | None = None
 
     def training(self, x: Tensor) -> Tensor:
         """An ordinary pass of training points, which says how the statistics follow."""
-        self.moments = _moments(x, self.layer.eps)
+        self.change = _change(x, self.layer.eps)
         return type(self.layer).forward(self.layer, x)
 
     def deployed(self, x: Tensor) -> Tensor:
@@ -60,14 +55,14 @@ class Following:
         mean, var = self.layer.running_mean, self.layer.running_var
         assert mean is not None
         assert var is not None
-        weight, bias = self.layer.weight, self.layer.bias
-        scale = (var + self.layer.eps).rsqrt()
-        scale = scale if weight is None else weight * scale
-        offset = -mean * scale if bias is None else bias - mean * scale
+        deviation = (var + self.layer.eps).sqrt()
         change = self._look(x)
         if change is not None:
-            rho, tau = change
-            scale, offset = scale * (1 - rho), offset - scale * tau
+            ratio, shift = change
+            mean, deviation = ratio * mean + shift, ratio * deviation
+        weight, bias = self.layer.weight, self.layer.bias
+        scale = 1 / deviation if weight is None else weight / deviation
+        offset = -mean * scale if bias is None else bias - mean * scale
         shape = (1, -1, *[1] * (x.ndim - 2))
         return torch.addcmul(offset.reshape(shape), accumulate(x), scale.reshape(shape)).to(x.dtype)
 
@@ -76,44 +71,29 @@ class Following:
         if self.change is not None or not torch.is_grad_enabled():
             return self.change
         primal, tangent = forward_ad.unpack_dual(x)
-        change = _change(*_moments(primal, self.layer.eps))
-        if tangent is None:
-            self.change = change
-        return change
+        if tangent is not None:
+            return _change(primal, self.layer.eps)
+        self.change = _change(x, self.layer.eps)
+        return self.change
 
     def hold(self) -> Change:
         """No change, as leaves that collect what R asks of the statistics."""
         like = self.layer.running_mean
         assert like is not None
-        self.change = torch.zeros_like(like), torch.zeros_like(like)
+        self.change = torch.ones_like(like), torch.zeros_like(like)
         for leaf in self.change:
             leaf.requires_grad_()
         return self.change
 
 
-def _moments(x: Tensor, eps: float) -> Moments:
-    # As inductor writes a batch norm: in a compiled training pass these are the batch's own.
+def _change(x: Tensor, eps: float) -> Change:
+    """One and zero, with the derivatives of r and m − r m₀."""
     dims = [d for d in range(x.ndim) if d != 1]
+    # As inductor writes a batch norm: in a compiled training pass these are the batch's own.
     var, mean = torch.var_mean(accumulate(x), dims, correction=0, keepdim=True)
-    return mean.flatten(), var.flatten() + eps
-
-
-def _change(mean: Tensor, square: Tensor) -> Change:
-    log = square.log() / 2
-    rho = log - log.detach()
-    return rho, mean - mean.detach() - rho * mean.detach()
-
-
-@never_compiled
-def _settle(layers: Sequence[Following]) -> None:
-    """From moments to changes, for all layers at once: as many small kernels as for one."""
-    seen = [(one, *one.moments) for one in layers if one.moments is not None]
-    if seen:
-        ones, means, squares = zip(*seen, strict=True)
-        rho, tau = _change(torch.cat(means), torch.cat(squares))
-        sizes = [len(mean) for mean in means]
-        for one, *change in zip(ones, rho.split(sizes), tau.split(sizes), strict=True):
-            one.change = (change[0], change[1])
+    mean, deviation = mean.flatten(), (var.flatten() + eps).sqrt()
+    ratio = deviation / deviation.detach()
+    return ratio, mean - ratio * mean.detach()
 
 
 @contextmanager
@@ -122,7 +102,6 @@ def watched(module: nn.Module, wanted: bool = True) -> Iterator[Sequence[Followi
     made = [Following(m) for m in active(module) if wanted]
     with _replaced({one.layer: one.training for one in made}):
         yield made
-    _settle(made)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 
 import torch
 import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -52,19 +53,21 @@ class Following:
 
     def deployed(self, x: Tensor) -> Tensor:
         """By running statistics that follow as a training pass, or else the first pass, says."""
-        mean, var = self.layer.running_mean, self.layer.running_var
-        assert mean is not None
-        assert var is not None
-        deviation = (var + self.layer.eps).sqrt()
-        change = self._look(x)
+        # (x − rμ − τ)/rσ·w + b, τ = m − r m₀, is torch's own function with another weight and bias:
+        # (x − μ)/σ·w' + b' with w' = w/r and b' = b + (μ − rμ − τ)·w'/σ.
+        layer, change = self.layer, self._look(x)
+        weight: Tensor | None = layer.weight
+        bias: Tensor | None = layer.bias
         if change is not None:
-            ratio, shift = change
-            mean, deviation = ratio * mean + shift, ratio * deviation
-        weight, bias = self.layer.weight, self.layer.bias
-        scale = 1 / deviation if weight is None else weight / deviation
-        offset = -mean * scale if bias is None else bias - mean * scale
-        shape = (1, -1, *[1] * (x.ndim - 2))
-        return torch.addcmul(offset.reshape(shape), accumulate(x), scale.reshape(shape)).to(x.dtype)
+            ratio, tau = change
+            mean, var = layer.running_mean, layer.running_var
+            assert mean is not None
+            assert var is not None
+            weight = 1 / ratio if weight is None else weight / ratio
+            moved = (mean - ratio * mean - tau) * weight * (var + layer.eps).rsqrt()
+            bias = moved if bias is None else bias + moved
+        out = F.batch_norm(x, layer.running_mean, layer.running_var, weight, bias, eps=layer.eps)
+        return out.to(x.dtype)
 
     def _look(self, x: Tensor) -> Change | None:
         """How the statistics follow: a pass in forward mode is an unperturbed one itself."""

@@ -166,6 +166,13 @@ def test_statistics_layers_and_modes_are_put_back() -> None:
         assert torch.equal(b, before[name]), name
 
 
+def test_outputs_are_those_of_eval_to_the_bit() -> None:
+    net, x = images(), points(S, torch.Generator().manual_seed(1))
+    with following(net):
+        out = net(x)
+    assert torch.equal(out, net.eval()(x))
+
+
 def test_without_gradients_nothing_follows() -> None:
     net = images()
     with torch.no_grad():

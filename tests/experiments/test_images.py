@@ -107,6 +107,10 @@ def test_steered_runs_take_r_at_the_same_images_in_both_modes(
     kind = next(k for _, k in kinds(config) if k.name == f"{mode}-auto")
     s = protocol.settings_of(config, "cifar10", kind, 0, context(tmp_path, "full"))
     assert (s.px, s.every, s.num_points, s.batchnorm) == (px, every, 32, mode)
+    table = dataclasses.replace(ImageTable.config, recipe_batchnorm=mode)
+    recipe = kind_of(table, "recipe")
+    s = protocol.settings_of(table, "cifar10", recipe, 0, context(tmp_path, "full"))
+    assert (s.px, s.num_points, s.batchnorm) == (px, 32, mode)
 
 
 def test_figures_compare_rows_of_the_table():

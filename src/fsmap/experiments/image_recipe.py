@@ -21,8 +21,8 @@ from fsmap.experiments.image_config import (
     quick,
 )
 from fsmap.experiments.image_measure import train_and_measure
-from fsmap.experiments.image_protocol import JOINED, Kind, Run
-from fsmap.experiments.image_rows import recipe_changes
+from fsmap.experiments.image_protocol import Kind, Run
+from fsmap.experiments.image_rows import recipe_changes, recipe_px
 from fsmap.experiments.recipe_verdict import draw, recipe_claims, recipe_table
 from fsmap.objective.batchnorm import MODES
 from fsmap.report.records import Claim, Row
@@ -44,7 +44,8 @@ class Config(ImageConfig):
         modes: BatchNorm modes of the fixed runs.
         strengths: λ of the fixed runs.
         steered_modes: BatchNorm modes of the steered runs; those other than ``joint`` have R on
-            every step, at training images and D' in the proportion that ``joint`` has them.
+            every step. They take it, as fixed runs do, at training images and D' in the proportion
+            that ``joint`` has them.
         starts: First λ of the steered runs; 0: one percent of the loss. The ceiling brings them
             down, and up to it at half time, so that most end alike.
         few_points: S of the cheaper variants.
@@ -95,31 +96,17 @@ def kinds(config: Config) -> list[tuple[str, Kind]]:
     for strength in config.strengths:
         for mode in config.modes:
             changes = {"batchnorm": mode, "reg_strength": strength}
-            found.append(("fixed", Kind(f"{mode}-{strength:.0e}", px="other", changes=changes)))
+            name = f"{mode}-{strength:.0e}"
+            found.append(("fixed", Kind(name, px=recipe_px(mode), changes=changes)))
     found += [("variants", kind) for kind in variants(config)]
     return [(part, kind) for part, kind in found if part in config.parts]
 
 
 def steered(mode: str, start: float = 0.0, name: str = "", **changes: Any) -> Kind:
-    """A steered run of a mode from a first λ.
-
-    R at D' alone says little about the training images where the two have little in common:
-    FashionMNIST with `frozen` brought R at KMNIST to a thousandth and stayed over-confident.
-
-    Args:
-        mode: Of BatchNorm.
-        start: First λ; 0: one percent of the loss.
-        name: As tables call it; empty: after mode and start.
-        **changes: Settings that differ from the config's.
-
-    Returns:
-        The kind of run.
-    """
+    """A steered run of a mode from a first λ."""
     name = name or (f"{mode}-auto" if not start else f"{mode}-auto-from-{start:.0e}")
-    px = "other" if mode == "joint" else JOINED
-    return Kind(
-        name, px=px, steer=True, start=start or None, changes={**changes, "batchnorm": mode}
-    )
+    changes["batchnorm"] = mode
+    return Kind(name, px=recipe_px(mode), steer=True, start=start or None, changes=changes)
 
 
 def variants(config: Config) -> list[Kind]:

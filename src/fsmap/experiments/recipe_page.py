@@ -62,13 +62,12 @@ GPU: full-length runs of ResNet-18).
 
 R is the Laplacian term, estimated at S images of p_X on every k-th step. p_X = D' is KMNIST for
 FashionMNIST and CIFAR-100 for CIFAR-10; in `joint` R is the mean over the batch's training images
-too, and runs of the other modes draw from both in the same proportion. [guide/lmap.md](guide/lmap.md)
-has the modes, and [guide/images.md](guide/images.md) what they cost. Every run is named by its
-BatchNorm mode and its λ; `auto` is λ steered by held-out images
+too, and runs of the other modes draw from both in the same proportion.
+[guide/lmap.md](guide/lmap.md) has the modes, and [guide/images.md](guide/images.md) what they cost.
+Every run is named by its BatchNorm mode and its λ; `auto` is λ steered by held-out images
 ([guide/temperature.md](guide/temperature.md)), from one percent of the loss or from the value
 named. T is the temperature that fits held-out images; "after T" is after dividing the logits by it,
-for PS-MAP as well: that is the baseline a calibration method
-has to beat. A run is on the Pareto front (✓) if no other on the same set is at least as good in
+for PS-MAP as well: that is the baseline a calibration method has to beat. A run is on the Pareto front (✓) if no other on the same set is at least as good in
 accuracy, NLL, ECE and NLL after T, and better in one of them.
 """
 

@@ -67,7 +67,8 @@ too, and runs of the other modes draw from both in the same proportion.
 Every run is named by its BatchNorm mode and its λ; `auto` is λ steered by held-out images
 ([guide/temperature.md](guide/temperature.md)), from one percent of the loss or from the value
 named. T is the temperature that fits held-out images; "after T" is after dividing the logits by it,
-for PS-MAP as well: that is the baseline a calibration method has to beat. A run is on the Pareto front (✓) if no other on the same set is at least as good in
+for PS-MAP as well: that is the baseline a calibration method has to beat. A run is on the Pareto
+front (✓) if no other on the same set is at least as good in
 accuracy, NLL, ECE and NLL after T, and better in one of them.
 """
 

@@ -72,6 +72,19 @@ def _without_statistics(module: nn.Module) -> list[str]:
     return [name for name, layer in layers if layer.running_mean is None]
 
 
+@contextmanager
+def frozen(module: nn.Module, wanted: bool = True) -> Iterator[None]:
+    """BatchNorm layers use their running statistics; everything else stays in its mode."""
+    active = [m for m in module.modules() if wanted and isinstance(m, _BatchNorm) and m.training]
+    for m in active:
+        m.training = False
+    try:
+        yield
+    finally:
+        for m in active:
+            m.training = True
+
+
 @never_compiled
 def write_back(module: nn.Module, buffers: dict[str, Tensor]) -> None:
     """Give the module the running statistics that a pass on cloned buffers made."""

@@ -31,6 +31,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.functional import NoiseReplay
 from fsmap.linalg.values import accumulate
+from fsmap.objective.batchnorm import frozen
 from fsmap.types import Inputs, ModelFn, Params
 
 OWN_FIRST_PASS = ("vjp", "exact")
@@ -40,34 +41,39 @@ Change = tuple[Tensor, Tensor]  # r and m − r m₀, [C]
 
 
 class Following:
-    """Stands for the forward method of a BatchNorm layer."""
+    """Stands for the forward method of a BatchNorm layer.
+
+    A layer that one pass calls twice follows as one of the calls says (in forward mode each its
+    own): R is the same, its gradient is then not quite that of any statistics.
+    """
 
     def __init__(self, layer: _BatchNorm) -> None:
-        self.layer = layer
+        self.layer, self.plain = layer, layer.forward
         self.change: Change | None = None
 
-    def training(self, x: Tensor) -> Tensor:
+    def training(self, input: Tensor) -> Tensor:
         """An ordinary pass of training points, which says how the statistics follow."""
-        self.change = _change(x, self.layer.eps)
-        return type(self.layer).forward(self.layer, x)
+        self.change = _change(input, self.layer.eps)
+        return self.plain(input)
 
-    def deployed(self, x: Tensor) -> Tensor:
+    def deployed(self, input: Tensor) -> Tensor:
         """By running statistics that follow as a training pass, or else the first pass, says."""
         # (x − rμ − τ)/rσ·w + b, τ = m − r m₀, is torch's own function with another weight and bias:
         # (x − μ)/σ·w' + b' with w' = w/r and b' = b + (μ − rμ − τ)·w'/σ.
-        layer, change = self.layer, self._look(x)
+        layer, change = self.layer, self._look(input)
+        mean, var = layer.running_mean, layer.running_var
+        assert mean is not None
+        assert var is not None
         weight: Tensor | None = layer.weight
         bias: Tensor | None = layer.bias
         if change is not None:
             ratio, tau = change
-            mean, var = layer.running_mean, layer.running_var
-            assert mean is not None
-            assert var is not None
-            weight = 1 / ratio if weight is None else weight / ratio
-            moved = (mean - ratio * mean - tau) * weight * (var + layer.eps).rsqrt()
-            bias = moved if bias is None else bias + moved
-        out = F.batch_norm(x, layer.running_mean, layer.running_var, weight, bias, eps=layer.eps)
-        return out.to(x.dtype)
+            scale = 1 / ratio if weight is None else weight / ratio
+            moved = (mean - ratio * mean - tau) * scale * (var + layer.eps).rsqrt()
+            weight, bias = scale.to(mean.dtype), moved if bias is None else bias + moved
+            bias = bias.to(mean.dtype)
+        out = F.batch_norm(input, mean, var, weight, bias, eps=layer.eps)
+        return out.to(input.dtype)  # in forward mode a CPU promotes half precision
 
     def _look(self, x: Tensor) -> Change | None:
         """How the statistics follow: a pass in forward mode is an unperturbed one itself."""
@@ -77,15 +83,6 @@ class Following:
         if tangent is not None:
             return _change(primal, self.layer.eps)
         self.change = _change(x, self.layer.eps)
-        return self.change
-
-    def hold(self) -> Change:
-        """No change, as leaves that collect what R asks of the statistics."""
-        like = self.layer.running_mean
-        assert like is not None
-        self.change = torch.ones_like(like), torch.zeros_like(like)
-        for leaf in self.change:
-            leaf.requires_grad_()
         return self.change
 
 
@@ -102,7 +99,7 @@ def _change(x: Tensor, eps: float) -> Change:
 @contextmanager
 def watched(module: nn.Module, wanted: bool = True) -> Iterator[Sequence[Following]]:
     """In it BatchNorm layers in training mode say how their statistics follow the weights."""
-    made = [Following(m) for m in active(module) if wanted]
+    made = _stand_ins(module) if wanted else []
     with _replaced({one.layer: one.training for one in made}):
         yield made
 
@@ -113,7 +110,8 @@ def following(
 ) -> Iterator[Sequence[Following]]:
     """BatchNorm layers use running statistics that follow; everything else stays in its mode.
 
-    Layers in ``eval()`` mode are left alone: their statistics do not follow anything.
+    In layers with a forward method of their own statistics stand still, as in :func:`frozen`, and
+    those in ``eval()`` mode are left alone.
 
     Args:
         module: The model.
@@ -124,20 +122,16 @@ def following(
     Yields:
         The layers' stand-ins.
     """
-    made = list(seen) or [Following(m) for m in active(module)] if wanted else []
-    with _replaced({one.layer: one.deployed for one in made}):
-        for one in made:
-            one.layer.training = False
-        try:
-            yield made
-        finally:
-            for one in made:
-                one.layer.training = True
+    made = (list(seen) or _stand_ins(module)) if wanted else []
+    with frozen(module, wanted), _replaced({one.layer: one.deployed for one in made}):
+        yield made
 
 
-def active(module: nn.Module) -> list[_BatchNorm]:
-    """BatchNorm layers in training mode."""
-    return [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
+def _stand_ins(module: nn.Module) -> list[Following]:
+    """For BatchNorm layers in training mode that do what torch's do, and nothing else."""
+    layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.training]
+    plain = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    return [Following(m) for m in layers if type(m).forward in plain and "forward" not in vars(m)]
 
 
 @contextmanager

@@ -9,14 +9,12 @@ R = ‖f₁ − f₀‖²/β² (``eq:mc-laplace``, in the metric g), and its gra
 The cotangents ∂R/∂f₁ and ∂R/∂f₀ are constants once both outputs are known. So: f₀ without a graph;
 move the parameters; f₁ and its backward pass; put them back, bit for bit; f₀ once more, and its
 backward pass. No graph ever sees a parameter change: three forward and two backward passes.
-Where BatchNorm's statistics follow θ (:mod:`fsmap.objective.following`), f₁ depends on θ through
-them too: what it asks of them is kept, and handed on in the last backward pass.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +30,6 @@ from fsmap.linalg.probes import Stream
 from fsmap.linalg.values import HALF, accumulate, number
 from fsmap.objective import batchnorm as bn
 from fsmap.objective import sharding
-from fsmap.objective.following import Following, following
 from fsmap.objective.geometry import sample
 from fsmap.objective.px import EvalDistribution, as_px
 from fsmap.objective.regularizer import STILL, check_numbers
@@ -49,10 +46,11 @@ SMALLEST_IN_HALF = 3e-3
 class InPlacePenalty:
     """λ∇R(θ) added to the gradients: ``loss.backward(); penalty.backward(lam)``.
 
-    Equal to ``LaplacianPenalty(estimator="fd")``, in another order: it needs nothing from the model
-    but forward and backward passes, so it serves FSDP2 (``fully_shard``), FSDP2 with activation
-    checkpointing, DDP, and any other model. ψ is the same on every rank, each rank draws evaluation
-    points of its own, and gradients are averaged as those of the loss are.
+    Equal to ``LaplacianPenalty(estimator="fd")``, in another order, but that with ``frozen``
+    statistics stand still in the gradient (:mod:`fsmap.objective.following`). It needs nothing from
+    the model but forward and backward passes, so it serves FSDP2 (``fully_shard``), FSDP2 with
+    activation checkpointing, DDP, and any other model. ψ is the same on every rank, each rank draws
+    evaluation points of its own, and gradients are averaged as those of the loss are.
 
     Args:
         module: The model as the loop calls it: wrapped, sharded, compiled.
@@ -127,11 +125,9 @@ class InPlacePenalty:
             if not self._looked:
                 points.check(x)
             share = self.steps.every / self.probes
-            frozen = self.batchnorm == "frozen"
-            with following(self.module, frozen) as layers, _kept_buffers(self.module):
+            with bn.frozen(self.module, self.batchnorm == "frozen"), _kept_buffers(self.module):
                 for probe in range(self.probes):
-                    one = self._one(params, x, stream, probe, share * reg_strength, layers)
-                    value += share * one
+                    value += share * self._one(params, x, stream, probe, share * reg_strength)
             if not self._judged and number(value) == 0:
                 warnings.warn(STILL, IgnoredProbesWarning, stacklevel=2)
             self._judged = True
@@ -139,33 +135,16 @@ class InPlacePenalty:
         return value
 
     def _one(
-        self,
-        params: Params,
-        x: Inputs,
-        stream: Stream,
-        probe: int,
-        weight: float | Tensor,
-        layers: Sequence[Following],
+        self, params: Params, x: Inputs, stream: Stream, probe: int, weight: float | Tensor
     ) -> Tensor:
-        for layer in layers:
-            layer.change = None
         with torch.no_grad():
             base = self._pass(x, stream)
         with torch.enable_grad():
             with self._moved(params, stream, probe):
-                held = [leaf for layer in layers for leaf in layer.hold()]
                 there = self._pass(x, stream)
                 value, at_there, at_base = self._cotangents(x, there, base, weight)
                 torch.autograd.backward(there, at_there)
-            for layer in layers:
-                layer.change = None
-            ends, asked = [self._pass(x, stream)], [at_base]
-            # What f(θ+βψ) asks of the statistics, which follow θ.
-            for leaf, follows in zip(held, _changes(layers), strict=True):
-                if leaf.grad is not None and follows.grad_fn is not None:
-                    ends.append(follows)
-                    asked.append(leaf.grad)
-            torch.autograd.backward(ends, asked)
+            torch.autograd.backward(self._pass(x, stream), at_base)
         return value
 
     def _cotangents(
@@ -236,11 +215,6 @@ class InPlacePenalty:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the step."""
         self.steps.step = int(state["step"])
-
-
-def _changes(layers: Sequence[Following]) -> Iterator[Tensor]:
-    for layer in layers:
-        yield from layer.change or layer.hold()  # the latter where the pass left the layer out
 
 
 @contextmanager

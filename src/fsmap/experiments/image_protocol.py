@@ -25,7 +25,8 @@ from fsmap.experiments.image_hooks import Advance, TraceLaplacian
 from fsmap.train.image_control import SteerStrength
 from fsmap.train.images import ImageRun, ImageSettings
 
-JOINED = "joined"
+BOTH = "both"
+"""p_X of a kind: B training images and S of D', as in the batches of ``joint``."""
 
 DONE = "done"
 """A file that says that the run in its folder is at its end."""
@@ -37,7 +38,7 @@ class Kind(NamedTuple):
     Attributes:
         name: As tables call it.
         method: ``ps-map``, ``l-map``, or the name of a baseline.
-        px: p_X: ``train``, ``white-noise``, ``other`` (D'), ``joined`` (where ``joint`` takes R: B
+        px: p_X: ``train``, ``white-noise``, ``other`` (D'), ``both`` (where ``joint`` takes R: B
             training images and S of D'), or None.
         steer: Whether λ is steered by held-out images.
         start: λ₀ of a steered run; None: one percent of the loss.
@@ -72,7 +73,7 @@ def settings_of(
     if kind.method == "ps-map" or kind.px is None:
         changes.setdefault("method", "ps-map")
     px = kind.px if kind.px in ("train", "white-noise") or kind.px is None else OTHER[dataset]
-    if kind.px == JOINED:
+    if kind.px == BOTH:
         share = config.batch / (config.batch + changes.get("num_points", config.points))
         px = f"{share:g}*train+{1 - share:g}*{px}"
     return ImageSettings(

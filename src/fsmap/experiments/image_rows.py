@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fsmap.errors import InputError
 from fsmap.experiments.image_config import BASELINES, ROWS, ImageConfig
-from fsmap.experiments.image_protocol import JOINED, Kind
+from fsmap.experiments.image_protocol import BOTH, Kind
 
 SMOOTHING = 0.05
 """Of the label-smoothing baseline."""
@@ -61,7 +61,7 @@ def recipe_px(mode: str) -> str:
     Returns:
         p_X of a :class:`Kind`.
     """
-    return "other" if mode == "joint" else JOINED
+    return "other" if mode == "joint" else BOTH
 
 
 def recipe_changes(config: ImageConfig) -> dict[str, object]:

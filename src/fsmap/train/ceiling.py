@@ -30,16 +30,16 @@ HALF = 0.5
 STEADY = 0.25
 """λR over the loss that the ceiling is heading for.
 
-Where ``joint`` ended calibrated it was 0.15 to 0.25 in full-length runs (FashionMNIST 50, CIFAR-10
-200 epochs) and in 50 epochs of CIFAR-10, 0.35 to 0.55 in 12 and 14 epochs; with ``frozen`` 0.1 to
-0.4. What is missing at the end is made up where the ceiling opens.
+Where runs ended calibrated it was 0.15 to 0.25 in full-length ones (FashionMNIST 50, CIFAR-10 200
+epochs) and in 50 epochs of CIFAR-10, 0.35 to 0.55 in 12 and 14 epochs. What is missing at the end
+is made up where the ceiling opens.
 """
 
 SLOPE, FIRM = 3.0, 0.2
 """k as it is thought of at first, and the range of a that this counts for beside what is seen.
 
 With λ constant it is 3.4 in 50 epochs of CIFAR-10; in steered runs 2 in 50 epochs of FashionMNIST,
-about zero in 12, 6 to 8 with ``frozen`` on CIFAR-10, and 0.1 in ``benchmarks.steering``.
+about zero in 12, and 0.1 in ``benchmarks.steering``.
 """
 
 OPEN, STEEP = 1.5, 8.0

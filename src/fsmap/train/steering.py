@@ -22,9 +22,6 @@ that of a network that jumps about, and says little about the one that will be d
 The margin m = ``margin``·a, zero at the end of a schedule: at a high learning rate a network is
 over-confident by itself (50 epochs of CIFAR-10, λ zero: log T = 0.06 to 0.18 shortly before half
 time), and one that is calibrated there already is under-fitted. So λ falls until that is left.
-Where a signal within ± ``margin``·a counted as zero instead, ``frozen`` runs had a log T of −0.02
-on average from epoch 30 to 46, and a training loss of 0.12 to 0.13 in epoch 38 (``joint``: 0.06,
-and 0.07 to 0.08).
 
 λR stays below a ceiling (:mod:`fsmap.train.ceiling`), which counts for more than rate and range.
 

@@ -38,8 +38,8 @@ class LMAP(nn.Module):
         beta: Step of the differences.
         batchnorm: ``joint`` (one pass over B+S points serves the loss and R, and R is the mean over
             all of them, as in the authors' code; it is *not* plain training as λ → 0, because the
-            statistics differ), ``frozen`` or ``batch`` (R on a pass of its own). Call ``backward`` once,
-            on loss + λR: in ``joint`` and ``frozen`` R has a share in the graph of the loss.
+            statistics differ), ``frozen`` or ``batch`` (R on a pass of its own). In ``joint`` and
+            ``frozen`` R has a share in the loss's graph: one ``backward``, of loss + λR.
         every: Evaluate R on every k-th optimiser step only, k times as strong; 0 otherwise.
         metric: g, see :mod:`fsmap.metric`.
         seed: ψ is a function of (seed, step, parameter name).

@@ -160,9 +160,11 @@ def test_sets_and_splits_that_are_not_there(folder: Path):
     ):
         read_images("cifar", "train", folder)
     with pytest.raises(
-        InputError, match=r"no data set 'digits'\. Known: fashion-mnist, .*cifar100"
+        InputError, match=r"no data set 'digits'\. Known: train, white-noise, .*cifar100"
     ):
         load_task("fmnist", px="digits", limit=8, data_dir=folder)
+    with pytest.raises(InputError, match=r"no data set 'whitenoise'\. Did you mean 'white-noise'"):
+        load_task("fmnist", px="whitenoise", limit=8, data_dir=folder)
     with pytest.raises(InputError, match="cifar100 has the splits all, got 'train'"):
         read_images("cifar100", "train", folder)
     with pytest.raises(InputError, match="cannot train on 'kmnist'"):

@@ -185,6 +185,24 @@ def test_a_forward_that_somebody_replaced_is_called_and_kept() -> None:
     assert net[2].forward is hooked
 
 
+@pytest.mark.parametrize("stands_still", [False, True])
+def test_autocast_on_a_cpu_keeps_forward_mode(stands_still: bool) -> None:
+    gradients = []
+    for autocast in (False, True):
+        net, x = images().float(), points(7, torch.Generator().manual_seed(1)).float()
+        if stands_still:
+            net[2].eval()
+        lm = fsmap.LMAP(net, x[:S], num_points=S, batchnorm="frozen", probes=4)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            value = lm(x)[1]
+        value.backward()
+        assert lm.regularizer.estimator == "jvp"  # and no warning, which would be an error
+        gradients.append(
+            torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+        )
+    assert (gradients[1] - gradients[0]).norm() < 0.1 * gradients[0].norm()
+
+
 class Named(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -156,6 +156,11 @@ def test_mixture_of_dicts():
     assert 0 < x["b"].sum() < 10
 
 
+def test_a_mixture_is_no_dict():
+    with pytest.raises(InputError, match="a list of components and a list of weights, got a dict"):
+        px.Mixture({px.Uniform(0, 1): 0.8, px.Normal(): 0.2})
+
+
 @pytest.mark.parametrize("weights", [[1], [1, -1], [1, math.nan], [[1, 1]], [1, 1, 1]])
 def test_mixture_weights_are_checked(weights):
     with pytest.raises(InputError, match=r"one finite weight >= 0 for each component, got 2 comp"):

@@ -134,8 +134,9 @@ class ImageRecipe(ImageExperiment):
     )
     cost = "27 short runs of a set, on an H200 about 20 min (FashionMNIST) and an hour (CIFAR-10)"
     protocol = (
-        "as image-table with p_X = D' and a quarter of its epochs, 12 (FashionMNIST) and 50 "
-        "(CIFAR-10); held-out images steer λ and give the temperature, test images judge"
+        "as image-table with p_X = D' (and training images, as many as joint has in its batch, in "
+        "the other modes) and a quarter of its epochs, 12 (FashionMNIST) and 50 (CIFAR-10); "
+        "held-out images steer λ and give the temperature, test images judge"
     )
     selecting = (*SELECTING, "parts", "modes", "strengths", "steered_modes", "starts")
     config = Config()

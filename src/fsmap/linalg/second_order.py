@@ -103,7 +103,10 @@ def batch_norm(
 ) -> Tensor:
     """``F.batch_norm``, right to second order where statistics are those of the batch."""
     if not training:
-        return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
+        # Under autocast a CPU would give a half-precision input a tangent in full precision.
+        same = input if running_mean is None else input.to(running_mean.dtype)
+        out = F.batch_norm(same, running_mean, running_var, weight, bias, False, momentum, eps)
+        return out.to(input.dtype)
     if running_mean is not None:  # updated by the fused kernel: to the last bit as in a plain pass
         with torch.no_grad():
             primal = forward_ad.unpack_dual(input).primal.detach()

@@ -72,8 +72,9 @@ class Following:
             moved = (mean - ratio * mean - tau) * scale * (var + layer.eps).rsqrt()
             weight, bias = scale.to(mean.dtype), moved if bias is None else bias + moved
             bias = bias.to(mean.dtype)
-        out = F.batch_norm(input, mean, var, weight, bias, eps=layer.eps)
-        return out.to(input.dtype)  # in forward mode a CPU promotes half precision
+        # Under autocast a CPU would give a half-precision input a tangent in full precision.
+        out = F.batch_norm(input.to(mean.dtype), mean, var, weight, bias, eps=layer.eps)
+        return out.to(input.dtype)
 
     def _look(self, x: Tensor) -> Change | None:
         """How the statistics follow: a pass in forward mode is an unperturbed one itself."""

@@ -44,6 +44,9 @@ class Mixture:
     def __init__(
         self, components: Sequence[Any], weights: Sequence[float] | Tensor | None = None
     ) -> None:
+        if isinstance(components, Mapping):
+            message = "a mixture takes a list of components and a list of weights, got a dict."
+            raise InputError(message)
         self.components = [as_px(component) for component in components]
         given = torch.ones(len(self.components)) if weights is None else torch.as_tensor(weights)
         self.weights = given.detach().to("cpu", torch.float64)

@@ -20,6 +20,9 @@ from fsmap.data.images.generated import generate
 from fsmap.data.images.read import READERS, Folder, Images, fingerprint, read_images
 from fsmap.errors import InputError
 
+KNOWN = ("train", WHITE_NOISE, *READERS)
+"""What p_X may name."""
+
 
 class ImageSet(NamedTuple):
     """What the protocol says about a training set (section D of the experiments)."""
@@ -225,10 +228,10 @@ def _tables(
         if name == "train":
             tables[name] = train
         elif name != WHITE_NOISE and generated:
-            find(name, READERS)
+            find(name, KNOWN)
             tables[name] = generate(shape, GENERATED_TEST, seed=2).x  # type: ignore[arg-type]
         elif name != WHITE_NOISE:
-            known = find(name, READERS).name
+            known = find(name, KNOWN).name
             splits = READERS[known][0] if known in READERS else ("train",)
             split = "train" if "train" in splits else splits[0]
             tables[name] = read_images(name, split, data_dir).x

@@ -46,8 +46,8 @@ class Config(ImageConfig):
         steered_modes: BatchNorm modes of the steered runs; those other than ``joint`` have R on
             every step. They take it, as fixed runs do, at training images and D' in the proportion
             that ``joint`` has them.
-        starts: First λ of the steered runs; 0: one percent of the loss. The ceiling brings them
-            down, and up to it at half time, so that most end alike.
+        starts: First λ of the steered runs; 0: one percent of the loss. The ceiling keeps λ at zero
+            until half time, so that most end alike.
         few_points: S of the cheaper variants.
         some_steps: ``every`` of the cheaper variants.
     """

@@ -94,13 +94,15 @@ def test_the_recipe_over_a_schedule_is_the_mean_of_its_two_kinds_of_steps(bench)
         {"cell": "ps-map", "ms": 2.0, "peak_gb": None},
         {"cell": "recipe", "ms": 6.0, "peak_gb": None},
         {"cell": "recipe, idle", "ms": 3.0, "peak_gb": None},
+        {"cell": "recipe, frozen", "ms": 5.0, "peak_gb": None},
     ]
     share = images.idle_share(200)
     assert share == pytest.approx(1 / 2 - 1 / 200, abs=1e-3)
-    (mean,) = images.schedule(rows)
-    assert mean["ms"] == pytest.approx(6.0 - 3.0 * images.idle_share())
-    assert "recipe, schedule" in images.table([*rows, mean])
-    assert images.schedule(rows[:2]) == []
+    joint, frozen = images.schedules(rows)
+    assert joint["ms"] == pytest.approx(6.0 - 3.0 * images.idle_share())
+    assert frozen["ms"] == pytest.approx(5.0 - 3.0 * images.idle_share())  # idle: PS-MAP's steps
+    assert "recipe, schedule" in images.table([*rows, joint, frozen])
+    assert images.schedules(rows[:2]) == []
 
 
 def test_steering_beside_fixed_strengths(bench, tmp_path, capsys, monkeypatch, seeded):

@@ -57,13 +57,25 @@ def test_the_captured_step_is_the_eager_one(change: dict[str, object]):
             assert (graph[name] - t).norm() <= 1e-3 * t.norm() + 1e-7, name
 
 
-def test_psi_is_the_librarys():
-    run = ImageRun(SMALL, device="cuda")
+@pytest.mark.parametrize("batchnorm", ["joint", "frozen"])
+def test_the_compiled_step_is_the_eager_one(batchnorm: str):
+    settings = dataclasses.replace(SMALL, epochs=1, limit=32, batchnorm=batchnorm)
+    eager, graph = end(settings), end(dataclasses.replace(settings, graph=True, compile=True))
+    for name, t in eager.items():
+        if t.is_floating_point():
+            assert (graph[name] - t).norm() <= 1e-3 * t.norm() + 1e-7, name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_psi_is_the_librarys_in_the_order_of_memory(precision: str):
+    run = ImageRun(dataclasses.replace(SMALL, precision=precision), device="cuda")
     for step in (0, 1, 2, 7):
         run.feeder.prepare(step, "regularized")
         expected = Stream(SMALL.seed, step).psi(dict(run.module.named_parameters()))
         for name, psi in run.feeder.psi.now.items():
-            assert torch.equal(psi, expected[name][0]), (step, name)
+            order = psi.permute(0, 2, 3, 1) if psi.ndim == 4 else psi
+            drawn = expected[name].flatten().to(psi.dtype)
+            assert torch.equal(order.flatten(), drawn), (step, name)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

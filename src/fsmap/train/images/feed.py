@@ -17,7 +17,7 @@ from fsmap.data.images.evaluation import Picks
 from fsmap.data.images.task import ImageTask
 from fsmap.errors import InputError
 from fsmap.linalg.probes import generator
-from fsmap.train.images.gradient import PLAIN, REGULARIZED, Feed
+from fsmap.train.images.gradient import PLAIN, REGULARIZED, Feed, half_precision
 from fsmap.train.images.layout import layout_of
 from fsmap.train.images.parallel import Group
 from fsmap.train.images.psi import Psi
@@ -56,7 +56,8 @@ class Feeder:
         self._load(0)
         self.now = self.table[0].clone()
         number = self.points + (self.batch if settings.batchnorm == "joint" else 0)
-        self.psi = Psi(settings, params, number * task.classes, group.rank)
+        half = half_precision(settings, self.device)
+        self.psi = Psi(settings, params, number * task.classes, group.rank, half)
 
     def prepare(self, step: int, kind: str) -> None:
         """Put the draws of a step where :meth:`inputs` has them.

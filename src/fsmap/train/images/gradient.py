@@ -178,7 +178,7 @@ def _laplacian(
     f: ImageModel, params: Params, x: Tensor, feed: Feed, settings: ImageSettings
 ) -> tuple[Tensor, Tensor, State]:
     """R at the points (k times, for ``every=k``), the unperturbed output and its state."""
-    probe: Params | Tensor = feed.psi
+    probe: Params | Tensor = {n: t.to(params[n].dtype) for n, t in feed.psi.items() if n in params}
     if settings.estimator == "vjp":
         probe = feed.psi["signs"]
     found = trace.estimate(f, params, x, probe, method=settings.estimator, beta=settings.beta)

@@ -12,24 +12,42 @@ SIGNS = "signs"  # the name under which the cotangent of ``vjp`` travels
 
 
 class Psi:
-    """The probes of :class:`fsmap.linalg.probes.Stream`: functions of (seed, step, name)."""
+    """Functions of (seed, step, name), as the probes of :class:`fsmap.linalg.probes.Stream`.
 
-    def __init__(self, settings: ImageSettings, params: Params, num_signs: int, rank: int) -> None:
+    On a CPU they are those; on CUDA they are drawn in the order and the precision in which they
+    lie in memory.
+    """
+
+    def __init__(
+        self,
+        settings: ImageSettings,
+        params: Params,
+        num_signs: int,
+        rank: int,
+        half: torch.dtype | None,
+    ) -> None:
         """Make the tensors.
 
         Args:
             settings: Of the run.
-            params: Parameters; ψ has their shapes.
+            params: Parameters; ψ has their shapes and layouts.
             num_signs: Length of the cotangent of ``vjp``.
             rank: Of this process: ψ is the same on all, the cotangent is its own.
+            half: Precision of matrix products: ``jvp`` rounds the tangents of matrices to it, so
+                that they are kept in it.
         """
         self.seed, self.every, self.rank = settings.seed, settings.every, rank
+        self.params = {n: p for n, p in params.items() if p.requires_grad}
         first = next(iter(params.values()))
         self.now: Params = {}
         if settings.regularized and settings.estimator == "vjp":
             self.now = {SIGNS: first.new_zeros(num_signs)}
         elif settings.regularized and settings.estimator != "exact":
-            self.now = {n: p.new_zeros(p.shape) for n, p in params.items() if p.requires_grad}
+            rounded = half if settings.estimator == "jvp" else None
+            self.now = {
+                n: torch.zeros_like(p.detach(), dtype=rounded if p.ndim > 1 else None)
+                for n, p in self.params.items()
+            }
         self.cuda = first.is_cuda and SIGNS not in self.now and bool(self.now)
         if self.cuda:
             self.next = {n: torch.zeros_like(t) for n, t in self.now.items()}
@@ -51,8 +69,8 @@ class Psi:
             own = generator(self.seed, step, SIGNS, self.rank)
             self.now[SIGNS].copy_(rademacher(1, len(self.now[SIGNS]), own, self.now[SIGNS])[0])
         elif self.now:
-            drawn = Stream(self.seed, step).psi(self.now)
-            torch._foreach_copy_(list(self.now.values()), [p[0] for p in drawn.values()])
+            drawn = Stream(self.seed, step).psi(self.params)
+            _copy({name: p[0] for name, p in drawn.items()}, self.now)
 
     def ahead(self, step: int) -> None:
         """Start drawing for the step after this one; call it when this one is under way.
@@ -71,13 +89,20 @@ class Psi:
             self.stream.wait_event(self.taken)
             self._fill(step)
         main.wait_stream(self.stream)
-        torch._foreach_copy_(list(self.now.values()), list(self.next.values()))
+        _copy(self.next, self.now)
         self.taken.record(main)
 
     def _fill(self, step: int) -> None:
-        """The numbers of ``Stream.psi``, without making tensors and generators."""
+        """As ``Stream.psi``, without making tensors and generators."""
         with torch.cuda.stream(self.stream):
             for name, t in self.next.items():
                 self.source.manual_seed(integer(self.seed, step, name))
                 t.normal_(generator=self.source)
         self.next_step = step
+
+
+def _copy(source: Params, target: Params) -> None:
+    """By one kernel for each precision."""
+    for dtype in {t.dtype for t in target.values()}:
+        names = [name for name, t in target.items() if t.dtype == dtype]
+        torch._foreach_copy_([target[n] for n in names], [source[n] for n in names])

@@ -97,8 +97,11 @@ def _kernels(graph: torch.fx.GraphModule, flat: list[Tensor]) -> Flat:
     from torch._guards import TracingContext, tracing
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+    from fsmap.train.images.merging import MergeConvolutions
+
     mode = FakeTensorMode(shape_env=ShapeEnv(), static_shapes=True)
     examples: list[Any] = [mode.from_tensor(t) for t in flat]
     with tracing(TracingContext(mode)):
-        run: Any = _inductor.compile(graph, examples)
+        options = {"post_grad_custom_pre_pass": MergeConvolutions()}
+        run: Any = _inductor.compile(graph, examples, options=options)
     return run  # type: ignore[no-any-return]

@@ -1,0 +1,117 @@
+"""Convolutions by the same weights as one: the same numbers, and fewer of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+
+from fsmap.train.images import ImageRun, ImageSettings, traced
+from fsmap.train.images.captured import TracedStep
+from fsmap.train.images.merging import MergeConvolutions
+from image_cases import TINY
+
+aten: Any = torch.ops.aten
+BOTH = (aten.convolution.default, aten.convolution_backward.default)
+
+
+class TwoLayers(nn.Module):
+    """A block with a shortcut, so that two convolutions read the same images."""
+
+    def __init__(self, classes: int = 10, bias: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 5, 4, bias=bias)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(3))
+        self.second = nn.Conv2d(4, 4, 3, 2, 1, bias=bias)
+        self.shortcut = nn.Conv2d(4, 4, 1, 2, bias=bias)
+        self.fc = nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.norms[0](self.first(x)))
+        h = torch.relu(self.norms[1](self.second(h)) + self.norms[2](self.shortcut(h)))
+        return self.fc(h.mean((2, 3)))
+
+
+class Twice(nn.Module):
+    """One convolution called twice, the second time on what the first gave."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.first, self.again = nn.Conv2d(1, 4, 5, 4), nn.Conv2d(4, 4, 3, 1, 1)
+        self.fc = nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x))
+        h = torch.tanh(self.again(torch.tanh(self.again(h))))
+        return self.fc(h.mean((2, 3)))
+
+
+def run_merged(
+    settings: ImageSettings, module: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ImageRun, list[Counter[Any]]]:
+    """Train with the traced step through the pass, without a compiler; and calls, as counted."""
+    counted = []
+
+    def merged(graph: torch.fx.GraphModule, flat: list[Tensor]) -> Any:
+        with torch.no_grad():
+            return aot_module_simplified(graph, flat, through_the_pass)
+
+    def through_the_pass(pure: torch.fx.GraphModule, _: Any) -> Any:
+        for change in (lambda graph: None, MergeConvolutions()):
+            change(pure.graph)
+            pure.graph.eliminate_dead_code()
+            counted.append(Counter(n.target for n in pure.graph.nodes if n.target in BOTH))
+        pure.recompile()
+        return make_boxed_func(pure)
+
+    monkeypatch.setattr(traced, "_kernels", merged)
+    run = ImageRun(dataclasses.replace(settings, compile=True), module=module)
+    assert isinstance(run._step, TracedStep)
+    run.train(progress=False)
+    return run, counted
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("batchnorm", ["joint", "frozen", "batch"])
+@pytest.mark.parametrize("estimator", ["jvp", "fd", "fd_central", "vjp", "exact"])
+def test_the_merged_step_is_the_eager_one(
+    estimator: str, batchnorm: str, bias: bool, monkeypatch: pytest.MonkeyPatch
+):
+    settings = dataclasses.replace(TINY, epochs=1, estimator=estimator, batchnorm=batchnorm)
+    run, _ = run_merged(settings, made(TwoLayers, bias=bias), monkeypatch)
+    eager = ImageRun(settings, module=made(TwoLayers, bias=bias))
+    eager.train(progress=False)
+    for name, t in eager.snapshot().items():
+        torch.testing.assert_close(run.snapshot()[name], t, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_jvp_convolves_all_images_by_the_same_weights_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Three layers: one call for W and one for ψ; derivatives by W, and by images by W and ψ."""
+    settings = dataclasses.replace(TINY, epochs=1, batchnorm="frozen")
+    _, (before, after) = run_merged(settings, made(TwoLayers), monkeypatch)
+    # Training and evaluation points, tangents (zero at first), and by ψ.
+    assert before[BOTH[0]] == 3 * 4
+    assert after[BOTH[0]] == 3 * 2
+    assert before[BOTH[1]] == 3 * 4 - 1
+    assert after[BOTH[1]] == 3 + 2
+
+
+def test_a_layer_called_twice_stays_in_order(monkeypatch: pytest.MonkeyPatch):
+    settings = dataclasses.replace(TINY, epochs=1, batchnorm="frozen")
+    run, (before, after) = run_merged(settings, made(Twice), monkeypatch)
+    eager = ImageRun(settings, module=made(Twice))
+    eager.train(progress=False)
+    assert after[BOTH[0]] < before[BOTH[0]]
+    for name, t in eager.snapshot().items():
+        torch.testing.assert_close(run.snapshot()[name], t, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def made(kind: type[nn.Module], **options: Any) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return kind(**options)

@@ -51,6 +51,19 @@ class Twice(nn.Module):
         return self.fc(h.mean((2, 3)))
 
 
+class Mirrored(nn.Module):
+    """One convolution of two pictures, added up: both have the same derivative by the result."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 5, 4, bias=False), nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.norm(self.conv(x) + self.conv(x.flip(3).sin())))
+        return self.fc(h.mean((2, 3)))
+
+
 def run_merged(
     settings: ImageSettings, module: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[ImageRun, list[Counter[Any]]]:
@@ -101,10 +114,14 @@ def test_jvp_convolves_all_images_by_the_same_weights_at_once(monkeypatch: pytes
     assert after[BOTH[1]] == 3 + 2
 
 
-def test_a_layer_called_twice_stays_in_order(monkeypatch: pytest.MonkeyPatch):
-    settings = dataclasses.replace(TINY, epochs=1, batchnorm="frozen")
-    run, (before, after) = run_merged(settings, made(Twice), monkeypatch)
-    eager = ImageRun(settings, module=made(Twice))
+@pytest.mark.parametrize("estimator", ["jvp", "vjp"])
+@pytest.mark.parametrize("kind", [Twice, Mirrored])
+def test_layers_that_are_called_twice(
+    kind: type[nn.Module], estimator: str, monkeypatch: pytest.MonkeyPatch
+):
+    settings = dataclasses.replace(TINY, epochs=1, batchnorm="frozen", estimator=estimator)
+    run, (before, after) = run_merged(settings, made(kind), monkeypatch)
+    eager = ImageRun(settings, module=made(kind))
     eager.train(progress=False)
     assert after[BOTH[0]] < before[BOTH[0]]
     for name, t in eager.snapshot().items():

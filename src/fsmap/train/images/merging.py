@@ -91,10 +91,9 @@ class _Merged:
         if not all(_are_summed(found, len(group)) for found in takers[1:]):
             return
         inputs, group = self._side_by_side(group, 1, known=True)
-        if inputs is None:
+        grads = None if inputs is None else self._side_by_side(group, 0)[0]
+        if grads is None:
             return
-        grads, group = self._side_by_side(group, 0)
-        assert grads is not None
         first = group[0]
         mask = [bool(found) for found in takers]
         with self.graph.inserting_before(group[-1]):

@@ -157,6 +157,26 @@ def test_psi_is_the_librarys():
         assert torch.equal(psi, expected[name][0]), name
 
 
+class Signs(torch.nn.Module):
+    """With a parameter of the name under which the cotangent of ``vjp`` travels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signs = torch.nn.Parameter(torch.ones(10))
+        self.weight = torch.nn.Parameter(torch.full((10, 28 * 28), 0.01))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.signs * F.linear(x.flatten(1), self.weight)
+
+
+def test_a_parameter_may_have_any_name():
+    run = ImageRun(TINY, module=Signs())
+    run.feeder.prepare(STEP, "regularized")
+    expected = Stream(TINY.seed, STEP).psi(dict(run.module.named_parameters()))
+    for name, psi in run.feeder.psi.now.items():
+        assert torch.equal(psi, expected[name][0]), name
+
+
 @pytest.mark.parametrize(
     "change",
     [

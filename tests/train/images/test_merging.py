@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections import Counter
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 
+from fsmap.errors import InputError
 from fsmap.train.images import ImageRun, ImageSettings, traced
 from fsmap.train.images.captured import TracedStep
 from fsmap.train.images.merging import MergeConvolutions
@@ -64,8 +66,70 @@ class Mirrored(nn.Module):
         return self.fc(h.mean((2, 3)))
 
 
+class Crossed(nn.Module):
+    """Sums of two layers, which are called on their pictures in opposite orders."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Conv2d(1, 4, 5, 4, bias=False) for _ in range(2))
+        self.fc = nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.a(x)
+        other, this = self.b(x.cos()), self.b(x.sin())
+        h = torch.tanh(one + this) * torch.sigmoid(other + self.a(x.flip(3)))
+        return self.fc(h.mean((2, 3)))
+
+
+class PreActivated(nn.Module):
+    """A sum of two convolutions: both have the same derivative by the result."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 5, 4, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(n) for n in (4, 6, 6))
+        self.second, self.third = nn.Conv2d(4, 6, 3, 2, 1, bias=False), nn.Conv2d(6, 6, 3, 1, 1)
+        self.shortcut, self.fc = nn.Conv2d(4, 6, 1, 2, bias=False), nn.Linear(6, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.norms[0](self.first(x)))
+        h = self.third(torch.relu(self.norms[1](self.second(h)))) + self.shortcut(h)
+        return self.fc(torch.relu(self.norms[2](h)).mean((2, 3)))
+
+
+class Strided(nn.Module):
+    """Reads the images of a convolution by where they lie in memory."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 5, 4), nn.Conv2d(4, 4, 3, 1, 1)
+        self.fc = nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x)).contiguous()
+        part = h.as_strided((len(h), 4, 3, 6), (144, 36, 12, 1), 0)
+        return self.fc(self.second(h).mean((2, 3)) + part.sum((2, 3)))
+
+
+def shuffled(graph: torch.fx.Graph, seed: int) -> None:
+    """Bring a graph's operations into another order that is as good."""
+    draw, last = random.Random(seed), next(reversed(graph.nodes))
+    waiting = [n for n in graph.nodes if n.op not in ("placeholder", "output")]
+    placed = {n for n in graph.nodes if n.op == "placeholder"}
+    while waiting:
+        ready = [n for n in waiting if placed.issuperset(n.all_input_nodes)]
+        node = draw.choice(ready)
+        last.prepend(node)
+        waiting.remove(node)
+        placed.add(node)
+    graph.lint()
+
+
 def run_merged(
-    settings: ImageSettings, module: nn.Module, monkeypatch: pytest.MonkeyPatch
+    settings: ImageSettings,
+    module: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int | None = None,
 ) -> tuple[ImageRun, list[Counter[Any]]]:
     """Train with the traced step through the pass, without a compiler; and calls, as counted."""
     counted = []
@@ -75,6 +139,8 @@ def run_merged(
             return aot_module_simplified(graph, flat, through_the_pass)
 
     def through_the_pass(pure: torch.fx.GraphModule, _: Any) -> Any:
+        if seed is not None:
+            shuffled(pure.graph, seed)
         for change in (lambda graph: None, MergeConvolutions()):
             change(pure.graph)
             pure.graph.eliminate_dead_code()
@@ -126,6 +192,29 @@ def test_layers_that_are_called_twice(
     assert after[BOTH[0]] < before[BOTH[0]]
     for name, t in eager.snapshot().items():
         torch.testing.assert_close(run.snapshot()[name], t, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+@pytest.mark.parametrize("estimator", ["jvp", "fd"])
+@pytest.mark.parametrize("kind", [Crossed, PreActivated, Strided])
+def test_order_and_place_in_memory_do_not_matter(
+    kind: type[nn.Module], estimator: str, seed: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    settings = dataclasses.replace(
+        TINY, epochs=1, limit=32, batchnorm="frozen", estimator=estimator, channels_last=False
+    )
+    run, _ = run_merged(settings, made(kind), monkeypatch, seed)
+    eager = ImageRun(settings, module=made(kind))
+    eager.train(progress=False)
+    for name, t in eager.snapshot().items():
+        torch.testing.assert_close(run.snapshot()[name], t, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_parameters_that_are_not_trained_are_refused():
+    module = made(TwoLayers)
+    module.first.requires_grad_(False)
+    with pytest.raises(InputError, match="'first.weight' has requires_grad=False"):
+        ImageRun(dataclasses.replace(TINY, compile=True), module=module)
 
 
 def made(kind: type[nn.Module], **options: Any) -> nn.Module:

@@ -55,6 +55,13 @@ def make_step(
             f"{', '.join(sorted(set(noisy)))}. Set both to False, or the drop rates to 0."
         )
         raise InputError(message)
+    fixed = [name for name, p in module.named_parameters() if not p.requires_grad]
+    if fixed:
+        message = (
+            f"compile and graph need a model all of whose parameters are trained, and "
+            f"{fixed[0]!r} has requires_grad=False. Set both to False."
+        )
+        raise InputError(message)
     kind = CapturedStep if settings.graph and group.size == 1 else TracedStep
     step = kind(module, settings, feeder, group)
     step.by_name = by_name

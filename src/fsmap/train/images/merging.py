@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._guards import detect_fake_mode
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.fx_utils import get_node_storage
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
@@ -24,6 +25,7 @@ from torch.fx.node import map_arg
 aten: Any = torch.ops.aten
 ROUND: Any = torch.ops.prims.convert_element_type.default
 UNIFIED = (ROUND, aten.var_mean.correction, getitem)
+STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
 SAME = (aten.alias.default, aten.detach.default)
 WEIGHTS, BIAS, MASK = 2, 3, -1  # where a derivative has its arguments
 
@@ -91,8 +93,10 @@ class _Merged:
         if not all(_are_summed(found, len(group)) for found in takers[1:]):
             return
         inputs, group = self._side_by_side(group, 1, known=True)
-        grads = None if inputs is None else self._side_by_side(group, 0)[0]
-        if grads is None:
+        if inputs is None:
+            return
+        grads, order = self._side_by_side(group, 0)
+        if grads is None or order != group:  # side by side for another group, in another order
             return
         first = group[0]
         mask = [bool(found) for found in takers]
@@ -192,8 +196,14 @@ def _frozen(value: Any) -> object:
 
 def _groups(graph: Graph, target: Any, shared: list[int]) -> list[list[Node]]:
     """Calls with equal arguments at the places given, and images of the same size."""
+    strided = {
+        get_node_storage(_args(node)[0]) for node in graph.nodes if node.target in STRIDED
+    } - {None}
     found = defaultdict(list)
     for node in graph.find_nodes(op="call_function", target=target):
+        near = [node, *node.users, *node.all_input_nodes]
+        if strided.intersection(map(get_node_storage, near)):  # where it lies matters to somebody
+            continue
         images = node.args[0].meta["val"]
         same = _frozen([node.args[i] for i in shared])
         found[same, images.shape[1:], images.dtype].append(node)

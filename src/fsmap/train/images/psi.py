@@ -40,7 +40,8 @@ class Psi:
         self.params = {n: p for n, p in params.items() if p.requires_grad}
         first = next(iter(params.values()))
         self.now: Params = {}
-        if settings.regularized and settings.estimator == "vjp":
+        self.signs = settings.regularized and settings.estimator == "vjp"
+        if self.signs:
             self.now = {SIGNS: first.new_zeros(num_signs)}
         elif settings.regularized and settings.estimator != "exact":
             rounded = half if settings.estimator == "jvp" else None
@@ -48,7 +49,7 @@ class Psi:
                 n: torch.zeros_like(p.detach(), dtype=rounded if p.ndim > 1 else None)
                 for n, p in self.params.items()
             }
-        self.cuda = first.is_cuda and SIGNS not in self.now and bool(self.now)
+        self.cuda = first.is_cuda and not self.signs and bool(self.now)
         if self.cuda:
             self.next = {n: torch.zeros_like(t) for n, t in self.now.items()}
             self.next_step = -1
@@ -65,7 +66,7 @@ class Psi:
         """
         if self.cuda:
             self._take(step)
-        elif SIGNS in self.now:
+        elif self.signs:
             own = generator(self.seed, step, SIGNS, self.rank)
             self.now[SIGNS].copy_(rademacher(1, len(self.now[SIGNS]), own, self.now[SIGNS])[0])
         elif self.now:

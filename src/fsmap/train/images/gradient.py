@@ -178,9 +178,11 @@ def _laplacian(
     f: ImageModel, params: Params, x: Tensor, feed: Feed, settings: ImageSettings
 ) -> tuple[Tensor, Tensor, State]:
     """R at the points (k times, for ``every=k``), the unperturbed output and its state."""
-    probe: Params | Tensor = {n: t.to(params[n].dtype) for n, t in feed.psi.items() if n in params}
+    probe: Params | Tensor
     if settings.estimator == "vjp":
         probe = feed.psi["signs"]
+    else:
+        probe = {name: psi.to(params[name].dtype) for name, psi in feed.psi.items()}
     found = trace.estimate(f, params, x, probe, method=settings.estimator, beta=settings.beta)
     out, state = found.out, found.state
     if out is None or state is None:

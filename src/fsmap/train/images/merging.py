@@ -2,8 +2,8 @@
 
 A step with ``jvp`` convolves training points, evaluation points and tangents by the same weights.
 One call for all means fewer kernels, which fill a GPU better where images are small, and weight
-gradients that are summed in full precision. The kernels that make the images write them side by
-side, so nothing is copied.
+gradients that are summed in full precision. Where inductor can, the kernels that make the images
+write them side by side, so that they are not copied.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ ROUND: Any = torch.ops.prims.convert_element_type.default
 UNIFIED = (ROUND, aten.var_mean.correction, getitem)
 STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
 SAME = (aten.alias.default, aten.detach.default)
-WEIGHTS, BIAS, MASK = 2, 3, -1  # where a derivative has its arguments
+WEIGHTS, MASK = 2, -1  # where a derivative has its arguments
 
 
 class MergeConvolutions(CustomGraphPass):
-    """A pass of inductor's, over operations without side effects of which no two are equal."""
+    """A pass of inductor's, over operations without side effects."""
 
     def __call__(self, graph: Graph) -> None:
         """Merge convolutions, then their derivatives.
@@ -64,7 +64,8 @@ class _Merged:
     def drop_zeros(self) -> None:
         """Convolve nothing: the tangent of images, which are no function of weights, is zero."""
         for node in self.graph.find_nodes(op="call_function", target=aten.convolution.default):
-            if node.args[BIAS - 1] is None and _is_zero(node.args[0]):
+            images, _, bias, *_ = _args(node)
+            if bias is None and _is_zero(images):
                 with self.graph.inserting_before(node):
                     self._replace(node, self._zero(node))
         target = aten.convolution_backward.default
@@ -101,8 +102,7 @@ class _Merged:
         first = group[0]
         mask = [bool(found) for found in takers]
         with self.graph.inserting_before(group[-1]):
-            how = (first.args[WEIGHTS], first.args[BIAS], *first.args[BIAS + 1 : MASK], mask)
-            made = self._call(first.target, grads, inputs, *how)
+            made = self._call(first.target, grads, inputs, *first.args[WEIGHTS:MASK], mask)
             for i in filter(mask.__getitem__, range(3)):
                 result = self._call(getitem, made, i)
                 if i:

@@ -14,8 +14,8 @@ SIGNS = "signs"  # the name under which the cotangent of ``vjp`` travels
 class Psi:
     """Functions of (seed, step, name), as the probes of :class:`fsmap.linalg.probes.Stream`.
 
-    On a CPU they are those; on CUDA they are drawn in the order and the precision in which they
-    lie in memory.
+    On a CPU they are those, rounded where half precision is used; on CUDA they are drawn in the
+    order and the precision in which they lie in memory.
     """
 
     def __init__(

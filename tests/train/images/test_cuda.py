@@ -57,13 +57,17 @@ def test_the_captured_step_is_the_eager_one(change: dict[str, object]):
             assert (graph[name] - t).norm() <= 1e-3 * t.norm() + 1e-7, name
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 @pytest.mark.parametrize("batchnorm", ["joint", "frozen"])
 def test_the_compiled_step_is_the_eager_one(batchnorm: str):
+    """In float64: where float32 rounds an input of a ReLU to the other side, gradients jump."""
+    torch.set_default_dtype(torch.float64)
     settings = dataclasses.replace(SMALL, epochs=1, limit=32, batchnorm=batchnorm)
     eager, graph = end(settings), end(dataclasses.replace(settings, graph=True, compile=True))
+    assert eager["params/conv1.weight"].dtype == torch.float64
     for name, t in eager.items():
         if t.is_floating_point():
-            assert (graph[name] - t).norm() <= 1e-3 * t.norm() + 1e-7, name
+            assert (graph[name] - t).norm() <= 1e-9 * t.norm() + 1e-12, name
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

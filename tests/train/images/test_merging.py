@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
+from torch._inductor import inductor_prims
 
 from fsmap.errors import InputError
 from fsmap.train.images import ImageRun, ImageSettings, traced
@@ -175,6 +176,25 @@ def test_jvp_convolves_all_images_by_the_same_weights_at_once(monkeypatch: pytes
     assert after[BOTH[0]] == 3 * 2
     assert before[BOTH[1]] == 3 * 4 - 1
     assert after[BOTH[1]] == 3 + 2
+
+
+def test_images_side_by_side_keep_their_layout(monkeypatch: pytest.MonkeyPatch):
+    """Inductor lays them out by the last; left to choose, it may choose another, and copy."""
+    cats = []
+    merge = MergeConvolutions.__call__
+
+    def look(self: MergeConvolutions, graph: torch.fx.Graph) -> None:
+        merge(self, graph)
+        cats.extend(graph.find_nodes(op="call_function", target=aten.cat.default))
+
+    monkeypatch.setattr(MergeConvolutions, "__call__", look)
+    settings = dataclasses.replace(TINY, epochs=1, batchnorm="frozen")
+    run_merged(settings, made(TwoLayers), monkeypatch)
+    lasts = [cat.args[0][-1] for cat in cats]
+    assert lasts
+    for last in lasts:
+        assert last.target is inductor_prims.force_stride_order
+        assert last.args[1] == list(last.args[0].meta["val"].stride())
 
 
 @pytest.mark.parametrize("estimator", ["jvp", "vjp"])

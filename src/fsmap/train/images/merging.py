@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._guards import detect_fake_mode
+from torch._inductor import inductor_prims
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._inductor.fx_utils import get_node_storage
 from torch._inductor.pattern_matcher import stable_topological_sort
@@ -23,6 +24,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 aten: Any = torch.ops.aten
+LAY_OUT: Any = inductor_prims.force_stride_order
 ROUND: Any = torch.ops.prims.convert_element_type.default
 UNIFIED = (ROUND, aten.var_mean.correction, getitem)
 STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
@@ -127,11 +129,13 @@ class _Merged:
         if known or len(set(parts)) < len(parts) or taken.intersection(parts):
             return None, group
         with self.graph.inserting_before(group[-1]):
-            whole = self._call(aten.cat.default, parts)
+            *rest, last = parts  # by the last inductor lays out the whole
+            laid_out = self._call(LAY_OUT, last, list(last.meta["val"].stride()))
+            whole = self._call(aten.cat.default, [*rest, laid_out])
             pieces = self._cut(whole, parts)
-        before = _ancestors([whole])
+        before = {whole, *_ancestors([whole])}
         for part, piece in zip(parts, pieces, strict=True):
-            part.replace_all_uses_with(piece, lambda user: user is not whole and user not in before)
+            part.replace_all_uses_with(piece, lambda user: user not in before)
         self.pieces[whole] = pieces
         return whole, group
 

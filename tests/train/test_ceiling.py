@@ -61,6 +61,29 @@ def test_first_values_make_no_difference_once_lambda_is_felt():
     assert ends[0] == ends[1] == ends[2]
 
 
+@pytest.mark.parametrize(
+    ("epochs", "felt", "tenth"),
+    [(12, 0.5, 4.5), (50, 0.5, 18.6), (100, 0.47, 30.0), (200, 0.47, 40.5)],
+)
+def test_long_runs_wait_for_a_low_learning_rate(epochs: int, felt: float, tenth: float):
+    """Learning rate from which on λ is felt; epochs left when it may be a tenth of the loss."""
+    found, looks = Ceiling(interval=0.25), []
+    for i in range(4 * epochs):
+        a = 0.5 * (1 + math.cos(math.pi * i / (4 * epochs)))
+        looks.append((a, epochs - i / 4, found.look(even_of(3.0, a), a, 0.0)))
+    assert max(a for a, _, times in looks if times > LEAST) == pytest.approx(felt, abs=0.01)
+    assert max(left for _, left, times in looks if times >= 0.1) == pytest.approx(tenth, abs=0.5)
+
+
+def test_an_alarm_need_not_wait():
+    """Far into a long run, and with most of it to come."""
+    found = Ceiling(alarm=0.2, interval=1.0)
+    for _ in range(80):
+        found.look(1e-3, 0.65, 0.0)
+    times = [found.look(1e-3, 0.65, signal) for signal in (0.2, 0.3, 0.4)]
+    assert times == pytest.approx([LEAST, 10 ** (1.5 - 8 * math.sqrt(0.65 / 2)), 10.0])
+
+
 def test_a_checkpoint_holds_the_slope():
     control, resumed = Steering(1.0), Steering(1.0)
     control.hold(even_of(6.0, 1.0), 1.0)
@@ -69,7 +92,9 @@ def test_a_checkpoint_holds_the_slope():
         each.strength = 1.0
         each.hold(even_of(6.0, 0.3), 0.3)
     assert resumed.state_dict() == control.state_dict()
-    older = {k: v for k, v in control.state_dict().items() if not k.startswith("first")}
+    assert control.ceiling.epochs == 0.5
+    newer = ("first", "epochs")
+    older = {k: v for k, v in control.state_dict().items() if not k.startswith(newer)}
     resumed.load_state_dict(older)
     resumed.strength = 1.0
     assert resumed.hold(1e-3, 0.3) == pytest.approx(1e-3 * STEADY * math.exp(-3 * 0.3))

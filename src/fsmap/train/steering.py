@@ -225,7 +225,7 @@ def described() -> dict[str, object]:
         Values by name.
     """
     here = "RANGE TRUST NEAR AFTER_COLLAPSE CAP_BELOW_COLLAPSE"
-    there = "LEAST LATE HALF STEADY SLOPE FIRM OPEN STEEP FIRST CALM"
+    there = "LEAST LATE HALF LEFT STEADY SLOPE FIRM OPEN STEEP FIRST CALM"
     constants: dict[str, object] = {name.lower(): globals()[name] for name in here.split()}
     constants |= {name.lower(): getattr(ceiling, name) for name in there.split()}
     defaults = inspect.signature(Steering).parameters

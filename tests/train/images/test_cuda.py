@@ -63,6 +63,7 @@ def test_the_compiled_step_is_the_eager_one(batchnorm: str):
     """In float64: where float32 rounds an input of a ReLU to the other side, gradients jump."""
     torch.set_default_dtype(torch.float64)
     settings = dataclasses.replace(SMALL, epochs=1, limit=32, batchnorm=batchnorm)
+    settings = dataclasses.replace(settings, channels_last=False)  # which cuDNN has no doubles for
     eager, graph = end(settings), end(dataclasses.replace(settings, graph=True, compile=True))
     assert eager["params/conv1.weight"].dtype == torch.float64
     for name, t in eager.items():

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from fsmap.report.circumstances import circumstances
-from fsmap.train.ceiling import LEAST, ceiling
+from fsmap.train.ceiling import LEAST, ceiling, is_near_end
 from fsmap.train.images import ImageRun, ImageSettings
 from fsmap.train.images.kernels import kernels
 
@@ -199,8 +199,11 @@ def measure(cells: list[str], options: argparse.Namespace) -> list[dict[str, Any
 def idle_share(epochs: int = EPOCHS) -> float:
     """Share of a cosine schedule in which λ is not felt, without the first epoch, which has R."""
     steps = 10_000
-    rates = (0.5 * (1 + math.cos(math.pi * i / steps)) for i in range(steps // epochs, steps))
-    return sum(ceiling(a) <= LEAST for a in rates) / steps
+    idle = 0
+    for i in range(steps // epochs, steps):
+        rate = 0.5 * (1 + math.cos(math.pi * i / steps))
+        idle += ceiling(rate, near=is_near_end(rate, epochs * i / steps)) <= LEAST
+    return idle / steps
 
 
 def schedules(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

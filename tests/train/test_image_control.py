@@ -178,6 +178,7 @@ def test_a_lambda_below_its_bounds_is_resumed(tmp_path: Path):
             "ceiling.LATE",
             "ceiling.HALF",
             "ceiling.LEFT",
+            "ceiling.TOP",
             "ceiling.STEADY",
             "ceiling.SLOPE",
             "ceiling.FIRM",

@@ -515,6 +515,20 @@ def test_the_ceiling_knows_the_schedule(authority: float, times: float):
         assert (control.status == "warm-up") is not felt
 
 
+def test_time_passes_in_the_warm_up_too():
+    """Half of a long run is over after it, and half is to come."""
+    certain, y = sure()
+    strengths = []
+    for warmup in (0, 80):
+        control = fsmap.TemperatureControl(None, None, start=1.0, warmup=warmup, interval=1.0)
+        for t in range(101):
+            a = 0.5 * (1 + math.cos(math.pi * t / 200))
+            control.observe(certain / 9, y, a, 1e6)
+        strengths.append(control.steering.strength)
+    even = float(F.cross_entropy(certain / 9, y)) / 1e6
+    assert strengths == pytest.approx([1e-4 * even, 1e-4 * even])
+
+
 def over_confident(times: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Three of four are right, and T is ``times``."""
     y = torch.arange(40) % 2

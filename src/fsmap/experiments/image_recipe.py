@@ -47,7 +47,7 @@ class Config(ImageConfig):
             every step. They take it, as fixed runs do, at training images and D' in the proportion
             that ``joint`` has them.
         starts: First λ of the steered runs; 0: one percent of the loss. The ceiling keeps λ at zero
-            until half time, so that most end alike.
+            until half time at least, so that most end alike.
         few_points: S of the cheaper variants.
         some_steps: ``every`` of the cheaper variants.
     """

@@ -29,11 +29,11 @@ LEAST, LATE = 1e-4, 10.0
 HALF = 0.5
 """Learning rate over its largest value from which on λ is felt."""
 
-LEFT = 30.0
-"""Epochs before the end from which on a constant λ is let through, as a cosine schedule has them.
+LEFT, TOP = 30.0, 0.999
+"""Epochs before the end from which on a constant λ is let through, and a from which on they count.
 
 25 (50 epochs of CIFAR-10, from half time on) were needed, 100 (200 epochs) too many; there the
-opening below comes 41 epochs before the end to a tenth of the loss.
+opening below comes 40 epochs before the end to a tenth of the loss.
 """
 
 STEADY = 0.25
@@ -78,26 +78,33 @@ class Ceiling:
         self.calm = 1.0  # falls to zero with an alarm, and comes back slowly
         self.held = False  # whether it has been in use
         self.first: tuple[float, float] | None = None  # a and log(loss/R) when R was known first
-        self.epochs = 0.0  # so far
+        self.began = 0.0  # when the learning rate was at its top last
+        self.near = False  # whether the end is near
 
-    def look(self, even: float, authority: float | None, signal: float) -> float:
+    def look(
+        self, even: float, authority: float | None, signal: float, epochs: float = 0.0
+    ) -> float:
         """Look at where the training is.
 
         Args:
             even: λ > 0 at which λR equals the loss; inf: not known.
             authority: Learning rate over its largest value; None: as at the end of a schedule.
             signal: log T or what stands for it.
+            epochs: So far.
 
         Returns:
             Largest λR over the loss.
         """
         self.calm = max(min(2 - signal / self.alarm, self.calm + self.interval / CALM, 1.0), 0.0)
-        self.epochs += self.interval
         a = authority or 0.0
-        slope = self._slope(even, authority)
-        times = ceiling(a * self.calm, slope, self.epochs)
+        if a > TOP:
+            self.began = epochs
+        passed = epochs - self.began
+        self.near = (self.near and a <= HALF) or is_near_end(a, passed)  # a may stay where it is
+        slope, alarmed = self._slope(even, authority), a * self.calm
+        times = ceiling(alarmed, slope, near=self.near or is_near_end(alarmed, passed))
         if not self.held and math.isfinite(even):
-            times, self.held = min(times, max(ceiling(a, slope, self.epochs), FIRST)), True
+            times, self.held = min(times, max(ceiling(a, slope, near=self.near), FIRST)), True
         return times
 
     def _slope(self, even: float, authority: float | None) -> float:
@@ -112,25 +119,41 @@ class Ceiling:
     def state_dict(self) -> dict[str, float | None]:
         """What a checkpoint must hold."""
         a, even = self.first or (None, None)
-        known = {"calm": self.calm, "held": self.held, "epochs": self.epochs}
+        known = {"calm": self.calm, "held": self.held, "began": self.began, "near": self.near}
         return known | {"first_authority": a, "first_log_even": even}
 
     def load_state_dict(self, state: dict[str, float | None]) -> None:
         """Restore it; states from before there was a ceiling hold nothing of it."""
         calm = state.get("calm")
         self.calm, self.held = 1.0 if calm is None else calm, bool(state.get("held", True))
-        self.epochs = state.get("epochs") or 0.0
+        self.began, self.near = state.get("began") or 0.0, bool(state.get("near"))
         a, even = state.get("first_authority"), state.get("first_log_even")
         self.first = None if a is None or even is None else (a, even)
 
 
-def ceiling(authority: float | None, slope: float = SLOPE, epochs: float = 0.0) -> float:
+def is_near_end(authority: float, epochs: float) -> bool:
+    """Whether about ``LEFT`` epochs are left of a schedule, taken for a cosine that ends at zero.
+
+    Args:
+        authority: Learning rate over its largest value.
+        epochs: Since it began to fall.
+
+    Returns:
+        Whether it is so, and the learning rate has come down by half.
+    """
+    if authority > HALF:
+        return False
+    share = math.acos(2 * authority - 1) / math.pi  # of the schedule that is over
+    return epochs * (1 - share) <= LEFT * share
+
+
+def ceiling(authority: float | None, slope: float = SLOPE, *, near: bool = True) -> float:
     """Largest λR over the loss.
 
     Args:
         authority: Learning rate over its largest value; None: as at the end of a schedule.
         slope: k.
-        epochs: Since the start; how many are left follows from them and the authority.
+        near: Whether the end is near, as :func:`is_near_end` says.
 
     Returns:
         Between ``LEAST`` and ``LATE``.
@@ -138,14 +161,12 @@ def ceiling(authority: float | None, slope: float = SLOPE, epochs: float = 0.0) 
     Examples:
         >>> [float(f"{ceiling(a):.3g}") for a in (1.0, 0.5, 0.1, 0.0)]
         [0.0001, 0.0558, 0.185, 10.0]
-        >>> [float(f"{ceiling(a, epochs=150):.3g}") for a in (1.0, 0.5, 0.1, 0.0)]
+        >>> [float(f"{ceiling(a, near=False):.3g}") for a in (1.0, 0.5, 0.1, 0.0)]
         [0.0001, 0.0001, 0.0934, 10.0]
     """
     a = authority or 0.0
     if a > HALF:
         return LEAST
-    share = math.acos(2 * a - 1) / math.pi  # of a cosine schedule that is over
-    times = math.pow(10.0, OPEN - STEEP * math.sqrt(a))
-    if epochs * (1 - share) <= LEFT * share:
-        times = max(times, STEADY * math.exp(-slope * a))
-    return min(max(times, LEAST), LATE)
+    opening = math.pow(10.0, OPEN - STEEP * math.sqrt(a))
+    steady = STEADY * math.exp(-slope * a) if near else 0.0
+    return min(max(steady, opening, LEAST), LATE)

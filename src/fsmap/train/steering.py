@@ -159,18 +159,25 @@ class Steering:
         self.before = signal
         return self.strength
 
-    def hold(self, even: float, authority: float | None = None, signal: float = 0.0) -> float:
+    def hold(
+        self,
+        even: float,
+        authority: float | None = None,
+        signal: float = 0.0,
+        epochs: float = 0.0,
+    ) -> float:
         """Bring λ down to the ceiling, if it is above; it counts for more than the range.
 
         Args:
             even: λ > 0 at which λR equals the loss.
             authority: As in :meth:`move`; None: as at the end of a schedule.
             signal: As in :meth:`move`; more than ``alarm`` opens the ceiling.
+            epochs: So far.
 
         Returns:
             λ from now on; ``idle`` says whether it might as well be zero.
         """
-        times = self.ceiling.look(even, authority, signal)
+        times = self.ceiling.look(even, authority, signal, epochs)
         self.idle = times <= LEAST and (math.isfinite(even) or self.idle)
         self.strength = min(self.strength, even * times)
         return self.strength
@@ -225,7 +232,7 @@ def described() -> dict[str, object]:
         Values by name.
     """
     here = "RANGE TRUST NEAR AFTER_COLLAPSE CAP_BELOW_COLLAPSE"
-    there = "LEAST LATE HALF LEFT STEADY SLOPE FIRM OPEN STEEP FIRST CALM"
+    there = "LEAST LATE HALF LEFT TOP STEADY SLOPE FIRM OPEN STEEP FIRST CALM"
     constants: dict[str, object] = {name.lower(): globals()[name] for name in here.split()}
     constants |= {name.lower(): getattr(ceiling, name) for name in there.split()}
     defaults = inspect.signature(Steering).parameters

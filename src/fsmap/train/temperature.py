@@ -168,10 +168,10 @@ class TemperatureControl:
             laplacian: R as you have it from training, at best its mean over the steps since the
                 last update (with ``every=k`` a single step's is zero or k-fold). λR then stays
                 below a ceiling: ten times the held-out loss of a classifier at the end of a
-                schedule or where log T is twice ``alarm``, before that what a constant λ comes to,
-                and a ten-thousandth while the learning rate is more than half its largest value
-                (there λ is zero). λ does not fall where λR is below that.
-                None, zero or not finite: no such limits this time.
+                schedule or where log T is twice ``alarm``, in the last 30 epochs what a constant λ
+                comes to, before that less, and a ten-thousandth while the learning rate is more
+                than half its largest value (there λ is zero). λ does not fall where λR is below
+                that. None, zero or not finite: no such limits this time.
 
         Returns:
             λ from now on.
@@ -225,7 +225,8 @@ class TemperatureControl:
         begun = self.guard.learned and self.updates + 1 >= self.warmup
         if begun and verdict != SUSPECT:  # what is suspect says nothing about λ, up or down
             good = (seen.signal for seen in reversed(self.history) if seen.verdict == GOOD)
-            self.steering.hold(even, authority, signal if verdict == GOOD else next(good, 0.0))
+            last = signal if verdict == GOOD else next(good, 0.0)
+            self.steering.hold(even, authority, last, self.updates * self.steering.interval)
         self.updates += 1
         seen = Observation(self.updates - 1, signal, rest[0], self.strength, verdict)
         self.history.append(seen)

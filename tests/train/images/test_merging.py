@@ -112,6 +112,27 @@ class Strided(nn.Module):
         return self.fc(self.second(h).mean((2, 3)) + part.sum((2, 3)))
 
 
+class Views(nn.Module):
+    """Images and a derivative that are not laid out one number after the other."""
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 4, 5, 4, bias=False), nn.Conv2d(4, 4, 3, 1, 1)
+        self.fc = nn.Linear(4, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x.expand(-1, 3, -1, -1)))
+        return self.fc(self.second(h[:, :, ::2, 1:]).sum((2, 3)))
+
+
+class Spread(Views):
+    """Pixels that are copies of their mean."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.first(x.expand(-1, 3, -1, -1))).mean((2, 3), keepdim=True)
+        return self.fc(torch.tanh(self.second(h.expand(-1, -1, 4, 4))).mean((2, 3)))
+
+
 def shuffled(graph: torch.fx.Graph, seed: int) -> None:
     """Bring a graph's operations into another order that is as good."""
     draw, last = random.Random(seed), next(reversed(graph.nodes))
@@ -203,6 +224,19 @@ def test_layers_that_are_called_twice(
     kind: type[nn.Module], estimator: str, monkeypatch: pytest.MonkeyPatch
 ):
     settings = dataclasses.replace(TINY, epochs=1, batchnorm="frozen", estimator=estimator)
+    run, (before, after) = run_merged(settings, made(kind), monkeypatch)
+    assert after[BOTH[0]] < before[BOTH[0]]
+    assert_as_eager(run, made(kind))
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("estimator", ["jvp", "fd"])
+@pytest.mark.parametrize("kind", [Views, Spread])
+def test_views_are_merged_too(
+    kind: type[nn.Module], estimator: str, channels_last: bool, monkeypatch: pytest.MonkeyPatch
+):
+    settings = dataclasses.replace(TINY, epochs=1, limit=32, batchnorm="frozen")
+    settings = dataclasses.replace(settings, estimator=estimator, channels_last=channels_last)
     run, (before, after) = run_merged(settings, made(kind), monkeypatch)
     assert after[BOTH[0]] < before[BOTH[0]]
     assert_as_eager(run, made(kind))

@@ -129,9 +129,7 @@ class _Merged:
         if known or len(set(parts)) < len(parts) or taken.intersection(parts):
             return None, group
         with self.graph.inserting_before(group[-1]):
-            *rest, last = parts  # by the last inductor lays out the whole
-            laid_out = self._call(LAY_OUT, last, list(last.meta["val"].stride()))
-            whole = self._call(aten.cat.default, [*rest, laid_out])
+            whole = self._call(aten.cat.default, [*parts[:-1], self._laid_out(parts[-1])])
             pieces = self._cut(whole, parts)
         before = {whole, *_ancestors([whole])}
         for part, piece in zip(parts, pieces, strict=True):
@@ -139,14 +137,23 @@ class _Merged:
         self.pieces[whole] = pieces
         return whole, group
 
+    def _laid_out(self, last: Node) -> Node:
+        """The part by which inductor lays out the whole, in the layout it has."""
+        example = last.meta["val"]
+        layouts = (torch.contiguous_format, torch.channels_last)
+        if not any(example.is_contiguous(memory_format=layout) for layout in layouts):
+            return last
+        return self._call(LAY_OUT, last, list(example.stride()))
+
     def _share(self, total: Node, takers: list[Node]) -> list[Node]:
         """Parts of a sum: all of it, and nothing."""
         return [total, *[self._zero(total)] * (len(takers) - 1)]
 
     def _zero(self, like: Node) -> Node:
+        """Without a layout of its own, so that a sum has that of its other terms."""
         value = like.meta["val"]
-        how = {"dtype": value.dtype, "device": value.device}
-        return self._call(aten.full.default, list(value.shape), 0, **how)
+        number = self._call(aten.full.default, [], 0, dtype=value.dtype, device=value.device)
+        return self._call(aten.expand.default, number, list(value.shape))
 
     def _cut(self, whole: Node, like: Sequence[Node]) -> list[Node]:
         pieces, start = [], 0

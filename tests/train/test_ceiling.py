@@ -97,6 +97,8 @@ def test_in_two_hundred_epochs_a_constant_lambda_is_never_let_through():
 @pytest.mark.parametrize(
     ("epochs", "rate"),
     [
+        (12, cosine(12)),
+        (60, cosine(60)),
         (60, cosine(60, warmup=10.0)),
         (200, lambda t: min(1.0, (200 - t) / 40)),  # constant, then linear
         (200, lambda t: 1.0 if t < 60 else 0.2),  # in steps

@@ -30,7 +30,7 @@ HALF = 0.5
 """Learning rate over its largest value from which on λ is felt."""
 
 LEFT, TOP = 30.0, 0.999
-"""Epochs before the end from which on a constant λ is let through, and a from which on they count.
+"""Epochs before the end from which on a constant λ is let through; a that counts as the largest.
 
 25 (50 epochs of CIFAR-10, from half time on) were needed, 100 (200 epochs) too many; there the
 opening below comes 40 epochs before the end to a tenth of the loss.
@@ -132,7 +132,7 @@ class Ceiling:
 
 
 def is_near_end(authority: float, epochs: float) -> bool:
-    """Whether about ``LEFT`` epochs are left of a schedule, taken for a cosine that ends at zero.
+    """Whether at most ``LEFT`` epochs are left of a schedule, taken for a cosine to zero.
 
     Args:
         authority: Learning rate over its largest value.

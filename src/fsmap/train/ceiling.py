@@ -12,7 +12,7 @@ More would keep a network under-fitted, and an under-fitted network is calibrate
 its temperature would never bring λ down. Less would let it grow rough, and what is rough is
 smoothed in a few epochs only by under-fitting. So it takes time, and a low learning rate. Accuracy
 lost on CIFAR-10 (``joint``): 0.5 % with x left out in 50 epochs, where a < 0.1 for ten of them, and
-0.1 % with it; in 200 epochs 0.1 % with x left out, and 0.4 % with x from half time on.
+0.1 % with it; in 200 epochs 0.2 % with x left out, and 0.4 % with x from half time on.
 
 The ceiling opens earlier for a network that is far more over-confident than one in the middle of
 its training is: a becomes smaller from a signal of ``alarm`` on, and zero at twice that, at once;

@@ -11,6 +11,8 @@ from types import ModuleType
 class FsmapError(Exception):
     """Base of everything fsmap raises on purpose."""
 
+    exit_code = 2  # of the command line
+
 
 class InputError(FsmapError, ValueError):
     """An argument is out of its domain."""

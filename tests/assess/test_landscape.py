@@ -122,10 +122,18 @@ def test_the_same_on_a_gpu(seeded: None):
 def test_flatness_is_the_mean_rise():
     steps = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])
     found = Landscape(steps, torch.stack([1 + steps.square(), 1 + 3 * steps.square()]))
-    assert flatness(found) == pytest.approx(4 / 3)
-    assert flatness(found, within=2.0) == pytest.approx(4.0)
+    assert flatness(found) == pytest.approx(1.0)  # 2 α² at -1, 0, 1: trapezoids
+    assert flatness(found, within=2.0) == pytest.approx(3.0)
+    assert flatness(found, within=0.5) == 0.0
     with pytest.raises(InputError, match=r"must include 0, got \[1.0"):
         flatness(Landscape(steps[3:], found.loss[:, 3:]))
+
+
+@pytest.mark.parametrize(("reach", "number"), [(1.0, 21), (1.0, 81), (2.0, 41), (5.0, 401)])
+def test_flatness_belongs_to_the_network_and_not_to_the_grid(reach: float, number: int):
+    steps = torch.linspace(-reach, reach, number)
+    found = Landscape(steps, steps.square().expand(3, -1))
+    assert flatness(found) == pytest.approx(1 / 3, rel=1e-2)
 
 
 def test_nothing_to_look_at(seeded: None, generator: torch.Generator):

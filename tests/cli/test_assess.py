@@ -160,6 +160,23 @@ def test_landscape_of_two(checkpoint: Path, tmp_path: Path, capsys: pytest.Captu
     assert (tmp_path / "landscape.png").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("command", ["assess", "landscape"])
+def test_a_folder_that_cannot_be_written_to_is_refused_first(
+    command: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "file").touch()
+    out = str(tmp_path / "file" / "out")
+    assert main([command, str(checkpoint), "--out", out, "--device", "no such device"]) == 2
+    assert f"cannot write to {out}: Not a directory" in capsys.readouterr().err
+
+
+def test_a_look_at_some_images_leaves_the_whole_assessment_alone(checkpoint: Path, tmp_path: Path):
+    command = ["assess", str(checkpoint), "--out", str(tmp_path), "--points", "4"]
+    assert main([*command, "--device", "cpu", "--limit", "8"]) == 0
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".json", ".png", ".svg"]
+    assert {path.stem for path in tmp_path.iterdir()} == {"assessment-8"}
+
+
 def test_landscape_of_coarse_steps_is_not_flat(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -169,7 +186,7 @@ def test_landscape_of_coarse_steps_is_not_flat(
     said = capsys.readouterr().out
     assert "steps up to 2.5" in said
     found = json.loads((tmp_path / "landscape.json").read_text())[checkpoint.name]["mean"]
-    rise = sum(found[1:4]) / 3 - found[2]
+    rise = (found[1] + found[3]) / 4 - found[2] / 2  # two trapezoids
     assert rise != 0
     assert f"{rise:.4g}" in said
     assert main(["landscape", str(checkpoint), "--reach", "0"]) == 2

@@ -154,11 +154,16 @@ def test_a_killed_process_ends_the_job_which_resumes(tmp_path: Path):
         (["--nesterov", "--momentum", "0"], "nesterov is a form of momentum"),
         (["--epochs", "3", "--warmup-epochs", "3"], "warmup_epochs must be less than epochs"),
         (["--reg-schedule", "warmup", "--reg-warmup-epochs", "3"], "λ would never be reached"),
-        (["--checkpoint-every", "0"], "checkpoint_every must be at least 1 step, got 0"),
+        (["--reg-strength", "-1e-6"], "reg_strength must be at least 0, got -1e-06"),
+        (["--momentum", "1.5"], "momentum must be less than 1, got 1.5"),
+        (["--lr", "inf"], "lr must be at least 0 and finite, got inf"),
+        (["--beta", "0"], "beta must be > 0 and finite, got 0"),
+        (["--clip", "-1"], "clip must be > 0, or None (--clip 0) for none, got -1"),
+        (["--device", "gpu"], "torch knows no 'gpu'; there are auto, cpu, cuda"),
         (["--px", "nonsense"], "nonsense"),
-        (["--reg-strength", "auto", "--method", "ps-map"], "steering λ is for method='l-map'"),
-        (["--reg-strength", "auto", "--epochs", "1"], "set epochs to more"),
-        (["--reg-strength", "auto", "--valid", "0"], "needs held-out images"),
+        (["--reg-strength", "auto", "--method", "ps-map"], "steering λ is for L-MAP"),
+        (["--reg-strength", "auto", "--epochs", "1"], "more --epochs"),
+        (["--reg-strength", "auto", "--valid", "0"], "there are 0: --valid N"),
     ],
 )
 def test_refused_before_the_first_step(
@@ -167,7 +172,41 @@ def test_refused_before_the_first_step(
     out = tmp_path / "run"
     assert main([*TINY, "--epochs", "2", "--out", str(out), *options]) == 2
     assert message in capsys.readouterr().err
-    assert not (out / FILE).exists()
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        *(("--checkpoint-every", text) for text in ("0", "-3", "1.5", "x")),
+        *(("--max-seconds", text) for text in ("nan", "-4", "x")),
+    ],
+)
+def test_numbers_that_mean_nothing(
+    option: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "run"
+    with pytest.raises(SystemExit) as stopped:
+        main([*TINY, "--out", str(out), option, text])
+    assert stopped.value.code == 2
+    assert f"{option}: must be a" in (said := capsys.readouterr().err)
+    assert repr(text) in said
+    assert not out.exists()
+
+
+def test_several_seeds_beside_a_single_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = [*TINY, "--epochs", "1", "--silent", "--out", str(tmp_path / "run")]
+    assert main(words) == 0
+    assert main([*words, "--seeds", "0,1", "--resume"]) == 2
+    assert "holds a single run; those of several seeds go into folders" in capsys.readouterr().err
+
+
+def test_the_default_folder_needs_no_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    mixed = ["--px", "0.8*train+0.2*white-noise", "--silent"]
+    assert main([*TINY, "--epochs", "1", *mixed]) == 0
+    (folder,) = (tmp_path / "runs" / "train").iterdir()
+    assert folder.name.endswith("-l-map-0.8train-0.2white-noise-generated-seed0")
 
 
 def test_lambda_may_rise_to_the_end(tmp_path: Path):
@@ -210,7 +249,7 @@ def test_an_interrupt_says_how_to_resume(
 
 @pytest.mark.parametrize(
     ("kind", "code", "words"),
-    [(signal.SIGINT, 130, "interrupted."), (signal.SIGTERM, 2, "asked to terminate (SIGTERM).")],
+    [(signal.SIGINT, 130, "interrupted."), (signal.SIGTERM, 143, "asked to terminate (SIGTERM).")],
 )
 def test_ctrl_c_ends_a_run_with_a_checkpoint(tmp_path: Path, kind: int, code: int, words: str):
     command = [sys.executable, "-m", "fsmap", *TINY, "--epochs", "100000", "--out", str(tmp_path)]

@@ -30,7 +30,7 @@ from fsmap.experiments.image_shift import NEW, Shift
 from fsmap.experiments.image_size import PAPER as SIZES_PAPER
 from fsmap.experiments.image_size import ImageSize
 from fsmap.experiments.image_table import PAPER, ImageTable
-from fsmap.experiments.image_verdict import against_plain, table_claims
+from fsmap.experiments.image_verdict import against_plain, ran, table_claims
 from fsmap.experiments.label_noise import LabelNoise, noisy
 from fsmap.experiments.laplacian_trace import LaplacianTrace
 from fsmap.experiments.recipe_page import main as write_page
@@ -514,6 +514,16 @@ def test_shift():
     assert len(Shift().claims(both)) == len(claims)
     (figure,) = Shift().draw(both).values()
     assert [len(ax.get_lines()) for ax in figure.axes] == [3, 3, 3, 1, 1, 1]
+
+
+def test_a_network_on_many_test_sets_is_one_run():
+    rows = [
+        row._replace(unit={"row": "ps-map", "seed": row.seed})
+        for severity in (1, 2)
+        for row in made_up({"ps-map": PLAIN}, "cifar10", shift="contrast", severity=severity)
+    ]
+    seeds = len({row.seed for row in rows})
+    assert next(ran(rows)).ours.startswith(f"{seeds} runs, ")
 
 
 def test_standard_errors_are_over_seeds_not_over_corruptions():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 
@@ -166,6 +167,22 @@ def test_all_skips_what_lacks_data_or_a_device_and_survives_a_bug(tmp_path, monk
     assert "needs a GPU at full size. Try: fsmap run needs-gpu" in outcomes["needs-gpu"].reason
     assert "ZeroDivisionError" in outcomes["broken"].reason
     assert quick["needs-gpu"] == "finished"
+
+
+class FullDisk(Squares):
+    id = "full-disk"
+
+    def run(self, config, unit, context):
+        raise OSError(errno.ENOSPC, "No space left on device", "rows.jsonl")
+
+
+def test_a_full_disk_is_said_without_a_traceback(tmp_path):
+    with only(FullDisk):
+        (outcome,) = run(tmp_path, "full-disk")
+    assert outcome.status == "failed"
+    assert "No space left on device: 'rows.jsonl'" in outcome.reason
+    assert "continue with: fsmap run full-disk" in outcome.reason
+    assert "Traceback" not in outcome.reason
 
 
 def test_missing_data_is_an_error_for_who_asked_for_it_by_name(tmp_path):

@@ -78,7 +78,9 @@ def test_heads_are_one_population_and_the_best_is_chosen_on_held_out_images(tmp_
 def test_claims_and_the_paper_s_values():
     def rows(form: str, method: str, value: float) -> list[Row]:
         about = {"form": form, "generated": False, "dataset": "cifar10", "row": method, "px": None}
-        return [Row("transfer", m, value, method, 0, about) for m in ("nll", "ece", "accuracy")]
+        about["images"] = 45_000
+        metrics = ("nll", "ece", "nll_scaled", "accuracy")
+        return [Row("transfer", m, value, method, 0, about) for m in metrics]
 
     made = [
         *rows(FINETUNE, "ps-map", 0.2),
@@ -89,6 +91,12 @@ def test_claims_and_the_paper_s_values():
     holds = {claim.claim: claim.holds for claim in Transfer().claims(made)}
     assert holds["finetune: L-MAP's NLL is below PS-MAP's"]
     assert not holds["features: L-MAP's ECE is below PS-MAP's"]
+    assert not holds["features: L-MAP's NLL after temperature scaling of both is below PS-MAP's"]
+    printed = {claim.claim: claim.paper for claim in Transfer().claims(made)}
+    assert printed["finetune: L-MAP's NLL is below PS-MAP's"] == "0.15 against 0.18"
+    assert list(printed.values()).count(None) == 5  # the paper has no scaled ones, and no features
+    few = [row._replace(config={**row.config, "images": 256}) for row in made]
+    assert len(Transfer().claims(few)) == 1
     more = [row._replace(seed=1) for row in rows(FINETUNE, "ps-map", 1e-3)]
     assert Transfer().claims([*made, *more])[1:] == Transfer().claims(made)[1:]  # shared seeds
     printed = {

@@ -79,16 +79,6 @@ def test_damage_in_the_middle_is_an_error(tmp_path):
         read_rows(file)
 
 
-def test_a_file_is_replaced_in_one_piece(tmp_path, monkeypatch):
-    file = tmp_path / "summary.json"
-    records.write_atomically(file, "old")
-    monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
-    with pytest.raises(OSError, match="disk full"):
-        records.write_atomically(file, "new and longer")
-    assert file.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [file]
-
-
 def git(folder, *arguments):
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     command = ["git", "-C", str(folder), *identity, *arguments]

@@ -61,7 +61,7 @@ def test_a_full_disk_leaves_the_old_one_and_no_part(path: Path, monkeypatch: pyt
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         files.save(path, SAVED._replace(progress={"step": 8}))
     assert files.load(path).progress == {"step": 7}
@@ -102,7 +102,7 @@ def test_the_old_file_stays_until_the_new_one_is_whole(path: Path, monkeypatch: 
         assert path.read_bytes() == before
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files.os, "fsync", power_cut)
+    monkeypatch.setattr("os.fsync", power_cut)
     with pytest.raises(KeyboardInterrupt):
         files.save(path, SAVED._replace(progress={"step": 8}))
     assert files.load(path).progress == {"step": 7}
@@ -122,6 +122,17 @@ def test_another_run_is_refused_with_what_differs():
     assert "seed: 0 there, 1 here" in text
     assert "prior.mean: absent there, 0.0 here" in text
     assert "prior.std" not in text
+
+
+def test_of_long_descriptions_only_what_differs_is_said():
+    many = ", ".join(f"x{i}={i}" for i in range(30))
+    there, here = {"hooks": [f"Steer({many}, gain=6)"]}, {"hooks": [f"Steer({many}, gain=5)"]}
+    with pytest.raises(CheckpointError) as caught:
+        files.check_same_run(Path("run.ckpt"), there, here)
+    assert "gain=6)" in str(caught.value)
+    assert "x7" not in str(caught.value)
+    with pytest.raises(CheckpointError, match=r"hooks: \[\] there, \['Steer\(x0=0.*, … here"):
+        files.check_same_run(Path("run.ckpt"), {"hooks": []}, here)
 
 
 def test_the_same_run_passes_after_a_trip_through_json():

@@ -312,7 +312,7 @@ def test_refusals():
         ({"valid": 0}, "needs held-out images, 30 at least"),
         ({"valid": 29}, "needs held-out images, 30 at least"),
         ({"epochs": 1}, "begins after 1 epochs of warm-up"),
-        ({"method": "ps-map"}, "for method='l-map'"),
+        ({"method": "ps-map"}, "for L-MAP"),
         ({"reg_schedule": "cosine"}, "has no schedule"),
     ):
         with pytest.raises(InputError, match=message):

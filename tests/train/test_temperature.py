@@ -704,3 +704,10 @@ def test_the_first_lambda_is_small_after_a_warm_up_too():
         assert control.strength == 0
         control.observe(out, y, 1.0, r)
     assert control.strength * 1000.0 == pytest.approx(0.01 * loss)
+
+
+def test_the_optimizer_of_another_model_is_refused(seeded: None):
+    held_out = torch.randn(40, 8), torch.arange(40) % 2
+    other = torch.optim.SGD(network().parameters(), lr=0.1)
+    with pytest.raises(InputError, match="holds no parameter of the model"):
+        fsmap.TemperatureControl(network(), held_out, start=1e-3, optimizer=other)

@@ -6,10 +6,11 @@ import argparse
 import importlib
 import os
 import pkgutil
+import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from fsmap import __version__
 from fsmap.errors import FsmapError
@@ -38,8 +39,15 @@ examples:
 """
 
 
+NEGATIVE = re.compile(r"^-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
+
+
 class Parser(argparse.ArgumentParser):
     """Errors in the form of all others: one line on stderr, exit code 2."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._negative_number_matcher = NEGATIVE  # argparse's takes -1e-6 for an option
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where help is.
@@ -80,7 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; those of the process if None.
 
     Returns:
-        Exit code: 0 done, 1 a bug, 2 a mistake the message explains, 130 interrupted.
+        Exit code: 0 done, 1 a bug, 2 a mistake the message explains, 130 interrupted, 143
+        terminated.
     """
     parser = build_parser()
     arguments = parser.parse_args(argv)
@@ -98,4 +107,4 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.debug:
             traceback.print_exc()
         sys.stderr.write(f"fsmap: {error}\n")
-        return 2
+        return error.exit_code if isinstance(error, FsmapError) else 2

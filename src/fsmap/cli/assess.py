@@ -56,7 +56,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--shift", nargs="*", metavar="NAME", help="other test sets: cifar10.1")
     parser.add_argument("--ood", nargs="*", metavar="NAME", help="foreign sets (by data set)")
     parser.add_argument("--points", type=int, default=500, metavar="N", help="points for R (500)")
-    parser.add_argument("--limit", type=int, metavar="N", help="use only so many test images")
+    parser.add_argument(
+        "--limit", type=int, metavar="N", help="only so many test images; writes assessment-N"
+    )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
     parser.add_argument("--json", action="store_true", help="JSON instead of the table")
@@ -77,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.assess.images import Classifier, assess_images
     from fsmap.report.figures import save, style
     from fsmap.report.image_figures import assessment_figure
-    from fsmap.report.records import plain, write_atomically
+    from fsmap.report.records import plain
+    from fsmap.train.files import make_folder, write_whole
     from fsmap.train.images.build import load_data
 
     require("matplotlib", extra="report")
@@ -87,6 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
             message = f"--{name} must be at least 1, got {value}"
             raise InputError(message)
     corruptions = _corruptions(arguments)
+    out = arguments.out or _folder(arguments.checkpoint)
+    if arguments.out is not None or out.is_dir():  # else there is no checkpoint either
+        make_folder(out)
     module, progress = load_classifier(arguments.checkpoint, arguments.device)
     settings: ImageSettings = progress["settings"]
     task = load_data(settings, arguments.data_dir)
@@ -112,16 +118,15 @@ def run(arguments: argparse.Namespace) -> int:
     }
     sizes = {"test_images": len(test.x), "points": arguments.points}
     described = plain({**about, **sizes, **found.describe()})
-    out = arguments.out or _folder(arguments.checkpoint)
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "assessment.json", json.dumps(described, indent=1) + "\n")
+    name = "assessment" if arguments.limit is None else f"assessment-{arguments.limit}"
+    write_whole(out / f"{name}.json", json.dumps(described, indent=1) + "\n")
     with style():
-        save(assessment_figure(found), out, "assessment")
+        save(assessment_figure(found), out, name)
     if arguments.json:
         console.say(json.dumps(described))
     else:
         _tell(found)
-        console.say(f"\n{out}/assessment.json, .svg and .png written")
+        console.say(f"\n{out}/{name}.json, .svg and .png written")
     return 0
 
 

@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.assess.table_fit import fit_table
     from fsmap.data.tables import read_table
     from fsmap.report import table_page
-    from fsmap.report.records import write_atomically
+    from fsmap.train.files import write_whole
 
     for module in ("matplotlib", "jinja2"):  # before the work, not after it
         require(module, extra="report")
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
         model=str(arguments.out),
     )
     fitted.model.save(arguments.out)
-    write_atomically(page, text)
+    write_whole(page, text)
     took = duration(sum(one.seconds for one in fitted.runs.values()))
     console.say(f"{arguments.out} and {page} written after {took}. Use the model with:")
     console.say(f"  fsmap predict {shlex.quote(str(arguments.out))} new.csv")

@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
         "checkpoints", nargs="+", type=Path, metavar="CKPT", help="files, or their folders"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("landscape"), metavar="DIR", help="landscape"
+        "--out", type=Path, default=Path("landscape"), metavar="DIR", help="(default: landscape)"
     )
     parser.add_argument("--directions", type=int, default=20, metavar="N", help="how many (20)")
     parser.add_argument("--steps", type=int, default=41, metavar="N", help="odd (41)")
@@ -65,17 +65,18 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.assess.landscape import check_walk, flatness
     from fsmap.report.figures import save, style
     from fsmap.report.image_figures import landscape_figure
-    from fsmap.report.records import plain, write_atomically
+    from fsmap.report.records import plain
+    from fsmap.train.files import make_folder, write_whole
 
     require("matplotlib", extra="report")
     check_walk(arguments.steps, arguments.reach, arguments.chunk, dashes="--")
     names = _names(arguments.checkpoints)
+    make_folder(arguments.out)
     device = arguments.device
     loaded = [load_classifier(path, device) for path in arguments.checkpoints]  # before any walk
     found = {name: _walk(name, *one, arguments) for name, one in zip(names, loaded, strict=True)}
-    arguments.out.mkdir(parents=True, exist_ok=True)
     described = {name: one._asdict() | {"mean": one.mean} for name, one in found.items()}
-    write_atomically(arguments.out / "landscape.json", json.dumps(plain(described)) + "\n")
+    write_whole(arguments.out / "landscape.json", json.dumps(plain(described)) + "\n")
     with style():
         save(landscape_figure(found), arguments.out, "landscape")
     step = 2 * arguments.reach / (arguments.steps - 1)

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from fsmap.data.encoder import UnseenWarning
     from fsmap.data.tables import read_table, write_table
-    from fsmap.report.records import write_atomically
+    from fsmap.train.files import write_whole
     from fsmap.train.table_model import load_model
 
     if arguments.out is not None:
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is None:
         sys.stdout.write(content.decode())
         return 0
-    write_atomically(arguments.out, content)
+    write_whole(arguments.out, content)
     console.note(f"{arguments.out}: predictions of {model.target.name!r} for {_rows(table)}")
     return 0
 

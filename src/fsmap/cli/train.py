@@ -153,11 +153,19 @@ def _seeds(arguments: argparse.Namespace) -> list[int]:
 def _folder(
     arguments: argparse.Namespace, settings: ImageSettings, seed: int, *, many: bool
 ) -> Path:
+    from fsmap.train.images.state import FILE
+
     if arguments.out is None:
-        px = f"-{settings.px}" if settings.regularized else ""
+        px = f"-{settings.px.replace('*', '').replace('+', '-')}" if settings.regularized else ""
         px += "-auto" if arguments.reg_strength == "auto" else ""
         px += "-generated" if settings.generated else ""
         return Path("runs") / "train" / f"{settings.data}-{settings.method}{px}-seed{seed}"
+    if many and (arguments.out / FILE).exists():
+        message = (
+            f"{arguments.out} holds a single run; those of several seeds go into folders in it. "
+            f"Choose another --out, or move it to {arguments.out}/seedN if it is of seed N."
+        )
+        raise InputError(message)
     return arguments.out / f"seed{seed}" if many else Path(arguments.out)
 
 
@@ -179,7 +187,11 @@ def _about_r(run: ImageRun) -> str:
     s = run.settings
     steered = any(hasattr(hook, "control") for hook in run.hooks)
     lam = "steered by held-out images" if steered else f"{s.reg_strength:g}"
-    return f", λ {lam}, p_X = {s.px}, {s.estimator}, {s.batchnorm}"
+    slow = ""
+    if s.estimator == "exact" and s.batchnorm != "frozen":
+        points = s.num_points + (s.batch_size if s.batchnorm == "joint" else 0)
+        slow = f" (slow: every output of {points} images is differentiated by itself)"
+    return f", λ {lam}, p_X = {s.px}, {s.estimator}, {s.batchnorm}{slow}"
 
 
 def _closing(run: ImageRun) -> str:
@@ -264,3 +276,5 @@ class _signals:
 
 class TerminatedError(FsmapError):
     """The process was asked to end."""
+
+    exit_code = 128 + signal.SIGTERM

@@ -148,13 +148,13 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--resume", action="store_true", help="go on from the checkpoint, if any")
     group.add_argument(
         "--checkpoint-every",
-        type=int,
+        type=_steps,
         metavar="STEPS",
         help="(default: at the end of an epoch, at most once a minute)",
     )
     group.add_argument(
         "--max-seconds",
-        type=float,
+        type=_seconds,
         default=math.inf,
         metavar="T",
         help="stop with a checkpoint after T seconds; exit code 3",
@@ -207,7 +207,7 @@ def device_of(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        message = f"--device: {error}"
+        message = f"--device: torch knows no {name!r}; there are auto, cpu, cuda, cuda:1 …"
         raise InputError(message) from error
     if device.type == "cuda" and not torch.cuda.is_available():
         message = "--device cuda: torch sees no CUDA device here. Use --device cpu."
@@ -218,11 +218,31 @@ def device_of(name: str) -> torch.device:
 def _strength(text: str) -> float | str:
     if text == "auto":
         return text
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not math.isfinite(value):
         message = f"must be a number or auto, got {text!r}"
         raise argparse.ArgumentTypeError(message)
     return value
+
+
+def _seconds(text: str) -> float:
+    value = _number(text)
+    if not value >= 0:
+        message = f"must be a number of seconds, 0 or more, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
+def _steps(text: str) -> int:
+    value = _number(text)
+    if not (value >= 1 and value.is_integer()):
+        message = f"must be a whole number of steps, 1 or more, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return int(value)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

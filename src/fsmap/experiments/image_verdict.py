@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fsmap.assess.calibration import METRICS
 from fsmap.experiments.image_measure import shown
 from fsmap.report import tables
-from fsmap.report.records import Claim, Row
+from fsmap.report.records import Claim, Row, key_of
 from fsmap.report.tables import Mean
 
 SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")
@@ -170,12 +170,14 @@ def long_enough(rows: Sequence[Row]) -> list[Row]:
 
 def ran(rows: Sequence[Row]) -> Iterator[Claim]:
     """That training went well at all: at every size."""
-    nll = [row.value for row in tables.select(rows, metric="nll")]
+    measured = tables.select(rows, metric="nll")
+    nll = [row.value for row in measured]
+    runs = len({key_of(row.unit) if row.unit else number for number, row in enumerate(measured)})
     collapses = sum(row.value for row in tables.select(rows, metric="collapses"))
     yield Claim(
         "no run diverged, and none is left collapsed",
         bool(nll) and all(map(math.isfinite, nll)) and not _constant(rows),
-        f"{len(nll)} runs, {collapses:g} collapses undone, NLL at most {max(nll, default=0):.3g}",
+        f"{runs} runs, {collapses:g} collapses undone, NLL at most {max(nll, default=0):.3g}",
         None,
     )
 

@@ -161,6 +161,8 @@ def failure(plan: Plan, error: Exception) -> Outcome:
         skip = plan.lenient and isinstance(error, MissingDataError)
         return Outcome(name, "skipped" if skip else "failed", folder, str(error), error=error)
     reason = "".join(traceback.format_exception(error)).rstrip()
+    if isinstance(error, OSError) and error.errno is not None:  # a full disk is no bug
+        reason = f"{name}: {error}"
     again = plan.options.command(name, resume=True)
     reason += f"\nFinished units are kept. When this is mended, continue with: {again}"
     return Outcome(name, "failed", folder, reason, error=error)

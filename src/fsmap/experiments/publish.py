@@ -14,8 +14,9 @@ from fsmap.experiments.run_folder import RunFolder
 from fsmap.report import figures
 from fsmap.report.circumstances import machine
 from fsmap.report.interactive import Interactive
-from fsmap.report.records import Row, encode, key_of, plain, write_atomically
+from fsmap.report.records import Row, encode, key_of, plain
 from fsmap.report.summary import COVERS
+from fsmap.train.files import write_whole
 
 MEASURED = ("seconds", "machine", "date", "command")
 """Entries of ``summary.json`` that belong to the measuring, and stay when a run is drawn again."""
@@ -61,7 +62,7 @@ def publish(
         "figures": list(pictures),
         **keep,
     }
-    write_atomically(run.summary_file, _pretty(summary))
+    write_whole(run.summary_file, _pretty(summary))
     return summary
 
 
@@ -112,7 +113,7 @@ def ask_for_more(run: RunFolder, units: Iterable[Mapping[str, Any]]) -> None:
         raise CheckpointError(message)
     here = old[COVERS]["units"] if old.get(COVERS) else len(done)
     covers = {"units": here, "of": len({*done, *map(key_of, units)})}
-    write_atomically(run.summary_file, _pretty({**old, COVERS: covers}))
+    write_whole(run.summary_file, _pretty({**old, COVERS: covers}))
 
 
 def _contract(
@@ -159,7 +160,7 @@ def _save_slider(slider: Interactive | None, run: RunFolder) -> None:
     for frame, shown in zip(slider.frames, described["frames"], strict=True):
         if frame.figure is not None:
             shown["svg"] = figures.to_svg(frame.figure)
-    write_atomically(target, encode(described) + "\n")
+    write_whole(target, encode(described) + "\n")
 
 
 def _joined(values: Iterable[str]) -> str:

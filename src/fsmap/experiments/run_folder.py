@@ -22,6 +22,7 @@ from fsmap.errors import CheckpointError
 from fsmap.report import records
 from fsmap.report.records import Row
 from fsmap.report.summary import coverage, read_run
+from fsmap.train.files import write_whole
 from fsmap.train.lock import exclusive
 
 HIDDEN = ".fsmap"
@@ -84,8 +85,8 @@ class RunFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True)
         self.summary_file.unlink(missing_ok=True)
-        records.write_atomically(self.rows_file, "")
-        records.write_atomically(self.units_file, records.encode(header) + "\n")
+        write_whole(self.rows_file, "")
+        write_whole(self.units_file, records.encode(header) + "\n")
 
     def restate(self, header: Mapping[str, Any]) -> None:
         """Say anew what the run was asked for.
@@ -191,7 +192,7 @@ class RunFolder:
 
     @staticmethod
     def _rewrite(path: Path, lines: Sequence[Any]) -> None:
-        records.write_atomically(path, "".join(records.encode(line) + "\n" for line in lines))
+        write_whole(path, "".join(records.encode(line) + "\n" for line in lines))
 
 
 class Place(NamedTuple):

@@ -27,8 +27,9 @@ from fsmap.experiments.options import Options, configure
 from fsmap.experiments.overrides import fields
 from fsmap.experiments.registry import get
 from fsmap.experiments.run_folder import RunFolder
-from fsmap.report.records import Row, encode, write_atomically
+from fsmap.report.records import Row, encode
 from fsmap.report.tables import mean
+from fsmap.train.files import write_whole
 
 MAX_POINTS = 10_000
 MAX_NAME = 120  # characters; file systems allow 255
@@ -189,7 +190,7 @@ def write_table(made: Sequence[Point | Finished], path: Path) -> None:
     writer.writeheader()
     writer.writerows(lines)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, text.getvalue())
+    write_whole(path, text.getvalue())
 
 
 def _lines(point: Point | Finished) -> Iterable[dict[str, Any]]:

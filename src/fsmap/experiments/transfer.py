@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METHODS = {"ps-map": None, "l-map": "other"}
+COMPARED = {"nll": "NLL", "ece": "ECE", "nll_scaled": "NLL after temperature scaling of both"}
+MANY = 20_000
+"""Training images from which on methods are compared."""
+
 SHORT = "a few epochs in place of the paper's length, which does not fit"
 
 PAPER = {
@@ -90,7 +94,7 @@ class Transfer(ImageExperiment):
         return lines(chosen, PAPER, by=("form", "method"))
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """NLL and ECE of both forms."""
+        """NLL, also after temperature scaling, and ECE of both forms."""
         return list(_claims(rows))
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
@@ -118,16 +122,17 @@ def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
         f"{len(finite)} trained, at most {max(finite, default=0.0):.3g}",
         None,
     )
+    real = [row for row in chosen if not row.config["generated"] and row.config["images"] > MANY]
     for form in (FEATURES, FINETUNE):
-        for metric in ("nll", "ece"):
-            some = [row for row in chosen if not row.config["generated"]]
-            sides = (tables.select(some, metric=metric, form=form, method=m) for m in METHODS)
+        for metric, words in COMPARED.items():
+            sides = (tables.select(real, metric=metric, form=form, method=m) for m in METHODS)
             ps, lm = shared(*sides)
             if lm.n:
-                printed = [PAPER[FINETUNE, m][metric][0] for m in ("l-map", "ps-map")]
+                cells = [PAPER[FINETUNE, m].get(metric) for m in ("l-map", "ps-map")]
+                printed = [cell[0] for cell in cells if cell is not None and form == FINETUNE]
                 yield Claim(
-                    f"{form}: L-MAP's {metric.upper()} is below PS-MAP's",
+                    f"{form}: L-MAP's {words} is below PS-MAP's",
                     lm.mean < ps.mean,
                     f"{lm.mean:.4g} against {ps.mean:.4g}",
-                    f"{printed[0]} against {printed[1]}" if form == FINETUNE else None,
+                    f"{printed[0]} against {printed[1]}" if printed else None,
                 )

@@ -123,6 +123,7 @@ def _rows_of_heads(
         about = {"dataset": "cifar10", "form": FEATURES, "row": FEATURES, "generated": made}
         about |= {"reg_strength": strength, "chosen": strength in (0.0, best)}
         about |= {"px": "D' = cifar100" if strength else None, "epochs": 0}
+        about["images"] = len(parts["train"].y)
         method = "l-map" if strength else "ps-map"
         for name, value in values.items():
             yield Measured(name, value, method, int(member["seed"]), about, notes)

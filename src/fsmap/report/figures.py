@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fsmap.errors import require
 from fsmap.report.hover import embed
 from fsmap.report.numbers import number
-from fsmap.report.records import write_atomically
+from fsmap.train.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -218,10 +218,10 @@ def save(figure: Figure, folder: Path, name: str) -> None:
         folder: Where to; it must exist.
         name: File name without ending.
     """
-    write_atomically(folder / f"{name}.svg", to_svg(figure))
+    write_whole(folder / f"{name}.svg", to_svg(figure))
     with style():
         buffer = io.BytesIO()
         figure.savefig(
             buffer, format="png", dpi=200, facecolor="white", metadata={"Software": None}
         )
-    write_atomically(folder / f"{name}.png", buffer.getvalue())
+    write_whole(folder / f"{name}.png", buffer.getvalue())

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from fsmap.errors import InputError, require
 from fsmap.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER
 from fsmap.report.inline_svg import VARIABLES, Glyphs
-from fsmap.report.records import write_atomically
 from fsmap.report.summary import Run, read_run
 from fsmap.report.view import embedded, view
+from fsmap.train.files import write_whole
 from fsmap.train.progress import duration
 
 TEMPLATE = Path(__file__).with_name("template")
@@ -73,7 +73,7 @@ def build(folders: Sequence[Path], out: Path, catalogue: Sequence[Entry] = ()) -
     page = out / "index.html"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_atomically(page, text)
+        write_whole(page, text)
     except OSError as error:
         message = f"cannot write to {out}: {error.strerror}. Choose another folder with --out."
         raise InputError(message) from error

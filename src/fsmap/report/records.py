@@ -141,26 +141,6 @@ def key_of(unit: Mapping[str, Any]) -> str:
     return json.dumps(plain(unit), sort_keys=True, ensure_ascii=False)
 
 
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part.
-
-    Args:
-        path: Where to; its folder must exist.
-        content: Text (UTF-8) or bytes.
-    """
-    data = content.encode() if isinstance(content, str) else content
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)  # a full disk needs the room
-        raise
-
-
 def append_lines(path: Path, records: Iterable[Any]) -> None:
     """Append records in one write, and return once they are on disk.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import CheckpointError
+from fsmap.train.files import write_whole
 
 FORMAT = "fsmap-checkpoint-1"
 
@@ -53,26 +53,6 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     about["sha256"] = _digest(tensors, about)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, safetensors.torch.save(tensors, about))
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file; the one that was there stays until the new one is complete on the disk.
-
-    Args:
-        path: The file; its folder must exist.
-        data: What it shall hold.
-    """
-    partial = path.with_name(path.name + ".partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)  # a full disk needs the room
-        raise
-    _sync_folder(path.parent)
 
 
 def load(path: Path, *, hint: str = "Restore a copy, or delete it to start over.") -> Checkpoint:
@@ -122,15 +102,23 @@ def check_same_run(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]
     old, new = _flat(saved), _flat(json.loads(json.dumps(here)))
     keys = [k for k in {**old, **new} if old.get(k, "absent") != new.get(k, "absent")]
     if keys:
-        lines = [
-            f"{k}: {old.get(k, 'absent')} there, {new.get(k, 'absent')} here" for k in keys[:8]
-        ]
+        lines = [_differ(k, old.get(k, "absent"), new.get(k, "absent")) for k in keys[:8]]
         more = f"; and {len(keys) - 8} more" if len(keys) > 8 else ""
         message = (
             f"the checkpoint {path} belongs to another run. {'; '.join(lines)}{more}. "
             "Use the settings it was made with, or another path."
         )
         raise CheckpointError(message)
+
+
+def _differ(key: str, there: Any, here: Any) -> str:
+    """What differs; of long descriptions only the parts that do."""
+    parts = [str(value).split(", ") for value in (there, here)]
+    if min(map(len, parts)) > 8:
+        mine, yours = ([part for part in a if part not in b] for a, b in (parts, parts[::-1]))
+        return f"{key}: {', '.join(mine)} there, {', '.join(yours)} here"
+    there, here = (", ".join(some[:4]) + ", …" * (len(some) > 4) for some in parts)
+    return f"{key}: {there} there, {here} here"
 
 
 def _flat(tree: Any, name: str = "") -> dict[str, Any]:
@@ -160,14 +148,3 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     """The raw bytes of a tensor."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself durable, where the system can."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

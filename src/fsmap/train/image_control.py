@@ -86,16 +86,13 @@ class SteerStrength:
         """
         s = run.settings
         reasons = {
-            "steering λ is for method='l-map'": not s.regularized,
-            f"steering λ needs held-out images, {FEWEST} at least, better thousands: set valid": (
-                len(run.task.valid.x) < FEWEST
-            ),
-            f"steering λ begins after {self.warmup} epochs of warm-up: set epochs to more": (
+            "steering λ is for L-MAP: --method l-map": not s.regularized,
+            f"steering λ needs held-out images, {FEWEST} at least, better thousands; there are "
+            f"{len(run.task.valid.x)}: --valid N": len(run.task.valid.x) < FEWEST,
+            f"steering λ begins after {self.warmup} epochs of warm-up: more --epochs": (
                 s.epochs <= self.warmup
             ),
-            "a steered λ has no schedule: set reg_schedule to 'constant'": (
-                s.reg_schedule != "constant"
-            ),
+            "a steered λ has no schedule: --reg-schedule constant": s.reg_schedule != "constant",
         }
         for reason, holds in reasons.items():
             if holds:

@@ -128,6 +128,7 @@ class TemperatureControl:
         )
         self.guard = Guard()
         module = self.held_out.module
+        _check_trains(optimizer, module)
         self.good = None if module is None else Snapshot(module, optimizer)
         self.authority = Authority()
         self.updates = 0
@@ -281,3 +282,14 @@ class TemperatureControl:
     def __repr__(self) -> str:
         seen = f", signal={self.history[-1].signal:+.3f}" if self.history else ""
         return f"TemperatureControl({self.status}, λ={self.strength:.3g}{seen})"
+
+
+def _check_trains(optimizer: torch.optim.Optimizer | None, module: nn.Module | None) -> None:
+    """Refuse the optimizer of another model."""
+    if optimizer is None or module is None:
+        return
+    mine = {id(p) for p in module.parameters()}
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if mine and mine.isdisjoint(trained):
+        message = "the optimizer holds no parameter of the model: give the one that trains it"
+        raise InputError(message)

@@ -225,7 +225,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         run.train(progress=False)
     assert (tmp_path / state.FILE).read_bytes() == before
@@ -314,7 +314,7 @@ def test_divergence_names_the_term(monkeypatch: pytest.MonkeyPatch):
         ({"epochs": 0}, r"epochs must be at least 1, got 0"),
         ({"weight_decay": -1.0}, r"weight_decay must be at least 0, got -1.0"),
         ({"clip": 0.0}, r"clip must be > 0, or None"),
-        ({"beta": 0.0}, r"beta be > 0, got 0 and 0"),
+        ({"beta": 0.0}, r"beta must be > 0 and finite, got 0"),
         ({"sam": 0.1}, r"sam is a baseline for ps-map"),
         ({"reg_schedule": "warmup"}, r"rises over reg_warmup_epochs"),
     ],

@@ -12,7 +12,7 @@ import torch
 
 from fsmap import metrics
 from fsmap.errors import DivergedError
-from fsmap.train.checkpoint import write_whole
+from fsmap.train.files import write_whole
 from fsmap.train.images.step import COLUMNS
 
 if TYPE_CHECKING:

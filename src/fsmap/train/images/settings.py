@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -115,6 +116,9 @@ class ImageSettings:
             _at_least(name, getattr(self, name), 1)
         for name in ("lr", "weight_decay", "momentum", "reg_strength", "sam", "warmup_epochs"):
             _at_least(name, getattr(self, name), 0)
+        if not self.momentum < 1:
+            message = f"momentum must be less than 1, got {self.momentum:g}"
+            raise InputError(message)
         if self.warmup_epochs >= self.epochs:
             message = (
                 f"warmup_epochs must be less than epochs, got {self.warmup_epochs:g} of "
@@ -125,7 +129,7 @@ class ImageSettings:
             message = "nesterov is a form of momentum: set momentum to more than 0"
             raise InputError(message)
         if self.clip is not None and not self.clip > 0:
-            message = f"clip must be > 0, or None for no clipping, got {self.clip:g}"
+            message = f"clip must be > 0, or None (--clip 0) for none, got {self.clip:g}"
             raise InputError(message)
         if self.reg_schedule == "warmup" and not self.reg_warmup_epochs > 0:
             message = "reg_schedule='warmup' rises over reg_warmup_epochs: set that to more than 0"
@@ -136,14 +140,14 @@ class ImageSettings:
                 f"{self.epochs}: λ would never be reached"
             )
             raise InputError(message)
-        if not (0 <= self.label_smoothing < 1 and self.beta > 0):
-            message = (
-                f"label_smoothing must lie in [0, 1) and beta be > 0, got "
-                f"{self.label_smoothing:g} and {self.beta:g}"
-            )
+        if not 0 <= self.label_smoothing < 1:
+            message = f"label_smoothing must lie in [0, 1), got {self.label_smoothing:g}"
+            raise InputError(message)
+        if not 0 < self.beta < math.inf:
+            message = f"beta must be > 0 and finite, got {self.beta:g}"
             raise InputError(message)
         if self.sam and self.method == "l-map":
-            message = "sam is a baseline for ps-map: set method='ps-map', or sam=0"
+            message = "sam is a baseline for ps-map: choose that (--method ps-map), or no sam"
             raise InputError(message)
 
     @property
@@ -195,6 +199,7 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        message = f"{name} must be at least {least}, got {value}"
+    if not least <= value < math.inf:
+        finite = " and finite" if value == math.inf else ""
+        message = f"{name} must be at least {least}{finite}, got {value}"
         raise InputError(message)

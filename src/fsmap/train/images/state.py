@@ -78,7 +78,8 @@ def restore(run: ImageRun, path: Path, *, resume: bool) -> None:
     """
     if not resume:
         message = (
-            f"the checkpoint {path} exists already. Resume it, choose another folder, or delete it."
+            f"the checkpoint {path} exists already. Resume it (--resume), choose another folder "
+            "(--out), or delete it."
         )
         raise CheckpointError(message)
     saved = checkpoint.load(path)
@@ -120,7 +121,7 @@ def load_model(
     """
     path = Path(path)
     path = path / FILE if path.is_dir() else path
-    saved = checkpoint.load(path)
+    saved = checkpoint.load(path, hint="Restore a copy, or name another one.")
     if saved.config.get("kind") != "images":
         message = f"{path} is a checkpoint of {saved.config.get('kind')!r}, not of an image run"
         raise CheckpointError(message)

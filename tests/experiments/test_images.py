@@ -292,8 +292,8 @@ def test_claims_of_the_table_come_out_both_ways():
     good = judged(rows)
     assert all(good.values())
     assert "fmnist: PS-MAP's accuracy is the paper's within 0.3" in good
-    assert "fmnist: the recipe's ece is at most 1.5 % before temperature scaling" in good
-    assert "fmnist: the recipe's NLL after temperature scaling is below that of sam" in good
+    assert "fmnist: the recipe's ECE is at most 1.5 % before temperature scaling" in good
+    assert "fmnist: the recipe's NLL after temperature scaling is below that of SAM" in good
     bad = judged(made_up({"ps-map": PLAIN, "other": BAD, "recipe": BAD}, "fmnist"))
     assert sum(bad.values()) == 2  # nothing diverged, PS-MAP is the paper's
     cifar = {**GOOD, "accuracy": 0.953, "nll": 0.15, "ece": 0.008}

@@ -224,11 +224,11 @@ def _fashion_claims(rows: Sequence[Row]) -> Iterator[Claim]:
             None,
         )
     yield from _recipe_claims(rows, "fmnist", ece=1.5, nll=0.215)
-    for name in ("label-smoothing", "sam"):
+    for name, words in {"label-smoothing": "label smoothing", "sam": "SAM"}.items():
         ours, baseline = _beside(rows, "nll_scaled", "recipe", name)
         if ours.n:
             yield Claim(
-                f"fmnist: the recipe's NLL after temperature scaling is below that of {name}",
+                f"fmnist: the recipe's NLL after temperature scaling is below that of {words}",
                 ours.mean < baseline.mean,
                 f"{ours.mean:.4f} against {baseline.mean:.4f}",
                 None,
@@ -240,8 +240,8 @@ def _recipe_claims(rows: Sequence[Row], dataset: str, *, ece: float, nll: float)
         value = mean_of(rows, metric, row="recipe")
         if value.n:
             yield Claim(
-                f"{dataset}: the recipe's {metric} is at most {most}{unit} before temperature "
-                "scaling",
+                f"{dataset}: the recipe's {metric.upper()} is at most {most}{unit} before "
+                "temperature scaling",
                 value.mean <= most,
                 f"{value.mean:.4g} over {_seeds(value.n)}",
                 None,

@@ -85,8 +85,19 @@ def shown(values: dict[str, list[float]]) -> list[str]:
     return [*cells, str(len(values["nll"]))]
 
 
+def values_of(experiment: str, where: dict) -> dict[str, list[float]]:
+    """Values by metric of the units in ``results`` that are as asked for."""
+    values: dict[str, list[float]] = {}
+    for line in (ROOT / "results" / experiment / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if where.items() <= row["unit"].items():
+            values.setdefault(row["metric"], []).append(row["value"])
+    return values
+
+
 def test_numbers_of_the_readme_are_those_of_the_rows():
     methods = {"PS-MAP": "ps-map", "L-MAP, λ = 1e-6": "other", "L-MAP, λ steered": "recipe"}
+    baselines = {"label smoothing, 0.05": "label-smoothing", "SAM, ρ = 0.05": "sam"}
     places = {
         "FashionMNIST": ("image-table", {"dataset": "fmnist"}),
         "CIFAR-10": ("image-table", {"dataset": "cifar10"}),
@@ -98,12 +109,48 @@ def test_numbers_of_the_readme_are_those_of_the_rows():
         for line in text.splitlines()
         if "|" in line
     ]
-    assert [line[:2] for line in found[2:]] == [[p, m] for p in places for m in methods]
+    wanted = [[place, method] for place in places for method in methods]
+    wanted[3:3] = [["FashionMNIST", method] for method in baselines]
+    assert [line[:2] for line in found[2:]] == wanted
+    methods |= baselines
     for place, method, *cells in found[2:]:
         experiment, where = places[place]
-        values: dict[str, list[float]] = {}
-        for line in (ROOT / "results" / experiment / "rows.jsonl").read_text().splitlines():
-            row = json.loads(line)
-            if {**where, "row": methods[method]}.items() <= row["unit"].items():
-                values.setdefault(row["metric"], []).append(row["value"])
-        assert cells == shown(values), (place, method)
+        assert cells == shown(values_of(experiment, {**where, "row": methods[method]})), (
+            place,
+            method,
+        )
+
+
+@pytest.mark.parametrize(
+    ("heading", "where"),
+    [
+        ("| | λ | R at KMNIST |", {"dataset": "fmnist"}),
+        ("| | λ | random labels |", {"dataset": "cifar10", "seed": 0}),
+    ],
+)
+def test_numbers_of_the_guide_to_strengths_are_those_of_the_rows(heading: str, where: dict):
+    text = (ROOT / "docs" / "guide" / "strength.md").read_text()
+    lines = heading + text.split(heading)[1].split("\n\n")[0]
+    names, _, *body = [[c.strip() for c in line.split("|")[1:-1]] for line in lines.splitlines()]
+    rows = {"PS-MAP": "ps-map", "fixed from the first step": "other", "steered": "recipe"}
+    metrics = {"accuracy": "accuracy", "T": "test_temperature", "ECE": "ece", "NLL": "nll"}
+    metrics |= {"R at KMNIST": "laplacian_other", "R at CIFAR-100": "laplacian_other"}
+    metrics |= {"R at training images": "laplacian_train"}
+    compared = 0
+    for name, *cells in body:
+        noise = float(cells[1].rstrip(" %")) / 100 if "random labels" in names else 0.0
+        folder, level = ("label-noise", {"level": noise}) if noise else ("image-table", {})
+        unit = {**where, **level, "row": rows[name.split(",")[0]]}
+        for column, cell in zip(names[1:], cells, strict=True):
+            if column in metrics:
+                values = values_of(folder, unit)[metrics[column]]
+                mean = fmean(values) * (100 if "%" in cell else 1)
+                printed = float(cell.replace(",", "").rstrip(" %"))
+                step = 10.0 ** (len(str(round(mean))) - 2) if "R at" in column else 0.0  # 2 digits
+                decimals = len(cell.rstrip(" %").partition(".")[2])
+                assert abs(printed - mean) <= max(0.5 * 10.0**-decimals, step) + 1e-9, (
+                    name,
+                    column,
+                )
+                compared += 1
+    assert compared == len(body) * 5

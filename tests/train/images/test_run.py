@@ -395,3 +395,22 @@ def test_frozen_layers_of_a_given_module_stay_frozen(seeded: None):
     run = trained(dataclasses.replace(TINY, epochs=1), module=module)
     assert run.module.bn.training
     assert not torch.equal(run.module.bn.running_mean, before)
+
+
+def test_gradients_reach_the_optimizer_in_the_layout_of_the_weights():
+    """Fused SGD reads weights and gradients by place, whatever a compiler makes of a layout."""
+    plain, turned = ImageRun(TINY), ImageRun(TINY)
+    turned._step.feeder.prepare(0, "regularized")
+    inner = turned._step.make("regularized")
+
+    def otherwise(params, buffers, inputs):
+        found = inner(params, buffers, inputs)
+        last_first = [g.permute(*reversed(range(g.ndim))).contiguous() for g in found.grads]
+        return found._replace(grads=[g.permute(*reversed(range(g.ndim))) for g in last_first])
+
+    turned._step.gradients["regularized"] = otherwise
+    for run in (plain, turned):
+        run._step(0, lr=0.1, reg_strength=1e-3)
+    for p, q in zip(plain._step.params.values(), turned._step.params.values(), strict=True):
+        assert q.grad.stride() == q.stride()
+        assert torch.equal(p, q)

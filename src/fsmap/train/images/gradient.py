@@ -144,7 +144,7 @@ def make_gradient(
         measured = torch.stack([t.detach().float() for t in (loss, value, right)])
         found = [g / feed.scale for g in grads] if half == torch.float16 else grads
         return Gradient(
-            [_like(g, p) for g, p in zip(found, params.values(), strict=True)],
+            [laid_out_as(p, g) for g, p in zip(found, params.values(), strict=True)],
             {n: b.detach() for n, b in after.items()},
             measured,
         )
@@ -200,7 +200,15 @@ def _ascended(params: Params, grads: tuple[Tensor, ...], radius: float) -> Param
     }
 
 
-def _like(grad: Tensor, p: Tensor) -> Tensor:
-    """In the memory layout of the parameter, which the fused optimizer expects."""
+def laid_out_as(p: Tensor, grad: Tensor) -> Tensor:
+    """A gradient in the memory layout of its parameter: fused SGD reads both by place.
+
+    Args:
+        p: The parameter.
+        grad: Its gradient.
+
+    Returns:
+        The gradient itself where it fits, else a copy.
+    """
     fits = grad.stride() == p.stride() and grad.dtype == p.dtype
     return grad if fits else torch.empty_like(p).copy_(grad)

@@ -16,6 +16,7 @@ from fsmap.train.images.gradient import (
     REGULARIZED,
     Gradient,
     half_precision,
+    laid_out_as,
     make_gradient,
 )
 from fsmap.train.images.parallel import Group
@@ -120,7 +121,7 @@ class Step:
         self.group.average([found.measured])
         norm = get_total_norm(found.grads)
         for p, g in zip(self.params.values(), found.grads, strict=True):
-            p.grad = g
+            p.grad = laid_out_as(p, g)  # once more: a compiler may have chosen otherwise
         if self.settings.clip is not None:
             clip_grads_with_norm_(self.params.values(), self.settings.clip, norm)
         skipped = self._rescale(norm)

@@ -146,7 +146,7 @@ def test_numbers_of_the_guide_to_strengths_are_those_of_the_rows(heading: str, w
                 values = values_of(folder, unit)[metrics[column]]
                 mean = fmean(values) * (100 if "%" in cell else 1)
                 printed = float(cell.replace(",", "").rstrip(" %"))
-                step = 10.0 ** (len(str(round(mean))) - 2) if "R at" in column else 0.0  # 2 digits
+                half = 0.5 * 10.0 ** (len(str(round(mean))) - 2) if "R at" in column else 0.0
                 decimals = len(cell.rstrip(" %").partition(".")[2])
                 assert abs(printed - mean) <= max(0.5 * 10.0**-decimals, step) + 1e-9, (
                     name,

@@ -125,6 +125,8 @@ def test_flatness_is_the_mean_rise():
     assert flatness(found) == pytest.approx(1.0)  # 2 α² at -1, 0, 1: trapezoids
     assert flatness(found, within=2.0) == pytest.approx(3.0)
     assert flatness(found, within=0.5) == 0.0
+    turned = torch.tensor([2, 0, 4, 1, 3])
+    assert flatness(Landscape(steps[turned], found.loss[:, turned])) == pytest.approx(1.0)
     with pytest.raises(InputError, match=r"must include 0, got \[1.0"):
         flatness(Landscape(steps[3:], found.loss[:, 3:]))
 

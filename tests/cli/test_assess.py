@@ -162,12 +162,20 @@ def test_landscape_of_two(checkpoint: Path, tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.parametrize("command", ["assess", "landscape"])
 def test_a_folder_that_cannot_be_written_to_is_refused_first(
-    command: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
+    monkeypatch.setattr("fsmap.train.images.build.load_data", lambda *_: pytest.fail("too late"))
     (tmp_path / "file").touch()
     out = str(tmp_path / "file" / "out")
-    assert main([command, str(checkpoint), "--out", out, "--device", "no such device"]) == 2
+    assert main([command, str(checkpoint), "--out", out, "--device", "cpu"]) == 2
     assert f"cannot write to {out}: Not a directory" in capsys.readouterr().err
+    assert main([command, str(tmp_path / "none"), "--out", str(tmp_path / "new")]) == 2
+    assert "there is no checkpoint at" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_look_at_some_images_leaves_the_whole_assessment_alone(checkpoint: Path, tmp_path: Path):

@@ -158,7 +158,7 @@ def test_a_killed_process_ends_the_job_which_resumes(tmp_path: Path):
         (["--momentum", "1.5"], "momentum must be less than 1, got 1.5"),
         (["--lr", "inf"], "lr must be at least 0 and finite, got inf"),
         (["--beta", "0"], "beta must be > 0 and finite, got 0"),
-        (["--clip", "-1"], "clip must be > 0, or None (--clip 0) for none, got -1"),
+        (["--clip", "-1"], "clip must be > 0, got -1; for no clipping None (--clip 0)"),
         (["--device", "gpu"], "torch knows no 'gpu'; there are auto, cpu, cuda"),
         (["--px", "nonsense"], "nonsense"),
         (["--reg-strength", "auto", "--method", "ps-map"], "steering λ is for L-MAP"),

@@ -180,7 +180,7 @@ def test_a_full_disk_is_said_without_a_traceback(tmp_path):
     with only(FullDisk):
         (outcome,) = run(tmp_path, "full-disk")
     assert outcome.status == "failed"
-    assert "No space left on device: 'rows.jsonl'" in outcome.reason
+    assert outcome.reason.startswith("[Errno 28] No space left on device: 'rows.jsonl'")
     assert "continue with: fsmap run full-disk" in outcome.reason
     assert "Traceback" not in outcome.reason
 

@@ -131,6 +131,12 @@ def test_of_long_descriptions_only_what_differs_is_said():
         files.check_same_run(Path("run.ckpt"), there, here)
     assert "gain=6)" in str(caught.value)
     assert "x7" not in str(caught.value)
+    five, more = {"widths": [64, 64, 64, 64, 128]}, {"widths": [64, 64, 64, 64, 256]}
+    with pytest.raises(CheckpointError, match=r"widths: 128\] there, 256\] here"):
+        files.check_same_run(Path("run.ckpt"), five, more)
+    longer = {"widths": [64, 64, 64, 64, 64, 128]}
+    with pytest.raises(CheckpointError, match=r"64, 128\] there, \[64, 64, 64, 64, 64, 128\] here"):
+        files.check_same_run(Path("run.ckpt"), five, longer)  # the same parts, more often
     with pytest.raises(CheckpointError, match=r"hooks: \[\] there, \['Steer\(x0=0.*, … here"):
         files.check_same_run(Path("run.ckpt"), {"hooks": []}, here)
 

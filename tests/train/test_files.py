@@ -29,6 +29,12 @@ def test_a_file_is_replaced_in_one_piece(tmp_path: Path, monkeypatch, error, sai
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_a_file_in_no_folder_names_itself(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match=r"file/x\.json'$"):
+        write_whole(tmp_path / "file" / "x.json", "text")
+
+
 def test_text_is_utf_8(tmp_path: Path):
     write_whole(tmp_path / "a", "λ")
     write_whole(tmp_path / "b", "λ".encode())

@@ -201,7 +201,7 @@ def flatness(found: Landscape, within: float = 1.0) -> float:
     if not at_zero.any():
         message = f"the steps must include 0, got {found.steps.tolist()}"
         raise InputError(message)
-    rise, steps = found.mean[near] - found.mean[at_zero][0], found.steps[near]
-    if len(steps) < 2:
-        return float(rise.mean())
-    return float(torch.trapezoid(rise, steps) / (steps[-1] - steps[0]))
+    steps, order = found.steps[near].sort()
+    rise = (found.mean[near] - found.mean[at_zero][0])[order]
+    span = float(steps[-1] - steps[0])
+    return float(torch.trapezoid(rise, steps)) / span if span else float(rise.mean())

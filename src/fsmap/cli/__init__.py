@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit code: 0 done, 1 a bug, 2 a mistake the message explains, 130 interrupted, 143
-        terminated.
+        training was asked to terminate.
     """
     parser = build_parser()
     arguments = parser.parse_args(argv)

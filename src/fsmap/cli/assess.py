@@ -90,10 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
             message = f"--{name} must be at least 1, got {value}"
             raise InputError(message)
     corruptions = _corruptions(arguments)
-    out = arguments.out or _folder(arguments.checkpoint)
-    if arguments.out is not None or out.is_dir():  # else there is no checkpoint either
-        make_folder(out)
     module, progress = load_classifier(arguments.checkpoint, arguments.device)
+    out = arguments.out or _folder(arguments.checkpoint)
+    make_folder(out)
     settings: ImageSettings = progress["settings"]
     task = load_data(settings, arguments.data_dir)
     foreign = _foreign(arguments, settings)

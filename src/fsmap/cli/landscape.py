@@ -71,9 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     require("matplotlib", extra="report")
     check_walk(arguments.steps, arguments.reach, arguments.chunk, dashes="--")
     names = _names(arguments.checkpoints)
-    make_folder(arguments.out)
     device = arguments.device
     loaded = [load_classifier(path, device) for path in arguments.checkpoints]  # before any walk
+    make_folder(arguments.out)
     found = {name: _walk(name, *one, arguments) for name, one in zip(names, loaded, strict=True)}
     described = {name: one._asdict() | {"mean": one.mean} for name, one in found.items()}
     write_whole(arguments.out / "landscape.json", json.dumps(plain(described)) + "\n")

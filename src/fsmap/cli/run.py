@@ -201,5 +201,5 @@ def _conclude(outcomes: list[Outcome], options: Options) -> int:
         console.say(f"See it with: fsmap report {options.out}")
     if not failed:
         return 0
-    bugs = [o for o in failed if not isinstance(o.error, FsmapError)]
+    bugs = [o for o in failed if not isinstance(o.error, FsmapError | OSError)]
     return 1 if bugs else 2

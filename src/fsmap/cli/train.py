@@ -163,7 +163,7 @@ def _folder(
     if many and (arguments.out / FILE).exists():
         message = (
             f"{arguments.out} holds a single run; those of several seeds go into folders in it. "
-            f"Choose another --out, or move it to {arguments.out}/seedN if it is of seed N."
+            f"Choose another --out, or move its files to {arguments.out}/seedN if it is of seed N."
         )
         raise InputError(message)
     return arguments.out / f"seed{seed}" if many else Path(arguments.out)

@@ -15,6 +15,7 @@ What happens to a folder that is there already:
 
 from __future__ import annotations
 
+import errno
 import shutil
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,9 @@ from fsmap.report.records import key_of, plain
 from fsmap.report.summary import coverage
 
 Say = Callable[[str], None]
+
+NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+"""What the system says of a disk that takes no more: no bug, so no traceback."""
 
 
 class Outcome(NamedTuple):
@@ -160,9 +164,8 @@ def failure(plan: Plan, error: Exception) -> Outcome:
     if isinstance(error, FsmapError):
         skip = plan.lenient and isinstance(error, MissingDataError)
         return Outcome(name, "skipped" if skip else "failed", folder, str(error), error=error)
-    reason = "".join(traceback.format_exception(error)).rstrip()
-    if isinstance(error, OSError) and error.errno is not None:  # a full disk is no bug
-        reason = f"{name}: {error}"
+    full = isinstance(error, OSError) and error.errno in NO_PLACE
+    reason = str(error) if full else "".join(traceback.format_exception(error)).rstrip()
     again = plan.options.command(name, resume=True)
     reason += f"\nFinished units are kept. When this is mended, continue with: {again}"
     return Outcome(name, "failed", folder, reason, error=error)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 METHODS = {"ps-map": None, "l-map": "other"}
 COMPARED = {"nll": "NLL", "ece": "ECE", "nll_scaled": "NLL after temperature scaling of both"}
 MANY = 20_000
-"""Training images from which on methods are compared."""
+"""Methods are compared where there are more training images than that."""
 
 SHORT = "a few epochs in place of the paper's length, which does not fit"
 

@@ -21,6 +21,7 @@ from fsmap.errors import CheckpointError
 from fsmap.train.files import write_whole
 
 FORMAT = "fsmap-checkpoint-1"
+SHORT = 4  # parts of a description that a message shows whole
 
 
 class Checkpoint(NamedTuple):
@@ -112,13 +113,14 @@ def check_same_run(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]
 
 
 def _differ(key: str, there: Any, here: Any) -> str:
-    """What differs; of long descriptions only the parts that do."""
-    parts = [str(value).split(", ") for value in (there, here)]
-    if min(map(len, parts)) > 8:
-        mine, yours = ([part for part in a if part not in b] for a, b in (parts, parts[::-1]))
-        return f"{key}: {', '.join(mine)} there, {', '.join(yours)} here"
-    there, here = (", ".join(some[:4]) + ", …" * (len(some) > 4) for some in parts)
-    return f"{key}: {there} there, {here} here"
+    """What differs; of two long descriptions only the parts that do, of one its beginning."""
+    one, other = (str(value).split(", ") for value in (there, here))
+    mine, yours = ([part for part in a if part not in b] for a, b in ((one, other), (other, one)))
+    if min(len(one), len(other)) > SHORT and (mine or yours):
+        one, other = mine, yours
+    elif max(len(one), len(other)) > SHORT >= min(len(one), len(other)):
+        one, other = ([*some[:SHORT], "…"] if len(some) > SHORT else some for some in (one, other))
+    return f"{key}: {', '.join(one)} there, {', '.join(other)} here"
 
 
 def _flat(tree: Any, name: str = "") -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from fsmap.errors import InputError
@@ -20,7 +21,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         OSError: With the name of the file, if it cannot be written; nothing is left behind.
     """
     data = content.encode() if isinstance(content, str) else content
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f".{path.name}.partial")
     try:
         with open(partial, "wb") as file:
             file.write(data)
@@ -28,7 +29,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
             os.fsync(file.fileno())
         os.replace(partial, path)
     except BaseException as error:
-        partial.unlink(missing_ok=True)  # a full disk needs the room
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)  # a full disk needs the room
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
@@ -59,6 +61,7 @@ def _sync_folder(folder: Path) -> None:
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(handle)
+        with suppress(OSError):  # the file is there; some file systems do not sync folders
+            os.fsync(handle)
     finally:
         os.close(handle)

@@ -291,5 +291,9 @@ def _check_trains(optimizer: torch.optim.Optimizer | None, module: nn.Module | N
     mine = {id(p) for p in module.parameters()}
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if mine and mine.isdisjoint(trained):
-        message = "the optimizer holds no parameter of the model: give the one that trains it"
+        message = (
+            "the optimizer holds no parameter of the model. Give the one that trains it; where it "
+            "trains copies (averaged weights, master weights), give none, and say "
+            "update(authority=lr / largest lr)."
+        )
         raise InputError(message)

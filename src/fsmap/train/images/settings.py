@@ -129,7 +129,7 @@ class ImageSettings:
             message = "nesterov is a form of momentum: set momentum to more than 0"
             raise InputError(message)
         if self.clip is not None and not self.clip > 0:
-            message = f"clip must be > 0, or None (--clip 0) for none, got {self.clip:g}"
+            message = f"clip must be > 0, got {self.clip:g}; for no clipping None (--clip 0)"
             raise InputError(message)
         if self.reg_schedule == "warmup" and not self.reg_warmup_epochs > 0:
             message = "reg_schedule='warmup' rises over reg_warmup_epochs: set that to more than 0"

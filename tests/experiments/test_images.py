@@ -671,12 +671,17 @@ def test_the_recipe_s_page_holds_what_was_measured():
     made = page(recipe_rows(0.19, 1.05))
     assert "| joint-auto | 2 | jvp | 128 | 1 | 1e−6 | 93.9 | 0.19 | 1 | 1 | 0.19 | ✓ |" in made
     assert "**The recipe**" not in made
+    assert "**In short**" not in made
     assert "- ✓ fmnist, joint: steered from 1 first values" in made
     recipe = {"estimator": "jvp", "batchnorm": "joint", "num_points": 32, "every": 2}
     rows = made_up({"ps-map": PLAIN, "recipe": GOOD}, "cifar10", **recipe, reg_strength="auto")
     long = page(recipe_rows(0.19, 1.05), rows)
     assert "## CIFAR-10, the paper's length" in long
     assert "**The recipe**: `jvp`, `joint`, S = 32, every = 2, λ steered." in long
+    accurate = max({"ps-map": PLAIN, "recipe": GOOD}.items(), key=lambda row: row[1]["accuracy"])
+    calibrated = min({"ps-map": PLAIN, "recipe": GOOD}.items(), key=lambda row: row[1]["ece"])
+    assert f"- CIFAR-10: most accurate `{accurate[0]}` (" in long
+    assert f"lowest ECE `{calibrated[0]}` ({100 * calibrated[1]['ece']:g} %)" in long
     way = "`jvp`, `joint`, S = 32, every = 2, λ steered"
     assert f"| recipe | {way} | 2 | 93.9 ± 0 | 0.2 ± 0 | 1 ± 0 |" in long
     assert "- ✗ cifar10: PS-MAP's accuracy is at least 95.0 %" in long

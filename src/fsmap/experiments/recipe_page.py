@@ -46,6 +46,14 @@ LONG = {
 }
 """Columns of the table of full-length runs."""
 
+BEST = {
+    "accuracy": ("most accurate", max),
+    "nll": ("lowest NLL", min),
+    "ece": ("lowest ECE", min),
+    "nll_scaled": ("lowest NLL after T", min),
+}
+"""What decides between full-length runs, in words, and which of its values is the best."""
+
 OPENING = """\
 # A recipe that calibrates
 
@@ -83,7 +91,7 @@ def page(rows: Sequence[Row], long: Sequence[Row] = ()) -> str:
     Returns:
         Markdown.
     """
-    parts = [OPENING, *_recipe(long)]
+    parts = [OPENING, *_recipe(long), *_in_short(long)]
     table = recipe_table(rows)
     for dataset in dict.fromkeys(line["dataset"] for line in table):
         mine = [line for line in table if line["dataset"] == dataset]
@@ -117,6 +125,25 @@ def _recipe(long: Sequence[Row]) -> list[str]:
     if config is None:
         return []
     return [f"**The recipe**: {_way(config)}."]
+
+
+def _in_short(long: Sequence[Row]) -> list[str]:
+    """Of every set, which full-length run is best at what, means over seeds."""
+    lines = []
+    for dataset in dict.fromkeys(row.config["dataset"] for row in long):
+        mine = full_length(long, dataset)
+        names = dict.fromkeys(row.config["row"] for row in mine)
+        best = []
+        for metric, (words, pick) in BEST.items():
+            found = {name: mean_of(mine, metric, row=name) for name in names}
+            means = {name: mean.mean for name, mean in found.items() if mean.n}
+            if means:
+                winner = pick(means, key=means.__getitem__)
+                unit = " %" if metric in ("accuracy", "ece") else ""
+                best.append(f"{words} `{winner}` ({number(means[winner], 4)}{unit})")
+        if best:
+            lines.append(f"- {NAMES[dataset]}: {', '.join(best)}")
+    return ["\n**In short**, at the paper's length (means over seeds):\n", *lines] if lines else []
 
 
 def _way(config: Mapping[str, Any]) -> str:

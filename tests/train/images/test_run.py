@@ -313,7 +313,7 @@ def test_divergence_names_the_term(monkeypatch: pytest.MonkeyPatch):
         ({"estimator": "magic"}, r"unknown trace estimator 'magic'"),
         ({"epochs": 0}, r"epochs must be at least 1, got 0"),
         ({"weight_decay": -1.0}, r"weight_decay must be at least 0, got -1.0"),
-        ({"clip": 0.0}, r"clip must be > 0, or None"),
+        ({"clip": 0.0}, r"clip must be > 0, got"),
         ({"beta": 0.0}, r"beta must be > 0 and finite, got 0"),
         ({"sam": 0.1}, r"sam is a baseline for ps-map"),
         ({"reg_schedule": "warmup"}, r"rises over reg_warmup_epochs"),

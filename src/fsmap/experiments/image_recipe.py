@@ -129,8 +129,8 @@ class ImageRecipe(ImageExperiment):
     label = "not in the paper"
     title = "A recipe: λ, BatchNorm mode, estimator, S, every"
     see = (
-        "Over-confidence turns into under-confidence as λ grows, at a λ that differs between modes; "
-        "whether steering finds it, and from which first values."
+        "Over-confidence turns into under-confidence as λ grows, at a λ that differs between "
+        "modes; whether steering finds it, and from which first values."
     )
     cost = "27 short runs of a set, on an H200 about 20 min (FashionMNIST) and an hour (CIFAR-10)"
     protocol = (

@@ -11,6 +11,7 @@ import pytest
 import fake_experiment
 from fake_experiment import Squares, only, run
 from fsmap.errors import CheckpointError, InputError, MissingDataError
+from fsmap.experiments.jobs import is_bug
 from fsmap.experiments.publish import redraw
 from fsmap.experiments.run_folder import RunFolder
 from fsmap.report.records import read_rows
@@ -183,6 +184,8 @@ def test_a_full_disk_is_said_without_a_traceback(tmp_path):
     assert outcome.reason.startswith("[Errno 28] No space left on device: 'rows.jsonl'")
     assert "continue with: fsmap run full-disk" in outcome.reason
     assert "Traceback" not in outcome.reason
+    assert not is_bug(outcome.error)
+    assert is_bug(FileNotFoundError(errno.ENOENT, "No such file", "a path of ours"))
 
 
 def test_missing_data_is_an_error_for_who_asked_for_it_by_name(tmp_path):

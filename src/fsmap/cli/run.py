@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console, ray_pool
-from fsmap.errors import FsmapError, InputError, require
+from fsmap.errors import InputError, require
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
@@ -201,5 +201,6 @@ def _conclude(outcomes: list[Outcome], options: Options) -> int:
         console.say(f"See it with: fsmap report {options.out}")
     if not failed:
         return 0
-    bugs = [o for o in failed if not isinstance(o.error, FsmapError | OSError)]
-    return 1 if bugs else 2
+    from fsmap.experiments.jobs import is_bug
+
+    return 1 if any(is_bug(outcome.error) for outcome in failed) else 2

@@ -150,6 +150,12 @@ def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Jo
     return Job(plan, place, folder, header, tasks)
 
 
+def is_bug(error: BaseException | None) -> bool:
+    """Whether an error is neither one of fsmap's own nor a disk that takes no more."""
+    full = isinstance(error, OSError) and error.errno in NO_PLACE
+    return not (full or isinstance(error, FsmapError))
+
+
 def failure(plan: Plan, error: Exception) -> Outcome:
     """The outcome of an experiment that raised.
 
@@ -164,8 +170,9 @@ def failure(plan: Plan, error: Exception) -> Outcome:
     if isinstance(error, FsmapError):
         skip = plan.lenient and isinstance(error, MissingDataError)
         return Outcome(name, "skipped" if skip else "failed", folder, str(error), error=error)
-    full = isinstance(error, OSError) and error.errno in NO_PLACE
-    reason = str(error) if full else "".join(traceback.format_exception(error)).rstrip()
+    reason = str(error)
+    if is_bug(error):
+        reason = "".join(traceback.format_exception(error)).rstrip()
     again = plan.options.command(name, resume=True)
     reason += f"\nFinished units are kept. When this is mended, continue with: {again}"
     return Outcome(name, "failed", folder, reason, error=error)

@@ -1,8 +1,8 @@
 """How strong should the regularizer be? λR beside the loss, a value to start from, and a budget.
 
 R(θ) is the squared norm of a Jacobian: it has no natural size, differs by orders of magnitude
-between architectures and with p_X, between BatchNorm modes too, and so does the right λ. What carries over is the
-*share* of the loss that λR makes.
+between architectures and with p_X, between BatchNorm modes too, and so does the right λ. What
+carries over is the *share* of the loss that λR makes.
 """
 
 from __future__ import annotations

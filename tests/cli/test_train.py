@@ -19,9 +19,10 @@ from fsmap.train.images import load_model
 from fsmap.train.images.state import FILE
 from fsmap.train.lock import exclusive
 
+MODEL = "image_cases:TinyNet"
 TINY = [
     *("train", "--data", "fmnist", "--generated", "--limit", "64", "--valid", "32"),
-    *("--model", "image_cases:TinyNet", "--batch-size", "16", "--num-points", "8"),
+    *("--model", MODEL, "--batch-size", "16", "--num-points", "8"),
     *("--px", "kmnist", "--reg-strength", "1e-3", "--silent", "--device", "cpu"),
 ]
 TESTS = Path(__file__).parents[1]
@@ -46,7 +47,7 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert head["settings"]["batchnorm"] == "frozen"
     assert "commit" in head
     assert [row["epoch"] for row in rows] == [1, 2]
-    assert load_model(out)[1]["settings"].reg_strength == 1e-3
+    assert load_model(out, model=MODEL)[1]["settings"].reg_strength == 1e-3
 
 
 def test_in_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -56,7 +57,7 @@ def test_in_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main([*TINY, *out]) == 2
     assert "exists already" in capsys.readouterr().err
     assert main([*TINY, *out, "--resume"]) == 0
-    steps = [load_model(tmp_path / f"seed{s}")[1]["step"] for s in (0, 1)]
+    steps = [load_model(tmp_path / f"seed{s}", model=MODEL)[1]["step"] for s in (0, 1)]
     assert steps == [8, 8]
 
 
@@ -142,9 +143,9 @@ def test_a_killed_process_ends_the_job_which_resumes(tmp_path: Path):
     assert job.returncode != 0
     assert "the same command with --resume goes on from it" in errors
     assert "lost the others" in errors or "asked to terminate" in errors
-    assert 4 <= load_model(tmp_path)[1]["step"] < 160
+    assert 4 <= load_model(tmp_path, model=MODEL)[1]["step"] < 160
     assert main([*words, "--out", str(tmp_path), "--resume"]) == 0  # with one process now
-    assert load_model(tmp_path)[1]["step"] == 160
+    assert load_model(tmp_path, model=MODEL)[1]["step"] == 160
 
 
 @pytest.mark.parametrize(
@@ -265,7 +266,7 @@ def test_ctrl_c_ends_a_run_with_a_checkpoint(tmp_path: Path, kind: int, code: in
     assert job.returncode == code
     assert f"{words} The last checkpoint is" in out + errors
     assert "stopping after this step" in errors
-    assert load_model(tmp_path)[1]["step"] >= 4
+    assert load_model(tmp_path, model=MODEL)[1]["step"] >= 4
 
 
 def test_two_processes_do_not_write_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.cli.checkpoints import load_classifier
+from fsmap.cli.checkpoints import add_model_option, load_classifier
 from fsmap.errors import InputError, MissingDataError, require
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
+    add_model_option(parser)
     parser.add_argument("--json", action="store_true", help="JSON instead of the table")
 
 
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
             message = f"--{name} must be at least 1, got {value}"
             raise InputError(message)
     corruptions = _corruptions(arguments)
-    module, progress = load_classifier(arguments.checkpoint, arguments.device)
+    module, progress = load_classifier(arguments.checkpoint, arguments.device, arguments.model)
     out = arguments.out or _folder(arguments.checkpoint)
     make_folder(out)
     settings: ImageSettings = progress["settings"]

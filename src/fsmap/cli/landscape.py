@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.cli.checkpoints import load_classifier
+from fsmap.cli.checkpoints import add_model_option, load_classifier
 from fsmap.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the directions (0)")
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
+    add_model_option(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,8 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     require("matplotlib", extra="report")
     check_walk(arguments.steps, arguments.reach, arguments.chunk, dashes="--")
     names = _names(arguments.checkpoints)
-    device = arguments.device
-    loaded = [load_classifier(path, device) for path in arguments.checkpoints]  # before any walk
+    loaded = [  # all of them before any walk
+        load_classifier(path, arguments.device, arguments.model) for path in arguments.checkpoints
+    ]
     make_folder(arguments.out)
     found = {name: _walk(name, *one, arguments) for name, one in zip(names, loaded, strict=True)}
     described = {name: one._asdict() | {"mean": one.mean} for name, one in found.items()}

@@ -23,6 +23,12 @@ OURS: dict[str, Callable[..., nn.Module]] = {
 }
 
 
+def is_ours(name: str) -> bool:
+    """Whether a name stands for a model of this package, so that building it runs no other code."""
+    path, _, query = name.partition("?")
+    return path in OURS and "files" not in query
+
+
 def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module:
     """Build a model.
 

@@ -67,7 +67,7 @@ def test_rows_say_what_happened(tmp_path: Path):
 
 def test_a_checkpoint_gives_the_deployed_model_back(tmp_path: Path):
     run = trained(folder=tmp_path)
-    module, progress = load_model(tmp_path)
+    module, progress = load_model(tmp_path, model=TINY.model)
     assert progress["settings"] == TINY
     assert not module.training
     x = run.task.test.x[:3]

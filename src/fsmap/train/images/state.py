@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import CheckpointError
+from fsmap.models.by_name import is_ours
 from fsmap.train import checkpoint
 from fsmap.train.images.build import build_model, placed
 from fsmap.train.images.settings import ImageSettings
@@ -104,20 +105,26 @@ def restore(run: ImageRun, path: Path, *, resume: bool) -> None:
 
 
 def load_model(
-    path: str | Path, device: torch.device | str = "cpu"
+    path: str | Path, device: torch.device | str = "cpu", *, model: str | nn.Module | None = None
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The model of a checkpoint, as it would be deployed.
+
+    A file never decides which code runs: models of this package are built by name, any other one
+    only if the caller names it again.
 
     Args:
         path: The file, or the folder it is in.
         device: Where to put the model.
+        model: The model of the checkpoint, if it is not one of this package: the import path that
+            was given to ``fsmap train --model`` (importing it runs its code), or a module.
 
     Returns:
         The module in ``eval()`` mode, and the progress of its run: ``step``, ``history``,
         ``reg_strength``, and under ``settings`` the :class:`ImageSettings` it was made with.
 
     Raises:
-        CheckpointError: If it is damaged, or not of an image run.
+        CheckpointError: If it is damaged, not of an image run, of another model, or of a model that
+            has to be named by the caller.
     """
     path = Path(path)
     path = path / FILE if path.is_dir() else path
@@ -125,12 +132,43 @@ def load_model(
     if saved.config.get("kind") != "images":
         message = f"{path} is a checkpoint of {saved.config.get('kind')!r}, not of an image run"
         raise CheckpointError(message)
-    settings = ImageSettings(**saved.config["settings"])
-    module = build_model(settings, initial=False)
+    settings = _settings(path, saved.config.get("settings"))
+    module = model if isinstance(model, nn.Module) else _named_model(path, settings, model)
     state = saved.group("params") | saved.group("buffers")
-    module.load_state_dict(state, strict=True)
+    try:
+        module.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        message = f"{path} does not hold the weights of this model: {error}"
+        raise CheckpointError(message) from error
     module = placed(module, settings, torch.device(device)).eval()
     return module, {**saved.progress, "settings": settings}
+
+
+def _settings(path: Path, described: Any) -> ImageSettings:
+    try:
+        return ImageSettings(**described)
+    except (TypeError, ValueError) as error:
+        message = f"{path} describes settings that this version does not know: {error}"
+        raise CheckpointError(message) from error
+
+
+def _named_model(path: Path, settings: ImageSettings, repeated: str | None) -> nn.Module:
+    """Build the model of a checkpoint, from this package or as the caller repeats it."""
+    if is_ours(settings.model):
+        if repeated not in (None, settings.model):
+            message = f"{path} is of {settings.model!r}, not of {repeated!r}"
+            raise CheckpointError(message)
+    elif repeated is None:
+        message = (
+            f"{path} is of {settings.model!r}, which is not a model of this package, and a file "
+            "must not decide which code runs. If you trust it, name the model yourself: "
+            f"--model {settings.model!r}, or load_model(..., model=...)"
+        )
+        raise CheckpointError(message)
+    elif repeated != settings.model:
+        message = f"{path} is of {settings.model!r}, not of {repeated!r}"
+        raise CheckpointError(message)
+    return build_model(settings, initial=False)
 
 
 def _hooks(run: ImageRun) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:

@@ -22,6 +22,10 @@ class UnsupportedModuleError(FsmapError, TypeError):
     """A module, or a part of one, cannot be used this way."""
 
 
+class ForwardModeError(UnsupportedModuleError):
+    """A model, or a part of it, has no forward-mode derivative here; ``fd_central`` needs none."""
+
+
 class SingularGeometryError(FsmapError, ArithmeticError):
     """J(theta; p_X) + eps*I is not positive definite (Theorems 1 and 2 say when)."""
 

@@ -32,7 +32,7 @@ class Draws(NamedTuple):
     """Everything random that one evaluation of a geometry term consumes."""
 
     x: Inputs = None  # [S, ...]  evaluation points
-    psi: Params | None = None  # {name: [R, ...]}  probes in parameter space
+    psi: Params | Tensor | None = None  # probes: {name: [R, ...]}, or signs [R, ...]
 
 
 class Estimate(NamedTuple):

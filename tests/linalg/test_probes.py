@@ -16,10 +16,10 @@ from fsmap.linalg.probes import Stream
 PARAMS = {"a": torch.zeros(3, 2), "b": torch.zeros(5)}
 
 
-def test_psi_depends_on_seed_step_and_name_alone():
+def test_psi_depends_on_seed_step_and_model_alone():
     psi = Stream(1, 2).psi(PARAMS, 3)
     assert psi["a"].shape == (3, 3, 2)
-    again = Stream(1, 2, rank=7).psi({"b": PARAMS["b"]}, 3)  # another rank, another set of names
+    again = Stream(1, 2, rank=7, micro=3).psi(PARAMS, 3)  # another rank and micro-batch
     assert torch.equal(psi["b"], again["b"])
     for other in (Stream(2, 2), Stream(1, 3)):
         assert not torch.equal(psi["b"], other.psi(PARAMS, 3)["b"])
@@ -75,10 +75,10 @@ def test_basis_is_complete():
     torch.testing.assert_close(vectors.mT @ vectors / P, torch.eye(P))
 
 
-def test_antithetic_pairs_cancel():
-    psi = probes.antithetic(Stream(0, 0).psi(PARAMS, 2))
-    assert psi["a"].shape == (4, 3, 2)
-    assert torch.equal(psi["a"][:2], -psi["a"][2:])
+def test_psi_of_one_parameter_depends_on_its_name():
+    stream, like = Stream(1, 2), PARAMS["b"]
+    assert torch.equal(stream.psi_of("b", like), stream.psi_of("_orig_mod.b", like))
+    assert not torch.equal(stream.psi_of("b", like), stream.psi_of("c", like))
 
 
 def test_probes_of_the_wrong_shape_are_named():

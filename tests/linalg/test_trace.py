@@ -9,13 +9,17 @@ import cases
 import fsmap
 import oracles
 from fsmap.linalg import probes, trace
+from fsmap.linalg.estimators import by_name
 
 ESTIMATORS = ("fd", "fd_central", "jvp", "vjp")
 
 
+PARAMETER_PROBES = ("fd", "fd_central", "jvp")
+
+
 def complete(case, method):
     """Probes whose mean is the trace itself."""
-    if method in trace.PARAMETER_PROBES:
+    if method in PARAMETER_PROBES:
         return probes.basis(case.params)
     rows = case.f(case.params, case.x).numel()
     return rows**0.5 * torch.eye(rows)
@@ -189,7 +193,7 @@ def test_vmaps_over_members():
 
         def value(p, method=method):
             drawn = None if method == "exact" else psi
-            return trace.evaluate(case.f, p, case.x, drawn, method=method).value
+            return trace.estimate(case.f, p, case.x, drawn, estimator=by_name(method)).value
 
         together = torch.func.vmap(value)(members)
         for m in range(2):
@@ -205,7 +209,7 @@ def test_single_precision(method):
     double = fsmap.trace(case.f, case.params, case.x, probes=drawn, **options).value
     case.module.float()
     params = dict(case.module.named_parameters())
-    if method in trace.PARAMETER_PROBES:
+    if method in PARAMETER_PROBES:
         drawn = {n: p.float() for n, p in drawn.items()}
     elif method == "vjp":
         drawn = drawn.float()

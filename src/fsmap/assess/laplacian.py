@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fsmap.functional import functional
 from fsmap.linalg.probes import normal
 from fsmap.linalg.trace import trace
-from fsmap.objective.batchnorm import unfrozen
+from fsmap.lmap.batchnorm import unfrozen
 from fsmap.types import Params
 
 

@@ -24,7 +24,7 @@ from fsmap.experiments.image_measure import train_and_measure
 from fsmap.experiments.image_protocol import Kind, Run
 from fsmap.experiments.image_rows import recipe_changes, recipe_px
 from fsmap.experiments.recipe_verdict import draw, recipe_claims, recipe_table
-from fsmap.objective.batchnorm import MODES
+from fsmap.lmap.batchnorm import MODES
 from fsmap.report.records import Claim, Row
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """From an ``nn.Module`` to a pure function ``f(params, x)``; parameters as dicts and as vectors."""
 
 from fsmap.functional.kernels import Replacing, differentiable_attention
-from fsmap.functional.module import Forward, Functional, State, functional
+from fsmap.functional.module import Forward, Functional, State, Wrapped, functional
 from fsmap.functional.noise import DROP_RATES, NoiseReplay
 from fsmap.functional.vectors import count, ravel, unravel
 
@@ -12,6 +12,7 @@ __all__ = [
     "NoiseReplay",
     "Replacing",
     "State",
+    "Wrapped",
     "count",
     "differentiable_attention",
     "functional",

@@ -1,4 +1,4 @@
-"""The functions a model runs on: others in their place, with all derivatives, none run twice."""
+"""Replace the functions that a model calls, and find parts that run twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -18,11 +17,7 @@ class Replacing(TorchFunctionMode):
     """Within it, functions are replaced by others, wherever a model calls them."""
 
     def __init__(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
-        """Say which.
-
-        Args:
-            replaced: What stands for a function.
-        """
+        """Keep what is called instead of each function."""
         super().__init__()
         self._replaced = replaced
 
@@ -59,17 +54,13 @@ RECOMPUTES = (
 
 @contextmanager
 def no_recomputation() -> Iterator[None]:
-    """Refuse layers that run again in the backward pass: at the module's own parameters, then."""
-    if not torch.is_grad_enabled():
+    """Raise for layers that run again in the backward pass: at the module's own parameters, then.
+
+    Checkpointing with ``use_reentrant=True`` is found by :func:`check_not_recomputed`.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         yield
         return
-
-    def refuse(*_: Any) -> None:
-        raise UnsupportedModuleError(RECOMPUTES)
-
-    reentrant: Any = torch.utils.checkpoint.CheckpointFunction
-    apply = reentrant.apply
-    reentrant.apply = refuse
     try:
         with torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTES):
             yield
@@ -77,5 +68,16 @@ def no_recomputation() -> Iterator[None]:
         if RECOMPUTES in str(error):
             raise UnsupportedModuleError(RECOMPUTES) from error
         raise
-    finally:
-        reentrant.apply = apply
+
+
+def check_not_recomputed(out: Any) -> None:
+    """Raise if the graph of an output holds a reentrant checkpoint."""
+    nodes, seen = [getattr(out, "grad_fn", None)], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            raise UnsupportedModuleError(RECOMPUTES)
+        nodes.extend(parent for parent, _ in node.next_functions)

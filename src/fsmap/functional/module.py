@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional.kernels import no_recomputation
+from fsmap.functional.kernels import check_not_recomputed, no_recomputation
 from fsmap.functional.noise import couples_points, is_random
 from fsmap.types import Inputs, Params
 
@@ -48,6 +48,7 @@ class Functional:
         self._call = _Call(module, forward or _forward)
         self._parts = tuple(module.modules())
         self._names: set[str] = set()
+        self._looked = False
         self.scripted = [
             name or "the module itself"
             for name, part in module.named_modules()
@@ -68,10 +69,24 @@ class Functional:
         """The module's output at ``params``."""
         return self.with_state(params, x)[0]
 
-    def with_state(self, params: Params, x: Inputs) -> tuple[Tensor, State]:
-        """The output, the buffers as the pass left them, and the last layer's input."""
-        self._check_names(params)
-        buffers = {n: b.clone() for n, b in self.module.named_buffers()} if any(self.modes) else {}
+    def with_state(
+        self, params: Params, x: Inputs, buffers: dict[str, Tensor] | None = None
+    ) -> tuple[Tensor, State]:
+        """The output, the buffers as the pass left them, and the last layer's input.
+
+        Args:
+            params: Parameters.
+            x: Points.
+            buffers: Used instead of the module's own; they are not changed.
+
+        Returns:
+            The output, and what the pass made besides.
+        """
+        if not torch.compiler.is_compiling():
+            self._check_names(params)
+        if buffers is None:
+            buffers = dict(self.module.named_buffers()) if any(self.modes) else {}
+        buffers = {n: b.clone() for n, b in buffers.items()}
         values = {f"module.{name}": t for name, t in {**params, **buffers}.items()}
         if self.last_layer is None:
             return self._pass(values, x), State(buffers)
@@ -107,7 +122,11 @@ class Functional:
 
     def _pass(self, values: dict[str, Tensor], x: Inputs) -> Tensor:
         with no_recomputation():
-            return _tensor(functional_call(self._call, values, (x,)))
+            out = _tensor(functional_call(self._call, values, (x,)))
+        if not (torch.compiler.is_compiling() or self._looked) and out.grad_fn is not None:
+            check_not_recomputed(out)
+            self._looked = True
+        return out
 
     def tensor(self, module: nn.Module, x: Inputs) -> Tensor:
         """What ``module`` returns as it stands, called the way this function calls it."""
@@ -123,6 +142,26 @@ class Functional:
             return []
         layer = self.module.get_submodule(self.last_layer)
         return [f"{self.last_layer}.{n}" for n, p in layer.named_parameters() if p.requires_grad]
+
+
+class Wrapped(Functional):
+    """A model function around another one; subclasses say what :meth:`with_state` does."""
+
+    def __init__(self, inner: Functional) -> None:
+        """Take over what others ask of it."""
+        self.inner = inner
+        self.module, self.last_layer, self.scripted = inner.module, inner.last_layer, inner.scripted
+        self._call = inner._call
+
+    @property
+    def pointwise(self) -> bool:
+        """As the function inside."""
+        return self.inner.pointwise
+
+    @property
+    def modes(self) -> tuple[bool, ...]:
+        """As the function inside."""
+        return self.inner.modes
 
 
 def functional(

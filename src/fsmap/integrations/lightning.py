@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import InputError, require
-from fsmap.objective.lmap import LMAP, LaplacianPenalty
+from fsmap.lmap.module import LMAP, LaplacianPenalty
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -74,7 +74,7 @@ class LMAPCallback(pl.Callback):
             )
             raise InputError(message)
         for term in terms:
-            term.regularizer.detach()
+            term.regularizer.steps.detach()
             term.attach(_optimizer_of(term, trainer.optimizers))
         for name, module in _modules(pl_module).items():
             self._hooks.append(module.register_forward_hook(self._watch(name), with_kwargs=True))
@@ -124,7 +124,7 @@ class LMAPCallback(pl.Callback):
         def hook(module: LMAP, args: Any, kwargs: dict[str, Any], result: Any) -> None:
             value = result[1]
             if isinstance(value, Tensor) and module.regularizer.active:
-                given = kwargs.get("reg_strength", args[1] if len(args) > 1 else None)
+                given = kwargs.get("reg_strength")
                 self._seen[name] = (value.detach(), given)
 
         return hook
@@ -158,7 +158,7 @@ class LMAPCallback(pl.Callback):
         self._hooks.clear()
         self._seen.clear()
         for term in _terms(pl_module):
-            term.regularizer.detach()
+            term.regularizer.steps.detach()
 
 
 class LMAPMixin:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fsmap.errors import InputError, require
 from fsmap.integrations.collated import LABELS, Collated
-from fsmap.objective.lmap import LaplacianPenalty
+from fsmap.lmap.module import LaplacianPenalty
 
 if TYPE_CHECKING:
     import transformers as hf
@@ -167,16 +167,16 @@ class _Steps(hf.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start where the Trainer starts."""
-        self.trainer.penalty.regularizer.detach()
-        self.trainer.penalty.regularizer.set_step(state.global_step)
+        self.trainer.penalty.regularizer.steps.detach()
+        self.trainer.penalty.regularizer.steps.set_step(state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The next ψ."""
-        self.trainer.penalty.regularizer.set_step(state.global_step)
+        self.trainer.penalty.regularizer.steps.set_step(state.global_step)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Nobody counts any more."""
-        self.trainer.penalty.regularizer.detach()
+        self.trainer.penalty.regularizer.steps.detach()
 
 
 def _complete(trainer: Any, num_items_in_batch: Any) -> bool:

@@ -146,7 +146,12 @@ def over_probes(
 
 
 def explain(
-    error: Exception, f: ModelFn, x: Inputs, params: Params | None = None, failed: str = ""
+    error: Exception,
+    f: ModelFn,
+    x: Inputs,
+    params: Params | None = None,
+    failed: str = "",
+    kind: type[UnsupportedModuleError] = UnsupportedModuleError,
 ) -> NoReturn:
     """Say in the user's words why a pass failed.
 
@@ -157,6 +162,7 @@ def explain(
         params: Where it failed while being differentiated: a plain pass is tried here to tell a
             missing derivative from points that do not fit.
         failed: What failed in that case, and what to do.
+        kind: The error to raise in that case.
 
     Raises:
         InputError: If f cannot be evaluated at points of this shape.
@@ -167,7 +173,7 @@ def explain(
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     if params is not None and _works(f, params, x):
         message = f"{failed.format(where=_where(error, f))}: {reason}"
-        raise UnsupportedModuleError(message) from error
+        raise kind(message) from error
     message = (
         f"the model cannot be evaluated at x of shape {points.shapes(x)}{_where(error, f)}: "
         f"{reason}. Give points of the shape, dtype and device that the model takes."
@@ -178,7 +184,7 @@ def explain(
 def _works(f: ModelFn, params: Params, x: Inputs) -> bool:
     """Whether a plain pass works; what fsmap itself has to say about it comes first."""
     try:
-        with torch.no_grad():
+        with torch.enable_grad():  # so that checkpointed layers are found
             f(params, x)
     except FsmapError:
         raise

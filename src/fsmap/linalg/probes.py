@@ -1,15 +1,16 @@
 """The only place where probes are drawn.
 
 A probe ψ in parameter space is a dict of stacked draws ``{name: [R, ...]}``. In training it is a
-function of (seed, optimizer step, parameter name) and of nothing else: the same on every rank, over
-all micro-batches of a step and after a resume.
+function of the seed, the optimizer step and the model's trainable parameters, and of nothing else:
+the same on every rank, over all micro-batches of a step, after a resume and for a member of a
+population whatever the other members are. It is drawn as one vector, by one kernel.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,16 @@ from torch import Tensor
 from fsmap.errors import InputError
 from fsmap.functional import count, unravel
 from fsmap.types import Params
+
+
+class Source(Protocol):
+    """Where an estimator's probes come from."""
+
+    def psi(self, params: Params, num: int = 1) -> Params:
+        """ψ ~ N(0, I), ``{name: [num, ...]}``."""
+
+    def signs(self, num: int, size: int, like: Tensor) -> Tensor:
+        """Random signs ``[num, size]``."""
 
 
 class Stream(NamedTuple):
@@ -37,17 +48,41 @@ class Stream(NamedTuple):
         """Seed of the random layers (dropout) of the evaluation pass: another one each time."""
         return integer(self.seed, self.step, "noise", self.rank, *[self.micro] * (self.micro > 0))
 
+    def flat_psi(self, size: int, num: int, device: torch.device) -> Tensor:
+        """ψ as one float32 tensor ``[num, size]``."""
+        source = generator(self.seed, self.step, "psi", device=device)
+        return torch.randn((num, size), generator=source, device=device, dtype=torch.float32)
+
     def psi(self, params: Params, num: int = 1) -> Params:
         """ψ ~ N(0, I), ``{name: [num, ...]}``: the same on every rank."""
-        return {
-            name: _randn(num, p, generator(self.seed, self.step, _plain(name), device=p.device))
-            for name, p in params.items()
-        }
+        device = next(iter(params.values())).device
+        drawn = unravel(self.flat_psi(count(params), num, device), params)
+        return {name: t.to(params[name]) for name, t in drawn.items()}
+
+    def psi_of(self, name: str, like: Tensor, num: int = 1) -> Tensor:
+        """ψ of one parameter alone, ``[num, ...]``, for parameters that no rank holds whole."""
+        name = name.replace("_orig_mod.", "")  # torch.compile's prefix changes no draw
+        return _randn(num, like, generator(self.seed, self.step, name, device=like.device))
+
+    def signs(self, num: int, size: int, like: Tensor) -> Tensor:
+        """Random signs ``[num, size]``: other ones on every rank."""
+        return rademacher(
+            num, size, generator(self.seed, self.step, "signs", self.rank), like
+        )
 
 
-def _plain(name: str) -> str:
-    """The name without what ``torch.compile`` puts before it: compiling changes no draw."""
-    return name.replace("_orig_mod.", "")
+class FromGenerator(NamedTuple):
+    """Probes from one generator (None: torch's own)."""
+
+    generator: torch.Generator | None = None
+
+    def psi(self, params: Params, num: int = 1) -> Params:
+        """ψ ~ N(0, I), ``{name: [num, ...]}``."""
+        return normal(params, num, self.generator)
+
+    def signs(self, num: int, size: int, like: Tensor) -> Tensor:
+        """Random signs ``[num, size]``."""
+        return rademacher(num, size, self.generator, like)
 
 
 def integer(*parts: object) -> int:
@@ -71,11 +106,6 @@ def _randn(num: int, p: Tensor, generator: torch.Generator | None) -> Tensor:
     dtype = torch.float32 if p.dtype == torch.float64 else p.dtype
     draw = torch.randn((num, *p.shape), dtype=dtype, device=p.device, generator=generator)
     return draw.to(p.dtype)
-
-
-def antithetic(psi: Params) -> Params:
-    """Each probe together with its negative, ``[2R, ...]``: odd orders in ψ cancel."""
-    return {name: torch.cat([p, -p]) for name, p in psi.items()}
 
 
 def basis(params: Params) -> Params:
@@ -119,3 +149,11 @@ def rademacher(num: int, size: int, generator: torch.Generator | None, like: Ten
     device = like.device if generator is None else generator.device
     signs = torch.randint(0, 2, (num, size), generator=generator, device=device)
     return (2 * signs - 1).to(like)
+
+
+def check_signs(probes: object, size: int) -> None:
+    """Raise InputError if cotangents are not ``[R, size]``."""
+    if not isinstance(probes, Tensor) or probes.ndim != 2 or probes.shape[1] != size:
+        got = tuple(probes.shape) if isinstance(probes, Tensor) else type(probes).__name__
+        message = f"probes of 'vjp' must be [R, {size}], got {got}"
+        raise InputError(message)

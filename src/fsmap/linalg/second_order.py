@@ -9,6 +9,7 @@ derivative is right, but a gradient taken through ``torch.func.jvp``, or through
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,22 +18,15 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
 
-from fsmap.errors import UnsupportedModuleError
-from fsmap.functional import Replacing, differentiable_attention
+from fsmap.errors import ForwardModeError, UnsupportedModuleError
+from fsmap.functional import Replacing
+from fsmap.linalg.memory import SHARE, fits, free_bytes
 from fsmap.linalg.values import accumulate
 from fsmap.types import ModelFn
 
 
 def check_replaceable(f: ModelFn, mode: str) -> None:
-    """Refuse a model with parts whose functions cannot be replaced.
-
-    Args:
-        f: Model function.
-        mode: ``"forward"`` or ``"reverse"``.
-
-    Raises:
-        UnsupportedModuleError: If it has TorchScript parts.
-    """
+    """Raise if f has TorchScript parts, whose functions cannot be replaced."""
     scripted = getattr(f, "scripted", ())
     if scripted:
         message = (
@@ -40,25 +34,80 @@ def check_replaceable(f: ModelFn, mode: str) -> None:
             "normalizations have wrong second derivatives (use the estimator 'fd_central', which "
             "needs forward passes only, or the module it was scripted or traced from)"
         )
-        raise UnsupportedModuleError(message)
+        raise ForwardModeError(message) if mode == "forward" else UnsupportedModuleError(message)
 
 
 class SecondOrder(Replacing):
-    """Within it, functions with wrong or missing second derivatives are replaced."""
+    """Within it, functions with wrong or missing second derivatives are replaced.
+
+    Attention is written out, softmax(QKᵀ)V, and its memory is predicted before it is allocated.
+    """
 
     def __init__(self) -> None:
-        super().__init__(REPLACED)
+        kept = [0]  # bytes that attention keeps for the backward pass, over all calls
 
-    def __enter__(self) -> Any:
-        """Also choose attention kernels that have all derivatives."""
-        self._attention = differentiable_attention()
-        self._attention.__enter__()
-        return super().__enter__()  # type: ignore[no-untyped-call]
+        def attention(query: Tensor, key: Tensor, *args: Any, **options: Any) -> Tensor:
+            kept[0] += ATTENTION_COPIES * 4 * query.numel() // query.shape[-1] * key.shape[-2]
+            _check_attention(kept[0], query)
+            return scaled_dot_product_attention(query, key, *args, **options)
 
-    def __exit__(self, *error: Any) -> None:
-        """Put everything back."""
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._attention.__exit__(*error)
+        super().__init__({**REPLACED, F.scaled_dot_product_attention: attention})
+
+
+ATTENTION_COPIES = 6
+"""Matrices of scores, in float32, that a pass in forward mode and its backward pass keep."""
+
+
+def _check_attention(needed: int, query: Tensor) -> None:
+    """Raise if the scores of all attention layers so far do not fit into memory."""
+    if torch.compiler.is_compiling() or fits(needed, query.device):
+        return
+    message = (
+        f"forward-mode differentiation needs attention written out, about {needed / 1e9:.1f} GB "
+        f"for queries of shape {tuple(query.shape)}, and {SHARE * free_bytes(query.device) / 1e9:.1f}"
+        " GB may be used. Use fewer or shorter evaluation points, or the estimator 'fd_central', "
+        "which needs forward passes only."
+    )
+    raise ForwardModeError(message)
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``F.scaled_dot_product_attention`` from functions with all derivatives."""
+    if enable_gqa:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    scores = (query * scale) @ key.mT
+    if is_causal:
+        size = scores.shape[-2:]
+        attn_mask = torch.ones(size, dtype=torch.bool, device=query.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    weights = torch.softmax(scores, -1)
+    if attn_mask is not None and attn_mask.dtype == torch.bool and not is_causal:
+        weights = weights.masked_fill(~attn_mask.any(-1, keepdim=True), 0.0)  # as torch: not NaN
+    if dropout_p:
+        weights = F.dropout(weights, dropout_p)
+    return weights.to(value.dtype) @ value
+
+
+def multi_head_attention_forward(*args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """``F.multi_head_attention_forward`` with attention written out, as for its weights."""
+    wanted = options.get("need_weights", True)
+    options["need_weights"] = True
+    out, weights = F.multi_head_attention_forward(*args, **options)
+    return out, weights if wanted else None
 
 
 def normalize(
@@ -67,7 +116,15 @@ def normalize(
     """(x − mean)/√(variance + ε)·weight + bias, from functions with all derivatives."""
     wide = accumulate(x)
     centered = wide - wide.mean(dims, keepdim=True)
-    scale = (centered.square().mean(dims, keepdim=True) + eps).rsqrt()
+    var = centered.square().mean(dims, keepdim=True)
+    return scaled(centered, var, eps, weight, bias)
+
+
+def scaled(
+    centered: Tensor, var: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """(x − mean)/√(variance + ε)·weight + bias."""
+    scale = (var + eps).rsqrt()
     if weight is not None and weight.numel() == scale.numel():  # small: one pass over x less
         scale, weight = scale * weight, None
     if weight is None and bias is not None:
@@ -107,13 +164,24 @@ def batch_norm(
         same = input if running_mean is None else input.to(running_mean.dtype)
         out = F.batch_norm(same, running_mean, running_var, weight, bias, False, momentum, eps)
         return out.to(input.dtype)
-    if running_mean is not None:  # updated by the fused kernel: to the last bit as in a plain pass
-        with torch.no_grad():
-            primal = forward_ad.unpack_dual(input).primal.detach()
-            F.batch_norm(primal, running_mean, running_var, training=True, momentum=momentum)
     dims = [d for d in range(input.ndim) if d != 1]
     weight, bias = _per_channel(weight, input), _per_channel(bias, input)
-    return normalize(input, dims, eps, weight, bias).to(input.dtype)
+    wide = accumulate(input)
+    mean = wide.mean(dims, keepdim=True)
+    centered = wide - mean
+    var = centered.square().mean(dims, keepdim=True)
+    if running_mean is not None:
+        assert running_var is not None
+        n = input.numel() // input.shape[1]
+        _update(running_mean, mean, momentum)
+        _update(running_var, var * (n / max(n - 1, 1)), momentum)
+    return scaled(centered, var, eps, weight, bias).to(input.dtype)
+
+
+def _update(running: Tensor, now: Tensor, momentum: float) -> None:
+    """Move a running statistic towards that of the batch, without derivatives."""
+    with torch.no_grad():
+        running.lerp_(now.detach().flatten().to(running.dtype), momentum)
 
 
 def instance_norm(
@@ -198,6 +266,7 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.batch_norm: _torch_batch_norm,
     torch.instance_norm: _torch_instance_norm,
     torch.native_layer_norm: _native_layer_norm,
+    F.multi_head_attention_forward: multi_head_attention_forward,
     F.glu: glu,
     torch._weight_norm: weight_norm,
     torch.linalg.solve: solve,

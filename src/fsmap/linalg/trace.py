@@ -1,48 +1,25 @@
-r"""Tr 𝒥, the Laplacian regularizer R(θ) of L-MAP (``eq:mc-laplace``), by five estimators.
-
-==============  =================================  ============================================
-``fd``          ‖f(θ+βψ) − f(θ)‖²/β², ψ ~ N(0, I)  the paper's; full precision inside autocast
-``fd_central``  ‖f(θ+βψ/2) − f(θ−βψ/2)‖²/β²        as ``fd``, even in ψ
-``jvp``         ‖Jψ‖²                              exact in β, safe in bf16; no ReLU kinks
-``vjp``         ‖Jᵀv‖², v random signs             few outputs, models without forward mode
-``exact``       Σ_k ‖∇f_k‖²                        K reverse passes; cheap for linear layers
-==============  =================================  ============================================
-
-All are means over evaluation points and sums over outputs, in the metric g.
-"""
+r"""Tr 𝒥 with its standard error, by any of the estimators of :mod:`fsmap.linalg.estimators`."""
 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fsmap.errors import InputError
-from fsmap.functional import Functional, NoiseReplay
+from fsmap.functional import Functional, State
 from fsmap.linalg import points
-from fsmap.linalg import probes as draw
-from fsmap.linalg.estimators import Pass, estimate, exact, last_layer_trace
-from fsmap.linalg.metric import Metric, resolve
-from fsmap.linalg.passes import check_chunk, check_params, outputs, over_probes, run
-from fsmap.linalg.values import HALF
+from fsmap.linalg.estimators import ESTIMATORS, Estimator, Probes, by_name
+from fsmap.linalg.metric import Metric
+from fsmap.linalg.passes import check_chunk, check_params, over_probes, run
+from fsmap.linalg.probes import FromGenerator
+from fsmap.linalg.values import accumulate, wide
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
-__all__ = [
-    "METHODS",
-    "PARAMETER_PROBES",
-    "Pass",
-    "check_method",
-    "estimate",
-    "evaluate",
-    "exact",
-    "last_layer_trace",
-    "resolve",
-    "trace",
-]
-
-METHODS = ("fd", "fd_central", "jvp", "vjp", "exact")
-PARAMETER_PROBES = ("fd", "fd_central", "jvp")  # the ones whose probe is a ψ
+METHODS = tuple(ESTIMATORS)
 
 
 def trace(
@@ -50,29 +27,30 @@ def trace(
     params: Params,
     x: Inputs,
     *,
-    method: str,
+    method: str | Estimator,
     probes: int | Params | Tensor = 1,
     beta: float = 1e-3,
     generator: torch.Generator | None = None,
     metric: Metric | Tensor | None = None,
     antithetic: bool = False,
-    last_layer: str | None = None,
     chunk: int | None = None,
 ) -> Estimate:
     r"""Tr 𝒥 with 𝒥 = E[JᵀgJ] over the points ``x``, differentiable in ``params``.
+
+    If f was made by ``functional(module, last_layer=NAME)``, the block of that layer is taken in
+    closed form, K·(‖h‖² + 1), by the estimators that probe the parameters in the Euclidean metric.
 
     Args:
         f: Model function.
         params: Parameters.
         x: Evaluation points, [S, ...].
-        method: One of fd, fd_central, jvp, vjp, exact; see the table at the top of this module.
+        method: One of fd, fd_central, jvp, vjp, exact, or an
+            :class:`~fsmap.linalg.estimators.Estimator`.
         probes: How many, or the probes themselves: ``{name: [R, ...]}``, for ``vjp`` ``[R, S·K]``.
         beta: Step of the differences (``fd``, ``fd_central``).
         generator: Where probes are drawn from; None is torch's own generator.
         metric: g; see :mod:`fsmap.metric`.
         antithetic: Use each ψ with −ψ (``fd`` only: the others are even in ψ).
-        last_layer: ``"exact"`` takes the last linear layer's block in closed form, K·(‖h‖² + 1);
-            the probes then leave that layer alone. Needs ``functional(module, last_layer=NAME)``.
         chunk: Points (``exact``) or probes (others) at a time.
 
     Returns:
@@ -85,145 +63,120 @@ def trace(
         >>> round(fsmap.trace(f, params, x, method="exact").value.item(), 6)  # mean of ‖x‖² + 1
         2.0
     """
-    check_method(method)
+    estimator = by_name(method, beta=beta, antithetic=antithetic, chunk=chunk)
     points.check(x)
     check_params(params)
     check_chunk(chunk)
-    _check_options(f, params, method, beta, antithetic, last_layer, metric)
-    drawn = None if method == "exact" else _draw(f, params, x, method, probes, generator, metric)
-    return evaluate(
-        f,
-        params,
-        x,
-        drawn,
-        method=method,
-        beta=beta,
-        metric=metric,
-        antithetic=antithetic,
-        last_layer=last_layer,
-        chunk=chunk,
-    )
+    estimator.check(params)
+    if antithetic and not getattr(estimator, "antithetic", False):
+        message = f"antithetic probes change nothing for {estimator.name!r}, which is even in ψ"
+        raise InputError(message)
+    if isinstance(probes, int | float):
+        if probes < 1 or probes != int(probes):
+            message = f"probes must be an integer of at least 1, got {probes}"
+            raise InputError(message)
+        source = FromGenerator(generator)
+        drawn = estimator.draw(source, f, params, x, int(probes), metric)
+    else:
+        estimator.check_probes(probes, f, params, x, metric)
+        drawn = probes
+    return estimate(f, params, x, drawn, estimator=estimator, metric=metric, chunk=chunk)
+
+
+def estimate(
+    f: ModelFn,
+    params: Params,
+    x: Inputs,
+    probes: Probes,
+    *,
+    estimator: Estimator,
+    metric: Metric | Tensor | None = None,
+    chunk: int | None = None,
+) -> Estimate:
+    """:func:`trace` with the probes given and no check that looks at values: it can be vmapped."""
+    values = evaluate(f, params, x, probes, estimator=estimator, metric=metric, chunk=chunk).values
+    if probes is None:
+        return Estimate(values[0], torch.zeros_like(values[0]))
+    return Estimate(values.mean(), _standard_error(values))
+
+
+class Evaluated(NamedTuple):
+    """R from each probe, and the unperturbed pass if one was made."""
+
+    values: Tensor  # [R]
+    out: Tensor | None
+    state: State | None
 
 
 def evaluate(
     f: ModelFn,
     params: Params,
     x: Inputs,
-    drawn: Params | Tensor | None,
+    probes: Probes,
     *,
-    method: str,
-    beta: float = 1e-3,
+    estimator: Estimator,
     metric: Metric | Tensor | None = None,
-    antithetic: bool = False,
-    last_layer: str | None = None,
     chunk: int | None = None,
-) -> Estimate:
-    """:func:`trace` with the probes given and no check that looks at values: it can be vmapped."""
-    if drawn is None:
-        value = exact(f, params, x, metric=metric, chunk=chunk)
-        return Estimate(value, torch.zeros_like(value))
-    if antithetic:
-        assert isinstance(drawn, dict)
-        drawn = draw.antithetic(drawn)
-    probes, block = _last_layer_block(f, params, x, drawn, last_layer)
-
-    def one(probe: Params | Tensor) -> Tensor:
-        return estimate(f, params, x, probe, method=method, beta=beta, metric=metric).value
-
-    values = over_probes(f, one, probes, chunk=chunk) + block  # [R]
-    if antithetic:
-        values = values.reshape(2, -1).mean(0)
-    return Estimate(values.mean(), _standard_error(values))
-
-
-def check_method(method: str) -> None:
-    """Refuse an unknown estimator.
+) -> Evaluated:
+    """The one place that puts R together: all probes, and the last layer's block if f knows it.
 
     Args:
-        method: Its name.
+        f: Model function.
+        params: Parameters.
+        x: Evaluation points.
+        probes: What ``estimator.draw`` made.
+        estimator: The estimator.
+        metric: g.
+        chunk: Probes at a time.
 
-    Raises:
-        InputError: With the list of the known ones.
+    Returns:
+        The values; they can be differentiated, vmapped and compiled.
     """
-    if method not in METHODS:
-        message = f"unknown trace estimator {method!r}; known: {', '.join(METHODS)}"
-        raise InputError(message)
+    layer = f.last_layer if isinstance(f, Functional) else None
+    if layer is not None and (not estimator.parameter_probes or metric is not None):
+        layer = None
+    if layer is not None:
+        assert isinstance(f, Functional)
+        assert isinstance(probes, dict)
+        own = f.last_layer_names()
+        probes = {n: torch.zeros_like(p) if n in own else p for n, p in probes.items()}
+
+    def one(probe: Any) -> Tensor:
+        return estimator.at(f, params, x, probe, metric).value
+
+    first = None if probes is None else tree_map(lambda t: t[0], probes)
+    value, out, state = estimator.at(f, params, x, first, metric)
+    values = value[None]
+    if probes is not None and len(tree_leaves(probes)[0]) > 1:
+        rest = tree_map(lambda t: t[1:], probes)
+        values = torch.cat([values, over_probes(f, one, rest, chunk=chunk)])
+    if layer is not None:
+        assert isinstance(f, Functional)
+        if out is None or state is None:
+            out, state = run(f, params, x)
+        values = values + last_layer_trace(f, out, state.features[0])
+    return Evaluated(values, out, state)
 
 
-def _check_options(
-    f: ModelFn,
-    params: Params,
-    method: str,
-    beta: float,
-    antithetic: bool,
-    last_layer: str | None,
-    metric: Metric | Tensor | None,
-) -> None:
-    message = None
-    half = next((p.dtype for p in params.values() if p.dtype in HALF), None)
-    if method.startswith("fd") and not beta > 0:
-        message = f"beta must be > 0, got {beta:g}"
-    elif method.startswith("fd") and half is not None:
-        name = str(half).removeprefix("torch.")
-        message = f"differences of size {beta=:g} drown in {name} parameters; use 'jvp'"
-    elif antithetic and method != "fd":
-        message = f"antithetic probes change nothing for {method!r}, which is even in ψ; use 'fd'"
-    elif last_layer not in (None, "exact"):
-        message = f"last_layer must be None or 'exact', got {last_layer!r}"
-    elif last_layer and method not in PARAMETER_PROBES:
-        known = ", ".join(PARAMETER_PROBES)
-        message = f"last_layer='exact' goes with {known}, not with {method!r}"
-    elif last_layer and metric is not None:
-        message = "last_layer='exact' is for the Euclidean metric; leave metric out"
-    elif last_layer and not (isinstance(f, Functional) and f.last_layer):
-        message = "last_layer='exact' needs f from functional(module, last_layer=NAME)"
-    if message:
-        raise InputError(message)
+def last_layer_trace(f: Functional, out: Tensor, features: Tensor) -> Tensor:
+    """Trace of the last linear layer's block, a mean over points.
 
+    Args:
+        f: Model function that knows its last layer.
+        out: Its output, [S, ..., K].
+        features: Input h of the layer, [S, ..., i].
 
-def _draw(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    method: str,
-    given: int | Params | Tensor,
-    generator: torch.Generator | None,
-    metric: Metric | Tensor | None,
-) -> Params | Tensor:
-    if isinstance(given, int | float) and (given < 1 or given != int(given)):
-        message = f"probes must be an integer of at least 1, got {given}"
-        raise InputError(message)
-    if method in PARAMETER_PROBES:
-        if isinstance(given, int):
-            return draw.normal(params, given, generator)
-        draw.check(given, params)
-        return given
-    replay = NoiseReplay(f, params)
-    with torch.no_grad():
-        out = outputs(f, params, x)
-        size = resolve(metric, x, out).size
-    replay()
-    if isinstance(given, int):
-        return draw.rademacher(given, size, generator, out)
-    if not isinstance(given, Tensor) or given.ndim != 2 or given.shape[1] != size:
-        got = tuple(given.shape) if isinstance(given, Tensor) else type(given).__name__
-        message = f"probes of 'vjp' must be [R, {size}], got {got}"
-        raise InputError(message)
-    return given
-
-
-def _last_layer_block(
-    f: ModelFn, params: Params, x: Inputs, drawn: Params | Tensor, last_layer: str | None
-) -> tuple[Params | Tensor, Tensor | float]:
-    """Probes with the last layer's entries at zero, and that layer's own trace in closed form."""
-    if last_layer is None:
-        return drawn, 0.0
-    assert isinstance(f, Functional)
-    assert isinstance(drawn, dict)
+    Returns:
+        Per application of the layer K·‖h‖² for the weight and K for the bias.
+    """
     names = f.last_layer_names()
-    masked = {n: torch.zeros_like(p) if n in names else p for n, p in drawn.items()}
-    out, state = run(f, params, x)
-    return masked, last_layer_trace(f, out, state.features[0])
+    S, K = out.shape[0], out.shape[-1]
+    value = out.new_zeros((), dtype=wide(out.dtype))
+    if any(n.endswith("weight") for n in names):
+        value = value + K * accumulate(features).square().sum() / S
+    if any(n.endswith("bias") for n in names):
+        value = value + out[0].numel()
+    return value
 
 
 def _standard_error(values: Tensor) -> Tensor:

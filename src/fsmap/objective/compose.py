@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.linalg import logdet, points, trace
+from fsmap.linalg import logdet, points
+from fsmap.linalg.estimators import Estimator, by_name
 from fsmap.linalg.metric import Metric
 from fsmap.linalg.probes import Stream
 from fsmap.linalg.slq import DEFAULT_PROBES
@@ -137,12 +138,11 @@ def l_map(
     num_data: int,
     jitter: float | Tensor | None = None,
     reg_strength: float | Tensor | None = None,
-    estimator: str = "jvp",
+    estimator: str | Estimator = "jvp",
     beta: float = 1e-3,
     probes: int = 1,
     metric: Metric | Tensor | None = None,
     antithetic: bool = False,
-    last_layer: str | None = None,
     every: int = 1,
 ) -> Objective:
     r"""Laplacian-regularised MAP (``eq:l-map``), the first-order form for large networks.
@@ -161,7 +161,6 @@ def l_map(
         probes: ψ per step.
         metric: g, see :mod:`fsmap.metric`.
         antithetic: Each ψ with −ψ (``fd``).
-        last_layer: ``"exact"``: see :func:`fsmap.trace`.
         every: Evaluate the term on every k-th step only, k times as strong.
 
     Returns:
@@ -171,7 +170,6 @@ def l_map(
         InputError: If not exactly one of ``jitter`` and ``reg_strength`` is given, or one is out of
             range.
     """
-    trace.check_method(estimator)
     _check_range("beta", beta)
     if (jitter is None) == (reg_strength is None):
         message = (
@@ -193,12 +191,9 @@ def l_map(
         as_px(px),
         _positive("num_points", num_points),
         epsilon,
-        estimator,
-        beta,
+        by_name(estimator, beta=beta, antithetic=antithetic),
         _positive("probes", probes),
         metric,
-        antithetic,
-        last_layer,
         _positive("every", every),
     )
     return Objective(likelihood, prior, geometry, _positive("num_data", num_data))

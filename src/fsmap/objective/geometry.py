@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fsmap.functional import count, ravel, unravel
 from fsmap.linalg import logdet, points, trace
-from fsmap.linalg.metric import Metric
-from fsmap.linalg.probes import Stream, generator, rademacher
+from fsmap.linalg.estimators import Estimator, Jvp
+from fsmap.linalg.metric import Metric, resolve
+from fsmap.linalg.probes import Stream
 from fsmap.linalg.slq import DEFAULT_PROBES
 from fsmap.objective.px import EvalDistribution
 from fsmap.types import Draws, Inputs, ModelFn, Params
@@ -62,11 +63,12 @@ class LogDet(NamedTuple):
         device, gram = next(iter(params.values())).device, logdet.gram_bytes(f, params, x)
         if logdet.choose(self.method, S * K, P, device, gram=gram) != "slq":
             return Draws(x)
-        return Draws(x, {"slq": _signs(f, params, x, self.metric, self.probes, stream)})
+        return Draws(x, _signs(f, params, x, self.metric, self.probes, stream))
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
         """Nats."""
-        given = draws.psi["slq"] if draws.psi else None
+        given = draws.psi
+        assert given is None or isinstance(given, Tensor)
         jitter = self.jitter.to(next(iter(params.values())).device)
         method = self.method
         if method == "auto":  # as it was drawn for: what is free may have changed since
@@ -88,44 +90,26 @@ class Laplacian(NamedTuple):
     px: EvalDistribution
     num_points: int
     jitter: Tensor  # []  ε = 1/(2λN)
-    estimator: str = "jvp"
-    beta: float = 1e-3
+    estimator: Estimator = Jvp()
     probes: int = 1
     metric: Metric | Tensor | None = None
-    antithetic: bool = False
-    last_layer: str | None = None
     every: int = 1
 
     def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
-        """S points and ψ; nothing on the steps that ``every`` leaves out."""
+        """S points and probes; nothing on the steps that ``every`` leaves out."""
         if stream.step % self.every:
             return Draws()
         x = sample(self.px, self.num_points, params, stream)
-        if self.estimator == "exact":
-            return Draws(x)
-        if self.estimator == "vjp":
-            return Draws(
-                x, {"vjp": _signs(f, params, x, self.metric, self.probes, stream, dual=True)}
-            )
-        return Draws(x, stream.psi(params, self.probes))
+        return Draws(x, self.estimator.draw(stream, f, params, x, self.probes, self.metric))
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
         """Nats, ``every`` times as much on the steps that count: unbiased over time."""
         if draws.x is None:
             return next(iter(params.values())).new_zeros(())
-        psi = draws.psi["vjp"] if self.estimator == "vjp" and draws.psi else draws.psi
-        estimate = trace.evaluate(
-            f,
-            params,
-            draws.x,
-            psi,
-            method=self.estimator,
-            beta=self.beta,
-            metric=self.metric,
-            antithetic=self.antithetic,
-            last_layer=self.last_layer,
+        found = trace.evaluate(
+            f, params, draws.x, draws.psi, estimator=self.estimator, metric=self.metric
         )
-        return -self.every * estimate.value / (2 * self.jitter)
+        return -self.every * found.values.mean() / (2 * self.jitter)
 
 
 class Variational(NamedTuple):
@@ -154,7 +138,7 @@ class Variational(NamedTuple):
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
         """Nats."""
-        assert draws.psi is not None
+        assert isinstance(draws.psi, dict)
         rows, _ = logdet.whitened_rows(f, params, draws.x, metric=self.metric)  # [Q, P]
         z = torch.cat([p.flatten(1) for p in draws.psi.values()], dim=1)  # [R, P]
         step = self.scale * z
@@ -198,13 +182,10 @@ def _signs(
     metric: Metric | Tensor | None,
     num: int,
     stream: Stream,
-    *,
-    dual: bool = False,
 ) -> Tensor:
-    """Random signs for output space (or, where it is the smaller one, parameter space)."""
+    """Random signs for output space, or for parameter space if that is the smaller one."""
     with torch.no_grad():
-        whiten = trace.resolve(metric, x, f(params, x))
+        whiten = resolve(metric, x, f(params, x))
     P = count(params)
-    size = whiten.size if dual or (whiten.size < P and whiten.signs is None) else P
-    signs = generator(stream.seed, stream.step, "signs", stream.rank)
-    return rademacher(num, size, signs, next(iter(params.values())).detach())
+    size = whiten.size if whiten.size < P and whiten.signs is None else P
+    return stream.signs(num, size, next(iter(params.values())).detach())

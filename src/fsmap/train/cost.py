@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from fsmap.errors import InputError
 from fsmap.linalg.values import accumulate
-from fsmap.objective.inplace import InPlacePenalty
-from fsmap.objective.lmap import LMAP, LaplacianPenalty
-from fsmap.objective.regularizer import Regularizer
+from fsmap.lmap.inplace import InPlacePenalty
+from fsmap.lmap.module import LMAP, LaplacianPenalty
+from fsmap.lmap.core import Regularizer
 from fsmap.types import Inputs
 
 EVERY = (1, 2, 4, 8)
@@ -128,7 +128,7 @@ def estimate_cost(
             term.backward(strength)
             return
         reg.module.zero_grad()
-        out, value = term(x, strength) if isinstance(term, LMAP) else (None, term(strength))
+        out, value = term(x, reg_strength=strength) if isinstance(term, LMAP) else (None, term(strength))
         (objective(reg.f.plain(x) if out is None else out) + value).backward()
 
     device = next(p for p in reg.module.parameters() if p.requires_grad).device
@@ -137,12 +137,11 @@ def estimate_cost(
         seconds = [_seconds(run, device, repeats) for run in runs]
         peaks = [_peak(run, device) for run in (runs[0], runs[2])]
     settings = (
-        f"{getattr(reg, 'estimator', 'fd in place')}, num_points={reg.num_points}, "
-        f"probes={reg.probes}, "
-        f"batchnorm={term.batchnorm!r}, {str(device)}"
+        f"{reg.options.estimator.name}, num_points={reg.options.num_points}, "
+        f"probes={reg.options.probes}, batchnorm={term.batchnorm!r}, {str(device)}"
     )
     return StepCost(
-        seconds[0], seconds[1], seconds[2], peaks[0], peaks[1], reg.steps.every, settings
+        seconds[0], seconds[1], seconds[2], peaks[0], peaks[1], reg.options.every, settings
     )
 
 

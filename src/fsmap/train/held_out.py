@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import Functional
 from fsmap.linalg import points
-from fsmap.objective.lmap import LMAP, LaplacianPenalty
+from fsmap.lmap.module import LMAP, LaplacianPenalty
 from fsmap.types import Inputs
 
 HeldOut = tuple[Inputs, Tensor] | Callable[[], tuple[Tensor, Tensor]]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError
-from fsmap.objective.batchnorm import unfrozen
+from fsmap.lmap.batchnorm import unfrozen
 
 
 @contextmanager

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 from fsmap import metrics
 from fsmap.errors import InputError
-from fsmap.linalg import points
-from fsmap.objective.lmap import LMAP, LaplacianPenalty
-from fsmap.objective.regularizer import Regularizer
+from fsmap.lmap.module import LMAP, LaplacianPenalty
+from fsmap.lmap.core import Regularizer
 from fsmap.train.held_out import HeldOutData
 from fsmap.types import Inputs
 
@@ -204,13 +203,12 @@ def _measured(wrapped: LMAP | LaplacianPenalty, x: Inputs, draws: int) -> Tensor
 def _one(wrapped: LMAP | LaplacianPenalty, reg: Regularizer, x: Inputs, draw: int) -> Tensor:
     reg.step = draw * reg.every
     if wrapped.batchnorm != "joint":
-        return reg.separate(wrapped.batchnorm) / reg.every
+        return reg().R / reg.every
     if x is None:
         message = (
             'LMAP(batchnorm="joint") averages R over training and evaluation points: give x, a '
             "training batch"
         )
         raise InputError(message)
-    params = reg.params()
     with reg.own_noise():
-        return reg.value(params, points.concat(x, reg.sample(params)))[0] / reg.every
+        return reg(x).R / reg.every

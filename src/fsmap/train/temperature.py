@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import InputError
-from fsmap.objective.lmap import LaplacianPenalty
+from fsmap.lmap.module import LaplacianPenalty
 from fsmap.train.guard import COLLAPSED, GOOD, SUSPECT, Guard, Health, health
 from fsmap.train.held_out import HeldOut, HeldOutData
 from fsmap.train.optim import Authority

@@ -96,7 +96,7 @@ def read_terms(objectives: Sequence[Objective]) -> Terms:
     first = geometries[0]
     assert isinstance(first, Laplacian)
     strength = 1 / (2 * N * _column(g.jitter for g in geometries))  # type: ignore[attr-defined]
-    return Terms(noise, prior, strength, N, first.px, first.num_points, first.beta)
+    return Terms(noise, prior, strength, N, first.px, first.num_points, first.estimator.beta)
 
 
 def _column(values: object) -> Tensor:
@@ -111,10 +111,11 @@ def _check_objective(objective: Objective, *, plain: bool) -> None:
     elif not (isinstance(prior, Normal) and prior.mean is None and _is_number(prior.std)):
         wrong = f"the prior {prior!r}; it takes Normal(std) with one number and no mean"
     elif isinstance(geometry, Laplacian):
-        usual = (geometry.estimator, geometry.probes, geometry.metric, geometry.every)
-        if usual != ("fd", 1, None, 1) or geometry.antithetic or geometry.last_layer:
+        estimator = geometry.estimator
+        usual = (estimator.name, geometry.probes, geometry.metric, geometry.every)
+        if usual != ("fd", 1, None, 1) or getattr(estimator, "antithetic", False):
             wrong = (
-                f"estimator={geometry.estimator!r} with probes={geometry.probes} and its options; "
+                f"estimator={estimator.name!r} with probes={geometry.probes} and its options; "
                 "it takes estimator='fd' with one plain probe on every step"
             )
     elif not (plain and isinstance(geometry, NoGeometry)):

@@ -8,7 +8,7 @@ from typing import Any
 
 from fsmap.errors import InputError
 from fsmap.linalg import trace
-from fsmap.objective import batchnorm as bn
+from fsmap.lmap import batchnorm as bn
 from fsmap.train.optim import OptimizerSpec, Schedule
 
 METHODS = ("ps-map", "l-map")
@@ -47,7 +47,7 @@ class ImageSettings:
         num_points: S, over all processes together.
         estimator: ``jvp``, ``fd``, ``fd_central``, ``vjp``, ``exact``; see :func:`fsmap.trace`.
         beta: Step of the differences.
-        batchnorm: ``joint``, ``frozen`` or ``batch``; see :mod:`fsmap.objective.batchnorm`.
+        batchnorm: ``joint``, ``frozen`` or ``batch``; see :mod:`fsmap.lmap.batchnorm`.
         every: Evaluate R on every k-th step, k times as strong.
         label_noise: Fraction of training labels drawn anew.
         label_noise_seed: Seed of that.

@@ -16,25 +16,26 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from fsmap.errors import IgnoredProbesWarning, UnsupportedModuleError
-from fsmap.functional import Forward, Functional
+from fsmap.errors import IgnoredProbesWarning, InputError, UnsupportedModuleError
+from fsmap.functional import Functional
 from fsmap.linalg import points
-from fsmap.linalg.metric import Metric, resolve
+from fsmap.linalg.metric import resolve
 from fsmap.linalg.passes import flat
 from fsmap.linalg.probes import Stream
 from fsmap.linalg.values import HALF, accumulate, number
-from fsmap.objective import batchnorm as bn
-from fsmap.objective import sharding
+from fsmap.lmap import batchnorm as bn
+from fsmap.lmap import sharding
+from fsmap.lmap.core import NO_EFFECT
+from fsmap.lmap.options import MoreOptions, Options, check_strength
+from fsmap.lmap.selection import trainable
+from fsmap.lmap.steps import Steps
 from fsmap.objective.geometry import sample
-from fsmap.objective.px import EvalDistribution, as_px
-from fsmap.objective.regularizer import STILL, check_numbers
-from fsmap.objective.selection import Layers, trainable
-from fsmap.objective.steps import Steps
+from fsmap.objective.px import EvalDistribution
 from fsmap.types import Inputs, Params
 
 # In bf16 the two terms of ∇R cancel to within rounding. Measured on an MLP with GELU and LayerNorm:
@@ -46,8 +47,8 @@ SMALLEST_IN_HALF = 3e-3
 class InPlacePenalty:
     """λ∇R(θ) added to the gradients: ``loss.backward(); penalty.backward(lam)``.
 
-    Equal to ``LaplacianPenalty(estimator="fd")``, in another order, but that with ``frozen``
-    statistics stand still in the gradient (:mod:`fsmap.objective.following`). It needs nothing from
+    As ``LaplacianPenalty(estimator="fd")`` with a ψ that is drawn parameter by parameter; with
+    ``frozen`` statistics are constants in the gradient (:mod:`fsmap.lmap.batchnorm`). It needs nothing from
     the model but forward and backward passes, so it serves FSDP2 (``fully_shard``), FSDP2 with
     activation checkpointing, DDP, and any other model. ψ is the same on every rank, each rank draws
     evaluation points of its own, and gradients are averaged as those of the loss are.
@@ -56,15 +57,11 @@ class InPlacePenalty:
         module: The model as the loop calls it: wrapped, sharded, compiled.
         px: Evaluation distribution; see :class:`fsmap.LMAP`.
         num_points: S, fresh points per rank and call.
-        beta: Step of the differences; where the model computes in half precision give 1e-2.
         batchnorm: ``frozen`` (what ``auto`` means where there are running statistics) or ``batch``;
             running statistics stay as they are.
-        every: Evaluate R on every k-th optimizer step only, k times as strong.
-        metric: g, see :mod:`fsmap.metric`.
-        seed: ψ is a function of (seed, step, parameter name).
-        probes: ψ per step; each costs three forward and two backward passes.
-        layers: R over these parameters only; see :class:`fsmap.LMAP`.
-        forward: ``forward(module, x)`` when the module's signature is unusual.
+        **options: ``beta`` (if the model computes in half precision give 1e-2), ``every``, ``metric``, ``seed``, ``probes`` (each costs three forward and two
+            backward passes), ``layers`` and ``forward`` of
+            :class:`fsmap.lmap.options.Options`.
 
     Example:
         >>> import torch, fsmap
@@ -81,29 +78,27 @@ class InPlacePenalty:
         px: EvalDistribution,
         *,
         num_points: int,
-        beta: float = 1e-3,
         batchnorm: str = "auto",
-        every: int = 1,
-        metric: Metric | Tensor | None = None,
-        seed: int = 0,
-        probes: int = 1,
-        layers: Layers | None = None,
-        forward: Forward | None = None,
+        **options: Unpack[MoreOptions],
     ) -> None:
         """See the class."""
-        check_numbers(num_points=num_points, every=every, probes=probes, beta=beta)
+        other = [name for name in options if name in ("estimator", "last_layer", "outputs")]
+        if other:
+            message = f"InPlacePenalty has no option {other[0]!r}: its estimator is 'fd'"
+            raise InputError(message)
         bn.check_mode(batchnorm, ("auto", "frozen", "batch"), "For 'joint' use fsmap.LMAP.")
-        if batchnorm == "frozen":
-            bn.check_running(module)
-        self.batchnorm = bn.deployed(module) if batchnorm == "auto" else batchnorm
-        self.f = Functional(module, forward)
+        mode = bn.deployed(module) if batchnorm == "auto" else batchnorm
+        made = Options(px, num_points, mode, **{**options, "estimator": "fd"})
+        self.options = made.checked(sharding.unwrapped(module))
+        self.f = Functional(module, made.forward)
         self.module = module
-        self.px = as_px(px)
-        self.num_points, self.beta, self.probes = num_points, beta, probes
-        self.metric, self.layers = metric, layers
-        self.steps = Steps(seed, every)
+        self.steps = Steps(made.seed, made.every)
         self._looked = self._judged = False
-        trainable(sharding.unwrapped(module), layers)  # raises if there is none
+
+    @property
+    def batchnorm(self) -> str:
+        """How BatchNorm sees the evaluation points."""
+        return self.options.batchnorm
 
     def backward(self, reg_strength: float | Tensor = 1.0) -> Tensor:
         """Add λ∇R to every ``.grad``, as ``(lam * R).backward()`` would.
@@ -115,21 +110,22 @@ class InPlacePenalty:
         Returns:
             R of this rank's points, a number without history; 0 on steps that ``every`` leaves out.
         """
-        params = trainable(sharding.unwrapped(self.module), self.layers)
+        check_strength(reg_strength)
+        params = trainable(sharding.unwrapped(self.module), self.options.layers)
         like = next(iter(params.values()))
         value = torch.zeros((), device=like.device, dtype=like.dtype)
         zero = isinstance(reg_strength, int | float) and reg_strength == 0
         if self.steps.active and not zero:
             stream = self.steps.stream()
-            x = sample(self.px, self.num_points, params, stream)
+            x = sample(self.options.px, self.options.num_points, params, stream)
             if not self._looked:
                 points.check(x)
-            share = self.steps.every / self.probes
+            share = self.options.every / self.options.probes
             with bn.frozen(self.module, self.batchnorm == "frozen"), _kept_buffers(self.module):
-                for probe in range(self.probes):
+                for probe in range(self.options.probes):
                     value += share * self._one(params, x, stream, probe, share * reg_strength)
             if not self._judged and number(value) == 0:
-                warnings.warn(STILL, IgnoredProbesWarning, stacklevel=2)
+                warnings.warn(NO_EFFECT, IgnoredProbesWarning, stacklevel=2)
             self._judged = True
         self.steps.passed()
         return value
@@ -152,8 +148,8 @@ class InPlacePenalty:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """R, and the derivatives of weight·R with respect to both outputs."""
         ends = [out.detach().requires_grad_() for out in (there, base)]
-        difference = flat(accumulate(ends[0]) - accumulate(ends[1]), x) / self.beta  # [S, K]
-        value = resolve(self.metric, x, ends[1]).quadratic(difference)
+        difference = flat(accumulate(ends[0]) - accumulate(ends[1]), x) / self.options.beta  # [S, K]
+        value = resolve(self.options.metric, x, ends[1]).quadratic(difference)
         at_there, at_base = torch.autograd.grad(weight * value, ends)
         return value.detach(), at_there, at_base
 
@@ -163,7 +159,7 @@ class InPlacePenalty:
         with torch.autocast(device.type, enabled=False), self._noise(stream, device):
             if self._looked:
                 return self.f.plain(x)
-            with _precise(self.module, self.beta):
+            with _precise(self.module, self.options.beta):
                 out = self.f.plain(x)
             self._looked = True
             return out
@@ -181,11 +177,16 @@ class InPlacePenalty:
     def _moved(self, params: Params, stream: Stream, probe: int) -> Iterator[None]:
         """The parameters at θ + βψ; afterwards at θ, to the last bit."""
         kept = {name: sharding.local(p).detach().clone() for name, p in params.items()}
+        whole = None if any(map(sharding.is_cut, params.values())) else self._whole(params, stream)
         try:
             with torch.no_grad():
                 for name, p in params.items():
-                    psi = stream.psi({name: sharding.whole_like(p)}, self.probes)[name][probe]
-                    sharding.local(p).add_(sharding.own_part(psi, p), alpha=self.beta)
+                    if whole is None:  # no rank holds more than one parameter whole
+                        drawn = stream.psi_of(name, sharding.whole_like(p), self.options.probes)
+                    else:
+                        drawn = whole[name]
+                    moved = sharding.own_part(drawn[probe], p)
+                    sharding.local(p).add_(moved, alpha=self.options.beta)
             sharding.forget_gathered(self.module)
             yield
         finally:
@@ -193,6 +194,11 @@ class InPlacePenalty:
                 for name, p in params.items():
                     sharding.local(p).copy_(kept[name])
             sharding.forget_gathered(self.module)
+
+    def _whole(self, params: Params, stream: Stream) -> Params:
+        """ψ as :class:`fsmap.LaplacianPenalty` draws it."""
+        every = trainable(sharding.unwrapped(self.module))
+        return {n: p for n, p in stream.psi(every, self.options.probes).items() if n in params}
 
     def attach(self, optimizer: torch.optim.Optimizer) -> InPlacePenalty:
         """Count this optimizer's steps instead of calls."""

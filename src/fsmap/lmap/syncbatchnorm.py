@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from fsmap.linalg.values import accumulate
 
@@ -31,6 +32,9 @@ def sync_batch_norm(layer: nn.SyncBatchNorm, x: Tensor) -> Tensor:
     Returns:
         (x − mean)/√(variance + ε)·weight + bias, mean and variance over all ranks.
     """
+    if has_torch_function_unary(x):  # a mode may replace it, like torch's own functions
+        replaced: Tensor = handle_torch_function(sync_batch_norm, (x,), layer, x)
+        return replaced
     wide = accumulate(x)
     dims = [d for d in range(x.ndim) if d != 1]
     shape = [1, -1, *[1] * (x.ndim - 2)]

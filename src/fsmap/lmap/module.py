@@ -1,0 +1,279 @@
+"""L-MAP in a training loop you already have: R(θ) of ``eq:lmap-loss``, to be added to any loss.
+
+:class:`LMAP` is a module that returns the output and R, for every loop (DDP, autocast,
+``torch.compile``, BatchNorm as the authors have it). :class:`LaplacianPenalty` is a term for the
+simplest loops.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+from typing import Any, TypeVar, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from fsmap.linalg import points
+from fsmap.lmap import batchnorm as bn
+from fsmap.lmap.compiling import uncompiled
+from fsmap.lmap.core import Drawn, Regularizer
+from fsmap.lmap.options import MoreOptions, Options, check_strength
+from fsmap.objective.px import EvalDistribution
+from fsmap.types import Inputs
+
+C = TypeVar("C", bound=type)
+
+
+def _with_all_options(cls: C) -> C:
+    """Show every option and its default in ``help`` and ``inspect.signature``."""
+    shown = list(inspect.signature(cls).parameters.values())[:-1]
+    known = {p.name for p in shown}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    shown += [
+        inspect.Parameter(o.name, keyword, default=o.default, annotation=o.type)
+        for o in fields(Options)
+        if o.name not in known
+    ]
+    cls.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    return cls
+
+
+@_with_all_options
+class LMAP(nn.Module):
+    r"""A model that also returns R(θ): ``out, R = lm(x)``; add a multiple of R to any loss.
+
+    Args:
+        module: The model.
+        px: Evaluation distribution: one of :mod:`fsmap.px`, a tensor of points, or a callable ``(n,
+            generator) -> x``.
+        num_points: S, fresh points a step.
+        batchnorm: ``joint`` (one pass over B+S points serves the loss and R, and R is the mean over
+            all of them, as in the authors' code; it is *not* plain training as λ → 0, because the
+            statistics differ), ``frozen`` or ``batch`` (R on a pass of its own: cheaper for a model
+            without BatchNorm). In ``joint`` and ``frozen`` R shares the loss's graph: one
+            ``backward``, of loss + λR.
+        **options: See :class:`fsmap.lmap.options.Options`.
+
+    In ``eval()`` or under ``no_grad`` it returns the model's output and ``None``. Steps are counted
+    by forward passes, or, after :meth:`attach`, by the optimizer's steps (gradient accumulation:
+    the same ψ over all micro-batches), or by you: ``lm.step = n``.
+
+    Example:
+        >>> import torch, fsmap
+        >>> from torch import nn
+        >>> model = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+        >>> lm = fsmap.LMAP(model, fsmap.px.Normal(shape=(2,)), num_points=16)
+        >>> out, R = lm(torch.zeros(4, 2))
+        >>> out.shape, bool(R > 0)
+        (torch.Size([4, 3]), True)
+        >>> lm.eval()(torch.zeros(4, 2))[1] is None
+        True
+    """
+
+    _is_lmap = True
+
+    def __init__(
+        self,
+        module: nn.Module,
+        px: EvalDistribution,
+        *,
+        num_points: int,
+        batchnorm: str = "joint",
+        **options: Unpack[MoreOptions],
+    ) -> None:
+        """Wrap a model; see the class."""
+        super().__init__()
+        bn.check_mode(batchnorm, bn.MODES)
+        self.regularizer = Regularizer(module, Options(px, num_points, batchnorm, **options))
+        self.module = module
+
+    @property
+    def batchnorm(self) -> str:
+        """How BatchNorm sees the evaluation points."""
+        return self.regularizer.options.batchnorm
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile the passes of training, R and its tangent included; options of ``torch.compile``.
+
+        On CUDA ``lm.compile(mode="reduce-overhead")`` is the fastest. The first step compiles, and
+        compares R and its gradient with the eager ones; if they differ, or the model cannot be
+        traced, a :class:`~fsmap.errors.FallbackWarning` says so and R runs eagerly.
+        ``torch.compile(lm)`` does the same with torch's default options.
+        """
+        names = ("fullgraph", "dynamic", "backend", "mode", "options")
+        given = {**dict(zip(names, args, strict=False)), **options}
+        given.pop("fullgraph", None)  # R is always one graph, other passes need not be
+        self.regularizer.compiled.options = given
+
+    def forward(
+        self,
+        x: Inputs,
+        *,
+        reg_strength: float | Tensor | None = None,
+        drawn: Drawn | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The model's output and R.
+
+        Args:
+            x: Training points.
+            reg_strength: λ. If it is given, the second value is λR; a plain 0 costs nothing and,
+                outside ``joint``, changes nothing.
+            drawn: What :meth:`draw` returned, for loops that capture this pass in a CUDA graph.
+
+        Returns:
+            Output, and R (λR); R is None in ``eval()`` and under ``no_grad``.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            return self._outside_graph(x, reg_strength, drawn)
+        return self._forward(x, reg_strength, drawn)
+
+    @uncompiled
+    def _outside_graph(
+        self, x: Inputs, reg_strength: float | Tensor | None, drawn: Drawn | None
+    ) -> tuple[Tensor, Tensor | None]:
+        return self._forward(x, reg_strength, drawn, compiled=True)
+
+    def _forward(
+        self,
+        x: Inputs,
+        reg_strength: float | Tensor | None,
+        drawn: Drawn | None,
+        *,
+        compiled: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        reg = self.regularizer
+        if not (self.training and torch.is_grad_enabled()):
+            return reg.plain(x, compiled=compiled), None
+        check_strength(reg_strength)
+        if reg.active and not _is_zero(reg_strength):
+            found = reg(x, drawn=drawn, compiled=compiled)
+            assert found.out is not None
+            out, value = found.out, found.R
+            bn.write_back(reg.module, found.buffers)
+        else:
+            joint = self.batchnorm == "joint"
+            out = reg.plain(reg.joined(x, drawn) if joint else x, compiled=compiled)
+            out, value = (out[: points.count(x)] if joint else out), _zero(out)
+        reg.steps.passed()
+        return out, value if reg_strength is None else reg_strength * value
+
+    def draw(self, x: Inputs | None = None) -> Drawn:
+        """Evaluation points and probes of the current step, as tensors.
+
+        ``lm(x, drawn=lm.draw(x))`` is ``lm(x)``. Draw outside a CUDA graph, copy into its inputs,
+        and call ``lm(x, drawn=...)`` inside (:mod:`fsmap.train.capture`).
+        """
+        return self.regularizer.draw(x)
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> LMAP:
+        """Count this optimizer's steps instead of forward passes."""
+        self.regularizer.steps.attach(optimizer)
+        return self
+
+    @property
+    def step(self) -> int:
+        """Number of the current step. Set it before a pass to count steps yourself."""
+        return self.regularizer.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.regularizer.steps.set_step(step)
+
+    def get_extra_state(self) -> Tensor:
+        """The step, so that a resumed run draws what an uninterrupted one would."""
+        return torch.tensor(self.regularizer.step)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Restore the step."""
+        self.regularizer.step = int(state)
+
+    def extra_repr(self) -> str:
+        """Settings, for ``print``."""
+        o = self.regularizer.options
+        return (
+            f"{o.px!r}, num_points={o.num_points}, estimator={o.estimator.name!r}, "
+            f"batchnorm={o.batchnorm!r}, every={o.every}"
+        )
+
+
+@_with_all_options
+class LaplacianPenalty:
+    """R(θ) as a term: ``loss = criterion(model(x), y) + lam * penalty()``.
+
+    Takes the options of :class:`LMAP`, except that ``batchnorm`` is ``frozen`` (what ``auto``
+    means) or ``batch``: a term that does not see the training batch cannot normalize with it. Under
+    DDP use :class:`LMAP`: a pass that bypasses the wrapper is not synchronized unless it is in the
+    same ``backward`` as one through it. Under ``no_grad`` it returns R as a number to look at.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        px: EvalDistribution,
+        *,
+        num_points: int,
+        batchnorm: str = "auto",
+        **options: Unpack[MoreOptions],
+    ) -> None:
+        """See :class:`LMAP`."""
+        bn.check_mode(batchnorm, ("auto", "frozen", "batch"), "For 'joint' use fsmap.LMAP.")
+        mode = bn.deployed(module) if batchnorm == "auto" else batchnorm
+        self.regularizer = Regularizer(module, Options(px, num_points, mode, **options))
+
+    @property
+    def batchnorm(self) -> str:
+        """How BatchNorm sees the evaluation points."""
+        return self.regularizer.options.batchnorm
+
+    def compile(self, **options: Any) -> None:
+        """Compile R; see :meth:`LMAP.compile`."""
+        self.regularizer.compiled.options = options
+
+    def __call__(self, reg_strength: float | Tensor | None = None) -> Tensor:
+        """R, or λR if ``reg_strength`` is given; a plain 0 makes no pass."""
+        check_strength(reg_strength)
+        value = self._value(reg_strength)
+        return value if reg_strength is None else reg_strength * value
+
+    @uncompiled
+    def _value(self, reg_strength: float | Tensor | None) -> Tensor:
+        reg = self.regularizer
+        if reg.active and not _is_zero(reg_strength):
+            value = reg().R
+        else:
+            value = _zero(next(iter(reg.params().values())))
+        if torch.is_grad_enabled():
+            reg.steps.passed()
+        return value
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> LaplacianPenalty:
+        """Count this optimizer's steps instead of calls."""
+        self.regularizer.steps.attach(optimizer)
+        return self
+
+    @property
+    def step(self) -> int:
+        """Number of the current step. Set it before a call to count steps yourself."""
+        return self.regularizer.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.regularizer.steps.set_step(step)
+
+    def state_dict(self) -> dict[str, int]:
+        """The step; the model's own state is the model's."""
+        return {"step": self.regularizer.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restore the step."""
+        self.regularizer.step = int(state["step"])
+
+
+def _is_zero(strength: float | Tensor | None) -> bool:
+    return isinstance(strength, int | float) and strength == 0
+
+
+def _zero(like: Tensor) -> Tensor:
+    dtype = torch.float32 if like.dtype.itemsize < 4 else like.dtype
+    return torch.zeros((), device=like.device, dtype=dtype)

@@ -24,6 +24,7 @@ from fsmap.train.fit import fit
 from fsmap.train.grid import Grid
 from fsmap.train.population import fit_population
 from fsmap.train.select import select
+from fsmap.train.statistics import fresh_statistics
 from fsmap.train.strength import suggest_strength
 from fsmap.train.temperature import TemperatureControl
 from fsmap.types import Batch, Estimate
@@ -40,6 +41,7 @@ __all__ = [
     "Normal", "Laplace", "Flat", "Reparametrized",  # priors
     "fit", "fit_population", "Grid", "select",  # train
     "suggest_strength", "Budget", "TemperatureControl",  # how strong
+    "fresh_statistics",  # BatchNorm statistics of the weights as they are
     "estimate_cost",  # what R adds to a step
     "px", "metric",  # evaluation distributions and metrics of function space
     "log_det", "trace",  # numbers of the Jacobian

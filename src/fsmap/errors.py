@@ -62,6 +62,10 @@ class FallbackWarning(UserWarning):
     """An estimator was replaced by another one, said once."""
 
 
+class UnseenStatisticsWarning(UserWarning):
+    """R was measured with BatchNorm statistics that no data have updated yet."""
+
+
 class IgnoredProbesWarning(UserWarning):
     """R is exactly zero: the output does not follow the parameters that R is about."""
 
@@ -85,8 +89,8 @@ def did_you_mean(
         " Did you mean 'x'?", or nothing.
 
     Examples:
-        >>> did_you_mean("recipie", ["ps-map", "recipe"]), did_you_mean("x", ["ps-map"])
-        (" Did you mean 'recipe'?", '')
+        >>> did_you_mean("lable-noise", ["shift", "label-noise"]), did_you_mean("x", ["shift"])
+        (" Did you mean 'label-noise'?", '')
     """
     for close in difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff):
         return f" Did you mean {(meaning or {}).get(close, close)!r}?"

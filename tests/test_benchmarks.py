@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from pathlib import Path
 
@@ -86,48 +85,3 @@ def test_summary_names_the_slow_cells(bench):
     assert "S·K = 256: 0.50" in text
     assert "at least 0.95 in every cell: yes" in table.summary([row])
     assert "(S·K)^1.00" in table.growth([row, slow])
-
-
-def test_the_recipe_over_a_schedule_is_the_mean_of_its_two_kinds_of_steps(bench):
-    images = bench("images")
-    rows = [
-        {"cell": "ps-map", "ms": 2.0, "peak_gb": None},
-        {"cell": "recipe", "ms": 6.0, "peak_gb": None},
-        {"cell": "recipe, idle", "ms": 3.0, "peak_gb": None},
-        {"cell": "recipe, frozen", "ms": 5.0, "peak_gb": None},
-    ]
-    share = images.idle_share(200)
-    assert share == pytest.approx(0.5175 - 1 / 200, abs=1e-3)  # longer than in short runs
-    assert images.idle_share(60) == pytest.approx(1 / 2 - 1 / 60, abs=1e-3)
-    joint, frozen = images.schedules(rows)
-    assert joint["ms"] == pytest.approx(6.0 - 3.0 * images.idle_share())
-    assert frozen["ms"] == pytest.approx(5.0 - 3.0 * images.idle_share())  # idle: PS-MAP's steps
-    assert "recipe, schedule" in images.table([*rows, joint, frozen])
-    assert images.schedules(rows[:2]) == []
-
-
-def test_steering_beside_fixed_strengths(bench, tmp_path, capsys, monkeypatch, seeded):
-    steering = bench("steering")
-    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the other tests' business
-    few = ["--points", "100", "--epochs", "3", "--seeds", "2", "--out", str(tmp_path / "rows")]
-    steering.main(["--ways", "ps-map", "0", "0.1", "steered", *few])
-    rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
-    assert [(row["way"], row["seed"]) for row in rows][2:5] == [("0", 0), ("0", 1), ("0.1", 0)]
-    plain, zero, large, _ = (rows[i]["nll"] for i in range(0, 8, 2))
-    assert zero != plain  # the batches of ``joint`` hold p_X's points too
-    assert large > zero
-    assert all(row["lam"] == float(row["way"]) for row in rows[2:6])
-    assert capsys.readouterr().out.count(" ± ") == 8
-    for word in ("abc", "-1", "nan"):
-        with pytest.raises(SystemExit):
-            steering.main([f"--ways={word}", *few])
-        assert f"'{word}' is neither ps-map nor steered nor a λ" in capsys.readouterr().err
-
-
-def test_points_to_steer_by_are_no_training_points(bench):
-    sets = bench("steering").data(30)
-    assert [len(y) for _, y in sets] == [30, 2000, 10_000]
-    assert len(torch.cat([x for x, _ in sets]).unique(dim=0)) == 12_030
-    x, y = sets[2]
-    wrong = (x[:, 0] * x[:, 1] + 0.5 * x[:, 2] > 0).long() != y
-    assert wrong.double().mean() == pytest.approx(0.1, abs=0.01)

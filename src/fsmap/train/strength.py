@@ -14,12 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fsmap import metrics
 from fsmap.errors import InputError, UnseenStatisticsWarning
 from fsmap.linalg import points
 from fsmap.objective.lmap import LMAP, LaplacianPenalty
 from fsmap.objective.regularizer import Regularizer
-from fsmap.train.held_out import HeldOutData
 from fsmap.types import Inputs
 
 SHARES = (0.01, 0.1, 1.0)
@@ -150,41 +148,6 @@ def suggest_strength(
     strength = share * value / R
     jitter = None if num_data is None else 1 / (2 * strength * num_data)
     return Strength(R, stderr, value, share, strength, current, jitter)
-
-
-def first_strength(model: Any, held_out: HeldOutData, loss: float | Tensor | None = None) -> float:
-    """λ₀ of a steered training: λR is one percent of the loss.
-
-    Args:
-        model: ``LMAP`` or ``LaplacianPenalty``.
-        held_out: Where R is measured, and the loss if it is not given.
-        loss: The training loss, without λR; None: the cross-entropy of the held-out data.
-
-    Returns:
-        λ₀.
-
-    Raises:
-        InputError: If it cannot be found.
-    """
-    if not isinstance(model, LMAP | LaplacianPenalty):
-        message = (
-            "start, the first λ, can be found only from the LMAP or LaplacianPenalty that is "
-            "trained: give one of them as the model, or give start"
-        )
-        raise InputError(message)
-    out, y = held_out.outputs()
-    if loss is None and (y.is_floating_point() or out.dim() != 2):
-        message = (
-            "to find start, give loss: your training loss now, or give start itself (the "
-            f"held-out targets are no integer labels of {list(out.shape)} outputs: {y.dtype})"
-        )
-        raise InputError(message)
-    now = metrics.nll(out, y) if loss is None else loss
-    try:
-        return suggest_strength(model, loss=now, x=held_out.few(128)).reg_strength
-    except InputError as error:
-        message = f"start, the first λ, cannot be found: {error} Give start instead."
-        raise InputError(message) from error
 
 
 def _wrapped(model: Any, px: Any, **options: Any) -> LMAP | LaplacianPenalty:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from pathlib import Path
 
@@ -85,3 +86,33 @@ def test_summary_names_the_slow_cells(bench):
     assert "S·K = 256: 0.50" in text
     assert "at least 0.95 in every cell: yes" in table.summary([row])
     assert "(S·K)^1.00" in table.growth([row, slow])
+
+
+def test_strengths_beside_each_other(bench, tmp_path, capsys, monkeypatch, seeded):
+    steering = bench("steering")
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the other tests' business
+    few = ["--points", "100", "--epochs", "3", "--seeds", "2", "--out", str(tmp_path / "rows")]
+    steering.main(["--ways", "plain", "lam=0", "lam=0.1", "nats=0.05", *few])
+    rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    assert [(row["way"], row["seed"]) for row in rows][1:4] == [
+        *(("plain", 1), ("lam=0", 0), ("lam=0", 1))
+    ]
+    plain, zero, large, nats = (rows[i] for i in range(0, 8, 2))
+    assert zero["test"]["nll"] != plain["test"]["nll"]  # `joint` has p_X's points in its batches
+    assert large["test"]["nll"] > zero["test"]["nll"]
+    assert nats["lam"] > 0
+    assert nats["held-out"]["nll"] != nats["test"]["nll"]
+    assert capsys.readouterr().out.count(" ± ") == 4 * 2 * 4
+    for word in ("abc", "lam=-1", "nats=nan", "lam"):
+        with pytest.raises(SystemExit):
+            steering.main([f"--ways={word}", *few])
+        assert f"'{word}' is neither" in capsys.readouterr().err
+
+
+def test_held_out_points_are_no_training_points(bench):
+    sets = bench("steering").data(30)
+    assert [len(y) for _, y in sets] == [30, 2000, 10_000]
+    assert len(torch.cat([x for x, _ in sets]).unique(dim=0)) == 12_030
+    x, y = sets[2]
+    wrong = (x[:, 0] * x[:, 1] + 0.5 * x[:, 2] > 0).long() != y
+    assert wrong.double().mean() == pytest.approx(0.1, abs=0.01)

@@ -12,6 +12,7 @@ from fsmap.functional import functional
 from fsmap.linalg import metric
 from fsmap.linalg.logdet import log_det
 from fsmap.linalg.trace import trace
+from fsmap.lmap.strength import LogTrace
 from fsmap.objective import px
 from fsmap.objective.compose import Objective, fs_map, l_map, ps_map, variational_fs_map
 from fsmap.objective.inplace import InPlacePenalty
@@ -38,7 +39,7 @@ __all__ = [
     "Gaussian", "LaplaceNoise", "Categorical", "Bernoulli",  # likelihoods
     "Normal", "Laplace", "Flat", "Reparametrized",  # priors
     "fit", "fit_population", "Grid", "select",  # train
-    "suggest_strength",  # how strong
+    "LogTrace", "suggest_strength",  # how strong
     "fresh_statistics",  # BatchNorm statistics of the weights as they are
     "estimate_cost",  # what R adds to a step
     "px", "metric",  # evaluation distributions and metrics of function space

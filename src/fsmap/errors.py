@@ -62,6 +62,14 @@ class FallbackWarning(UserWarning):
     """An estimator was replaced by another one, said once."""
 
 
+class NonFiniteWarning(UserWarning):
+    """R was inf, nan or negative on some steps, which a running mean left out."""
+
+
+class MissingEveryWarning(UserWarning):
+    """R is 0 on some steps and the penalty was not told which share of them has an R."""
+
+
 class UnseenStatisticsWarning(UserWarning):
     """R was measured with BatchNorm statistics that no data have updated yet."""
 

@@ -1,0 +1,1 @@
+"""L-MAP in a training loop: the strength of R."""

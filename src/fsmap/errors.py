@@ -67,7 +67,7 @@ class NonFiniteWarning(UserWarning):
 
 
 class MissingEveryWarning(UserWarning):
-    """R is 0 on some steps and the penalty was not told which share of them has an R."""
+    """R was left out on some steps, and the penalty was not told on how many."""
 
 
 class UnseenStatisticsWarning(UserWarning):

@@ -81,23 +81,19 @@ class LogTrace(nn.Module):
 
     mean: Tensor  # R̄ before this step
     first: Tensor  # mean of R over the first MEMORY steps
-    total: Tensor  # sum of R over micro-batches of this step, and their number
-    count: Tensor
     steps: Tensor  # optimizer steps that had an R
-    bad: Tensor  # how many R were left out, and how many were 0 though every is 1
-    zero: Tensor
+    sums: Tensor  # sum and number of the R of this step, and how many were left out so far
 
     def __init__(self, nats: float = NATS) -> None:
         """Check and keep c; see the class."""
         super().__init__()
         self.nats = nats
-        for name in ("mean", "first", "total", "count"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.float32))
-        for name in ("steps", "bad", "zero"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.int64))
-        self._attached = False
-        self._calls = 0
-        self._said = False
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float32))
+        self.register_buffer("first", torch.zeros((), dtype=torch.float32))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("sums", torch.zeros(3, dtype=torch.float32))
+        self._attached = self._said = False
+        self._calls = self._idle = 0
 
     @property
     def nats(self) -> float:
@@ -114,7 +110,7 @@ class LogTrace(nn.Module):
     @property
     def skipped(self) -> int:
         """How many R were not finite or negative, over all ranks; waits for the device."""
-        return int(self.bad)
+        return int(self.sums[2])
 
     @property
     def reg_strength(self) -> float:
@@ -145,19 +141,20 @@ class LogTrace(nn.Module):
             raise InputError(message)
         if R.device != self.mean.device:
             self.to(R.device)
-        moves = self.training and torch.is_grad_enabled()
         R = accumulate(R.reshape(()))
         now = R.detach() / every
-        total, count = self._with(now, every) if moves else (now, torch.ones_like(now))
-        mean, first = self._moved(total, count)
-        below = mean + SHARE * first
+        trains = self.training and torch.is_grad_enabled()
+        moves = trains and R.requires_grad  # where R is left out it is a 0 without a graph
+        one = self._with(now) if moves else (now.float(), torch.ones_like(self.mean))
+        mean, first = self._moved(*one)
+        below = torch.add(mean, first, alpha=SHARE)
         strength = torch.where(below > 0, self.nats / below, 0.0)
-        value = self.nats * torch.where(first > 0, now / (SHARE * first), 0.0).log1p()
+        value = self.nats * (now / (SHARE * first).clamp(min=1e-30)).log1p()
         if moves and not self._attached:
-            self._step()
-        if moves and not torch.compiler.is_compiling():
-            self._look()
-        return value + strength * (R - R.detach())
+            self._step(mean, first)
+        if trains and not torch.compiler.is_compiling():
+            self._look(idle=every == 1 and not moves)
+        return torch.addcmul(value, strength, R - R.detach())
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LogTrace:
         """Count this optimizer's steps instead of calls; one that a GradScaler skips is no step."""
@@ -165,7 +162,7 @@ class LogTrace(nn.Module):
             message = "this LogTrace is attached to an optimizer already: R̄ would move twice a step"
             raise InputError(message)
         self._attached = True
-        optimizer.register_step_post_hook(lambda *_: self._step())
+        optimizer.register_step_post_hook(lambda *_: self._step(*self._moved(*self.sums[:2])))
         return self
 
     def extra_repr(self) -> str:
@@ -193,41 +190,37 @@ class LogTrace(nn.Module):
             raise InputError(message)
         return torch.zeros_like(self.mean)
 
-    def _with(self, R: Tensor, every: int) -> tuple[Tensor, Tensor]:
-        """Add one R to those of this step; their sum and number over all ranks."""
-        seen, bad = R.isfinite() & (R > 0), ~(R.isfinite() & (R >= 0))
-        found = torch.stack([torch.where(seen, R, 0.0), seen.to(R.dtype), bad.to(R.dtype)])
+    def _with(self, R: Tensor) -> tuple[Tensor, Tensor]:
+        """Add an R to those of this step; their sum and number over all ranks."""
+        valid = R.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+        found = torch.stack([valid, (valid > 0).to(R.dtype), (valid != R).to(R.dtype)])
         dist = torch.distributed
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(found)
-        self.total.add_(found[0])
-        self.count.add_(found[1])
-        self.bad.add_(found[2].long())
-        self.zero.add_((R == 0) & (every == 1))
-        return self.total, self.count
+        self.sums.add_(found)
+        return self.sums[0], self.sums[1]
 
     def _moved(self, total: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        """R̄, and its value in the first steps, after a step of these R."""
-        step = (total / count.clamp(min=1) - self.mean) / (self.steps + 1).clamp(max=MEMORY)
-        mean = self.mean + torch.where(count > 0, step, 0.0)
+        """R̄, and its value in the first steps, after a step with so many R of this sum."""
+        weight = (count > 0) / (self.steps + 1).clamp(max=MEMORY)
+        mean = torch.lerp(self.mean, total / count.clamp(min=1), weight.to(self.mean.dtype))
         return mean, torch.where(self.steps < MEMORY, mean, self.first)
 
     @torch.no_grad()
-    def _step(self) -> None:
+    def _step(self, mean: Tensor, first: Tensor) -> None:
         """An optimizer step is over."""
-        mean, first = self._moved(self.total, self.count)
         self.mean.copy_(mean)
         self.first.copy_(first)
-        self.steps.add_(self.count > 0)
-        self.total.zero_()
-        self.count.zero_()
+        self.steps.add_(self.sums[1] > 0)
+        self.sums[:2].zero_()
 
-    def _look(self) -> None:
+    def _look(self, *, idle: bool) -> None:
         """Warn of R that were left out; once."""
         self._calls += 1
+        self._idle += idle
         if self._said or self._calls % (5 * MEMORY):
             return
-        bad, zero = number(self.bad), number(self.zero)
+        bad, zero = number(self.sums[2]), self._idle
         self._said = bool(bad or zero)
         if bad:
             message = (
@@ -237,7 +230,7 @@ class LogTrace(nn.Module):
             warnings.warn(message, NonFiniteWarning, stacklevel=5)
         if zero:
             message = (
-                f"{zero:g} times R was 0. With LMAP(every=k) call penalty(R, every=k): without it "
-                "the penalty is k times too weak."
+                f"{zero} times R had no gradient. With LMAP(every=k) call penalty(R, every=k): "
+                "without it the penalty is k times too weak."
             )
             warnings.warn(message, MissingEveryWarning, stacklevel=5)

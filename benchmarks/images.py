@@ -1,11 +1,10 @@
 """Milliseconds of an image training step: ``python -m benchmarks.images``.
 
-ResNet-18 on 32×32 images, B = S = 128, R at every step (the recipe and what would be cheaper:
-S = 32, R on every second or fourth step, the mean over both kinds, or `frozen` on every step; its
-steps while λ is not felt yet; and the mean over a schedule, made of the two), generated images on
-the device (only time is measured). On CUDA: bf16 (fp16 for differences), channels-last, compiled,
-the whole step in a graph. On a CPU B = S = 32 in float32, to look at the ratios (``--steps 3``: a
-step takes seconds).
+ResNet-18 on 32×32 images, B = S = 128, R at every step (and with few points, S = 32: R on every
+second or fourth step, the mean over both kinds of steps, or `frozen` on every step), generated
+images on the device (only time is measured). On CUDA: bf16 (fp16 for differences), channels-last,
+compiled, the whole step in a graph. On a CPU B = S = 32 in float32, to look at the ratios
+(``--steps 3``: a step takes seconds).
 The last column compares the ratio to PS-MAP with the count of forward and backward passes; up to
 1.25 is the promise.
 
@@ -27,7 +26,6 @@ from typing import Any
 import torch
 
 from fsmap.report.circumstances import circumstances
-from fsmap.train.ceiling import LEAST, ceiling, is_near_end
 from fsmap.train.images import ImageRun, ImageSettings
 from fsmap.train.images.kernels import kernels
 
@@ -39,27 +37,19 @@ CELLS: dict[str, dict[str, Any]] = {
     "fd frozen": {"estimator": "fd", "batchnorm": "frozen"},
     "jvp frozen": {"estimator": "jvp", "batchnorm": "frozen"},
     "jvp joint": {"estimator": "jvp", "batchnorm": "joint"},
-    "recipe": {"estimator": "jvp", "batchnorm": "joint", "every": 2},
-    "recipe, idle": {"estimator": "jvp", "batchnorm": "joint", "every": 2},
-    "recipe, every 4": {"estimator": "jvp", "batchnorm": "joint", "every": 4},
-    "recipe, fd": {"estimator": "fd", "batchnorm": "joint", "every": 2},
-    "recipe, frozen": {"estimator": "jvp", "batchnorm": "frozen"},
+    "few points, every 2": {"estimator": "jvp", "batchnorm": "joint", "every": 2},
+    "few points, every 4": {"estimator": "jvp", "batchnorm": "joint", "every": 4},
+    "few points, every 2, fd": {"estimator": "fd", "batchnorm": "joint", "every": 2},
+    "few points, frozen": {"estimator": "jvp", "batchnorm": "frozen"},
 }
 # Passes of B points, counted (design, section 5), and the time allowed on the GPU machine.
 COUNTS = {"ps-map": 3, "fd joint": 12, "fd frozen": 9, "jvp frozen": 11, "jvp joint": 16}
 # B + S points, S = B / 4; R on every k-th step.
-COUNTS["recipe"] = 1.25 * (16 / 2 + 3) / 2
-COUNTS["recipe, idle"] = 1.25 * 3
-COUNTS["recipe, every 4"] = 1.25 * (16 / 2 + 3 * 3) / 4
-COUNTS["recipe, fd"] = 1.25 * (12 / 2 + 3) / 2
-COUNTS["recipe, frozen"] = 3 + 8 / 4  # B points, and R of S alone on every step
+COUNTS["few points, every 2"] = 1.25 * (16 / 2 + 3) / 2
+COUNTS["few points, every 4"] = 1.25 * (16 / 2 + 3 * 3) / 4
+COUNTS["few points, every 2, fd"] = 1.25 * (12 / 2 + 3) / 2
+COUNTS["few points, frozen"] = 3 + 8 / 4  # B points, and R of S alone on every step
 LIMITS = {"ps-map": 2.5, "fd joint": 8.0, "jvp frozen": 7.5, "jvp joint": 12.0}
-EPOCHS = 50  # FashionMNIST's; longer runs are idle for a little more
-SCHEDULES = {  # the mean over both kinds of steps, and what they are
-    "recipe, schedule": ("recipe", "recipe, idle"),
-    "recipe, frozen, schedule": ("recipe, frozen", "ps-map"),
-}
-LIMITS |= {cell: 4.5 for cell in (*CELLS, *SCHEDULES) if cell.startswith("recipe")}  # an aim
 AUTHORS = {"ps-map": 8.6, "fd joint": 14.2}  # the authors' code on the same card
 
 
@@ -72,7 +62,7 @@ def settings(cell: str, options: argparse.Namespace) -> ImageSettings:
         "data": "cifar10",
         "generated": True,
         "px": "cifar100",
-        "num_points": size["batch_size"] // (4 if cell.startswith("recipe") else 1),
+        "num_points": size["batch_size"] // (4 if cell.startswith("few points") else 1),
         "epochs": 1_000,
         **size,
         **how,
@@ -125,7 +115,7 @@ def child(cell: str, options: argparse.Namespace) -> None:
 
 def strength(cell: str) -> float:
     """λ of a cell; at zero R is left out."""
-    return 0.0 if cell in ("ps-map", "recipe, idle") else 1e-6
+    return 0.0 if cell == "ps-map" else 1e-6
 
 
 def take(run: ImageRun, number: int, reg_strength: float) -> float:
@@ -196,28 +186,6 @@ def measure(cells: list[str], options: argparse.Namespace) -> list[dict[str, Any
     return rows
 
 
-def idle_share(epochs: int = EPOCHS) -> float:
-    """Share of a cosine schedule in which λ is not felt, without the first epoch, which has R."""
-    steps = 10_000
-    idle = 0
-    for i in range(steps // epochs, steps):
-        rate = 0.5 * (1 + math.cos(math.pi * i / steps))
-        idle += ceiling(rate, near=is_near_end(rate, epochs * i / steps)) <= LEAST
-    return idle / steps
-
-
-def schedules(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over a schedule, where both kinds of steps were measured."""
-    known, share, found = {row["cell"]: row for row in rows}, idle_share(), []
-    for cell, (busy, idle) in SCHEDULES.items():
-        if {busy, idle} <= known.keys():
-            COUNTS[cell] = share * COUNTS[idle] + (1 - share) * COUNTS[busy]
-            ms = share * known[idle]["ms"] + (1 - share) * known[busy]["ms"]
-            memory = known[busy]["peak_gb"]
-            found.append({"cell": cell, "ms": ms, "idle_share": share, "peak_gb": memory})
-    return found
-
-
 def table(rows: list[dict[str, Any]]) -> str:
     """Lines to read."""
     base = next((row["ms"] for row in rows if row["cell"] == "ps-map"), math.nan)
@@ -251,8 +219,7 @@ def main() -> None:
         child(options.child, options)
         return
     where = circumstances(options.device)._asdict()
-    measured = measure(options.cells, options)
-    rows = [*measured, *schedules(measured)]
+    rows = measure(options.cells, options)
     print(table(rows))
     cuda = options.device.startswith("cuda")
     out = options.out or RESULTS / ("images.jsonl" if cuda else "images-cpu.jsonl")
@@ -263,7 +230,7 @@ def main() -> None:
                 row |= {"limit_ms": LIMITS.get(row["cell"]), "authors_ms": AUTHORS.get(row["cell"])}
             file.write(json.dumps({**row, "set": options.set, **where}) + "\n")
     print(f"{len(rows)} rows added to {out}")
-    if len(measured) < len(options.cells):
+    if len(rows) < len(options.cells):
         sys.exit(1)
 
 

@@ -88,43 +88,28 @@ def test_summary_names_the_slow_cells(bench):
     assert "(S·K)^1.00" in table.growth([row, slow])
 
 
-def test_the_recipe_over_a_schedule_is_the_mean_of_its_two_kinds_of_steps(bench):
-    images = bench("images")
-    rows = [
-        {"cell": "ps-map", "ms": 2.0, "peak_gb": None},
-        {"cell": "recipe", "ms": 6.0, "peak_gb": None},
-        {"cell": "recipe, idle", "ms": 3.0, "peak_gb": None},
-        {"cell": "recipe, frozen", "ms": 5.0, "peak_gb": None},
-    ]
-    share = images.idle_share(200)
-    assert share == pytest.approx(0.5175 - 1 / 200, abs=1e-3)  # longer than in short runs
-    assert images.idle_share(60) == pytest.approx(1 / 2 - 1 / 60, abs=1e-3)
-    joint, frozen = images.schedules(rows)
-    assert joint["ms"] == pytest.approx(6.0 - 3.0 * images.idle_share())
-    assert frozen["ms"] == pytest.approx(5.0 - 3.0 * images.idle_share())  # idle: PS-MAP's steps
-    assert "recipe, schedule" in images.table([*rows, joint, frozen])
-    assert images.schedules(rows[:2]) == []
-
-
-def test_steering_beside_fixed_strengths(bench, tmp_path, capsys, monkeypatch, seeded):
+def test_strengths_beside_each_other(bench, tmp_path, capsys, monkeypatch, seeded):
     steering = bench("steering")
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the other tests' business
     few = ["--points", "100", "--epochs", "3", "--seeds", "2", "--out", str(tmp_path / "rows")]
-    steering.main(["--ways", "ps-map", "0", "0.1", "steered", *few])
+    steering.main(["--ways", "plain", "lam=0", "lam=0.1", "nats=0.05", *few])
     rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
-    assert [(row["way"], row["seed"]) for row in rows][2:5] == [("0", 0), ("0", 1), ("0.1", 0)]
-    plain, zero, large, _ = (rows[i]["nll"] for i in range(0, 8, 2))
-    assert zero != plain  # the batches of ``joint`` hold p_X's points too
-    assert large > zero
-    assert all(row["lam"] == float(row["way"]) for row in rows[2:6])
-    assert capsys.readouterr().out.count(" ± ") == 8
-    for word in ("abc", "-1", "nan"):
+    assert [(row["way"], row["seed"]) for row in rows][1:4] == [
+        *(("plain", 1), ("lam=0", 0), ("lam=0", 1))
+    ]
+    plain, zero, large, nats = (rows[i] for i in range(0, 8, 2))
+    assert zero["test"]["nll"] != plain["test"]["nll"]  # `joint` has p_X's points in its batches
+    assert large["test"]["nll"] > zero["test"]["nll"]
+    assert nats["lam"] > 0
+    assert nats["held-out"]["nll"] != nats["test"]["nll"]
+    assert capsys.readouterr().out.count(" ± ") == 4 * 2 * 4
+    for word in ("abc", "lam=-1", "nats=nan", "lam"):
         with pytest.raises(SystemExit):
             steering.main([f"--ways={word}", *few])
-        assert f"'{word}' is neither ps-map nor steered nor a λ" in capsys.readouterr().err
+        assert f"'{word}' is neither" in capsys.readouterr().err
 
 
-def test_points_to_steer_by_are_no_training_points(bench):
+def test_held_out_points_are_no_training_points(bench):
     sets = bench("steering").data(30)
     assert [len(y) for _, y in sets] == [30, 2000, 10_000]
     assert len(torch.cat([x for x, _ in sets]).unique(dim=0)) == 12_030

@@ -18,12 +18,12 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A part may import itself and what stands to its left.
 CHAIN = (
-    *("errors", "types", "functional", "linalg", "objective", "metrics"),
+    *("errors", "types", "functional", "linalg", "objective", "lmap", "metrics"),
     *("train", "assess", "report", "experiments", "cli"),
 )
 FOUNDATION = {"errors", "types"}
 BESIDE_THE_CHAIN = {"data": FOUNDATION, "models": FOUNDATION}
-CORE = {"errors", "types", "functional", "linalg", "objective", "metrics", "train", "assess"}
+CORE = set(CHAIN[: CHAIN.index("assess") + 1])
 ALLOWED = {part: set(CHAIN[: place + 1]) for place, part in enumerate(CHAIN)}
 for part in ("train", "assess", "report", "experiments", "cli"):
     ALLOWED[part] |= {"data", "models"}

@@ -12,20 +12,20 @@ from fsmap.functional import functional
 from fsmap.linalg import metric
 from fsmap.linalg.logdet import log_det
 from fsmap.linalg.trace import trace
+from fsmap.lmap.strength import LogTrace
 from fsmap.objective import px
 from fsmap.objective.compose import Objective, fs_map, l_map, ps_map, variational_fs_map
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
 from fsmap.lmap.module import LMAP, LaplacianPenalty
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
-from fsmap.train.budget import Budget
 from fsmap.train.cost import estimate_cost
 from fsmap.train.fit import fit
 from fsmap.train.grid import Grid
 from fsmap.train.population import fit_population
 from fsmap.train.select import select
+from fsmap.train.statistics import fresh_statistics
 from fsmap.train.strength import suggest_strength
-from fsmap.train.temperature import TemperatureControl
 from fsmap.types import Batch, Estimate
 
 __version__ = "0.1.0"
@@ -39,7 +39,8 @@ __all__ = [
     "Gaussian", "LaplaceNoise", "Categorical", "Bernoulli",  # likelihoods
     "Normal", "Laplace", "Flat", "Reparametrized",  # priors
     "fit", "fit_population", "Grid", "select",  # train
-    "suggest_strength", "Budget", "TemperatureControl",  # how strong
+    "LogTrace", "suggest_strength",  # how strong
+    "fresh_statistics",  # BatchNorm statistics of the weights as they are
     "estimate_cost",  # what R adds to a step
     "px", "metric",  # evaluation distributions and metrics of function space
     "log_det", "trace",  # numbers of the Jacobian

@@ -66,6 +66,18 @@ class FallbackWarning(UserWarning):
     """An estimator was replaced by another one, said once."""
 
 
+class NonFiniteWarning(UserWarning):
+    """R was inf, nan or negative on some steps, which a running mean left out."""
+
+
+class MissingEveryWarning(UserWarning):
+    """R was left out on some steps, and the penalty was not told on how many."""
+
+
+class UnseenStatisticsWarning(UserWarning):
+    """R was measured with BatchNorm statistics that no data have updated yet."""
+
+
 class IgnoredProbesWarning(UserWarning):
     """R is exactly zero: the output does not follow the parameters that R is about."""
 
@@ -89,8 +101,8 @@ def did_you_mean(
         " Did you mean 'x'?", or nothing.
 
     Examples:
-        >>> did_you_mean("recipie", ["ps-map", "recipe"]), did_you_mean("x", ["ps-map"])
-        (" Did you mean 'recipe'?", '')
+        >>> did_you_mean("lable-noise", ["shift", "label-noise"]), did_you_mean("x", ["shift"])
+        (" Did you mean 'label-noise'?", '')
     """
     for close in difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff):
         return f" Did you mean {(meaning or {}).get(close, close)!r}?"

@@ -24,7 +24,6 @@ from fsmap.experiments.experiment import Context
 from fsmap.experiments.image_config import SMALL
 from fsmap.experiments.image_landscape import LossLandscape
 from fsmap.experiments.image_pictures import WORDS, look_of, once_named
-from fsmap.experiments.image_recipe import ImageRecipe, kinds
 from fsmap.experiments.image_rows import BASELINES, kind_of
 from fsmap.experiments.image_shift import NEW, Shift
 from fsmap.experiments.image_size import PAPER as SIZES_PAPER
@@ -33,13 +32,10 @@ from fsmap.experiments.image_table import PAPER, ImageTable
 from fsmap.experiments.image_verdict import against_plain, ran, table_claims
 from fsmap.experiments.label_noise import LabelNoise, noisy
 from fsmap.experiments.laplacian_trace import LaplacianTrace
-from fsmap.experiments.recipe_page import main as write_page
-from fsmap.experiments.recipe_page import page, read
-from fsmap.experiments.recipe_verdict import draw, recipe_claims, recipe_table
 from fsmap.report import tables
 from fsmap.report.records import Row
 
-ALL = (ImageTable, ImageSize, LabelNoise, LossLandscape, LaplacianTrace, Shift, ImageRecipe)
+ALL = (ImageTable, ImageSize, LabelNoise, LossLandscape, LaplacianTrace, Shift)
 
 
 @pytest.fixture(autouse=True)
@@ -64,17 +60,16 @@ def context(folder: Path, size: str = "quick") -> Context:
 
 def settings(experiment, row: str, dataset: str, tmp_path: Path, size: str = "full"):
     here = context(tmp_path, size)._replace(device=torch.device("cuda"))
-    kind = kind_of(experiment.config, row)
+    kind = kind_of(row)
     return protocol.settings_of(experiment.config, dataset, kind, 1, here), kind
 
 
 def test_full_size_is_the_paper_s(tmp_path: Path):
-    s, kind = settings(ImageTable(), "other", "fmnist", tmp_path)
+    s, _ = settings(ImageTable(), "other", "fmnist", tmp_path)
     assert (s.px, s.epochs, s.batch_size, s.num_points, s.width) == ("kmnist", 50, 128, 128, 64)
     assert (s.lr, s.momentum, s.decay, s.clip, s.estimator) == (0.1, 0.9, "cosine", 1.0, "fd")
     assert (s.batchnorm, s.beta, s.generated, s.seed) == ("joint", 1e-3, False, 1)
     assert s.valid is None  # the protocol's: 10,000 and 5,000
-    assert not kind.steer
     s, _ = settings(ImageTable(), "other", "cifar10", tmp_path)
     assert (s.px, s.epochs, s.reg_strength, s.augment) == ("cifar100", 200, 1e-6, None)
     s, _ = settings(ImageTable(), "ps-map", "cifar10", tmp_path)
@@ -83,42 +78,19 @@ def test_full_size_is_the_paper_s(tmp_path: Path):
         assert settings(ImageTable(), px, "cifar10", tmp_path)[0].px == px
 
 
-def test_recipe_and_baselines(tmp_path: Path):
-    s, kind = settings(ImageTable(), "recipe", "fmnist", tmp_path)
-    assert kind.steer
-    assert (s.estimator, s.batchnorm, s.px) == ("jvp", "joint", "kmnist")
-    fixed = dataclasses.replace(ImageTable.config, recipe_strength=1e-5)
-    assert kind_of(fixed, "recipe").changes["reg_strength"] == 1e-5
-    assert not kind_of(fixed, "recipe").steer
+def test_baselines(tmp_path: Path):
     s, _ = settings(ImageTable(), "label-smoothing", "fmnist", tmp_path)
     assert (s.method, s.label_smoothing) == ("ps-map", 0.05)
     s, _ = settings(ImageTable(), "sam", "fmnist", tmp_path)
     assert (s.method, s.sam) == ("ps-map", 0.05)
 
 
-@pytest.mark.parametrize(
-    ("mode", "px", "every"),
-    [("joint", "cifar100", 2), ("frozen", "0.8*train+0.2*cifar100", 1)],
-)
-def test_steered_runs_take_r_at_the_same_images_in_both_modes(
-    mode: str, px: str, every: int, tmp_path: Path
-):
-    config = ImageRecipe.config
-    kind = next(k for _, k in kinds(config) if k.name == f"{mode}-auto")
-    s = protocol.settings_of(config, "cifar10", kind, 0, context(tmp_path, "full"))
-    assert (s.px, s.every, s.num_points, s.batchnorm) == (px, every, 32, mode)
-    table = dataclasses.replace(ImageTable.config, recipe_batchnorm=mode)
-    recipe = kind_of(table, "recipe")
-    s = protocol.settings_of(table, "cifar10", recipe, 0, context(tmp_path, "full"))
-    assert (s.px, s.num_points, s.batchnorm) == (px, 32, mode)
-
-
 def test_figures_compare_rows_of_the_table():
     config = LabelNoise.config
-    for row in ("ps-map", "other", "recipe"):
+    for row in ("ps-map", "other"):
         assert row in config.rows
-        assert noisy(config, row, 0.0) == kind_of(ImageTable.config, row)
-        assert noisy(config, row, 0.2).changes["label_noise"] == 0.2
+        assert noisy(row, 0.0) == kind_of(row)
+        assert noisy(row, 0.2).changes["label_noise"] == 0.2
     for figure in (LaplacianTrace, LossLandscape, Shift):
         assert figure.config.rows == config.rows
         assert "rows" in figure.selecting  # a row can be added to a run later
@@ -128,7 +100,7 @@ def test_figures_compare_rows_of_the_table():
 
 def test_unknown_rows_are_refused():
     with pytest.raises(InputError, match="no row 'kmnist'; there are ps-map, white-noise"):
-        kind_of(ImageTable.config, "kmnist")
+        kind_of("kmnist")
     for changes in ({"rows": ("ps-map", "l-map")}, {"datasets": ("fmnist", "mnist")}):
         with pytest.raises(InputError, match="no '(l-map|mnist)'; there are (fmnist|ps-map), "):
             dataclasses.replace(ImageTable.config, **changes)
@@ -140,13 +112,13 @@ def test_unknown_rows_are_refused():
         (LaplacianTrace, {"rows": ("ps-map", "ps-map")}, "rows names something twice: ps-map, ps-"),
         (LabelNoise, {"levels": (0.0, 0.2, 0.0)}, "levels names something twice: 0.0, 0.2, 0.0"),
         (LabelNoise, {"levels": (0.0, 1.5)}, "levels are fractions of the labels.*, got 1.5"),
-        (Shift, {"rows": ("recipie",)}, "rows: no 'recipie'; .* Did you mean 'recipe'?"),
+        (Shift, {"rows": ("othr",)}, "rows: no 'othr'; .* Did you mean 'other'?"),
         (Shift, {"corruptions": ("fogg",)}, "corruptions: no 'fogg'; there are .*"),
         (Shift, {"severities": (1, 9)}, "severities: no 9; there are 1, 2, 3, 4, 5."),
         (LossLandscape, {"steps": 4}, "steps must be odd and at least 3"),
         (LossLandscape, {"reach": 0.0}, "^reach must be positive"),
         (LossLandscape, {"directions": 0}, "directions and images must be at least 1"),
-        (ImageRecipe, {"parts": ("steerd",)}, "no 'steerd'; .* Did you mean 'steered'?"),
+        (ImageTable, {"precision": "foo"}, "precision: no 'foo'; there are fp32"),
     ],
 )
 def test_bad_configs_are_refused_before_anything_is_trained(experiment, changes, message):
@@ -167,7 +139,7 @@ def test_a_unit_is_measured_on_its_own_network(tmp_path: Path, monkeypatch):
         monkeypatch.setattr(module, "train_and_measure", stop)
     for kind in (ImageTable, LaplacianTrace, LossLandscape, Shift, LabelNoise):
         experiment = kind()
-        for row in ("ps-map", "other", "recipe"):
+        for row in ("ps-map", "other"):
             unit = {"dataset": "cifar10", "row": row, "seed": 3, "level": 0.2}
             with pytest.raises(Enough) as found:
                 list(experiment.measure(experiment.config, unit, context(tmp_path)))
@@ -176,30 +148,15 @@ def test_a_unit_is_measured_on_its_own_network(tmp_path: Path, monkeypatch):
             assert wanted.changes.get("label_noise", 0.0) == (0.2 if kind is LabelNoise else 0.0)
 
 
-def test_a_steered_run_s_folder_knows_its_controller(tmp_path: Path, monkeypatch):
-    (recipe, steer), (plain, ps) = (
-        settings(ImageTable(), row, "fmnist", tmp_path) for row in ("recipe", "ps-map")
-    )
-    before = protocol.run_name(recipe, steer), protocol.run_name(plain, ps)
-    assert before[0] != protocol.run_name(recipe, steer._replace(start=1e-5))
-    monkeypatch.setattr("fsmap.train.ceiling.STEEP", 7.0)
-    after = protocol.run_name(recipe, steer), protocol.run_name(plain, ps)
-    assert before[0] != after[0]
-    assert before[1] == after[1]
-
-
 def test_units_are_single_runs():
     units = ImageTable().units(ImageTable.config)
-    assert len(units) == 3 * 7 + 3 * 5
+    assert len(units) == 3 * 6 + 3 * 4
     assert {u["row"] for u in units if u["dataset"] == "cifar10"}.isdisjoint(BASELINES)
-    assert [u["seed"] for u in units[:7]] == [0] * 7  # seeds outermost
+    assert [u["seed"] for u in units[:6]] == [0] * 6  # seeds outermost
     assert len(ImageSize().units(ImageSize.config)) == 2 * 3 * 8
     noise = LabelNoise().units(LabelNoise.config)
-    assert len(noise) == 3 * 5 * 3
-    assert {(u["seed"], u["level"]) for u in noise[:6]} == {(0, 0.0), (0, 0.2)}  # whole levels
-    assert len(ImageRecipe().units(ImageRecipe.config)) == 2 * (1 + 8 + 12 + 6)
-    names = [kind.name for _, kind in kinds(ImageRecipe.config)]
-    assert len(set(names)) == len(names)
+    assert len(noise) == 3 * 5 * 2
+    assert {(u["seed"], u["level"]) for u in noise[:4]} == {(0, 0.0), (0, 0.2)}  # whole levels
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -247,7 +204,7 @@ def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
 
 def test_a_killed_run_goes_on_from_its_last_epoch(tmp_path: Path):
     config = dataclasses.replace(ImageTable.quick, **tiny())
-    wanted = protocol.Run("fmnist", kind_of(config, "ps-map"), 0)
+    wanted = protocol.Run("fmnist", kind_of("ps-map"), 0)
     here = context(tmp_path / "image-table")
     protocol.prepare(config, wanted, here).train(until_epoch=1, progress=False)
     again = protocol.prepare(config, wanted, here)
@@ -259,7 +216,7 @@ def test_a_killed_run_goes_on_from_its_last_epoch(tmp_path: Path):
 def test_missing_data_at_full_size_say_how_to_get_them(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = dataclasses.replace(ImageTable.quick, **tiny())
-    run = protocol.Run("fmnist", kind_of(config, "ps-map"), 0)
+    run = protocol.Run("fmnist", kind_of("ps-map"), 0)
     protocol.task_of.cache_clear()
     with pytest.raises(MissingDataError, match="fsmap data get fashion-mnist"):
         protocol.prepare(config, run, context(tmp_path, "full"))
@@ -288,24 +245,18 @@ def judged(rows: list[Row], claims=table_claims) -> dict[str, bool]:
 
 
 def test_claims_of_the_table_come_out_both_ways():
-    rows = made_up({"ps-map": PLAIN, "other": GOOD, "recipe": GOOD, "sam": BAD}, "fmnist")
+    rows = made_up({"ps-map": PLAIN, "other": GOOD, "sam": BAD}, "fmnist")
     good = judged(rows)
     assert all(good.values())
     assert "fmnist: PS-MAP's accuracy is the paper's within 0.3" in good
-    assert "fmnist: the recipe's ECE is at most 1.5 % before temperature scaling" in good
-    assert "fmnist: the recipe's NLL after temperature scaling is below that of SAM" in good
-    bad = judged(made_up({"ps-map": PLAIN, "other": BAD, "recipe": BAD}, "fmnist"))
+    bad = judged(made_up({"ps-map": PLAIN, "other": BAD}, "fmnist"))
     assert sum(bad.values()) == 2  # nothing diverged, PS-MAP is the paper's
-    cifar = {**GOOD, "accuracy": 0.953, "nll": 0.15, "ece": 0.008}
-    good = judged(made_up({"ps-map": {**PLAIN, "accuracy": 0.954}, "recipe": cifar}, "cifar10"))
+    cifar = {**GOOD, "accuracy": 0.953}
+    good = judged(made_up({"ps-map": {**PLAIN, "accuracy": 0.954}, "other": cifar}, "cifar10"))
     assert all(good.values())
-    near = "cifar10: the recipe is not less accurate than PS-MAP by more than 0.2 %"
-    assert good[near]
-    for accuracy, holds in ((0.952, True), (0.9519, False)):
-        rows = made_up(
-            {"ps-map": {**PLAIN, "accuracy": 0.954}, "recipe": {**cifar, "accuracy": accuracy}},
-            "cifar10",
-        )
+    near = "cifar10: PS-MAP's accuracy is at least 95.0 %"
+    for accuracy, holds in ((0.95, True), (0.9499, False)):
+        rows = made_up({"ps-map": {**PLAIN, "accuracy": accuracy}}, "cifar10")
         assert judged(rows)[near] == holds
 
 
@@ -321,26 +272,26 @@ def alone(names: tuple[str, ...], dataset: str, **config: object) -> list[Row]:
 @pytest.mark.parametrize("dataset", ["fmnist", "cifar10"])
 def test_the_table_compares_the_seeds_that_both_sides_have(dataset: str):
     ours = {**GOOD, "accuracy": 0.938}
-    kinds = {"ps-map": PLAIN, "other": ours, "recipe": ours, "sam": BAD, "label-smoothing": BAD}
+    kinds = {"ps-map": PLAIN, "other": ours, "train": ours, "sam": BAD, "label-smoothing": BAD}
     rows = made_up(kinds, dataset)
     expected = list(table_claims(rows))
     found = list(table_claims([*rows, *alone(("ps-map", "sam", "label-smoothing"), dataset)]))
     of_all = (0, *(n for n, claim in enumerate(expected) if "PS-MAP's accuracy" in claim.claim))
     for number, (claim, before) in enumerate(zip(found, expected, strict=True)):
         assert (claim == before) == (number not in of_all), claim
-    assert sum("against" in claim.ours for claim in found) == {"fmnist": 5, "cifar10": 4}[dataset]
+    assert sum("against" in claim.ours for claim in found) == 2
     for metric in ("accuracy", "ece"):
         some = [row for row in rows if row.metric != metric]
         assert not any("nan" in claim.ours for claim in table_claims(some))
-    lucky = list(table_claims([*rows, *alone(("other", "recipe"), dataset)]))
+    lucky = list(table_claims([*rows, *alone(("other", "train"), dataset)]))
     kept = [c for c in found if "against" in c.ours]
     assert [c for c in lucky if "against" in c.ours] == kept
-    nothing = table_claims([*made_up({"ps-map": PLAIN}, dataset), *alone(("recipe",), dataset)])
+    nothing = table_claims([*made_up({"ps-map": PLAIN}, dataset), *alone(("other",), dataset)])
     assert not any("against" in claim.ours for claim in nothing)
 
 
 def test_short_runs_are_not_judged_by_thresholds():
-    rows = made_up({"ps-map": BAD, "recipe": BAD}, "fmnist", epochs=3)
+    rows = made_up({"ps-map": BAD, "other": BAD}, "fmnist", epochs=3)
     assert list(judged(rows)) == ["no run diverged, and none is left collapsed"]
     constant = [*rows, *made_up({"ps-map": {"laplacian_train": 0.0}}, "fmnist")]
     assert not judged(constant)["no run diverged, and none is left collapsed"]
@@ -393,23 +344,23 @@ def test_label_noise_and_the_laplacian():
                 "laplacian_other": laplacian,
                 "laplacian_joint": 1e4,
             },
-            "recipe": {**BAD, "laplacian_other": 7e4, "laplacian_joint": 1e4},
+            "train": {**BAD, "laplacian_other": 7e4, "laplacian_joint": 1e4},
         }
         return [r for level in (0.0, 0.2) for r in made_up(values, "cifar10", label_noise=level)]
 
     claims = {claim.claim: claim.holds for claim in LabelNoise().claims(rows(1e4))}
     assert len(claims) == 1 + 2 * (2 + 2 * 2)
-    assert all(holds for claim, holds in claims.items() if "the recipe" not in claim)
+    assert all(holds for claim, holds in claims.items() if "training images" not in claim)
     printed = [claim.claim for claim in LabelNoise().claims(rows(1e4)) if claim.paper]
     assert printed == [
         "cifar10: with 20 % random labels L-MAP with D' is more accurate than PS-MAP",
         "cifar10, 0 % random labels: the final Laplacian in training mode of L-MAP with D' is at "
         "least 4 times lower than PS-MAP's",
     ]
-    recipe = {claim: holds for claim, holds in claims.items() if "the recipe" in claim}
-    assert {claim for claim, holds in recipe.items() if holds} == {
-        f"cifar10, {noise} % random labels: the final Laplacian in training mode of the recipe is "
-        "at least 4 times lower than PS-MAP's"
+    train = {claim: holds for claim, holds in claims.items() if "training images" in claim}
+    assert {claim for claim, holds in train.items() if holds} == {
+        f"cifar10, {noise} % random labels: the final Laplacian in training mode of L-MAP with "
+        "training images is at least 4 times lower than PS-MAP's"
         for noise in (0, 20)
     }
     half = [row for row in rows(1e4) if row.method == "ps-map"]
@@ -417,7 +368,7 @@ def test_label_noise_and_the_laplacian():
     (figure,) = LabelNoise().draw(rows(1e4)).values()
     assert [len(ax.get_lines()) for ax in figure.axes] == [3, 3, 3]
     assert {line["row"] for line in LaplacianTrace().table(rows(1e4))} == {
-        *("ps-map", "other", "recipe")
+        *("ps-map", "other", "train")
     }
     logged = [line for line in LaplacianTrace().table(rows(1e4)) if line["paper"] is not None]
     assert [(line["row"], line["metric"]) for line in logged] == [
@@ -437,7 +388,7 @@ def test_the_figure_shows_what_was_traced():
         *made_up({"ps-map": curve}, "fmnist"),
     ]
     assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 3
-    rows += made_up({"recipe": {**curve, "laplacian_joint_curve": [1e5, 1e4]}}, "cifar10")
+    rows += made_up({"train": {**curve, "laplacian_joint_curve": [1e5, 1e4]}}, "cifar10")
     assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 3
     rows += made_up({"other": curve}, "cifar10")  # its training mode was not traced
     assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 2
@@ -488,22 +439,22 @@ def test_flatness():
     assert [claim.paper for claim in LossLandscape().claims(rows)] == [None, "visibly flatter"]
     worse = [row._replace(value=2.1) if row.metric == "rise" else row for row in rows]
     worse = [row if row.method == "l-map" else old for row, old in zip(worse, rows, strict=True)]
-    recipe = [row._replace(config={**row.config, "row": "recipe"}) for row in worse[4:]]
-    claims = LossLandscape().claims([*worse, *recipe])
+    train = [row._replace(config={**row.config, "row": "train"}) for row in worse[4:]]
+    claims = LossLandscape().claims([*worse, *train])
     assert [claim.holds for claim in claims] == [True, False, False]
-    assert [claim.paper for claim in claims] == [None, "visibly flatter", None]
+    assert [claim.paper for claim in claims] == [None, None, "visibly flatter"]
     assert [claim.holds for claim in LossLandscape().claims(rows[:2])] == [False]
     assert [line["row"] for line in LossLandscape().table(rows)] == ["ps-map", "other"]
 
 
 def test_shift():
-    values = {"ps-map": {**PLAIN, "ece": 0.06}, "other": GOOD, "recipe": {**GOOD, "nll": 0.22}}
+    values = {"ps-map": {**PLAIN, "ece": 0.06}, "other": GOOD, "train": {**GOOD, "nll": 0.22}}
     rows = [
         *made_up(values, "cifar10", shift=NEW),
         *made_up(values, "cifar10", shift="corruptions", severity=3),
     ]
     claims = [claim.holds for claim in Shift().claims(rows)]
-    assert claims == [True, True, True, True, True, False]
+    assert claims == [True] * 5
     printed = [line["paper"] for line in Shift().table(rows) if line["metric"] == "accuracy"]
     assert printed == [89.2, 89.2, None, None, None, None]
     more = [r for shift in (NEW, "corruptions") for r in alone(("ps-map",), "cifar10", shift=shift)]
@@ -556,132 +507,7 @@ def test_cifar10_1_is_measured_where_it_is(tmp_path: Path, monkeypatch):
     assert torch.equal(y, new.y)
 
 
-def recipe_rows(steered_nll: float, temperature: float) -> list[Row]:
-    extra = {"valid_nll": 0.2, "seconds_per_step": 0.01, "temperature": 1.0, "reg_strength": 1e-6}
-    parts = {
-        "ps-map": {**PLAIN, **extra, "test_temperature": 1.6},
-        "joint-1e-06": {**GOOD, **extra, "nll": 0.21, "test_temperature": 1.3},
-        "joint-1e-04": {**BAD, **extra, "valid_nll": 0.4, "test_temperature": 0.5},
-        "joint-auto": {**GOOD, **extra, "nll": steered_nll, "test_temperature": temperature},
-    }
-    about = {"estimator": "jvp", "batchnorm": "joint", "num_points": 128, "every": 1}
-    names = {"ps-map": "ps-map", "joint-auto": "steered"}
-    return [
-        row._replace(config={**row.config, **about, "part": names.get(row.config["row"], "fixed")})
-        for row in made_up(parts, "fmnist")
-    ]
-
-
-def test_claims_of_the_recipe():
-    assert all(judged(recipe_rows(0.19, 1.05), recipe_claims).values())
-    bad = judged(recipe_rows(0.3, 1.3), recipe_claims)
-    assert sum(bad.values()) == 2  # nothing diverged, accuracy kept
-    runs = tables.select(recipe_rows(0.19, 1.05), part="steered", metric="nll")
-    counts = [row._replace(metric="collapses", value=n) for n, row in enumerate(runs)]
-    fell = [*recipe_rows(0.19, 1.05), *counts]
-    kept = next(c for c in recipe_claims(fell) if "run collapsed" in c.claim)
-    assert not kept.holds
-    assert f"{sum(range(len(runs)))} collapses undone" in kept.ours
-    against = next(c for c in recipe_claims(recipe_rows(0.19, 1.05)) if "best on" in c.claim)
-    assert "joint-1e-06" in against.ours  # chosen on held-out images
-    rows = recipe_rows(0.19, 1.05)
-    again = [
-        row._replace(config={**row.config, "row": "joint-auto-from-1e-03"})
-        for row in tables.select(rows, part="steered")
-    ]
-    said = [c.ours for c in recipe_claims([*rows, *again]) if "first values" in c.claim]
-    assert said == ["at most 0.049 (joint-auto, seed 0); 2 different of 4 runs"]
-
-
-def test_every_run_of_the_recipe_counts():
-    """Temperatures of two seeds do not make up for each other, and accuracy is compared by seed."""
-    rows = recipe_rows(0.19, 1.05)
-    ends = {0: 0.85, 1: 1 / 0.85}
-    bad = [r._replace(value=ends[r.seed]) if r.metric == "test_temperature" else r for r in rows]
-    close = [claim for claim in recipe_claims(bad) if "first values" in claim.claim]
-    assert [claim.holds for claim in close] == [False]
-    assert close[0].ours.startswith("at most 0.163 (joint-auto, seed")
-    for part, value in (("ps-map", 0.5), ("steered", 0.999), ("fixed", 9.0)):
-        lucky = [r._replace(seed=7, value=value) for r in tables.select(rows, part=part, seed=0)]
-        found = [c for c in recipe_claims([*rows, *lucky]) if "against" in c.ours]
-        assert found == [c for c in recipe_claims(rows) if "against" in c.ours]
-        assert len(found) == 3
-    apart = [r._replace(seed=7) if r.config["part"] == "steered" else r for r in rows]
-    assert not any("against" in claim.ours for claim in recipe_claims(apart))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"precision": "foo"}, "precision: no 'foo'; there are fp32"),
-        ({"modes": ("jiont",)}, "modes: no 'jiont'; there are joint, batch, frozen"),
-        ({"steered_modes": ("foo",)}, "steered_modes: no 'foo'"),
-        ({"starts": ()}, "starts is empty: give some, or leave 'steered' out of parts"),
-        ({"strengths": ()}, "strengths is empty: give some, or leave 'fixed' out of parts"),
-    ],
-)
-def test_what_there_is_not_is_refused_by_its_own_name(changes: dict, message: str):
-    with pytest.raises(InputError, match=message):
-        dataclasses.replace(ImageRecipe.config, **changes)
-
-
-def test_pareto_front():
-    lines = {line["run"]: line for line in recipe_table(recipe_rows(0.19, 1.05))}
-    assert lines["joint-auto"]["pareto"]
-    assert not lines["joint-1e-04"]["pareto"]
-    assert lines["joint-auto"]["ms_per_step"] == pytest.approx(10)
-
-
-@pytest.mark.parametrize(("factor", "scale"), [(1.0, "log"), (0.0, "linear")])
-@pytest.mark.filterwarnings("error")
-def test_runs_that_end_without_lambda_are_drawn(factor: float, scale: str):
-    rows = recipe_rows(0.19, 1.05)
-    some = [r for r in rows if r.config["part"] in ("ps-map", "steered")]
-    changed = [
-        r._replace(value=factor * r.value) if r.metric == "reg_strength" else r for r in some
-    ]
-    figure = draw(changed)
-    figure.canvas.draw()
-    assert {ax.get_xscale() for ax in figure.axes} == {scale}
-
-
 def test_every_number_of_a_row_is_written_once():
     config = ImageTable.config
     pairs = itertools.product(config.datasets, ("ps-map", "white-noise", "train", "other"))
     assert set(PAPER) == set(pairs)
-
-
-def test_a_page_of_nothing_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    """The output is redirected into the page."""
-    monkeypatch.setattr("sys.argv", ["recipe_page", str(tmp_path)])
-    with pytest.raises(SystemExit) as stopped:
-        write_page()
-    said = capsys.readouterr()
-    assert stopped.value.code == 2
-    assert not said.out
-    assert "no finished image-recipe of full size" in said.err
-
-
-def test_the_recipe_s_page_holds_what_was_measured():
-    root = Path(__file__).parents[2]
-    found = (read(root / "results", name) for name in ("image-recipe", "image-table"))
-    assert (root / "docs" / "recipe.md").read_text() == page(*found)
-    made = page(recipe_rows(0.19, 1.05))
-    assert "| joint-auto | 2 | jvp | 128 | 1 | 1e−6 | 93.9 | 0.19 | 1 | 1 | 0.19 | ✓ |" in made
-    assert "**The recipe**" not in made
-    assert "**In short**" not in made
-    assert "- ✓ fmnist, joint: steered from 1 first values" in made
-    recipe = {"estimator": "jvp", "batchnorm": "joint", "num_points": 32, "every": 2}
-    rows = made_up({"ps-map": PLAIN, "recipe": GOOD}, "cifar10", **recipe, reg_strength="auto")
-    long = page(recipe_rows(0.19, 1.05), rows)
-    assert "## CIFAR-10, the paper's length" in long
-    assert "**The recipe**: `jvp`, `joint`, S = 32, every = 2, λ steered." in long
-    accurate = max({"ps-map": PLAIN, "recipe": GOOD}.items(), key=lambda row: row[1]["accuracy"])
-    calibrated = min({"ps-map": PLAIN, "recipe": GOOD}.items(), key=lambda row: row[1]["ece"])
-    assert f"- CIFAR-10: most accurate `{accurate[0]}` (" in long
-    assert f"lowest ECE `{calibrated[0]}` ({100 * calibrated[1]['ece']:g} %)" in long
-    way = "`jvp`, `joint`, S = 32, every = 2, λ steered"
-    assert f"| recipe | {way} | 2 | 93.9 ± 0 | 0.2 ± 0 | 1 ± 0 |" in long
-    assert "- ✗ cifar10: PS-MAP's accuracy is at least 95.0 %" in long

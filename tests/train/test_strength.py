@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import fsmap
-from fsmap.errors import InputError
+from fsmap.errors import InputError, UnseenStatisticsWarning
 
 PX = fsmap.px.Normal(shape=(3,))
 
@@ -41,10 +41,41 @@ def test_a_linear_model_has_a_closed_form(seeded):
 
 def test_it_says_so_in_words(model):
     text = str(fsmap.suggest_strength(model, PX, loss=1.0, current=1e-3, num_data=100))
-    assert "start from λ = " in text
-    assert "there λR is 0.01 of the loss (ε = " in text
-    assert "now λ = 0.001: there λR is " in text
+    for share in ("1%", "10%", "100%"):
+        assert f"λR is {share} of the loss (ε = " in text
+    assert "now λ = 0.001: λR is " in text
     assert "now" not in str(fsmap.suggest_strength(model, PX, loss=1.0))
+
+
+def test_one_ten_and_a_hundred_percent_are_offered(model):
+    found = fsmap.suggest_strength(model, PX, loss=2.0, share=0.5)
+    assert list(found.choices) == [0.01, 0.1, 1.0]
+    for share, strength in found.choices.items():
+        assert_close(strength * found.R, share * 2.0)
+    assert_close(found.reg_strength * found.R, 0.5 * 2.0)
+
+
+def normalized(track: bool = True) -> nn.Sequential:
+    norm = nn.BatchNorm1d(8, track_running_stats=track)
+    return nn.Sequential(nn.Linear(3, 8), norm, nn.Tanh(), nn.Linear(8, 2))
+
+
+def test_statistics_that_never_saw_data_are_named(seeded):
+    model, x = normalized(), 100 * torch.randn(64, 3)
+    with pytest.warns(UnseenStatisticsWarning, match="'1'"):
+        new = fsmap.suggest_strength(model, PX, loss=1.0, batchnorm="frozen")
+    with fsmap.fresh_statistics(model, [x]):
+        fresh = fsmap.suggest_strength(model, PX, loss=1.0, batchnorm="frozen")  # no warning
+    assert fresh.R < 0.8 * new.R  # statistics of inputs of a larger scale
+    model(x)
+    fsmap.suggest_strength(model, PX, loss=1.0, batchnorm="frozen")  # has seen a batch
+
+
+def test_modes_that_use_the_batch_need_no_running_statistics(seeded):
+    fsmap.suggest_strength(normalized(), PX, loss=1.0, batchnorm="batch")
+    lm = fsmap.LMAP(normalized(), PX, num_points=16)
+    fsmap.suggest_strength(lm, loss=1.0, x=torch.randn(32, 3))
+    fsmap.suggest_strength(normalized(track=False), PX, loss=1.0)
 
 
 @pytest.mark.parametrize("every", [1, 4])

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -41,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
         examples=[
             "fsmap train --data fmnist --method l-map --px kmnist --reg-strength 1e-6",
             "fsmap train --data cifar10 --method ps-map --epochs 200 --bf16 --out runs/ps",
-            "fsmap train --data cifar10 --px cifar100 --reg-strength auto --seeds 0,1,2",
+            "fsmap train --data cifar10 --px cifar100 --reg-strength 1e-6 --seeds 0,1,2",
             "fsmap train --data fmnist --quick                # seconds on a CPU",
             "fsmap train ... --max-seconds 480 --resume       # in pieces",
             "torchrun --nproc-per-node 2 -m fsmap train --data cifar10 ...",
@@ -112,7 +111,6 @@ def _train(
             device=device,
             folder=folder,
             resume=arguments.resume,
-            hooks=_hooks(arguments),
             data_dir=arguments.data_dir,
             group=group,
             about=about,
@@ -128,14 +126,6 @@ def _train(
     if run.done and group.rank == 0:
         console.say(_closing(run))
     return run
-
-
-def _hooks(arguments: argparse.Namespace) -> Sequence[Any]:
-    if arguments.reg_strength != "auto":
-        return ()
-    from fsmap.train.image_control import SteerStrength
-
-    return (SteerStrength(),)
 
 
 def _seeds(arguments: argparse.Namespace) -> list[int]:
@@ -157,7 +147,6 @@ def _folder(
 
     if arguments.out is None:
         px = f"-{settings.px.replace('*', '').replace('+', '-')}" if settings.regularized else ""
-        px += "-auto" if arguments.reg_strength == "auto" else ""
         px += "-generated" if settings.generated else ""
         return Path("runs") / "train" / f"{settings.data}-{settings.method}{px}-seed{seed}"
     if many and (arguments.out / FILE).exists():
@@ -185,13 +174,11 @@ def _opening(run: ImageRun, folder: Path) -> str:
 
 def _about_r(run: ImageRun) -> str:
     s = run.settings
-    steered = any(hasattr(hook, "control") for hook in run.hooks)
-    lam = "steered by held-out images" if steered else f"{s.reg_strength:g}"
     slow = ""
     if s.estimator == "exact" and s.batchnorm != "frozen":
         points = s.num_points + (s.batch_size if s.batchnorm == "joint" else 0)
         slow = f" (slow: every output of {points} images is differentiated by itself)"
-    return f", λ {lam}, p_X = {s.px}, {s.estimator}, {s.batchnorm}{slow}"
+    return f", λ {s.reg_strength:g}, p_X = {s.px}, {s.estimator}, {s.batchnorm}{slow}"
 
 
 def _closing(run: ImageRun) -> str:
@@ -205,27 +192,12 @@ def _closing(run: ImageRun) -> str:
         temperature = (
             f", NLL {metrics.nll(logits / T, y):.4f} after temperature scaling (T {T:.2f})"
         )
+    strength = f", λ {run.history[-1]['reg_strength']:.2g} at the end" if with_r else ""
     return (
         f"test: accuracy {100 * metrics.accuracy(logits, y):.2f} %, NLL "
         f"{metrics.nll(logits, y):.4f}, ECE {100 * metrics.ece(logits, y):.2f} %{temperature}; "
-        f"{duration(run.seconds)} of training" + (f", {_strength(run)}" if with_r else "")
+        f"{duration(run.seconds)} of training{strength}"
     )
-
-
-def _strength(run: ImageRun) -> str:
-    """λ at the end, and what became of it where it was steered."""
-    last = f"λ {run.history[-1]['reg_strength']:.2g} at the end"
-    for hook in run.hooks:
-        if not hasattr(hook, "control"):
-            continue
-        if hook.control is None or hook.control.warming_up:
-            return (
-                "λ stayed 0: the model was not better than chance on held-out images, or R was "
-                "not measured in an epoch"
-            )
-        undone = hook.control.collapses
-        return f"{last} ({hook.control.status}{f', {undone} collapses undone' if undone else ''})"
-    return last
 
 
 def _how_to_resume(folder: Path) -> str:

@@ -97,7 +97,7 @@ def _add_regularizer(parser: argparse.ArgumentParser) -> None:
         "--reg-strength",
         type=_strength,
         metavar="LAMBDA",
-        help="lambda (1e-6), or auto: steered by held-out temperature",
+        help="lambda (1e-6)",
     )
     group.add_argument("--reg-schedule", help="constant (default), warmup, cosine")
     group.add_argument("--reg-warmup-epochs", type=float, help="length of that warm-up (0)")
@@ -181,8 +181,6 @@ def settings_of(arguments: argparse.Namespace, seed: int, device: torch.device) 
     chosen |= {"precision": "bf16", "compile": True, "graph": True} if cuda else {}
     given = {name: getattr(arguments, name, None) for name in ImageSettings.names()}
     chosen |= {name: value for name, value in given.items() if value is not None}
-    if arguments.reg_strength == "auto":
-        del chosen["reg_strength"]  # the controller finds its own
     if chosen.get("clip") == 0:
         chosen["clip"] = None
     return ImageSettings(**{**chosen, "seed": seed})
@@ -215,12 +213,10 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def _strength(text: str) -> float | str:
-    if text == "auto":
-        return text
+def _strength(text: str) -> float:
     value = _number(text)
     if not math.isfinite(value):
-        message = f"must be a number or auto, got {text!r}"
+        message = f"must be a finite number, got {text!r}"
         raise argparse.ArgumentTypeError(message)
     return value
 

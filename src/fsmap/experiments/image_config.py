@@ -24,8 +24,8 @@ ROWS = ("ps-map", "white-noise", "train", "other")
 BASELINES = ("label-smoothing", "sam")
 """Rows of ``image-table`` on FashionMNIST alone."""
 
-COMPARED = ("ps-map", "other", "recipe")
-"""Rows that the figures compare: PS-MAP, L-MAP with D' and a fixed λ, L-MAP with a steered one."""
+COMPARED = ("ps-map", "other")
+"""Rows that the figures compare: PS-MAP, and L-MAP with D'."""
 
 NARROW = 16
 """Networks up to this width are too small for two threads."""
@@ -56,12 +56,7 @@ class ImageConfig:
         estimator: Of R: ``fd`` is the authors', ``jvp`` has no step size.
         batchnorm: ``joint`` (the authors'), ``frozen``, ``batch``.
         every: R on every k-th step.
-        reg_strength: λ of L-MAP where it is not steered.
-        recipe_estimator: Of the recipe.
-        recipe_batchnorm: Of the recipe.
-        recipe_points: S of the recipe.
-        recipe_every: R on every k-th step, in the recipe.
-        recipe_strength: λ of the recipe; 0: steered by held-out images.
+        reg_strength: λ of L-MAP.
         precision: On CUDA; on the CPU it is ``fp32``.
         compile: On CUDA.
         graph: On CUDA.
@@ -84,11 +79,6 @@ class ImageConfig:
     batchnorm: str = "joint"
     every: int = 1
     reg_strength: float = 1e-6
-    recipe_estimator: str = "jvp"
-    recipe_batchnorm: str = "joint"
-    recipe_points: int = 32
-    recipe_every: int = 2
-    recipe_strength: float = 0.0
     precision: str = "bf16"
     compile: bool = True
     graph: bool = True
@@ -111,15 +101,15 @@ class RowsConfig(ImageConfig):
     """Sizes of an experiment that looks at rows of ``image-table``; see :class:`ImageConfig`.
 
     Attributes:
-        rows: ``ps-map``, L-MAP with p_X ``white-noise``, ``train``, ``other`` (D'), ``recipe``, and
-            the baselines ``label-smoothing`` and ``sam`` (FashionMNIST only).
+        rows: ``ps-map``, L-MAP with p_X ``white-noise``, ``train`` or ``other`` (D'), and the
+            baselines ``label-smoothing`` and ``sam`` (FashionMNIST only).
     """
 
     rows: tuple[str, ...] = COMPARED
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("rows", self.rows, (*ROWS, "recipe", *BASELINES))
+        check_choice("rows", self.rows, (*ROWS, *BASELINES))
 
 
 def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) -> None:

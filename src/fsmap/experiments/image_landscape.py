@@ -63,9 +63,9 @@ class LossLandscape(RowsExperiment):
         "Whether the training loss rises more slowly around the minimum that L-MAP finds; in the "
         "paper it does."
     )
-    cost = "three runs of a set, or none where image-table has trained them; then a minute"
+    cost = "two runs of a set, or none where image-table has trained them; then a minute"
     protocol = (
-        "rows of image-table: PS-MAP, L-MAP with D' and a fixed λ, the recipe; cross-entropy of "
+        "rows of image-table: PS-MAP and L-MAP with D'; cross-entropy of "
         "training images, evaluation mode; directions normalized filter by filter, biases and "
         "BatchNorm left alone"
     )
@@ -75,7 +75,7 @@ class LossLandscape(RowsExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then walk."""
-        wanted = Run(unit["dataset"], kind_of(config, unit["row"]), unit["seed"])
+        wanted = Run(unit["dataset"], kind_of(unit["row"]), unit["seed"])
         run = trained(config, wanted, context)
         images = run.task.train.take(slice(config.images))
         found = landscape(

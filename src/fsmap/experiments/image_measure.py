@@ -47,7 +47,7 @@ def describe(run: ImageRun, kind: Kind) -> dict[str, Any]:
         "batchnorm": s.batchnorm if s.regularized else None,
         "num_points": s.num_points if s.regularized else None,
         "every": s.every if s.regularized else None,
-        "reg_strength": ("auto" if kind.steer else s.reg_strength) if s.regularized else 0.0,
+        "reg_strength": s.reg_strength if s.regularized else 0.0,
         "weight_decay": s.weight_decay,
         "epochs": s.epochs,
         "images": len(run.task.train.x),
@@ -152,8 +152,6 @@ def curves(run: ImageRun, kind: Kind) -> Iterator[Measured]:
         if known:
             epochs = [line["epoch"] for line in known]
             yield row(f"{name}_curve", [line[name] for line in known], at=epochs)
-    if run.history and "collapses" in run.history[-1]:
-        yield row("collapses", run.history[-1]["collapses"])
 
 
 def laplacian_at(run: ImageRun, images: Tensor, points: int = LAPLACIAN_POINTS) -> float:

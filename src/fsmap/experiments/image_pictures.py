@@ -20,7 +20,6 @@ WORDS = {
     "white-noise": "L-MAP, N(0, I)",
     "train": "L-MAP, train",
     "other": "L-MAP, D'",
-    "recipe": "recipe",
     "label-smoothing": "label smoothing",
     "sam": "SAM",
 }
@@ -28,7 +27,6 @@ LINES = {
     "white-noise": (":", "<"),
     "train": ("-.", ">"),
     "other": ("-", "^"),
-    "recipe": ("--", "v"),
     "label-smoothing": ("-", "s"),
     "sam": ("--", "D"),
 }

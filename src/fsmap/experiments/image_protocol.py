@@ -22,11 +22,7 @@ from fsmap.errors import MissingDataError
 from fsmap.experiments.experiment import Context
 from fsmap.experiments.image_config import OTHER, ImageConfig
 from fsmap.experiments.image_hooks import Advance, TraceLaplacian
-from fsmap.train.image_control import SteerStrength
 from fsmap.train.images import ImageRun, ImageSettings
-
-BOTH = "both"
-"""p_X of a kind: B training images and S of D', as in the batches of ``joint``."""
 
 DONE = "done"
 """A file that says that the run in its folder is at its end."""
@@ -38,18 +34,13 @@ class Kind(NamedTuple):
     Attributes:
         name: As tables call it.
         method: ``ps-map``, ``l-map``, or the name of a baseline.
-        px: p_X: ``train``, ``white-noise``, ``other`` (D'), ``both`` (where ``joint`` takes R: B
-            training images and S of D'), or None.
-        steer: Whether λ is steered by held-out images.
-        start: λ₀ of a steered run; None: one percent of the loss.
+        px: p_X: ``train``, ``white-noise``, ``other`` (D'), or None.
         changes: Settings that differ from the config's.
     """
 
     name: str
     method: str = "l-map"
     px: str | None = None
-    steer: bool = False
-    start: float | None = None
     changes: Mapping[str, Any] = {}
 
 
@@ -73,9 +64,6 @@ def settings_of(
     if kind.method == "ps-map" or kind.px is None:
         changes.setdefault("method", "ps-map")
     px = kind.px if kind.px in ("train", "white-noise") or kind.px is None else OTHER[dataset]
-    if kind.px == BOTH:
-        share = config.batch / (config.batch + changes.get("num_points", config.points))
-        px = f"{share:g}*train+{1 - share:g}*{px}"
     return ImageSettings(
         **{
             "data": dataset,
@@ -177,9 +165,8 @@ def _other(dataset: str, generated: bool, data_dir: Path | None) -> torch.Tensor
 
 def run_name(settings: ImageSettings, kind: Kind) -> str:
     """A folder's name: what one wants to read, and a digest of everything else."""
-    steer = SteerStrength(kind.start).describe() if kind.steer else False
-    about = {**settings.describe(), "steer": steer, "start": kind.start}
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:10]
+    about = json.dumps(settings.describe(), sort_keys=True)
+    digest = hashlib.sha256(about.encode()).hexdigest()[:10]
     return f"{settings.data}-{kind.name}-{settings.seed}-{digest}"
 
 
@@ -209,8 +196,6 @@ def prepare(config: ImageConfig, run: Run, context: Context) -> ImageRun:
     task = task_of(settings.data, px, settings.label_noise, settings.limit, *where)
     points = other_images(task, dataset, config.trace_points, *where)
     hooks: list[Any] = [TraceLaplacian(points), Advance(context)]
-    if kind.steer:
-        hooks.append(SteerStrength(kind.start))
     folder = _folder(context, run_name(settings, kind))
     return ImageRun(
         settings,

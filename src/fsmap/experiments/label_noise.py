@@ -50,14 +50,14 @@ class LabelNoise(RowsExperiment):
         "Whether L-MAP stays more accurate and better calibrated than PS-MAP as labels become "
         "random (in the paper it is slightly more accurate at every level)."
     )
-    cost = "15 runs of a seed, about an hour and a half on an H200"
+    cost = "10 runs of a seed, about an hour on an H200"
     protocol = (
-        "rows of image-table: PS-MAP, L-MAP with D' and a fixed λ, the recipe; round(fraction · N) "
+        "rows of image-table: PS-MAP and L-MAP with D'; round(fraction · N) "
         "training labels replaced by uniformly random ones; held-out and test labels are clean"
     )
     selecting = (*RowsExperiment.selecting, "levels")
     config = Config()
-    quick = quick(Config, datasets=("cifar10",), levels=(0.0, 0.4), rows=("ps-map", "recipe"))
+    quick = quick(Config, datasets=("cifar10",), levels=(0.0, 0.4), rows=("ps-map", "other"))
 
     def units(self, config: Config) -> list[dict[str, Any]]:
         """One training run each: seeds outermost, then levels."""
@@ -67,7 +67,7 @@ class LabelNoise(RowsExperiment):
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        kind = noisy(config, unit["row"], unit["level"])
+        kind = noisy(unit["row"], unit["level"])
         return train_and_measure(config, Run(unit["dataset"], kind, unit["seed"]), context)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -90,9 +90,9 @@ class LabelNoise(RowsExperiment):
         )
 
 
-def noisy(config: RowsConfig, row: str, level: float) -> Kind:
+def noisy(row: str, level: float) -> Kind:
     """A row of the table at a level of noise; without noise as ``image-table`` has it."""
-    kind = kind_of(config, row)
+    kind = kind_of(row)
     return kind._replace(changes={**kind.changes, "label_noise": level}) if level else kind
 
 

@@ -47,18 +47,18 @@ class LaplacianTrace(RowsExperiment):
     label = "Fig. 6 right"
     title = "Laplacian during training"
     see = "R ends several times lower with L-MAP than with PS-MAP."
-    cost = "three runs of a set; none where image-table has trained them"
+    cost = "two runs of a set; none where image-table has trained them"
     protocol = (
-        "rows of image-table: PS-MAP, L-MAP with D' and a fixed λ, the recipe; R(θ) in training "
+        "rows of image-table: PS-MAP and L-MAP with D'; R(θ) in training "
         "mode at 128 training images and 128 of D' in one batch, as the authors log it, and of the "
         "deployed network at 256 images of D'; one draw of ψ (the same after every epoch)"
     )
     config = Config()
-    quick = quick(Config, rows=("ps-map", "recipe"))
+    quick = quick(Config, rows=("ps-map", "other"))
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then measure."""
-        run = Run(unit["dataset"], kind_of(config, unit["row"]), unit["seed"])
+        run = Run(unit["dataset"], kind_of(unit["row"]), unit["seed"])
         return train_and_measure(config, run, context)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:

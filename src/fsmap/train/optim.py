@@ -204,31 +204,3 @@ def _count(name: str, value: int) -> int:
         message = f"{name} must be at least 0, got {value}"
         raise InputError(message)
     return value
-
-
-class Authority:
-    """The learning rate over the largest so far, as a controller of λ wants to know it.
-
-    One while the learning rate rises or stays, as in a warm-up; it falls when that does.
-
-    Attributes:
-        largest: The largest learning rate seen.
-    """
-
-    def __init__(self) -> None:
-        self.largest = 0.0
-
-    def of(self, optimizer: Optimizer | None) -> float | None:
-        """Look at the first group of an optimizer.
-
-        Args:
-            optimizer: Whose learning rate one of torch's schedulers may move.
-
-        Returns:
-            In [0, 1]; None where nothing is known of a schedule.
-        """
-        if optimizer is None or "initial_lr" not in optimizer.param_groups[0]:
-            return None
-        now = float(optimizer.param_groups[0]["lr"])
-        self.largest = max(self.largest, now)
-        return now / self.largest if self.largest > 0 else 1.0

@@ -1,24 +1,26 @@
-"""How strong should the regularizer be? λR beside the loss, a value to start from, and a budget.
+"""Which λ? R measured beside the loss, and values of λ to try.
 
-R(θ) is the squared norm of a Jacobian: it has no natural size, differs by orders of magnitude
-between architectures and with p_X, between BatchNorm modes too, and so does the right λ. What
-carries over is the *share* of the loss that λR makes.
+R(θ) is the squared norm of a Jacobian. Its size differs by orders of magnitude between
+architectures, evaluation distributions and BatchNorm modes, and so does the right λ.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fsmap import metrics
-from fsmap.errors import InputError
-from fsmap.lmap.module import LMAP, LaplacianPenalty
+from fsmap.errors import InputError, UnseenStatisticsWarning
 from fsmap.lmap.core import Regularizer
-from fsmap.train.held_out import HeldOutData
+from fsmap.lmap.module import LMAP, LaplacianPenalty
 from fsmap.types import Inputs
+
+SHARES = (0.01, 0.1, 1.0)
+"""Shares λR / loss that are offered."""
 
 
 class Strength(NamedTuple):
@@ -29,7 +31,7 @@ class Strength(NamedTuple):
         stderr: Its standard error.
         loss: The loss that was given.
         share: The share of the loss that was asked for.
-        reg_strength: λ with λR = share · loss: a value to start from.
+        reg_strength: λ with λR = share · loss.
         current: λ as it is now, if it was given.
         jitter: ε = 1/(2λN) of ``reg_strength``, if N was given.
     """
@@ -43,21 +45,24 @@ class Strength(NamedTuple):
     jitter: float | None = None
 
     @property
+    def choices(self) -> dict[float, float]:
+        """λ at which λR is 1, 10 and 100 percent of the loss, by share."""
+        return {share: share * self.loss / self.R for share in SHARES}
+
+    @property
     def current_share(self) -> float | None:
         """λR / loss as it is now."""
         return None if self.current is None else self.current * self.R / self.loss
 
     def __str__(self) -> str:
-        lines = [
-            f"R = {self.R:.4g} ± {self.stderr:.2g}, loss = {self.loss:.4g}",
-            f"start from λ = {self.reg_strength:.2g}: there λR is {self.share:.2g} of the loss"
-            + ("" if self.jitter is None else f" (ε = {self.jitter:.2g})"),
-            f"then try {self.reg_strength / 10:.2g} and {self.reg_strength * 10:.2g}",
-        ]
+        lines = [f"R = {self.R:.4g} ± {self.stderr:.2g}, loss = {self.loss:.4g}"]
+        for share, strength in self.choices.items():
+            line = f"λ = {strength:.2g}: λR is {share:.0%} of the loss"
+            if self.jitter is not None:
+                line += f" (ε = {self.jitter * self.reg_strength / strength:.2g})"
+            lines.append(line)
         if self.current is not None:
-            lines.append(
-                f"now λ = {self.current:.2g}: there λR is {self.current_share:.2g} of the loss"
-            )
+            lines.append(f"now λ = {self.current:.2g}: λR is {self.current_share:.2g} of the loss")
         return "\n".join(lines)
 
 
@@ -76,18 +81,23 @@ def suggest_strength(
     seed: int = 0,
     **options: Any,
 ) -> Strength:
-    r"""What λR is relative to the loss, and the λ at which it is one percent of it.
+    r"""Measure R beside the loss, and return the λ at which λR is 1, 10 and 100 percent of it.
 
-    R is averaged over draws of evaluation points and ψ, without gradients; the model, its buffers
-    and the state of a wrapper stay as they are. At the start of training this gives a λ to begin
-    with; on a trained model it says what the λ in use amounts to.
+    R is averaged over draws of evaluation points and ψ, without gradients. The model, its buffers
+    and the state of a wrapper do not change. Before training this gives values of λ to try: the
+    best one on held-out data can lie anywhere between 1 and 100 percent, and R grows while a
+    network is trained. On a trained model it says what the λ in use amounts to.
+
+    With ``batchnorm="frozen"`` R is measured with running statistics. If a BatchNorm layer has not
+    seen data yet (mean 0, variance 1), R can be wrong by orders of magnitude, and
+    :class:`fsmap.errors.UnseenStatisticsWarning` is given.
 
     Args:
         model: An ``nn.Module``, or the ``LMAP`` or ``LaplacianPenalty`` that trains it, whose
             settings are then used.
         px: Evaluation distribution, for a bare module.
         loss: Your training loss now, without λR: a mean over points, greater than zero.
-        share: The share of the loss that λR shall make.
+        share: λR / loss at ``reg_strength`` of the result.
         current: λ as it is now.
         num_data: N, to translate λ to ε = 1/(2λN).
         x: A training batch. Only ``LMAP(batchnorm="joint")`` needs it: its R averages over both.
@@ -123,6 +133,8 @@ def suggest_strength(
             message = f"{name} must be positive, got {number:g}"
             raise InputError(message)
     wrapped = _wrapped(model, px, num_points=num_points, seed=seed, **options)
+    if wrapped.batchnorm == "frozen":
+        _warn_if_unseen(wrapped.regularizer.module)
     found = _measured(wrapped, x, draws)
     R = float(found.mean())
     if not 0 < R < math.inf:
@@ -135,41 +147,6 @@ def suggest_strength(
     strength = share * value / R
     jitter = None if num_data is None else 1 / (2 * strength * num_data)
     return Strength(R, stderr, value, share, strength, current, jitter)
-
-
-def first_strength(model: Any, held_out: HeldOutData, loss: float | Tensor | None = None) -> float:
-    """λ₀ of a steered training: λR is one percent of the loss.
-
-    Args:
-        model: ``LMAP`` or ``LaplacianPenalty``.
-        held_out: Where R is measured, and the loss if it is not given.
-        loss: The training loss, without λR; None: the cross-entropy of the held-out data.
-
-    Returns:
-        λ₀.
-
-    Raises:
-        InputError: If it cannot be found.
-    """
-    if not isinstance(model, LMAP | LaplacianPenalty):
-        message = (
-            "start, the first λ, can be found only from the LMAP or LaplacianPenalty that is "
-            "trained: give one of them as the model, or give start"
-        )
-        raise InputError(message)
-    out, y = held_out.outputs()
-    if loss is None and (y.is_floating_point() or out.dim() != 2):
-        message = (
-            "to find start, give loss: your training loss now, or give start itself (the "
-            f"held-out targets are no integer labels of {list(out.shape)} outputs: {y.dtype})"
-        )
-        raise InputError(message)
-    now = metrics.nll(out, y) if loss is None else loss
-    try:
-        return suggest_strength(model, loss=now, x=held_out.few(128)).reg_strength
-    except InputError as error:
-        message = f"start, the first λ, cannot be found: {error} Give start instead."
-        raise InputError(message) from error
 
 
 def _wrapped(model: Any, px: Any, **options: Any) -> LMAP | LaplacianPenalty:
@@ -187,6 +164,27 @@ def _wrapped(model: Any, px: Any, **options: Any) -> LMAP | LaplacianPenalty:
         )
         raise InputError(message)
     return LaplacianPenalty(model, px, **options)
+
+
+def _warn_if_unseen(module: nn.Module) -> None:
+    """Warn if running statistics are still those of a new layer."""
+    unseen = [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, _BatchNorm)
+        and layer.running_mean is not None
+        and layer.running_var is not None
+        and not layer.running_mean.any()
+        and bool((layer.running_var == 1).all())
+    ]
+    if unseen:
+        message = (
+            f"R is measured with running statistics, and {len(unseen)} BatchNorm layers (the first "
+            f"is {unseen[0]!r}) have not seen data: mean 0, variance 1. R of the model in training "
+            "can differ by orders of magnitude. Train for some steps first, or measure within "
+            "fsmap.fresh_statistics(model, [x])."
+        )
+        warnings.warn(message, UnseenStatisticsWarning, stacklevel=3)
 
 
 def _measured(wrapped: LMAP | LaplacianPenalty, x: Inputs, draws: int) -> Tensor:

@@ -1,0 +1,236 @@
+"""A strength of R that means the same for every model: nats per training point."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fsmap.errors import InputError, MissingEveryWarning, NonFiniteWarning
+from fsmap.linalg.values import accumulate, number
+
+NATS = 0.05
+"""Default c, in nats per training point."""
+
+MEMORY = 20
+"""Steps that the running mean of R remembers: one draw of R varies by tens of percent."""
+
+SHARE = 0.01
+"""R₀ over the mean of R in the first ``MEMORY`` steps: c·log(1 + R/R₀) is linear in R below R₀."""
+
+
+class LogTrace(nn.Module):
+    r"""The penalty c·log(1 + R/R₀) of R = Tr 𝒥: ``loss = criterion(out, y) + penalty(R)``.
+
+    c is given in nats per training point. The size of R drops out: if R is multiplied by a constant
+    (other units of the output, another metric), the penalty and training stay the same. The right
+    λ of a penalty λR differs by orders of magnitude between models, the right c by much less.
+
+    **Why a logarithm.** The exact objective holds ½ log det(I + 𝒥/ε). If 𝒥 has d equal eigenvalues
+    Tr 𝒥/d and otherwise zeros, that is
+
+    .. math:: \tfrac12 \log\det(I + \mathcal J/\varepsilon)
+        = \tfrac d2 \log\Bigl(1 + \frac{\operatorname{Tr} \mathcal J}{d \varepsilon}\Bigr),
+
+    and for any 𝒥 of rank d the right side is an upper bound: the logarithm is concave, so the mean
+    of log(1 + λᵢ/ε) over the d eigenvalues is at most the logarithm of the mean (Jensen). Divided
+    by N it is c·log(1 + R/R₀) with c = d/(2N) and R₀ = dε. Its first order in 1/ε is L-MAP,
+    Tr 𝒥/(2εN) = λR with λ = c/R₀.
+
+    **What is computed.** The value is c·log(1 + R/R₀) at the given R, the gradient c·∇R/(R̄ + R₀).
+    R̄ is the mean of R over all optimizer steps up to ``MEMORY`` of them, then an exponential mean,
+    and includes this step. (∇R/R of one draw would be biased: both have the same noise.) R₀ is
+    ``SHARE`` times the mean of R over the first ``MEMORY`` steps and constant afterwards.
+
+    - **No R.** None, which :class:`fsmap.LMAP` returns in ``eval()`` and under ``no_grad``, gives 0
+      under ``no_grad`` and in ``penalty.eval()``; otherwise it is an error.
+    - **every.** With ``LMAP(every=k)`` call ``penalty(R, every=k)``. R is then k times as large on
+      one step in k and 0 on the others. A 0 adds nothing and is no step; else the value is that of
+      R itself and the gradient k times as strong. k is an argument because a factor of R has no
+      effect: without it the penalty is k times too weak, and a ``MissingEveryWarning`` is given.
+    - **Accumulation.** Each call is a step, unless :meth:`attach` names the optimizer: then R̄ moves
+      once per optimizer step, by the mean over its micro-batches.
+    - **torch.distributed.** R is averaged over ranks before it enters R̄, the same on all of them.
+    - **Not finite.** An R that is inf, nan or negative does not enter R̄ and is counted in
+      ``skipped``. If R is inf or nan, so is the value: the loss shows it, and a ``GradScaler``
+      skips the step. A ``NonFiniteWarning`` is given once; the count is looked at on one call in
+      5 · ``MEMORY``, and not within ``torch.compile`` or a CUDA graph.
+
+    R̄ and R₀ are float32 buffers: ``state_dict`` resumes to the same bits. They move to the device
+    of R on the first call; for ``torch.compile(fullgraph=True)`` or a CUDA graph move them before.
+
+    Args:
+        nats: c ≥ 0; can be changed while training. 0 adds nothing.
+
+    Raises:
+        InputError: If c is negative or not finite.
+
+    Example:
+        >>> import torch, fsmap
+        >>> penalty = fsmap.LogTrace(nats=0.05)
+        >>> R = torch.tensor(300.0, requires_grad=True)
+        >>> value = penalty(R)  # R₀ = 3: 0.05 · log(101)
+        >>> value.backward()
+        >>> round(value.item(), 4), round(R.grad.item() * 303, 4)
+        (0.2308, 0.05)
+    """
+
+    mean: Tensor  # R̄ before this step
+    first: Tensor  # mean of R over the first MEMORY steps
+    steps: Tensor  # optimizer steps that had an R
+    sums: Tensor  # sum and number of the R of this step, and how many were left out so far
+
+    def __init__(self, nats: float = NATS) -> None:
+        """Check and keep c; see the class."""
+        super().__init__()
+        self.nats = nats
+        self.register_buffer("mean", torch.zeros((), dtype=torch.float32))
+        self.register_buffer("first", torch.zeros((), dtype=torch.float32))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("sums", torch.zeros(3, dtype=torch.float32))
+        self._attached = self._said = False
+        self._calls = self._idle = 0
+
+    @property
+    def nats(self) -> float:
+        """The strength c, in nats per training point."""
+        return self._nats
+
+    @nats.setter
+    def nats(self, nats: float) -> None:
+        if not 0 <= nats < math.inf:
+            message = f"nats must be at least 0 and finite, got {nats}; 0.01 to 0.1 is usual"
+            raise InputError(message)
+        self._nats = float(nats)
+
+    @property
+    def skipped(self) -> int:
+        """How many R were not finite or negative, over all ranks; waits for the device."""
+        return int(self.sums[2])
+
+    @property
+    def reg_strength(self) -> float:
+        """The λ = c/(R̄ + R₀) that the gradient amounts to now; waits for the device."""
+        below = float(self.mean + SHARE * self.first)
+        return self.nats / below if below > 0 else math.nan
+
+    def forward(self, R: Tensor | None, *, every: int = 1) -> Tensor:
+        """The penalty, in nats per training point.
+
+        Args:
+            R: What ``LMAP`` or ``LaplacianPenalty`` returned, a tensor with one entry.
+            every: Their ``every``.
+
+        Returns:
+            A scalar, float32 or wider.
+
+        Raises:
+            InputError: If R is None where the model is trained, or an argument is out of range.
+        """
+        if R is None:
+            return self._without_r()
+        if R.numel() != 1 or every < 1:
+            message = (
+                f"R must have one entry and every must be at least 1, got R of shape "
+                f"{list(R.shape)} and every={every}"
+            )
+            raise InputError(message)
+        if R.device != self.mean.device:
+            self.to(R.device)
+        R = accumulate(R.reshape(()))
+        now = R.detach() / every
+        trains = self.training and torch.is_grad_enabled()
+        moves = trains and R.requires_grad  # where R is left out it is a 0 without a graph
+        one = self._with(now) if moves else (now.float(), torch.ones_like(self.mean))
+        mean, first = self._moved(*one)
+        below = torch.add(mean, first, alpha=SHARE)
+        strength = torch.where(below > 0, self.nats / below, 0.0)
+        value = self.nats * (now / (SHARE * first).clamp(min=1e-30)).log1p()
+        if moves and not self._attached:
+            self._step(mean, first)
+        if trains and not torch.compiler.is_compiling():
+            self._look(idle=every == 1 and not moves)
+        return torch.addcmul(value, strength, R - R.detach())
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> LogTrace:
+        """Count this optimizer's steps instead of calls; one that a GradScaler skips is no step."""
+        if self._attached:
+            message = "this LogTrace is attached to an optimizer already: R̄ would move twice a step"
+            raise InputError(message)
+        self._attached = True
+        optimizer.register_step_post_hook(lambda *_: self._step(*self._moved(*self.sums[:2])))
+        return self
+
+    def extra_repr(self) -> str:
+        """Settings, for ``print``."""
+        return f"nats={self.nats:g}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy counts calls: no optimizer is attached to it."""
+        return {**self.__dict__, "_attached": False}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LogTrace:
+        """Move to another device; ``half()`` and the like leave the buffers in float32."""
+        kept = dict(self.named_buffers())
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, before in kept.items():
+            setattr(self, name, before.to(getattr(self, name).device))
+        return self
+
+    def _without_r(self) -> Tensor:
+        if self.training and torch.is_grad_enabled():
+            message = (
+                "R is None: LMAP returns it in eval() and under no_grad, so this step would be "
+                "trained without R. Call lm.train() before, or penalty.eval() to leave R out."
+            )
+            raise InputError(message)
+        return torch.zeros_like(self.mean)
+
+    def _with(self, R: Tensor) -> tuple[Tensor, Tensor]:
+        """Add an R to those of this step; their sum and number over all ranks."""
+        valid = R.nan_to_num(0.0, 0.0, 0.0).clamp(min=0)
+        found = torch.stack([valid, (valid > 0).to(R.dtype), (valid != R).to(R.dtype)])
+        dist = torch.distributed
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(found)
+        self.sums.add_(found)
+        return self.sums[0], self.sums[1]
+
+    def _moved(self, total: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """R̄, and its value in the first steps, after a step with so many R of this sum."""
+        weight = (count > 0) / (self.steps + 1).clamp(max=MEMORY)
+        mean = torch.lerp(self.mean, total / count.clamp(min=1), weight.to(self.mean.dtype))
+        return mean, torch.where(self.steps < MEMORY, mean, self.first)
+
+    @torch.no_grad()
+    def _step(self, mean: Tensor, first: Tensor) -> None:
+        """An optimizer step is over."""
+        self.mean.copy_(mean)
+        self.first.copy_(first)
+        self.steps.add_(self.sums[1] > 0)
+        self.sums[:2].zero_()
+
+    def _look(self, *, idle: bool) -> None:
+        """Warn of R that were left out; once."""
+        self._calls += 1
+        self._idle += idle
+        if self._said or self._calls % (5 * MEMORY):
+            return
+        bad, zero = number(self.sums[2]), self._idle
+        self._said = bool(bad or zero)
+        if bad:
+            message = (
+                f"{bad:g} times R was inf, nan or negative: it did not enter the running mean of "
+                "LogTrace. Lower the learning rate or nats, or look for overflow in half precision."
+            )
+            warnings.warn(message, NonFiniteWarning, stacklevel=5)
+        if zero:
+            message = (
+                f"{zero} times R had no gradient. With LMAP(every=k) call penalty(R, every=k): "
+                "without it the penalty is k times too weak."
+            )
+            warnings.warn(message, MissingEveryWarning, stacklevel=5)

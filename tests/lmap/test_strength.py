@@ -1,0 +1,369 @@
+"""LogTrace: its value and gradient, the bound, scale, loops of every kind, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
+from torch.testing import assert_close
+
+import fsmap
+from fsmap.errors import InputError, MissingEveryWarning, NonFiniteWarning
+from fsmap.lmap.strength import MEMORY, NATS, SHARE
+
+PX = fsmap.px.Normal(shape=(3,))
+CLOSE = {"rtol": 1e-6, "atol": 0.0}  # buffers are float32
+
+
+def call(penalty: fsmap.LogTrace, R: float, **options: int) -> tuple[float, float]:
+    """Value, and derivative by R."""
+    given = torch.tensor(R, requires_grad=True)
+    value = penalty(given, **options)
+    value.backward()
+    return value.item(), given.grad.item()
+
+
+def draws(number: int) -> list[float]:
+    return (50 + 40 * torch.rand(number, generator=torch.Generator().manual_seed(0))).tolist()
+
+
+def test_value_and_gradient_of_many_steps():
+    penalty, seen, mean = fsmap.LogTrace(nats=0.3), [], 0.0
+    for R in draws(2 * MEMORY + 5):
+        seen.append(R)
+        mean += (R - mean) / min(len(seen), MEMORY)
+        small = SHARE * sum(seen[:MEMORY]) / min(len(seen), MEMORY)
+        wanted = 0.3 * math.log(1 + R / small), 0.3 / (mean + small)
+        assert call(penalty, R) == pytest.approx(wanted, rel=1e-6)
+    assert penalty.reg_strength == pytest.approx(wanted[1], rel=1e-6)
+    assert int(penalty.steps) == len(seen)
+
+
+def test_the_default_is_the_named_constant():
+    assert fsmap.LogTrace().nats == NATS
+    assert "nats=0.3" in repr(fsmap.LogTrace(0.3))
+
+
+def test_the_strength_can_be_changed():
+    penalty = fsmap.LogTrace(0.1)
+    call(penalty, 5.0)
+    penalty.nats = 0.0
+    assert call(penalty, 5.0) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("jitter", [1e-3, 0.1, 10.0])
+def test_it_bounds_the_log_determinant(jitter: float, seeded):
+    module = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    f, params = fsmap.functional(module)
+    size = sum(p.numel() for p in params.values())
+    for points in (4, 40):  # rank 8, below the number of parameters, and all of them
+        x = torch.randn(points, 3)
+        rank = min(2 * points, size)
+        exact = 0.5 * (fsmap.log_det(f, params, x, jitter=jitter) - size * math.log(jitter))
+        R = fsmap.trace(f, params, x, method="exact").value
+        bound = rank / 2 * torch.log1p(R / (rank * jitter))
+        assert exact < bound
+        assert bound < R / (2 * jitter)  # L-MAP: its first order
+
+
+def test_the_bound_is_met_by_equal_eigenvalues(seeded):
+    module = nn.Linear(4, 1, bias=False)
+    f, params = fsmap.functional(module)
+    x = 3 * torch.linalg.qr(torch.randn(4, 4)).Q  # J = XᵀX / 4 = 9/4 I
+    exact = 0.5 * (fsmap.log_det(f, params, x, jitter=0.1) - 4 * math.log(0.1))
+    R = fsmap.trace(f, params, x, method="exact").value
+    assert_close(4 / 2 * torch.log1p(R / (4 * 0.1)), exact)
+
+
+class Scaled(nn.Module):
+    """A network whose output is multiplied by a constant."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = nn.Linear(3, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 2)
+        self.layers, self.scale = nn.Sequential(*layers), scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * self.layers(x)
+
+
+def trained(scale: float = 1.0, metric: Tensor | None = None, steps: int = 60) -> Tensor:
+    """Parameters after training with LogTrace; the loss divides by the constant again."""
+    module = Scaled(scale)
+    lm = fsmap.LMAP(module, PX, num_points=8, metric=metric)
+    penalty = fsmap.LogTrace(0.1)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        x = torch.randn(16, 3, generator=generator)
+        out, R = lm(x)
+        loss = F.cross_entropy(out / scale, (x[:, 0] > 0).long()) + penalty(R)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert penalty.skipped == 0
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def test_a_factor_of_r_changes_no_training(seeded):
+    plain = trained()
+    assert torch.equal(trained(scale=32.0), plain)  # R times 1024, without rounding
+    assert_close(trained(scale=math.sqrt(1000.0)), plain, rtol=1e-5, atol=1e-7)
+    assert_close(trained(metric=1000.0 * torch.eye(2)), plain, rtol=1e-5, atol=1e-7)
+    assert (plain - trained(steps=0)).norm() > 1  # something was learned
+
+
+def test_it_holds_r_down(seeded):
+    """The stronger, the lower R is after training."""
+    found = []
+    for nats in (0.0, 0.05, 0.5):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(3, 16), nn.Tanh(), nn.Linear(16, 2))
+        reg, penalty = fsmap.LaplacianPenalty(module, PX, num_points=16), fsmap.LogTrace(nats)
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.02)
+        x = torch.randn(64, 3)
+        for _ in range(100):
+            loss = F.cross_entropy(module(x), (x[:, 0] > 0).long()) + penalty(reg())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        found.append(fsmap.suggest_strength(reg, loss=1.0).R)
+    assert found[0] > 2 * found[1] > 4 * found[2]
+
+
+def test_none_is_zero_where_nothing_is_trained():
+    penalty = fsmap.LogTrace()
+    with torch.no_grad():
+        assert penalty(None) == 0
+    assert penalty.eval()(None) == 0
+    with pytest.raises(InputError, match="None"):
+        penalty.train()(None)
+
+
+def test_looking_moves_nothing():
+    penalty = fsmap.LogTrace(0.2)
+    with torch.no_grad():  # before the first step R stands for its own mean
+        assert penalty(torch.tensor(7.0)).item() == pytest.approx(0.2 * math.log(101), rel=1e-6)
+    for R in draws(3):
+        call(penalty, R)
+    before = copy.deepcopy(penalty.state_dict())
+    with torch.no_grad():
+        penalty(torch.tensor(1e9))
+    call(penalty.eval(), 1e9)
+    assert all(torch.equal(before[name], t) for name, t in penalty.state_dict().items())
+
+
+def test_steps_without_r_are_left_out():
+    plain, sparse = fsmap.LogTrace(0.1), fsmap.LogTrace(0.1)
+    for R in draws(MEMORY + 3):
+        value, slope = call(plain, R)
+        assert call(sparse, 3 * R, every=3) == pytest.approx((value, slope), rel=1e-6)
+        for _ in range(2):  # by R itself the gradient is three times as strong
+            zero = sparse(torch.zeros(()), every=3)
+            assert zero == 0
+            assert not zero.requires_grad
+    assert_close(dict(sparse.state_dict()), dict(plain.state_dict()), **CLOSE)
+
+
+def test_nothing_but_zeros_is_zero():
+    penalty = fsmap.LogTrace()
+    assert call(penalty, 0.0) == (0.0, 0.0)
+    assert math.isnan(penalty.reg_strength)
+    assert call(penalty, 5.0)[0] == pytest.approx(NATS * math.log(101), rel=1e-6)
+
+
+def test_lmap_with_every(seeded):
+    """R times k on one step in k: the mean is that of R."""
+    module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
+    lm = fsmap.LMAP(module, PX, num_points=16, every=4)
+    penalty, seen = fsmap.LogTrace(), []
+    for step in range(40):
+        R = lm(torch.randn(4, 3))[1]
+        value = penalty(R, every=4)
+        assert value.requires_grad == bool(value > 0) == (step % 4 == 0)
+        seen += [R.item() / 4] if step % 4 == 0 else []
+    assert float(penalty.mean) == pytest.approx(sum(seen) / len(seen))
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_forgotten_every_is_said_once():
+    penalty = fsmap.LogTrace()
+
+    def two_hundred() -> None:
+        for n in range(200):
+            penalty(torch.tensor(2.0 * (n % 2), requires_grad=bool(n % 2)))
+
+    with pytest.warns(MissingEveryWarning, match="every"):
+        two_hundred()
+    two_hundred()
+
+
+def test_the_mean_moves_once_per_optimizer_step():
+    weight = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    whole, parts = fsmap.LogTrace(0.1), fsmap.LogTrace(0.1).attach(optimizer)
+    for R in draws(4):
+        expected = call(whole, R)
+        call(parts, 0.5 * R)
+        mine = call(parts, 1.5 * R)  # the mean of both is R
+        assert mine[1] == pytest.approx(expected[1], rel=1e-6)
+        assert int(parts.sums[1]) == 2
+        optimizer.step()
+    assert_close(dict(parts.state_dict()), dict(whole.state_dict()), **CLOSE)
+    optimizer.step()  # without an R: nothing moves
+    assert int(parts.steps) == 4
+    with pytest.raises(InputError, match="already"):
+        parts.attach(optimizer)
+
+
+def test_copies_count_calls():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(()))], lr=0.0)
+    made = copy.deepcopy(fsmap.LogTrace().attach(optimizer))
+    call(made, 3.0)
+    assert int(made.steps) == 1
+    made.attach(optimizer)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -1e9])
+def test_what_is_not_finite_does_not_enter_the_mean(bad: float):
+    penalty, clean = fsmap.LogTrace(), fsmap.LogTrace()
+    for R in draws(4):
+        assert call(penalty, R) == pytest.approx(call(clean, R))
+        assert not math.isfinite(call(penalty, bad)[0])  # the loss shows it
+    assert penalty.skipped == 4
+    assert_close(penalty.mean, clean.mean)
+    assert_close(penalty.first, clean.first)
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_is_not_finite_is_said_once():
+    penalty = fsmap.LogTrace()
+
+    def five_memories() -> None:
+        for _ in range(5 * MEMORY):
+            penalty(torch.tensor(math.nan, requires_grad=True))
+
+    with pytest.warns(NonFiniteWarning, match="nan"):
+        five_memories()
+    five_memories()
+    assert penalty.skipped == 10 * MEMORY
+
+
+def test_a_resumed_run_has_the_same_bits():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(()))], lr=0.0)
+    penalty = fsmap.LogTrace().attach(optimizer)
+    for number, R in enumerate(draws(10)):
+        call(penalty, R)
+        if number % 2:
+            optimizer.step()
+    call(penalty, 3.0)  # in the middle of a step
+    again = fsmap.LogTrace()
+    again.load_state_dict(copy.deepcopy(penalty.state_dict()))
+    again.attach(optimizer)
+    for R in draws(5):
+        assert call(penalty, R) == call(again, R)
+        optimizer.step()
+    assert all(torch.equal(t, again.state_dict()[n]) for n, t in penalty.state_dict().items())
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.parametrize("every", [1, 2])
+def test_compiled_once_with_the_same_numbers(every: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    torch.compiler.reset()
+    counter = CompileCounter()
+    plain, penalty = fsmap.LogTrace(), fsmap.LogTrace()
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def step(R: Tensor) -> Tensor:
+        return penalty(R, every=every)
+
+    for number in draws(MEMORY + 3):
+        given = torch.tensor(number, requires_grad=True)
+        value = step(given)
+        value.backward()
+        assert (value.item(), given.grad.item()) == pytest.approx(call(plain, number, every=every))
+    assert counter.frame_count == 1
+    assert_close(dict(penalty.state_dict()), dict(plain.state_dict()))
+    torch.compiler.reset()
+
+
+def test_half_precision_is_widened():
+    penalty = fsmap.LogTrace().to(torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        value = penalty(torch.tensor(300.0, dtype=torch.bfloat16, requires_grad=True))
+    assert value.dtype == torch.float32
+    assert value.item() == pytest.approx(NATS * math.log(101), rel=1e-6)
+    penalty.half()
+    assert penalty.mean.dtype == torch.float32
+    assert penalty.mean == 300
+    assert penalty(torch.ones(1)).shape == ()
+
+
+@pytest.mark.parametrize("nats", [-0.1, math.inf, math.nan])
+def test_strengths_out_of_range(nats: float):
+    with pytest.raises(InputError, match="nats"):
+        fsmap.LogTrace(nats)
+    with pytest.raises(InputError, match="nats"):
+        fsmap.LogTrace().nats = nats
+
+
+def test_arguments_out_of_range():
+    with pytest.raises(InputError, match="every"):
+        fsmap.LogTrace()(torch.ones(()), every=0)
+    with pytest.raises(InputError, match="shape"):
+        fsmap.LogTrace()(torch.ones(2))
+
+
+def worker(rank: int, folder: str) -> None:
+    torch.set_default_dtype(torch.float64)
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    penalty = fsmap.LogTrace(0.1)
+    found = [call(penalty, R * (1.5 if rank else 0.5)) for R in draws(3)]
+    call(penalty, math.nan if rank else 70.0)
+    with torch.no_grad():
+        if rank:  # a look on one rank waits for nobody
+            penalty(torch.tensor(5.0))
+    torch.save((found, penalty.state_dict()), f"{folder}/rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_all_ranks_have_the_same_mean(tmp_path: Path):
+    mp.start_processes(worker, (str(tmp_path),), nprocs=2, start_method="fork")
+    (first, state), (_, other) = (torch.load(tmp_path / f"rank{r}.pt") for r in range(2))
+    assert all(torch.equal(t, other[name]) for name, t in state.items())
+    alone = fsmap.LogTrace(0.1)
+    slopes = [call(alone, R)[1] for R in draws(3)]  # ranks have half and three halves of R
+    assert [slope for _, slope in first] == pytest.approx(slopes, rel=1e-6)
+    call(alone, 70.0)
+    assert_close(state["mean"], alone.mean, **CLOSE)
+    assert int(state["sums"][2]) == 1
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_moves_the_mean():
+    plain, penalty = fsmap.LogTrace(), fsmap.LogTrace()
+    given = torch.full((), 3.0, device="cuda", dtype=torch.float32, requires_grad=True)
+    call(plain, 3.0)
+    penalty(given)  # the buffers move to the GPU
+    assert penalty.mean.is_cuda
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+        value = penalty(given)
+    for R in draws(4):
+        with torch.no_grad():
+            given.fill_(R)
+        graph.replay()
+        assert value.item() == pytest.approx(call(plain, R)[0], rel=1e-5)
+    assert int(penalty.steps) == 5

@@ -12,12 +12,12 @@ from fsmap.functional import functional
 from fsmap.linalg import metric
 from fsmap.linalg.logdet import log_det
 from fsmap.linalg.trace import trace
+from fsmap.lmap.inplace import InPlacePenalty
+from fsmap.lmap.module import LMAP, LaplacianPenalty
 from fsmap.lmap.strength import LogTrace
 from fsmap.objective import px
 from fsmap.objective.compose import Objective, fs_map, l_map, ps_map, variational_fs_map
-from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
-from fsmap.lmap.module import LMAP, LaplacianPenalty
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
 from fsmap.train.cost import estimate_cost
 from fsmap.train.fit import fit

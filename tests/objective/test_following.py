@@ -6,13 +6,13 @@ import copy
 
 import pytest
 import torch
+from fsmap.objective.following import following
 from tests.oracles import follow_slow, gradient_slow, jacobian_slow
 from torch import Tensor, nn
 
 import fsmap
 from fsmap.functional import unravel
 from fsmap.linalg.probes import Stream
-from fsmap.objective.following import following
 
 S = 5
 

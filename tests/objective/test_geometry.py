@@ -72,7 +72,12 @@ def test_every_leaves_steps_out_and_keeps_the_mean() -> None:
 
 @pytest.mark.parametrize(
     "term",
-    [LogDet(PX, 6, EPS, "slq"), Laplacian(PX, 6, EPS), Laplacian(PX, 6, EPS, by_name("vjp")), NoGeometry()],
+    [
+        LogDet(PX, 6, EPS, "slq"),
+        Laplacian(PX, 6, EPS),
+        Laplacian(PX, 6, EPS, by_name("vjp")),
+        NoGeometry(),
+    ],
     ids=["slq", "jvp", "vjp", "none"],
 )
 def test_draws_depend_on_the_stream_alone(term) -> None:

@@ -47,23 +47,31 @@ class Pass(NamedTuple):
 
 
 class Estimator(Protocol):
-    """What an estimator of Tr 𝒥 has.
+    """What an estimator of Tr 𝒥 has."""
 
-    Attributes:
-        name: As the API and the command line spell it.
-        parameter_probes: Whether its probes are ψ in parameter space.
-        full_precision: Whether it needs full precision, inside ``torch.autocast`` too.
-        forward_mode: Whether it needs forward-mode derivatives.
-        reverse_mode: Whether it differentiates the unperturbed pass in reverse mode.
-        adaptive: Whether its draws depend on the values of the parameters.
-    """
+    @property
+    def name(self) -> str:
+        """As the API and the command line spell it."""
 
-    name: str
-    parameter_probes: bool
-    full_precision: bool
-    forward_mode: bool
-    reverse_mode: bool
-    adaptive: bool
+    @property
+    def parameter_probes(self) -> bool:
+        """Whether its probes are ψ in parameter space."""
+
+    @property
+    def full_precision(self) -> bool:
+        """Whether it needs full precision, inside ``torch.autocast`` too."""
+
+    @property
+    def forward_mode(self) -> bool:
+        """Whether it needs forward-mode derivatives."""
+
+    @property
+    def reverse_mode(self) -> bool:
+        """Whether it differentiates the unperturbed pass in reverse mode."""
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether its draws depend on the values of the parameters."""
 
     def check(self, params: Params) -> None:
         """Raise InputError if it cannot be used with these parameters."""
@@ -309,9 +317,8 @@ class Exact(_Plain):
         return Pass(exact(f, params, x, metric=metric, chunk=self.chunk), None, None)
 
 
-ESTIMATORS: dict[str, Callable[..., Estimator]] = {
-    kind.name: kind for kind in (Forward, Central, Jvp, Vjp, Exact)
-}
+KINDS: tuple[Any, ...] = (Forward, Central, Jvp, Vjp, Exact)
+ESTIMATORS: dict[str, Callable[..., Estimator]] = {kind.name: kind for kind in KINDS}
 """By name, in the order in which messages list them."""
 
 

@@ -51,8 +51,8 @@ def jvp(f: ModelFn, params: Params, x: Inputs, psi: Params) -> tuple[Tensor, Ten
             return with_state(f, p, x)
 
     try:
-        # torch.autograd.forward_ad is a fifth quicker, but some of its formulas change saved tensors
-        # in place (logsumexp, softmax), so that the gradient of the tangent fails.
+        # torch.autograd.forward_ad is a fifth quicker, but some of its formulas (softmax) change
+        # saved tensors in place, so that the gradient of the tangent fails.
         out, tangent, state = torch.func.jvp(call, (params,), (psi,), has_aux=True)  # type: ignore[misc]
     except FAILURES as error:
         failed = (

@@ -66,9 +66,7 @@ class Stream(NamedTuple):
 
     def signs(self, num: int, size: int, like: Tensor) -> Tensor:
         """Random signs ``[num, size]``: other ones on every rank."""
-        return rademacher(
-            num, size, generator(self.seed, self.step, "signs", self.rank), like
-        )
+        return rademacher(num, size, generator(self.seed, self.step, "signs", self.rank), like)
 
 
 class FromGenerator(NamedTuple):

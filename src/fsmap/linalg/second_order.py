@@ -62,10 +62,11 @@ def _check_attention(needed: int, query: Tensor) -> None:
     """Raise if the scores of all attention layers so far do not fit into memory."""
     if torch.compiler.is_compiling() or fits(needed, query.device):
         return
+    limit = SHARE * free_bytes(query.device)
     message = (
         f"forward-mode differentiation needs attention written out, about {needed / 1e9:.1f} GB "
-        f"for queries of shape {tuple(query.shape)}, and {SHARE * free_bytes(query.device) / 1e9:.1f}"
-        " GB may be used. Use fewer or shorter evaluation points, or the estimator 'fd_central', "
+        f"for queries of shape {tuple(query.shape)}, and {limit / 1e9:.1f} GB may be used. "
+        "Use fewer or shorter evaluation points, or the estimator 'fd_central', "
         "which needs forward passes only."
     )
     raise ForwardModeError(message)

@@ -138,9 +138,7 @@ class Recorder:
     ) -> Tensor:
         if training:
             self.changes.append(_change(input, eps))
-        return F.batch_norm(
-            input, running_mean, running_var, weight, bias, training, momentum, eps
-        )
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
     def _sync(self, layer: nn.SyncBatchNorm, input: Tensor) -> Tensor:
         self.changes.append(_change(input, layer.eps))
@@ -195,7 +193,9 @@ class Deployed(Wrapped):
 
         def sync(layer: Any, input: Tensor) -> Tensor:
             m = layer
-            return batch_norm(input, m.running_mean, m.running_var, m.weight, m.bias, True, 0, m.eps)
+            return batch_norm(
+                input, m.running_mean, m.running_var, m.weight, m.bias, True, 0, m.eps
+            )
 
         with Replacing({F.batch_norm: batch_norm, sync_batch_norm: sync}):
             out = self.inner.with_state(params, x, buffers)

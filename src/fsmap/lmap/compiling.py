@@ -2,16 +2,17 @@
 
 Forward-mode tangents do not survive a call of a compiled module (pytorch issue 187284), but
 ``torch.compile`` around ``torch.func.jvp`` works. So :func:`fsmap.lmap.core.evaluate` is compiled
-whole, drawing and counting stay outside, and a compiled module inside is never called with tangents.
+whole, drawing and counting stay outside, and compiled modules inside never see tangents.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
+from types import FunctionType, MethodType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -104,17 +105,18 @@ class Compiled:
         if not self._checked and not self._check(function, eager, args, module, value):
             return eager()
         try:
-            return self._get("whole", function, fullgraph=True)(*args)
+            found: T = self._get("whole", function, fullgraph=True)(*args)
         except (FsmapError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             self._give_up(module, f"it cannot be compiled: {_first_line(error)}")
             return eager()
+        return found
 
     def _get(self, name: str, function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
         if name not in self._functions:
             options = {**(self.options or {}), **fixed}
-            self._functions[name] = torch.compile(function, **options)
+            self._functions[name] = torch.compile(_with_own_code(function), **options)
         return self._functions[name]
 
     def _check(
@@ -158,7 +160,18 @@ class Compiled:
         warnings.warn(message, FallbackWarning, stacklevel=6)
 
 
-def _with_gradient(value: Tensor, params: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy of a method with a code object of its own: torch counts recompilations by code."""
+    inner: Any = function
+    plain = inner.__func__
+    copy = FunctionType(
+        plain.__code__.replace(), plain.__globals__, plain.__name__, plain.__defaults__,
+        plain.__closure__,
+    )  # fmt: skip
+    return MethodType(copy, inner.__self__)
+
+
+def _with_gradient(value: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """R, and its gradient as one vector, in float64."""
     grads = torch.autograd.grad(value, params, allow_unused=True)
     parts = [

@@ -93,10 +93,11 @@ def evaluate(
             assert outputs is not None
             assert metric is None or isinstance(metric, Weights)
             metric = SomeOutputs(drawn.rows, outputs.size, metric)
-        value, out, state = _laplacian(f, params, buffers, both, drawn, options, metric)
-        return Evaluation(out[:size], value, state.buffers)
+        value, whole, state = _laplacian(f, params, buffers, both, drawn, options, metric)
+        return Evaluation(whole[:size], value, state.buffers)
     frozen = options.batchnorm == "frozen"
-    out, recorder = None, bn.Recorder()
+    out: Tensor | None = None
+    recorder = bn.Recorder()
     if x is not None:
         recording = frozen and any(m.training for m in bn.unfrozen(f.module))
         with recorder.mode() if recording else nullcontext():
@@ -245,19 +246,29 @@ class Regularizer:
                     _joined(x, drawn)
             self._looked = True
         rows = self._draw_rows(params, drawn, stream)
-        device = next(iter(params.values())).device
-        probes: Any
+        return Drawn(drawn, self.probes(x, drawn, params, rows), rows)
+
+    def probes(
+        self,
+        x: Inputs | None,
+        evaluation: Inputs,
+        params: Params | None = None,
+        rows: Tensor | None = None,
+    ) -> Tensor | None:
+        """The probes of the current step at given points."""
+        options, stream = self.options, self.stream()
+        params = self.params() if params is None else params
         if options.estimator.parameter_probes:
             total = sum(p.numel() for p in trainable(self.module).values())
-            probes = stream.flat_psi(total, options.probes, device)
-        else:
-            at: Any = drawn if x is None or options.batchnorm != "joint" else _joined(x, drawn)
-            f, metric = self.f, options.metric
-            if rows is not None and options.batchnorm != "joint":
-                assert self._outputs is not None
-                f = cut(self.f, rows, self._outputs.head)
-            probes = options.estimator.draw(stream, f, params, at, options.probes, metric)
-        return Drawn(drawn, probes, rows)
+            return stream.flat_psi(total, options.probes, next(iter(params.values())).device)
+        joint = x is not None and options.batchnorm == "joint"
+        at: Any = _joined(x, evaluation) if joint else evaluation
+        f = self.f
+        if rows is not None and not joint:
+            assert self._outputs is not None
+            f = cut(self.f, rows, self._outputs.head)
+        found: Any = options.estimator.draw(stream, f, params, at, options.probes, options.metric)
+        return found  # type: ignore[no-any-return]
 
     def _draw_rows(self, params: Params, x: Inputs, stream: Stream) -> Tensor | None:
         """This step's sample of outputs; None if all of them count."""
@@ -333,7 +344,7 @@ class Regularizer:
     def _pure(self, x: Inputs | None, drawn: Drawn, noise: Noise = nullcontext) -> Evaluation:
         """:func:`evaluate` at the module's own parameters and buffers."""
         own = dict(self.module.named_parameters())
-        params = {name: own[name] for name in self._names}
+        params: Params = {name: own[name] for name in self._names}
         buffers = dict(self.module.named_buffers()) if any(self.f.modes) else {}
         return evaluate(self.f, params, buffers, x, drawn, self.options, self._outputs, noise)
 

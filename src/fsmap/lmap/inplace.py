@@ -48,8 +48,8 @@ class InPlacePenalty:
     """λ∇R(θ) added to the gradients: ``loss.backward(); penalty.backward(lam)``.
 
     As ``LaplacianPenalty(estimator="fd")`` with a ψ that is drawn parameter by parameter; with
-    ``frozen`` statistics are constants in the gradient (:mod:`fsmap.lmap.batchnorm`). It needs nothing from
-    the model but forward and backward passes, so it serves FSDP2 (``fully_shard``), FSDP2 with
+    ``frozen`` statistics are constants in the gradient (:mod:`fsmap.lmap.batchnorm`). It needs
+    nothing from the model but forward and backward passes, so it serves FSDP2 (``fully_shard``), FSDP2 with
     activation checkpointing, DDP, and any other model. ψ is the same on every rank, each rank draws
     evaluation points of its own, and gradients are averaged as those of the loss are.
 
@@ -59,9 +59,9 @@ class InPlacePenalty:
         num_points: S, fresh points per rank and call.
         batchnorm: ``frozen`` (what ``auto`` means where there are running statistics) or ``batch``;
             running statistics stay as they are.
-        **options: ``beta`` (if the model computes in half precision give 1e-2), ``every``, ``metric``, ``seed``, ``probes`` (each costs three forward and two
-            backward passes), ``layers`` and ``forward`` of
-            :class:`fsmap.lmap.options.Options`.
+        **options: ``beta`` (give 1e-2 if the model computes in half precision), ``every``,
+            ``metric``, ``seed``, ``probes`` (each costs three forward and two backward passes),
+            ``layers`` and ``forward`` of :class:`fsmap.lmap.options.Options`.
 
     Example:
         >>> import torch, fsmap
@@ -88,7 +88,8 @@ class InPlacePenalty:
             raise InputError(message)
         bn.check_mode(batchnorm, ("auto", "frozen", "batch"), "For 'joint' use fsmap.LMAP.")
         mode = bn.deployed(module) if batchnorm == "auto" else batchnorm
-        made = Options(px, num_points, mode, **{**options, "estimator": "fd"})
+        options["estimator"] = "fd"
+        made = Options(px, num_points, mode, **options)
         self.options = made.checked(sharding.unwrapped(module))
         self.f = Functional(module, made.forward)
         self.module = module
@@ -148,7 +149,9 @@ class InPlacePenalty:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """R, and the derivatives of weight·R with respect to both outputs."""
         ends = [out.detach().requires_grad_() for out in (there, base)]
-        difference = flat(accumulate(ends[0]) - accumulate(ends[1]), x) / self.options.beta  # [S, K]
+        difference = (
+            flat(accumulate(ends[0]) - accumulate(ends[1]), x) / self.options.beta
+        )  # [S, K]
         value = resolve(self.options.metric, x, ends[1]).quadratic(difference)
         at_there, at_base = torch.autograd.grad(weight * value, ends)
         return value.detach(), at_there, at_base

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 
 from fsmap.errors import InputError
 from fsmap.linalg.values import accumulate
+from fsmap.lmap.core import Regularizer
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty
-from fsmap.lmap.core import Regularizer
 from fsmap.types import Inputs
 
 EVERY = (1, 2, 4, 8)
@@ -128,8 +128,11 @@ def estimate_cost(
             term.backward(strength)
             return
         reg.module.zero_grad()
-        out, value = term(x, reg_strength=strength) if isinstance(term, LMAP) else (None, term(strength))
-        (objective(reg.f.plain(x) if out is None else out) + value).backward()
+        if isinstance(term, LMAP):
+            out, value = term(x, reg_strength=strength)
+        else:
+            out, value = reg.f.plain(x), term(strength)
+        (objective(out) + value).backward()
 
     device = next(p for p in reg.module.parameters() if p.requires_grad).device
     runs = (plain, lambda: with_term(0.0), lambda: with_term(1.0))

@@ -8,14 +8,14 @@ import dataclasses
 import pytest
 import torch
 import torch.nn.functional as F
+from fsmap.train.images.captured import TracedStep
+from fsmap.train.images.gradient import ImageModel
+from fsmap.train.images.psi import SIGNS
 from torch import Tensor
 
 import fsmap
 from fsmap.linalg.probes import Stream
 from fsmap.train.images import ImageRun, traced
-from fsmap.train.images.captured import TracedStep
-from fsmap.train.images.gradient import ImageModel
-from fsmap.train.images.psi import SIGNS
 from image_cases import TINY, trained
 from oracles import laplacian_slow
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from fsmap.train.images.captured import TracedStep
+from fsmap.train.images.merging import MergeConvolutions
 from torch import Tensor, nn
 from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._inductor import inductor_prims
 
 from fsmap.errors import InputError
 from fsmap.train.images import ImageRun, ImageSettings, traced
-from fsmap.train.images.captured import TracedStep
-from fsmap.train.images.merging import MergeConvolutions
 from image_cases import TINY
 
 aten: Any = torch.ops.aten

@@ -101,7 +101,9 @@ class EvaluationSet(NamedTuple):
         picks = Picks(component.to(device), row.to(device), shifts.to(device))
         return self.take(picks, torch.get_default_dtype())
 
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> EvaluationSet:
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> EvaluationSet:
         """The same set on another device (bytes stay bytes)."""
         moved = tuple(s._replace(images=s.images.to(device)) for s in self.sources)
         return self._replace(sources=moved)

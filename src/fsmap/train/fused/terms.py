@@ -96,7 +96,7 @@ def read_terms(objectives: Sequence[Objective]) -> Terms:
     first = geometries[0]
     assert isinstance(first, Laplacian)
     strength = 1 / (2 * N * _column(g.jitter for g in geometries))  # type: ignore[attr-defined]
-    return Terms(noise, prior, strength, N, first.px, first.num_points, first.estimator.beta)
+    return Terms(noise, prior, strength, N, first.px, first.num_points, first.estimator.beta)  # type: ignore[attr-defined]
 
 
 def _column(values: object) -> Tensor:

@@ -24,41 +24,21 @@ WORDS = {"loss": "the cross-entropy", "laplacian": "R", "grad_norm": "the gradie
 
 
 def totals_of(run: ImageRun) -> dict[str, float]:
-    """The sums of the epoch so far.
-
-    Args:
-        run: The run; its hooks may undo a divergence.
-
-    Returns:
-        By name, see :data:`fsmap.train.images.step.COLUMNS`.
+    """The sums of the epoch so far, by name (:data:`fsmap.train.images.step.COLUMNS`).
 
     Raises:
-        DivergedError: If one of them is not finite, and no hook helps; it names the term.
+        DivergedError: If one of them is not finite; it names the term.
     """
-    totals, lost = _sums(run), _not_finite(run)
-    if lost:
-        able = [hook for hook in run.hooks if hasattr(hook, "on_diverged")]
-        if any(hook.on_diverged(run) for hook in able):
-            totals, lost = _sums(run), _not_finite(run)
+    totals = dict(zip(COLUMNS, run.taken.totals.tolist(), strict=True))
+    lost = [words for name, words in WORDS.items() if not math.isfinite(totals[name])]
     if lost:
         message = (
-            f"training diverged: {lost} is not finite within the {LOOK_EVERY} steps before "
+            f"training diverged: {lost[0]} is not finite within the {LOOK_EVERY} steps before "
             f"step {run.step} (lr {run.lr:.3g}, λ {run.reg_strength_now:.3g}). Lower the "
             "learning rate or λ, or clip the gradient."
         )
         raise DivergedError(message)
     return totals
-
-
-def _not_finite(run: ImageRun) -> str | None:
-    """What is not finite; in fp16 such steps are skipped, and do not show in the sums."""
-    totals = _sums(run)
-    bad = [words for name, words in WORDS.items() if not math.isfinite(totals[name])]
-    return bad[0] if bad else WORDS["grad_norm"] if run._step.lost else None
-
-
-def _sums(run: ImageRun) -> dict[str, float]:
-    return dict(zip(COLUMNS, run._step.totals.tolist(), strict=True))
 
 
 def epoch_row(run: ImageRun, totals: dict[str, float]) -> dict[str, Any]:
@@ -78,30 +58,23 @@ def epoch_row(run: ImageRun, totals: dict[str, float]) -> dict[str, Any]:
         "reg_strength": run.reg_strength_used,
         "seconds": run.seconds,
     }
-    if steps := totals["steps"]:  # none where an epoch was undone at its end
-        row["loss"] = totals["loss"] / steps
-        row["accuracy"] = totals["correct"] * run.group.size / (steps * run.settings.batch_size)
-        row["grad_norm"] = totals["grad_norm"] / steps
+    steps = totals["steps"]
+    row["loss"] = totals["loss"] / steps
+    row["accuracy"] = totals["correct"] * run.group.size / (steps * run.settings.batch_size)
+    row["grad_norm"] = totals["grad_norm"] / steps
     if totals["regularized"]:
         row["laplacian"] = _laplacian(run, totals)
-    if totals["skipped"]:
-        row["skipped"] = int(totals["skipped"])
+    if run.taken.penalty is not None:
+        row["reg_strength"] = run.taken.penalty.reg_strength  # λ that the nats amount to now
+        row["skipped"] = run.taken.penalty.skipped
     if len(run.task.valid.x):
-        logits, y = run.glance()
+        logits, y = run.logits_of(run.task.valid.x, run.taken.half), run.task.valid.y
         if bool(torch.isfinite(logits).all()):
             row["valid_accuracy"] = metrics.accuracy(logits, y)
             row["valid_nll"] = metrics.nll(logits, y)
             row["valid_ece"] = metrics.ece(logits, y)
             row["valid_temperature"] = metrics.temperature(logits, y)
     return row
-
-
-def mean_laplacian(run: ImageRun) -> float | None:
-    """R, mean over the steps of the epoch so far, or of the last that had it; None: not known."""
-    totals = _sums(run)
-    if totals["regularized"] and math.isfinite(totals["laplacian"]):
-        return _laplacian(run, totals)
-    return next((row["laplacian"] for row in reversed(run.history) if "laplacian" in row), None)
 
 
 def _laplacian(run: ImageRun, totals: dict[str, float]) -> float:
@@ -117,8 +90,7 @@ def _factor(run: ImageRun) -> float:
 def in_short(row: dict[str, Any]) -> str:
     """A row in a few words, for the progress bar."""
     parts = [f"epoch {row['epoch']}"]
-    if "loss" in row:
-        parts.append(f"loss {row['loss']:.3f}")
+    parts.append(f"loss {row['loss']:.3f}")
     if "valid_accuracy" in row:
         parts.append(f"held-out {100 * row['valid_accuracy']:.1f} %")
     return ", ".join(parts)
@@ -139,7 +111,6 @@ class Log:
         self.path = folder / FILE
         head = {
             "settings": run.settings.describe(),
-            "hooks": run.config["hooks"],
             "torch": torch.__version__,
             "device": _device_name(run.device),
             "processes": run.group.size,

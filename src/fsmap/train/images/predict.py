@@ -15,7 +15,7 @@ BATCH = 1_000
 
 def autocast(device: torch.device, half: torch.dtype | None) -> AbstractContextManager[Any]:
     """Matrix products in half precision within, or nothing."""
-    return nullcontext() if half is None else torch.autocast(device.type, half)
+    return nullcontext() if half is None else torch.autocast(device.type, half, cache_enabled=False)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,23 +17,35 @@ from fsmap.data.images.task import ImageTask
 from fsmap.errors import InputError
 from fsmap.train.images import state as files
 from fsmap.train.images.build import check_model, load_data, training_model
-from fsmap.train.images.captured import make_step
 from fsmap.train.images.feed import Feeder
-from fsmap.train.images.gradient import JOINED, PLAIN
-from fsmap.train.images.hooks import FromFunction, Hook, described
 from fsmap.train.images.kernels import kernels
 from fsmap.train.images.log import LOOK_EVERY, Log, epoch_row, in_short, totals_of
 from fsmap.train.images.parallel import Group
-from fsmap.train.images.predict import autocast, logits_of
+from fsmap.train.images.predict import logits_of
 from fsmap.train.images.settings import ImageSettings
+from fsmap.train.images.step import Step
 from fsmap.train.progress import progress as progress_bar
-from fsmap.train.statistics import fresh_statistics
 
 CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
 TIME_EVERY = 5  # steps between looks at the clock
-FRESH_BATCHES = 8  # for statistics that belong to the weights
 
 Row = dict[str, Any]
+
+
+class Hook(Protocol):
+    """Called while a run goes on; a plain function is taken as ``on_epoch``.
+
+    It may read everything of the run, set ``run.reg_strength``, and add entries to
+    ``run.history[-1]``. If it also has ``on_step(run)``, that is called after every step.
+    """
+
+    def on_epoch(self, run: ImageRun) -> None:
+        """An epoch is over; ``run.history[-1]`` is its row."""
+
+
+class _FromFunction:
+    def __init__(self, function: Callable[[ImageRun], None]) -> None:
+        self.on_epoch = function
 
 
 class ImageRun:
@@ -80,28 +92,26 @@ class ImageRun:
         px = settings.px if settings.regularized else None
         self.task = (task or load_data(settings, data_dir, px)).to(self.device)
         self.module = training_model(settings, module, self.device, data_dir)
-        self.hooks = [h if hasattr(h, "on_epoch") else FromFunction(h) for h in hooks]
+        self.hooks: list[Any] = [h if hasattr(h, "on_epoch") else _FromFunction(h) for h in hooks]
         self.feeder = Feeder(self.task, settings, self.module, self.group)
-        with self._kernels():
-            parts = (self.module, settings, self.feeder, self.group)
-            self._step = make_step(*parts, by_name=module is None)
+        self.taken = Step(self.module, settings, self.feeder, self.group)
         check_model(self.logits_of, self.task.train.x[:2], settings, self.task.classes)
-        self._glance: tuple[int, Tensor] | None = None  # held-out logits, and of which step
         self.history: list[Row] = []
         self._stopping = False
         self.step = 0
-        self.reg_strength = settings.reg_strength if settings.regularized else 0.0
+        self.reg_strength = 0.0  # λ; a factor on the strength if that is given in nats
+        if settings.regularized:
+            nats = settings.reg_nats is not None
+            self.reg_strength = 1.0 if nats else settings.reg_strength
         self.reg_strength_used = 0.0  # λ of the last step taken
         self.seconds = 0.0  # of training, over all pieces
+        self.first_seconds = 0.0  # of the first step of this process: compiling and capturing
         self.seconds_here = 0.0  # of the last call
-        for hook in self.hooks:
-            getattr(hook, "on_start", lambda _: None)(self)
         self.path = None if folder is None else Path(folder) / files.FILE
         self.config = {
             "kind": "images",
             "settings": settings.describe(),
             "data": (task or self.task).fingerprint() if self.path else {},
-            "hooks": [described(h) for h in self.hooks if hasattr(h, "state_dict")],
         }
         if self.path is not None and self.path.exists():
             files.restore(self, self.path, resume=resume)
@@ -174,8 +184,11 @@ class ImageRun:
         with progress_bar(self.steps, label, silent=silent) as bar, self._kernels():
             while self.step < end:
                 self.reg_strength_used = self.reg_strength_now
-                self._step(self.step, lr=self.lr, reg_strength=self.reg_strength_used)
+                self.taken(self.step, lr=self.lr, reg_strength=self.reg_strength_used)
                 self.step += 1
+                if not self.first_seconds:
+                    self.taken.totals.cpu()  # waits
+                    self.first_seconds = time.perf_counter() - start
                 self._after_step()
                 self.seconds_here = time.perf_counter() - start
                 self.seconds = before + self.seconds_here
@@ -224,45 +237,6 @@ class ImageRun:
             layout = self.feeder.layout
             return logits_of(self.module, images, self.task.normalize, layout, half=half)
 
-    def glance(self) -> tuple[Tensor, Tensor]:
-        """The held-out images as training sees them: in its precision, and once for each step.
-
-        Returns:
-            Logits ``[N, K]`` and labels ``[N]``, on the device; for numbers to report there is
-            :meth:`logits`.
-        """
-        if self._glance is None or self._glance[0] != self.step:
-            self._glance = self.step, self.logits_of(self.task.valid.x, self._step.half)
-        return self._glance[1], self.task.valid.y
-
-    def look(self) -> tuple[Tensor, Tensor]:
-        """As :meth:`glance`, with statistics of BatchNorm that belong to the weights as they are.
-
-        Running statistics lag behind at a high learning rate. These are measured on a few batches
-        of the epoch, with the evaluation points in them where training has them there.
-
-        Returns:
-            Logits ``[N, K]`` and labels ``[N]``, on the device.
-        """
-        joint = self.settings.regularized and self.settings.batchnorm == "joint"
-        batches = self.feeder.batches(self.step, FRESH_BATCHES, JOINED if joint else PLAIN)
-        half = self._step.half
-        fresh = fresh_statistics(self.module, batches, self.group.average)
-        with self._kernels(), autocast(self.device, half), fresh:
-            return self.logits_of(self.task.valid.x, half), self.task.valid.y
-
-    def snapshot(self) -> dict[str, Tensor]:
-        """Weights, running statistics and momentum as they are now, copied."""
-        return {name: t.clone() for name, t in files.model_tensors_of(self).items()}
-
-    @torch.no_grad()
-    def restore(self, snapshot: dict[str, Tensor]) -> None:
-        """Go back to a snapshot; steps, learning rate and λ go on as they are."""
-        for name, t in files.model_tensors_of(self).items():
-            t.copy_(snapshot[name])
-        self._step.restart()
-        self._glance = None
-
     def save(self) -> None:
         """Write the checkpoint; process 0 does, the others go on."""
         if self.path is not None and self.group.rank == 0:
@@ -283,7 +257,7 @@ class ImageRun:
 
     def _after_epoch(self) -> None:
         totals = totals_of(self)
-        self._step.totals.zero_()
+        self.taken.totals.zero_()
         row = epoch_row(self, totals)
         self.history.append(row)
         for hook in self.hooks:

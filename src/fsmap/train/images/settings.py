@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fsmap.errors import InputError
-from fsmap.linalg import trace
+from fsmap.linalg.estimators import by_name
 from fsmap.lmap import batchnorm as bn
 from fsmap.train.optim import OptimizerSpec, Schedule
 
 METHODS = ("ps-map", "l-map")
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
+PRECISIONS = ("fp32", "tf32", "bf16")
 REG_SCHEDULES = ("constant", "warmup", "cosine")
 DECAYS = ("cosine", "none")
 
@@ -39,8 +39,10 @@ class ImageSettings:
         warmup_epochs: Linear rise of the learning rate.
         clip: Largest global norm of the gradient; None: no clipping.
         label_smoothing: Of the cross-entropy; a baseline.
-        sam: Radius ρ of sharpness-aware minimization; 0: none. A baseline, with ``ps-map``.
-        reg_strength: λ; a controller may change it while training.
+        sam: Radius ρ of sharpness-aware minimization; 0: none. With ``l-map`` both gradients are
+            those of cross-entropy + λR.
+        reg_strength: λ; ``run.reg_strength`` may be changed while training.
+        reg_nats: Strength in nats instead of λ; see :class:`fsmap.LogTrace`.
         reg_schedule: Factor on λ: ``constant``, ``warmup`` (a linear rise over
             ``reg_warmup_epochs``) or ``cosine`` (down to 0 with the learning rate).
         reg_warmup_epochs: Length of that rise.
@@ -57,11 +59,11 @@ class ImageSettings:
         limit: Use only so many training images.
         generated: Generated images instead of the data set.
         seed: Of weights, order, augmentation, evaluation points and ψ.
-        precision: ``fp32``, ``tf32``, ``bf16`` or ``fp16`` (with loss scaling). Differences of size
-            β are lost in bf16: ``fd`` then runs in fp16 on CUDA.
+        precision: ``fp32``, ``tf32`` or ``bf16`` (autocast). Differences of size β are lost in
+            bf16: ``fd`` and ``fd_central`` leave autocast.
         channels_last: Memory layout of images and weights, where it is safe; see
-            :func:`fsmap.train.images.layout.layout_of`.
-        compile: Trace the loss and its gradient once and compile them with inductor.
+            :func:`fsmap.train.images.build.layout_of`.
+        compile: ``torch.compile`` the passes.
         graph: Capture the whole step in a CUDA graph.
         deterministic: Deterministic kernels only: a resumed run then equals an uninterrupted one to
             the last bit on CUDA too (on the CPU it always does).
@@ -84,6 +86,7 @@ class ImageSettings:
     label_smoothing: float = 0.0
     sam: float = 0.0
     reg_strength: float = 1e-6
+    reg_nats: float | None = None
     reg_schedule: str = "constant"
     reg_warmup_epochs: float = 0.0
     num_points: int = 128
@@ -110,7 +113,7 @@ class ImageSettings:
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("reg_schedule", self.reg_schedule, REG_SCHEDULES)
         _one_of("decay", self.decay, DECAYS)
-        trace.check_method(self.estimator)
+        by_name(self.estimator)
         bn.check_mode(self.batchnorm, bn.MODES)
         for name in ("epochs", "batch_size", "num_points", "every", "width"):
             _at_least(name, getattr(self, name), 1)
@@ -146,9 +149,8 @@ class ImageSettings:
         if not 0 < self.beta < math.inf:
             message = f"beta must be > 0 and finite, got {self.beta:g}"
             raise InputError(message)
-        if self.sam and self.method == "l-map":
-            message = "sam is a baseline for ps-map: choose that (--method ps-map), or no sam"
-            raise InputError(message)
+        if self.reg_nats is not None:
+            _at_least("reg_nats", self.reg_nats, 0)
 
     @property
     def regularized(self) -> bool:

@@ -18,33 +18,11 @@ if TYPE_CHECKING:
     from fsmap.train.images.run import ImageRun
 
 FILE = "checkpoint.safetensors"
-NUMBERS = (int, float, bool, str, list, type(None))
 
 
 def tensors_of(run: ImageRun) -> dict[str, Tensor]:
-    """The live tensors that steps change.
-
-    Args:
-        run: The run.
-
-    Returns:
-        ``params/…``, ``buffers/…``, ``momentum/…``, the sums of the epoch and the loss scale.
-    """
-    step = run._step
-    more = {"scale": run.feeder.scale, "steady": step.steady, "totals": step.totals}
-    return model_tensors_of(run) | {f"step/{name}": t for name, t in more.items()}
-
-
-def model_tensors_of(run: ImageRun) -> dict[str, Tensor]:
-    """Those of them that make the model and its optimizer: what is restored after a collapse."""
-    step = run._step
-    found = {f"params/{n}": p.detach() for n, p in run.module.named_parameters()}
-    found |= {f"buffers/{n}": b for n, b in run.module.named_buffers()}
-    for name, p in step.params.items():
-        momentum = step.optimizer.state[p].get("momentum_buffer")
-        if momentum is not None:
-            found[f"momentum/{name}"] = momentum
-    return found
+    """The live tensors that steps change."""
+    return run.taken.tensors() | {"step/totals": run.taken.totals}
 
 
 def save(run: ImageRun, path: Path) -> None:
@@ -54,16 +32,13 @@ def save(run: ImageRun, path: Path) -> None:
         run: The run.
         path: The file; the old one stays until the new one is complete.
     """
-    tensors, plain = _hooks(run)
     progress = {
         "step": run.step,
         "reg_strength": run.reg_strength,
         "seconds": run.seconds,
         "history": run.history,
-        "hooks": plain,
     }
-    content = {**tensors_of(run), **tensors}
-    checkpoint.save(path, checkpoint.Checkpoint(content, run.config, progress))
+    checkpoint.save(path, checkpoint.Checkpoint(tensors_of(run), run.config, progress))
 
 
 def restore(run: ImageRun, path: Path, *, resume: bool) -> None:
@@ -97,11 +72,6 @@ def restore(run: ImageRun, path: Path, *, resume: bool) -> None:
     with torch.no_grad():
         for name, t in live.items():
             t.copy_(saved.tensors[name])
-    for number, hook in enumerate(run.hooks):
-        load = getattr(hook, "load_state_dict", None)
-        if load is not None:
-            state: dict[str, Any] = dict(saved.progress["hooks"].get(str(number), {}))
-            load({**state, **saved.group(f"hooks/{number}")})
 
 
 def load_model(
@@ -169,23 +139,3 @@ def _named_model(path: Path, settings: ImageSettings, repeated: str | None) -> n
         message = f"{path} is of {settings.model!r}, not of {repeated!r}"
         raise CheckpointError(message)
     return build_model(settings, initial=False)
-
-
-def _hooks(run: ImageRun) -> tuple[dict[str, Tensor], dict[str, dict[str, Any]]]:
-    """The state of the hooks: tensors, and plain values."""
-    tensors: dict[str, Tensor] = {}
-    plain: dict[str, dict[str, Any]] = {}
-    for number, hook in enumerate(run.hooks):
-        get = getattr(hook, "state_dict", None)
-        for name, value in ({} if get is None else get()).items():
-            if isinstance(value, Tensor):
-                tensors[f"hooks/{number}/{name}"] = value
-            elif isinstance(value, NUMBERS):
-                plain.setdefault(str(number), {})[name] = value
-            else:
-                message = (
-                    f"state_dict() of {type(hook).__name__} holds {name!r}, a "
-                    f"{type(value).__name__}; a checkpoint takes tensors, numbers, text and lists"
-                )
-                raise CheckpointError(message)
-    return tensors, plain

@@ -1,74 +1,85 @@
-"""One step: feed, gradient, average over processes, clip, SGD in place, numbers added up."""
+"""One step: images, loss + λR by :class:`fsmap.LMAP`, clipping, SGD, sums for the log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim import Optimizer
 
-from fsmap.train.images.feed import Feeder, trainable
-from fsmap.train.images.gradient import (
-    JOINED,
-    PLAIN,
-    REGULARIZED,
-    Gradient,
-    half_precision,
-    laid_out_as,
-    make_gradient,
-)
+from fsmap.errors import InputError
+from fsmap.functional.noise import is_random
+from fsmap.lmap.core import Drawn
+from fsmap.lmap.module import LMAP
+from fsmap.lmap.strength import LogTrace
+from fsmap.train.capture import CapturedStep
+from fsmap.train.images.feed import Feeder
 from fsmap.train.images.parallel import Group
+from fsmap.train.images.predict import autocast
 from fsmap.train.images.settings import ImageSettings
-from fsmap.types import Params
 
-COLUMNS = ("loss", "laplacian", "correct", "grad_norm", "regularized", "skipped", "steps")
-"""Sums over steps: what the gradient measured, and counts of kinds of steps."""
-REGULARIZED_STEPS, SKIPPED, STEPS = 4, 5, 6
+PLAIN, JOINED, REGULARIZED = "plain", "joined", "regularized"
+"""Without p_X; p_X in the batch but no R (``joint`` between two evaluations of R); with R."""
 
-FIRST_SCALE, LOWEST_SCALE, GROWTH_STEPS = 2.0**12, 1.0, 1_000  # of the loss in fp16
-
-
-GradientOfInputs = Callable[[Params, dict[str, Tensor], dict[str, Tensor]], Gradient]
+COLUMNS = ("loss", "laplacian", "correct", "grad_norm", "regularized", "steps")
+"""Sums over the steps of an epoch."""
 
 
 class Step:
-    """The step in its plain form; the definition that a captured one is compared with."""
+    """Takes steps; eager, compiled, or captured whole in a CUDA graph."""
 
     def __init__(
         self, module: nn.Module, settings: ImageSettings, feeder: Feeder, group: Group
     ) -> None:
-        """Build the optimizer and the gradient functions.
-
-        Args:
-            module: On its device, in training mode.
-            settings: Of the run.
-            feeder: Gives the images.
-            group: The processes that share the work.
-        """
+        """Make the optimizer and the regularizer."""
         self.module, self.settings, self.feeder, self.group = module, settings, feeder, group
-        self.params = trainable(module)
-        self.buffers = dict(module.named_buffers())
-        first = next(iter(self.params.values()))
-        self.cuda = first.is_cuda
-        self.optimizer: Optimizer = settings.optimizer().build(
-            self.params.values(), capturable=self.cuda
+        device = feeder.device
+        _check_how(module, settings, device)
+        self.params = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self.optimizer = settings.optimizer().build(
+            self.params.values(), capturable=device.type == "cuda"
         )
-        for p in self.params.values():
-            if settings.momentum:  # what torch makes at the first step
+        if settings.momentum:  # what torch makes at the first step
+            for p in self.params.values():
                 self.optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        self.half = half_precision(settings, first.device)
-        self.scaled = self.half == torch.float16
-        self.steady = torch.zeros((), device=first.device)  # steps since the scale changed
-        self.found_inf = torch.zeros((), device=first.device)
-        self.totals = torch.zeros(len(COLUMNS), device=first.device, dtype=torch.float32)
-        self.restart()
-        self.gradients: dict[str, GradientOfInputs] = {}
+        self.half = torch.bfloat16 if settings.precision == "bf16" else None
+        self.totals = torch.zeros(len(COLUMNS), device=device, dtype=torch.float32)
+        self.reg_strength = torch.zeros((), device=device, dtype=feeder.dtype)
+        self.lm: LMAP | None = None
+        self.penalty: LogTrace | None = None
+        self.plain, self.assemble = module.__call__, feeder.assemble
+        if settings.regularized:
+            self._regularize(settings)
+        if settings.compile:
+            self.assemble = torch.compile(feeder.assemble)
+            if self.lm is None:
+                self.plain = torch.compile(module)
+        self.captured: dict[str, CapturedStep] = {}
+
+    def _regularize(self, settings: ImageSettings) -> None:
+        px, feeder = self.feeder.task.px, self.feeder
+        assert px is not None
+        self.lm = LMAP(
+            self.module,
+            px,
+            num_points=feeder.points,
+            batchnorm=settings.batchnorm,
+            estimator=settings.estimator,
+            beta=settings.beta,
+            every=settings.every,
+            seed=settings.seed,
+        )
+        if settings.compile:
+            self.lm.compile()
+        self.plain = self.lm.regularizer.plain
+        size = sum(p.numel() for p in self.params.values())
+        self.psi = torch.zeros(1, size, device=feeder.device, dtype=torch.float32)
+        if settings.reg_nats is not None:
+            self.penalty = LogTrace(settings.reg_nats).to(feeder.device)
 
     def kind(self, step: int, reg_strength: float) -> str:
         """Which of the three kinds of step this is."""
-        if not self.settings.regularized:
+        if self.lm is None:
             return PLAIN
         if reg_strength != 0 and step % self.settings.every == 0:
             return REGULARIZED
@@ -80,103 +91,140 @@ class Step:
         Args:
             step: Its number, from 0.
             lr: Learning rate.
-            reg_strength: λ.
+            reg_strength: λ, or a factor on the strength in nats.
         """
         kind = self.kind(step, reg_strength)
-        self.feeder.prepare(step, kind)
-        self.feeder.reg_strength.fill_(reg_strength)
+        self.feeder.prepare(step)
+        self.reg_strength.fill_(reg_strength)
         for options in self.optimizer.param_groups:
             if isinstance(options["lr"], Tensor):
                 options["lr"].fill_(lr)
             else:
                 options["lr"] = lr
-        self.advance(kind)
-        if kind == REGULARIZED:
-            self.feeder.psi.ahead(step)
-
-    def advance(self, kind: str) -> None:
-        """Everything after the draws are in place; what a graph captures."""
-        self.update(self.differentiate(kind), kind)
-
-    def differentiate(self, kind: str) -> Gradient:
-        """The gradient of this process's share."""
-        if kind not in self.gradients:
-            self.gradients[kind] = self.make(kind)
-        return self.gradients[kind](self.params, self.buffers, self.feeder.inputs(kind))
-
-    def make(self, kind: str) -> GradientOfInputs:
-        """One kind of step, from draws to gradient, as a pure function."""
-        gradient = make_gradient(self.module, self.settings, kind, self.half)
-
-        def whole(params: Params, buffers: Params, inputs: dict[str, Tensor]) -> Gradient:
-            return gradient(params, buffers, self.feeder.assemble(inputs, kind))
-
-        return whole
-
-    @torch.no_grad()
-    def update(self, found: Gradient, kind: str) -> None:
-        """Average, clip, move parameters and running statistics."""
-        floats = [n for n, b in found.buffers.items() if b.is_floating_point()]
-        self.group.average([*found.grads, *(found.buffers[n] for n in floats)])
-        self.group.average([found.measured])
-        norm = get_total_norm(found.grads)
-        for p, g in zip(self.params.values(), found.grads, strict=True):
-            p.grad = laid_out_as(p, g)  # once more: a compiler may have chosen otherwise
-        if self.settings.clip is not None:
-            clip_grads_with_norm_(self.params.values(), self.settings.clip, norm)
-        skipped = self._rescale(norm)
-        self.optimizer.step()
-        self._keep(found.buffers, floats, skipped)
-        self._count(found.measured, norm, skipped, kind)
-
-    def _rescale(self, norm: Tensor) -> Tensor:
-        """In fp16 a gradient that overflowed is skipped and the scale halved; else it grows."""
-        if not self.scaled:
-            return self.found_inf
-        found = ~torch.isfinite(norm)
-        self.found_inf.copy_(found)
-        self.optimizer.found_inf = self.found_inf  # type: ignore[attr-defined]
-        grow = self.steady >= GROWTH_STEPS
-        factor = torch.where(found, 0.5, torch.where(grow, 2.0, 1.0))
-        self.feeder.scale.mul_(factor).clamp_(min=LOWEST_SCALE)
-        self.steady.add_(1).mul_(~(found | grow))
-        return self.found_inf
+        if self.lm is not None:
+            self.lm.step = step
+            if kind == REGULARIZED and self._draws_psi:
+                stream = self.lm.regularizer.stream()
+                self.psi.copy_(stream.flat_psi(self.psi.shape[1], 1, self.psi.device))
+        if not self.settings.graph or self.group.size > 1:
+            self.advance(kind)
+            return
+        if kind not in self.captured:
+            self.captured[kind] = CapturedStep(lambda: self.advance(kind), self.state)
+        self.captured[kind]()
 
     @property
-    def lost(self) -> bool:
-        """Whether no scale helps: what overflows in fp16 without one is not finite at all."""
-        return self.scaled and bool(self.found_inf) and bool(self.feeder.scale <= LOWEST_SCALE)
+    def _draws_psi(self) -> bool:
+        assert self.lm is not None
+        return bool(self.lm.regularizer.options.estimator.parameter_probes)
 
-    def restart(self) -> None:
-        """The weights are others now: sums that are not finite begin anew, and so does the scale.
-
-        A scale that is too large is halved soon.
-        """
-        if self.lost or not self.totals.isfinite().all():
-            self.totals.zero_()
-        if self.scaled:
-            self.feeder.scale.fill_(FIRST_SCALE)
-            self.steady.zero_()
-            self.found_inf.zero_()
-
-    def _keep(self, found: Params, floats: list[str], skipped: Tensor) -> None:
-        """Take running statistics over, but not those of a step that overflowed."""
-        whole = [n for n in found if n not in floats]
-        new = {n: found[n] for n in (*floats, *whole)}
-        if self.scaled:
-            off = skipped.bool()
-            new |= {n: torch.where(off, self.buffers[n], found[n]) for n in floats}
-        for names in filter(None, (floats, whole)):  # one kernel for each type
-            torch._foreach_copy_([self.buffers[n] for n in names], [new[n] for n in names])
-
-    def _count(self, measured: Tensor, norm: Tensor, skipped: Tensor, kind: str) -> None:
-        row = torch.cat([measured, norm.float()[None]])  # [4]
-        one: Tensor | float = 1.0
-        if self.scaled:  # what overflowed does not count
-            row = torch.where(skipped.bool(), 0.0, row)
-            self.totals[SKIPPED] += skipped
-            one = 1 - skipped
-        self.totals[: len(row)] += row
-        self.totals[STEPS:] += one
+    def advance(self, kind: str) -> None:
+        """Everything after the draws are in place: fixed tensors in, fixed tensors changed."""
+        x, y, points = self.assemble()
+        probes: Tensor | None = None
         if kind == REGULARIZED:
-            self.totals[REGULARIZED_STEPS] += one
+            assert self.lm is not None
+            probes = self.psi if self._draws_psi else self.lm.regularizer.probes(x, points)
+        drawn = Drawn(points, probes)
+        measured = self._differentiate(kind, x, y, drawn)
+        if self.settings.sam:
+            self._ascend_and_return(kind, x, y, drawn)
+        self._update(measured, kind)
+
+    def _differentiate(self, kind: str, x: Tensor, y: Tensor, drawn: Drawn) -> Tensor:
+        """Fill ``.grad``; cross-entropy, R (times ``every``) and the number of right answers."""
+        value = self.reg_strength.new_zeros(())
+        with autocast(x.device, self.half):
+            if kind == REGULARIZED:
+                assert self.lm is not None
+                out, R = self.lm(x, drawn=drawn)
+                assert R is not None
+                value = R
+            elif kind == JOINED:
+                out = self.plain(torch.cat([x, drawn.points]))[: len(x)]
+            else:
+                out = self.plain(x)
+        out = out.to(self.feeder.dtype)
+        loss = F.cross_entropy(out, y, label_smoothing=self.settings.label_smoothing)
+        total = loss
+        if kind == REGULARIZED:
+            term = value if self.penalty is None else self.penalty(value, every=self.settings.every)
+            total = loss + self.reg_strength * term
+        for p in self.params.values():
+            p.grad = None
+        total.backward()
+        right = (out.argmax(1) == y).sum()
+        return torch.stack([t.detach().float() for t in (loss, value, right)])
+
+    def _ascend_and_return(self, kind: str, x: Tensor, y: Tensor, drawn: Drawn) -> None:
+        """Sharpness-aware minimization: the gradient at θ + ρ·g/‖g‖, in ``.grad`` of θ."""
+        params = list(self.params.values())
+        tensors = [*params, *self.module.buffers()]
+        tensors += [] if self.penalty is None else list(self.penalty.buffers())
+        with torch.no_grad():
+            kept = [t.detach().clone() for t in tensors]
+            grads = self._grads()
+            self.group.average(grads)
+            factor = self.settings.sam / (get_total_norm(grads) + 1e-12)
+            for p, g in zip(params, grads, strict=True):
+                p.add_(g * factor)
+        self._differentiate(kind, x, y, drawn)
+        with torch.no_grad():
+            for t, before in zip(tensors, kept, strict=True):
+                t.copy_(before)
+
+    @torch.no_grad()
+    def _update(self, measured: Tensor, kind: str) -> None:
+        """Average over processes, clip, move the parameters."""
+        params, grads = list(self.params.values()), self._grads()
+        floats = [b for b in self.module.buffers() if b.is_floating_point()]
+        self.group.average([*grads, *floats])
+        self.group.average([measured])
+        norm = get_total_norm(grads)
+        if self.settings.clip is not None:
+            clip_grads_with_norm_(params, self.settings.clip, norm)
+        self.optimizer.step()
+        self.totals[:4] += torch.cat([measured, norm.float()[None]])
+        self.totals[4:] += torch.ones_like(self.totals[4:])
+        if kind != REGULARIZED:
+            self.totals[4] -= 1
+
+    def _grads(self) -> list[Tensor]:
+        for p in self.params.values():
+            if p.grad is None:  # the layer was not used
+                p.grad = torch.zeros_like(p)
+        return [p.grad for p in self.params.values() if p.grad is not None]
+
+    def state(self) -> list[Tensor]:
+        """Every tensor that a step changes."""
+        return [*self.tensors().values(), self.totals]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What makes the model, its optimizer and the strength; live."""
+        found = {f"params/{n}": p.detach() for n, p in self.module.named_parameters()}
+        found |= {f"buffers/{n}": b for n, b in self.module.named_buffers()}
+        for name, p in self.params.items():
+            momentum = self.optimizer.state[p].get("momentum_buffer")
+            if momentum is not None:
+                found[f"momentum/{name}"] = momentum
+        if self.penalty is not None:
+            found |= {f"penalty/{n}": b for n, b in self.penalty.named_buffers()}
+        return found
+
+
+def _check_how(module: nn.Module, settings: ImageSettings, device: torch.device) -> None:
+    """Raise if the step cannot be compiled or captured."""
+    message = None
+    if settings.graph and device.type != "cuda":
+        message = f"graph=True needs a CUDA device, got {device}"
+    elif settings.graph and settings.regularized and settings.estimator in ("vjp", "exact"):
+        message = f"graph=True does not go with the estimator {settings.estimator!r}"
+    elif settings.graph or settings.compile:
+        noisy = sorted({type(m).__name__ for m in module.modules() if is_random(m)})
+        if noisy:
+            message = (
+                "compile and graph need a model without random layers, and this one has "
+                f"{', '.join(noisy)}. Set both to False, or the drop rates to 0."
+            )
+    if message:
+        raise InputError(message)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.loops import exclusively
 from fsmap.report.circumstances import circumstances
 from fsmap.train.images import ImageRun, ImageSettings
 from fsmap.train.images.kernels import kernels
@@ -66,6 +67,9 @@ def main() -> None:
     parser.add_argument("--cell", nargs="*", default=list(CELLS), choices=list(CELLS))
     parser.add_argument("--steps", type=int, help="of a round (100 on CUDA, 4 on a CPU)")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--lock", type=Path, help="file to lock while timing, for several processes"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "images.jsonl")
     options = parser.parse_args()
     steps = options.steps or (100 if options.device == "cuda" else 4)
@@ -75,10 +79,11 @@ def main() -> None:
         with kernels(runs[cell].settings, runs[cell].device):
             first[cell] = take(runs[cell], 2 * runs[cell].settings.every)
     times: dict[str, list[float]] = {cell: [] for cell in runs}
-    for _ in range(options.rounds):
-        for cell, run in runs.items():
-            with kernels(run.settings, run.device):
-                times[cell].append(1e3 * take(run, steps) / steps)
+    with exclusively(options.lock):
+        for _ in range(options.rounds):
+            for cell, run in runs.items():
+                with kernels(run.settings, run.device):
+                    times[cell].append(1e3 * take(run, steps) / steps)
     about = circumstances(options.device)._asdict()
     plain = statistics.median(times["ps-map"]) if "ps-map" in times else float("nan")
     print(f"{'cell':<22}{'ms':>8}{'fastest':>9}{'x ps-map':>10}{'limit':>7}{'first, s':>10}")
@@ -92,7 +97,10 @@ def main() -> None:
         with options.out.open("a") as file:
             file.write(json.dumps(row) + "\n")
         limit = row["limit_ms"] or ""
-        print(f"{cell:<22}{ms:>8.2f}{min(found):>9.2f}{ms / plain:>10.2f}{limit:>7}{first[cell]:>10.1f}")
+        print(
+            f"{cell:<22}{ms:>8.2f}{min(found):>9.2f}{ms / plain:>10.2f}{limit:>7}"
+            f"{first[cell]:>10.1f}"
+        )
 
 
 if __name__ == "__main__":

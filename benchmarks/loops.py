@@ -12,11 +12,12 @@ of the same run. Rows are appended to ``benchmarks/results/loops.jsonl``.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import statistics
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -120,7 +121,9 @@ CPU_TASKS: dict[str, Callable[[], Task]] = {
 JOINT = ("plain", "sam", "by hand", "lmap joint")
 CUDA_TASKS: dict[str, Callable[[], Task]] = {
     "resnet18": lambda: resnet("cuda", 128, (*JOINT, "lmap frozen", "penalty")),
-    "resnet18 S=32": lambda: resnet("cuda", 32, ("plain", "lmap joint", "lmap joint every 2")),
+    "resnet18 S=32": lambda: resnet(
+        "cuda", 32, ("plain", "sam", "lmap joint", "lmap joint every 2", "lmap frozen")
+    ),
     "gpt2": lambda: gpt2("cuda"),
     "vit-s": lambda: vit("cuda"),
 }
@@ -139,11 +142,14 @@ class Loop:
         torch.manual_seed(0)
         self.task, self.device = task, device
         self.model = task.make().train()
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4, momentum=0.9)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=1e-4, momentum=0.9, fused=device == "cuda"
+        )
         self.call = task.call or (lambda m, x: m(x))
         self.compile = {} if mode == "eager" else {"mode": None if mode == "compiled" else mode}
         self.eager = mode == "eager"
         self.place = 0
+        self.loss = loss_of if self.eager else torch.compile(loss_of)
         kind, *options = way.split(" ")
         self.step = getattr(self, f"make_{kind}")(" ".join(options))
 
@@ -168,7 +174,7 @@ class Loop:
 
         def step(x: Tensor, y: Tensor) -> None:
             with self.autocast():
-                loss = loss_of(self.call(model, x), y)
+                loss = self.loss(self.call(model, x), y)
             loss.backward()
 
         return step
@@ -258,7 +264,7 @@ class Loop:
         def step(x: Tensor, y: Tensor) -> None:
             with self.autocast():
                 out, R = lm(x)
-                loss = loss_of(out, y) + LAM * R
+                loss = self.loss(out, y) + LAM * R
             loss.backward()
 
         return step
@@ -273,10 +279,21 @@ class Loop:
 
         def step(x: Tensor, y: Tensor) -> None:
             with self.autocast():
-                loss = loss_of(self.call(plain, x), y) + LAM * penalty()
+                loss = self.loss(self.call(plain, x), y) + LAM * penalty()
             loss.backward()
 
         return step
+
+
+@contextmanager
+def exclusively(lock: Path | None) -> Iterator[None]:
+    """Hold a lock file, so that processes that compile side by side are timed one by one."""
+    if lock is None:
+        yield
+        return
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def now(device: str) -> float:
@@ -293,6 +310,9 @@ def main() -> None:
     parser.add_argument("--mode", nargs="*", help="eager, compiled, reduce-overhead")
     parser.add_argument("--steps", type=int, default=20, help="steps of a round")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--lock", type=Path, help="file to lock while timing, for several processes"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "loops.jsonl")
     options = parser.parse_args()
     tasks = CUDA_TASKS if options.device == "cuda" else CPU_TASKS
@@ -333,13 +353,14 @@ def measure(
             except Exception as error:  # the row says so, other ways go on
                 failed[key] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
     times: dict[tuple[str, str], list[float]] = {key: [] for key in loops}
-    for _ in range(options.rounds):
-        for key, loop in loops.items():
-            steps = options.steps + options.steps % 2
-            start = now(device)
-            for _ in range(steps):
-                loop()
-            times[key].append(1e3 * (now(device) - start) / steps)
+    with exclusively(options.lock):
+        for _ in range(options.rounds):
+            for key, loop in loops.items():
+                steps = options.steps + options.steps % 2
+                start = now(device)
+                for _ in range(steps):
+                    loop()
+                times[key].append(1e3 * (now(device) - start) / steps)
     medians = {key: statistics.median(found) for key, found in times.items()}
     plain = min((t for (way, _), t in medians.items() if way == "plain"), default=float("nan"))
     hand = min((t for (way, _), t in medians.items() if way == "by hand"), default=float("nan"))

@@ -48,10 +48,12 @@ class Stream(NamedTuple):
         """Seed of the random layers (dropout) of the evaluation pass: another one each time."""
         return integer(self.seed, self.step, "noise", self.rank, *[self.micro] * (self.micro > 0))
 
-    def flat_psi(self, size: int, num: int, device: torch.device) -> Tensor:
-        """ψ as one float32 tensor ``[num, size]``."""
+    def flat_psi(
+        self, size: int, num: int, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """ψ as one tensor ``[num, size]``."""
         source = generator(self.seed, self.step, "psi", device=device)
-        return torch.randn((num, size), generator=source, device=device, dtype=torch.float32)
+        return torch.randn((num, size), generator=source, device=device, dtype=dtype)
 
     def psi(self, params: Params, num: int = 1) -> Params:
         """ψ ~ N(0, I), ``{name: [num, ...]}``: the same on every rank."""

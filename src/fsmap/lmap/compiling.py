@@ -20,13 +20,15 @@ from torch import Tensor, nn
 
 from fsmap.errors import FallbackWarning, FsmapError
 from fsmap.functional.noise import is_random
-from fsmap.linalg.values import HALF
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-TOLERANCE, HALF_TOLERANCE = 0.02, 0.1
-"""Largest relative difference between compiled and eager; wrong derivatives differ by far more."""
+TOLERANCE = 0.02
+"""Largest relative difference between compiled and eager, besides what rounding explains."""
+
+
+WHAT = ("R", "the gradient of R")
 
 
 def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
@@ -131,7 +133,9 @@ class Compiled:
         params = [p for p in module.parameters() if p.requires_grad]
         device = params[0].device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            wanted = _with_gradient(value(eager()), params)
+            eagerly = _with_gradient(value(eager()), params)
+            with torch.autocast(device.type, enabled=False):
+                wanted = _with_gradient(value(eager()), params)
             try:
                 result = self._get("whole", function, fullgraph=True)(*args)
                 got = _with_gradient(value(result), params)
@@ -140,17 +144,21 @@ class Compiled:
             except Exception as error:
                 self._give_up(module, f"it cannot be compiled: {_first_line(error)}")
                 return False
-        half = torch.is_autocast_enabled(device.type) or any(p.dtype in HALF for p in params)
-        limit = HALF_TOLERANCE if half else TOLERANCE
-        if any(is_random(m) for m in module.modules()):
-            limit = float("inf")  # random layers draw other numbers in a compiled graph
-        for what, ours, theirs in zip(("R", "the gradient of R"), got, wanted, strict=True):
-            off = float((ours - theirs).norm() / theirs.norm().clamp_min(1e-30))
-            if not off <= limit:
-                words = f"{what} of the compiled model differs from the eager one by {off:.1%}"
-                self._give_up(module, words)
-                return False
         self._checked = True
+        if any(is_random(m) for m in module.modules()):
+            return True  # random layers draw other numbers in a compiled graph
+        for what, ours, theirs, exact in zip(WHAT, got, eagerly, wanted, strict=True):
+            # In half precision eager passes are off by tens of percent in deep networks: compiled
+            # ones may be twice as far from full precision, no more.
+            size = exact.norm().clamp_min(1e-30)
+            off, usual = float((ours - exact).norm() / size), float((theirs - exact).norm() / size)
+            if not off <= 2 * usual + TOLERANCE:
+                self._give_up(
+                    module,
+                    f"{what} of the compiled model differs from full precision by {off:.1%}, of "
+                    f"the eager one by {usual:.1%}",
+                )
+                return False
         return True
 
     def _give_up(self, module: nn.Module, why: str) -> None:

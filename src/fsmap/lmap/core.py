@@ -248,6 +248,13 @@ class Regularizer:
         rows = self._draw_rows(params, drawn, stream)
         return Drawn(drawn, self.probes(x, drawn, params, rows), rows)
 
+    def psi_dtype(self, device: torch.device) -> torch.dtype:
+        """Half precision on CUDA under autocast, where tangents are rounded to it anyway."""
+        full = self.options.estimator.full_precision or device.type != "cuda"
+        if full or not torch.is_autocast_enabled("cuda"):
+            return torch.float32
+        return torch.get_autocast_dtype("cuda")
+
     def probes(
         self,
         x: Inputs | None,
@@ -260,7 +267,8 @@ class Regularizer:
         params = self.params() if params is None else params
         if options.estimator.parameter_probes:
             total = sum(p.numel() for p in trainable(self.module).values())
-            return stream.flat_psi(total, options.probes, next(iter(params.values())).device)
+            device = next(iter(params.values())).device
+            return stream.flat_psi(total, options.probes, device, self.psi_dtype(device))
         joint = x is not None and options.batchnorm == "joint"
         at: Any = _joined(x, evaluation) if joint else evaluation
         f = self.f

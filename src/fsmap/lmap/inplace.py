@@ -49,9 +49,9 @@ class InPlacePenalty:
 
     As ``LaplacianPenalty(estimator="fd")`` with a ψ that is drawn parameter by parameter; with
     ``frozen`` statistics are constants in the gradient (:mod:`fsmap.lmap.batchnorm`). It needs
-    nothing from the model but forward and backward passes, so it serves FSDP2 (``fully_shard``), FSDP2 with
-    activation checkpointing, DDP, and any other model. ψ is the same on every rank, each rank draws
-    evaluation points of its own, and gradients are averaged as those of the loss are.
+    nothing from the model but forward and backward passes, so it serves FSDP2 (``fully_shard``),
+    FSDP2 with activation checkpointing, DDP, and any other model. ψ is the same on every rank, each
+    rank draws evaluation points of its own, and gradients are averaged as those of the loss are.
 
     Args:
         module: The model as the loop calls it: wrapped, sharded, compiled.

@@ -73,7 +73,9 @@ class Step:
             self.lm.compile()
         self.plain = self.lm.regularizer.plain
         size = sum(p.numel() for p in self.params.values())
-        self.psi = torch.zeros(1, size, device=feeder.device, dtype=torch.float32)
+        with autocast(feeder.device, self.half):
+            dtype = self.lm.regularizer.psi_dtype(feeder.device)
+        self.psi = torch.zeros(1, size, device=feeder.device, dtype=dtype)
         if settings.reg_nats is not None:
             self.penalty = LogTrace(settings.reg_nats).to(feeder.device)
 
@@ -105,7 +107,8 @@ class Step:
             self.lm.step = step
             if kind == REGULARIZED and self._draws_psi:
                 stream = self.lm.regularizer.stream()
-                self.psi.copy_(stream.flat_psi(self.psi.shape[1], 1, self.psi.device))
+                size, device = self.psi.shape[1], self.psi.device
+                self.psi.copy_(stream.flat_psi(size, 1, device, self.psi.dtype))
         if not self.settings.graph or self.group.size > 1:
             self.advance(kind)
             return

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fsmap.errors import FallbackWarning, ForwardModeError, IgnoredProbesWarning, InputError
 from fsmap.functional import Functional, State, Wrapped
+from fsmap.functional.noise import is_random
 from fsmap.linalg import points
 from fsmap.linalg.estimators import Central
 from fsmap.linalg.metric import Metric, Weights
@@ -359,7 +360,7 @@ class Regularizer:
     @contextmanager
     def own_noise(self) -> Iterator[None]:
         """Random layers draw from this step's own stream, and the loop's stream is left alone."""
-        if self.f.pointwise:
+        if not any(map(is_random, self.module.modules())):
             yield
             return
         device = next(self.module.parameters()).device

@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    from fsmap.assess.doctor import doctor
+    from fsmap.doctor.doctor import doctor
 
     module, own = make(arguments.target, arguments.seed)
     if arguments.weights is not None:

@@ -196,10 +196,8 @@ def doctor(
         symmetries, known = symmetry.check(candidates, params, found)
         K = outputs(f, params, points.take(wide, slice(0, 4))).shape[1]
         ranked = _rank(found, symmetries, points.count(x), K)
-        without_name = ranked.unexplained or any(
-            s.kind == "no_effect" and s.adds for s in symmetries
-        )
-        if without_name and found.null is not None and ranked.sure is not False:
+        unnamed = ranked.unexplained or any(s.kind == "no_effect" for s in symmetries)
+        if unnamed and found.null is not None and ranked.sure is not False:
             nearby = _deficit_nearby(f, params, wide, metric, tolerance)
             ranked = ranked._replace(nearby=nearby)
         costs, auto = _costs(_without_dropout(module, []), x, forward, K)
@@ -239,18 +237,17 @@ def _check_arguments(
 ) -> None:
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
-        wrong = f"doctor takes an nn.Module, got {kind}. Call the factory first?"
-        raise UnsupportedModuleError(wrong)
+        message = f"doctor takes an nn.Module, got {kind}. Call the factory first?"
+        raise UnsupportedModuleError(message)
     points.check(x)
-    message = None
-    if jitter is not None and not (jitter > 0 and math.isfinite(jitter)):
-        message = f"jitter must be > 0 and finite, got {jitter:g}"
-    elif num_data is not None and num_data < 1:
-        message = f"num_data must be at least 1, got {num_data}"
-    elif tolerance is not None and not 0 < tolerance < 1:
-        message = f"tolerance is relative: 0 < tolerance < 1, got {tolerance:g}"
-    if message:
-        raise InputError(message)
+    for name, value, least, most in (
+        ("jitter", jitter, 0.0, math.inf),
+        ("num_data", num_data, 0, math.inf),
+        ("tolerance", tolerance, 0.0, 1.0),
+    ):
+        if value is not None and not least < value < most:
+            message = f"{name} must be above {least} and below {most}, got {value}"
+            raise InputError(message)
 
 
 def _without_dropout(module: nn.Module, notes: list[str]) -> nn.Module:
@@ -315,7 +312,9 @@ def _affordable(f: Functional, params: Params, x: Inputs) -> int:
 def _rank(found: Spectrum, symmetries: tuple[Finding, ...], num_points: int, K: int) -> Rank:
     exact = [f for f in symmetries if not f.nearly]
     counted = all(f.adds is not None for f in exact)
-    known = sum(f.directions if f.adds is None else f.adds for f in exact)
+    known = sum(f.adds or 0 for f in exact)
+    if not counted:
+        known = sum(f.directions for f in exact if f.kind != "no_effect")
     P, rank, gap = found.parameters, found.rank, found.gap
     missing = max(0, P - K * num_points)
     deficit = None if rank is None else P - rank
@@ -458,15 +457,7 @@ def _eigenvalues(found: Spectrum) -> Eigenvalues:
 
 
 def recommended(found: Spectrum, dtype: torch.dtype) -> dict[str, float]:
-    """ε for L-MAP, and for exact FS-MAP if all eigenvalues are known; nothing if 𝒥 is zero.
-
-    Args:
-        found: Eigenvalues.
-        dtype: The precision in which the model will be evaluated.
-
-    Returns:
-        ε by method, to one digit.
-    """
+    """ε by method, for a model evaluated in ``dtype``; FS-MAP only if all eigenvalues are known."""
     upper = float(found.largest.value.abs() + found.largest.stderr)
     if not upper > 0:
         return {}
@@ -568,8 +559,10 @@ def _costs(module: nn.Module, x: Inputs, forward: Forward | None, K: int) -> tup
     if side <= 4096:  # slq forms the matrix
         products = rows + 2.0 * vectors * side**2 / rate
         predicted["slq"] = products, gram + 8 * vectors * side
-    room = memory.SHARE * memory.free_bytes(like.device)
-    costs = [Cost(method, s, size, size < room) for method, (s, size) in predicted.items()]
+    costs = [
+        Cost(method, s, size, size <= memory.ALWAYS or memory.fits(size, like.device))
+        for method, (s, size) in predicted.items()
+    ]
     return costs, logdet.choose("auto", Q, P, like.device, gram=gram)
 
 

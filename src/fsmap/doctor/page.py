@@ -24,7 +24,7 @@ def page(d: Diagnosis) -> str:
     facts = (
         f"P = {d.parameters:,} parameters{frozen}, S = {d.points:,} points, K = {d.outputs} "
         f"output{'s' * (d.outputs != 1)}; {d.mode} mode, examined in {d.precision}, "
-        f"{_seconds(d.seconds)}"
+        f"{_scaled(d.seconds, 's')}"
     )
     head = [f"fsmap doctor: {d.module}", *_wrap(facts, "  "), ""]
     head += _wrap(f"{d.verdict.upper()}: {d.summary}", "")
@@ -165,7 +165,7 @@ def _costs(d: Diagnosis) -> list[str]:
     table = [["method", "time", "memory", "what"]]
     for c in d.costs:
         fits = METHODS[c.method] + ("" if c.fits else "; does not fit")
-        table.append([c.method, _seconds(c.seconds), _bytes(c.bytes), fits])
+        table.append([c.method, _scaled(c.seconds, "s"), _scaled(c.bytes, "B"), fits])
     told = "Predicted for these points; with the gradient about three times that."
     return lines + _columns(table) + _wrap(told, "     ")
 
@@ -188,15 +188,11 @@ def _columns(rows: list[list[str]]) -> list[str]:
     return [("     " + "  ".join(row)).rstrip() for row in cells]
 
 
-def _seconds(value: float) -> str:
-    for unit, name in ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms")):
-        if value >= unit:
-            return f"{value / unit:.3g} {name}"
-    return f"{value * 1e6:.0f} µs"
-
-
-def _bytes(value: int) -> str:
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= unit:
-            return f"{value / unit:.3g} {name}"
-    return f"{value} B"
+def _scaled(value: float, unit: str) -> str:
+    """Like ``1.5 ms`` or ``70 kB``."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor and unit == "B":
+            return f"{value / factor:.3g} {prefix}B"
+    if unit == "s" and value < 1:
+        return f"{1e3 * value:.3g} ms"
+    return f"{value:.3g} {unit}"

@@ -87,23 +87,7 @@ def spectrum(
     tolerance: float | None = None,
     seconds: float = 4.0,
 ) -> Spectrum:
-    """Eigenvalues of 𝒥 at ``params``: by SVD if A fits, by Lanczos otherwise.
-
-    Args:
-        f: Model function.
-        params: Parameters, in the precision to work in.
-        x: Evaluation points.
-        metric: g.
-        tolerance: Singular values of A up to this fraction of the largest count as zero; by default
-            max(Q, P) times the rounding of the parameters' dtype.
-        seconds: Time for Lanczos; fewer points are used if all of them take longer.
-
-    Returns:
-        The spectrum.
-
-    Raises:
-        InputError: For an indefinite metric on more than ``LARGEST_SVD`` parameters.
-    """
+    """Eigenvalues of 𝒥 at ``params``, by SVD if A fits and by Lanczos for ``seconds`` otherwise."""
     params = {name: p.detach() for name, p in params.items()}
     P, rounding = count(params), torch.finfo(next(iter(params.values())).dtype).eps
     whiten = None

@@ -48,6 +48,7 @@ ON_POINTS = ("silent_units", "constant_units")
 EQUAL = 1e-12  # relative distance up to which two units are equal
 NEAR = 1e-2  # and up to which they are reported as nearly equal
 QUIET = 1e-13  # range of a unit, relative to its layer, up to which it is constant
+MOST = 5  # nearly equal pairs of a layer that are reported
 NEARLY = 0.02  # ‖Jv‖ over its value for random signs in v: 1 for a typical v, 0 for a null vector
 
 
@@ -91,31 +92,12 @@ class Layer(NamedTuple):
 class Space(NamedTuple):
     """The units between two layers."""
 
+    where: str  # "layer → reader", by name
     layer: Layer
     norms: list[Layer]
     reader: Layer | None
-
-    @property
-    def where(self) -> str:
-        """``layer → reader``, by name."""
-        return self.layer.name + (f" → {self.reader.name}" if self.reader else "")
-
-    def makers(self) -> list[Slot]:
-        """Parameters that compute the units."""
-        return [slot for layer in (self.layer, *self.norms) for slot in layer.slots()]
-
-    def readers(self) -> list[Slot]:
-        """The weight that reads the units."""
-        if self.reader is None or self.reader.weight is None or self.reader.read is None:
-            return []
-        block = len(self.reader.low) // self.layer.units
-        return [Slot(self.reader.weight, self.reader.read, block)]
-
-    def statistics(self) -> list[Tensor]:
-        """Running statistics of the units, which an exchange of units moves too."""
-        norms = [n.module for n in self.norms if isinstance(n.module, _BatchNorm)]
-        held = [t for n in norms for t in (n.running_mean, n.running_var)]
-        return [t[:, None] for t in held if t is not None]
+    makers: list[Slot]  # what computes the units
+    readers: list[Slot]  # the weight that reads them
 
 
 class Family(NamedTuple):
@@ -147,13 +129,32 @@ class Finding(NamedTuple):
 def record(f: Functional, params: Params, x: Inputs) -> list[Space]:
     """The units of a module, from the order in which a pass over ``x`` calls its layers."""
     names = {id(p): name for name, p in f.module.named_parameters()}
+    paths = {module: path for path, module in f.module.named_modules()}
     calls: list[Layer] = []
-    hooks = []
-    for path, module in f.module.named_modules():
-        held = [names.get(id(module._parameters.get(key))) for key in ("weight", "bias")]
-        hook = _hook(path, module, held, calls)
-        if hook is not None:
-            hooks.append(module.register_forward_pre_hook(hook))
+
+    def hook(module: nn.Module, args: Any) -> None:
+        axis, made, read = 1, 0, 1
+        if isinstance(module, nn.Linear | nn.LayerNorm | nn.RMSNorm):
+            axis = -1
+        if isinstance(module, _ConvTransposeNd):
+            made, read = 1, 0
+        if not args or not isinstance(args[0], Tensor) or args[0].ndim < 2:
+            return
+        each = args[0].movedim(axis, 0).flatten(1)  # [inputs, everything else]
+        norm, weight = not isinstance(module, nn.Linear | _ConvNd), module._parameters.get("weight")
+        units = len(each) if norm or weight is None else weight.shape[made]
+        held, known = original[module], names.get
+        named = known(id(held.get("weight"))), known(id(held.get("bias")))
+        level = each.amin(1), each.amax(1), each.var(1, correction=0)
+        axes = made, None if norm else read
+        calls.append(Layer(paths[module], module, *named, *axes, units, *level))
+
+    kinds = nn.Linear, _ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm
+    layers = [m for m in paths if isinstance(m, kinds) and getattr(m, "groups", 1) == 1]
+    original: dict[nn.Module, dict[str, Any]] = {
+        m: {**m._parameters} for m in layers
+    }  # a functional pass replaces them
+    hooks = [m.register_forward_pre_hook(hook) for m in layers]
     try:
         with torch.no_grad():
             f(params, x)
@@ -161,31 +162,6 @@ def record(f: Functional, params: Params, x: Inputs) -> list[Space]:
         for handle in hooks:
             handle.remove()
     return list(_spaces(calls))
-
-
-def _hook(
-    path: str, module: nn.Module, held: list[str | None], calls: list[Layer]
-) -> Callable[[nn.Module, Any], None] | None:
-    """A hook that appends the layer to the calls; None for modules of other kinds."""
-    made, read, axis = 0, None, 1
-    if isinstance(module, nn.Linear):
-        read, axis = 1, -1
-    elif isinstance(module, _ConvNd) and module.groups == 1:
-        made, read = (1, 0) if isinstance(module, _ConvTransposeNd) else (0, 1)
-    elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        axis = -1
-    elif not isinstance(module, _NormBase | nn.GroupNorm):
-        return None
-
-    def hook(_: nn.Module, args: Any) -> None:
-        if args and isinstance(args[0], Tensor) and args[0].ndim > 1:
-            each = args[0].movedim(axis, 0).flatten(1)  # [inputs, everything else]
-            weight = module._parameters.get("weight")
-            units = len(each) if read is None or weight is None else weight.shape[made]
-            level = each.amin(1), each.amax(1), each.var(1, correction=0)
-            calls.append(Layer(path, module, held[0], held[1], made, read, units, *level))
-
-    return hook
 
 
 def _spaces(calls: list[Layer]) -> Iterator[Space]:
@@ -199,28 +175,21 @@ def _spaces(calls: list[Layer]) -> Iterator[Space]:
             if calls[after].units != layer.units:
                 break
             after += 1
-        reader = calls[after] if after < len(calls) else None
-        if reader is not None:
-            flattened = isinstance(reader.module, nn.Linear) and len(reader.low) % layer.units == 0
-            if reader.read is None or not (flattened or len(reader.low) == layer.units):
-                reader = None
-        yield Space(layer, calls[i + 1 : after], reader)
+        where, readers, reader = layer.name, [], calls[after] if after < len(calls) else None
+        if reader is not None and reader.read is not None and reader.weight is not None:
+            block, rest = divmod(len(reader.low), layer.units)
+            if rest == 0 and (block == 1 or isinstance(reader.module, nn.Linear)):
+                readers = [Slot(reader.weight, reader.read, block)]
+                where += f" → {reader.name}"
+        makers = [slot for part in calls[i:after] for slot in part.slots()]
+        fits = reader if readers else None
+        yield Space(where, layer, calls[i + 1 : after], fits, makers, readers)
 
 
 def families(
     spaces: list[Space], params: Params, frozen: Params, found: Spectrum
 ) -> Iterator[Family]:
-    """All candidates, unchecked.
-
-    Args:
-        spaces: From :func:`record`.
-        params: Trainable parameters.
-        frozen: The other ones.
-        found: For the columns of the Jacobian that are zero.
-
-    Yields:
-        Families.
-    """
+    """All candidates, unchecked."""
     everything = params | frozen
     for space in spaces:
         yield from _twins(space, params, everything)
@@ -247,11 +216,11 @@ def _mixed(
     index = torch.tensor(units, device=mix.device)
 
     def build(c: Tensor) -> Params:  # [columns of mix, entries of a unit]
-        out = {}
+        out: Params = {}
         for slot, piece in zip(slots, (mix @ c).split(widths, dim=1), strict=True):
             p = params[slot.name]
             rows = torch.zeros_like(slot.rows(p)).index_add(0, index, piece)
-            out[slot.name] = slot.full(rows, p)
+            out[slot.name] = slot.full(rows, p) + out.get(slot.name, 0.0)
         return out
 
     if units and slots:
@@ -259,42 +228,49 @@ def _mixed(
 
 
 def _twins(space: Space, params: Params, everything: Params) -> Iterator[Family]:
-    makers, readers = space.makers(), space.readers()
-    if not makers or space.layer.units < 2:
+    slots = space.makers + space.readers
+    if not space.makers or space.layer.units < 2:
         return
-    incoming = _features(makers, space.statistics(), everything)
-    full = _features(makers + readers, space.statistics(), everything)
-    for group in _groups(full):
+    norms = [n.module for n in space.norms if isinstance(n.module, _BatchNorm)]
+    held = [t[:, None] for n in norms for t in (n.running_mean, n.running_var) if t is not None]
+    full = torch.cat([_features(slots, everything), *held], dim=1)  # [units, entries]
+    incoming = torch.cat([_features(space.makers, everything), *held], dim=1)
+    groups: dict[int, list[int]] = {}
+    pairs = _pairs(full)
+    for i, j, distance in pairs:
+        if distance <= EQUAL and not any(j in others for others in groups.values()):
+            groups.setdefault(i, [i]).append(j)
+    for group in groups.values():
         mix = torch.cat([-full.new_ones(1, len(group) - 1), torch.eye(len(group) - 1).to(full)])
-        yield from _mixed("twin_units", space, group, mix, makers + readers, params)
-    for i, j, distance in _near_pairs(full):
-        mix = full.new_tensor([[-1.0], [1.0]])
-        for near in _mixed("twin_units", space, (i, j), mix, makers + readers, params):
+        yield from _mixed("twin_units", space, tuple(group), mix, slots, params)
+    for i, j, distance in [pair for pair in pairs if pair[2] > EQUAL][:MOST]:
+        for near in _mixed(
+            "twin_units", space, (i, j), full.new_tensor([[-1], [1]]), slots, params
+        ):
             yield near._replace(distance=distance)
-    for sign in (1.0, -1.0) if readers else ():
-        outgoing = _features(readers, [], everything)
-        for i, j in _equal_pairs(incoming, sign):
-            if sign > 0 and distance_of(full[i], full[j]) <= EQUAL:
-                continue  # twin units, reported above
+    for sign in (1.0, -1.0) if space.readers else ():
+        for i, j, distance in _pairs(incoming, sign):
+            if distance > EQUAL or (sign > 0 and _distance(full[i], full[j]) <= EQUAL):
+                continue  # different, or twin units
             trade = full.new_tensor([[1.0], [-sign]])
-            yield from _mixed("twin_inputs", space, (i, j), trade, readers, params)
-            a, b = outgoing[i], outgoing[j]
+            yield from _mixed("twin_inputs", space, (i, j), trade, space.readers, params)
+            a, b = _features(space.readers, everything)[[i, j]]
             same = (a @ b).sign()
-            if distance_of(a * b.norm(), same * b * a.norm()) <= EQUAL:  # collinear
+            if _distance(a * b.norm(), same * b * a.norm()) <= EQUAL:  # collinear outgoing weights
                 balance = torch.stack([same * b.norm(), -a.norm()])[:, None]
-                yield from _mixed("twin_inputs", space, (i, j), balance, makers, params)
+                yield from _mixed("twin_inputs", space, (i, j), balance, space.makers, params)
 
 
 def _idle(space: Space, params: Params, everything: Params) -> Iterator[Family]:
     """Units that are zero or constant on the points, and units with zero outgoing weights."""
-    reader, readers, makers = space.reader, space.readers(), space.makers()
-    if reader is None or not readers:
+    reader, readers, makers = space.reader, space.readers, space.makers
+    if reader is None:
         return
     size = torch.maximum(reader.low.abs(), reader.high.abs())
     quiet, n = QUIET * size.max(), space.layer.units
     silent = (size <= quiet).reshape(n, -1).all(1)
     constant = (reader.high - reader.low <= quiet).reshape(n, -1).all(1) & ~silent
-    unread = (_features(readers, [], everything) == 0).all(1) & ~silent & ~constant
+    unread = (_features(readers, everything) == 0).all(1) & ~silent & ~constant
     for kind, which, slots in (
         ("silent_units", silent, makers + readers),
         ("constant_units", constant, makers),
@@ -318,14 +294,14 @@ def _idle(space: Space, params: Params, everything: Params) -> Iterator[Family]:
 
 
 def _scale(space: Space, everything: Params) -> Iterator[Family]:
-    makers, readers = (space.norms or [space.layer])[-1].slots(), space.readers()
+    makers, readers = (space.norms or [space.layer])[-1].slots(), space.readers
 
     def build(c: Tensor) -> Params:  # [units]
         out: Params = {}
         for slot, sign in [(s, 1) for s in makers] + [(s, -1) for s in readers]:
             p = everything[slot.name]
             moved = slot.full(sign * c[:, None] * slot.rows(p), p)
-            out[slot.name] = out[slot.name] + moved if slot.name in out else moved
+            out[slot.name] = moved + out.get(slot.name, 0.0)
         return out
 
     if makers and readers:
@@ -366,20 +342,7 @@ def _batchnorm(space: Space, everything: Params) -> Iterator[Family]:
 def check(
     candidates: Iterator[Family], params: Params, found: Spectrum
 ) -> tuple[tuple[Finding, ...], Tensor | None]:
-    """Check all candidates against the Jacobian, and drop those that are not at least nearly null.
-
-    Up to ``LARGEST_SVD`` parameters every direction is checked, above that two random combinations
-    of each family. A continuous symmetry holds for all units or not at all.
-
-    Args:
-        candidates: Families.
-        params: Trainable parameters.
-        found: Holds the rows of A, or random combinations of them.
-
-    Returns:
-        Findings in the order of ``KINDS``, and the null directions of all of them as unit vectors
-        ``[m, P]`` if every direction was checked.
-    """
+    """Findings in the order of ``KINDS``, and their null directions ``[m, P]`` if P is small."""
     order = list(KINDS)
     kept = [_check(family, params, found) for family in candidates]
     kept = [(f, V) for f, V in kept if f.directions or f.nearly]
@@ -396,11 +359,11 @@ def check(
             new = new - (new @ basis.mT) @ basis
         basis = torch.cat([basis, span(new)])
         findings.append(finding._replace(adds=len(span(new))))
-    return tuple(findings), known
+    return tuple(f for f in findings if f.kind != "no_effect" or f.adds), known
 
 
 def _check(family: Family, params: Params, found: Spectrum) -> tuple[Finding, Tensor]:
-    """The finding and its null directions."""
+    """The finding and its null directions; for many parameters by two random combinations."""
     complete, size = count(params) <= LARGEST_SVD, math.prod(family.shape)
     like = next(iter(params.values()))
     generator = torch.Generator().manual_seed(0)
@@ -431,48 +394,22 @@ def _check(family: Family, params: Params, found: Spectrum) -> tuple[Finding, Te
     return finding, V[null]
 
 
-def distance_of(a: Tensor, b: Tensor) -> float:
+def _features(slots: list[Slot], everything: Params) -> Tensor:
+    """All entries that belong to a unit: ``[units, entries]``."""
+    return torch.cat([slot.rows(everything[slot.name].detach()) for slot in slots], dim=1)
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
     """‖a − b‖/(‖a‖ + ‖b‖)."""
     return float((a - b).norm() / (a.norm() + b.norm()).clamp_min(1e-300))
 
 
-def _features(slots: list[Slot], extra: list[Tensor], everything: Params) -> Tensor:
-    """All entries that belong to a unit: ``[units, entries]``."""
-    return torch.cat([*(s.rows(everything[s.name].detach()) for s in slots), *extra], dim=1)
-
-
-def _distances(features: Tensor, sign: float = 1.0) -> Tensor:
-    """Relative distances of all pairs, accurate to 1e-7; infinite on the diagonal."""
+def _pairs(features: Tensor, sign: float = 1.0) -> list[tuple[int, int, float]]:
+    """Pairs i < j of units that are not zero, with a distance of at most ``NEAR``, by distance."""
     squares = features.square().sum(1)
-    apart = squares[:, None] + squares - 2 * sign * features @ features.mT
-    norms = squares.sqrt()
-    distances = apart.clamp_min(0).sqrt() / (norms[:, None] + norms).clamp_min(1e-300)
-    return distances.fill_diagonal_(torch.inf)
-
-
-def _equal_pairs(features: Tensor, sign: float = 1.0) -> list[tuple[int, int]]:
-    """Pairs i < j of equal units that are not zero."""
-    alive = features.abs().amax(1) > 0
-    near = (_distances(features, sign) < 1e-6).triu() & alive & alive[:, None]
-    return [
-        (i, j)
-        for i, j in near.nonzero().tolist()
-        if distance_of(features[i], sign * features[j]) <= EQUAL
-    ]
-
-
-def _groups(features: Tensor) -> list[tuple[int, ...]]:
-    """Sets of equal units."""
-    home: dict[int, int] = {}
-    for i, j in _equal_pairs(features):
-        home.setdefault(j, home.setdefault(i, i))
-    roots = sorted(set(home.values()))
-    return [tuple(sorted(i for i, root in home.items() if root == r)) for r in roots]
-
-
-def _near_pairs(features: Tensor) -> list[tuple[int, int, float]]:
-    """Mutual nearest neighbors that are nearly equal, but not equal."""
-    nearest = _distances(features).argmin(1).tolist()
-    pairs = [(i, j) for i, j in enumerate(nearest) if i < j and nearest[j] == i]
-    found = [(i, j, distance_of(features[i], features[j])) for i, j in pairs]
-    return [pair for pair in found if EQUAL < pair[2] <= NEAR]
+    apart = squares[:, None] + squares - 2 * sign * features @ features.mT  # accurate to 1e-7
+    near = apart.clamp_min(0).sqrt() <= (NEAR + 1e-6) * (squares.sqrt()[:, None] + squares.sqrt())
+    near = near.triu(1) & (squares > 0) & (squares > 0)[:, None]
+    found = [(i, j, _distance(features[i], sign * features[j])) for i, j in near.nonzero().tolist()]
+    found = [pair for pair in found if pair[2] <= NEAR]
+    return sorted(found, key=lambda pair: (pair[2] * (pair[2] > EQUAL), pair))

@@ -63,7 +63,7 @@ def answer(capsys, *arguments):
 def test_a_page(folder, capsys):
     code, out, _ = examine(capsys, f"{folder[1]}:make", "--jitter", "0.1", "--num-data", 10)
     assert code == 0
-    assert out.startswith("fsmap doctor: Sequential(Linear, Tanh, Linear)")
+    assert out.startswith("fsmap doctor: Sequential")
     assert "S = 256 points" in out
     assert "eval mode" in out
     assert max(map(len, out.splitlines())) <= 100

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from fsmap.doctor import spectrum as spectra
 from fsmap.doctor import symmetry
@@ -188,7 +187,8 @@ def doctor(
         affordable = points.take(wide, slice(0, _affordable(f, params, wide)))
         if not f.pointwise and metric is None and count(params) > spectra.LARGEST_SVD:
             wide = affordable  # the points depend on each other: every pass uses the same ones
-        spaces = symmetry.record(f, params, affordable if f.pointwise else wide)
+        affordable = affordable if f.pointwise else wide
+        spaces = symmetry.record(f, params, affordable)
         found = spectra.spectrum(f, params, wide, metric=metric, tolerance=tolerance)
         params = {name: p.detach() for name, p in params.items()}
         frozen = {n: p.detach() for n, p in f.module.named_parameters() if n not in params}
@@ -200,17 +200,18 @@ def doctor(
         if unnamed and found.null is not None and ranked.sure is not False:
             nearby = _deficit_nearby(f, params, wide, metric, tolerance)
             ranked = ranked._replace(nearby=nearby)
-        costs, auto = _costs(_without_dropout(module, []), x, forward, K)
+        activations = sum(space.numbers for space in spaces) / points.count(affordable)
+        costs, auto = _costs(_without_dropout(module, []), x, forward, K, activations)
     if found.points < points.count(x):
         notes.append(
             f"eigenvalues were taken on {found.points} of {points.count(x)} points, to save time "
             "and memory"
         )
-    verdict, summary = _judge(ranked, symmetries, points.count(x))
+    verdict, summary = _judge(ranked, symmetries, min(points.count(affordable), found.points))
     epsilons = {} if jitter is None else {"given": float(jitter)}
     epsilons |= recommended(found, own.dtype)
     return Diagnosis(
-        module=_title(module),
+        module=type(module).__name__,
         mode="train" if any(m.training for m in module.modules()) else "eval",
         precision=str(next(iter(params.values())).dtype).removeprefix("torch."),
         parameters=found.parameters,
@@ -373,14 +374,14 @@ def _null_vectors(found: Spectrum, known: Tensor | None, params: Params) -> tupl
     return tuple(spectra.describe(v, params, r) for v, r in pairs)
 
 
-def _judge(rank: Rank, symmetries: tuple[Finding, ...], num_points: int) -> tuple[str, str]:
+def _judge(rank: Rank, symmetries: tuple[Finding, ...], used: int) -> tuple[str, str]:
     """Verdict and summary."""
 
     def kinds(found: list[Finding]) -> str:
         return ", ".join(dict.fromkeys(f.kind.replace("_", " ") for f in found))
 
     exact = [f for f in symmetries if not f.nearly]
-    by_chance = symmetry.ON_POINTS if num_points < FEW_POINTS else ()
+    by_chance = symmetry.ON_POINTS if used < FEW_POINTS else ()
     bad = [f for f in exact if f.pathological and f.kind not in by_chance]
     if bad:
         return "pathological", (
@@ -390,8 +391,8 @@ def _judge(rank: Rank, symmetries: tuple[Finding, ...], num_points: int) -> tupl
     chance = [f for f in exact if f.kind in by_chance]
     if chance:
         return "undecided", (
-            f"there are {kinds(chance)}, but with S = {num_points} points that may be chance: "
-            f"give at least {FEW_POINTS}."
+            f"there are {kinds(chance)} on the {used} points that were used, which may be chance: "
+            f"at least {FEW_POINTS} are needed."
         )
     near = [f for f in symmetries if f.nearly and f.pathological]
     if near:
@@ -499,13 +500,14 @@ def jitter_row(found: Spectrum, name: str, jitter: float, num_data: int | None) 
     return JitterRow(name, jitter, ratio, effective, log_det, first, error, bound, lam)
 
 
-def _costs(module: nn.Module, x: Inputs, forward: Forward | None, K: int) -> tuple[list[Cost], str]:
+def _costs(
+    module: nn.Module, x: Inputs, forward: Forward | None, K: int, activations: float
+) -> tuple[list[Cost], str]:
     """Time and memory of each method in the module's own precision, from a few timed passes."""
     f, params = functional(module, forward=forward)
     like = next(iter(params.values()))
     x = points.to(x, device=like.device, dtype=like.dtype)
     P, Q = count(params), points.count(x) * K
-    activations = 0  # bytes of the outputs of all layers
 
     def timed(run: Callable[[], object]) -> float:
         for _ in range(2):
@@ -515,10 +517,6 @@ def _costs(module: nn.Module, x: Inputs, forward: Forward | None, K: int) -> tup
             if seconds > 0.3:  # too long to be repeated
                 break
         return factor * max(seconds, 1e-9)
-
-    def measure(_: nn.Module, inputs: Any, out: Any) -> None:
-        nonlocal activations
-        activations += sum(t.nbytes for t in tree_leaves(out) if isinstance(t, Tensor))
 
     def reverse() -> None:
         out, pull, _ = vjp(f, detached, few)
@@ -530,10 +528,6 @@ def _costs(module: nn.Module, x: Inputs, forward: Forward | None, K: int) -> tup
             few = points.take(x, slice(0, 256))
         factor = points.count(x) / points.count(few)
         plain = timed(lambda: f(params, few))
-        hooks = [m.register_forward_hook(measure) for m in module.modules() if not [*m.children()]]
-        f(params, few)
-    for hook in hooks:
-        hook.remove()
     detached = {name: p.detach() for name, p in params.items()}
     back = timed(reverse)
     try:
@@ -546,7 +540,7 @@ def _costs(module: nn.Module, x: Inputs, forward: Forward | None, K: int) -> tup
     rate, matrix = 2 * 256**3 * factor, torch.ones(256, 256, dtype=torch.float64).to(like.device)
     rate /= timed(lambda: matrix @ matrix)
     weights = P * like.element_size()
-    kept = int(factor * activations)
+    kept = int(activations * points.count(x) * like.element_size())
     side, gram = min(Q, P), logdet.gram_bytes(f, detached, x)
     vectors = 16 * 24  # of slq: probes, Lanczos steps
     predicted = {
@@ -570,10 +564,3 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "_asdict"):
         return {name: _plain(item) for name, item in value._asdict().items()}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _title(module: nn.Module) -> str:
-    if not isinstance(module, nn.Sequential):
-        return type(module).__name__
-    inner = [type(m).__name__ for m in module]
-    return f"Sequential({', '.join(inner if len(inner) <= 6 else [*inner[:4], '…', inner[-1]])})"

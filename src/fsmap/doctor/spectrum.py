@@ -93,9 +93,9 @@ def spectrum(
     whiten = None
     if metric is None:
         K = outputs(f, params, points.take(x, slice(0, 4))).shape[1]
-        if P <= LARGEST_SVD and is_pointwise(f):
-            enough = min(LARGEST_FACTOR / (2.0 * P**2), LARGEST_ROWS / (8 * P)) / K
-            x = points.take(x, slice(0, max(1, int(enough))))
+        enough = min(LARGEST_FACTOR / (2.0 * P**2), LARGEST_ROWS / (8 * P))  # rows
+        if enough >= P and is_pointwise(f):
+            x = points.take(x, slice(0, max(1, int(enough / K))))
         Q = points.count(x) * K
     else:
         whiten = resolve(metric, x, outputs(f, params, x).detach())

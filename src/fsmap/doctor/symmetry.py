@@ -82,6 +82,7 @@ class Layer(NamedTuple):
     low: Tensor  # [inputs]
     high: Tensor  # [inputs]
     variance: Tensor  # [inputs]
+    numbers: int  # of the input, at all points
 
     def slots(self) -> list[Slot]:
         """Weight and bias by output."""
@@ -98,6 +99,7 @@ class Space(NamedTuple):
     reader: Layer | None
     makers: list[Slot]  # what computes the units
     readers: list[Slot]  # the weight that reads them
+    numbers: int  # of the inputs of the layer and the normalizations
 
 
 class Family(NamedTuple):
@@ -147,7 +149,7 @@ def record(f: Functional, params: Params, x: Inputs) -> list[Space]:
         named = known(id(held.get("weight"))), known(id(held.get("bias")))
         level = each.amin(1), each.amax(1), each.var(1, correction=0)
         axes = made, None if norm else read
-        calls.append(Layer(paths[module], module, *named, *axes, units, *level))
+        calls.append(Layer(paths[module], module, *named, *axes, units, *level, each.numel()))
 
     kinds = nn.Linear, _ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm
     layers = [m for m in paths if isinstance(m, kinds) and getattr(m, "groups", 1) == 1]
@@ -182,8 +184,9 @@ def _spaces(calls: list[Layer]) -> Iterator[Space]:
                 readers = [Slot(reader.weight, reader.read, block)]
                 where += f" → {reader.name}"
         makers = [slot for part in calls[i:after] for slot in part.slots()]
+        numbers = sum(part.numbers for part in calls[i:after])
         fits = reader if readers else None
-        yield Space(where, layer, calls[i + 1 : after], fits, makers, readers)
+        yield Space(where, layer, calls[i + 1 : after], fits, makers, readers, numbers)
 
 
 def families(

@@ -189,8 +189,12 @@ def doctor(
             wide = affordable  # the points depend on each other: every pass uses the same ones
         affordable = affordable if f.pointwise else wide
         spaces = symmetry.record(f, params, affordable)
-        found = spectra.spectrum(f, params, wide, metric=metric, tolerance=tolerance)
+
+        def spectrum_at(theta: Params) -> Spectrum:
+            return spectra.spectrum(f, theta, wide, metric=metric, tolerance=tolerance)
+
         params = {name: p.detach() for name, p in params.items()}
+        found = spectrum_at(params)
         frozen = {n: p.detach() for n, p in f.module.named_parameters() if n not in params}
         candidates = symmetry.families(spaces, params, frozen, found)
         symmetries, known = symmetry.check(candidates, params, found)
@@ -198,15 +202,11 @@ def doctor(
         ranked = _rank(found, symmetries, points.count(x), K)
         unnamed = ranked.unexplained or any(s.kind == "no_effect" for s in symmetries)
         if unnamed and found.null is not None and ranked.sure is not False:
-            nearby = _deficit_nearby(f, params, wide, metric, tolerance)
-            ranked = ranked._replace(nearby=nearby)
+            ranked = ranked._replace(nearby=_deficit_nearby(params, spectrum_at))
         activations = sum(space.numbers for space in spaces) / points.count(affordable)
         costs, auto = _costs(_without_dropout(module, []), x, forward, K, activations)
     if found.points < points.count(x):
-        notes.append(
-            f"eigenvalues were taken on {found.points} of {points.count(x)} points, to save time "
-            "and memory"
-        )
+        notes.append(f"eigenvalues were taken on {found.points} of {points.count(x)} points")
     verdict, summary = _judge(ranked, symmetries, min(points.count(affordable), found.points))
     epsilons = {} if jitter is None else {"given": float(jitter)}
     epsilons |= recommended(found, own.dtype)
@@ -301,13 +301,11 @@ def _prepare(
 
 def _affordable(f: Functional, params: Params, x: Inputs) -> int:
     """Points of a forward pass of about ``SECONDS``."""
-    few = points.take(x, slice(0, 4))
-    device = next(iter(params.values())).device
+    few, device = points.take(x, slice(0, 4)), next(iter(params.values())).device
+    begin = clock(device)
     with torch.no_grad():
-        begin = clock(device)
         f(params, few)
-    each = (clock(device) - begin) / points.count(few)
-    return max(8, int(SECONDS / each))
+    return max(8, int(SECONDS * points.count(few) / (clock(device) - begin)))
 
 
 def _rank(found: Spectrum, symmetries: tuple[Finding, ...], num_points: int, K: int) -> Rank:
@@ -317,15 +315,13 @@ def _rank(found: Spectrum, symmetries: tuple[Finding, ...], num_points: int, K: 
     if not counted:
         known = sum(f.directions for f in exact if f.kind != "no_effect")
     P, rank, gap = found.parameters, found.rank, found.gap
-    missing = max(0, P - K * num_points)
-    deficit = None if rank is None else P - rank
-    unexplained = None
-    if deficit is not None and missing == 0 and counted:
-        unexplained = max(0, deficit - known)
+    missing, unexplained = max(0, P - K * num_points), None
+    if rank is not None and missing == 0 and counted:
+        unexplained = max(0, P - rank - known)
     return Rank(
         method=found.method,
         rank=rank,
-        deficit=deficit,
+        deficit=None if rank is None else P - rank,
         missing_rows=missing,
         points_needed=math.ceil((P - known * counted) / max(K, 1)),
         known=known,
@@ -339,13 +335,7 @@ def _rank(found: Spectrum, symmetries: tuple[Finding, ...], num_points: int, K: 
     )
 
 
-def _deficit_nearby(
-    f: Functional,
-    params: Params,
-    x: Inputs,
-    metric: Metric | Tensor | None,
-    tolerance: float | None,
-) -> int:
+def _deficit_nearby(params: Params, at: Callable[[Params], Spectrum]) -> int:
     """The smaller of the deficits at two random parameters, 1 % away."""
     generator = torch.Generator().manual_seed(0)
     deficits = []
@@ -354,8 +344,10 @@ def _deficit_nearby(
         for name, p in params.items():
             size = 0.01 * (p.square().mean().sqrt() + 0.01)
             moved[name] = p + size * torch.randn(p.shape, generator=generator).to(p)
-        s = spectra.spectrum(f, moved, x, metric=metric, tolerance=tolerance)
-        deficits.append(s.parameters - (s.rank or 0))
+        s = at(moved)
+        assert s.eigenvalues is not None
+        alive = s.eigenvalues.abs() > WIDE_GAP * s.floor  # surely not zero
+        deficits.append(s.parameters - int(alive.sum()))
     return min(deficits)
 
 
@@ -402,13 +394,11 @@ def _judge(rank: Rank, symmetries: tuple[Finding, ...], used: int) -> tuple[str,
             f"relative distance {distance:.1g}), where exact FS-MAP without a jitter has infinite "
             "density."
         )
-    if rank.rank is None or rank.missing_rows or rank.unexplained is None:
-        why = "there are too few points" if rank.missing_rows else "the model is too large"
-        told = f" {rank.known:,} null directions are known." if rank.known else ""
-        if rank.deficit != 0:
-            return "undecided", f"it is not known whether all of the rank is there: {why}.{told}"
     if rank.deficit == 0:
         return "regular", "𝒥 has full rank on these points: no singularity here."
+    if rank.unexplained is None:
+        why = "there are too few points" if rank.missing_rows else "the model is too large"
+        return "undecided", f"{why}; {rank.known:,} null directions are known."
     if rank.nearby is not None and not rank.grows and rank.nearby < (rank.deficit or 0):
         return "pathological", (
             f"𝒥 has {rank.deficit} null directions at these parameters and {rank.nearby} at nearby "
@@ -550,13 +540,13 @@ def _costs(
         "jvp": (tangent, 2 * (weights + kept)),
         "fd": (2 * plain, 2 * weights + kept),
     }
-    if side <= 4096:  # slq forms the matrix
+    if side <= 4096 and gram <= 3 * 2**30:  # slq forms the matrix
         products = rows + 2.0 * vectors * side**2 / rate
         predicted["slq"] = products, gram + 8 * vectors * side
-    costs = [
-        Cost(method, s, size, size <= memory.ALWAYS or memory.fits(size, like.device))
-        for method, (s, size) in predicted.items()
-    ]
+    costs = []
+    for method, (seconds, size) in predicted.items():
+        fits = size <= memory.ALWAYS or memory.fits(size, like.device)
+        costs.append(Cost(method, seconds, size, fits))
     return costs, logdet.choose("auto", Q, P, like.device, gram=gram)
 
 

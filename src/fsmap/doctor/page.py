@@ -190,9 +190,7 @@ def _columns(rows: list[list[str]]) -> list[str]:
 
 def _scaled(value: float, unit: str) -> str:
     """Like ``1.5 ms`` or ``70 kB``."""
-    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= factor and unit == "B":
-            return f"{value / factor:.3g} {prefix}B"
-    if unit == "s" and value < 1:
-        return f"{1e3 * value:.3g} ms"
-    return f"{value:.3g} {unit}"
+    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (0, "µ")):
+        if value >= factor:
+            return f"{value / (factor or 1e-6):.3g} {prefix}{unit}"
+    return str(value)

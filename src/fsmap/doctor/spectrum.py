@@ -175,8 +175,8 @@ def _by_lanczos(
 
     basis, T, rest = lanczos(products.gram, draw(1)[0], time.perf_counter() + seconds)
     ritz, vectors = torch.linalg.eigh(T)
-    outside = draw(PROBES).sign()
-    outside = outside - (outside @ basis.mT) @ basis  # [R, Q]
+    signs = draw(PROBES).sign()
+    outside = signs - (signs @ basis.mT) @ basis  # [R, Q]
     tails = torch.stack([products.transpose(z).square().sum() for z in outside])
     trace = Estimate(T.diagonal().sum() + tails.mean(), tails.std() / math.sqrt(PROBES))
     upper = torch.minimum(ritz[-1] + rest * vectors[-1, -1].abs(), trace.value + 2 * trace.stderr)

@@ -239,25 +239,28 @@ def _twins(space: Space, params: Params, everything: Params) -> Iterator[Family]
     full = torch.cat([_features(slots, everything), *held], dim=1)  # [units, entries]
     incoming = torch.cat([_features(space.makers, everything), *held], dim=1)
     groups: dict[int, list[int]] = {}
-    pairs = _pairs(full)
+    pairs, taken = _pairs(full), set()
     for i, j, distance in pairs:
-        if distance <= EQUAL and not any(j in others for others in groups.values()):
+        if distance <= EQUAL and j not in taken:
             groups.setdefault(i, [i]).append(j)
+            taken.add(j)
     for group in groups.values():
         mix = torch.cat([-full.new_ones(1, len(group) - 1), torch.eye(len(group) - 1).to(full)])
         yield from _mixed("twin_units", space, tuple(group), mix, slots, params)
     for i, j, distance in [pair for pair in pairs if pair[2] > EQUAL][:MOST]:
-        for near in _mixed(
-            "twin_units", space, (i, j), full.new_tensor([[-1], [1]]), slots, params
-        ):
+        exchange = full.new_tensor([[-1.0], [1.0]])
+        for near in _mixed("twin_units", space, (i, j), exchange, slots, params):
             yield near._replace(distance=distance)
-    for sign in (1.0, -1.0) if space.readers else ():
+    if not space.readers:
+        return
+    outgoing = _features(space.readers, everything)
+    for sign in (1.0, -1.0):
         for i, j, distance in _pairs(incoming, sign):
             if distance > EQUAL or (sign > 0 and _distance(full[i], full[j]) <= EQUAL):
                 continue  # different, or twin units
             trade = full.new_tensor([[1.0], [-sign]])
             yield from _mixed("twin_inputs", space, (i, j), trade, space.readers, params)
-            a, b = _features(space.readers, everything)[[i, j]]
+            a, b = outgoing[i], outgoing[j]
             same = (a @ b).sign()
             if _distance(a * b.norm(), same * b * a.norm()) <= EQUAL:  # collinear outgoing weights
                 balance = torch.stack([same * b.norm(), -a.norm()])[:, None]
@@ -288,10 +291,8 @@ def _idle(space: Space, params: Params, everything: Params) -> Iterator[Family]:
         def build(c: Tensor, moved: Callable[[Tensor], Params] = family.build) -> Params:
             ((name, change),) = moved(c).items()  # the next bias changes by −value·change
             effect = (change.movedim(read, -1) * reader.high).movedim(-1, read)
-            return {
-                name: change,
-                reader.bias or "": -effect.transpose(0, reader.made).flatten(1).sum(1),
-            }
+            total = effect.transpose(0, reader.made).flatten(1).sum(1)
+            return {name: change, reader.bias or "": -total}
 
         yield family._replace(build=build)
 

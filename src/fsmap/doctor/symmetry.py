@@ -39,11 +39,10 @@ KINDS = {
     "batchnorm_bias": "bias before a BatchNorm",
     "no_effect": "parameters without effect on any point",
 }
+# Kinds that hold at special parameters only, where FS-MAP without jitter has infinite density.
 PATHOLOGICAL = ("twin_units", "twin_inputs", "silent_units", "constant_units", "unread_units")
-"""Kinds that hold at special parameters only, where FS-MAP without jitter has infinite density."""
-
-ON_POINTS = ("silent_units", "constant_units")
-"""Kinds that a few points show by chance."""
+ON_POINTS = ("silent_units", "constant_units")  # kinds that a few points show by chance
+CONTINUOUS = ("scale", "batchnorm_scale", "batchnorm_bias")  # kinds that hold for every θ
 
 EQUAL = 1e-12  # relative distance up to which two units are equal
 NEAR = 1e-2  # and up to which they are reported as nearly equal
@@ -385,7 +384,7 @@ def _check(family: Family, params: Params, found: Spectrum) -> tuple[Finding, Te
     typical = weight * V.square() @ found.probes.square().sum(0)  # with random signs in v
     residual = (squares / found.largest.value.abs().clamp_min(1e-300)).sqrt()
     null = residual <= found.resolution
-    if not complete or family.kind.startswith(("scale", "batchnorm")):  # as a whole or not at all
+    if not complete or family.kind in CONTINUOUS:  # as a whole or not at all
         null = null & bool(null.all())
     number = int(null.sum()) if complete else size * bool(null.any())
     nearly = not number and len(V) > 0 and bool((squares <= NEARLY**2 * typical).all())

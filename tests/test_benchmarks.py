@@ -116,3 +116,12 @@ def test_held_out_points_are_no_training_points(bench):
     x, y = sets[2]
     wrong = (x[:, 0] * x[:, 1] + 0.5 * x[:, 2] > 0).long() != y
     assert wrong.double().mean() == pytest.approx(0.1, abs=0.01)
+
+
+def test_walks_count_the_files_that_a_call_visits(bench, seeded):
+    walks = bench("walks")
+    walks.doctor()()  # imports
+    files = walks.count(walks.doctor()).files
+    assert {"doctor/doctor.py", "doctor/spectrum.py", "doctor/page.py"} <= set(files)
+    assert not any(file.startswith(("train/", "objective/", "cli/")) for file in files)
+    assert walks.count(lambda: None).files == []

@@ -23,13 +23,14 @@ CHAIN = (
 )
 FOUNDATION = {"errors", "types"}
 BESIDE_THE_CHAIN = {"data": FOUNDATION, "models": FOUNDATION}
-CORE = set(CHAIN[: CHAIN.index("assess") + 1])
+CORE = {*CHAIN[: CHAIN.index("assess") + 1], "doctor"}
 ALLOWED = {part: set(CHAIN[: place + 1]) for place, part in enumerate(CHAIN)}
 for part in ("train", "assess", "report", "experiments", "cli"):
     ALLOWED[part] |= {"data", "models"}
 ALLOWED |= {part: below | {part} for part, below in BESIDE_THE_CHAIN.items()}
 ALLOWED["integrations"] = ALLOWED["train"] | {"integrations"}
-ALLOWED["cli"] |= {"integrations"}  # `--ray`
+ALLOWED["doctor"] = ALLOWED["linalg"] | {"doctor"}
+ALLOWED["cli"] |= {"doctor", "integrations"}  # `--ray`
 # What is aliased to the top level for the reader's sake: `fsmap.px`, `fsmap.metric`.
 ALLOWED["px"] = ALLOWED["objective"]
 ALLOWED["metric"] = ALLOWED["linalg"]

@@ -7,7 +7,7 @@ Parameters?" (Qiu, Rudner, Kapoor, Wilson, NeurIPS 2023, arXiv 2311.15990).
 """
 
 from fsmap import metrics
-from fsmap.assess.doctor import doctor
+from fsmap.doctor.doctor import doctor
 from fsmap.functional import functional
 from fsmap.linalg import metric
 from fsmap.linalg.logdet import log_det

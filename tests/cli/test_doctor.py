@@ -23,11 +23,8 @@ def make():
 def conv():
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 1))
 
-def with_points():
-    return make(), torch.ones(5, 2)
-
 class Inside:
-    net = make()
+    make = staticmethod(make)
 
 def wrong():
     return 3
@@ -66,7 +63,7 @@ def answer(capsys, *arguments):
 def test_a_page(folder, capsys):
     code, out, _ = examine(capsys, f"{folder[1]}:make", "--jitter", "0.1", "--num-data", 10)
     assert code == 0
-    assert out.startswith("fsmap doctor: Sequential(Linear, Tanh, Linear)")
+    assert out.startswith("fsmap doctor: Sequential")
     assert "S = 256 points" in out
     assert "eval mode" in out
     assert max(map(len, out.splitlines())) <= 100
@@ -84,9 +81,8 @@ def test_json_and_options(folder, capsys):
 
 def test_factories_of_all_kinds(folder, capsys):
     name = folder[1]
-    assert answer(capsys, f"{name}:with_points")["points"] == 5
-    assert answer(capsys, f"{name}:with_points", "--px", "normal")["points"] == 256
-    assert answer(capsys, f"{name}:Inside.net")["parameters"] == 13
+    assert answer(capsys, f"{name}:Inside.make")["parameters"] == 13
+    assert answer(capsys, f"{name}:sized?width=4")["parameters"] == 5
     assert answer(capsys, f"{name}:conv", "--shape", "1,4,4", "--points", 7)["points"] == 7
 
 
@@ -138,29 +134,30 @@ def test_pickles_are_not_run(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "word"),
     [
-        (["NAME"], "the target must be MODULE:FACTORY"),
-        (["nowhere.at.all:make"], "cannot import 'nowhere.at.all': no module 'nowhere'"),
-        (["NAME:nothing"], "has no 'nothing'; it has: torch, nn, make, conv"),
-        (["NAME:wrong"], "made int, not an nn.Module"),
-        (["NAME:conv"], "the shape of a point cannot be guessed: the first layer is Conv2d"),
-        (["NAME:make", "--shape", "2,x"], "--shape must be numbers like 3,32,32, got '2,x'"),
-        (["NAME:make", "--px", "normal", "uniform"], "--px normal stands alone"),
-        (["NAME:make", "--px", "missing.pt"], "there is no file missing.pt"),
-        (["NAME:make", "--px", "few.npy", "--points", "9"], "--points 9: there are 3 points"),
-        (["NAME:make", "--px", "few.npy", "flat.npy"], "do not fit together"),
-        (["NAME:make", "--px", "text.pt"], "text.pt cannot be read as .pt"),
-        (["NAME:make", "--px", "text.safetensors"], "cannot be read as .safetensors"),
-        (["NAME:make", "--px", "number.pt"], "number.pt holds int, not a tensor"),
-        (["NAME:make", "--weights", "few.npy"], "few.npy holds ndarray, not a state_dict"),
-        (["NAME:make", "--weights", "other.pt"], "other.pt does not fit Sequential"),
-        (["NAME:make", "--jitter", "-1"], "jitter must be > 0"),
-        (["NAME:make", "--points", "0"], "the number of points must be an integer >= 1, got 0"),
-        (["NAME:sized"], "is called without arguments, and takes (width)"),
+        (["NAME"], "package.module:factory"),
+        (["nowhere.at.all:make"], "nowhere"),
+        (["broken:make"], "something_that_is_not_there"),
+        (["NAME:nothing"], "nothing"),
+        (["NAME:wrong"], "int"),
+        (["NAME:sized"], "width"),
+        (["NAME:conv"], "--shape"),
+        (["NAME:make", "--shape", "2,x"], "--shape"),
+        (["NAME:make", "--px", "normal", "uniform"], "--px"),
+        (["NAME:make", "--px", "missing.pt"], "missing.pt"),
+        (["NAME:make", "--px", "few.npy", "--points", "9"], "--points"),
+        (["NAME:make", "--px", "few.npy", "flat.npy"], "flat.npy"),
+        (["NAME:make", "--px", "text.pt"], "text.pt"),
+        (["NAME:make", "--px", "text.safetensors"], "text.safetensors"),
+        (["NAME:make", "--px", "number.pt"], "int"),
+        (["NAME:make", "--weights", "few.npy"], "state_dict"),
+        (["NAME:make", "--weights", "other.pt"], "other.pt"),
+        (["NAME:make", "--jitter", "-1"], "jitter"),
+        (["NAME:make", "--points", "0"], "points"),
     ],
 )
-def test_mistakes_are_explained(folder, capsys, arguments, message):
+def test_mistakes_are_explained(folder, capsys, arguments, word):
     np.save("few.npy", np.zeros((3, 2), dtype=np.float32))
     np.save("flat.npy", np.zeros((3, 5), dtype=np.float32))
     (folder[0] / "text.pt").write_text("hello")
@@ -170,9 +167,4 @@ def test_mistakes_are_explained(folder, capsys, arguments, message):
     named = [a.replace("NAME", folder[1]) for a in arguments]
     code, _, err = examine(capsys, *named)
     assert code == 2
-    assert message in err
-
-
-def test_what_the_users_module_lacks_is_not_hidden(folder, capsys):
-    with pytest.raises(ModuleNotFoundError, match="something_that_is_not_there"):
-        main(["doctor", "broken:make"])
+    assert word in err

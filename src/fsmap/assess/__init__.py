@@ -1,1 +1,1 @@
-"""What a trained model is like: flatness, spectrum, distance to the model average."""
+"""What a trained model is like: calibration, shift, flatness, distance to the model average."""

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import inspect
-import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +11,14 @@ from torch import nn
 
 from fsmap.cli import console
 from fsmap.cli.model_files import load_points, load_weights
-from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.errors import InputError
 from fsmap.types import Inputs
 
 COLORS = {"[ok]": console.GREEN, "[!!]": console.RED, "[??]": console.DIM}
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "doctor",
@@ -35,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
         summary="is J(theta; p_X) singular for this module, why, and what would it cost?",
         examples=[
             "fsmap doctor mymodel:make                              # p_X = N(0, I)",
-            "fsmap doctor mymodel:make --px uniform --range -2 2",
+            "fsmap doctor 'mymodel:make?width=8' --px uniform --range -2 2",
             "fsmap doctor mymodel:Net --px images.pt --points 64    # your own points",
             "fsmap doctor mymodel:Net --shape 3,32,32 --weights net.safetensors --json",
         ],
@@ -43,8 +34,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "target",
         metavar="MODULE:FACTORY",
-        help="what makes the module, without arguments; looked for in the current folder too. "
-        "It may return a pair (module, points)",
+        help="what makes the module; looked for in the current folder too",
     )
     parser.add_argument(
         "--px",
@@ -57,12 +47,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--shape", metavar="D,D,…", help="shape of one point, for normal, uniform")
     parser.add_argument(
-        "--range",
-        type=float,
-        nargs=2,
-        default=(-1.0, 1.0),
-        metavar=("LOW", "HIGH"),
-        help="of uniform",
+        "--range", type=float, nargs=2, default=(-1.0, 1.0), metavar=("LOW", "HIGH")
     )
     parser.add_argument("--weights", type=Path, metavar="FILE", help="a state_dict to load first")
     parser.add_argument("--jitter", type=float, metavar="EPS", help="an epsilon to judge")
@@ -77,24 +62,17 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine a module.
+    """Examine a module; the exit code is 0."""
+    from fsmap.doctor.doctor import doctor
+    from fsmap.models.by_name import make_model
 
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0.
-    """
-    from fsmap.assess.doctor import doctor
-
-    module, own = make(arguments.target, arguments.seed)
+    module = make_model(arguments.target, {}, seed=arguments.seed)
     if arguments.weights is not None:
         load_weights(module, arguments.weights)
     module.to(arguments.device).train(arguments.train_mode)
-    x = own if own is not None and arguments.px is None else _points(module, arguments)
     diagnosis = doctor(
         module,
-        x,
+        _points(module, arguments),
         jitter=arguments.jitter,
         num_data=arguments.num_data,
         tolerance=arguments.tolerance,
@@ -105,73 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
         for line in str(diagnosis).splitlines():
             console.say(_colored(line))
     return 0
-
-
-def make(target: str, seed: int) -> tuple[nn.Module, Inputs | None]:
-    """Import a factory and call it, with torch seeded.
-
-    Args:
-        target: ``package.module:name``; the name may have dots, and may be a module object.
-        seed: Seed.
-
-    Returns:
-        The module, and points if the factory brought some.
-
-    Raises:
-        InputError: If the target cannot be found.
-        UnsupportedModuleError: If it does not make a module.
-    """
-    where, colon, name = target.partition(":")
-    if not colon or not where or not name:
-        message = f"the target must be MODULE:FACTORY, like mymodel:make, got {target!r}"
-        raise InputError(message)
-    found: Any = _imported(where)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            public = [n for n in vars(found) if not n.startswith("_")][:12]
-            message = f"{where!r} has no {name!r}; it has: {', '.join(public)}"
-            raise InputError(message)
-        found = getattr(found, part)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        made = _call(target, found) if callable(found) else found
-    module, x = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
-    if not isinstance(module, nn.Module):
-        message = f"{target} made {type(module).__name__}, not an nn.Module or a pair (module, x)"
-        raise UnsupportedModuleError(message)
-    return module, x
-
-
-def _call(target: str, factory: Callable[[], Any]) -> Any:
-    if isinstance(factory, nn.Module):
-        return factory
-    try:
-        inspect.signature(factory).bind()
-    except ValueError:  # no signature to look at
-        pass
-    except TypeError as error:
-        needed = inspect.signature(factory)
-        message = (
-            f"{target} is called without arguments, and takes {needed}. Write a function without "
-            "arguments that calls it, and name that one."
-        )
-        raise InputError(message) from error
-    return factory()
-
-
-def _imported(where: str) -> Any:
-    folder = os.getcwd()
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        return importlib.import_module(where)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (where + ".").startswith(error.name + "."):
-            raise  # something that the user's module imports is missing
-        message = (
-            f"cannot import {where!r}: no module {error.name!r} in {folder} or on the Python path"
-        )
-        raise InputError(message) from error
 
 
 def _points(module: nn.Module, arguments: argparse.Namespace) -> Inputs:

@@ -1,0 +1,556 @@
+r"""``fsmap.doctor``: is $\mathcal J(\theta; p_X)$ singular, why, which ε, at what cost?
+
+ε for exact FS-MAP is a tenth of the eigenvalue below which a tenth of the non-zero ones lie, so
+that log(λ + ε) is within 0.1 nats of log λ for nine in ten, and at least ten times rounding. ε for
+L-MAP is 10 λ_max: log(1 + λ/ε) ≈ λ/ε then overstates by at most 5 %.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fsmap.doctor import spectrum as spectra
+from fsmap.doctor import symmetry
+from fsmap.doctor.spectrum import NullVector, Spectrum, clock
+from fsmap.doctor.symmetry import Finding
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.functional import DROP_RATES, Forward, Functional, count, functional
+from fsmap.linalg import logdet, memory, points
+from fsmap.linalg.jacobian import jacobian, jvp, outputs, vjp
+from fsmap.linalg.metric import Metric
+from fsmap.types import Inputs, Params
+
+VERDICTS = (
+    *("regular", "harmless", "pathological", "near-pathological"),
+    *("unused", "ill-conditioned", "unexplained", "undecided"),
+)
+VERSION = 2  # of the JSON; grows when a key changes its meaning or disappears
+WIDE_GAP = 1e4  # between eigenvalues kept and dropped, for the rank to be sure
+FEW_POINTS = 20  # below that a unit may be zero, or constant, on all of them by chance
+SECONDS = 0.5  # of one forward pass; fewer points are used if all of them take longer
+VALID = 0.1  # relative error up to which the first-order form of L-MAP is said to hold
+
+
+class Rank(NamedTuple):
+    """Theorem 1: is 𝒥 singular on these points?"""
+
+    method: str  # "svd", "values", "eigh" or "lanczos"
+    rank: int | None  # None: too large to be computed
+    deficit: int | None  # P − rank
+    missing_rows: int  # max(0, P − S·K): zero eigenvalues because there are too few points
+    points_needed: int  # least number of points that could show the full rank
+    known: int  # null directions of known symmetries, independent ones
+    known_exactly: bool  # False: they were counted, and may overlap
+    unexplained: int | None  # null directions that no known symmetry explains; None: unknown
+    nearby: int | None  # deficit at parameters 1 % away, if some have no name
+    tolerance: float  # σ/σ_max up to which a singular value counts as zero
+    gap: float | None  # smallest eigenvalue kept over largest dropped
+    sure: bool | None  # whether the gap is wide
+    grows: bool | None  # whether the second half of the points added to the rank
+
+
+class Eigenvalues(NamedTuple):
+    """Of 𝒥. None: not known."""
+
+    largest: float  # a lower bound if the method is "lanczos"
+    largest_upper: float
+    smallest: float | None  # the P-th
+    smallest_nonzero: float | None
+    condition: float | None  # largest over smallest nonzero
+    trace: float
+    trace_stderr: float
+    decades: tuple[tuple[int, int], ...]  # (n, how many lie in [10ⁿ, 10ⁿ⁺¹)), largest first
+
+
+class JitterRow(NamedTuple):
+    """What one ε does."""
+
+    name: str  # "given", "fs-map" or "l-map"
+    jitter: float
+    ratio: float  # λ_max/ε
+    effective: float | None  # Σ λ/(λ+ε), the effective rank
+    log_det: float | None  # log det(I + 𝒥/ε), nats
+    first_order: float | None  # Tr 𝒥/ε, nats
+    error: float | None  # of the latter, relative
+    error_bound: float  # from λ_max alone
+    lam: float | None  # λ = 1/(2εN), if N was given
+
+
+class Cost(NamedTuple):
+    """Of one value without its gradient."""
+
+    method: str
+    seconds: float
+    bytes: int
+    fits: bool
+
+
+class Diagnosis(NamedTuple):
+    """What :func:`fsmap.doctor` returns. ``print`` shows a page, :meth:`to_json` has everything."""
+
+    module: str
+    mode: str  # "train" or "eval"
+    precision: str
+    parameters: int  # P
+    frozen: int
+    points: int  # S
+    points_used: int
+    outputs: int  # K
+    verdict: str  # one of ``VERDICTS``
+    summary: str
+    rank: Rank
+    eigenvalues: Eigenvalues
+    symmetries: tuple[Finding, ...]
+    null_vectors: tuple[NullVector, ...]
+    jitters: tuple[JitterRow, ...]
+    costs: tuple[Cost, ...]
+    auto: str
+    notes: tuple[str, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        """The page."""
+        from fsmap.doctor.page import page
+
+        return page(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested dicts and lists; the keys are the names of the fields."""
+        return {"version": VERSION, **_plain(self)}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The same as JSON."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+
+
+def doctor(
+    module: nn.Module,
+    x: Inputs,
+    *,
+    jitter: float | None = None,
+    metric: Metric | Tensor | None = None,
+    num_data: int | None = None,
+    forward: Forward | None = None,
+    tolerance: float | None = None,
+) -> Diagnosis:
+    r"""Examine $\mathcal J(\theta; p_X)$ of a module at its present parameters.
+
+    Theorem 1: rank and null vectors, by name of the parameters. Theorem 2: equal and dead units, at
+    which the unjittered objective is infinite; and the symmetries that make 𝒥 singular for every θ
+    (scale, BatchNorm). Every finding is checked against the Jacobian in float64. Then the
+    eigenvalues, a recommended ε, and what each method would cost.
+
+    The module is copied; it, its buffers and torch's random state do not change. It is examined in
+    the mode it is in, with dropout switched off.
+
+    Args:
+        module: Any module.
+        x: Evaluation points, a sample of p_X ``[S, ...]``; a tensor, or a dict or tuple of tensors.
+        jitter: An ε to judge, besides the recommended ones.
+        metric: g; see :mod:`fsmap.metric`.
+        num_data: N, to translate ε into λ = 1/(2εN).
+        forward: How to call the module, ``forward(module, x)``.
+        tolerance: Singular values of J up to this fraction of the largest count as zero; by default
+            max(S·K, P) times the rounding of float64.
+
+    Returns:
+        The diagnosis: ``print`` it, or call its ``to_json()``.
+
+    Example:
+        >>> import torch, fsmap
+        >>> net = torch.nn.Sequential(
+        ...     torch.nn.Linear(1, 2), torch.nn.Tanh(), torch.nn.Linear(2, 1)
+        ... )
+        >>> for p in net.parameters():
+        ...     _ = torch.nn.init.constant_(p, 0.5)
+        >>> d = fsmap.doctor(net, torch.linspace(-1, 1, 50)[:, None])
+        >>> d.verdict, d.rank.rank, d.parameters
+        ('pathological', 4, 7)
+        >>> d.symmetries[0].kind, d.symmetries[0].units
+        ('twin_units', (0, 1))
+    """
+    begin = time.perf_counter()
+    _check_arguments(module, x, jitter, num_data, tolerance)
+    notes: list[str] = []
+    own = next(iter(functional(module)[1].values()))
+    devices = {p.device for p in module.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(devices)):
+        f, params, wide = _prepare(_without_dropout(module, notes), x, forward, notes)
+        affordable = points.take(wide, slice(0, _affordable(f, params, wide)))
+        if not f.pointwise and metric is None and count(params) > spectra.LARGEST_SVD:
+            wide = affordable  # the points depend on each other: every pass uses the same ones
+        affordable = affordable if f.pointwise else wide
+        spaces = symmetry.record(f, params, affordable)
+
+        def spectrum_at(theta: Params) -> Spectrum:
+            return spectra.spectrum(f, theta, wide, metric=metric, tolerance=tolerance)
+
+        params = {name: p.detach() for name, p in params.items()}
+        found = spectrum_at(params)
+        frozen = {n: p.detach() for n, p in f.module.named_parameters() if n not in params}
+        candidates = symmetry.families(spaces, params, frozen, found)
+        symmetries, known = symmetry.check(candidates, params, found)
+        K = outputs(f, params, points.take(wide, slice(0, 4))).shape[1]
+        ranked = _rank(found, symmetries, points.count(x), K)
+        unnamed = ranked.unexplained or any(s.kind == "no_effect" for s in symmetries)
+        if unnamed and found.null is not None and ranked.sure is not False:
+            ranked = ranked._replace(nearby=_deficit_nearby(params, spectrum_at))
+        activations = sum(space.numbers for space in spaces) / points.count(affordable)
+        costs, auto = _costs(_without_dropout(module, []), x, forward, K, activations)
+    if found.points < points.count(x):
+        notes.append(f"eigenvalues were taken on {found.points} of {points.count(x)} points")
+    verdict, summary = _judge(ranked, symmetries, min(points.count(affordable), found.points))
+    epsilons = {} if jitter is None else {"given": float(jitter)}
+    epsilons |= recommended(found, own.dtype)
+    return Diagnosis(
+        module=type(module).__name__,
+        mode="train" if any(m.training for m in module.modules()) else "eval",
+        precision=str(next(iter(params.values())).dtype).removeprefix("torch."),
+        parameters=found.parameters,
+        frozen=count(frozen),
+        points=points.count(x),
+        points_used=found.points,
+        outputs=K,
+        verdict=verdict,
+        summary=summary,
+        rank=ranked,
+        eigenvalues=_eigenvalues(found),
+        symmetries=symmetries,
+        null_vectors=_null_vectors(found, known, params),
+        jitters=tuple(jitter_row(found, name, eps, num_data) for name, eps in epsilons.items()),
+        costs=tuple(costs),
+        auto=auto,
+        notes=tuple(notes),
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def _check_arguments(
+    module: Any, x: Inputs, jitter: float | None, num_data: int | None, tolerance: float | None
+) -> None:
+    if not isinstance(module, nn.Module):
+        kind = type(module).__name__
+        message = f"doctor takes an nn.Module, got {kind}. Call the factory first?"
+        raise UnsupportedModuleError(message)
+    points.check(x)
+    for name, value, least, most in (
+        ("jitter", jitter, 0.0, math.inf),
+        ("num_data", num_data, 0, math.inf),
+        ("tolerance", tolerance, 0.0, 1.0),
+    ):
+        if value is not None and not least < value < most:
+            message = f"{name} must be above {least} and below {most}, got {value}"
+            raise InputError(message)
+
+
+def _without_dropout(module: nn.Module, notes: list[str]) -> nn.Module:
+    """A copy of the module."""
+    try:
+        twin = copy.deepcopy(module)
+    except Exception as error:
+        message = (
+            f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and "
+            "doctor works on a copy. Build the module again, load its state_dict, and pass that."
+        )
+        raise UnsupportedModuleError(message) from error
+    for m in twin.modules():
+        for name in DROP_RATES:
+            rate = getattr(m, name, None)
+            if m.training and isinstance(rate, int | float) and 0 < rate <= 1:
+                setattr(m, name, 0.0)
+                notes[:] = ["dropout is active in this module; it was switched off here"]
+    return twin
+
+
+def _prepare(
+    module: nn.Module, x: Inputs, forward: Forward | None, notes: list[str]
+) -> tuple[Functional, Params, Inputs]:
+    """The module as a function in float64, or in its own precision if it does not run in that."""
+    first = next(p for p in module.parameters() if p.requires_grad)
+    device = first.device if first.device.type in ("cpu", "cuda") else torch.device("cpu")
+
+    def ready(dtype: torch.dtype) -> tuple[Functional, Params, Inputs]:
+        f, params = functional(copy.deepcopy(module).to(device, dtype), forward=forward)
+        cast = points.to(x, device=device, dtype=dtype)
+        with torch.no_grad():
+            out = outputs(f, params, points.take(cast, slice(0, 4)))
+        if not bool(torch.isfinite(out).all()):
+            message = "the module returns NaN or inf at these points. Initialize or train it first."
+            raise InputError(message)
+        return f, params, cast
+
+    try:
+        return ready(torch.float64)
+    except InputError as error:
+        own = ready(first.dtype)  # raises again if the precision is not the reason
+        why = str(error.__cause__ or error).splitlines()[0]
+        notes.append(
+            f"the module does not run in float64 ({why[:80]}); it was examined in "
+            f"{str(first.dtype).removeprefix('torch.')}, in which null directions are less certain"
+        )
+        return own
+
+
+def _affordable(f: Functional, params: Params, x: Inputs) -> int:
+    """Points of a forward pass of about ``SECONDS``."""
+    few, device = points.take(x, slice(0, 4)), next(iter(params.values())).device
+    begin = clock(device)
+    with torch.no_grad():
+        f(params, few)
+    return max(8, int(SECONDS * points.count(few) / (clock(device) - begin)))
+
+
+def _rank(found: Spectrum, symmetries: tuple[Finding, ...], num_points: int, K: int) -> Rank:
+    exact = [f for f in symmetries if not f.nearly]
+    counted = all(f.adds is not None for f in exact)
+    known = sum(f.adds or 0 for f in exact)
+    if not counted:
+        known = sum(f.directions for f in exact if f.kind != "no_effect")
+    P, rank, gap = found.parameters, found.rank, found.gap
+    missing, unexplained = max(0, P - K * num_points), None
+    if rank is not None and missing == 0 and counted:
+        unexplained = max(0, P - rank - known)
+    return Rank(
+        method=found.method,
+        rank=rank,
+        deficit=None if rank is None else P - rank,
+        missing_rows=missing,
+        points_needed=math.ceil((P - known * counted) / max(K, 1)),
+        known=known,
+        known_exactly=counted,
+        unexplained=unexplained,
+        nearby=None,
+        tolerance=found.tolerance,
+        gap=None if gap is None or math.isinf(gap) else gap,
+        sure=None if gap is None else gap >= WIDE_GAP,
+        grows=found.grows() if unexplained else None,
+    )
+
+
+def _deficit_nearby(params: Params, at: Callable[[Params], Spectrum]) -> int:
+    """The smaller of the deficits at two random parameters, 1 % away."""
+    generator = torch.Generator().manual_seed(0)
+    deficits = []
+    for _ in range(2):
+        moved = {}
+        for name, p in params.items():
+            size = 0.01 * (p.square().mean().sqrt() + 0.01)
+            moved[name] = p + size * torch.randn(p.shape, generator=generator).to(p)
+        s = at(moved)
+        assert s.eigenvalues is not None
+        alive = s.eigenvalues.abs() > WIDE_GAP * s.floor  # surely not zero
+        deficits.append(s.parameters - int(alive.sum()))
+    return min(deficits)
+
+
+def _null_vectors(found: Spectrum, known: Tensor | None, params: Params) -> tuple[NullVector, ...]:
+    """The sparsest null vectors that no symmetry explains, or the sparsest of all."""
+    if found.null is None or not len(found.null):
+        return ()
+    basis = spectra.sparse_basis(found.null)
+    rest = basis if known is None else spectra.outside(basis, known)
+    if len(rest) and found.gap is not None and found.gap < WIDE_GAP:
+        return ()  # without a gap any direction of little effect would be listed
+    basis = rest[:5] if len(rest) else basis[:3]
+    largest = found.largest.value.abs().sqrt().clamp_min(1e-300)
+    residuals = (basis @ found.probes.mT).norm(dim=1) / basis.norm(dim=1) / largest
+    pairs = zip(basis, residuals.tolist(), strict=True)
+    return tuple(spectra.describe(v, params, r) for v, r in pairs)
+
+
+def _judge(rank: Rank, symmetries: tuple[Finding, ...], used: int) -> tuple[str, str]:
+    """Verdict and summary."""
+
+    def kinds(found: list[Finding]) -> str:
+        return ", ".join(dict.fromkeys(f.kind.replace("_", " ") for f in found))
+
+    exact = [f for f in symmetries if not f.nearly]
+    by_chance = symmetry.ON_POINTS if used < FEW_POINTS else ()
+    bad = [f for f in exact if f.pathological and f.kind not in by_chance]
+    if bad:
+        return "pathological", (
+            f"𝒥 is singular at these parameters ({kinds(bad)}). Exact FS-MAP needs a jitter: "
+            "without one its density is infinite here, whatever the data are."
+        )
+    chance = [f for f in exact if f.kind in by_chance]
+    if chance:
+        return "undecided", (
+            f"there are {kinds(chance)} on the {used} points that were used, which may be chance: "
+            f"at least {FEW_POINTS} are needed."
+        )
+    near = [f for f in symmetries if f.nearly and f.pathological]
+    if near:
+        distance = min(f.distance for f in near)
+        return "near-pathological", (
+            f"𝒥 is nearly singular: these parameters are near a fixed point ({kinds(near)}, "
+            f"relative distance {distance:.1g}), where exact FS-MAP without a jitter has infinite "
+            "density."
+        )
+    if rank.deficit == 0:
+        return "regular", "𝒥 has full rank on these points: no singularity here."
+    if rank.unexplained is None:
+        why = "there are too few points" if rank.missing_rows else "the model is too large"
+        return "undecided", f"{why}; {rank.known:,} null directions are known."
+    if rank.nearby is not None and not rank.grows and rank.nearby < (rank.deficit or 0):
+        return "pathological", (
+            f"𝒥 has {rank.deficit} null directions at these parameters and {rank.nearby} at nearby "
+            "ones. Exact FS-MAP needs a jitter: without one its density is infinite here."
+        )
+    unused = sum(f.adds or 0 for f in exact if f.kind == "no_effect")
+    if rank.unexplained == 0 and unused:
+        return "unused", (
+            f"{unused} parameters have no effect on any of the points: they are not used, or p_X "
+            "does not reach them."
+        )
+    if rank.unexplained == 0:
+        return "harmless", (
+            "𝒥 is singular for all values of the parameters, by continuous symmetries: no "
+            "pathological optimum; with a jitter the log-determinant is a pseudo-determinant."
+        )
+    if rank.sure is False:
+        return "ill-conditioned", (
+            "the eigenvalues of 𝒥 fall below rounding without a gap: it is numerically singular, "
+            "and only the jitter decides where the log-determinant ends."
+        )
+    if rank.grows:
+        return "undecided", (
+            f"the rank of 𝒥 still grows with the number of points; {rank.unexplained} null "
+            "directions on these belong to no known symmetry."
+        )
+    return "unexplained", (
+        f"𝒥 is singular at these and at nearby parameters; {rank.unexplained} null directions "
+        "belong to no symmetry that doctor knows."
+    )
+
+
+def _eigenvalues(found: Spectrum) -> Eigenvalues:
+    low, up = float(found.largest.value), float(found.largest.value + found.largest.stderr)
+    smallest = nonzero = condition = None
+    decades: tuple[tuple[int, int], ...] = ()
+    if found.eigenvalues is not None:
+        alive = found.eigenvalues[found.eigenvalues.abs() > found.floor]
+        smallest = float(found.eigenvalues[-1]) if len(alive) == found.parameters else 0.0
+        if len(alive):
+            nonzero = float(alive[alive.abs().argmin()])
+            condition = abs(low / nonzero)
+            exponents = alive.abs().log10().floor().int().tolist()
+            decades = tuple((n, exponents.count(n)) for n in sorted(set(exponents), reverse=True))
+    trace, stderr = (float(t) for t in found.trace)
+    return Eigenvalues(low, up, smallest, nonzero, condition, trace, stderr, decades)
+
+
+def recommended(found: Spectrum, dtype: torch.dtype) -> dict[str, float]:
+    """ε by method, for a model evaluated in ``dtype``; FS-MAP only if all eigenvalues are known."""
+    upper = float(found.largest.value.abs() + found.largest.stderr)
+    if not upper > 0:
+        return {}
+    advice = {}
+    if found.eigenvalues is not None:
+        alive = found.eigenvalues.abs()
+        alive = alive[alive > found.floor]
+        low = float(alive.quantile(0.1)) if len(alive) < 10**7 else float(alive.min())
+        advice["fs-map"] = _digit(max(10 * rounding(found, dtype), 0.1 * low), math.floor)
+    return advice | {"l-map": _digit(10 * upper, math.ceil)}
+
+
+def rounding(found: Spectrum, dtype: torch.dtype) -> float:
+    """Size of computed eigenvalues that are zero in exact arithmetic."""
+    double = found.parameters * torch.finfo(torch.float64).eps
+    single = found.rows * torch.finfo(dtype).eps ** 2
+    return max(double, single) * float(found.largest.value.abs())
+
+
+def _digit(value: float, towards: Callable[[float], int]) -> float:
+    """One significant digit, rounded up or down."""
+    power = 10.0 ** math.floor(math.log10(value))
+    slack = 1e-9 if towards is math.floor else -1e-9
+    return float(f"{max(1, towards(value / power + slack)) * power:.0e}")
+
+
+def jitter_row(found: Spectrum, name: str, jitter: float, num_data: int | None) -> JitterRow:
+    """What one ε does to the eigenvalues."""
+    ratio = float(found.largest.value.abs() + found.largest.stderr) / jitter
+    effective = log_det = first = error = None
+    if found.eigenvalues is not None:
+        scaled = found.eigenvalues / jitter
+        effective, first = float((scaled / (1 + scaled)).sum()), float(scaled.sum())
+        if bool((scaled > -1).all()):
+            log_det = float(scaled.log1p().sum())
+            error = (first - log_det) / log_det if log_det != 0 else None
+    bound = ratio / math.log1p(ratio) - 1 if ratio > 1e-8 else ratio / 2
+    lam = None if num_data is None else 1 / (2 * jitter * num_data)
+    return JitterRow(name, jitter, ratio, effective, log_det, first, error, bound, lam)
+
+
+def _costs(
+    module: nn.Module, x: Inputs, forward: Forward | None, K: int, activations: float
+) -> tuple[list[Cost], str]:
+    """Time and memory of each method in the module's own precision, from a few timed passes."""
+    f, params = functional(module, forward=forward)
+    like = next(iter(params.values()))
+    x = points.to(x, device=like.device, dtype=like.dtype)
+    P, Q = count(params), points.count(x) * K
+
+    def timed(run: Callable[[], object]) -> float:
+        for _ in range(2):
+            begin = clock(like.device)
+            run()
+            seconds = clock(like.device) - begin
+            if seconds > 0.3:  # too long to be repeated
+                break
+        return factor * max(seconds, 1e-9)
+
+    def reverse() -> None:
+        out, pull, _ = vjp(f, detached, few)
+        pull(torch.ones_like(out))
+
+    factor, few = 1.0, points.take(x, slice(0, 4))
+    with torch.no_grad():
+        if timed(lambda: f(params, few)) < 0.01:
+            few = points.take(x, slice(0, 256))
+        factor = points.count(x) / points.count(few)
+        plain = timed(lambda: f(params, few))
+    detached = {name: p.detach() for name, p in params.items()}
+    back = timed(reverse)
+    try:
+        tangent = timed(lambda: jvp(f, detached, few, detached))
+    except UnsupportedModuleError:
+        tangent = 2 * back
+    rows = K * back
+    if rows < 0.3 and 8 * points.count(few) * K * P < 2**28:
+        rows = timed(lambda: jacobian(f, detached, few))
+    rate, matrix = 2 * 256**3 * factor, torch.ones(256, 256, dtype=torch.float64).to(like.device)
+    rate /= timed(lambda: matrix @ matrix)
+    weights = P * like.element_size()
+    kept = int(activations * points.count(x) * like.element_size())
+    side, gram = min(Q, P), logdet.gram_bytes(f, detached, x)
+    vectors = 16 * 24  # of slq: probes, Lanczos steps
+    predicted = {
+        "dense": (rows + (2.0 * Q * P**2 + P**3 / 3) / rate, 8 * (3 * Q * P + 2 * P * P)),
+        "dual": (rows + Q**3 / 3 / rate, gram),
+        "slq": (vectors * (back + tangent), 8 * vectors * side + 32 * (weights + kept)),
+        "jvp": (tangent, 2 * (weights + kept)),
+        "fd": (2 * plain, 2 * weights + kept),
+    }
+    if side <= 4096 and gram <= 3 * 2**30:  # slq forms the matrix
+        products = rows + 2.0 * vectors * side**2 / rate
+        predicted["slq"] = products, gram + 8 * vectors * side
+    costs = []
+    for method, (seconds, size) in predicted.items():
+        fits = size <= memory.ALWAYS or memory.fits(size, like.device)
+        costs.append(Cost(method, seconds, size, fits))
+    return costs, logdet.choose("auto", Q, P, like.device, gram=gram)
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return {name: _plain(item) for name, item in value._asdict().items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -1,0 +1,317 @@
+r"""Theorem 1: eigenvalues, rank and null vectors of $\mathcal J(\theta; p_X)$.
+
+𝒥 = AᵀA with whitened rows A ``[Q, P]``, so 𝒥v = 0 exactly if Av = 0. Rank and null vectors come
+from the singular values of A, not from 𝒥: a relative singular value of 1e-9 is 1e-18 in 𝒥, below
+rounding. If A is too large, Lanczos bounds the largest eigenvalue and the trace is estimated.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.functional import count, ravel, unravel
+from fsmap.linalg import memory, points
+from fsmap.linalg.jacobian import is_pointwise, jacobian, jvp, outputs, vjp
+from fsmap.linalg.metric import Metric, Whitening, resolve
+from fsmap.types import Estimate, Inputs, ModelFn, Params
+
+NULL = 1e-12  # ‖Jv‖/(‖v‖σ_max) up to which v counts as a null vector in float64
+LARGEST_SVD = 1500  # parameters up to which null vectors are computed: about five seconds
+LARGEST_ROWS = 512 * 2**20  # bytes of A
+LARGEST_FACTOR = 3e10  # operations of a QR decomposition: a few seconds
+PROBES = 4  # random combinations of rows, if A is too large
+STEPS = (4, 40)  # of Lanczos: least, most
+SMALL = 1e-6  # entries of a null vector below this fraction of its largest are not named
+
+
+class Spectrum(NamedTuple):
+    """Eigenvalues of 𝒥: all of them, or bounds if ``method`` is ``lanczos``."""
+
+    method: str  # "svd" (with null vectors), "values", "eigh" (indefinite metric) or "lanczos"
+    parameters: int  # P
+    rows: int  # Q: S·K unless a metric says otherwise
+    points: int  # S that were used
+    eigenvalues: Tensor | None  # [min(Q, P)], descending; the other P − Q are zero
+    null: Tensor | None  # [P − rank, P]  orthonormal null vectors
+    largest: Estimate  # "lanczos": value is a lower bound, value + stderr an upper bound
+    trace: Estimate
+    floor: float  # eigenvalues up to this one count as zero
+    resolution: float  # ‖Jv‖/(‖v‖σ_max) up to which v is null
+    probes: Tensor  # [R, P]  A itself, or random combinations uᵀA with u ~ N(0, I)
+    exact: bool  # whether ``probes`` is A
+
+    @property
+    def rank(self) -> int | None:
+        """Number of eigenvalues above the floor."""
+        if self.eigenvalues is None:
+            return None
+        return int((self.eigenvalues.abs() > self.floor).sum())
+
+    @property
+    def gap(self) -> float | None:
+        """Smallest eigenvalue above the floor over the largest below it; None without either."""
+        rank = self.rank
+        if rank is None or self.eigenvalues is None or rank in (0, len(self.eigenvalues)):
+            return None
+        kept, dropped = self.eigenvalues.abs()[rank - 1 : rank + 1].tolist()
+        return float(kept / dropped) if dropped > 0 else math.inf
+
+    @property
+    def tolerance(self) -> float:
+        """σ/σ_max up to which a singular value counts as zero."""
+        largest = float(self.largest.value.abs())
+        return math.sqrt(self.floor / largest) if largest > 0 else 0.0
+
+    def grows(self) -> bool | None:
+        """Whether the second half of the rows adds to the rank; None if that cannot be known."""
+        half, rank = self.probes[: len(self.probes) // 2], self.rank
+        if not self.exact or rank is None or len(half) < rank:
+            return None
+        sigma = torch.linalg.svdvals(half)
+        return int((sigma > self.tolerance * sigma.max()).sum()) < rank
+
+
+def spectrum(
+    f: ModelFn,
+    params: Params,
+    x: Inputs,
+    *,
+    metric: Metric | Tensor | None = None,
+    tolerance: float | None = None,
+    seconds: float = 4.0,
+) -> Spectrum:
+    """Eigenvalues of 𝒥 at ``params``, by SVD if A fits and by Lanczos for ``seconds`` otherwise."""
+    params = {name: p.detach() for name, p in params.items()}
+    P, rounding = count(params), torch.finfo(next(iter(params.values())).dtype).eps
+    whiten = None
+    if metric is None:
+        K = outputs(f, params, points.take(x, slice(0, 4))).shape[1]
+        enough = min(LARGEST_FACTOR / (2.0 * P**2), LARGEST_ROWS / (8 * P))  # rows
+        if enough >= P and is_pointwise(f):
+            x = points.take(x, slice(0, max(1, int(enough / K))))
+        Q = points.count(x) * K
+    else:
+        whiten = resolve(metric, x, outputs(f, params, x).detach())
+        Q = whiten.size
+    signs = None if whiten is None else whiten.signs
+    if signs is not None and P > LARGEST_SVD:
+        message = (
+            "the metric has negative eigenvalues, which needs the P×P matrix: at most "
+            f"{LARGEST_SVD} parameters, got {P}."
+        )
+        raise InputError(message)
+    relative = max(Q, P) * rounding if tolerance is None else tolerance
+    resolution = max(NULL, 4 * math.sqrt(max(Q, P)) * rounding)
+    large = 8 * Q * P > LARGEST_ROWS or 2.0 * max(Q, P) * min(Q, P) ** 2 > LARGEST_FACTOR
+    needed, device = 24 * Q * P, next(iter(params.values())).device
+    if large or (needed > memory.ALWAYS and not memory.fits(needed, device)):
+        return _by_lanczos(f, params, x, metric, relative, resolution, seconds)
+    with torch.no_grad():
+        J = jacobian(f, params, x).double()  # [S, K, P]
+    A = (J / math.sqrt(len(J))).flatten(0, 1) if whiten is None else whiten.rows(J)
+    return from_rows(A, signs, points.count(x), relative, resolution)
+
+
+def from_rows(
+    A: Tensor, signs: Tensor | None, num_points: int, tolerance: float, resolution: float = NULL
+) -> Spectrum:
+    """The spectrum of AᵀA, or of Aᵀ diag(signs) A, for rows A ``[Q, P]``."""
+    Q, P = A.shape
+    null = None
+    if signs is not None:
+        values, vectors = torch.linalg.eigh(A.mT @ (signs[:, None] * A))
+        order = values.abs().argsort(descending=True)
+        values, vectors = values[order], vectors[:, order]
+        floor = max(P * torch.finfo(A.dtype).eps, tolerance**2) * float(values.abs().max())
+        null, method = vectors.mT[values.abs() <= floor], "eigh"
+    else:
+        R = torch.linalg.qr(A if Q >= P else A.mT, mode="r")[1]  # [min, min]  same singular values
+        if Q >= P and P <= LARGEST_SVD:
+            _, sigma, V = torch.linalg.svd(R)
+            null, method = V[sigma <= tolerance * sigma.max()], "svd"
+        else:
+            sigma, method = torch.linalg.svdvals(R), "values"
+        values, floor = sigma.square(), float((tolerance * sigma.max()).square())
+    zero = values.new_zeros(())
+    largest, trace = Estimate(values.abs().max(), zero), Estimate(values.sum(), zero)
+    return Spectrum(
+        method, P, Q, num_points, values, null, largest, trace, floor, resolution, A, True
+    )
+
+
+def _by_lanczos(
+    f: ModelFn,
+    params: Params,
+    x: Inputs,
+    metric: Metric | Tensor | None,
+    tolerance: float,
+    resolution: float,
+    seconds: float,
+) -> Spectrum:
+    """Bounds of the largest eigenvalue; the trace by Hutchinson on the rest of the space."""
+    like = next(iter(params.values()))
+    used = points.count(x)
+    if metric is None and is_pointwise(f):
+        few = points.take(x, slice(0, 2))
+        for _ in range(2):  # the first pass imports and allocates
+            begin = clock(like.device)
+            trial = Products(f, params, few, None)
+            trial.gram(torch.ones(trial.whiten.size).to(like))
+        each = (clock(like.device) - begin) / points.count(few)
+        used = max(1, min(used, int(seconds / (2 * STEPS[0] + PROBES) / each)))
+    products = Products(f, params, points.take(x, slice(0, used)), metric)
+    Q, generator = products.whiten.size, torch.Generator(like.device).manual_seed(0)
+
+    def draw(number: int) -> Tensor:
+        shape = (number, Q)
+        return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+    basis, T, rest = lanczos(products.gram, draw(1)[0], time.perf_counter() + seconds)
+    ritz, vectors = torch.linalg.eigh(T)
+    signs = draw(PROBES).sign()
+    outside = signs - (signs @ basis.mT) @ basis  # [R, Q]
+    tails = torch.stack([products.transpose(z).square().sum() for z in outside])
+    trace = Estimate(T.diagonal().sum() + tails.mean(), tails.std() / math.sqrt(PROBES))
+    upper = torch.minimum(ritz[-1] + rest * vectors[-1, -1].abs(), trace.value + 2 * trace.stderr)
+    largest = Estimate(ritz[-1], (upper - ritz[-1]).clamp_min(0))
+    probes = torch.stack([products.transpose(u) for u in draw(PROBES)])
+    floor = tolerance**2 * float(largest.value)
+    return Spectrum(
+        *("lanczos", count(params), Q, used, None, None),
+        *(largest, trace, floor, resolution, probes, False),
+    )
+
+
+def lanczos(
+    matvec: Callable[[Tensor], Tensor], start: Tensor, until: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Basis ``[k, n]``, tridiagonal matrix ``[k, k]`` and norm of the residual after k steps."""
+    basis = [start / start.norm()]
+    alphas: list[Tensor] = []
+    betas: list[Tensor] = []
+    while True:
+        w = matvec(basis[-1])
+        alphas.append(w @ basis[-1])
+        stacked = torch.stack(basis)
+        for _ in range(2):  # full reorthogonalization; two passes are enough
+            w = w - stacked.mT @ (stacked @ w)
+        k, norm = len(basis), w.norm()
+        late = time.perf_counter() > until and k >= STEPS[0]
+        exhausted = bool(norm <= 1e-12 * torch.stack(alphas).abs().max())
+        if late or exhausted or k == min(STEPS[1], len(start)):
+            T = torch.diag(torch.stack(alphas))
+            if betas:
+                T = T + torch.diag(torch.stack(betas), 1) + torch.diag(torch.stack(betas), -1)
+            return stacked, T, torch.zeros_like(norm) if exhausted else norm
+        betas.append(norm)
+        basis.append(w / norm)
+
+
+class Products:
+    """Aᵀu and AAᵀu by passes through the model; the graph of one reverse pass is kept."""
+
+    def __init__(
+        self, f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None
+    ) -> None:
+        out, self.pull, _ = vjp(f, params, x)
+        self.whiten: Whitening = resolve(metric, x, out.detach())
+        self.f, self.params, self.x = f, params, x
+
+    def transpose(self, u: Tensor) -> Tensor:
+        """Aᵀu ``[P]``."""
+        return ravel(self.pull(self.whiten.adjoint(u))).detach()
+
+    def gram(self, u: Tensor) -> Tensor:
+        """AAᵀu ``[Q]``."""
+        cotangent = self.whiten.adjoint(u)
+        v = {name: t.detach() for name, t in self.pull(cotangent).items()}
+        try:
+            tangent = jvp(self.f, self.params, self.x, v)[1]
+        except UnsupportedModuleError:  # Jv as the transpose of the linear map u → Jᵀu
+            tangent = torch.func.vjp(self.pull, cotangent)[1](v)[0]
+        return self.whiten.rows(tangent).detach()
+
+
+def clock(device: torch.device) -> float:
+    """Seconds; on CUDA after all queued work is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class Part(NamedTuple):
+    """Entries of a null vector in one parameter."""
+
+    parameter: str
+    entries: str  # like "[3, 1]" or "[3, :]"
+    share: float  # of the squared norm
+    sign: int  # +1 or −1 if all entries have it, 0 if signs are mixed
+
+
+class NullVector(NamedTuple):
+    """A direction in parameter space that does not change the function on the points."""
+
+    text: str
+    parts: tuple[Part, ...]
+    residual: float  # ‖Jv‖/(‖v‖σ_max)
+
+
+def sparse_basis(null: Tensor) -> Tensor:
+    """A basis of the same space ``[d, P]`` with few entries per vector, the sparsest first."""
+    # Gauss–Jordan elimination with complete pivoting: each vector is 1 at its own pivot and 0 at
+    # the pivots of the others, so that directions with disjoint supports come out separately.
+    rows = null.clone()
+    for i in range(len(rows)):
+        r, p = divmod(int(rows[i:].abs().argmax()), rows.shape[1])
+        rows[[i, i + r]] = rows[[i + r, i]]
+        rows[i] = rows[i] / rows[i, p]
+        factors = rows[:, p].clone()
+        factors[i] = 0
+        rows = rows - torch.outer(factors, rows[i])
+    rows = torch.where(rows.abs() < SMALL * rows.abs().amax(1, keepdim=True), 0.0, rows)
+    return rows[(rows != 0).sum(1).argsort(stable=True)]
+
+
+def span(V: Tensor, relative: float = 1e-7) -> Tensor:
+    """Orthonormal basis of the rows, which have a norm of at most about one."""
+    if not V.numel():
+        return V[:0]
+    _, sigma, rows = torch.linalg.svd(V, full_matrices=False)
+    kept: Tensor = rows[sigma > relative]
+    return kept
+
+
+def outside(basis: Tensor, known: Tensor) -> Tensor:
+    """The vectors of ``basis`` that are no combination of the known unit vectors ``[m, P]``."""
+    inside = span(known)
+    rest = basis - (basis @ inside.mT) @ inside
+    return basis[rest.norm(dim=1) > 1e-5 * basis.norm(dim=1)]
+
+
+def describe(vector: Tensor, params: Params, residual: float) -> NullVector:
+    """The entries of a null vector ``[P]``: up to three in a parameter one by one, else a slice."""
+    total, threshold = vector.square().sum(), SMALL * vector.abs().max()
+    parts = []
+    for name, piece in unravel(vector, params).items():
+        found = (piece.abs() > threshold).nonzero()  # [entries, dimensions]
+        for group in found.split(1 if len(found) <= 3 else len(found)) if len(found) else ():
+            values = piece[tuple(group.mT)]
+            same = [str(int(d[0])) if bool((d == d[0]).all()) else ":" for d in group.mT]
+            sign = int(values[0].sign()) if len(values.sign().unique()) == 1 else 0
+            label = f"[{', '.join(same)}]" if same else ""
+            parts.append(Part(name, label, float(values.square().sum() / total), sign))
+    parts.sort(key=lambda part: -round(part.share, 4))
+    named = [part.parameter + part.entries for part in parts[:6]]
+    text = " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+    if len(parts) > 6:
+        text = f"{', '.join(named)} and {len(parts) - 6} more"
+    elif sorted(part.sign for part in parts) == [-1, 1]:
+        text += ", with opposite signs"
+    return NullVector(text, tuple(parts), residual)

@@ -1,0 +1,344 @@
+"""Verdicts, the page, JSON, ε, cost, and that the module is left unchanged."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import math
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import fsmap
+from cases import MODELS, case
+from fsmap.doctor import doctor as examination
+from fsmap.doctor import spectrum
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.linalg import logdet, memory
+
+
+def net(activation=nn.Tanh, inputs=2, hidden=4, outputs=1):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(inputs, hidden), activation(), nn.Linear(hidden, outputs))
+
+
+def points(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def with_twins():
+    twins = net()
+    with torch.no_grad():
+        for t in (twins[0].weight, twins[0].bias, twins[2].weight.mT):
+            t[3] = t[1]
+    return twins
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_module_gets_a_page_and_json_and_does_not_change(name):
+    c = case(name)
+    before, state = copy.deepcopy(c.module.state_dict()), torch.random.get_rng_state()
+    d = fsmap.doctor(c.module, c.x, jitter=0.1, num_data=100)
+    assert d.verdict in examination.VERDICTS
+    given = json.loads(d.to_json())  # no NaN, no infinity
+    assert given["version"] == 2
+    assert set(given) == {"version", *d._fields}
+    assert max(map(len, str(d).splitlines())) <= 100
+    assert d.parameters == sum(p.numel() for p in c.params.values())
+    after = c.module.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_a_regular_network():
+    d = fsmap.doctor(net(), points(60, 2))
+    assert (d.verdict, d.rank.rank, d.rank.deficit, d.rank.known) == ("regular", 17, 0, 0)
+    assert d.symmetries == d.null_vectors == ()
+    assert d.eigenvalues.smallest == d.eigenvalues.smallest_nonzero > 0
+
+
+def test_twin_units_are_pathological_and_named():
+    d = fsmap.doctor(with_twins(), points(60, 2))
+    assert (d.verdict, d.rank.deficit, d.rank.known, d.rank.unexplained) == (
+        "pathological",
+        4,
+        4,
+        0,
+    )
+    (finding,) = d.symmetries
+    assert (finding.kind, finding.units, finding.where) == ("twin_units", (1, 3), "0 → 2")
+    assert finding.pathological
+    assert finding.residual < 1e-14
+    texts = {v.text for v in d.null_vectors}
+    assert "2.weight[0, 1] and 2.weight[0, 3], with opposite signs" in texts
+    assert "1, 3" in str(d)
+
+
+def test_scale_is_harmless():
+    d = fsmap.doctor(net(nn.ReLU, outputs=2), points(60, 2))
+    assert (d.verdict, d.rank.deficit, d.rank.known) == ("harmless", 4, 4)
+    assert not d.symmetries[0].pathological
+
+
+def test_too_few_points_are_not_a_deficit():
+    d = fsmap.doctor(net(hidden=8), points(10, 2))
+    assert (d.verdict, d.rank.unexplained) == ("undecided", None)
+    assert (d.rank.rank, d.rank.missing_rows, d.rank.points_needed) == (10, 23, 33)
+    relu = fsmap.doctor(net(nn.ReLU, hidden=8), points(10, 2))
+    assert relu.rank.known >= 8  # symmetries do not need many points
+    assert relu.rank.points_needed == 33 - relu.rank.known
+
+
+def test_a_smooth_spectrum_is_ill_conditioned():
+    deep = nn.Sequential(*net(inputs=1, hidden=12)[:2], *net(inputs=12, hidden=12))
+    d = fsmap.doctor(deep, points(300, 1))
+    assert (d.verdict, d.rank.sure, d.null_vectors) == ("ill-conditioned", False, ())
+
+
+class Sum(nn.Module):
+    """Two parameters of which only the sum matters."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x @ (self.a + self.b)[:, None]
+
+
+class Product(Sum):
+    """Singular where both factors are zero, and only there: no symmetry of a layer."""
+
+    def forward(self, x):
+        return x @ (self.a * self.b.square())[:, None] + (x**2) @ (self.a**3 + self.b)[:, None]
+
+
+def test_null_directions_without_a_name():
+    d = fsmap.doctor(Sum(), points(20, 3))
+    assert d.verdict == "unexplained"
+    assert (d.rank.unexplained, d.rank.nearby, d.rank.grows) == (3, 3, False)
+    assert "a[0] and b[0], with opposite signs" in {v.text for v in d.null_vectors}
+    with torch.no_grad():
+        module = Product()
+        assert fsmap.doctor(module, points(20, 3)).verdict == "regular"
+        module.a[1] = module.b[1] = 0.0
+    d = fsmap.doctor(module, points(20, 3))
+    assert (d.verdict, d.rank.deficit, d.rank.nearby) == ("pathological", 1, 0)
+    assert d.null_vectors[0].text == "a[1]"
+
+
+def test_equal_heads_of_attention_are_pathological(seeded):
+    attention = nn.MultiheadAttention(4, 2, batch_first=True)
+    x = points(60, 3, 4)
+
+    def examined():
+        return fsmap.doctor(attention, x, forward=lambda m, x: m(x, x, x)[0])
+
+    assert examined().verdict == "unexplained"  # queries and keys: singular for all parameters
+    with torch.no_grad():
+        for t in (attention.in_proj_weight.view(3, 4, 4), attention.in_proj_bias.view(3, 4)):
+            t[:, 2:] = t[:, :2]
+        attention.out_proj.weight[:, 2:] = attention.out_proj.weight[:, :2]
+    d = examined()
+    assert d.verdict == "pathological"
+    assert d.rank.nearby < d.rank.deficit
+
+
+class Spare(nn.Module):
+    """One of its parameters is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.spare = net(), nn.Parameter(torch.ones(5))
+
+    def forward(self, x):
+        return self.body(x)
+
+
+def test_parameters_without_effect(seeded):
+    d = fsmap.doctor(Spare(), points(60, 2))
+    assert (d.verdict, d.rank.deficit, d.rank.unexplained) == ("unused", 5, 0)
+    assert (d.symmetries[0].kind, d.symmetries[0].where) == ("no_effect", "spare")
+    zero = fsmap.doctor(nn.Linear(2, 1, bias=False), torch.zeros(5, 2), jitter=1.0)
+    assert (zero.verdict, zero.rank.rank) == ("unused", 0)
+    assert [row.name for row in zero.jitters] == ["given"]
+
+
+def test_units_near_a_fixed_point():
+    near = with_twins()
+    with torch.no_grad():
+        near[0].weight[3] *= 1 + 1e-5
+    d = fsmap.doctor(near, points(60, 2))
+    assert d.verdict == "near-pathological"
+    assert [(f.nearly, f.units) for f in d.symmetries] == [(True, (1, 3))]
+    assert 0 < d.symmetries[0].distance < 1e-4
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
+def test_constant_units_on_a_few_points_may_be_chance(activation):
+    assert fsmap.doctor(net(activation), points(1, 2)).verdict == "undecided"
+    assert fsmap.doctor(with_twins(), points(1, 2)).verdict == "pathological"
+
+
+@pytest.mark.parametrize("name", ["tanh_mlp", "wide", "cnn"])
+@pytest.mark.parametrize("jitter", [1e-3, 1.0, 1e3])
+def test_a_jitter_row_agrees_with_log_det(name, jitter):
+    c = case(name)
+    row = fsmap.doctor(c.module, c.x, jitter=jitter, num_data=50).jitters[0]
+    P = sum(p.numel() for p in c.params.values())
+    exact = fsmap.log_det(c.f, c.params, c.x, jitter=jitter).item() - P * math.log(jitter)
+    first = fsmap.log_det(c.f, c.params, c.x, jitter=jitter, method="first_order").item()
+    assert row.log_det == pytest.approx(exact, rel=1e-9)
+    assert row.first_order == pytest.approx(first - P * math.log(jitter), rel=1e-9)
+    assert row.error == pytest.approx((row.first_order - exact) / exact, rel=1e-6)
+    assert -1e-12 <= row.error <= row.error_bound * (1 + 1e-9) + 1e-7
+    assert row.lam == pytest.approx(1 / (2 * jitter * 50))
+
+
+def made(eigenvalues):
+    return spectrum.from_rows(torch.diag(eigenvalues.sqrt()), None, len(eigenvalues), 1e-12)
+
+
+def test_recommended_jitters():
+    eigenvalues = torch.logspace(1, -4, 40)
+    found = made(eigenvalues)
+    advice = examination.recommended(found, torch.float64)
+    changed = (eigenvalues + advice["fs-map"]).log() - eigenvalues.log()
+    assert float((changed <= 0.1).double().mean()) >= 0.9
+    assert advice["l-map"] == 100.0
+    assert examination.jitter_row(found, "l-map", 100.0, None).error < 0.05
+    steep = made(torch.logspace(0, -20, 40))
+    single, double = (
+        examination.recommended(steep, dtype)["fs-map"] for dtype in (torch.float32, torch.float64)
+    )
+    assert single >= double >= 9 * 40 * 2.2e-16
+    assert examination.recommended(made(torch.zeros(2)), torch.float64) == {}
+
+
+def test_rounding_is_the_size_of_eigenvalues_that_should_be_zero(seeded):
+    f, params = fsmap.functional(net(nn.ReLU, hidden=8).float())
+    found = spectrum.spectrum(f, params, points(200, 2).float(), tolerance=1e-5)
+    assert float(found.eigenvalues[-8:].max()) <= examination.rounding(found, torch.float32)
+
+
+@pytest.mark.parametrize("name", ["tanh_mlp", "wide", "cnn", "batchnorm_train", "sequence"])
+def test_costs(name, monkeypatch):
+    c = case(name)
+    S, K, P = logdet.shape(c.f, c.params, c.x)
+    d = fsmap.doctor(c.module, c.x)
+    rows = {row.method: row for row in d.costs}
+    assert set(rows) == {"dense", "dual", "slq", "jvp", "fd"}
+    assert all(row.seconds > 0 and row.bytes > 0 and row.fits for row in d.costs)
+    assert rows["dense"].bytes == 8 * (3 * S * K * P + 2 * P**2)
+    gram = logdet.gram_bytes(c.f, c.params, c.x)
+    assert rows["dual"].bytes == gram
+    assert d.auto == logdet.choose("auto", S * K, P, torch.device("cpu"), gram=gram)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10)
+    monkeypatch.setattr(memory, "ALWAYS", 0)
+    assert not any(row.fits for row in fsmap.doctor(c.module, c.x).costs)
+
+
+def test_a_model_too_large_for_the_jacobian(monkeypatch):
+    exact = fsmap.doctor(with_twins(), points(60, 2))
+    for part in (spectrum, examination.symmetry):
+        monkeypatch.setattr(part, "LARGEST_SVD", 0)
+    monkeypatch.setattr(spectrum, "LARGEST_ROWS", 0)
+    ticks = itertools.count()
+    monkeypatch.setattr(spectrum, "clock", lambda device: 1e-9 * next(ticks))  # all points
+    d = fsmap.doctor(with_twins(), points(60, 2), jitter=10.0)
+    assert (d.rank.method, d.rank.rank, d.rank.known_exactly) == ("lanczos", None, False)
+    assert (d.verdict, d.symmetries[0].units) == ("pathological", (1, 3))
+    assert d.eigenvalues.largest <= exact.eigenvalues.largest_upper * (1 + 1e-9)
+    assert d.eigenvalues.largest_upper >= exact.eigenvalues.largest * (1 - 1e-9)
+    assert d.jitters[0].error is None
+    assert d.jitters[0].error_bound > 0
+    assert json.loads(d.to_json())["rank"]["rank"] is None
+    assert "not computed" in str(d)
+    assert fsmap.doctor(net(), points(60, 2)).verdict == "undecided"
+
+
+def test_the_module_is_left_unchanged(seeded):
+    module = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 1))
+    module[0].weight.requires_grad_(False)
+    module.float()
+    x = torch.randn(40, 2, requires_grad=True)
+    before, state = copy.deepcopy(module.state_dict()), torch.random.get_rng_state()
+    d = fsmap.doctor(module, x)
+    assert (d.mode, d.precision, d.frozen) == ("train", "float64", 8)
+    assert any("dropout" in note for note in d.notes)
+    assert module[2].p == 0.5
+    assert all(torch.equal(before[key], t) for key, t in module.state_dict().items())
+    assert all(p.dtype == torch.float32 and p.grad is None for p in module.parameters())
+    assert [p.requires_grad for p in module.parameters()][:2] == [False, True]
+    assert x.grad is None
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_a_module_that_does_not_run_in_float64():
+    class Single(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = net(nn.ReLU).float()
+
+        def forward(self, x):
+            if self.body[0].weight.dtype != torch.float32:
+                message = "expected scalar type Float but found Double"
+                raise RuntimeError(message)
+            return self.body(x.float())
+
+    d = fsmap.doctor(Single(), points(60, 2).float())
+    assert d.precision == "float32"
+    assert any("float64" in note for note in d.notes)
+    assert "scale" in {f.kind for f in d.symmetries}
+
+
+def test_a_recurrent_network_by_a_forward_of_ones_own(seeded):
+    d = fsmap.doctor(
+        nn.LSTM(2, 3, batch_first=True), points(20, 4, 2), forward=lambda m, x: m(x)[0]
+    )
+    assert d.outputs == 4 * 3
+    assert d.rank.deficit == 12  # the two biases of an LSTM are added
+    assert "bias_ih_l0" in d.null_vectors[0].text
+
+
+def test_a_metric_is_used():
+    plain = fsmap.doctor(net(), points(60, 2))
+    weighted = fsmap.doctor(net(), points(60, 2), metric=torch.full((60,), 4.0))
+    assert weighted.eigenvalues.trace == pytest.approx(4 * plain.eigenvalues.trace)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "word"),
+    [
+        ({"module": net}, UnsupportedModuleError, "factory"),
+        ({"module": nn.Tanh()}, UnsupportedModuleError, "trainable"),
+        ({"x": torch.empty(0, 2)}, InputError, "empty"),
+        ({"x": torch.tensor([[float("nan"), 0.0]])}, InputError, "NaN"),
+        ({"x": torch.zeros(5, 3)}, InputError, "shape"),
+        ({"jitter": 0.0}, InputError, "jitter"),
+        ({"jitter": float("inf")}, InputError, "jitter"),
+        ({"num_data": 0}, InputError, "num_data"),
+        ({"tolerance": 1.0}, InputError, "tolerance"),
+        ({"metric": torch.ones(7)}, InputError, "metric"),
+    ],
+)
+def test_wrong_input(change, error, word):
+    arguments = {"module": net(), "x": points(60, 2)} | change
+    module, x = arguments.pop("module"), arguments.pop("x")
+    with pytest.raises(error, match=word):
+        fsmap.doctor(module, x, **arguments)
+
+
+def test_modules_that_cannot_be_examined():
+    broken, fixed = net(), net()
+    with torch.no_grad():
+        broken[2].bias.fill_(float("nan"))
+    with pytest.raises(InputError, match="NaN"):
+        fsmap.doctor(broken, points(10, 2))
+    fixed.lock = threading.Lock()
+    with pytest.raises(UnsupportedModuleError, match="copied"):
+        fsmap.doctor(fixed, points(10, 2))

@@ -1,0 +1,202 @@
+"""Rank, null space, eigenvalues and names of null vectors against brute force in float64."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from cases import MODELS, case
+from fsmap.doctor import spectrum as module
+from fsmap.doctor.spectrum import Products, describe, from_rows, lanczos, outside, sparse_basis
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.functional import count, ravel
+from fsmap.linalg import points
+from oracles import eigenvalues_slow, gram_slow, jacobian_slow
+
+
+def rows_slow(f, params, x):
+    jac = jacobian_slow(f, params, x)
+    return jac.flatten(0, 1) / len(jac) ** 0.5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rank_null_space_and_eigenvalues(name):
+    c = case(name)
+    A = rows_slow(c.f, c.params, c.x)
+    found = module.spectrum(c.f, c.params, c.x)
+    tolerance = max(A.shape) * torch.finfo(A.dtype).eps
+    assert found.rank == int(torch.linalg.matrix_rank(A, rtol=tolerance))
+    assert (found.rows, found.parameters, found.points) == (*A.shape, points.count(c.x))
+    if found.null is not None:
+        d = found.parameters - found.rank
+        assert_close(found.null @ found.null.mT, torch.eye(d))
+        assert (A @ found.null.mT).norm() < 1e-12 * torch.linalg.matrix_norm(A, 2)
+    expected = eigenvalues_slow(c.f, c.params, c.x).flip(0)
+    scale = float(expected[0])
+    assert_close(
+        found.eigenvalues, expected[: len(found.eigenvalues)], rtol=1e-9, atol=1e-13 * scale
+    )
+    assert_close(found.trace.value, expected.sum(), rtol=1e-12, atol=0)
+    assert_close(found.largest.value, expected[0], rtol=1e-12, atol=0)
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 12), st.integers(0, 10**6))
+def test_rank_of_a_matrix_made_with_that_rank(Q, P, rank, seed):
+    rank = min(rank, Q, P)
+    g = torch.Generator().manual_seed(seed)
+    left = torch.linalg.qr(torch.randn(Q, Q, generator=g)).Q[:, :rank]
+    right = torch.linalg.qr(torch.randn(P, P, generator=g)).Q[:, :rank]
+    values = 10.0 ** (4 * torch.rand(rank, generator=g) - 2)
+    found = from_rows(left * values @ right.mT, None, Q, 1e-12)
+    assert found.rank == rank
+    if found.null is not None:
+        assert len(found.null) == P - rank
+        assert float((found.null @ right).abs().sum()) < 1e-9
+
+
+def test_a_wide_gap_and_no_gap():
+    sharp = from_rows(torch.diag(torch.tensor([1.0, 0.1, 1e-17])), None, 3, 1e-12)
+    smooth = from_rows(torch.diag(10.0 ** -torch.arange(20.0)), None, 20, 1e-12)
+    assert (sharp.rank, smooth.rank) == (2, 12)
+    assert sharp.gap > 1e20
+    assert 50 < smooth.gap < 200  # eigenvalues: two decades a step
+    assert from_rows(torch.eye(3), None, 3, 1e-12).gap is None
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_metrics_of_both_signatures(sign):
+    c = case("tanh_mlp")
+    weights = torch.where(torch.arange(12) % 3 == 0, sign, 1.5)
+    found = module.spectrum(c.f, c.params, c.x, metric=weights)
+    expected = eigenvalues_slow(c.f, c.params, c.x, torch.diag(weights).reshape(12, 1, 12, 1))
+    assert (float(found.eigenvalues.min()) < 0) == (sign < 0)
+    assert_close(found.eigenvalues.sort().values, expected, rtol=1e-9, atol=1e-13)
+
+
+def test_an_indefinite_metric_on_many_parameters_is_refused(monkeypatch):
+    monkeypatch.setattr(module, "LARGEST_SVD", 5)
+    c = case("tanh_mlp")
+    with pytest.raises(InputError, match="metric"):
+        module.spectrum(c.f, c.params, c.x, metric=-torch.ones(12))
+
+
+def test_growth_of_the_rank_with_points(generator):
+    A = torch.randn(40, 6, generator=generator)
+    A[:, 5] = 0.0
+    A[30, 5] = 1.0  # one point, in the second half, depends on the sixth parameter
+    assert from_rows(A, None, 40, 1e-12).grows() is True
+    assert from_rows(A[:, :5], None, 40, 1e-12).grows() is False
+    assert from_rows(A[:8, :5], None, 8, 1e-12).grows() is None
+
+
+def test_many_points_of_a_small_model_are_cut(monkeypatch):
+    c = case("tanh_mlp")
+    monkeypatch.setattr(module, "LARGEST_FACTOR", 2.0 * 10**2 * 11)  # eleven rows of ten
+    found = module.spectrum(c.f, c.params, c.x)
+    assert (found.method, found.points, found.rows) == ("svd", 11, 11)
+    expected = torch.linalg.svdvals(rows_slow(c.f, c.params, c.x[:11])).square()
+    assert_close(found.eigenvalues, expected, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["wide", "relu", "cnn", "batchnorm_train", "sequence"])
+def test_lanczos_bounds_the_largest_eigenvalue_and_estimates_the_trace(monkeypatch, name):
+    c = case(name)
+    exact = module.spectrum(c.f, c.params, c.x)
+    monkeypatch.setattr(module, "LARGEST_SVD", 0)
+    monkeypatch.setattr(module, "LARGEST_ROWS", 0)
+    found = module.spectrum(c.f, c.params, c.x, seconds=60.0)
+    low, room = (float(t) for t in found.largest)
+    assert (found.method, found.points) == ("lanczos", points.count(c.x))
+    assert low <= float(exact.largest.value) * (1 + 1e-9)
+    assert float(exact.largest.value) <= (low + room) * (1 + 1e-6)
+    distance = abs(float(found.trace.value - exact.trace.value))
+    assert distance <= 5 * float(found.trace.stderr) + 1e-9 * float(exact.trace.value)
+
+
+def test_lanczos_uses_fewer_points_if_time_is_short(monkeypatch):
+    c = case("relu")
+    monkeypatch.setattr(module, "LARGEST_SVD", 0)
+    monkeypatch.setattr(module, "LARGEST_ROWS", 0)
+    assert module.spectrum(c.f, c.params, c.x, seconds=1e-9).points == 1
+
+
+@pytest.mark.parametrize("forward_mode", [True, False])
+@pytest.mark.parametrize("name", ["wide", "sequence", "batchnorm_train"])
+def test_products(monkeypatch, name, forward_mode, generator):
+    def missing(*args):
+        message = "no forward mode"
+        raise UnsupportedModuleError(message)
+
+    if not forward_mode:
+        monkeypatch.setattr(module, "jvp", missing)
+    c = case(name)
+    A = rows_slow(c.f, c.params, c.x)
+    u = torch.randn(len(A), generator=generator)
+    products = Products(c.f, {n: p.detach() for n, p in c.params.items()}, c.x, None)
+    assert_close(products.transpose(u), A.mT @ u)
+    assert_close(products.gram(u), A @ (A.mT @ u))
+
+
+def test_lanczos_to_the_end_and_cut_short(generator):
+    M = torch.randn(9, 9, generator=generator)
+    M = M @ M.mT
+    start = torch.randn(9, generator=generator)
+    basis, T, rest = lanczos(lambda v: M @ v, start, time.perf_counter() + 60)
+    assert_close(basis @ M @ basis.mT, T)
+    assert_close(torch.linalg.eigvalsh(T), torch.linalg.eigvalsh(M))
+    assert float(rest) < 1e-6
+    basis, T, rest = lanczos(lambda v: M @ v, start, 0.0)
+    assert len(basis) == module.STEPS[0]
+    assert torch.linalg.eigvalsh(T)[-1] <= torch.linalg.eigvalsh(M)[-1]
+
+
+PARAMS = {"0.weight": torch.zeros(4, 3), "0.bias": torch.zeros(4), "2.weight": torch.zeros(2, 4)}
+
+
+def test_null_vectors_in_words():
+    v = {name: torch.zeros_like(p) for name, p in PARAMS.items()}
+    v["0.bias"][0], v["0.bias"][2] = 1.0, -1.0
+    assert describe(ravel(v), PARAMS, 0.0).text == "0.bias[0] and 0.bias[2], with opposite signs"
+    v["0.weight"][:, 2] = 2.0
+    found = describe(ravel(v), PARAMS, 1e-15)
+    assert found.text == "0.weight[:, 2], 0.bias[0] and 0.bias[2]"
+    assert [round(part.share, 3) for part in found.parts] == [0.889, 0.056, 0.056]
+    assert [part.sign for part in found.parts] == [1, 1, -1]
+    assert found.residual == 1e-15
+    many = {f"{i}.bias": torch.zeros(1) for i in range(9)}
+    assert "3 more" in describe(torch.ones(9), many, 0.0).text
+    assert count(many) == 9
+
+
+@given(st.integers(2, 6), st.integers(0, 10**6))
+def test_a_sparse_basis_separates_supports(d, seed):
+    g = torch.Generator().manual_seed(seed)
+    pairs = torch.zeros(d, 4 * d)
+    for i in range(d):
+        pairs[i, 4 * i], pairs[i, 4 * i + 2] = 1.0, -1.0
+    mixed = torch.linalg.qr((torch.randn(d, d, generator=g) @ pairs).mT).Q.mT
+    basis = sparse_basis(mixed)
+    assert (basis != 0).sum(1).tolist() == [2] * d
+    assert torch.linalg.matrix_rank(torch.cat([basis, pairs])) == d
+
+
+def test_vectors_outside_of_a_span():
+    basis = torch.eye(5)[:3]
+    known = torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0], [1.0, -1.0, 0.0, 0.0, 0.0]]) / 2**0.5
+    assert_close(outside(basis, known), basis[2:])
+    assert_close(outside(basis, known[:0]), basis)
+
+
+def test_random_combinations_have_the_covariance_of_the_rows(monkeypatch):
+    c = case("tanh_mlp")
+    for name in ("LARGEST_SVD", "LARGEST_ROWS"):
+        monkeypatch.setattr(module, name, 0)
+    monkeypatch.setattr(module, "PROBES", 4000)
+    found = module.spectrum(c.f, c.params, c.x, seconds=60.0)
+    expected = gram_slow(c.f, c.params, c.x)
+    assert_close(found.probes.mT @ found.probes / 4000, expected, rtol=0.2, atol=0.1)

@@ -1,0 +1,291 @@
+"""Every symmetry is found where it was put, and none elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import fsmap
+from fsmap.doctor import spectrum, symmetry
+from oracles import jacobian_slow
+
+SMOOTH = {"tanh": nn.Tanh, "gelu": nn.GELU, "sigmoid": nn.Sigmoid}
+HOMOGENEOUS = {"relu": nn.ReLU, "leaky": nn.LeakyReLU}
+SIZES = {
+    "inputs": st.integers(1, 3),
+    "hidden": st.integers(2, 5),
+    "outputs": st.integers(1, 3),
+    "seed": st.integers(0, 10**6),
+}
+few = settings(max_examples=8)
+
+
+def build(*layers, seed=0):
+    """A network with parameters and statistics of order one."""
+    with torch.random.fork_rng(devices=[]):
+        net = nn.Sequential(*[layer() for layer in layers])
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(0.8 * torch.randn(p.shape, generator=g))
+        for b in net.buffers():
+            if b.is_floating_point():
+                b.copy_(0.5 + torch.rand(b.shape, generator=g))
+    return net
+
+
+def mlp(activation, inputs=2, hidden=4, outputs=2, seed=0):
+    ends = (lambda: nn.Linear(inputs, hidden)), (lambda: nn.Linear(hidden, outputs))
+    return build(ends[0], activation, ends[1], seed=seed)
+
+
+def points(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def found(net, x):
+    """Exact findings as {kind: (units, directions, adds)}, and the rank."""
+    d = fsmap.doctor(net, x)
+    kinds = {}
+    for f in d.symmetries:
+        if not f.nearly and f.kind != "no_effect":
+            units, directions, adds = kinds.get(f.kind, (f.units, 0, 0))
+            kinds[f.kind] = f.units, directions + f.directions, adds + f.adds
+    return kinds, d.rank
+
+
+def copy_unit(net, i, j, incoming=1.0, outgoing=True):
+    with torch.no_grad():
+        net[0].weight[j], net[0].bias[j] = incoming * net[0].weight[i], incoming * net[0].bias[i]
+        if outgoing:
+            net[2].weight[:, j] = net[2].weight[:, i]
+
+
+@pytest.mark.parametrize("activation", SMOOTH)
+@few
+@given(**SIZES)
+def test_a_generic_smooth_network_has_none(activation, inputs, hidden, outputs, seed):
+    kinds, _ = found(mlp(SMOOTH[activation], inputs, hidden, outputs, seed), points(80, inputs))
+    assert kinds == {}
+
+
+@few
+@given(activation=st.sampled_from(sorted(SMOOTH | HOMOGENEOUS)), data=st.data(), **SIZES)
+def test_twin_units(activation, data, inputs, hidden, outputs, seed):
+    net = mlp((SMOOTH | HOMOGENEOUS)[activation], inputs, hidden, outputs, seed)
+    i, j = sorted(data.draw(st.permutations(range(hidden)))[:2])
+    copy_unit(net, i, j)
+    kinds, rank = found(net, points(80, inputs))
+    size = inputs + 1 + outputs  # Theorem 2: the image of S − I
+    assert kinds["twin_units"] == ((i, j), size, size)
+    assert rank.deficit >= size
+
+
+def test_three_equal_units_are_one_finding():
+    net = mlp(nn.Tanh, 2, 5, 2)
+    copy_unit(net, 1, 2)
+    copy_unit(net, 1, 4)
+    kinds, rank = found(net, points(80, 2))
+    assert kinds == {"twin_units": ((1, 2, 4), 10, 10)}
+    assert rank.deficit == 10
+
+
+@few
+@given(**SIZES)
+def test_units_near_a_fixed_point(inputs, hidden, outputs, seed):
+    net = mlp(nn.Tanh, inputs, hidden, outputs, seed)
+    copy_unit(net, 0, 1)
+    with torch.no_grad():
+        net[0].weight[1] *= 1 + 1e-4
+    near = [f for f in fsmap.doctor(net, points(80, inputs)).symmetries if f.nearly]
+    assert [(f.kind, f.units) for f in near] == [("twin_units", (0, 1))]
+    assert 1e-6 < near[0].distance < 1e-3
+
+
+@few
+@given(activation=st.sampled_from(sorted(SMOOTH)), **SIZES)
+def test_equal_incoming_weights_alone(activation, inputs, hidden, outputs, seed):
+    net = mlp(SMOOTH[activation], inputs, hidden, outputs, seed)
+    copy_unit(net, 0, 1, outgoing=False)
+    kinds, _ = found(net, points(80, inputs))
+    size = outputs + (inputs + 1 if outputs == 1 else 0)  # outgoing scalars are collinear
+    assert kinds == {"twin_inputs": ((0, 1), size, size)}
+
+
+@pytest.mark.parametrize(("activation", "odd"), [(nn.Tanh, True), (nn.GELU, False)])
+def test_opposite_incoming_weights_of_an_odd_activation(activation, odd):
+    net = mlp(activation)
+    copy_unit(net, 0, 2, incoming=-1.0, outgoing=False)
+    assert set(found(net, points(80, 2))[0]) == ({"twin_inputs"} if odd else set())
+
+
+@few
+@given(**SIZES)
+def test_a_relu_that_is_never_active(inputs, hidden, outputs, seed):
+    net = mlp(nn.ReLU, inputs, hidden, outputs, seed)
+    with torch.no_grad():
+        net[0].bias[1] = -1e3
+    x = points(80, inputs)
+    silent = tuple((net[:2](x) == 0).all(0).nonzero().flatten().tolist())
+    kinds, _ = found(net, x)
+    size = len(silent) * (inputs + 1 + outputs)
+    assert 1 in silent
+    assert kinds["silent_units"] == (silent, size, size)
+
+
+@few
+@given(bias=st.booleans(), **SIZES)
+def test_constant_units(bias, inputs, hidden, outputs, seed):
+    net = mlp(nn.Tanh, inputs, hidden, outputs, seed)
+    with torch.no_grad():
+        if bias:
+            net[0].bias[1] = 1e3  # saturated: incoming weights have no effect either
+        else:
+            net[0].weight[1] = 0.0
+    kinds, _ = found(net, points(80, inputs))
+    size = outputs + (inputs + 1) * bias  # an outgoing weight trades with the next bias
+    assert kinds["constant_units"] == ((1,), size, size)
+
+
+@few
+@given(activation=st.sampled_from(sorted(SMOOTH)), **SIZES)
+def test_zero_outgoing_weights(activation, inputs, hidden, outputs, seed):
+    net = mlp(SMOOTH[activation], inputs, hidden, outputs, seed)
+    with torch.no_grad():
+        net[2].weight[:, 1] = 0.0
+    kinds, _ = found(net, points(80, inputs))
+    assert kinds == {"unread_units": ((1,), inputs + 1, inputs + 1)}
+
+
+@few
+@given(activation=st.sampled_from(sorted(HOMOGENEOUS)), **SIZES)
+def test_scale_of_homogeneous_units(activation, inputs, hidden, outputs, seed):
+    net = mlp(HOMOGENEOUS[activation], inputs, hidden, outputs, seed)
+    kinds, rank = found(net, points(80, inputs))
+    assert kinds["scale"][1] == hidden
+    assert rank.deficit >= hidden
+    net[2].requires_grad_(False)
+    assert "scale" not in found(net, points(80, inputs))[0]
+
+
+NETWORKS = {
+    "pooling": (
+        lambda: nn.Conv2d(1, 3, 3),
+        nn.ReLU,
+        lambda: nn.MaxPool2d(2),
+        nn.Flatten,
+        lambda: nn.Linear(12, 2),
+    ),
+    "transposed": (
+        lambda: nn.ConvTranspose2d(1, 3, 2),
+        nn.ReLU,
+        lambda: nn.ConvTranspose2d(3, 1, 2),
+    ),
+    "norm1d": (
+        nn.Flatten,
+        lambda: nn.Linear(36, 3),
+        lambda: nn.BatchNorm1d(3),
+        nn.Tanh,
+        lambda: nn.Linear(3, 2),
+    ),
+    "norm2d": (
+        lambda: nn.Conv2d(1, 3, 3),
+        lambda: nn.BatchNorm2d(3),
+        nn.ReLU,
+        nn.Flatten,
+        lambda: nn.Linear(48, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("pooling", {"scale": 3}),
+        ("transposed", {"scale": 3}),
+        ("norm1d", {"batchnorm_scale": 3, "batchnorm_bias": 3}),
+        ("norm2d", {"scale": 3, "batchnorm_scale": 3, "batchnorm_bias": 3}),
+    ],
+)
+def test_convolutions_and_batchnorm_are_explained(name, expected, training):
+    net = build(*NETWORKS[name]).train(training)
+    kinds, rank = found(net, points(150, 1, 6, 6))
+    assert {kind: adds for kind, (_, _, adds) in kinds.items()} == expected
+    assert rank.unexplained == 0
+    assert rank.deficit == sum(expected.values())
+
+
+def test_batchnorm_without_weights_is_scale_free_up_to_eps():
+    ends = (lambda: nn.Linear(2, 4)), (lambda: nn.Linear(4, 2))
+    net = build(ends[0], lambda: nn.BatchNorm1d(4, affine=False), nn.Tanh, ends[1]).train()
+    nearly = {f.kind: f.nearly for f in fsmap.doctor(net, points(80, 2)).symmetries}
+    assert nearly == {"batchnorm_scale": True, "batchnorm_bias": False}
+
+
+def test_twin_channels_need_equal_statistics():
+    net = build(*NETWORKS["norm2d"]).eval()
+    with torch.no_grad():
+        for t in (net[0].weight, net[0].bias, net[1].weight, net[1].bias):
+            t[2] = t[0]
+        net[4].weight[:, 32:] = net[4].weight[:, :16]
+    x = points(150, 1, 6, 6)
+    assert "twin_units" not in found(net, x)[0]
+    for t in (net[1].running_mean, net[1].running_var):
+        t[2] = t[0]
+    assert found(net, x)[0]["twin_units"][:2] == ((0, 2), 9 + 1 + 1 + 1 + 2 * 16)
+
+
+class Residual(nn.Module):
+    """The hidden layer of a block is followed, the residual stream is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.up, self.down, self.last = (
+            *(nn.Linear(2, 3), nn.Linear(3, 4)),
+            *(nn.Linear(4, 3), nn.Linear(3, 2)),
+        )
+
+    def forward(self, x):
+        h = self.first(x)
+        return self.last((h + self.down(nn.functional.leaky_relu(self.up(h)))).tanh())
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.offset = nn.Linear(3, 4), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x):
+        return torch.relu(self.encode(x)) @ self.encode.weight + self.offset
+
+
+def test_wrong_guesses_of_the_wiring_make_no_finding(seeded):
+    kinds, rank = found(Residual(), points(120, 2))
+    assert kinds == {"scale": ((), 4, 4)}
+    net = Tied()
+    assert found(net, points(80, 3))[0] == {}
+    with torch.no_grad():
+        net.encode.weight[2], net.encode.bias[2] = net.encode.weight[0], net.encode.bias[0]
+    assert found(net, points(80, 3))[0]["twin_units"][0] == (0, 2)
+
+
+@pytest.mark.parametrize("limit", [spectrum.LARGEST_SVD, 0])
+def test_directions_of_all_findings_are_null_by_definition(monkeypatch, limit):
+    monkeypatch.setattr(symmetry, "LARGEST_SVD", limit)  # 0: random combinations are checked
+    net = mlp(nn.ReLU)
+    copy_unit(net, 0, 3)
+    f, params = fsmap.functional(net)
+    x = points(80, 2)
+    s = spectrum.spectrum(f, params, x)
+    params = {name: p.detach() for name, p in params.items()}
+    candidates = list(symmetry.families(symmetry.record(f, params, x), params, {}, s))
+    findings, known = symmetry.check(iter(candidates), params, s)
+    assert [(f.kind, f.directions) for f in findings] == [("twin_units", 5), ("scale", 4)]
+    if limit:
+        J = jacobian_slow(f, params, x).flatten(0, 1)
+        assert (J @ known.mT).norm(dim=0).max() < 1e-11 * torch.linalg.matrix_norm(J, 2)
+        assert torch.linalg.matrix_rank(known) == sum(f.adds for f in findings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,9 @@ from torch.optim import Optimizer
 
 from fsmap.errors import CheckpointError, InputError
 from fsmap.train import checkpoint as files
+from fsmap.train.files import beside, remove_partial
 from fsmap.train.history import History, Recorder
+from fsmap.train.lock import exclusive
 from fsmap.train.progress import progress as progress_bar
 from fsmap.train.settings import Settings
 from fsmap.types import Params
@@ -60,9 +63,20 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(every=self.settings.log_every)
+        self.lock = ExitStack()  # held until run() ends
         path = self.settings.checkpoint
-        if path is not None and path.exists():
-            self._restore(path)
+        if path is not None:
+            lock = beside(path, "lock")
+            self.lock.enter_context(exclusive(lock, path))
+            self.lock.callback(lock.unlink, missing_ok=True)
+        try:
+            if path is not None:
+                remove_partial(path)
+            if path is not None and path.exists():
+                self._restore(path)
+        except BaseException:
+            self.lock.close()
+            raise
         self.schedule = self.settings.schedule.build(self.moving, self.settings.steps, self.step)
 
     def run(self, take_step: Callable[[int], Tensor], label: str) -> None:
@@ -75,7 +89,7 @@ class Loop:
         """
         settings = self.settings
         stopped = self._out_of_patience()
-        with progress_bar(settings.steps, label, silent=not settings.progress) as bar:
+        with self.lock, progress_bar(settings.steps, label, silent=not settings.progress) as bar:
             said = 0.0
             while self.step < settings.steps and not stopped:
                 lr = settings.optimizer.lr * settings.schedule.factor(self.step, settings.steps)

@@ -195,7 +195,7 @@ def _cell(line: dict[str, Any], key: str) -> str:
 def read(results: Path, experiment: str) -> list[Row]:
     """Rows of a finished full-size run in a folder of results; none where there is none."""
     run = RunFolder(results / experiment)
-    return run.rows() if run.finished and run.header()["size"] == "full" else []
+    return run.rows() if run.finished and run.summary()["size"] == "full" else []
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsmap.errors import InputError, require
+from fsmap.errors import CheckpointError, InputError, require
 from fsmap.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER
 from fsmap.report.inline_svg import VARIABLES, Glyphs
 from fsmap.report.summary import Run, read_run
@@ -89,6 +89,9 @@ def render(runs: Sequence[Run], catalogue: Sequence[Entry]) -> str:
 
     Returns:
         HTML.
+
+    Raises:
+        CheckpointError: If the files of a run hold what a page cannot show.
     """
     glyphs = Glyphs()
     by_id: dict[str, list[Run]] = {}
@@ -102,7 +105,12 @@ def render(runs: Sequence[Run], catalogue: Sequence[Entry]) -> str:
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in _ordered(best, catalogue):
         first, *others = best[entry.id]
-        groups.setdefault(entry.group, []).append(view(first, others, glyphs))
+        try:
+            shown = view(first, others, glyphs)
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            message = f"{first.folder} cannot be shown ({error!r}). Draw it again with --redraw."
+            raise CheckpointError(message) from error
+        groups.setdefault(entry.group, []).append(shown)
     text: str = (
         environment()
         .get_template("page.html.j2")

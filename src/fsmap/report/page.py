@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -142,7 +144,16 @@ def environment() -> Any:
         undefined=jinja2.StrictUndefined,
     )
     made.filters["embedded"] = embedded
+    scripts = {name: (TEMPLATE / f"{name}.js").read_text() for name in ("theme", "page", "chart")}
+    made.globals["scripts"] = scripts
+    made.globals["policy"] = " ".join(map(_allowed, scripts.values()))
     return made
+
+
+def _allowed(script: str) -> str:
+    """The entry of a Content-Security-Policy that lets this script run, and no other."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _ordered(runs: Mapping[str, Sequence[Run]], catalogue: Sequence[Entry]) -> list[Entry]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -196,7 +197,14 @@ class Loop:
             raise CheckpointError(message)
         saved = files.load(path)
         files.check_same_run(path, saved.config, self.config)
-        self.step = int(saved.progress["step"])
+        with files.readable(path):
+            self._take(path, saved)
+
+    def _take(self, path: Path, saved: files.Checkpoint) -> None:
+        self.step = operator.index(saved.progress["step"])
+        if self.step < 0:
+            message = f"step is {self.step}"
+            raise ValueError(message)
         if self.step > self.settings.steps:
             message = (
                 f"the checkpoint {path} has taken {self.step} steps already, more than "
@@ -205,21 +213,32 @@ class Loop:
             raise CheckpointError(message)
         with torch.no_grad():
             for name, p in self.params.items():
-                p.copy_(saved.tensors[f"params/{name}"])
+                _fill(p, saved.tensors[f"params/{name}"])
                 state = saved.group(f"optimizer/{name}")
                 self.moving.state[p] = {k: v.to(p.device) for k, v in state.items()}
             for name, t in self.extra.items():
-                t.copy_(saved.tensors[f"extra/{name}"])
+                _fill(t, saved.tensors[f"extra/{name}"])
         device = next(iter(self.params.values())).device
         best = {n: t.to(device) for n, t in saved.group("best").items()}
         if best:
             kept = {n: t.to(device) for n, t in saved.group("best_params").items()}
+            if kept.keys() != self.params.keys():
+                message = "best_params are not those of this model"
+                raise ValueError(message)
             self.tracked = Tracked(kept, best["step"], best["value"], best["stale"])
         history = History(saved.group("history"), saved.group("validation"))
         self.recorder = Recorder(every=self.settings.log_every, saved=history)
 
     def _detached(self) -> Params:
         return {n: p.detach() for n, p in self.params.items()}
+
+
+def _fill(live: Tensor, saved: Tensor) -> None:
+    """Copy a tensor of the same shape; ``copy_`` alone would also repeat a smaller one."""
+    if live.shape != saved.shape:
+        message = f"shape {tuple(saved.shape)}, expected {tuple(live.shape)}"
+        raise ValueError(message)
+    live.copy_(saved)
 
 
 def _spread(flags: Tensor, like: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ import fsmap
 from fsmap.assess.table_fit import TableOptions, fit_table
 from fsmap.cli import main, ray_pool
 from fsmap.data.tables import read_table
-from fsmap.errors import CheckpointError, InputError
+from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.train import checkpoint
 from fsmap.train.images import ImageRun, ImageSettings, load_model
 from fsmap.train.images.state import FILE
@@ -316,3 +316,27 @@ def test_a_ray_cluster_of_ones_own_is_open_to_the_network(
     with ray_pool.pool_of(argparse.Namespace(ray=address, retries=2)):
         pass
     assert ("network" in capsys.readouterr().err) == said
+
+
+class LaterNaN(fsmap.px.Normal):
+    """Points that are not finite from the third draw on."""
+
+    draws = 0
+
+    def sample(self, n: int, generator: torch.Generator) -> torch.Tensor:
+        type(self).draws += 1
+        found = super().sample(n, generator)
+        return found * torch.nan if self.draws > 3 else found
+
+
+@pytest.mark.parametrize("make", [fsmap.l_map, fsmap.fs_map])
+@pytest.mark.usefixtures("seeded")
+def test_points_that_become_nan_while_training_are_noticed(make, monkeypatch):
+    monkeypatch.setattr(LaterNaN, "draws", 0)
+    x = torch.randn(8, 2)
+    px = LaterNaN(shape=(2,))
+    how = {"reg_strength": 0.1} if make is fsmap.l_map else {"jitter": 0.1}
+    objective = make(fsmap.Gaussian(1.0), fsmap.Normal(1.0), px, num_points=4, num_data=8, **how)
+    f, params = fsmap.functional(torch.nn.Linear(2, 1))
+    with pytest.raises((DivergedError, InputError)):
+        fsmap.fit(objective, f, params, (x, x[:, :1]), steps=20, progress=False)

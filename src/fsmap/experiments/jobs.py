@@ -94,6 +94,7 @@ class Job(NamedTuple):
     def finish(self) -> Outcome:
         """Draw and judge the rows, and let the run take its place."""
         experiment = self.plan.experiment
+        self.folder.arrange(experiment.units(self.plan.config))
         command = self.plan.options.command(experiment.id)
         summary = publish(experiment, self.folder, self.header, {"command": command})
         return Outcome(experiment.id, "finished", self.place.settle().path, summary=summary)

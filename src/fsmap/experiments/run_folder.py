@@ -183,20 +183,19 @@ class RunFolder:
         records.append_lines(self.units_file, [records.encode(sealed)])
 
     def arrange(self, units: Sequence[Mapping[str, Any]]) -> None:
-        """Put units that came back in any order into theirs, as one process leaves them.
+        """Put units that were added in any order into theirs; others, added before, come first.
 
         Args:
             units: Their keys, in order.
         """
         place = {records.key_of(unit): number for number, unit in enumerate(units)}
         content = self.content()
-        lines = sorted(
-            content.lines,
-            key=lambda line: place.get(records.key_of(line.row.unit), len(place)),
-        )
-        done = sorted(content.units.items(), key=lambda item: place.get(item[0], len(place)))
-        self._write_rows(lines)
-        self._write_units(self.header(), [line for _, line in done])
+        done = sorted(content.units, key=lambda key: place.get(key, -1))
+        if done != list(content.units):
+            order = {key: number for number, key in enumerate(done)}
+            lines = sorted(content.lines, key=lambda line: order[records.key_of(line.row.unit)])
+            self._write_rows(lines)
+            self._write_units(self.header(), [content.units[key] for key in done])
 
     def rows(self) -> list[Row]:
         """All rows of finished units.

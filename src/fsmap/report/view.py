@@ -109,8 +109,9 @@ def _slider(run: Run, glyphs: Glyphs) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     slider: dict[str, Any] = json.loads(file.read_text())
+    _ = slider["title"], slider["parameter"], slider["frames"][0]  # what the template relies on
     for place, frame in enumerate(slider["frames"]):
-        _ = slider["title"], slider["parameter"], frame["label"], frame["note"], frame["curves"]
+        _ = frame["label"], frame["note"], frame["curves"]
         if frame.get("svg"):
             prefix = f"{run.id}-slider-{place}"
             picture = inline(frame.pop("svg"), prefix, frame["label"], glyphs)

@@ -2,8 +2,8 @@
 
     python tests/kills.py --count 300 --seed 0
 
-Half of the kills come at a file operation (open, rename, remove, mkdir, fsync) of the work, chosen
-at random, the first ones of each kind of work among them; one at an fsync may tear what was
+Half of the kills come at a file operation (open, rename, remove, mkdir, fsync) of the work, each
+once in random order (at 300, at every one of a fresh run); one at an fsync may tear what was
 written since the last. The other half come after a random time. A kill counts as stuck if the work
 cannot be brought to its end afterwards, and as different if it then ends with other numbers.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -271,10 +272,9 @@ def trials(work: Work, scratch: Path, kills: int, chance: random.Random) -> list
     done, expected = forked(lambda: work.finish(scratch / "work"), scratch / "expected")
     assert done, expected
     ends = []
+    every = itertools.cycle(chance.sample(range(1, operations + 1), operations))
     for number in range(kills):
-        at: int | float = chance.uniform(0, 1.1 * seconds)
-        if number < 4 or number % 2:
-            at = number + 1 if number < 4 else chance.randint(1, operations)
+        at: int | float = chance.uniform(0, 1.1 * seconds) if number % 2 else next(every)
         how = f"after {at:.3f} s" if isinstance(at, float) else f"at operation {at} of {operations}"
         ends.append((how, trial(work, scratch, expected, chance, at)))
     return ends

@@ -222,6 +222,8 @@ def watch(folder: Path, kill_at: int, chance: random.Random) -> list[int]:
             return
         if step():
             os.kill(os.getpid(), signal.SIGKILL)
+        if event == "open" and isinstance(arguments[0], str) and os.path.exists(arguments[0]):
+            sizes[arguments[0]] = os.path.getsize(arguments[0])  # is on the disk: cannot be torn
 
     def torn(handle: int) -> None:
         path = os.readlink(f"/proc/self/fd/{handle}")

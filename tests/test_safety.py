@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import copy
+import json
+import os
+import sys
+import types
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 
-from fsmap.cli import main
-from fsmap.errors import CheckpointError
+import fsmap
+from fsmap.assess.table_fit import TableOptions, fit_table
+from fsmap.cli import main, ray_pool
+from fsmap.data.tables import read_table
+from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.train import checkpoint
 from fsmap.train.images import ImageRun, ImageSettings, load_model
 from fsmap.train.images.state import FILE
+from fsmap.train.table_model import load_model as load_table_model
+from small_tables import houses
 
 TINY = {"generated": True, "limit": 32, "valid": 16, "width": 2, "epochs": 1, "batch_size": 16}
 
@@ -101,3 +113,230 @@ def test_settings_that_nobody_knows(tmp_path: Path):
         checkpoint.save(folder / FILE, saved._replace(config=config))
         with pytest.raises(CheckpointError, match="settings"):
             load_model(folder)
+
+
+NOT_WHOLE = [
+    {"steps": 2.5},
+    {"steps": "3"},
+    {"steps": True},
+    {"seed": "a"},
+    {"seed": 1.5},
+    {"seed": None},
+    {"batch_size": 2.5},
+    {"log_every": 1.5},
+    {"validate_every": 0.5},
+    {"checkpoint_every": float("nan")},
+]
+
+
+def train(path: Path | None = None, params: dict | None = None, **options: object) -> object:
+    x = torch.linspace(-1, 1, 8)[:, None]
+    objective = fsmap.ps_map(fsmap.Gaussian(1.0), fsmap.Normal(1.0), num_data=8)
+    options = {"steps": 4, "checkpoint": path, "progress": False, **options}
+    start = {"a": torch.ones(2)} if params is None else params
+    return fsmap.fit(objective, lambda p, x: x * p["a"].sum(), start, (x, x), **options)
+
+
+@pytest.mark.parametrize("options", NOT_WHOLE, ids=str)
+def test_what_counts_is_an_integer(options: dict):
+    with pytest.raises(InputError, match="integer"):
+        train(**options)
+
+
+NESTED: list = []
+for _ in range(400):
+    NESTED = [NESTED]
+
+ODD = {
+    "config is a list": {"config": []},
+    "config is a number": {"config": 7},
+    "config is null": {"config": None},
+    "config is text": {"config": "x"},
+    "progress is a list": {"progress": []},
+    "progress is null": {"progress": None},
+    "no step": {"progress": {}},
+    "step is text": {"progress": {"step": "2"}},
+    "step is a fraction": {"progress": {"step": 2.5}},
+    "step is negative": {"progress": {"step": -2}},
+    "step is null": {"progress": {"step": None}},
+    "step is a list": {"progress": {"step": [2]}},
+    "step is huge": {"progress": {"step": 10**30}},
+    "no parameters": {"tensors": {}},
+    "another shape": {"tensors": {"params/a": torch.zeros(3)}},
+    "a smaller shape": {"tensors": {"params/a": torch.zeros(1)}},
+    "half of a best": {"tensors": {"params/a": torch.zeros(2), "best/step": torch.zeros(())}},
+    "a nested config": {"config": {"kind": NESTED}},
+}
+
+
+def rewritten(path: Path, change: dict) -> None:
+    """Write a checkpoint with other content and a checksum that fits."""
+    saved = checkpoint.load(path)
+    tensors = change.get("tensors", saved.tensors)
+    about = {
+        "format": checkpoint.FORMAT,
+        "config": json.dumps(change.get("config", saved.config)),
+        "progress": json.dumps(change.get("progress", saved.progress)),
+        "torch": torch.__version__,
+    }
+    about["sha256"] = checkpoint._digest(tensors, about)
+    path.write_bytes(safetensors.torch.save(tensors, about))
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_checkpoint_with_odd_content_and_a_valid_checksum(tmp_path: Path, name: str):
+    path = tmp_path / "a.safetensors"
+    train(path, steps=2)
+    rewritten(path, ODD[name])
+    with pytest.raises(CheckpointError):
+        train(path, resume=True)
+
+
+@pytest.mark.parametrize("drop", ["config", "progress"])
+def test_a_checkpoint_without_an_entry(tmp_path: Path, drop: str):
+    path = tmp_path / "a.safetensors"
+    about = {"format": checkpoint.FORMAT, "config": "{}", "progress": "{}"}
+    del about[drop]
+    about["sha256"] = checkpoint._digest({}, about)
+    path.write_bytes(safetensors.torch.save({}, about))
+    with pytest.raises(CheckpointError):
+        checkpoint.load(path)
+    about = {"format": checkpoint.FORMAT, "config": "{", "progress": "[" * 100_000}
+    about["sha256"] = checkpoint._digest({}, about)
+    path.write_bytes(safetensors.torch.save({}, about))
+    with pytest.raises(CheckpointError):
+        checkpoint.load(path)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    table = read_table(houses(folder / "table.csv"))
+    options = TableOptions(hidden=(4,), steps=5, device="cpu", progress=False)
+    fit_table(table, "price", options).model.save(folder / "model.pt")
+    return folder / "model.pt"
+
+
+def changed(tree: dict, place: str, value: object) -> dict:
+    """A copy with another entry at ``a.b.c``."""
+    tree = copy.deepcopy(tree)
+    *way, last = place.split(".")
+    at = tree
+    for key in way:
+        at = at[int(key)] if isinstance(at, list) else at[key]
+    at[int(last) if isinstance(at, list) else last] = value
+    return tree
+
+
+MODELS = {
+    "kind": "images",
+    "columns": 7,
+    "columns.0": {},
+    "columns.0.name": 7,
+    "columns.0.levels": 7,
+    "columns.0.fill": "x",
+    "columns.0.exec": "x",
+    "target": None,
+    "target.task": "poetry",
+    "target.mean": "x",
+    "target.std": float("nan"),
+    "target.classes": 7,
+    "target.name": 7,
+    "networks": {},
+    "networks.l-map": [10**9, 10**9],
+    "networks.ps-map": [1],
+    "networks.linear": "x",
+    "networks.more": [1, 1],
+    "activation": "builtins:exec",
+}
+
+
+@pytest.mark.parametrize("place", MODELS)
+def test_a_model_with_odd_content_and_a_valid_checksum(tmp_path: Path, model: Path, place: str):
+    path = tmp_path / "model.pt"
+    path.write_bytes(model.read_bytes())
+    rewritten(path, {"config": changed(checkpoint.load(path).config, place, MODELS[place])})
+    with pytest.raises(CheckpointError):
+        load_table_model(path)
+
+
+@pytest.mark.parametrize("margin", ["x", None, float("nan")])
+def test_a_model_with_odd_results_or_weights(tmp_path: Path, model: Path, margin: object):
+    path = tmp_path / "model.pt"
+    path.write_bytes(model.read_bytes())
+    saved = checkpoint.load(path)
+    progress = changed(saved.progress, "results.l-map.margin", margin)
+    rewritten(path, {"progress": progress})
+    with pytest.raises(CheckpointError):
+        load_table_model(path)
+    name = next(name for name in saved.tensors if name.startswith("l-map/"))
+    broken = saved.tensors | {name: torch.full_like(saved.tensors[name], torch.nan)}
+    rewritten(path, {"progress": saved.progress, "tensors": broken})
+    with pytest.raises(CheckpointError):
+        load_table_model(path)
+
+
+@pytest.mark.parametrize("command", ["run squares", "fit t.csv --target y", "report runs"])
+def test_an_output_that_is_not_utf_8(command: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--out", os.fsdecode(b"a\xff")])
+    assert ended.value.code == 2
+    assert "UTF-8" in capsys.readouterr().err
+
+
+def test_resuming_with_other_threads_is_said(tmp_path: Path):
+    path = tmp_path / "a.safetensors"
+    train(path, steps=2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        with pytest.warns(UserWarning, match="threads"):
+            train(path, resume=True)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_resuming_with_another_number_of_processes_is_said(tmp_path: Path, monkeypatch):
+    path = tmp_path / "a.safetensors"
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.distributed, "is_initialized", lambda: True)
+        patch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        train(path, steps=2)
+    with pytest.warns(UserWarning, match="processes"):
+        train(path, resume=True)
+
+
+@pytest.mark.parametrize(("address", "said"), [("", True), ("head:6379", False)])
+def test_a_ray_cluster_of_ones_own_is_open_to_the_network(
+    address: str, said: bool, monkeypatch, capsys: pytest.CaptureFixture[str]
+):
+    pool = types.ModuleType("fsmap.integrations.ray")
+    pool.RayPool = lambda *_, **__: contextlib.nullcontext()
+    monkeypatch.setitem(sys.modules, "fsmap.integrations.ray", pool)
+    with ray_pool.pool_of(argparse.Namespace(ray=address, retries=2)):
+        pass
+    assert ("network" in capsys.readouterr().err) == said
+
+
+class LaterNaN(fsmap.px.Normal):
+    """Points that are not finite from the third draw on."""
+
+    draws = 0
+
+    def sample(self, n: int, generator: torch.Generator) -> torch.Tensor:
+        type(self).draws += 1
+        found = super().sample(n, generator)
+        return found * torch.nan if self.draws > 3 else found
+
+
+@pytest.mark.parametrize("make", [fsmap.l_map, fsmap.fs_map])
+@pytest.mark.usefixtures("seeded")
+def test_points_that_become_nan_while_training_are_noticed(make, monkeypatch):
+    monkeypatch.setattr(LaterNaN, "draws", 0)
+    x = torch.randn(8, 2)
+    px = LaterNaN(shape=(2,))
+    how = {"reg_strength": 0.1} if make is fsmap.l_map else {"jitter": 0.1}
+    objective = make(fsmap.Gaussian(1.0), fsmap.Normal(1.0), px, num_points=4, num_data=8, **how)
+    f, params = fsmap.functional(torch.nn.Linear(2, 1))
+    with pytest.raises((DivergedError, InputError)):
+        fsmap.fit(objective, f, params, (x, x[:, :1]), steps=20, progress=False)

@@ -52,14 +52,14 @@ def test_list_of_a_missing_set_says_how_to_get_it(capsys):
 
 
 def test_get(toy, monkeypatch, capsys):
-    monkeypatch.setattr(fetch, "_download", lambda url: CSV)
+    monkeypatch.setattr(fetch, "_download", lambda url, limit: CSV)
     assert main(["data", "get", "toy"]) == 0
     assert toy.read_bytes() == CSV
     assert "toy: 1 files in" in capsys.readouterr().out
 
 
 def test_get_into_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch, "_download", lambda url: CSV)
+    monkeypatch.setattr(fetch, "_download", lambda url, limit: CSV)
     assert main(["data", "get", "toy", "--data-dir", "mine"]) == 0
     assert (tmp_path / "mine" / "toy" / "toy.csv").read_bytes() == CSV
 

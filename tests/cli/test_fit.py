@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import sys
 import warnings
 
@@ -290,3 +291,24 @@ def test_help_has_examples(capsys):
             main([command, "--help"])
         assert ended.value.code == 0
         assert f"  fsmap {command} " in capsys.readouterr().out
+
+
+def test_a_place_that_cannot_be_written_is_found_before_training(here, capsys, monkeypatch):
+    houses(here / "houses.csv")
+    monkeypatch.setattr("fsmap.assess.table_fit.fit_table", lambda *_: pytest.fail("trained"))
+    code, _, err = run(capsys, "fit", "houses.csv", "--target", "price", "--out", "m" * 300)
+    assert code == 2
+    assert "too long" in err
+    closed = OSError(errno.EROFS, "Read-only file system")
+    monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: (_ for _ in ()).throw(closed))
+    code, _, err = run(capsys, "fit", "houses.csv", "--target", "price")
+    assert code == 2
+    assert "Read-only" in err
+
+
+def test_the_model_is_there_if_the_page_fails(here, capsys, monkeypatch):
+    houses(here / "houses.csv")
+    monkeypatch.setattr("fsmap.report.table_page.render", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        main(["fit", "houses.csv", "--target", "price", *FAST])
+    assert run(capsys, "predict", "model.pt", "houses.csv")[0] == 0

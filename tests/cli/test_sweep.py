@@ -130,6 +130,7 @@ def test_a_point_with_a_damaged_summary_is_left_out_until_it_is_resumed(here, mo
     assert main([*grid, "scale=1,2"]) == 0
     (here / "sweeps" / "squares" / "scale=1" / "squares" / "summary.json").write_text("{")
     assert main([*grid, "scale=3"]) == 0
+    assert "left out" in capsys.readouterr().err
     assert scales_in_the_table(here) == {"2", "3"}
     with monkeypatch.context() as patch:
         patch.setattr(Squares, "draw", lambda self, rows: 1 / 0)

@@ -93,7 +93,7 @@ def test_the_wrong_number_of_columns():
 
 def test_something_that_is_no_table():
     with pytest.raises(InputError, match=r"http://source is not the table that was expected"):
-        convert(b"<html>moved</html>\n", download("space"))
+        convert(b"moved\n", download("space"))
 
 
 def test_an_archive_without_the_member():

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
+import http.server
+import io
+import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
+import threading
+import time
+import zipfile
 
 import pytest
 
@@ -28,7 +37,15 @@ DOWNLOAD = Download(URL, TABLE.path, "space", header=("a", "b"))
 ENTRY = DataSet("toy", "a toy", (TABLE,), "http://source", (DOWNLOAD,))
 
 
-def unreachable(url: str) -> bytes:
+def answers(content: bytes):
+    def read_url(url: str, limit: int) -> bytes:
+        assert url == URL
+        return content
+
+    return read_url
+
+
+def unreachable(url: str, limit: int) -> bytes:
     raise fetch.UnreachableError(f"cannot download {url}: no network.")
 
 
@@ -48,7 +65,7 @@ def names(folder) -> set[str]:
 
 def test_from_the_official_source_into_the_cache(toy):
     said = []
-    found = fetch.get("toy", say=said.append, read_url={URL: b"1 2\n"}.__getitem__)
+    found = fetch.get("toy", say=said.append, read_url=answers(b"1 2\n"))
     assert found == {"table.csv": toy / "xdg" / "fsmap" / "toy" / "table.csv"}
     assert found["table.csv"].read_bytes() == CSV
     assert said == [f"toy: downloading {URL}"]
@@ -56,18 +73,18 @@ def test_from_the_official_source_into_the_cache(toy):
 
 
 def test_into_a_folder_of_ones_own(toy):
-    fetch.get("toy", toy / "mine", read_url={URL: b"1 2\n"}.__getitem__)
+    fetch.get("toy", toy / "mine", read_url=answers(b"1 2\n"))
     assert names(toy / "mine") == {"table.csv"}
 
 
 def test_what_is_there_is_not_fetched_again(toy):
-    fetch.get("toy", read_url={URL: b"1 2\n"}.__getitem__)
+    fetch.get("toy", read_url=answers(b"1 2\n"))
     assert fetch.get("toy", read_url=unreachable)["table.csv"].read_bytes() == CSV
 
 
 def test_another_content_is_refused_and_nothing_is_left(toy):
     with pytest.raises(MissingDataError) as caught:
-        fetch.get("toy", read_url={URL: b"1 3\n"}.__getitem__)
+        fetch.get("toy", read_url=answers(b"1 3\n"))
     text = str(caught.value)
     assert text.startswith(f"could not get the data set 'toy'. toy/table.csv, made from {URL}, has")
     assert "It was not kept: the source has changed, or the transfer broke." in text
@@ -79,9 +96,9 @@ def test_a_wrong_new_copy_leaves_an_old_one_alone(toy):
     old.parent.mkdir(parents=True)
     old.write_bytes(b"damaged")
     with pytest.raises(MissingDataError):
-        fetch.get("toy", toy / "mine", read_url={URL: b"1 3\n"}.__getitem__)
+        fetch.get("toy", toy / "mine", read_url=answers(b"1 3\n"))
     assert old.read_bytes() == b"damaged"
-    fetch.get("toy", toy / "mine", read_url={URL: b"1 2\n"}.__getitem__)
+    fetch.get("toy", toy / "mine", read_url=answers(b"1 2\n"))
     assert old.read_bytes() == CSV
 
 
@@ -100,7 +117,7 @@ def test_a_set_that_no_program_can_get(monkeypatch):
 
 def test_the_real_downloader_names_the_address():
     with pytest.raises(fetch.UnreachableError, match=r"cannot download http://127.0.0.1:9/x: "):
-        fetch._download("http://127.0.0.1:9/x")
+        fetch._download("http://127.0.0.1:9/x", 10)
 
 
 def shell(folder, name: str, text: str) -> None:
@@ -138,7 +155,7 @@ def test_a_package_steps_in_where_the_source_is_out_of_reach(npm, toy):
 
 
 def test_a_package_completes_what_the_source_has_not(npm):
-    found = fetch.get("toy", read_url={URL: b"1 2\n"}.__getitem__)
+    found = fetch.get("toy", read_url=answers(b"1 2\n"))
     assert set(found) == {"table.csv", "note.txt"}
 
 
@@ -183,3 +200,135 @@ def test_a_debian_package(toy, monkeypatch):
     monkeypatch.setattr(fetch, "find", lambda _: ENTRY._replace(package=package))
     found = fetch.get("toy", read_url=unreachable)
     assert found["table.csv"].read_bytes() == CSV
+
+
+LOGIN = b"<!DOCTYPE html><title>Sign in</title>"
+
+
+@pytest.mark.parametrize("kind", ["copy", "space", "gunzip", "comma"])
+@pytest.mark.parametrize("member", ["", "table.txt"])
+def test_a_page_in_place_of_a_table_is_named(monkeypatch, kind, member):
+    download = DOWNLOAD._replace(kind=kind, member=member)
+    monkeypatch.setattr(fetch, "find", lambda _: ENTRY._replace(downloads=(download,)))
+    with pytest.raises(MissingDataError, match="web page"):
+        fetch.get("toy", read_url=answers(LOGIN))
+
+
+def zipped(name: str, content: bytes) -> bytes:
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return made.getvalue()
+
+
+def test_archives_that_unpack_to_too_much(toy, monkeypatch):
+    monkeypatch.setattr(DataSet, "limit", 1000)
+    zeros = b"0 0\n" * 1000
+    for kind, member, raw in (
+        ("space", "table.txt", zipped("table.txt", zeros)),
+        ("gunzip", "", gzip.compress(zeros)),
+    ):
+        download = DOWNLOAD._replace(kind=kind, member=member)
+        entry = ENTRY._replace(downloads=(download,))
+        monkeypatch.setattr(fetch, "find", lambda _, entry=entry: entry)
+        with pytest.raises(MissingDataError, match="more than 1,000 bytes"):
+            fetch.get("toy", read_url=answers(raw))
+    assert names(toy) == set()
+
+
+class Slow(http.server.BaseHTTPRequestHandler):
+    """Sends bytes without an end: as fast as they go, or one at a time."""
+
+    def do_GET(self):
+        self.send_response(200)
+        if self.path == "/short":
+            self.send_header("Content-Length", "100")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            if self.path == "/short":
+                self.wfile.write(b"x")
+                return
+            while True:
+                self.wfile.write(b"x" if self.path == "/slow" else b"x" * 10_000)
+                self.wfile.flush()
+                if self.path == "/slow":
+                    time.sleep(0.01)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as made:
+        made.daemon_threads = True
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{made.server_port}"
+        made.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("fast", "more than 100,000 bytes"), ("slow", "too long"), ("short", "cannot download")],
+)
+def test_a_download_has_an_end(server, monkeypatch, path, words):
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.5)
+    monkeypatch.setattr(fetch, "SLOWEST", 1e9)
+    with pytest.raises(fetch.UnreachableError, match=words):
+        fetch._download(f"{server}/{path}", 100_000)
+
+
+def test_permissions_are_those_of_the_umask(toy):
+    before = os.umask(0o077)
+    try:
+        found = fetch.get("toy", read_url=answers(b"1 2\n"))
+    finally:
+        os.umask(before)
+    assert found["table.csv"].stat().st_mode & 0o777 == 0o600
+
+
+def hostile_members(outside) -> dict[str, list[tarfile.TarInfo]]:
+    def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+        info = tarfile.TarInfo(name)
+        info.type, info.linkname = kind, link
+        return info
+
+    return {
+        "a way up": [member("../../evil")],
+        "an absolute path": [member(f"{outside}/evil")],
+        "a link outside": [
+            member("package/up", tarfile.SYMTYPE, str(outside)),
+            member("package/up/evil"),
+        ],
+        "a hard link outside": [member("package/note", tarfile.LNKTYPE, f"../{outside.name}/old")],
+        "a device": [member("package/evil", tarfile.CHRTYPE)],
+    }
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_an_archive_writes_outside_no_folder(npm, toy, monkeypatch, number):
+    outside = toy / "outside"
+    outside.mkdir()
+    (toy / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(toy / "scratch"))
+    (outside / "old").write_text("stays")
+    members = list(hostile_members(outside).values())[number]
+    with tarfile.open(toy / "toy-1.0.0.tgz", "w:gz") as tar:
+        for info in members:
+            tar.addfile(info)
+    package = npm.package._replace(sha256=sha((toy / "toy-1.0.0.tgz").read_bytes()))
+    monkeypatch.setattr(fetch, "find", lambda _: npm._replace(package=package))
+    before = {path for path in toy.rglob("*")}
+    with pytest.raises(MissingDataError):
+        fetch.get("toy", toy / "mine", read_url=unreachable)
+    assert {path for path in toy.rglob("*")} == before
+    assert (outside / "old").read_text() == "stays"
+
+
+@pytest.mark.parametrize("content", [b"no tar", b"\x1f\x8b damaged"])
+def test_an_archive_that_is_none(npm, toy, monkeypatch, content):
+    (toy / "toy-1.0.0.tgz").write_bytes(content)
+    package = npm.package._replace(sha256=sha(content))
+    monkeypatch.setattr(fetch, "find", lambda _: npm._replace(package=package))
+    with pytest.raises(MissingDataError, match="unpacked"):
+        fetch.get("toy", toy / "mine", read_url=unreachable)

@@ -14,7 +14,8 @@ from fsmap.errors import CheckpointError, InputError, MissingDataError
 from fsmap.experiments.jobs import is_bug
 from fsmap.experiments.publish import redraw
 from fsmap.experiments.run_folder import RunFolder
-from fsmap.report.records import read_rows
+from fsmap.report.records import read_rows, sealed, unsealed
+from fsmap.report.summary import write_summary
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,8 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
 
 def test_rows_carry_their_circumstances(tmp_path):
     run(tmp_path)
-    rows, dropped = read_rows(tmp_path / "squares" / "rows.jsonl")
+    lines, dropped = read_rows(tmp_path / "squares" / "rows.jsonl")
+    rows = [line.row for line in lines]
     assert dropped == 0
     assert len(rows) == 4 * 3
     square = rows[0]
@@ -216,12 +218,15 @@ def test_units_that_are_missing_are_said(tmp_path):
     header, first, *rest = here.units_file.read_text().splitlines(keepends=True)
     assert rest
     here.units_file.write_text(header + first)
+    with pytest.raises(CheckpointError, match="summary"):
+        redraw(Squares(), here)
+    write_summary(here.path, json.loads(here.summary_file.read_text()))
     redraw(Squares(), here)
     said = json.loads(here.summary_file.read_text())["deviations"]
     assert said == [f"1 of {1 + len(rest)} units of this config are here", "made up"]
-    old = json.loads(header)
+    old = unsealed(json.loads(header))
     old["config"]["gone"] = 1  # a field of an older version
-    here.units_file.write_text(json.dumps(old) + "\n" + first)
+    here.units_file.write_text(json.dumps(sealed(old)) + "\n" + first)
     redraw(Squares(), here)
     assert json.loads(here.summary_file.read_text())["deviations"] == said
 

@@ -196,3 +196,47 @@ def test_nothing_of_the_module_changes(method, seeded):
     assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
     assert all(p.grad is None for p in net.parameters())
     assert net.training
+
+
+@pytest.mark.parametrize("method", ["auto", "dense", "dual", "svd_clip", "slq"])
+@pytest.mark.parametrize("scale", [1.0, 1 / 7, 1e3])
+def test_points_of_rank_one_have_no_log_det_without_jitter(seeded, method, scale):
+    """In float32 the zero eigenvalues are 1e-14 of the largest, and have a finite log."""
+    f, params = fsmap.functional(nn.Linear(3, 1).float())
+    x = scale * torch.linspace(-1, 1, 20).float()[:, None] * torch.tensor([[1.0, 2.0, 3.0]]).float()
+    with pytest.raises(SingularGeometryError):
+        fsmap.log_det(f, params, x, jitter=0.0, method=method)
+    if method != "slq":
+        with pytest.raises(SingularGeometryError):
+            fsmap.log_det(f, params, x, jitter=0.0, method=method, return_estimate=True)
+
+
+@pytest.mark.parametrize("method", ["dense", "dual", "svd_clip", "slq"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("jitter", [1e-12, 1e-9, 1e-6, 1e-3])
+def test_the_error_contains_what_rounding_does(seeded, method, dtype, jitter):
+    for points in (12, 40):  # fewer and more than parameters
+        net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+        x = torch.randn(points, 2).to(dtype)
+        f, params = fsmap.functional(net)
+        options = {"jitter": jitter, "method": method, "probes": 1000 if method == "slq" else None}
+        found = fsmap.log_det(f, params, x, **options, return_estimate=True)
+        g, exact = fsmap.functional(net.double())
+        rows, _ = logdet.whitened_rows(g, exact, x.double())
+        squares = torch.linalg.svdvals(rows).square()
+        kept = squares.clamp_min(jitter) if method == "svd_clip" else squares + jitter
+        truth = kept.log().sum() + (33 - len(squares)) * torch.tensor(jitter).log()
+        assert abs(found.value - truth) <= found.stderr + 1e-6 * abs(truth)
+
+
+def test_a_value_that_is_rounding_is_refused(seeded):
+    """Without its error bar; in float64 it is a number."""
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).to(torch.bfloat16)
+    x = torch.randn(40, 2).to(torch.bfloat16)
+    f, params = fsmap.functional(net)
+    for method in ("dense", "dual"):
+        with pytest.raises(SingularGeometryError, match="bfloat16"):
+            fsmap.log_det(f, params, x, jitter=1e-12, method=method)
+    f, params = fsmap.functional(net.double())
+    estimate = fsmap.log_det(f, params, x.double(), jitter=1e-3, return_estimate=True)
+    assert estimate.stderr == 0

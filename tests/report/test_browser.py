@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from fsmap.experiments.options import Options
 from fsmap.experiments.registry import Frame, Interactive
 from fsmap.report import figures
 from fsmap.report.page import Entry, build
+from fsmap.report.summary import write_summary
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -219,3 +221,80 @@ def test_paper_is_white_and_everything_unfolded(visit):
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     folded = "all => all.filter((details) => !details.open).length"
     assert page.locator("article details").evaluate_all(folded) == 0
+
+
+MARK = "window.hacked = (window.hacked || 0) + 1"
+NAME = f'x"><script>{MARK}</script><img src=x onerror="{MARK}">'
+HOSTILE_SVG = f"""<?xml version="1.0"?>
+<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"
+  viewBox="0 0 10 10" onload="{MARK}">
+ <script>{MARK}</script>
+ <style>body {{ display: none }}</style>
+ <foreignObject><iframe xmlns="http://www.w3.org/1999/xhtml" srcdoc="x"/></foreignObject>
+ <meta http-equiv="refresh" content="0; url=https://example.org"/>
+ <a xlink:href="javascript:{MARK}"><text>click</text></a>
+ <animate onbegin="{MARK}" attributeName="x" dur="1s"/>
+ <image href="https://example.org/a.png" onerror="{MARK}" width="1" height="1"/>
+ <use xlink:href="data:image/svg+xml,x"/>
+ <rect style="fill: url(https://example.org/b)" width="5" height="5"/>
+ <g id="a" onclick="{MARK}"><path d="M0 0L9 9" stroke="#000000"/></g>
+ <text>&lt;script&gt;{MARK}&lt;/script&gt;</text>
+</svg>"""
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A page of a run whose names, claims and pictures try to run scripts."""
+    with only(Squares):
+        next(iter(runner.run(["squares"], Options(out=tmp_path, quick=True, silent=True))))
+    folder = tmp_path / "squares"
+    summary = json.loads((folder / "summary.json").read_text())
+    texts = ("experiment", "title", "label", "see", "size", "command", "device", "protocol")
+    claim = {"claim": NAME, "holds": True, "ours": NAME, "paper": NAME}
+    table = [{NAME: NAME, "metric": NAME, "ours": NAME}]
+    more = {"claims": [claim], "table": table, "deviations": [NAME], "config": {NAME: NAME}}
+    write_summary(folder, summary | dict.fromkeys(texts, NAME) | more)
+    hover = '<metadata id="fsmap-hover">[{"panel": 0, "x": "</script>", "y": "", "name": "&lt;b>",'
+    hover += ' "color": "red", "points": [[1, 1, 1, 1]]}]</metadata></svg>'
+    (folder / "squares.svg").write_text(HOSTILE_SVG.replace("</svg>", hover))
+    slider = json.loads((folder / "interactive.json").read_text())
+    slider |= {"title": NAME, "parameter": NAME}
+    for frame in slider["frames"]:
+        frame |= {"label": NAME, "note": NAME, "svg": HOSTILE_SVG, "curves": []}
+    (folder / "interactive.json").write_text(json.dumps(slider))
+    return build([tmp_path], tmp_path / "report")
+
+
+def test_hostile_names_claims_and_pictures_run_nothing(browser, hostile):
+    requests: list[str] = []
+    page = browser.new_page()
+    page.on("request", lambda request: requests.append(request.url))
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(hostile.as_uri())
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.hacked") is None
+    assert page.url == hostile.as_uri()
+    assert [url for url in requests if not url.startswith("data:")] == [hostile.as_uri()]
+    live = "[...document.querySelectorAll('script')].filter(s => !s.type).length"
+    assert page.evaluate(live) == 3
+    assert page.locator("iframe, foreignObject, meta[http-equiv=refresh], img").count() == 0
+    handlers = """[...document.querySelectorAll('*')].flatMap(e => e.getAttributeNames())
+        .filter(n => n.startsWith('on')).length"""
+    assert page.evaluate(handlers) == 0
+    assert page.locator(".plot svg path").count() == 1  # what draws is still there
+    moved = "input => { input.value = 2; input.dispatchEvent(new Event('input')); }"
+    page.locator("input[type=range]").evaluate(moved)  # the page's own scripts run
+    assert page.locator(".frame:not([hidden]) svg").count() == 1
+    assert page.locator("output").text_content() == NAME
+    assert errors == []
+    page.close()
+
+
+def test_the_policy_stops_a_script_that_gets_in(browser, hostile, tmp_path):
+    other = tmp_path / "other.html"
+    other.write_text(hostile.read_text().replace("</body>", f"<script>{MARK}</script></body>"))
+    page = browser.new_page()
+    page.goto(other.as_uri())
+    assert page.evaluate("window.hacked") is None
+    page.close()

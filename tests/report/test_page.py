@@ -13,6 +13,7 @@ from fsmap.errors import CheckpointError, InputError
 from fsmap.experiments import runner
 from fsmap.experiments.options import Options
 from fsmap.report.page import Entry, build, find_runs
+from fsmap.report.summary import write_summary
 from fsmap.report.view import embedded
 
 CATALOGUE = [
@@ -62,7 +63,7 @@ def runs(tmp_path):
 
 def change(folder, **entries):
     file = folder / "squares" / "summary.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+    write_summary(file.parent, {**json.loads(file.read_text()), **entries})
 
 
 def page_of(runs, *folders, catalogue=CATALOGUE):
@@ -146,7 +147,7 @@ def test_a_summary_with_the_contracts_entries_only_is_enough(runs):
     file = runs / "runs" / "squares" / "summary.json"
     keep = "experiment size protocol seconds device commit claims table".split()
     whole = json.loads(file.read_text())
-    file.write_text(json.dumps({key: whole[key] for key in keep}))
+    write_summary(file.parent, {key: whole[key] for key in keep})
     (runs / "runs" / "squares" / "interactive.json").unlink()
     text, page = page_of(runs, "runs")
     assert "fsmap run squares" in page.text

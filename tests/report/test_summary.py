@@ -10,14 +10,17 @@ import pytest
 
 from fsmap.cli.list import last_result
 from fsmap.errors import CheckpointError
-from fsmap.report.summary import coverage, read_run
+from fsmap.report.summary import coverage, read_run, write_summary
 
 WHOLE = {"experiment": "squares", "size": "full", "claims": [{"claim": "c", "holds": True}]}
 
 
 def write(folder, summary):
     folder.mkdir()
-    (folder / "summary.json").write_text(json.dumps(summary))
+    if isinstance(summary, dict):
+        write_summary(folder, summary)
+    else:
+        (folder / "summary.json").write_text(json.dumps(summary))
 
 
 def test_what_every_reader_needs_is_enough(tmp_path):

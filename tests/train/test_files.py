@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
-from fsmap.errors import InputError
-from fsmap.train.files import make_folder, write_whole
+import fsmap
+from fsmap.errors import CheckpointError, InputError
+from fsmap.train.files import beside, make_folder, remove_partial, write_whole
 
 
 @pytest.mark.parametrize(
@@ -55,3 +59,75 @@ def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypat
     monkeypatch.setattr("tempfile.TemporaryFile", lambda **_: (_ for _ in ()).throw(full))
     with pytest.raises(InputError, match="Read-only file system"):
         make_folder(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
+def test_permissions_stay(tmp_path: Path, mode: int):
+    file = tmp_path / "model.pt"
+    file.touch()
+    file.chmod(mode)
+    write_whole(file, "new")
+    assert file.stat().st_mode & 0o777 == mode
+
+
+def test_a_new_file_has_the_permissions_of_the_umask(tmp_path: Path):
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "a", "new")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
+
+
+def test_symbolic_links_are_not_followed(tmp_path: Path):
+    target, file = tmp_path / "target", tmp_path / "a"
+    target.write_text("stays")
+    (tmp_path / ".a.partial").symlink_to(target)
+    file.symlink_to(target)
+    write_whole(file, "new")
+    assert (target.read_text(), file.read_text()) == ("stays", "new")
+    assert not file.is_symlink()
+
+
+def test_two_writers_do_not_meet(tmp_path: Path):
+    """Each file that is read is one that was written, and no writer fails."""
+    file, texts = tmp_path / "a", [str(n) * 100_000 for n in range(4)]
+    write_whole(file, texts[0])
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(write_whole, file, text) for text in texts * 10]
+        seen = {file.read_text() for _ in range(100)}
+        for job in jobs:
+            job.result()
+    assert seen <= set(texts)
+    assert [*tmp_path.iterdir()] == [file]
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "[a]" * 20, "a*"])
+def test_any_name(tmp_path: Path, name: str):
+    write_whole(tmp_path / name, "text")
+    for path in (tmp_path / name, tmp_path / "other"):
+        beside(path, "1234.partial").touch()
+    remove_partial(tmp_path / name)
+    assert {p.name for p in tmp_path.iterdir()} == {name, ".other.1234.partial"}
+
+
+def test_two_fits_do_not_share_a_checkpoint(tmp_path: Path):
+    x = torch.linspace(-1, 1, 4)[:, None]
+    objective = fsmap.ps_map(fsmap.Gaussian(1.0), fsmap.Normal(1.0), num_data=4)
+    f, params = (lambda p, x: x * p["a"]), {"a": torch.ones(1)}
+
+    def fit(**more: object) -> object:
+        file = tmp_path / "a.safetensors"
+        return fsmap.fit(
+            objective, f, params, (x, x), steps=3, checkpoint=file, progress=False, **more
+        )
+
+    def second(step: int, _: object) -> None:
+        with pytest.raises(InputError, match="another process"):
+            fit()
+
+    fit(callback=second)
+    with pytest.raises(CheckpointError):
+        fit()
+    fit(resume=True)  # the lock was released
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]

@@ -92,6 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         training was asked to terminate.
     """
     parser = build_parser()
+    for text in sys.argv[1:] if argv is None else argv:
+        if not text.isascii() and text != text.encode(errors="replace").decode():
+            parser.error(f"{ascii(text)} is not UTF-8. Choose another name.")
     arguments = parser.parse_args(argv)
     if not hasattr(arguments, "handler"):
         parser.print_help()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
 from fsmap.errors import InputError, require
+from fsmap.train.files import make_folder
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
@@ -127,13 +129,13 @@ def run(arguments: argparse.Namespace) -> int:
     console.say(table_page.verdict(fitted))
     for text in table_page.edges(fitted):
         console.say(text)
+    fitted.model.save(arguments.out)  # first: a page can be drawn again, a fit takes long
     text = table_page.render(
         fitted,
         source=arguments.table.name,
         command=_command(arguments),
         model=str(arguments.out),
     )
-    fitted.model.save(arguments.out)
     write_whole(page, text)
     took = duration(sum(one.seconds for one in fitted.runs.values()))
     console.say(f"{arguments.out} and {page} written after {took}. Use the model with:")
@@ -142,7 +144,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_writable(path: Path, *, force: bool, inputs: Sequence[Path] = ()) -> None:
-    """Look before the work whether its result can be written.
+    """Check before the work that its result can be written, by writing an empty file beside it.
 
     Args:
         path: Where it will go.
@@ -150,8 +152,15 @@ def check_writable(path: Path, *, force: bool, inputs: Sequence[Path] = ()) -> N
         inputs: What the command reads; never replaced.
 
     Raises:
-        InputError: If it is an input, if there is a file already, or no folder.
+        InputError: If it is an input, if there is a file already, or it cannot be written.
     """
+    try:
+        os.lstat(path)  # a name that is too long, a folder that may not be read
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        message = f"cannot write {path}: {error.strerror}. Choose another --out."
+        raise InputError(message) from error
     for source in inputs:
         if path.exists() and source.exists() and path.samefile(source):
             message = (
@@ -165,6 +174,7 @@ def check_writable(path: Path, *, force: bool, inputs: Sequence[Path] = ()) -> N
     if path.is_dir() or not path.absolute().parent.is_dir():
         message = f"cannot write {path}: {path.parent} is no folder, or {path} is one."
         raise InputError(message)
+    make_folder(path.absolute().parent)
 
 
 def _options(arguments: argparse.Namespace) -> TableOptions:

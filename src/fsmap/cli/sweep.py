@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _tell_how_to_go_on(arguments, "interrupted")
         return 130
-    others = sweep.earlier(points)
+    others = sweep.earlier(points, console.note)
     sweep.write_table([*points, *others], table)
     _show(points, sweep.table_lines(points), arguments.metric)
     also = f", and of {_count(len(others))} measured before" if others else ""

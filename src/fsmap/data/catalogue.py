@@ -101,6 +101,11 @@ class DataSet(NamedTuple):
         """Bytes of all files."""
         return sum(file.size for file in self.files)
 
+    @property
+    def limit(self) -> int:
+        """Bytes that one download, or one file inside it, may have at most."""
+        return 4 * self.size + 2**26  # archives hold other files, too
+
 
 def catalogue() -> Mapping[str, DataSet]:
     """All data sets.

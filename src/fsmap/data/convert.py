@@ -9,7 +9,9 @@ from __future__ import annotations
 import gzip
 import io
 import zipfile
+import zlib
 from collections.abc import Callable
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +21,20 @@ from fsmap.errors import InputError, MissingExtraError, require
 
 Table = NDArray[np.float64]
 
+UNREADABLE = (
+    *(ValueError, IndexError, OSError, EOFError, zlib.error, zipfile.BadZipFile),
+    *(NotImplementedError, RuntimeError),  # of zipfile: a compression or a password
+)
+"""What readers raise for a file that is not what they expect."""
 
-def convert(raw: bytes, download: Download) -> bytes:
+
+def convert(raw: bytes, download: Download, limit: int = 2**30) -> bytes:
     """Turn what was downloaded into the file of the catalogue.
 
     Args:
         raw: What was downloaded.
         download: What it is, and what it should become.
+        limit: Bytes that an uncompressed file may have at most.
 
     Returns:
         Content of the file.
@@ -33,14 +42,21 @@ def convert(raw: bytes, download: Download) -> bytes:
     Raises:
         InputError: If the source does not have the expected form.
     """
+    if raw[:512].lstrip().startswith(b"<"):
+        message = (
+            f"{download.url} sent a web page in place of data: this network asks you to sign in, "
+            "or the source has moved. Open the address in a browser."
+        )
+        raise InputError(message)
     if download.kind == "copy":
         return raw
-    if download.kind == "gunzip":
-        return gzip.decompress(raw)
-    parts = [_member(raw, name) for name in download.member.split()] or [raw]
     try:
+        if download.kind == "gunzip":
+            with gzip.open(io.BytesIO(raw)) as stream:
+                return _read(stream, limit)
+        parts = [_member(raw, name, limit) for name in download.member.split()] or [raw]
         table = READERS[download.kind](*parts)
-    except (ValueError, IndexError) as error:
+    except UNREADABLE as error:
         message = f"{download.url} is not the table that was expected: {error}"
         raise InputError(message) from error
     if download.columns:
@@ -73,13 +89,22 @@ def write_csv(header: tuple[str, ...], table: Table) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _member(raw: bytes, name: str) -> bytes:
+def _member(raw: bytes, name: str, limit: int) -> bytes:
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
         for found in archive.namelist():
             if found == name or found.endswith(f"/{name}"):
-                return archive.read(found)
+                with archive.open(found) as stream:
+                    return _read(stream, limit)
         message = f"the archive holds {', '.join(archive.namelist())}, and no {name}."
     raise InputError(message)
+
+
+def _read(stream: IO[bytes] | gzip.GzipFile, limit: int) -> bytes:
+    content = stream.read(limit + 1)
+    if len(content) > limit:
+        message = f"uncompressed, it has more than {limit:,} bytes"
+        raise ValueError(message)
+    return content
 
 
 def _text(raw: bytes, delimiter: str | None, skip: int) -> Table:

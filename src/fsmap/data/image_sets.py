@@ -30,7 +30,7 @@ FASHION_MNIST = DataSet(
     "https://github.com/zalandoresearch/fashion-mnist",
     tuple(
         Download(
-            f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{name}-ubyte.gz",
+            f"https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/{name}-ubyte.gz",
             f"fashion-mnist/{name}-ubyte.gz",
         )
         for name in IDX
@@ -88,7 +88,7 @@ KMNIST = DataSet(
     "https://github.com/rois-codh/kmnist",
     tuple(
         Download(
-            f"http://codh.rois.ac.jp/kmnist/dataset/kmnist/{name}-ubyte.gz",
+            f"https://codh.rois.ac.jp/kmnist/dataset/kmnist/{name}-ubyte.gz",
             f"kmnist/{name}-ubyte.gz",
         )
         for name in IDX[2:]
@@ -114,7 +114,7 @@ KMNIST_TRAIN = DataSet(
     "https://github.com/rois-codh/kmnist",
     tuple(
         Download(
-            f"http://codh.rois.ac.jp/kmnist/dataset/kmnist/{name}-ubyte.gz",
+            f"https://codh.rois.ac.jp/kmnist/dataset/kmnist/{name}-ubyte.gz",
             f"kmnist/{name}-ubyte.gz",
         )
         for name in IDX[:2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import zlib
 from collections.abc import Iterable
@@ -69,19 +70,19 @@ def roots(data_dir: str | os.PathLike[str] | None = None) -> list[Root]:
     return [*given, *chosen, *rest]
 
 
-def checksum(path: Path, *, content: bool = False) -> str:
+def checksum(file: Path | io.BytesIO, *, content: bool = False) -> str:
     """SHA-256 of a file.
 
     Args:
-        path: The file.
+        file: The file.
         content: Of the uncompressed bytes of a ``.gz`` file.
 
     Returns:
         Hexadecimal digits; for a ``.gz`` file that cannot be read, what is wrong with it.
     """
     digest = hashlib.sha256()
-    opened = gzip.open(path) if content else path.open("rb")
-    with opened as stream:
+    raw = file.open("rb") if isinstance(file, Path) else file
+    with raw, gzip.open(raw) if content else raw as stream:
         try:
             while block := stream.read(CHUNK):
                 digest.update(block)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fsmap.data.catalogue import DataFile, DataSet, Download
 
 UCI = "https://archive.ics.uci.edu"
-SNELSON_ARCHIVE = "http://www.gatsby.ucl.ac.uk/~snelson/SPGP_dist.zip"
+SNELSON_ARCHIVE = "https://www.gatsby.ucl.ac.uk/~snelson/SPGP_dist.zip"
 WINE = """fixed_acidity volatile_acidity citric_acid residual_sugar chlorides free_sulfur_dioxide
     total_sulfur_dioxide density pH sulphates alcohol quality"""
 
@@ -33,10 +33,10 @@ BOSTON = DataSet(
     "boston",
     "house prices in Boston, 506 × 13",
     (BOSTON_FILE,),
-    "http://lib.stat.cmu.edu/datasets/boston",
+    "https://lib.stat.cmu.edu/datasets/boston",
     (
         Download(
-            "http://lib.stat.cmu.edu/datasets/boston",
+            "https://lib.stat.cmu.edu/datasets/boston",
             BOSTON_FILE.path,
             "statlib",
             header=tuple("CRIM ZN INDUS CHAS NOX RM AGE DIS RAD TAX PTRATIO B LSTAT MEDV".split()),
@@ -178,7 +178,7 @@ SNELSON = DataSet(
             2_598,
         ),
     ),
-    "http://www.gatsby.ucl.ac.uk/~snelson",
+    "https://www.gatsby.ucl.ac.uk/~snelson",
     (
         Download(
             SNELSON_ARCHIVE, "uci/snelson1d.csv", "pair", "train_inputs train_outputs", ("x", "y")

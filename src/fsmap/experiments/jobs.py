@@ -16,7 +16,6 @@ What happens to a folder that is there already:
 from __future__ import annotations
 
 import errno
-import shutil
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -28,8 +27,8 @@ from fsmap.experiments.experiment import Experiment
 from fsmap.experiments.measure import Result, Task
 from fsmap.experiments.options import Options, choose_device
 from fsmap.experiments.publish import ask_for_more, header_of, publish
-from fsmap.experiments.run_folder import Place, RunFolder, locked
-from fsmap.report.records import key_of, plain
+from fsmap.experiments.run_folder import DAMAGED, Place, RunFolder, locked
+from fsmap.report.records import Content, key_of, plain
 from fsmap.report.summary import coverage
 
 Say = Callable[[str], None]
@@ -95,6 +94,7 @@ class Job(NamedTuple):
     def finish(self) -> Outcome:
         """Draw and judge the rows, and let the run take its place."""
         experiment = self.plan.experiment
+        self.folder.arrange(experiment.units(self.plan.config))
         command = self.plan.options.command(experiment.id)
         summary = publish(experiment, self.folder, self.header, {"command": command})
         return Outcome(experiment.id, "finished", self.place.settle().path, summary=summary)
@@ -187,6 +187,10 @@ def _open(
     units: Sequence[Mapping[str, Any]],
 ) -> RunFolder | None:
     """The folder to write to, ready for the next unit; None if there is nothing left to do."""
+    if not options.force:
+        for run in (place.fresh, place.final):
+            if not run.finished or options.resume:
+                run.check()
     pending = place.pending()
     if options.resume and not options.force:
         found = pending or (place.final if place.final.finished else None)
@@ -200,14 +204,11 @@ def _open(
                 if not found.growing and all(key_of(unit) in done for unit in units):
                     return None
                 ask_for_more(found, units)
-            found.restate(header)
-            dropped = found.repair()
-            note = f", {dropped} rows of an unfinished unit dropped" if dropped else ""
-            say(f"{header['experiment']}: resuming, {len(found.done())} units are done{note}")
+            say(f"{header['experiment']}: {_resuming(found.repair(header))}")
             return found
-    if pending is not None and pending.done() and not options.force:
+    if pending is not None and not options.force and (done := pending.done()):
         message = (
-            f"{pending.path} holds an unfinished run ({len(pending.done())} units done). "
+            f"{pending.path} holds an unfinished run ({len(done)} units done). "
             "Continue it with --resume, or start anew with --force."
         )
         raise InputError(message)
@@ -216,10 +217,21 @@ def _open(
         raise InputError(message)
     for run in (place.fresh, place.final):
         if not run.finished:
-            shutil.rmtree(run.path, ignore_errors=True)
+            place.drop(run)
     folder = place.fresh if place.final.finished else place.final
     folder.begin(header)
     return folder
+
+
+def _resuming(content: Content) -> str:
+    text = f"resuming, {len(content.units)} units are done"
+    if content.damaged:
+        units = ", ".join(content.damaged[:8]) + (" …" if len(content.damaged) > 8 else "")
+        text += f", {len(content.damaged)} do not match their checksum and run again ({units}; a "
+        text += f"copy of all rows: {DAMAGED})"
+    if content.dropped:
+        text += f", {content.dropped} rows of an unfinished unit dropped"
+    return text
 
 
 def _kept(experiment: Experiment, run: RunFolder, reason: str) -> Outcome:

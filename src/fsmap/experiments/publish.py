@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from fsmap.report import figures
 from fsmap.report.circumstances import machine
 from fsmap.report.interactive import Interactive
 from fsmap.report.records import Row, encode, key_of, plain
-from fsmap.report.summary import COVERS
+from fsmap.report.summary import COVERS, write_summary
 from fsmap.train.files import write_whole
 
 MEASURED = ("seconds", "machine", "date", "command")
@@ -62,8 +61,7 @@ def publish(
         "figures": list(pictures),
         **keep,
     }
-    write_whole(run.summary_file, _pretty(summary))
-    return summary
+    return write_summary(run.path, summary)
 
 
 def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
@@ -77,7 +75,7 @@ def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
         What stands in ``summary.json`` now.
 
     Raises:
-        CheckpointError: If no rows of finished units are there.
+        CheckpointError: If no rows of finished units are there, or they cannot be drawn.
     """
     if not run.rows():
         message = (
@@ -86,12 +84,16 @@ def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
         )
         raise CheckpointError(message)
     old, units = run.summary(), len(run.done())
-    keep = {key: old[key] for key in MEASURED}
+    keep = {key: old[key] for key in MEASURED if key in old}
     if covers := old.get(COVERS):
-        del keep["seconds"]  # units that were added since took some, too
+        keep.pop("seconds", None)  # units that were added since took some, too
         if units < covers["of"]:
             keep[COVERS] = {**covers, "units": units}
-    return publish(experiment, run, run.header(), keep)
+    try:
+        return publish(experiment, run, run.header(), keep)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        message = f"the rows of {run.path} cannot be drawn ({error!r}); --debug shows where."
+        raise CheckpointError(message) from error
 
 
 def ask_for_more(run: RunFolder, units: Iterable[Mapping[str, Any]]) -> None:
@@ -113,7 +115,7 @@ def ask_for_more(run: RunFolder, units: Iterable[Mapping[str, Any]]) -> None:
         raise CheckpointError(message)
     here = old[COVERS]["units"] if old.get(COVERS) else len(done)
     covers = {"units": here, "of": len({*done, *map(key_of, units)})}
-    write_whole(run.summary_file, _pretty({**old, COVERS: covers}))
+    write_summary(run.path, {**old, COVERS: covers})
 
 
 def _contract(
@@ -165,10 +167,6 @@ def _save_slider(slider: Interactive | None, run: RunFolder) -> None:
 
 def _joined(values: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(value for value in values if value))
-
-
-def _pretty(summary: Mapping[str, Any]) -> str:
-    return json.dumps(plain(summary), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def header_of(experiment: Experiment, config: Any, size: str) -> dict[str, Any]:

@@ -4,28 +4,34 @@
     OUT/.fsmap/ID.lock        held while a run writes
     OUT/.fsmap/ID.new/        a run that will replace a finished one when it is finished itself
     OUT/.fsmap/ID.previous/   the finished run that was replaced last
+    OUT/.fsmap/ID.dropped/    an unfinished run that is being removed
 
 A folder with ``summary.json`` is finished. One with ``units.jsonl`` and no summary is unfinished. A
 finished run that is asked for more units keeps its summary, which then says what it covers, until
-the next one replaces it. One whose summary cannot be read is resumed from its units.
+the next one replaces it. One whose summary cannot be read, or is not that of its rows, is resumed
+from its units. ``units.jsonl`` is the first file of a run, so that a kill at any moment leaves a
+folder that can be resumed.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsmap.errors import CheckpointError
 from fsmap.report import records
-from fsmap.report.records import Row
+from fsmap.report.records import Content, Line, Row, plain
 from fsmap.report.summary import coverage, read_run
-from fsmap.train.files import write_whole
+from fsmap.train.files import remove_partial, write_whole
 from fsmap.train.lock import exclusive
 
 HIDDEN = ".fsmap"
+
+DAMAGED = "rows.damaged.jsonl"
+"""A copy of rows that do not match their checksums, for a person to look at."""
 
 
 class RunFolder:
@@ -53,7 +59,7 @@ class RunFolder:
 
     @property
     def damaged(self) -> bool:
-        """Whether a run was finished here and its summary cannot be read."""
+        """Whether a run was finished here and its summary cannot be read or does not fit."""
         try:
             if self.finished:
                 self.summary()
@@ -71,32 +77,39 @@ class RunFolder:
         """Whether a finished run has a summary that covers all that was asked for."""
         return self.finished and not self.damaged and not self.growing
 
+    def check(self) -> None:
+        """Refuse a folder that no command of fsmap leaves behind.
+
+        Raises:
+            CheckpointError: If a file of a run is a folder, or there are rows without a header.
+        """
+        for file in (self.rows_file, self.units_file, self.summary_file):
+            if file.is_dir():
+                message = f"{file} is a folder, not a file. Remove it, or choose another --out."
+                raise CheckpointError(message)
+        if self.unfinished or (self.rows_file.is_file() and self.rows_file.stat().st_size):
+            self.header()
+
     @property
     def foreign(self) -> bool:
-        """Whether something else is here."""
-        here = self.path.exists() and any(self.path.iterdir())
-        return here and not self.finished and not self.unfinished
+        """Whether something else is here. Hidden files and rows are what a kill may leave."""
+        if not self.path.exists() or self.finished or self.unfinished:
+            return False
+        files = self.path.iterdir() if self.path.is_dir() else [self.path]
+        return any(not f.name.startswith(".") and f != self.rows_file for f in files)
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Start an empty run.
+        """Start an empty run. The header is the first file: a folder with it can be resumed.
 
         Args:
             header: What must agree when it is resumed.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        self.summary_file.unlink(missing_ok=True)
-        write_whole(self.rows_file, "")
-        write_whole(self.units_file, records.encode(header) + "\n")
+        self._write_units(header, [])
 
-    def restate(self, header: Mapping[str, Any]) -> None:
-        """Say anew what the run was asked for.
-
-        Args:
-            header: What must agree when it is resumed.
-        """
-        lines, _ = records.read_lines(self.units_file)
-        if dict(lines[0]) != dict(header):
-            self._rewrite(self.units_file, [header, *lines[1:]])
+    def content(self) -> Content:
+        """Rows and units, checked against each other."""
+        return records.read_content(self.path)
 
     def summary(self) -> dict[str, Any]:
         """What stands in ``summary.json``.
@@ -105,7 +118,7 @@ class RunFolder:
             Its entries.
 
         Raises:
-            CheckpointError: If it is damaged.
+            CheckpointError: If it is damaged, or not made from the rows that are here.
         """
         return read_run(self.path).summary
 
@@ -118,13 +131,15 @@ class RunFolder:
         Raises:
             CheckpointError: If the folder does not say.
         """
-        lines, _ = records.read_lines(self.units_file)
-        if lines:
-            return dict(lines[0])
+        if header := self.content().header:
+            return header
         if self.finished:
             summary = self.summary()
             return {key: summary.get(key) for key in ("experiment", "size", "config")}
-        message = f"{self.units_file} is empty: nothing can be resumed here. Use --force."
+        message = (
+            f"the first line of {self.units_file}, which says what this run is, is missing or "
+            "damaged: nothing can be resumed here. Restore a copy, or start anew with --force."
+        )
         raise CheckpointError(message)
 
     def done(self) -> dict[str, float]:
@@ -133,24 +148,25 @@ class RunFolder:
         Returns:
             Seconds by key.
         """
-        lines, _ = records.read_lines(self.units_file)
-        return {records.key_of(line["unit"]): line["seconds"] for line in lines[1:]}
+        return {key: line["seconds"] for key, line in self.content().units.items()}
 
-    def repair(self) -> int:
-        """Drop what a kill left: rows of unfinished units and lines that were cut off.
+    def repair(self, header: Mapping[str, Any]) -> Content:
+        """Drop what is no finished unit: what a kill left, and what does not match its checksum.
+
+        Args:
+            header: What the run is asked for now.
 
         Returns:
-            How many rows and lines were dropped.
+            What was found.
         """
-        rows, cut = records.read_rows(self.rows_file)
-        lines, cut_units = records.read_lines(self.units_file)
-        done = self.done()
-        kept = [row for row in rows if records.key_of(row.unit) in done]
-        dropped = len(rows) - len(kept) + cut
-        if dropped or cut_units:
-            self._rewrite(self.rows_file, [row._asdict() for row in kept])
-            self._rewrite(self.units_file, lines)
-        return dropped
+        for file in (self.rows_file, self.units_file, self.summary_file):
+            remove_partial(file)
+        content = self.content()
+        if content.damaged and self.rows_file.exists():
+            write_whole(self.path / DAMAGED, self.rows_file.read_bytes())
+        self._write_units(header, content.units.values())
+        self._write_rows(content.lines)
+        return content
 
     def add(self, unit: Mapping[str, Any], rows: Sequence[Row], seconds: float) -> None:
         """Write a finished unit: its rows, then the line that says so.
@@ -160,23 +176,26 @@ class RunFolder:
             rows: Its rows.
             seconds: What it took.
         """
-        records.append_lines(self.rows_file, [row._asdict() for row in rows])
-        line = {"unit": unit, "rows": len(rows), "seconds": seconds}
-        records.append_lines(self.units_file, [line])
+        lines = [records.encode(row._asdict()) for row in rows]
+        records.append_lines(self.rows_file, lines)
+        about = {"unit": unit, "rows": len(rows), "seconds": seconds}
+        sealed = records.sealed(about, [line.encode() for line in lines])
+        records.append_lines(self.units_file, [records.encode(sealed)])
 
     def arrange(self, units: Sequence[Mapping[str, Any]]) -> None:
-        """Put units that came back in any order into theirs, as one process leaves them.
+        """Put units that were added in any order into theirs; others, added before, come first.
 
         Args:
             units: Their keys, in order.
         """
         place = {records.key_of(unit): number for number, unit in enumerate(units)}
-        rows, _ = records.read_rows(self.rows_file)
-        (header, *lines), _ = records.read_lines(self.units_file)
-        rows.sort(key=lambda row: place.get(records.key_of(row.unit), len(place)))
-        lines.sort(key=lambda line: place.get(records.key_of(line["unit"]), len(place)))
-        self._rewrite(self.rows_file, [row._asdict() for row in rows])
-        self._rewrite(self.units_file, [header, *lines])
+        content = self.content()
+        done = sorted(content.units, key=lambda key: place.get(key, -1))
+        if done != list(content.units):
+            order = {key: number for number, key in enumerate(done)}
+            lines = sorted(content.lines, key=lambda line: order[records.key_of(line.row.unit)])
+            self._write_rows(lines)
+            self._write_units(self.header(), [content.units[key] for key in done])
 
     def rows(self) -> list[Row]:
         """All rows of finished units.
@@ -184,15 +203,14 @@ class RunFolder:
         Returns:
             The rows; where there is no ``units.jsonl`` (results that were copied), all of them.
         """
-        rows, _ = records.read_rows(self.rows_file)
-        if not self.units_file.is_file():
-            return rows
-        done = self.done()
-        return [row for row in rows if records.key_of(row.unit) in done]
+        return [line.row for line in self.content().lines]
 
-    @staticmethod
-    def _rewrite(path: Path, lines: Sequence[Any]) -> None:
-        write_whole(path, "".join(records.encode(line) + "\n" for line in lines))
+    def _write_rows(self, lines: Iterable[Line]) -> None:
+        write_whole(self.rows_file, b"".join(line.text + b"\n" for line in lines))
+
+    def _write_units(self, header: Mapping[str, Any], units: Iterable[Mapping[str, Any]]) -> None:
+        lines = [records.sealed(plain(header)), *units]
+        write_whole(self.units_file, "".join(records.encode(line) + "\n" for line in lines))
 
 
 class Place(NamedTuple):
@@ -201,6 +219,7 @@ class Place(NamedTuple):
     final: RunFolder
     fresh: RunFolder
     previous: Path
+    dropped: Path
     lock: Path
 
     @classmethod
@@ -216,7 +235,8 @@ class Place(NamedTuple):
         """
         hidden = out / HIDDEN
         final, fresh = RunFolder(out / name), RunFolder(hidden / f"{name}.new")
-        return cls(final, fresh, hidden / f"{name}.previous", hidden / f"{name}.lock")
+        beside = (hidden / f"{name}.{end}" for end in ("previous", "dropped", "lock"))
+        return cls(final, fresh, *beside)
 
     def settle(self) -> RunFolder:
         """Let a finished new run take its place; the finished run that was there is kept aside.
@@ -230,6 +250,17 @@ class Place(NamedTuple):
                 self.final.path.rename(self.previous)
             self.fresh.path.rename(self.final.path)
         return self.final
+
+    def drop(self, run: RunFolder) -> None:
+        """Remove a run: in one piece, so that a kill leaves no part of it in its place.
+
+        Args:
+            run: One of these folders.
+        """
+        shutil.rmtree(self.dropped, ignore_errors=True)
+        if run.path.exists():
+            run.path.rename(self.dropped)
+            shutil.rmtree(self.dropped, ignore_errors=True)
 
     def pending(self) -> RunFolder | None:
         """The run that lacks units or its summary, if there is one.

@@ -148,8 +148,6 @@ class _Run:
     def outcome(self) -> Outcome:
         if not self.errors:
             try:
-                plan = self.job.plan
-                self.job.folder.arrange(plan.experiment.units(plan.config))
                 return self.job.finish()
             except Exception as error:
                 return failure(self.job.plan, error)

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
-from fsmap.errors import InputError
+from fsmap.errors import CheckpointError, InputError
 from fsmap.experiments.experiment import Experiment
-from fsmap.experiments.jobs import Plan
+from fsmap.experiments.jobs import Plan, Say
 from fsmap.experiments.options import Options, configure
 from fsmap.experiments.overrides import fields
 from fsmap.experiments.registry import get
@@ -133,11 +133,12 @@ class Finished(NamedTuple):
     run: RunFolder
 
 
-def earlier(made: Sequence[Point]) -> list[Finished]:
+def earlier(made: Sequence[Point], say: Say = lambda _: None) -> list[Finished]:
     """Points of other grids beside these: of the same experiment, in the same size.
 
     Args:
         made: The points of this grid.
+        say: Takes notes on runs that are damaged and left out.
 
     Returns:
         Those that are finished, by name.
@@ -147,9 +148,13 @@ def earlier(made: Sequence[Point]) -> list[Finished]:
     found = []
     for file in sorted(options.out.parent.glob(f"*/{experiment.id}/summary.json")):
         run = RunFolder(file.parent)
-        if run.path in mine or not run.complete:
+        if run.path in mine or run.growing:
             continue
-        summary = run.summary()
+        try:
+            summary = run.summary()
+        except CheckpointError as error:
+            say(f"left out of the table: {error}")
+            continue
         values = _assigned(summary.get("command", ""))
         if summary["size"] == options.size and values:
             found.append(Finished(values, run))

@@ -17,6 +17,7 @@ keeps eigenvalues down to 1e-14 of the largest, in float32 they would drown at 1
 
 from __future__ import annotations
 
+import math
 from typing import NoReturn
 
 import torch
@@ -35,6 +36,7 @@ from fsmap.linalg.values import holds, number
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 METHODS = ("auto", "dense", "dual", "slq", "svd_clip", "pseudo", "first_order")
+TINY = 1e-6  # errors below this share of a log det are given as zero
 LARGEST_MATRIX = 4096  # side up to which "auto" factorises; above it Lanczos is cheaper
 
 
@@ -66,12 +68,16 @@ def log_det(
         chunk: Points of the Jacobian, or probes of ``slq``, at a time.
 
     Returns:
-        The value, or an ``Estimate`` (stderr 0 for all but ``slq``).
+        The value, or an ``Estimate``. Its ``stderr`` bounds what the rounding of the Jacobian to
+        the model's dtype does (0 where that is far below the value; kinks of ReLU are not part of
+        it); for ``slq`` it holds the error of probes and Lanczos as well.
 
     Raises:
         InputError: For a bad ``x``, ``jitter``, ``method``, ``chunk`` or metric, or where the
             parameters or the outputs are not finite.
-        SingularGeometryError: If 𝒥 + εI is not positive definite.
+        SingularGeometryError: If 𝒥 + εI is not positive definite; if ε = 0 and eigenvalues cannot
+            be told from zero in the model's dtype; and, unless ``return_estimate``, if rounding
+            may change the value by more than 1 nat and 5 %.
         MemoryLimitError: If the Jacobian would not fit.
 
     Example:
@@ -96,6 +102,7 @@ def log_det(
             probes=probes,
             generator=generator,
             chunk=chunk,
+            rounding=math.inf if return_estimate else 0.05,
         )
     except LinAlgError:  # what the decompositions raise for a matrix with NaN
         _explain(f, params, x, float(eps), method, metric)
@@ -159,15 +166,41 @@ def evaluate(
     probes: int | Tensor | None = None,
     generator: torch.Generator | None = None,
     chunk: int | None = None,
+    rounding: float | None = None,
 ) -> Estimate:
-    """:func:`log_det` without checks of values: it can be vmapped, and is nan where undefined."""
+    """:func:`log_det` without checks of values: it can be vmapped, and is nan where undefined.
+
+    Args:
+        f: As in :func:`log_det`, which describes the others.
+        params: As there.
+        x: As there.
+        jitter: ε.
+        method: As there.
+        metric: As there.
+        probes: As there.
+        generator: As there.
+        chunk: As there.
+        rounding: Share of the value that rounding may change before it is refused. None does not
+            look at rounding, which takes the eigenvalues where it is not tiny.
+
+    Returns:
+        The value, and its error where that was asked for.
+    """
     S, K, P, gram = _sizes(f, params, x)
     chosen = choose(method, S * K, P, jitter.device, gram=gram)
     if chosen != "pseudo":
         check_jitter(jitter, S, K, P)
     if chosen == "slq":
         return slq(
-            f, params, x, jitter, metric=metric, probes=probes, generator=generator, chunk=chunk
+            f,
+            params,
+            x,
+            jitter,
+            metric=metric,
+            probes=probes,
+            generator=generator,
+            chunk=chunk,
+            bounded=rounding is not None,
         )
     if chosen == "first_order":
         value = P * jitter.log() + exact(f, params, x, metric=metric, chunk=chunk) / jitter
@@ -176,13 +209,51 @@ def evaluate(
     if chosen == "dual":
         matrix, signs = whitened_gram(f, params, x, metric=metric, chunk=chunk)
         value = determinants.dual(matrix, signs, jitter, P)
+        if rounding is not None and signs is None:
+            return _bounded(matrix, value, jitter, params, "dual", P, rounding)
     else:
         rows, signs = whitened_rows(f, params, x, metric=metric, chunk=chunk)
         if chosen == "pseudo":  # what counts as zero is up to the model's precision
             value = determinants.pseudo(rows, signs, jitter, next(iter(params.values())).dtype)
         else:
             value = determinants.FROM_ROWS[chosen](rows, signs, jitter)
+            if rounding is not None and signs is None:
+                small = rows.detach() if len(rows) < P else rows.detach().mT
+                return _bounded(small @ small.mT, value, jitter, params, chosen, P, rounding)
     return Estimate(value, torch.zeros_like(value))
+
+
+@torch.no_grad()
+def _bounded(
+    gram: Tensor, found: Tensor, jitter: Tensor, params: Params, method: str, P: int, share: float
+) -> Estimate:
+    """The value with a bound on its rounding; refused where that is too large."""
+    dtype, value = next(iter(params.values())).dtype, number(found)
+    if value is None or not math.isfinite(value):  # inside vmap; or refused anyway
+        return Estimate(found, torch.zeros_like(found))
+    error = determinants.rounding_at_most(gram.diagonal().sum(), jitter, dtype, P)
+    if float(error) > TINY * (1 + abs(value)):
+        error = determinants.rounding(
+            torch.linalg.eigvalsh(gram),
+            found,
+            jitter,
+            dtype,
+            zeros=P - len(gram),
+            factorized=method == "dense",
+            clip=method == "svd_clip",
+        )
+    else:
+        error = torch.zeros_like(found)
+    if not math.isfinite(error) or float(error) > 1 + share * abs(value):
+        message = (
+            f"J(theta; p_X) + {float(jitter):.3g} I cannot be told from a singular matrix in "
+            f"{str(dtype).removeprefix('torch.')} ({method=}): rounding of the Jacobian may move "
+            f"log det = {value:.4g} by {float(error):.3g}. Raise jitter, compute in float64 "
+            "(module.double()), leave the zero eigenvalues out with method='pseudo', or take value "
+            "and error with return_estimate=True."
+        )
+        raise SingularGeometryError(message)
+    return Estimate(found, error)
 
 
 def whitened_rows(

@@ -23,6 +23,7 @@ from fsmap.errors import InputError
 from fsmap.functional import count
 from fsmap.linalg import operators
 from fsmap.linalg import probes as draw
+from fsmap.linalg.determinants import rounding_at_most
 from fsmap.linalg.lanczos import Quadrature, lanczos
 from fsmap.linalg.metric import Metric
 from fsmap.linalg.values import number
@@ -42,6 +43,7 @@ def slq(
     generator: torch.Generator | None = None,
     chunk: int | None = None,
     kind: str | None = None,
+    bounded: bool = False,
 ) -> Estimate:
     """Estimate log det(𝒥 + εI) with its gradient.
 
@@ -56,6 +58,7 @@ def slq(
         generator: Where probes are drawn from; None is torch's own.
         chunk: Probes at a time in passes through the model, for memory.
         kind: Where products come from, one of ``operators.KINDS``; None decides by size.
+        bounded: Let the error contain the rounding of the Jacobian to the model's dtype.
 
     Returns:
         Estimate: the value (its gradient is the estimate above) and its error: spread over probes,
@@ -81,7 +84,12 @@ def slq(
         inverse_trace = u.square().sum(1).mean() + (count(params) - operator.size) / eps
         linear = operator.form(u, u) + jitter * inverse_trace
         value = value + (linear - linear.detach())
-    return Estimate(value, _error(values, quadrature, complete))
+    error = _error(values, quadrature, complete)
+    if bounded:
+        trace = (z * operator.matvec(z)).sum(1).mean().detach()
+        dtype = next(iter(params.values())).dtype
+        error = torch.hypot(error, rounding_at_most(trace, eps, dtype, operator.size))
+    return Estimate(value, error)
 
 
 def _vectors(

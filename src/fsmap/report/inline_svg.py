@@ -1,10 +1,16 @@
-"""SVG files of matplotlib's in one page: no clashing names, glyphs once, colors by theme."""
+"""SVG files of matplotlib's in one page: no clashing names, glyphs once, colors by theme.
+
+A file may come from anywhere: only elements that draw get into the page, without scripts, links
+and addresses.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Any, NamedTuple
+from xml.etree import ElementTree
 
+from fsmap.errors import CheckpointError
 from fsmap.report import figures
 from fsmap.report.hover import extract
 
@@ -34,14 +40,22 @@ GREEK = {
     },
 }
 
-_HEAD = re.compile(r"^.*?(?=<svg)", re.DOTALL)
-_METADATA = re.compile(r"<metadata>.*?</metadata>\s*", re.DOTALL)
-_STYLE = re.compile(r"<defs>\s*<style.*?</style>\s*</defs>\s*", re.DOTALL)
-_COMMENT = re.compile(r"<!--.*?-->\s*", re.DOTALL)
+DRAWING = {
+    *("svg", "g", "defs", "clipPath", "path", "rect", "circle", "ellipse", "line", "polyline"),
+    *("polygon", "text", "tspan", "image", "use", "linearGradient", "radialGradient", "stop"),
+    *("pattern", "mask", "symbol", "title", "desc"),
+}
+"""Elements that are kept."""
+
+_SVG, _XLINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
+_INSIDE = re.compile(r"#|data:image/(?:png|jpeg|gif);base64,")  # what a picture may refer to
+_ADDRESS = re.compile(r"url\((?!\s*['\"]?#)|@import|\\", re.IGNORECASE)
 _GROUP_ID = re.compile(r'<g id="[^"]*"')
 # A space has no outline, hence no d.
-_GLYPH = re.compile(r'\s*<path id="((?:STIX|DejaVu)[^"]*)"(?: d="([^"]*)")? transform="([^"]*)"/>')
-_EMPTY_DEFS = re.compile(r"\s*<defs>\s*</defs>")
+_GLYPH = re.compile(
+    r'\s*<path id="((?:STIX|DejaVu)[^"]*)"(?: d="([^"]*)")? transform="([^"]*)" ?/>'
+)
+_EMPTY_DEFS = re.compile(r"\s*<defs>\s*</defs>|\s*<defs ?/>")
 _OPENING = re.compile(r'<svg[^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>')
 _NAME = re.compile(r'(\bid="|href="#|url\(#)(?!STIX|DejaVu)([^")]+)')
 _COLOR = re.compile("|".join(map(re.escape, VARIABLES)), re.IGNORECASE)
@@ -106,9 +120,8 @@ def inline(svg: str, prefix: str, label: str, glyphs: Glyphs) -> Inlined:
         The markup, the values for hovering, and the size in points.
     """
     svg, hover = extract(svg)
-    for pattern in (_HEAD, _METADATA, _STYLE, _COMMENT):
-        svg = pattern.sub("", svg, count=0 if pattern is _COMMENT else 1)
-    svg = glyphs.take(_GROUP_ID.sub("<g", svg))
+    svg = glyphs.take(_GROUP_ID.sub("<g", clean(svg)))
+    prefix = re.sub(r"[^\w-]", "-", prefix)
     svg = _NAME.sub(rf"\g<1>{prefix}-\g<2>", svg)
     svg = _COLOR.sub(lambda match: f"var({VARIABLES[match.group().lower()]})", svg)
     found = _OPENING.search(svg)
@@ -125,6 +138,45 @@ def inline(svg: str, prefix: str, label: str, glyphs: Glyphs) -> Inlined:
             lambda match: f"var({VARIABLES[match.group().lower()]})", series["color"]
         )
     return Inlined(markup, hover, width, height)
+
+
+def clean(svg: str) -> str:
+    """The elements of a picture that draw.
+
+    Args:
+        svg: Text of an SVG file.
+
+    Returns:
+        SVG without scripts, styles, handlers of events, links and addresses.
+
+    Raises:
+        CheckpointError: If it is no SVG.
+    """
+    try:
+        root = ElementTree.fromstring(svg)
+    except ElementTree.ParseError as error:
+        message = f"a picture of this run is no SVG ({error}). Draw it again with --redraw."
+        raise CheckpointError(message) from error
+    _strip(root)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _strip(element: ElementTree.Element) -> None:
+    element.tag = element.tag.removeprefix(_SVG)
+    for name, value in list(element.attrib.items()):
+        del element.attrib[name]
+        short = name.replace(_XLINK, "xlink:")
+        link = short.removeprefix("xlink:") in ("href", "src")
+        if short.lower().startswith("on") or "{" in short or _ADDRESS.search(value):
+            continue
+        if not link or _INSIDE.match(value):
+            element.attrib[short] = value
+    for child in list(element):
+        name = child.tag.removeprefix(_SVG) if isinstance(child.tag, str) else ""
+        if name in DRAWING:
+            _strip(child)
+        else:
+            element.remove(child)
 
 
 def untex(label: str) -> str:

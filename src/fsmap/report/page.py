@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
+import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsmap.errors import InputError, require
+from fsmap.errors import CheckpointError, InputError, require
 from fsmap.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER
 from fsmap.report.inline_svg import VARIABLES, Glyphs
 from fsmap.report.summary import Run, read_run
@@ -89,6 +91,9 @@ def render(runs: Sequence[Run], catalogue: Sequence[Entry]) -> str:
 
     Returns:
         HTML.
+
+    Raises:
+        CheckpointError: If the files of a run hold what a page cannot show.
     """
     glyphs = Glyphs()
     by_id: dict[str, list[Run]] = {}
@@ -102,7 +107,12 @@ def render(runs: Sequence[Run], catalogue: Sequence[Entry]) -> str:
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in _ordered(best, catalogue):
         first, *others = best[entry.id]
-        groups.setdefault(entry.group, []).append(view(first, others, glyphs))
+        try:
+            shown = view(first, others, glyphs)
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            message = f"{first.folder} cannot be shown ({error!r}). Draw it again with --redraw."
+            raise CheckpointError(message) from error
+        groups.setdefault(entry.group, []).append(shown)
     text: str = (
         environment()
         .get_template("page.html.j2")
@@ -134,7 +144,16 @@ def environment() -> Any:
         undefined=jinja2.StrictUndefined,
     )
     made.filters["embedded"] = embedded
+    scripts = {name: (TEMPLATE / f"{name}.js").read_text() for name in ("theme", "page", "chart")}
+    made.globals["scripts"] = scripts
+    made.globals["policy"] = " ".join(map(_allowed, scripts.values()))
     return made
+
+
+def _allowed(script: str) -> str:
+    """The entry of a Content-Security-Policy that lets this script run, and no other."""
+    digest = hashlib.sha256(script.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def _ordered(runs: Mapping[str, Sequence[Run]], catalogue: Sequence[Entry]) -> list[Entry]:

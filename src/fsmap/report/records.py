@@ -4,15 +4,16 @@ A run folder holds
 
 - ``rows.jsonl``: one :class:`Row` a line;
 - ``units.jsonl``: a header (experiment, size, config), then one line per finished unit, written
-  after its rows are on disk.
+  after its rows are on disk, with their number and the SHA-256 of the line and its rows.
 
-A unit is finished if, and only if, its line stands in ``units.jsonl``. Rows of any other unit are
-the rest of a killed run: a resumed run drops them. JSON has no nan and no infinities, so they are
+A unit is finished if, and only if, its line stands in ``units.jsonl`` and its rows match the
+checksum. A resumed run drops all other rows. JSON has no nan and no infinities, so they are
 written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which every parser accepts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -21,10 +22,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fsmap.errors import CheckpointError
-
 Value = float | Sequence[Any]
 """A number, or a (nested) list of numbers: a curve, a histogram, an image."""
+
+DEEPEST = 50
+"""Lists and objects within each other; no file of ours comes near."""
+
+SEAL = "sha256"
+"""Entry of a record that holds its checksum."""
 
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -99,21 +104,28 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def revive(value: Any) -> Any:
+def revive(value: Any, deep: int = DEEPEST) -> Any:
     """Undo the spelling of non-finite numbers that :func:`plain` chose.
 
     Args:
         value: What a JSON parser returned.
+        deep: How many lists and objects may lie within each other.
 
     Returns:
         The same with floats in place of ``"nan"``, ``"inf"`` and ``"-inf"``.
+
+    Raises:
+        ValueError: If it is nested deeper than that.
     """
+    if deep < 0:
+        message = f"nested deeper than {DEEPEST} levels"
+        raise ValueError(message)
     if isinstance(value, str):
         return NON_FINITE.get(value, value)
     if isinstance(value, dict):
-        return {key: revive(item) for key, item in value.items()}
+        return {key: revive(item, deep - 1) for key, item in value.items()}
     if isinstance(value, list):
-        return [revive(item) for item in value]
+        return [revive(item, deep - 1) for item in value]
     return value
 
 
@@ -141,67 +153,164 @@ def key_of(unit: Mapping[str, Any]) -> str:
     return json.dumps(plain(unit), sort_keys=True, ensure_ascii=False)
 
 
-def append_lines(path: Path, records: Iterable[Any]) -> None:
-    """Append records in one write, and return once they are on disk.
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append lines in one write, and return once they are on disk.
 
     Args:
         path: A file of JSON lines.
-        records: One line each.
+        lines: What :func:`encode` returned.
     """
-    text = "".join(encode(record) + "\n" for record in records)
+    text = "".join(line + "\n" for line in lines)
     with path.open("ab") as file:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
 
 
-def read_lines(path: Path) -> tuple[list[Any], int]:
-    """Read JSON lines; a last line that a kill cut off is left out.
+class Line(NamedTuple):
+    """A row, and the bytes of its line."""
+
+    row: Row
+    text: bytes
+
+
+class Content(NamedTuple):
+    """``rows.jsonl`` and ``units.jsonl`` of a run, checked against each other.
+
+    Attributes:
+        header: What the run was asked for; empty where it is missing or damaged.
+        units: Lines of finished units whose rows are as they were written, by key.
+        lines: Rows of these units; all of them where there is no ``units.jsonl``.
+        damaged: Units that do not match their checksum.
+        dropped: Rows of no finished unit, and lines that are no rows.
+    """
+
+    header: dict[str, Any]
+    units: dict[str, dict[str, Any]]
+    lines: list[Line]
+    damaged: list[str]
+    dropped: int
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the rows, in any order."""
+        return digest({}, sorted(line.text for line in self.lines))
+
+
+def read_content(folder: Path) -> Content:
+    """Read and check the rows and units of a run.
 
     Args:
-        path: A file of JSON lines; a missing one reads as empty.
+        folder: The run's.
 
     Returns:
-        The records, and how many lines were left out (0 or 1).
-
-    Raises:
-        CheckpointError: If a line other than the last is damaged.
+        What is there and as it was written.
     """
-    if not path.exists():
-        return [], 0
-    *whole, rest = path.read_bytes().split(b"\n")  # rest: what follows the last line end
-    records = []
-    for number, line in enumerate(whole, start=1):
-        try:
-            records.append(revive(json.loads(line)))
-        except ValueError as error:
-            message = (
-                f"line {number} of {path} is not JSON. The file was altered after it was written: "
-                "restore it, or run the experiment again without --resume."
-            )
-            raise CheckpointError(message) from error
-    return records, int(bool(rest.strip()))
+    lines, dropped = read_rows(folder / "rows.jsonl")
+    if not (folder / "units.jsonl").is_file():
+        return Content({}, {}, lines, [], dropped)
+    by_unit: dict[str, list[Line]] = {}
+    for line in lines:
+        by_unit.setdefault(key_of(line.row.unit), []).append(line)
+    first, *texts = _whole_lines(folder / "units.jsonl")[0] or [b""]
+    head, units, damaged = parse(first), {}, []
+    for record in map(parse, texts):
+        key = key_of(record["unit"]) if _is_unit(record) else "a line that cannot be read"
+        if _is_unit(record) and intact(record, [line.text for line in by_unit.get(key, [])]):
+            units[key] = record
+        else:
+            damaged.append(key)
+    kept = [line for line in lines if key_of(line.row.unit) in units]
+    header = unsealed(head) if _is_header(head) and intact(head) else {}
+    return Content(header, units, kept, damaged, dropped + len(lines) - len(kept))
 
 
-def read_rows(path: Path) -> tuple[list[Row], int]:
-    """Read the rows of a run.
+def read_rows(path: Path) -> tuple[list[Line], int]:
+    """Read the rows of a run, without a check against its units.
 
     Args:
-        path: A ``rows.jsonl``.
+        path: A ``rows.jsonl``; a missing one reads as empty.
 
     Returns:
-        The rows, and how many cut-off lines were left out (0 or 1).
-
-    Raises:
-        CheckpointError: If a line is damaged or is no row.
+        The rows, and how many lines are none: cut off by a kill, or altered.
     """
-    records, dropped = read_lines(path)
+    texts, cut = _whole_lines(path)
+    lines = [Line(row, text) for text in texts if (row := _row(parse(text))) is not None]
+    return lines, len(texts) - len(lines) + cut
+
+
+def parse(text: str | bytes) -> Any:
+    """Parse JSON from a file that may be damaged; None where it is no JSON, or nested too deep."""
     try:
-        rows = [Row(**{**record, "deviations": tuple(record["deviations"])}) for record in records]
-    except (TypeError, KeyError) as error:
-        message = (
-            f"{path} holds a line that is no row of fsmap ({error}). "
-            "Run the experiment again without --resume."
-        )
-        raise CheckpointError(message) from error
-    return rows, dropped
+        return revive(json.loads(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+def digest(record: Mapping[str, Any], lines: Iterable[bytes] = ()) -> str:
+    """SHA-256 of a record and of the lines it answers for."""
+    found = hashlib.sha256(encode(record).encode())
+    for line in lines:
+        found.update(b"\n" + line)
+    return found.hexdigest()
+
+
+def sealed(record: Mapping[str, Any], lines: Iterable[bytes] = ()) -> dict[str, Any]:
+    """A record with the checksum of itself and of the lines it answers for."""
+    return {**record, SEAL: digest(record, lines)}
+
+
+def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record without its checksum."""
+    return {key: value for key, value in record.items() if key != SEAL}
+
+
+def intact(record: Mapping[str, Any], lines: Iterable[bytes] = ()) -> bool:
+    """Whether a record and the lines it answers for are as they were sealed."""
+    return record.get(SEAL) == digest(unsealed(record), lines)
+
+
+def _whole_lines(path: Path) -> tuple[list[bytes], int]:
+    """Lines of a file, and whether (0 or 1) a last one without an end was left out."""
+    if not path.is_file():
+        return [], 0
+    *whole, rest = path.read_bytes().split(b"\n")
+    return whole, int(bool(rest.strip()))
+
+
+def _is_header(record: Any) -> bool:
+    named = isinstance(record, dict) and all(
+        isinstance(record.get(key), str) for key in ("experiment", "size")
+    )
+    return named and isinstance(record.get("config"), dict)
+
+
+def _is_unit(record: Any) -> bool:
+    return (
+        isinstance(record, dict)
+        and isinstance(record.get("unit"), dict)
+        and isinstance(record.get("rows"), int)
+        and isinstance(record.get("seconds"), int | float)
+    )
+
+
+def _row(record: Any) -> Row | None:
+    try:
+        row = Row(**{**record, "deviations": tuple(record["deviations"])})
+    except (TypeError, KeyError):
+        return None
+    texts = (row.experiment, row.metric, row.commit, row.torch, row.device, *row.deviations)
+    right = (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(row.method, str | None)
+        and isinstance(row.seed, int | None)
+        and isinstance(row.seconds, int | float)
+        and isinstance(row.config, dict)
+        and isinstance(row.unit, dict)
+        and _is_value(row.value)
+    )
+    return row if right else None
+
+
+def _is_value(value: Any) -> bool:
+    return all(map(_is_value, value)) if isinstance(value, list) else isinstance(value, int | float)

@@ -97,7 +97,7 @@ def _figures(run: Run, glyphs: Glyphs) -> list[dict[str, Any]]:
     pictures = []
     for place, name in enumerate(names):
         file = run.folder / f"{name}.svg"
-        if file.is_file():
+        if file.parent == run.folder and file.is_file():
             label = f"{run.summary.get('title') or run.id}: {name}"
             picture = inline(file.read_text(), f"{run.id}-{place}", label, glyphs)
             pictures.append({"name": name, **picture._asdict()})
@@ -109,7 +109,9 @@ def _slider(run: Run, glyphs: Glyphs) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     slider: dict[str, Any] = json.loads(file.read_text())
+    _ = slider["title"], slider["parameter"], slider["frames"][0]  # what the template relies on
     for place, frame in enumerate(slider["frames"]):
+        _ = frame["label"], frame["note"], frame["curves"]
         if frame.get("svg"):
             prefix = f"{run.id}-slider-{place}"
             picture = inline(frame.pop("svg"), prefix, frame["label"], glyphs)

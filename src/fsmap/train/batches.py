@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fsmap.errors import InputError
 from fsmap.linalg import points, probes
+from fsmap.train.settings import check_integer
 from fsmap.types import Batch, Params
 
 
@@ -29,8 +30,12 @@ class Batches:
             replace: Draw with replacement.
 
         Raises:
-            InputError: If B is not positive, or larger than N without replacement.
+            InputError: If B is not positive, or larger than N without replacement; if B or the seed
+                is no integer.
         """
+        check_integer("seed", seed)
+        if size is not None:
+            check_integer("batch_size", size)
         if size is not None and size < 1:
             message = f"batch_size must be at least 1, or None for all data, got {size}"
             raise InputError(message)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +23,12 @@ from fsmap.errors import CheckpointError
 from fsmap.train.files import write_whole
 
 FORMAT = "fsmap-checkpoint-1"
+PARTS = ("config", "progress")  # JSON objects
+MADE = "made_with"  # entry of the config: what does not have to agree, but changes the last bits
+UNREADABLE = (
+    *(AttributeError, LookupError, TypeError, ValueError, ArithmeticError),
+    *(RuntimeError, MemoryError),  # of torch: a shape or a size; RecursionError is one, too
+)
 SHORT = 4  # parts of a description that a message shows whole
 
 
@@ -47,7 +55,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in checkpoint.tensors.items()}
     about = {
         "format": FORMAT,
-        "config": json.dumps(checkpoint.config, sort_keys=True),
+        "config": json.dumps({**checkpoint.config, MADE: _made(checkpoint)}, sort_keys=True),
         "progress": json.dumps(checkpoint.progress, sort_keys=True),
         "torch": torch.__version__,
     }
@@ -86,7 +94,35 @@ def load(path: Path, *, hint: str = "Restore a copy, or delete it to start over.
     if about.pop("sha256", None) != _digest(tensors, about):
         message = f"{path} was altered or damaged: its checksum does not fit its content. {hint}"
         raise CheckpointError(message)
-    return Checkpoint(tensors, json.loads(about["config"]), json.loads(about["progress"]))
+    with readable(path, hint=hint):
+        config, progress = (dict(json.loads(about[part]).items()) for part in PARTS)
+        return Checkpoint(tensors, config, progress)
+
+
+@contextmanager
+def readable(
+    path: Path, *, hint: str = "Restore a copy, or delete it to start over."
+) -> Iterator[None]:
+    """Turn the errors of code that reads a checkpoint's entries into one of fsmap's.
+
+    A checksum says that a file is as it was written, not that fsmap wrote it.
+
+    Args:
+        path: The file.
+        hint: What to do about it, for the message.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        CheckpointError: If an entry is missing, or of another type or shape.
+    """
+    try:
+        yield
+    except UNREADABLE as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        message = f"{path} does not hold what a checkpoint of this kind holds ({reason}). {hint}"
+        raise CheckpointError(message) from error
 
 
 def check_same_run(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -100,7 +136,9 @@ def check_same_run(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]
     Raises:
         CheckpointError: If they differ, with what differs.
     """
-    old, new = _flat(saved), _flat(json.loads(json.dumps(here)))
+    _compare_circumstances(path, saved.get(MADE))
+    old = _flat({key: value for key, value in saved.items() if key != MADE})
+    new = _flat(json.loads(json.dumps(here)))
     keys = [k for k in {**old, **new} if old.get(k, "absent") != new.get(k, "absent")]
     if keys:
         lines = [_differ(k, old.get(k, "absent"), new.get(k, "absent")) for k in keys[:8]]
@@ -110,6 +148,29 @@ def check_same_run(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]
             "Use the settings it was made with, or another path."
         )
         raise CheckpointError(message)
+
+
+def _made(checkpoint: Checkpoint) -> dict[str, int]:
+    """What changes the order of sums, and with it the last bits of a run's numbers."""
+    dist = torch.distributed
+    spread = dist.is_available() and dist.is_initialized()
+    made = {"processes": dist.get_world_size() if spread else 1}
+    if all(t.device.type == "cpu" for t in checkpoint.tensors.values()):
+        made["threads"] = torch.get_num_threads()
+    return made
+
+
+def _compare_circumstances(path: Path, made: Any) -> None:
+    """Say that a resumed run will differ in its last bits, where it will."""
+    here = _made(Checkpoint({}, {}, {}))
+    there = made if isinstance(made, dict) else {}
+    words = [f"{there[k]} {k} there, {here[k]} here" for k in there if there[k] != here.get(k)]
+    if words:
+        message = (
+            f"resuming {path} in other circumstances ({'; '.join(words)}): sums are taken in "
+            "another order, so the last bits of the numbers differ from an uninterrupted run."
+        )
+        warnings.warn(message, UserWarning, stacklevel=5)
 
 
 def _differ(key: str, there: Any, here: Any) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import secrets
+import stat
 import tempfile
+import zlib
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +17,9 @@ from fsmap.errors import InputError
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file; the one that was there stays until the new one is complete on the disk.
 
+    The content goes to a new file beside it, ``.NAME.XXXXXXXX.partial``, which then takes its name.
+    A file that is replaced keeps its permissions. A symbolic link is replaced, not followed.
+
     Args:
         path: The file; its folder must exist.
         content: Text (UTF-8) or bytes.
@@ -21,9 +28,14 @@ def write_whole(path: Path, content: str | bytes) -> None:
         OSError: With the name of the file, if it cannot be written; nothing is left behind.
     """
     data = content.encode() if isinstance(content, str) else content
-    partial = path.with_name(f".{path.name}.partial")
+    partial = beside(path, f"{secrets.token_hex(4)}.partial")
     try:
-        with open(partial, "wb") as file:
+        mode = _mode(path)
+        new = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # fails on a file or link of that name
+        handle = os.open(partial, new, 0o666 if mode is None else 0o600)
+        with open(handle, "wb") as file:
+            if mode is not None:
+                os.chmod(partial, mode)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -35,6 +47,21 @@ def write_whole(path: Path, content: str | bytes) -> None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     _sync_folder(path.parent)
+
+
+def remove_partial(path: Path) -> None:
+    """Remove what killed writers of this file left; only while no other process writes it."""
+    for left in path.parent.glob(glob.escape(beside(path, "").name) + "*.partial"):
+        with suppress(OSError):
+            left.unlink()
+
+
+def beside(path: Path, end: str) -> Path:
+    """The hidden file ``.NAME.END`` in the same folder; a long NAME is cut, and stays distinct."""
+    name = path.name
+    if len(name) > 40:
+        name = f"{name[:30]}-{zlib.crc32(os.fsencode(name)):08x}"
+    return path.with_name(f".{name}.{end}")
 
 
 def make_folder(folder: Path) -> None:
@@ -53,6 +80,15 @@ def make_folder(folder: Path) -> None:
     except OSError as error:
         message = f"cannot write to {folder}: {error.strerror}. Choose another folder with --out."
         raise InputError(message) from error
+
+
+def _mode(path: Path) -> int | None:
+    """Permissions of the file that will be replaced; None where there is none."""
+    try:
+        found = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return None
+    return stat.S_IMODE(found) if stat.S_ISREG(found) else None
 
 
 def _sync_folder(folder: Path) -> None:

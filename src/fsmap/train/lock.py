@@ -12,13 +12,13 @@ from fsmap.errors import InputError
 
 @contextmanager
 def exclusive(lock: Path, folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder.
+    """Keep other processes out of a folder or a file.
 
-    If it was made for a lock within it, and nothing else was written, it is removed again.
+    If the folder was made for a lock within it, and nothing else was written, it is removed again.
 
     Args:
         lock: A file, made if it is not there; held, not read.
-        folder: What it stands for, for the messages.
+        folder: The folder or file, for the messages.
 
     Yields:
         Nothing.
@@ -31,13 +31,13 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("a")
     except OSError as error:
-        message = f"cannot write to {folder}: {error.strerror}. Choose another folder with --out."
+        message = f"cannot write to {folder}: {error.strerror}. Choose another place, or --out."
         raise InputError(message) from error
     with file:
         if not (_held(file.fileno()) and _there(lock, file.fileno())):
             message = (
                 f"another process is writing to {folder}. "
-                "Wait for it, or choose another folder with --out."
+                "Wait for it, or choose another place (--out)."
             )
             raise InputError(message)
         try:

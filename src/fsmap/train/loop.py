@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +16,9 @@ from torch.optim import Optimizer
 
 from fsmap.errors import CheckpointError, InputError
 from fsmap.train import checkpoint as files
+from fsmap.train.files import beside, remove_partial
 from fsmap.train.history import History, Recorder
+from fsmap.train.lock import exclusive
 from fsmap.train.progress import progress as progress_bar
 from fsmap.train.settings import Settings
 from fsmap.types import Params
@@ -60,9 +64,20 @@ class Loop:
 
     def __post_init__(self) -> None:
         self.recorder = Recorder(every=self.settings.log_every)
+        self.lock = ExitStack()  # held until run() ends
         path = self.settings.checkpoint
-        if path is not None and path.exists():
-            self._restore(path)
+        if path is not None:
+            lock = beside(path, "lock")
+            self.lock.enter_context(exclusive(lock, path))
+            self.lock.callback(lock.unlink, missing_ok=True)
+        try:
+            if path is not None:
+                remove_partial(path)
+            if path is not None and path.exists():
+                self._restore(path)
+        except BaseException:
+            self.lock.close()
+            raise
         self.schedule = self.settings.schedule.build(self.moving, self.settings.steps, self.step)
 
     def run(self, take_step: Callable[[int], Tensor], label: str) -> None:
@@ -75,7 +90,7 @@ class Loop:
         """
         settings = self.settings
         stopped = self._out_of_patience()
-        with progress_bar(settings.steps, label, silent=not settings.progress) as bar:
+        with self.lock, progress_bar(settings.steps, label, silent=not settings.progress) as bar:
             said = 0.0
             while self.step < settings.steps and not stopped:
                 lr = settings.optimizer.lr * settings.schedule.factor(self.step, settings.steps)
@@ -182,7 +197,14 @@ class Loop:
             raise CheckpointError(message)
         saved = files.load(path)
         files.check_same_run(path, saved.config, self.config)
-        self.step = int(saved.progress["step"])
+        with files.readable(path):
+            self._take(path, saved)
+
+    def _take(self, path: Path, saved: files.Checkpoint) -> None:
+        self.step = operator.index(saved.progress["step"])
+        if self.step < 0:
+            message = f"step is {self.step}"
+            raise ValueError(message)
         if self.step > self.settings.steps:
             message = (
                 f"the checkpoint {path} has taken {self.step} steps already, more than "
@@ -191,21 +213,32 @@ class Loop:
             raise CheckpointError(message)
         with torch.no_grad():
             for name, p in self.params.items():
-                p.copy_(saved.tensors[f"params/{name}"])
+                _fill(p, saved.tensors[f"params/{name}"])
                 state = saved.group(f"optimizer/{name}")
                 self.moving.state[p] = {k: v.to(p.device) for k, v in state.items()}
             for name, t in self.extra.items():
-                t.copy_(saved.tensors[f"extra/{name}"])
+                _fill(t, saved.tensors[f"extra/{name}"])
         device = next(iter(self.params.values())).device
         best = {n: t.to(device) for n, t in saved.group("best").items()}
         if best:
             kept = {n: t.to(device) for n, t in saved.group("best_params").items()}
+            if kept.keys() != self.params.keys():
+                message = "best_params are not those of this model"
+                raise ValueError(message)
             self.tracked = Tracked(kept, best["step"], best["value"], best["stale"])
         history = History(saved.group("history"), saved.group("validation"))
         self.recorder = Recorder(every=self.settings.log_every, saved=history)
 
     def _detached(self) -> Params:
         return {n: p.detach() for n, p in self.params.items()}
+
+
+def _fill(live: Tensor, saved: Tensor) -> None:
+    """Copy a tensor of the same shape; ``copy_`` alone would also repeat a smaller one."""
+    if live.shape != saved.shape:
+        message = f"shape {tuple(saved.shape)}, expected {tuple(live.shape)}"
+        raise ValueError(message)
+    live.copy_(saved)
 
 
 def _spread(flags: Tensor, like: Tensor) -> Tensor:

@@ -17,6 +17,21 @@ Validation = Callable[[Params], Tensor | float]
 Callback = Callable[[int, Params], bool | None]
 
 
+def check_integer(name: str, value: Any) -> None:
+    """Refuse what is no integer.
+
+    Args:
+        name: Of the argument, for the message.
+        value: What came; integers of numpy are ones, booleans are not.
+
+    Raises:
+        InputError: If it is no integer.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        message = f"{name} must be an integer, got {value!r}"
+        raise InputError(message)
+
+
 @dataclass(frozen=True)
 class Settings:
     """The knobs that both loops share; :func:`fsmap.fit` describes them."""
@@ -38,6 +53,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("steps", "validate_every", "checkpoint_every", "log_every", "patience"):
             value = getattr(self, name)
+            if value is not None:
+                check_integer(name, value)
             if value is not None and value < 1:
                 message = f"{name} must be at least 1, got {value}"
                 raise InputError(message)

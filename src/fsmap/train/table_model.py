@@ -6,6 +6,8 @@ written in one piece.
 
 from __future__ import annotations
 
+import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 from fsmap.data.encoder import Encoder
 from fsmap.data.tables import Table
-from fsmap.data.target import REGRESSION, Target
+from fsmap.data.target import REGRESSION, TASKS, Target
 from fsmap.errors import CheckpointError, InputError
 from fsmap.models.mlp import MLP
 from fsmap.train import checkpoint as files
@@ -116,16 +118,52 @@ def load_model(path: str | Path) -> TableModel:
     if config.get("kind") != KIND:
         message = f"{path} is a checkpoint of {config.get('kind')!r}, not a model from `fsmap fit`"
         raise CheckpointError(message)
+    hint = "A model is a file that `fsmap fit` wrote, as it wrote it."
+    with files.readable(Path(path), hint=hint):
+        return _decode(found)
+
+
+def _decode(found: files.Checkpoint) -> TableModel:
+    config = found.config
     scale = found.group("encoder")
     encoder = Encoder.from_json(config["columns"], scale["mean"].numpy(), scale["std"].numpy())
     networks = {}
     for method, sizes in config["networks"].items():
         generator = torch.Generator().manual_seed(0)  # what it draws is overwritten
+        state = found.group(method)
+        if sum((a + 1) * b for a, b in pairwise(sizes)) != sum(map(Tensor.numel, state.values())):
+            message = f"the tensors of {method!r} do not make a network of sizes {sizes}"
+            raise ValueError(message)
         network = MLP(sizes, config["activation"], generator=generator).float()
-        network.load_state_dict(found.group(method))
+        network.load_state_dict(state)
         networks[method] = network.double().eval()
     target = Target.from_json(config["target"])
-    return TableModel(encoder, target, networks, config["activation"], found.progress["results"])
+    results = found.progress["results"]
+    _check(encoder, target, networks, results)
+    return TableModel(encoder, target, networks, config["activation"], results)
+
+
+def _check(encoder: Encoder, target: Target, networks: dict[str, MLP], results: Any) -> None:
+    """Raise if parts do not fit each other, or are no finite numbers."""
+    width = len(encoder.names())
+    texts = [target.name, *target.classes, *(c.name for c in encoder.columns)]
+    numbers = [target.mean, target.std, *(c.fill for c in encoder.columns)]
+    if target.task == REGRESSION:
+        numbers += [results[method]["margin"] for method in networks]
+    tensors = [*map(torch.from_numpy, (encoder.mean, encoder.std))]
+    tensors += [p for network in networks.values() for p in network.parameters()]
+    fits = (
+        networks
+        and all(n.sizes[0] == width and n.sizes[-1] == target.outputs for n in networks.values())
+        and len(encoder.mean) == len(encoder.std) == width
+        and target.task in TASKS
+        and all(isinstance(text, str) for text in texts)
+        and all(map(math.isfinite, numbers))
+        and all(bool(torch.isfinite(t).all()) for t in tensors)
+    )
+    if not fits:
+        message = "encoder, target, networks and results do not fit each other, or are not finite"
+        raise ValueError(message)
 
 
 def forward(network: nn.Module, x: npt.NDArray[Any], size: int = 65_536) -> Tensor:

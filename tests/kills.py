@@ -1,0 +1,308 @@
+"""Kill processes while they write, resume, and compare with a process that was left alone.
+
+    python tests/kills.py --count 300 --seed 0
+
+Half of the kills come at a file operation (open, rename, remove, mkdir, fsync) of the work, each
+once in random order (at 300, at every one of a fresh run); one at an fsync may tear what was
+written since the last. The other half come after a random time. A kill counts as stuck if the work
+cannot be brought to its end afterwards, and as different if it then ends with other numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import itertools
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fsmap
+from fake_experiment import Squares, only, run
+from fsmap.assess.table_fit import TableOptions, fit_table
+from fsmap.data import fetch
+from fsmap.data.catalogue import DataFile, DataSet, Download
+from fsmap.data.tables import read_table
+from fsmap.errors import InputError
+from fsmap.experiments.run_folder import RunFolder
+from fsmap.report.page import build
+from fsmap.train.images import ImageRun
+from fsmap.train.table_model import load_model
+from image_cases import TINY
+from small_tables import houses
+
+WATCHED = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
+TABLE = b"a,b\n1,2\n"
+FILE = DataFile("toy/table.csv", hashlib.sha256(TABLE).hexdigest(), len(TABLE))
+SET = DataSet("toy", "", (FILE,), "", (Download("https://toy", FILE.path, "gunzip"),))
+
+
+def finished(out: Path, **options: Any) -> Any:
+    """Numbers of a run, resumed, or started anew where that is what the message asks for."""
+    (outcome,) = run(out, resume=True, **options)
+    if isinstance(outcome.error, InputError):
+        (outcome,) = run(out, force=True, **options)
+    assert outcome.status in ("finished", "kept"), outcome.reason
+    here = RunFolder(out / "squares")
+    build([out], out / "report")
+    rows = [(row.metric, row.seed, row.config, repr(row.value)) for row in here.rows()]
+    return rows, here.summary()["claims"], here.summary()["table"]
+
+
+class Work:
+    """Something that writes files, and what has to be there after it was killed and resumed."""
+
+    def prepare(self, folder: Path) -> None:
+        """Make what is there before."""
+
+    def start(self, folder: Path) -> None:
+        """Do the work; killed."""
+        self.finish(folder)
+
+    def finish(self, folder: Path) -> Any:
+        """Bring it to its end; what it ended with."""
+
+
+class Fresh(Work):
+    """A run into an empty folder."""
+
+    def start(self, folder: Path) -> None:
+        run(folder)
+
+    def finish(self, folder: Path) -> Any:
+        return finished(folder)
+
+
+class Replaced(Work):
+    """A run that replaces a finished one."""
+
+    def prepare(self, folder: Path) -> None:
+        run(folder)
+
+    def start(self, folder: Path) -> None:
+        run(folder, force=True, assignments=("scale=2",))
+
+    def finish(self, folder: Path) -> Any:
+        return finished(folder, assignments=("scale=2",))
+
+
+class Grown(Work):
+    """A finished run that is asked for more."""
+
+    def prepare(self, folder: Path) -> None:
+        Squares.selecting = ("sizes",)
+        run(folder, assignments=("sizes=1,2",))
+
+    def start(self, folder: Path) -> None:
+        Squares.selecting = ("sizes",)
+        run(folder, resume=True, assignments=("sizes=1,2,3,4",))
+
+    def finish(self, folder: Path) -> Any:
+        Squares.selecting = ("sizes",)
+        return finished(folder, assignments=("sizes=1,2,3,4",))
+
+
+class Fit(Work):
+    """``fit`` with a checkpoint on every step."""
+
+    def finish(self, folder: Path) -> Any:
+        x = torch.linspace(-1, 1, 16)[:, None]
+        objective = fsmap.ps_map(fsmap.Gaussian(1.0), fsmap.Normal(1.0), num_data=16)
+        start = {"a": torch.ones(3)}
+        state, history = fsmap.fit(
+            objective,
+            lambda p, x: x * p["a"].sum(),
+            start,
+            (x, x**2),
+            steps=8,
+            batch_size=4,
+            checkpoint=folder / "fit.safetensors",
+            checkpoint_every=1,
+            resume=True,
+            progress=False,
+        )
+        left = {p.name for p in folder.iterdir()}
+        assert left == {"fit.safetensors"}, left
+        return state.params["a"].tolist(), history.loss.tolist()
+
+
+class Images(Work):
+    """An image run with its log."""
+
+    def finish(self, folder: Path) -> Any:
+        one = ImageRun(TINY, folder=folder, resume=True)
+        one.train(progress=False, checkpoint_every=1)
+        rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()[1:]]
+        weights = {name: t.tolist() for name, t in one.snapshot().items()}
+        return weights, [(row["epoch"], row["loss"]) for row in rows]
+
+
+class Model(Work):
+    """The model of a table, written over an older one."""
+
+    def prepare(self, folder: Path) -> None:
+        table = read_table(houses(folder / "table.csv"))
+        options = TableOptions(hidden=(4,), steps=5, device="cpu", progress=False)
+        fit_table(table, "price", options).model.save(folder / "model.pt")
+
+    def start(self, folder: Path) -> None:
+        model = load_model(folder / "model.pt")
+        model.results["l-map"]["more"] = 1
+        model.save(folder / "model.pt")
+
+    def finish(self, folder: Path) -> Any:
+        self.start(folder)
+        return (folder / "model.pt").read_bytes()
+
+
+class Data(Work):
+    """A download that is stored."""
+
+    def finish(self, folder: Path) -> Any:
+        fetch.find = lambda _: SET
+        found = fetch.get("toy", folder, read_url=lambda *_: gzip.compress(TABLE))
+        return found["table.csv"].read_bytes()
+
+
+WORKS: dict[str, tuple[type[Work], int]] = {  # and how often, of a hundred
+    "fresh": (Fresh, 30),
+    "replaced": (Replaced, 20),
+    "grown": (Grown, 15),
+    "fit": (Fit, 15),
+    "images": (Images, 8),
+    "model": (Model, 6),
+    "data": (Data, 6),
+}
+
+
+def forked(job: Callable[[], Any], out: Path, delay: float | None = None) -> Any:
+    """The result of a job in a process of its own; None if that was killed."""
+    out.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        try:
+            content = pickle.dumps((True, job()))
+        except BaseException as error:  # told by the parent
+            content = pickle.dumps((False, f"{type(error).__name__}: {error}"))
+        out.write_bytes(content)
+        os._exit(0)
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return pickle.loads(out.read_bytes()) if out.exists() else None
+
+
+def watch(folder: Path, kill_at: int, chance: random.Random) -> list[int]:
+    """Count file operations below a folder, and die before the one of that number."""
+    seen, sizes, fsync, where = [0], {}, os.fsync, str(folder)
+
+    def step() -> bool:
+        seen[0] += 1
+        return seen[0] == kill_at
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in WATCHED or where not in str(arguments[0]):
+            return
+        if event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        if step():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if event == "open" and isinstance(arguments[0], str) and os.path.exists(arguments[0]):
+            sizes[arguments[0]] = os.path.getsize(arguments[0])  # is on the disk: cannot be torn
+
+    def torn(handle: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{handle}")
+        size = os.fstat(handle).st_size
+        if where in path and os.path.isfile(path) and step():
+            if chance.random() < 0.7:
+                os.truncate(path, chance.randint(min(sizes.get(path, 0), size), size))
+            os.kill(os.getpid(), signal.SIGKILL)
+        fsync(handle)
+        sizes[path] = size
+
+    sys.addaudithook(hook)
+    os.fsync = torn
+    return seen
+
+
+def trial(work: Work, scratch: Path, expected: Any, chance: random.Random, at: Any) -> str:
+    """Kill once, resume, and say how it ended: "same", "different: …" or "stuck: …"."""
+    folder = scratch / "work"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(scratch / "before", folder)
+    seed = chance.random()
+
+    def start() -> None:
+        if isinstance(at, int):
+            watch(folder, at, random.Random(seed))
+        work.start(folder)
+
+    forked(start, scratch / "start", at if isinstance(at, float) else None)
+    ended = forked(lambda: work.finish(folder), scratch / "finish")
+    if ended is None or not ended[0]:
+        return f"stuck: {ended}"
+    return "same" if ended[1] == expected else "different"
+
+
+def trials(work: Work, scratch: Path, kills: int, chance: random.Random) -> list[tuple[str, str]]:
+    """How each kill of one kind of work came about, and how it ended."""
+    (scratch / "before").mkdir()
+    forked(lambda: work.prepare(scratch / "before"), scratch / "prepared")
+    shutil.copytree(scratch / "before", scratch / "work")
+
+    def whole() -> tuple[int, float]:
+        seen, begin = watch(scratch / "work", 0, chance), time.perf_counter()
+        work.start(scratch / "work")
+        return seen[0], time.perf_counter() - begin
+
+    _, (operations, seconds) = forked(whole, scratch / "whole")
+    done, expected = forked(lambda: work.finish(scratch / "work"), scratch / "expected")
+    assert done, expected
+    ends = []
+    every = itertools.cycle(chance.sample(range(1, operations + 1), operations))
+    for number in range(kills):
+        at: int | float = chance.uniform(0, 1.1 * seconds) if number % 2 else next(every)
+        how = f"after {at:.3f} s" if isinstance(at, float) else f"at operation {at} of {operations}"
+        ends.append((how, trial(work, scratch, expected, chance, at)))
+    return ends
+
+
+def main(count: int, seed: int) -> int:
+    """Do the kills and print what came of them."""
+    torch.set_num_threads(1)
+    chance, done, bad = random.Random(seed), 0, []
+    total = sum(share for _, share in WORKS.values())
+    for name, (make, share) in WORKS.items():
+        kills = max(1, round(count * share / total))
+        with tempfile.TemporaryDirectory(prefix="fsmap-kills-") as scratch:
+            ends = trials(make(), Path(scratch), kills, chance)
+        print(f"{name}: {dict(Counter(end.split(':')[0] for _, end in ends))}", flush=True)
+        bad += [f"{name}, killed {how}: {end}" for how, end in ends if end != "same"]
+        done += kills
+    print(f"{done} kills, seed {seed}: {len(bad)} stuck or different")
+    print("\n".join(bad))
+    return len(bad)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    with only(Squares):
+        sys.exit(bool(main(given.count, given.seed)))

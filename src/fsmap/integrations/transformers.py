@@ -67,10 +67,7 @@ class LMAPTrainerMixin:
         lmap: Mapping[str, Any] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
-        if reg_strength is None:
-            message = "reg_strength must be a number: λ, finite and at least 0; got None"
-            raise InputError(message)
-        check_strength(reg_strength)
+        check_strength(reg_strength, required=True)
         super().__init__(*args, **kwargs)
         self.reg_strength, self.num_points = reg_strength, num_points
         self.px, self.lmap = px, dict(lmap)

@@ -20,7 +20,6 @@ import torch
 from benchmarks.loops import exclusively
 from fsmap.report.circumstances import circumstances
 from fsmap.train.images import ImageRun, ImageSettings
-from fsmap.train.images.kernels import kernels
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -76,13 +75,13 @@ def main() -> None:
     runs, first = {}, {}
     for cell in options.cell:
         runs[cell] = make(cell, options.device)
-        with kernels(runs[cell].settings, runs[cell].device):
+        with runs[cell]._kernels():
             first[cell] = take(runs[cell], 2 * runs[cell].settings.every)
     times: dict[str, list[float]] = {cell: [] for cell in runs}
     with exclusively(options.lock):
         for _ in range(options.rounds):
             for cell, run in runs.items():
-                with kernels(run.settings, run.device):
+                with run._kernels():
                     times[cell].append(1e3 * take(run, steps) / steps)
     about = circumstances(options.device)._asdict()
     plain = statistics.median(times["ps-map"]) if "ps-map" in times else float("nan")

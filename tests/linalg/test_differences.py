@@ -56,9 +56,8 @@ def test_scales_at_which_differences_are_wrong(seeded, method, dtype, scale):
         exact = fsmap.trace(f, what, x, method="exact").value
         generator = torch.Generator().manual_seed(0)
         given = {"beta": 1e-3, "probes": 4000, "generator": generator}
-        found = fsmap.trace(f, what, x, method=method, **given).value
         try:
-            check_trace(found, f, what, x, 1e-3)
+            found = fsmap.trace(f, what, x, method=method, **given).value
         except InputError:
             continue
         assert abs((found / exact).item() - 1) < 0.2

@@ -63,7 +63,7 @@ def test_a_penalty_in_place() -> None:
     before = copy.deepcopy(module.state_dict())
     grads = [p.grad.clone() for p in module.parameters()]
     cost = fsmap.estimate_cost(penalty, torch.zeros(64, 16))
-    assert cost.settings.startswith("fd in place, num_points=256, probes=1")
+    assert cost.settings.startswith("fd, num_points=256, probes=1")
     assert cost.active > cost.idle
     assert cost.every == 2
     assert all(torch.equal(v, before[n]) for n, v in module.state_dict().items())

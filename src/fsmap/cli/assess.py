@@ -152,6 +152,7 @@ def _corruptions(arguments: argparse.Namespace) -> list[tuple[str, int]]:
 def _foreign(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str, Tensor]:
     """Images of other sets: those asked for, or the usual one where it is there."""
     from fsmap.data.catalogue import find
+    from fsmap.data.images.folder import is_folder
     from fsmap.data.images.generated import generate
     from fsmap.data.images.task import facts_of
 
@@ -163,6 +164,8 @@ def _foreign(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str
         for name, images in asked.items():
             _check_shape(name, images, settings)
         return asked
+    if is_folder(settings.data):
+        return {}
     usual = FOREIGN[find(settings.data).name]
     try:
         return {usual: _first_images(usual, arguments.data_dir)}

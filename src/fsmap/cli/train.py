@@ -19,7 +19,7 @@ from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
     from fsmap.train.images import ImageRun, ImageSettings
-    from fsmap.train.images.parallel import Group
+    from fsmap.train.parallel import Group
 
 
 LOCK = ".lock"
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.deterministic:  # cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from fsmap.train.images.parallel import LostPeerError, processes, torchrun_device
+    from fsmap.train.parallel import LostPeerError, processes, torchrun_device
 
     device = torchrun_device(device_of(arguments.device))
     seeds = _seeds(arguments)
@@ -148,7 +148,8 @@ def _folder(
     if arguments.out is None:
         px = f"-{settings.px.replace('*', '').replace('+', '-')}" if settings.regularized else ""
         px += "-generated" if settings.generated else ""
-        return Path("runs") / "train" / f"{settings.data}-{settings.method}{px}-seed{seed}"
+        data = Path(settings.data.partition("?")[0]).name
+        return Path("runs") / "train" / f"{data}-{settings.method}{px}-seed{seed}"
     if many and (arguments.out / FILE).exists():
         message = (
             f"{arguments.out} holds a single run; those of several seeds go into folders in it. "
@@ -178,7 +179,8 @@ def _about_r(run: ImageRun) -> str:
     if s.estimator == "exact" and s.batchnorm != "frozen":
         points = s.num_points + (s.batch_size if s.batchnorm == "joint" else 0)
         slow = f" (slow: every output of {points} images is differentiated by itself)"
-    return f", λ {s.reg_strength:g}, p_X = {s.px}, {s.estimator}, {s.batchnorm}{slow}"
+    strength = f"λ {s.reg_strength:g}" if s.reg_nats is None else f"{s.reg_nats:g} nats"
+    return f", {strength}, p_X = {s.px}, {s.estimator}, {s.batchnorm}{slow}"
 
 
 def _closing(run: ImageRun) -> str:
@@ -196,7 +198,7 @@ def _closing(run: ImageRun) -> str:
     return (
         f"test: accuracy {100 * metrics.accuracy(logits, y):.2f} %, NLL "
         f"{metrics.nll(logits, y):.4f}, ECE {100 * metrics.ece(logits, y):.2f} %{temperature}; "
-        f"{duration(run.seconds)} of training{strength}"
+        f"{duration(run.seconds)} of training (first step {run.first_seconds:.0f} s){strength}"
     )
 
 

@@ -40,11 +40,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("data and model")
-    group.add_argument("--data", default="fmnist", help="fmnist, mnist, cifar10 (default: fmnist)")
+    group.add_argument(
+        "--data",
+        default="fmnist",
+        help="fmnist (default), mnist, cifar10, or a folder of your own images with one sub-folder "
+        "per class (photos, photos?size=64)",
+    )
     group.add_argument(
         "--model",
         help="resnet18 (default), or package.module:factory?key=value, torchvision's and timm's "
-        "included",
+        "included; its code is imported and run",
     )
     group.add_argument("--width", type=int, help="channels of resnet18's first stage (64)")
     group.add_argument("--valid", type=int, metavar="N", help="images held out (the protocol's)")
@@ -82,7 +87,9 @@ def _add_optimizer(parser: argparse.ArgumentParser) -> None:
         "--clip", type=float, help="largest global norm of the gradient (1); 0: no clipping"
     )
     group.add_argument("--label-smoothing", type=float, help="baseline (0)")
-    group.add_argument("--sam", type=float, metavar="RHO", help="baseline: SAM's radius (0)")
+    group.add_argument(
+        "--sam", type=float, metavar="RHO", help="SAM's radius, with either method (0)"
+    )
 
 
 def _add_regularizer(parser: argparse.ArgumentParser) -> None:
@@ -99,8 +106,12 @@ def _add_regularizer(parser: argparse.ArgumentParser) -> None:
         metavar="LAMBDA",
         help="lambda (1e-6)",
     )
-    group.add_argument("--reg-schedule", help="constant (default), warmup, cosine")
-    group.add_argument("--reg-warmup-epochs", type=float, help="length of that warm-up (0)")
+    group.add_argument(
+        "--reg-nats",
+        type=_strength,
+        metavar="C",
+        help="strength in nats per training image instead of lambda, such as 0.05 (fsmap.LogTrace)",
+    )
     group.add_argument("--num-points", type=int, metavar="S", help="evaluation images a step (128)")
     group.add_argument("--estimator", help="jvp (default), fd, fd_central, vjp, exact")
     group.add_argument("--beta", type=float, help="step of the differences (1e-3)")
@@ -112,7 +123,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how it is computed")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
     group.add_argument(
-        "--precision", help="fp32, tf32, bf16, fp16 (default: bf16 on CUDA, fp32 on a CPU)"
+        "--precision", help="fp32, tf32, bf16 (default: bf16 on CUDA, fp32 on a CPU)"
     )
     group.add_argument(
         "--bf16", dest="precision", action="store_const", const="bf16", help="--precision bf16"

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fsmap.errors import InputError, require
 from fsmap.lmap.module import LMAP, LaplacianPenalty
+from fsmap.lmap.options import check_strength
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -58,6 +59,8 @@ class LMAPCallback(pl.Callback):
         sync_dist: bool = False,
     ) -> None:
         super().__init__()
+        if not isinstance(reg_strength, str):
+            check_strength(reg_strength)
         self.reg_strength = reg_strength
         self.prefix = prefix
         self.sync_dist = sync_dist

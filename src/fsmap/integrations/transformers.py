@@ -24,6 +24,7 @@ from torch import Tensor
 from fsmap.errors import InputError, require
 from fsmap.integrations.collated import LABELS, Collated
 from fsmap.lmap.module import LaplacianPenalty
+from fsmap.lmap.options import check_strength
 
 if TYPE_CHECKING:
     import transformers as hf
@@ -66,6 +67,7 @@ class LMAPTrainerMixin:
         lmap: Mapping[str, Any] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
+        check_strength(reg_strength, required=True)
         super().__init__(*args, **kwargs)
         self.reg_strength, self.num_points = reg_strength, num_points
         self.px, self.lmap = px, dict(lmap)

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fsmap.errors import InputError
 from fsmap.functional import Functional, State
 from fsmap.linalg import points
+from fsmap.linalg.differences import check_trace
 from fsmap.linalg.estimators import ESTIMATORS, Estimator, Probes, by_name
 from fsmap.linalg.metric import Metric
 from fsmap.linalg.passes import check_chunk, check_params, over_probes, run
@@ -80,7 +81,9 @@ def trace(
     else:
         estimator.check_probes(probes, f, params, x, metric)
         drawn = probes
-    return estimate(f, params, x, drawn, estimator=estimator, metric=metric, chunk=chunk)
+    found = estimate(f, params, x, drawn, estimator=estimator, metric=metric, chunk=chunk)
+    check_trace(found.value, f, params, x, getattr(estimator, "beta", None))
+    return found
 
 
 def estimate(

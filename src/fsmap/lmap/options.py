@@ -128,9 +128,9 @@ def _check_combinations(options: Options, module: nn.Module) -> None:
         raise InputError(message)
 
 
-def check_strength(value: Any) -> None:
-    """Raise InputError if λ is not None, a tensor, or a finite number of at least 0."""
-    if value is None or isinstance(value, Tensor):
+def check_strength(value: Any, *, required: bool = False) -> None:
+    """Raise InputError if λ is not a tensor, a finite number of at least 0, or, if allowed, None."""
+    if isinstance(value, Tensor) or (value is None and not required):
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf:

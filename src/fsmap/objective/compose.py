@@ -34,6 +34,11 @@ class Objective(NamedTuple):
         """Everything random of one step."""
         return self.geometry.draw(f, params, stream)
 
+    @property
+    def adaptive(self) -> bool:
+        """Whether draws depend on the values of the parameters."""
+        return bool(getattr(getattr(self.geometry, "estimator", None), "adaptive", False))
+
     def parts(self, f: ModelFn, params: Params, batch: Batch, draws: Draws) -> Parts:
         """The terms in nats for the whole data set; a batch stands for all N points."""
         share = self.num_data / len(batch.y)

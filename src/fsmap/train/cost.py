@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import statistics
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from fsmap.types import Inputs
 
 EVERY = (1, 2, 4, 8)
 Term = LMAP | LaplacianPenalty | InPlacePenalty
-PATIENCE = 2.0  # seconds of repeating one measurement
+PATIENCE = 4.0  # seconds of repeating the measurement
 
 
 class StepCost(NamedTuple):
@@ -37,6 +38,7 @@ class StepCost(NamedTuple):
         active_bytes: The same for a step with R.
         every: R is evaluated on every so many steps.
         settings: What was measured, in words.
+        spread: Largest (max − min)/median of one of the three, over the rounds.
     """
 
     plain: float
@@ -46,6 +48,7 @@ class StepCost(NamedTuple):
     active_bytes: int
     every: int
     settings: str
+    spread: float = 0.0
 
     def seconds(self, every: int | None = None) -> float:
         """Seconds of a step on average, with R on every so many of them."""
@@ -73,6 +76,7 @@ class StepCost(NamedTuple):
             lines.append(
                 _line(name, self.seconds(k), self.seconds(k) / self.plain, self.active_bytes)
             )
+        lines.append(f"medians of steps measured in turns; spread up to {self.spread:.0%}")
         return "\n".join(lines)
 
 
@@ -91,8 +95,7 @@ def estimate_cost(
         x: A training batch.
         loss: Loss of an output; by default its mean square. The optimizer's own step is not part of
             the measurement: it is the same with and without R.
-        repeats: The fastest of so many is taken (fewer where they take long), after a first one for
-            warming up.
+        repeats: Rounds: in each all three kinds of step are measured; fewer if they take long.
 
     Returns:
         Seconds and bytes; ``print`` shows what other values of ``every`` would cost.
@@ -137,14 +140,14 @@ def estimate_cost(
     device = next(p for p in reg.module.parameters() if p.requires_grad).device
     runs = (plain, lambda: with_term(0.0), lambda: with_term(1.0))
     with _as_it_was(term, device):
-        seconds = [_seconds(run, device, repeats) for run in runs]
+        seconds, spread = _in_turns(runs, device, repeats)
         peaks = [_peak(run, device) for run in (runs[0], runs[2])]
     settings = (
         f"{reg.options.estimator.name}, num_points={reg.options.num_points}, "
         f"probes={reg.options.probes}, batchnorm={term.batchnorm!r}, {str(device)}"
     )
     return StepCost(
-        seconds[0], seconds[1], seconds[2], peaks[0], peaks[1], reg.options.every, settings
+        seconds[0], seconds[1], seconds[2], peaks[0], peaks[1], reg.options.every, settings, spread
     )
 
 
@@ -183,14 +186,26 @@ def _as_it_was(term: Term, device: torch.device) -> Iterator[None]:
                 b.copy_(buffers[name])
 
 
-def _seconds(run: Callable[[], object], device: torch.device, repeats: int) -> float:
-    run()
-    found: list[float] = []
-    while not found or (len(found) < repeats and sum(found) < PATIENCE):
-        start = _now(device)
-        run()
-        found.append(_now(device) - start)
-    return min(found)
+def _in_turns(
+    runs: Sequence[Callable[[], object]], device: torch.device, repeats: int
+) -> tuple[list[float], float]:
+    """Median seconds of each, measured in turns, and the largest relative spread of one."""
+    for run in runs:
+        run()  # warm-up
+    rounds: list[list[float]] = []
+    while not rounds or (len(rounds) < repeats and sum(map(sum, rounds)) < PATIENCE):
+        found = []
+        for run in runs:
+            start = _now(device)
+            run()
+            found.append(_now(device) - start)
+        rounds.append(found)
+    times = list(zip(*rounds, strict=True))
+    medians = [statistics.median(each) for each in times]
+    spreads = [
+        (max(each) - min(each)) / median for each, median in zip(times, medians, strict=True)
+    ]
+    return medians, max(spreads)
 
 
 def _now(device: torch.device) -> float:

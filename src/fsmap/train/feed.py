@@ -76,7 +76,10 @@ class Feeder:
         self._in_order = len(self._streams) == 1 and torch.equal(self._table[0], points)
         self._stream_of = _index(streams, len(grid), device)  # [M]
         by_seed = grid.groups(SEED)
-        if not _same_draws(f, objective, starts, by_seed):
+        self.adaptive = any(objective(k).adaptive for k in range(len(grid)))
+        if self.adaptive:  # draws depend on the parameters of a member
+            by_seed = {(k,): [k] for k in range(len(grid))}
+        elif not _same_draws(f, objective, starts, by_seed):
             by_seed = grid.groups(SEED, *grid.hyper_names)  # p_X depends on a hyper-parameter
         self._drawing = [
             (self._seeds[members[0]], objective(members[0]), starts(members[0]))
@@ -84,8 +87,10 @@ class Feeder:
         ]
         self._draw_of = _index(by_seed, len(grid), device)  # [M]
 
-    def make(self, step: int) -> Feed:
-        """Rows and draws of one step."""
+    def make(self, step: int, present: Callable[[int], Params] | None = None) -> Feed:
+        """Rows and draws of one step; adaptive draws see the present parameters of a member."""
+        if self.adaptive and present is not None:
+            self._drawing = [(seed, o, present(k)) for k, (seed, o, _) in enumerate(self._drawing)]
         if self._everything is not None:
             return Feed(None if self._in_order else self._everything, self._draws(step), step)
         picked = torch.stack([self._table[g][b.rows(step)] for b, g in self._streams])  # [G, B]

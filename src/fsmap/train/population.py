@@ -173,7 +173,11 @@ def fit_population(
     step: Callable[[Feed], Tensor] = ensemble.step
     if capture:
         step = Graphed(step, members.params, moving, ensemble.alive, required=graph is True)
-    loop.run(lambda number: step(feeder.make(number)), f"fit {len(grid)} members")
+
+    def present(member: int) -> Params:
+        return {name: p.detach()[member] for name, p in members.params.items()}
+
+    loop.run(lambda number: step(feeder.make(number, present)), f"fit {len(grid)} members")
     verdict.report()
     return _state(loop, grid, f, verdict.diverged), loop.recorder.history(verdict.diverged)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from fsmap.data.images.evaluation import (
     evaluation_set,
     parse,
 )
+from fsmap.data.images.folder import is_folder, read_folder
 from fsmap.data.images.generated import generate
 from fsmap.data.images.read import READERS, Folder, Images, fingerprint, read_images
 from fsmap.errors import InputError
@@ -101,7 +102,8 @@ def load_task(
     """Read a training set and the evaluation set that goes with it.
 
     Args:
-        data: ``fmnist``, ``mnist`` or ``cifar10``.
+        data: ``fmnist``, ``mnist``, ``cifar10``, or a folder with one sub-folder per class
+            (:mod:`fsmap.data.images.folder`).
         px: p_X, see :mod:`fsmap.data.images.evaluation`; None: none is needed.
         valid: Images of the training set held out; None is the protocol's number (10,000 of
             FashionMNIST, 5,000 of CIFAR-10). They are chosen by ``split_seed`` alone.
@@ -116,8 +118,10 @@ def load_task(
     Returns:
         The task, on the CPU.
     """
-    facts, name = facts_of(data), find(data).name
-    if generated:
+    facts, name = facts_of(data), data if is_folder(data) else find(data).name
+    if is_folder(data):
+        train, test = read_folder(data)[:2]
+    elif generated:
         train = generate(facts.shape, GENERATED_TRAIN, seed=0)
         test = generate(facts.shape, GENERATED_TEST, seed=1)
     else:
@@ -191,6 +195,10 @@ def facts_of(data: str) -> ImageSet:
     Raises:
         InputError: If there is no protocol for it.
     """
+    if is_folder(data):
+        folder = read_folder(data)
+        shape: Any = tuple(folder.train.x.shape[1:])
+        return ImageSet(shape, folder.normalize, False, len(folder.train.x), len(folder.classes))
     name = find(data, SETS).name
     if name not in SETS:
         message = f"cannot train on {data!r}; image sets with a protocol: fmnist, mnist, cifar10"

@@ -21,8 +21,8 @@ Files in the folder: ``checkpoint.safetensors`` and ``log.jsonl`` (a line of cir
 rows). ``load_model(folder)`` gives back the deployed model of a checkpoint and its progress.
 """
 
-from fsmap.train.images.run import Hook, ImageRun
+from fsmap.train.images.run import ImageRun
 from fsmap.train.images.settings import ImageSettings
 from fsmap.train.images.state import load_model
 
-__all__ = ["Hook", "ImageRun", "ImageSettings", "load_model"]
+__all__ = ["ImageRun", "ImageSettings", "load_model"]

@@ -16,9 +16,9 @@ from fsmap.data.images.evaluation import Picks
 from fsmap.data.images.task import ImageTask
 from fsmap.errors import InputError
 from fsmap.linalg.probes import generator
-from fsmap.train.images.build import layout_of
-from fsmap.train.images.parallel import Group
 from fsmap.train.images.settings import ImageSettings
+from fsmap.train.kernels import layout_of
+from fsmap.train.parallel import Group
 
 
 class Batch(NamedTuple):
@@ -59,7 +59,8 @@ class Feeder:
 
     def assemble(self) -> Batch:
         """The images of the prepared step."""
-        task, now = self.task, dict(self._columns())
+        task, parts = self.task, self.now.split(list(self.widths.values()))
+        now = dict(zip(self.widths, parts, strict=True))
         images = task.train.x[now["rows"]]
         if task.augment is not None:
             shifts = Shifts(now["down"], now["right"], now["flip"].bool())
@@ -71,9 +72,6 @@ class Feeder:
             picks = Picks(now["px_component"], now["px_row"], shifts)
             points = task.px.take(picks, self.dtype).contiguous(memory_format=self.layout)
         return Batch(x, task.train.y[now["rows"]], points)
-
-    def _columns(self) -> zip[tuple[str, Tensor]]:
-        return zip(self.widths, self.now.split(list(self.widths.values())), strict=True)
 
     def _load(self, epoch: int) -> None:
         """Draw an epoch: one order for all processes, crops and points for each its own."""

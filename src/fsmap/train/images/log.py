@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 from pathlib import Path
@@ -24,17 +23,13 @@ WORDS = {"loss": "the cross-entropy", "laplacian": "R", "grad_norm": "the gradie
 
 
 def totals_of(run: ImageRun) -> dict[str, float]:
-    """The sums of the epoch so far, by name (:data:`fsmap.train.images.step.COLUMNS`).
-
-    Raises:
-        DivergedError: If one of them is not finite; it names the term.
-    """
+    """The sums of the epoch so far, by name (:data:`fsmap.train.images.step.COLUMNS`)."""
     totals = dict(zip(COLUMNS, run.taken.totals.tolist(), strict=True))
     lost = [words for name, words in WORDS.items() if not math.isfinite(totals[name])]
     if lost:
         message = (
             f"training diverged: {lost[0]} is not finite within the {LOOK_EVERY} steps before "
-            f"step {run.step} (lr {run.lr:.3g}, λ {run.reg_strength_now:.3g}). Lower the "
+            f"step {run.step} (lr {run.lr:.3g}, λ {run.reg_strength:.3g}). Lower the "
             "learning rate or λ, or clip the gradient."
         )
         raise DivergedError(message)
@@ -42,19 +37,11 @@ def totals_of(run: ImageRun) -> dict[str, float]:
 
 
 def epoch_row(run: ImageRun, totals: dict[str, float]) -> dict[str, Any]:
-    """What is known at the end of an epoch.
-
-    Args:
-        run: The run.
-        totals: Sums over the steps of the epoch.
-
-    Returns:
-        Means over the epoch, and the held-out images' accuracy, NLL, ECE and temperature.
-    """
+    """What is known at the end of an epoch."""
     row: dict[str, Any] = {
         "epoch": run.epoch,
         "step": run.step,
-        "lr": run.settings.lr * _factor(run),
+        "lr": run.lr_used,
         "reg_strength": run.reg_strength_used,
         "seconds": run.seconds,
     }
@@ -82,11 +69,6 @@ def _laplacian(run: ImageRun, totals: dict[str, float]) -> float:
     return totals["laplacian"] / (totals["regularized"] * run.settings.every)
 
 
-def _factor(run: ImageRun) -> float:
-    """The learning-rate factor of the last step taken."""
-    return run.settings.schedule(run.steps_per_epoch).factor(run.step - 1, run.steps)
-
-
 def in_short(row: dict[str, Any]) -> str:
     """A row in a few words, for the progress bar."""
     parts = [f"epoch {row['epoch']}"]
@@ -100,13 +82,7 @@ class Log:
     """Writes rows; a resumed run drops those that its checkpoint does not know."""
 
     def __init__(self, folder: Path, run: ImageRun, about: dict[str, Any]) -> None:
-        """Open the log.
-
-        Args:
-            folder: Where it goes.
-            run: Rows of its history stay.
-            about: Circumstances, written first.
-        """
+        """Open the log."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
         head = {
@@ -119,30 +95,11 @@ class Log:
         }
         lines = [json.dumps(head), *(json.dumps(row) for row in run.history)]
         write_whole(self.path, "".join(line + "\n" for line in lines).encode())
-        self.board = _board(folder)
 
     def write(self, row: dict[str, Any]) -> None:
-        """Add a row.
-
-        Args:
-            row: Of an epoch.
-        """
+        """Add a row."""
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")
-        if self.board is not None:
-            for name, value in row.items():
-                if isinstance(value, int | float) and name not in ("epoch", "step"):
-                    self.board.add_scalar(name, value, row["epoch"])
-            self.board.flush()
-
-
-def _board(folder: Path) -> Any:
-    """TensorBoard's writer, where it is installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        return None
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder))
 
 
 def _device_name(device: torch.device) -> str:

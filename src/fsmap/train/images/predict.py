@@ -27,19 +27,7 @@ def logits_of(
     batch: int = BATCH,
     half: torch.dtype | None = None,
 ) -> Tensor:
-    """Logits in ``eval()`` mode, in the precision of the parameters unless told otherwise.
-
-    Args:
-        module: The model; its mode is put back.
-        images: Bytes ``[N, C, H, W]``, or normalized numbers.
-        normalize: What makes numbers of bytes.
-        layout: Of the images in memory.
-        batch: Images at a time.
-        half: Precision of matrix products: half the time, three digits less.
-
-    Returns:
-        ``[N, K]``, on the model's device.
-    """
+    """Logits in ``eval()`` mode, in the precision of the parameters unless told otherwise."""
     first = next(module.parameters())
     modes = [(m, m.training) for m in module.modules()]
     module.eval()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +18,12 @@ from fsmap.errors import InputError
 from fsmap.train.images import state as files
 from fsmap.train.images.build import check_model, load_data, training_model
 from fsmap.train.images.feed import Feeder
-from fsmap.train.images.kernels import kernels
 from fsmap.train.images.log import LOOK_EVERY, Log, epoch_row, in_short, totals_of
-from fsmap.train.images.parallel import Group
 from fsmap.train.images.predict import logits_of
 from fsmap.train.images.settings import ImageSettings
 from fsmap.train.images.step import Step
+from fsmap.train.kernels import kernels
+from fsmap.train.parallel import Group
 from fsmap.train.progress import progress as progress_bar
 
 CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
@@ -32,32 +32,8 @@ TIME_EVERY = 5  # steps between looks at the clock
 Row = dict[str, Any]
 
 
-class Hook(Protocol):
-    """Called while a run goes on; a plain function is taken as ``on_epoch``.
-
-    It may read everything of the run, set ``run.reg_strength``, and add entries to
-    ``run.history[-1]``. If it also has ``on_step(run)``, that is called after every step.
-    """
-
-    def on_epoch(self, run: ImageRun) -> None:
-        """An epoch is over; ``run.history[-1]`` is its row."""
-
-
-class _FromFunction:
-    def __init__(self, function: Callable[[ImageRun], None]) -> None:
-        self.on_epoch = function
-
-
 class ImageRun:
-    """One training run; see :mod:`fsmap.train.images`.
-
-    Attributes:
-        settings: What was asked for.
-        task: The data, on the device.
-        module: The model, in training mode between calls.
-        history: One row per epoch.
-        step: Steps taken.
-    """
+    """One training run; see :mod:`fsmap.train.images`."""
 
     def __init__(
         self,
@@ -66,7 +42,7 @@ class ImageRun:
         device: torch.device | str = "cpu",
         folder: str | Path | None = None,
         resume: bool = False,
-        hooks: Sequence[Hook | Callable[[ImageRun], None]] = (),
+        hooks: Sequence[Any] = (),
         data_dir: Folder = None,
         task: ImageTask | None = None,
         module: nn.Module | None = None,
@@ -75,24 +51,16 @@ class ImageRun:
     ) -> None:
         """Make data, model and step, or take them up where a checkpoint left them.
 
-        Args:
-            settings: Of the run.
-            device: Where to compute.
-            folder: Where ``checkpoint.safetensors`` and ``log.jsonl`` go; None: nothing is written.
-            resume: Go on from the checkpoint in ``folder`` where there is one.
-            hooks: Called in order.
-            data_dir: A folder to look for data in first.
-            task: Data to use instead of what the settings name.
-            module: A model to use instead of what the settings name; changed in place.
-            group: The processes that share the work.
-            about: Circumstances to write into the log (commit, command, …).
+        ``folder`` is where ``checkpoint.safetensors`` and ``log.jsonl`` go (None: nothing is
+        written), ``task`` and ``module`` (changed in place) replace what the settings name, and
+        ``about`` is written into the log.
         """
         self.settings, self.group = settings, group or Group()
         self.device = torch.device(device)
         px = settings.px if settings.regularized else None
         self.task = (task or load_data(settings, data_dir, px)).to(self.device)
         self.module = training_model(settings, module, self.device, data_dir)
-        self.hooks: list[Any] = [h if hasattr(h, "on_epoch") else _FromFunction(h) for h in hooks]
+        self.hooks = list(hooks)
         self.feeder = Feeder(self.task, settings, self.module, self.group)
         self.taken = Step(self.module, settings, self.feeder, self.group)
         check_model(self.logits_of, self.task.train.x[:2], settings, self.task.classes)
@@ -103,7 +71,7 @@ class ImageRun:
         if settings.regularized:
             nats = settings.reg_nats is not None
             self.reg_strength = 1.0 if nats else settings.reg_strength
-        self.reg_strength_used = 0.0  # λ of the last step taken
+        self.lr_used = self.reg_strength_used = 0.0  # of the last step taken
         self.seconds = 0.0  # of training, over all pieces
         self.first_seconds = 0.0  # of the first step of this process: compiling and capturing
         self.seconds_here = 0.0  # of the last call
@@ -144,11 +112,6 @@ class ImageRun:
         schedule = self.settings.schedule(self.steps_per_epoch)
         return self.settings.lr * schedule.factor(self.step, self.steps)
 
-    @property
-    def reg_strength_now(self) -> float:
-        """λ of the next step: ``reg_strength`` times its schedule."""
-        return self.reg_strength * self.settings.reg_factor(self.step, self.steps_per_epoch)
-
     def train(
         self,
         *,
@@ -168,9 +131,6 @@ class ImageRun:
 
         Returns:
             The history: a row per epoch.
-
-        Raises:
-            InputError: If ``checkpoint_every`` is less than one.
         """
         if checkpoint_every is not None and checkpoint_every < 1:
             message = f"checkpoint_every must be at least 1 step, got {checkpoint_every}"
@@ -183,8 +143,8 @@ class ImageRun:
         silent = not progress or self.group.rank != 0
         with progress_bar(self.steps, label, silent=silent) as bar, self._kernels():
             while self.step < end:
-                self.reg_strength_used = self.reg_strength_now
-                self.taken(self.step, lr=self.lr, reg_strength=self.reg_strength_used)
+                self.lr_used, self.reg_strength_used = self.lr, self.reg_strength
+                self.taken(self.step, lr=self.lr_used, reg_strength=self.reg_strength_used)
                 self.step += 1
                 if not self.first_seconds:
                     self.taken.totals.cpu()  # waits
@@ -212,18 +172,7 @@ class ImageRun:
         return self.history
 
     def logits(self, split: str = "valid", limit: int | None = None) -> tuple[Tensor, Tensor]:
-        """The model as it would be deployed, on a part of the data.
-
-        Args:
-            split: ``train`` (not augmented), ``valid`` or ``test``.
-            limit: Only the first so many.
-
-        Returns:
-            Logits ``[N, K]`` and labels ``[N]``, on the device.
-
-        Raises:
-            InputError: If there is no such part.
-        """
+        """Logits ``[N, K]`` and labels of ``train`` (not augmented), ``valid`` or ``test``."""
         parts = {"train": self.task.train, "valid": self.task.valid, "test": self.task.test}
         if split not in parts:
             message = f"split must be one of {', '.join(parts)}, got {split!r}"
@@ -247,7 +196,9 @@ class ImageRun:
         self._stopping = True
 
     def _kernels(self) -> AbstractContextManager[None]:
-        return kernels(self.settings, self.device)
+        s = self.settings
+        tf32 = s.precision != "fp32"
+        return kernels(self.device, deterministic=s.deterministic, tf32=tf32)
 
     def _after_step(self) -> None:
         if self.step % LOOK_EVERY == 0:
@@ -261,7 +212,7 @@ class ImageRun:
         row = epoch_row(self, totals)
         self.history.append(row)
         for hook in self.hooks:
-            hook.on_epoch(self)
+            getattr(hook, "on_epoch", hook)(self)
         if self.log is not None:
             self.log.write(row)
 

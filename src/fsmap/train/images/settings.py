@@ -13,7 +13,6 @@ from fsmap.train.optim import OptimizerSpec, Schedule
 
 METHODS = ("ps-map", "l-map")
 PRECISIONS = ("fp32", "tf32", "bf16")
-REG_SCHEDULES = ("constant", "warmup", "cosine")
 DECAYS = ("cosine", "none")
 
 
@@ -22,49 +21,32 @@ class ImageSettings:
     """One run of PS-MAP or L-MAP on images; the defaults are the paper's.
 
     Attributes:
-        data: ``fmnist``, ``mnist``, ``cifar10``.
+        data: ``fmnist``, ``mnist``, ``cifar10``, or a folder with one sub-folder per class.
         method: ``ps-map``, or ``l-map``: cross-entropy + λR.
         px: Evaluation set: ``train``, ``kmnist``, ``cifar100``, ``white-noise``, or a mixture; see
             :mod:`fsmap.data.images.evaluation`.
         model: ``resnet18`` or an import path; see :mod:`fsmap.models.by_name`.
         width: Channels of the first stage, for ``resnet18``.
-        epochs: Passes over the training images; the last rows that do not fill a batch are left
-            out of each.
+        epochs: Passes over the training images; rows that do not fill a batch are left out.
         batch_size: B, over all processes together.
-        lr: Of SGD, decayed as ``decay`` says.
-        momentum: Of SGD.
-        nesterov: Nesterov's form of it.
-        weight_decay: SGD's: adds wd·θ to the gradient, after clipping.
-        decay: ``cosine`` to 0, or ``none``.
-        warmup_epochs: Linear rise of the learning rate.
+        lr, momentum, nesterov, weight_decay: Of SGD; weight decay is added after clipping.
+        decay: Of the learning rate: ``cosine`` to 0, or ``none``; ``warmup_epochs``: linear rise.
         clip: Largest global norm of the gradient; None: no clipping.
         label_smoothing: Of the cross-entropy; a baseline.
         sam: Radius ρ of sharpness-aware minimization; 0: none. With ``l-map`` both gradients are
             those of cross-entropy + λR.
         reg_strength: λ; ``run.reg_strength`` may be changed while training.
         reg_nats: Strength in nats instead of λ; see :class:`fsmap.LogTrace`.
-        reg_schedule: Factor on λ: ``constant``, ``warmup`` (a linear rise over
-            ``reg_warmup_epochs``) or ``cosine`` (down to 0 with the learning rate).
-        reg_warmup_epochs: Length of that rise.
-        num_points: S, over all processes together.
-        estimator: ``jvp``, ``fd``, ``fd_central``, ``vjp``, ``exact``; see :func:`fsmap.trace`.
-        beta: Step of the differences.
-        batchnorm: ``joint``, ``frozen`` or ``batch``; see :mod:`fsmap.lmap.batchnorm`.
-        every: Evaluate R on every k-th step, k times as strong.
-        label_noise: Fraction of training labels drawn anew.
-        label_noise_seed: Seed of that.
-        valid: Held-out images; None: the protocol's number.
-        split_seed: Which ones.
+        num_points, estimator, beta, batchnorm, every: Of :class:`fsmap.LMAP`; S is over all
+            processes together.
+        label_noise: Fraction of training labels drawn anew, by ``label_noise_seed``.
+        valid: Held-out images (None: the protocol's number), chosen by ``split_seed`` alone.
         augment: Crop and flip; None: as the protocol has it.
-        limit: Use only so many training images.
-        generated: Generated images instead of the data set.
+        limit: Use only so many training images; ``generated``: generated ones.
         seed: Of weights, order, augmentation, evaluation points and ψ.
-        precision: ``fp32``, ``tf32`` or ``bf16`` (autocast). Differences of size β are lost in
-            bf16: ``fd`` and ``fd_central`` leave autocast.
-        channels_last: Memory layout of images and weights, where it is safe; see
-            :func:`fsmap.train.images.build.layout_of`.
-        compile: ``torch.compile`` the passes.
-        graph: Capture the whole step in a CUDA graph.
+        precision: ``fp32``, ``tf32`` or ``bf16`` (autocast, which ``fd`` and ``fd_central`` leave).
+        channels_last: Memory layout; see :func:`fsmap.train.kernels.layout_of`.
+        compile: ``torch.compile`` the passes; ``graph``: capture the whole step in a CUDA graph.
         deterministic: Deterministic kernels only: a resumed run then equals an uninterrupted one to
             the last bit on CUDA too (on the CPU it always does).
     """
@@ -87,8 +69,6 @@ class ImageSettings:
     sam: float = 0.0
     reg_strength: float = 1e-6
     reg_nats: float | None = None
-    reg_schedule: str = "constant"
-    reg_warmup_epochs: float = 0.0
     num_points: int = 128
     estimator: str = "jvp"
     beta: float = 1e-3
@@ -111,7 +91,6 @@ class ImageSettings:
     def __post_init__(self) -> None:
         _one_of("method", self.method, METHODS)
         _one_of("precision", self.precision, PRECISIONS)
-        _one_of("reg_schedule", self.reg_schedule, REG_SCHEDULES)
         _one_of("decay", self.decay, DECAYS)
         by_name(self.estimator)
         bn.check_mode(self.batchnorm, bn.MODES)
@@ -119,38 +98,23 @@ class ImageSettings:
             _at_least(name, getattr(self, name), 1)
         for name in ("lr", "weight_decay", "momentum", "reg_strength", "sam", "warmup_epochs"):
             _at_least(name, getattr(self, name), 0)
-        if not self.momentum < 1:
-            message = f"momentum must be less than 1, got {self.momentum:g}"
-            raise InputError(message)
-        if self.warmup_epochs >= self.epochs:
-            message = (
-                f"warmup_epochs must be less than epochs, got {self.warmup_epochs:g} of "
-                f"{self.epochs}: the learning rate would rise to the end"
-            )
-            raise InputError(message)
-        if self.nesterov and not self.momentum:
-            message = "nesterov is a form of momentum: set momentum to more than 0"
-            raise InputError(message)
-        if self.clip is not None and not self.clip > 0:
-            message = f"clip must be > 0, got {self.clip:g}; for no clipping None (--clip 0)"
-            raise InputError(message)
-        if self.reg_schedule == "warmup" and not self.reg_warmup_epochs > 0:
-            message = "reg_schedule='warmup' rises over reg_warmup_epochs: set that to more than 0"
-            raise InputError(message)
-        if self.reg_schedule == "warmup" and self.reg_warmup_epochs > self.epochs:
-            message = (
-                f"reg_warmup_epochs must be at most epochs, got {self.reg_warmup_epochs:g} of "
-                f"{self.epochs}: λ would never be reached"
-            )
-            raise InputError(message)
-        if not 0 <= self.label_smoothing < 1:
-            message = f"label_smoothing must lie in [0, 1), got {self.label_smoothing:g}"
-            raise InputError(message)
-        if not 0 < self.beta < math.inf:
-            message = f"beta must be > 0 and finite, got {self.beta:g}"
-            raise InputError(message)
         if self.reg_nats is not None:
             _at_least("reg_nats", self.reg_nats, 0)
+        late = self.warmup_epochs >= self.epochs
+        wrong = {
+            f"momentum must be less than 1, got {self.momentum:g}": self.momentum >= 1,
+            f"warmup_epochs must be less than epochs, got {self.warmup_epochs:g}": late,
+            "nesterov needs momentum > 0": self.nesterov and not self.momentum,
+            f"clip must be > 0, or None (--clip 0), got {self.clip}": self.clip is not None
+            and not self.clip > 0,
+            f"label_smoothing must lie in [0, 1), got {self.label_smoothing:g}": not (
+                0 <= self.label_smoothing < 1
+            ),
+            f"beta must be > 0 and finite, got {self.beta:g}": not 0 < self.beta < math.inf,
+        }
+        for message, holds in wrong.items():
+            if holds:
+                raise InputError(message)
 
     @property
     def regularized(self) -> bool:
@@ -170,21 +134,8 @@ class ImageSettings:
         """The factor on the learning rate."""
         return Schedule(round(self.warmup_epochs * steps_per_epoch), self.decay)
 
-    def reg_factor(self, step: int, steps_per_epoch: int) -> float:
-        """The factor on λ at a step."""
-        if self.reg_schedule == "constant":
-            return 1.0
-        if self.reg_schedule == "warmup":
-            rise = max(1, round(self.reg_warmup_epochs * steps_per_epoch))
-            return min(1.0, (step + 1) / rise)
-        return Schedule(0, "cosine").factor(step, self.epochs * steps_per_epoch)
-
     def describe(self) -> dict[str, Any]:
-        """What must agree on resume: everything that decides which steps are taken.
-
-        Returns:
-            Plain values. How a step is computed (compiled, in a graph) does not count.
-        """
+        """What must agree on resume: everything that decides which steps are taken."""
         how = {"compile", "graph", "deterministic"}
         return {k: v for k, v in asdict(self).items() if k not in how}
 

@@ -26,12 +26,7 @@ def tensors_of(run: ImageRun) -> dict[str, Tensor]:
 
 
 def save(run: ImageRun, path: Path) -> None:
-    """Write everything.
-
-    Args:
-        run: The run.
-        path: The file; the old one stays until the new one is complete.
-    """
+    """Write everything."""
     progress = {
         "step": run.step,
         "reg_strength": run.reg_strength,
@@ -42,16 +37,7 @@ def save(run: ImageRun, path: Path) -> None:
 
 
 def restore(run: ImageRun, path: Path, *, resume: bool) -> None:
-    """Take a run up where a checkpoint left it.
-
-    Args:
-        run: A new run of the same settings.
-        path: The file.
-        resume: Whether that is wanted.
-
-    Raises:
-        CheckpointError: If it is not wanted, or the file is damaged or of another run.
-    """
+    """Take a run up where a checkpoint left it."""
     if not resume:
         message = (
             f"the checkpoint {path} exists already. Resume it (--resume), choose another folder "
@@ -60,17 +46,12 @@ def restore(run: ImageRun, path: Path, *, resume: bool) -> None:
         raise CheckpointError(message)
     saved = checkpoint.load(path)
     checkpoint.check_same_run(path, saved.config, run.config)
-    run.step = int(saved.progress["step"])
-    run.reg_strength = float(saved.progress["reg_strength"])
-    run.seconds = float(saved.progress["seconds"])
-    run.history = list(saved.progress["history"])
-    live = tensors_of(run)
-    missing = live.keys() - saved.tensors.keys()
-    if missing:
-        message = f"the checkpoint {path} lacks {sorted(missing)[:3]}: it is of another model"
-        raise CheckpointError(message)
-    with torch.no_grad():
-        for name, t in live.items():
+    with checkpoint.readable(path), torch.no_grad():
+        run.step = int(saved.progress["step"])
+        run.reg_strength = float(saved.progress["reg_strength"])
+        run.seconds = float(saved.progress["seconds"])
+        run.history = list(saved.progress["history"])
+        for name, t in tensors_of(run).items():
             t.copy_(saved.tensors[name])
 
 
@@ -124,18 +105,14 @@ def _settings(path: Path, described: Any) -> ImageSettings:
 
 def _named_model(path: Path, settings: ImageSettings, repeated: str | None) -> nn.Module:
     """Build the model of a checkpoint, from this package or as the caller repeats it."""
-    if is_ours(settings.model):
-        if repeated not in (None, settings.model):
-            message = f"{path} is of {settings.model!r}, not of {repeated!r}"
-            raise CheckpointError(message)
-    elif repeated is None:
+    if repeated is None and not is_ours(settings.model):
         message = (
             f"{path} is of {settings.model!r}, which is not a model of this package, and a file "
             "must not decide which code runs. If you trust it, name the model yourself: "
             f"--model {settings.model!r}, or load_model(..., model=...)"
         )
         raise CheckpointError(message)
-    elif repeated != settings.model:
+    if repeated not in (None, settings.model):
         message = f"{path} is of {settings.model!r}, not of {repeated!r}"
         raise CheckpointError(message)
     return build_model(settings, initial=False)

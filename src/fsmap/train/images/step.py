@@ -14,9 +14,9 @@ from fsmap.lmap.module import LMAP
 from fsmap.lmap.strength import LogTrace
 from fsmap.train.capture import CapturedStep
 from fsmap.train.images.feed import Feeder
-from fsmap.train.images.parallel import Group
 from fsmap.train.images.predict import autocast
 from fsmap.train.images.settings import ImageSettings
+from fsmap.train.parallel import Group
 
 PLAIN, JOINED, REGULARIZED = "plain", "joined", "regularized"
 """Without p_X; p_X in the batch but no R (``joint`` between two evaluations of R); with R."""
@@ -88,13 +88,7 @@ class Step:
         return JOINED if self.settings.batchnorm == "joint" else PLAIN
 
     def __call__(self, step: int, *, lr: float, reg_strength: float) -> None:
-        """Take a step.
-
-        Args:
-            step: Its number, from 0.
-            lr: Learning rate.
-            reg_strength: λ, or a factor on the strength in nats.
-        """
+        """Take a step."""
         kind = self.kind(step, reg_strength)
         self.feeder.prepare(step)
         self.reg_strength.fill_(reg_strength)

@@ -30,14 +30,7 @@ class Group(NamedTuple):
     size: int = 1
 
     def average(self, tensors: list[Tensor]) -> None:
-        """Replace tensors by their means over all processes.
-
-        Args:
-            tensors: Of one dtype; changed in place.
-
-        Raises:
-            LostPeerError: If another process is gone.
-        """
+        """Replace tensors by their means over all processes."""
         if self.size == 1:
             return
         flat = torch.cat([t.reshape(-1) for t in tensors])
@@ -64,14 +57,7 @@ def torchrun_device(device: torch.device) -> torch.device:
 
 @contextmanager
 def processes(device: torch.device) -> Iterator[Group]:
-    """Join the job that ``torchrun`` started, or be alone.
-
-    Args:
-        device: Where this process computes: decides the backend.
-
-    Yields:
-        The group. A process group that exists already is used and left alone.
-    """
+    """Join the job that ``torchrun`` started, or be alone."""
     if dist.is_available() and dist.is_initialized():
         yield Group(dist.get_rank(), dist.get_world_size())
         return

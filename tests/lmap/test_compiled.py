@@ -232,20 +232,6 @@ def test_every_way_to_compile(way: Callable[[fsmap.LMAP], Any], mode: str) -> No
     assert (entry if way is around else lm).step == 1 + (way is around)
 
 
-def test_plain_passes_are_compiled_too() -> None:
-    lm, x = made("cnn", "joint")
-    wanted = lm.module(x)
-    lm.compile(backend="aot_eager")
-    lm.module[1].reset_running_stats()
-    out, value = lm(x, reg_strength=0.0)
-    assert value == 0
-    lm.eval()
-    deployed, none = lm(x)
-    assert none is None
-    torch.testing.assert_close(deployed, lm.module(x))
-    assert out.shape == wanted.shape
-
-
 def test_dropout_draws_as_the_eager_pass() -> None:
     net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 2))
     x, found = torch.randn(B, 3), []

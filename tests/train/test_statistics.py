@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 
 import pytest
 import torch
@@ -12,9 +11,7 @@ from torch.optim.swa_utils import update_bn
 from torch.testing import assert_close
 
 from fsmap.errors import InputError
-from fsmap.train.images import ImageRun
 from fsmap.train.statistics import fresh_statistics
-from image_cases import TINY, trained
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -96,62 +93,3 @@ def test_processes_share_what_they_measured():
     with fresh_statistics(module, batches(), lambda tensors: [t.fill_(2.0) for t in tensors]):
         assert module[1].running_var.tolist() == [2.0] * 3
         assert module[1].num_batches_tracked == 3
-
-
-@pytest.mark.parametrize("mode", ["joint", "frozen"])
-def test_a_look_at_held_out_images(mode: str):
-    run = trained(dataclasses.replace(TINY, batchnorm=mode))
-    inputs = list(run.feeder.batches(run.step, 8, "joined" if mode == "joint" else "plain"))
-    points = run.settings.num_points if mode == "joint" else 0
-    assert len(inputs[0]) == run.settings.batch_size + points
-    slow = copy.deepcopy(run.module)
-    update_bn(inputs, slow)
-    slow.eval()
-    wanted = slow(run.task.normalize(run.task.valid.x, inputs[0].dtype))
-    logits, y = run.look()
-    assert_close(logits, wanted)
-    assert torch.equal(y, run.task.valid.y)
-    assert not torch.allclose(logits, run.glance()[0])  # the running ones lag behind
-
-
-@pytest.mark.parametrize("mode", ["joint", "frozen"])
-def test_looking_changes_nothing(mode: str):
-    settings = dataclasses.replace(TINY, batchnorm=mode)
-
-    class Look:
-        def on_epoch(self, run: ImageRun) -> None:
-            run.look()
-
-        def on_step(self, run: ImageRun) -> None:
-            run.look()
-
-    plain, looked = trained(settings), trained(settings, hooks=[Look()])
-    for a, b in zip(
-        plain.module.state_dict().values(), looked.module.state_dict().values(), strict=True
-    ):
-        assert torch.equal(a, b)
-
-
-def test_batches_are_those_of_the_epoch():
-    run = trained()
-    last = run.steps_per_epoch - 1
-    found = list(run.feeder.batches(last, 2, "plain"))
-    for place, x in zip((last, 0), found, strict=True):
-        run.feeder.prepare(place, "plain")
-        assert torch.equal(run.feeder.feed("plain").x, x)
-
-
-def test_a_look_shares_its_statistics_between_processes():
-    run = trained()
-    alone = run.look()[0]
-
-    class Two:
-        rank, size = 0, 2
-
-        def average(self, tensors: list[torch.Tensor]) -> None:
-            for t in tensors:
-                t.mul_(2.0)  # as if the other process had measured three times as much
-
-    run.group = Two()
-    shared = run.look()[0]
-    assert not torch.allclose(shared, alone)

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 import torch
-from fsmap.train.images.layout import layout_of
 from torch import nn
 
 from fsmap.models.resnet import resnet18
+from fsmap.train.images.build import layout_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NARROW = """

@@ -32,25 +32,17 @@ class KillAt:
 
 
 class Halve:
-    """A controller with a state: λ is halved after every step."""
+    """A hook that steers: λ is halved after every step."""
 
     def __init__(self) -> None:
         self.seen: list[float] = []
-        self.total = torch.zeros(())
 
     def on_epoch(self, run: ImageRun) -> None:
         run.history[-1]["mine"] = 1.0
 
     def on_step(self, run: ImageRun) -> None:
         self.seen.append(run.reg_strength_now)
-        self.total += run.reg_strength_now
         run.reg_strength /= 2
-
-    def state_dict(self) -> dict[str, object]:
-        return {"seen": self.seen, "total": self.total}
-
-    def load_state_dict(self, state: dict[str, object]) -> None:
-        self.seen, self.total = list(state["seen"]), state["total"]
 
 
 def test_rows_say_what_happened(tmp_path: Path):
@@ -76,9 +68,27 @@ def test_a_checkpoint_gives_the_deployed_model_back(tmp_path: Path):
     assert run.module.training
 
 
-@pytest.mark.parametrize("stop", [1, 3, 4, 7])
-def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, stop: int):
-    settings = dataclasses.replace(TINY, every=2, data="cifar10", px="0.5*train+0.5*white-noise")
+def same(run: ImageRun, other: ImageRun) -> None:
+    """To the last bit."""
+    for name, t in run.taken.tensors().items():
+        assert torch.equal(t, other.taken.tensors()[name]), name
+    assert [r["loss"] for r in run.history] == [r["loss"] for r in other.history]
+
+
+@pytest.mark.parametrize(
+    ("stop", "change"),
+    [
+        (1, {}),
+        (3, {"every": 2, "data": "cifar10", "px": "0.5*train+0.5*white-noise"}),
+        (4, {"method": "ps-map"}),
+        (5, {"batchnorm": "frozen"}),
+        (7, {"reg_nats": 1.0}),
+        (7, {"sam": 0.05}),
+        (7, {"estimator": "vjp"}),
+    ],
+)
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, stop: int, change: dict):
+    settings = dataclasses.replace(TINY, **change)
     whole = trained(settings, hooks=[Halve()])
     cut = ImageRun(settings, folder=tmp_path, hooks=[Halve(), KillAt(stop)])
     with pytest.raises(KeyboardInterrupt):
@@ -86,11 +96,8 @@ def test_a_resumed_run_ends_with_the_same_weights(tmp_path: Path, stop: int):
     again = ImageRun(settings, folder=tmp_path, resume=True, hooks=[Halve()])
     assert again.step == (stop - 1) // 2 * 2
     again.train(progress=False)
-    for name, t in whole.snapshot().items():
-        assert torch.equal(t, again.snapshot()[name]), name
-    assert [r["loss"] for r in again.history] == [r["loss"] for r in whole.history]
-    assert again.hooks[0].seen == whole.hooks[0].seen
-    assert torch.equal(again.hooks[0].total, whole.hooks[0].total)
+    same(whole, again)
+    assert again.hooks[0].seen == whole.hooks[0].seen[(stop - 1) // 2 * 2 :]
     rows = (tmp_path / "log.jsonl").read_text().splitlines()[1:]
     assert [json.loads(row)["epoch"] for row in rows] == [1, 2]
 
@@ -122,61 +129,7 @@ def test_a_stopped_run_has_a_checkpoint_of_its_last_step(tmp_path: Path):
     again = ImageRun(TINY, folder=tmp_path, resume=True)
     assert again.step == 4
     again.train(progress=False)
-    for name, t in trained().snapshot().items():
-        assert torch.equal(t, again.snapshot()[name]), name
-
-
-@pytest.fixture
-def single() -> object:
-    """As torch has it: its fused optimizer takes no float64 flag."""
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
-
-
-def overflowing() -> ImageRun:
-    """A run that skips what is not finite, as in fp16, of a network that is lost."""
-    run = ImageRun(dataclasses.replace(TINY, epochs=8))
-    run._step.scaled = True
-    run._step.restart()
-    with torch.no_grad():
-        run.module.fc.bias.fill_(torch.nan)
-    return run
-
-
-def test_a_lost_network_is_noticed_in_fp16(single: object):
-    """Skipped steps are not in the sums, and the scale would fall for ever."""
-    run = overflowing()
-    with pytest.raises(DivergedError, match="the gradient is not finite"):
-        run.train(progress=False)
-    assert run.feeder.scale == 1.0
-    assert all(bool(b.isfinite().all()) for b in run.module.buffers())
-
-
-def test_a_restored_network_has_a_scale_again(single: object):
-    run = overflowing()
-    good = trained(dataclasses.replace(TINY, epochs=1)).snapshot()
-    for step in range(20):
-        run._step(step % 4, lr=0.1, reg_strength=1e-3)
-    assert run._step.lost
-    run.restore(good)
-    assert not run._step.lost
-    assert run.feeder.scale == 2.0**12
-    assert run._step.totals.eq(0).all()
-    before = {name: b.clone() for name, b in run.module.named_buffers()}
-    run._step(0, lr=0.1, reg_strength=1e-3)
-    assert run._step.totals[-1] == 1  # a step that counts
-    assert any(not torch.equal(b, before[name]) for name, b in run.module.named_buffers())
-
-
-def test_running_statistics_of_a_skipped_step_are_not_kept(single: object):
-    run = overflowing()
-    before = {name: b.clone() for name, b in run.module.named_buffers() if b.is_floating_point()}
-    run._step(0, lr=0.1, reg_strength=1e-3)
-    assert run._step.totals[-1] == 0
-    for name, b in run.module.named_buffers():
-        if b.is_floating_point():
-            assert torch.equal(b, before[name]), name
+    same(trained(), again)
 
 
 def test_R_is_the_same_on_every_step_or_on_some():
@@ -240,15 +193,6 @@ def test_a_checkpoint_of_something_else(tmp_path: Path):
         load_model(path)
 
 
-def test_a_state_that_cannot_be_kept(tmp_path: Path):
-    class Odd(Halve):
-        def state_dict(self) -> dict[str, object]:
-            return {"what": object()}
-
-    with pytest.raises(CheckpointError, match="holds 'what', a object"):
-        trained(folder=tmp_path, hooks=[Odd()])
-
-
 def test_hooks_steer_the_strength():
     run = trained(hooks=[Halve(), lambda run: run.history[-1].update(more=2.0)])
     assert run.hooks[0].seen[:3] == [1e-3, 5e-4, 2.5e-4]
@@ -276,15 +220,6 @@ def test_tensorboard_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.M
     assert ("loss", run.history[1]["loss"], 2) in written
 
 
-def test_a_snapshot_brings_the_weights_back():
-    run = ImageRun(TINY)
-    before = run.snapshot()
-    run.train(progress=False)
-    assert not torch.equal(before["params/conv.weight"], run.snapshot()["params/conv.weight"])
-    run.restore(before)
-    assert all(torch.equal(t, before[name]) for name, t in run.snapshot().items())
-
-
 def test_schedules():
     s = dataclasses.replace(TINY, reg_schedule="warmup", reg_warmup_epochs=2)
     assert [s.reg_factor(k, 4) for k in (0, 3, 7, 9)] == [0.125, 0.5, 1.0, 1.0]
@@ -307,7 +242,7 @@ def test_divergence_names_the_term(monkeypatch: pytest.MonkeyPatch):
     ("change", "message"),
     [
         ({"method": "fs-map"}, r"method must be one of ps-map, l-map, got 'fs-map'"),
-        ({"precision": "fp8"}, r"precision must be one of fp32, tf32, bf16, fp16"),
+        ({"precision": "fp8"}, "precision"),
         ({"reg_schedule": "up"}, r"reg_schedule must be one of"),
         ({"batchnorm": "none"}, r"batchnorm must be one of joint, batch, frozen"),
         ({"estimator": "magic"}, r"unknown trace estimator 'magic'"),
@@ -315,7 +250,12 @@ def test_divergence_names_the_term(monkeypatch: pytest.MonkeyPatch):
         ({"weight_decay": -1.0}, r"weight_decay must be at least 0, got -1.0"),
         ({"clip": 0.0}, r"clip must be > 0, got"),
         ({"beta": 0.0}, r"beta must be > 0 and finite, got 0"),
-        ({"sam": 0.1}, r"sam is a baseline for ps-map"),
+        ({"sam": -1.0}, "sam"),
+        ({"reg_strength": -1.0}, "reg_strength"),
+        ({"reg_strength": math.inf}, "reg_strength"),
+        ({"reg_strength": math.nan}, "reg_strength"),
+        ({"reg_nats": -1.0}, "reg_nats"),
+        ({"reg_nats": math.nan}, "reg_nats"),
         ({"reg_schedule": "warmup"}, r"rises over reg_warmup_epochs"),
     ],
 )
@@ -330,7 +270,6 @@ def test_settings_are_checked(change: dict[str, object], message: str):
         ({"batch_size": 65}, r"batch_size=65 is larger than the training set, 64 images"),
         ({"model": "image_cases:TinyNet?classes=9"}, r"returned shape \(2, 9\) .* needs \(2, 10\)"),
         ({"model": "torch.nn:Linear?in_features=5&out_features=10"}, r"cannot take images of fmn"),
-        ({"precision": "fp16"}, r"precision='fp16' needs a CUDA device, got cpu"),
         ({"graph": True}, r"graph=True needs a CUDA device, got cpu"),
         ({"model": "image_cases:noisy", "compile": True}, r"random layers.*has Dropout"),
     ],
@@ -359,20 +298,6 @@ def test_a_model_of_its_own():
     assert sum(p.numel() for p in run.module.parameters()) == 11_384
 
 
-def test_a_glance_is_taken_once_a_step(monkeypatch):
-    run = trained()
-    logits, y = run.glance()
-    assert torch.equal(logits, run.logits("valid")[0])  # in fp32 it is what is reported
-    assert torch.equal(y, run.task.valid.y)
-    calls = []
-    monkeypatch.setattr(run, "logits_of", lambda *args: calls.append(args))
-    assert run.glance()[0] is logits
-    assert not calls
-    run.restore(run.snapshot())  # other weights, perhaps, at the same step
-    run.glance()
-    assert len(calls) == 1
-
-
 def test_half_precision_is_three_digits_less():
     torch.set_default_dtype(torch.float32)  # autocast leaves float64 alone
     try:
@@ -395,22 +320,3 @@ def test_frozen_layers_of_a_given_module_stay_frozen(seeded: None):
     run = trained(dataclasses.replace(TINY, epochs=1), module=module)
     assert run.module.bn.training
     assert not torch.equal(run.module.bn.running_mean, before)
-
-
-def test_gradients_reach_the_optimizer_in_the_layout_of_the_weights():
-    """Fused SGD reads weights and gradients by place, whatever a compiler makes of a layout."""
-    plain, turned = ImageRun(TINY), ImageRun(TINY)
-    turned._step.feeder.prepare(0, "regularized")
-    inner = turned._step.make("regularized")
-
-    def otherwise(params, buffers, inputs):
-        found = inner(params, buffers, inputs)
-        last_first = [g.permute(*reversed(range(g.ndim))).contiguous() for g in found.grads]
-        return found._replace(grads=[g.permute(*reversed(range(g.ndim))) for g in last_first])
-
-    turned._step.gradients["regularized"] = otherwise
-    for run in (plain, turned):
-        run._step(0, lr=0.1, reg_strength=1e-3)
-    for p, q in zip(plain._step.params.values(), turned._step.params.values(), strict=True):
-        assert q.grad.stride() == q.stride()
-        assert torch.equal(p, q)

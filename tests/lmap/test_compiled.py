@@ -1,0 +1,323 @@
+"""R, gradients and buffers against the float64 definition: eager and compiled, in every way in."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+import fsmap
+from fsmap.errors import FallbackWarning
+from fsmap.linalg import points
+from oracles import laplacian_slow
+
+B, S = 6, 4
+pytestmark = [  # torch warns while it compiles
+    pytest.mark.filterwarnings("ignore", "error::fsmap.errors.FallbackWarning"),
+    pytest.mark.usefixtures("seeded", "fresh_compiler"),
+]
+
+
+@pytest.fixture
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch):
+    # The compiler switches this off for the whole process: put it back after the test.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+class Attention(nn.Module):
+    """Pre-norm attention by torch's function, causal or masked."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(width), nn.Linear(width, 3 * width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, -1)).movedim(-3, 0).transpose(-2, -3)
+        h = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None)
+        return x + h.transpose(-2, -3).flatten(-2)
+
+
+class Decoder(nn.Module):
+    """Tokens in, tokens out, one table for both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.attention = nn.Embedding(5, 8), Attention()
+        self.head = nn.Linear(8, 5, bias=False)
+        self.head.weight = self.table.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.attention(self.table(tokens)))
+
+
+class Masked(nn.Module):
+    """Takes a dict of sequences and a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = Attention(), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.head(self.attention(x, mask[:, None, None]).mean(1))
+
+
+def mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def partly() -> nn.Sequential:
+    found = mlp()
+    found[0].requires_grad_(False)
+    return found
+
+
+def cnn() -> nn.Sequential:
+    layers = (nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.Tanh(), nn.Conv2d(3, 2, 2))
+    return nn.Sequential(*layers, nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 2))
+
+
+def encoder() -> nn.Sequential:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
+    return nn.Sequential(layer, nn.Flatten(), nn.Linear(32, 2))
+
+
+def masked_points(n: int) -> dict[str, Tensor]:
+    return {"x": torch.randn(n, 4, 8), "mask": torch.arange(4) < torch.randint(1, 5, (n, 1))}
+
+
+Case = tuple[Callable[[], nn.Module], Callable[[int], Any]]
+CASES: dict[str, Case] = {
+    "mlp": (mlp, lambda n: torch.randn(n, 3)),
+    "frozen part": (partly, lambda n: torch.randn(n, 3)),
+    "cnn": (cnn, lambda n: torch.randn(n, 1, 4, 4)),
+    "encoder": (encoder, lambda n: torch.randn(n, 4, 8)),
+    "decoder, tied": (Decoder, lambda n: torch.randint(0, 5, (n, 4))),
+    "masked, dict": (Masked, masked_points),
+}
+EVERY = [*((name, "joint") for name in CASES), ("cnn", "batch"), ("cnn", "frozen")]
+EVERY += [("encoder", "batch"), ("mlp", "frozen")]
+Found = tuple[Tensor, Tensor, dict[str, Tensor]]
+
+
+def floats(x: Any, dtype: torch.dtype) -> Any:
+    return tree_map(lambda t: t.to(dtype) if t.is_floating_point() else t, x)
+
+
+def made(name: str, mode: str, dtype: torch.dtype = torch.float64) -> tuple[fsmap.LMAP, Any]:
+    """A model with an LMAP around it, and training points."""
+    build, draw = CASES[name]
+    module, x, evaluation = build().to(dtype), floats(draw(B), dtype), floats(draw(S), dtype)
+    return fsmap.LMAP(module, lambda n, _: evaluation, num_points=S, batchnorm=mode), x
+
+
+def measured(lm: nn.Module, net: nn.Module, x: Any) -> Found:
+    """R, the gradient of a loss with it, and buffers."""
+    net.zero_grad()
+    out, R = lm(x)
+    (out.float() if out.dtype == torch.bfloat16 else out).square().mean().add(R).backward()
+    grads = [p.grad.flatten() for p in net.parameters() if p.grad is not None]
+    return R.detach(), torch.cat(grads), {n: b.clone() for n, b in net.named_buffers()}
+
+
+def definition(lm: fsmap.LMAP, x: Any) -> Found:
+    """The same by one backward pass per output, in float64."""
+    drawn = lm.draw(x)
+    net = copy.deepcopy(lm.module).double()
+    x, evaluation = floats(x, torch.float64), floats(drawn.points, torch.float64)
+    f, params = fsmap.functional(net)
+    sizes = [p.numel() for p in params.values()]
+    pieces = drawn.probes[0].double().split(sizes)
+    psi = {n: t.view(p.shape) for t, (n, p) in zip(pieces, params.items(), strict=True)}
+    with sdpa_kernel(SDPBackend.MATH):
+        if lm.batchnorm == "joint":
+            both = points.concat(x, evaluation)
+            out, R = f(params, both)[:B], laplacian_slow(f, params, both, psi)
+            net(**both) if isinstance(both, dict) else net(both)
+        else:
+            out = f(params, x)
+            net(x)  # moves the running statistics
+            if lm.batchnorm == "frozen":
+                f, _ = fsmap.functional(net.eval())
+            R = laplacian_slow(f, params, evaluation, psi)
+        total = out.square().mean() + R
+        grads = torch.autograd.grad(total, list(params.values()))
+    return R.detach(), torch.cat([g.flatten() for g in grads]), dict(net.named_buffers())
+
+
+def near(found: Found, wanted: Found, tolerance: float, *, gradient: bool = True) -> None:
+    def off(a: Tensor, b: Tensor) -> float:
+        return float((a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30))
+
+    assert off(found[0], wanted[0]) < tolerance
+    assert not gradient or off(found[1], wanted[1]) < tolerance
+    for name, b in wanted[2].items():
+        assert off(found[2][name], b) < tolerance, name
+
+
+@pytest.mark.parametrize(("name", "mode"), EVERY)
+@pytest.mark.parametrize("how", ["float64", "float32", "bf16"])
+def test_eager(name: str, mode: str, how: str) -> None:
+    lm, x = made(name, mode, torch.float64 if how == "float64" else torch.float32)
+    wanted = definition(lm, x)
+    with torch.autocast("cpu", torch.bfloat16) if how == "bf16" else nullcontext():
+        found = measured(lm, lm.module, x)
+    tolerance = {"float64": 1e-10, "float32": 1e-5, "bf16": 0.02}[how]
+    # How running statistics follow the weights is held to finite differences in test_frozen.
+    near(found, wanted, tolerance, gradient=(name, mode) != ("cnn", "frozen"))
+
+
+HALF = [("mlp", "joint"), ("cnn", "joint"), ("cnn", "frozen"), ("decoder, tied", "joint")]
+COMPILED = [(*case, "float64") for case in EVERY] + [(*case, "float32") for case in HALF[1:]]
+COMPILED += [(*case, "bf16") for case in HALF]
+
+
+@pytest.mark.parametrize(("name", "mode", "how"), COMPILED)
+def test_compiled(name: str, mode: str, how: str) -> None:
+    lm, x = made(name, mode, torch.float64 if how == "float64" else torch.float32)
+    wanted = definition(lm, x)
+    before = copy.deepcopy(lm.module.state_dict())
+    eager = measured(lm, lm.module, x)
+    lm.module.load_state_dict(before)
+    lm.step = 0
+    lm.compile(backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16) if how == "bf16" else nullcontext():
+        found = measured(lm, lm.module, x)
+    tolerance = {"float64": 1e-10, "float32": 1e-5, "bf16": 0.02}[how]
+    near(found, wanted, tolerance, gradient=(name, mode) != ("cnn", "frozen"))
+    near(found, eager, tolerance)
+
+
+def stepping(lm: fsmap.LMAP) -> Callable[[Any], tuple[Tensor, Tensor]]:
+    @torch.compile
+    def step(x: Any) -> tuple[Tensor, Tensor]:
+        out, R = lm(2 * x / 2)
+        return out + 0, R * 1
+
+    return step
+
+
+def inside(lm: fsmap.LMAP) -> fsmap.LMAP:
+    lm.module.compile(backend="aot_eager")
+    return lm
+
+
+def around(lm: fsmap.LMAP) -> fsmap.LMAP:
+    o = lm.regularizer.options
+    module = torch.compile(lm.module, backend="aot_eager")
+    return fsmap.LMAP(module, o.px, num_points=S, batchnorm=o.batchnorm)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [torch.compile, stepping, inside, around])
+@pytest.mark.parametrize("mode", ["joint", "batch"])
+def test_every_way_to_compile(way: Callable[[fsmap.LMAP], Any], mode: str) -> None:
+    lm, x = made("cnn", mode)
+    entry = way(lm)
+    for step in range(2):
+        lm.step = step
+        wanted = definition(lm, x)
+        near(measured(entry, lm.module, x), wanted, 1e-9)
+    assert (entry if way is around else lm).step == 1 + (way is around)
+
+
+def test_plain_passes_are_compiled_too() -> None:
+    lm, x = made("cnn", "joint")
+    wanted = lm.module(x)
+    lm.compile(backend="aot_eager")
+    lm.module[1].reset_running_stats()
+    out, value = lm(x, reg_strength=0.0)
+    assert value == 0
+    lm.eval()
+    deployed, none = lm(x)
+    assert none is None
+    torch.testing.assert_close(deployed, lm.module(x))
+    assert out.shape == wanted.shape
+
+
+def test_dropout_draws_as_the_eager_pass() -> None:
+    net = nn.Sequential(nn.Linear(3, 5), nn.Dropout(0.5), nn.Linear(5, 2))
+    x, found = torch.randn(B, 3), []
+    for compiled in (False, True):
+        lm = fsmap.LMAP(net, x[:S], num_points=S, seed=1)
+        if compiled:
+            lm.compile(backend="aot_eager")
+            measured(lm, net, x)  # compiles
+            lm.step = 0
+        torch.manual_seed(3)
+        found.append(measured(lm, net, x))
+    near(found[1], found[0], 1e-10)
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if float(x.sum()) > 100 else -self.net(x)
+
+
+def test_a_model_that_cannot_be_traced_runs_eagerly_and_says_so_once() -> None:
+    net, x = Branch(), torch.randn(B, 3)
+    lm = fsmap.LMAP(net, x[:S], num_points=S)
+    wanted = definition(lm, x)
+    lm.compile(backend="aot_eager")
+    with pytest.warns(FallbackWarning, match="Branch") as said:
+        found = measured(lm, net, x)
+    assert len([w for w in said if w.category is FallbackWarning]) == 1
+    near(found, wanted, 1e-10)
+    measured(lm, net, x)  # a second warning would be an error
+
+
+def test_a_wrong_compiled_function_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(function: Callable[..., Any], **_: object) -> Callable[..., Any]:
+        return lambda *args: (found := function(*args))._replace(R=1.1 * found.R)
+
+    monkeypatch.setattr(torch, "compile", wrong)
+    lm, x = made("mlp", "joint")
+    wanted = definition(lm, x)
+    lm.compile()
+    with pytest.warns(FallbackWarning, match="differs"):
+        found = measured(lm, lm.module, x)
+    near(found, wanted, 1e-10)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda lm: pickle.loads(pickle.dumps(lm))])
+def test_copies_compile_for_themselves(duplicate: Callable[[fsmap.LMAP], fsmap.LMAP]) -> None:
+    net, x = mlp(), torch.randn(B, 3)
+    lm = fsmap.LMAP(net, fsmap.px.Normal(shape=(3,)), num_points=S)
+    lm.compile(backend="aot_eager")
+    measured(lm, net, x)
+    other = duplicate(lm)
+    with torch.no_grad():
+        other.module[0].weight.mul_(2)
+    wanted = definition(other, x)
+    near(measured(other, other.module, x), wanted, 1e-10)
+    assert other.regularizer.compiled.options == {"backend": "aot_eager"}
+
+
+def test_batches_of_another_size() -> None:
+    lm, x = made("cnn", "joint")
+    lm.compile(backend="aot_eager")
+    with warnings.catch_warnings():
+        measured(lm, lm.module, x)
+        for size in (5, 4, 6):
+            some = x[:size]
+            lm.step = 0
+            eager = copy.deepcopy(lm)
+            eager.regularizer.compiled.options = None
+            wanted = measured(eager, eager.module, some)
+            near(measured(lm, lm.module, some), wanted, 1e-10)

@@ -1,0 +1,152 @@
+"""One step: the gradient is the definition's, compiled too; plain steps are torch's."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fsmap
+from fsmap.train.images import ImageRun
+from image_cases import TINY, trained
+from oracles import laplacian_slow
+
+STEP = 6
+
+
+def prepared(**changes: object) -> ImageRun:
+    run = ImageRun(dataclasses.replace(TINY, clip=None, **changes))
+    with torch.no_grad():  # statistics and weights that are not those of the start
+        run.module.bn.running_mean.uniform_(-1, 1, generator=torch.Generator().manual_seed(0))
+        run.module.bn.weight.uniform_(1, 2, generator=torch.Generator().manual_seed(1))
+    return run
+
+
+def gradient_slow(run: ImageRun, at: dict[str, Tensor] | None = None) -> tuple[Tensor, list]:
+    """R and the gradient of cross-entropy + λR at the prepared step, by definition."""
+    x, y, points = run.feeder.assemble()
+    module = copy.deepcopy(run.module)
+    f, params = fsmap.functional(module)
+    params = {n: p.detach().clone().requires_grad_() for n, p in (at or params).items()}
+    R = torch.zeros(())
+    joint = run.settings.batchnorm == "joint" and run.taken.lm is not None
+    out = f(params, torch.cat([x, points]) if joint else x)[: len(x)]
+    loss = F.cross_entropy(out, y)
+    if run.taken.lm is not None:
+        run.taken.lm.step = STEP
+        psi = {n: p[0] for n, p in run.taken.lm.regularizer.stream().psi(params).items()}
+        R = laplacian_slow(f, params, torch.cat([x, points]) if joint else points, psi)
+    total = loss + run.reg_strength * R
+    return R, list(torch.autograd.grad(total, list(params.values())))
+
+
+@pytest.mark.parametrize("estimator", ["jvp", "fd_central"])
+@pytest.mark.parametrize("batchnorm", ["joint", "batch"])
+def test_the_gradient_is_the_definition_s(batchnorm: str, estimator: str):
+    run = prepared(batchnorm=batchnorm, estimator=estimator, beta=1e-5, channels_last=False)
+    run.feeder.prepare(STEP)
+    R, expected = gradient_slow(run)
+    run.taken(STEP, lr=0.0, reg_strength=run.reg_strength)
+    tolerance = 1e-9 if estimator == "jvp" else 1e-5
+    for p, g in zip(run.module.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, g, rtol=tolerance, atol=tolerance / 100)
+    assert float(run.taken.totals[1]) == pytest.approx(R.item(), rel=1e-5)
+
+
+def test_frozen_is_the_deployed_function():
+    run = prepared(batchnorm="frozen", channels_last=False)
+    run.taken(STEP, lr=0.0, reg_strength=run.reg_strength)
+    f, params = fsmap.functional(copy.deepcopy(run.module).eval())  # after this step's statistics
+    psi = {n: p[0] for n, p in run.taken.lm.regularizer.stream().psi(params).items()}
+    slow = laplacian_slow(f, params, run.feeder.assemble().points, psi)
+    assert float(run.taken.totals[1]) == pytest.approx(slow.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["ps-map", "l-map"])
+def test_sam_looks_uphill(method: str):
+    run = prepared(method=method, sam=0.1, channels_last=False)
+    run.feeder.prepare(STEP)
+    _, first = gradient_slow(run)
+    scale = 0.1 / torch.cat([g.reshape(-1) for g in first]).norm()
+    params = dict(run.module.named_parameters())
+    there = {n: p + scale * g for (n, p), g in zip(params.items(), first, strict=True)}
+    _, expected = gradient_slow(run, there)
+    module = copy.deepcopy(run.module)
+    run.taken(STEP, lr=0.0, reg_strength=run.reg_strength)
+    for p, g in zip(params.values(), expected, strict=True):
+        torch.testing.assert_close(p.grad, g, rtol=1e-8, atol=1e-10)
+    batch = run.feeder.assemble()
+    module(batch.x if method == "ps-map" else torch.cat([batch.x, batch.points]))
+    for b, once in zip(run.module.buffers(), module.buffers(), strict=True):
+        torch.testing.assert_close(b, once, rtol=1e-12, atol=1e-12)  # one update a step
+
+
+def test_steps_between_and_without_strength():
+    run = ImageRun(dataclasses.replace(TINY, every=2))
+    kinds = [run.taken.kind(k, 1e-3) for k in range(3)]
+    assert kinds == ["regularized", "joined", "regularized"]
+    assert run.taken.kind(0, 0.0) == "joined"
+    frozen = ImageRun(dataclasses.replace(TINY, every=2, batchnorm="frozen"))
+    assert [frozen.taken.kind(k, 1e-3) for k in range(2)] == ["regularized", "plain"]
+
+
+@pytest.mark.parametrize("mode", ["frozen", "batch"])
+def test_no_strength_is_plain_training(mode: str):
+    plain = trained(dataclasses.replace(TINY, method="ps-map")).taken.tensors()
+    none = trained(dataclasses.replace(TINY, batchnorm=mode, reg_strength=0.0)).taken.tensors()
+    for name, t in plain.items():
+        assert torch.equal(t, none[name]), name
+
+
+def test_a_plain_step_is_torchs():
+    settings = dataclasses.replace(TINY, method="ps-map", epochs=1, nesterov=True)
+    run = ImageRun(settings)
+    module = copy.deepcopy(run.module)
+    sgd = torch.optim.SGD(
+        module.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, run.steps)
+    for step in range(run.steps):
+        run.feeder.prepare(step)
+        batch = run.feeder.assemble()
+        sgd.zero_grad()
+        F.cross_entropy(module(batch.x), batch.y).backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        sgd.step()
+        schedule.step()
+    run.train(progress=False)
+    for (name, t), q in zip(module.state_dict().items(), run.module.state_dict().values()):
+        torch.testing.assert_close(q, t, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+@pytest.mark.parametrize(
+    "change", [{}, {"batchnorm": "frozen", "every": 2}, {"method": "ps-map", "sam": 0.05}]
+)
+def test_the_compiled_step_is_the_eager_one(change: dict, monkeypatch: pytest.MonkeyPatch):
+    # The compiler switches this off for the whole process: put it back after the test.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    settings = dataclasses.replace(TINY, epochs=1, **change)
+    eager = trained(settings).taken.tensors()
+    compiled = trained(dataclasses.replace(settings, compile=True)).taken.tensors()
+    torch.compiler.reset()
+    for name, t in eager.items():
+        torch.testing.assert_close(compiled[name], t, rtol=1e-9, atol=1e-10, msg=name)
+
+
+def test_bf16_is_near():
+    settings = dataclasses.replace(TINY, epochs=1)
+    torch.set_default_dtype(torch.float32)
+    try:
+        full = trained(settings)
+        half = trained(dataclasses.replace(settings, precision="bf16"))
+    finally:
+        torch.set_default_dtype(torch.float64)
+    a, b = full.history[0], half.history[0]
+    assert b["laplacian"] == pytest.approx(a["laplacian"], rel=0.05)
+    assert b["loss"] == pytest.approx(a["loss"], rel=0.02)

@@ -51,7 +51,21 @@ class SecondOrder(Replacing):
             _check_attention(kept[0], query)
             return scaled_dot_product_attention(query, key, *args, **options)
 
-        super().__init__({**REPLACED, F.scaled_dot_product_attention: attention})
+        def heads(
+            query: Tensor, key: Tensor, value: Tensor, width: int, num: int, *args: Any, **more: Any
+        ) -> tuple[Tensor, Tensor | None]:
+            batch = query.shape[1] if query.ndim == 3 else 1
+            kept[0] += ATTENTION_COPIES * 4 * batch * num * query.shape[0] * key.shape[0]
+            _check_attention(kept[0], query)
+            return multi_head_attention_forward(query, key, value, width, num, *args, **more)
+
+        super().__init__(
+            {
+                **REPLACED,
+                F.scaled_dot_product_attention: attention,
+                F.multi_head_attention_forward: heads,
+            }
+        )
 
 
 ATTENTION_COPIES = 6
@@ -267,7 +281,6 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.batch_norm: _torch_batch_norm,
     torch.instance_norm: _torch_instance_norm,
     torch.native_layer_norm: _native_layer_norm,
-    F.multi_head_attention_forward: multi_head_attention_forward,
     F.glu: glu,
     torch._weight_norm: weight_norm,
     torch.linalg.solve: solve,

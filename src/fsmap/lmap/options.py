@@ -129,7 +129,7 @@ def _check_combinations(options: Options, module: nn.Module) -> None:
 
 
 def check_strength(value: Any, *, required: bool = False) -> None:
-    """Raise InputError if λ is not a tensor, a finite number of at least 0, or, if allowed, None."""
+    """Raise InputError if λ is not a tensor, a finite number ≥ 0, or None where that is allowed."""
     if isinstance(value, Tensor) or (value is None and not required):
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -119,7 +119,9 @@ def test_a_plain_step_is_torchs():
         sgd.step()
         schedule.step()
     run.train(progress=False)
-    for (name, t), q in zip(module.state_dict().items(), run.module.state_dict().values()):
+    for (name, t), q in zip(
+        module.state_dict().items(), run.module.state_dict().values(), strict=True
+    ):
         torch.testing.assert_close(q, t, rtol=1e-9, atol=1e-12, msg=name)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fsmap.models.resnet import resnet18
-from fsmap.train.images.build import layout_of
+from fsmap.train.kernels import layout_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NARROW = """

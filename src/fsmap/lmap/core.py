@@ -45,6 +45,10 @@ NO_EFFECT = (
 )
 
 
+LOOK_EVERY = 100
+"""Steps between looks at whether evaluation points on a GPU are finite: each waits for it."""
+
+
 class Drawn(NamedTuple):
     """Everything random that one evaluation of R consumes: tensors only."""
 
@@ -246,8 +250,10 @@ class Regularizer:
         options, stream = self.options, self.stream()
         params = self.params() if params is None else params
         drawn = sample(options.px, options.num_points, params, stream)
-        if not self._looked:  # once: always looking would wait for the device
+        on_cpu = next(iter(params.values())).device.type == "cpu"
+        if not self._looked or on_cpu or stream.step % LOOK_EVERY == 0:
             points.check(drawn)
+        if not self._looked:
             if x is not None:
                 points.check(x)
                 if options.batchnorm == "joint":

@@ -70,6 +70,7 @@ examples: $(READY) ## run every script in examples/
 
 bench: $(READY) ## time, memory and error of every estimator, beside what one would write today
 	$(PY) -m benchmarks
+	$(PY) -m benchmarks.loops
 
 coverage: $(READY) ## tests with branch coverage
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal --cov --cov-report=term-missing:skip-covered

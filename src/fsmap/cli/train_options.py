@@ -150,9 +150,7 @@ def _add_how(parser: argparse.ArgumentParser) -> None:
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("files and time")
-    group.add_argument(
-        "--seeds", default="0", metavar="N,N", help="one run each, compiled once (default: 0)"
-    )
+    group.add_argument("--seeds", default="0", metavar="N,N", help="one run each (default: 0)")
     group.add_argument(
         "--out", type=Path, metavar="DIR", help="checkpoint.safetensors and log.jsonl go there"
     )

@@ -322,6 +322,11 @@ ESTIMATORS: dict[str, Callable[..., Estimator]] = {kind.name: kind for kind in K
 """By name, in the order in which messages list them."""
 
 
+def draws_normal(estimator: Estimator) -> bool:
+    """Whether its probes are the ψ ~ N(0, I) of the source, which can be drawn as one vector."""
+    return getattr(type(estimator), "draw", None) is _WithPsi.draw
+
+
 def by_name(name: str | Estimator, **options: Any) -> Estimator:
     """An estimator from its name; an object is returned as it is.
 

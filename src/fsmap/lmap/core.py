@@ -21,7 +21,7 @@ from fsmap.errors import FallbackWarning, ForwardModeError, IgnoredProbesWarning
 from fsmap.functional import Functional, State, Wrapped
 from fsmap.functional.noise import is_random
 from fsmap.linalg import points
-from fsmap.linalg.estimators import Central
+from fsmap.linalg.estimators import Central, draws_normal
 from fsmap.linalg.metric import Metric, Weights
 from fsmap.linalg.probes import Stream
 from fsmap.linalg.trace import evaluate as evaluate_trace
@@ -43,6 +43,10 @@ NO_EFFECT = (
     "its weights are zero, or a wrapper around or inside the model (FSDP, offloading, "
     "quantization) replaces the parameters that it is given."
 )
+
+
+LOOK_EVERY = 100
+"""Steps between looks at whether evaluation points on a GPU are finite: each waits for it."""
 
 
 class Drawn(NamedTuple):
@@ -172,6 +176,13 @@ def _shaped(flat: Tensor, module: nn.Module, params: Params) -> Params:
     return found
 
 
+def _in_memory_order(drawn: Tensor, p: Tensor) -> Tensor:
+    """Draws ``[R, ...]`` of a parameter as ``[R, n]``: the inverse of :func:`_shaped`."""
+    order = sorted(range(p.ndim), key=p.stride, reverse=True)
+    moved = drawn if p.is_contiguous() else drawn.permute(0, *(1 + d for d in order))
+    return moved.reshape(len(drawn), -1).float()
+
+
 class Regularizer:
     """R(θ) of a live module: draws, steps, fallback and compilation around :func:`evaluate`."""
 
@@ -239,8 +250,10 @@ class Regularizer:
         options, stream = self.options, self.stream()
         params = self.params() if params is None else params
         drawn = sample(options.px, options.num_points, params, stream)
-        if not self._looked:  # once: always looking would wait for the device
+        on_cpu = next(iter(params.values())).device.type == "cpu"
+        if not self._looked or on_cpu or stream.step % LOOK_EVERY == 0:
             points.check(drawn)
+        if not self._looked:
             if x is not None:
                 points.check(x)
                 if options.batchnorm == "joint":
@@ -267,9 +280,15 @@ class Regularizer:
         options, stream = self.options, self.stream()
         params = self.params() if params is None else params
         if options.estimator.parameter_probes:
-            total = sum(p.numel() for p in trainable(self.module).values())
-            device = next(iter(params.values())).device
-            return stream.flat_psi(total, options.probes, device, self.psi_dtype(device))
+            every = trainable(self.module)
+            if draws_normal(options.estimator):
+                device = next(iter(params.values())).device
+                size = sum(p.numel() for p in every.values())
+                return stream.flat_psi(size, options.probes, device, self.psi_dtype(device))
+            own: Any = options.estimator.draw(
+                stream, self.f, every, evaluation, options.probes, options.metric
+            )
+            return torch.cat([_in_memory_order(own[n], p) for n, p in every.items()], 1)
         joint = x is not None and options.batchnorm == "joint"
         at: Any = _joined(x, evaluation) if joint else evaluation
         f = self.f

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from fsmap.data.images.augment import Normalization
 
-BATCH = 1_000
-
 
 def autocast(device: torch.device, half: torch.dtype | None) -> AbstractContextManager[Any]:
     """Matrix products in half precision within, or nothing."""
@@ -24,7 +22,7 @@ def logits_of(
     images: Tensor,
     normalize: Normalization,
     layout: torch.memory_format = torch.channels_last,
-    batch: int = BATCH,
+    batch: int = 1_000,
     half: torch.dtype | None = None,
 ) -> Tensor:
     """Logits in ``eval()`` mode, in the precision of the parameters unless told otherwise."""
@@ -33,7 +31,7 @@ def logits_of(
     module.eval()
     found = []
     try:
-        with autocast(first.device, half):  # weights are cast once
+        with autocast(first.device, half):
             for part in images.split(batch):
                 part = part.to(first.device)
                 whole = part.dtype == torch.uint8

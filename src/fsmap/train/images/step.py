@@ -9,6 +9,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from fsmap.errors import InputError
 from fsmap.functional.noise import is_random
+from fsmap.linalg.estimators import by_name
 from fsmap.lmap.core import Drawn
 from fsmap.lmap.module import LMAP
 from fsmap.lmap.strength import LogTrace
@@ -73,6 +74,7 @@ class Step:
             self.lm.compile()
         self.plain = self.lm.regularizer.plain
         size = sum(p.numel() for p in self.params.values())
+        self.draws_psi = by_name(settings.estimator).parameter_probes
         with autocast(feeder.device, self.half):
             dtype = self.lm.regularizer.psi_dtype(feeder.device)
         self.psi = torch.zeros(1, size, device=feeder.device, dtype=dtype)
@@ -99,7 +101,7 @@ class Step:
                 options["lr"] = lr
         if self.lm is not None:
             self.lm.step = step
-            if kind == REGULARIZED and self._draws_psi:
+            if kind == REGULARIZED and self.draws_psi:
                 stream = self.lm.regularizer.stream()
                 size, device = self.psi.shape[1], self.psi.device
                 self.psi.copy_(stream.flat_psi(size, 1, device, self.psi.dtype))
@@ -110,18 +112,13 @@ class Step:
             self.captured[kind] = CapturedStep(lambda: self.advance(kind), self.state)
         self.captured[kind]()
 
-    @property
-    def _draws_psi(self) -> bool:
-        assert self.lm is not None
-        return bool(self.lm.regularizer.options.estimator.parameter_probes)
-
     def advance(self, kind: str) -> None:
         """Everything after the draws are in place: fixed tensors in, fixed tensors changed."""
         x, y, points = self.assemble()
         probes: Tensor | None = None
         if kind == REGULARIZED:
             assert self.lm is not None
-            probes = self.psi if self._draws_psi else self.lm.regularizer.probes(x, points)
+            probes = self.psi if self.draws_psi else self.lm.regularizer.probes(x, points)
         drawn = Drawn(points, probes)
         measured = self._differentiate(kind, x, y, drawn)
         if self.settings.sam:
@@ -214,7 +211,7 @@ def _check_how(module: nn.Module, settings: ImageSettings, device: torch.device)
     message = None
     if settings.graph and device.type != "cuda":
         message = f"graph=True needs a CUDA device, got {device}"
-    elif settings.graph and settings.regularized and settings.estimator in ("vjp", "exact"):
+    elif settings.graph and settings.regularized and by_name(settings.estimator).reverse_mode:
         message = f"graph=True does not go with the estimator {settings.estimator!r}"
     elif settings.graph or settings.compile:
         noisy = sorted({type(m).__name__ for m in module.modules() if is_random(m)})

@@ -1,4 +1,4 @@
-"""The log of a run: a row per epoch, as JSON lines and, where it is installed, for TensorBoard."""
+"""The log of a run: a row per epoch, as JSON lines."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def jvp(f: ModelFn, params: Params, x: Inputs, psi: Params) -> tuple[Tensor, Ten
     check_replaceable(f, "forward")
 
     def call(p: Params) -> tuple[Tensor, State]:
-        with SecondOrder():
+        with SecondOrder(forward_mode=True):
             return with_state(f, p, x)
 
     try:

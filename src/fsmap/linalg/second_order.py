@@ -40,15 +40,17 @@ def check_replaceable(f: ModelFn, mode: str) -> None:
 class SecondOrder(Replacing):
     """Within it, functions with wrong or missing second derivatives are replaced.
 
-    Attention is written out, softmax(QKᵀ)V, and its memory is predicted before it is allocated.
+    Attention is written out, softmax(QKᵀ)V. In forward mode, where ``fd_central`` can take its
+    place, its memory is predicted before it is allocated.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, forward_mode: bool = False) -> None:
         kept = [0]  # bytes that attention keeps for the backward pass, over all calls
 
         def attention(query: Tensor, key: Tensor, *args: Any, **options: Any) -> Tensor:
             kept[0] += ATTENTION_COPIES * 4 * query.numel() // query.shape[-1] * key.shape[-2]
-            _check_attention(kept[0], query)
+            if forward_mode:
+                _check_attention(kept[0], query)
             return scaled_dot_product_attention(query, key, *args, **options)
 
         def heads(
@@ -56,7 +58,8 @@ class SecondOrder(Replacing):
         ) -> tuple[Tensor, Tensor | None]:
             batch = query.shape[1] if query.ndim == 3 else 1
             kept[0] += ATTENTION_COPIES * 4 * batch * num * query.shape[0] * key.shape[0]
-            _check_attention(kept[0], query)
+            if forward_mode:
+                _check_attention(kept[0], query)
             return multi_head_attention_forward(query, key, value, width, num, *args, **more)
 
         super().__init__(

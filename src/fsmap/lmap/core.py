@@ -351,11 +351,13 @@ class Regularizer:
         return self.f.plain(x)
 
     def _evaluate(self, x: Inputs | None, drawn: Drawn, compiled: bool) -> Evaluation:
-        if torch.is_grad_enabled() and (compiled or self.compiled.options is not None):
-            return self.compiled.checked(
-                self._pure, lambda: self._eager(x, drawn), (x, drawn), self.module, lambda e: e.R
-            )
-        return self._eager(x, drawn)
+        compiled = compiled or self.compiled.options is not None
+        if not compiled or self._synchronizes or not torch.is_grad_enabled():
+            return self._eager(x, drawn)
+        found = self.compiled.checked(
+            self._pure, lambda: self._eager(x, drawn), (x, drawn), self.module, lambda e: e.R
+        )
+        return found._replace(R=found.R.clone())  # a CUDA graph would overwrite it on the next step
 
     def _eager(self, x: Inputs | None, drawn: Drawn) -> Evaluation:
         options = self.options

@@ -54,6 +54,10 @@ def strength(reg_strength: object) -> fsmap.Objective:
     return fsmap.l_map(*terms(), num_points=6, reg_strength=reg_strength, num_data=24)
 
 
+def nats(reg_nats: object, **knobs: object) -> fsmap.Objective:
+    return fsmap.l_map(*terms(), num_points=6, reg_nats=reg_nats, num_data=24, every=2, **knobs)
+
+
 def estimator(name: str) -> Callable[..., fsmap.Objective]:
     return lambda prior_std, jitter: l_map(prior_std, jitter, estimator=name)
 
@@ -75,6 +79,8 @@ BUILDS = {
         {"prior_std": [0.5, 2.0], "jitter": [0.1]},
     ),
     "strength": (strength, {"reg_strength": [0.0, 1e-3, 1e-1]}),
+    "nats": (nats, {"reg_nats": [0.0, 0.05, 1.0]}),
+    "nats_r0": (lambda reg_nats, r0: nats(reg_nats, r0=r0), {"reg_nats": [0.1], "r0": [0.1, 2.0]}),
 }
 
 
@@ -105,7 +111,9 @@ def assert_members_are_runs_alone(
             torch.testing.assert_close(found, expected.columns[name], rtol=1e-9, atol=1e-9)
 
 
-CHUNKED = [(name, chunk) for name in ("ps_map", "fs_map", "l_map_every") for chunk in (1, 3)]
+CHUNKED = [
+    (name, chunk) for name in ("ps_map", "fs_map", "l_map_every", "nats") for chunk in (1, 3)
+]
 
 
 @pytest.mark.parametrize(("name", "chunk"), [*((name, "auto") for name in BUILDS), *CHUNKED])

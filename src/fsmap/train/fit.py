@@ -115,6 +115,7 @@ def fit(
     pointwise = getattr(f, "pointwise", True)  # no random layers: asked once, it costs a walk
     with layer_noise(f, Stream(seed, 0), device):
         objective.check(f, leaves, sample)
+        objective = objective.started(f, leaves, Stream(seed, 0))
 
     about = {
         "objective": objective,

@@ -149,13 +149,14 @@ def fit_population(
         return Batches(size, batch_size, seed=seed, replace=replace)
 
     members.check(batch_size)
+    members.start()
     feeder = Feeder(f, grid, members.objective, members.first, members.splits, batches)
     capture = wanted(graph, members.like.device, f, members.objective(0).geometry)
     moving = settings.optimizer.build(
         members.params.values(), capturable=capture, moving_lr=settings.schedule != constant()
     )
     ensemble = Ensemble(
-        make_loss(f, build),
+        make_loss(f, members.build),
         members.params,
         members.hypers,
         feeder,

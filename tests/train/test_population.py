@@ -127,6 +127,17 @@ def test_a_member_is_the_same_run_alone(name: str, chunk: object):
     )
 
 
+def test_a_resumed_population_keeps_r0(tmp_path: Path):
+    f, _ = fsmap.functional(mlp())
+    grid, path = Grid(reg_nats=[0.05, 1.0], seed=[0, 7]), tmp_path / "run.ckpt"
+    whole, _ = fit_population(nats, grid, f, data(), **RUN)
+    knobs = RUN | {"checkpoint": path, "resume": True}
+    fit_population(nats, grid, f, data(), **(knobs | {"steps": 8}))
+    again, _ = fit_population(nats, grid, f, data(), **knobs)
+    for n, p in whole.params.items():
+        assert torch.equal(again.params[n], p)
+
+
 @pytest.mark.parametrize(
     "moving",
     [sgd(1e-3, momentum=0.9, nesterov=True), adamw(0.02, weight_decay=0.1)],

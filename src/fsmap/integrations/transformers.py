@@ -231,7 +231,9 @@ class _Steps(hf.TrainerCallback):
                 for buffer in trace.buffers():
                     buffer.zero_()
             trace.detach()
-            trace.attach(getattr(optimizer, "optimizer", optimizer))  # as accelerate wraps it
+            optimizer = getattr(optimizer, "optimizer", optimizer)  # as accelerate wraps it
+            if isinstance(optimizer, torch.optim.Optimizer):  # else each micro-batch is a step
+                trace.attach(optimizer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The next ψ."""

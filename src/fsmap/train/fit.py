@@ -115,7 +115,7 @@ def fit(
     pointwise = getattr(f, "pointwise", True)  # no random layers: asked once, it costs a walk
     with layer_noise(f, Stream(seed, 0), device):
         objective.check(f, leaves, sample)
-        objective = objective.started(f, leaves, Stream(seed, 0))
+        started = objective.started(f, leaves, Stream(seed, 0))
 
     about = {
         "objective": objective,
@@ -130,9 +130,10 @@ def fit(
         **describe(about),
         **settings.describe(),
     }
-    loss = make_loss(f, lambda: objective)
+    loss = make_loss(f, lambda: started)
     moving = settings.optimizer.build(leaves.values())
-    loop = Loop(settings, leaves, moving, stop_if_diverged, config or {})
+    extra = {} if started is objective else {"r0": started.geometry.r0}  # type: ignore[attr-defined]
+    loop = Loop(settings, leaves, moving, stop_if_diverged, config or {}, extra=extra)
 
     def take_step(step: int) -> Tensor:
         stream = Stream(seed, step)

@@ -54,6 +54,7 @@ class Members:
         self.like = next(iter(names.values()))
         self.hypers = grid.hypers(self.like)
         self.splits = as_splits(data, grid.axes.get(SPLIT), names)
+        self.extra: dict[str, Tensor] = {}  # what a checkpoint holds besides
         self._objectives: dict[tuple[Any, ...], Objective] = {}
 
     def first(self, member: int) -> Params:
@@ -107,7 +108,8 @@ class Members:
             with layer_noise(self.f, stream, self.like.device):
                 term = term.started(self.f, first, stream)
             found.append(term.r0)
-        self.hypers["r0"] = torch.stack([r0.to(self.like) for r0 in found if r0 is not None])
+        r0 = torch.stack([r0.to(self.like) for r0 in found if r0 is not None])
+        self.hypers["r0"] = self.extra["r0"] = r0
         build = self.build
 
         def with_r0(r0: Tensor, **hypers: Tensor) -> Objective:
@@ -126,10 +128,13 @@ class Members:
 
     def describe(self, **knobs: Any) -> dict[str, Any]:
         """What run this is, in plain values."""
+        first = self.objective(0)
+        if self.extra and isinstance(first.geometry, TraceBound):  # R₀ is in the checkpoint
+            first = first._replace(geometry=first.geometry._replace(r0=None))
         return {
             "kind": "fit_population",
             "members": describe(list(self.grid)),
-            "objective of member 0": describe(self.objective(0)),
+            "objective of member 0": describe(first),
             "model": describe_model(self.f, self.first(0)),
             "starts": describe(list(self._starts.values())),
             "data": describe(self.splits._asdict()),

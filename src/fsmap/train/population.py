@@ -168,7 +168,7 @@ def fit_population(
     config = {}
     if settings.checkpoint is not None:
         config = members.describe(batch_size=batch_size, replace=replace) | settings.describe()
-    extra = {"diverged": verdict.diverged, "chunk": ensemble.chunk_size}
+    extra = {"diverged": verdict.diverged, "chunk": ensemble.chunk_size, **members.extra}
     loop = Loop(settings, members.params, moving, verdict.judge, config, len(grid), extra)
     ensemble.alive.copy_(verdict.diverged < 0)
     step: Callable[[Feed], Tensor] = ensemble.step

@@ -18,7 +18,8 @@ class CapturedStep:
     """Replay a step; the first call captures it.
 
     Args:
-        step: Reads and writes fixed tensors only, and never waits for the device.
+        step: Reads and writes fixed tensors only, and never waits for the device. Capture it before
+            any other step: torch ties a gradient to the stream on which it was first accumulated.
         state: Every tensor that the step changes: put back after the warm-up, so that capturing
             takes no step.
 
@@ -53,6 +54,6 @@ class CapturedStep:
             for t, before in zip(self._state(), kept, strict=True):
                 t.copy_(before)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=other):  # gradients accumulate on the warm-up's stream
             self._step()
         return graph

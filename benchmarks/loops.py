@@ -309,7 +309,7 @@ class Loop:
 
         def step(x: Tensor, y: Tensor, *drawn: Tensor) -> None:
             with self.autocast():
-                out, R = lm(x, drawn=Drawn(*drawn) if drawn else None)
+                out, R = lm(x, drawn=Drawn(*drawn, *[None] * (2 - len(drawn))) if drawn else None)
                 loss = self.loss(out, y) + LAM * R
             loss.backward()
 
@@ -366,6 +366,7 @@ def main() -> None:
         ["eager"] if options.device == "cpu" else ["eager", "reduce-overhead", "captured"]
     )
     about = circumstances(options.device)._asdict()
+    torch.backends.cudnn.benchmark = True
     for name in options.task or tasks:
         task = tasks[name]()
         ways = [way for way in task.ways if not options.way or way in options.way]

@@ -123,7 +123,8 @@ def scaled_dot_product_attention(
 def multi_head_attention_forward(*args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
     """``F.multi_head_attention_forward`` with attention written out, as for its weights."""
     wanted = options.get("need_weights", True)
-    options["need_weights"] = True
+    if not wanted:
+        options |= {"need_weights": True, "average_attn_weights": False}
     out, weights = F.multi_head_attention_forward(*args, **options)
     return out, weights if wanted else None
 

@@ -18,8 +18,8 @@ class CapturedStep:
     """Replay a step; the first call captures it.
 
     Args:
-        step: Reads and writes fixed tensors only, and never waits for the device. Capture it before
-            any other step: torch ties a gradient to the stream on which it was first accumulated.
+        step: Reads and writes fixed tensors only, and never waits for the device. No graph of an
+            earlier step may be alive: torch ties it to the stream on which it was made.
         state: Every tensor that the step changes: put back after the warm-up, so that capturing
             takes no step.
 
@@ -43,7 +43,7 @@ class CapturedStep:
         self._graph.replay()
 
     def _capture(self) -> torch.cuda.CUDAGraph:
-        kept = [t.clone() for t in self._state()]
+        kept = [t.detach().clone() for t in self._state()]
         current, other = torch.cuda.current_stream(), torch.cuda.Stream()
         other.wait_stream(current)
         with torch.cuda.stream(other):

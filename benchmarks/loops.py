@@ -4,9 +4,12 @@
     python -m benchmarks.loops --device cuda      ResNet-18, GPT-2 small and ViT-S in bf16 autocast
 
 Every way trains the same network on batches that are on the device already. ``by hand`` is what one
-would write today: one pure loss with ``torch.func.jvp``, compiled as a whole. Ways of a network are
-timed in turns, round after round; a row has the median over rounds and the ratio to the plain loop
-of the same run. Rows are appended to ``benchmarks/results/loops.jsonl``.
+would write today: one pure loss with ``torch.func.jvp``, compiled as a whole. Modes: ``eager``,
+``compiled`` (``torch.compile``), ``reduce-overhead``, and ``captured``: compiled, and the step as a
+whole, optimizer included, in one CUDA graph by ``fsmap.train.capture``. Ways are timed in turns,
+round after round; a row has the median over rounds and the ratio to the plain loop of the
+same run. Memory is right for the only loop of a process: give one ``--way`` and one ``--mode``.
+Rows are appended to ``benchmarks/results/loops.jsonl``.
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ from torch.func import functional_call
 
 import fsmap
 from fsmap.linalg.second_order import SecondOrder
+from fsmap.lmap.core import Drawn
 from fsmap.models.resnet import resnet18
 from fsmap.report.circumstances import circumstances
+from fsmap.train.capture import CapturedStep
 
 RESULTS = Path(__file__).parent / "results"
 LAM = 1e-6
@@ -146,21 +151,56 @@ class Loop:
             self.model.parameters(), lr=1e-4, momentum=0.9, fused=device == "cuda"
         )
         self.call = task.call or (lambda m, x: m(x))
-        self.compile = {} if mode == "eager" else {"mode": None if mode == "compiled" else mode}
-        self.eager = mode == "eager"
+        self.eager, self.captured = mode == "eager", mode == "captured"
+        self.compile = {"mode": mode} if mode == "reduce-overhead" else {}
         self.place = 0
         self.loss = loss_of if self.eager else torch.compile(loss_of)
+        self.lm: fsmap.LMAP | None = None
+        self.graphs: dict[bool, CapturedStep] = {}
         kind, *options = way.split(" ")
         self.step = getattr(self, f"make_{kind}")(" ".join(options))
 
     def __call__(self) -> None:
         size = self.task.batch
         start = self.place % (len(self.task.x) // size) * size
-        self.place += 1
         x, y = self.task.x[start : start + size], self.task.y[start : start + size]
-        self.step(x, y)
-        self.optimizer.step()
+        if self.captured and self.place:  # the first step makes the optimizer's state
+            self.replay(x, y)
+        else:
+            self.update(x, y)
+        self.place += 1
+
+    def update(self, *args: Any) -> None:
         self.optimizer.zero_grad()
+        self.step(*args)
+        self.optimizer.step()
+
+    def replay(self, x: Tensor, y: Tensor) -> None:
+        """A step by a CUDA graph: fill its inputs, then replay."""
+        inputs: list[Tensor] = [x, y]
+        active = True
+        if self.lm is not None:
+            self.lm.step = self.place
+            active = self.lm.regularizer.active
+            with self.autocast():
+                drawn = self.lm.draw(x)
+            inputs += [t for t in (drawn.points, drawn.probes) if isinstance(t, Tensor)]
+        else:
+            inputs += self.extra()
+        if active not in self.graphs:
+            fixed = [t.clone() for t in inputs]
+            self.graphs[active] = CapturedStep(lambda: self.update(*fixed), self.state)
+            self.fixed = {**getattr(self, "fixed", {}), active: fixed}
+        torch._foreach_copy_(self.fixed[active], inputs)
+        self.graphs[active]()
+
+    def extra(self) -> list[Tensor]:
+        """Inputs of a step besides the batch."""
+        return []
+
+    def state(self) -> list[Tensor]:
+        momenta = [s["momentum_buffer"] for s in self.optimizer.state.values()]
+        return [*self.model.parameters(), *self.model.buffers(), *momenta]
 
     def autocast(self) -> AbstractContextManager[Any]:
         half = self.device == "cuda"
@@ -237,12 +277,16 @@ class Loop:
 
         compiled = self.compiled(objective)
 
-        def step(x: Tensor, y: Tensor) -> None:
+        def draw() -> list[Tensor]:
             start = int(torch.randint(0, len(self.task.x) - points, ()))
-            z = self.task.x[start : start + points]
-            psi = {n: torch.randn_like(p) for n, p in zip(names, model.parameters(), strict=True)}
+            return [self.task.x[start : start + points], *map(torch.randn_like, model.parameters())]
+
+        self.extra = draw  # type: ignore[method-assign]
+
+        def step(x: Tensor, y: Tensor, *drawn: Tensor) -> None:
+            z, *psi = drawn or draw()
             with self.autocast():
-                loss, buffers = compiled(x, y, z, psi)
+                loss, buffers = compiled(x, y, z, dict(zip(names, psi, strict=True)))
             own = dict(model.named_buffers())
             for name, new in buffers.items():
                 own[name].copy_(new)
@@ -261,9 +305,9 @@ class Loop:
             lm.compile(**self.compile)
         self.lm = lm
 
-        def step(x: Tensor, y: Tensor) -> None:
+        def step(x: Tensor, y: Tensor, *drawn: Tensor) -> None:
             with self.autocast():
-                out, R = lm(x)
+                out, R = lm(x, drawn=Drawn(*drawn) if drawn else None)
                 loss = self.loss(out, y) + LAM * R
             loss.backward()
 
@@ -307,7 +351,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--task", nargs="*", help="names of tasks; default: all of the device")
     parser.add_argument("--way", nargs="*", help="only these ways, such as 'lmap joint'")
-    parser.add_argument("--mode", nargs="*", help="eager, compiled, reduce-overhead")
+    parser.add_argument("--mode", nargs="*", help="eager, compiled, reduce-overhead, captured")
     parser.add_argument("--steps", type=int, default=20, help="steps of a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
@@ -316,7 +360,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "loops.jsonl")
     options = parser.parse_args()
     tasks = CUDA_TASKS if options.device == "cuda" else CPU_TASKS
-    modes = options.mode or (["eager"] if options.device == "cpu" else ["eager", "reduce-overhead"])
+    modes = options.mode or (
+        ["eager"] if options.device == "cpu" else ["eager", "reduce-overhead", "captured"]
+    )
     about = circumstances(options.device)._asdict()
     for name in options.task or tasks:
         task = tasks[name]()
@@ -331,6 +377,8 @@ def measure(
     device, loops, first, peaks, failed = options.device, {}, {}, {}, {}
     for way in ways:
         for mode in modes:
+            if (way, mode) == ("penalty", "captured"):
+                continue  # a penalty draws inside its call
             key = (way, mode)
             try:
                 if device == "cuda":

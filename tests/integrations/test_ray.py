@@ -32,7 +32,9 @@ def cluster():
     """Two workers on this machine, started once; pools of this process use them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT / "tests"))  # they import fake_experiment
-        with RayPool(workers=2):
+        notes: list[str] = []
+        with RayPool(workers=2, say=notes.append):
+            assert "reached from the network" in notes[0]
             yield
 
 

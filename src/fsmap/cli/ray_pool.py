@@ -58,12 +58,5 @@ def pool_of(arguments: argparse.Namespace) -> Iterator[Pool | None]:
         return
     from fsmap.integrations.ray import RayPool
 
-    address = arguments.ray or None
-    if address is None:
-        console.note(
-            "fsmap: the Ray cluster that starts here can be reached from the network and runs "
-            "what it is sent. If others share the network, close its ports with a firewall or "
-            "set RAY_AUTH_MODE=token."
-        )
-    with RayPool(address, retries=arguments.retries, say=console.note) as pool:
+    with RayPool(arguments.ray or None, retries=arguments.retries, say=console.note) as pool:
         yield pool

@@ -29,6 +29,11 @@ LOCAL = "local"
 REACH_SECONDS = 5.0
 ATTEMPTS = "RAY_gcs_server_port_wait_time_s"  # read by ray.init, which tries 20 times otherwise
 STORE_BYTES = 128 * 2**20  # results are rows; Ray's default is a third of the memory
+OPEN_PORTS = (
+    "fsmap: the Ray cluster that starts here can be reached from the network and runs what it is "
+    "sent. If others share the network, close its ports with a firewall or set "
+    "RAY_AUTH_MODE=token."
+)
 
 
 class Trial(NamedTuple):
@@ -139,6 +144,7 @@ class RayPool:
         settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             if self.address == LOCAL:
+                self.say(OPEN_PORTS)
                 settings |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
                 ray.init(address=LOCAL, num_cpus=self.workers, **settings)
             else:

@@ -229,10 +229,12 @@ def _moved(
 ) -> tuple[Tensor, Tensor]:
     """Weight and bias with which fixed statistics act as statistics that follow."""
     # (x − rμ − τ)/rσ·w + b, τ = m − r m₀, is torch's own function with another weight and bias:
-    # (x − μ)/σ·w' + b' with w' = w/r and b' = b + (μ − rμ − τ)·w'/σ.
+    # (x − μ)/σ·w' + b' with w' = w/r and b' = b + (μ − rμ − τ)/rσ·w. One product of w, which may
+    # have a tangent, with constants, because such products are slow in eager forward mode.
     ratio, tau = change
-    scale = 1 / ratio if weight is None else weight / ratio
-    moved = (mean - ratio * mean - tau) * scale * (var + eps).rsqrt()
+    inverse = 1 / ratio
+    both = torch.stack([inverse, (mean - ratio * mean - tau) * inverse * (var + eps).rsqrt()])
+    scale, moved = (both if weight is None else both * weight).unbind()
     bias = moved if bias is None else bias + moved
     return scale.to(mean.dtype), bias.to(mean.dtype)
 

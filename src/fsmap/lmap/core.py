@@ -245,7 +245,7 @@ class Regularizer:
             params: What :meth:`params` returns.
 
         Returns:
-            Tensors on the device of the parameters.
+            Tensors on the device of the parameters; no probes on a step without R.
         """
         options, stream = self.options, self.stream()
         params = self.params() if params is None else params
@@ -259,6 +259,8 @@ class Regularizer:
                 if options.batchnorm == "joint":
                     _joined(x, drawn)
             self._looked = True
+        if not self.active:
+            return Drawn(drawn, None)
         rows = self._draw_rows(params, drawn, stream)
         return Drawn(drawn, self.probes(x, drawn, params, rows), rows)
 

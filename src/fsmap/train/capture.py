@@ -7,7 +7,8 @@ copy the next batch and the next draws into them (``lm.draw()``, ``lm(x, drawn=.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -65,18 +66,14 @@ class CapturedStep:
         kept = [t.clone() for t in self._state()]
         current, other = torch.cuda.current_stream(), torch.cuda.Stream()
         other.wait_stream(current)
-        mode = torch.cuda.get_sync_debug_mode()
         try:
             with torch.cuda.stream(other):
                 for _ in range(WARMUP_STEPS):
                     self._step()
                 if self._strict:
-                    with warnings.catch_warnings():  # torch's: "a prototype feature"
-                        warnings.simplefilter("ignore", UserWarning)
-                        torch.cuda.set_sync_debug_mode("error")
-                    self._step()
+                    with _no_waiting():
+                        self._step()
         finally:
-            torch.cuda.set_sync_debug_mode(mode)
             current.wait_stream(other)
             restore(self._state(), kept)
 
@@ -85,6 +82,19 @@ class CapturedStep:
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             self._step()
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Raise a RuntimeError where the host waits for the device."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():  # torch's: "a prototype feature"
+        warnings.simplefilter("ignore", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
 
 
 @torch.no_grad()

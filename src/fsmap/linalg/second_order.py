@@ -144,7 +144,7 @@ def scaled(
     """(x − mean)/√(variance + ε)·weight + bias."""
     # In forward mode eager torch spends half a millisecond on ``var + eps``, as on all arithmetic
     # with an operand that has no tangent; the overloads for scalars have formulas of their own.
-    scale = torch.ops.aten.add.Scalar(var, eps).rsqrt()
+    scale: Tensor = torch.ops.aten.add.Scalar(var, eps).rsqrt()
     if weight is not None and weight.numel() == scale.numel():  # small: one pass over x less
         scale, weight = scale * weight, None
     out = centered * scale

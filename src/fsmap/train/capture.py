@@ -28,7 +28,8 @@ class CapturedStep:
     """Replay a step; the first call captures it.
 
     Args:
-        step: Reads and writes fixed tensors only, and never waits for the device.
+        step: Reads and writes fixed tensors only, and never waits for the device. Capture it before
+            any other step: torch ties a gradient to the stream on which it was first accumulated.
         state: Every tensor that the step changes: put back after the warm-up, so that capturing
             takes no step. Tensors that the warm-up adds at the end of the list are set to zero.
         strict: Raise a RuntimeError before the capture if the step waits for the device: a capture
@@ -52,6 +53,7 @@ class CapturedStep:
     ) -> None:
         self._step, self._state, self._strict = step, state, strict
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self) -> None:
         """Take a step."""
@@ -76,11 +78,12 @@ class CapturedStep:
         finally:
             current.wait_stream(other)
             restore(self._state(), kept)
+        self._stream = other  # gradients accumulate on the warm-up's stream
 
     def capture(self) -> None:
         """Capture the step, after :meth:`warm_up`."""
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=self._stream):
             self._step()
 
 

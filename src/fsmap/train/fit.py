@@ -13,11 +13,10 @@ from fsmap.linalg.passes import check_params
 from fsmap.linalg.probes import Stream
 from fsmap.objective.compose import Objective
 from fsmap.train.batches import Batches, as_batch, sample_batch, take
-from fsmap.train.describe import describe, describe_model
+from fsmap.train.checkpoint import describe, describe_model
 from fsmap.train.history import History, stop_if_diverged
-from fsmap.train.loop import Loop
+from fsmap.train.loop import Callback, Loop, Settings, Validation
 from fsmap.train.optim import OptimizerSpec, Schedule, adam, constant
-from fsmap.train.settings import Callback, Settings, Validation
 from fsmap.train.state import Best, TrainState
 from fsmap.train.step import check_pure, layer_noise, make_loss, update
 from fsmap.types import ModelFn, Params

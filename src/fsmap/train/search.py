@@ -21,10 +21,10 @@ from fsmap.objective.px import EvalDistribution
 from fsmap.train.fit import fit
 from fsmap.train.grid import Grid
 from fsmap.train.history import History
+from fsmap.train.loop import Validation
 from fsmap.train.optim import adam, cosine
 from fsmap.train.plan import Plan
 from fsmap.train.population import fit_population
-from fsmap.train.settings import Validation
 from fsmap.train.state import Metric, PopulationState, TrainState, measure
 from fsmap.train.strength import suggest_strength
 from fsmap.types import Batch, ModelFn, Params

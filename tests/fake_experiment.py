@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fsmap.experiments import registry as registry_module
-from fsmap.experiments import runner
-from fsmap.experiments.options import Options
-from fsmap.experiments.registry import Claim, Curve, Experiment, Frame, Interactive, Measured
-from fsmap.report import figures, tables
+from fsmap.paper import registry as registry_module
+from fsmap.paper import runner
+from fsmap.paper.options import Options
+from fsmap.paper.registry import Claim, Curve, Experiment, Frame, Interactive, Measured
+from fsmap.paper.report import figures, tables
 
 
 @dataclasses.dataclass(frozen=True)

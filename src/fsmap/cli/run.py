@@ -15,8 +15,8 @@ from fsmap.errors import InputError, require
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
-    from fsmap.experiments.jobs import Outcome
-    from fsmap.experiments.options import Options
+    from fsmap.paper.jobs import Outcome
+    from fsmap.paper.options import Options
 
 
 def add_parser(subparsers: Any) -> None:
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: If options contradict each other.
     """
-    from fsmap.experiments import runner
+    from fsmap.paper import runner
 
     if "all" in arguments.ids and len(arguments.ids) > 1:
         message = f"`all` stands alone, got {' '.join(arguments.ids)}."
@@ -131,7 +131,7 @@ def options_of(arguments: argparse.Namespace, assignments: tuple[str, ...]) -> O
     Raises:
         InputError: If options contradict each other.
     """
-    from fsmap.experiments.options import Options
+    from fsmap.paper.options import Options
 
     if arguments.resume and arguments.force:
         message = "--resume continues a run and --force drops it. Use one of them."
@@ -201,6 +201,6 @@ def _conclude(outcomes: list[Outcome], options: Options) -> int:
         console.say(f"See it with: fsmap report {options.out}")
     if not failed:
         return 0
-    from fsmap.experiments.jobs import is_bug
+    from fsmap.paper.jobs import is_bug
 
     return 1 if any(is_bug(outcome.error) for outcome in failed) else 2

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from fsmap.cli import console, ray_pool
 from fsmap.cli.run import add_options, options_of, terminate_as_interrupt
 from fsmap.errors import FsmapError, InputError, require
-from fsmap.report.summary import coverage
+from fsmap.paper.report.summary import coverage
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
-    from fsmap.experiments.jobs import Outcome
-    from fsmap.experiments.sweep import Point
+    from fsmap.paper.jobs import Outcome
+    from fsmap.paper.sweep import Point
 
 
 def add_parser(subparsers: Any) -> None:
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0 if all points ran, 1 after a bug, 2 after an error, 130 if interrupted.
     """
-    from fsmap.experiments import runner, sweep
+    from fsmap.paper import runner, sweep
 
     require("matplotlib", extra="report")  # before the work, not after it
     options = options_of(arguments, ())

@@ -1,0 +1,163 @@
+"""What an experiment is: config → rows → picture, and each arrow is a function.
+
+``run`` measures; ``table``, ``claims``, ``draw`` and ``interactive`` read rows and train nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from fsmap.paper.report.interactive import Interactive
+from fsmap.paper.report.records import Claim, Row, Value
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+
+
+class Measured(NamedTuple):
+    """What ``run`` yields: a value and what varies. The runner adds the rest and makes it a row.
+
+    Attributes:
+        metric: What was measured, such as ``"test_rmse"``.
+        value: A number (or 0-d tensor), or a list, array or tensor of numbers for a curve.
+        method: ``"ps-map"``, ``"fs-map"``, ``"l-map"``, or None.
+        seed: The seed, or None.
+        config: What varies (``n_train``, ``jitter``, ``protocol``, …).
+        deviations: Where the protocol of this number departs from the paper's.
+        seconds: What this value took; None: what its unit took.
+    """
+
+    metric: str
+    value: Value
+    method: str | None = None
+    seed: int | None = None
+    config: Mapping[str, Any] = MappingProxyType({})
+    deviations: tuple[str, ...] = ()
+    seconds: float | None = None
+
+
+class Context(NamedTuple):
+    """What the runner gives to ``run``.
+
+    Attributes:
+        device: Where to compute.
+        out: The run's folder, for checkpoints and the like.
+        advance: ``advance(0.3)`` moves the progress bar to 30 % of this unit,
+            ``advance("step 40")`` says what is going on.
+        size: ``"quick"`` or ``"full"``.
+        data_dir: Where to look for data first, or None.
+    """
+
+    device: torch.device
+    out: Path
+    advance: Callable[[float | str], None] = lambda _: None
+    size: str = "full"
+    data_dir: Path | None = None
+
+
+class Experiment:
+    """Base class of all experiments.
+
+    ``config`` and ``quick`` are instances of one frozen dataclass, whose fields are numbers,
+    strings, booleans or tuples of those. A field ``seeds`` (an int: how many) is what
+    ``--seeds N`` sets.
+
+    Attributes:
+        id: Name on the command line.
+        label: The paper's label, such as ``"Fig. 2 a-d"``.
+        title: A few words.
+        see: One sentence on what to see.
+        device: ``"cpu"``, or ``"gpu"`` for what needs one at full size.
+        cost: Time at full size, such as ``"20 s"``.
+        protocol: True objective, or the paper's numerical protocol, in words.
+        group: A key of ``GROUPS``.
+        selecting: Fields of the config that choose among units, or say how they are computed, and
+            change none: a run can be resumed with other values, and so be made in pieces.
+        config: Full size.
+        quick: Quick size.
+    """
+
+    id: ClassVar[str] = ""
+    label: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    see: ClassVar[str] = ""
+    device: ClassVar[str] = "cpu"
+    cost: ClassVar[str] = ""
+    protocol: ClassVar[str] = ""
+    group: ClassVar[str] = "closed-form"
+    selecting: ClassVar[tuple[str, ...]] = ()
+    config: ClassVar[Any]
+    quick: ClassVar[Any]
+
+    def units(self, config: Any) -> list[dict[str, Any]]:
+        """Keys of the parts that a killed run does not repeat.
+
+        Args:
+            config: Sizes of this run.
+
+        Returns:
+            One small dict of JSON values per part; by default there is one part.
+        """
+        return [{}]
+
+    def run(self, config: Any, unit: dict[str, Any], context: Context) -> Iterable[Measured]:
+        """Measure one unit.
+
+        Args:
+            config: Sizes of this run.
+            unit: One of ``units(config)``.
+            context: Device, progress, folder.
+
+        Returns:
+            The measured values; they are written when the unit is done.
+        """
+        raise NotImplementedError
+
+    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """The paper's table or figure in numbers.
+
+        Args:
+            rows: All rows of a run.
+
+        Returns:
+            One dict per line; the columns ``ours, stderr, paper, paper_stderr`` are shown as
+            ``ours ± stderr`` beside the paper's.
+        """
+        return []
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """What the paper states, judged by the rows.
+
+        Args:
+            rows: All rows of a run.
+
+        Returns:
+            Claims that can come out false.
+        """
+        return []
+
+    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+        """The pictures. Reads rows, trains nothing.
+
+        Args:
+            rows: All rows of a run.
+
+        Returns:
+            Figures by file name (without ending).
+        """
+        return {}
+
+    def interactive(self, rows: Sequence[Row]) -> Interactive | None:
+        """A slider for the page, where it helps to understand.
+
+        Args:
+            rows: All rows of a run.
+
+        Returns:
+            The slider and its frames, or None.
+        """
+        return None

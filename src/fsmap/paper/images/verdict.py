@@ -1,0 +1,230 @@
+"""What the rows of the image experiments say: lines of tables, and claims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fsmap.assess.calibration import METRICS
+from fsmap.paper.images.measure import shown
+from fsmap.paper.report import tables
+from fsmap.paper.report.records import Claim, Row, key_of
+from fsmap.paper.report.tables import Mean
+
+SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")
+FULL_EPOCHS = {"fmnist": 50, "cifar10": 200}
+
+IN_A_SENTENCE = {
+    "white-noise": "L-MAP with white noise",
+    "train": "L-MAP with training images",
+    "other": "L-MAP with D'",
+}
+"""Kinds of L-MAP in claims."""
+
+LONG = 12
+"""Epochs from which on runs are compared."""
+
+Printed = Mapping[tuple[Any, ...], Mapping[str, tuple[float, float]]]
+
+
+def lines(
+    rows: Sequence[Row],
+    paper: Printed,
+    *,
+    by: Sequence[str] = ("dataset", "row"),
+    metrics: Sequence[str] = SHOWN,
+) -> list[dict[str, Any]]:
+    """A table: mean ± standard error over seeds, in the paper's units, beside the paper's.
+
+    Args:
+        rows: Rows of a run.
+        paper: Printed values by the values of ``by``, then by metric.
+        by: What tells the lines apart.
+        metrics: Which, in order.
+
+    Returns:
+        One dict per group and metric.
+    """
+    found = []
+    for key, members in tables.group(tables.select(rows, metric=tuple(metrics)), *by).items():
+        first = members[0]
+        printed = paper.get(tuple(key), {})
+        for metric in metrics:
+            mine = tables.select(members, metric=metric)
+            if not mine:
+                continue
+            mean = tables.mean(shown(metric, row.value) for row in mine)
+            entry = dict(zip(by, key, strict=True))
+            entry.update(method=first.method, px=first.config.get("px"), metric=metric)
+            entry.update(ours=mean.mean, stderr=mean.stderr)
+            value, error = printed.get(metric, (None, None))
+            entry.update(paper=value, paper_stderr=error, runs=mean.n)
+            found.append(entry)
+    return found
+
+
+def mean_of(rows: Sequence[Row], metric: str, **where: Any) -> Mean:
+    """Mean over seeds of one metric, in the unit of the tables; n = 0 where nothing was run.
+
+    Args:
+        rows: Rows of a run.
+        metric: Which.
+        **where: Which rows.
+
+    Returns:
+        Mean, standard error and number of runs.
+    """
+    return tables.mean(
+        shown(metric, row.value) for row in tables.select(rows, metric=metric, **where)
+    )
+
+
+def shared(*sides: Sequence[Row]) -> list[Mean]:
+    """Means over the seeds that all sides have, in the unit of the tables.
+
+    Args:
+        *sides: Rows of one metric each.
+
+    Returns:
+        Mean, standard error and number of rows of each side; n = 0 where no seed is shared.
+    """
+    seeds = set.intersection(*({row.seed for row in side} for side in sides))
+    return [
+        tables.mean(shown(row.metric, row.value) for row in side if row.seed in seeds)
+        for side in sides
+    ]
+
+
+class Compared(NamedTuple):
+    """A kind of L-MAP beside PS-MAP, in the unit of the tables.
+
+    Attributes:
+        kind: Its row of ``image-table``.
+        words: The kind in a sentence.
+        mine: Mean over the seeds that both have.
+        plain: PS-MAP's over the same seeds.
+    """
+
+    kind: str
+    words: str
+    mine: Mean
+    plain: Mean
+
+
+def against_plain(rows: Sequence[Row], metric: str, **where: Any) -> Iterator[Compared]:
+    """Every kind of L-MAP there is beside PS-MAP.
+
+    Args:
+        rows: Rows of a run.
+        metric: Which.
+        **where: Which rows.
+
+    Yields:
+        A comparison for each kind that has a seed in common with PS-MAP.
+    """
+    for kind, words in IN_A_SENTENCE.items():
+        mine, plain = _beside(rows, metric, kind, "ps-map", **where)
+        if mine.n:
+            yield Compared(kind, words, mine, plain)
+
+
+def _beside(rows: Sequence[Row], metric: str, one: str, other: str, **where: Any) -> list[Mean]:
+    """Two rows of the table over the seeds that both have."""
+    return shared(*(tables.select(rows, metric=metric, row=row, **where) for row in (one, other)))
+
+
+def table_claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    """Claims of Table 2; thresholds only where runs have their full length.
+
+    Args:
+        rows: Rows of a run.
+
+    Yields:
+        Claims.
+    """
+    yield from ran(rows)
+    for dataset in FULL_EPOCHS:
+        mine = full_length(rows, dataset)
+        if mine:
+            yield from _paper_claims(mine, dataset)
+    yield from _fashion_claims(full_length(rows, "fmnist"))
+    yield from _cifar_claims(full_length(rows, "cifar10"))
+
+
+def full_length(rows: Sequence[Row], dataset: str) -> list[Row]:
+    """Rows of a set that were trained on the real data for the protocol's number of epochs."""
+    long = tables.select(rows, dataset=dataset, generated=False)
+    return [
+        row
+        for row in long
+        if row.config["epochs"] >= FULL_EPOCHS[dataset] and row.config["images"] > 2e4
+    ]
+
+
+def long_enough(rows: Sequence[Row]) -> list[Row]:
+    """Rows of runs on the real data that are long enough to be judged."""
+    return [row for row in rows if not row.config["generated"] and row.config["epochs"] >= LONG]
+
+
+def ran(rows: Sequence[Row]) -> Iterator[Claim]:
+    """That training went well at all: at every size."""
+    measured = tables.select(rows, metric="nll")
+    nll = [row.value for row in measured]
+    runs = len({key_of(row.unit) if row.unit else number for number, row in enumerate(measured)})
+    yield Claim(
+        "no run diverged, and none is left collapsed",
+        bool(nll) and all(map(math.isfinite, nll)) and not _constant(rows),
+        f"{runs} runs, NLL at most {max(nll, default=0):.3g}",
+        None,
+    )
+
+
+def _constant(rows: Sequence[Row]) -> list[Row]:
+    """Runs whose outputs no longer depend on the input: R is zero."""
+    return [row for row in tables.select(rows, metric="laplacian_train") if not row.value > 1e-8]
+
+
+def _paper_claims(rows: Sequence[Row], dataset: str) -> Iterator[Claim]:
+    mine, plain = _beside(rows, "accuracy", "other", "ps-map")
+    if mine.n:
+        yield Claim(
+            f"{dataset}: L-MAP with D' is about as accurate as PS-MAP (not lower by more than 0.2)",
+            mine.mean >= plain.mean - 0.2,
+            f"{mine.mean:.2f} against {plain.mean:.2f} %",
+            {"fmnist": "94.1 against 93.9 %", "cifar10": "95.5 against 95.4 %"}[dataset],
+        )
+    mine, plain = _beside(rows, "ece", "other", "ps-map")
+    if mine.n:
+        yield Claim(
+            f"{dataset}: L-MAP with D' is better calibrated than PS-MAP (lower ECE)",
+            mine.mean < plain.mean,
+            f"{mine.mean:.2f} against {plain.mean:.2f} %",
+            {"fmnist": "4.1 against 4.0 %", "cifar10": "1.4 against 2.5 %"}[dataset],
+        )
+
+
+def _fashion_claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    plain = mean_of(rows, "accuracy", row="ps-map")
+    if plain.n:
+        yield Claim(
+            "fmnist: PS-MAP's accuracy is the paper's within 0.3",
+            abs(plain.mean - 93.9) <= 0.3,
+            f"{plain.mean:.2f} % over {_seeds(plain.n)}",
+            "93.9 ± 0.1 %",
+        )
+
+
+def _cifar_claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    plain = mean_of(rows, "accuracy", row="ps-map")
+    if plain.n:
+        yield Claim(
+            "cifar10: PS-MAP's accuracy is at least 95.0 %",
+            plain.mean >= 95.0,
+            f"{plain.mean:.2f} % over {_seeds(plain.n)}",
+            "95.4 ± 0.1 %",
+        )
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seed" + "s" * (number != 1)

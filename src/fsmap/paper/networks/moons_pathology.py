@@ -1,0 +1,275 @@
+r"""``moons-pathology`` (Theorems 1, 2): without jitter FS-MAP has useless, infinitely good optima.
+
+As two hidden units merge (or one dies), $\mathcal J$ becomes singular and
+$-\tfrac12\log\det\mathcal J$ grows without bound, whatever the data say. With jitter the objective
+cannot exceed $\max\log p(D\,|\,\theta) + \max\log p(\theta) - \tfrac{P}{2}\log\epsilon$.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.networks.scaled_networks import jitter_text
+from fsmap.paper.networks.singular_paths import PROBLEMS, climb, path
+from fsmap.paper.report import figures, tables
+from fsmap.paper.report.panels import LINES, legend_above, power
+from fsmap.paper.report.records import Claim, Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PER_DECADE = 8
+ROUNDING = 1e-30
+"""Ratios of eigenvalues below this one are rounding: singular values have errors of 1e-16 of the
+largest, in float64."""
+
+TITLES = {
+    "1-2-1": "1-2-1, four parameters (appendix B.6)",
+    "2-4-1": "2-4-1 on two moons, 17 parameters",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PathologyConfig:
+    """Sizes.
+
+    Attributes:
+        jitters: ε > 0 that are compared with ε = 0.
+        decades: How near the path comes to the merged units: 10^-decades.
+        seeds: First values for the optimizer.
+        steps: Steps per stage.
+        stages: Stages, each with a tenth of the learning rate of the one before.
+        lr: Learning rate of the first stage.
+    """
+
+    jitters: tuple[float, ...] = (1e-8, 1e-4, 1e-2)
+    decades: int = 4
+    seeds: int = 5
+    steps: int = 300
+    stages: int = 4
+    lr: float = 0.03
+
+    def distances(self) -> list[float]:
+        """Where the path is looked at, from afar to near."""
+        return [10.0 ** (-k / PER_DECADE) for k in range(self.decades * PER_DECADE + 1)]
+
+
+class MoonsPathology(Experiment):
+    """Unjittered and jittered objectives on the way to a singular configuration."""
+
+    id = "moons-pathology"
+    label = "Theorems 1, 2"
+    title = "Pathological optima without jitter"
+    see = (
+        "Without jitter the objective gains the same number of nats for every tenfold step towards "
+        "two equal units, for ever, and an optimizer finds that out. With any ε it levels off: "
+        "units may still merge, but are not paid without end for it."
+    )
+    cost = "2 min"
+    protocol = (
+        "true objective, float64; ε = 0: log det 𝒥 from singular values of the Jacobian; ε > 0: "
+        "log det(𝒥 + εI). Adam in stages of ten times smaller learning rates"
+    )
+    group = "networks"
+    config = PathologyConfig()
+    quick = PathologyConfig(jitters=(1e-8, 1e-4), seeds=2, steps=50)
+
+    def units(self, config: PathologyConfig) -> list[dict[str, Any]]:
+        """One unit per network and jitter."""
+        jitters = (0.0, *config.jitters)
+        return [{"network": name, "jitter": jitter} for name in PROBLEMS for jitter in jitters]
+
+    def run(
+        self, config: PathologyConfig, unit: dict[str, Any], context: Context
+    ) -> Iterator[Measured]:
+        """The straight path, then the optimizer."""
+        problem, jitter = PROBLEMS[unit["network"]](), unit["jitter"]
+        distances = config.distances()
+        yield Measured("distance", distances, config=unit)
+        yield Measured("path", path(problem, jitter, distances), "fs-map", config=unit)
+        climbed = climb(
+            problem,
+            jitter,
+            seeds=config.seeds,
+            steps=config.steps,
+            stages=config.stages,
+            lr=config.lr,
+            every=max(1, config.steps // 10),
+            advance=context.advance,
+        )
+        where = {**unit, "stages": config.stages}
+        yield Measured("step", climbed.step, config=where)
+        for seed in range(config.seeds):
+            yield Measured("objective", climbed.objective[:, seed], "fs-map", seed, where)
+            yield Measured("eigenvalue_ratio", climbed.ratio[:, seed], "fs-map", seed, where)
+
+    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """Nats gained on the path and by the optimizer."""
+        return [
+            {
+                "network": network,
+                "jitter": jitter,
+                "metric": "nats gained in the last decade of the path",
+                "ours": last_decades(rows, network, jitter)[-1],
+                "objective after each stage": [round(v, 2) for v in stages(rows, network, jitter)],
+                "smallest / largest eigenvalue": final_ratio(rows, network, jitter),
+            }
+            for network, jitter in _settings(rows)
+        ]
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """Without bound at ε = 0, bounded at every other ε; the optimizer goes there."""
+        claims = []
+        for network in dict.fromkeys(network for network, _ in _settings(rows)):
+            before, last = [math.nan, *last_decades(rows, network, 0.0)][-2:]
+            gains = _gains(stages(rows, network, 0.0))
+            ratio = final_ratio(rows, network, 0.0)
+            claims += [
+                Claim(
+                    f"{network}, no jitter: no bound on the way to equal units (the last tenfold "
+                    "step gains at least 0.9 of the one before, and more than 1 nat)",
+                    last > max(0.9 * before, 1.0),
+                    f"{before:.2f}, then {last:.2f} nats",
+                    "infinite density",
+                ),
+                Claim(
+                    f"{network}, no jitter: the optimizer goes to a singular configuration (every "
+                    "run ends with a ratio of eigenvalues below 1e−10)",
+                    ratio < 1e-10,
+                    ratio,
+                    "pathological optima",
+                ),
+                Claim(
+                    f"{network}, no jitter: every stage of smaller steps gains more than 1 nat",
+                    min(gains) > 1,
+                    f"{min(gains):.1f} nats or more",
+                    "no finite optimum",
+                ),
+            ]
+            for jitter in sorted({j for name, j in _settings(rows) if name == network and j > 0}):
+                *_, still = last_decades(rows, network, jitter)
+                gain = _gains(stages(rows, network, jitter))[-1]
+                claims.append(
+                    Claim(
+                        f"{network}, {jitter_text(jitter)}: bounded (path and optimizer, in the "
+                        "end, gain less than a tenth of what they gain without jitter)",
+                        still < 0.1 * last and gain < 0.1 * gains[-1],
+                        f"{still:.2f} and {gain:.2f} nats",
+                        "no pathological optima",
+                    )
+                )
+        return claims
+
+    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+        """Path, objective and smallest eigenvalue, one row of panels per network."""
+        networks = list(dict.fromkeys(network for network, _ in _settings(rows)))
+        figure, axes = figures.axes(3, len(networks), panel=(3.1, 2.5), squeeze=False)
+        for line, network in zip(axes, networks, strict=True):
+            for index, jitter in enumerate(j for name, j in _settings(rows) if name == network):
+                _draw_setting(line, rows, network, jitter, _look(jitter, index))
+            line[0].set(xscale="log", xlabel="distance to equal units", ylabel="objective, nats")
+            line[0].invert_xaxis()
+            line[0].set_title(TITLES.get(network, network), loc="left")
+            line[1].set(xlabel="step of Adam", ylabel="objective, nats")
+            line[1].set_ylim(bottom=_floor(rows, network))
+            line[2].set(
+                xlabel="step of Adam", yscale="log", ylabel=r"$\lambda_{\min}/\lambda_{\max}$"
+            )
+            line[2].axhline(ROUNDING, color=figures.MUTED, linewidth=0.8, linestyle=":")
+            for ax in line[1:]:
+                _mark_stages(ax, rows, network)
+        legend_above(figure, axes[0, 0])
+        return {"moons-pathology": figure}
+
+
+def last_decades(rows: Sequence[Row], network: str, jitter: float) -> list[float]:
+    """Nats that the objective gains in each decade of the path.
+
+    Args:
+        rows: Rows of a run.
+        network: Which one.
+        jitter: ε.
+
+    Returns:
+        One number per decade, the nearest to the singularity last.
+    """
+    values = _value(rows, "path", network, jitter)[::PER_DECADE]
+    gains: list[float] = (values[1:] - values[:-1]).tolist()
+    return gains
+
+
+def stages(rows: Sequence[Row], network: str, jitter: float) -> list[float]:
+    """Objective of each stage: median over seeds and over the second half of its records."""
+    chosen = tables.select(rows, metric="objective", network=network, jitter=jitter)
+    values = torch.tensor([row.value for row in chosen], dtype=torch.float64)  # [M, T]
+    parts = values.tensor_split(chosen[0].config["stages"], dim=1)
+    return [float(part[:, part.shape[1] // 2 :].median()) for part in parts]
+
+
+def final_ratio(rows: Sequence[Row], network: str, jitter: float) -> float:
+    """The ratio of eigenvalues at the end: that of the seed farthest from singular."""
+    chosen = tables.select(rows, metric="eigenvalue_ratio", network=network, jitter=jitter)
+    return max(float(row.value[-1]) for row in chosen)
+
+
+def _gains(values: list[float]) -> list[float]:
+    """What each stage gains; nan where there is only one."""
+    return [b - a for a, b in zip(values, values[1:], strict=False)] or [math.nan]
+
+
+def _settings(rows: Sequence[Row]) -> list[tuple[str, float]]:
+    found = tables.group(tables.select(rows, metric="path"), "network", "jitter")
+    return [(network, jitter) for network, jitter in found]
+
+
+def _value(rows: Sequence[Row], metric: str, network: str, jitter: float) -> Tensor:
+    (row,) = tables.select(rows, metric=metric, network=network, jitter=jitter)
+    return torch.tensor(row.value, dtype=torch.float64)
+
+
+def _look(jitter: float, index: int) -> dict[str, Any]:
+    if jitter == 0:
+        return {"color": figures.COLORS["ps-map"], "label": "no jitter", "linestyle": "-"}
+    style = LINES[(index - 1) % len(LINES)]["linestyle"]
+    return {"color": figures.COLORS["fs-map"], "label": power(jitter), "linestyle": style}
+
+
+def _draw_setting(
+    axes: Sequence[Axes], rows: Sequence[Row], network: str, jitter: float, look: dict[str, Any]
+) -> None:
+    distances = _value(rows, "distance", network, jitter)
+    axes[0].plot(distances, _value(rows, "path", network, jitter), **look)
+    step = _value(rows, "step", network, jitter)
+    for ax, metric in zip(axes[1:], ("objective", "eigenvalue_ratio"), strict=True):
+        chosen = tables.select(rows, metric=metric, network=network, jitter=jitter)
+        values = torch.tensor([row.value for row in chosen], dtype=torch.float64)  # [M, T]
+        if metric == "eigenvalue_ratio":
+            values = values.clamp(min=ROUNDING)
+        ax.fill_between(step, values.amin(0), values.amax(0), color=look["color"], alpha=0.12,
+                        linewidth=0)  # fmt: skip
+        ax.plot(step, values.median(0).values, **look)
+
+
+def _floor(rows: Sequence[Row], network: str) -> float:
+    """Lower end of the axis: the first steps, from random values, are left out."""
+    chosen = tables.select(rows, metric="objective", network=network)
+    values = torch.tensor([row.value for row in chosen], dtype=torch.float64)  # [runs, T]
+    later = values[:, values.shape[1] // 10 :]
+    return float(later.min() - 0.05 * (later.max() - later.min()))
+
+
+def _mark_stages(ax: Axes, rows: Sequence[Row], network: str) -> None:
+    row = tables.select(rows, metric="step", network=network)[0]
+    length = max(row.value) / row.config["stages"]
+    for stage in range(1, row.config["stages"]):
+        ax.axvline(stage * length, color=figures.GRID, linewidth=0.8)
+    ax.grid(visible=False, axis="x")
+    ax.set_xticks([math.floor(stage * length) for stage in range(row.config["stages"] + 1)])

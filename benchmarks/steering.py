@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fsmap
-from fsmap.paper.report.circumstances import circumstances
+from fsmap.paper.rows import circumstances
 
 RESULTS = Path(__file__).parent / "results" / "steering.jsonl"
 LAMBDAS, NATS = ("1e-3", "1.4e-3", "2e-3"), ("0.01", "0.02", "0.05", "0.1", "0.2")

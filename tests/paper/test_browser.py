@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from fake_experiment import Squares, only
-from fsmap.paper import runner
+from fsmap.paper import engine
+from fsmap.paper.experiment import Frame, Interactive
 from fsmap.paper.options import Options
-from fsmap.paper.registry import Frame, Interactive
 from fsmap.paper.report import figures
 from fsmap.paper.report.page import Entry, build
-from fsmap.paper.report.summary import write_summary
+from fsmap.paper.run_folder import write_summary
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -52,7 +52,7 @@ class Pictures(Squares):
 def address(tmp_path_factory) -> str:
     out = tmp_path_factory.mktemp("page")
     with only(Squares, Pictures):
-        outcomes = list(runner.run(["all"], Options(out=out / "runs", silent=True)))
+        outcomes = list(engine.run(["all"], Options(out=out / "runs", silent=True)))
     assert [outcome.status for outcome in outcomes] == ["finished"] * 2
     catalogue = [Entry("pictures", group="A"), Entry("squares", group="B"), Entry("absent")]
     return build([out / "runs"], out / "report", catalogue).as_uri()
@@ -246,7 +246,7 @@ HOSTILE_SVG = f"""<?xml version="1.0"?>
 def hostile(tmp_path):
     """A page of a run whose names, claims and pictures try to run scripts."""
     with only(Squares):
-        next(iter(runner.run(["squares"], Options(out=tmp_path, quick=True, silent=True))))
+        next(iter(engine.run(["squares"], Options(out=tmp_path, quick=True, silent=True))))
     folder = tmp_path / "squares"
     summary = json.loads((folder / "summary.json").read_text())
     texts = ("experiment", "title", "label", "see", "size", "command", "device", "protocol")

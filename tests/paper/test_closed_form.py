@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from closed_form_cases import GOOD, INF, NARROW, TINY, measure
-from fsmap.paper.registry import get
+from fsmap.paper.experiment import get
 from fsmap.paper.report import figures
-from fsmap.paper.report.records import Row, encode
+from fsmap.paper.rows import Row, encode
 
 
 @pytest.fixture(scope="module", params=TINY)

@@ -10,7 +10,7 @@ import pytest
 
 from fsmap.errors import MissingExtraError
 from fsmap.paper.report import figures
-from fsmap.paper.report.hover import MOST_POINTS, collect, extract
+from fsmap.paper.report.figures import MOST_POINTS, collect, extract
 from fsmap.paper.report.inline_svg import Glyphs, inline, untex
 
 

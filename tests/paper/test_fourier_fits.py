@@ -12,8 +12,7 @@ from fsmap.functional import functional
 from fsmap.objective.basis import Diagonal, Dual
 from fsmap.objective.likelihood import Gaussian
 from fsmap.objective.prior import Normal
-from fsmap.paper.closed_form.fourier_ablations import FourierPX, narrow_factor
-from fsmap.paper.closed_form.fourier_fits import (
+from fsmap.paper.closed_form.fourier import (
     EXACT,
     PAPER,
     Block,
@@ -23,6 +22,7 @@ from fsmap.paper.closed_form.fourier_fits import (
     fit,
     uniform_forms,
 )
+from fsmap.paper.closed_form.fourier_ablations import FourierPX, narrow_factor
 from oracles import logdet_slow
 
 SMALL = FourierConfig(num_frequencies=6, prior_std=2.0, steps=50, warmup=5, num_test=40, seeds=2)

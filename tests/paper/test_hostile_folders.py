@@ -11,8 +11,8 @@ import pytest
 
 from fake_experiment import Squares, only
 from fsmap.cli import main
-from fsmap.paper.report import records
-from fsmap.paper.report.summary import write_summary
+from fsmap.paper import rows as records
+from fsmap.paper.run_folder import write_summary
 
 
 def rewritten(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:

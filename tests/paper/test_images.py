@@ -13,20 +13,15 @@ import torch
 from fsmap.data.images.generated import generate
 from fsmap.errors import InputError, MissingDataError
 from fsmap.paper.experiment import Context
-from fsmap.paper.images import label_noise, landscape, laplacian_trace, protocol, shift, table
-from fsmap.paper.images.config import SMALL
-from fsmap.paper.images.label_noise import LabelNoise, noisy
+from fsmap.paper.images import label_noise, landscape, protocol, shift, table
+from fsmap.paper.images.label_noise import LabelNoise, LaplacianTrace, noisy
 from fsmap.paper.images.landscape import LossLandscape
-from fsmap.paper.images.laplacian_trace import LaplacianTrace
-from fsmap.paper.images.pictures import WORDS, look_of, once_named
-from fsmap.paper.images.rows import BASELINES, kind_of
+from fsmap.paper.images.protocol import BASELINES, SMALL, kind_of
 from fsmap.paper.images.shift import NEW, Shift
-from fsmap.paper.images.size import PAPER as SIZES_PAPER
-from fsmap.paper.images.size import ImageSize
-from fsmap.paper.images.table import PAPER, ImageTable
-from fsmap.paper.images.verdict import against_plain, ran, table_claims
+from fsmap.paper.images.table import PAPER, SIZES_PAPER, ImageSize, ImageTable
+from fsmap.paper.images.verdict import WORDS, against_plain, look_of, once_named, ran, table_claims
 from fsmap.paper.report import tables
-from fsmap.paper.report.records import Row
+from fsmap.paper.rows import Row
 
 ALL = (ImageTable, ImageSize, LabelNoise, LossLandscape, LaplacianTrace, Shift)
 
@@ -128,7 +123,7 @@ def test_a_unit_is_measured_on_its_own_network(tmp_path: Path, monkeypatch):
 
     monkeypatch.setattr(landscape, "trained", stop)
     monkeypatch.setattr(shift, "trained", stop)
-    for module in (table, laplacian_trace, label_noise):
+    for module in (table, label_noise):
         monkeypatch.setattr(module, "train_and_measure", stop)
     for kind in (ImageTable, LaplacianTrace, LossLandscape, Shift, LabelNoise):
         experiment = kind()

@@ -4,7 +4,7 @@ import torch
 from fsmap import functional, trace
 from fsmap.data.synthetic import moons
 from fsmap.objective.geometry import Laplacian, LogDet, NoGeometry
-from fsmap.paper.networks import moons_pictures
+from fsmap.paper.networks import moons_solutions
 from fsmap.paper.networks.moons_fits import METHODS, Fitted, MoonsConfig, builder, network, train
 from fsmap.paper.networks.moons_solutions import PAPER_JITTERS, SolutionsConfig, chain
 
@@ -83,7 +83,7 @@ def test_the_slider_contains_the_papers_jitters():
 
 
 def test_points_of_a_picture_go_row_by_row_from_below():
-    points = moons_pictures.points(3)
-    assert points[0].tolist() == pytest.approx(list(moons_pictures.LOW))
-    assert points[2].tolist() == pytest.approx([moons_pictures.HIGH[0], moons_pictures.LOW[1]])
-    assert points[-1].tolist() == pytest.approx(list(moons_pictures.HIGH))
+    points = moons_solutions.points(3)
+    assert points[0].tolist() == pytest.approx(list(moons_solutions.LOW))
+    assert points[2].tolist() == pytest.approx([moons_solutions.HIGH[0], moons_solutions.LOW[1]])
+    assert points[-1].tolist() == pytest.approx(list(moons_solutions.HIGH))

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from fsmap.paper.registry import get
+from fsmap.paper.experiment import get
 from fsmap.paper.report import figures
-from fsmap.paper.report.records import encode
+from fsmap.paper.rows import encode
 from network_cases import (
     TINY,
     eigs_rows,

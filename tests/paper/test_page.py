@@ -10,11 +10,11 @@ import pytest
 
 from fake_experiment import Squares, only
 from fsmap.errors import CheckpointError, InputError
-from fsmap.paper import runner
+from fsmap.paper import engine
 from fsmap.paper.options import Options
 from fsmap.paper.report.page import Entry, build, find_runs
-from fsmap.paper.report.summary import write_summary
 from fsmap.paper.report.view import embedded
+from fsmap.paper.run_folder import write_summary
 
 CATALOGUE = [
     Entry("missing-one", "Fig. 9", "Something else", "Other things"),
@@ -56,7 +56,7 @@ def runs(tmp_path):
     with only(Squares):
         for folder, quick in (("runs", True), ("results", False)):
             options = Options(out=tmp_path / folder, quick=quick, silent=True)
-            (outcome,) = runner.run(["squares"], options)
+            (outcome,) = engine.run(["squares"], options)
             assert outcome.status == "finished"
     return tmp_path
 

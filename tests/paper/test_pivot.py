@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fsmap.paper.report.pivot import pivot
+from fsmap.paper.report.view import pivot
 
 
 def entry(metric: str, ours: float, **more: object) -> dict[str, object]:

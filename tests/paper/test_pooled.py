@@ -9,8 +9,8 @@ import pytest
 
 from fake_experiment import Squares, only
 from fsmap.errors import InputError, MissingDataError
-from fsmap.paper import runner
-from fsmap.paper.measure import Task
+from fsmap.paper import engine
+from fsmap.paper.engine import Task
 from fsmap.paper.options import Options
 from fsmap.paper.run_folder import RunFolder
 
@@ -52,7 +52,7 @@ def experiments(monkeypatch):
 def run(out: Path, *names: str, pool=None, notes=None, **options):
     say = (lambda _: None) if notes is None else notes.append
     settings = Options(out=out, silent=True, **options)
-    return list(runner.run(names, settings, say, pool or Backwards()))
+    return list(engine.run(names, settings, say, pool or Backwards()))
 
 
 def comparable(folder: Path) -> list[str]:
@@ -63,7 +63,7 @@ def comparable(folder: Path) -> list[str]:
 def test_the_same_rows_in_the_same_order(tmp_path):
     (pooled,) = run(tmp_path / "pooled", "squares")
     assert pooled.status == "finished"
-    (alone,) = runner.run(["squares"], Options(out=tmp_path / "alone", silent=True))
+    (alone,) = engine.run(["squares"], Options(out=tmp_path / "alone", silent=True))
     assert comparable(pooled.folder) == comparable(alone.folder)
     assert pooled.summary["table"] == alone.summary["table"]
     assert list(RunFolder(pooled.folder).done()) == list(RunFolder(alone.folder).done())

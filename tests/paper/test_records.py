@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsmap.paper.report import circumstances, records
-from fsmap.paper.report.records import Row, append_lines, key_of, plain, read_rows, revive
+from fsmap.paper import rows as records
+from fsmap.paper.rows import Row, append_lines, key_of, plain, read_rows, revive
 
 ROW = Row("fourier", "rmse", 0.1, "fs-map", 0, {"n_train": 100}, unit={"n": 1}, deviations=("a",))
 
@@ -135,23 +135,23 @@ def test_the_commit_says_whether_the_package_was_changed(tmp_path):
     package.mkdir(parents=True)
     (package / "errors.py").write_text("1")
     git(tmp_path, "init", "-q")
-    assert circumstances.commit(package).startswith(("v", "unknown"))  # nothing is tracked yet
+    assert records.commit(package).startswith(("v", "unknown"))  # nothing is tracked yet
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "first")
     head = git(tmp_path, "rev-parse", "--short", "HEAD")
-    circumstances.commit.cache_clear()
-    assert circumstances.commit(package) == head
+    records.commit.cache_clear()
+    assert records.commit(package) == head
     (tmp_path / "notes.txt").write_text("beside the package")
-    circumstances.commit.cache_clear()
-    assert circumstances.commit(package) == head
+    records.commit.cache_clear()
+    assert records.commit(package) == head
     (package / "errors.py").write_text("2")
-    circumstances.commit.cache_clear()
-    assert circumstances.commit(package) == f"{head}+dirty"
-    circumstances.commit.cache_clear()
+    records.commit.cache_clear()
+    assert records.commit(package) == f"{head}+dirty"
+    records.commit.cache_clear()
 
 
 def test_circumstances_of_the_processor():
-    found = circumstances.circumstances("cpu")
+    found = records.circumstances("cpu")
     assert found.device == "cpu"
     assert found.torch == torch.__version__
-    assert circumstances.machine()["cores"] >= 1
+    assert records.machine()["cores"] >= 1

@@ -16,9 +16,9 @@ import fake_experiment
 from fake_experiment import Squares, only, run
 from fsmap.cli.list import last_result
 from fsmap.errors import CheckpointError, InputError
-from fsmap.paper.publish import redraw
+from fsmap.paper.engine import redraw
 from fsmap.paper.report.page import build
-from fsmap.paper.report.records import plain, read_rows
+from fsmap.paper.rows import plain, read_rows
 from fsmap.paper.run_folder import DAMAGED, Place, RunFolder, locked
 
 

@@ -11,11 +11,9 @@ import pytest
 import fake_experiment
 from fake_experiment import Squares, only, run
 from fsmap.errors import CheckpointError, InputError, MissingDataError
-from fsmap.paper.jobs import is_bug
-from fsmap.paper.publish import redraw
-from fsmap.paper.report.records import read_rows, sealed, unsealed
-from fsmap.paper.report.summary import write_summary
-from fsmap.paper.run_folder import RunFolder
+from fsmap.paper.engine import is_bug, redraw
+from fsmap.paper.rows import read_rows, sealed, unsealed
+from fsmap.paper.run_folder import RunFolder, write_summary
 
 
 @pytest.fixture(autouse=True)

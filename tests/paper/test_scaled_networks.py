@@ -6,6 +6,7 @@ import scipy.stats
 import torch
 
 from fsmap import log_det, trace
+from fsmap.paper.experiment import Context
 from fsmap.paper.networks.logdet_mc import LogDetConfig, LogDetMC
 from fsmap.paper.networks.scaled_networks import (
     CloudConfig,
@@ -15,7 +16,6 @@ from fsmap.paper.networks.scaled_networks import (
     spearman,
     square,
 )
-from fsmap.paper.registry import Context
 from oracles import logdet_slow
 
 

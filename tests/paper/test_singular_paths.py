@@ -5,7 +5,7 @@ import torch
 
 from fsmap.functional import functional, ravel
 from fsmap.linalg.jacobian import jacobian
-from fsmap.paper.networks.singular_paths import PROBLEMS, between, climb, merged, path
+from fsmap.paper.networks.moons_pathology import PROBLEMS, between, climb, merged, path
 
 
 def start(problem):

@@ -10,7 +10,7 @@ import pytest
 
 from fsmap.cli.list import last_result
 from fsmap.errors import CheckpointError
-from fsmap.paper.report.summary import coverage, read_run, write_summary
+from fsmap.paper.run_folder import coverage, read_run, write_summary
 
 WHOLE = {"experiment": "squares", "size": "full", "claims": [{"claim": "c", "holds": True}]}
 

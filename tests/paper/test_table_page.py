@@ -10,7 +10,7 @@ import torch
 from fsmap.assess.table_fit import TableOptions, fit_table
 from fsmap.assess.tables import Difference
 from fsmap.data.tables import read_table
-from fsmap.paper.report import table_figures, table_page
+from fsmap.paper.report import table_page
 from small_tables import flowers, houses
 
 OPTIONS = TableOptions(hidden=(8,), steps=40, device="cpu", progress=False)
@@ -58,7 +58,7 @@ def test_the_verdict_follows_the_numbers(fitted):
 
 
 def test_pictures_show_what_was_measured(fitted):
-    found = {p.name: p for p in table_figures.pictures(fitted)}
+    found = {p.name: p for p in table_page.pictures(fitted)}
     regression = fitted.model.target.task == "regression"
     names = ["predictions", "calibration", "strengths"]
     assert list(found) == (names if regression else names[1:])

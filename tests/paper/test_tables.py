@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fsmap.paper.report import numbers, tables
-from fsmap.paper.report.records import Row
+from fsmap.paper.report import tables
+from fsmap.paper.rows import Row
 
 
 def rows():
@@ -84,7 +84,7 @@ def test_summarize_puts_the_paper_beside_ours():
     ],
 )
 def test_numbers_are_written(value, text):
-    assert numbers.number(value) == text
+    assert tables.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_numbers_are_written(value, text):
     ],
 )
 def test_errors_are_written_to_the_same_place(value, stderr, text):
-    assert numbers.with_error(value, stderr) == text
+    assert tables.with_error(value, stderr) == text
 
 
 def test_a_table_joins_errors_and_uses_the_papers_letters():
@@ -110,11 +110,11 @@ def test_a_table_joins_errors_and_uses_the_papers_letters():
         {"n_train": 100, "ours": 0.1, "stderr": 0.01, "paper": 0.2, "paper_stderr": None},
         {"n_train": 200, "ours": 0.1, "stderr": math.nan, "remark": "x"},
     ]
-    header, lines = numbers.shown(table)
+    header, lines = tables.shown(table)
     assert header == ["N", "ours", "paper", "remark"]
     assert lines == [["100", "0.100 ± 0.010", "0.2", ""], ["200", "0.1", "", "x"]]
 
 
 def test_an_error_without_its_value_keeps_its_column():
-    assert numbers.shown([{"stderr": 0.1}]) == (["stderr"], [["0.1"]])
-    assert numbers.shown([]) == ([], [])
+    assert tables.shown([{"stderr": 0.1}]) == (["stderr"], [["0.1"]])
+    assert tables.shown([]) == ([], [])

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fsmap.paper.closed_form import coordinates, theory_metric, theory_symmetry
-from fsmap.paper.closed_form.fourier_fits import FourierConfig
-from fsmap.paper.closed_form.mixture_model import draw_data, log_det_form, moments
+from fsmap.paper.closed_form import reparam, theory_metric, theory_symmetry
+from fsmap.paper.closed_form.fourier import FourierConfig
+from fsmap.paper.closed_form.mixture import draw_data, log_det_form, moments
 from fsmap.paper.closed_form.theory_any_parameter import TARGETS, Task, TheoryAnyParameter
 from fsmap.paper.closed_form.theory_flat import compare
 from fsmap.types import Batch
 
 
-@pytest.mark.parametrize("chart", coordinates.CHARTS, ids=lambda chart: chart.name)
+@pytest.mark.parametrize("chart", reparam.CHARTS, ids=lambda chart: chart.name)
 def test_charts_know_their_derivatives(chart):
     t = torch.linspace(-2, 2, 9)
     slope = torch.vmap(torch.func.grad(chart.squash.value))(t)
@@ -28,7 +28,7 @@ def test_charts_know_their_derivatives(chart):
 def test_priors_of_the_charts_are_the_same_distribution():
     """Both densities integrate to the same, each over its own coordinate."""
     t = torch.linspace(-60, 60, 600_001)
-    chart = coordinates.CHARTS[1]
+    chart = reparam.CHARTS[1]
     theta = chart.to_theta(t)
     density = (-theta.square() / (2 * 0.65**2) + chart.log_slope(t)).exp()
     assert_close(

@@ -13,9 +13,8 @@ from torch.testing import assert_close
 import fsmap
 from fsmap.errors import MissingDataError, UnsupportedModuleError
 from fsmap.paper.experiment import Context
-from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer
-from fsmap.paper.images.transfer_heads import features, heads, without_head
-from fsmap.paper.report.records import Row
+from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer, features, heads, without_head
+from fsmap.paper.rows import Row
 from fsmap.train.images import ImageSettings
 from fsmap.train.images.build import build_model
 

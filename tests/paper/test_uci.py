@@ -14,11 +14,10 @@ from fsmap.data import uci
 from fsmap.linalg.probes import Stream
 from fsmap.paper.experiment import Context
 from fsmap.paper.report import tables
-from fsmap.paper.report.records import Row
+from fsmap.paper.rows import Row
 from fsmap.paper.uci import protocol as protocol
-from fsmap.paper.uci.baselines import run_baseline
-from fsmap.paper.uci.table import UCITable
-from fsmap.paper.uci.verdict import DIFFERENCE, PRINTED, cells, claims
+from fsmap.paper.uci.protocol import run_baseline
+from fsmap.paper.uci.table import DIFFERENCE, PRINTED, UCITable, cells, claims
 
 TINY = protocol.Config(
     datasets=("boston",),

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.assess.landscape import check_walk, flatness
     from fsmap.paper.report.figures import save, style
     from fsmap.paper.report.image_figures import landscape_figure
-    from fsmap.paper.report.records import plain
+    from fsmap.paper.rows import plain
     from fsmap.train.files import make_folder, write_whole
 
     require("matplotlib", extra="report")

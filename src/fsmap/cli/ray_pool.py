@@ -11,7 +11,7 @@ from fsmap.cli import console
 from fsmap.errors import InputError
 
 if TYPE_CHECKING:
-    from fsmap.paper.runner import Pool
+    from fsmap.paper.engine import Pool
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

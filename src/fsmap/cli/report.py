@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    from fsmap.paper.registry import GROUPS, registry
+    from fsmap.paper.experiment import GROUPS, registry
     from fsmap.paper.report.page import Entry, build
 
     if arguments.redraw:
@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _redraw(folders: list[Path]) -> None:
-    from fsmap.paper.publish import redraw
-    from fsmap.paper.registry import registry
+    from fsmap.paper.engine import redraw
+    from fsmap.paper.experiment import registry
     from fsmap.paper.report.page import find_runs
     from fsmap.paper.run_folder import Place, RunFolder, locked
 

@@ -15,7 +15,7 @@ from fsmap.errors import InputError, require
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
-    from fsmap.paper.jobs import Outcome
+    from fsmap.paper.engine import Outcome
     from fsmap.paper.options import Options
 
 
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: If options contradict each other.
     """
-    from fsmap.paper import runner
+    from fsmap.paper import engine
 
     if "all" in arguments.ids and len(arguments.ids) > 1:
         message = f"`all` stands alone, got {' '.join(arguments.ids)}."
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     outcomes = []
     try:
         with terminate_as_interrupt(), ray_pool.pool_of(arguments) as pool:
-            for outcome in runner.run(ids, options, console.note, pool):
+            for outcome in engine.run(ids, options, console.note, pool):
                 outcomes.append(outcome)
                 _tell(outcome)
     except KeyboardInterrupt:
@@ -201,6 +201,6 @@ def _conclude(outcomes: list[Outcome], options: Options) -> int:
         console.say(f"See it with: fsmap report {options.out}")
     if not failed:
         return 0
-    from fsmap.paper.jobs import is_bug
+    from fsmap.paper.engine import is_bug
 
     return 1 if any(is_bug(outcome.error) for outcome in failed) else 2

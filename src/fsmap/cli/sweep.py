@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from fsmap.cli import console, ray_pool
 from fsmap.cli.run import add_options, options_of, terminate_as_interrupt
 from fsmap.errors import FsmapError, InputError, require
-from fsmap.paper.report.summary import coverage
+from fsmap.paper.run_folder import coverage
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
-    from fsmap.paper.jobs import Outcome
+    from fsmap.paper.engine import Outcome
     from fsmap.paper.sweep import Point
 
 
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0 if all points ran, 1 after a bug, 2 after an error, 130 if interrupted.
     """
-    from fsmap.paper import runner, sweep
+    from fsmap.paper import engine, sweep
 
     require("matplotlib", extra="report")  # before the work, not after it
     options = options_of(arguments, ())
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with terminate_as_interrupt(), ray_pool.pool_of(arguments) as pool:
             plans = [point.plan for point in points]
-            for outcome in runner.run_plans(plans, console.note, pool):
+            for outcome in engine.run_plans(plans, console.note, pool):
                 outcomes.append(outcome)
                 _tell(outcome, len(outcomes), len(points))
     except KeyboardInterrupt:

@@ -1,20 +1,8 @@
-"""The folder of a run: what is finished, what can be resumed, and how one run replaces another.
-
-    OUT/ID/rows.jsonl  units.jsonl  *.png  *.svg  interactive.json  summary.json (last of all)
-    OUT/.fsmap/ID.lock        held while a run writes
-    OUT/.fsmap/ID.new/        a run that will replace a finished one when it is finished itself
-    OUT/.fsmap/ID.previous/   the finished run that was replaced last
-    OUT/.fsmap/ID.dropped/    an unfinished run that is being removed
-
-A folder with ``summary.json`` is finished. One with ``units.jsonl`` and no summary is unfinished. A
-finished run that is asked for more units keeps its summary, which then says what it covers, until
-the next one replaces it. One whose summary cannot be read, or is not that of its rows, is resumed
-from its units. ``units.jsonl`` is the first file of a run, so that a kill at any moment leaves a
-folder that can be resumed.
-"""
+"""A finished run on disk: what its ``summary.json`` says, and how much of the run it covers."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,11 +10,109 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsmap.errors import CheckpointError
-from fsmap.paper.report import records
-from fsmap.paper.report.records import Content, Line, Row, plain
-from fsmap.paper.report.summary import coverage, read_run
+from fsmap.paper.rows import (
+    Content,
+    Line,
+    Row,
+    append_lines,
+    encode,
+    intact,
+    key_of,
+    plain,
+    read_content,
+    revive,
+    sealed,
+    unsealed,
+)
 from fsmap.train.files import remove_partial, write_whole
 from fsmap.train.lock import exclusive
+
+COVERS = "covers"
+"""Entry of the summary of a finished run that is asked for more units."""
+
+ROWS = "rows_sha256"
+"""Entry of a summary: the checksum of the rows that it was made from."""
+
+
+class Run(NamedTuple):
+    """A finished run on disk."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        """The experiment."""
+        return str(self.summary["experiment"])
+
+    @property
+    def held(self) -> int:
+        """How many claims hold."""
+        return sum(bool(claim["holds"]) for claim in self.summary["claims"])
+
+
+def read_run(folder: Path) -> Run:
+    """Read a finished run, and check it against its rows.
+
+    Args:
+        folder: One with a ``summary.json``.
+
+    Returns:
+        The run.
+
+    Raises:
+        CheckpointError: If ``summary.json`` is damaged, or the rows are not those it was made from.
+    """
+    file = folder / "summary.json"
+    content = read_content(folder)
+    try:
+        run = Run(folder, revive(json.loads(file.read_text())))
+        # what readers rely on
+        _ = run.id, "" + run.summary["size"], run.held, 0 + run.summary.get("seconds", 0)
+        growing = coverage(run.summary)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        wrong = f"{file} is not a summary of fsmap ({error})"
+    else:
+        wrong = ""
+        if not intact(run.summary):
+            wrong = f"{file} was altered, or written by an earlier version: its checksum is wrong"
+        elif content.damaged or not (growing or run.summary.get(ROWS) == content.sha256):
+            wrong = f"the rows of {folder} are not those its summary was made from"
+    if wrong:
+        again = " with --resume, which keeps the units that match" if content.units else ""
+        message = f"{wrong}. Restore a copy, or run the experiment again{again}."
+        raise CheckpointError(message)
+    return run
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Write ``summary.json``, with checksums of the rows and of itself.
+
+    Args:
+        folder: The run's.
+        summary: Its entries.
+
+    Returns:
+        What was written.
+    """
+    entries = sealed({**unsealed(summary), ROWS: read_content(folder).sha256})
+    text = json.dumps(plain(entries), indent=1, allow_nan=False, ensure_ascii=False)
+    write_whole(folder / "summary.json", text + "\n")
+    return entries
+
+
+def coverage(summary: Mapping[str, Any]) -> str:
+    """How much of what was asked for a ``summary.json`` covers.
+
+    Args:
+        summary: Its entries.
+
+    Returns:
+        Such as ``"2 of 4 units"``; empty where nothing was asked for since it was written.
+    """
+    covers = summary.get(COVERS)
+    return f"{covers['units']:d} of {covers['of']:d} units" if covers else ""
+
 
 HIDDEN = ".fsmap"
 
@@ -109,7 +195,7 @@ class RunFolder:
 
     def content(self) -> Content:
         """Rows and units, checked against each other."""
-        return records.read_content(self.path)
+        return read_content(self.path)
 
     def summary(self) -> dict[str, Any]:
         """What stands in ``summary.json``.
@@ -176,11 +262,11 @@ class RunFolder:
             rows: Its rows.
             seconds: What it took.
         """
-        lines = [records.encode(row._asdict()) for row in rows]
-        records.append_lines(self.rows_file, lines)
+        lines = [encode(row._asdict()) for row in rows]
+        append_lines(self.rows_file, lines)
         about = {"unit": unit, "rows": len(rows), "seconds": seconds}
-        sealed = records.sealed(about, [line.encode() for line in lines])
-        records.append_lines(self.units_file, [records.encode(sealed)])
+        done = sealed(about, [line.encode() for line in lines])
+        append_lines(self.units_file, [encode(done)])
 
     def arrange(self, units: Sequence[Mapping[str, Any]]) -> None:
         """Put units that were added in any order into theirs; others, added before, come first.
@@ -188,12 +274,12 @@ class RunFolder:
         Args:
             units: Their keys, in order.
         """
-        place = {records.key_of(unit): number for number, unit in enumerate(units)}
+        place = {key_of(unit): number for number, unit in enumerate(units)}
         content = self.content()
         done = sorted(content.units, key=lambda key: place.get(key, -1))
         if done != list(content.units):
             order = {key: number for number, key in enumerate(done)}
-            lines = sorted(content.lines, key=lambda line: order[records.key_of(line.row.unit)])
+            lines = sorted(content.lines, key=lambda line: order[key_of(line.row.unit)])
             self._write_rows(lines)
             self._write_units(self.header(), [content.units[key] for key in done])
 
@@ -209,8 +295,8 @@ class RunFolder:
         write_whole(self.rows_file, b"".join(line.text + b"\n" for line in lines))
 
     def _write_units(self, header: Mapping[str, Any], units: Iterable[Mapping[str, Any]]) -> None:
-        lines = [records.sealed(plain(header)), *units]
-        write_whole(self.units_file, "".join(records.encode(line) + "\n" for line in lines))
+        lines = [sealed(plain(header)), *units]
+        write_whole(self.units_file, "".join(encode(line) + "\n" for line in lines))
 
 
 class Place(NamedTuple):

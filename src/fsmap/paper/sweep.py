@@ -21,13 +21,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
 from fsmap.errors import CheckpointError, InputError
-from fsmap.paper.experiment import Experiment
-from fsmap.paper.jobs import Plan, Say
-from fsmap.paper.options import Options, configure
-from fsmap.paper.overrides import fields
-from fsmap.paper.registry import get
-from fsmap.paper.report.records import Row, encode
+from fsmap.paper.engine import Plan, Say
+from fsmap.paper.experiment import Experiment, get
+from fsmap.paper.options import Options, configure, fields
 from fsmap.paper.report.tables import mean
+from fsmap.paper.rows import Row, encode
 from fsmap.paper.run_folder import RunFolder
 from fsmap.train.files import write_whole
 

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from fsmap.objective.basis import Invertible
 from fsmap.objective.moments import Moments
-from fsmap.paper.closed_form import mixture_model as mixture
-from fsmap.paper.closed_form.mixture_model import MixtureConfig
+from fsmap.paper.closed_form import mixture
+from fsmap.paper.closed_form.mixture import MixtureConfig
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.records import Claim, Row
+from fsmap.paper.rows import Claim, Row
 from fsmap.train.descent import descend
 
 if TYPE_CHECKING:

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from fsmap.objective.moments import Moments
-from fsmap.paper.closed_form.fourier_fits import FourierConfig, draw_problem, log_prior
+from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem, log_prior
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.panels import log_scale
-from fsmap.paper.report.records import Claim, Row
+from fsmap.paper.report.figures import log_scale
+from fsmap.paper.rows import Claim, Row
 from fsmap.train.newton import maximize
 from fsmap.types import Batch
 

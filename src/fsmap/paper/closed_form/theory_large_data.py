@@ -19,11 +19,11 @@ from torch import Tensor
 from fsmap.assess.model_average import Interval, PosteriorMean, posterior_mean
 from fsmap.data import synthetic
 from fsmap.objective.moments import Moments
-from fsmap.paper.closed_form import mixture_model as mixture
+from fsmap.paper.closed_form import mixture
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.panels import log_scale
-from fsmap.paper.report.records import Claim, Row
+from fsmap.paper.report.figures import log_scale
+from fsmap.paper.rows import Claim, Row
 from fsmap.train.descent import one_thread
 from fsmap.train.newton import maximize
 

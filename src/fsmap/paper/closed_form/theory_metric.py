@@ -14,7 +14,7 @@ from fsmap.linalg.logdet import log_det
 from fsmap.linalg.metric import General
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.records import Claim, Row
+from fsmap.paper.rows import Claim, Row
 from fsmap.types import Params
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.panels import epsilon, log_scale, power
-from fsmap.paper.report.records import Claim, Row
+from fsmap.paper.report.figures import epsilon, log_scale, power
+from fsmap.paper.rows import Claim, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,14 +11,11 @@ import torch
 from fsmap.assess.landscape import check_walk, flatness, landscape
 from fsmap.errors import InputError
 from fsmap.paper.experiment import Context, Measured
-from fsmap.paper.images.config import RowsConfig, RowsExperiment, quick
 from fsmap.paper.images.measure import rows_of
-from fsmap.paper.images.pictures import NAMES, once_named
-from fsmap.paper.images.protocol import Run, trained
-from fsmap.paper.images.rows import kind_of
-from fsmap.paper.images.verdict import against_plain, long_enough
+from fsmap.paper.images.protocol import RowsConfig, RowsExperiment, Run, kind_of, quick, trained
+from fsmap.paper.images.verdict import NAMES, against_plain, long_enough, once_named
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.records import Claim, Row
+from fsmap.paper.rows import Claim, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,9 +13,15 @@ from fsmap import metrics
 from fsmap.assess.calibration import Predictions, measure
 from fsmap.assess.laplacian import laplacian
 from fsmap.paper.experiment import Context, Measured
-from fsmap.paper.images.config import OTHER, ImageConfig
-from fsmap.paper.images.hooks import joint_laplacian
-from fsmap.paper.images.protocol import Kind, Run, other_images, trained
+from fsmap.paper.images.protocol import (
+    OTHER,
+    ImageConfig,
+    Kind,
+    Run,
+    joint_laplacian,
+    other_images,
+    trained,
+)
 from fsmap.train.images import ImageRun
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")

@@ -11,15 +11,20 @@ from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fsmap.data.images.read import read_images
 from fsmap.errors import MissingDataError
 from fsmap.paper.experiment import Context, Measured
-from fsmap.paper.images.config import RowsConfig, RowsExperiment, check_choice, quick
 from fsmap.paper.images.measure import held_out_temperature, rows_of, shown
-from fsmap.paper.images.pictures import NAMES, UNITS, look_of
-from fsmap.paper.images.protocol import Run, trained
-from fsmap.paper.images.rows import kind_of
+from fsmap.paper.images.protocol import (
+    RowsConfig,
+    RowsExperiment,
+    Run,
+    check_choice,
+    kind_of,
+    quick,
+    trained,
+)
 from fsmap.paper.images.table import PERCENT_OF_AREA
-from fsmap.paper.images.verdict import lines, long_enough, ran, shared
+from fsmap.paper.images.verdict import NAMES, UNITS, lines, long_enough, look_of, ran, shared
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.records import Claim, Row
+from fsmap.paper.rows import Claim, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

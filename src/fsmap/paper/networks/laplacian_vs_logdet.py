@@ -29,7 +29,7 @@ from fsmap.paper.networks.scaled_networks import (
     spearman,
 )
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.records import Claim, Row
+from fsmap.paper.rows import Claim, Row
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

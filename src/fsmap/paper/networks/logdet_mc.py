@@ -30,8 +30,8 @@ from fsmap.paper.networks.scaled_networks import (
     spearman,
 )
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.panels import log_scale
-from fsmap.paper.report.records import Claim, Row
+from fsmap.paper.report.figures import log_scale
+from fsmap.paper.rows import Claim, Row
 from fsmap.train.descent import one_thread
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.networks.moons_fits import METHODS, MoonsConfig, train
 from fsmap.paper.networks.scaled_networks import jitter_text
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.records import Claim, Row
+from fsmap.paper.rows import Claim, Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,8 +20,8 @@ from fsmap.linalg.logdet import whitened_rows
 from fsmap.linalg.probes import generator
 from fsmap.models.mlp import MLP
 from fsmap.objective.px import Lattice
-from fsmap.paper.report.numbers import number
-from fsmap.paper.report.panels import power
+from fsmap.paper.report.figures import power
+from fsmap.paper.report.tables import number
 from fsmap.train.descent import one_thread
 from fsmap.types import ModelFn, Params
 

@@ -1,26 +1,198 @@
-"""One style for every figure: sizes, fonts, a color and a marker per method; files in PNG and SVG.
-
-Figures are made without pyplot, and the style is a context, so matplotlib's global state stays as
-it was. Every color of the style has a dark twin: the page replaces one by the other.
-"""
+"""What an experiment hands to the page for a slider: frames, each a set of curves or a figure."""
 
 from __future__ import annotations
 
 import io
+import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from xml.sax.saxutils import escape, unescape
+
+import numpy as np
 
 from fsmap.errors import require
-from fsmap.paper.report.hover import embed
-from fsmap.paper.report.numbers import number
+from fsmap.paper.report.tables import number
+from fsmap.paper.rows import plain
 from fsmap.train.files import write_whole
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Transform
+
+
+class Curve(NamedTuple):
+    """One line (or set of points) of a frame, drawn by the page with hover values.
+
+    Attributes:
+        name: What the legend says.
+        x: Abscissae.
+        y: Ordinates, as many.
+        method: ``"ps-map"``, ``"fs-map"``, ``"l-map"`` for that method's color; None for ink.
+        style: ``"line"``, ``"dashed"`` or ``"points"``.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    method: str | None = None
+    style: str = "line"
+
+
+class Frame(NamedTuple):
+    """What is seen at one position of the slider: curves, or a matplotlib figure.
+
+    Attributes:
+        label: What the slider says there, such as ``"ε = 0.01"``.
+        curves: Lines on axes shared by all frames.
+        figure: A matplotlib figure in place of curves (for images and contours).
+        note: One line below, such as the distances at this position.
+    """
+
+    label: str
+    curves: Sequence[Curve] = ()
+    figure: Figure | None = None
+    note: str = ""
+
+
+class Interactive(NamedTuple):
+    """A slider and its frames.
+
+    Attributes:
+        title: What is moved and what to watch.
+        parameter: Name of what the slider moves, such as ``"ε"``.
+        frames: In the order of the slider.
+        xlabel: Label of the horizontal axis (curves only).
+        ylabel: Label of the vertical axis (curves only).
+        start: Index of the frame that is shown first.
+    """
+
+    title: str
+    parameter: str
+    frames: Sequence[Frame]
+    xlabel: str = ""
+    ylabel: str = ""
+    start: int = 0
+
+    def describe(self) -> dict[str, Any]:
+        """Everything but the figures, ready for JSON.
+
+        Returns:
+            Title, parameter, labels, start, and the frames with their curves.
+        """
+        frames = [
+            {"label": f.label, "note": f.note, "curves": [c._asdict() for c in f.curves]}
+            for f in self.frames
+        ]
+        return {**self._asdict(), "frames": frames}
+
+
+MOST_POINTS = 300
+"""Per line; a denser line is thinned, for hovering only."""
+
+OPEN, CLOSE = '<metadata id="fsmap-hover">', "</metadata>"
+
+
+def _series(ax: Axes) -> Iterator[tuple[Artist, np.ndarray, Transform]]:
+    from matplotlib.collections import PathCollection
+
+    for line in ax.get_lines():
+        # A line that mixes coordinates (axhline, axvline) marks a place and holds no values.
+        if line.get_transform().contains_branch(ax.transData):
+            yield line, np.asarray(line.get_xydata(), dtype=float), line.get_transform()
+    for dots in ax.collections:
+        if isinstance(dots, PathCollection):
+            points: np.ndarray = np.ma.filled(
+                np.ma.asarray(dots.get_offsets(), dtype=float), np.nan
+            )
+            yield dots, points, dots.get_offset_transform()
+
+
+def _color(artist: Artist) -> str:
+    from matplotlib.colors import to_hex
+
+    if hasattr(artist, "get_color"):
+        return to_hex(artist.get_color())
+    faces = artist.get_facecolor()  # type: ignore[attr-defined]
+    return to_hex(faces[0]) if len(faces) == 1 else ""
+
+
+def _points(ax: Axes, data: np.ndarray, transform: Transform, figure: Figure) -> list[list[float]]:
+    step = -(-len(data) // MOST_POINTS) if len(data) else 1
+    data = np.asarray(data[::step], dtype=float)
+    data = data[np.isfinite(data).all(axis=1)]
+    if not len(data):
+        return []
+    place = transform.transform(data)  # [points, 2]  pixels from the lower left corner
+    box = ax.bbox.padded(1.0)
+    inside = [box.contains(px, py) for px, py in place]
+    scale = 72.0 / figure.dpi  # an SVG of matplotlib's is in points
+    height = figure.bbox.height
+    return [
+        [round(px * scale, 2), round((height - py) * scale, 2), float(x), float(y)]
+        for (px, py), (x, y), keep in zip(place, data, inside, strict=True)
+        if keep and np.isfinite([px, py]).all()
+    ]
+
+
+def collect(figure: Figure) -> list[dict[str, Any]]:
+    """Names, colors and points of all lines and scatters of a figure that has been drawn.
+
+    Args:
+        figure: The figure, after ``savefig``.
+
+    Returns:
+        One dict per series: panel, axis labels, name, color and ``points``, each of which is
+        ``[svg x, svg y, x, y]``.
+    """
+    found = []
+    for panel, ax in enumerate(figure.axes):
+        labels = {"x": ax.get_xlabel(), "y": ax.get_ylabel()}
+        for artist, data, transform in _series(ax):
+            points = _points(ax, data, transform, figure)
+            name = str(artist.get_label())
+            if points:
+                name = "" if name.startswith("_") else name
+                series = {"panel": panel, **labels, "name": name, "color": _color(artist)}
+                found.append({**series, "points": points})
+    return found
+
+
+def embed(svg: str, figure: Figure) -> str:
+    """Put the values into the SVG.
+
+    Args:
+        svg: What ``savefig`` wrote.
+        figure: The figure it was called on.
+
+    Returns:
+        The SVG with a ``metadata`` element that other programs ignore.
+    """
+    text = escape(json.dumps(plain(collect(figure)), ensure_ascii=False, separators=(",", ":")))
+    head, end, _ = svg.rpartition("</svg>")
+    return f"{head}{OPEN}{text}{CLOSE}\n{end}\n"
+
+
+def extract(svg: str) -> tuple[str, list[dict[str, Any]]]:
+    """Take the values out again.
+
+    Args:
+        svg: The text of an SVG file.
+
+    Returns:
+        The SVG without them, and the values; an empty list where there are none.
+    """
+    head, found, rest = svg.partition(OPEN)
+    if not found:
+        return svg, []
+    text, _, tail = rest.partition(CLOSE)
+    return head + tail.lstrip("\n"), json.loads(unescape(text))
+
 
 INK, MUTED, GRID, PAPER = "#24292f", "#6b7280", "#d8dce2", "#fffffe"
 """Colors of text, axes, grid and background; the page replaces them on a dark background."""
@@ -225,3 +397,82 @@ def save(figure: Figure, folder: Path, name: str) -> None:
             buffer, format="png", dpi=200, facecolor="white", metadata={"Software": None}
         )
     write_whole(folder / f"{name}.png", buffer.getvalue())
+
+
+LINES: tuple[dict[str, Any], ...] = (
+    {"linestyle": "-", "marker": "s"},
+    {"linestyle": (0, (4, 2)), "marker": "D"},
+    {"linestyle": (0, (1, 1.5)), "marker": "v"},
+)
+"""Looks of one method at several jitters."""
+
+PAPER_LOOK: dict[str, Any] = {
+    "linestyle": (0, (1, 1.5)),
+    "marker": "",
+    "color": INK,
+    "label": "FS-MAP, paper's jitter",
+}
+"""Look of FS-MAP by the paper's numerical protocol: on top of the true objective's line."""
+
+
+def epsilon(jitter: float) -> str:
+    """A jitter as text, such as ``ε = 1e−12``.
+
+    Args:
+        jitter: ε.
+
+    Returns:
+        The text.
+    """
+    return f"ε = {jitter:.0e}".replace("e-0", "e-").replace("-", "\u2212")
+
+
+def power(jitter: float) -> str:
+    r"""A jitter in the notation of a figure, such as ``$\epsilon = 10^{-12}$``.
+
+    Args:
+        jitter: ε, a power of ten.
+
+    Returns:
+        The text.
+    """
+    return rf"$\epsilon = 10^{{{round(math.log10(jitter))}}}$"
+
+
+def log_scale(ax: Axes, which: str = "xy") -> None:
+    """Logarithmic axes with plain numbers: at 1, 2 and 5, or at powers of ten where there are many.
+
+    Call it after plotting: the range decides.
+
+    Args:
+        ax: The axes.
+        which: ``"x"``, ``"y"`` or both.
+    """
+    for name, axis in (("x", ax.xaxis), ("y", ax.yaxis)):
+        if name in which:
+            ax.set(**{f"{name}scale": "log"})
+            low, high = axis.get_view_interval()
+            _plain_numbers(axis, few=math.log10(high / low) < 2.6)
+
+
+def _plain_numbers(axis: Axis, *, few: bool) -> None:
+    ticker = require("matplotlib.ticker", extra="report")
+    subs = (1.0, 2.0, 5.0) if few else (1.0,)
+    axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=12))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
+    axis.set_minor_locator(ticker.NullLocator())
+
+
+def legend_above(figure: Figure, ax: Axes, columns: int = 4) -> None:
+    """One legend for the whole figure, above it.
+
+    Args:
+        figure: The figure.
+        ax: Where the labels are taken from.
+        columns: Entries beside each other.
+    """
+    handles, labels = ax.get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(
+        unique.values(), unique.keys(), loc="outside upper center", ncols=min(columns, len(unique))
+    )

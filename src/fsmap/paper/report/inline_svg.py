@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from fsmap.errors import CheckpointError
 from fsmap.paper.report import figures
-from fsmap.paper.report.hover import extract
+from fsmap.paper.report.figures import extract
 
 VARIABLES = {
     figures.INK: "--ink",

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from fsmap.errors import CheckpointError, InputError, require
 from fsmap.paper.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER
 from fsmap.paper.report.inline_svg import VARIABLES, Glyphs
-from fsmap.paper.report.summary import Run, read_run
 from fsmap.paper.report.view import embedded, view
+from fsmap.paper.run_folder import Run, read_run
 from fsmap.train.files import write_whole
 from fsmap.train.progress import duration
 

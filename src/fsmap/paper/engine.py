@@ -1,0 +1,691 @@
+"""Measure one unit of an experiment: here, or on another machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import errno
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from fsmap.errors import CheckpointError, FsmapError, InputError, MissingDataError
+from fsmap.paper.experiment import Context, Experiment, Measured, get, registry
+from fsmap.paper.options import Options, check_settings, choose_device, configure
+from fsmap.paper.report import figures
+from fsmap.paper.report.figures import Interactive
+from fsmap.paper.rows import (
+    Circumstances,
+    Content,
+    Row,
+    circumstances,
+    encode,
+    key_of,
+    machine,
+    plain,
+)
+from fsmap.paper.run_folder import (
+    COVERS,
+    DAMAGED,
+    Place,
+    RunFolder,
+    coverage,
+    locked,
+    write_summary,
+)
+from fsmap.train.files import write_whole
+from fsmap.train.progress import Progress, progress
+
+
+class Task(NamedTuple):
+    """A unit and all that is needed to measure it; it can be sent to another process."""
+
+    experiment: Experiment
+    config: Any
+    unit: Mapping[str, Any]
+    options: Options
+    folder: Path
+
+    def anywhere(self) -> Task:
+        """The same for a process that works in another folder."""
+        data = self.options.data_dir
+        options = self.options._replace(data_dir=None if data is None else data.absolute())
+        return self._replace(options=options, folder=self.folder.absolute())
+
+    def __str__(self) -> str:
+        unit = (f"{key}={value}" for key, value in self.unit.items())
+        return " ".join([self.experiment.id, *self.options.assignments, *unit])
+
+
+class Result(NamedTuple):
+    """The rows of a unit, and what it took."""
+
+    rows: list[Row]
+    seconds: float
+
+
+def measure(task: Task, advance: Callable[[float | str], None] = lambda _: None) -> Result:
+    """Measure a unit on the device of the machine this runs on.
+
+    Args:
+        task: The unit.
+        advance: Moves the progress bar, see :class:`Context`.
+
+    Returns:
+        Its rows; nothing is written.
+    """
+    import torch
+
+    device = choose_device(task.experiment, task.options.device)
+    context = Context(
+        device=torch.device(device),
+        out=task.folder,
+        advance=advance,
+        size=task.options.size,
+        data_dir=task.options.data_dir,
+    )
+    start = time.perf_counter()
+    measured = list(task.experiment.run(task.config, dict(task.unit), context))
+    seconds = time.perf_counter() - start
+    around = circumstances(device)
+    return Result(list(_rows(task, measured, around, seconds)), seconds)
+
+
+def _rows(
+    task: Task, measured: Iterable[Measured], around: Circumstances, seconds: float
+) -> Iterator[Row]:
+    for item in measured:
+        yield Row(
+            experiment=task.experiment.id,
+            metric=item.metric,
+            value=plain(item.value),
+            method=item.method,
+            seed=item.seed,
+            config=dict(item.config),
+            **around._asdict(),
+            seconds=round(seconds if item.seconds is None else item.seconds, 4),
+            unit=task.unit,
+            deviations=tuple(item.deviations),
+        )
+
+
+MEASURED = ("seconds", "machine", "date", "command")
+"""Entries of ``summary.json`` that belong to the measuring, and stay when a run is drawn again."""
+
+
+def publish(
+    experiment: Experiment, run: RunFolder, header: Mapping[str, Any], keep: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Draw and judge a run whose rows are complete. ``summary.json`` comes last: it says finished.
+
+    Args:
+        experiment: The experiment.
+        run: Its folder.
+        header: Size and config of the run.
+        keep: Entries that are known already, such as the ``command`` that repeats the run.
+
+    Returns:
+        What stands in ``summary.json``.
+    """
+    rows = run.rows()
+    missing = [] if COVERS in keep else _missing(experiment, run, header["config"])
+    with figures.style():
+        pictures = experiment.draw(rows)
+        slider = experiment.interactive(rows)
+        for name, figure in pictures.items():
+            figures.save(figure, run.path, name)
+        _save_slider(slider, run)
+    summary = {
+        **_contract(experiment, run, rows, header["size"]),
+        "label": experiment.label,
+        "title": experiment.title,
+        "see": experiment.see,
+        "group": experiment.group,
+        "config": header["config"],
+        "torch": _joined(row.torch for row in rows),
+        "machine": machine(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "rows": len(rows),
+        "deviations": [
+            *missing,
+            *dict.fromkeys(text for row in rows for text in row.deviations),
+        ],
+        "figures": list(pictures),
+        **keep,
+    }
+    return write_summary(run.path, summary)
+
+
+def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
+    """Draw and judge the rows of a finished run again, with the code of today.
+
+    Args:
+        experiment: The experiment.
+        run: The folder of a finished run.
+
+    Returns:
+        What stands in ``summary.json`` now.
+
+    Raises:
+        CheckpointError: If no rows of finished units are there, or they cannot be drawn.
+    """
+    if not run.rows():
+        message = (
+            f"{run.path} has no rows of finished units, so that there is nothing to draw. Restore "
+            f"{run.rows_file.name} and {run.units_file.name}, or run the experiment again."
+        )
+        raise CheckpointError(message)
+    old, units = run.summary(), len(run.done())
+    keep = {key: old[key] for key in MEASURED if key in old}
+    if covers := old.get(COVERS):
+        keep.pop("seconds", None)  # units that were added since took some, too
+        if units < covers["of"]:
+            keep[COVERS] = {**covers, "units": units}
+    try:
+        return publish(experiment, run, run.header(), keep)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        message = f"the rows of {run.path} cannot be drawn ({error!r}); --debug shows where."
+        raise CheckpointError(message) from error
+
+
+def ask_for_more(run: RunFolder, units: Iterable[Mapping[str, Any]]) -> None:
+    """Say in a summary how many units it covers, until :func:`publish` replaces it.
+
+    Args:
+        run: The folder of a finished run.
+        units: Keys of what it is asked for now; what is done already counts as well.
+
+    Raises:
+        CheckpointError: If the folder does not say which units it has.
+    """
+    old, done = run.summary(), run.done()
+    if not done:
+        message = (
+            f"{run.units_file} is missing or empty, so that nothing can be added to {run.path}. "
+            "Choose another --out, or start anew without --resume."
+        )
+        raise CheckpointError(message)
+    here = old[COVERS]["units"] if old.get(COVERS) else len(done)
+    covers = {"units": here, "of": len({*done, *map(key_of, units)})}
+    write_summary(run.path, {**old, COVERS: covers})
+
+
+def _contract(
+    experiment: Experiment, run: RunFolder, rows: Sequence[Row], size: str
+) -> dict[str, Any]:
+    claims = [claim._asdict() | {"holds": bool(claim.holds)} for claim in experiment.claims(rows)]
+    return {
+        "experiment": experiment.id,
+        "size": size,
+        "protocol": experiment.protocol,
+        "seconds": round(sum(run.done().values()), 3),
+        "device": _joined(row.device for row in rows),
+        "commit": _joined(row.commit for row in rows),
+        "claims": claims,
+        "table": experiment.table(rows),
+    }
+
+
+def _missing(experiment: Experiment, run: RunFolder, config: Mapping[str, Any]) -> list[str]:
+    """That units are missing, as in results that were put together from several runs."""
+    known = {field.name for field in dataclasses.fields(experiment.config)}
+    asked = {name: _frozen(value) for name, value in config.items() if name in known}
+    try:
+        units = experiment.units(dataclasses.replace(experiment.config, **asked))
+    except InputError:  # a config that was allowed once
+        return []
+    done = run.done()
+    here = sum(key_of(unit) in done for unit in units)
+    return (
+        [f"{here} of {len(units)} units of this config are here"] if 0 < here < len(units) else []
+    )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _save_slider(slider: Interactive | None, run: RunFolder) -> None:
+    target = run.path / "interactive.json"
+    if slider is None:
+        target.unlink(missing_ok=True)
+        return
+    described = slider.describe()
+    for frame, shown in zip(slider.frames, described["frames"], strict=True):
+        if frame.figure is not None:
+            shown["svg"] = figures.to_svg(frame.figure)
+    write_whole(target, encode(described) + "\n")
+
+
+def _joined(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(value for value in values if value))
+
+
+def header_of(experiment: Experiment, config: Any, size: str) -> dict[str, Any]:
+    """What must agree for a run to be resumed.
+
+    Args:
+        experiment: The experiment.
+        config: Its config.
+        size: ``"quick"`` or ``"full"``.
+
+    Returns:
+        Experiment, size and config, as JSON holds them.
+    """
+    config = plain(dataclasses.asdict(config))
+    return {"experiment": experiment.id, "size": size, "config": config}
+
+
+Say = Callable[[str], None]
+
+NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+"""What the system says of a disk that takes no more: no bug, so no traceback."""
+
+
+class Outcome(NamedTuple):
+    """How one experiment went.
+
+    Attributes:
+        id: The experiment.
+        status: ``"finished"``, ``"kept"`` (was finished before), ``"skipped"`` or ``"failed"``.
+        folder: Where its files are.
+        reason: Why it was skipped or failed.
+        summary: What stands in ``summary.json``; empty if it was skipped or failed.
+        error: What it failed with.
+    """
+
+    id: str
+    status: str
+    folder: Path
+    reason: str = ""
+    summary: Mapping[str, Any] = {}
+    error: BaseException | None = None
+
+
+class Plan(NamedTuple):
+    """One experiment with its config, and what was asked for.
+
+    Attributes:
+        experiment: The experiment.
+        config: Its config.
+        options: What was asked for.
+        lenient: One of many: skip it where its data or its device is missing.
+    """
+
+    experiment: Experiment
+    config: Any
+    options: Options
+    lenient: bool = False
+
+    @property
+    def folder(self) -> Path:
+        """Where its files go."""
+        return self.options.out / self.experiment.id
+
+
+class Job(NamedTuple):
+    """An experiment whose folder is open, and the units that are left to do."""
+
+    plan: Plan
+    place: Place
+    folder: RunFolder
+    header: Mapping[str, Any]
+    tasks: Sequence[Task]
+
+    def add(self, task: Task, result: Result) -> None:
+        """Write a finished unit."""
+        self.folder.add(task.unit, result.rows, result.seconds)
+
+    def finish(self) -> Outcome:
+        """Draw and judge the rows, and let the run take its place."""
+        experiment = self.plan.experiment
+        self.folder.arrange(experiment.units(self.plan.config))
+        command = self.plan.options.command(experiment.id)
+        summary = publish(experiment, self.folder, self.header, {"command": command})
+        return Outcome(experiment.id, "finished", self.place.settle().path, summary=summary)
+
+
+def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Job | Outcome:
+    """Open the folder of a run.
+
+    Args:
+        plan: The experiment.
+        say: Takes notes for the user.
+        stack: Holds the folder's lock.
+        remote: Units will be measured elsewhere: what this machine lacks, another may have.
+
+    Returns:
+        What is left to do; or the outcome, if nothing is or it is skipped.
+
+    Raises:
+        InputError: If the config asks for nothing, or the folder holds something else.
+    """
+    experiment, config, options, _ = plan
+    if not remote:
+        device = choose_device(experiment, options.device)
+        if plan.lenient and experiment.device == "gpu" and device == "cpu" and not options.quick:
+            reason = f"needs a GPU at full size. Try: {options.command(experiment.id)} --quick"
+            return Outcome(experiment.id, "skipped", plan.folder, reason)
+    header = header_of(experiment, config, options.size)
+    units = experiment.units(config)
+    if not units:
+        empty = [f"{name} is empty" for name, value in header["config"].items() if value == []]
+        why = ", ".join(empty) or header["config"]
+        message = f"there is nothing to do with this config: {why}."
+        raise InputError(message)
+    place = Place.of(options.out, experiment.id)
+    stack.enter_context(locked(place))
+    place.settle()
+    if not (options.resume or options.force) and place.final.finished:
+        lost = _lost(place.final, units, options)
+        if lost and plan.lenient:
+            return _kept(experiment, place.final, "finished before at full size")
+        if lost:
+            message = (
+                f"{place.final.path} holds a finished full-size run, {lost}. Choose another --out, "
+                "keep it with --resume, or replace it with --force."
+            )
+            raise InputError(message)
+    folder = _open(place, header, options, say, experiment.selecting, units)
+    if folder is None:
+        return _kept(experiment, place.final, "finished before")
+    done = folder.done()
+    todo = [unit for unit in units if key_of(unit) not in done]
+    tasks = [Task(experiment, config, unit, options, folder.path) for unit in todo]
+    return Job(plan, place, folder, header, tasks)
+
+
+def is_bug(error: BaseException | None) -> bool:
+    """Whether an error is neither one of fsmap's own nor a disk that takes no more."""
+    full = isinstance(error, OSError) and error.errno in NO_PLACE
+    return not (full or isinstance(error, FsmapError))
+
+
+def failure(plan: Plan, error: Exception) -> Outcome:
+    """The outcome of an experiment that raised.
+
+    Args:
+        plan: The experiment.
+        error: What it raised.
+
+    Returns:
+        Skipped, if it lacks its data and is one of many; else failed, with the reason.
+    """
+    name, folder = plan.experiment.id, plan.folder
+    if isinstance(error, FsmapError):
+        skip = plan.lenient and isinstance(error, MissingDataError)
+        return Outcome(name, "skipped" if skip else "failed", folder, str(error), error=error)
+    reason = str(error)
+    if is_bug(error):
+        reason = "".join(traceback.format_exception(error)).rstrip()
+    again = plan.options.command(name, resume=True)
+    reason += f"\nFinished units are kept. When this is mended, continue with: {again}"
+    return Outcome(name, "failed", folder, reason, error=error)
+
+
+def _open(
+    place: Place,
+    header: Mapping[str, Any],
+    options: Options,
+    say: Say,
+    selecting: Sequence[str],
+    units: Sequence[Mapping[str, Any]],
+) -> RunFolder | None:
+    """The folder to write to, ready for the next unit; None if there is nothing left to do."""
+    if not options.force:
+        for run in (place.fresh, place.final):
+            if not run.finished or options.resume:
+                run.check()
+    pending = place.pending()
+    if options.resume and not options.force:
+        found = pending or (place.final if place.final.finished else None)
+        if found is not None:
+            done = found.done()
+            finished = found.finished and not (found.damaged and done)
+            if finished and found.header()["size"] == "full" and options.quick:
+                return None  # who asks for the quick size is served by the full one
+            _check_same(found, header, selecting)
+            if finished:
+                if not found.growing and all(key_of(unit) in done for unit in units):
+                    return None
+                ask_for_more(found, units)
+            say(f"{header['experiment']}: {_resuming(found.repair(header))}")
+            return found
+    if pending is not None and not options.force and (done := pending.done()):
+        message = (
+            f"{pending.path} holds an unfinished run ({len(done)} units done). "
+            "Continue it with --resume, or start anew with --force."
+        )
+        raise InputError(message)
+    if place.final.foreign:
+        message = f"{place.final.path} exists and holds no run of fsmap. Choose another --out."
+        raise InputError(message)
+    for run in (place.fresh, place.final):
+        if not run.finished:
+            place.drop(run)
+    folder = place.fresh if place.final.finished else place.final
+    folder.begin(header)
+    return folder
+
+
+def _resuming(content: Content) -> str:
+    text = f"resuming, {len(content.units)} units are done"
+    if content.damaged:
+        units = ", ".join(content.damaged[:8]) + (" …" if len(content.damaged) > 8 else "")
+        text += f", {len(content.damaged)} do not match their checksum and run again ({units}; a "
+        text += f"copy of all rows: {DAMAGED})"
+    if content.dropped:
+        text += f", {content.dropped} rows of an unfinished unit dropped"
+    return text
+
+
+def _kept(experiment: Experiment, run: RunFolder, reason: str) -> Outcome:
+    """The outcome of a run that stays as it is; one that lacks units says so."""
+    covered = coverage(run.summary())
+    reason += f", covers {covered} that were asked for" if covered else ""
+    return Outcome(experiment.id, "kept", run.path, reason)
+
+
+def _lost(run: RunFolder, units: Sequence[Mapping[str, Any]], options: Options) -> str:
+    """What a finished full-size run would lose if a new one took its place; "" if nothing."""
+    if run.header()["size"] != "full":
+        return ""
+    if options.quick:
+        return "which a quick one would replace"
+    done = run.done()
+    less = len(done.keys() - map(key_of, units))
+    return f"and {less} of its {len(done)} units would not be in the new one" if less else ""
+
+
+def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence[str]) -> None:
+    there = plain(found.header())
+    before, now = ({"size": h["size"], **(h["config"] or {})} for h in (there, header))
+    keys = [
+        key for key in {**before, **now} if key not in selecting and before.get(key) != now.get(key)
+    ]
+    if not keys and there["experiment"] == header["experiment"]:
+        return
+    changed = ", ".join(f"{key}: {before.get(key)} there, {now.get(key)} now" for key in keys)
+    message = (
+        f"{found.path} holds a run with another config ({changed}). Resume it with its own "
+        "settings, choose another --out, or start anew with --force."
+    )
+    raise InputError(message)
+
+
+class Pool(Protocol):
+    """Calls a function with many items, somewhere: :class:`fsmap.integrations.ray.RayPool`."""
+
+    def map(
+        self,
+        function: Callable[[Any], Any],
+        items: Sequence[Any],
+        *,
+        num_gpus: Callable[[Any], float],
+        name: Callable[[Any], str],
+    ) -> Iterator[tuple[int, Any, BaseException | None, int]]:
+        """Place of the item, value, error and number of attempts, as each one ends."""
+
+
+def plan(names: Sequence[str], options: Options) -> list[Plan]:
+    """What is to be run.
+
+    Args:
+        names: Ids, or ``["all"]``.
+        options: What was asked for.
+
+    Returns:
+        A plan for each experiment.
+    """
+    everything = list(names) == ["all"]
+    experiments = list(registry().values()) if everything else [get(name) for name in names]
+    if everything:
+        check_settings(experiments, options)
+    return [
+        Plan(e, configure(e, options, lenient=everything), options, everything) for e in experiments
+    ]
+
+
+def run(
+    names: Sequence[str], options: Options, say: Say = lambda _: None, pool: Pool | None = None
+) -> Iterator[Outcome]:
+    """Run experiments: one after another, or all their units at once on a pool.
+
+    Args:
+        names: Ids, or ``["all"]``.
+        options: What was asked for.
+        say: Takes notes for the user, one line each.
+        pool: Where to measure; None: here.
+
+    Returns:
+        An outcome as each one ends. With ``all``, one that lacks its data or its device is skipped,
+        and a failure does not keep the others from running.
+    """
+    return run_plans(plan(names, options), say, pool)
+
+
+def run_plans(plans: Sequence[Plan], say: Say, pool: Pool | None = None) -> Iterator[Outcome]:
+    """As :func:`run`, for plans."""
+    if pool is None:
+        return (attempt(one, say) for one in plans)
+    return _pooled(plans, say, pool)
+
+
+def attempt(plan: Plan, say: Say) -> Outcome:
+    """Run one experiment; whatever it fails with becomes an outcome.
+
+    Args:
+        plan: The experiment.
+        say: Takes notes for the user.
+
+    Returns:
+        The outcome.
+    """
+    with ExitStack() as stack:
+        try:
+            job = begin(plan, say, stack)
+            if isinstance(job, Outcome):
+                return job
+            _measure(job)
+            return job.finish()
+        except Exception as error:  # a bug in one experiment must not take the others with it
+            return failure(plan, error)
+
+
+def _pooled(plans: Sequence[Plan], say: Say, pool: Pool) -> Iterator[Outcome]:
+    """All units of all runs at once; this process writes each as it ends."""
+    with ExitStack() as stack:
+        runs: list[_Run] = []
+        for one in plans:
+            try:
+                job = begin(one, say, stack, remote=True)
+            except Exception as error:
+                job = failure(one, error)
+            if isinstance(job, Outcome):
+                yield job
+            else:
+                runs.append(_Run(job))
+        yield from (run.outcome() for run in runs if run.complete)
+        yield from _collect([run for run in runs if not run.complete], pool)
+
+
+def _collect(runs: Sequence[_Run], pool: Pool) -> Iterator[Outcome]:
+    owners = [(run, task.anywhere()) for run in runs for task in run.job.tasks]
+    if not owners:
+        return
+    tasks = [task for _, task in owners]
+    silent = runs[0].job.plan.options.silent
+    with progress(len(tasks), "units", silent=silent) as bar:
+        for index, result, error, _ in pool.map(measure, tasks, num_gpus=_num_gpus, name=str):
+            run, task = owners[index]
+            run.take(task, result, error)
+            bar.advance()
+            if run.complete:
+                yield run.outcome()
+
+
+class _Run:
+    """A job on a pool: what has come back so far."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.done = 0
+        self.errors: dict[str, Exception] = {}
+
+    @property
+    def complete(self) -> bool:
+        return self.done == len(self.job.tasks)
+
+    def take(self, task: Task, result: Any, error: BaseException | None) -> None:
+        self.done += 1
+        try:
+            if error is not None:
+                raise error
+            self.job.add(task, result)
+        except Exception as failed:
+            self.errors[str(task)] = failed
+
+    def outcome(self) -> Outcome:
+        if not self.errors:
+            try:
+                return self.job.finish()
+            except Exception as error:
+                return failure(self.job.plan, error)
+        outcome = failure(self.job.plan, next(iter(self.errors.values())))
+        if outcome.status == "skipped":
+            return outcome
+        which = "; ".join(self.errors)
+        counted = f"{len(self.errors)} of {len(self.job.tasks)} units failed ({which})"
+        return outcome._replace(reason=f"{counted}. The first: {outcome.reason}")
+
+
+def _num_gpus(task: Task) -> float:
+    """One for what is made for a GPU, unless another device was asked for."""
+    wanted = task.options.device
+    return float(
+        wanted.startswith("cuda") or (task.experiment.device == "gpu" and wanted == "auto")
+    )
+
+
+def _measure(job: Job) -> None:
+    if not job.tasks:
+        return
+    name, silent = job.plan.experiment.id, job.plan.options.silent
+    with progress(len(job.tasks), name, silent=silent) as bar:
+        for index, task in enumerate(job.tasks):
+            bar.update(text=" ".join(f"{key}={value}" for key, value in task.unit.items()))
+            job.add(task, measure(task, _advance(bar, index)))
+            bar.update(index + 1)
+
+
+def _advance(bar: Progress, index: int) -> Callable[[float | str], None]:
+    def advance(news: float | str) -> None:
+        if isinstance(news, str):
+            bar.update(text=news)
+        else:
+            bar.update(index + min(max(float(news), 0.0), 1.0))
+
+    return advance

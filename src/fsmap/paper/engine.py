@@ -162,15 +162,8 @@ def publish(
 def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
     """Draw and judge the rows of a finished run again, with the code of today.
 
-    Args:
-        experiment: The experiment.
-        run: The folder of a finished run.
-
     Returns:
         What stands in ``summary.json`` now.
-
-    Raises:
-        CheckpointError: If no rows of finished units are there, or they cannot be drawn.
     """
     if not run.rows():
         message = (
@@ -197,9 +190,6 @@ def ask_for_more(run: RunFolder, units: Iterable[Mapping[str, Any]]) -> None:
     Args:
         run: The folder of a finished run.
         units: Keys of what it is asked for now; what is done already counts as well.
-
-    Raises:
-        CheckpointError: If the folder does not say which units it has.
     """
     old, done = run.summary(), run.done()
     if not done:
@@ -271,9 +261,6 @@ def header_of(experiment: Experiment, config: Any, size: str) -> dict[str, Any]:
         experiment: The experiment.
         config: Its config.
         size: ``"quick"`` or ``"full"``.
-
-    Returns:
-        Experiment, size and config, as JSON holds them.
     """
     config = plain(dataclasses.asdict(config))
     return {"experiment": experiment.id, "size": size, "config": config}
@@ -351,17 +338,8 @@ class Job(NamedTuple):
 def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Job | Outcome:
     """Open the folder of a run.
 
-    Args:
-        plan: The experiment.
-        say: Takes notes for the user.
-        stack: Holds the folder's lock.
-        remote: Units will be measured elsewhere: what this machine lacks, another may have.
-
     Returns:
         What is left to do; or the outcome, if nothing is or it is skipped.
-
-    Raises:
-        InputError: If the config asks for nothing, or the folder holds something else.
     """
     experiment, config, options, _ = plan
     if not remote:
@@ -406,10 +384,6 @@ def is_bug(error: BaseException | None) -> bool:
 
 def failure(plan: Plan, error: Exception) -> Outcome:
     """The outcome of an experiment that raised.
-
-    Args:
-        plan: The experiment.
-        error: What it raised.
 
     Returns:
         Skipped, if it lacks its data and is one of many; else failed, with the reason.
@@ -536,9 +510,6 @@ def plan(names: Sequence[str], options: Options) -> list[Plan]:
     Args:
         names: Ids, or ``["all"]``.
         options: What was asked for.
-
-    Returns:
-        A plan for each experiment.
     """
     everything = list(names) == ["all"]
     experiments = list(registry().values()) if everything else [get(name) for name in names]
@@ -575,15 +546,7 @@ def run_plans(plans: Sequence[Plan], say: Say, pool: Pool | None = None) -> Iter
 
 
 def attempt(plan: Plan, say: Say) -> Outcome:
-    """Run one experiment; whatever it fails with becomes an outcome.
-
-    Args:
-        plan: The experiment.
-        say: Takes notes for the user.
-
-    Returns:
-        The outcome.
-    """
+    """Run one experiment; whatever it fails with becomes an outcome."""
     with ExitStack() as stack:
         try:
             job = begin(plan, say, stack)

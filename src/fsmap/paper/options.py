@@ -33,9 +33,6 @@ def check_range(field: dataclasses.Field[Any], value: Any) -> None:
     Args:
         field: A field of a config, with a default.
         value: A number or a tuple of numbers; anything else passes.
-
-    Raises:
-        ValueError: If a number is out of range.
     """
     default = field.default if isinstance(field.default, tuple) else (field.default,)
     usual = [number for number in default if _is_number(number)]
@@ -63,14 +60,7 @@ TRUE, FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
 
 
 def fields(config: Any) -> dict[str, Any]:
-    """Names and types of what can be set.
-
-    Args:
-        config: An instance of a dataclass.
-
-    Returns:
-        Types by name.
-    """
+    """Names and types of what can be set."""
     hints = typing.get_type_hints(type(config))
     return {field.name: hints[field.name] for field in dataclasses.fields(config)}
 
@@ -81,12 +71,6 @@ def override(config: Any, assignments: Iterable[str]) -> Any:
     Args:
         config: An instance of a frozen dataclass.
         assignments: Texts of the form ``key=value``; a tuple is written ``1,2,3``.
-
-    Returns:
-        A changed copy.
-
-    Raises:
-        InputError: If a text is no assignment, or the key or the value is not allowed.
     """
     known = fields(config)
     declared = {field.name: field for field in dataclasses.fields(config)}
@@ -116,13 +100,6 @@ def parse(text: str, kind: Any) -> Any:
         text: What the user wrote.
         kind: ``int``, ``float``, ``str``, ``bool``, a ``Literal``, a tuple of these, or one of
             these or None.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: If the text does not spell such a value.
-        TypeError: If values of this type cannot be written as text.
 
     Examples:
         >>> parse("1e4", int), parse("100, 200", tuple[int, ...]), parse("none", float | None)
@@ -188,9 +165,6 @@ def _integer(text: str) -> int:
 def spell(kind: Any) -> str:
     """A type as a user reads it.
 
-    Args:
-        kind: A type.
-
     Returns:
         Such as ``"int"`` or ``"tuple[int, ...]"``.
     """
@@ -233,15 +207,7 @@ class Options(NamedTuple):
         return "quick" if self.quick else "full"
 
     def command(self, *names: str, resume: bool = False) -> str:
-        """The command line that means the same.
-
-        Args:
-            *names: Ids of experiments.
-            resume: Whether it continues a run.
-
-        Returns:
-            Text for a shell.
-        """
+        """The command line that means the same."""
         words = ["fsmap", "run", *names]
         words += ["--quick"] if self.quick else []
         words += [] if self.out == Path("runs") else ["--out", str(self.out)]
@@ -261,12 +227,6 @@ def configure(experiment: Experiment, options: Options, *, lenient: bool = False
         experiment: The experiment.
         options: What was asked for.
         lenient: Leave out settings the experiment does not have (``run all``).
-
-    Returns:
-        The experiment's config, full or quick, with changes.
-
-    Raises:
-        InputError: If a setting is unknown or has the wrong type.
     """
     config = experiment.quick if options.quick else experiment.config
     wanted = list(options.assignments)
@@ -282,15 +242,7 @@ def configure(experiment: Experiment, options: Options, *, lenient: bool = False
 
 
 def check_settings(experiments: Sequence[Experiment], options: Options) -> None:
-    """For ``run all``: every setting must mean something to some experiment.
-
-    Args:
-        experiments: All that will run.
-        options: What was asked for.
-
-    Raises:
-        InputError: If no experiment has such a field.
-    """
+    """For ``run all``: every setting must mean something to some experiment."""
     known = {name for experiment in experiments for name in fields(experiment.config)}
     for text in options.assignments:
         key = text.partition("=")[0].strip()
@@ -305,12 +257,6 @@ def choose_device(experiment: Experiment, wanted: str) -> str:
     Args:
         experiment: Its ``device`` says what it is made for.
         wanted: ``"auto"``: a GPU for what is made for one, if there is one; else what is named.
-
-    Returns:
-        A name torch understands.
-
-    Raises:
-        InputError: If torch does not have that device.
     """
     import torch
 

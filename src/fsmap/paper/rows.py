@@ -87,14 +87,7 @@ class Claim(NamedTuple):
 
 
 def plain(value: Any) -> Any:
-    """Turn tensors, arrays, tuples and non-finite floats into what JSON can hold.
-
-    Args:
-        value: Anything made of numbers, strings, mappings, sequences, tensors and arrays.
-
-    Returns:
-        The same, made of dicts, lists, strings, finite numbers, booleans and None.
-    """
+    """Turn tensors, arrays, tuples and non-finite floats into what JSON can hold."""
     if hasattr(value, "tolist"):  # torch tensors, numpy arrays and numpy scalars
         return plain(value.tolist())
     if isinstance(value, Mapping):
@@ -111,15 +104,8 @@ def plain(value: Any) -> Any:
 def revive(value: Any, deep: int = DEEPEST) -> Any:
     """Undo the spelling of non-finite numbers that :func:`plain` chose.
 
-    Args:
-        value: What a JSON parser returned.
-        deep: How many lists and objects may lie within each other.
-
     Returns:
         The same with floats in place of ``"nan"``, ``"inf"`` and ``"-inf"``.
-
-    Raises:
-        ValueError: If it is nested deeper than that.
     """
     if deep < 0:
         message = f"nested deeper than {DEEPEST} levels"
@@ -134,36 +120,17 @@ def revive(value: Any, deep: int = DEEPEST) -> Any:
 
 
 def encode(record: Any) -> str:
-    """One line of strict JSON.
-
-    Args:
-        record: What to write.
-
-    Returns:
-        The line, without its end.
-    """
+    """One line of strict JSON."""
     return json.dumps(plain(record), allow_nan=False, ensure_ascii=False)
 
 
 def key_of(unit: Mapping[str, Any]) -> str:
-    """The canonical spelling of a unit's key, the same before and after a trip through a file.
-
-    Args:
-        unit: The key.
-
-    Returns:
-        JSON with sorted keys.
-    """
+    """The canonical spelling of a unit's key, the same before and after a trip through a file."""
     return json.dumps(plain(unit), sort_keys=True, ensure_ascii=False)
 
 
 def append_lines(path: Path, lines: Iterable[str]) -> None:
-    """Append lines in one write, and return once they are on disk.
-
-    Args:
-        path: A file of JSON lines.
-        lines: What :func:`encode` returned.
-    """
+    """Append lines in one write, and return once they are on disk."""
     text = "".join(line + "\n" for line in lines)
     with path.open("ab") as file:
         file.write(text.encode())
@@ -202,14 +169,7 @@ class Content(NamedTuple):
 
 
 def read_content(folder: Path) -> Content:
-    """Read and check the rows and units of a run.
-
-    Args:
-        folder: The run's.
-
-    Returns:
-        What is there and as it was written.
-    """
+    """Read and check the rows and units of a run."""
     lines, dropped = read_rows(folder / "rows.jsonl")
     if not (folder / "units.jsonl").is_file():
         return Content({}, {}, lines, [], dropped)
@@ -234,9 +194,6 @@ def read_rows(path: Path) -> tuple[list[Line], int]:
 
     Args:
         path: A ``rows.jsonl``; a missing one reads as empty.
-
-    Returns:
-        The rows, and how many lines are none: cut off by a kill, or altered.
     """
     texts, cut = _whole_lines(path)
     lines = [Line(row, text) for text in texts if (row := _row(parse(text))) is not None]
@@ -344,9 +301,6 @@ def _git(*arguments: str, folder: Path) -> str | None:
 def commit(package: Path = PACKAGE) -> str:
     """The commit of the code that runs, or the installed version where there is no checkout.
 
-    Args:
-        package: The folder of the package's source.
-
     Returns:
         A short hash, with ``+dirty`` if a file of the package differs from it; or ``v0.1.0``.
     """
@@ -367,9 +321,6 @@ def circumstances(device: str) -> Circumstances:
 
     Args:
         device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` …
-
-    Returns:
-        Commit, version of torch, and the device with its name where it has one.
     """
     import torch
 
@@ -380,11 +331,7 @@ def circumstances(device: str) -> Circumstances:
 
 
 def machine() -> dict[str, str | int]:
-    """The machine in a few words, for the report.
-
-    Returns:
-        Python version, system, processor architecture and number of cores.
-    """
+    """The machine in a few words, for the report."""
     ours = getattr(os, "sched_getaffinity", None)  # not on every system
     return {
         "python": platform.python_version(),

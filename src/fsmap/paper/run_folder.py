@@ -56,12 +56,6 @@ def read_run(folder: Path) -> Run:
 
     Args:
         folder: One with a ``summary.json``.
-
-    Returns:
-        The run.
-
-    Raises:
-        CheckpointError: If ``summary.json`` is damaged, or the rows are not those it was made from.
     """
     file = folder / "summary.json"
     content = read_content(folder)
@@ -86,15 +80,7 @@ def read_run(folder: Path) -> Run:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Write ``summary.json``, with checksums of the rows and of itself.
-
-    Args:
-        folder: The run's.
-        summary: Its entries.
-
-    Returns:
-        What was written.
-    """
+    """Write ``summary.json``, with checksums of the rows and of itself."""
     entries = sealed({**unsealed(summary), ROWS: read_content(folder).sha256})
     text = json.dumps(plain(entries), indent=1, allow_nan=False, ensure_ascii=False)
     write_whole(folder / "summary.json", text + "\n")
@@ -103,9 +89,6 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def coverage(summary: Mapping[str, Any]) -> str:
     """How much of what was asked for a ``summary.json`` covers.
-
-    Args:
-        summary: Its entries.
 
     Returns:
         Such as ``"2 of 4 units"``; empty where nothing was asked for since it was written.
@@ -121,11 +104,7 @@ DAMAGED = "rows.damaged.jsonl"
 
 
 class RunFolder:
-    """Rows and units of one run on disk.
-
-    Args:
-        path: The folder.
-    """
+    """Rows and units of one run on disk."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -164,11 +143,7 @@ class RunFolder:
         return self.finished and not self.damaged and not self.growing
 
     def check(self) -> None:
-        """Refuse a folder that no command of fsmap leaves behind.
-
-        Raises:
-            CheckpointError: If a file of a run is a folder, or there are rows without a header.
-        """
+        """Refuse a folder that no command of fsmap leaves behind."""
         for file in (self.rows_file, self.units_file, self.summary_file):
             if file.is_dir():
                 message = f"{file} is a folder, not a file. Remove it, or choose another --out."
@@ -185,11 +160,7 @@ class RunFolder:
         return any(not f.name.startswith(".") and f != self.rows_file for f in files)
 
     def begin(self, header: Mapping[str, Any]) -> None:
-        """Start an empty run. The header is the first file: a folder with it can be resumed.
-
-        Args:
-            header: What must agree when it is resumed.
-        """
+        """Start an empty run. The header is the first file: a folder with it can be resumed."""
         self.path.mkdir(parents=True, exist_ok=True)
         self._write_units(header, [])
 
@@ -198,25 +169,11 @@ class RunFolder:
         return read_content(self.path)
 
     def summary(self) -> dict[str, Any]:
-        """What stands in ``summary.json``.
-
-        Returns:
-            Its entries.
-
-        Raises:
-            CheckpointError: If it is damaged, or not made from the rows that are here.
-        """
+        """What stands in ``summary.json``."""
         return read_run(self.path).summary
 
     def header(self) -> dict[str, Any]:
-        """What the run in this folder was asked for.
-
-        Returns:
-            Experiment, size and config.
-
-        Raises:
-            CheckpointError: If the folder does not say.
-        """
+        """What the run in this folder was asked for."""
         if header := self.content().header:
             return header
         if self.finished:
@@ -229,22 +186,11 @@ class RunFolder:
         raise CheckpointError(message)
 
     def done(self) -> dict[str, float]:
-        """Finished units.
-
-        Returns:
-            Seconds by key.
-        """
+        """Finished units."""
         return {key: line["seconds"] for key, line in self.content().units.items()}
 
     def repair(self, header: Mapping[str, Any]) -> Content:
-        """Drop what is no finished unit: what a kill left, and what does not match its checksum.
-
-        Args:
-            header: What the run is asked for now.
-
-        Returns:
-            What was found.
-        """
+        """Drop what is no finished unit: what a kill left, and what does not match its checksum."""
         for file in (self.rows_file, self.units_file, self.summary_file):
             remove_partial(file)
         content = self.content()
@@ -255,13 +201,7 @@ class RunFolder:
         return content
 
     def add(self, unit: Mapping[str, Any], rows: Sequence[Row], seconds: float) -> None:
-        """Write a finished unit: its rows, then the line that says so.
-
-        Args:
-            unit: Its key.
-            rows: Its rows.
-            seconds: What it took.
-        """
+        """Write a finished unit: its rows, then the line that says so."""
         lines = [encode(row._asdict()) for row in rows]
         append_lines(self.rows_file, lines)
         about = {"unit": unit, "rows": len(rows), "seconds": seconds}
@@ -269,11 +209,7 @@ class RunFolder:
         append_lines(self.units_file, [encode(done)])
 
     def arrange(self, units: Sequence[Mapping[str, Any]]) -> None:
-        """Put units that were added in any order into theirs; others, added before, come first.
-
-        Args:
-            units: Their keys, in order.
-        """
+        """Put units that were added in any order into theirs; others, added before, come first."""
         place = {key_of(unit): number for number, unit in enumerate(units)}
         content = self.content()
         done = sorted(content.units, key=lambda key: place.get(key, -1))
@@ -310,26 +246,14 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, out: Path, name: str) -> Place:
-        """The folders of one experiment.
-
-        Args:
-            out: The folder of all runs.
-            name: The experiment's id.
-
-        Returns:
-            Its folders, whether they exist or not.
-        """
+        """The folders of one experiment."""
         hidden = out / HIDDEN
         final, fresh = RunFolder(out / name), RunFolder(hidden / f"{name}.new")
         beside = (hidden / f"{name}.{end}" for end in ("previous", "dropped", "lock"))
         return cls(final, fresh, *beside)
 
     def settle(self) -> RunFolder:
-        """Let a finished new run take its place; the finished run that was there is kept aside.
-
-        Returns:
-            The folder of the latest finished run.
-        """
+        """Let a finished new run take its place; the finished run that was there is kept aside."""
         if self.fresh.finished:
             if self.final.path.exists():
                 shutil.rmtree(self.previous, ignore_errors=True)
@@ -338,38 +262,20 @@ class Place(NamedTuple):
         return self.final
 
     def drop(self, run: RunFolder) -> None:
-        """Remove a run: in one piece, so that a kill leaves no part of it in its place.
-
-        Args:
-            run: One of these folders.
-        """
+        """Remove a run: in one piece, so that a kill leaves no part of it in its place."""
         shutil.rmtree(self.dropped, ignore_errors=True)
         if run.path.exists():
             run.path.rename(self.dropped)
             shutil.rmtree(self.dropped, ignore_errors=True)
 
     def pending(self) -> RunFolder | None:
-        """The run that lacks units or its summary, if there is one.
-
-        Returns:
-            The newest.
-        """
+        """The run that lacks units or its summary, if there is one."""
         runs = (self.fresh, self.final)
         return next((run for run in runs if run.unfinished or run.growing), None)
 
 
 @contextmanager
 def locked(place: Place) -> Iterator[None]:
-    """Keep other processes out of a run's folder.
-
-    Args:
-        place: The run's folders.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        InputError: If the folder cannot be written, or another process writes it.
-    """
+    """Keep other processes out of a run's folder."""
     with exclusive(place.lock, place.final.path):
         yield

@@ -52,12 +52,6 @@ def points(name: str, grid: Sequence[str], options: Options) -> list[Point]:
         name: Id of the experiment.
         grid: ``key=a,b,c`` texts; for a key whose value is a list, ``key=1,2;3,4``.
         options: As for ``fsmap run``; ``out`` is the folder of all sweeps.
-
-    Returns:
-        A point for each, the last key varying fastest.
-
-    Raises:
-        InputError: If a text is no such assignment, a key comes twice, or the grid is too large.
     """
     experiment = get(name)
     axes = _axes(experiment, grid, options)
@@ -132,15 +126,7 @@ class Finished(NamedTuple):
 
 
 def earlier(made: Sequence[Point], say: Say = lambda _: None) -> list[Finished]:
-    """Points of other grids beside these: of the same experiment, in the same size.
-
-    Args:
-        made: The points of this grid.
-        say: Takes notes on runs that are damaged and left out.
-
-    Returns:
-        Those that are finished, by name.
-    """
+    """Points of other grids beside these: of the same experiment, in the same size."""
     experiment, _, options, _ = made[0].plan
     mine = {point.plan.folder for point in made}
     found = []
@@ -167,14 +153,7 @@ def _assigned(command: str) -> dict[str, str]:
 
 
 def table_lines(made: Iterable[Point | Finished]) -> list[dict[str, Any]]:
-    """Means over seeds of every number that the finished points measured.
-
-    Args:
-        made: The points.
-
-    Returns:
-        A line for each point, method and metric.
-    """
+    """Means over seeds of every number that the finished points measured."""
     return [line for point in made if point.run.complete for line in _lines(point)]
 
 

@@ -112,17 +112,7 @@ def solve(
     prior_std: float,
     advance: Callable[[float], None] | None = None,
 ) -> list[Solution]:
-    """PS-MAP, FS-MAP, and FS-MAP with the notebook's log-determinant, for all data sets at once.
-
-    Args:
-        config: Sizes.
-        data: The data sets.
-        prior_std: α.
-        advance: Told the fraction that is done.
-
-    Returns:
-        The solutions.
-    """
+    """PS-MAP, FS-MAP, and FS-MAP with the notebook's log-determinant, for all data sets at once."""
     statistics, form = moments(data), log_det_form(config)
     named = [(m, o, w) for m, options in WEIGHTS.items() for o, w in options.items()]
     weight = torch.tensor([[w] for _, _, w in named], dtype=torch.float64)  # [3, 1]
@@ -467,9 +457,6 @@ def by_nuts(config: BMAConfig, statistics: Moments, alpha: float) -> ChainMean:
         config: Sizes.
         statistics: The data; the first data set is used.
         alpha: Prior standard deviation.
-
-    Returns:
-        The mean with its Monte Carlo error.
     """
     posterior = log_density(statistics, 0, config.noise_std, alpha)
     softplus = torch.nn.functional.softplus

@@ -84,14 +84,7 @@ class Task(NamedTuple):
 
 
 def build(seeds: int) -> Task:
-    """Ten Fourier features with tanh weights; a prior narrow enough for one interior optimum.
-
-    Args:
-        seeds: Data sets.
-
-    Returns:
-        The task.
-    """
+    """Ten Fourier features with tanh weights; a prior narrow enough for one interior optimum."""
     model = FourierBasis(FREQUENCIES, "tanh", scale=1.0, dtype=torch.float64)
     problems = []
     for seed in range(seeds):
@@ -111,16 +104,7 @@ def build(seeds: int) -> Task:
 def measure_sinh(
     steps: int, seeds: int, advance: Callable[[float], None] | None = None
 ) -> Iterator[Measured]:
-    """Optimize both methods in both coordinates, and compare functions, values and gradients.
-
-    Args:
-        steps: Of Adam.
-        seeds: Data sets.
-        advance: Told the fraction that is done.
-
-    Yields:
-        The measured values.
-    """
+    """Optimize both methods in both coordinates, and compare functions, values and gradients."""
     task = build(seeds)
     design = task.model.design(SMALL_CURVE)
     for number, method in enumerate(("ps-map", "fs-map")):
@@ -167,14 +151,7 @@ def _covariance(task: Task, method: str, seeds: int) -> dict[str, float]:
 
 
 def sinh_claims(rows: Sequence[Row]) -> list[Claim]:
-    """FS-MAP is covariant, PS-MAP is not.
-
-    Args:
-        rows: All rows.
-
-    Returns:
-        The claims.
-    """
+    """FS-MAP is covariant, PS-MAP is not."""
 
     def largest(metric: str, method: str) -> float:
         found = tables.select(rows, metric=metric, method=method)
@@ -200,14 +177,7 @@ def sinh_claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def draw_sinh(rows: Sequence[Row]) -> Figure:
-    """Functions found in both coordinates, by method.
-
-    Args:
-        rows: All rows.
-
-    Returns:
-        The figure.
-    """
+    """Functions found in both coordinates, by method."""
     figure, panels = figures.axes(2, panel=(3.9, 2.9), sharey=True)
     for ax, method in zip(panels, ("ps-map", "fs-map"), strict=True):
         for row in tables.select(rows, metric="function", method=method, part="sinh"):

@@ -152,11 +152,6 @@ class Task:
 
     They are maximized over $u = \log|\theta - \theta_0|$ (the sign is the start's): there the peak
     at θ₀, which is infinitely high and thinner than a float, is a slope that can be walked up.
-
-    Args:
-        moments: The data.
-        form: log det 𝒥 of the model in θ.
-        config: Sizes.
     """
 
     def __init__(self, moments: Moments, form: Invertible, config: Config) -> None:
@@ -175,9 +170,6 @@ class Task:
 
     def solve(self, method: str) -> tuple[Tensor, Tensor]:
         """The best of all starts.
-
-        Args:
-            method: Whose objective.
 
         Returns:
             Its θ, ``[T, seeds, 2]``, and log |θ − θ₀|, ``[T, seeds, 2]``.

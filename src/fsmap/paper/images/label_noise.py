@@ -115,9 +115,6 @@ def fall_claims(rows: Sequence[Row], by: str | None = None) -> Iterator[Claim]:
     Args:
         rows: Rows of a run.
         by: What else varies, such as ``label_noise``.
-
-    Yields:
-        A claim per data set, level and quantity.
     """
     for metric, words in WHERE.items():
         long = long_enough(tables.select(rows, metric=metric))

@@ -35,15 +35,7 @@ SPLIT = "validation images chosen by us; the authors' choice is not known"
 
 
 def describe(run: ImageRun, kind: Kind) -> dict[str, Any]:
-    """What varies, for the ``config`` of a row.
-
-    Args:
-        run: The run.
-        kind: What kind of run it is.
-
-    Returns:
-        Data set, p_X, and the settings that differ between runs.
-    """
+    """What varies, for the ``config`` of a row."""
     s = run.settings
     return {
         "dataset": s.data,
@@ -94,32 +86,12 @@ def held_out_temperature(run: ImageRun) -> float | None:
 
 
 def train_and_measure(config: ImageConfig, run: Run, context: Context) -> Iterator[Measured]:
-    """A unit that is one training run.
-
-    Args:
-        config: Sizes.
-        run: What to train.
-        context: Device, folder, progress.
-
-    Returns:
-        What :func:`measured` measures.
-    """
+    """A unit that is one training run."""
     return measured(trained(config, run, context), run.kind, context)
 
 
 def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
-    """Everything a table needs to know about a trained run.
-
-    Args:
-        run: Trained to its end.
-        kind: What kind of run it is.
-        context: Where data are.
-
-    Yields:
-        Metrics on the test images before and after temperature scaling, T, OOD detection, R(θ) at
-        D' and at training images, R(θ) in training mode, the final λ, and how things went during
-        training.
-    """
+    """Everything a table needs to know about a trained run."""
     row = rows_of(run, kind)
     T = held_out_temperature(run)
     test = Predictions(*run.logits("test"))

@@ -125,16 +125,7 @@ class RowsConfig(ImageConfig):
 
 
 def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) -> None:
-    """Refuse what there is not, before anything is trained.
-
-    Args:
-        name: Field of a config.
-        given: Its values.
-        allowed: All there are.
-
-    Raises:
-        InputError: If one is not among them.
-    """
+    """Refuse what there is not, before anything is trained."""
     known = [str(value) for value in allowed]
     for value in given:
         if value not in allowed:
@@ -149,9 +140,6 @@ def quick(kind: type[Any], **changes: Any) -> Any:
     Args:
         kind: A subclass of :class:`ImageConfig`.
         **changes: What differs from :data:`SMALL`.
-
-    Returns:
-        The config.
     """
     return kind(**{**SMALL, **changes})
 
@@ -170,9 +158,6 @@ class ImageExperiment(Experiment):
             config: Sizes.
             unit: One of ``units(config)``.
             context: Device, progress, folder.
-
-        Yields:
-            What was measured.
         """
         narrow = context.device.type == "cpu" and config.width <= NARROW
         with one_thread() if narrow else nullcontext():
@@ -185,9 +170,6 @@ class ImageExperiment(Experiment):
             config: Sizes.
             unit: One of ``units(config)``.
             context: Device, progress, folder.
-
-        Returns:
-            What was measured.
         """
         raise NotImplementedError
 
@@ -202,9 +184,6 @@ class RowsExperiment(ImageExperiment):
 
         Args:
             config: A :class:`RowsConfig`.
-
-        Returns:
-            Data set, row and seed of each.
         """
         return [
             {"dataset": dataset, "row": row, "seed": seed}
@@ -223,11 +202,7 @@ JOINT = 128
 
 
 class Advance:
-    """Moves the progress bar.
-
-    Args:
-        context: Whose bar.
-    """
+    """Moves the progress bar."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -257,11 +232,7 @@ class TraceLaplacian:
         self.psi: Params = {}
 
     def on_epoch(self, run: ImageRun) -> None:
-        """Add it to the epoch's row.
-
-        Args:
-            run: The run.
-        """
+        """Add it to the epoch's row."""
         if run.epoch % max(1, run.settings.epochs // LOOKS) and not run.done:
             return
         x = run.task.normalize(self.images.to(run.device))
@@ -282,9 +253,6 @@ def joint_laplacian(
         images: Of D', bytes ``[N, C, H, W]``.
         probes: As in :func:`fsmap.assess.laplacian.laplacian`.
         batches: How many, each of 128 training images (not augmented) and 128 of D', or fewer.
-
-    Returns:
-        The mean over batches and points.
     """
     half = min(JOINT, len(images), len(run.task.train.x))
     number = min(batches, min(len(images), len(run.task.train.x)) // half)
@@ -325,9 +293,6 @@ def settings_of(
         kind: What kind of run.
         seed: Of weights, order and draws; the held-out images are the same for all seeds.
         context: Its device decides precision and compilation, its size what stands in for data.
-
-    Returns:
-        The settings.
     """
     cuda = context.device.type == "cuda"
     changes = {**kind.changes}
@@ -369,15 +334,7 @@ def generated(config: ImageConfig, dataset: str, context: Context) -> bool:
 
 @functools.cache
 def is_here(name: str, data_dir: Path | None) -> bool:
-    """Whether a data set's files are there and intact.
-
-    Args:
-        name: The set.
-        data_dir: Where to look first.
-
-    Returns:
-        True or False.
-    """
+    """Whether a data set's files are there and intact."""
     from fsmap.data.sources import locate
 
     try:
@@ -405,18 +362,7 @@ def task_of(
 def other_images(
     task: ImageTask, dataset: str, number: int, generated: bool, data_dir: Path | None
 ) -> torch.Tensor:
-    """The first images of D' as bytes ``[number, C, H, W]``, for OOD detection and R.
-
-    Args:
-        task: Data of a run, which may hold them already.
-        dataset: Training set.
-        number: How many.
-        generated: Whether generated images stand in for the data.
-        data_dir: Where to look first.
-
-    Returns:
-        The images.
-    """
+    """The first images of D' as bytes ``[number, C, H, W]``, for OOD detection and R."""
     source = task.px.sources[0] if task.px is not None else None
     if source is not None and source.name == OTHER[dataset]:
         return source.images[:number]
@@ -451,11 +397,6 @@ class Run(NamedTuple):
 def prepare(config: ImageConfig, run: Run, context: Context) -> ImageRun:
     """A run as its checkpoint left it, or a new one.
 
-    Args:
-        config: Sizes.
-        run: What to train.
-        context: Device, folder, progress.
-
     Returns:
         The run; ``done`` if it was trained to its end before, here or by another experiment.
     """
@@ -479,16 +420,7 @@ def prepare(config: ImageConfig, run: Run, context: Context) -> ImageRun:
 
 
 def trained(config: ImageConfig, run: Run, context: Context) -> ImageRun:
-    """A run, trained to its end.
-
-    Args:
-        config: Sizes.
-        run: What to train.
-        context: Device, folder, progress.
-
-    Returns:
-        The run.
-    """
+    """A run, trained to its end."""
     made = prepare(config, run, context)
     made.train(progress=False)  # no step where it is at its end
     assert made.path is not None
@@ -514,17 +446,7 @@ SAM_RADIUS = 0.05
 
 
 def kind_of(name: str) -> Kind:
-    """A row of the table as a kind of run.
-
-    Args:
-        name: The row.
-
-    Returns:
-        The kind.
-
-    Raises:
-        InputError: If there is no such row.
-    """
+    """A row of the table as a kind of run."""
     if name == "ps-map":
         return Kind(name, "ps-map")
     if name == "label-smoothing":

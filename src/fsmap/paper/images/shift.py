@@ -122,14 +122,7 @@ class Shift(RowsExperiment):
 
 
 def over_corruptions(rows: Sequence[Row]) -> list[Row]:
-    """Means over corruptions, model by model: what is left to differ are seeds.
-
-    Args:
-        rows: Rows of a run.
-
-    Returns:
-        One row per model, shift, severity and metric.
-    """
+    """Means over corruptions, model by model: what is left to differ are seeds."""
     by = ("metric", "dataset", "shift", "row", "severity", "seed")
     return [
         some[0]._replace(value=sum(row.value for row in some) / len(some))

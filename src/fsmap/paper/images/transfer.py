@@ -71,10 +71,6 @@ class Config(ImageConfig):
 def heads(config: Config, context: Context) -> Iterator[Measured]:
     """Train heads on frozen features, every λ and seed as one population.
 
-    Args:
-        config: Sizes.
-        context: Device and data.
-
     Yields:
         Metrics of every head; ``chosen`` marks PS-MAP and the λ that is best on held-out images.
     """
@@ -149,11 +145,6 @@ def _rows_of_heads(
 def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Batch]:
     """Features of the frozen backbone, standardized by those of the training images.
 
-    Args:
-        config: Sizes.
-        context: Device and data.
-        made: Whether images are generated.
-
     Returns:
         ``train``, ``valid``, ``test`` and ``other`` (D', labels without meaning).
     """
@@ -185,12 +176,6 @@ def without_head(network: nn.Module) -> nn.Module:
 
     Args:
         network: A classifier; changed.
-
-    Returns:
-        The same module.
-
-    Raises:
-        UnsupportedModuleError: If it has no linear layer.
     """
     linear = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
     if not linear:

@@ -61,14 +61,7 @@ def once_named(rows: Sequence[Row], **changes: Any) -> Iterator[tuple[Row, dict[
 
 
 def draw_table(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Each row of the table as a point: ECE, and NLL before (hollow) and after scaling (filled).
-
-    Args:
-        rows: Rows of a run.
-
-    Returns:
-        One figure, a line of panels per data set.
-    """
+    """Each row of the table as a point: ECE, and NLL before (hollow) and after scaling (filled)."""
     sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
     figure, panels = figures.axes(2, len(sets), panel=(4.4, 2.9), squeeze=False)
     for line, dataset in zip(panels, sets, strict=True):
@@ -113,9 +106,6 @@ def draw_lines(
         xlabel: Its label.
         name: File name.
         log: Logarithmic horizontal axis.
-
-    Returns:
-        One figure.
     """
     sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
     figure, panels = figures.axes(len(metrics), len(sets), squeeze=False)
@@ -173,9 +163,6 @@ def lines(
         paper: Printed values by the values of ``by``, then by metric.
         by: What tells the lines apart.
         metrics: Which, in order.
-
-    Returns:
-        One dict per group and metric.
     """
     found = []
     for key, members in tables.group(tables.select(rows, metric=tuple(metrics)), *by).items():
@@ -196,16 +183,7 @@ def lines(
 
 
 def mean_of(rows: Sequence[Row], metric: str, **where: Any) -> Mean:
-    """Mean over seeds of one metric, in the unit of the tables; n = 0 where nothing was run.
-
-    Args:
-        rows: Rows of a run.
-        metric: Which.
-        **where: Which rows.
-
-    Returns:
-        Mean, standard error and number of runs.
-    """
+    """Mean over seeds of one metric, in the unit of the tables; n = 0 where nothing was run."""
     return tables.mean(
         shown(metric, row.value) for row in tables.select(rows, metric=metric, **where)
     )
@@ -213,9 +191,6 @@ def mean_of(rows: Sequence[Row], metric: str, **where: Any) -> Mean:
 
 def shared(*sides: Sequence[Row]) -> list[Mean]:
     """Means over the seeds that all sides have, in the unit of the tables.
-
-    Args:
-        *sides: Rows of one metric each.
 
     Returns:
         Mean, standard error and number of rows of each side; n = 0 where no seed is shared.
@@ -244,16 +219,7 @@ class Compared(NamedTuple):
 
 
 def against_plain(rows: Sequence[Row], metric: str, **where: Any) -> Iterator[Compared]:
-    """Every kind of L-MAP there is beside PS-MAP.
-
-    Args:
-        rows: Rows of a run.
-        metric: Which.
-        **where: Which rows.
-
-    Yields:
-        A comparison for each kind that has a seed in common with PS-MAP.
-    """
+    """Every kind of L-MAP there is beside PS-MAP."""
     for kind, words in IN_A_SENTENCE.items():
         mine, plain = _beside(rows, metric, kind, "ps-map", **where)
         if mine.n:
@@ -266,14 +232,7 @@ def _beside(rows: Sequence[Row], metric: str, one: str, other: str, **where: Any
 
 
 def table_claims(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Claims of Table 2; thresholds only where runs have their full length.
-
-    Args:
-        rows: Rows of a run.
-
-    Yields:
-        Claims.
-    """
+    """Claims of Table 2; thresholds only where runs have their full length."""
     yield from ran(rows)
     for dataset in FULL_EPOCHS:
         mine = full_length(rows, dataset)

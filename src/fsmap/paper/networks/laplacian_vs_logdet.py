@@ -73,15 +73,7 @@ class Cloud(NamedTuple):
 
 
 def cloud(rows: Sequence[Row], jitter: float) -> Cloud:
-    """The points of one panel.
-
-    Args:
-        rows: Rows of a run.
-        jitter: ε.
-
-    Returns:
-        One point per network.
-    """
+    """The points of one panel."""
     values = {
         metric: {r.config["draw"]: r.value for r in tables.select(rows, metric=metric)}
         for metric in ("trace", "trace_estimate", "parameters")

@@ -89,16 +89,7 @@ def log_dets(network: ScaledNetwork, x: Tensor, jitters: Tensor) -> Tensor:
 
 
 def cloud(rows: Sequence[Row], samples: int, jitter: float) -> Cloud:
-    """The points of one panel.
-
-    Args:
-        rows: Rows of a run.
-        samples: S.
-        jitter: ε.
-
-    Returns:
-        One point per network, in the order of the networks.
-    """
+    """The points of one panel."""
     chosen = tables.select(rows, metric="log_det", jitter=jitter)
     exact = {r.config["draw"]: r for r in chosen if r.config["exact"]}
     estimates = tables.select(chosen, points=samples, exact=False)

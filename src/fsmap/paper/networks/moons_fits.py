@@ -153,9 +153,6 @@ def train(
         seed: Decides first values, points and ψ.
         advance: Takes the share that is done.
         start: First values; None: those of the seed.
-
-    Yields:
-        The trained members.
     """
     data = moons(dtype=torch.float64)
     f, params = functional(network(seed))

@@ -97,14 +97,7 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {"1-2-1": four_parameters, "2-4-1":
 
 
 def merged(params: Params) -> Params:
-    """The same network with its first two hidden units replaced by their mean.
-
-    Args:
-        params: Of a network with one hidden layer.
-
-    Returns:
-        A fixed point of the exchange of these units.
-    """
+    """The same network with its first two hidden units replaced by their mean."""
     result = {name: p.clone() for name, p in params.items()}
     for name, p in result.items():
         if name.startswith(IN):
@@ -405,16 +398,7 @@ class MoonsPathology(Experiment):
 
 
 def last_decades(rows: Sequence[Row], network: str, jitter: float) -> list[float]:
-    """Nats that the objective gains in each decade of the path.
-
-    Args:
-        rows: Rows of a run.
-        network: Which one.
-        jitter: ε.
-
-    Returns:
-        One number per decade, the nearest to the singularity last.
-    """
+    """Nats that the objective gains in each decade of the path."""
     values = _value(rows, "path", network, jitter)[::PER_DECADE]
     gains: list[float] = (values[1:] - values[:-1]).tolist()
     return gains

@@ -38,9 +38,6 @@ PATH = {
 def points(pixels: int) -> Tensor:
     """Points of the picture, row by row from below.
 
-    Args:
-        pixels: Points along each side.
-
     Returns:
         ``[pixels², 2]``.
     """
@@ -57,9 +54,6 @@ def panels(rows: Sequence[Row], jitters: Sequence[float]) -> Figure:
     Args:
         rows: Rows with ``probability`` of L-MAP, ``inputs`` and ``labels``.
         jitters: ε.
-
-    Returns:
-        The figure.
     """
     figure, axes = figures.axes(len(jitters), panel=(2.6, 2.5), squeeze=False, sharey=True)
     for ax, jitter in zip(axes[0], jitters, strict=True):
@@ -71,15 +65,7 @@ def panels(rows: Sequence[Row], jitters: Sequence[float]) -> Figure:
 
 
 def slider(rows: Sequence[Row], notes: Mapping[float, str]) -> Interactive:
-    """A slider over ε that starts near ε = 1.
-
-    Args:
-        rows: As for :func:`panels`.
-        notes: One line for each ε.
-
-    Returns:
-        The slider.
-    """
+    """A slider over ε that starts near ε = 1."""
     frames = []
     for jitter, note in notes.items():
         figure, ax = figures.axes(panel=(4.6, 3.4))
@@ -94,15 +80,7 @@ def slider(rows: Sequence[Row], notes: Mapping[float, str]) -> Interactive:
 def path(
     lines: Mapping[str, Mapping[str, Mapping[float, float]]], base: Mapping[str, float]
 ) -> Figure:
-    """Numbers against ε, from several starts.
-
-    Args:
-        lines: Start, then metric, then ε to the number.
-        base: PS-MAP's number by metric.
-
-    Returns:
-        The figure.
-    """
+    """Numbers against ε, from several starts."""
     figure, axes = figures.axes(3, panel=(2.9, 2.6))
     looks = {"random": {}, "chain": {"linestyle": (0, (1, 1.2)), "marker": "v"}}
     names = {"random": "L-MAP, from random values", "chain": "L-MAP, from the next larger ε"}
@@ -337,9 +315,6 @@ def chain(
         jitters: ε.
         seed: Decides points and ψ.
         advance: Takes the share that is done.
-
-    Yields:
-        The trained members, the largest jitter first.
     """
     (fitted,) = train(config, "ps-map", (), seed, lambda _: None)
     link = dataclasses.replace(config, steps=max(1, config.steps // CHAIN_SHARE))
@@ -365,10 +340,6 @@ def _look(config: SolutionsConfig, fitted: Fitted) -> dict[str, Any]:
 def largest_jump(rows: Sequence[Row], start: str) -> tuple[float, float]:
     """The largest change of the function between neighbors, and the ε where it ends.
 
-    Args:
-        rows: Rows of a run.
-        start: Where training started.
-
     Returns:
         Mean absolute change of the probability on the picture, as a share of the change from the
         constant 0.5 to the last function; and the larger ε of that pair.
@@ -383,16 +354,7 @@ def largest_jump(rows: Sequence[Row], start: str) -> tuple[float, float]:
 
 
 def by_jitter(rows: Sequence[Row], metric: str, start: str = RANDOM) -> dict[float, float]:
-    """A number of L-MAP, mean over seeds, in the order of ε.
-
-    Args:
-        rows: Rows of a run.
-        metric: Which number.
-        start: Where training started.
-
-    Returns:
-        The number by ε.
-    """
+    """A number of L-MAP, mean over seeds, in the order of ε."""
     chosen = tables.select(rows, metric=metric, method="l-map", start=start)
     line = tables.line(chosen, "jitter")
     return dict(zip(line.x, line.mean, strict=True))

@@ -67,9 +67,6 @@ class CloudConfig:
 def square(side: int) -> Lattice:
     """The evaluation distribution of appendix B.9: a grid of [-5, 5]², in float64.
 
-    Args:
-        side: Points along each side.
-
     Returns:
         ``side²`` points.
     """
@@ -99,9 +96,6 @@ def draw_network(index: int, width: int = 16) -> ScaledNetwork:
     Args:
         index: Which one; the same index gives the same network.
         width: Units of each of the four hidden layers.
-
-    Returns:
-        The network, in float64.
     """
     source = generator("scaled-network", index)
     model = MLP([2, width, width, width, width, 2], "tanh", init="lecun", generator=source)
@@ -113,10 +107,6 @@ def draw_network(index: int, width: int = 16) -> ScaledNetwork:
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:
     """Spearman's rank correlation ρ: 1 where y grows with x, whatever the shape of the curve.
-
-    Args:
-        x: Numbers.
-        y: As many.
 
     Returns:
         ρ; nan for fewer than two points. Ties are ranked in the order they come in.
@@ -134,39 +124,19 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def jitter_text(jitter: float) -> str:
-    """A jitter in words, such as ``ε = 10`` or ``ε = 1e−6``.
-
-    Args:
-        jitter: ε.
-
-    Returns:
-        The text.
-    """
+    """A jitter in words, such as ``ε = 10`` or ``ε = 1e−6``."""
     return f"ε = {number(float(jitter), 3)}"
 
 
 def jitter_title(jitter: float) -> str:
-    r"""A jitter as a panel's title, such as ``$\epsilon = 10$`` or ``$\epsilon = 10^{-3}$``.
-
-    Args:
-        jitter: ε.
-
-    Returns:
-        The text.
-    """
+    r"""A jitter as a panel's title, such as ``$\epsilon = 10$`` or ``$\epsilon = 10^{-3}$``."""
     if 0.1 <= jitter <= 10:
         return rf"$\epsilon = {jitter:g}$"
     return power(jitter)
 
 
 def plot_diagonal(ax: Axes, low: float, high: float) -> None:
-    """The dashed line x = y.
-
-    Args:
-        ax: Where to draw.
-        low: Its lower end.
-        high: Its upper end.
-    """
+    """The dashed line x = y."""
     from fsmap.paper.report import figures
 
     ax.plot([low, high], [low, high], linestyle=(0, (4, 3)), color=figures.MUTED, linewidth=1.0,

@@ -80,11 +80,7 @@ class Interactive(NamedTuple):
     start: int = 0
 
     def describe(self) -> dict[str, Any]:
-        """Everything but the figures, ready for JSON.
-
-        Returns:
-            Title, parameter, labels, start, and the frames with their curves.
-        """
+        """Everything but the figures, ready for JSON."""
         frames = [
             {"label": f.label, "note": f.note, "curves": [c._asdict() for c in f.curves]}
             for f in self.frames
@@ -181,9 +177,6 @@ def embed(svg: str, figure: Figure) -> str:
 def extract(svg: str) -> tuple[str, list[dict[str, Any]]]:
     """Take the values out again.
 
-    Args:
-        svg: The text of an SVG file.
-
     Returns:
         The SVG without them, and the values; an empty list where there are none.
     """
@@ -273,11 +266,7 @@ STYLE: dict[str, Any] = {
 
 @contextmanager
 def style() -> Iterator[None]:
-    """The shared style, for as long as the context lasts. ``draw`` is always called inside it.
-
-    Yields:
-        Nothing.
-    """
+    """The shared style, for as long as the context lasts. ``draw`` is always called inside it."""
     matplotlib = require("matplotlib", extra="report")
     with matplotlib.rc_context(STYLE):
         yield
@@ -364,14 +353,7 @@ def plain_log(axis: Axis) -> None:
 
 
 def to_svg(figure: Figure) -> str:
-    """A figure as SVG text: transparent, deterministic, with the values of its lines for hovering.
-
-    Args:
-        figure: The figure.
-
-    Returns:
-        The SVG document.
-    """
+    """A figure as SVG text: transparent, deterministic, with its values for hovering."""
     from matplotlib.collections import QuadMesh
 
     for mesh in figure.findobj(QuadMesh):  # thousands of cells: an image is smaller and sharper
@@ -416,26 +398,12 @@ PAPER_LOOK: dict[str, Any] = {
 
 
 def epsilon(jitter: float) -> str:
-    """A jitter as text, such as ``ε = 1e−12``.
-
-    Args:
-        jitter: ε.
-
-    Returns:
-        The text.
-    """
+    """A jitter as text, such as ``ε = 1e−12``."""
     return f"ε = {jitter:.0e}".replace("e-0", "e-").replace("-", "\u2212")
 
 
 def power(jitter: float) -> str:
-    r"""A jitter in the notation of a figure, such as ``$\epsilon = 10^{-12}$``.
-
-    Args:
-        jitter: ε, a power of ten.
-
-    Returns:
-        The text.
-    """
+    r"""A jitter in the notation of a figure, such as ``$\epsilon = 10^{-12}$``."""
     return rf"$\epsilon = 10^{{{round(math.log10(jitter))}}}$"
 
 
@@ -464,13 +432,7 @@ def _plain_numbers(axis: Axis, *, few: bool) -> None:
 
 
 def legend_above(figure: Figure, ax: Axes, columns: int = 4) -> None:
-    """One legend for the whole figure, above it.
-
-    Args:
-        figure: The figure.
-        ax: Where the labels are taken from.
-        columns: Entries beside each other.
-    """
+    """One legend for the whole figure, above it."""
     handles, labels = ax.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     figure.legend(

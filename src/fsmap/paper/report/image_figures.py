@@ -19,14 +19,7 @@ LOOKS = {
 
 
 def assessment_figure(found: Assessment) -> Figure:
-    """Reliability before and after temperature scaling, and selective accuracy.
-
-    Args:
-        found: What was measured.
-
-    Returns:
-        Two panels.
-    """
+    """Reliability before and after temperature scaling, and selective accuracy."""
     figure, (left, right) = figures.axes(2, panel=(3.8, 3.0))
     left.axline((0, 0), (1, 1), color=figures.MUTED, linewidth=0.8)
     for name, table in found.reliability.items():
@@ -42,14 +35,7 @@ def assessment_figure(found: Assessment) -> Figure:
 
 
 def landscape_figure(found: Mapping[str, Landscape]) -> Figure:
-    """Training loss along random directions: mean, and the middle two thirds.
-
-    Args:
-        found: Landscapes by name.
-
-    Returns:
-        One panel.
-    """
+    """Training loss along random directions: mean, and the middle two thirds."""
     figure, ax = figures.axes(panel=(4.6, 3.2))
     for name, one in found.items():
         low, high = (one.loss.quantile(q, dim=0) for q in (1 / 6, 5 / 6))

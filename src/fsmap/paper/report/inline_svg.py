@@ -78,14 +78,7 @@ class Glyphs:
         self._found: dict[str, str] = {}
 
     def take(self, svg: str) -> str:
-        """Move the outlines out of a picture.
-
-        Args:
-            svg: A picture.
-
-        Returns:
-            The picture, which refers to them by name.
-        """
+        """Move the outlines out of a picture."""
 
         def remember(match: re.Match[str]) -> str:
             name, outline, transform = match.groups()
@@ -98,27 +91,13 @@ class Glyphs:
         return _EMPTY_DEFS.sub("", _GLYPH.sub(remember, svg))
 
     def markup(self) -> str:
-        """An invisible picture that defines all outlines.
-
-        Returns:
-            SVG.
-        """
+        """An invisible picture that defines all outlines."""
         inner = "".join(self._found.values())
         return f'<svg width="0" height="0" aria-hidden="true"><defs>{inner}</defs></svg>'
 
 
 def inline(svg: str, prefix: str, label: str, glyphs: Glyphs) -> Inlined:
-    """Prepare a picture for a page with other pictures on it.
-
-    Args:
-        svg: Text of an SVG file.
-        prefix: Put before the names inside, so that no two pictures share one.
-        label: What a screen reader says.
-        glyphs: Takes the outlines of letters.
-
-    Returns:
-        The markup, the values for hovering, and the size in points.
-    """
+    """Prepare a picture for a page with other pictures on it."""
     svg, hover = extract(svg)
     svg = glyphs.take(_GROUP_ID.sub("<g", clean(svg)))
     prefix = re.sub(r"[^\w-]", "-", prefix)
@@ -141,17 +120,7 @@ def inline(svg: str, prefix: str, label: str, glyphs: Glyphs) -> Inlined:
 
 
 def clean(svg: str) -> str:
-    """The elements of a picture that draw.
-
-    Args:
-        svg: Text of an SVG file.
-
-    Returns:
-        SVG without scripts, styles, handlers of events, links and addresses.
-
-    Raises:
-        CheckpointError: If it is no SVG.
-    """
+    """The elements of a picture that draw."""
     try:
         root = ElementTree.fromstring(svg)
     except ElementTree.ParseError as error:
@@ -184,9 +153,6 @@ def untex(label: str) -> str:
 
     Args:
         label: Text with ``$…$``.
-
-    Returns:
-        Plain text.
 
     Examples:
         >>> untex(r"noise $\sigma/\sigma^*$, $\log p(f\mid\mathcal{D})$")

@@ -35,12 +35,6 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
 
     Args:
         folders: Each holds runs (``runs``, ``results``), or is one (``runs/fourier``).
-
-    Returns:
-        The runs, in the order of the folders.
-
-    Raises:
-        InputError: If a folder is missing, or none holds a finished run.
     """
     runs = []
     for folder in folders:
@@ -60,16 +54,8 @@ def find_runs(folders: Sequence[Path]) -> list[Run]:
 def build(folders: Sequence[Path], out: Path, catalogue: Sequence[Entry] = ()) -> Path:
     """Write the page.
 
-    Args:
-        folders: Where the runs are.
-        out: Folder of the page.
-        catalogue: All experiments in the order of the page, with the titles of their groups.
-
     Returns:
         The page, ``out/index.html``.
-
-    Raises:
-        InputError: If there is nothing to show, or the folder cannot be written.
     """
     text = render(find_runs(folders), catalogue)
     page = out / "index.html"
@@ -83,18 +69,7 @@ def build(folders: Sequence[Path], out: Path, catalogue: Sequence[Entry] = ()) -
 
 
 def render(runs: Sequence[Run], catalogue: Sequence[Entry]) -> str:
-    """The page's text.
-
-    Args:
-        runs: At least one run.
-        catalogue: As in :func:`build`.
-
-    Returns:
-        HTML.
-
-    Raises:
-        CheckpointError: If the files of a run hold what a page cannot show.
-    """
+    """The page's text."""
     glyphs = Glyphs()
     by_id: dict[str, list[Run]] = {}
     for run in runs:
@@ -130,11 +105,7 @@ def render(runs: Sequence[Run], catalogue: Sequence[Entry]) -> str:
 
 
 def environment() -> Any:
-    """Where the page's templates are, with everything escaped.
-
-    Returns:
-        A jinja2 environment.
-    """
+    """Where the page's templates are, with everything escaped."""
     jinja2 = require("jinja2", extra="report")
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATE),

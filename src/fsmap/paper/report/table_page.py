@@ -41,14 +41,7 @@ class Picture(NamedTuple):
 
 
 def pictures(fitted: Fitted) -> list[Picture]:
-    """All pictures of the page.
-
-    Args:
-        fitted: A tested model.
-
-    Returns:
-        In the order of the page.
-    """
+    """All pictures of the page."""
     with figures.style():
         if fitted.model.target.task == REGRESSION:
             return [_predictions(fitted), _coverage(fitted), _search(fitted)]
@@ -173,14 +166,7 @@ def method_name(method: str) -> str:
 
 
 def results(fitted: Fitted) -> tuple[list[str], list[list[str]]]:
-    """The table of methods: test metrics, calibration, chosen strengths.
-
-    Args:
-        fitted: A tested model.
-
-    Returns:
-        The header, and a line of cells per method.
-    """
+    """The table of methods: test metrics, calibration, chosen strengths."""
     names = list(fitted.runs["l-map"].measured)
     header = ["", *(HEADINGS[name] for name in names), "weight decay", "λ"]
     lines = []
@@ -194,14 +180,7 @@ def results(fitted: Fitted) -> tuple[list[str], list[list[str]]]:
 
 
 def verdict(fitted: Fitted) -> str:
-    """L-MAP beside PS-MAP in one sentence, with the paired standard error.
-
-    Args:
-        fitted: A tested model.
-
-    Returns:
-        The sentence.
-    """
+    """L-MAP beside PS-MAP in one sentence, with the paired standard error."""
     found = fitted.versus
     regression = fitted.model.target.task == REGRESSION
     unit = "squared error (standardized)" if regression else "log loss"
@@ -224,17 +203,7 @@ def edges(fitted: Fitted) -> list[str]:
 
 
 def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
-    """The page's text.
-
-    Args:
-        fitted: A tested model.
-        source: Name of the table.
-        command: What made it.
-        model: Name of the model's file.
-
-    Returns:
-        HTML that needs nothing else.
-    """
+    """The page's text."""
     glyphs = Glyphs()
     target = fitted.model.target
     shown = []

@@ -36,9 +36,6 @@ def field(row: Row, name: str) -> Any:
     Args:
         row: The row.
         name: ``"method"``, ``"seed"``, ``"n_train"`` …
-
-    Returns:
-        Its value, or None where the row has no such entry.
     """
     return getattr(row, name) if name in ROW_FIELDS else row.config.get(name)
 
@@ -49,9 +46,6 @@ def select(rows: Iterable[Row], **where: Any) -> list[Row]:
     Args:
         rows: Any rows.
         **where: Fields or entries of ``config``; a tuple, list or set means any of these.
-
-    Returns:
-        The rows, in order.
 
     Examples:
         >>> rows = [Row("fourier", "rmse", 0.1, "fs-map", 0, {"n_train": n}) for n in (100, 200)]
@@ -89,9 +83,6 @@ def group(rows: Iterable[Row], *by: str) -> dict[tuple[Any, ...], list[Row]]:
 def mean(values: Iterable[float]) -> Mean:
     """Mean and standard error, s/√n with s the sample standard deviation.
 
-    Args:
-        values: Numbers.
-
     Returns:
         Both, and how many there were. No values: nan; one value: the standard error is nan.
 
@@ -111,15 +102,7 @@ def mean(values: Iterable[float]) -> Mean:
 
 
 def line(rows: Iterable[Row], x: str) -> Line:
-    """Means over everything but ``x``, sorted by it.
-
-    Args:
-        rows: Rows of one metric and one method.
-        x: What varies along the line.
-
-    Returns:
-        Abscissae, means and standard errors.
-    """
+    """Means over everything but ``x``, sorted by it."""
     groups = sorted(group(rows, x).items(), key=lambda item: item[0][0])
     means = [mean(row.value for row in members) for _, members in groups]
     return Line([key[0] for key, _ in groups], [m.mean for m in means], [m.stderr for m in means])
@@ -151,14 +134,7 @@ def summarize(rows: Iterable[Row], *by: str, paper: Mapping[Any, Any] | None = N
 
 
 def columns(table: Sequence[Mapping[str, Any]]) -> list[str]:
-    """All keys of a table, in order of first appearance.
-
-    Args:
-        table: Dicts that need not have the same keys.
-
-    Returns:
-        The keys.
-    """
+    """All keys of a table, in order of first appearance."""
     return list(dict.fromkeys(key for entry in table for key in entry))
 
 
@@ -175,10 +151,6 @@ SYMBOLS = {
 
 def number(value: Any, digits: int = 4) -> str:
     """Write a value as a table shows it.
-
-    Args:
-        value: A number, a string, a boolean, None or a sequence of these.
-        digits: Significant digits.
 
     Returns:
         Text; an em dash for None.
@@ -243,9 +215,6 @@ def shown(table: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]
 
     Args:
         table: Dicts with ``ours``, ``stderr``, ``paper``, ``paper_stderr`` or any other keys.
-
-    Returns:
-        The header, and the cells line by line.
     """
     names = columns(table)
     header = [name for name in names if name not in ERRORS or ERRORS[name] not in names]

@@ -102,16 +102,7 @@ LONG_TABLE = 12
 
 
 def view(run: Run, others: Sequence[Run], glyphs: Glyphs) -> dict[str, Any]:
-    """Everything the template needs for one experiment.
-
-    Args:
-        run: The run that is shown.
-        others: Other runs of the same experiment, which are only named.
-        glyphs: Takes the letters of the pictures.
-
-    Returns:
-        Texts and markup by name.
-    """
+    """Everything the template needs for one experiment."""
     summary = run.summary
     header, lines = shown(_arranged(summary.get("table", []), summary.get("group")))
     return {
@@ -229,13 +220,6 @@ def _other(run: Run) -> str:
 
 
 def embedded(data: Any) -> str:
-    """JSON that can stand inside a ``script`` element.
-
-    Args:
-        data: What to embed.
-
-    Returns:
-        The text.
-    """
+    """JSON that can stand inside a ``script`` element."""
     text = json.dumps(plain(data), ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -106,16 +106,7 @@ class Result(NamedTuple):
 
 
 def run_paper(config: Config, dataset: str, context: Context) -> Iterator[Measured]:
-    """Tune on split 0, then train the best of each method on all splits.
-
-    Args:
-        config: Sizes.
-        dataset: The table.
-        context: Device, data, progress.
-
-    Yields:
-        Validation and test errors of every run.
-    """
+    """Tune on split 0, then train the best of each method on all splits."""
     tuned = train(config, dataset, PAPER, grid(config, [0]), context)
     for result in tuned:
         yield from _rows(dataset, PAPER, "tune", [result])
@@ -129,17 +120,7 @@ def run_paper(config: Config, dataset: str, context: Context) -> Iterator[Measur
 def run_fair(
     config: Config, dataset: str, splits: Sequence[int], context: Context
 ) -> Iterator[Measured]:
-    """Train every configuration on some of the splits.
-
-    Args:
-        config: Sizes.
-        dataset: The table.
-        splits: Which.
-        context: Device, data, progress.
-
-    Yields:
-        Validation and test errors of every configuration, a list over the splits.
-    """
+    """Train every configuration on some of the splits."""
     results = train(config, dataset, FAIR, grid(config, splits), context)
     by_config: dict[tuple[float, float], list[Result]] = {}
     for result in results:
@@ -175,18 +156,7 @@ def train(
     settings: Sequence[Setting],
     context: Context,
 ) -> list[Result]:
-    """Train settings as one population.
-
-    Args:
-        config: Sizes.
-        dataset: The table.
-        protocol: Decides the scaling, and whether all runs start from the same weights.
-        settings: What to train.
-        context: Device and data.
-
-    Returns:
-        Their errors, in order.
-    """
+    """Train settings as one population."""
     table = uci.read_table(dataset, context.data_dir)
     parts = {
         split: uci.split(table, split, scaling=SCALING[protocol], max_rows=config.max_rows)
@@ -303,9 +273,6 @@ class Baseline(NamedTuple):
 def baselines(config: Config) -> dict[str, Baseline]:
     """The three estimators.
 
-    Args:
-        config: Sizes: the network has the same hidden layers as ours.
-
     Returns:
         Estimators by name; otherwise scikit-learn's defaults.
     """
@@ -333,17 +300,7 @@ def baselines(config: Config) -> dict[str, Baseline]:
 
 
 def run_baseline(config: Config, dataset: str, method: str, context: Context) -> Iterator[Measured]:
-    """Fit one estimator with every value of what is tuned, on every split.
-
-    Args:
-        config: Sizes.
-        dataset: The table.
-        method: Which estimator.
-        context: Where the data is.
-
-    Yields:
-        Validation and test errors, a list over the splits.
-    """
+    """Fit one estimator with every value of what is tuned, on every split."""
     joblib = require("joblib", extra="data")
     table = uci.read_table(dataset, context.data_dir)
     splits = range(config.baseline_splits if method == MLP_METHOD else config.fair_splits)
@@ -374,9 +331,6 @@ def fit_one(
         method: Which estimator.
         value: Of what is tuned.
         split: Which split; also the estimator's seed.
-
-    Returns:
-        Its validation and test error.
     """
     parts = uci.split(table, split, scaling=SCALING[FAIR], max_rows=config.max_rows)
     return _baseline_errors(baselines(config)[method].make(value, split), parts)

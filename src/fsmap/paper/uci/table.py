@@ -102,14 +102,7 @@ class Cell(NamedTuple):
 
 
 def cells(rows: Sequence[Row]) -> list[Cell]:
-    """The table: protocols, tables and methods in order; after ``fair``, the paired differences.
-
-    Args:
-        rows: Rows of a run, finished or not.
-
-    Returns:
-        One cell per line.
-    """
+    """The table: protocols, tables and methods in order; after ``fair``, the paired differences."""
     found: list[Cell] = []
     for protocol, names in ((PAPER, METHODS), (FAIR, METHODS), (BASELINES, tuple(NAMES))):
         for (dataset,), members in tables.group(
@@ -177,14 +170,7 @@ def _difference(ps: Cell, lm: Cell) -> Cell:
 
 
 def claims(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Everything the table is said to show.
-
-    Args:
-        rows: Rows of a run.
-
-    Yields:
-        Claims that can come out false.
-    """
+    """Everything the table is said to show."""
     table = cells(rows)
     paper = [cell for cell in table if cell.protocol == PAPER]
     if paper:
@@ -290,14 +276,7 @@ def _pairs(found: Sequence[Cell]) -> dict[str, tuple[Cell, Cell]]:
 
 
 def draw(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Errors beside the paper's, and the paired differences of the fair protocol.
-
-    Args:
-        rows: Rows of a run.
-
-    Returns:
-        One figure with two panels.
-    """
+    """Errors beside the paper's, and the paired differences of the fair protocol."""
     table = cells(rows)
     figure, (left, right) = figures.axes(2, panel=(5.2, 3.2))
     names = list(dict.fromkeys(c.dataset for c in table))

@@ -55,7 +55,7 @@ def test_an_error_half_way_keeps_finished_units_and_resume_goes_on(tmp_path, mon
     assert "RuntimeError: boom" in failed.reason
     assert f"fsmap run squares --out {tmp_path} --resume" in failed.reason
     here = RunFolder(tmp_path / "squares")
-    assert here.unfinished
+    assert here.state == "unfinished"
     assert {row.config["n"] for row in here.rows()} == {1, 2}
 
     monkeypatch.setattr(Squares, "trouble", raise_at(1))  # a finished unit must not run again
@@ -72,7 +72,7 @@ def test_a_killed_process_is_resumed(tmp_path):
     process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
     here = RunFolder(tmp_path / "squares")
-    assert here.unfinished
+    assert here.state == "unfinished"
     assert len(here.done()) == 2
     (refused,) = run(tmp_path)
     assert refused.status == "failed"
@@ -232,11 +232,11 @@ def test_a_run_in_pieces_that_is_killed_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(Squares, "trouble", raise_at(4))
     run(tmp_path, assignments=("sizes=3,4",), resume=True)
     here = RunFolder(tmp_path / "squares")
-    assert here.growing
+    assert here.state == "growing"
     monkeypatch.setattr(Squares, "trouble", raise_at(3))
     (outcome,) = run(tmp_path, assignments=("sizes=4",), resume=True)
     assert outcome.status == "finished"
-    assert not here.growing
+    assert here.state != "growing"
     assert {row.config["n"] for row in here.rows()} == {1, 2, 3, 4}
 
 
@@ -293,9 +293,9 @@ def test_a_run_in_pieces_that_is_drawn_again_and_lacks_nothing_is_finished(tmp_p
         patch.setattr(Squares, "draw", lambda self, rows: 1 / 0)
         run(tmp_path, assignments=("sizes=1,2,3,4",), resume=True)
     here = RunFolder(tmp_path / "squares")
-    assert here.growing
+    assert here.state == "growing"
     redraw(Squares(), here)
-    assert not here.growing
+    assert here.state != "growing"
     assert "units" not in last_result("squares", [tmp_path])
     assert "units" not in str(here.summary()["deviations"])
     (outcome,) = run(tmp_path)
@@ -307,7 +307,7 @@ def test_a_summary_is_replaced_although_no_unit_is_missing(tmp_path, grown):
     (outcome,) = run(tmp_path, assignments=("sizes=3",), resume=True)
     assert outcome.status == "finished"
     assert outcome.summary["rows"] == 3 * 3
-    assert not RunFolder(tmp_path / "squares").growing
+    assert RunFolder(tmp_path / "squares").state != "growing"
 
 
 def test_a_run_in_pieces_that_is_started_anew_is_refused_or_kept_aside(
@@ -347,8 +347,8 @@ def test_a_run_that_was_started_anew_is_resumed_before_the_one_it_replaces(
     (failed,) = run(tmp_path, force=True, seeds=3)
     assert failed.status == "failed"
     place = Place.of(tmp_path, "squares")
-    assert place.fresh.unfinished
-    assert place.final.growing
+    assert place.fresh.state == "unfinished"
+    assert place.final.state == "growing"
     monkeypatch.setattr(Squares, "trouble", raise_at(1))  # done before: not measured again
     (outcome,) = run(tmp_path, resume=True, seeds=3)
     assert outcome.status == "finished"
@@ -382,7 +382,7 @@ def test_a_run_with_a_damaged_summary_is_resumed_from_its_units(tmp_path, monkey
     (outcome,) = run(tmp_path, assignments=(f"sizes={sizes}",), resume=True, notes=notes)
     assert outcome.status == "finished"
     assert notes == ["squares: resuming, 2 units are done"]
-    assert not here.damaged
+    assert here.state != "damaged"
     assert {row.config["n"] for row in here.rows()} == set(map(int, sizes.split(",")))
 
 
@@ -433,7 +433,7 @@ def test_a_drawing_that_fails_leaves_the_run_unfinished_and_the_rows_complete(
         (failed,) = run(tmp_path)
         assert "no ink" in failed.reason
     here = RunFolder(tmp_path / "squares")
-    assert here.unfinished
+    assert here.state == "unfinished"
     assert len(here.rows()) == 12
     monkeypatch.setattr(Squares, "trouble", raise_at(1))
     (outcome,) = run(tmp_path, resume=True)

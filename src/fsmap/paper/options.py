@@ -1,10 +1,4 @@
-"""What values a field of a config may take: read off its type, its name and its default.
-
-- A whole number counts something: at least 1. Another number whose default is positive is a
-  scale: positive.
-- Zero is allowed where the default has one, and where it means "none of it": ``ZERO_IS_NONE``.
-- A field with a negative default may be anything.
-"""
+"""Options of ``fsmap run``, and what they change in the config of an experiment."""
 
 from __future__ import annotations
 
@@ -13,7 +7,7 @@ import math
 import shlex
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -28,11 +22,12 @@ ZERO_IS_NONE = frozenset(
 
 
 def check_range(field: dataclasses.Field[Any], value: Any) -> None:
-    """Refuse a number that a field cannot mean.
+    """Refuse a number, or one in a tuple, that a field cannot mean: by its name and its default.
 
-    Args:
-        field: A field of a config, with a default.
-        value: A number or a tuple of numbers; anything else passes.
+    - A whole number counts something: at least 1. Another number whose default is positive is a
+      scale: positive.
+    - Zero is allowed if the default has one, or the name is one of ``ZERO_IS_NONE``.
+    - A field with a negative default may be anything.
     """
     default = field.default if isinstance(field.default, tuple) else (field.default,)
     usual = [number for number in default if _is_number(number)]
@@ -56,7 +51,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-TRUE, FALSE = ("true", "yes", "1", "on"), ("false", "no", "0", "off")
+BOOLEANS = {
+    **dict.fromkeys(("true", "yes", "1", "on"), True),
+    **dict.fromkeys(("false", "no", "0", "off"), False),
+}
 
 
 def fields(config: Any) -> dict[str, Any]:
@@ -111,63 +109,37 @@ def parse(text: str, kind: Any) -> Any:
         if text.lower() == "none" and len(rest) < len(args):
             return None
         return parse(text, rest[0])
-    if origin is Literal:
-        return _choice(text, args)
     if origin is tuple:
         parts = [part.strip() for part in text.split(",") if part.strip()]
         return tuple(parse(part, args[0]) for part in parts)
+    if origin is Literal:
+        found, allowed = {str(v): v for v in args}, f"Allowed: {', '.join(map(str, args))}."
+        return _look_up(found, text, allowed)
     if kind is bool:
-        return _boolean(text)
-    if kind is int:
-        return _integer(text)
-    if kind is float:
-        return _number(text)
+        return _look_up(BOOLEANS, text.lower(), "Write true or false.")
     if kind is str:
         return text
-    message = f"A field of type {spell(kind)} cannot be set on the command line."
-    raise TypeError(message)
-
-
-def _choice(text: str, allowed: tuple[Any, ...]) -> Any:
-    for value in allowed:
-        if str(value) == text:
-            return value
-    message = f"Allowed: {', '.join(map(str, allowed))}."
-    raise ValueError(message)
-
-
-def _boolean(text: str) -> bool:
-    if text.lower() in TRUE + FALSE:
-        return text.lower() in TRUE
-    message = "Write true or false."
-    raise ValueError(message)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        message = "Write a number."
-        raise ValueError(message) from None
-
-
-def _integer(text: str) -> int:
+    if kind not in (int, float):
+        message = f"A field of type {spell(kind)} cannot be set on the command line."
+        raise TypeError(message)
     try:
         number = float(text)  # 1e4 is a fine way to write ten thousand
     except ValueError:
-        number = math.nan
-    if not number.is_integer():
-        message = "Write a whole number."
+        number = None
+    if number is None or (kind is int and not number.is_integer()):
+        message = "Write a whole number." if kind is int else "Write a number."
         raise ValueError(message)
-    return int(number)
+    return kind(number)
+
+
+def _look_up(known: Mapping[str, Any], text: str, message: str) -> Any:
+    if text not in known:
+        raise ValueError(message)
+    return known[text]
 
 
 def spell(kind: Any) -> str:
-    """A type as a user reads it.
-
-    Returns:
-        Such as ``"int"`` or ``"tuple[int, ...]"``.
-    """
+    """A type as a user reads it, such as ``"int"`` or ``"tuple[int, ...]"``."""
     return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
 
 
@@ -206,11 +178,11 @@ class Options(NamedTuple):
         """``"quick"`` or ``"full"``."""
         return "quick" if self.quick else "full"
 
-    def command(self, *names: str, resume: bool = False) -> str:
-        """The command line that means the same."""
-        words = ["fsmap", "run", *names]
+    def command(self, *names: str, verb: str = "run", resume: bool = False) -> str:
+        """The command line (``fsmap run`` or ``fsmap sweep``) that means the same."""
+        words = ["fsmap", verb, *names]
         words += ["--quick"] if self.quick else []
-        words += [] if self.out == Path("runs") else ["--out", str(self.out)]
+        words += [] if self.out == Path(f"{verb}s") else ["--out", str(self.out)]
         words += [] if self.device == "auto" else ["--device", self.device]
         words += [] if self.seeds is None else ["--seeds", str(self.seeds)]
         words += [] if self.data_dir is None else ["--data-dir", str(self.data_dir)]

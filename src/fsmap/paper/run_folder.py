@@ -1,4 +1,15 @@
-"""A finished run on disk: what its ``summary.json`` says, and how much of the run it covers."""
+"""The folder of a run: what is finished, what can be resumed, and how one run replaces another.
+
+    OUT/ID/rows.jsonl  units.jsonl  *.png  *.svg  interactive.json  summary.json (last of all)
+    OUT/.fsmap/ID.lock        held while a run writes
+    OUT/.fsmap/ID.new/        a run that will replace a finished one when it is finished itself
+    OUT/.fsmap/ID.previous/   the finished run that was replaced last
+    OUT/.fsmap/ID.dropped/    an unfinished run that is being removed
+
+A folder with ``summary.json`` is finished. One with ``units.jsonl`` and no summary is unfinished.
+``units.jsonl`` is the first file of a run, so a kill at any moment leaves a folder that can be
+resumed.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +65,8 @@ class Run(NamedTuple):
 def read_run(folder: Path) -> Run:
     """Read a finished run, and check it against its rows.
 
-    Args:
-        folder: One with a ``summary.json``.
+    Raises:
+        CheckpointError: If ``summary.json`` is damaged, or the rows are not those it was made from.
     """
     file = folder / "summary.json"
     content = read_content(folder)
@@ -88,11 +99,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def coverage(summary: Mapping[str, Any]) -> str:
-    """How much of what was asked for a ``summary.json`` covers.
-
-    Returns:
-        Such as ``"2 of 4 units"``; empty where nothing was asked for since it was written.
-    """
+    """How much of what was asked for a summary covers, as ``"2 of 4 units"``; "" if all."""
     covers = summary.get(COVERS)
     return f"{covers['units']:d} of {covers['of']:d} units" if covers else ""
 
@@ -118,29 +125,18 @@ class RunFolder:
         return self.summary_file.is_file()
 
     @property
-    def unfinished(self) -> bool:
-        """Whether a run was begun here and not brought to its end."""
-        return self.units_file.is_file() and not self.finished
+    def state(self) -> str:
+        """``"empty"``, ``"unfinished"``, ``"damaged"``, ``"growing"`` or ``"complete"``.
 
-    @property
-    def damaged(self) -> bool:
-        """Whether a run was finished here and its summary cannot be read or does not fit."""
+        Damaged: finished, but the summary cannot be read or is not that of the rows. Growing:
+        finished, and asked for more units than the summary covers.
+        """
+        if not self.finished:
+            return "unfinished" if self.units_file.is_file() else "empty"
         try:
-            if self.finished:
-                self.summary()
+            return "growing" if coverage(self.summary()) else "complete"
         except CheckpointError:
-            return True
-        return False
-
-    @property
-    def growing(self) -> bool:
-        """Whether a finished run was asked for more than its summary covers."""
-        return self.finished and not self.damaged and bool(coverage(self.summary()))
-
-    @property
-    def complete(self) -> bool:
-        """Whether a finished run has a summary that covers all that was asked for."""
-        return self.finished and not self.damaged and not self.growing
+            return "damaged"
 
     def check(self) -> None:
         """Refuse a folder that no command of fsmap leaves behind."""
@@ -148,13 +144,15 @@ class RunFolder:
             if file.is_dir():
                 message = f"{file} is a folder, not a file. Remove it, or choose another --out."
                 raise CheckpointError(message)
-        if self.unfinished or (self.rows_file.is_file() and self.rows_file.stat().st_size):
+        if self.state == "unfinished" or (
+            self.rows_file.is_file() and self.rows_file.stat().st_size
+        ):
             self.header()
 
     @property
     def foreign(self) -> bool:
         """Whether something else is here. Hidden files and rows are what a kill may leave."""
-        if not self.path.exists() or self.finished or self.unfinished:
+        if not self.path.exists() or self.state != "empty":
             return False
         files = self.path.iterdir() if self.path.is_dir() else [self.path]
         return any(not f.name.startswith(".") and f != self.rows_file for f in files)
@@ -220,11 +218,7 @@ class RunFolder:
             self._write_units(self.header(), [content.units[key] for key in done])
 
     def rows(self) -> list[Row]:
-        """All rows of finished units.
-
-        Returns:
-            The rows; where there is no ``units.jsonl`` (results that were copied), all of them.
-        """
+        """Rows of finished units; all rows if there is no ``units.jsonl`` (copied results)."""
         return [line.row for line in self.content().lines]
 
     def _write_rows(self, lines: Iterable[Line]) -> None:
@@ -271,7 +265,7 @@ class Place(NamedTuple):
     def pending(self) -> RunFolder | None:
         """The run that lacks units or its summary, if there is one."""
         runs = (self.fresh, self.final)
-        return next((run for run in runs if run.unfinished or run.growing), None)
+        return next((run for run in runs if run.state in ("unfinished", "growing")), None)
 
 
 @contextmanager

@@ -132,7 +132,7 @@ def earlier(made: Sequence[Point], say: Say = lambda _: None) -> list[Finished]:
     found = []
     for file in sorted(options.out.parent.glob(f"*/{experiment.id}/summary.json")):
         run = RunFolder(file.parent)
-        if run.path in mine or run.growing:
+        if run.path in mine or run.state == "growing":
             continue
         try:
             summary = run.summary()
@@ -154,7 +154,7 @@ def _assigned(command: str) -> dict[str, str]:
 
 def table_lines(made: Iterable[Point | Finished]) -> list[dict[str, Any]]:
     """Means over seeds of every number that the finished points measured."""
-    return [line for point in made if point.run.complete for line in _lines(point)]
+    return [line for point in made if point.run.state == "complete" for line in _lines(point)]
 
 
 def write_table(made: Sequence[Point | Finished], path: Path) -> None:

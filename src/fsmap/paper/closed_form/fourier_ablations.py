@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ from fsmap.paper.closed_form.fourier import (
     Variant,
     draw_problem,
     fit,
+    uniform_blocks,
     uniform_forms,
 )
 from fsmap.paper.experiment import Context, Experiment, Measured
@@ -92,21 +93,25 @@ class FourierPX(Experiment):
     def run(self, config: PXConfig, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Both distributions at all jitters, and PS-MAP, as one stack."""
         noise = config.noise_std
-        jitters = torch.tensor(config.jitters, dtype=torch.float64)[:, None]  # [k, 1]
         factor = narrow_factor(config)
         diagonal = config.model().uniform_gram(-1.0, 1.0).diagonal()
-        exact = {"px": WIDE, "jitter": 0.0}
-        forms: dict[str, Form] = {WIDE: Diagonal(diagonal, jitters), NARROW: Dual(factor, jitters)}
+        exact = Variant("fs-map", {"px": WIDE, "jitter": 0.0}, noise, DEVIATIONS[EXACT])
+        invertible = uniform_forms(config)[EXACT]
+        forms: dict[str, Callable[[Tensor], Form]] = {
+            WIDE: lambda jitter: Diagonal(diagonal, jitter),
+            NARROW: lambda jitter: Dual(factor, jitter),
+        }
         blocks = [
             Block(None, [Variant("ps-map", {"px": "none"}, noise)]),
-            Block(
-                uniform_forms(config)[EXACT], [Variant("fs-map", exact, noise, DEVIATIONS[EXACT])]
-            ),
+            Block(lambda _: invertible, [exact]),
         ]
         for px, form in forms.items():
-            where = [{"px": px, "jitter": jitter} for jitter in config.jitters]
             said = ("log det by QR of the features; the authors' code factorizes Φ in float32",)
-            blocks.append(Block(form, [Variant("fs-map", w, noise, said) for w in where]))
+            variants = [
+                Variant("fs-map", {"px": px, "jitter": jitter}, noise, said, jitter)
+                for jitter in config.jitters
+            ]
+            blocks.append(Block(form, variants))
         fitted = fit(config, config.problems(), blocks, context.advance)
         yield from fitted.rows("test_rmse", fitted.test_rmse())
         yield Measured("rank", len(factor), config={"px": NARROW, "share": FLOOR})
@@ -118,25 +123,19 @@ class FourierPX(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Uniform(−1, 1) is best, at every jitter."""
-        claims = []
-        ps = _mean(rows, px="none")
-        jitters = sorted(
-            {r.config["jitter"] for r in tables.select(rows, px=NARROW) if "jitter" in r.config}
+        ps = tables.mean_of(rows, metric="test_rmse", px="none")
+        wide, narrow = (
+            tables.means_by(rows, "jitter", metric="test_rmse", px=px) for px in (WIDE, NARROW)
         )
-        for jitter in jitters:
-            wide, narrow = (
-                _mean(rows, px=WIDE, jitter=jitter),
-                _mean(rows, px=NARROW, jitter=jitter),
+        return [
+            Claim(
+                f"p_X = {WIDE} is better than {NARROW} and than PS-MAP ({epsilon(jitter)})",
+                wide[jitter] < min(error, ps),
+                f"test RMSE {wide[jitter]:.4f}, {error:.4f}, {ps:.4f}",
+                "best",
             )
-            claims.append(
-                Claim(
-                    f"p_X = {WIDE} is better than {NARROW} and than PS-MAP ({epsilon(jitter)})",
-                    wide < min(narrow, ps),
-                    f"test RMSE {wide:.4f}, {narrow:.4f}, {ps:.4f}",
-                    "best",
-                )
-            )
-        return claims
+            for jitter, error in narrow.items()
+        ]
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         """Bars, one group per distribution."""
@@ -175,10 +174,6 @@ def narrow_factor(config: PXConfig) -> Tensor:
     return factor
 
 
-def _mean(rows: Sequence[Row], **where: Any) -> float:
-    return tables.mean(r.value for r in tables.select(rows, metric="test_rmse", **where)).mean
-
-
 @dataclasses.dataclass(frozen=True)
 class NoiseConfig(AblationConfig):
     """Sizes.
@@ -209,18 +204,19 @@ class FourierNoise(Experiment):
         self, config: NoiseConfig, unit: dict[str, Any], context: Context
     ) -> Iterator[Measured]:
         """All noise levels and methods as one stack."""
-        forms: dict[str, Form | None] = {"none": None, **uniform_forms(config)}
         blocks = []
-        for objective, form in forms.items():
-            method = "ps-map" if form is None else "fs-map"
-            where = [{"objective": objective, "ratio": round(r, 6)} for r in config.ratios]
-            stds = [ratio * config.noise_std for ratio in config.ratios]
-            pairs = zip(where, stds, strict=True)
-            said = DEVIATIONS.get(objective, ())
-            blocks.append(Block(form, [Variant(method, w, std, said) for w, std in pairs]))
+        for block in uniform_blocks(config):
+            (plain,) = block.variants
+            variants = [
+                plain._replace(
+                    config={**plain.config, "ratio": round(ratio, 6)},
+                    noise_std=ratio * config.noise_std,
+                )
+                for ratio in config.ratios
+            ]
+            blocks.append(block._replace(variants=variants))
         fitted = fit(config, config.problems(), blocks, context.advance)
         yield from fitted.rows("test_rmse", fitted.test_rmse())
-        yield from fitted.rows("train_rmse", fitted.train_rmse())
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """RMSE by noise level."""
@@ -230,9 +226,9 @@ class FourierNoise(Experiment):
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Alike at 1/3, collapse at 10."""
         claims = []
-        ps = _rmse_by_ratio(rows, "none")
+        ps = tables.means_by(rows, "ratio", metric="test_rmse", objective="none")
         for objective, name in ((EXACT, "true objective"), (PAPER, "paper's jitter")):
-            fs = _rmse_by_ratio(rows, objective)
+            fs = tables.means_by(rows, "ratio", metric="test_rmse", objective=objective)
             low, high = min(fs, default=math.nan), max(fs, default=math.nan)
             near = fs.get(low, math.nan) / ps.get(low, math.nan)
             far = fs.get(high, math.nan) / fs.get(1.0, math.nan)
@@ -259,11 +255,6 @@ class FourierNoise(Experiment):
         log_scale(ax)
         ax.legend()
         return {"fourier-noise": figure}
-
-
-def _rmse_by_ratio(rows: Sequence[Row], objective: str) -> dict[float, float]:
-    line = tables.line(tables.select(rows, metric="test_rmse", objective=objective), "ratio")
-    return dict(zip(line.x, line.mean, strict=True))
 
 
 CLOSED_FORM = ("log det in closed form; the authors' code factorizes Φ in float32",)
@@ -312,17 +303,18 @@ class FourierPoints(Experiment):
     ) -> Iterator[Measured]:
         """All jitters and seeds of one number of points as a stack."""
         points, noise = unit["points"], config.noise_std
-        jitters = torch.tensor(config.jitters, dtype=torch.float64)[:, None]  # [k, 1]
-        where = [{"points": points, "jitter": jitter} for jitter in config.jitters]
-        variants = [Variant("fs-map", w, noise, CLOSED_FORM) for w in where]
+        variants = [
+            Variant("fs-map", {"points": points, "jitter": jitter}, noise, CLOSED_FORM, jitter)
+            for jitter in config.jitters
+        ]
         if math.isinf(points):
             diagonal = config.model().uniform_gram(-1.0, 1.0).diagonal()
             reference = Block(None, [Variant("ps-map", {"points": points}, noise)])
-            blocks = [reference, Block(Diagonal(diagonal, jitters), variants)]
+            blocks = [reference, Block(lambda jitter: Diagonal(diagonal, jitter), variants)]
         else:
-            form = fourier_lattice(config.num_frequencies, points, jitters)
+            form = fourier_lattice(config.num_frequencies, points, 0.0)
             yield Measured("rank", form.rank, config={"points": points})
-            blocks = [Block(form, variants)]
+            blocks = [Block(lambda jitter: form._replace(jitter=jitter), variants)]
         fitted = fit(config, config.problems(), blocks, context.advance)
         yield from fitted.rows("test_rmse", fitted.test_rmse())
 
@@ -333,7 +325,7 @@ class FourierPoints(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Falls, then flat, at every jitter."""
-        ranks = {row.config["points"]: row.value for row in tables.select(rows, metric="rank")}
+        ranks = tables.values_by(rows, "points", metric="rank")
         return [c for jitter, rmse in _curves(rows).items() for c in _claims(jitter, rmse, ranks)]
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
@@ -346,7 +338,7 @@ class FourierPoints(Experiment):
             stderr = line.stderr if look is LINES[0] else [math.nan] * len(line.x)
             label = f"FS-MAP, {power(jitter)}"
             figures.plot_mean(ax, line.x, line.mean, stderr, "fs-map", label=label, **look)
-        reference = tables.mean(row.value for row in tables.select(chosen, method="ps-map"))
+        reference = tables.mean(tables.values(chosen, method="ps-map"))
         ends = [min(line.x), max(line.x)]
         figures.plot_mean(
             ax, ends, [reference.mean] * 2, [reference.stderr] * 2, "ps-map", marker=""
@@ -363,11 +355,10 @@ class FourierPoints(Experiment):
 def _curves(rows: Sequence[Row]) -> dict[float, dict[float, float]]:
     """Mean RMSE by number of points, by jitter."""
     chosen = tables.select(rows, metric="test_rmse", method="fs-map")
-    curves = {}
-    for (jitter,), members in tables.group(chosen, "jitter").items():
-        line = tables.line(members, "points")
-        curves[jitter] = dict(zip(line.x, line.mean, strict=True))
-    return curves
+    return {
+        jitter: tables.means_by(members, "points")
+        for (jitter,), members in tables.group(chosen, "jitter").items()
+    }
 
 
 def _claims(jitter: float, rmse: dict[float, float], ranks: dict[float, int]) -> Iterator[Claim]:

@@ -20,13 +20,19 @@ from fsmap.assess.model_average import PosteriorMean, interval, posterior_mean
 from fsmap.data import synthetic
 from fsmap.errors import MissingExtraError
 from fsmap.models.basis import BumpBasis
+from fsmap.models.squash import EXP
 from fsmap.objective.basis import Invertible
+from fsmap.objective.compose import Objective
 from fsmap.objective.moments import Moments
+from fsmap.objective.prior import Normal
+from fsmap.paper.closed_form import fits
+from fsmap.paper.closed_form.fits import Advance, objective_of
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, Curve, Frame, Interactive, legend_above
+from fsmap.paper.report.tables import largest, listed, smallest
 from fsmap.paper.rows import Claim, Row
-from fsmap.train.descent import descend, one_thread
+from fsmap.train.descent import one_thread
 from fsmap.types import Batch
 
 if TYPE_CHECKING:
@@ -106,27 +112,38 @@ class Solution(NamedTuple):
     theta: Tensor
 
 
+class Scaled(NamedTuple):
+    """A multiple of a log-determinant: 0 is PS-MAP, 1 FS-MAP, 2 the authors' notebook."""
+
+    form: Invertible
+    factor: float | Tensor
+
+    def value(self, log_slope: Tensor) -> Tensor:
+        """Nats."""
+        return self.factor * self.form.value(log_slope)
+
+
 def solve(
     config: MixtureConfig,
     data: Sequence[Batch],
     prior_std: float,
-    advance: Callable[[float], None] | None = None,
+    advance: Advance = lambda _: None,
 ) -> list[Solution]:
     """PS-MAP, FS-MAP, and FS-MAP with the notebook's log-determinant, for all data sets at once."""
-    statistics, form = moments(data), log_det_form(config)
+    form, model = log_det_form(config), build()
+    rows = [Batch(model.design(batch.x), batch.y) for batch in data]
+
+    def objective(weight: Tensor) -> Objective:
+        scaled, num_data = Scaled(form, 2 * weight), len(data[0].y)
+        return objective_of(EXP, config.noise_std, Normal(prior_std), scaled, num_data)
+
     named = [(m, o, w) for m, options in WEIGHTS.items() for o, w in options.items()]
-    weight = torch.tensor([[w] for _, _, w in named], dtype=torch.float64)  # [3, 1]
-
-    def loss(theta: Tensor) -> Tensor:  # [3, seeds, 2] to [3, seeds]
-        fit = statistics.log_likelihood(theta.exp(), config.noise_std)
-        prior = -theta.square().sum(-1) / (2 * prior_std**2)
-        return -(fit + prior - weight * form.value(theta)) / statistics.num
-
-    start = torch.zeros(len(named), len(data), 2, dtype=torch.float64)
-    found = descend(
-        loss, start, lr=config.lr, steps=config.steps, warmup=config.warmup, advance=advance
-    )
-    return [Solution(m, o, theta) for (m, o, _), theta in zip(named, found, strict=True)]
+    members = [{"weight": w, "split": q} for _, _, w in named for q in range(len(data))]
+    sizes = {"lr": config.lr, "steps": config.steps, "warmup": config.warmup}
+    start = model.theta.detach()
+    found = fits.solve(objective, EXP, members, rows, start, advance=advance, **sizes)
+    thetas = found.unflatten(0, (len(named), -1))  # [3, seeds, 2]
+    return [Solution(m, o, theta) for (m, o, _), theta in zip(named, thetas, strict=True)]
 
 
 def log_density(
@@ -212,25 +229,24 @@ class MixturePosterior(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Different peaks, a lower bump."""
-        peak = {m: _values(rows, "peak", m, o) for m, o in (("ps-map", "none"), ("fs-map", TRUE))}
-        gaps = [abs(peak["ps-map"][seed] - peak["fs-map"][seed]) for seed in peak["fs-map"]]
-        heights = {
-            m: _values(rows, "right_height", m, o)
-            for m, o in (("ps-map", "none"), ("fs-map", TRUE))
-        }
-        ratios = [heights["fs-map"][s] / heights["ps-map"][s] for s in heights["fs-map"]]
-        ps, fs = peak["ps-map"].get(0, math.nan), peak["fs-map"].get(0, math.nan)
+        peaks, heights = (
+            [tables.values_by(rows, "seed", metric=m, objective=o) for o in ("none", TRUE)]
+            for m in ("peak", "right_height")
+        )
+        gap = smallest(abs(peaks[0][seed] - fs) for seed, fs in peaks[1].items())
+        ratio = largest(fs / heights[0][seed] for seed, fs in heights[1].items())
+        first = [found.get(0, math.nan) for found in peaks]
         return [
             Claim(
                 "p(θ_R|D) and p(f_θ|D) peak at different θ_R",
-                bool(gaps) and min(gaps) > 0.25,
-                f"θ_R = {ps:.2f} and {fs:.2f}",
+                gap > 0.25,
+                f"θ_R = {first[0]:.2f} and {first[1]:.2f}",
                 "different",
             ),
             Claim(
                 "FS-MAP's right bump is visibly lower than PS-MAP's",
-                bool(ratios) and max(ratios) < 0.75,
-                f"{max(ratios, default=math.nan):.2f} of its height or less",
+                ratio < 0.75,
+                f"{ratio:.2f} of its height or less",
                 "lower",
             ),
         ]
@@ -266,11 +282,6 @@ def _densities(
         log_p = posterior(theta) - weight * form.value(theta)
         densities.append(log_p.softmax(0) / (GRID[1] - GRID[0]))
     return densities
-
-
-def _values(rows: Sequence[Row], metric: str, method: str, objective: str) -> dict[int, float]:
-    chosen = tables.select(rows, metric=metric, method=method, objective=objective)
-    return {int(row.seed or 0): float(row.value) for row in chosen}
 
 
 def _look(row: Row) -> dict[str, Any]:
@@ -346,7 +357,6 @@ class MixtureBMA(Experiment):
             average = quadrature(config, statistics, seed, alpha, solutions["ps-map"][seed])
             averages.append(average.mean)
             yield Measured("quadrature_error", average.error, seed=seed, config=where)
-            yield Measured("quadrature_edge", average.edge, seed=seed, config=where)
             grid = authors_grid(config, statistics, seed, alpha, solutions["ps-map"][seed])
             gap = distance(grid, average.mean)
             yield Measured("distance_of_grid", gap, seed=seed, config=where)
@@ -362,31 +372,29 @@ class MixtureBMA(Experiment):
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Distances to the average by α, and what the other two ways of averaging differ by."""
-        names = ("distance", "distance_of_grid", "distance_of_chain")
-        chosen = [row for name in names for row in tables.select(rows, metric=name)]
+        chosen = tables.in_order(rows, "distance", "distance_of_grid", "distance_of_chain")
         return tables.summarize(chosen, "metric", "prior_std", "method")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Which is nearer where, and that the averages agree."""
         ps, fs = _distances(rows, "ps-map"), _distances(rows, "fs-map")
         claims = []
-        for alpha, nearer, other in ((1.2, "ps-map", "fs-map"), (20.0, "fs-map", "ps-map")):
-            near, far = _distances(rows, nearer), _distances(rows, other)
+        for alpha, name, near, far in ((1.2, "PS-MAP", ps, fs), (20.0, "FS-MAP", fs, ps)):
             pair = near.get(alpha, math.nan), far.get(alpha, math.nan)
             claims.append(
                 Claim(
-                    f"{figures.NAMES[nearer]} is nearer to the BMA at α = {alpha:g}",
+                    f"{name} is nearer to the BMA at α = {alpha:g}",
                     pair[0] < pair[1],
                     f"L2 distance {pair[0]:.4f} against {pair[1]:.4f}",
-                    f"{figures.NAMES[nearer]} nearer",
+                    f"{name} nearer",
                 )
             )
-        wide = [alpha for alpha in fs if alpha >= 10]
+        wide = {alpha: fs[alpha] / ps[alpha] for alpha in fs if alpha >= 10}
         claims.append(
             Claim(
                 "FS-MAP is nearer at every larger α (10 and more)",
-                bool(wide) and all(fs[alpha] < ps[alpha] for alpha in wide),
-                ", ".join(f"{fs[alpha] / ps[alpha]:.2f} (α = {alpha:g})" for alpha in wide),
+                largest(wide.values()) < 1,
+                listed(wide, "α"),
                 "nearer",
             )
         )
@@ -452,11 +460,6 @@ def by_nuts(config: BMAConfig, statistics: Moments, alpha: float) -> ChainMean:
     $\theta = z - (\alpha - 1)\,\mathrm{softplus}(-z)$ has slope 1 at the wall that the likelihood
     puts up at the right and slope α on the plateau at the left. A posterior expectation does not
     depend on coordinates, other than a MAP solution.
-
-    Args:
-        config: Sizes.
-        statistics: The data; the first data set is used.
-        alpha: Prior standard deviation.
     """
     posterior = log_density(statistics, 0, config.noise_std, alpha)
     softplus = torch.nn.functional.softplus
@@ -489,46 +492,40 @@ def _by_chain(
         return
     z = ((chain.mean - average) / chain.stderr).abs().max()
     yield Measured("chain_z", z, seed=0, config=where)
-    yield Measured("chain_divergences", chain.divergences, seed=0, config=where)
     gap = distance(chain.mean, average)
     yield Measured("distance_of_chain", gap, seed=0, config=where)
-    yield Measured("average_by_chain", design @ chain.mean, seed=0, config=where)
 
 
 def _chain_agrees(rows: Sequence[Row]) -> Claim:
-    scores = {row.config["prior_std"]: row.value for row in tables.select(rows, metric="chain_z")}
-    errors = [row.value for row in tables.select(rows, metric="quadrature_error")]
-    fine = bool(errors) and max(errors) < 1e-6
+    scores = tables.values_by(rows, "prior_std", metric="chain_z")
     ran = bool(scores) and all(map(math.isfinite, scores.values()))
     notes = {note for row in tables.select(rows, metric="chain_z") for note in row.deviations}
-    said = ", ".join(f"{z:.1f} (α = {alpha:g})" for alpha, z in scores.items())
     return Claim(
         "Quadrature in 2-d and NUTS agree on the model average, within 4 Monte Carlo errors",
-        fine and ran and max(scores.values()) < 4,
-        f"standard errors apart: {said}" if ran else "; ".join(sorted(notes)) or "not run",
+        largest(tables.values(rows, metric="quadrature_error")) < 1e-6
+        and ran
+        and largest(scores.values()) < 4,
+        f"standard errors apart: {listed(scores, 'α', '.1f')}"
+        if ran
+        else "; ".join(sorted(notes)) or "not run",
         None,
     )
 
 
 def _grid_agrees(rows: Sequence[Row]) -> Claim:
-    grid = tables.line(tables.select(rows, metric="distance_of_grid"), "prior_std")
-    nearest = {
-        alpha: min(_distances(rows, "ps-map")[alpha], _distances(rows, "fs-map")[alpha])
-        for alpha in grid.x
-        if alpha in PRINTED
-    }
-    shares = {a: gap / nearest[a] for a, gap in zip(grid.x, grid.mean, strict=True) if a in nearest}
+    ps, fs = _distances(rows, "ps-map"), _distances(rows, "fs-map")
+    grid = tables.means_by(rows, "prior_std", metric="distance_of_grid")
+    shares = {a: gap / min(ps[a], fs[a]) for a, gap in grid.items() if a in PRINTED}
     return Claim(
         "The authors' grid over θ_R alone gives the same average (share of the nearer distance)",
-        bool(shares) and max(shares.values()) < 0.2,
-        ", ".join(f"{share:.1%} (α = {alpha:g})" for alpha, share in shares.items()),
+        largest(shares.values()) < 0.2,
+        listed(shares, "α", ".1%"),
         None,
     )
 
 
 def _distances(rows: Sequence[Row], method: str) -> dict[float, float]:
-    line = tables.line(tables.select(rows, metric="distance", method=method), "prior_std")
-    return dict(zip(line.x, line.mean, strict=True))
+    return tables.means_by(rows, "prior_std", metric="distance", method=method)
 
 
 def _curves(rows: Sequence[Row], alpha: float) -> list[Curve]:

@@ -17,15 +17,17 @@ from torch import Tensor
 
 from fsmap.data import synthetic
 from fsmap.models.basis import FourierBasis, RBFBasis
-from fsmap.models.squash import TANH, Squash
+from fsmap.models.squash import IDENTITY, TANH, Squash
 from fsmap.objective.basis import Invertible
-from fsmap.objective.moments import Moments
+from fsmap.objective.compose import Objective
+from fsmap.objective.prior import Normal, Reparametrized
+from fsmap.paper.closed_form import fits
+from fsmap.paper.closed_form.fits import log_density, objective_of
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_above
 from fsmap.paper.rows import Claim, Row
-from fsmap.train.descent import descend
-from fsmap.types import Batch
+from fsmap.types import Batch, Params
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,64 +43,59 @@ class Chart(NamedTuple):
     Attributes:
         name: Of the coordinates.
         squash: σ as a function of them.
-        to_theta: Back to θ.
-        log_slope: log |dθ/dθ'|, element by element.
+        to_theta: Back to θ, element by element.
+        from_theta: From θ.
     """
 
     name: str
     squash: Squash
     to_theta: Callable[[Tensor], Tensor]
-    log_slope: Callable[[Tensor], Tensor]
+    from_theta: Callable[[Tensor], Tensor]
 
 
-def _sinh_chart() -> Chart:
+def _tanh_of_arsinh() -> Squash:
     def log_slope(t: Tensor) -> Tensor:  # d arsinh(t)/dt = 1/√(1 + t²)
-        return -0.5 * torch.log1p(t.square())
+        return TANH.log_slope(torch.asinh(t)) - 0.5 * torch.log1p(t.square())
 
-    squash = Squash(
-        "tanh∘arsinh",
-        lambda t: torch.tanh(torch.asinh(t)),
-        lambda t: TANH.log_slope(torch.asinh(t)) + log_slope(t),
-    )
-    return Chart("sinh θ", squash, torch.asinh, log_slope)
+    return Squash("tanh∘arsinh", lambda t: torch.tanh(torch.asinh(t)), log_slope)
 
 
-CHARTS = (Chart("θ", TANH, lambda t: t, torch.zeros_like), _sinh_chart())
+CHARTS = (
+    Chart("θ", TANH, lambda t: t, lambda t: t),
+    Chart("sinh θ", _tanh_of_arsinh(), torch.asinh, torch.sinh),
+)
 
 
 class Task(NamedTuple):
     """A small, well-conditioned model and its data, one per seed."""
 
     model: FourierBasis
-    moments: Moments
+    rows: Sequence[Batch]
     form: Invertible
 
-    def log_posterior(self, chart: Chart, method: str, t: Tensor) -> Tensor:
-        """Log p(t|D) or log p(f|D) in the chart's coordinates, ``[seeds, P]`` to ``[seeds]``."""
-        theta = chart.to_theta(t)
-        prior = -theta.square().sum(-1) / (2 * PRIOR_STD**2) + chart.log_slope(t).sum(-1)
-        value = self.moments.log_likelihood(chart.squash.value(t), NOISE_STD) + prior
-        if method == "fs-map":
-            value = value - 0.5 * self.form.value(chart.squash.log_slope(t))
-        return value
+    def objective(self, chart: Chart, method: str) -> Objective:
+        """PS-MAP or FS-MAP in the chart's coordinates."""
+        prior = Reparametrized(Normal(PRIOR_STD), chart.to_theta)
+        form = self.form if method == "fs-map" else None
+        return objective_of(chart.squash, NOISE_STD, prior, form, NUM_TRAIN)
 
 
 def build(seeds: int) -> Task:
     """Ten Fourier features with tanh weights; a prior narrow enough for one interior optimum."""
     model = FourierBasis(FREQUENCIES, "tanh", scale=1.0, dtype=torch.float64)
-    problems = []
+    rows = []
     for seed in range(seeds):
-        draw_sinh: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed)}
-        draw_sinh["dtype"] = torch.float64
-        weights = torch.randn(2 * FREQUENCIES, **draw_sinh).tanh()
+        draw: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed)}
+        draw["dtype"] = torch.float64
+        weights = torch.randn(2 * FREQUENCIES, **draw).tanh()
         data = synthetic.regression(
             lambda x, w=weights: model.design(x) @ w,  # type: ignore[misc]
             NUM_TRAIN,
             noise_std=NOISE_STD,
-            **draw_sinh,
+            **draw,
         )
-        problems.append((model.design(data.x), data.y))
-    return Task(model, Moments.of(problems), Invertible.from_gram(model.uniform_gram(-1.0, 1.0)))
+        rows.append(Batch(model.design(data.x), data.y))
+    return Task(model, rows, Invertible.from_gram(model.uniform_gram(-1.0, 1.0)))
 
 
 def measure_sinh(
@@ -110,7 +107,7 @@ def measure_sinh(
     for number, method in enumerate(("ps-map", "fs-map")):
         curves = []
         for chart in CHARTS:
-            t = _ascend(task, chart, method, steps, seeds)
+            t = _ascend(task, chart, method, steps)
             curves.append(chart.squash.value(t) @ design.mT)  # [seeds, grid]
             where = {"part": "sinh", "parameters": chart.name}
             yield Measured("function", curves[-1][0], method, 0, where)
@@ -118,33 +115,39 @@ def measure_sinh(
         spread = curves[0].square().mean(-1).sqrt()
         for seed, gap in enumerate((gaps / spread).tolist()):
             yield Measured("function_gap", gap, method, seed, {"part": "sinh"})
-        for metric, value in _covariance(task, method, seeds).items():
+        for metric, value in _covariance(task, method).items():
             yield Measured(metric, value, method, config={"part": "sinh"})
         if advance is not None:
             advance((number + 1) / 2)
 
 
-def _ascend(task: Task, chart: Chart, method: str, steps: int, seeds: int) -> Tensor:
-    """Adam, then with a hundredth of its rate: the optimum to many digits."""
-    t = torch.zeros(seeds, len(task.model.theta), dtype=torch.float64)
+def _ascend(task: Task, chart: Chart, method: str, steps: int) -> Tensor:
+    """Adam, then with a hundredth of its rate: the optimum to many digits, ``[seeds, P]``."""
+    objective = task.objective(chart, method)
+    members = [{"split": q} for q in range(len(task.rows))]
+    t = task.model.theta.detach()
     for lr in (0.03, 0.0003):
-        t = descend(
-            lambda t: -task.log_posterior(chart, method, t) / NUM_TRAIN, t, lr=lr, steps=steps // 2
+        t = fits.solve(
+            lambda: objective, chart.squash, members, task.rows, t, lr=lr, steps=steps // 2
         )
     return t
 
 
-def _covariance(task: Task, method: str, seeds: int) -> dict[str, float]:
+def _covariance(task: Task, method: str) -> dict[str, float]:
     """Does the value stay, and does the gradient pull back, between the charts, at random θ?"""
     generator = torch.Generator().manual_seed(1)
-    theta = torch.randn(seeds, len(task.model.theta), generator=generator, dtype=torch.float64)
+    size = (len(task.rows), len(task.model.theta))
+    theta = torch.randn(size, generator=generator, dtype=torch.float64)
     values, gradients = [], []
     for chart in CHARTS:
-        t = (theta.sinh() if chart is CHARTS[1] else theta).requires_grad_()
-        value = task.log_posterior(chart, method, t)
+        objective, t = task.objective(chart, method), chart.from_theta(theta).requires_grad_()
+        value = torch.stack([
+            log_density(objective, chart.squash, *pair) for pair in zip(t, task.rows, strict=True)
+        ])  # fmt: skip
         (gradient,) = torch.autograd.grad(value.sum(), t)
         values.append(value.detach())
-        gradients.append(gradient / chart.log_slope(t.detach()).exp())  # in units of θ
+        stretch = torch.func.jvp(chart.to_theta, (t.detach(),), (torch.ones_like(t),))[1]
+        gradients.append(gradient / stretch)  # in units of θ
     value_gap = (values[0] - values[1]).abs().max()
     gradient_gap = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
     return {"value_gap": float(value_gap), "gradient_gap": float(gradient_gap)}
@@ -154,8 +157,7 @@ def sinh_claims(rows: Sequence[Row]) -> list[Claim]:
     """FS-MAP is covariant, PS-MAP is not."""
 
     def largest(metric: str, method: str) -> float:
-        found = tables.select(rows, metric=metric, method=method)
-        return max((float(row.value) for row in found), default=math.nan)
+        return tables.largest(tables.values(rows, metric=metric, method=method))
 
     return [
         Claim(
@@ -250,12 +252,15 @@ class Reparam(Experiment):
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Roughness, weights, distances."""
         names = ("roughness", "median_weight", "distance_to_ridge", *SINH_METRICS)
-        chosen = [row for name in names for row in tables.select(rows, metric=name)]
+        chosen = tables.in_order(rows, *names)
         return tables.summarize(chosen, "metric", "method", "parameters")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Rougher, away from zero; FS-MAP covariant."""
-        rough, weight = _mean_by(rows, "roughness"), _mean_by(rows, "median_weight")
+        rough, weight = (
+            tables.means_by(rows, "parameters", metric=metric)
+            for metric in ("roughness", "median_weight")
+        )
         rougher = rough.get(INVERTED, math.nan) / rough.get(ORIGINAL, math.nan)
         larger = weight.get(INVERTED, math.nan) / weight.get(ORIGINAL, math.nan)
         return [
@@ -329,25 +334,42 @@ def _solve(config: Config, model: RBFBasis, data: Sequence[Batch], context: Cont
 
     The density of $\theta' = 1/\theta$ is $p(\theta)\,\theta^2$, so the inverted objective has
     $-2\sum\log|\theta_i|$ more. Both are minimized over θ, from the same small random weights.
-
-    Returns:
-        Weights, ``[2, seeds, P]``.
     """
-    design = torch.stack([model.design(batch.x) for batch in data])  # [seeds, N, P]
-    y = torch.stack([batch.y for batch in data])
-    inverted = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-
-    def loss(theta: Tensor) -> Tensor:  # [2, seeds, P] to [2, seeds]
-        out = torch.einsum("ksp,snp->ksn", theta, design)
-        misfit = 0.5 * (out - y).square().sum(-1)
-        prior = 0.5 * theta.square().sum(-1) - 2 * inverted * theta.abs().log().sum(-1)
-        return (misfit + prior) / y.shape[-1]
-
+    rows = [Batch(model.design(batch.x), batch.y) for batch in data]
     generator = torch.Generator().manual_seed(0)
-    size = (len(data), design.shape[-1])
+    size = (len(data), len(model.theta))
     start = torch.randn(size, generator=generator, dtype=torch.float64) / math.sqrt(size[-1])
-    start = torch.stack([start, start])
-    return descend(loss, start, lr=config.lr, steps=config.steps, advance=context.advance)
+    members = [{"inverted": i, "split": q} for i in (0.0, 1.0) for q in range(len(data))]
+
+    def objective(inverted: Tensor) -> Objective:
+        return objective_of(IDENTITY, 1.0, Inverted(inverted), None, config.num_train)
+
+    found = fits.solve(
+        objective,
+        IDENTITY,
+        members,
+        rows,
+        torch.cat([start, start]),
+        lr=config.lr,
+        steps=config.steps,
+        advance=context.advance,
+    )
+    both: Tensor = found.unflatten(0, (2, -1))
+    return both
+
+
+class Inverted(NamedTuple):
+    """The density of 1/θ for θ ~ N(0, 1), as a function of θ; that of θ where ``inverted`` is 0."""
+
+    inverted: float | Tensor
+
+    def value(self, params: Params) -> Tensor:
+        """Nats."""
+        theta = params["theta"]
+        return Normal(1.0).value(params) + 2 * self.inverted * theta.abs().log().sum()
+
+    def check(self, params: Params) -> None:
+        """Anything goes."""
 
 
 def _ridge(design: Tensor, y: Tensor) -> Tensor:
@@ -355,8 +377,3 @@ def _ridge(design: Tensor, y: Tensor) -> Tensor:
     identity = torch.eye(len(y), dtype=y.dtype)
     solved: Tensor = torch.linalg.solve(design @ design.mT + identity, y)
     return design.mT @ solved
-
-
-def _mean_by(rows: Sequence[Row], metric: str) -> dict[str, float]:
-    groups = tables.group(tables.select(rows, metric=metric, part="invert"), "parameters")
-    return {name: tables.mean(r.value for r in members).mean for (name,), members in groups.items()}

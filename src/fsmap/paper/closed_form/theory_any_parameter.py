@@ -21,6 +21,8 @@ from fsmap.paper.closed_form import mixture
 from fsmap.paper.closed_form.mixture import MixtureConfig
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
+from fsmap.paper.report.figures import legend_once
+from fsmap.paper.report.tables import largest, smallest
 from fsmap.paper.rows import Claim, Row
 from fsmap.train.descent import descend
 
@@ -99,24 +101,22 @@ class TheoryAnyParameter(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """PS-MAP returns θ₀, FS-MAP does not move."""
-
-        def values(metric: str, method: str) -> list[float]:
-            return [row.value for row in tables.select(rows, metric=metric, method=method)]
-
-        near, far = values("distance_to_target", "ps-map"), values("distance_to_target", "fs-map")
-        moved = values("moved", "fs-map")
+        near, far = (
+            tables.values(rows, metric="distance_to_target", method=method)
+            for method in ("ps-map", "fs-map")
+        )
+        moved = largest(tables.values(rows, metric="moved", method="fs-map"))
         return [
             Claim(
                 "PS-MAP in θ' = (θ − θ₀)³ returns θ₀ whatever the data",
-                bool(near) and max(near) < 0.01,
-                f"largest distance to θ₀: {max(near, default=math.nan):.0e}",
+                largest(near) < 0.01,
+                f"largest distance to θ₀: {largest(near):.0e}",
                 "arbitrary θ₀",
             ),
             Claim(
                 "FS-MAP does not, and finds the same function as in θ",
-                bool(moved) and max(moved) < 1e-3 and min(far) > 0.1,
-                f"its function moves by {max(moved, default=math.nan):.0e}; it stays "
-                f"{min(far, default=math.nan):.2f} or more from θ₀",
+                moved < 1e-3 and smallest(far) > 0.1,
+                f"its function moves by {moved:.0e}; it stays {smallest(far):.2f} or more from θ₀",
                 "invariant",
             ),
         ]
@@ -136,15 +136,9 @@ class TheoryAnyParameter(Experiment):
                 name = f"{figures.NAMES[method]}, {label}"
                 ax.plot(*row.value, "o", color=figures.COLORS[method], label=name, **look)
             ax.set(xlabel=r"$\theta_L$", xlim=(-2.5, 1.6), ylim=(-3, 1.6))
-            _legend(ax)
+            legend_once(ax, loc="lower center", bbox_to_anchor=(0.5, 1.0))
         panels[0].set_ylabel(r"$\theta_R$")
         return {"theory-any-parameter": figure}
-
-
-def _legend(ax: Any) -> None:
-    handles, labels = ax.get_legend_handles_labels()
-    unique = dict(zip(labels, handles, strict=True))
-    ax.legend(unique.values(), unique.keys(), loc="lower center", bbox_to_anchor=(0.5, 1.0))
 
 
 class Task:
@@ -169,11 +163,7 @@ class Task:
         return value
 
     def solve(self, method: str) -> tuple[Tensor, Tensor]:
-        """The best of all starts.
-
-        Returns:
-            Its θ, ``[T, seeds, 2]``, and log |θ − θ₀|, ``[T, seeds, 2]``.
-        """
+        """The best of all starts."""
         axis = torch.linspace(-3.3, 2.2, self.config.starts, dtype=torch.float64)
         grid = torch.cartesian_prod(axis, axis)[None] - self.target[:, 0]  # [T, starts, 2]
         offset = torch.cat([grid, torch.full_like(grid[:, :1], NEAR)], dim=1)[:, :, None]

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fsmap.objective.moments import Moments
-from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem, log_prior
+from fsmap.models.squash import TANH
+from fsmap.paper.closed_form.fits import log_density
+from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import log_scale
@@ -121,27 +122,13 @@ class TheoryFlat(Experiment):
 
 def _fit(config: FourierConfig, train: Batch) -> Tensor:
     """PS-MAP to machine precision, ``[P]``."""
-    model = config.model()
-    moments = Moments.of([(model.design(train.x), train.y)])
-
-    def log_posterior(theta: Tensor) -> Tensor:
-        fit = moments.log_likelihood(theta.tanh()[None], config.noise_std)[0]
-        return fit + log_prior(theta, config.prior_std)
-
-    return maximize(log_posterior, torch.zeros_like(model.theta.detach()))
+    rows, objective = config.rows(train), config.objective(None, len(train.y))
+    start = config.model().theta.detach()
+    return maximize(lambda theta: log_density(objective, TANH, theta, rows), start)
 
 
 def compare(config: FourierConfig, theta: Tensor, train: Batch) -> tuple[Tensor, Tensor]:
-    """Relative difference of the loss's Hessian and 𝒥, and the root mean squared residual.
-
-    Args:
-        config: Of the model.
-        theta: Parameters, ``[P]``.
-        train: The training data, which are p_X too.
-
-    Returns:
-        ‖∇²L − 𝒥‖/‖𝒥‖ in the Frobenius norm, and the residual.
-    """
+    """Relative difference of the loss's Hessian and 𝒥, and the root mean squared residual."""
     model = config.model()
     design = model.design(train.x)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import epsilon, log_scale, power
+from fsmap.paper.report.tables import largest
 from fsmap.paper.rows import Claim, Row
 
 if TYPE_CHECKING:
@@ -89,16 +90,15 @@ class TheorySymmetry(Experiment):
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Singular values, growth, expectations."""
-        names = ("null_angle", "null_value", "growth", "expected_log_det")
-        chosen = [row for name in names for row in tables.select(rows, metric=name)]
+        chosen = tables.in_order(rows, "null_angle", "null_value", "growth", "expected_log_det")
         return tables.summarize(chosen, "metric", "jitter", "family", "samples")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Null space, growth, bound, finiteness."""
-        angle = max((r.value for r in tables.select(rows, metric="null_angle")), default=math.nan)
-        null = max((r.value for r in tables.select(rows, metric="null_value")), default=math.nan)
-        growth = {r.config["jitter"]: r.value for r in tables.select(rows, metric="growth")}
-        bounded = [value for jitter, value in growth.items() if jitter]
+        angle, null = (
+            largest(tables.values(rows, metric=metric)) for metric in ("null_angle", "null_value")
+        )
+        growth = tables.values_by(rows, "jitter", metric="growth")
         jitters = [jitter for jitter in growth if jitter]
         return [
             Claim(
@@ -115,7 +115,7 @@ class TheorySymmetry(Experiment):
             ),
             Claim(
                 "… and is bounded with a jitter",
-                bool(bounded) and max(map(abs, bounded)) < 0.5,
+                largest(abs(growth[j]) for j in jitters) < 0.5,
                 "grows by " + ", ".join(f"{growth[j]:.2f} ({epsilon(j)})" for j in jitters),
                 "bounded",
             ),
@@ -153,11 +153,9 @@ def scaled_jacobian(theta: Tensor, x: Tensor) -> Tensor:
 def _null_space(fixed: Tensor, x: Tensor) -> Iterator[Measured]:
     _, values, right = torch.linalg.svd(scaled_jacobian(fixed[None], x)[0])
     expected = torch.tensor(NULL, dtype=torch.float64) / math.sqrt(2)  # [2, 4], orthonormal
-    overlap = torch.linalg.svdvals(right[-2:] @ expected.mT)  # cosines of principal angles
     residual = (expected - (expected @ right[-2:].mT) @ right[-2:]).norm()
     yield Measured("null_value", values[-2] / values[0])
     yield Measured("null_angle", residual)
-    yield Measured("null_overlap", overlap.min())
 
 
 def log_dets(theta: Tensor, x: Tensor, chunk: int = 5_000) -> Tensor:
@@ -187,7 +185,6 @@ def _expectations(config: Config, fixed: Tensor, x: Tensor, context: Context) ->
             for size in sizes:
                 where = {"family": family, "samples": size, "jitter": jitter}
                 yield Measured("expected_log_det", values[:size].mean(), seed=seed, config=where)
-            yield Measured("smallest_log_det", values.min(), seed=seed, config={"family": family})
         context.advance((seed + 1) / config.seeds)
     jittered = torch.logdet(gram + jitter * identity)
     yield Measured("jittered_log_det", jittered, config={"jitter": jitter})

@@ -433,8 +433,12 @@ def _plain_numbers(axis: Axis, *, few: bool) -> None:
 
 def legend_above(figure: Figure, ax: Axes, columns: int = 4) -> None:
     """One legend for the whole figure, above it."""
+    number = len(set(ax.get_legend_handles_labels()[1]))
+    legend_once(ax, figure, loc="outside upper center", ncols=min(columns, number))
+
+
+def legend_once(ax: Axes, target: Figure | Axes | None = None, **options: Any) -> None:
+    """A legend, of the axes or of another target, that names each label once."""
     handles, labels = ax.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    figure.legend(
-        unique.values(), unique.keys(), loc="outside upper center", ncols=min(columns, len(unique))
-    )
+    (target or ax).legend(list(unique.values()), list(unique), **options)

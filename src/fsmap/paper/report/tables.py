@@ -80,6 +80,47 @@ def group(rows: Iterable[Row], *by: str) -> dict[tuple[Any, ...], list[Row]]:
     return groups
 
 
+def in_order(rows: Sequence[Row], *metrics: str) -> list[Row]:
+    """Rows of these metrics, in the order of the metrics."""
+    return [row for metric in metrics for row in select(rows, metric=metric)]
+
+
+def values(rows: Iterable[Row], **where: Any) -> list[Any]:
+    """Values of the rows that agree with all of ``where``."""
+    return [row.value for row in select(rows, **where)]
+
+
+def values_by(rows: Iterable[Row], name: str, **where: Any) -> dict[Any, Any]:
+    """Values of such rows by a field or an entry of ``config``; the last one counts."""
+    return {field(row, name): row.value for row in select(rows, **where)}
+
+
+def means_by(rows: Iterable[Row], name: str, **where: Any) -> dict[Any, float]:
+    """Means of such rows by a field or an entry of ``config``, sorted by it."""
+    found = line(select(rows, **where), name)
+    return dict(zip(found.x, found.mean, strict=True))
+
+
+def mean_of(rows: Iterable[Row], **where: Any) -> float:
+    """Mean of such rows; nan if there is none."""
+    return mean(values(rows, **where)).mean
+
+
+def largest(numbers: Iterable[float]) -> float:
+    """The largest; nan if there is none."""
+    return max(numbers, default=math.nan)
+
+
+def smallest(numbers: Iterable[float]) -> float:
+    """The smallest; nan if there is none."""
+    return min(numbers, default=math.nan)
+
+
+def listed(numbers: Mapping[Any, float], name: str, form: str = ".2f") -> str:
+    """Numbers with what they belong to, as in ``"0.52 (N = 100), 0.61 (N = 200)"``."""
+    return ", ".join(f"{value:{form}} ({name} = {key:g})" for key, value in numbers.items())
+
+
 def mean(values: Iterable[float]) -> Mean:
     """Mean and standard error, s/√n with s the sample standard deviation.
 

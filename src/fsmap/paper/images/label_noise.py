@@ -111,10 +111,6 @@ def fall_claims(rows: Sequence[Row], by: str | None = None) -> Iterator[Claim]:
 
     A network that has taken a dozen steps has no Laplacian worth comparing: its running statistics
     are still those of its first weights.
-
-    Args:
-        rows: Rows of a run.
-        by: What else varies, such as ``label_noise``.
     """
     for metric, words in WHERE.items():
         long = long_enough(tables.select(rows, metric=metric))

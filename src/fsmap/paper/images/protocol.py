@@ -135,12 +135,7 @@ def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) 
 
 
 def quick(kind: type[Any], **changes: Any) -> Any:
-    """The quick size of a config.
-
-    Args:
-        kind: A subclass of :class:`ImageConfig`.
-        **changes: What differs from :data:`SMALL`.
-    """
+    """The quick size of a config."""
     return kind(**{**SMALL, **changes})
 
 
@@ -152,25 +147,13 @@ class ImageExperiment(Experiment):
     selecting: ClassVar[tuple[str, ...]] = SELECTING
 
     def run(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Measure a unit; a narrow network on a CPU computes on one thread, a second would spin.
-
-        Args:
-            config: Sizes.
-            unit: One of ``units(config)``.
-            context: Device, progress, folder.
-        """
+        """Measure a unit; a narrow network on a CPU computes on one thread, a second would spin."""
         narrow = context.device.type == "cpu" and config.width <= NARROW
         with one_thread() if narrow else nullcontext():
             yield from self.measure(config, unit, context)
 
     def measure(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Train and measure one unit.
-
-        Args:
-            config: Sizes.
-            unit: One of ``units(config)``.
-            context: Device, progress, folder.
-        """
+        """Train and measure one unit."""
         raise NotImplementedError
 
 
@@ -180,11 +163,7 @@ class RowsExperiment(ImageExperiment):
     selecting: ClassVar[tuple[str, ...]] = (*SELECTING, "rows")
 
     def units(self, config: Any) -> list[dict[str, Any]]:
-        """One training run each: seeds outermost, so that an interrupted table is balanced.
-
-        Args:
-            config: A :class:`RowsConfig`.
-        """
+        """One training run each: seeds outermost, so that an interrupted table is balanced."""
         return [
             {"dataset": dataset, "row": row, "seed": seed}
             for dataset in config.datasets
@@ -222,9 +201,6 @@ class TraceLaplacian:
 
     After every epoch, or in long runs :data:`LOOKS` times, always with the same ψ; of the deployed
     network at images of D', and in training mode as the authors log it (:func:`joint_laplacian`).
-
-    Args:
-        images: Of D', bytes ``[N, C, H, W]``.
     """
 
     def __init__(self, images: Tensor) -> None:
@@ -246,14 +222,7 @@ class TraceLaplacian:
 def joint_laplacian(
     run: ImageRun, images: Tensor, probes: int | Params = 2, batches: int = 4
 ) -> float:
-    """R(θ) as the authors log it: in training mode, over batches of which half are of D'.
-
-    Args:
-        run: The run.
-        images: Of D', bytes ``[N, C, H, W]``.
-        probes: As in :func:`fsmap.assess.laplacian.laplacian`.
-        batches: How many, each of 128 training images (not augmented) and 128 of D', or fewer.
-    """
+    """R(θ) as the authors log it: in training mode, over batches of which half are of D'."""
     half = min(JOINT, len(images), len(run.task.train.x))
     number = min(batches, min(len(images), len(run.task.train.x)) // half)
     sets = [run.task.train.x, images.to(run.device)]
@@ -285,15 +254,7 @@ class Kind(NamedTuple):
 def settings_of(
     config: ImageConfig, dataset: str, kind: Kind, seed: int, context: Context
 ) -> ImageSettings:
-    """The settings of one run.
-
-    Args:
-        config: Sizes.
-        dataset: Training set.
-        kind: What kind of run.
-        seed: Of weights, order and draws; the held-out images are the same for all seeds.
-        context: Its device decides precision and compilation, its size what stands in for data.
-    """
+    """The settings of one run."""
     cuda = context.device.type == "cuda"
     changes = {**kind.changes}
     if kind.method == "ps-map" or kind.px is None:
@@ -395,11 +356,7 @@ class Run(NamedTuple):
 
 
 def prepare(config: ImageConfig, run: Run, context: Context) -> ImageRun:
-    """A run as its checkpoint left it, or a new one.
-
-    Returns:
-        The run; ``done`` if it was trained to its end before, here or by another experiment.
-    """
+    """A run as its checkpoint left it, or a new one."""
     dataset, kind, seed = run
     settings = settings_of(config, dataset, kind, seed, context)
     px = settings.px if settings.regularized else None

@@ -69,11 +69,7 @@ class Config(ImageConfig):
 
 
 def heads(config: Config, context: Context) -> Iterator[Measured]:
-    """Train heads on frozen features, every λ and seed as one population.
-
-    Yields:
-        Metrics of every head; ``chosen`` marks PS-MAP and the λ that is best on held-out images.
-    """
+    """Train heads on frozen features, every λ and seed as one population."""
     made = generated(config, "cifar10", context)
     parts = features(config, context, made)
     width = parts["train"].x.shape[1]
@@ -143,11 +139,7 @@ def _rows_of_heads(
 
 
 def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Batch]:
-    """Features of the frozen backbone, standardized by those of the training images.
-
-    Returns:
-        ``train``, ``valid``, ``test`` and ``other`` (D', labels without meaning).
-    """
+    """Features of the frozen backbone, standardized by those of the training images."""
     task = task_of("cifar10", None, 0.0, config.limit, made, context.data_dir)
     settings = ImageSettings(data="cifar10", model=config.backbone, width=config.width)
     module = without_head(build_model(settings, data_dir=context.data_dir))
@@ -172,11 +164,7 @@ def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Ba
 
 
 def without_head(network: nn.Module) -> nn.Module:
-    """Take the last linear layer off, so that features come out instead of logits.
-
-    Args:
-        network: A classifier; changed.
-    """
+    """Take the last linear layer off, so that features come out instead of logits."""
     linear = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
         message = f"{type(network).__name__} has no linear layer that could be its head"

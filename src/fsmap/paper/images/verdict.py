@@ -97,16 +97,7 @@ def _bar(ax: Axes, place: float, rows: Sequence[Row], metric: str, *, filled: bo
 def draw_lines(
     rows: Sequence[Row], x: str, metrics: Sequence[str], *, xlabel: str, name: str, log: bool
 ) -> dict[str, Figure]:
-    """Metrics along what varies, a line per row of ``image-table``, a line of panels per data set.
-
-    Args:
-        rows: Rows of a run.
-        x: Entry of ``config`` along the horizontal axis.
-        metrics: One panel each.
-        xlabel: Its label.
-        name: File name.
-        log: Logarithmic horizontal axis.
-    """
+    """Metrics along ``x``: a line per row of ``image-table``, a line of panels per data set."""
     sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
     figure, panels = figures.axes(len(metrics), len(sets), squeeze=False)
     for line, dataset in zip(panels, sets, strict=True):
@@ -156,14 +147,7 @@ def lines(
     by: Sequence[str] = ("dataset", "row"),
     metrics: Sequence[str] = SHOWN,
 ) -> list[dict[str, Any]]:
-    """A table: mean ± standard error over seeds, in the paper's units, beside the paper's.
-
-    Args:
-        rows: Rows of a run.
-        paper: Printed values by the values of ``by``, then by metric.
-        by: What tells the lines apart.
-        metrics: Which, in order.
-    """
+    """A table: mean ± standard error over seeds, in the paper's units, beside the paper's."""
     found = []
     for key, members in tables.group(tables.select(rows, metric=tuple(metrics)), *by).items():
         first = members[0]
@@ -190,11 +174,7 @@ def mean_of(rows: Sequence[Row], metric: str, **where: Any) -> Mean:
 
 
 def shared(*sides: Sequence[Row]) -> list[Mean]:
-    """Means over the seeds that all sides have, in the unit of the tables.
-
-    Returns:
-        Mean, standard error and number of rows of each side; n = 0 where no seed is shared.
-    """
+    """Means over the seeds that all sides have, in the unit of the tables."""
     seeds = set.intersection(*({row.seed for row in side} for side in sides))
     return [
         tables.mean(shown(row.metric, row.value) for row in side if row.seed in seeds)

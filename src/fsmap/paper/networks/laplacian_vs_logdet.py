@@ -75,7 +75,7 @@ class Cloud(NamedTuple):
 def cloud(rows: Sequence[Row], jitter: float) -> Cloud:
     """The points of one panel."""
     values = {
-        metric: {r.config["draw"]: r.value for r in tables.select(rows, metric=metric)}
+        metric: tables.values_by(rows, "draw", metric=metric)
         for metric in ("trace", "trace_estimate", "parameters")
     }
     chosen = tables.select(rows, metric="log_det", jitter=jitter)

@@ -83,19 +83,18 @@ class MoonsEigs(Experiment):
         """Sums, largest eigenvalues and accuracy by method and jitter."""
         lines = []
         for (method, jitter), members in tables.group(rows, "method", "jitter").items():
-            sums = tables.select(members, metric="eigenvalue_sum")
-            mean = tables.mean(row.value for row in sums)
+            mean = tables.mean(tables.values(members, metric="eigenvalue_sum"))
             line = {"method": method, "jitter": jitter, "metric": "sum of eigenvalues"}
             line |= {"ours": mean.mean, "stderr": mean.stderr, "runs": mean.n}
             for metric in ("largest_eigenvalue", "train_accuracy", "train_nll"):
-                line[metric] = _mean(members, metric=metric)
+                line[metric] = tables.mean_of(members, metric=metric)
             lines.append(line)
         return lines
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Far below PS-MAP's for small ε, back to it for large ε."""
         sums = tables.select(rows, metric="eigenvalue_sum")
-        base = _mean(sums, method="ps-map")
+        base = tables.mean_of(sums, method="ps-map")
         claims = []
         for method in ("fs-map", "l-map"):
             line = tables.line(tables.select(sums, method=method), "jitter")
@@ -122,13 +121,9 @@ class MoonsEigs(Experiment):
 
 
 def _draw_lines(ax: Axes, rows: Sequence[Row]) -> None:
-    base = _mean(rows, method="ps-map")
+    base = tables.mean_of(rows, method="ps-map")
     jitters = sorted({row.config["jitter"] for row in rows if "jitter" in row.config})
     look = figures.method_style("ps-map", marker="", linestyle=(0, (4, 2)))
     ax.plot([jitters[0], jitters[-1]], [base, base], **look)
     for method in ("fs-map", "l-map"):
         figures.plot_mean(ax, *tables.line(tables.select(rows, method=method), "jitter"), method)
-
-
-def _mean(rows: Sequence[Row], **where: Any) -> float:
-    return tables.mean(row.value for row in tables.select(rows, **where)).mean

@@ -75,16 +75,7 @@ def network(seed: int) -> MLP:
 
 
 def builder(config: MoonsConfig, method: str, num_data: int) -> Callable[..., Objective]:
-    """What makes a method's objective from a jitter (PS-MAP: from nothing).
-
-    Args:
-        config: Sizes.
-        method: ``"ps-map"``, ``"fs-map"`` or ``"l-map"``.
-        num_data: N.
-
-    Returns:
-        A function for ``fit_population``.
-    """
+    """What makes a method's objective from a jitter (PS-MAP: from nothing)."""
     terms = Categorical(), Normal(PRIOR_STD)
     px = config.px()
 
@@ -144,16 +135,7 @@ def train(
     *,
     start: Params | None = None,
 ) -> Iterator[Fitted]:
-    """Train all jitters of a method as one population.
-
-    Args:
-        config: Sizes.
-        method: ``"ps-map"``, ``"fs-map"`` or ``"l-map"``.
-        jitters: ε; ignored for PS-MAP.
-        seed: Decides first values, points and ψ.
-        advance: Takes the share that is done.
-        start: First values; None: those of the seed.
-    """
+    """Train all jitters of a method as one population."""
     data = moons(dtype=torch.float64)
     f, params = functional(network(seed))
     axes: dict[str, Sequence[Any]] = {} if method == "ps-map" else {"jitter": list(jitters)}

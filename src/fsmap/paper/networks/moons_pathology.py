@@ -112,16 +112,7 @@ def between(start: Params, end: Params, t: float) -> Params:
 
 
 def path(problem: Problem, jitter: float, distances: list[float]) -> Tensor:
-    """The objective on the way from a random network to the one with two units merged.
-
-    Args:
-        problem: Network and data.
-        jitter: ε; 0 is the unjittered objective.
-        distances: Where to look, as shares of the whole way.
-
-    Returns:
-        Nats for the whole data set, up to a constant, ``[len(distances)]``.
-    """
+    """The objective on the way from a random network to the one with two units merged."""
     f, params = functional(problem.network(0))
     start = {name: p.detach() for name, p in params.items()}
     end = merged(start)
@@ -159,19 +150,6 @@ def climb(
     Adam's steps have the size of the learning rate, however steep the objective is. So the distance
     to a singularity that it can keep is about one learning rate, and each stage shows what a
     tenth of the distance is worth.
-
-    Args:
-        problem: Network and data.
-        jitter: ε; 0 is the unjittered objective.
-        seeds: M, random first values.
-        steps: Steps per stage.
-        stages: How many.
-        lr: Learning rate of the first stage.
-        every: Steps between two records.
-        advance: Takes the share that is done.
-
-    Returns:
-        The records, ``steps·stages/every`` of them.
     """
     f = problem.f()
     x = problem.px.all()

@@ -1,4 +1,4 @@
-"""Pictures of classifiers of the two moons."""
+"""``moons-solutions`` (Fig. A.5): decision functions of L-MAP on the two moons as ε grows."""
 
 from __future__ import annotations
 
@@ -36,11 +36,7 @@ PATH = {
 
 
 def points(pixels: int) -> Tensor:
-    """Points of the picture, row by row from below.
-
-    Returns:
-        ``[pixels², 2]``.
-    """
+    """Points of the picture, row by row from below, ``[pixels², 2]``."""
     x, y = (
         torch.linspace(a, b, pixels, dtype=torch.float64) for a, b in zip(LOW, HIGH, strict=True)
     )
@@ -49,12 +45,7 @@ def points(pixels: int) -> Tensor:
 
 
 def panels(rows: Sequence[Row], jitters: Sequence[float]) -> Figure:
-    """One panel per jitter.
-
-    Args:
-        rows: Rows with ``probability`` of L-MAP, ``inputs`` and ``labels``.
-        jitters: ε.
-    """
+    """One panel per jitter, from rows with ``probability``, ``inputs`` and ``labels``."""
     figure, axes = figures.axes(len(jitters), panel=(2.6, 2.5), squeeze=False, sharey=True)
     for ax, jitter in zip(axes[0], jitters, strict=True):
         image = _draw_function(ax, rows, jitter)
@@ -224,7 +215,7 @@ class MoonsSolutions(Experiment):
         for (method, start, jitter), members in tables.group(
             chosen, "method", "start", "jitter"
         ).items():
-            nll, *others = (_mean(members, metric=m) for m in scalars)
+            nll, *others = (tables.mean_of(members, metric=m) for m in scalars)
             about = {"method": method, "start": start, "jitter": jitter}
             line = {**about, "metric": "train NLL, nats", "ours": nll}
             lines.append({**line, **dict(zip(scalars[1:], others, strict=True))})
@@ -235,8 +226,8 @@ class MoonsSolutions(Experiment):
         spread = by_jitter(rows, "spread")
         nll, accuracy = by_jitter(rows, "train_nll"), by_jitter(rows, "train_accuracy")
         low, high = min(spread), max(spread)
-        ps_nll = _mean(rows, metric="train_nll", method="ps-map")
-        ps_accuracy = _mean(rows, metric="train_accuracy", method="ps-map")
+        ps_nll = tables.mean_of(rows, metric="train_nll", method="ps-map")
+        ps_accuracy = tables.mean_of(rows, metric="train_accuracy", method="ps-map")
         rise = max(b - a for a, b in zip(list(nll.values()), list(nll.values())[1:], strict=False))
         jump, where = largest_jump(rows, RANDOM)
         smooth, there = largest_jump(rows, CHAIN)
@@ -287,7 +278,7 @@ class MoonsSolutions(Experiment):
         found = by_jitter(rows, "spread")
         shown = [j for j in found if any(math.isclose(j, p, rel_tol=1e-6) for p in PAPER_JITTERS)]
         lines = {start: {m: by_jitter(rows, m, start) for m in PATH} for start in (RANDOM, CHAIN)}
-        base = {m: _mean(rows, metric=m, method="ps-map") for m in PATH}
+        base = {m: tables.mean_of(rows, metric=m, method="ps-map") for m in PATH}
         return {
             "moons-solutions": panels(rows, shown),
             "moons-solutions-path": path(lines, base),
@@ -307,15 +298,7 @@ def chain(
     seed: int,
     advance: Callable[[float], None],
 ) -> Iterator[Fitted]:
-    """Train one jitter after another, from the largest down, each from the one before.
-
-    Args:
-        config: Sizes.
-        method: ``"l-map"``.
-        jitters: ε.
-        seed: Decides points and ψ.
-        advance: Takes the share that is done.
-    """
+    """Train one jitter after another, from the largest down, each from the one before."""
     (fitted,) = train(config, "ps-map", (), seed, lambda _: None)
     link = dataclasses.replace(config, steps=max(1, config.steps // CHAIN_SHARE))
     for done, jitter in enumerate(sorted(jitters, reverse=True), start=1):
@@ -338,12 +321,7 @@ def _look(config: SolutionsConfig, fitted: Fitted) -> dict[str, Any]:
 
 
 def largest_jump(rows: Sequence[Row], start: str) -> tuple[float, float]:
-    """The largest change of the function between neighbors, and the ε where it ends.
-
-    Returns:
-        Mean absolute change of the probability on the picture, as a share of the change from the
-        constant 0.5 to the last function; and the larger ε of that pair.
-    """
+    """The largest change of the function between neighbors, and the ε where it ends."""
     chosen = tables.select(rows, metric="probability", method="l-map", start=start, seed=0)
     ordered = sorted(chosen, key=lambda row: row.config["jitter"])
     fields: Tensor = torch.tensor([row.value for row in ordered], dtype=torch.float64)  # [k, n]
@@ -355,10 +333,4 @@ def largest_jump(rows: Sequence[Row], start: str) -> tuple[float, float]:
 
 def by_jitter(rows: Sequence[Row], metric: str, start: str = RANDOM) -> dict[float, float]:
     """A number of L-MAP, mean over seeds, in the order of ε."""
-    chosen = tables.select(rows, metric=metric, method="l-map", start=start)
-    line = tables.line(chosen, "jitter")
-    return dict(zip(line.x, line.mean, strict=True))
-
-
-def _mean(rows: Sequence[Row], **where: Any) -> float:
-    return tables.mean(row.value for row in tables.select(rows, **where)).mean
+    return tables.means_by(rows, "jitter", metric=metric, method="l-map", start=start)

@@ -65,11 +65,7 @@ class CloudConfig:
 
 
 def square(side: int) -> Lattice:
-    """The evaluation distribution of appendix B.9: a grid of [-5, 5]², in float64.
-
-    Returns:
-        ``side²`` points.
-    """
+    """The evaluation distribution of appendix B.9: a grid of [-5, 5]², in float64."""
     corner = torch.full((2,), 5.0, dtype=torch.float64)
     return Lattice(-corner, corner, side)
 
@@ -91,12 +87,7 @@ class ScaledNetwork(NamedTuple):
 
 
 def draw_network(index: int, width: int = 16) -> ScaledNetwork:
-    """A random network times s ~ loguniform(0.1, 10).
-
-    Args:
-        index: Which one; the same index gives the same network.
-        width: Units of each of the four hidden layers.
-    """
+    """A random network times s ~ loguniform(0.1, 10)."""
     source = generator("scaled-network", index)
     model = MLP([2, width, width, width, width, 2], "tanh", init="lecun", generator=source)
     f, params = functional(model.double())
@@ -107,9 +98,6 @@ def draw_network(index: int, width: int = 16) -> ScaledNetwork:
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:
     """Spearman's rank correlation ρ: 1 where y grows with x, whatever the shape of the curve.
-
-    Returns:
-        ρ; nan for fewer than two points. Ties are ranked in the order they come in.
 
     Examples:
         >>> spearman([1, 2, 3, 4], [1, 10, 100, 1000]), spearman([1, 2, 3, 4], [4, 3, 2, 1])

@@ -136,15 +136,7 @@ def grid(config: Config, splits: Sequence[int]) -> list[Setting]:
 
 
 def choose(results: Sequence[Result], method: str) -> Setting:
-    """The configuration of a method with the lowest validation error.
-
-    Args:
-        results: Runs on one split.
-        method: ``"ps-map"`` or ``"l-map"``.
-
-    Returns:
-        Its setting; of equals, the first in the order of the grid.
-    """
+    """The configuration of a method with the lowest validation error."""
     mine = [r for r in results if r.setting.method == method]
     return min(mine, key=lambda r: math.inf if math.isnan(r.valid) else r.valid).setting
 
@@ -271,11 +263,7 @@ class Baseline(NamedTuple):
 
 
 def baselines(config: Config) -> dict[str, Baseline]:
-    """The three estimators.
-
-    Returns:
-        Estimators by name; otherwise scikit-learn's defaults.
-    """
+    """The three estimators."""
     networks = require("sklearn.neural_network", extra="data")
     ensembles = require("sklearn.ensemble", extra="data")
     linear = require("sklearn.linear_model", extra="data")
@@ -323,15 +311,7 @@ def run_baseline(config: Config, dataset: str, method: str, context: Context) ->
 def fit_one(
     config: Config, table: uci.Table, method: str, value: float, split: int
 ) -> tuple[float, float]:
-    """Fit an estimator on one split.
-
-    Args:
-        config: Sizes.
-        table: The data.
-        method: Which estimator.
-        value: Of what is tuned.
-        split: Which split; also the estimator's seed.
-    """
+    """Fit an estimator on one split."""
     parts = uci.split(table, split, scaling=SCALING[FAIR], max_rows=config.max_rows)
     return _baseline_errors(baselines(config)[method].make(value, split), parts)
 

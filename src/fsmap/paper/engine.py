@@ -54,23 +54,15 @@ MEASURED = ("seconds", "machine", "date", "command")
 
 
 class Outcome(NamedTuple):
-    """How one experiment went.
+    """How one experiment went."""
 
-    Attributes:
-        id: The experiment.
-        status: ``"finished"``, ``"kept"`` (was finished before), ``"skipped"`` or ``"failed"``.
-        folder: Where its files are.
-        reason: Why it was skipped or failed.
-        summary: What stands in ``summary.json``; empty if it was skipped or failed.
-        error: What it failed with.
-    """
-
-    id: str
-    status: str
-    folder: Path
-    reason: str = ""
+    id: str  # the experiment
+    status: str  # "finished", "kept" (was finished before), "skipped" or "failed"
+    folder: Path  # where its files are
+    reason: str = ""  # why it was skipped or failed
+    # what stands in summary.json; empty if it was skipped or failed
     summary: Mapping[str, Any] = {}
-    error: BaseException | None = None
+    error: BaseException | None = None  # what it failed with
 
 
 class Plan(NamedTuple):

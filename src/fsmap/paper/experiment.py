@@ -33,44 +33,28 @@ __all__ = [
 
 
 class Measured(NamedTuple):
-    """What ``run`` yields: a value and what varies. The runner adds the rest and makes it a row.
+    """What ``run`` yields: a value and what varies. The runner adds the rest and makes it a row."""
 
-    Attributes:
-        metric: What was measured, such as ``"test_rmse"``.
-        value: A number (or 0-d tensor), or a list, array or tensor of numbers for a curve.
-        method: ``"ps-map"``, ``"fs-map"``, ``"l-map"``, or None.
-        seed: The seed, or None.
-        config: What varies (``n_train``, ``jitter``, ``protocol``, …).
-        deviations: Where the protocol of this number departs from the paper's.
-        seconds: What this value took; None: what its unit took.
-    """
-
-    metric: str
-    value: Value
-    method: str | None = None
-    seed: int | None = None
+    metric: str  # what was measured, such as "test_rmse"
+    value: Value  # A number (or 0-d tensor), or a list, array or tensor of numbers for a curve
+    method: str | None = None  # "ps-map", "fs-map", "l-map", or None
+    seed: int | None = None  # the seed, or None
+    # what varies (n_train, jitter, protocol, …)
     config: Mapping[str, Any] = MappingProxyType({})
-    deviations: tuple[str, ...] = ()
-    seconds: float | None = None
+    deviations: tuple[str, ...] = ()  # where the protocol of this number departs from the paper's
+    seconds: float | None = None  # what this value took; None: what its unit took
 
 
 class Context(NamedTuple):
-    """What the runner gives to ``run``.
+    """What the runner gives to ``run``."""
 
-    Attributes:
-        device: Where to compute.
-        out: The run's folder, for checkpoints and the like.
-        advance: ``advance(0.3)`` moves the progress bar to 30 % of this unit,
-            ``advance("step 40")`` says what is going on.
-        size: ``"quick"`` or ``"full"``.
-        data_dir: Where to look for data first, or None.
-    """
-
-    device: torch.device
-    out: Path
+    device: torch.device  # where to compute
+    out: Path  # the run's folder, for checkpoints and the like
+    # advance(0.3) moves the progress bar to 30 % of this unit, advance("step 40") says what
+    # is going on
     advance: Callable[[float | str], None] = lambda _: None
-    size: str = "full"
-    data_dir: Path | None = None
+    size: str = "full"  # "quick" or "full"
+    data_dir: Path | None = None  # where to look for data first, or None
 
 
 class Experiment:

@@ -149,29 +149,18 @@ def _listing(config: Any) -> str:
 
 
 class Options(NamedTuple):
-    """Options of a run, as on the command line.
+    """Options of a run, as on the command line."""
 
-    Attributes:
-        out: Folder of all runs.
-        quick: Quick size.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:1"`` …
-        seeds: How many seeds, or None for the experiment's own number.
-        assignments: ``key=value`` texts.
-        resume: Continue an unfinished run.
-        force: Start anew although an unfinished run is there, or a full-size one with more units.
-        data_dir: Where to look for data first.
-        silent: No progress bar.
-    """
-
-    out: Path = Path("runs")
-    quick: bool = False
-    device: str = "auto"
-    seeds: int | None = None
-    assignments: tuple[str, ...] = ()
-    resume: bool = False
+    out: Path = Path("runs")  # folder of all runs
+    quick: bool = False  # quick size
+    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1" …
+    seeds: int | None = None  # how many seeds, or None for the experiment's own number
+    assignments: tuple[str, ...] = ()  # key=value texts
+    resume: bool = False  # continue an unfinished run
+    # start anew although an unfinished run is there, or a full-size one with more units
     force: bool = False
-    data_dir: Path | None = None
-    silent: bool = False
+    data_dir: Path | None = None  # where to look for data first
+    silent: bool = False  # no progress bar
 
     @property
     def size(self) -> str:

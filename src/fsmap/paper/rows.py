@@ -39,51 +39,31 @@ NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Row(NamedTuple):
-    """One measured value and where it comes from.
+    """One measured value and where it comes from."""
 
-    Attributes:
-        experiment: The experiment's id, such as ``"fourier"``.
-        metric: What was measured, such as ``"test_rmse"``.
-        value: A number, or a list of numbers for a curve.
-        method: ``"ps-map"``, ``"fs-map"``, ``"l-map"``, or None where no method is involved.
-        seed: The seed, or None.
-        config: What varies within the experiment (``n_train``, ``jitter``, ``dataset``, …).
-        commit: The code that measured it.
-        torch: The version of torch.
-        device: Where it was measured.
-        seconds: What the unit took, or what the experiment says this value took.
-        unit: Key of the resumable unit that made it.
-        deviations: Where this number's protocol departs from the paper's.
-    """
-
-    experiment: str
-    metric: str
-    value: Any
+    experiment: str  # the experiment's id, such as "fourier"
+    metric: str  # what was measured, such as "test_rmse"
+    value: Any  # A number, or a list of numbers for a curve
+    # "ps-map", "fs-map", "l-map", or None where no method is involved
     method: str | None = None
-    seed: int | None = None
+    seed: int | None = None  # the seed, or None
+    # what varies within the experiment (n_train, jitter, dataset, …)
     config: Mapping[str, Any] = MappingProxyType({})
-    commit: str = ""
-    torch: str = ""
-    device: str = ""
-    seconds: float = 0.0
-    unit: Mapping[str, Any] = MappingProxyType({})
-    deviations: tuple[str, ...] = ()
+    commit: str = ""  # the code that measured it
+    torch: str = ""  # the version of torch
+    device: str = ""  # where it was measured
+    seconds: float = 0.0  # what the unit took, or what the experiment says this value took
+    unit: Mapping[str, Any] = MappingProxyType({})  # key of the resumable unit that made it
+    deviations: tuple[str, ...] = ()  # where this number's protocol departs from the paper's
 
 
 class Claim(NamedTuple):
-    """A statement of the paper, and whether the rows of this run bear it out.
+    """A statement of the paper, and whether the rows of this run bear it out."""
 
-    Attributes:
-        claim: The statement, in words.
-        holds: What the rows say.
-        ours: The number (or short text) that decides it.
-        paper: What the paper prints, or None.
-    """
-
-    claim: str
-    holds: bool
-    ours: Any = None
-    paper: Any = None
+    claim: str  # the statement, in words
+    holds: bool  # what the rows say
+    ours: Any = None  # the number (or short text) that decides it
+    paper: Any = None  # what the paper prints, or None
 
 
 def plain(value: Any) -> Any:
@@ -146,21 +126,14 @@ class Line(NamedTuple):
 
 
 class Content(NamedTuple):
-    """``rows.jsonl`` and ``units.jsonl`` of a run, checked against each other.
+    """``rows.jsonl`` and ``units.jsonl`` of a run, checked against each other."""
 
-    Attributes:
-        header: What the run was asked for; empty where it is missing or damaged.
-        units: Lines of finished units whose rows are as they were written, by key.
-        lines: Rows of these units; all of them where there is no ``units.jsonl``.
-        damaged: Units that do not match their checksum.
-        dropped: Rows of no finished unit, and lines that are no rows.
-    """
-
-    header: dict[str, Any]
+    header: dict[str, Any]  # what the run was asked for; empty where it is missing or damaged
+    # lines of finished units whose rows are as they were written, by key
     units: dict[str, dict[str, Any]]
-    lines: list[Line]
-    damaged: list[str]
-    dropped: int
+    lines: list[Line]  # rows of these units; all of them where there is no units.jsonl
+    damaged: list[str]  # units that do not match their checksum
+    dropped: int  # rows of no finished unit, and lines that are no rows
 
     @property
     def sha256(self) -> str:

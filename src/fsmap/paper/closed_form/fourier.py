@@ -41,27 +41,16 @@ DEVIATIONS = {EXACT: ("no jitter; the authors' code adds 1e-32 inside the logari
 
 @dataclasses.dataclass(frozen=True)
 class FourierConfig:
-    """Sizes of a Fourier experiment.
+    """Sizes of a Fourier experiment."""
 
-    Attributes:
-        num_frequencies: P/2.
-        prior_std: α, of the truth and of the prior.
-        noise_std: σ*, of the data.
-        num_test: Test points, uniform, noiseless.
-        lr: Of Adam.
-        steps: Of Adam, full batch.
-        warmup: Steps of linear warm-up.
-        seeds: How many.
-    """
-
-    num_frequencies: int = 100
-    prior_std: float = 10.0
-    noise_std: float = 0.1
-    num_test: int = 1_000
-    lr: float = 0.1
-    steps: int = 2_500
-    warmup: int = 100
-    seeds: int = 3
+    num_frequencies: int = 100  # P/2
+    prior_std: float = 10.0  # α, of the truth and of the prior
+    noise_std: float = 0.1  # σ*, of the data
+    num_test: int = 1_000  # test points, uniform, noiseless
+    lr: float = 0.1  # of Adam
+    steps: int = 2_500  # of Adam, full batch
+    warmup: int = 100  # steps of linear warm-up
+    seeds: int = 3  # how many
 
     def model(self) -> FourierBasis:
         """The model, in float64."""
@@ -86,33 +75,21 @@ class Problem(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """One objective that is fitted to every problem.
+    """One objective that is fitted to every problem."""
 
-    Attributes:
-        method: ``"ps-map"`` or ``"fs-map"``.
-        config: What tells the variant apart in the rows.
-        noise_std: σ of the likelihood.
-        deviations: Where it departs from the paper's numerical protocol.
-        jitter: ε of the log-determinant.
-    """
-
-    method: str
-    config: Mapping[str, Any]
-    noise_std: float
-    deviations: tuple[str, ...] = ()
-    jitter: float = 0.0
+    method: str  # "ps-map" or "fs-map"
+    config: Mapping[str, Any]  # what tells the variant apart in the rows
+    noise_std: float  # σ of the likelihood
+    deviations: tuple[str, ...] = ()  # where it departs from the paper's numerical protocol
+    jitter: float = 0.0  # ε of the log-determinant
 
 
 class Block(NamedTuple):
-    """Variants that share a closed form: one population, with every problem as a split.
+    """Variants that share a closed form: one population, with every problem as a split."""
 
-    Attributes:
-        form: The closed form of log det(𝒥 + εI) at a jitter ε; None for PS-MAP.
-        variants: k of them.
-    """
-
+    # the closed form of log det(𝒥 + εI) at a jitter ε; None for PS-MAP
     form: Callable[[Tensor], Form] | None
-    variants: Sequence[Variant]
+    variants: Sequence[Variant]  # k of them
 
 
 def draw_problem(config: FourierConfig, n_train: int, seed: int) -> Problem:
@@ -164,19 +141,12 @@ def compress(model: FourierBasis, data: Batch) -> Batch:
 
 
 class Fitted(NamedTuple):
-    """Parameters after the last step, for every variant and problem.
+    """Parameters after the last step, for every variant and problem."""
 
-    Attributes:
-        config: Sizes.
-        problems: Q of them.
-        variants: K of them.
-        theta: ``[K, Q, P]``.
-    """
-
-    config: FourierConfig
-    problems: Sequence[Problem]
-    variants: Sequence[Variant]
-    theta: Tensor
+    config: FourierConfig  # sizes
+    problems: Sequence[Problem]  # Q of them
+    variants: Sequence[Variant]  # K of them
+    theta: Tensor  # [K, Q, P]
 
     def log_posterior(self, form: Form) -> Tensor:
         """Log-density p(f|D) up to the evidence, with the data's own noise, ``[K, Q]``."""
@@ -279,14 +249,11 @@ PANELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config(FourierConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        sizes: Numbers N of training points.
-        long_steps: Steps of a longer run at the largest N, one seed: 2,500 do not converge there.
-    """
-
+    # numbers N of training points
     sizes: tuple[int, ...] = (100, 200, 400, 800, 1_600, 3_200, 6_400)
+    # steps of a longer run at the largest N, one seed: 2,500 do not converge there
     long_steps: int = 10_000
 
 

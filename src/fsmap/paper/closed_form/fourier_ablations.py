@@ -46,13 +46,9 @@ features themselves carry errors of 3e-14."""
 
 @dataclasses.dataclass(frozen=True)
 class AblationConfig(FourierConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        n_train: N.
-    """
-
-    n_train: int = 400
+    n_train: int = 400  # N
 
     def problems(self) -> list[Problem]:
         """One data set per seed."""
@@ -61,15 +57,10 @@ class AblationConfig(FourierConfig):
 
 @dataclasses.dataclass(frozen=True)
 class PXConfig(AblationConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        jitters: ε; the first is the authors'.
-        num_points: Samples of U(−0.1, 0.1) that Φ is made of.
-    """
-
-    jitters: tuple[float, ...] = (1e-32, 1e-12, 1e-6)
-    num_points: int = 10_000
+    jitters: tuple[float, ...] = (1e-32, 1e-12, 1e-6)  # ε; the first is the authors'
+    num_points: int = 10_000  # samples of U(−0.1, 0.1) that Φ is made of
 
 
 class FourierPX(Experiment):
@@ -176,13 +167,9 @@ def narrow_factor(config: PXConfig) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class NoiseConfig(AblationConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        ratios: σ/σ*.
-    """
-
-    ratios: tuple[float, ...] = (1 / 3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
+    ratios: tuple[float, ...] = (1 / 3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)  # σ/σ*
 
 
 class FourierNoise(Experiment):
@@ -262,14 +249,10 @@ CLOSED_FORM = ("log det in closed form; the authors' code factorizes Φ in float
 
 @dataclasses.dataclass(frozen=True)
 class PointsConfig(AblationConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        jitters: ε; the first is the authors'.
-        points: Numbers M of equidistant evaluation points, both ends of [-1, 1] included.
-    """
-
-    jitters: tuple[float, ...] = (1e-32, 1e-12, 1e-6)
+    jitters: tuple[float, ...] = (1e-32, 1e-12, 1e-6)  # ε; the first is the authors'
+    # numbers M of equidistant evaluation points, both ends of [-1, 1] included
     points: tuple[int, ...] = (
         *(10, 20, 40, 60, 80, 100, 120, 140, 160, 180),
         *(200, 201, 202, 204, 250, 300, 500, 1_000),

@@ -49,23 +49,14 @@ CURVE = torch.linspace(-1, 1, 201, dtype=torch.float64)
 
 @dataclasses.dataclass(frozen=True)
 class MixtureConfig:
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        noise_std: σ of the data and of the likelihood.
-        num_points: Points of Uniform(−1, 1) that Φ is made of.
-        lr: Of Adam.
-        steps: Of Adam, full batch.
-        warmup: Steps of linear warm-up.
-        seeds: Data sets.
-    """
-
-    noise_std: float = 0.1
-    num_points: int = 1_000
-    lr: float = 0.3
-    steps: int = 1_000
-    warmup: int = 100
-    seeds: int = 5
+    noise_std: float = 0.1  # σ of the data and of the likelihood
+    num_points: int = 1_000  # points of Uniform(−1, 1) that Φ is made of
+    lr: float = 0.3  # of Adam
+    steps: int = 1_000  # of Adam, full batch
+    warmup: int = 100  # steps of linear warm-up
+    seeds: int = 5  # data sets
 
 
 def build() -> BumpBasis:
@@ -99,17 +90,11 @@ def log_det_form(config: MixtureConfig) -> Invertible:
 
 
 class Solution(NamedTuple):
-    """A MAP solution for every data set.
+    """A MAP solution for every data set."""
 
-    Attributes:
-        method: ``"ps-map"`` or ``"fs-map"``.
-        objective: Which log-determinant.
-        theta: ``[seeds, 2]``.
-    """
-
-    method: str
-    objective: str
-    theta: Tensor
+    method: str  # "ps-map" or "fs-map"
+    objective: str  # which log-determinant
+    theta: Tensor  # [seeds, 2]
 
 
 class Scaled(NamedTuple):
@@ -173,13 +158,9 @@ GRID = torch.linspace(-8, 3, 2_201, dtype=torch.float64)
 
 @dataclasses.dataclass(frozen=True)
 class PosteriorConfig(MixtureConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        prior_std: α.
-    """
-
-    prior_std: float = 1.2
+    prior_std: float = 1.2  # α
 
 
 class MixturePosterior(Experiment):
@@ -303,19 +284,12 @@ PRINTED = (1.2, 10.0, 20.0)
 
 @dataclasses.dataclass(frozen=True)
 class BMAConfig(MixtureConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        prior_stds: α.
-        panels: Panels of the quadrature in θ_R (a quarter of them in θ_L).
-        chain: Draws of the Markov chain.
-        chain_warmup: Its warm-up.
-    """
-
-    prior_stds: tuple[float, ...] = (0.5, 1.2, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 14.0, 20.0)
-    panels: int = 160
-    chain: int = 4_000
-    chain_warmup: int = 500
+    prior_stds: tuple[float, ...] = (0.5, 1.2, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 14.0, 20.0)  # α
+    panels: int = 160  # panels of the quadrature in θ_R (a quarter of them in θ_L)
+    chain: int = 4_000  # draws of the Markov chain
+    chain_warmup: int = 500  # its warm-up
 
 
 class MixtureBMA(Experiment):

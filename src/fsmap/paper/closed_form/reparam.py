@@ -38,19 +38,12 @@ SINH_METRICS = ("function_gap", "gradient_gap", "value_gap")
 
 
 class Chart(NamedTuple):
-    """Coordinates of the parameters.
+    """Coordinates of the parameters."""
 
-    Attributes:
-        name: Of the coordinates.
-        squash: σ as a function of them.
-        to_theta: Back to θ, element by element.
-        from_theta: From θ.
-    """
-
-    name: str
-    squash: Squash
-    to_theta: Callable[[Tensor], Tensor]
-    from_theta: Callable[[Tensor], Tensor]
+    name: str  # of the coordinates
+    squash: Squash  # σ as a function of them
+    to_theta: Callable[[Tensor], Tensor]  # back to θ, element by element
+    from_theta: Callable[[Tensor], Tensor]  # from θ
 
 
 def _tanh_of_arsinh() -> Squash:
@@ -202,25 +195,15 @@ ORIGINAL, INVERTED = "θ", "1/θ"
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        num_centers: Radial basis functions.
-        num_train: N.
-        num_frequencies: Of the target.
-        lr: Of Adam.
-        steps: Of Adam, full batch.
-        seeds: Data sets.
-        small_steps: Steps of the optimizations in θ and sinh θ of the small model.
-    """
-
-    num_centers: int = 1_000
-    num_train: int = 30
-    num_frequencies: int = 20
-    lr: float = 0.1
-    steps: int = 5_000
-    seeds: int = 3
-    small_steps: int = 4_000
+    num_centers: int = 1_000  # radial basis functions
+    num_train: int = 30  # N
+    num_frequencies: int = 20  # of the target
+    lr: float = 0.1  # of Adam
+    steps: int = 5_000  # of Adam, full batch
+    seeds: int = 3  # data sets
+    small_steps: int = 4_000  # steps of the optimizations in θ and sinh θ of the small model
 
 
 class Reparam(Experiment):

@@ -38,15 +38,10 @@ NEAR = 1e-4
 
 @dataclasses.dataclass(frozen=True)
 class Config(MixtureConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        prior_std: α.
-        starts: Starting points per axis.
-    """
-
-    prior_std: float = 1.2
-    starts: int = 7
+    prior_std: float = 1.2  # α
+    starts: int = 7  # starting points per axis
     steps: int = 2_000
     lr: float = 0.5
     seeds: int = 4

@@ -33,18 +33,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Config(FourierConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        num_frequencies: P/2.
-        prior_std: α, of the truth: small enough that tanh is not saturated.
-        n_train: N.
-        noise_stds: Noise of the data, which decides how well they are fitted.
-    """
-
-    num_frequencies: int = 50
-    prior_std: float = 1.0
-    n_train: int = 400
+    num_frequencies: int = 50  # P/2
+    prior_std: float = 1.0  # α, of the truth: small enough that tanh is not saturated
+    n_train: int = 400  # N
+    # noise of the data, which decides how well they are fitted
     noise_stds: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 

@@ -41,21 +41,14 @@ HEIGHTS = (1.0, 0.6)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        sizes: Numbers N of training points.
-        prior_std: α.
-        noise_std: σ.
-        panels: Panels of the quadrature in each parameter.
-        seeds: Data sets.
-    """
-
+    # numbers N of training points
     sizes: tuple[int, ...] = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
-    prior_std: float = 1.2
-    noise_std: float = 0.3
-    panels: int = 40
-    seeds: int = 10
+    prior_std: float = 1.2  # α
+    noise_std: float = 0.3  # σ
+    panels: int = 40  # panels of the quadrature in each parameter
+    seeds: int = 10  # data sets
 
 
 class TheoryLargeData(Experiment):

@@ -26,17 +26,11 @@ TITLES = {"mlp": "tanh network", "linear": "linear model", "square": "square Jac
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        draws: Parameters at which log-determinants are compared.
-        points: Points that stand for a continuous p_X.
-        metrics: Random signed metrics that are checked by brute force.
-    """
-
-    draws: int = 300
-    points: int = 400
-    metrics: int = 10
+    draws: int = 300  # parameters at which log-determinants are compared
+    points: int = 400  # points that stand for a continuous p_X
+    metrics: int = 10  # random signed metrics that are checked by brute force
 
 
 class TheoryMetric(Experiment):

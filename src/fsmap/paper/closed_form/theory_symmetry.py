@@ -33,23 +33,14 @@ FUNCTION, PARAMETER = "N(θ, s²(𝒥+εI)⁻¹)", "N(θ, s²I)"
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        points: Points that stand for p_X = Uniform(−2, 2).
-        jitters: ε of the bounded objective.
-        path: Steps of the path to θ*, from t = 1 to 1e-4.
-        samples: Largest number of draws of q.
-        spread: s, the width of q.
-        seeds: Independent estimates of E_q[log det].
-    """
-
-    points: int = 200
-    jitters: tuple[float, ...] = (1e-8, 1e-4, 1e-2)
-    path: int = 41
-    samples: int = 100_000
-    spread: float = 0.01
-    seeds: int = 5
+    points: int = 200  # points that stand for p_X = Uniform(−2, 2)
+    jitters: tuple[float, ...] = (1e-8, 1e-4, 1e-2)  # ε of the bounded objective
+    path: int = 41  # steps of the path to θ*, from t = 1 to 1e-4
+    samples: int = 100_000  # largest number of draws of q
+    spread: float = 0.01  # s, the width of q
+    seeds: int = 5  # independent estimates of E_q[log det]
 
 
 class TheorySymmetry(Experiment):

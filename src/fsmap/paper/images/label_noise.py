@@ -133,14 +133,10 @@ def fall_claims(rows: Sequence[Row], by: str | None = None) -> Iterator[Claim]:
 
 @dataclasses.dataclass(frozen=True)
 class Config(RowsConfig):
-    """Sizes; see :class:`RowsConfig`.
-
-    Attributes:
-        levels: Fractions of labels that are drawn anew.
-    """
+    """Sizes; see :class:`RowsConfig`."""
 
     datasets: tuple[str, ...] = ("cifar10",)
-    levels: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8)
+    levels: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8)  # fractions of labels that are drawn anew
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,22 +23,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Config(RowsConfig):
-    """Sizes; see :class:`RowsConfig`.
-
-    Attributes:
-        directions: How many.
-        steps: Points between −reach and reach.
-        reach: Largest step, in multiples of each filter's norm.
-        images: Training images of which the loss is the mean.
-        chunk: Directions evaluated at a time.
-    """
+    """Sizes; see :class:`RowsConfig`."""
 
     seeds: int = 1
-    directions: int = 20
-    steps: int = 41
-    reach: float = 5.0
-    images: int = 2_000
-    chunk: int = 20
+    directions: int = 20  # how many
+    steps: int = 41  # points between −reach and reach
+    reach: float = 5.0  # largest step, in multiples of each filter's norm
+    images: int = 2_000  # training images of which the loss is the mean
+    chunk: int = 20  # directions evaluated at a time
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -51,52 +51,30 @@ SMALL: dict[str, Any] = {
 
 @dataclasses.dataclass(frozen=True)
 class ImageConfig:
-    """What all image experiments have in common; the defaults are the paper's.
+    """What all image experiments have in common; the defaults are the paper's."""
 
-    Attributes:
-        datasets: ``fmnist``, ``cifar10``.
-        seeds: Runs of each kind.
-        fmnist_epochs: Length of a FashionMNIST run.
-        cifar10_epochs: Length of a CIFAR-10 run.
-        batch: B.
-        points: S.
-        width: Channels of the first stage of ResNet-18.
-        lr: Of SGD with momentum 0.9, cosine to zero.
-        fmnist_weight_decay: Of SGD, on FashionMNIST: the best of 5e-4, 1e-3 and 2e-3 for PS-MAP on
-            held-out images, 50 epochs.
-        cifar10_weight_decay: On CIFAR-10.
-        estimator: Of R: ``fd`` is the authors', ``jvp`` has no step size.
-        batchnorm: ``joint`` (the authors'), ``frozen``, ``batch``.
-        every: R on every k-th step.
-        reg_strength: λ of L-MAP.
-        precision: On CUDA; on the CPU it is ``fp32``.
-        compile: On CUDA.
-        graph: On CUDA.
-        trace_points: Images of D' at which R is measured after every epoch.
-        limit: Use only so many training and test images; None: all.
-        generated: Generated images even where the data are there.
-    """
-
-    datasets: tuple[str, ...] = ("fmnist", "cifar10")
-    seeds: int = 3
-    fmnist_epochs: int = 50
-    cifar10_epochs: int = 200
-    batch: int = 128
-    points: int = 128
-    width: int = 64
-    lr: float = 0.1
+    datasets: tuple[str, ...] = ("fmnist", "cifar10")  # fmnist, cifar10
+    seeds: int = 3  # runs of each kind
+    fmnist_epochs: int = 50  # length of a FashionMNIST run
+    cifar10_epochs: int = 200  # length of a CIFAR-10 run
+    batch: int = 128  # B
+    points: int = 128  # S
+    width: int = 64  # channels of the first stage of ResNet-18
+    lr: float = 0.1  # of SGD with momentum 0.9, cosine to zero
+    # of SGD, on FashionMNIST: the best of 5e-4, 1e-3 and 2e-3 for PS-MAP on held-out images, 50
+    # epochs
     fmnist_weight_decay: float = 2e-3
-    cifar10_weight_decay: float = 5e-4
-    estimator: str = "fd"
-    batchnorm: str = "joint"
-    every: int = 1
-    reg_strength: float = 1e-6
-    precision: str = "bf16"
-    compile: bool = True
-    graph: bool = True
-    trace_points: int = 256
-    limit: int | None = None
-    generated: bool = False
+    cifar10_weight_decay: float = 5e-4  # on CIFAR-10
+    estimator: str = "fd"  # of R: fd is the authors', jvp has no step size
+    batchnorm: str = "joint"  # joint (the authors'), frozen, batch
+    every: int = 1  # R on every k-th step
+    reg_strength: float = 1e-6  # λ of L-MAP
+    precision: str = "bf16"  # on CUDA; on the CPU it is fp32
+    compile: bool = True  # on CUDA
+    graph: bool = True  # on CUDA
+    trace_points: int = 256  # images of D' at which R is measured after every epoch
+    limit: int | None = None  # use only so many training and test images; None: all
+    generated: bool = False  # generated images even where the data are there
 
     def __post_init__(self) -> None:
         check_choice("datasets", self.datasets, tuple(OTHER))
@@ -110,13 +88,10 @@ class ImageConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RowsConfig(ImageConfig):
-    """Sizes of an experiment that looks at rows of ``image-table``; see :class:`ImageConfig`.
+    """Sizes of an experiment that looks at rows of ``image-table``; see :class:`ImageConfig`."""
 
-    Attributes:
-        rows: ``ps-map``, L-MAP with p_X ``white-noise``, ``train`` or ``other`` (D'), and the
-            baselines ``label-smoothing`` and ``sam`` (FashionMNIST only).
-    """
-
+    # ps-map, L-MAP with p_X white-noise, train or other (D'), and the baselines
+    # label-smoothing and sam (FashionMNIST only)
     rows: tuple[str, ...] = COMPARED
 
     def __post_init__(self) -> None:
@@ -236,19 +211,12 @@ DONE = "done"
 
 
 class Kind(NamedTuple):
-    """What a run is, apart from its data set and seed.
+    """What a run is, apart from its data set and seed."""
 
-    Attributes:
-        name: As tables call it.
-        method: ``ps-map``, ``l-map``, or the name of a baseline.
-        px: p_X: ``train``, ``white-noise``, ``other`` (D'), or None.
-        changes: Settings that differ from the config's.
-    """
-
-    name: str
-    method: str = "l-map"
-    px: str | None = None
-    changes: Mapping[str, Any] = {}
+    name: str  # as tables call it
+    method: str = "l-map"  # ps-map, l-map, or the name of a baseline
+    px: str | None = None  # p_X: train, white-noise, other (D'), or None
+    changes: Mapping[str, Any] = {}  # settings that differ from the config's
 
 
 def settings_of(

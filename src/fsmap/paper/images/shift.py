@@ -55,16 +55,11 @@ PAPER = {
 
 @dataclasses.dataclass(frozen=True)
 class Config(RowsConfig):
-    """Sizes; see :class:`RowsConfig`.
-
-    Attributes:
-        corruptions: Names; all by default.
-        severities: 1 to 5.
-    """
+    """Sizes; see :class:`RowsConfig`."""
 
     datasets: tuple[str, ...] = ("cifar10",)
-    corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
-    severities: tuple[int, ...] = SEVERITIES
+    corruptions: tuple[str, ...] = tuple(CORRUPTIONS)  # names; all by default
+    severities: tuple[int, ...] = SEVERITIES  # 1 to 5
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -141,13 +141,9 @@ SIZES_PAPER = {
 
 @dataclasses.dataclass(frozen=True)
 class SizeConfig(ImageConfig):
-    """Sizes; see :class:`ImageConfig`.
+    """Sizes; see :class:`ImageConfig`."""
 
-    Attributes:
-        sizes: S.
-    """
-
-    sizes: tuple[int, ...] = SIZES
+    sizes: tuple[int, ...] = SIZES  # S
 
 
 class ImageSize(ImageExperiment):

@@ -46,25 +46,19 @@ FROZEN = "the backbone is frozen; a perceptron with one hidden layer is trained 
 
 @dataclasses.dataclass(frozen=True)
 class Config(ImageConfig):
-    """Sizes; see :class:`ImageConfig`.
-
-    Attributes:
-        forms: ``features``, ``finetune``.
-        backbone: A model of an image run that comes with its weights, and resizes by itself.
-        hidden: Units of the head on frozen features.
-        steps: Adam steps of that head.
-        strengths: λ of that head; the best on held-out images is kept.
-    """
+    """Sizes; see :class:`ImageConfig`."""
 
     datasets: tuple[str, ...] = ("cifar10",)
     cifar10_epochs: int = 3
     batch: int = 64
     points: int = 64
     lr: float = 1e-3
-    forms: tuple[str, ...] = (FEATURES, FINETUNE)
+    forms: tuple[str, ...] = (FEATURES, FINETUNE)  # features, finetune
+    # A model of an image run that comes with its weights, and resizes by itself
     backbone: str = "resnet50-imagenet"
-    hidden: int = 256
-    steps: int = 4_000
+    hidden: int = 256  # units of the head on frozen features
+    steps: int = 4_000  # adam steps of that head
+    # λ of that head; the best on held-out images is kept
     strengths: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 
 

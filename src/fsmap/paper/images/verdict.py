@@ -183,19 +183,12 @@ def shared(*sides: Sequence[Row]) -> list[Mean]:
 
 
 class Compared(NamedTuple):
-    """A kind of L-MAP beside PS-MAP, in the unit of the tables.
+    """A kind of L-MAP beside PS-MAP, in the unit of the tables."""
 
-    Attributes:
-        kind: Its row of ``image-table``.
-        words: The kind in a sentence.
-        mine: Mean over the seeds that both have.
-        plain: PS-MAP's over the same seeds.
-    """
-
-    kind: str
-    words: str
-    mine: Mean
-    plain: Mean
+    kind: str  # its row of image-table
+    words: str  # the kind in a sentence
+    mine: Mean  # mean over the seeds that both have
+    plain: Mean  # PS-MAP's over the same seeds
 
 
 def against_plain(rows: Sequence[Row], metric: str, **where: Any) -> Iterator[Compared]:

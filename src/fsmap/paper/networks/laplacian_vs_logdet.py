@@ -37,17 +37,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class LaplacianConfig(CloudConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        jitters: ε.
-        probes: Draws of ψ per network.
-        beta: β, the standard deviation of a perturbation.
-    """
-
-    jitters: tuple[float, ...] = (1e-3, 1.0, 10.0, 1e3)
-    probes: int = 10
-    beta: float = 1e-3
+    jitters: tuple[float, ...] = (1e-3, 1.0, 10.0, 1e3)  # ε
+    probes: int = 10  # draws of ψ per network
+    beta: float = 1e-3  # β, the standard deviation of a perturbation
 
 
 class Cloud(NamedTuple):

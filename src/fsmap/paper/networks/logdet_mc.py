@@ -43,15 +43,11 @@ MODERATE = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class LogDetConfig(CloudConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        samples: S.
-        jitters: ε. The smallest is that of the figure: the default of the authors' code, because
-            the paper does not print one.
-    """
-
-    samples: tuple[int, ...] = (800, 400, 200)
+    samples: tuple[int, ...] = (800, 400, 200)  # S
+    # ε. The smallest is that of the figure: the default of the authors' code, because the paper
+    # does not print one
     jitters: tuple[float, ...] = (1e-6, 1e-3, 1.0)
 
 

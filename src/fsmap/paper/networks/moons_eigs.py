@@ -25,13 +25,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class EigsConfig(MoonsConfig):
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        jitters: ε.
-    """
-
-    jitters: tuple[float, ...] = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0, 1e2)
+    jitters: tuple[float, ...] = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0, 1e2)  # ε
 
 
 class MoonsEigs(Experiment):

@@ -38,23 +38,14 @@ METHODS = ("ps-map", "fs-map", "l-map")
 
 @dataclasses.dataclass(frozen=True)
 class MoonsConfig:
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        steps: Steps of Adam, all data on each.
-        lr: Learning rate.
-        grid: Points of p_X along each side.
-        lap_points: Points a step for L-MAP, with one ψ.
-        det_points: Points a step for FS-MAP.
-        seeds: Runs; a seed decides the first values, the points and ψ.
-    """
-
-    steps: int = 10_000
-    lr: float = 1e-3
-    grid: int = 40
-    lap_points: int = 400
-    det_points: int = 64
-    seeds: int = 2
+    steps: int = 10_000  # steps of Adam, all data on each
+    lr: float = 1e-3  # learning rate
+    grid: int = 40  # points of p_X along each side
+    lap_points: int = 400  # points a step for L-MAP, with one ψ
+    det_points: int = 64  # points a step for FS-MAP
+    seeds: int = 2  # runs; a seed decides the first values, the points and ψ
 
     def deviations(self, method: str) -> tuple[str, ...]:
         """Where the protocol of these sizes departs from the paper's."""

@@ -224,23 +224,14 @@ TITLES = {
 
 @dataclasses.dataclass(frozen=True)
 class PathologyConfig:
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        jitters: ε > 0 that are compared with ε = 0.
-        decades: How near the path comes to the merged units: 10^-decades.
-        seeds: First values for the optimizer.
-        steps: Steps per stage.
-        stages: Stages, each with a tenth of the learning rate of the one before.
-        lr: Learning rate of the first stage.
-    """
-
-    jitters: tuple[float, ...] = (1e-8, 1e-4, 1e-2)
-    decades: int = 4
-    seeds: int = 5
-    steps: int = 300
-    stages: int = 4
-    lr: float = 0.03
+    jitters: tuple[float, ...] = (1e-8, 1e-4, 1e-2)  # ε > 0 that are compared with ε = 0
+    decades: int = 4  # how near the path comes to the merged units: 10^-decades
+    seeds: int = 5  # first values for the optimizer
+    steps: int = 300  # steps per stage
+    stages: int = 4  # stages, each with a tenth of the learning rate of the one before
+    lr: float = 0.03  # learning rate of the first stage
 
     def distances(self) -> list[float]:
         """Where the path is looked at, from afar to near."""

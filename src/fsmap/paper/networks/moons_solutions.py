@@ -144,16 +144,11 @@ CHAIN_SHARE = 5
 
 @dataclasses.dataclass(frozen=True)
 class SolutionsConfig(MoonsConfig):
-    """Sizes.
-
-    Attributes:
-        between: Jitters between two of the paper's, for the slider.
-        pixels: Points of the picture along each side.
-    """
+    """Sizes."""
 
     seeds: int = 1
-    between: int = 3
-    pixels: int = 48
+    between: int = 3  # jitters between two of the paper's, for the slider
+    pixels: int = 48  # points of the picture along each side
 
     def jitters(self) -> list[float]:
         """The paper's four, with others between."""

@@ -34,19 +34,12 @@ SMALLEST, LARGEST = 0.1, 10.0
 
 @dataclasses.dataclass(frozen=True)
 class CloudConfig:
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        draws: Random networks.
-        block: Networks per resumable unit.
-        width: Units of each of the four hidden layers.
-        grid: Points of p_X along each side.
-    """
-
-    draws: int = 300
-    block: int = 25
-    width: int = 16
-    grid: int = 40
+    draws: int = 300  # random networks
+    block: int = 25  # networks per resumable unit
+    width: int = 16  # units of each of the four hidden layers
+    grid: int = 40  # points of p_X along each side
 
     def units(self) -> list[dict[str, Any]]:
         """Blocks of networks, each with the index of its first one."""

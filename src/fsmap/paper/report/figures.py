@@ -27,57 +27,34 @@ if TYPE_CHECKING:
 
 
 class Curve(NamedTuple):
-    """One line (or set of points) of a frame, drawn by the page with hover values.
+    """One line (or set of points) of a frame, drawn by the page with hover values."""
 
-    Attributes:
-        name: What the legend says.
-        x: Abscissae.
-        y: Ordinates, as many.
-        method: ``"ps-map"``, ``"fs-map"``, ``"l-map"`` for that method's color; None for ink.
-        style: ``"line"``, ``"dashed"`` or ``"points"``.
-    """
-
-    name: str
-    x: Sequence[float]
-    y: Sequence[float]
+    name: str  # what the legend says
+    x: Sequence[float]  # abscissae
+    y: Sequence[float]  # ordinates, as many
+    # "ps-map", "fs-map", "l-map" for that method's color; None for ink
     method: str | None = None
-    style: str = "line"
+    style: str = "line"  # "line", "dashed" or "points"
 
 
 class Frame(NamedTuple):
-    """What is seen at one position of the slider: curves, or a matplotlib figure.
+    """What is seen at one position of the slider: curves, or a matplotlib figure."""
 
-    Attributes:
-        label: What the slider says there, such as ``"ε = 0.01"``.
-        curves: Lines on axes shared by all frames.
-        figure: A matplotlib figure in place of curves (for images and contours).
-        note: One line below, such as the distances at this position.
-    """
-
-    label: str
-    curves: Sequence[Curve] = ()
-    figure: Figure | None = None
-    note: str = ""
+    label: str  # what the slider says there, such as "ε = 0.01"
+    curves: Sequence[Curve] = ()  # lines on axes shared by all frames
+    figure: Figure | None = None  # A matplotlib figure in place of curves (for images and contours)
+    note: str = ""  # one line below, such as the distances at this position
 
 
 class Interactive(NamedTuple):
-    """A slider and its frames.
+    """A slider and its frames."""
 
-    Attributes:
-        title: What is moved and what to watch.
-        parameter: Name of what the slider moves, such as ``"ε"``.
-        frames: In the order of the slider.
-        xlabel: Label of the horizontal axis (curves only).
-        ylabel: Label of the vertical axis (curves only).
-        start: Index of the frame that is shown first.
-    """
-
-    title: str
-    parameter: str
-    frames: Sequence[Frame]
-    xlabel: str = ""
-    ylabel: str = ""
-    start: int = 0
+    title: str  # what is moved and what to watch
+    parameter: str  # name of what the slider moves, such as "ε"
+    frames: Sequence[Frame]  # in the order of the slider
+    xlabel: str = ""  # label of the horizontal axis (curves only)
+    ylabel: str = ""  # label of the vertical axis (curves only)
+    start: int = 0  # index of the frame that is shown first
 
     def describe(self) -> dict[str, Any]:
         """Everything but the figures, ready for JSON."""

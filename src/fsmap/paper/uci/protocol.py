@@ -45,43 +45,24 @@ NOTES = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes.
+    """Sizes."""
 
-    Attributes:
-        datasets: Tables.
-        protocols: ``paper``, ``fair``, ``baselines``.
-        decays: Weight decays w.
-        strengths: Strengths λ of L-MAP.
-        seeds: Splits of the final runs of ``paper``.
-        fair_splits: Splits of ``fair``.
-        chunk: Splits of ``fair`` that are trained, and can be resumed, together.
-        baseline_splits: Splits on which scikit-learn's slow network is tuned and tested.
-        steps: Adam steps.
-        batch: B.
-        points: S.
-        width: Units of each of the three hidden layers.
-        lr: Learning rate.
-        beta: β.
-        max_rows: Rows of a table that are used; None is all.
-        epochs: Most epochs of scikit-learn's network.
-    """
-
-    datasets: tuple[str, ...] = uci.NAMES
-    protocols: tuple[str, ...] = (PAPER, FAIR, BASELINES)
-    decays: tuple[float, ...] = POWERS
-    strengths: tuple[float, ...] = POWERS
-    seeds: int = 6
-    fair_splits: int = 20
-    chunk: int = 5
-    baseline_splits: int = 5
-    steps: int = 10_000
-    batch: int = 512
-    points: int = 512
-    width: int = 256
-    lr: float = 1e-3
-    beta: float = 1e-3
-    max_rows: int | None = None
-    epochs: int = 200
+    datasets: tuple[str, ...] = uci.NAMES  # tables
+    protocols: tuple[str, ...] = (PAPER, FAIR, BASELINES)  # paper, fair, baselines
+    decays: tuple[float, ...] = POWERS  # weight decays w
+    strengths: tuple[float, ...] = POWERS  # strengths λ of L-MAP
+    seeds: int = 6  # splits of the final runs of paper
+    fair_splits: int = 20  # splits of fair
+    chunk: int = 5  # splits of fair that are trained, and can be resumed, together
+    baseline_splits: int = 5  # splits on which scikit-learn's slow network is tuned and tested
+    steps: int = 10_000  # adam steps
+    batch: int = 512  # B
+    points: int = 512  # S
+    width: int = 256  # units of each of the three hidden layers
+    lr: float = 1e-3  # learning rate
+    beta: float = 1e-3  # β
+    max_rows: int | None = None  # rows of a table that are used; None is all
+    epochs: int = 200  # most epochs of scikit-learn's network
 
 
 class Setting(NamedTuple):
@@ -249,17 +230,11 @@ RIDGE_ALPHAS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
 
 
 class Baseline(NamedTuple):
-    """An estimator and the values of what is tuned.
+    """An estimator and the values of what is tuned."""
 
-    Attributes:
-        make: From a value and a seed to an estimator.
-        tuned: Name of what is tuned; empty for nothing.
-        values: What it is tuned over.
-    """
-
-    make: Callable[[float, int], Any]
-    tuned: str = ""
-    values: tuple[float, ...] = (0.0,)
+    make: Callable[[float, int], Any]  # from a value and a seed to an estimator
+    tuned: str = ""  # name of what is tuned; empty for nothing
+    values: tuple[float, ...] = (0.0,)  # what it is tuned over
 
 
 def baselines(config: Config) -> dict[str, Baseline]:

@@ -46,22 +46,14 @@ PRINTED = {
 
 
 class Cell(NamedTuple):
-    """One number of the table.
+    """One number of the table."""
 
-    Attributes:
-        dataset: The table.
-        method: Whose error.
-        protocol: How it was chosen and tested.
-        values: Test errors (or differences) by split.
-        config: The configuration that was chosen.
-        edges: Which of its numbers are the largest (``↑``) or smallest (``↓``) that were tried.
-    """
-
-    dataset: str
-    method: str
-    protocol: str
-    values: dict[int, float]
-    config: dict[str, float]
+    dataset: str  # the table
+    method: str  # whose error
+    protocol: str  # how it was chosen and tested
+    values: dict[int, float]  # test errors (or differences) by split
+    config: dict[str, float]  # the configuration that was chosen
+    # which of its numbers are the largest (↑) or smallest (↓) that were tried
     edges: tuple[str, ...] = ()
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import math
@@ -13,8 +12,6 @@ import fake_experiment
 from fake_experiment import Squares, only, run
 from fsmap.errors import CheckpointError, InputError, MissingDataError
 from fsmap.paper.engine import is_bug, redraw
-from fsmap.paper.experiment import registry
-from fsmap.paper.options import ZERO_IS_NONE, check_range
 from fsmap.paper.rows import read_rows, sealed, unsealed
 from fsmap.paper.run_folder import RunFolder, write_summary
 
@@ -267,70 +264,3 @@ def test_nothing_to_redraw_is_said(tmp_path, name, lines):
     with pytest.raises(CheckpointError, match="no rows of finished units, .* Restore rows.jsonl"):
         redraw(Squares(), here)
     assert here.summary_file.read_bytes() == before
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """One field for each rule."""
-
-    steps: int = 100
-    warmup: int = 10
-    lr: float = 0.1
-    strengths: tuple[float, ...] = (1e-3, 1e-2)
-    levels: tuple[float, ...] = (0.0, 0.5)
-    shift: float = -1.0
-    limit: int | None = None
-    offset: float | None = None
-    name: str = "a"
-    flag: bool = True
-
-
-FIELDS = {field.name: field for field in dataclasses.fields(Config)}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("steps", 1),
-        ("warmup", 0),
-        ("lr", 1e-9),
-        ("strengths", (0.0, 1.0)),
-        ("levels", (0.0, 1.0)),
-        ("shift", -7.0),
-        ("limit", None),
-        ("limit", 3),
-        ("offset", -2.0),
-        ("name", "b"),
-        ("flag", False),
-    ],
-)
-def test_what_means_something_passes(name, value):
-    check_range(FIELDS[name], value)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("steps", 0, "It must be at least 1."),
-        ("steps", -3, "It must be at least 1."),
-        ("warmup", -1, "It must be at least 0."),
-        ("lr", 0.0, "It must be positive."),
-        ("strengths", (1.0, -1.0), "It must be at least 0."),
-        ("levels", (-0.1,), "It must be at least 0."),
-        ("limit", 0, "It must be at least 1."),
-        ("shift", float("inf"), "Write a finite number."),
-    ],
-)
-def test_what_means_nothing_does_not(name, value, message):
-    with pytest.raises(ValueError, match=message):
-        check_range(FIELDS[name], value)
-
-
-def test_every_config_keeps_to_the_rule_and_every_name_is_used():
-    names = set()
-    for experiment in registry().values():
-        for config in (experiment.config, experiment.quick):
-            for field in dataclasses.fields(config):
-                check_range(field, getattr(config, field.name))
-                names.add(field.name)
-    assert names >= ZERO_IS_NONE

@@ -250,8 +250,7 @@ def test_hover_values_lie_where_the_svg_draws_them(figure):
 def test_logarithmic_axes_have_plain_labels(top, labels):
     made, ax = figures.axes()
     ax.plot([1, 2], [0.1, top])
-    ax.set_yscale("log")
-    figures.plain_log(ax.yaxis)
+    figures.log_scale(ax, "y")
     made.canvas.draw()
     low, high = ax.get_ylim()
     shown = [label.get_text() for label in ax.get_yticklabels() if low <= label._y <= high]

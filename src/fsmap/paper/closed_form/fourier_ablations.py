@@ -1,4 +1,4 @@
-r"""``fourier-pX``, ``fourier-noise`` (Figs. 3 b and 4): what FS-MAP depends on.
+r"""``fourier-points``, ``fourier-pX``, ``fourier-noise`` (Figs. 3, 4): what FS-MAP depends on.
 
 For an invertible $\Phi$ and no jitter the FS-MAP objective of this model does not depend on $p_X$
 (appendix B.3). What Fig. 3 shows is therefore an effect of the rank of $\Phi$ and of the jitter,

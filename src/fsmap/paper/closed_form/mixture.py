@@ -1,4 +1,4 @@
-r"""What the two mixture experiments share: the model of Fig. 1, its data, its MAP solutions.
+r"""``mixture-posterior``, ``mixture-bma`` (Figs. 1 and 5): a model of two bumps.
 
 $f(x) = (e^{\theta_L}\varphi_L(x) + e^{\theta_R}\varphi_R(x))/\sqrt2$ with bumps at ∓0.5. Since
 $\sigma = \exp$, $\log\det\mathcal{J} = 2(\theta_L + \theta_R)$ + const: FS-MAP is PS-MAP under the

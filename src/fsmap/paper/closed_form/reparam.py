@@ -1,8 +1,8 @@
-r"""Optimizing the same objective in θ and in $\theta' = \sinh\theta$: what stays, what moves.
+r"""``reparam`` (Fig. A.1): PS-MAP depends on the parametrization, FS-MAP does not.
 
-The reparametrized model is a model of its own: another squashing function
+First PS-MAP in θ and in 1/θ, then both methods in θ and in $\theta' = \sinh\theta$. There the
+reparametrized model is a model of its own: another squashing function
 $\sigma \circ \mathrm{arsinh}$, another prior $p(\theta)\,|d\theta/d\theta'|$, another Jacobian.
-Nothing is cancelled by hand; that FS-MAP is the same function is for the numbers to say.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``laplacian-trace`` (Fig. 6 right): R(θ) during training, both methods."""
+"""``laplacian-trace`` and ``label-noise`` (Figs. 6 right, 7 right): R(θ), and random labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``image-table`` (Table 2): four rows of the paper on two sets, and baselines."""
+"""``image-table`` and ``image-S`` (Tables 2 and 4): the paper's rows, and the number of points."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures that several image experiments share."""
+"""Tables, pictures and claims that several image experiments share."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
-r"""Ways into a singular configuration: along a straight path, and by an optimizer that is let go.
+r"""``moons-pathology`` (Theorems 1, 2): without jitter FS-MAP has useless, infinitely good optima.
 
-Where two hidden units become equal, exchanging them changes nothing (Theorem 2): $\mathcal J$ is
-singular there and the unjittered $-\tfrac12\log\det\mathcal J$ is infinite. Close to it, small
-eigenvalues drown in the rounding of $\mathcal J$; the objective without jitter is therefore
-computed from singular values of the Jacobian ($\log\det\mathcal J = 2\sum_i\log\sigma_i$).
+As two hidden units merge (or one dies), $\mathcal J$ becomes singular and
+$-\tfrac12\log\det\mathcal J$ grows without bound, whatever the data say: along a straight path,
+and by an optimizer that is let go. With jitter the objective cannot exceed
+$\max\log p(D\,|\,\theta) + \max\log p(\theta) - \tfrac{P}{2}\log\epsilon$. Near the singularity
+small eigenvalues drown in the rounding of $\mathcal J$, so the objective without jitter is computed
+from singular values of the Jacobian.
 """
 
 from __future__ import annotations

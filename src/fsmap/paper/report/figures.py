@@ -1,4 +1,4 @@
-"""What an experiment hands to the page for a slider: frames, each a set of curves or a figure."""
+"""Figures: the shared style, lines with errors, sliders, and values for hovering."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from xml.sax.saxutils import escape, unescape
 import numpy as np
 
 from fsmap.errors import require
-from fsmap.paper.report.tables import number
 from fsmap.paper.rows import plain
 from fsmap.train.files import write_whole
 
@@ -312,21 +311,6 @@ def plot_mean(
     high = [m + s for m, s in zip(mean, stderr, strict=True)]
     ax.fill_between(x, low, high, color=look["color"], alpha=0.18, linewidth=0)
     ax.plot(x, mean, **look)
-
-
-def plain_log(axis: Axis) -> None:
-    """Label a logarithmic axis with plain numbers at 1, 2 and 5 times the powers of ten.
-
-    Args:
-        axis: ``ax.xaxis`` or ``ax.yaxis``, after ``ax.set_xscale("log")``.
-    """
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
-
-    low, high = axis.get_view_interval()
-    narrow = high < 30 * low  # about one and a half decades
-    axis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5) if narrow else (1,)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(float(value), 3)))
-    axis.set_minor_locator(NullLocator())
 
 
 def to_svg(figure: Figure) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of a fitted table: predictions, calibration, and how the strengths were chosen."""
+"""The page of a fitted table: predictions, calibration, and how the strengths were chosen."""
 
 from __future__ import annotations
 

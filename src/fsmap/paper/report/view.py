@@ -1,4 +1,4 @@
-"""A table with one line per metric (or method), turned into one with a column for each."""
+"""What the page shows of one run: its table, claims, pictures, slider and facts."""
 
 from __future__ import annotations
 

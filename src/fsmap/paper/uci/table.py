@@ -1,4 +1,4 @@
-"""What the rows of ``uci-table`` say: cells of the table, and claims."""
+"""``uci-table`` (Table 1): cells, claims and the picture."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import fsmap
 from fsmap.data.images.generated import generate
 from fsmap.errors import InputError, MissingDataError, UnsupportedModuleError
 from fsmap.paper.experiment import Context
-from fsmap.paper.images import label_noise, landscape, protocol, shift, table
+from fsmap.paper.images import landscape, measure, protocol, shift
 from fsmap.paper.images.label_noise import LabelNoise, LaplacianTrace, noisy
 from fsmap.paper.images.landscape import LossLandscape
 from fsmap.paper.images.protocol import BASELINES, SMALL, kind_of
@@ -128,10 +128,8 @@ def test_a_unit_is_measured_on_its_own_network(tmp_path: Path, monkeypatch):
     def stop(config, run, context):
         raise Enough(run)
 
-    monkeypatch.setattr(landscape, "trained", stop)
-    monkeypatch.setattr(shift, "trained", stop)
-    for module in (table, label_noise):
-        monkeypatch.setattr(module, "train_and_measure", stop)
+    for module in (landscape, shift, measure):
+        monkeypatch.setattr(module, "trained", stop)
     for kind in (ImageTable, LaplacianTrace, LossLandscape, Shift, LabelNoise):
         experiment = kind()
         for row in ("ps-map", "other"):

@@ -62,102 +62,49 @@ class Experiment:
 
     ``config`` and ``quick`` are instances of one frozen dataclass, whose fields are numbers,
     strings, booleans or tuples of those. A field ``seeds`` (an int: how many) is what
-    ``--seeds N`` sets.
-
-    Attributes:
-        id: Name on the command line.
-        label: The paper's label, such as ``"Fig. 2 a-d"``.
-        title: A few words.
-        see: One sentence on what to see.
-        device: ``"cpu"``, or ``"gpu"`` for what needs one at full size.
-        cost: Time at full size, such as ``"20 s"``.
-        protocol: True objective, or the paper's numerical protocol, in words.
-        group: A key of ``GROUPS``.
-        selecting: Fields of the config that choose among units, or say how they are computed, and
-            change none: a run can be resumed with other values, and so be made in pieces.
-        config: Full size.
-        quick: Quick size.
+    ``--seeds N`` sets. ``table``, ``claims``, ``draw`` and ``interactive`` get all rows of a run.
     """
 
-    id: ClassVar[str] = ""
-    label: ClassVar[str] = ""
-    title: ClassVar[str] = ""
-    see: ClassVar[str] = ""
-    device: ClassVar[str] = "cpu"
-    cost: ClassVar[str] = ""
-    protocol: ClassVar[str] = ""
-    group: ClassVar[str] = "closed-form"
+    id: ClassVar[str] = ""  # name on the command line
+    label: ClassVar[str] = ""  # the paper's label, such as "Fig. 2 a-d"
+    title: ClassVar[str] = ""  # a few words
+    see: ClassVar[str] = ""  # one sentence on what to see
+    device: ClassVar[str] = "cpu"  # or "gpu" for what needs one at full size
+    cost: ClassVar[str] = ""  # time at full size, such as "20 s"
+    protocol: ClassVar[str] = ""  # true objective, or the paper's numerical protocol, in words
+    group: ClassVar[str] = "closed-form"  # a key of GROUPS
+    # fields of the config that choose among units, or say how they are computed, and change none:
+    # a run can be resumed with other values, and so be made in pieces
     selecting: ClassVar[tuple[str, ...]] = ()
-    config: ClassVar[Any]
-    quick: ClassVar[Any]
+    config: ClassVar[Any]  # full size
+    quick: ClassVar[Any]  # quick size
 
     def units(self, config: Any) -> list[dict[str, Any]]:
-        """Keys of the parts that a killed run does not repeat.
-
-        Args:
-            config: Sizes of this run.
-
-        Returns:
-            One small dict of JSON values per part; by default there is one part.
-        """
+        """Keys of the parts that a killed run does not repeat: small dicts of JSON values."""
         return [{}]
 
     def run(self, config: Any, unit: dict[str, Any], context: Context) -> Iterable[Measured]:
-        """Measure one unit.
-
-        Args:
-            config: Sizes of this run.
-            unit: One of ``units(config)``.
-            context: Device, progress, folder.
-
-        Returns:
-            The measured values; they are written when the unit is done.
-        """
+        """Measure one of ``units(config)``; its values are written when it is done."""
         raise NotImplementedError
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """The paper's table or figure in numbers.
+        """The paper's table or figure in numbers, a dict per line.
 
-        Args:
-            rows: All rows of a run.
-
-        Returns:
-            One dict per line; the columns ``ours, stderr, paper, paper_stderr`` are shown as
-            ``ours ± stderr`` beside the paper's.
+        Columns ``ours, stderr, paper, paper_stderr`` are shown as ``ours ± stderr`` beside the
+        paper's.
         """
         return []
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """What the paper states, judged by the rows.
-
-        Args:
-            rows: All rows of a run.
-
-        Returns:
-            Claims that can come out false.
-        """
+        """What the paper states, judged by the rows: claims that can come out false."""
         return []
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """The pictures. Reads rows, trains nothing.
-
-        Args:
-            rows: All rows of a run.
-
-        Returns:
-            Figures by file name (without ending).
-        """
+        """Figures by file name (without ending). Reads rows, trains nothing."""
         return {}
 
     def interactive(self, rows: Sequence[Row]) -> Interactive | None:
-        """A slider for the page, where it helps to understand.
-
-        Args:
-            rows: All rows of a run.
-
-        Returns:
-            The slider and its frames, or None.
-        """
+        """A slider for the page, if it helps to understand."""
         return None
 
 
@@ -201,14 +148,7 @@ def _place(experiment: Experiment) -> tuple[int, int, str]:
 
 @functools.cache
 def registry() -> Mapping[str, Experiment]:
-    """Find every experiment.
-
-    Returns:
-        Experiments by id, in the order of the report.
-
-    Raises:
-        InputError: If two experiments share an id.
-    """
+    """Every experiment by id, in the order of the report."""
     found: dict[str, Experiment] = {}
     for module in _modules():
         for cls in _classes(module):
@@ -224,17 +164,7 @@ def registry() -> Mapping[str, Experiment]:
 
 
 def get(name: str) -> Experiment:
-    """Look an experiment up.
-
-    Args:
-        name: Its id.
-
-    Returns:
-        The experiment.
-
-    Raises:
-        InputError: If there is none of that name.
-    """
+    """Look an experiment up; InputError if there is none of that name."""
     known = registry()
     if name in known:
         return known[name]

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fsmap.errors import InputError
-from fsmap.paper.experiment import Context, Measured
-from fsmap.paper.images.measure import train_and_measure
-from fsmap.paper.images.protocol import Kind, RowsConfig, RowsExperiment, Run, kind_of, quick
+from fsmap.paper.images.measure import RowsExperiment
+from fsmap.paper.images.protocol import Kind, RowsConfig, kind_of, quick
 from fsmap.paper.images.verdict import (
     NAMES,
     against_plain,
@@ -62,13 +61,6 @@ class LaplacianTrace(RowsExperiment):
     )
     config = TraceConfig()
     quick = quick(TraceConfig, rows=("ps-map", "other"))
-
-    def measure(
-        self, config: TraceConfig, unit: dict[str, Any], context: Context
-    ) -> Iterator[Measured]:
-        """Train, then measure."""
-        run = Run(unit["dataset"], kind_of(unit["row"]), unit["seed"])
-        return train_and_measure(config, run, context)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """R at the end of training."""
@@ -171,10 +163,9 @@ class LabelNoise(RowsExperiment):
         units = [{**unit, "level": level} for level in config.levels for unit in plain]
         return sorted(units, key=lambda unit: int(unit["seed"]))
 
-    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Train, then measure."""
-        kind = noisy(unit["row"], unit["level"])
-        return train_and_measure(config, Run(unit["dataset"], kind, unit["seed"]), context)
+    def kind(self, unit: dict[str, Any]) -> Kind:
+        """With so many labels drawn anew."""
+        return noisy(unit["row"], unit["level"])
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """One line per level, method and metric; the paper's figure prints no numbers."""

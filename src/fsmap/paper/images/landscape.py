@@ -11,8 +11,8 @@ import torch
 from fsmap.assess.landscape import check_walk, flatness, landscape
 from fsmap.errors import InputError
 from fsmap.paper.experiment import Context, Measured
-from fsmap.paper.images.measure import rows_of
-from fsmap.paper.images.protocol import RowsConfig, RowsExperiment, Run, kind_of, quick, trained
+from fsmap.paper.images.measure import RowsExperiment, rows_of
+from fsmap.paper.images.protocol import RowsConfig, Run, kind_of, quick, trained
 from fsmap.paper.images.verdict import NAMES, against_plain, long_enough, once_named
 from fsmap.paper.report import figures, tables
 from fsmap.paper.rows import Claim, Row

@@ -5,23 +5,27 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Iterator
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from fsmap import metrics
 from fsmap.assess.calibration import Predictions, measure
 from fsmap.assess.laplacian import laplacian
-from fsmap.paper.experiment import Context, Measured
+from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.images.protocol import (
+    BASELINES,
     OTHER,
-    ImageConfig,
+    SELECTING,
     Kind,
     Run,
     joint_laplacian,
+    kind_of,
     other_images,
     trained,
 )
+from fsmap.train.descent import one_thread
 from fsmap.train.images import ImageRun
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")
@@ -85,11 +89,6 @@ def held_out_temperature(run: ImageRun) -> float | None:
     return metrics.temperature(*run.logits("valid"))
 
 
-def train_and_measure(config: ImageConfig, run: Run, context: Context) -> Iterator[Measured]:
-    """A unit that is one training run."""
-    return measured(trained(config, run, context), run.kind, context)
-
-
 def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
     """Everything a table needs to know about a trained run."""
     row = rows_of(run, kind)
@@ -141,3 +140,47 @@ def laplacian_at(run: ImageRun, images: Tensor, points: int = LAPLACIAN_POINTS) 
 def shown(metric: str, value: float) -> float:
     """A value in the unit of the paper's tables."""
     return 100 * value if metric in PERCENT else value
+
+
+NARROW = 16
+"""Networks up to this width are too small for two threads."""
+
+
+class ImageExperiment(Experiment):
+    """An experiment whose units are training runs."""
+
+    device = "gpu"
+    group = "images"
+    selecting: ClassVar[tuple[str, ...]] = SELECTING
+
+    def run(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+        """Measure a unit; a narrow network on a CPU computes on one thread, a second would spin."""
+        narrow = context.device.type == "cpu" and config.width <= NARROW
+        with one_thread() if narrow else nullcontext():
+            yield from self.measure(config, unit, context)
+
+    def measure(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+        """Train and measure one unit."""
+        kind = self.kind(unit)
+        run = trained(config, Run(unit["dataset"], kind, unit["seed"]), context)
+        return measured(run, kind, context)
+
+    def kind(self, unit: dict[str, Any]) -> Kind:
+        """What a unit trains: a row of ``image-table``."""
+        return kind_of(unit["row"])
+
+
+class RowsExperiment(ImageExperiment):
+    """An image experiment whose units are rows of ``image-table``."""
+
+    selecting: ClassVar[tuple[str, ...]] = (*SELECTING, "rows")
+
+    def units(self, config: Any) -> list[dict[str, Any]]:
+        """One training run each: seeds outermost, so that an interrupted table is balanced."""
+        return [
+            {"dataset": dataset, "row": row, "seed": seed}
+            for dataset in config.datasets
+            for seed in range(config.seeds)
+            for row in config.rows
+            if dataset == "fmnist" or row not in BASELINES
+        ]

@@ -6,10 +6,9 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +17,7 @@ from fsmap.assess.laplacian import draw_psi, laplacian
 from fsmap.data.images.read import read_images
 from fsmap.data.images.task import ImageTask, load_task
 from fsmap.errors import InputError, MissingDataError, did_you_mean
-from fsmap.paper.experiment import Context, Experiment, Measured
-from fsmap.train.descent import one_thread
+from fsmap.paper.experiment import Context
 from fsmap.train.images import ImageRun, ImageSettings
 from fsmap.train.images.settings import PRECISIONS
 from fsmap.types import Params
@@ -38,9 +36,6 @@ BASELINES = ("label-smoothing", "sam")
 
 COMPARED = ("ps-map", "other")
 """Rows that the figures compare: PS-MAP, and L-MAP with D'."""
-
-NARROW = 16
-"""Networks up to this width are too small for two threads."""
 
 SMALL: dict[str, Any] = {
     **{"width": 4, "limit": 256, "batch": 16, "points": 8, "lr": 0.1, "reg_strength": 1e-4},
@@ -112,40 +107,6 @@ def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) 
 def quick(kind: type[Any], **changes: Any) -> Any:
     """The quick size of a config."""
     return kind(**{**SMALL, **changes})
-
-
-class ImageExperiment(Experiment):
-    """An experiment whose units are training runs; subclasses say ``measure``."""
-
-    device = "gpu"
-    group = "images"
-    selecting: ClassVar[tuple[str, ...]] = SELECTING
-
-    def run(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Measure a unit; a narrow network on a CPU computes on one thread, a second would spin."""
-        narrow = context.device.type == "cpu" and config.width <= NARROW
-        with one_thread() if narrow else nullcontext():
-            yield from self.measure(config, unit, context)
-
-    def measure(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Train and measure one unit."""
-        raise NotImplementedError
-
-
-class RowsExperiment(ImageExperiment):
-    """An image experiment whose units are rows of ``image-table``."""
-
-    selecting: ClassVar[tuple[str, ...]] = (*SELECTING, "rows")
-
-    def units(self, config: Any) -> list[dict[str, Any]]:
-        """One training run each: seeds outermost, so that an interrupted table is balanced."""
-        return [
-            {"dataset": dataset, "row": row, "seed": seed}
-            for dataset in config.datasets
-            for seed in range(config.seeds)
-            for row in config.rows
-            if dataset == "fmnist" or row not in BASELINES
-        ]
 
 
 LOOKS = 50

@@ -11,17 +11,16 @@ from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES, corrupt
 from fsmap.data.images.read import read_images
 from fsmap.errors import MissingDataError
 from fsmap.paper.experiment import Context, Measured
-from fsmap.paper.images.measure import held_out_temperature, rows_of, shown
+from fsmap.paper.images.measure import RowsExperiment, held_out_temperature, rows_of, shown
 from fsmap.paper.images.protocol import (
     RowsConfig,
-    RowsExperiment,
     Run,
     check_choice,
     kind_of,
     quick,
     trained,
 )
-from fsmap.paper.images.table import PERCENT_OF_AREA
+from fsmap.paper.images.table import printed
 from fsmap.paper.images.verdict import NAMES, UNITS, lines, long_enough, look_of, ran, shared
 from fsmap.paper.report import figures, tables
 from fsmap.paper.rows import Claim, Row
@@ -37,18 +36,8 @@ CORRUPTED = "corruptions"
 ABSENT = "CIFAR-10.1 is not here (fsmap data get cifar10.1): only corruptions were measured"
 
 PAPER = {
-    ("cifar10", NEW, "ps-map", None): {
-        "accuracy": (89.2, 0.4),
-        "selective": (97.8 * PERCENT_OF_AREA, 0.2),
-        "nll": (0.43, 0.03),
-        "ece": (6.2, 0.3),
-    },
-    ("cifar10", NEW, "other", None): {
-        "accuracy": (89.2, 0.7),
-        "selective": (97.9 * PERCENT_OF_AREA, 0.2),
-        "nll": (0.40, 0.02),
-        "ece": (4.1, 0.5),
-    },
+    ("cifar10", NEW, "ps-map", None): printed(89.2, 0.4, 97.8, 0.2, 0.43, 0.03, 6.2, 0.3),
+    ("cifar10", NEW, "other", None): printed(89.2, 0.7, 97.9, 0.2, 0.40, 0.02, 4.1, 0.5),
 }
 """Table 5: (mean, what its caption calls standard deviation); percent, and nats."""
 

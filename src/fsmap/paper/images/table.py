@@ -6,19 +6,14 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fsmap.paper.experiment import Context, Measured
-from fsmap.paper.images.measure import train_and_measure
+from fsmap.paper.images.measure import ImageExperiment, RowsExperiment
 from fsmap.paper.images.protocol import (
     BASELINES,
     ROWS,
     SELECTING,
     ImageConfig,
-    ImageExperiment,
     Kind,
     RowsConfig,
-    RowsExperiment,
-    Run,
-    kind_of,
     quick,
 )
 from fsmap.paper.images.verdict import (
@@ -41,21 +36,26 @@ PERCENT_OF_AREA = 100 / 99.9
 """The paper's selective prediction is an unnormalized area: a perfect classifier has 99.9."""
 
 
-def _printed(*cells: tuple[float, float]) -> dict[str, tuple[float, float]]:
-    acc, sel, nll, ece = cells
-    area = (sel[0] * PERCENT_OF_AREA, sel[1] * PERCENT_OF_AREA)
-    return {"accuracy": acc, "selective": area, "nll": nll, "ece": ece}
+def printed(*cells: float) -> dict[str, tuple[float, float]]:
+    """Accuracy, selective prediction, NLL and ECE of a table, each with its error."""
+    acc, acc_error, sel, sel_error, nll, nll_error, ece, ece_error = cells
+    return {
+        "accuracy": (acc, acc_error),
+        "selective": (sel * PERCENT_OF_AREA, sel_error * PERCENT_OF_AREA),
+        "nll": (nll, nll_error),
+        "ece": (ece, ece_error),
+    }
 
 
 PAPER = {
-    ("fmnist", "ps-map"): _printed((93.9, 0.1), (98.6, 0.1), (0.26, 0.01), (4.0, 0.1)),
-    ("fmnist", "white-noise"): _printed((94.0, 0.0), (99.2, 0.0), (0.25, 0.01), (4.0, 0.2)),
-    ("fmnist", "train"): _printed((93.8, 0.1), (99.2, 0.1), (0.27, 0.01), (4.3, 0.2)),
-    ("fmnist", "other"): _printed((94.1, 0.1), (99.2, 0.1), (0.26, 0.01), (4.1, 0.1)),
-    ("cifar10", "ps-map"): _printed((95.4, 0.1), (99.4, 0.0), (0.18, 0.00), (2.5, 0.1)),
-    ("cifar10", "white-noise"): _printed((95.3, 0.1), (99.4, 0.0), (0.20, 0.00), (3.0, 0.1)),
-    ("cifar10", "train"): _printed((95.6, 0.1), (99.5, 0.0), (0.18, 0.01), (2.6, 0.0)),
-    ("cifar10", "other"): _printed((95.5, 0.1), (99.5, 0.0), (0.16, 0.01), (1.4, 0.1)),
+    ("fmnist", "ps-map"): printed(93.9, 0.1, 98.6, 0.1, 0.26, 0.01, 4.0, 0.1),
+    ("fmnist", "white-noise"): printed(94.0, 0.0, 99.2, 0.0, 0.25, 0.01, 4.0, 0.2),
+    ("fmnist", "train"): printed(93.8, 0.1, 99.2, 0.1, 0.27, 0.01, 4.3, 0.2),
+    ("fmnist", "other"): printed(94.1, 0.1, 99.2, 0.1, 0.26, 0.01, 4.1, 0.1),
+    ("cifar10", "ps-map"): printed(95.4, 0.1, 99.4, 0.0, 0.18, 0.00, 2.5, 0.1),
+    ("cifar10", "white-noise"): printed(95.3, 0.1, 99.4, 0.0, 0.20, 0.00, 3.0, 0.1),
+    ("cifar10", "train"): printed(95.6, 0.1, 99.5, 0.0, 0.18, 0.01, 2.6, 0.0),
+    ("cifar10", "other"): printed(95.5, 0.1, 99.5, 0.0, 0.16, 0.01, 1.4, 0.1),
 }
 """Table 2: (mean, standard error); percent, and nats."""
 
@@ -87,11 +87,6 @@ class ImageTable(RowsExperiment):
     config = Config()
     quick = quick(Config, rows=("ps-map", "other"))
 
-    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Train, then measure."""
-        run = Run(unit["dataset"], kind_of(unit["row"]), unit["seed"])
-        return train_and_measure(config, run, context)
-
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """One line per set, row and metric, ours beside the paper's."""
         return lines(rows, PAPER)
@@ -121,18 +116,8 @@ _CIFAR10 = (
 )
 
 
-def _cells(acc: float, *rest: float) -> dict[str, tuple[float, float]]:
-    acc_error, sel, sel_error, nll, nll_error, ece, ece_error = rest
-    return {
-        "accuracy": (acc, acc_error),
-        "selective": (sel * PERCENT_OF_AREA, sel_error * PERCENT_OF_AREA),
-        "nll": (nll, nll_error),
-        "ece": (ece, ece_error),
-    }
-
-
 SIZES_PAPER = {
-    (dataset, size): _cells(*cells)
+    (dataset, size): printed(*cells)
     for dataset, column in (("fmnist", _FMNIST), ("cifar10", _CIFAR10))
     for size, cells in zip(SIZES, column, strict=True)
 }
@@ -168,12 +153,9 @@ class ImageSize(ImageExperiment):
             for size in config.sizes
         ]
 
-    def measure(
-        self, config: SizeConfig, unit: dict[str, Any], context: Context
-    ) -> Iterator[Measured]:
-        """Train, then measure."""
-        run = Run(unit["dataset"], kind_at(unit["S"]), unit["seed"])
-        return train_and_measure(config, run, context)
+    def kind(self, unit: dict[str, Any]) -> Kind:
+        """L-MAP with D' and S points."""
+        return kind_at(unit["S"])
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """One line per set, S and metric."""

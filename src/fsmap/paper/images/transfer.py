@@ -21,11 +21,10 @@ from fsmap.assess.calibration import Predictions, measure
 from fsmap.errors import UnsupportedModuleError
 from fsmap.models.mlp import MLP
 from fsmap.paper.experiment import Context, Measured
-from fsmap.paper.images.measure import GENERATED, measured
+from fsmap.paper.images.measure import GENERATED, ImageExperiment, measured
 from fsmap.paper.images.protocol import (
     SELECTING,
     ImageConfig,
-    ImageExperiment,
     Kind,
     Run,
     generated,
@@ -34,7 +33,7 @@ from fsmap.paper.images.protocol import (
     task_of,
     trained,
 )
-from fsmap.paper.images.table import PERCENT_OF_AREA
+from fsmap.paper.images.table import printed
 from fsmap.paper.images.verdict import draw_table, lines, shared
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Claim, Row
@@ -180,18 +179,8 @@ MANY = 20_000
 SHORT = "a few epochs in place of the paper's length, which does not fit"
 
 PAPER = {
-    (FINETUNE, "ps-map"): {
-        "accuracy": (96.3, 0.1),
-        "selective": (99.5 * PERCENT_OF_AREA, 0.1),
-        "nll": (0.18, 0.01),
-        "ece": (2.6, 0.2),
-    },
-    (FINETUNE, "l-map"): {
-        "accuracy": (96.4, 0.1),
-        "selective": (99.5 * PERCENT_OF_AREA, 0.1),
-        "nll": (0.15, 0.01),
-        "ece": (2.1, 0.1),
-    },
+    (FINETUNE, "ps-map"): printed(96.3, 0.1, 99.5, 0.1, 0.18, 0.01, 2.6, 0.2),
+    (FINETUNE, "l-map"): printed(96.4, 0.1, 99.5, 0.1, 0.15, 0.01, 2.1, 0.1),
 }
 """Table 3: (mean, standard error); percent, and nats."""
 

@@ -91,6 +91,24 @@ def test_other_methods(kinds, method, lines):
     assert (model.reg_strength_ == 0) == (method == "ps-map")
 
 
+@pytest.mark.filterwarnings("ignore::fsmap.errors.EdgeOfGridWarning")
+def test_a_strength_in_nats(prices, kinds):
+    options = {**FAST, "reg_strength": "auto", "random_state": 0}
+    weak, strong = (LMAPRegressor(**options, reg_nats=c).fit(*prices) for c in (0.01, 1.0))
+    assert 0 < weak.reg_strength_ < strong.reg_strength_
+    assert np.std(strong.predict(prices[0])) < 0.9 * np.std(weak.predict(prices[0]))
+    assert [line["reg_nats"] for line in weak.search_] == [0.01]
+    none, plain = (
+        LMAPRegressor(**{**options, **given}).fit(*prices).predict(prices[0])
+        for given in ({"reg_nats": 0.0}, {"method": "ps-map"})
+    )
+    np.testing.assert_array_equal(none, plain)
+    model = LMAPClassifier(hidden=(4,), steps=6, reg_nats=0.05, random_state=0).fit(*kinds)
+    assert len(model.search_) == 4  # weight decays
+    assert clone(model).get_params()["reg_nats"] == 0.05
+    LMAPRegressor(**options, reg_nats=0.05, early_stopping=False).fit(*prices)
+
+
 def test_probabilities_are_worth_something(kinds):
     X, y = kinds
     model = LMAPClassifier(**{**FAST, "steps": 150}, random_state=0).fit(X, y)
@@ -201,6 +219,9 @@ def test_verbose_shows_a_bar(prices, capsys, monkeypatch):
         ({"early_stopping": False}, "choose on held-out rows, so they need early_stopping=True"),
         ({"validation_fraction": 1.5}, r"validation_fraction must lie in \(0, 1\), got 1.5"),
         ({"method": "map", **FAST}, "method must be one of l-map, ps-map, fs-map, got 'map'"),
+        ({**FAST, "reg_strength": 0.1, "reg_nats": 0.1}, "reg_nats takes the place of"),
+        ({**FAST, "reg_strength": "auto", "reg_nats": 0.1, "method": "fs-map"}, "method='fs-map'"),
+        ({**FAST, "reg_strength": "auto", "reg_nats": -1}, "reg_nats must be a finite number"),
         ({"px": "grid", **FAST}, "px must be 'normal', 'train' or a distribution"),
     ],
 )

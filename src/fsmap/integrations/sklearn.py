@@ -44,6 +44,9 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         weight_decay: w, or ``"auto"``.
         reg_strength: λ, or ``"auto"``: w and λ that are ``"auto"`` are chosen by one population on
             the held-out rows.
+        reg_nats: c, nats per row, instead of λ: c·log(1 + R/R₀) instead of λR, see
+            :func:`fsmap.l_map`. Leave ``reg_strength`` at ``"auto"``; ``reg_strength_`` is then the
+            λ that c amounts to at the end.
         px: The evaluation distribution over standardized inputs: ``"normal"`` is N(0, I),
             ``"train"`` the training rows, or one of ``fsmap.px``.
         num_points: Evaluation points a step; None goes by method.

@@ -28,8 +28,8 @@ from fsmap.train.tabular import AUTO, Factory, learn
 FEW = 10  # rows below which none are held out
 PREDICT_ROWS = 65_536  # rows that pass through the network at a time
 PASSED_ON = (
-    *("method", "hidden", "activation", "module", "weight_decay", "reg_strength", "px"),
-    *("num_points", "steps", "batch_size", "learning_rate", "patience", "device"),
+    *("method", "hidden", "activation", "module", "weight_decay", "reg_strength", "reg_nats"),
+    *("px", "num_points", "steps", "batch_size", "learning_rate", "patience", "device"),
 )
 """Arguments that :func:`fsmap.train.tabular.learn` takes as they are."""
 
@@ -48,6 +48,7 @@ class TableEstimator(BaseEstimator):
         module: Factory | None = None,
         weight_decay: float | str = AUTO,
         reg_strength: float | str = AUTO,
+        reg_nats: float | None = None,
         px: Any = "normal",
         num_points: int | None = None,
         steps: int | None = None,
@@ -67,6 +68,7 @@ class TableEstimator(BaseEstimator):
         self.module = module
         self.weight_decay = weight_decay
         self.reg_strength = reg_strength
+        self.reg_nats = reg_nats
         self.px = px
         self.num_points = num_points
         self.steps = steps
@@ -104,7 +106,8 @@ class TableEstimator(BaseEstimator):
 
     def _split(self, y: Tensor, seed: int) -> Tensor | None:
         """Which rows are held out; of every class where that can be."""
-        if not self.early_stopping and AUTO in (self.weight_decay, self.reg_strength):
+        strength = self.reg_strength if self.reg_nats is None else self.reg_nats
+        if not self.early_stopping and AUTO in (self.weight_decay, strength):
             message = (
                 "weight_decay='auto' and reg_strength='auto' choose on held-out rows, so they need "
                 "early_stopping=True. Or give numbers for both."

@@ -21,10 +21,10 @@ from fsmap.objective.px import EvalDistribution
 from fsmap.train.fit import fit
 from fsmap.train.grid import Grid
 from fsmap.train.history import History
+from fsmap.train.loop import Validation
 from fsmap.train.optim import adam, cosine
 from fsmap.train.plan import Plan
 from fsmap.train.population import fit_population
-from fsmap.train.settings import Validation
 from fsmap.train.state import Metric, PopulationState, TrainState, measure
 from fsmap.train.strength import suggest_strength
 from fsmap.types import Batch, ModelFn, Params
@@ -114,6 +114,7 @@ def objective(
     num_points: int,
     weight_decay: float | Tensor,
     reg_strength: float | Tensor,
+    reg_nats: float | None = None,
 ) -> Objective:
     """The objective of one configuration.
 
@@ -125,6 +126,7 @@ def objective(
         num_points: S.
         weight_decay: w; the prior is $N(0, 1/(wN))$, flat for w = 0.
         reg_strength: λ; FS-MAP takes the jitter ε = 1/(2λN) that it stands for.
+        reg_nats: c of L-MAP, instead of λ.
 
     Returns:
         The objective.
@@ -145,7 +147,8 @@ def objective(
         px,
         num_points=num_points,
         num_data=num_data,
-        reg_strength=reg_strength,
+        reg_strength=reg_strength if reg_nats is None else None,
+        reg_nats=reg_nats,
     )
 
 
@@ -161,6 +164,7 @@ def train(
     px: EvalDistribution,
     weight_decays: Sequence[float],
     reg_strengths: Sequence[float],
+    reg_nats: float | None = None,
     plan: Plan,
     seed: int,
     progress: bool = False,
@@ -177,6 +181,7 @@ def train(
         px: Evaluation distribution.
         weight_decays: w to choose from.
         reg_strengths: λ to choose from; PS-MAP does not look at them.
+        reg_nats: c of L-MAP, instead of λ; the result says λ = 0.
         plan: Sizes.
         seed: Seed of batches and draws.
         progress: Show a progress bar.
@@ -190,7 +195,8 @@ def train(
     if method not in METHODS:
         message = f"method must be one of {', '.join(METHODS)}, got {method!r}"
         raise InputError(message)
-    chosen = [0.0] if method == "ps-map" else list(reg_strengths)
+    without = method == "ps-map" or reg_nats is not None
+    chosen = [0.0] if without else list(reg_strengths)
     configs = [Config(w, s) for w in weight_decays for s in chosen]
     if len(configs) > 1 and held_out is None:
         message = (
@@ -210,6 +216,7 @@ def train(
             num_points=plan.num_points,
             weight_decay=weight_decay,
             reg_strength=reg_strength,
+            reg_nats=reg_nats,
         )
 
     loop: dict[str, Any] = {

@@ -6,6 +6,7 @@ cross-entropy, plus w/2 ‖θ‖² + λR; see :mod:`fsmap.train.search`.
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,7 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import ConstantTargetWarning, EdgeOfGridWarning, InputError
+from fsmap.functional import functional
+from fsmap.linalg import points
+from fsmap.linalg.trace import trace
 from fsmap.models.mlp import MLP
+from fsmap.objective.geometry import SHARE
 from fsmap.objective.likelihood import Categorical, Gaussian, Likelihood
 from fsmap.objective.px import Empirical, EvalDistribution, Normal, as_px
 from fsmap.objective.weighted import Weighted, packed, unpacked
@@ -43,6 +48,7 @@ def learn(
     module: Factory | None = None,
     weight_decay: float | str = AUTO,
     reg_strength: float | str = AUTO,
+    reg_nats: float | None = None,
     px: Any = "normal",
     num_points: int | None = None,
     steps: int | None = None,
@@ -67,6 +73,8 @@ def learn(
         module: A function of the numbers of inputs and outputs that makes another network.
         weight_decay: w, or ``"auto"``.
         reg_strength: λ, or ``"auto"``. FS-MAP takes the jitter ε = 1/(2λN).
+        reg_nats: c of L-MAP instead of λ, see :func:`fsmap.l_map`. The λ of the result is then what
+            c amounts to at the end, c/(R + R₀).
         px: ``"normal"``: N(0, I), that is, standardized inputs as if independent; ``"train"``: the
             training rows; or a distribution of :mod:`fsmap.px` over standardized rows.
         num_points: S.
@@ -81,7 +89,7 @@ def learn(
     Returns:
         The trained network (float64, in ``eval()``, on the CPU), and how it came about.
     """
-    _check(weight_decay, reg_strength, method)
+    _check(weight_decay, reg_strength, reg_nats, method)
     labels = not y.is_floating_point()
     if not labels and bool((y == y[:1]).all()):
         message = "the target is the same in every row: the model will be that constant"
@@ -107,13 +115,14 @@ def learn(
         patience=patience,
     )
     net = _network(module, x.shape[1], outputs, sizes.hidden, activation, seed).to(where)
-    points = _evaluation(px, data.x)
+    evaluation = _evaluation(px, data.x)
     decays, lambdas = _given(weight_decay), _given(reg_strength)
-    if lambdas is None and method != "ps-map":
-        lambdas = strengths(net, points, constant, seed=seed)
+    if lambdas is None and method != "ps-map" and reg_nats is None:
+        lambdas = strengths(net, evaluation, constant, seed=seed)
         lambdas = lambdas if held_out is not None else lambdas[len(lambdas) // 2 :][:1]
     if decays is None:
         decays = [*WEIGHT_DECAYS] if held_out is not None else [WEIGHT_DECAYS[1]]
+    first = 0.0 if reg_nats is None else _mean_trace(net, evaluation, seed)
     found = train(
         net,
         method,
@@ -121,9 +130,10 @@ def learn(
         Batch(x[held], y[held]) if held_out is not None else None,
         likelihood=likelihood,
         by=lambda out, target: held_out_loss(out, target, labels, weight is not None),
-        px=points,
+        px=evaluation,
         weight_decays=decays,
         reg_strengths=lambdas or [],
+        reg_nats=reg_nats,
         plan=sizes,
         seed=seed,
         progress=progress,
@@ -132,11 +142,43 @@ def learn(
     with torch.no_grad():
         for name, p in net.named_parameters():
             p.copy_(found.params.get(name, p))
+    if reg_nats is not None:
+        found = _in_nats(found, reg_nats, first, _mean_trace(net, evaluation, seed))
     # float64, so that the prediction for a row does not depend on the rows beside it
     return net.cpu().double().eval(), found
 
 
-def _check(weight_decay: float | str, reg_strength: float | str, method: str) -> None:
+def _in_nats(found: Trained, nats: float, first: float, last: float) -> Trained:
+    """The result with c in the lines of the search, and the λ that c amounts to at the end."""
+    config = found.config._replace(reg_strength=nats / (last + SHARE * first))
+    search = [{**line, "reg_nats": nats} for line in found.search]
+    for line in search:
+        del line["reg_strength"]
+    return found._replace(config=config, search=search)
+
+
+def _mean_trace(net: nn.Module, px: EvalDistribution, seed: int) -> float:
+    f, params = functional(copy.deepcopy(net).eval())
+    like, generator = next(iter(params.values())), torch.Generator().manual_seed(seed)
+    x = points.to(px.sample(128, generator), device=like.device, dtype=like.dtype)
+    generator = torch.Generator(like.device).manual_seed(seed)
+    with torch.no_grad():
+        return float(trace(f, params, x, method="jvp", probes=16, generator=generator).value)
+
+
+def _check(
+    weight_decay: float | str, reg_strength: float | str, reg_nats: float | None, method: str
+) -> None:
+    if reg_nats is not None:
+        if reg_strength != AUTO or method != "l-map":
+            message = (
+                "reg_nats takes the place of reg_strength in method='l-map'; got "
+                f"{reg_nats=}, {reg_strength=}, {method=}"
+            )
+            raise InputError(message)
+        if not (isinstance(reg_nats, float | int) and 0 <= reg_nats < math.inf):
+            message = f"reg_nats must be a finite number >= 0, got {reg_nats!r}"
+            raise InputError(message)
     for name, value in (("weight_decay", weight_decay), ("reg_strength", reg_strength)):
         number = isinstance(value, float | int) and 0 <= value < math.inf
         if value != AUTO and not number:

@@ -94,10 +94,10 @@ def test_figures_compare_rows_of_the_table():
 
 
 def test_unknown_rows_are_refused():
-    with pytest.raises(InputError, match="no row 'kmnist'; there are ps-map, white-noise"):
+    with pytest.raises(InputError, match="kmnist"):
         kind_of("kmnist")
     for changes in ({"rows": ("ps-map", "l-map")}, {"datasets": ("fmnist", "mnist")}):
-        with pytest.raises(InputError, match="no '(l-map|mnist)'; there are (fmnist|ps-map), "):
+        with pytest.raises(InputError, match="l-map|mnist"):
             dataclasses.replace(ImageTable.config, **changes)
 
 
@@ -543,7 +543,7 @@ def test_the_head_comes_off(seeded: None):
     settings = ImageSettings(data="cifar10", width=2)
     bare = without_head(build_model(settings))
     assert bare(torch.zeros(2, 3, 32, 32)).shape == (2, 16)
-    with pytest.raises(UnsupportedModuleError, match="Conv2d has no linear layer"):
+    with pytest.raises(UnsupportedModuleError, match="Conv2d"):
         without_head(nn.Conv2d(1, 1, 1))
 
 

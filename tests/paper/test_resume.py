@@ -360,7 +360,7 @@ def test_a_damaged_summary_can_be_replaced(tmp_path):
     run(tmp_path)
     here = RunFolder(tmp_path / "squares")
     here.summary_file.write_text("{")
-    with pytest.raises(CheckpointError, match="not a summary of fsmap"):
+    with pytest.raises(CheckpointError, match="summary"):
         here.summary()
     (outcome,) = run(tmp_path)
     assert outcome.status == "finished"
@@ -373,7 +373,7 @@ def test_a_run_with_a_damaged_summary_is_resumed_from_its_units(tmp_path, monkey
     run(tmp_path, assignments=("sizes=1,2",))
     here = RunFolder(tmp_path / "squares")
     here.summary_file.write_text(text)
-    with pytest.raises(CheckpointError, match="run the experiment again with --resume"):
+    with pytest.raises(CheckpointError, match="--resume"):
         here.summary()
     monkeypatch.setattr(Squares, "trouble", raise_at(1))  # done before: not measured again
     (refused,) = run(tmp_path, quick=True, resume=True)
@@ -444,7 +444,7 @@ def test_a_header_that_was_lost_cannot_be_resumed(tmp_path):
     folder = RunFolder(tmp_path / "squares")
     folder.path.mkdir()
     folder.units_file.write_text("")
-    with pytest.raises(CheckpointError, match="nothing can be resumed here"):
+    with pytest.raises(CheckpointError, match="resumed"):
         folder.header()
 
 

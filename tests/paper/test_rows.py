@@ -198,7 +198,7 @@ def test_what_every_reader_needs_is_enough(tmp_path):
 )
 def test_a_damaged_summary_is_refused_wherever_it_is_read(tmp_path, summary):
     write_run(tmp_path / "squares", summary)
-    with pytest.raises(CheckpointError, match=r"squares/summary.json is not a summary of fsmap"):
+    with pytest.raises(CheckpointError, match="summary.json"):
         read_run(tmp_path / "squares")
     assert "cannot read" in last_result("squares", [tmp_path])
 

@@ -262,6 +262,18 @@ def test_errors_are_root_mean_squares_of_the_residuals():
         assert_close(values[1, 2], residual.square().mean().sqrt())
 
 
+def test_curvature_is_the_mean_eigenvalue_of_the_hessian():
+    stack = fitted()
+    f, _ = functional(SMALL.model())
+    train, theta = stack.problems[2].train, stack.theta[1, 2]
+
+    def loss(t: torch.Tensor) -> torch.Tensor:
+        return (f({"theta": t}, train.x) - train.y).square().mean()
+
+    eigenvalues = torch.linalg.eigvalsh(torch.func.hessian(loss)(theta))
+    assert_close(stack.curvature()[1, 2], eigenvalues.mean())
+
+
 def test_a_problem_in_the_stack_ends_where_it_would_end_alone():
     together = fitted()
     problem = together.problems[3]

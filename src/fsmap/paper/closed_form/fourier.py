@@ -267,7 +267,7 @@ class Fourier(Experiment):
         "FS-MAP's function is far more probable, lies in a flatter place, predicts better from "
         "N = 200 on, and its training error stays near the noise of 0.1."
     )
-    cost = "20 s"
+    cost = "2 min"
     protocol = (
         "exact: true objective in log space, no jitter. paper: 1e-32 inside the logarithm "
         "(authors' code). Full-batch Adam from θ = 0."

@@ -73,7 +73,7 @@ class FourierPX(Experiment):
         "Uniform(−1, 1), where the test points are, is best. How much worse Uniform(−0.1, 0.1) is "
         "depends on the jitter alone: without jitter the two objectives differ by a constant."
     )
-    cost = "20 s"
+    cost = "90 s"
     protocol = (
         "jittered objective at ε = 1e-32 (authors), 1e-12, 1e-6, log det by QR of the features at "
         "10,000 samples; exact: true objective in log space, the same for both p_X"
@@ -182,7 +182,7 @@ class FourierNoise(Experiment):
         "Where the likelihood overestimates the noise tenfold, FS-MAP underfits and its error "
         "explodes; PS-MAP hardly notices. At a third of the true noise the two are alike."
     )
-    cost = "20 s"
+    cost = "60 s"
     protocol = "exact: true objective in log space. paper: 1e-32 inside the logarithm"
     config = NoiseConfig()
     quick = NoiseConfig(ratios=(1 / 3, 1.0, 3.0, 10.0), steps=800)
@@ -269,7 +269,7 @@ class FourierPoints(Experiment):
         "The error falls from near PS-MAP's until Φ has full rank, at M = 202 points (201 still "
         "leave sin(100πx) unseen), and stays there."
     )
-    cost = "90 s"
+    cost = "4 min"
     protocol = (
         "jittered objective at ε = 1e-32 (authors), 1e-12, 1e-6; log det by the alias classes of "
         "the lattice, exact at any rank. M = ∞ is Uniform(−1, 1) at the same ε"

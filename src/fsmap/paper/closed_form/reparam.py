@@ -216,7 +216,7 @@ class Reparam(Experiment):
         "The same model and prior, written in 1/θ: PS-MAP pushes the weights away from zero and "
         "becomes rough. Written in sinh θ, FS-MAP finds the very same function, PS-MAP does not."
     )
-    cost = "20 s"
+    cost = "3 min"
     protocol = "true objectives, ε = 0 in log space; optimized by Adam, in both coordinates"
     config = Config()
     quick = Config(steps=1_200, seeds=2, small_steps=1_500)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.cli.checkpoints import add_model_option, load_classifier
+from fsmap.cli.options import add_model_option, load_classifier
 from fsmap.errors import InputError, MissingDataError, require
 
 if TYPE_CHECKING:
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from fsmap.data.images.read import Images
     from fsmap.train.images import ImageSettings
 
-FOREIGN = {"fashion-mnist": "kmnist", "mnist": "fashion-mnist", "cifar10": "cifar100"}
+FOREIGN = {
+    "fashion-mnist": "kmnist",
+    "mnist": "fashion-mnist",
+    "cifar10": "cifar100",
+    "cifar100": "cifar10",
+}
 """The set that a classifier is shown as foreign, unless another is asked for."""
 
 LINES = ("accuracy", "selective", "nll", "ece", "brier", "nll_scaled", "ece_scaled")
@@ -26,11 +31,7 @@ PERCENT = ("accuracy", "selective", "ece", "ece_scaled")
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "assess",
@@ -66,17 +67,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write, and say what was found.
-
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0.
-
-    Raises:
-        InputError: If a number or a name is out of range.
-    """
+    """Measure, write, and say what was found."""
     from fsmap.assess.images import Classifier, assess_images
     from fsmap.report.figures import save, style
     from fsmap.report.image_figures import assessment_figure

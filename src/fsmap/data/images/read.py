@@ -20,6 +20,8 @@ from fsmap.errors import InputError, MissingDataError, require
 
 Folder = str | os.PathLike[str] | None
 
+CIFAR100_TEST = 10_000
+
 
 class Images(NamedTuple):
     """Labelled images."""
@@ -45,8 +47,9 @@ def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Ima
     Args:
         name: ``fmnist``, ``kmnist``, ``mnist``, ``cifar10``, ``cifar100``,
             ``cifar10.1``, ``kmnist-train``.
-        split: ``train``, ``test`` or ``all``; sets without a known split have ``all`` only, and
-            KMNIST's training images are a set of their own.
+        split: ``train``, ``test`` or ``all``; KMNIST's training images are a set of their own. The
+            official split of CIFAR-100 is lost: in file order its first 10,000 images are ``test``
+            and the others ``train``, so that test accuracy cannot be compared with published ones.
         data_dir: A folder to look into first.
 
     Returns:
@@ -63,7 +66,7 @@ def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Ima
     if split not in allowed:
         message = f"{entry.name} has the splits {', '.join(allowed)}, got {split!r}"
         raise InputError(message)
-    if split == "all" and "train" in allowed:
+    if split == "all" and reader is not _cifar100:
         parts = [reader(entry.name, part, data_dir) for part in ("train", "test")]
         return Images(torch.cat([p.x for p in parts]), torch.cat([p.y for p in parts]))
     return reader(entry.name, split, data_dir)
@@ -93,7 +96,9 @@ def _cifar100(name: str, split: str, data_dir: Folder) -> Images:
     mosaics = [path for key, path in files.items() if key.endswith(".webp")]
     pixels = np.concatenate([tiles(_picture(path)) for path in mosaics])
     labels = np.frombuffer(files["labels_fine.bin"].read_bytes(), dtype=np.uint8)
-    return _checked(name, _planar(pixels), torch.from_numpy(labels.astype(np.int64)))
+    whole = _checked(name, _planar(pixels), torch.from_numpy(labels.astype(np.int64)))
+    parts = {"test": slice(CIFAR100_TEST), "train": slice(CIFAR100_TEST, None)}
+    return whole.take(parts.get(split, slice(None)))
 
 
 def _cifar10_1(name: str, split: str, data_dir: Folder) -> Images:
@@ -154,12 +159,13 @@ def fingerprint(images: Images) -> str:
 
 
 Reader = Callable[[str, str, Folder], Images]
+# Splits and reader; the first split is what p_X draws from.
 READERS: dict[str, tuple[tuple[str, ...], Reader]] = {
     "fashion-mnist": (("train", "test", "all"), _idx),
     "mnist": (("train", "test", "all"), _idx),
     "kmnist": (("test",), _idx),
     "kmnist-train": (("train",), _idx),
     "cifar10": (("train", "test", "all"), _cifar10),
-    "cifar100": (("all",), _cifar100),
+    "cifar100": (("all", "train", "test"), _cifar100),
     "cifar10.1": (("test",), _cifar10_1),
 }

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from fsmap import __version__
+from fsmap.cli import options
 from fsmap.errors import FsmapError
 
 ORDER = (
@@ -50,20 +51,12 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = NEGATIVE  # argparse's takes -1e-6 for an option
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where help is.
-
-        Args:
-            message: What argparse found.
-        """
+        """Say what is wrong and where help is."""
         self.exit(2, f"fsmap: {message}\nSee `{self.prog} --help`.\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser with all commands.
-
-    Returns:
-        The parser.
-    """
+    """The parser with all commands."""
     parser = Parser(
         prog="fsmap",
         description="Learn the most likely function of a model, not its most likely parameters.",
@@ -82,15 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        argv: Arguments; those of the process if None.
-
-    Returns:
-        Exit code: 0 done, 1 a bug, 2 a mistake the message explains, 130 interrupted, 143
-        training was asked to terminate.
-    """
+    """Run a command."""
     parser = build_parser()
     for text in sys.argv[1:] if argv is None else argv:
         if not text.isascii() and text != text.encode(errors="replace").decode():
@@ -100,6 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
+        options.check(arguments)
         return int(arguments.handler(arguments))
     except KeyboardInterrupt:
         return 130

@@ -10,21 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsmap.cli import console, ray_pool
+from fsmap.cli import console
 from fsmap.errors import InputError, require
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
     from fsmap.experiments.jobs import Outcome
     from fsmap.experiments.options import Options
+    from fsmap.experiments.runner import Pool
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "run",
@@ -44,12 +41,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
-    """What ``run`` and ``sweep`` have in common.
-
-    Args:
-        parser: Where to.
-        out: The usual folder.
-    """
+    """What ``run`` and ``sweep`` have in common."""
     parser.add_argument("--quick", action="store_true", help="small sizes: seconds, not minutes")
     parser.add_argument(
         "--out",
@@ -82,22 +74,45 @@ def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
     parser.add_argument("--silent", action="store_true", help="no progress bar")
-    ray_pool.add_options(parser)
+    add_ray_options(parser)
+
+
+def add_ray_options(parser: argparse.ArgumentParser) -> None:
+    """Add ``--ray`` and ``--retries``."""
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="measure all units at once on a Ray cluster (HOST:6379, or auto: this machine's); "
+        "without an address one is started on this machine",
+    )
+    parser.add_argument(
+        "--retries",
+        type=int,
+        default=2,
+        metavar="N",
+        help="with --ray: try a unit again after its worker died or it failed (default: 2)",
+    )
+
+
+@contextmanager
+def pool_of(arguments: argparse.Namespace) -> Iterator[Pool | None]:
+    """The pool that was asked for."""
+    if arguments.ray is None:
+        if arguments.retries != 2:
+            message = "--retries goes with --ray: here, a unit that fails is a bug to look at."
+            raise InputError(message)
+        yield None
+        return
+    from fsmap.integrations.ray import RayPool
+
+    with RayPool(arguments.ray or None, retries=arguments.retries, say=console.note) as pool:
+        yield pool
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run what was asked for.
-
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0 if all ran or were skipped with a reason, 1 after a bug, 2 after an error, 130 if
-        interrupted.
-
-    Raises:
-        InputError: If options contradict each other.
-    """
+    """Run what was asked for."""
     from fsmap.experiments import runner
 
     if "all" in arguments.ids and len(arguments.ids) > 1:
@@ -108,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
     ids = list(dict.fromkeys(arguments.ids))
     outcomes = []
     try:
-        with terminate_as_interrupt(), ray_pool.pool_of(arguments) as pool:
+        with terminate_as_interrupt(), pool_of(arguments) as pool:
             for outcome in runner.run(ids, options, console.note, pool):
                 outcomes.append(outcome)
                 _tell(outcome)
@@ -119,18 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def options_of(arguments: argparse.Namespace, assignments: tuple[str, ...]) -> Options:
-    """Options of a run out of those of the command.
-
-    Args:
-        arguments: The options of the command.
-        assignments: ``key=value`` texts.
-
-    Returns:
-        The options.
-
-    Raises:
-        InputError: If options contradict each other.
-    """
+    """Options of a run out of those of the command."""
     from fsmap.experiments.options import Options
 
     if arguments.resume and arguments.force:
@@ -151,11 +155,7 @@ def options_of(arguments: argparse.Namespace, assignments: tuple[str, ...]) -> O
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """A polite kill (SIGTERM) ends a run as Ctrl-C does.
-
-    Yields:
-        Nothing.
-    """
+    """A polite kill (SIGTERM) ends a run as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may choose what signals do
         return

@@ -7,8 +7,8 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsmap.cli import console, ray_pool
-from fsmap.cli.run import add_options, options_of, terminate_as_interrupt
+from fsmap.cli import console
+from fsmap.cli.run import add_options, options_of, pool_of, terminate_as_interrupt
 from fsmap.errors import FsmapError, InputError, require
 from fsmap.report.summary import coverage
 from fsmap.train.progress import duration
@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "sweep",
@@ -41,14 +37,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every point of the grid.
-
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0 if all points ran, 1 after a bug, 2 after an error, 130 if interrupted.
-    """
+    """Run every point of the grid."""
     from fsmap.experiments import runner, sweep
 
     require("matplotlib", extra="report")  # before the work, not after it
@@ -58,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     console.note(f"{arguments.id}: {_count(len(points))} in {table.parent}")
     outcomes: list[Outcome] = []
     try:
-        with terminate_as_interrupt(), ray_pool.pool_of(arguments) as pool:
+        with terminate_as_interrupt(), pool_of(arguments) as pool:
             plans = [point.plan for point in points]
             for outcome in runner.run_plans(plans, console.note, pool):
                 outcomes.append(outcome)

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 ZERO_IS_NONE = frozenset(
@@ -17,6 +16,8 @@ ZERO_IS_NONE = frozenset(
     + ("fmnist_weight_decay", "cifar10_weight_decay")
 )
 """Names, in any config, whose zero switches something off."""
+
+LARGEST = 1e12
 
 
 def check_range(field: dataclasses.Field[Any], value: Any) -> None:
@@ -29,14 +30,17 @@ def check_range(field: dataclasses.Field[Any], value: Any) -> None:
     Raises:
         ValueError: If a number is out of range.
     """
+    if value == () and field.default != ():
+        message = "It needs at least one value."
+        raise ValueError(message)
     default = field.default if isinstance(field.default, tuple) else (field.default,)
     usual = [number for number in default if _is_number(number)]
     zero = 0 in usual or field.name in ZERO_IS_NONE
     for number in value if isinstance(value, tuple) else (value,):
         if not _is_number(number):
             continue
-        if not math.isfinite(number):
-            message = "Write a finite number."
+        if not abs(number) <= LARGEST:
+            message = f"Write a number up to {LARGEST:g}."
             raise ValueError(message)
         counts = isinstance(number, int)
         free = min(usual, default=0) < 0 or not (usual or counts)

@@ -34,7 +34,7 @@ class State(NamedTuple):
 class Output(NamedTuple):
     """An output object without its tensors."""
 
-    kind: type | None  # None for containers that torch knows
+    kind: Any  # its class; None for containers that torch knows
     spec: Any
     leaves: tuple[Any, ...]  # `TENSOR` where a tensor was
 

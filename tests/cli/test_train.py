@@ -15,9 +15,9 @@ import torch
 
 from fsmap.cli import main
 from fsmap.cli.train import LOCK
+from fsmap.files import exclusive
 from fsmap.train.images import load_model
 from fsmap.train.images.state import FILE
-from fsmap.train.lock import exclusive
 
 MODEL = "image_cases:TinyNet"
 TINY = [

@@ -12,7 +12,7 @@ import pandas
 import pytest
 
 from fsmap.data.catalogue import Download, find
-from fsmap.data.convert import convert, write_csv
+from fsmap.data.fetch import convert, write_csv
 from fsmap.data.sources import look_for
 from fsmap.errors import InputError, MissingExtraError
 

@@ -25,9 +25,7 @@ from fsmap.data.images import (
     task,
 )
 from fsmap.data.images import evaluation as px
-from fsmap.data.images.generated import generate
-from fsmap.data.images.idx import read_idx
-from fsmap.data.images.read import tiles
+from fsmap.data.images.read import generate, read_idx, tiles
 from fsmap.errors import InputError, MissingDataError
 
 RNG = np.random.default_rng(0)

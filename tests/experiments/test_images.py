@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fsmap.data.images.generated import generate
+from fsmap.data.images.read import generate
 from fsmap.errors import InputError, MissingDataError
 from fsmap.experiments import (
     image_landscape,

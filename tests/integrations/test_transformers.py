@@ -20,8 +20,7 @@ from transformers import (
 
 import fsmap
 from fsmap.errors import InputError
-from fsmap.integrations.collated import Collated
-from fsmap.integrations.transformers import LMAPTrainer, LMAPTrainerMixin
+from fsmap.integrations.transformers import Collated, LMAPTrainer, LMAPTrainerMixin
 
 pytestmark = pytest.mark.usefixtures("seeded")
 

@@ -69,10 +69,10 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, write, and say what was found."""
     from fsmap.assess.images import Classifier, assess_images
+    from fsmap.files import make_folder, write_whole
     from fsmap.report.figures import save, style
     from fsmap.report.image_figures import assessment_figure
     from fsmap.report.records import plain
-    from fsmap.train.files import make_folder, write_whole
     from fsmap.train.images.build import load_data
 
     require("matplotlib", extra="report")
@@ -144,7 +144,7 @@ def _foreign(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str
     """Images of other sets: those asked for, or the usual one where it is there."""
     from fsmap.data.catalogue import find
     from fsmap.data.images.folder import is_folder
-    from fsmap.data.images.generated import generate
+    from fsmap.data.images.read import generate
     from fsmap.data.images.task import facts_of
 
     if settings.generated:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
 from fsmap.errors import InputError, require
-from fsmap.train.progress import duration
+from fsmap.progress import duration
 
 if TYPE_CHECKING:
     from fsmap.experiments.jobs import Outcome

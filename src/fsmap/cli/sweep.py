@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fsmap.cli import console
 from fsmap.cli.run import add_options, options_of, pool_of, terminate_as_interrupt
 from fsmap.errors import FsmapError, InputError, require
+from fsmap.progress import duration
 from fsmap.report.summary import coverage
-from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
     from fsmap.experiments.jobs import Outcome

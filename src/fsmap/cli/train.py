@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fsmap.cli import console
 from fsmap.cli.options import check_seed, device_of
 from fsmap.errors import FsmapError, InputError
-from fsmap.train.lock import exclusive
-from fsmap.train.progress import duration
+from fsmap.files import exclusive
+from fsmap.progress import duration
 
 if TYPE_CHECKING:
     import torch

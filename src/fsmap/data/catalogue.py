@@ -36,7 +36,7 @@ class Download(NamedTuple):
     Attributes:
         url: What to download.
         path: The file of the data set that it becomes.
-        kind: ``"copy"``, ``"gunzip"``, or a reader of tables in :mod:`fsmap.data.convert`.
+        kind: ``"copy"``, ``"gunzip"``, or a reader of tables in :mod:`fsmap.data.fetch`.
         member: End of the name of the wanted file, where the download is an archive.
         header: Column names of the table that is written.
         columns: Which columns of the source become them, in order; empty: all.
@@ -108,14 +108,9 @@ class DataSet(NamedTuple):
 
 
 def catalogue() -> Mapping[str, DataSet]:
-    """All data sets.
-
-    Returns:
-        By name: the tables of the paper's Table 1 first, then other tables, then images.
-    """
-    from fsmap.data.image_sets import IMAGE_SETS
+    """All data sets."""
+    from fsmap.data.image_sets import IMAGE_SETS, RESNET50
     from fsmap.data.uci_sets import TABLES
-    from fsmap.data.weight_sets import RESNET50
 
     return MappingProxyType({entry.name: entry for entry in (*TABLES, *IMAGE_SETS, RESNET50)})
 

@@ -10,12 +10,12 @@ from typing import Any
 from fsmap.errors import CheckpointError, InputError
 from fsmap.experiments.experiment import Experiment
 from fsmap.experiments.run_folder import RunFolder
+from fsmap.files import write_whole
 from fsmap.report import figures
 from fsmap.report.circumstances import machine
 from fsmap.report.interactive import Interactive
 from fsmap.report.records import Row, encode, key_of, plain
 from fsmap.report.summary import COVERS, write_summary
-from fsmap.train.files import write_whole
 
 MEASURED = ("seconds", "machine", "date", "command")
 """Entries of ``summary.json`` that belong to the measuring, and stay when a run is drawn again."""

@@ -22,11 +22,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsmap.errors import CheckpointError
+from fsmap.files import exclusive, remove_partial, write_whole
 from fsmap.report import records
 from fsmap.report.records import Content, Line, Row, plain
 from fsmap.report.summary import coverage, read_run
-from fsmap.train.files import remove_partial, write_whole
-from fsmap.train.lock import exclusive
 
 HIDDEN = ".fsmap"
 

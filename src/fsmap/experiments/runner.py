@@ -10,7 +10,7 @@ from fsmap.experiments.jobs import Job, Outcome, Plan, Say, begin, failure
 from fsmap.experiments.measure import Task, measure
 from fsmap.experiments.options import Options, check_settings, configure
 from fsmap.experiments.registry import get, registry
-from fsmap.train.progress import Progress, progress
+from fsmap.progress import Progress, progress
 
 
 class Pool(Protocol):

@@ -27,9 +27,9 @@ from fsmap.experiments.options import Options, configure
 from fsmap.experiments.overrides import fields
 from fsmap.experiments.registry import get
 from fsmap.experiments.run_folder import RunFolder
+from fsmap.files import write_whole
 from fsmap.report.records import Row, encode
 from fsmap.report.tables import mean
-from fsmap.train.files import write_whole
 
 MAX_POINTS = 10_000
 MAX_NAME = 120  # characters; file systems allow 255

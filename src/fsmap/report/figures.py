@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.errors import require
+from fsmap.files import write_whole
 from fsmap.report.hover import embed
 from fsmap.report.numbers import number
-from fsmap.train.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsmap.errors import CheckpointError
+from fsmap.files import write_whole
 from fsmap.report.records import intact, plain, read_content, revive, sealed, unsealed
-from fsmap.train.files import write_whole
 
 COVERS = "covers"
 """Entry of the summary of a finished run that is asked for more units."""

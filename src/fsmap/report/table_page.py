@@ -9,13 +9,13 @@ from pathlib import Path
 from fsmap.assess.table_fit import LINEAR, METHODS, Fitted
 from fsmap.data.columns import LEFT_OUT, NUMBER, Column
 from fsmap.data.target import REGRESSION
+from fsmap.progress import duration
 from fsmap.report.circumstances import circumstances
 from fsmap.report.figures import NAMES, to_svg
 from fsmap.report.inline_svg import Glyphs, inline
 from fsmap.report.numbers import MINUS, number
 from fsmap.report.page import environment, theme
 from fsmap.report.table_figures import pictures
-from fsmap.train.progress import duration
 
 HEADINGS = {
     "rmse": "RMSE",

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fsmap.progress import duration
 from fsmap.report.figures import NAMES
 from fsmap.report.inline_svg import Glyphs, inline
 from fsmap.report.numbers import number, shown
 from fsmap.report.pivot import pivot
 from fsmap.report.records import plain
 from fsmap.report.summary import Run, coverage
-from fsmap.train.progress import duration
 
 METHODS = {
     **NAMES,

@@ -17,8 +17,7 @@ from fsmap.data.images.evaluation import (
     parse,
 )
 from fsmap.data.images.folder import is_folder, read_folder
-from fsmap.data.images.generated import generate
-from fsmap.data.images.read import READERS, Folder, Images, fingerprint, read_images
+from fsmap.data.images.read import READERS, Folder, Images, fingerprint, generate, read_images
 from fsmap.errors import InputError
 
 KNOWN = ("train", WHITE_NOISE, *READERS)
@@ -173,20 +172,7 @@ def load_task(
 
 
 def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
-    """Replace a fraction of labels by uniformly random ones (some of which are right by chance).
-
-    Args:
-        y: Labels ``[N]``.
-        fraction: Exactly round(fraction·N) labels are drawn anew.
-        classes: K.
-        seed: Of which ones and of what they become; a larger fraction keeps the noise of a smaller.
-
-    Returns:
-        New labels; the same tensor where nothing changes.
-
-    Raises:
-        InputError: If the fraction is not in [0, 1].
-    """
+    """Replace a fraction of labels by uniformly random ones (some of which are right by chance)."""
     if not 0 <= fraction <= 1:
         message = f"label_noise is a fraction between 0 and 1, got {fraction:g}"
         raise InputError(message)
@@ -202,17 +188,7 @@ def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
 
 
 def facts_of(data: str) -> ImageSet:
-    """What the protocol says about a training set.
-
-    Args:
-        data: Its name.
-
-    Returns:
-        Shape, normalization, classes.
-
-    Raises:
-        InputError: If there is no protocol for it.
-    """
+    """What the protocol says about a training set."""
     if is_folder(data):
         folder = read_folder(data)
         shape: Any = tuple(folder.train.x.shape[1:])

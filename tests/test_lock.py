@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fsmap.errors import InputError
+from fsmap.files import exclusive
 from fsmap.train import lock
-from fsmap.train.lock import exclusive
 
 
 def fail_in(folder: Path, *names: str) -> None:

@@ -12,7 +12,7 @@ import torch
 
 import fsmap
 from fsmap.errors import CheckpointError, InputError
-from fsmap.train.files import beside, make_folder, remove_partial, write_whole
+from fsmap.files import beside, make_folder, remove_partial, write_whole
 
 
 @pytest.mark.parametrize(

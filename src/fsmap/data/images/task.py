@@ -172,7 +172,10 @@ def load_task(
 
 
 def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
-    """Replace a fraction of labels by uniformly random ones (some of which are right by chance)."""
+    """Replace round(fraction·N) labels by uniformly random ones, some of them right by chance.
+
+    For one seed a larger fraction keeps the noise of a smaller one.
+    """
     if not 0 <= fraction <= 1:
         message = f"label_noise is a fraction between 0 and 1, got {fraction:g}"
         raise InputError(message)

@@ -105,15 +105,15 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 def _chosen(names: list[str]) -> list[Any]:
     """The entries that were named; all if none was."""
-    from fsmap.data.catalogue import catalogue, find
-    from fsmap.data.uci_sets import PAPER_TABLES
+    from fsmap.data.catalogue import PAPER_TABLES, catalogue, find
 
     if not names or names == ["all"]:
         return list(catalogue().values())
     found: dict[str, Any] = {}
     for name in names:
-        entries = PAPER_TABLES if name == "uci" else [find(name)]
-        found.update({entry.name: entry for entry in entries})
+        for one in PAPER_TABLES if name == "uci" else [name]:
+            entry = find(one)
+            found[entry.name] = entry
     return list(found.values())
 
 

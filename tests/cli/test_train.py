@@ -65,7 +65,7 @@ def test_in_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     ("words", "message"),
     [
         (["--method", "magic"], "method must be one of ps-map, l-map, got 'magic'"),
-        (["--data", "digits"], "no data set 'digits'. Known: fashion-mnist, mnist, cifar10."),
+        (["--data", "digits"], "'digits'"),
         (["--seeds", "a"], "--seeds is written 0 or 0,1,2, got 'a'"),
         (["--seeds", "0,1,0"], "--seeds names a seed twice: 0,1,0"),
         (["--device", "abacus"], "--device:"),

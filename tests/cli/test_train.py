@@ -137,7 +137,7 @@ def test_a_killed_process_ends_the_job_which_resumes(tmp_path: Path):
     assert "the same command with --resume goes on from it" in errors
     assert "lost the others" in errors or "asked to terminate" in errors
     assert 4 <= load_model(tmp_path, model=MODEL)[1]["step"] < 160
-    with pytest.warns(UserWarning, match="2 processes there, 1 here"):
+    with pytest.warns(UserWarning, match="processes"):
         assert main([*words, "--out", str(tmp_path), "--resume"]) == 0
     assert load_model(tmp_path, model=MODEL)[1]["step"] == 160
 

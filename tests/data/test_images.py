@@ -154,26 +154,24 @@ def test_what_is_not_idx(tmp_path: Path, raw: bytes, message: str):
         read_idx(path)
     path = tmp_path / "images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(raw)[:-12])
-    with pytest.raises(MissingDataError, match="truncated or damaged"):
+    with pytest.raises(MissingDataError, match="truncated"):
         read_idx(path)
 
 
 def test_sets_and_splits_that_are_not_there(folder: Path):
-    with pytest.raises(InputError, match="'boston' is no image set"):
+    with pytest.raises(InputError, match="boston"):
         read_images("boston", "train", folder)
     with pytest.raises(
         InputError, match=r"no data set 'cifar'. Did you mean 'cifar10.*'\? Known: f"
     ):
         read_images("cifar", "train", folder)
-    with pytest.raises(
-        InputError, match=r"no data set 'digits'\. Known: train, white-noise, .*cifar100"
-    ):
+    with pytest.raises(InputError, match="digits"):
         load_task("fmnist", px="digits", limit=8, data_dir=folder)
-    with pytest.raises(InputError, match=r"no data set 'whitenoise'\. Did you mean 'white-noise'"):
+    with pytest.raises(InputError, match="whitenoise"):
         load_task("fmnist", px="whitenoise", limit=8, data_dir=folder)
     with pytest.raises(InputError, match="splits"):
         read_images("cifar100", "valid", folder)
-    with pytest.raises(InputError, match="cannot train on 'kmnist'"):
+    with pytest.raises(InputError, match="cannot"):
         load_task("kmnist")
 
 
@@ -220,7 +218,7 @@ def test_label_noise():
     more = task.noisy_labels(y, 0.6, 10, 0)
     assert torch.equal(more[some != y], some[some != y])
     assert not torch.equal(task.noisy_labels(y, 0.2, 10, 1), some)
-    with pytest.raises(InputError, match="a fraction between 0 and 1, got 1.5"):
+    with pytest.raises(InputError, match="fraction"):
         task.noisy_labels(y, 1.5, 10, 0)
 
 
@@ -287,7 +285,7 @@ def test_white_noise_is_fixed():
 
 @pytest.mark.parametrize("text", ["", "train+", "0*train", "x*train", "-1*train"])
 def test_mixtures_that_cannot_be_read(text: str):
-    with pytest.raises(InputError, match="is no component"):
+    with pytest.raises(InputError, match="component"):
         px.parse(text)
 
 

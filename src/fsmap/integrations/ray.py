@@ -102,7 +102,17 @@ class RayPool:
         num_gpus: Callable[[Any], float] = lambda _: 0,
         name: Callable[[Any], str] = str,
     ) -> Iterator[Trial]:
-        """Call a function with every item."""
+        """Call a function with every item.
+
+        Args:
+            function: Runs on a worker; it, the items and the results must be picklable.
+            items: Its argument, trial by trial.
+            num_gpus: GPUs that an item needs; ignored on a cluster that has none.
+            name: What messages call an item.
+
+        Yields:
+            A trial as it ends, in that order. One that fails does not disturb the others.
+        """
         gpus = ray.cluster_resources().get("GPU", 0) > 0
         remote = ray.remote(_guarded)
 

@@ -40,7 +40,7 @@ def check_range(field: dataclasses.Field[Any], value: Any) -> None:
         if not _is_number(number):
             continue
         if not abs(number) <= LARGEST:
-            message = f"Write a number up to {LARGEST:g}."
+            message = f"Write a finite number. At most {LARGEST:g} is allowed."
             raise ValueError(message)
         counts = isinstance(number, int)
         free = min(usual, default=0) < 0 or not (usual or counts)

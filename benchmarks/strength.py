@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import fsmap
 from fsmap.data.uci import read_table
-from fsmap.report.circumstances import circumstances
+from fsmap.paper.rows import circumstances
 
 RESULTS = Path(__file__).parent / "results" / "strength.jsonl"
 LAMBDAS, NATS = ("1e-3", "1.4e-3", "2e-3"), ("0.0125", "0.025", "0.05", "0.1", "0.2")
@@ -84,7 +84,7 @@ def wine(name: str) -> Task:
 
 def layernorm(folder: Path) -> Task:
     """5,000 images of FashionMNIST and an MLP with LayerNorm."""
-    from fsmap.data.images.idx import read_idx
+    from fsmap.data.images.read import read_idx
 
     x = read_idx(folder / "train-images-idx3-ubyte.gz").flatten(1).float() / 255
     y = read_idx(folder / "train-labels-idx1-ubyte.gz").long()

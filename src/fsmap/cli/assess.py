@@ -70,9 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, write, and say what was found."""
     from fsmap.assess.images import Classifier, assess_images
     from fsmap.files import make_folder, write_whole
-    from fsmap.report.figures import save, style
-    from fsmap.report.image_figures import assessment_figure
-    from fsmap.report.records import plain
+    from fsmap.paper.report.figures import save, style
+    from fsmap.paper.report.image_figures import assessment_figure
+    from fsmap.paper.rows import plain
     from fsmap.train.images.build import load_data
 
     require("matplotlib", extra="report")
@@ -198,7 +198,7 @@ def _check_shape(name: str, images: Tensor, settings: ImageSettings) -> None:
 
 
 def _tell(found: Assessment) -> None:
-    from fsmap.report.numbers import number
+    from fsmap.paper.report.tables import number
 
     header = ["", *(name.replace("_", " ") for name in LINES)]
     lines = []

@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.assess.table_fit import fit_table
     from fsmap.data.tables import read_table
     from fsmap.files import write_whole
-    from fsmap.report import table_page
+    from fsmap.paper.report import table_page
 
     for module in ("matplotlib", "jinja2"):  # before the work, not after it
         require(module, extra="report")

@@ -15,9 +15,8 @@ from fsmap.errors import InputError, require
 from fsmap.progress import duration
 
 if TYPE_CHECKING:
-    from fsmap.experiments.jobs import Outcome
-    from fsmap.experiments.options import Options
-    from fsmap.experiments.runner import Pool
+    from fsmap.paper.engine import Outcome, Pool
+    from fsmap.paper.options import Options
 
 
 def add_parser(subparsers: Any) -> None:
@@ -74,11 +73,6 @@ def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
     parser.add_argument("--silent", action="store_true", help="no progress bar")
-    add_ray_options(parser)
-
-
-def add_ray_options(parser: argparse.ArgumentParser) -> None:
-    """Add ``--ray`` and ``--retries``."""
     parser.add_argument(
         "--ray",
         nargs="?",
@@ -96,24 +90,9 @@ def add_ray_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@contextmanager
-def pool_of(arguments: argparse.Namespace) -> Iterator[Pool | None]:
-    """The pool that was asked for."""
-    if arguments.ray is None:
-        if arguments.retries != 2:
-            message = "--retries goes with --ray: here, a unit that fails is a bug to look at."
-            raise InputError(message)
-        yield None
-        return
-    from fsmap.integrations.ray import RayPool
-
-    with RayPool(arguments.ray or None, retries=arguments.retries, say=console.note) as pool:
-        yield pool
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run what was asked for."""
-    from fsmap.experiments import runner
+    from fsmap.paper import engine
 
     if "all" in arguments.ids and len(arguments.ids) > 1:
         message = f"`all` stands alone, got {' '.join(arguments.ids)}."
@@ -124,7 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     outcomes = []
     try:
         with terminate_as_interrupt(), pool_of(arguments) as pool:
-            for outcome in runner.run(ids, options, console.note, pool):
+            for outcome in engine.run(ids, options, console.note, pool):
                 outcomes.append(outcome)
                 _tell(outcome)
     except KeyboardInterrupt:
@@ -135,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def options_of(arguments: argparse.Namespace, assignments: tuple[str, ...]) -> Options:
     """Options of a run out of those of the command."""
-    from fsmap.experiments.options import Options
+    from fsmap.paper.options import Options
 
     if arguments.resume and arguments.force:
         message = "--resume continues a run and --force drops it. Use one of them."
@@ -151,6 +130,21 @@ def options_of(arguments: argparse.Namespace, assignments: tuple[str, ...]) -> O
         data_dir=arguments.data_dir,
         silent=arguments.silent,
     )
+
+
+@contextmanager
+def pool_of(arguments: argparse.Namespace) -> Iterator[Pool | None]:
+    """The pool that ``--ray`` asks for; None without it."""
+    if arguments.ray is None:
+        if arguments.retries != 2:
+            message = "--retries goes with --ray: here, a unit that fails is a bug to look at."
+            raise InputError(message)
+        yield None
+        return
+    from fsmap.integrations.ray import RayPool
+
+    with RayPool(arguments.ray or None, retries=arguments.retries, say=console.note) as pool:
+        yield pool
 
 
 @contextmanager
@@ -201,6 +195,6 @@ def _conclude(outcomes: list[Outcome], options: Options) -> int:
         console.say(f"See it with: fsmap report {options.out}")
     if not failed:
         return 0
-    from fsmap.experiments.jobs import is_bug
+    from fsmap.paper.engine import is_bug
 
     return 1 if any(is_bug(outcome.error) for outcome in failed) else 2

@@ -18,10 +18,11 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A part may import itself and what stands to its left.
 CHAIN = (
-    *("errors", "types", "functional", "linalg", "objective", "lmap", "metrics"),
+    *("errors", "types", "files", "progress", "functional", "linalg", "objective"),
+    *("lmap", "metrics"),
     *("train", "assess", "paper", "cli"),
 )
-FOUNDATION = {"errors", "types"}
+FOUNDATION = {"errors", "types", "files"}
 BESIDE_THE_CHAIN = {"data": FOUNDATION, "models": FOUNDATION}
 CORE = {*CHAIN[: CHAIN.index("assess") + 1], "doctor"}
 ALLOWED = {part: set(CHAIN[: place + 1]) for place, part in enumerate(CHAIN)}
@@ -39,7 +40,7 @@ ALLOWED["__init__"] = CORE | {"data", "models", "px", "metric"}
 
 HARD_DEPENDENCIES = {"torch", "numpy", "safetensors"}
 # Used where they are there, with a twin that needs nothing.
-WHERE_INSTALLED = {"train/progress.py": {"rich"}}
+WHERE_INSTALLED = {"progress.py": {"rich"}}
 OPTIONAL = {
     *("rich", "sklearn", "matplotlib", "pandas", "scipy", "pyro", "PIL", "pyarrow", "jinja2"),
     *("lightning", "transformers", "accelerate", "ray"),

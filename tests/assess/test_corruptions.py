@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES, corrupt
-from fsmap.data.images.generated import generate
+from fsmap.data.images.read import generate
 from fsmap.errors import InputError
 
 

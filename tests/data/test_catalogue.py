@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fsmap.data.catalogue import catalogue, find
-from fsmap.data.convert import READERS
+from fsmap.data.fetch import READERS
 from fsmap.errors import InputError
 
 ENTRIES = catalogue()

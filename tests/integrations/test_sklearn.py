@@ -206,7 +206,7 @@ def test_few_rows_train_without_choosing(prices):
 
 
 def test_verbose_shows_a_bar(prices, capsys, monkeypatch):
-    monkeypatch.setattr("fsmap.train.progress.PLAIN_SECONDS", 0.0)
+    monkeypatch.setattr("fsmap.progress.PLAIN_SECONDS", 0.0)
     LMAPRegressor(**FAST, verbose=True).fit(*prices)
     assert "left" in capsys.readouterr().err
     LMAPRegressor(**FAST).fit(*prices)

@@ -20,8 +20,7 @@ from transformers import (
 
 import fsmap
 from fsmap.errors import InputError
-from fsmap.integrations.collated import Collated
-from fsmap.integrations.transformers import LMAPTrainer, LMAPTrainerMixin
+from fsmap.integrations.transformers import Collated, LMAPTrainer, LMAPTrainerMixin
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -313,9 +312,9 @@ def test_what_cannot_be_drawn_from_is_refused(tmp_path):
         def __iter__(self):
             yield from Texts()
 
-    with pytest.raises(InputError, match="neither px nor train_dataset is given"):
+    with pytest.raises(InputError, match="train_dataset"):
         trainer(tmp_path, bert(), reg_strength=LAM, train_dataset=None)
-    with pytest.raises(InputError, match="this Endless has none to draw"):
+    with pytest.raises(InputError, match="Endless"):
         trainer(tmp_path, bert(), reg_strength=LAM, px=Endless())
     labels_only = Collated(Texts(), pad, columns={"labels", "tokens"}, labels=["labels"])
     labels_only.collate = lambda items: {"labels": torch.zeros(len(items))}

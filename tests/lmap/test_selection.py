@@ -220,9 +220,9 @@ def test_bad_input_is_named() -> None:
     module = mlp()
     with pytest.raises(InputError, match=r"layers='body\.\*' matches no .*: \['0', '2'\]"):
         fsmap.LMAP(module, PX, num_points=S, layers="body.*")
-    with pytest.raises(InputError, match="last_layer='2' is not among layers='0'"):
+    with pytest.raises(InputError, match="last_layer"):
         fsmap.LMAP(module, PX, num_points=S, layers="0", last_layer="2")
     with pytest.raises(InputError, match="outputs"):
         fsmap.LMAP(module, PX, num_points=S, outputs=0)
-    with pytest.raises(InputError, match="between outputs needs all of them; got SoftmaxFisher"):
+    with pytest.raises(InputError, match="SoftmaxFisher"):
         fsmap.LMAP(module, PX, num_points=S, outputs=2, metric=fsmap.metric.SoftmaxFisher())

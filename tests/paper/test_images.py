@@ -13,7 +13,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import fsmap
-from fsmap.data.images.generated import generate
+from fsmap.data.images.read import generate
 from fsmap.errors import InputError, MissingDataError, UnsupportedModuleError
 from fsmap.paper.experiment import Context
 from fsmap.paper.images import landscape, measure, protocol, shift

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from fsmap import __version__
+from fsmap.cli import options
 from fsmap.errors import FsmapError
 
 ORDER = (
@@ -50,11 +51,7 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = NEGATIVE  # argparse's takes -1e-6 for an option
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where help is.
-
-        Args:
-            message: What argparse found.
-        """
+        """Say what is wrong and where help is."""
         self.exit(2, f"fsmap: {message}\nSee `{self.prog} --help`.\n")
 
 
@@ -100,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
+        options.check(arguments)
         return int(arguments.handler(arguments))
     except KeyboardInterrupt:
         return 130

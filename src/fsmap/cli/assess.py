@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.cli.checkpoints import add_model_option, load_classifier
+from fsmap.cli.options import add_model_option, load_classifier
 from fsmap.errors import InputError, MissingDataError, require
 
 if TYPE_CHECKING:
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from fsmap.data.images.read import Images
     from fsmap.train.images import ImageSettings
 
-FOREIGN = {"fashion-mnist": "kmnist", "mnist": "fashion-mnist", "cifar10": "cifar100"}
+FOREIGN = {
+    "fashion-mnist": "kmnist",
+    "mnist": "fashion-mnist",
+    "cifar10": "cifar100",
+    "cifar100": "cifar10",
+}
 """The set that a classifier is shown as foreign, unless another is asked for."""
 
 LINES = ("accuracy", "selective", "nll", "ece", "brier", "nll_scaled", "ece_scaled")
@@ -26,11 +31,7 @@ PERCENT = ("accuracy", "selective", "ece", "ece_scaled")
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "assess",
@@ -66,22 +67,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure, write, and say what was found.
-
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0.
-
-    Raises:
-        InputError: If a number or a name is out of range.
-    """
+    """Measure, write, and say what was found."""
     from fsmap.assess.images import Classifier, assess_images
+    from fsmap.files import make_folder, write_whole
     from fsmap.paper.report.figures import save, style
     from fsmap.paper.report.image_figures import assessment_figure
     from fsmap.paper.rows import plain
-    from fsmap.train.files import make_folder, write_whole
     from fsmap.train.images.build import load_data
 
     require("matplotlib", extra="report")
@@ -153,7 +144,7 @@ def _foreign(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str
     """Images of other sets: those asked for, or the usual one where it is there."""
     from fsmap.data.catalogue import find
     from fsmap.data.images.folder import is_folder
-    from fsmap.data.images.generated import generate
+    from fsmap.data.images.read import generate
     from fsmap.data.images.task import facts_of
 
     if settings.generated:

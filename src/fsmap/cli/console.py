@@ -20,18 +20,7 @@ def add_command(
     summary: str,
     examples: Sequence[str],
 ) -> argparse.ArgumentParser:
-    """A subcommand whose help ends with examples and which takes ``--debug``.
-
-    Args:
-        subparsers: What ``add_parser`` of a command's module was given.
-        name: The command.
-        handler: Does it; returns the exit code.
-        summary: One sentence.
-        examples: Command lines, each with a comment.
-
-    Returns:
-        The parser, to add arguments to.
-    """
+    """A subcommand whose help ends with examples and which takes ``--debug``."""
     lines = "\n".join(f"  {example}" for example in examples)
     parser: argparse.ArgumentParser = subparsers.add_parser(
         name,
@@ -48,47 +37,25 @@ def add_command(
 
 
 def styled(text: str, style: str, stream: TextIO | None = None) -> str:
-    """Text in a color, on a terminal.
-
-    Args:
-        text: Any text.
-        style: One of the constants of this module.
-        stream: Where it will be written; standard output if None.
-
-    Returns:
-        The text, with codes if the stream is a terminal.
-    """
+    """Text in a color, on a terminal."""
     stream = sys.stdout if stream is None else stream
     return f"\x1b[{CODES[style]}m{text}\x1b[0m" if stream.isatty() else text
 
 
 def say(text: str = "") -> None:
-    """A line on standard output.
-
-    Args:
-        text: The line.
-    """
+    """A line on standard output."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def note(text: str) -> None:
-    """A line on standard error: what is going on, not the result.
-
-    Args:
-        text: The line.
-    """
+    """A line on standard error: what is going on, not the result."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Columns.
-
-    Args:
-        header: Their names.
-        lines: Cells, line by line; a line with one cell is a heading.
-    """
+    """Columns."""
     if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
         _rich_table(header, lines)
     else:

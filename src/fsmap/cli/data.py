@@ -10,11 +10,7 @@ from fsmap.cli import console
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "data",
@@ -45,14 +41,7 @@ def _action(actions: Any, name: str, handler: Any, summary: str, *, names: str) 
 
 
 def run_list(arguments: argparse.Namespace) -> int:
-    """Print every data set, where it is, and where it would be looked for.
-
-    Args:
-        arguments: ``names`` and ``data_dir``.
-
-    Returns:
-        0.
-    """
+    """Print every data set, where it is, and where it would be looked for."""
     from fsmap.data import sources
 
     lines = []
@@ -76,14 +65,7 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def run_get(arguments: argparse.Namespace) -> int:
-    """Make data sets available.
-
-    Args:
-        arguments: ``names`` and ``data_dir``.
-
-    Returns:
-        0 if all are there now, 2 if one could not be had.
-    """
+    """Make data sets available."""
     from fsmap.data.fetch import get
     from fsmap.errors import MissingDataError
 
@@ -101,14 +83,7 @@ def run_get(arguments: argparse.Namespace) -> int:
 
 
 def run_check(arguments: argparse.Namespace) -> int:
-    """Verify the checksums of what is there.
-
-    Args:
-        arguments: ``names`` and ``data_dir``.
-
-    Returns:
-        0 if nothing is damaged and nothing that was named is missing, else 2.
-    """
+    """Verify the checksums of what is there."""
     from fsmap.data import sources
 
     wrong = 0
@@ -130,15 +105,15 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 def _chosen(names: list[str]) -> list[Any]:
     """The entries that were named; all if none was."""
-    from fsmap.data.catalogue import catalogue, find
-    from fsmap.data.uci_sets import PAPER_TABLES
+    from fsmap.data.catalogue import PAPER_TABLES, catalogue, find
 
     if not names or names == ["all"]:
         return list(catalogue().values())
     found: dict[str, Any] = {}
     for name in names:
-        entries = PAPER_TABLES if name == "uci" else [find(name)]
-        found.update({entry.name: entry for entry in entries})
+        for one in PAPER_TABLES if name == "uci" else [name]:
+            entry = find(one)
+            found[entry.name] = entry
     return list(found.values())
 
 

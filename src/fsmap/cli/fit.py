@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
 from fsmap.errors import InputError, require
-from fsmap.train.files import make_folder
-from fsmap.train.progress import duration
+from fsmap.files import make_folder
+from fsmap.progress import duration
 
 if TYPE_CHECKING:
     from fsmap.assess.table_fit import TableOptions
@@ -108,8 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from fsmap.assess.table_fit import fit_table
     from fsmap.data.tables import read_table
+    from fsmap.files import write_whole
     from fsmap.paper.report import table_page
-    from fsmap.train.files import write_whole
 
     for module in ("matplotlib", "jinja2"):  # before the work, not after it
         require(module, extra="report")

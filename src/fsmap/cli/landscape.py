@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.cli.checkpoints import add_model_option, load_classifier
+from fsmap.cli.options import add_model_option, load_classifier
 from fsmap.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "landscape",
@@ -51,23 +47,12 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Walk, draw, and say how much the loss rises.
-
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0.
-
-    Raises:
-        InputError: If the number of steps is even (the middle one is the network itself),
-            nothing is in a chunk, there is no reach, or a network is given twice.
-    """
+    """Walk, draw, and say how much the loss rises."""
     from fsmap.assess.landscape import check_walk, flatness
+    from fsmap.files import make_folder, write_whole
     from fsmap.paper.report.figures import save, style
     from fsmap.paper.report.image_figures import landscape_figure
     from fsmap.paper.rows import plain
-    from fsmap.train.files import make_folder, write_whole
 
     require("matplotlib", extra="report")
     check_walk(arguments.steps, arguments.reach, arguments.chunk, dashes="--")

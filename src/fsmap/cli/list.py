@@ -13,11 +13,7 @@ from fsmap.paper.run_folder import coverage, read_run
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "list",
@@ -40,14 +36,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the list.
-
-    Args:
-        arguments: ``id`` and ``out``.
-
-    Returns:
-        0.
-    """
+    """Print the list."""
     from fsmap.paper.experiment import GROUPS, get, registry
 
     if arguments.id:
@@ -66,15 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def last_result(name: str, folders: list[Path]) -> str:
-    """How the last run of an experiment came out.
-
-    Args:
-        name: Its id.
-        folders: Where to look; the first that holds something counts.
-
-    Returns:
-        A few words; a dash where there is no run.
-    """
+    """How the last run of an experiment came out."""
     for folder in folders:
         here = folder / name
         if (here / "summary.json").is_file():

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from fsmap.data.encoder import UnseenWarning
     from fsmap.data.tables import read_table, write_table
-    from fsmap.train.files import write_whole
+    from fsmap.files import write_whole
     from fsmap.train.table_model import load_model
 
     if arguments.out is not None:

@@ -12,11 +12,7 @@ from fsmap.errors import InputError
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "report",
@@ -47,14 +43,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page and say where it is.
-
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0.
-    """
+    """Write the page and say where it is."""
     from fsmap.paper.experiment import GROUPS, registry
     from fsmap.paper.report.page import Entry, build
 

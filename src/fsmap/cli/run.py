@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
 from fsmap.errors import InputError, require
-from fsmap.train.progress import duration
+from fsmap.progress import duration
 
 if TYPE_CHECKING:
     from fsmap.paper.engine import Outcome, Pool
@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "run",
@@ -44,12 +40,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
-    """What ``run`` and ``sweep`` have in common.
-
-    Args:
-        parser: Where to.
-        out: The usual folder.
-    """
+    """What ``run`` and ``sweep`` have in common."""
     parser.add_argument("--quick", action="store_true", help="small sizes: seconds, not minutes")
     parser.add_argument(
         "--out",
@@ -100,18 +91,7 @@ def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run what was asked for.
-
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0 if all ran or were skipped with a reason, 1 after a bug, 2 after an error, 130 if
-        interrupted.
-
-    Raises:
-        InputError: If options contradict each other.
-    """
+    """Run what was asked for."""
     from fsmap.paper import engine
 
     if "all" in arguments.ids and len(arguments.ids) > 1:
@@ -133,18 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def options_of(arguments: argparse.Namespace, assignments: tuple[str, ...]) -> Options:
-    """Options of a run out of those of the command.
-
-    Args:
-        arguments: The options of the command.
-        assignments: ``key=value`` texts.
-
-    Returns:
-        The options.
-
-    Raises:
-        InputError: If options contradict each other.
-    """
+    """Options of a run out of those of the command."""
     from fsmap.paper.options import Options
 
     if arguments.resume and arguments.force:
@@ -180,11 +149,7 @@ def pool_of(arguments: argparse.Namespace) -> Iterator[Pool | None]:
 
 @contextmanager
 def terminate_as_interrupt() -> Iterator[None]:
-    """A polite kill (SIGTERM) ends a run as Ctrl-C does.
-
-    Yields:
-        Nothing.
-    """
+    """A polite kill (SIGTERM) ends a run as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may choose what signals do
         return

@@ -11,7 +11,7 @@ from fsmap.cli import console
 from fsmap.cli.run import add_options, options_of, pool_of, terminate_as_interrupt
 from fsmap.errors import FsmapError, InputError, require
 from fsmap.paper.run_folder import coverage
-from fsmap.train.progress import duration
+from fsmap.progress import duration
 
 if TYPE_CHECKING:
     from fsmap.paper.engine import Outcome
@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "sweep",
@@ -41,14 +37,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every point of the grid.
-
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0 if all points ran, 1 after a bug, 2 after an error, 130 if interrupted.
-    """
+    """Run every point of the grid."""
     from fsmap.paper import engine, sweep
 
     require("matplotlib", extra="report")  # before the work, not after it

@@ -7,9 +7,12 @@ differ in how they were compressed.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Collection, Mapping
+from functools import cache
+from importlib import resources
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fsmap.errors import InputError, did_you_mean
 
@@ -36,7 +39,7 @@ class Download(NamedTuple):
     Attributes:
         url: What to download.
         path: The file of the data set that it becomes.
-        kind: ``"copy"``, ``"gunzip"``, or a reader of tables in :mod:`fsmap.data.convert`.
+        kind: ``"copy"``, ``"gunzip"``, or a reader of tables in :mod:`fsmap.data.fetch`.
         member: End of the name of the wanted file, where the download is an archive.
         header: Column names of the table that is written.
         columns: Which columns of the source become them, in order; empty: all.
@@ -107,18 +110,35 @@ class DataSet(NamedTuple):
         return 4 * self.size + 2**26  # archives hold other files, too
 
 
+@cache
 def catalogue() -> Mapping[str, DataSet]:
-    """All data sets.
+    """All data sets by name, out of ``catalogue.toml``: tables first, then images, then weights."""
+    text = resources.files("fsmap.data").joinpath("catalogue.toml").read_text(encoding="utf-8")
+    return MappingProxyType({name: _entry(name, **t) for name, t in tomllib.loads(text).items()})
 
-    Returns:
-        By name: the tables of the paper's Table 1 first, then other tables, then images.
-    """
-    from fsmap.data.image_sets import IMAGE_SETS
-    from fsmap.data.uci_sets import TABLES
-    from fsmap.data.weight_sets import RESNET50
 
-    return MappingProxyType({entry.name: entry for entry in (*TABLES, *IMAGE_SETS, RESNET50)})
+def _entry(
+    name: str, *, files: Any, downloads: Any = (), package: Any = None, **words: str
+) -> DataSet:
+    made = [
+        Download(**{**d, "header": _words(d), "columns": tuple(d.get("columns", ()))})
+        for d in downloads
+    ]
+    return DataSet(
+        name,
+        files=tuple(DataFile(**file) for file in files),
+        downloads=tuple(made),
+        package=None if package is None else Package(**package),
+        **words,
+    )
 
+
+def _words(download: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(download.get("header", "").split())
+
+
+PAPER_TABLES = tuple("boston concrete energy naval power protein winered winewhite".split())
+"""The tables of the paper's Table 1."""
 
 ALIASES = {
     "wine_red": "winered",

@@ -45,24 +45,13 @@ class Found(NamedTuple):
 
 
 def cache_folder() -> Path:
-    """Where downloads go: ``$XDG_CACHE_HOME/fsmap``, else ``~/.cache/fsmap``.
-
-    Returns:
-        The folder, which need not exist.
-    """
+    """Where downloads go: ``$XDG_CACHE_HOME/fsmap``, else ``~/.cache/fsmap``."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fsmap"
 
 
 def roots(data_dir: str | os.PathLike[str] | None = None) -> list[Root]:
-    """The folders that are looked into, in order.
-
-    Args:
-        data_dir: A folder to look into first.
-
-    Returns:
-        All of them, whether they exist or not.
-    """
+    """The folders that are looked into, in order."""
     given = [Root("--data-dir", Path(data_dir))] if data_dir is not None else []
     named = os.environ.get("FSMAP_DATA")
     chosen = [Root("$FSMAP_DATA", Path(named))] if named else []
@@ -71,15 +60,7 @@ def roots(data_dir: str | os.PathLike[str] | None = None) -> list[Root]:
 
 
 def checksum(file: Path | io.BytesIO, *, content: bool = False) -> str:
-    """SHA-256 of a file.
-
-    Args:
-        file: The file.
-        content: Of the uncompressed bytes of a ``.gz`` file.
-
-    Returns:
-        Hexadecimal digits; for a ``.gz`` file that cannot be read, what is wrong with it.
-    """
+    """SHA-256 of a file."""
     digest = hashlib.sha256()
     raw = file.open("rb") if isinstance(file, Path) else file
     with raw, gzip.open(raw) if content else raw as stream:
@@ -92,30 +73,14 @@ def checksum(file: Path | io.BytesIO, *, content: bool = False) -> str:
 
 
 def is_intact(path: Path, file: DataFile) -> bool:
-    """Whether a file is the one of the catalogue.
-
-    Args:
-        path: Where it is.
-        file: What it should be.
-
-    Returns:
-        True if its checksum is right.
-    """
+    """Whether a file is the one of the catalogue."""
     if not file.content and path.stat().st_size != file.size:
         return False
     return checksum(path, content=file.content) == file.sha256
 
 
 def look_for(file: DataFile, data_dir: str | os.PathLike[str] | None = None) -> Found:
-    """Look for one file in all folders.
-
-    Args:
-        file: What to look for.
-        data_dir: A folder to look into first.
-
-    Returns:
-        Where it is, and which damaged copies were passed over.
-    """
+    """Look for one file in all folders."""
     damaged: list[Path] = []
     for root in roots(data_dir):
         path = root.path / file.path
@@ -155,16 +120,7 @@ def locate(name: str, data_dir: str | os.PathLike[str] | None = None) -> dict[st
 def describe_missing(
     entry: DataSet, found: Iterable[Found], data_dir: str | os.PathLike[str] | None = None
 ) -> str:
-    """What is missing, where it was looked for, and what to do.
-
-    Args:
-        entry: The data set.
-        found: What is known of its files.
-        data_dir: A folder that was looked into first.
-
-    Returns:
-        Several sentences.
-    """
+    """What is missing, where it was looked for, and what to do."""
     lost = [item for item in found if item.path is None]
     names = ", ".join(item.file.path for item in lost[:4])
     names += f" and {len(lost) - 4} more files" if len(lost) > 4 else ""
@@ -178,14 +134,7 @@ def describe_missing(
 
 
 def advice(entry: DataSet) -> str:
-    """How to get a data set.
-
-    Args:
-        entry: The data set.
-
-    Returns:
-        A sentence with the command.
-    """
+    """How to get a data set."""
     if entry.downloads or entry.package:
         return f"Get it with: fsmap data get {entry.name}"
     return (

@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fsmap.data.catalogue import find
+from fsmap.data.catalogue import PAPER_TABLES, find
 from fsmap.data.sources import locate
-from fsmap.data.uci_sets import PAPER_TABLES
 from fsmap.errors import InputError
 from fsmap.types import Batch
 
 Array = NDArray[np.float64]
-NAMES = tuple(entry.name for entry in PAPER_TABLES)
+NAMES = PAPER_TABLES
 """The eight tables of the paper's Table 1."""
 
 SCALINGS = ("train", "authors")

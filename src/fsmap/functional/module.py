@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional.kernels import check_not_recomputed, no_recomputation
 from fsmap.functional.noise import couples_points, is_random
 from fsmap.types import Inputs, Params
 
-Forward = Callable[[nn.Module, Inputs], Any]
+Forward = Callable[..., Any]
+"""``forward(module, x)``, and keyword arguments where they are given."""
+
+TENSOR = Tensor  # stands for a tensor of an output object
+PICK = "Pass forward=lambda module, x: ... that picks the tensor."
 
 
 class State(NamedTuple):
@@ -23,6 +28,41 @@ class State(NamedTuple):
 
     buffers: dict[str, Tensor]  # after the pass: running statistics
     features: tuple[Tensor, ...] = ()  # input of the last linear layer, where it was asked for
+    parts: tuple[Tensor, ...] = ()  # tensors of the output, if the module returned an object
+
+
+class Output(NamedTuple):
+    """An output object without its tensors."""
+
+    kind: Any  # its class; None for containers that torch knows
+    spec: Any
+    leaves: tuple[Any, ...]  # `TENSOR` where a tensor was
+
+    def __call__(self, tensors: Iterable[Tensor]) -> Any:
+        """The object with these tensors."""
+        given = iter(tensors)
+        found = [next(given) if leaf is TENSOR else leaf for leaf in self.leaves]
+        made = tree_unflatten(found, self.spec)
+        if self.kind is None:
+            return made
+        new = self.kind.__new__(self.kind)
+        new.__dict__.update(made)
+        return new
+
+
+def take_apart(out: Any) -> tuple[tuple[Tensor, ...], Output]:
+    """The tensors of an output object, and the rest of it."""
+    leaves, spec = tree_flatten(out)
+    kind = None
+    if len(leaves) == 1 and leaves[0] is out and not isinstance(out, Tensor):
+        kind = type(out)
+        if not hasattr(out, "__dict__"):
+            message = f"cannot read the tensors of {kind.__name__}: it has no __dict__. {PICK}"
+            raise UnsupportedModuleError(message)
+        leaves, spec = tree_flatten(dict(vars(out)))
+    tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
+    rest = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    return tensors, Output(kind, spec, rest)
 
 
 class Functional:
@@ -45,10 +85,11 @@ class Functional:
         """
         self.module = module
         self.last_layer = last_layer
-        self._call = _Call(module, forward or _forward)
+        self._call = _Call(module, forward or call_module)
         self._parts = tuple(module.modules())
         self._names: set[str] = set()
         self._looked = False
+        self.output: Output | None = None  # how the last eager pass's object is put together
         self.scripted = [
             name or "the module itself"
             for name, part in module.named_modules()
@@ -89,12 +130,13 @@ class Functional:
         buffers = {n: b.clone() for n, b in buffers.items()}
         values = {f"module.{name}": t for name, t in {**params, **buffers}.items()}
         if self.last_layer is None:
-            return self._pass(values, x), State(buffers)
+            out, parts = self._pass(values, x)
+            return out, State(buffers, (), parts)
         layer = self.module.get_submodule(self.last_layer)
         seen: list[tuple[Tensor, Tensor]] = []
         hook = layer.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
         try:
-            out = self._pass(values, x)
+            out, parts = self._pass(values, x)
         finally:
             hook.remove()
         if len(seen) != 1 or seen[0][1] is not out:
@@ -104,7 +146,7 @@ class Functional:
                 "leave last_layer out."
             )
             raise UnsupportedModuleError(message)
-        return out, State(buffers, (seen[0][0],))
+        return out, State(buffers, (seen[0][0],), parts)
 
     def _check_names(self, params: Params) -> None:
         """Refuse names that ``functional_call`` would ignore; a part of the names is allowed."""
@@ -120,21 +162,31 @@ class Functional:
             )
             raise InputError(message)
 
-    def _pass(self, values: dict[str, Tensor], x: Inputs) -> Tensor:
+    def _pass(self, values: dict[str, Tensor], x: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
         with no_recomputation():
-            out = _tensor(functional_call(self._call, values, (x,)))
+            raw = functional_call(self._call, values, (x,))
+        out = tensor_of(raw)
+        parts: tuple[Tensor, ...] = ()
+        if out is not raw:
+            parts, output = take_apart(raw)
+            if not torch.compiler.is_compiling():
+                self.output = output
         if not (torch.compiler.is_compiling() or self._looked) and out.grad_fn is not None:
             check_not_recomputed(out)
             self._looked = True
-        return out
+        return out, parts
 
     def tensor(self, module: nn.Module, x: Inputs) -> Tensor:
         """What ``module`` returns as it stands, called the way this function calls it."""
-        return _tensor(self._call._forward_fn(module, x))
+        return tensor_of(self._call._forward_fn(module, x))
 
     def plain(self, x: Inputs) -> Tensor:
-        """The module's own output, hooks and running statistics included: an ordinary call."""
-        return _tensor(self._call(x))
+        """The tensor of an ordinary call, hooks and running statistics included."""
+        return tensor_of(self._call(x))
+
+    def raw(self, x: Inputs) -> Any:
+        """What an ordinary call returns, as it is."""
+        return self._call(x)
 
     def last_layer_names(self) -> list[str]:
         """Names of the last layer's trainable parameters; empty when there is no last layer."""
@@ -226,13 +278,15 @@ class _Call(nn.Module):
         return self._forward_fn(self.module, x)
 
 
-def _forward(module: nn.Module, x: Inputs) -> Any:
+def call_module(module: nn.Module, x: Inputs, **keywords: Any) -> Any:
+    """``module(x)``, ``module(**x)`` for a dict and ``module(*x)`` for a tuple."""
     if isinstance(x, Mapping):
-        return module(**x)
-    return module(*x) if isinstance(x, tuple | list) else module(x)
+        return module(**x, **keywords)
+    return module(*x, **keywords) if isinstance(x, tuple | list) else module(x, **keywords)
 
 
-def _tensor(out: Any) -> Tensor:
+def tensor_of(out: Any) -> Tensor:
+    """An output, or the logits of an output object."""
     if isinstance(out, Tensor):
         return out
     logits = getattr(out, "logits", None)
@@ -240,7 +294,7 @@ def _tensor(out: Any) -> Tensor:
         return logits
     message = (
         f"the module returned {type(out).__name__}, which is neither a tensor nor an object with "
-        ".logits. Pass forward=lambda module, x: ... that picks the tensor."
+        f".logits. {PICK}"
     )
     raise UnsupportedModuleError(message)
 

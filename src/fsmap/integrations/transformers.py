@@ -15,7 +15,7 @@ For another Trainer put the mixin before it: ``class Mine(LMAPTrainerMixin, Seq2
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,12 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError, require
-from fsmap.integrations.collated import LABELS, Collated
+from fsmap.linalg.probes import integer
 from fsmap.lmap.module import LaplacianPenalty
 from fsmap.lmap.options import check_strength
 from fsmap.lmap.strength import LogTrace
+from fsmap.objective.sampling import check_draw, choose
+from fsmap.types import Inputs
 
 if TYPE_CHECKING:
     import transformers as hf
@@ -36,6 +38,7 @@ else:
     hf = require("transformers", extra="transformers")
 
 
+LABELS = ("label", "labels", "label_ids")
 STATE = "fsmap_log_trace.pt"  # file of a checkpoint
 LOGGER = logging.getLogger(__name__)
 INFLATED = (
@@ -43,6 +46,70 @@ INFLATED = (
     "not the mean, of %d micro-batches (transformers issue 47688). R is scaled alike. Set "
     "model.accepts_loss_kwargs = False before the Trainer is made for the mean of both."
 )
+
+
+class Collated:
+    """Items of a data set, drawn and then padded to one batch by a collator.
+
+    The collator is handed its own random stream, so that one which masks or augments draws the same
+    in every run and leaves torch's stream alone.
+
+    Args:
+        dataset: Items ``dict[str, ...]`` by number.
+        collate: Makes a batch of a list of items, such as ``DataCollatorWithPadding(tokenizer)``.
+        columns: Entries of an item that the collator gets to see; None: all.
+        labels: Entries of the batch that are left out: labels need not be there.
+
+    Raises:
+        InputError: If the data set has no length, or none of its items.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        collate: Callable[[list[Any]], Mapping[str, Any]],
+        columns: Collection[str] | None = None,
+        labels: Collection[str] = LABELS,
+    ) -> None:
+        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset)):
+            message = (
+                "evaluation points are drawn by their number, and this "
+                f"{type(dataset).__name__} has none to draw. Give px: a Dataset with a length, or "
+                "one of fsmap.px."
+            )
+            raise InputError(message)
+        self.dataset, self.collate = dataset, collate
+        self.columns, self.labels = columns, labels
+
+    def sample(self, n: int, generator: torch.Generator) -> Inputs:
+        """Draw ``n`` items."""
+        check_draw(n, generator)
+        rows = choose(len(self.dataset), n, None, generator).tolist()
+        items = [self._seen(self.dataset[row]) for row in rows]
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(integer(generator.initial_seed(), *rows))
+            batch = self.collate(items)
+        kept = {k: torch.as_tensor(v) for k, v in batch.items() if k not in self.labels}
+        if not kept:
+            message = (
+                f"the items have {sorted(self.dataset[rows[0]])}, and the model takes none of that "
+                f"but labels; it takes {sorted(self.columns or [])}."
+            )
+            raise InputError(message)
+        return kept
+
+    def _seen(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        return {k: v for k, v in item.items() if self.columns is None or k in self.columns}
+
+    def to(self, *_: Any, **__: Any) -> Collated:
+        """Itself: what is drawn is moved afterwards."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Collated:
+        return self  # never changed, so a copy of a model need not carry a copy of the data
+
+    def __repr__(self) -> str:
+        return f"Collated({len(self.dataset)} items of {type(self.dataset).__name__})"
 
 
 class LMAPTrainerMixin:
@@ -114,19 +181,7 @@ class LMAPTrainerMixin:
         num_items_in_batch: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """The Trainer's loss + λR while training; the Trainer's alone in evaluation.
-
-        Args:
-            model: The model as the Trainer wraps it.
-            inputs: A batch.
-            return_outputs: Whether the model's output is wanted too.
-            num_items_in_batch: Labels in all micro-batches of the step, if the loss is a sum over
-                them divided by this number.
-            **kwargs: What other Trainers add.
-
-        Returns:
-            The loss, or the loss and the output.
-        """
+        """The Trainer's loss + λR while training; the Trainer's alone in evaluation."""
         parent: Any = super()
         training = model.training and torch.is_grad_enabled()
         parts = (

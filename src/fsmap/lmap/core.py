@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fsmap.errors import FallbackWarning, ForwardModeError, IgnoredProbesWarning, InputError
-from fsmap.functional import Functional, State, Wrapped
+from fsmap.functional import Functional, State, Wrapped, call_module, take_apart
 from fsmap.functional.noise import is_random
 from fsmap.linalg import points
 from fsmap.linalg.estimators import Central, draws_normal
@@ -63,6 +64,7 @@ class Evaluation(NamedTuple):
     out: Tensor | None  # [B, ...]  None without training points
     R: Tensor  # []  ``every`` times R
     buffers: Buffers  # after the pass of the training points
+    parts: tuple[Tensor, ...] = ()  # tensors of the output, if it is an object: of all points
 
 
 def evaluate(
@@ -99,15 +101,16 @@ def evaluate(
             assert metric is None or isinstance(metric, Weights)
             metric = SomeOutputs(drawn.rows, outputs.size, metric)
         value, whole, state = _laplacian(f, params, buffers, both, drawn, options, metric)
-        return Evaluation(whole[:size], value, state.buffers)
+        return Evaluation(whole[:size], value, state.buffers, state.parts)
     frozen = options.batchnorm == "frozen"
     out: Tensor | None = None
     recorder = bn.Recorder()
+    parts: tuple[Tensor, ...] = ()
     if x is not None:
         recording = frozen and any(m.training for m in bn.unfrozen(f.module))
         with recorder.mode() if recording else nullcontext():
             out, state = f.with_state(params, x, buffers)
-        buffers = state.buffers
+        buffers, parts = state.buffers, state.parts
     share = 1.0
     if drawn.rows is not None:
         assert outputs is not None
@@ -120,7 +123,7 @@ def evaluate(
         ):
             f.settle(params, drawn.points, buffers)
         value, _, _ = _laplacian(f, params, buffers, drawn.points, drawn, options, options.metric)
-    return Evaluation(out, share * value, buffers)
+    return Evaluation(out, share * value, buffers, parts)
 
 
 def _laplacian(
@@ -192,7 +195,8 @@ class Regularizer:
         """Check the options and start at step 0."""
         self.options = options.checked(module)
         self.module = module
-        self.f = Functional(module, options.forward, options.last_layer)
+        self.f = Functional(module, self._call_module, options.last_layer)
+        self.keywords: dict[str, Any] = {}  # for the model, in this pass
         self.steps = Steps(options.seed, options.every)
         self.compiled = Compiled()
         self._looked = self._moved = False
@@ -237,6 +241,26 @@ class Regularizer:
         """The parameters that R is about, as they are now."""
         refuse_sharded(self.module)
         return trainable(self.module, self.options.layers)
+
+    def _call_module(self, module: nn.Module, x: Inputs) -> Any:
+        return (self.options.forward or call_module)(module, x, **self.keywords)
+
+    @contextmanager
+    def given(self, keywords: dict[str, Any]) -> Iterator[None]:
+        """Within, the model is called with these keyword arguments."""
+        self.keywords = keywords
+        try:
+            yield
+        finally:
+            self.keywords = {}
+
+    def output(self, found: Evaluation, size: int) -> Any:
+        """The output of the training points as the model returned it, an object if it is one."""
+        if not found.parts:
+            return found.out
+        assert self.f.output is not None
+        out = self.f.output(found.parts)
+        return first(out, size, self.num_points) if self.options.batchnorm == "joint" else out
 
     @uncompiled
     def draw(self, x: Inputs | None = None, params: Params | None = None) -> Drawn:
@@ -348,11 +372,11 @@ class Regularizer:
         params = self.params()
         return _joined(x, sample(self.options.px, self.options.num_points, params, self.stream()))
 
-    def plain(self, x: Inputs, *, compiled: bool = False) -> Tensor:
+    def plain(self, x: Inputs, *, compiled: bool = False) -> Any:
         """An ordinary pass through the module, hooks and running statistics included."""
         if compiled or self.compiled.options is not None:
-            return self.compiled.plain(self.f.plain, x)
-        return self.f.plain(x)
+            return self.compiled.plain(self.f.raw, x)
+        return self.f.raw(x)
 
     def _evaluate(
         self, x: Inputs | None, drawn: Drawn, params: Params, compiled: bool
@@ -411,7 +435,23 @@ class Regularizer:
         self._moved |= torch.is_grad_enabled()
 
 
+def first(out: Any, size: int, rest: int) -> Any:
+    """The output of the first ``size`` points, of one over ``size + rest`` of them."""
+    if isinstance(out, Tensor):
+        return out[:size]
+    tensors, shell = take_apart(out)
+    both = size + rest
+    return shell([t[:size] if t.ndim and len(t) == both else t for t in tensors])
+
+
 def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
+    for ours, theirs in zip(tree_leaves(x), tree_leaves(evaluation), strict=False):
+        if ours.is_floating_point() != theirs.is_floating_point():
+            message = (
+                f"p_X draws {theirs.dtype} and the training batch is {ours.dtype}: one joint batch "
+                "would cast them. Convert the one to the other's kind."
+            )
+            raise InputError(message)
     try:
         return points.concat(x, evaluation)
     except (RuntimeError, ValueError) as error:

@@ -31,7 +31,7 @@ from fsmap.linalg.values import HALF, accumulate, number
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap import sharding
 from fsmap.lmap.core import NO_EFFECT
-from fsmap.lmap.options import MoreOptions, Options, check_strength
+from fsmap.lmap.options import MoreOptions, Options, check_module, check_strength
 from fsmap.lmap.selection import trainable
 from fsmap.lmap.steps import Steps
 from fsmap.objective.geometry import sample
@@ -87,6 +87,7 @@ class InPlacePenalty:
             message = f"InPlacePenalty has no option {other[0]!r}: its estimator is 'fd'"
             raise InputError(message)
         bn.check_mode(batchnorm, ("auto", "frozen", "batch"), "For 'joint' use fsmap.LMAP.")
+        check_module(module)
         mode = bn.deployed(module) if batchnorm == "auto" else batchnorm
         options["estimator"] = "fd"
         made = Options(px, num_points, mode, **options)
@@ -205,7 +206,7 @@ class InPlacePenalty:
 
     def attach(self, optimizer: torch.optim.Optimizer) -> InPlacePenalty:
         """Count this optimizer's steps instead of calls."""
-        self.steps.attach(optimizer)
+        self.steps.attach(optimizer, self.module)
         return self
 
     @property

@@ -14,11 +14,13 @@ from typing import Any, TypeVar, Unpack
 import torch
 from torch import Tensor, nn
 
+from fsmap.errors import InputError
+from fsmap.functional import tensor_of
 from fsmap.linalg import points
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.compiling import uncompiled
-from fsmap.lmap.core import Drawn, Regularizer
-from fsmap.lmap.options import MoreOptions, Options, check_strength
+from fsmap.lmap.core import Drawn, Regularizer, first
+from fsmap.lmap.options import MoreOptions, Options, check_module, check_strength
 from fsmap.objective.px import EvalDistribution
 from fsmap.types import Inputs
 
@@ -55,7 +57,8 @@ class LMAP(nn.Module):
             ``backward``, of loss + λR.
         **options: See :class:`fsmap.lmap.options.Options`.
 
-    In ``eval()`` or under ``no_grad`` it returns the model's output and ``None``. Steps are counted
+    Under ``no_grad``, and if both it and the model are in ``eval()``, it returns the model's output
+    and ``None``: after ``lm.eval()``, ``model.train()`` is enough to get R again. Steps are counted
     by forward passes, or, after :meth:`attach`, by the optimizer's steps (gradient accumulation:
     the same ψ over all micro-batches), or by you: ``lm.step = n``.
 
@@ -112,7 +115,8 @@ class LMAP(nn.Module):
         *,
         reg_strength: float | Tensor | None = None,
         drawn: Drawn | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+        **keywords: Any,
+    ) -> tuple[Any, Tensor | None]:
         """The model's output and R.
 
         Args:
@@ -120,19 +124,28 @@ class LMAP(nn.Module):
             reg_strength: λ. If it is given, the second value is λR; a plain 0 costs nothing and,
                 outside ``joint``, changes nothing.
             drawn: What :meth:`draw` returned, for loops that capture this pass in a CUDA graph.
+            **keywords: For the model, at training and at evaluation points. A tensor with an entry
+                per training point belongs into ``x`` (a dict), so that p_X draws it too.
 
         Returns:
-            Output, and R (λR); R is None in ``eval()`` and under ``no_grad``.
+            Output, and R (λR); R is None in ``eval()`` and under ``no_grad``. An output object with
+            ``.logits`` is returned as it is, and R is that of the logits.
         """
         if torch.compiler.is_dynamo_compiling():
-            return self._outside_graph(x, reg_strength, drawn)
-        return self._forward(x, reg_strength, drawn)
+            return self._outside_graph(x, reg_strength, drawn, keywords)
+        with self.regularizer.given(keywords):
+            return self._forward(x, reg_strength, drawn)
 
     @uncompiled
     def _outside_graph(
-        self, x: Inputs, reg_strength: float | Tensor | None, drawn: Drawn | None
-    ) -> tuple[Tensor, Tensor | None]:
-        return self._forward(x, reg_strength, drawn, compiled=True)
+        self,
+        x: Inputs,
+        reg_strength: float | Tensor | None,
+        drawn: Drawn | None,
+        keywords: dict[str, Any],
+    ) -> tuple[Any, Tensor | None]:
+        with self.regularizer.given(keywords):
+            return self._forward(x, reg_strength, drawn, compiled=True)
 
     def _forward(
         self,
@@ -141,20 +154,22 @@ class LMAP(nn.Module):
         drawn: Drawn | None,
         *,
         compiled: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Any, Tensor | None]:
         reg = self.regularizer
-        if not (self.training and torch.is_grad_enabled()):
+        training = self.training or self.module.training
+        if not (training and torch.is_grad_enabled()):
             return reg.plain(x, compiled=compiled), None
         check_strength(reg_strength)
+        _check_keywords(reg.keywords, x)
         if reg.active and not _is_zero(reg_strength):
             found = reg(x, drawn=drawn, compiled=compiled)
-            assert found.out is not None
-            out, value = found.out, found.R
+            out, value = reg.output(found, points.count(x)), found.R
             bn.write_back(reg.module, found.buffers)
         else:
             joint = self.batchnorm == "joint"
             out = reg.plain(reg.joined(x, drawn) if joint else x, compiled=compiled)
-            out, value = (out[: points.count(x)] if joint else out), _zero(out)
+            value = _zero(tensor_of(out))
+            out = first(out, points.count(x), reg.num_points) if joint else out
         reg.steps.passed()
         return out, value if reg_strength is None else reg_strength * value
 
@@ -168,7 +183,7 @@ class LMAP(nn.Module):
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LMAP:
         """Count this optimizer's steps instead of forward passes."""
-        self.regularizer.steps.attach(optimizer)
+        self.regularizer.steps.attach(optimizer, self.regularizer.module)
         return self
 
     @property
@@ -218,6 +233,7 @@ class LaplacianPenalty:
     ) -> None:
         """See :class:`LMAP`."""
         bn.check_mode(batchnorm, ("auto", "frozen", "batch"), "For 'joint' use fsmap.LMAP.")
+        check_module(module)
         mode = bn.deployed(module) if batchnorm == "auto" else batchnorm
         self.regularizer = Regularizer(module, Options(px, num_points, mode, **options))
 
@@ -249,7 +265,7 @@ class LaplacianPenalty:
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LaplacianPenalty:
         """Count this optimizer's steps instead of calls."""
-        self.regularizer.steps.attach(optimizer)
+        self.regularizer.steps.attach(optimizer, self.regularizer.module)
         return self
 
     @property
@@ -268,6 +284,17 @@ class LaplacianPenalty:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Restore the step."""
         self.regularizer.step = int(state["step"])
+
+
+def _check_keywords(keywords: dict[str, Any], x: Inputs) -> None:
+    size = points.count(x)
+    for name, value in keywords.items():
+        if isinstance(value, Tensor) and value.ndim and len(value) == size:
+            message = (
+                f"{name} has an entry for each of the {size} training points, and the evaluation "
+                "points have none. Give x as a dict with it, and a p_X that draws such dicts."
+            )
+            raise InputError(message)
 
 
 def _is_zero(strength: float | Tensor | None) -> bool:

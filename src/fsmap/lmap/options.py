@@ -74,16 +74,31 @@ class Options:
     def checked(self, module: nn.Module) -> Options:
         """The same with p_X and the estimator as objects; raises if something does not fit."""
         _check_numbers(self)
+        check_module(module)
         if any(getattr(m, "_is_lmap", False) for m in module.modules()):
             message = "the module is, or contains, an LMAP already: give the model inside it"
             raise UnsupportedModuleError(message)
-        functional(module, last_layer=self.last_layer)  # raises if there is nothing to train
+        _, params = functional(module, last_layer=self.last_layer)
+        found = [name for name, p in params.items() if p.is_complex()]
+        if found:
+            message = f"{found[0]!r} is complex; R is defined for real parameters"
+            raise UnsupportedModuleError(message)
         if self.batchnorm == "frozen":
             bn.check_running(module)
         estimator = by_name(self.estimator, beta=self.beta)
         made = Options(**{**self.__dict__, "px": as_px(self.px), "estimator": estimator})
         _check_combinations(made, module)
         return made
+
+
+def check_module(module: object) -> None:
+    """Raise UnsupportedModuleError for a class, a function or a penalty."""
+    if not isinstance(module, nn.Module):
+        kind = getattr(module, "__name__", type(module).__name__)
+        message = f"the model must be an nn.Module, got {kind}"
+        if isinstance(module, type):
+            message += f". Make an object of it: {kind}(...)"
+        raise UnsupportedModuleError(message)
 
 
 def _check_numbers(options: Options) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsmap.errors import InputError
+from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import Functional, NoiseReplay
 from fsmap.linalg.metric import Metric, Weights, Whitening
 from fsmap.linalg.probes import Stream, generator
@@ -33,8 +33,15 @@ def trainable(module: nn.Module, layers: Layers | None = None) -> Params:
 
     Raises:
         InputError: If no trainable parameter is among ``layers``.
+        UnsupportedModuleError: If there is no trainable parameter (any more).
     """
     found: Params = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    if not found:
+        message = (
+            f"no parameter of {type(module).__name__} is trainable, so there is no R. Set "
+            "requires_grad on some of them, or call the model alone."
+        )
+        raise UnsupportedModuleError(message)
     if layers is None:
         return found
     chosen = {n: p for n, p in found.items() if _matches(n.replace("_orig_mod.", ""), layers)}

@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import torch
+from torch import nn
 
 from fsmap.errors import InputError
 from fsmap.linalg.probes import Stream
@@ -34,12 +35,20 @@ class Steps:
         made._told = made._attached = False
         return made
 
-    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+    def attach(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
         """Count an optimizer's steps from now on; one that a GradScaler skips does not count.
 
         Raises:
-            InputError: If an optimizer is attached already.
+            InputError: If this is no optimizer of the module, or one is attached already.
         """
+        check_optimizer(optimizer)
+        own = {id(p) for p in module.parameters()}
+        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            message = (
+                f"this {type(optimizer).__name__} holds no parameter of the model. Attach the "
+                "model's own optimizer, or count steps yourself: lm.step = n."
+            )
+            raise InputError(message)
         if self._attached:
             message = "this is attached to an optimizer already: a second one would count twice"
             raise InputError(message)
@@ -89,6 +98,13 @@ class Steps:
     def stream(self) -> Stream:
         """This step's random numbers: ψ the same on every rank, evaluation points its own."""
         return Stream(self.seed, self.step, _rank(), self._micro)
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise InputError for a scheduler and other things that are no optimizer."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        message = f"attach takes a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        raise InputError(message)
 
 
 def _rank() -> int:

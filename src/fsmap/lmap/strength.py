@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fsmap.errors import CollapseWarning, InputError, MissingEveryWarning, NonFiniteWarning
 from fsmap.linalg.values import accumulate, number
+from fsmap.lmap.steps import check_optimizer
 from fsmap.objective.geometry import SHARE
 
 NATS = 0.05
@@ -157,6 +158,7 @@ class LogTrace(nn.Module):
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LogTrace:
         """Count this optimizer's steps instead of calls; one that a GradScaler skips is no step."""
+        check_optimizer(optimizer)
         if self._hook is not None:
             message = "this LogTrace is attached to an optimizer already: R̄ would move twice a step"
             raise InputError(message)

@@ -57,8 +57,8 @@ def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module
         torch.default_generator.manual_seed(seed)
         try:
             module = factory(**options)
-        except (TypeError, ValueError, RuntimeError) as error:
-            message = f"{name} could not be built with {options}: {error}"
+        except Exception as error:  # whatever the model's code raises
+            message = f"{name} could not be built with {options}: {type(error).__name__}: {error}"
             raise UnsupportedModuleError(message) from error
     if not isinstance(module, nn.Module):
         message = f"{name} made a {type(module).__name__}, not a torch.nn.Module"
@@ -84,8 +84,8 @@ def _resolve(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         found: Any = importlib.import_module(package)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        message = f"cannot import the model {path!r}: {error}"
+    except Exception as error:  # whatever the model's code raises
+        message = f"cannot import the model {path!r}: {type(error).__name__}: {error}"
         raise InputError(message) from error
     finally:
         sys.path.remove(here)

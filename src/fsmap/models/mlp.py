@@ -29,11 +29,7 @@ class UniformLinear(nn.Linear):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the parameters anew.
-
-        Args:
-            generator: Source of randomness; None is torch's own.
-        """
+        """Draw the parameters anew."""
         bound = 1 / math.sqrt(self.in_features)
         for parameter in self.parameters():
             parameter.uniform_(-bound, bound, generator=generator)
@@ -44,11 +40,7 @@ class LecunLinear(nn.Linear):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the parameters anew.
-
-        Args:
-            generator: Source of randomness; None is torch's own.
-        """
+        """Draw the parameters anew."""
         self.weight.normal_(0.0, 1 / math.sqrt(self.in_features), generator=generator)
         if self.bias is not None:
             self.bias.zero_()
@@ -114,23 +106,12 @@ class MLP(nn.Module):
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw all parameters anew.
-
-        Args:
-            generator: Source of randomness; None is torch's own.
-        """
+        """Draw all parameters anew."""
         for layer in self.layers:
             layer.reset_parameters(generator)  # type: ignore[operator]
 
     def forward(self, x: Tensor) -> Tensor:
-        """The network's output.
-
-        Args:
-            x: Points, ``[S, inputs]``.
-
-        Returns:
-            ``[S, outputs]``.
-        """
+        """The network's output."""
         *hidden, last = self.layers
         for layer in hidden:
             x = self.activation(layer(x))  # [S, units]

@@ -94,11 +94,7 @@ class ResNet(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the weights anew: He's normal for convolutions (fan-out), uniform for the last.
-
-        Args:
-            generator: Source of randomness; None is torch's own.
-        """
+        """Draw the weights anew: He's normal for convolutions (fan-out), uniform for the last."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 fan_out = module.out_channels * math.prod(module.kernel_size)
@@ -121,17 +117,7 @@ def resnet18(
     width: int = 64,
     generator: torch.Generator | None = None,
 ) -> ResNet:
-    """The paper's ResNet-18 (11 million parameters at width 64).
-
-    Args:
-        classes: K.
-        channels: Of the images.
-        width: Channels of the first stage.
-        generator: Source of the initial weights; None is torch's own.
-
-    Returns:
-        The network, in training mode.
-    """
+    """The paper's ResNet-18 (11 million parameters at width 64)."""
     return ResNet(classes, channels=channels, width=width, generator=generator)
 
 

@@ -118,22 +118,7 @@ def resnet50_imagenet(
     size: int = SIZE,
     width: int = 64,
 ) -> nn.Module:
-    """ResNet-50 with ImageNet weights, for images of any size.
-
-    Args:
-        classes: K; another number than 1000 gets a fresh last layer.
-        files: The package's ``model.json`` and weight shards, by name; None: fresh weights.
-        mean: What the images are normalized with.
-        std: Likewise.
-        size: Images are resized to this side.
-        width: Only 64 has ImageNet weights.
-
-    Returns:
-        The network, in training mode.
-
-    Raises:
-        InputError: If the weights do not fit.
-    """
+    """ResNet-50 with ImageNet weights, for images of any size."""
     net = ResNet50(classes, width=width)
     if files is not None:
         state = read_keras(files)
@@ -148,17 +133,7 @@ def resnet50_imagenet(
 
 
 def read_keras(files: Mapping[str, Path]) -> dict[str, Tensor]:
-    """Our state dict from the shards of a Keras model that was converted for TensorFlow.js.
-
-    Args:
-        files: ``model.json`` and its shards, by name.
-
-    Returns:
-        Weights named as in :class:`ResNet50`.
-
-    Raises:
-        MissingDataError: If the shards do not hold what ``model.json`` lists.
-    """
+    """Our state dict from the shards of a Keras model that was converted for TensorFlow.js."""
     manifest = json.loads(files["model.json"].read_text())["weightsManifest"][0]
     raw = b"".join(files[name].read_bytes() for name in manifest["paths"])
     sizes = [math.prod(entry["shape"]) for entry in manifest["weights"]]

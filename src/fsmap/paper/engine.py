@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fsmap.errors import CheckpointError, FsmapError, InputError, MissingDataError
+from fsmap.files import write_whole
 from fsmap.paper.experiment import Context, Experiment, get, registry
 from fsmap.paper.options import Options, check_settings, choose_device, configure
 from fsmap.paper.report import figures
@@ -40,8 +41,7 @@ from fsmap.paper.run_folder import (
     locked,
     write_summary,
 )
-from fsmap.train.files import write_whole
-from fsmap.train.progress import progress
+from fsmap.progress import progress
 
 Say = Callable[[str], None]
 Unit = Mapping[str, Any]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import shlex
 import types
 import typing
@@ -21,6 +20,9 @@ ZERO_IS_NONE = frozenset(
 """Names, in any config, whose zero switches something off."""
 
 
+LARGEST = 1e12
+
+
 def check_range(field: dataclasses.Field[Any], value: Any) -> None:
     """Refuse a number, or one in a tuple, that a field cannot mean: by its name and its default.
 
@@ -29,14 +31,17 @@ def check_range(field: dataclasses.Field[Any], value: Any) -> None:
     - Zero is allowed if the default has one, or the name is one of ``ZERO_IS_NONE``.
     - A field with a negative default may be anything.
     """
+    if value == () and field.default != ():
+        message = "It needs at least one value."
+        raise ValueError(message)
     default = field.default if isinstance(field.default, tuple) else (field.default,)
     usual = [number for number in default if _is_number(number)]
     zero = 0 in usual or field.name in ZERO_IS_NONE
     for number in value if isinstance(value, tuple) else (value,):
         if not _is_number(number):
             continue
-        if not math.isfinite(number):
-            message = "Write a finite number."
+        if not abs(number) <= LARGEST:
+            message = f"Write a finite number. At most {LARGEST:g} is allowed."
             raise ValueError(message)
         counts = isinstance(number, int)
         free = min(usual, default=0) < 0 or not (usual or counts)

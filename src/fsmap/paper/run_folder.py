@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsmap.errors import CheckpointError
+from fsmap.files import exclusive, remove_partial, write_whole
 from fsmap.paper.rows import (
     Content,
     Line,
@@ -35,8 +36,6 @@ from fsmap.paper.rows import (
     sealed,
     unsealed,
 )
-from fsmap.train.files import remove_partial, write_whole
-from fsmap.train.lock import exclusive
 
 COVERS = "covers"
 """Entry of the summary of a finished run that is asked for more units."""

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
 from fsmap.errors import CheckpointError, InputError
+from fsmap.files import write_whole
 from fsmap.paper.engine import Plan, Say
 from fsmap.paper.experiment import Experiment, get
 from fsmap.paper.options import Options, configure, fields
 from fsmap.paper.report.tables import mean
 from fsmap.paper.rows import Row, encode
 from fsmap.paper.run_folder import RunFolder
-from fsmap.train.files import write_whole
 
 MAX_POINTS = 10_000
 MAX_NAME = 120  # characters; file systems allow 255

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import CheckpointError
+from fsmap.files import write_whole
 from fsmap.functional import Functional
-from fsmap.train.files import write_whole
 from fsmap.types import ModelFn, Params
 
 FORMAT = "fsmap-checkpoint-1"

@@ -15,13 +15,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fsmap.errors import CheckpointError, InputError
+from fsmap.files import beside, exclusive, remove_partial
+from fsmap.progress import progress as progress_bar
 from fsmap.train import checkpoint as files
 from fsmap.train.batches import check_integer
-from fsmap.train.files import beside, remove_partial
 from fsmap.train.history import History, Recorder
-from fsmap.train.lock import exclusive
 from fsmap.train.optim import OptimizerSpec, Schedule
-from fsmap.train.progress import progress as progress_bar
 from fsmap.types import Params
 
 Validation = Callable[[Params], Tensor | float]

@@ -29,18 +29,6 @@ def fresh_statistics(
 
     Afterwards modes and running statistics are what they were.
 
-    Args:
-        module: The model. Layers in ``eval()`` mode within a model in ``train()`` mode keep their
-            statistics: somebody froze them.
-        batches: Inputs, each normalized by itself; statistics are the mean over batches.
-        average: Averages tensors over processes, in place.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        InputError: If there is no batch.
-
     Example:
         >>> import torch
         >>> model = torch.nn.BatchNorm1d(1)

@@ -21,15 +21,7 @@ class Normalization(NamedTuple):
     std: tuple[float, ...]
 
     def __call__(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Normalize bytes.
-
-        Args:
-            images: uint8 ``[N, C, H, W]``.
-            dtype: Of the result.
-
-        Returns:
-            The same images as numbers.
-        """
+        """Normalize bytes."""
         mean, std = (
             torch.stack([torch.full((1, 1), v, dtype=dtype, device=images.device) for v in values])
             for values in self  # made on the device: a captured graph may copy nothing to it
@@ -56,15 +48,7 @@ class Augmentation(NamedTuple):
     flips: bool = True
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Shifts:
-        """Random numbers for images of any number.
-
-        Args:
-            shape: Such as ``(B,)``, or ``(steps, B)`` for an epoch.
-            generator: Source of randomness.
-
-        Returns:
-            The draws, on the generator's device.
-        """
+        """Random numbers for images of any number."""
         device, top = generator.device, 2 * self.padding + 1
         down = torch.randint(top, shape, generator=generator, device=device)
         right = torch.randint(top, shape, generator=generator, device=device)
@@ -72,15 +56,7 @@ class Augmentation(NamedTuple):
         return Shifts(down, right, flip if self.flips else torch.zeros_like(flip))
 
     def apply(self, images: Tensor, shifts: Shifts) -> Tensor:
-        """Crop and flip.
-
-        Args:
-            images: ``[N, C, H, W]`` of any type.
-            shifts: One draw for each image.
-
-        Returns:
-            Images of the same shape.
-        """
+        """Crop and flip."""
         height, width = images.shape[-2:]
         p = self.padding
         padded = torch.nn.functional.pad(images, (p, p, p, p))
@@ -94,14 +70,6 @@ class Augmentation(NamedTuple):
         return padded[n, c, i, j]
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Crop and flip at random.
-
-        Args:
-            images: ``[N, C, H, W]``.
-            generator: Source of randomness.
-
-        Returns:
-            Images of the same shape.
-        """
+        """Crop and flip at random."""
         shifts = self.draw((len(images),), generator)
         return self.apply(images, shifts.to(images.device))

@@ -45,15 +45,7 @@ class EvaluationSet(NamedTuple):
     augment: Augmentation = Augmentation()
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Picks:
-        """Choose images, independently and with replacement.
-
-        Args:
-            shape: Such as ``(S,)``, or ``(steps, S)`` for an epoch.
-            generator: Source of randomness, on the CPU.
-
-        Returns:
-            Indices.
-        """
+        """Choose images, independently and with replacement."""
         size = torch.Size(shape).numel()
         weights = torch.tensor(self.weights, dtype=torch.float64)
         component = torch.multinomial(weights, size, replacement=True, generator=generator)
@@ -64,15 +56,7 @@ class EvaluationSet(NamedTuple):
         return Picks(component.reshape(shape), row.reshape(shape), shifts)
 
     def take(self, picks: Picks, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The images of a draw, normalized.
-
-        Args:
-            picks: Indices ``[S]``, on the device of the images.
-            dtype: Of the result.
-
-        Returns:
-            ``[S, C, H, W]``.
-        """
+        """The images of a draw, normalized."""
         x: Tensor | None = None
         for number, source in enumerate(self.sources):
             # Rows of other components may lie outside this table; what they give is not used.
@@ -87,15 +71,7 @@ class EvaluationSet(NamedTuple):
         return x
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw ``n`` images: what makes this an evaluation distribution for ``fsmap.LMAP``.
-
-        Args:
-            n: How many.
-            generator: Source of randomness, on the CPU.
-
-        Returns:
-            ``[n, C, H, W]``, normalized.
-        """
+        """Draw ``n`` images: what makes this an evaluation distribution for ``fsmap.LMAP``."""
         component, row, shifts = self.draw((n,), generator)
         device = self.sources[0].images.device
         picks = Picks(component.to(device), row.to(device), shifts.to(device))
@@ -111,15 +87,6 @@ class EvaluationSet(NamedTuple):
 
 def parse(px: str) -> list[tuple[str, float]]:
     """Components and weights of a description.
-
-    Args:
-        px: Such as ``kmnist``, ``train+white-noise``, ``0.8*train+0.2*white-noise``.
-
-    Returns:
-        Names with weights, in order.
-
-    Raises:
-        InputError: If it cannot be read.
 
     Examples:
         >>> parse("0.8*train+0.2*white-noise")

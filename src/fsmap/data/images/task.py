@@ -17,8 +17,7 @@ from fsmap.data.images.evaluation import (
     parse,
 )
 from fsmap.data.images.folder import is_folder, read_folder
-from fsmap.data.images.generated import generate
-from fsmap.data.images.read import READERS, Folder, Images, fingerprint, read_images
+from fsmap.data.images.read import READERS, Folder, Images, fingerprint, generate, read_images
 from fsmap.errors import InputError
 
 KNOWN = ("train", WHITE_NOISE, *READERS)
@@ -33,6 +32,8 @@ class ImageSet(NamedTuple):
     augment: bool
     valid: int  # images held out by the protocol
     classes: int = 10
+    ordered: bool = False  # hold out the first training images, whatever split_seed is
+    note: str = ""  # for who trains on it
 
 
 SETS = {
@@ -43,6 +44,17 @@ SETS = {
         Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
         True,
         5_000,
+    ),
+    "cifar100": ImageSet(
+        (3, 32, 32),
+        Normalization((0.5074, 0.4867, 0.4411), (0.2675, 0.2566, 0.2763)),
+        True,
+        5_000,
+        classes=100,
+        ordered=True,
+        note="the official split of CIFAR-100 is lost: the first 10,000 images of the files are "
+        "test, the next held out, the rest training. Do not compare test accuracy with published "
+        "numbers",
     ),
 }
 """Sets that can be trained on."""
@@ -61,6 +73,7 @@ class ImageTask(NamedTuple):
     augment: Augmentation | None
     classes: int
     px: EvaluationSet | None
+    note: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,11 +115,13 @@ def load_task(
     """Read a training set and the evaluation set that goes with it.
 
     Args:
-        data: ``fmnist``, ``mnist``, ``cifar10``, or a folder with one sub-folder per class
-            (:mod:`fsmap.data.images.folder`).
+        data: ``fmnist``, ``mnist``, ``cifar10``, ``cifar100``, or a folder with one
+            sub-folder per class (:mod:`fsmap.data.images.folder`).
         px: p_X, see :mod:`fsmap.data.images.evaluation`; None: none is needed.
         valid: Images of the training set held out; None is the protocol's number (10,000 of
-            FashionMNIST, 5,000 of CIFAR-10). They are chosen by ``split_seed`` alone.
+            FashionMNIST, 5,000 of CIFAR-10). They are chosen by ``split_seed`` alone. CIFAR-100
+            has no official split here: in file order 10,000 test, 5,000 held-out, 45,000 training
+            images, so that its test accuracy is no official one.
         split_seed: Which images are held out; the same for runs of different seeds.
         label_noise: Fraction of *training* labels replaced by uniformly random ones.
         label_noise_seed: Seed of that; held-out labels stay clean.
@@ -126,7 +141,8 @@ def load_task(
         test = generate(facts.shape, GENERATED_TEST, seed=1)
     else:
         train, test = (read_images(name, split, data_dir) for split in ("train", "test"))
-    train, held_out = _held_out(train, _valid(valid, facts, len(train.x), limit), split_seed, limit)
+    number = _valid(valid, facts, len(train.x), limit)
+    train, held_out = _held_out(train, number, None if facts.ordered else split_seed, limit)
     test = test.take(slice(limit))
     train = train._replace(y=noisy_labels(train.y, label_noise, facts.classes, label_noise_seed))
     flips = facts.augment if augment is None else augment
@@ -151,23 +167,14 @@ def load_task(
         Augmentation() if flips else None,
         facts.classes,
         table,
+        facts.note,
     )
 
 
 def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
-    """Replace a fraction of labels by uniformly random ones (some of which are right by chance).
+    """Replace round(fraction·N) labels by uniformly random ones, some of them right by chance.
 
-    Args:
-        y: Labels ``[N]``.
-        fraction: Exactly round(fraction·N) labels are drawn anew.
-        classes: K.
-        seed: Of which ones and of what they become; a larger fraction keeps the noise of a smaller.
-
-    Returns:
-        New labels; the same tensor where nothing changes.
-
-    Raises:
-        InputError: If the fraction is not in [0, 1].
+    For one seed a larger fraction keeps the noise of a smaller one.
     """
     if not 0 <= fraction <= 1:
         message = f"label_noise is a fraction between 0 and 1, got {fraction:g}"
@@ -184,24 +191,14 @@ def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
 
 
 def facts_of(data: str) -> ImageSet:
-    """What the protocol says about a training set.
-
-    Args:
-        data: Its name.
-
-    Returns:
-        Shape, normalization, classes.
-
-    Raises:
-        InputError: If there is no protocol for it.
-    """
+    """What the protocol says about a training set."""
     if is_folder(data):
         folder = read_folder(data)
         shape: Any = tuple(folder.train.x.shape[1:])
         return ImageSet(shape, folder.normalize, False, len(folder.train.x), len(folder.classes))
     name = find(data, SETS).name
     if name not in SETS:
-        message = f"cannot train on {data!r}; image sets with a protocol: fmnist, mnist, cifar10"
+        message = f"cannot train on {data!r}; image sets with a protocol: {', '.join(SETS)}"
         raise InputError(message)
     return SETS[name]
 
@@ -219,8 +216,13 @@ def _valid(valid: int | None, facts: ImageSet, available: int, limit: int | None
     return valid
 
 
-def _held_out(train: Images, valid: int, seed: int, limit: int | None) -> tuple[Images, Images]:
-    order = torch.randperm(len(train.x), generator=torch.Generator().manual_seed(seed))
+def _held_out(
+    train: Images, valid: int, seed: int | None, limit: int | None
+) -> tuple[Images, Images]:
+    """Training and held-out images: a random part, without a seed the first ones."""
+    order = torch.arange(len(train.x))
+    if seed is not None:
+        order = torch.randperm(len(train.x), generator=torch.Generator().manual_seed(seed))
     rest = order[valid:].sort().values
     if limit is not None and limit < 1:
         message = f"limit must be at least 1, got {limit}"
@@ -240,7 +242,6 @@ def _tables(
             tables[name] = generate(shape, GENERATED_TEST, seed=2).x  # type: ignore[arg-type]
         elif name != WHITE_NOISE:
             known = find(name, KNOWN).name
-            splits = READERS[known][0] if known in READERS else ("train",)
-            split = "train" if "train" in splits else splits[0]
+            split = READERS[known][0][0] if known in READERS else "train"
             tables[name] = read_images(name, split, data_dir).x
     return tables

@@ -14,8 +14,8 @@ from xml.sax.saxutils import escape, unescape
 import numpy as np
 
 from fsmap.errors import require
+from fsmap.files import write_whole
 from fsmap.paper.rows import plain
-from fsmap.train.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fsmap.errors import CheckpointError, InputError, require
+from fsmap.files import write_whole
 from fsmap.paper.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER
 from fsmap.paper.report.inline_svg import VARIABLES, Glyphs
 from fsmap.paper.report.view import embedded, view
 from fsmap.paper.run_folder import Run, read_run
-from fsmap.train.files import write_whole
-from fsmap.train.progress import duration
+from fsmap.progress import duration
 
 TEMPLATE = Path(__file__).with_name("template")
 

@@ -20,7 +20,7 @@ from fsmap.paper.report.inline_svg import Glyphs, inline
 from fsmap.paper.report.page import environment, theme
 from fsmap.paper.report.tables import MINUS, number
 from fsmap.paper.rows import circumstances
-from fsmap.train.progress import duration
+from fsmap.progress import duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

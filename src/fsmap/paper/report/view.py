@@ -11,7 +11,7 @@ from fsmap.paper.report.inline_svg import Glyphs, inline
 from fsmap.paper.report.tables import columns, number, shown, with_error
 from fsmap.paper.rows import plain
 from fsmap.paper.run_folder import Run, coverage
-from fsmap.train.progress import duration
+from fsmap.progress import duration
 
 VALUES = ("ours", "stderr", "paper", "paper_stderr", "runs", "edge")
 TUNED = ("weight_decay", "reg_strength", "alpha")

@@ -11,7 +11,7 @@ import torch
 
 from fsmap import metrics
 from fsmap.errors import DivergedError
-from fsmap.train.files import write_whole
+from fsmap.files import write_whole
 from fsmap.train.images.step import COLUMNS
 
 if TYPE_CHECKING:

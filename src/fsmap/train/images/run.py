@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fsmap.data.images.read import Folder, Images
 from fsmap.data.images.task import ImageTask
 from fsmap.errors import InputError
+from fsmap.progress import progress as progress_bar
 from fsmap.train.images import state as files
 from fsmap.train.images.build import check_model, load_data, training_model
 from fsmap.train.images.feed import Feeder
@@ -24,7 +25,6 @@ from fsmap.train.images.settings import ImageSettings
 from fsmap.train.images.step import Step
 from fsmap.train.kernels import kernels
 from fsmap.train.parallel import Group
-from fsmap.train.progress import progress as progress_bar
 
 CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
 TIME_EVERY = 5  # steps between looks at the clock

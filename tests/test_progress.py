@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from fsmap.train import progress as module
-from fsmap.train.progress import Plain, Silent, duration, progress
+from fsmap import progress as module
+from fsmap.progress import Plain, Silent, duration, progress
 
 
 class Terminal(io.StringIO):

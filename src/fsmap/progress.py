@@ -68,14 +68,7 @@ class Plain:
             self.stream.flush()
 
     def line(self, elapsed: float) -> str:
-        """One line of the log.
-
-        Args:
-            elapsed: Seconds since the start.
-
-        Returns:
-            Label, share, time so far, time left, text.
-        """
+        """One line of the log."""
         share = min(self.done / self.total, 1.0) if self.total else 0.0
         seconds = self._left(elapsed, share)
         left = "" if seconds is None else f", {duration(seconds)} left"
@@ -108,12 +101,6 @@ class Rich:
 
 def duration(seconds: float) -> str:
     """Seconds in words.
-
-    Args:
-        seconds: A time span.
-
-    Returns:
-        Such as ``"0.4 s"``, ``"12 s"``, ``"3 min 05 s"`` or ``"2 h 10 min"``.
 
     Examples:
         >>> duration(0.42), duration(12.3), duration(185), duration(7800)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fsmap import files
 from fsmap.errors import InputError
-from fsmap.train import lock
-from fsmap.train.lock import exclusive
+from fsmap.files import exclusive
 
 
 def fail_in(folder: Path, *names: str) -> None:
@@ -80,7 +80,7 @@ def test_a_lock_that_was_removed_meanwhile_is_not_held(tmp_path: Path, monkeypat
             path.touch()
         return True
 
-    monkeypatch.setattr(lock, "_held", held)
+    monkeypatch.setattr(files, "_held", held)
     with pytest.raises(InputError, match="another process"), exclusive(path, tmp_path):
         pass
 

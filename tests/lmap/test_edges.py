@@ -1,0 +1,155 @@
+"""What LMAP and its kin refuse, and what they pass on: keyword arguments and output objects."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fsmap
+from fsmap.errors import FsmapError, InputError, UnsupportedModuleError
+
+pytestmark = pytest.mark.usefixtures("seeded")
+MODES = ("joint", "frozen", "batch")
+WAYS = (fsmap.LMAP, fsmap.LaplacianPenalty, fsmap.InPlacePenalty)
+
+
+def wrap(way: Any, module: Any, px: Any = None, **options: Any) -> Any:
+    px = fsmap.px.Normal(shape=(2,)) if px is None else px
+    return way(module, px, num_points=5, **options)
+
+
+@dataclass
+class Result:
+    logits: Tensor
+    hidden: tuple[Tensor, ...]
+    loss: Tensor
+    note: str = "kept"
+
+
+class Net(nn.Module):
+    """Returns a tensor, or an object around it; ``scale`` is a keyword argument."""
+
+    def __init__(self, wraps: bool = False) -> None:
+        super().__init__()
+        self.first, self.last, self.wraps = nn.Linear(2, 4), nn.Linear(4, 3), wraps
+
+    def forward(self, x: Tensor, scale: float | Tensor = 1.0) -> Any:
+        hidden = self.first(x).tanh()
+        out = scale * self.last(hidden)
+        return Result(out, (hidden,), out.mean()) if self.wraps else out
+
+
+def scheduler() -> Any:
+    return torch.optim.lr_scheduler.StepLR(torch.optim.SGD(Net().parameters(), lr=0.1), 1)
+
+
+@pytest.mark.parametrize("way", [*WAYS, None], ids=lambda w: getattr(w, "__name__", "LogTrace"))
+@pytest.mark.parametrize("make", [scheduler, lambda: None])
+def test_only_optimizers_are_attached(way: Any, make: Any) -> None:
+    term = fsmap.LogTrace(0.1) if way is None else wrap(way, Net())
+    with pytest.raises(InputError, match="Optimizer"):
+        term.attach(make())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_another_models_optimizer_is_refused(way: Any) -> None:
+    term, other = wrap(way, Net()), Net()
+    with pytest.raises(InputError, match="parameter"):
+        term.attach(torch.optim.SGD(other.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Net,
+        lambda: torch.tanh,
+        lambda: wrap(fsmap.LaplacianPenalty, Net()),
+        lambda: nn.Linear(2, 2, dtype=torch.complex64),
+    ],
+    ids=["class", "function", "penalty", "complex"],
+)
+def test_what_is_no_real_module_is_refused(way: Any, make: Any) -> None:
+    with pytest.raises(UnsupportedModuleError):
+        wrap(way, make())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", MODES)
+def test_all_parameters_frozen_later(way: Any, mode: str) -> None:
+    if way is not fsmap.LMAP and mode == "joint":
+        return
+    module = Net()
+    term = wrap(way, module, batchnorm=mode)
+    module.requires_grad_(False)
+    with pytest.raises(UnsupportedModuleError, match="trainable"):
+        term.backward() if hasattr(term, "backward") else term(torch.zeros(3, 2))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float32])
+def test_points_of_another_kind_are_refused(mode: str, kind: torch.dtype) -> None:
+    whole = kind.is_floating_point
+    net = nn.Sequential(nn.Embedding(9, 3), nn.Flatten(), nn.Linear(6, 2)) if whole else Net()
+    x = torch.zeros(3, 2, dtype=torch.int64 if whole else torch.get_default_dtype())
+    lm = wrap(fsmap.LMAP, net, torch.ones(9, 2, dtype=kind), batchnorm=mode)
+    with pytest.raises(FsmapError):
+        lm(x)
+
+
+def test_r_is_there_when_the_model_trains() -> None:
+    module = Net()
+    lm = wrap(fsmap.LMAP, module).eval()
+    assert lm(torch.zeros(3, 2))[1] is None
+    module.train()
+    assert lm(torch.zeros(3, 2))[1] is not None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_keyword_arguments_reach_the_model(mode: str) -> None:
+    module, x = Net(), torch.randn(4, 2)
+    lm = wrap(fsmap.LMAP, module, batchnorm=mode)
+    out, R = lm(x, scale=3.0)
+    lm.step = 0
+    scaled = wrap(fsmap.LMAP, module, forward=lambda m, x: m(x, scale=3.0), batchnorm=mode)
+    torch.testing.assert_close(out, module(x, scale=3.0))
+    torch.testing.assert_close(R, scaled(x)[1])
+    assert lm.eval()(x, scale=torch.zeros(4, 1))[0].eq(0).all()
+    torch.testing.assert_close(lm(x)[0], module(x))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_keyword_arguments_of_single_points_are_refused(mode: str) -> None:
+    lm = wrap(fsmap.LMAP, Net(), batchnorm=mode)
+    with pytest.raises(InputError, match="dict"):
+        lm(torch.zeros(4, 2), scale=torch.ones(4, 1))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("estimator", ["jvp", "fd_central", "vjp", "exact"])
+def test_output_objects_are_kept(mode: str, estimator: str) -> None:
+    module, x = Net(wraps=True), torch.randn(4, 2)
+    plain = copy.deepcopy(module)
+    plain.wraps = False
+    lm = wrap(fsmap.LMAP, module, batchnorm=mode, estimator=estimator, every=2)
+    twin = wrap(fsmap.LMAP, plain, batchnorm=mode, estimator=estimator, every=2)
+    for _ in range(2):  # with R and without
+        (out, R), (logits, S) = lm(x), twin(x)
+        assert isinstance(out, Result)
+        assert out.note == "kept"
+        assert out.hidden[0].shape == (4, 4)
+        torch.testing.assert_close(out.logits, logits)
+        torch.testing.assert_close(R, S)
+        (out.logits.square().sum() + out.hidden[0].sum() + R).backward()
+        (logits.square().sum() + plain.first(x).tanh().sum() + S).backward()
+        for p, q in zip(module.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+    assert isinstance(lm.eval()(x)[0], Result)
+    assert isinstance(copy.deepcopy(lm)(x)[0], Result)
+    assert isinstance(pickle.loads(pickle.dumps(lm))(x)[0], Result)

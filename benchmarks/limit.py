@@ -28,8 +28,7 @@ def main() -> None:
     here = cell("mlp-1e6", ROWS)
     f, params = fsmap.functional(here.module)
     found = {"P": here.P, "rows": here.rows}
-    from fsmap.linalg.operators import KINDS
-    from fsmap.linalg.slq import slq
+    from fsmap.linalg.slq import KINDS, slq
 
     eps = torch.tensor(JITTER, dtype=torch.float64)
     for kind in KINDS:

@@ -20,7 +20,7 @@ from fsmap.experiments.fourier_fits import (
     uniform_forms,
 )
 from fsmap.functional import functional
-from fsmap.objective.basis import Diagonal, Dual
+from fsmap.objective.closed_form import Diagonal, Dual
 from fsmap.objective.likelihood import Gaussian
 from fsmap.objective.prior import Normal
 from oracles import logdet_slow

@@ -9,7 +9,7 @@ from torch import nn
 import cases
 import fsmap
 from fsmap.errors import InputError
-from fsmap.linalg.differences import check_trace
+from fsmap.linalg.estimators import check_trace
 
 
 def checked(f, params, x, method, beta=1e-3) -> None:

@@ -11,9 +11,8 @@ import cases
 import fsmap
 import oracles
 from fsmap.errors import UnsupportedModuleError
-from fsmap.linalg import linearize as module
-from fsmap.linalg.factors import Dense, Outer
-from fsmap.linalg.linearize import linearize
+from fsmap.linalg import jacobian as module
+from fsmap.linalg.jacobian import Dense, Outer, linearize
 
 
 class SequenceFirst(nn.Module):

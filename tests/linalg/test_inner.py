@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.func import jvp, vmap
 
-from fsmap.linalg import inner as module
-from fsmap.linalg.inner import inner
+from fsmap.linalg import jacobian as module
+from fsmap.linalg.jacobian import inner
 
 
 def matrix(n, p, seed=0):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fsmap.linalg import lanczos as module
-from fsmap.linalg.lanczos import lanczos
+from fsmap.linalg import slq as module
+from fsmap.linalg.slq import lanczos
 
 
 def matrix(eigenvalues, seed=0):

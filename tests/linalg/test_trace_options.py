@@ -12,7 +12,7 @@ import oracles
 from cases import symmetric
 from fsmap import metric as m
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.linalg import probes, trace
+from fsmap.linalg import estimators, probes
 
 METRICS = {
     "weights": lambda S, K: torch.linspace(0.5, 2, S),
@@ -25,7 +25,7 @@ METRICS = {
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("method", trace.METHODS)
+@pytest.mark.parametrize("method", estimators.METHODS)
 @pytest.mark.parametrize("name", ["wide", "batchnorm_train"])
 def test_metrics_against_the_double_sum(metric, method, name):
     case = cases.case(name)
@@ -103,7 +103,7 @@ def test_last_layer_counts_places_and_leaves_out_what_is_frozen(seeded):
     f, params = fsmap.functional(net, last_layer="2")
     x = torch.randn(5, 7, 3)  # the layer is applied at 7 places of each point
     out, state = f.with_state(params, x)
-    block = trace.last_layer_trace(f, out, state.features[0])
+    block = estimators.last_layer_trace(f, out, state.features[0])
     jac = oracles.jacobian_slow(f, params, x)
     expected = jac[..., -8:].square().sum() / 5  # the last 8 parameters are its weight
     torch.testing.assert_close(block.detach(), expected)
@@ -190,7 +190,7 @@ def test_bad_options_are_named(options, words):
         fsmap.trace(case.f, case.params, case.x, **options)
 
 
-@pytest.mark.parametrize("method", trace.METHODS)
+@pytest.mark.parametrize("method", estimators.METHODS)
 def test_bad_points_are_named(method, generator):
     case = cases.case("wide")
     for bad, words in [

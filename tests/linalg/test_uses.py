@@ -10,8 +10,7 @@ from torch import nn
 import cases
 import fsmap
 from fsmap.linalg import points
-from fsmap.linalg.linearize import look
-from fsmap.linalg.uses import ChangedError, Watch, survey
+from fsmap.linalg.jacobian import ChangedError, Watch, look, survey
 
 
 def seen(module, *shape):

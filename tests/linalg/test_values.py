@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.func import grad, vmap
 
-from fsmap.linalg.values import holds, number
+from fsmap.linalg.points import holds, number
 
 
 def test_outside_vmap():

@@ -13,8 +13,14 @@ from fsmap.errors import InputError, SingularGeometryError
 from fsmap.functional import functional
 from fsmap.models.basis import BumpBasis, FourierBasis
 from fsmap.models.squash import EXP, log_sech_squared
-from fsmap.objective.basis import PAPER_JITTER, Diagonal, Dual, Invertible, LogDetBasis
-from fsmap.objective.lattice import fourier_lattice
+from fsmap.objective.closed_form import (
+    PAPER_JITTER,
+    Diagonal,
+    Dual,
+    Invertible,
+    LogDetBasis,
+    fourier_lattice,
+)
 from fsmap.objective.moments import Moments
 from fsmap.types import Draws
 from oracles import logdet_slow

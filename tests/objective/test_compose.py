@@ -15,9 +15,9 @@ from torch import nn
 import fsmap
 from fsmap.errors import InputError
 from fsmap.linalg.probes import Stream
-from fsmap.objective.compose import variational_fs_map
 from fsmap.objective.geometry import NoGeometry
 from fsmap.objective.likelihood import Categorical, Gaussian
+from fsmap.objective.objective import variational_fs_map
 from fsmap.objective.prior import Normal, Reparametrized
 from fsmap.types import Batch, Draws
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fsmap import px
 from fsmap.errors import InputError
-from fsmap.objective import px
 
 
 def source(seed: int = 0) -> torch.Generator:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from fsmap.errors import InputError
-from fsmap.objective.empirical import Empirical, Lattice
+from fsmap.px import Empirical, Lattice
 
 X = torch.arange(60, dtype=torch.float64).reshape(20, 3)
 Y = torch.arange(20)

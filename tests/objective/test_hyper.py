@@ -8,7 +8,8 @@ from torch.func import grad, vmap
 from torch.testing import assert_close
 
 from fsmap.errors import InputError
-from fsmap.objective.hyper import check_positive, entry, tensor_like, working
+from fsmap.linalg.points import check_positive
+from fsmap.objective.likelihood import entry, tensor_like, working
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from fsmap import px
 from fsmap.errors import InputError
-from fsmap.objective import px
 
 POINTS = torch.arange(24, dtype=torch.float64).reshape(12, 2)
 

@@ -13,7 +13,7 @@ from torch.func import vmap
 from torch.testing import assert_close
 
 from fsmap.errors import InputError, MemoryLimitError
-from fsmap.objective import reparametrize
+from fsmap.objective import prior as module
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
 
 
@@ -137,6 +137,6 @@ def test_maps_that_change_shapes_are_refused():
 
 
 def test_a_jacobian_that_is_too_large_is_refused(monkeypatch):
-    monkeypatch.setattr(reparametrize, "MAX_JACOBIAN_BYTES", 10 * 10 * 8 - 1)
+    monkeypatch.setattr(module, "MAX_JACOBIAN_BYTES", 10 * 10 * 8 - 1)
     with pytest.raises(MemoryLimitError, match=r"needs 0.0 GiB for 10 parameters, the limit is"):
         Reparametrized(Normal(1.0), lambda p: p, elementwise=False).value(PARAMS)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsmap.errors import InputError
-from fsmap.objective.sampling import brief, check_draw, choose
+from fsmap.px import brief, check_draw, choose
 
 
 class OnCuda(torch.Generator):

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
-from fsmap.objective.targets import aligned
+from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise, aligned
 
 
 def draw(*shape: int) -> Tensor:

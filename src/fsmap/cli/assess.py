@@ -14,7 +14,7 @@ from fsmap.errors import InputError, MissingDataError, require
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fsmap.assess.images import Assessment
+    from fsmap.assess.shift import Assessment
     from fsmap.data.images.read import Images
     from fsmap.train.images import ImageSettings
 
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: If a number or a name is out of range.
     """
-    from fsmap.assess.images import Classifier, assess_images
+    from fsmap.assess.shift import Classifier, assess_images
     from fsmap.report.figures import save, style
     from fsmap.report.image_figures import assessment_figure
     from fsmap.report.records import plain
@@ -135,7 +135,7 @@ def _folder(checkpoint: Path) -> Path:
 
 
 def _corruptions(arguments: argparse.Namespace) -> list[tuple[str, int]]:
-    from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES
+    from fsmap.assess.shift import CORRUPTIONS, SEVERITIES
 
     names = list(CORRUPTIONS) if arguments.corruptions == ["all"] else arguments.corruptions
     unknown = [name for name in names if name not in CORRUPTIONS]

@@ -18,7 +18,7 @@ from fsmap.data import synthetic
 from fsmap.experiments.experiment import Measured
 from fsmap.models.basis import FourierBasis
 from fsmap.models.squash import TANH, Squash
-from fsmap.objective.basis import Invertible
+from fsmap.objective.closed_form import Invertible
 from fsmap.objective.moments import Moments
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row

@@ -20,7 +20,7 @@ from fsmap.experiments.fourier_fits import (
     uniform_forms,
 )
 from fsmap.experiments.panels import PAPER_LOOK, legend_above, log_scale
-from fsmap.objective.basis import Form
+from fsmap.objective.closed_form import Form
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
 

@@ -29,7 +29,7 @@ from fsmap.experiments.fourier_fits import (
     uniform_forms,
 )
 from fsmap.experiments.panels import PAPER_LOOK, epsilon, log_scale, power
-from fsmap.objective.basis import Diagonal, Dual, Form
+from fsmap.objective.closed_form import Diagonal, Dual, Form
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
 

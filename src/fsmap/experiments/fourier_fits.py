@@ -17,8 +17,8 @@ from torch import Tensor
 from fsmap.data import synthetic
 from fsmap.experiments.experiment import Measured
 from fsmap.models.basis import FourierBasis
-from fsmap.objective.basis import PAPER_JITTER, Diagonal, Form, Invertible
-from fsmap.objective.hyper import LOG_SQRT_2PI
+from fsmap.objective.closed_form import PAPER_JITTER, Diagonal, Form, Invertible
+from fsmap.objective.likelihood import LOG_SQRT_2PI
 from fsmap.objective.moments import Moments
 from fsmap.train.descent import descend
 from fsmap.types import Batch

@@ -13,8 +13,7 @@ from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.fourier_ablations import AblationConfig
 from fsmap.experiments.fourier_fits import Block, Variant, fit
 from fsmap.experiments.panels import LINES, epsilon, log_scale, power
-from fsmap.objective.basis import Diagonal
-from fsmap.objective.lattice import fourier_lattice
+from fsmap.objective.closed_form import Diagonal, fourier_lattice
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
 

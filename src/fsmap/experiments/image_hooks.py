@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fsmap.assess.laplacian import draw_psi, laplacian
+from fsmap.assess.landscape import draw_psi, laplacian
 from fsmap.experiments.experiment import Context
 from fsmap.train.images import ImageRun
 from fsmap.types import Params
@@ -75,7 +75,7 @@ def joint_laplacian(
     Args:
         run: The run.
         images: Of D', bytes ``[N, C, H, W]``.
-        probes: As in :func:`fsmap.assess.laplacian.laplacian`.
+        probes: As in :func:`fsmap.assess.landscape.laplacian`.
         batches: How many, each of 128 training images (not augmented) and 128 of D', or fewer.
 
     Returns:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fsmap import metrics
 from fsmap.assess.calibration import Predictions, measure
-from fsmap.assess.laplacian import laplacian
+from fsmap.assess.landscape import laplacian
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.experiments.image_config import OTHER, ImageConfig
 from fsmap.experiments.image_hooks import joint_laplacian

@@ -26,8 +26,8 @@ from fsmap.experiments.scaled_networks import (
     spearman,
 )
 from fsmap.functional import count
+from fsmap.linalg.estimators import trace
 from fsmap.linalg.probes import generator
-from fsmap.linalg.trace import trace
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fsmap.assess.mcmc import ChainMean, nuts_mean
-from fsmap.assess.model_average import PosteriorMean, interval, posterior_mean
+from fsmap.assess.model_average import ChainMean, PosteriorMean, interval, nuts_mean, posterior_mean
 from fsmap.errors import MissingExtraError
 from fsmap.experiments import mixture_model as mixture
 from fsmap.experiments.experiment import Context, Experiment, Measured

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fsmap.data import synthetic
 from fsmap.models.basis import BumpBasis
-from fsmap.objective.basis import Invertible
+from fsmap.objective.closed_form import Invertible
 from fsmap.objective.moments import Moments
 from fsmap.train.descent import descend
 from fsmap.types import Batch

@@ -20,7 +20,7 @@ from fsmap.functional import functional
 from fsmap.linalg.logdet import whitened_rows
 from fsmap.linalg.probes import generator
 from fsmap.models.mlp import MLP
-from fsmap.objective.px import Lattice
+from fsmap.px import Lattice
 from fsmap.report.numbers import number
 from fsmap.train.descent import one_thread
 from fsmap.types import ModelFn, Params

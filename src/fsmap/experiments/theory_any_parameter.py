@@ -18,7 +18,7 @@ from torch import Tensor
 from fsmap.experiments import mixture_model as mixture
 from fsmap.experiments.experiment import Context, Experiment, Measured
 from fsmap.experiments.mixture_model import MixtureConfig
-from fsmap.objective.basis import Invertible
+from fsmap.objective.closed_form import Invertible
 from fsmap.objective.moments import Moments
 from fsmap.report import figures, tables
 from fsmap.report.records import Claim, Row

@@ -20,7 +20,7 @@ import fsmap
 from fsmap.data import uci
 from fsmap.experiments.experiment import Context, Measured
 from fsmap.models.mlp import MLP
-from fsmap.objective.compose import Objective
+from fsmap.objective.objective import Objective
 from fsmap.train.descent import one_thread
 from fsmap.train.optim import adam
 from fsmap.train.state import held_out, measure

@@ -9,7 +9,7 @@ import torch
 
 from fsmap.errors import InputError
 from fsmap.linalg.probes import integer
-from fsmap.objective.sampling import check_draw, choose
+from fsmap.px import check_draw, choose
 from fsmap.types import Inputs
 
 LABELS = ("label", "labels", "label_ids")

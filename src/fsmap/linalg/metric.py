@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.linalg.passes import flat
-from fsmap.linalg.values import accumulate, holds
+from fsmap.linalg.points import accumulate, flat, holds
 from fsmap.types import Inputs
 
 

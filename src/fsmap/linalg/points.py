@@ -1,15 +1,21 @@
-"""Evaluation points: a tensor, or a dict or tuple of tensors that share their first dimension."""
+"""Evaluation points, a plain pass of a model through them, and precision of values.
+
+Points are a tensor, or a dict or tuple of tensors that share their first dimension.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fsmap.errors import InputError
-from fsmap.types import Inputs
+from fsmap.errors import FsmapError, InputError, UnsupportedModuleError
+from fsmap.functional import State, differentiable_attention
+from fsmap.types import Inputs, ModelFn, Params
 
 
 def count(x: Inputs) -> int:
@@ -101,3 +107,246 @@ def _tensors(x: Inputs) -> list[Tensor]:
         message = f"x must be a tensor, or a dict or tuple of tensors, got {', '.join(kinds)}"
         raise InputError(message)
     return leaves
+
+
+# What torch raises for inputs that do not fit, and for derivatives that it does not have.
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+
+
+def is_pointwise(f: ModelFn) -> bool:
+    """Whether f treats each point alone; a plain function is taken to."""
+    return bool(getattr(f, "pointwise", True))
+
+
+def outputs(f: ModelFn, params: Params, x: Inputs) -> Tensor:
+    """F at the points, trailing dimensions flattened: ``[S, K]``."""
+    return flat(run(f, params, x)[0], x)
+
+
+def run(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, State]:
+    """One plain pass: f, and what the pass left behind (nothing, for a plain function)."""
+    try:
+        return with_state(f, params, x)
+    except FAILURES as error:
+        explain(error, f, x)
+
+
+def with_state(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, State]:
+    """:func:`run` with torch's own errors, for use inside its transforms."""
+    call = getattr(f, "with_state", None)
+    return (f(params, x), State({})) if call is None else call(params, x)
+
+
+def flat(out: Tensor, x: Inputs) -> Tensor:
+    """An output as ``[S, K]``.
+
+    Args:
+        out: What f returned.
+        x: Points.
+
+    Returns:
+        The output with trailing dimensions flattened.
+
+    Raises:
+        UnsupportedModuleError: If its first dimension is not the point.
+    """
+    S = count(x)
+    if out.ndim == 0 or out.shape[0] != S:
+        message = (
+            f"the model returned shape {tuple(out.shape)} for {S} points; the first dimension must "
+            "be the point. Pass forward=lambda module, x: ... to functional if the layout differs."
+        )
+        raise UnsupportedModuleError(message)
+    return out.reshape(S, -1)
+
+
+def check_params(params: object) -> None:
+    """Refuse what is not a dict of tensors.
+
+    Args:
+        params: What came.
+
+    Raises:
+        InputError: With what is expected.
+    """
+    if not isinstance(params, dict) or not params:
+        got = "an empty dict" if isinstance(params, dict) else type(params).__name__
+        message = f"params must be a dict {{name: tensor}}, got {got}. fsmap.functional makes one."
+        raise InputError(message)
+    other = next((n for n, p in params.items() if not isinstance(p, Tensor)), None)
+    if other is not None:
+        message = f"params[{other!r}] must be a tensor, got {type(params[other]).__name__}"
+        raise InputError(message)
+
+
+def check_finite(params: Params) -> None:
+    """Refuse parameters with NaN or inf.
+
+    Args:
+        params: Parameters.
+
+    Raises:
+        InputError: With the name of the first such tensor.
+    """
+    for name, p in params.items():
+        if not torch.isfinite(p).all():
+            message = f"params[{name!r}] has NaN or inf: training diverged before this point"
+            raise InputError(message)
+
+
+def check_chunk(chunk: object) -> None:
+    """Refuse a chunk that is not a positive number.
+
+    Args:
+        chunk: What came.
+
+    Raises:
+        InputError: If it is neither None nor an integer above 0.
+    """
+    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+        message = f"chunk must be None or an integer of at least 1, got {chunk!r}"
+        raise InputError(message)
+
+
+def detached(params: Params) -> Params:
+    """The same values, without their history."""
+    return {name: p.detach() for name, p in params.items()}
+
+
+def over_probes(
+    f: ModelFn, one: Callable[..., Tensor], *probes: Params | Tensor, chunk: int | None = None
+) -> Tensor:
+    """A function of one probe for all of them, stacked.
+
+    Args:
+        f: The model that it calls.
+        one: Function of one entry of each of ``probes``.
+        probes: Stacked probes, ``[R, ...]`` or ``{name: [R, ...]}``.
+        chunk: Probes at a time.
+
+    Returns:
+        The values: together where that is possible, in turn where f has random layers or a part
+        that cannot be vmapped.
+    """
+    R = len(tree_leaves(probes)[0])
+    if R > 1 and is_pointwise(f):
+        try:
+            with differentiable_attention():  # the fused kernels cannot be vmapped
+                values: Tensor = vmap(one, chunk_size=chunk)(*probes)
+            return values
+        except (RuntimeError, UnsupportedModuleError):
+            pass  # if vmap is not the reason it fails again below
+    return torch.stack([one(*tree_map(lambda t, r=r: t[r], probes)) for r in range(R)])
+
+
+def explain(
+    error: Exception,
+    f: ModelFn,
+    x: Inputs,
+    params: Params | None = None,
+    failed: str = "",
+    kind: type[UnsupportedModuleError] = UnsupportedModuleError,
+) -> NoReturn:
+    """Say in the user's words why a pass failed.
+
+    Args:
+        error: What torch raised.
+        f: Model function.
+        x: Points.
+        params: Where it failed while being differentiated: a plain pass is tried here to tell a
+            missing derivative from points that do not fit.
+        failed: What failed in that case, and what to do.
+        kind: The error to raise in that case.
+
+    Raises:
+        InputError: If f cannot be evaluated at points of this shape.
+        UnsupportedModuleError: If it can, but not be differentiated this way.
+    """
+    if isinstance(error, FsmapError | torch.OutOfMemoryError):
+        raise error
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if params is not None and _works(f, params, x):
+        message = f"{failed.format(where=_where(error, f))}: {reason}"
+        raise kind(message) from error
+    message = (
+        f"the model cannot be evaluated at x of shape {shapes(x)}{_where(error, f)}: "
+        f"{reason}. Give points of the shape, dtype and device that the model takes."
+    )
+    raise InputError(message) from error
+
+
+def _works(f: ModelFn, params: Params, x: Inputs) -> bool:
+    """Whether a plain pass works; what fsmap itself has to say about it comes first."""
+    try:
+        with torch.enable_grad():  # so that checkpointed layers are found
+            f(params, x)
+    except FsmapError:
+        raise
+    except FAILURES:
+        return False
+    return True
+
+
+def _where(error: Exception, f: ModelFn) -> str:
+    """The innermost module on the way to the error, by name and class."""
+    root = getattr(f, "module", None)
+    names = {id(m): n for n, m in root.named_modules()} if isinstance(root, nn.Module) else {}
+    found, step = None, error.__traceback__
+    while step is not None:
+        owner = step.tb_frame.f_locals.get("self")
+        found = owner if id(owner) in names else found
+        step = step.tb_next
+    if found is None:
+        return ""
+    name = names[id(found)]
+    kind = type(found).__name__
+    return f", in {name!r} ({kind})" if name else f", in {kind}"
+
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def number(tensor: Tensor) -> float | None:
+    """The value of a 0-dimensional tensor, or None where it has not one."""
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    try:
+        return float(tensor.detach())
+    except RuntimeError:  # what torch raises for .item() on a tensor that vmap has batched
+        return None
+
+
+def holds(condition: Tensor, *, otherwise: bool) -> bool:
+    """Whether a condition holds, or ``otherwise`` where that cannot be asked."""
+    value = number(condition)
+    return otherwise if value is None else bool(value)
+
+
+def accumulate(tensor: Tensor) -> Tensor:
+    """The tensor in at least single precision, for sums of squares."""
+    return tensor.to(wide(tensor.dtype))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The precision of :func:`accumulate`."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def check_positive(name: str, value: float | Tensor) -> None:
+    """Refuse a scale that is not finite and greater than zero.
+
+    Args:
+        name: What the message calls it.
+        value: A number or a tensor of them.
+
+    Raises:
+        InputError: If an entry is zero, negative, infinite or nan.
+    """
+    scale = torch.as_tensor(value).detach().reshape(-1)
+    bad = scale[~(torch.isfinite(scale) & (scale > 0))]
+    if len(bad):
+        message = (
+            f"{name} must be finite and > 0, got {bad[0].item():g} "
+            f"({len(bad)} of {len(scale)} entries). Give a positive standard deviation or scale."
+        )
+        raise InputError(message)

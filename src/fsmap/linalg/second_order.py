@@ -21,7 +21,7 @@ from torch import Tensor
 from fsmap.errors import ForwardModeError, UnsupportedModuleError
 from fsmap.functional import Replacing
 from fsmap.linalg.memory import SHARE, fits, free_bytes
-from fsmap.linalg.values import accumulate
+from fsmap.linalg.points import accumulate
 from fsmap.types import ModelFn
 
 

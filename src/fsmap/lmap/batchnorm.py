@@ -41,7 +41,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import Functional, Replacing, State, Wrapped
 from fsmap.linalg.estimators import Estimator
-from fsmap.linalg.values import accumulate
+from fsmap.linalg.points import accumulate
 from fsmap.lmap.syncbatchnorm import sync_batch_norm, synchronizes
 from fsmap.types import Inputs, Params
 

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import FallbackWarning, ForwardModeError, IgnoredProbesWarning, InputError
-from fsmap.functional import Functional, State, Wrapped
-from fsmap.functional.noise import is_random
+from fsmap.functional import Functional, State, Wrapped, is_random
 from fsmap.linalg import points
 from fsmap.linalg.estimators import Central, draws_normal
+from fsmap.linalg.estimators import evaluate as evaluate_trace
 from fsmap.linalg.metric import Metric, Weights
+from fsmap.linalg.points import number
 from fsmap.linalg.probes import Stream
-from fsmap.linalg.trace import evaluate as evaluate_trace
-from fsmap.linalg.values import number
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.compiling import Compiled, as_written, uncompiled
 from fsmap.lmap.options import Options

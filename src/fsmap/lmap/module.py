@@ -19,7 +19,7 @@ from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.compiling import uncompiled
 from fsmap.lmap.core import Drawn, Regularizer
 from fsmap.lmap.options import MoreOptions, Options, check_strength
-from fsmap.objective.px import EvalDistribution
+from fsmap.px import EvalDistribution
 from fsmap.types import Inputs
 
 C = TypeVar("C", bound=type)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from fsmap.errors import InputError
 from fsmap.functional import count, ravel, unravel
-from fsmap.linalg import logdet, points, trace
+from fsmap.linalg import estimators, logdet, points
 from fsmap.linalg.estimators import Estimator, Jvp
 from fsmap.linalg.metric import Metric, resolve
 from fsmap.linalg.probes import Stream
 from fsmap.linalg.slq import DEFAULT_PROBES
-from fsmap.objective.px import EvalDistribution
+from fsmap.px import EvalDistribution
 from fsmap.types import Draws, Inputs, ModelFn, Params
 
 SHARE = 0.01
@@ -232,7 +232,7 @@ def _trace_draws(term: Laplacian | TraceBound, f: ModelFn, params: Params, strea
 
 
 def _trace(term: Laplacian | TraceBound, f: ModelFn, params: Params, draws: Draws) -> Tensor:
-    return trace.evaluate(
+    return estimators.evaluate(
         f, params, draws.x, draws.psi, estimator=term.estimator, metric=term.metric
     ).values.mean()
 

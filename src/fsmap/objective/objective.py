@@ -23,7 +23,7 @@ from fsmap.objective.geometry import (
 )
 from fsmap.objective.likelihood import Likelihood
 from fsmap.objective.prior import Prior
-from fsmap.objective.px import EvalDistribution, as_px
+from fsmap.px import EvalDistribution, as_px
 from fsmap.types import Batch, Draws, ModelFn, Params
 
 Parts = dict[str, Tensor]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -347,7 +349,7 @@ RECOMPUTES = (
 
 @contextmanager
 def no_recomputation() -> Iterator[None]:
-    """Raise for layers that run again in the backward pass: at the module's own parameters, then.
+    """Raise for layers that run again in the backward pass, at the module's own parameters then.
 
     Checkpointing with ``use_reentrant=True`` is found by :func:`check_not_recomputed`.
     """
@@ -355,10 +357,11 @@ def no_recomputation() -> Iterator[None]:
         yield
         return
     try:
-        with torch.autograd.graph.disable_saved_tensors_hooks(RECOMPUTES):
+        with disable_saved_tensors_hooks(RECOMPUTES):
             yield
     except RuntimeError as error:
-        if RECOMPUTES in str(error):
+        frames = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
+        if saved_tensors_hooks.__enter__.__code__ in frames:  # it was refused here
             raise UnsupportedModuleError(RECOMPUTES) from error
         raise
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from fsmap.errors import InputError
 from fsmap.functional import Replacing, functional
-from fsmap.linalg import second_order
 from fsmap.linalg.estimators import trace
 from fsmap.linalg.probes import normal
+from fsmap.linalg.second_order import BatchNorm, batch_norm
 from fsmap.lmap.batchnorm import unfrozen
 from fsmap.types import Params
 
@@ -155,25 +155,18 @@ def _deployed(module: nn.Module) -> Iterator[None]:
             m.training = mode
 
 
-def _batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+def _batch_norm(*args: Any, **options: Any) -> Tensor:
     """As arithmetic: vmap does not answer what cuDNN's kernel asks about its input."""
-    if training or running_mean is None or running_var is None:  # statistics of the batch
-        return second_order.batch_norm(input, None, None, weight, bias, True, momentum, eps)
-    scale = (running_var + eps).rsqrt()
+    call = BatchNorm(*args, **options)
+    x, mean, var, weight, bias = call[:5]
+    if call.training or mean is None or var is None:  # statistics of the batch
+        return batch_norm(*call._replace(running_mean=None, running_var=None, training=True))
+    scale = (var + call.eps).rsqrt()
     scale = scale if weight is None else scale * weight
-    shift = -running_mean * scale
+    shift = -mean * scale
     shift = shift if bias is None else shift + bias
-    shape = (-1, *(1,) * (input.dim() - 2))  # of the input, but for its points
-    return input * scale.view(shape) + shift.view(shape)
+    shape = (-1, *(1,) * (x.dim() - 2))  # of the input, but for its points
+    return x * scale.view(shape) + shift.view(shape)
 
 
 def _along(every: object, line: Params, a: Tensor, x: Tensor, y: Tensor, size: int) -> Tensor:

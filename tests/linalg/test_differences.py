@@ -9,12 +9,12 @@ from torch import nn
 import cases
 import fsmap
 from fsmap.errors import InputError
-from fsmap.linalg.estimators import check_trace
+from fsmap.linalg.estimators import Site, check_trace
 
 
 def checked(f, params, x, method, beta=1e-3) -> None:
     found = fsmap.trace(f, params, x, method=method, beta=beta, probes=8)
-    check_trace(found.value, f, params, x, beta if method.startswith("fd") else None)
+    check_trace(found.value, Site(f, params, x), beta if method.startswith("fd") else None)
 
 
 @pytest.mark.parametrize("method", ["fd", "fd_central", "jvp", "vjp", "exact"])

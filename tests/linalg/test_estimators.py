@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fsmap
 from fsmap.errors import FallbackWarning, ForwardModeError, InputError
 from fsmap.linalg import second_order
-from fsmap.linalg.estimators import Jvp, Pass, by_name
+from fsmap.linalg.estimators import Jvp, Pass, Site, by_name
 from fsmap.linalg.probes import Stream
 from oracles import laplacian_slow, trace_slow
 
@@ -30,12 +30,12 @@ class Signs:
 
     def check_probes(self, *_: object) -> None: ...
 
-    def draw(self, source: Any, f: Any, params: Any, x: Any, num: int, metric: Any) -> Any:
-        return {name: p.sign() for name, p in source.psi(params, num).items()}
+    def draw(self, source: Any, site: Site, num: int) -> Any:
+        return {name: p.sign() for name, p in source.psi(site.params, num).items()}
 
-    def at(self, f: Any, params: Any, x: Tensor, probe: Any, metric: Any) -> Pass:
-        out, tangent = torch.func.jvp(lambda p: f(p, x), (params,), (probe,))
-        return Pass(tangent.square().sum() / len(x), None, None)
+    def at(self, site: Site, probe: Any) -> Pass:
+        out, tangent = torch.func.jvp(lambda p: site.f(p, site.x), (site.params,), (probe,))
+        return Pass(tangent.square().sum() / len(site.x), None, None)
 
 
 def network() -> nn.Sequential:

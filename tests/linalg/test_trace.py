@@ -9,7 +9,7 @@ import cases
 import fsmap
 import oracles
 from fsmap.linalg import estimators, probes
-from fsmap.linalg.estimators import by_name
+from fsmap.linalg.estimators import Site, by_name
 
 ESTIMATORS = ("fd", "fd_central", "jvp", "vjp")
 
@@ -193,7 +193,7 @@ def test_vmaps_over_members():
 
         def value(p, method=method):
             drawn = None if method == "exact" else psi
-            return estimators.estimate(case.f, p, case.x, drawn, estimator=by_name(method)).value
+            return estimators.estimate(by_name(method), Site(case.f, p, case.x), drawn).value
 
         together = torch.func.vmap(value)(members)
         for m in range(2):

@@ -50,6 +50,27 @@ Probes = Params | Tensor | None
 """Stacked draws: ``{name: [R, ...]}``, cotangents ``[R, Q]``, or None if nothing is random."""
 
 
+class Site(NamedTuple):
+    """Where R is taken: a model function, its parameters, the points and the metric."""
+
+    f: ModelFn
+    params: Params
+    x: Inputs  # [S, ...]
+    metric: Metric | Tensor | None = None
+
+    def resolve(self, out: Tensor) -> Whitening:
+        """The metric at the points, where f returned ``out``."""
+        return resolve(self.metric, self.x, out)
+
+    def output(self) -> Tensor:
+        """F at the points, ``[S, K]``, without a gradient; random layers draw the same again."""
+        replay = NoiseReplay(self.f, self.params)
+        with torch.no_grad():
+            out = outputs(self.f, self.params, self.x)
+        replay()
+        return out
+
+
 class Pass(NamedTuple):
     """An estimate from one probe, and the unperturbed pass if it made one."""
 
@@ -88,35 +109,18 @@ class Estimator(Protocol):
     def check(self, params: Params) -> None:
         """Raise InputError if it cannot be used with these parameters."""
 
-    def draw(
-        self,
-        source: Source,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        num: int,
-        metric: Metric | Tensor | None,
-    ) -> Probes:
+    def draw(self, source: Source, site: Site, num: int) -> Probes:
         """``num`` probes."""
 
-    def check_probes(
-        self,
-        probes: object,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        metric: Metric | Tensor | None,
-    ) -> None:
+    def check_probes(self, probes: object, site: Site) -> None:
         """Raise InputError if these are not probes of this estimator."""
 
-    def at(
-        self, f: ModelFn, params: Params, x: Inputs, probe: Any, metric: Metric | Tensor | None
-    ) -> Pass:
+    def at(self, site: Site, probe: Any) -> Pass:
         """The estimate from one probe."""
 
 
 class _Plain:
-    """Defaults."""
+    """Defaults: nothing is random."""
 
     parameter_probes: ClassVar[bool] = False
     full_precision: ClassVar[bool] = False
@@ -127,34 +131,26 @@ class _Plain:
     def check(self, params: Params) -> None:
         """Nothing to check."""
 
+    def draw(self, source: Source, site: Site, num: int) -> Probes:
+        """Nothing."""
+        return None
+
+    def check_probes(self, probes: object, site: Site) -> None:
+        """There are none."""
+
 
 class _WithPsi(_Plain):
     """Probes in parameter space."""
 
     parameter_probes: ClassVar[bool] = True
 
-    def draw(
-        self,
-        source: Source,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        num: int,
-        metric: Metric | Tensor | None,
-    ) -> Probes:
+    def draw(self, source: Source, site: Site, num: int) -> Probes:
         """``{name: [num, ...]}``."""
-        return source.psi(params, num)
+        return source.psi(site.params, num)
 
-    def check_probes(
-        self,
-        probes: object,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        metric: Metric | Tensor | None,
-    ) -> None:
+    def check_probes(self, probes: object, site: Site) -> None:
         """Stacked parameters."""
-        check_psi(probes, params)
+        check_psi(probes, site.params)
 
 
 @dataclass(frozen=True)
@@ -164,12 +160,10 @@ class Jvp(_WithPsi):
     name: ClassVar[str] = "jvp"
     forward_mode: ClassVar[bool] = True
 
-    def at(
-        self, f: ModelFn, params: Params, x: Inputs, probe: Any, metric: Metric | Tensor | None
-    ) -> Pass:
+    def at(self, site: Site, probe: Any) -> Pass:
         """The pass also gives f(θ)."""
-        out, tangent, state = jvp(f, params, x, probe)
-        return Pass(resolve(metric, x, out).quadratic(accumulate(tangent)), out, state)
+        out, tangent, state = jvp(site.f, site.params, site.x, probe)
+        return Pass(site.resolve(out).quadratic(accumulate(tangent)), out, state)
 
 
 @dataclass(frozen=True)
@@ -197,10 +191,9 @@ class _Differences(_WithPsi):
         """Pairs of multiples of ψ between which f is compared."""
         raise NotImplementedError
 
-    def at(
-        self, f: ModelFn, params: Params, x: Inputs, probe: Any, metric: Metric | Tensor | None
-    ) -> Pass:
+    def at(self, site: Site, probe: Any) -> Pass:
         """The unperturbed pass comes first; all passes share their random layers."""
+        f, params, x, _ = site
         device = next(iter(params.values())).device
         with torch.autocast(device.type, enabled=False):
             replay = NoiseReplay(f, params)
@@ -212,7 +205,7 @@ class _Differences(_WithPsi):
                 replay()
                 return f(add(params, scale, probe), x)
 
-            whiten = resolve(metric, x, out)
+            whiten = site.resolve(out)
             values = []
             for high, low in self._ends():
                 step = high - low
@@ -250,46 +243,26 @@ class Vjp(_Plain):
     name: ClassVar[str] = "vjp"
     reverse_mode: ClassVar[bool] = True
 
-    def draw(
-        self,
-        source: Source,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        num: int,
-        metric: Metric | Tensor | None,
-    ) -> Probes:
+    def draw(self, source: Source, site: Site, num: int) -> Probes:
         """``[num, Q]``."""
-        out, size = self._output(f, params, x, metric)
-        return source.signs(num, size, out)
+        out = site.output()
+        return source.signs(num, site.resolve(out).size, out)
 
-    def check_probes(
-        self,
-        probes: object,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        metric: Metric | Tensor | None,
-    ) -> None:
+    def check_probes(self, probes: object, site: Site) -> None:
         """Cotangents of the whitened outputs."""
-        check_signs(probes, self._output(f, params, x, metric)[1])
+        check_signs(probes, site.resolve(site.output()).size)
 
-    def at(
-        self, f: ModelFn, params: Params, x: Inputs, probe: Any, metric: Metric | Tensor | None
-    ) -> Pass:
+    def at(self, site: Site, probe: Any) -> Pass:
         """The pass also gives f(θ)."""
-        out, transpose, state = vjp(f, params, x)
-        return Pass(_vjp_value(transpose, resolve(metric, x, out), probe), out, state)
-
-    def _output(
-        self, f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None
-    ) -> tuple[Tensor, int]:
-        replay = NoiseReplay(f, params)
-        with torch.no_grad():
-            out = outputs(f, params, x)
-            size = resolve(metric, x, out).size
-        replay()
-        return out, size
+        out, transpose, state = vjp(site.f, site.params, site.x)
+        whiten = site.resolve(out)
+        grads = transpose(whiten.adjoint(probe))
+        if whiten.signs is None:
+            terms = [accumulate(g).square().sum() for g in grads.values()]
+        else:
+            signed = transpose(whiten.adjoint(whiten.signs * probe))
+            terms = [(accumulate(g) * signed[n]).sum() for n, g in grads.items()]
+        return Pass(torch.stack(terms).sum(), out, state)
 
 
 @dataclass(frozen=True)
@@ -300,33 +273,9 @@ class Exact(_Plain):
     reverse_mode: ClassVar[bool] = True
     chunk: int | None = None
 
-    def draw(
-        self,
-        source: Source,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        num: int,
-        metric: Metric | Tensor | None,
-    ) -> Probes:
-        """Nothing."""
-        return None
-
-    def check_probes(
-        self,
-        probes: object,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        metric: Metric | Tensor | None,
-    ) -> None:
-        """There are none."""
-
-    def at(
-        self, f: ModelFn, params: Params, x: Inputs, probe: Any, metric: Metric | Tensor | None
-    ) -> Pass:
+    def at(self, site: Site, probe: Any) -> Pass:
         """No unperturbed pass is left over."""
-        return Pass(exact(f, params, x, metric=metric, chunk=self.chunk), None, None)
+        return Pass(exact(site, chunk=self.chunk), None, None)
 
 
 KINDS: tuple[Any, ...] = (Forward, Central, Jvp, Vjp, Exact)
@@ -362,19 +311,13 @@ def by_name(name: str | Estimator, **options: Any) -> Estimator:
     return kind(**{key: value for key, value in options.items() if key in known})
 
 
-def exact(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    *,
-    metric: Metric | Tensor | None = None,
-    chunk: int | None = None,
-) -> Tensor:
+def exact(site: Site, *, chunk: int | None = None) -> Tensor:
     """Σ over rows of the whitened Jacobian of ‖row‖², a chunk of points at a time if g allows."""
+    f, params, x, metric = site
     S = points.count(x)
     if metric is not None or not is_pointwise(f):
         factors = linearize(f, params, x, chunk=chunk)
-        whiten = resolve(metric, x, factors.out)
+        whiten = site.resolve(factors.out)
         if not whiten.local:
             squares = whiten.gram(factors.gram(), S).diagonal()  # [Q]
         else:
@@ -389,14 +332,6 @@ def exact(
         factors = linearize(f, params, points.take(x, slice(i, i + chunk)))
         parts.append(factors.to(wide(factors.out.dtype)).squares().sum())
     return torch.stack(parts).sum() / S
-
-
-def _vjp_value(transpose: Callable[[Tensor], Params], whiten: Whitening, v: Tensor) -> Tensor:
-    grads = transpose(whiten.adjoint(v))
-    if whiten.signs is None:
-        return torch.stack([accumulate(g).square().sum() for g in grads.values()]).sum()
-    signed = transpose(whiten.adjoint(whiten.signs * v))
-    return torch.stack([(accumulate(g) * signed[n]).sum() for n, g in grads.items()]).sum()
 
 
 METHODS = tuple(ESTIMATORS)
@@ -444,6 +379,7 @@ def trace(
         2.0
     """
     estimator = by_name(method, beta=beta, antithetic=antithetic, chunk=chunk)
+    site = Site(f, params, x, metric)
     points.check(x)
     check_params(params)
     check_chunk(chunk)
@@ -455,28 +391,20 @@ def trace(
         if probes < 1 or probes != int(probes):
             message = f"probes must be an integer of at least 1, got {probes}"
             raise InputError(message)
-        source = FromGenerator(generator)
-        drawn = estimator.draw(source, f, params, x, int(probes), metric)
+        drawn = estimator.draw(FromGenerator(generator), site, int(probes))
     else:
-        estimator.check_probes(probes, f, params, x, metric)
+        estimator.check_probes(probes, site)
         drawn = probes
-    found = estimate(f, params, x, drawn, estimator=estimator, metric=metric, chunk=chunk)
-    check_trace(found.value, f, params, x, getattr(estimator, "beta", None))
+    found = estimate(estimator, site, drawn, chunk=chunk)
+    check_trace(found.value, site, getattr(estimator, "beta", None))
     return found
 
 
 def estimate(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    probes: Probes,
-    *,
-    estimator: Estimator,
-    metric: Metric | Tensor | None = None,
-    chunk: int | None = None,
+    estimator: Estimator, site: Site, probes: Probes, *, chunk: int | None = None
 ) -> Estimate:
     """:func:`trace` with the probes given and no check that looks at values: it can be vmapped."""
-    values = evaluate(f, params, x, probes, estimator=estimator, metric=metric, chunk=chunk).values
+    values = evaluate(estimator, site, probes, chunk=chunk).values
     if probes is None:
         return Estimate(values[0], torch.zeros_like(values[0]))
     return Estimate(values.mean(), _standard_error(values))
@@ -491,31 +419,15 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    probes: Probes,
-    *,
-    estimator: Estimator,
-    metric: Metric | Tensor | None = None,
-    chunk: int | None = None,
+    estimator: Estimator, site: Site, probes: Probes, *, chunk: int | None = None
 ) -> Evaluated:
     """The one place that puts R together: all probes, and the last layer's block if f knows it.
 
-    Args:
-        f: Model function.
-        params: Parameters.
-        x: Evaluation points.
-        probes: What ``estimator.draw`` made.
-        estimator: The estimator.
-        metric: g.
-        chunk: Probes at a time.
-
-    Returns:
-        The values; they can be differentiated, vmapped and compiled.
+    The values can be differentiated, vmapped and compiled.
     """
+    f = site.f
     layer = f.last_layer if isinstance(f, Functional) else None
-    if layer is not None and (not estimator.parameter_probes or metric is not None):
+    if layer is not None and (not estimator.parameter_probes or site.metric is not None):
         layer = None
     if layer is not None:
         assert isinstance(f, Functional)
@@ -524,10 +436,10 @@ def evaluate(
         probes = {n: torch.zeros_like(p) if n in own else p for n, p in probes.items()}
 
     def one(probe: Any) -> Tensor:
-        return estimator.at(f, params, x, probe, metric).value
+        return estimator.at(site, probe).value
 
     first = None if probes is None else tree_map(lambda t: t[0], probes)
-    value, out, state = estimator.at(f, params, x, first, metric)
+    value, out, state = estimator.at(site, first)
     values = value[None]
     if probes is not None and len(tree_leaves(probes)[0]) > 1:
         rest = tree_map(lambda t: t[1:], probes)
@@ -535,22 +447,13 @@ def evaluate(
     if layer is not None:
         assert isinstance(f, Functional)
         if out is None or state is None:
-            out, state = run(f, params, x)
+            out, state = run(f, site.params, site.x)
         values = values + last_layer_trace(f, out, state.features[0])
     return Evaluated(values, out, state)
 
 
 def last_layer_trace(f: Functional, out: Tensor, features: Tensor) -> Tensor:
-    """Trace of the last linear layer's block, a mean over points.
-
-    Args:
-        f: Model function that knows its last layer.
-        out: Its output, [S, ..., K].
-        features: Input h of the layer, [S, ..., i].
-
-    Returns:
-        Per application of the layer K·‖h‖² for the weight and K for the bias.
-    """
+    """K·‖h‖² for the weight and K for the bias of the last layer with inputs h ``features``."""
     names = f.last_layer_names()
     S, K = out.shape[0], out.shape[-1]
     value = out.new_zeros((), dtype=wide(out.dtype))
@@ -571,24 +474,13 @@ def _standard_error(values: Tensor) -> Tensor:
 STEP_LOST = 0.1  # share of a step that may be rounding, and of a trace
 
 
-def check_trace(
-    value: Tensor, f: ModelFn, params: Params, x: Inputs, beta: float | None = None
-) -> None:
-    """Refuse an estimate that is not finite, or a difference that rounding has eaten.
+def check_trace(value: Tensor, site: Site, beta: float | None = None) -> None:
+    """Raise InputError if an estimate is not finite, or a difference is lost in rounding.
 
     A step βψ is rounded to the last digit of θ, u·|θ|, and a difference of outputs to u·|f|, u the
     machine epsilon. Nothing is checked inside ``vmap``.
-
-    Args:
-        value: The estimate.
-        f: Model function.
-        params: Parameters.
-        x: Evaluation points.
-        beta: Step of the differences; None for an estimator without them.
-
-    Raises:
-        InputError: If parameters, outputs or the value are not finite, or the step is too small.
     """
+    params = site.params
     found = number(value)
     if found is None:
         return
@@ -596,11 +488,8 @@ def check_trace(
         check_finite(params)
     if math.isfinite(found) and beta is None:
         return
-    replay = NoiseReplay(f, params)
-    with torch.no_grad():
-        out = outputs(f, params, x).double()  # [S, K]
-        size = torch.cat([p.detach().double().reshape(-1) for p in params.values()])
-    replay()
+    out = site.output().double()  # [S, K]
+    size = torch.cat([p.detach().double().reshape(-1) for p in params.values()])
     if not torch.isfinite(out).all():
         bad = int((~torch.isfinite(out)).any(1).sum())
         message = f"the model returns NaN or inf at {bad} of {len(out)} points"

@@ -28,7 +28,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from fsmap.errors import InputError, SingularGeometryError
 from fsmap.functional import count
 from fsmap.linalg import memory, points
-from fsmap.linalg.estimators import exact
+from fsmap.linalg.estimators import Site, exact
 from fsmap.linalg.jacobian import linearize, look
 from fsmap.linalg.metric import Metric, resolve
 from fsmap.linalg.points import (
@@ -211,7 +211,7 @@ def evaluate(
             bounded=rounding is not None,
         )
     if chosen == "first_order":
-        value = P * jitter.log() + exact(f, params, x, metric=metric, chunk=chunk) / jitter
+        value = P * jitter.log() + exact(Site(f, params, x, metric), chunk=chunk) / jitter
         return Estimate(value, torch.zeros_like(value))
     _check_memory(S * K, P, gram, chosen, jitter.device)
     if chosen == "dual":

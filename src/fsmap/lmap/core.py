@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fsmap.errors import FallbackWarning, ForwardModeError, IgnoredProbesWarning, InputError
 from fsmap.functional import Functional, State, Wrapped, is_random
 from fsmap.linalg import points
-from fsmap.linalg.estimators import Central, draws_normal
+from fsmap.linalg.estimators import Central, Site, draws_normal
 from fsmap.linalg.estimators import evaluate as evaluate_trace
 from fsmap.linalg.metric import Metric, Weights
 from fsmap.linalg.points import number
@@ -136,7 +136,7 @@ def _laplacian(
     probes: Any = drawn.probes
     if options.estimator.parameter_probes and probes is not None:
         probes = _shaped(probes, f.module, params)
-    found = evaluate_trace(at, params, x, probes, estimator=options.estimator, metric=metric)
+    found = evaluate_trace(options.estimator, Site(at, params, x, metric), probes)
     out, state = found.out, found.state
     if out is None or state is None:
         out, state = at.with_state(params, x)
@@ -288,9 +288,8 @@ class Regularizer:
                 device = next(iter(params.values())).device
                 size = sum(p.numel() for p in every.values())
                 return stream.flat_psi(size, options.probes, device, self.psi_dtype(device))
-            own: Any = options.estimator.draw(
-                stream, self.f, every, evaluation, options.probes, options.metric
-            )
+            site = Site(self.f, every, evaluation, options.metric)
+            own: Any = options.estimator.draw(stream, site, options.probes)
             return torch.cat([_in_memory_order(own[n], p) for n, p in every.items()], 1)
         joint = x is not None and options.batchnorm == "joint"
         at: Any = _joined(x, evaluation) if joint else evaluation
@@ -298,7 +297,8 @@ class Regularizer:
         if rows is not None and not joint:
             assert self._outputs is not None
             f = cut(self.f, rows, self._outputs.head)
-        found: Any = options.estimator.draw(stream, f, params, at, options.probes, options.metric)
+        site = Site(f, params, at, options.metric)
+        found: Any = options.estimator.draw(stream, site, options.probes)
         return found  # type: ignore[no-any-return]
 
     def _draw_rows(self, params: Params, x: Inputs, stream: Stream) -> Tensor | None:

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fsmap.errors import InputError
 from fsmap.functional import count, ravel, unravel
-from fsmap.linalg import estimators, logdet, points
-from fsmap.linalg.estimators import Estimator, Jvp
+from fsmap.linalg import logdet, points
+from fsmap.linalg.estimators import Estimator, Jvp, Site, evaluate
 from fsmap.linalg.metric import Metric, resolve
 from fsmap.linalg.probes import Stream
 from fsmap.linalg.slq import DEFAULT_PROBES
@@ -228,13 +228,12 @@ def _trace_draws(term: Laplacian | TraceBound, f: ModelFn, params: Params, strea
     if stream.step % term.every:
         return Draws()
     x = sample(term.px, term.num_points, params, stream)
-    return Draws(x, term.estimator.draw(stream, f, params, x, term.probes, term.metric))
+    return Draws(x, term.estimator.draw(stream, Site(f, params, x, term.metric), term.probes))
 
 
 def _trace(term: Laplacian | TraceBound, f: ModelFn, params: Params, draws: Draws) -> Tensor:
-    return estimators.evaluate(
-        f, params, draws.x, draws.psi, estimator=term.estimator, metric=term.metric
-    ).values.mean()
+    site = Site(f, params, draws.x, term.metric)
+    return evaluate(term.estimator, site, draws.psi).values.mean()
 
 
 def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:

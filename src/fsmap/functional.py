@@ -78,13 +78,7 @@ class Functional:
     ) -> tuple[Tensor, State]:
         """The output, the buffers as the pass left them, and the last layer's input.
 
-        Args:
-            params: Parameters.
-            x: Points.
-            buffers: Used instead of the module's own; they are not changed.
-
-        Returns:
-            The output, and what the pass made besides.
+        ``buffers`` are used instead of the module's own; they are not changed.
         """
         if not torch.compiler.is_compiling():
             self._check_names(params)

@@ -64,18 +64,7 @@ class Mixture:
             raise InputError(message)
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
-        """Draw ``n`` points.
-
-        Args:
-            n: How many.
-            generator: Source of randomness.
-
-        Returns:
-            ``[n, ...]``.
-
-        Raises:
-            InputError: If the components draw points of different shapes.
-        """
+        """Draw ``n`` points, ``[n, ...]``."""
         check_draw(n, generator)
         weights = self.weights.to(generator.device)
         label = torch.multinomial(weights, n, replacement=True, generator=generator)  # [n]
@@ -117,18 +106,7 @@ class FromFunction:
         self.target: tuple[torch.device | str | None, torch.dtype | None] = (None, None)
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
-        """Call the function.
-
-        Args:
-            n: How many points.
-            generator: Source of randomness.
-
-        Returns:
-            What the function returned, moved where ``to`` said.
-
-        Raises:
-            InputError: If it did not return ``n`` points.
-        """
+        """Draw ``n`` points, ``[n, ...]``."""
         check_draw(n, generator)
         x = self.function(n, generator)
         shapes = [tuple(getattr(t, "shape", ())) for t in tree_leaves(x)]
@@ -332,15 +310,7 @@ class Empirical:
         self.replace = replace
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
-        """Draw ``n`` points, in random order.
-
-        Args:
-            n: How many.
-            generator: Source of randomness, on the CPU or where the data are.
-
-        Returns:
-            ``[n, ...]``, as the data are: a tensor, a tuple or a dict.
-        """
+        """Draw ``n`` points, ``[n, ...]``."""
         device = device_of(self.data)
         check_draw(n, generator, device)
         rows = choose(len(self), n, self.replace, generator).to(device, non_blocking=True)
@@ -519,16 +489,7 @@ class EvalDistribution(Protocol):
 
 
 def check_draw(n: object, generator: object, device: torch.device | None = None) -> None:
-    """Refuse a draw that cannot be made, or not reproducibly.
-
-    Args:
-        n: How many points.
-        generator: Source of randomness: on the CPU, or where the distribution lives.
-        device: Where the distribution lives; None: it has no place of its own.
-
-    Raises:
-        InputError: If ``n < 1``, or there is no generator, or it lives on a third device.
-    """
+    """Raise InputError if n < 1, or the generator is missing or on a third device."""
     if isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 1:
         message = f"the number of points must be an integer >= 1, got {n!r}."
         raise InputError(message)
@@ -547,19 +508,9 @@ def check_draw(n: object, generator: object, device: torch.device | None = None)
 
 
 def choose(total: int, n: int, replace: bool | None, generator: torch.Generator) -> Tensor:
-    """Indices of ``n`` out of ``total`` points, in random order.
+    """Indices ``[n]`` of ``total`` points, in random order, on the generator's device.
 
-    Args:
-        total: How many there are.
-        n: How many to draw.
-        replace: Whether a point may come twice; None: only if ``n > total``.
-        generator: Source of randomness.
-
-    Returns:
-        ``[n]``, on the generator's device.
-
-    Raises:
-        InputError: If more points are asked for than there are, without replacement.
+    With ``replace`` a point may come twice; None: only if ``n > total``.
     """
     device = generator.device
     if replace or (replace is None and n > total):
@@ -592,16 +543,8 @@ def per_point(
 ) -> tuple[Tensor, ...]:
     """Coordinates as tensors of one shape, that of a point.
 
-    Args:
-        named: What the messages call each of them, and what came.
-        shape: The shape of a point; None: as the coordinates say, and ``(1,)`` for plain numbers.
-
-    Returns:
-        One tensor for each entry of ``named``, in the dtype of the first floating-point tensor
-        among them, else in torch's default dtype.
-
-    Raises:
-        InputError: If they are not finite or do not fit one shape.
+    In the dtype of the first floating-point tensor among them, else in torch's default dtype. A
+    ``shape`` of None is what the coordinates say, and ``(1,)`` for plain numbers.
     """
     dtypes = [v.dtype for v in named.values() if isinstance(v, Tensor) and v.is_floating_point()]
     dtype = dtypes[0] if dtypes else torch.get_default_dtype()
@@ -630,19 +573,7 @@ def per_point(
 def box(
     low: Coordinates, high: Coordinates, shape: int | Sequence[int] | None
 ) -> tuple[Tensor, Tensor]:
-    """The two corners of a box, ``[*shape]`` each.
-
-    Args:
-        low: Lower corner.
-        high: Upper corner.
-        shape: The shape of a point, as in :func:`per_point`.
-
-    Returns:
-        The corners.
-
-    Raises:
-        InputError: If ``low < high`` does not hold in every dimension.
-    """
+    """The two corners of a box, ``[*shape]`` each; raises InputError unless low < high."""
     lower, upper = per_point({"low": low, "high": high}, shape)
     if not (lower < upper).all():
         message = (

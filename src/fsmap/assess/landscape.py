@@ -70,17 +70,7 @@ def _normalized(d: Tensor, weight: Tensor) -> Tensor:
 
 
 def check_walk(steps: int, reach: float, chunk: int | None, *, dashes: str = "") -> None:
-    """Refuse a walk that has no middle, no length or no directions at a time.
-
-    Args:
-        steps: Points between −reach and reach.
-        reach: Largest step.
-        chunk: Directions at a time; None: all.
-        dashes: What stands before the names in messages, as of options.
-
-    Raises:
-        InputError: If a number is out of range.
-    """
+    """Refuse a walk that has no middle, no length or no directions at a time."""
     if steps % 2 == 0 or steps < 3:
         message = f"{dashes}steps must be odd and at least 3, so that 0 is one of them, got {steps}"
         raise InputError(message)
@@ -257,16 +247,7 @@ def laplacian(
 
 
 def draw_psi(module: nn.Module, probes: int, generator: torch.Generator) -> Params:
-    """ψ ~ N(0, I) for a network, drawn where the generator is and moved to the parameters.
-
-    Args:
-        module: A network.
-        probes: How many.
-        generator: Source of randomness.
-
-    Returns:
-        ``{name: [probes, ...]}`` for all trainable parameters.
-    """
+    """ψ ~ N(0, I) for a network, drawn where the generator is and moved to the parameters."""
     _, params = functional(module)
     shapes = {n: torch.empty_like(p, device=generator.device) for n, p in params.items()}
     return {n: p.to(params[n]) for n, p in normal(shapes, probes, generator).items()}

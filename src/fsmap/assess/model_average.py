@@ -33,15 +33,7 @@ class Interval(NamedTuple):
     cuts: Sequence[float]
 
     def nodes(self, every: int = 1, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-        """Nodes and weights of the composite rule.
-
-        Args:
-            every: Use every k-th cut only; both ends are kept.
-            dtype: Of the nodes.
-
-        Returns:
-            Nodes and weights, ``[n]`` each.
-        """
+        """Nodes and weights of the composite rule."""
         cuts = [*self.cuts[:-1:every], self.cuts[-1]]
         unit, weight = np.polynomial.legendre.leggauss(NODES)
         u, w = torch.tensor(unit, dtype=dtype), torch.tensor(weight, dtype=dtype)
@@ -51,19 +43,7 @@ class Interval(NamedTuple):
 
 
 def interval(low: float, high: float, panels: int) -> Interval:
-    """An interval in equal panels.
-
-    Args:
-        low: Left end.
-        high: Right end.
-        panels: How many.
-
-    Returns:
-        The interval.
-
-    Raises:
-        InputError: If it is empty or has fewer than two panels.
-    """
+    """An interval in equal panels."""
     if not low < high or panels < 2:
         message = (
             f"an interval needs low < high and at least 2 panels (half of them give the error), "

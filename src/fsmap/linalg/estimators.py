@@ -289,18 +289,7 @@ def draws_normal(estimator: Estimator) -> bool:
 
 
 def by_name(name: str | Estimator, **options: Any) -> Estimator:
-    """An estimator from its name; an object is returned as it is.
-
-    Args:
-        name: One of :data:`ESTIMATORS`, or an estimator of your own.
-        options: ``beta`` and others; those that the estimator does not have are left out.
-
-    Returns:
-        The estimator.
-
-    Raises:
-        InputError: If the name is unknown.
-    """
+    """An estimator from its name, with those ``options`` that it has; an object as it is."""
     if not isinstance(name, str):
         return name
     if name not in ESTIMATORS:

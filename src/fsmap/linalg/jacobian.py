@@ -41,32 +41,12 @@ __all__ = ["add", "is_pointwise", "jacobian", "jvp", "outputs", "tangents", "vjp
 
 
 def jacobian(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Tensor:
-    """J as one tensor, differentiable in ``params``.
-
-    Args:
-        f: Model function.
-        params: Parameters.
-        x: Points.
-        chunk: Points (or, where points see each other, rows) differentiated at a time.
-
-    Returns:
-        ``[S, K, P]``.
-    """
+    """J as one tensor ``[S, K, P]``, differentiable; ``chunk`` points (or rows) at a time."""
     return linearize(f, params, x, chunk=chunk).rows()
 
 
 def jvp(f: ModelFn, params: Params, x: Inputs, psi: Params) -> tuple[Tensor, Tensor, State]:
-    """One pass in forward mode.
-
-    Args:
-        f: Model function.
-        params: Parameters.
-        x: Points.
-        psi: Tangent, shaped like ``params``.
-
-    Returns:
-        f(x) as f returns it, Jψ ``[S, K]``, and the state of the pass (empty for a plain function).
-    """
+    """One pass in forward mode: f(x) as f returns it, Jψ ``[S, K]``, the state of the pass."""
     check_replaceable(f, "forward")
 
     def call(p: Params) -> tuple[Tensor, State]:
@@ -87,16 +67,7 @@ def jvp(f: ModelFn, params: Params, x: Inputs, psi: Params) -> tuple[Tensor, Ten
 
 
 def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor], Params], State]:
-    """One pass in reverse mode.
-
-    Args:
-        f: Model function.
-        params: Parameters.
-        x: Points.
-
-    Returns:
-        f(x) as f returns it, the map u ``[S, K]`` → Jᵀu, and the state of the pass.
-    """
+    """One pass in reverse mode: f(x), the map u ``[S, K]`` → Jᵀu, the state of the pass."""
     if not torch.is_grad_enabled():  # some kernels then keep nothing for a derivative, such as LSTM
         with torch.enable_grad():
             return vjp(f, detached(params), x)
@@ -141,15 +112,9 @@ _surveys: WeakKeyDictionary[Any, dict[Any, Survey]] = WeakKeyDictionary()
 def linearize(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Factors:
     """J in factored form, differentiable in ``params``.
 
-    Args:
-        f: Model function. Where points do not see each other (all but active BatchNorm and dropout)
-            one forward and K reverse passes over the batch are made, otherwise S·K of them.
-        params: Parameters.
-        x: Points.
-        chunk: Points (or, where points see each other, rows) differentiated at a time.
-
-    Returns:
-        The factors, and the outputs of the same pass.
+    If points do not see each other (all but active BatchNorm and dropout) one forward and K reverse
+    passes over the batch are made, otherwise S·K of them. ``chunk`` is the number of points (or of
+    rows, if points see each other) differentiated at a time.
     """
     check_replaceable(f, "reverse")
     if not torch.is_grad_enabled():  # some kernels then keep nothing for a derivative, such as LSTM
@@ -198,18 +163,10 @@ def coupled(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) 
 
 
 def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey, *, batch: bool) -> Factors:
-    """Where points do not see each other: all outputs at all points, layer by layer.
+    """J of all outputs at all points, layer by layer, if points do not see each other.
 
-    Args:
-        f: Model function.
-        params: Parameters.
-        x: Points.
-        seen: How the parameters enter f.
-        batch: Whether all points go through f together, which is quicker; only where the first
-            dimension of every layer is the point.
-
-    Returns:
-        The Jacobian in factored form.
+    With ``batch`` all points go through f together, which is quicker: only if the first dimension
+    of every layer is the point.
     """
     S = points.count(x)
     watched = {name: p for name, p in params.items() if name not in seen.others}
@@ -591,14 +548,7 @@ class Watch(SecondOrder):
         return out + self._taps[index].to(out.dtype)
 
     def finish(self) -> list[Tensor]:
-        """The inputs of all uses, if they were those that the taps are for.
-
-        Returns:
-            One tensor per use.
-
-        Raises:
-            ChangedError: If not.
-        """
+        """The inputs of all uses; raises ChangedError if they are not those of the taps."""
         if self._taps is not None and (self.others or len(self.uses) != len(self._taps)):
             raise ChangedError
         return self.inputs
@@ -618,15 +568,10 @@ class Call(NamedTuple):
 
 
 def survey(call: Callable[[], Tensor], params: Params) -> Survey:
-    """Watch a pass at one point.
+    """Watch a pass at one point: the uses of ``params`` in the order of the calls.
 
-    Args:
-        call: Evaluates the model at one point, at ``params``.
-        params: The tensors to look for.
-
-    Returns:
-        The uses in the order of the calls. A parameter with one use of another kind, or with none
-        that could be seen (compiled code), counts as other.
+    A parameter with one use of another kind, or with none that could be seen (compiled code),
+    counts as other.
     """
     watch = Watch(params)
     with torch.no_grad(), watch:

@@ -178,21 +178,8 @@ def evaluate(
 ) -> Estimate:
     """:func:`log_det` without checks of values: it can be vmapped, and is nan where undefined.
 
-    Args:
-        f: As in :func:`log_det`, which describes the others.
-        params: As there.
-        x: As there.
-        jitter: ε.
-        method: As there.
-        metric: As there.
-        probes: As there.
-        generator: As there.
-        chunk: As there.
-        rounding: Share of the value that rounding may change before it is refused. None does not
-            look at rounding, which takes the eigenvalues where it is not tiny.
-
-    Returns:
-        The value, and its error where that was asked for.
+    ``rounding`` is the share of the value that rounding may change before it is refused. None does
+    not look at rounding, which takes the eigenvalues where it is not tiny.
     """
     S, K, P, gram = _sizes(f, params, x)
     chosen = choose(method, S * K, P, jitter.device, gram=gram)
@@ -316,18 +303,8 @@ def _sizes(f: ModelFn, params: Params, x: Inputs) -> tuple[int, int, int, int]:
 def choose(method: str, rows: int, P: int, device: torch.device, *, gram: int | None = None) -> str:
     """The method that ``auto`` stands for: by shape and memory, never by values.
 
-    Args:
-        method: What was asked for.
-        rows: S·K.
-        P: Number of parameters.
-        device: Where.
-        gram: Bytes that ``dual`` needs (:func:`gram_bytes`), by default those of a dense Jacobian.
-
-    Returns:
-        One of ``METHODS``, not auto.
-
-    Raises:
-        InputError: If ``method`` is unknown.
+    ``rows`` is S·K; ``gram`` the bytes that ``dual`` needs (:func:`gram_bytes`), by default those
+    of a dense Jacobian.
     """
     if method not in METHODS:
         message = f"unknown log_det method {method!r}; known: {', '.join(METHODS)}"
@@ -341,17 +318,7 @@ def choose(method: str, rows: int, P: int, device: torch.device, *, gram: int | 
 
 
 def check_jitter(jitter: Tensor, S: int, K: int, P: int) -> None:
-    """Refuse a jitter that leaves the matrix singular whatever θ is (inside vmap: nothing).
-
-    Args:
-        jitter: ε.
-        S: Number of points.
-        K: Number of outputs.
-        P: Number of parameters.
-
-    Raises:
-        InputError: If ε < 0, or ε = 0 with S·K < P.
-    """
+    """Raise InputError if ε < 0, or ε = 0 with S·K < P (inside vmap: nothing)."""
     eps = number(jitter)
     if eps is None:
         return
@@ -430,19 +397,9 @@ def rounding_bound(
     Rows that are rounded to ``precision`` differ from the exact ones by a matrix of norm
     $\delta \le u\,\lVert A\rVert_F$, u its machine epsilon, so no singular value moves by more than
     δ. That is the bound for smooth models; where a rounded input crosses a kink of ReLU, entries
-    jump. A matrix that is factorized rounds its eigenvalues to float64 once more.
-
-    Args:
-        squares: σ² of the rows, all min(Q, P).
-        value: The log det that was computed.
-        jitter: ε.
-        precision: Of the model.
-        zeros: P − Q where that is positive: eigenvalues that are zero whatever the rows are.
-        factorized: Whether it came from a Cholesky factor, in which such zeros are rounded, too.
-        clip: Whether eigenvalues below ε count as ε (``svd_clip``), or ε is added.
-
-    Returns:
-        The largest distance; infinite if an eigenvalue may be zero and ε = 0.
+    jump. ``squares`` are all min(Q, P) σ², ``zeros`` is P − Q if that is positive. A matrix that is
+    ``factorized`` rounds its eigenvalues, zeros included, to float64 once more. With ``clip``
+    eigenvalues below ε count as ε (``svd_clip``). Infinite if an eigenvalue may be zero and ε = 0.
     """
     total = squares.clamp_min(0).sum()
     shift = torch.finfo(precision).eps * total.sqrt()

@@ -199,19 +199,9 @@ class General(NamedTuple):
 
 
 def as_metric(metric: Metric | Tensor | None, S: int, K: int) -> Metric:
-    """A metric from what a user wrote.
+    """A metric from what a user wrote: None (Euclidean), a metric, or a tensor.
 
-    Args:
-        metric: None (Euclidean), a metric, or a tensor: [S] weights, [K, K] or [S, K, K] between
-            outputs, [S·K, S·K] or [S, K, S, K] general.
-        S: Number of points.
-        K: Number of outputs.
-
-    Returns:
-        The metric.
-
-    Raises:
-        InputError: If the tensor has none of these shapes.
+    Tensors: [S] weights, [K, K] or [S, K, K] between outputs, [S·K, S·K] or [S, K, S, K] general.
     """
     if metric is None:
         return Euclidean()

@@ -24,14 +24,7 @@ def count(x: Inputs) -> int:
 
 
 def check(x: Inputs) -> None:
-    """Refuse points that no function can be evaluated at.
-
-    Args:
-        x: Evaluation points.
-
-    Raises:
-        InputError: If ``x`` is empty, has NaN or inf, or its tensors disagree about S.
-    """
+    """Raise InputError if ``x`` is empty, has NaN or inf, or its tensors disagree about S."""
     leaves = _tensors(x)
     if any(leaf.ndim == 0 for leaf in leaves):
         message = (
@@ -58,18 +51,7 @@ def check(x: Inputs) -> None:
 
 
 def concat(a: Inputs, b: Inputs) -> Inputs:
-    """Points of ``a`` followed by points of ``b``, in ``a``'s dtype and on its device.
-
-    Args:
-        a: Points.
-        b: Points of the same kind.
-
-    Returns:
-        All of them.
-
-    Raises:
-        InputError: If they are not of one kind.
-    """
+    """Points of ``a`` followed by points of ``b``, in ``a``'s dtype and on its device."""
     try:
         return tree_map(lambda s, t: torch.cat([s, t.to(s)]), a, b)
     except (RuntimeError, ValueError, AttributeError) as error:
@@ -138,18 +120,7 @@ def with_state(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, State]:
 
 
 def flat(out: Tensor, x: Inputs) -> Tensor:
-    """An output as ``[S, K]``.
-
-    Args:
-        out: What f returned.
-        x: Points.
-
-    Returns:
-        The output with trailing dimensions flattened.
-
-    Raises:
-        UnsupportedModuleError: If its first dimension is not the point.
-    """
+    """An output as ``[S, K]``; raises UnsupportedModuleError if dimension 0 is not the point."""
     S = count(x)
     if out.ndim == 0 or out.shape[0] != S:
         message = (
@@ -161,14 +132,7 @@ def flat(out: Tensor, x: Inputs) -> Tensor:
 
 
 def check_params(params: object) -> None:
-    """Refuse what is not a dict of tensors.
-
-    Args:
-        params: What came.
-
-    Raises:
-        InputError: With what is expected.
-    """
+    """Raise InputError if ``params`` is not a dict of tensors."""
     if not isinstance(params, dict) or not params:
         got = "an empty dict" if isinstance(params, dict) else type(params).__name__
         message = f"params must be a dict {{name: tensor}}, got {got}. fsmap.functional makes one."
@@ -180,14 +144,7 @@ def check_params(params: object) -> None:
 
 
 def check_finite(params: Params) -> None:
-    """Refuse parameters with NaN or inf.
-
-    Args:
-        params: Parameters.
-
-    Raises:
-        InputError: With the name of the first such tensor.
-    """
+    """Raise InputError with the name of the first parameter that has NaN or inf."""
     for name, p in params.items():
         if not torch.isfinite(p).all():
             message = f"params[{name!r}] has NaN or inf: training diverged before this point"
@@ -195,14 +152,7 @@ def check_finite(params: Params) -> None:
 
 
 def check_chunk(chunk: object) -> None:
-    """Refuse a chunk that is not a positive number.
-
-    Args:
-        chunk: What came.
-
-    Raises:
-        InputError: If it is neither None nor an integer above 0.
-    """
+    """Raise InputError if ``chunk`` is neither None nor an integer above 0."""
     if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
         message = f"chunk must be None or an integer of at least 1, got {chunk!r}"
         raise InputError(message)
@@ -216,17 +166,9 @@ def detached(params: Params) -> Params:
 def over_probes(
     f: ModelFn, one: Callable[..., Tensor], *probes: Params | Tensor, chunk: int | None = None
 ) -> Tensor:
-    """A function of one probe for all of them, stacked.
+    """``one``, a function of one probe, for all of them, stacked; ``chunk`` at a time.
 
-    Args:
-        f: The model that it calls.
-        one: Function of one entry of each of ``probes``.
-        probes: Stacked probes, ``[R, ...]`` or ``{name: [R, ...]}``.
-        chunk: Probes at a time.
-
-    Returns:
-        The values: together where that is possible, in turn where f has random layers or a part
-        that cannot be vmapped.
+    Together if that is possible, in turn if f has random layers or a part that cannot be vmapped.
     """
     R = len(tree_leaves(probes)[0])
     if R > 1 and is_pointwise(f):
@@ -247,20 +189,11 @@ def explain(
     failed: str = "",
     kind: type[UnsupportedModuleError] = UnsupportedModuleError,
 ) -> NoReturn:
-    """Say in the user's words why a pass failed.
+    """Raise an error that says why a pass failed.
 
-    Args:
-        error: What torch raised.
-        f: Model function.
-        x: Points.
-        params: Where it failed while being differentiated: a plain pass is tried here to tell a
-            missing derivative from points that do not fit.
-        failed: What failed in that case, and what to do.
-        kind: The error to raise in that case.
-
-    Raises:
-        InputError: If f cannot be evaluated at points of this shape.
-        UnsupportedModuleError: If it can, but not be differentiated this way.
+    If ``params`` are given, f failed while being differentiated: a plain pass is tried to tell a
+    missing derivative (``kind`` is raised, with ``failed``) from points that do not fit
+    (InputError).
     """
     if isinstance(error, FsmapError | torch.OutOfMemoryError):
         raise error
@@ -333,15 +266,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def check_positive(name: str, value: float | Tensor) -> None:
-    """Refuse a scale that is not finite and greater than zero.
-
-    Args:
-        name: What the message calls it.
-        value: A number or a tensor of them.
-
-    Raises:
-        InputError: If an entry is zero, negative, infinite or nan.
-    """
+    """Raise InputError if an entry of a scale is zero, negative, infinite or nan."""
     scale = torch.as_tensor(value).detach().reshape(-1)
     bad = scale[~(torch.isfinite(scale) & (scale > 0))]
     if len(bad):

@@ -51,25 +51,10 @@ def slq(
 ) -> Estimate:
     """Estimate log det(𝒥 + εI) with its gradient.
 
-    Args:
-        f: Model function.
-        params: Parameters.
-        x: Evaluation points.
-        jitter: ε > 0.
-        metric: g; where it has negative eigenvalues the P×P side is used.
-        probes: How many (default 16), or the probes ``[R, n]`` with n = min(Q, P). As many as n or
-            more gives the complete set: exact.
-        generator: Where probes are drawn from; None is torch's own.
-        chunk: Probes at a time in passes through the model, for memory.
-        kind: Where products come from, one of ``KINDS``; None decides by size.
-        bounded: Let the error contain the rounding of the Jacobian to the model's dtype.
-
-    Returns:
-        Estimate: the value (its gradient is the estimate above) and its error: spread over probes,
-        truncation of Lanczos and rounding together; nan for one probe.
-
-    Raises:
-        InputError: Inside ``vmap``, or if probes of the wrong shape are given.
+    ``probes`` are how many (default 16) or a tensor ``[R, n]`` with n = min(Q, P); as many as n or
+    more give the complete set: exact. ``chunk`` probes pass through the model at a time; ``kind``
+    is one of ``KINDS`` (None: by size). The error holds the spread over probes (nan for one), the
+    truncation of Lanczos and, if ``bounded``, the rounding of the Jacobian to the model's dtype.
     """
     if number(jitter + 0 * next(iter(params.values())).sum()) is None:
         message = (
@@ -143,14 +128,8 @@ def lanczos(
 ) -> Quadrature:
     """Lanczos with full reorthogonalization, for all probes, until truncation no longer matters.
 
-    Args:
-        matvec: V ``[R, n]`` → VM.
-        z: Probes, ``[R, n]``.
-        eps: ε.
-        complete: Whether the probes are no sample, so that only rounding ends it.
-
-    Returns:
-        Quadrature values, their truncation and the roots.
+    ``matvec`` maps V ``[R, n]`` to VM, ``z`` are the probes ``[R, n]``. If ``complete`` the probes
+    are no sample, and only rounding ends it.
     """
     R, n = z.shape
     norms = z.norm(dim=1)  # [R]
@@ -235,19 +214,10 @@ def build(
     chunk: int | None = None,
     kind: str | None = None,
 ) -> Operator:
-    """The operator on the smaller side; on the parameters' side where g has negative eigenvalues.
+    """M on the smaller side; on the parameters' side if g has negative eigenvalues.
 
-    Args:
-        f: Model function.
-        params: Parameters.
-        x: Points.
-        metric: g.
-        chunk: Probes at a time in passes through the model.
-        kind: One of ``KINDS``; None takes the first one that fits. On the parameters' side
-            "factored" is "passes".
-
-    Returns:
-        The operator.
+    ``kind`` is one of ``KINDS``; None takes the first one that fits. On the parameters' side
+    "factored" is "passes".
     """
     replay = NoiseReplay(f, params)
     with torch.no_grad():

@@ -51,17 +51,7 @@ class Invertible(NamedTuple):
 
     @classmethod
     def from_gram(cls, gram: Tensor) -> Invertible:
-        r"""Take $\log\det\Phi$, and refuse a $\Phi$ whose rounding errors would decide it.
-
-        Args:
-            gram: $\Phi$, ``[P, P]``.
-
-        Returns:
-            The form.
-
-        Raises:
-            SingularGeometryError: If the smallest eigenvalue is not above rounding.
-        """
+        r"""Take $\log\det\Phi$, and refuse a $\Phi$ whose rounding errors would decide it."""
         eigenvalues = torch.linalg.eigvalsh(gram)  # ascending
         floor = len(gram) * torch.finfo(gram.dtype).eps * eigenvalues[-1]
         rank = int((eigenvalues > floor).sum())
@@ -75,14 +65,7 @@ class Invertible(NamedTuple):
         return cls(eigenvalues.log().sum())
 
     def value(self, log_slope: Tensor) -> Tensor:
-        r"""$\log\det\mathcal{J}$.
-
-        Args:
-            log_slope: $\log|\sigma'(\theta)|$, ``[..., P]``.
-
-        Returns:
-            ``[...]``.
-        """
+        r"""$\log\det\mathcal{J}$."""
         return 2 * log_slope.sum(-1) + self.log_det_gram
 
 
@@ -100,14 +83,7 @@ class Diagonal(NamedTuple):
     jitter: float | Tensor
 
     def value(self, log_slope: Tensor) -> Tensor:
-        r"""$\log\det(\mathcal{J} + \epsilon I)$.
-
-        Args:
-            log_slope: $\log|\sigma'(\theta)|$, ``[..., P]``.
-
-        Returns:
-            ``[...]``.
-        """
+        r"""$\log\det(\mathcal{J} + \epsilon I)$."""
         log_jitter = log_of(self.jitter, log_slope)[..., None]  # [..., 1]
         return torch.logaddexp(2 * log_slope + self.diagonal.log(), log_jitter).sum(-1)
 
@@ -129,14 +105,7 @@ class Dual(NamedTuple):
     jitter: float | Tensor
 
     def value(self, log_slope: Tensor) -> Tensor:
-        r"""$\log\det(\mathcal{J} + \epsilon I)$.
-
-        Args:
-            log_slope: $\log|\sigma'(\theta)|$, ``[..., P]``.
-
-        Returns:
-            ``[...]``.
-        """
+        r"""$\log\det(\mathcal{J} + \epsilon I)$."""
         log_jitter = log_of(self.jitter, log_slope)  # [...]
         half_log_weight = log_slope - 0.5 * log_jitter[..., None]  # [..., P]  log(σ'/√ε)
         num_params = log_slope.shape[-1]
@@ -199,18 +168,7 @@ class LogDetBasis(NamedTuple):
 
 
 def log_of(jitter: float | Tensor, like: Tensor) -> Tensor:
-    r"""$\log\epsilon$ with the dtype of ``like``; $-\infty$ for zero.
-
-    Args:
-        jitter: A number or a tensor.
-        like: Where dtype and device come from.
-
-    Returns:
-        The logarithm, with the shape of ``jitter``.
-
-    Raises:
-        InputError: If the jitter is a negative number, or no number.
-    """
+    r"""$\log\epsilon$ with the dtype of ``like``; $-\infty$ for zero."""
     if isinstance(jitter, Tensor):
         return jitter.to(like).log()
     if not jitter >= 0:
@@ -253,17 +211,7 @@ class FourierLattice(NamedTuple):
         return int((self.log_kappa > -math.inf).sum())
 
     def value(self, log_slope: Tensor) -> Tensor:
-        r"""$\log\det(\mathcal{J} + \epsilon I)$.
-
-        Args:
-            log_slope: $\log|\sigma'(\theta)|$, ``[..., P]``.
-
-        Returns:
-            ``[...]``.
-
-        Raises:
-            SingularGeometryError: If there is no jitter and $\Phi$ is singular.
-        """
+        r"""$\log\det(\mathcal{J} + \epsilon I)$."""
         num_params, classes = log_slope.shape[-1], len(self.members)
         if isinstance(self.jitter, float | int) and not self.jitter and self.rank < num_params:
             message = (

@@ -105,15 +105,7 @@ class Categorical(NamedTuple):
         return _total(log_p.gather(-1, y.long().unsqueeze(-1)), weight)
 
     def check(self, out: Tensor, y: Tensor) -> None:
-        """Raise InputError on wrong shapes, labels outside 0..K-1, or improper probabilities.
-
-        Args:
-            out: Logits.
-            y: Labels or probabilities.
-
-        Raises:
-            InputError: With what came, what is allowed and what to do.
-        """
+        """Raise InputError on wrong shapes, labels outside 0..K-1, or improper probabilities."""
         check_classes(out, y)
         check_batch(out, y)
         classes = out.shape[-1]
@@ -153,15 +145,7 @@ class Bernoulli(NamedTuple):
         return _total(y * F.logsigmoid(out) + (1 - y) * F.logsigmoid(-out), weight)
 
     def check(self, out: Tensor, y: Tensor) -> None:
-        """Raise InputError on wrong shapes or targets outside [0, 1].
-
-        Args:
-            out: Logits.
-            y: Targets.
-
-        Raises:
-            InputError: With what came, what is allowed and what to do.
-        """
+        """Raise InputError on wrong shapes or targets outside [0, 1]."""
         check_batch(out, y)
         aligned(out, y)
         if y.min() < 0 or y.max() > 1:
@@ -282,13 +266,6 @@ def tensor_like(value: float | Tensor, like: Tensor) -> Tensor:
 
     A tensor keeps its graph, so that the scale can be learned or vmapped. A float becomes a 0-dim
     tensor by a fill, not by a copy from the host, so that a CUDA graph can capture it.
-
-    Args:
-        value: A number, or a tensor of any shape.
-        like: Where the dtype and the device come from.
-
-    Returns:
-        A tensor with the shape of ``value``.
     """
     if isinstance(value, Tensor):
         return value.to(dtype=like.dtype, device=like.device)
@@ -296,20 +273,7 @@ def tensor_like(value: float | Tensor, like: Tensor) -> Tensor:
 
 
 def entry(what: str, table: T | Mapping[str, T], name: str, names: Iterable[str]) -> T:
-    """What a table says about one parameter; a value that is no table is for all of them.
-
-    Args:
-        what: What the message calls the table.
-        table: One value, or a dict from the parameters' names to values.
-        name: The parameter.
-        names: All parameters, for the message.
-
-    Returns:
-        The value for ``name``.
-
-    Raises:
-        InputError: If the table lacks the name; lists all that it lacks.
-    """
+    """What a table says about one parameter; a value that is no table is for all of them."""
     if not isinstance(table, Mapping):
         return table
     if name not in table:

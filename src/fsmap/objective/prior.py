@@ -116,26 +116,12 @@ class Reparametrized(NamedTuple):
     elementwise: bool = True
 
     def value(self, params: Params) -> Tensor:
-        """Log-density at theta', in nats.
-
-        Args:
-            params: The new coordinates theta'.
-
-        Returns:
-            A 0-dim tensor.
-        """
+        """Log-density at the new coordinates theta', in nats."""
         theta, log_det = self._pull_back(params)
         return self.prior.value(theta) + log_det
 
     def check(self, params: Params) -> None:
-        """Check the map at these parameters, then the prior at what they map to.
-
-        Args:
-            params: The new coordinates theta'.
-
-        Raises:
-            InputError: If names are missing, the map leaves its domain, or is not elementwise.
-        """
+        """Check the map at these parameters, then the prior at what they map to."""
         theta, log_det = self._pull_back(params)
         bad = [name for name, t in theta.items() if not torch.isfinite(t).all()]
         if bad or torch.isnan(log_det):
@@ -226,34 +212,14 @@ MAX_JACOBIAN_BYTES = 2**31
 
 
 def pull_back_elementwise(inverse: Elementwise, params: Params) -> tuple[Params, Tensor]:
-    """Old coordinates and log-determinant, where the Jacobian is diagonal.
-
-    Args:
-        inverse: From the new coordinates to the old ones, entry by entry.
-        params: The new coordinates.
-
-    Returns:
-        The old coordinates, and the sum of log |slope| over all entries, a 0-dim tensor.
-    """
+    """Old coordinates and Σ log |slope|, for a map that acts entry by entry."""
     pairs = {n: _slope(entry("inverse", inverse, n, params), t) for n, t in params.items()}
     log_slopes = [working(slope).abs().log().sum() for _, slope in pairs.values()]
     return {name: theta for name, (theta, _) in pairs.items()}, torch.stack(log_slopes).sum()
 
 
 def pull_back(inverse: WholeMap, params: Params) -> tuple[Params, Tensor]:
-    """Old coordinates and log-determinant of any map, by its full P x P Jacobian.
-
-    Args:
-        inverse: From the dict of the new coordinates to a dict of the old ones.
-        params: The new coordinates.
-
-    Returns:
-        The old coordinates, and log |det|, a 0-dim tensor.
-
-    Raises:
-        MemoryLimitError: If the Jacobian would not fit.
-        InputError: If the map changes the number of parameters.
-    """
+    """Old coordinates and log |det| of any map, by its full P x P Jacobian."""
     flat = ravel(params)  # [P]
     needed = flat.numel() ** 2 * flat.element_size()
     if needed > MAX_JACOBIAN_BYTES:
@@ -278,15 +244,7 @@ def pull_back(inverse: WholeMap, params: Params) -> tuple[Params, Tensor]:
 
 
 def check_elementwise(inverse: Elementwise, params: Params) -> None:
-    """A diagonal Jacobian D gives J v = D v for every v: try one v with distinct entries.
-
-    Args:
-        inverse: The map that claims to act entry by entry.
-        params: Where to try it.
-
-    Raises:
-        InputError: If it mixes the entries of a parameter.
-    """
+    """Raise InputError if a map mixes entries: J v = D v must hold for a v with distinct ones."""
     for name, tensor in params.items():
         function = entry("inverse", inverse, name, params)
         v = torch.linspace(1, 2, tensor.numel(), dtype=tensor.dtype, device=tensor.device)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cases import case
 from tests.oracles import logdet_slow, trace_slow
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import fsmap
 from fsmap.errors import InputError
@@ -212,3 +213,39 @@ def test_objective_vmaps_over_hyperparameters() -> None:
     together = torch.func.vmap(loss)(stds, strengths)
     alone = torch.stack([loss(s, t) for s, t in zip(stds, strengths, strict=True)])
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+
+
+def network() -> tuple[nn.Sequential, Tensor]:
+    module = nn.Sequential(
+        nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4, eps=1e-12), nn.Tanh(), nn.Linear(4, 2)
+    )
+    x = torch.randn(12, 3)
+    module[1].momentum = 1.0
+    module(x)  # running statistics that fit the points
+    return module, x
+
+
+def along(mode: str) -> tuple[float, float]:
+    """The derivative of R in the log of the first layer's size, and that layer's part of R."""
+    module, x = network()
+    found = []
+    for layers in (None, ["0"]):
+        lm = fsmap.LMAP(
+            module,
+            lambda n, _: x[:n],
+            num_points=len(x),
+            estimator="exact",
+            batchnorm=mode,
+            layers=layers,
+        )
+        found.append(lm(x)[1])
+    weight = module[0].weight
+    (gradient,) = torch.autograd.grad(found[0], weight)
+    return float((gradient * weight.detach()).sum()), float(found[1].detach())
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("mode", ["batch", "joint", "frozen"])
+def test_r_falls_as_the_layer_grows(mode: str):
+    slope, part = along(mode)
+    assert_close(slope, -2 * part, rtol=1e-6, atol=0)

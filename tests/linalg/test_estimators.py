@@ -16,7 +16,8 @@ from cases import symmetric
 from fsmap import metric as m
 from fsmap.errors import FallbackWarning, ForwardModeError, InputError, UnsupportedModuleError
 from fsmap.linalg import estimators, probes, second_order
-from fsmap.linalg.estimators import Jvp, Pass, Site, by_name, check_trace
+from fsmap.linalg.estimators import Jvp, Pass, by_name, check_trace
+from fsmap.linalg.metric import Site
 from fsmap.linalg.probes import Stream
 from oracles import laplacian_slow, trace_slow
 

@@ -27,17 +27,17 @@ from fsmap.errors import InputError
 from fsmap.functional import Functional, NoiseReplay, State
 from fsmap.linalg import points
 from fsmap.linalg.jacobian import CHUNK_BYTES, add, jvp, linearize, look, vjp
-from fsmap.linalg.metric import Metric, Whitening, resolve
+from fsmap.linalg.metric import Metric, Site
 from fsmap.linalg.points import (
     HALF,
     accumulate,
     check_chunk,
     check_finite,
     check_params,
+    finite,
     flat,
     is_pointwise,
     number,
-    outputs,
     over_probes,
     run,
     wide,
@@ -48,27 +48,6 @@ from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 Probes = Params | Tensor | None
 """Stacked draws: ``{name: [R, ...]}``, cotangents ``[R, Q]``, or None if nothing is random."""
-
-
-class Site(NamedTuple):
-    """Where R is taken: a model function, its parameters, the points and the metric."""
-
-    f: ModelFn
-    params: Params
-    x: Inputs  # [S, ...]
-    metric: Metric | Tensor | None = None
-
-    def resolve(self, out: Tensor) -> Whitening:
-        """The metric at the points, where f returned ``out``."""
-        return resolve(self.metric, self.x, out)
-
-    def output(self) -> Tensor:
-        """F at the points, ``[S, K]``, without a gradient; random layers draw the same again."""
-        replay = NoiseReplay(self.f, self.params)
-        with torch.no_grad():
-            out = outputs(self.f, self.params, self.x)
-        replay()
-        return out
 
 
 class Pass(NamedTuple):
@@ -477,12 +456,8 @@ def check_trace(value: Tensor, site: Site, beta: float | None = None) -> None:
         check_finite(params)
     if math.isfinite(found) and beta is None:
         return
-    out = site.output().double()  # [S, K]
+    out = finite(site.output().double())  # [S, K]
     size = torch.cat([p.detach().double().reshape(-1) for p in params.values()])
-    if not torch.isfinite(out).all():
-        bad = int((~torch.isfinite(out)).any(1).sum())
-        message = f"the model returns NaN or inf at {bad} of {len(out)} points"
-        raise InputError(message)
     if not math.isfinite(found):
         message = f"the estimate of Tr J is {found}: numbers of this size overflow {value.dtype}"
         raise InputError(message)

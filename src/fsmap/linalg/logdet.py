@@ -28,17 +28,17 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 from fsmap.errors import InputError, SingularGeometryError
 from fsmap.functional import count
 from fsmap.linalg import memory, points
-from fsmap.linalg.estimators import Site, exact
+from fsmap.linalg.estimators import exact
 from fsmap.linalg.jacobian import linearize, look
-from fsmap.linalg.metric import Metric, resolve
+from fsmap.linalg.metric import Metric, Site, resolve
 from fsmap.linalg.points import (
     check_chunk,
     check_finite,
     check_params,
+    finite,
     holds,
     is_pointwise,
     number,
-    outputs,
 )
 from fsmap.linalg.slq import normal_matrix, rounding_at_most, slq
 from fsmap.types import Estimate, Inputs, ModelFn, Params
@@ -99,23 +99,19 @@ def log_det(
     check_params(params)
     check_chunk(chunk)
     eps = _jitter(jitter, next(iter(params.values())).device)
+    site, share = Site(f, params, x, metric), math.inf if return_estimate else 0.05
+    options: dict[str, Any] = {
+        "metric": metric,
+        "probes": probes,
+        "generator": generator,
+        "chunk": chunk,
+    }
     try:
-        value = evaluate(
-            f,
-            params,
-            x,
-            eps,
-            method=method,
-            metric=metric,
-            probes=probes,
-            generator=generator,
-            chunk=chunk,
-            rounding=math.inf if return_estimate else 0.05,
-        )
+        value = evaluate(f, params, x, eps, method=method, rounding=share, **options)
     except LinAlgError:  # what the decompositions raise for a matrix with NaN
-        _explain(f, params, x, float(eps), method, metric)
+        _explain(site, float(eps), method)
     if not holds(torch.isfinite(value.value), otherwise=True):
-        _explain(f, params, x, float(eps), method, metric)
+        _explain(site, float(eps), method)
     return value if return_estimate else value.value
 
 
@@ -131,23 +127,11 @@ def _jitter(jitter: float | Tensor, device: torch.device) -> Tensor:
     return eps
 
 
-def _explain(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    eps: float,
-    method: str,
-    metric: Metric | Tensor | None,
-) -> NoReturn:
+def _explain(site: Site, eps: float, method: str) -> NoReturn:
     """Say why a value is not finite: looked into only when it is not."""
-    check_finite(params)
+    check_finite(site.params)
     with torch.no_grad():
-        out = outputs(f, params, x)
-        if not torch.isfinite(out).all():
-            bad = int((~torch.isfinite(out)).any(1).sum())
-            message = f"the model returns NaN or inf at {bad} of {len(out)} points"
-            raise InputError(message)
-        indefinite = resolve(metric, x, out).signs is not None
+        indefinite = site.resolve(finite(site.output())).signs is not None
     what = f"J(theta; p_X) + {eps:.3g} I is not positive definite ({method=})"
     if indefinite:
         message = (
@@ -181,28 +165,27 @@ def evaluate(
     ``rounding`` is the share of the value that rounding may change before it is refused. None does
     not look at rounding, which takes the eigenvalues where it is not tiny.
     """
+    site = Site(f, params, x, metric)
     S, K, P, gram = _sizes(f, params, x)
     chosen = choose(method, S * K, P, jitter.device, gram=gram)
     if chosen != "pseudo":
         check_jitter(jitter, S, K, P)
     if chosen == "slq":
-        return slq(
-            f,
-            params,
-            x,
-            jitter,
-            metric=metric,
-            probes=probes,
-            generator=generator,
-            chunk=chunk,
-            bounded=rounding is not None,
-        )
+        options: dict[str, Any] = {
+            "metric": metric,
+            "probes": probes,
+            "generator": generator,
+            "chunk": chunk,
+        }
+        return slq(f, params, x, jitter, bounded=rounding is not None, **options)
     if chosen == "first_order":
-        value = P * jitter.log() + exact(Site(f, params, x, metric), chunk=chunk) / jitter
+        value = P * jitter.log() + exact(site, chunk=chunk) / jitter
         return Estimate(value, torch.zeros_like(value))
     _check_memory(S * K, P, gram, chosen, jitter.device)
     if chosen == "dual":
-        matrix, signs = whitened_gram(f, params, x, metric=metric, chunk=chunk)
+        factors = linearize(f, params, x, chunk=chunk)  # without A where layers are linear
+        whiten = site.resolve(factors.out)
+        matrix, signs = whiten.gram(factors.gram(), S), whiten.signs
         value = dual(matrix, signs, jitter, P)
         if rounding is not None and signs is None:
             return _bounded(matrix, value, jitter, params, "dual", P, rounding)
@@ -263,20 +246,6 @@ def whitened_rows(
     factors = linearize(f, params, x, chunk=chunk)
     whiten = resolve(metric, x, factors.out)
     return whiten.rows(factors.rows().double()), whiten.signs
-
-
-def whitened_gram(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    *,
-    metric: Metric | Tensor | None = None,
-    chunk: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """AAᵀ in float64, ``[Q, Q]``, and the metric's signs, without A where layers are linear."""
-    factors = linearize(f, params, x, chunk=chunk)
-    whiten = resolve(metric, x, factors.out)
-    return whiten.gram(factors.gram(), points.count(x)), whiten.signs
 
 
 def shape(f: ModelFn, params: Params, x: Inputs) -> tuple[int, int, int]:

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.linalg.points import accumulate, flat, holds
-from fsmap.types import Inputs
+from fsmap.functional import NoiseReplay
+from fsmap.linalg.points import accumulate, flat, holds, outputs
+from fsmap.types import Inputs, ModelFn, Params
 
 
 class Whitening(NamedTuple):
@@ -232,6 +233,27 @@ def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening
     """The metric at the points, where f returned ``out``."""
     rows = flat(out, x)
     return as_metric(metric, *rows.shape).at(x, accumulate(rows))
+
+
+class Site(NamedTuple):
+    """Where R is taken: a model function, its parameters, the points and the metric."""
+
+    f: ModelFn
+    params: Params
+    x: Inputs  # [S, ...]
+    metric: Metric | Tensor | None = None
+
+    def resolve(self, out: Tensor) -> Whitening:
+        """The metric at the points, where f returned ``out``."""
+        return resolve(self.metric, self.x, out)
+
+    def output(self) -> Tensor:
+        """F at the points, ``[S, K]``, without a gradient; random layers draw the same again."""
+        replay = NoiseReplay(self.f, self.params)
+        with torch.no_grad():
+            out = outputs(self.f, self.params, self.x)
+        replay()
+        return out
 
 
 def _root(matrix: Tensor) -> tuple[Tensor, Tensor]:

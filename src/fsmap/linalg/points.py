@@ -151,6 +151,15 @@ def check_finite(params: Params) -> None:
             raise InputError(message)
 
 
+def finite(out: Tensor) -> Tensor:
+    """An output ``[S, K]`` as it is; raises InputError if it has NaN or inf."""
+    if not torch.isfinite(out).all():
+        bad = int((~torch.isfinite(out)).any(1).sum())
+        message = f"the model returns NaN or inf at {bad} of {len(out)} points"
+        raise InputError(message)
+    return out
+
+
 def check_chunk(chunk: object) -> None:
     """Raise InputError if ``chunk`` is neither None nor an integer above 0."""
     if chunk is not None and (not isinstance(chunk, int) or chunk < 1):

@@ -3,13 +3,13 @@ r"""log det(𝒥 + εI) from matrix–vector products alone: stochastic Lanczos 
 With whitened rows A ``[Q, P]`` (𝒥 = AᵀA), Sylvester's identity gives
 $\log\det(\mathcal J + \epsilon I) = P\log\epsilon + \mathrm{tr}\log(I + M/\epsilon)$
 for M = AAᵀ as well as for M = AᵀA; the smaller side, n, is taken. The trace is a mean over random
-signs z of $z^\top \log(I + M/\epsilon)\,z$, each by Lanczos (:mod:`fsmap.linalg.slq`). The same
-Lanczos vectors give $u = (M + \epsilon I)^{-1/2} z$, and
+signs z of $z^\top \log(I + M/\epsilon)\,z$, each by :func:`lanczos`. The same Lanczos
+vectors give $u = (M + \epsilon I)^{-1/2} z$, and
 $\nabla \log\det = E[u^\top (\nabla M)\, u]$: this symmetric form has far less noise than
 $E[z^\top (M + \epsilon I)^{-1} (\nabla M)\, z]$, because u is small where M is large.
 
-Products with M come from one of three operators (:mod:`fsmap.linalg.slq`): the matrix itself,
-the factors of J, or passes through the model, which never hold anything of size Q·P.
+Products with M come from one of three operators (:func:`build`): the matrix itself, the factors
+of J, or passes through the model, which never hold anything of size Q·P.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fsmap.functional import NoiseReplay, count, ravel
 from fsmap.linalg import points
 from fsmap.linalg import probes as draw
 from fsmap.linalg.jacobian import Factors, jvp, linearize, look, tangents, vjp
-from fsmap.linalg.metric import Metric, resolve
-from fsmap.linalg.points import detached, flat, is_pointwise, number, outputs, over_probes
+from fsmap.linalg.metric import Metric, Site
+from fsmap.linalg.points import detached, flat, is_pointwise, number, over_probes
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 DEFAULT_PROBES = 16
@@ -61,7 +61,7 @@ def slq(
             "slq stops when its error is small, so it cannot be vmapped; use 'dense' or 'dual'"
         )
         raise InputError(message)
-    operator = build(f, params, x, metric, chunk, kind)
+    operator = build(Site(f, params, x, metric), chunk, kind)
     z = _vectors(probes, operator.size, generator, jitter)
     eps = jitter.detach().double()
     complete = len(z) == operator.size and not isinstance(probes, Tensor)
@@ -206,31 +206,22 @@ class Operator(NamedTuple):
     form: Callable[[Tensor, Tensor], Tensor]  # W, Z [R, n] -> mean of wᵀMz, differentiable in θ
 
 
-def build(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    metric: Metric | Tensor | None,
-    chunk: int | None = None,
-    kind: str | None = None,
-) -> Operator:
+def build(site: Site, chunk: int | None = None, kind: str | None = None) -> Operator:
     """M on the smaller side; on the parameters' side if g has negative eigenvalues.
 
     ``kind`` is one of ``KINDS``; None takes the first one that fits. On the parameters' side
     "factored" is "passes".
     """
-    replay = NoiseReplay(f, params)
     with torch.no_grad():
-        whiten = resolve(metric, x, outputs(f, params, x))
-    replay()
-    P = count(params)
+        whiten = site.resolve(site.output())
+    P = count(site.params)
     dual = whiten.size < P and whiten.signs is None
-    kind = kind or cheapest(f, params, x, whiten.size, P, dual=dual)
+    kind = kind or cheapest(*site[:3], whiten.size, P, dual=dual)
     if kind == "explicit":
-        return _explicit(f, params, x, metric, dual=dual)
+        return _explicit(site, dual=dual)
     if kind == "factored" and dual:
-        return _factored(f, params, x, metric)
-    return _by_passes(f, params, x, metric, chunk, dual=dual)
+        return _factored(site)
+    return _by_passes(site, chunk, dual=dual)
 
 
 KINDS = ("explicit", "factored", "passes")
@@ -251,14 +242,12 @@ def cheapest(f: ModelFn, params: Params, x: Inputs, Q: int, P: int, *, dual: boo
     return "factored" if dual else "passes"
 
 
-def _explicit(
-    f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None, *, dual: bool
-) -> Operator:
+def _explicit(site: Site, *, dual: bool) -> Operator:
     """The matrix itself."""
-    factors = linearize(f, params, x)
-    whiten = resolve(metric, x, factors.out)
+    factors = linearize(*site[:3])
+    whiten = site.resolve(factors.out)
     if dual:
-        matrix = whiten.gram(factors.gram(), points.count(x))
+        matrix = whiten.gram(factors.gram(), points.count(site.x))
     else:
         matrix = normal_matrix(whiten.rows(factors.rows().double()), whiten.signs)
     fixed = matrix.detach()
@@ -269,10 +258,10 @@ def _explicit(
     return Operator(len(matrix), lambda V: V @ fixed, form)
 
 
-def _factored(f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None) -> Operator:
+def _factored(site: Site) -> Operator:
     """AAᵀ from the factors of J, without the matrix."""
-    factors = linearize(f, params, x).compact().to(torch.float64)
-    whiten = resolve(metric, x, factors.out)
+    factors = linearize(*site[:3]).compact().to(torch.float64)
+    whiten = site.resolve(factors.out)
 
     def product(factors: Factors, V: Tensor) -> Tensor:
         inner = factors.gram_product(vmap(whiten.adjoint)(V))  # [R, S, K]
@@ -290,21 +279,14 @@ def _factored(f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | N
     return Operator(whiten.size, matvec, form)
 
 
-def _by_passes(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    metric: Metric | Tensor | None,
-    chunk: int | None,
-    *,
-    dual: bool,
-) -> Operator:
+def _by_passes(site: Site, chunk: int | None, *, dual: bool) -> Operator:
     """Passes through the model: nothing of size Q·P is ever held."""
+    f, params, x, _ = site
     fixed = detached(params)
     size = chunk or max(1, PROBE_BYTES // (8 * count(params)))
     replay = NoiseReplay(f, params)
     out, pull, _ = vjp(f, fixed, x)  # one pass: every product sees the same masks
-    whiten = resolve(metric, x, out)
+    whiten = site.resolve(out)
     push = _transposed(pull, flat(out, x))
 
     def product(v: Tensor) -> Tensor:  # Mv
@@ -316,9 +298,9 @@ def _by_passes(
     def forms(p: Params, W: Tensor, Z: Tensor) -> Tensor:  # wᵀMz of each pair
         replay()
         if not dual:
-            return over_probes(f, partial(_in_rows, f, p, x, metric), W, Z)
+            return over_probes(f, partial(_in_rows, site._replace(params=p)), W, Z)
         here, transpose, _ = vjp(f, p, x)
-        adjoint = resolve(metric, x, here).adjoint
+        adjoint = site.resolve(here).adjoint
 
         def in_parameters(w: Tensor, z: Tensor) -> Tensor:
             left, right = (transpose(adjoint(u.to(out.dtype))) for u in (w, z))
@@ -349,13 +331,11 @@ def _transposed(pull: Callable[[Tensor], Params], out: Tensor) -> Callable[[Para
     return lambda v: push(v)[0]
 
 
-def _in_rows(
-    f: ModelFn, p: Params, x: Inputs, metric: Metric | Tensor | None, w: Tensor, z: Tensor
-) -> Tensor:
+def _in_rows(site: Site, w: Tensor, z: Tensor) -> Tensor:
     """(Aw)ᵀD(Az)."""
-    out, left, _ = jvp(f, p, x, tangents(p, w))
-    _, right, _ = jvp(f, p, x, tangents(p, z))
-    whiten = resolve(metric, x, out)
+    out, left, _ = jvp(*site[:3], tangents(site.params, w))
+    _, right, _ = jvp(*site[:3], tangents(site.params, z))
+    whiten = site.resolve(out)
     product = whiten.rows(left) * whiten.rows(right)
     return (product if whiten.signs is None else whiten.signs * product).sum()
 

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from fsmap.errors import FallbackWarning, ForwardModeError, IgnoredProbesWarning, InputError
 from fsmap.functional import Functional, State, Wrapped, is_random
 from fsmap.linalg import points
-from fsmap.linalg.estimators import Central, Site, draws_normal
+from fsmap.linalg.estimators import Central, draws_normal
 from fsmap.linalg.estimators import evaluate as evaluate_trace
-from fsmap.linalg.metric import Metric, Weights
+from fsmap.linalg.metric import Metric, Site, Weights
 from fsmap.linalg.points import number
 from fsmap.linalg.probes import Stream
 from fsmap.lmap import batchnorm as bn
@@ -31,7 +31,7 @@ from fsmap.lmap.options import Options
 from fsmap.lmap.selection import Outputs, SomeOutputs, cut, survey, trainable
 from fsmap.lmap.sharding import refuse_sharded
 from fsmap.lmap.steps import Steps
-from fsmap.objective.geometry import sample
+from fsmap.px import sample
 from fsmap.types import Inputs, Params
 
 Buffers = dict[str, Tensor]

@@ -33,8 +33,7 @@ from fsmap.lmap.core import NO_EFFECT
 from fsmap.lmap.options import MoreOptions, Options, check_strength
 from fsmap.lmap.selection import trainable
 from fsmap.lmap.steps import Steps
-from fsmap.objective.geometry import sample
-from fsmap.px import EvalDistribution
+from fsmap.px import EvalDistribution, sample
 from fsmap.types import Inputs, Params
 
 # In bf16 the two terms of ∇R cancel to within rounding. Measured on an MLP with GELU and LayerNorm:

@@ -13,7 +13,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -28,6 +28,224 @@ from fsmap.linalg.probes import Stream
 from fsmap.types import Inputs, Params
 
 __all__ = ["Empirical", "EvalDistribution", "Lattice", "Mixture", "Normal", "Uniform", "as_px"]
+
+Coordinates = float | Sequence[float] | Tensor
+"""One number for all dimensions of a point, or one for each."""
+
+MAX_BYTES = 4 * 2**30
+"""A Dataset or DataLoader that holds more than this is not read into memory unless told to."""
+
+
+@runtime_checkable
+class EvalDistribution(Protocol):
+    """p_X, the evaluation distribution: where do we care what the function does?"""
+
+    def sample(self, n: int, generator: torch.Generator) -> Inputs:
+        """Draw ``n`` points, ``[n, ...]``."""
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same distribution on another device or in another floating-point dtype."""
+
+
+class _Held:
+    """A distribution that holds tensors."""
+
+    _tensors: ClassVar[tuple[str, ...]]
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same distribution on another device or in another floating-point dtype."""
+        other = copy.copy(self)
+        for name in self._tensors:
+            setattr(other, name, points.to(getattr(self, name), device, dtype))
+        return other
+
+
+class Uniform(_Held):
+    """Uniform on a box.
+
+    Args:
+        low: Lower corner: a number for all dimensions, or one for each.
+        high: Upper corner.
+        shape: Shape of one point. None: the shape of the corners, and ``(1,)`` for two numbers.
+
+    Example:
+        >>> import torch
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> Uniform(-1, 1).sample(5, generator).shape
+        torch.Size([5, 1])
+        >>> Uniform([-5, -5], [5, 5]).sample(5, generator).shape
+        torch.Size([5, 2])
+        >>> Uniform(0, 1, shape=(3, 32, 32)).sample(5, generator).shape
+        torch.Size([5, 3, 32, 32])
+    """
+
+    _tensors = ("low", "high")
+
+    def __init__(
+        self,
+        low: Coordinates,
+        high: Coordinates,
+        shape: int | Sequence[int] | None = None,
+    ) -> None:
+        self.low, self.high = box(low, high, shape)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw ``n`` points, ``[n, *shape]``."""
+        unit = _draw(torch.rand, n, self.low, generator)
+        return torch.lerp(self.low, self.high, unit)
+
+    def __repr__(self) -> str:
+        return f"Uniform({brief(self.low)}, {brief(self.high)}, shape={tuple(self.low.shape)})"
+
+
+class Normal(_Held):
+    """Independent Gaussians.
+
+    Args:
+        mean: Center: a number for all dimensions, or one for each.
+        std: Standard deviation, likewise.
+        shape: Shape of one point. None: that of ``mean`` and ``std``, and ``(1,)`` for numbers.
+
+    Example:
+        >>> import torch
+        >>> Normal(shape=13).sample(5, torch.Generator().manual_seed(0)).shape
+        torch.Size([5, 13])
+    """
+
+    _tensors = ("mean", "std")
+
+    def __init__(
+        self,
+        mean: Coordinates = 0.0,
+        std: Coordinates = 1.0,
+        shape: int | Sequence[int] | None = None,
+    ) -> None:
+        self.mean, self.std = per_point({"mean": mean, "std": std}, shape)
+        check_positive("std", self.std)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw ``n`` points, ``[n, *shape]``."""
+        return torch.addcmul(self.mean, self.std, _draw(torch.randn, n, self.mean, generator))
+
+    def __repr__(self) -> str:
+        shape = tuple(self.mean.shape)
+        return f"Normal(mean={brief(self.mean)}, std={brief(self.std)}, shape={shape})"
+
+
+class Empirical(_Held):
+    """Points of a data set, each equally likely.
+
+    A tensor is shared with the caller and with every ``copy.deepcopy`` (so with an EMA copy of a
+    model), and never changed. A Dataset or DataLoader is read through **once**, kept in memory
+    (twice its size while reading) and read with a fixed seed, so a shuffling loader gives the same
+    points in every run. Random augmentation inside it is thereby frozen: put it into ``transform``.
+
+    Args:
+        data: A tensor or array ``[D, ...]``; a tuple or dict of them, for modules with several
+            inputs; a map-style Dataset or a DataLoader with items ``x`` or ``(x, y, ...)``, of
+            which ``x`` is taken.
+        transform: ``(x, generator) -> x``, applied to every draw: augmentation, normalization.
+        replace: Whether a point may come twice in one draw; None: only if n > D.
+        max_bytes: Largest Dataset or DataLoader to read into memory.
+
+    Raises:
+        InputError: If the data are empty, hold nan or inf, do not fit together, or are too large.
+
+    Example:
+        >>> import torch
+        >>> px = Empirical(torch.arange(10.0))
+        >>> sorted(px.sample(10, torch.Generator().manual_seed(0)).tolist()) == list(range(10))
+        True
+    """
+
+    _tensors = ("data",)
+
+    def __init__(
+        self,
+        data: Any,
+        transform: Callable[[Inputs, torch.Generator], Inputs] | None = None,
+        *,
+        replace: bool | None = None,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self.data = _in_memory(data, max_bytes)  # [D, ...]
+        points.check(self.data)
+        self.transform = transform
+        self.replace = replace
+
+    def sample(self, n: int, generator: torch.Generator) -> Inputs:
+        """Draw ``n`` points, ``[n, ...]``."""
+        device = device_of(self.data)
+        check_draw(n, generator, device)
+        rows = choose(len(self), n, self.replace, generator).to(device, non_blocking=True)
+        x = points.take(self.data, rows)
+        return x if self.transform is None else self.transform(x, generator)
+
+    def all(self) -> Inputs:
+        """All D points in their order, not transformed."""
+        return self.data
+
+    def __len__(self) -> int:
+        return points.count(self.data)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # never changed, so a copy of a model need not carry a copy of the data
+
+    def __repr__(self) -> str:
+        leaves: list[Tensor] = tree_leaves(self.data)
+        shapes = ", ".join(str(tuple(t.shape[1:])) for t in leaves)
+        name = getattr(self.transform, "__name__", type(self.transform).__name__)
+        extra = f", transform={name}" if self.transform is not None else ""
+        return (
+            f"{type(self).__name__}({len(self)} points, shape={shapes}, "
+            f"dtype={str(leaves[0].dtype)[6:]}, device={leaves[0].device}{extra})"
+        )
+
+
+class Lattice(Empirical):
+    """A regular grid on a box, both ends included.
+
+    Args:
+        low: Lower corner: a number (one dimension), or one for each dimension.
+        high: Upper corner.
+        num: Points along each dimension, at least 2: one integer, or one for each.
+
+    Raises:
+        InputError: If the corners are not in order, or ``num`` does not fit them.
+
+    Example:
+        >>> Lattice(-1, 1, 3).all()
+        tensor([[-1.],
+                [ 0.],
+                [ 1.]])
+        >>> len(Lattice([-5, -5], [5, 5], 40))
+        1600
+    """
+
+    def __init__(self, low: Coordinates, high: Coordinates, num: int | Sequence[int]) -> None:
+        lower, upper = box(low, high, None)  # [dim]
+        counts = [num] * lower.numel() if isinstance(num, int) else [int(k) for k in num]
+        if lower.dim() != 1 or len(counts) != len(lower) or min(counts) < 2:
+            message = (
+                f"num must be an integer >= 2, or one for each of the {lower.numel()} dimensions "
+                f"of the box, got {num} for corners of shape {list(lower.shape)}."
+            )
+            raise InputError(message)
+        _check_size(math.prod(counts) * lower.numel() * lower.element_size(), MAX_BYTES)
+        axes = [
+            torch.linspace(a, b, k, dtype=lower.dtype, device=lower.device)
+            for a, b, k in zip(lower.tolist(), upper.tolist(), counts, strict=True)
+        ]
+        grid = torch.meshgrid(*axes, indexing="ij")
+        super().__init__(torch.stack([g.reshape(-1) for g in grid], -1))  # [prod(num), dim]
+        self._text = f"low={brief(lower)}, high={brief(upper)}, num={num}"
+
+    def __repr__(self) -> str:
+        return f"Lattice({self._text})"
 
 
 class Mixture:
@@ -117,7 +335,7 @@ class FromFunction:
                 f"{shapes}. Return a tensor [n, ...], or a dict or tuple of them."
             )
             raise InputError(message)
-        return moved(x, *self.target)
+        return points.to(x, *self.target)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -130,20 +348,6 @@ class FromFunction:
     def __repr__(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__name__)
         return f"FromFunction({name})"
-
-
-def _check_signature(function: Callable[..., Any]) -> None:
-    try:
-        inspect.signature(function).bind(1, None)
-    except ValueError:  # no signature to look at (built-in)
-        return
-    except TypeError as error:
-        name = getattr(function, "__qualname__", type(function).__name__)
-        message = (
-            f"{name}{inspect.signature(function)} cannot be an evaluation distribution: it is "
-            "called as function(n, generator) and returns n points"
-        )
-        raise InputError(message) from error
 
 
 def as_px(obj: Any) -> EvalDistribution:
@@ -175,88 +379,24 @@ def as_px(obj: Any) -> EvalDistribution:
     raise InputError(message)
 
 
-class Uniform:
-    """Uniform on a box.
-
-    Args:
-        low: Lower corner: a number for all dimensions, or one for each.
-        high: Upper corner.
-        shape: Shape of one point. None: the shape of the corners, and ``(1,)`` for two numbers.
-
-    Example:
-        >>> import torch
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> Uniform(-1, 1).sample(5, generator).shape
-        torch.Size([5, 1])
-        >>> Uniform([-5, -5], [5, 5]).sample(5, generator).shape
-        torch.Size([5, 2])
-        >>> Uniform(0, 1, shape=(3, 32, 32)).sample(5, generator).shape
-        torch.Size([5, 3, 32, 32])
-    """
-
-    def __init__(
-        self,
-        low: Coordinates,
-        high: Coordinates,
-        shape: int | Sequence[int] | None = None,
-    ) -> None:
-        self.low, self.high = box(low, high, shape)
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw ``n`` points, ``[n, *shape]``."""
-        unit = _draw(torch.rand, n, self.low, generator)
-        return torch.lerp(self.low, self.high, unit)
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Self:
-        """The same distribution on another device or in another dtype."""
-        other = copy.copy(self)
-        other.low, other.high = moved((self.low, self.high), device, dtype)
-        return other
-
-    def __repr__(self) -> str:
-        return f"Uniform({brief(self.low)}, {brief(self.high)}, shape={tuple(self.low.shape)})"
+def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:
+    """S evaluation points where the parameters are, and in their dtype."""
+    like = next(iter(params.values()))
+    return points.to(px.sample(num, stream.points()), device=like.device, dtype=like.dtype)
 
 
-class Normal:
-    """Independent Gaussians.
-
-    Args:
-        mean: Center: a number for all dimensions, or one for each.
-        std: Standard deviation, likewise.
-        shape: Shape of one point. None: that of ``mean`` and ``std``, and ``(1,)`` for numbers.
-
-    Example:
-        >>> import torch
-        >>> Normal(shape=13).sample(5, torch.Generator().manual_seed(0)).shape
-        torch.Size([5, 13])
-    """
-
-    def __init__(
-        self,
-        mean: Coordinates = 0.0,
-        std: Coordinates = 1.0,
-        shape: int | Sequence[int] | None = None,
-    ) -> None:
-        self.mean, self.std = per_point({"mean": mean, "std": std}, shape)
-        check_positive("std", self.std)
-
-    def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Draw ``n`` points, ``[n, *shape]``."""
-        return torch.addcmul(self.mean, self.std, _draw(torch.randn, n, self.mean, generator))
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Self:
-        """The same distribution on another device or in another dtype."""
-        other = copy.copy(self)
-        other.mean, other.std = moved((self.mean, self.std), device, dtype)
-        return other
-
-    def __repr__(self) -> str:
-        shape = tuple(self.mean.shape)
-        return f"Normal(mean={brief(self.mean)}, std={brief(self.std)}, shape={shape})"
+def _check_signature(function: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(function).bind(1, None)
+    except ValueError:  # no signature to look at (built-in)
+        return
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        message = (
+            f"{name}{inspect.signature(function)} cannot be an evaluation distribution: it is "
+            "called as function(n, generator) and returns n points"
+        )
+        raise InputError(message) from error
 
 
 def _draw(kind: Callable[..., Tensor], n: int, like: Tensor, generator: torch.Generator) -> Tensor:
@@ -265,128 +405,6 @@ def _draw(kind: Callable[..., Tensor], n: int, like: Tensor, generator: torch.Ge
     fine = torch.promote_types(like.dtype, torch.float32)
     unit = kind((n, *like.shape), generator=generator, dtype=fine, device=generator.device)
     return unit.to(like)
-
-
-MAX_BYTES = 4 * 2**30
-"""A Dataset or DataLoader that holds more than this is not read into memory unless told to."""
-
-
-class Empirical:
-    """Points of a data set, each equally likely.
-
-    A tensor is shared with the caller and with every ``copy.deepcopy`` (so with an EMA copy of a
-    model), and never changed. A Dataset or DataLoader is read through **once**, kept in memory
-    (twice its size while reading) and read with a fixed seed, so a shuffling loader gives the same
-    points in every run. Random augmentation inside it is thereby frozen: put it into ``transform``.
-
-    Args:
-        data: A tensor or array ``[D, ...]``; a tuple or dict of them, for modules with several
-            inputs; a map-style Dataset or a DataLoader with items ``x`` or ``(x, y, ...)``, of
-            which ``x`` is taken.
-        transform: ``(x, generator) -> x``, applied to every draw: augmentation, normalization.
-        replace: Whether a point may come twice in one draw; None: only if n > D.
-        max_bytes: Largest Dataset or DataLoader to read into memory.
-
-    Raises:
-        InputError: If the data are empty, hold nan or inf, do not fit together, or are too large.
-
-    Example:
-        >>> import torch
-        >>> px = Empirical(torch.arange(10.0))
-        >>> sorted(px.sample(10, torch.Generator().manual_seed(0)).tolist()) == list(range(10))
-        True
-    """
-
-    def __init__(
-        self,
-        data: Any,
-        transform: Callable[[Inputs, torch.Generator], Inputs] | None = None,
-        *,
-        replace: bool | None = None,
-        max_bytes: int = MAX_BYTES,
-    ) -> None:
-        self.data = _in_memory(data, max_bytes)  # [D, ...]
-        points.check(self.data)
-        self.transform = transform
-        self.replace = replace
-
-    def sample(self, n: int, generator: torch.Generator) -> Inputs:
-        """Draw ``n`` points, ``[n, ...]``."""
-        device = device_of(self.data)
-        check_draw(n, generator, device)
-        rows = choose(len(self), n, self.replace, generator).to(device, non_blocking=True)
-        x = points.take(self.data, rows)
-        return x if self.transform is None else self.transform(x, generator)
-
-    def all(self) -> Inputs:
-        """All D points in their order, not transformed."""
-        return self.data
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Self:
-        """The same points on another device, floating-point ones in another dtype."""
-        other = copy.copy(self)
-        other.data = moved(self.data, device, dtype)
-        return other
-
-    def __len__(self) -> int:
-        return points.count(self.data)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # never changed, so a copy of a model need not carry a copy of the data
-
-    def __repr__(self) -> str:
-        leaves: list[Tensor] = tree_leaves(self.data)
-        shapes = ", ".join(str(tuple(t.shape[1:])) for t in leaves)
-        name = getattr(self.transform, "__name__", type(self.transform).__name__)
-        extra = f", transform={name}" if self.transform is not None else ""
-        return (
-            f"{type(self).__name__}({len(self)} points, shape={shapes}, "
-            f"dtype={str(leaves[0].dtype)[6:]}, device={leaves[0].device}{extra})"
-        )
-
-
-class Lattice(Empirical):
-    """A regular grid on a box, both ends included.
-
-    Args:
-        low: Lower corner: a number (one dimension), or one for each dimension.
-        high: Upper corner.
-        num: Points along each dimension, at least 2: one integer, or one for each.
-
-    Raises:
-        InputError: If the corners are not in order, or ``num`` does not fit them.
-
-    Example:
-        >>> Lattice(-1, 1, 3).all()
-        tensor([[-1.],
-                [ 0.],
-                [ 1.]])
-        >>> len(Lattice([-5, -5], [5, 5], 40))
-        1600
-    """
-
-    def __init__(self, low: Coordinates, high: Coordinates, num: int | Sequence[int]) -> None:
-        lower, upper = box(low, high, None)  # [dim]
-        counts = [num] * lower.numel() if isinstance(num, int) else [int(k) for k in num]
-        if lower.dim() != 1 or len(counts) != len(lower) or min(counts) < 2:
-            message = (
-                f"num must be an integer >= 2, or one for each of the {lower.numel()} dimensions "
-                f"of the box, got {num} for corners of shape {list(lower.shape)}."
-            )
-            raise InputError(message)
-        _check_size(math.prod(counts) * lower.numel() * lower.element_size(), MAX_BYTES)
-        axes = [
-            torch.linspace(a, b, k, dtype=lower.dtype, device=lower.device)
-            for a, b, k in zip(lower.tolist(), upper.tolist(), counts, strict=True)
-        ]
-        grid = torch.meshgrid(*axes, indexing="ij")
-        super().__init__(torch.stack([g.reshape(-1) for g in grid], -1))  # [prod(num), dim]
-        self._text = f"low={brief(lower)}, high={brief(upper)}, num={num}"
-
-    def __repr__(self) -> str:
-        return f"Lattice({self._text})"
 
 
 def _in_memory(data: Any, max_bytes: int) -> Inputs:
@@ -470,23 +488,6 @@ def _check_size(size: int, max_bytes: int) -> None:
             "raise max_bytes, or pass a function (n, generator) -> x that reads what it draws."
         )
         raise InputError(message)
-
-
-Coordinates = float | Sequence[float] | Tensor
-"""One number for all dimensions of a point, or one for each."""
-
-
-@runtime_checkable
-class EvalDistribution(Protocol):
-    """p_X, the evaluation distribution: where do we care what the function does?"""
-
-    def sample(self, n: int, generator: torch.Generator) -> Inputs:
-        """Draw ``n`` points, ``[n, ...]``."""
-
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Self:
-        """The same distribution on another device or in another floating-point dtype."""
 
 
 def check_draw(n: object, generator: object, device: torch.device | None = None) -> None:
@@ -585,15 +586,6 @@ def box(
     return lower, upper
 
 
-def moved(x: Inputs, device: torch.device | str | None, dtype: torch.dtype | None) -> Inputs:
-    """Points on another device; floating-point tensors in another dtype, others as they are."""
-
-    def move(t: Tensor) -> Tensor:
-        return t.to(device=device, dtype=dtype if t.is_floating_point() else None)
-
-    return tree_map(move, x)
-
-
 def device_of(x: Inputs) -> torch.device:
     """Where the first tensor of the points lives."""
     first: Tensor = tree_leaves(x)[0]
@@ -609,9 +601,3 @@ def brief(value: Any) -> str:
     if value.numel() <= 4:
         return "[" + ", ".join(f"{v:g}" for v in value.reshape(-1).tolist()) + "]"
     return f"tensor{list(value.shape)}"
-
-
-def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:
-    """S evaluation points where the parameters are, and in their dtype."""
-    like = next(iter(params.values()))
-    return points.to(px.sample(num, stream.points()), device=like.device, dtype=like.dtype)

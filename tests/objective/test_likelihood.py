@@ -13,7 +13,7 @@ from torch.func import grad, vmap
 from torch.testing import assert_close
 
 from fsmap.errors import InputError
-from fsmap.linalg.points import check_positive
+from fsmap.linalg.points import accumulate, check_positive
 from fsmap.objective.likelihood import (
     Bernoulli,
     Categorical,
@@ -22,7 +22,6 @@ from fsmap.objective.likelihood import (
     aligned,
     entry,
     tensor_like,
-    working,
 )
 
 
@@ -351,9 +350,9 @@ def test_tensor_like_keeps_the_graph_and_the_batch():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_working_raises_half_precision_only(dtype):
-    assert working(torch.ones(2, dtype=dtype)).dtype == torch.float32
+    assert accumulate(torch.ones(2, dtype=dtype)).dtype == torch.float32
     for full in (torch.float32, torch.float64):
-        assert working(torch.ones(2, dtype=full)).dtype == full
+        assert accumulate(torch.ones(2, dtype=full)).dtype == full
 
 
 def test_check_positive_counts_what_is_wrong():

@@ -33,11 +33,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fsmap.errors import ForwardModeError
 from fsmap.functional import NoiseReplay, State, unravel
 from fsmap.linalg import points
-from fsmap.linalg.points import FAILURES, detached, explain, flat, is_pointwise, outputs, with_state
+from fsmap.linalg.points import FAILURES, detached, explain, flat, is_pointwise, with_state
 from fsmap.linalg.second_order import SecondOrder, check_replaceable
 from fsmap.types import Inputs, ModelFn, Params
-
-__all__ = ["add", "is_pointwise", "jacobian", "jvp", "outputs", "tangents", "vjp", "with_state"]
 
 
 def jacobian(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Tensor:

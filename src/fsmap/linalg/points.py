@@ -71,13 +71,15 @@ def take(x: Inputs, rows: slice | Tensor) -> Inputs:
     return tree_map(lambda t: t[rows], x)
 
 
-def to(x: Inputs, *, device: torch.device, dtype: torch.dtype) -> Inputs:
+def to(
+    x: Inputs, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> Inputs:
     """Points on a device; floating-point leaves in ``dtype``, others as they are."""
-    wait = device.type != "cuda"  # copies to the device are in order there
+    in_order = device is not None and torch.device(device).type == "cuda"  # copies need no wait
 
     def move(t: Tensor) -> Tensor:
-        kept = dtype if t.is_floating_point() else t.dtype
-        return t.to(device, kept, non_blocking=not wait)
+        kept = dtype if t.is_floating_point() else None
+        return t.to(device=device, dtype=kept, non_blocking=in_order)
 
     return tree_map(move, x)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.linalg.points import check_positive
+from fsmap.linalg.points import accumulate, check_positive
 
 
 class Likelihood(Protocol):
@@ -99,7 +99,7 @@ class Categorical(NamedTuple):
             A 0-dim tensor, in nats.
         """
         check_classes(out, y)
-        log_p = working(out).log_softmax(-1)  # [B, ..., K]
+        log_p = accumulate(out).log_softmax(-1)  # [B, ..., K]
         if y.is_floating_point():
             return _total(y.to(log_p.dtype) * log_p, weight)
         return _total(log_p.gather(-1, y.long().unsqueeze(-1)), weight)
@@ -201,7 +201,7 @@ def aligned(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             "model's last layer."
         )
         raise InputError(message)
-    out = working(out if out.dim() > 1 else out.unsqueeze(1))
+    out = accumulate(out if out.dim() > 1 else out.unsqueeze(1))
     return out, y.reshape(out.shape).to(out.dtype)
 
 
@@ -254,11 +254,6 @@ LOG_2 = math.log(2.0)
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
 
 T = TypeVar("T")
-
-
-def working(tensor: Tensor) -> Tensor:
-    """Raise half precision to float32, so that a sum of many log-densities keeps its digits."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def tensor_like(value: float | Tensor, like: Tensor) -> Tensor:

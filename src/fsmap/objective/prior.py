@@ -15,8 +15,8 @@ from torch.func import jacfwd, jvp
 
 from fsmap.errors import InputError, MemoryLimitError
 from fsmap.functional import ravel, unravel
-from fsmap.linalg.points import check_positive
-from fsmap.objective.likelihood import LOG_2, LOG_SQRT_2PI, entry, tensor_like, working
+from fsmap.linalg.points import accumulate, check_positive
+from fsmap.objective.likelihood import LOG_2, LOG_SQRT_2PI, entry, tensor_like
 from fsmap.types import Params
 
 Scale = float | Tensor | Mapping[str, float | Tensor]
@@ -88,7 +88,7 @@ class Flat(NamedTuple):
     def value(self, params: Params) -> Tensor:
         """Zero."""
         _check_any(params)
-        return working(next(iter(params.values()))).new_zeros(())
+        return accumulate(next(iter(params.values()))).new_zeros(())
 
     def check(self, params: Params) -> None:
         """Raise InputError if there is no parameter."""
@@ -155,7 +155,7 @@ def _sum_density(
     _check_any(params)
     terms = []
     for name, tensor in params.items():
-        theta = working(tensor)
+        theta = accumulate(tensor)
         s = _fitting(what, scale, name, theta, params)
         centered = theta if mean is None else theta - _fitting("mean", mean, name, theta, params)
         repeats = theta.numel() // max(s.numel(), 1)  # of each entry of s, by broadcasting
@@ -214,7 +214,7 @@ MAX_JACOBIAN_BYTES = 2**31
 def pull_back_elementwise(inverse: Elementwise, params: Params) -> tuple[Params, Tensor]:
     """Old coordinates and Σ log |slope|, for a map that acts entry by entry."""
     pairs = {n: _slope(entry("inverse", inverse, n, params), t) for n, t in params.items()}
-    log_slopes = [working(slope).abs().log().sum() for _, slope in pairs.values()]
+    log_slopes = [accumulate(slope).abs().log().sum() for _, slope in pairs.values()]
     return {name: theta for name, (theta, _) in pairs.items()}, torch.stack(log_slopes).sum()
 
 

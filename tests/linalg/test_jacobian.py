@@ -29,11 +29,10 @@ from fsmap.linalg.jacobian import (
     jvp,
     linearize,
     look,
-    outputs,
     survey,
     vjp,
-    with_state,
 )
+from fsmap.linalg.points import outputs, with_state
 
 
 @pytest.mark.parametrize("name", cases.MODELS)

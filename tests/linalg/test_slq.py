@@ -14,6 +14,7 @@ import oracles
 from fsmap.errors import InputError
 from fsmap.functional import count
 from fsmap.linalg import slq as module
+from fsmap.linalg.metric import Site
 from fsmap.linalg.slq import KINDS, lanczos, slq
 
 EPS = torch.tensor(1e-2, dtype=torch.float64)
@@ -32,7 +33,7 @@ def signed(case):
 def test_exact_with_complete_probes(name, kind):
     """Value, gradient and zero error, from the matrix and from passes through the model."""
     case = cases.case(name)
-    found = slq(case.f, case.params, case.x, EPS, probes=10**9, kind=kind)
+    found = slq(Site(case.f, case.params, case.x), EPS, probes=10**9, kind=kind)
     expected = oracles.logdet_slow(case.f, case.params, case.x, 1e-2)
     torch.testing.assert_close(found.value.detach(), expected, rtol=1e-9, atol=0)
     assert found.stderr < 1e-9
@@ -54,9 +55,11 @@ def test_complete_probes_know_their_rounding(eps, generator):
     left, right = (torch.randn(*n, generator=generator) for n in ((40, 20), (20, 60)))
     J = left @ right
     found = slq(
-        lambda p, x: x @ (J @ p["a"])[:, None],
-        {"a": torch.zeros(60)},
-        math.sqrt(40) * torch.eye(40),
+        Site(
+            lambda p, x: x @ (J @ p["a"])[:, None],
+            {"a": torch.zeros(60)},
+            math.sqrt(40) * torch.eye(40),
+        ),
         torch.tensor(eps),
         probes=40,
         kind="explicit",
@@ -72,7 +75,7 @@ def test_passes_with_a_signed_metric(name):
     case = cases.case(name)
     g, eps = signed(case)
     for kind in KINDS:
-        found = slq(case.f, case.params, case.x, eps, metric=g, probes=10**9, kind=kind).value
+        found = slq(Site(case.f, case.params, case.x, g), eps, probes=10**9, kind=kind).value
         dense = fsmap.log_det(case.f, case.params, case.x, jitter=eps, metric=g, method="dense")
         torch.testing.assert_close(found.detach(), dense.detach(), rtol=1e-9, atol=0)
         for ours, exact in zip(
@@ -103,9 +106,7 @@ def test_value_lies_within_the_reported_error(larger, kind):
     deviations = []
     for seed in range(8):
         found = slq(
-            f,
-            params,
-            x,
+            Site(f, params, x),
             torch.tensor(1e-3),
             generator=torch.Generator().manual_seed(seed),
             kind=kind,
@@ -123,9 +124,7 @@ def test_gradient_is_unbiased(larger, kind):
     slopes = []
     for seed in range(40):
         found = slq(
-            f,
-            params,
-            x,
+            Site(f, params, x),
             torch.tensor(1e-3),
             probes=8,
             generator=torch.Generator().manual_seed(seed),
@@ -144,7 +143,7 @@ def test_the_matrix_and_the_passes_agree_probe_by_probe(larger):
     z = torch.randn(5, 120, generator=torch.Generator().manual_seed(0)).sign()
     for chunk in (None, 2):
         pair = [
-            slq(f, params, x, torch.tensor(1e-2), probes=z, kind=kind, chunk=chunk)
+            slq(Site(f, params, x), torch.tensor(1e-2), probes=z, kind=kind, chunk=chunk)
             for kind in KINDS
         ]
         torch.testing.assert_close(pair[0].value, pair[1].value)
@@ -155,10 +154,10 @@ def test_gradient_in_jitter(larger):
     f, params, x, _, _ = larger
     z = torch.randn(6, 120, generator=torch.Generator().manual_seed(0)).sign()
     eps = torch.tensor(1e-2, requires_grad=True)
-    (found,) = torch.autograd.grad(slq(f, params, x, eps, probes=z).value, eps)
+    (found,) = torch.autograd.grad(slq(Site(f, params, x), eps, probes=z).value, eps)
 
     def value(p):
-        return slq(f, params, x, p["eps"], probes=z).value.detach()
+        return slq(Site(f, params, x), p["eps"], probes=z).value.detach()
 
     wanted = oracles.directional_slow(value, {"eps": eps}, {"eps": torch.tensor(1.0)}, step=1e-5)
     assert float(found) == pytest.approx(wanted, rel=1e-3)  # Lanczos stops at a part of its spread
@@ -170,7 +169,7 @@ def test_functorch_gradient_is_autograds(larger, kind):
     z = torch.randn(4, 120, generator=torch.Generator().manual_seed(0)).sign()
 
     def value(p):
-        return slq(f, p, x, EPS, probes=z, kind=kind).value
+        return slq(Site(f, p, x), EPS, probes=z, kind=kind).value
 
     grads = torch.autograd.grad(value(params), params.values(), materialize_grads=True)
     func = torch.func.grad(value)({n: p.detach() for n, p in params.items()})
@@ -181,14 +180,14 @@ def test_functorch_gradient_is_autograds(larger, kind):
 def test_no_graph_where_no_gradient_is_wanted(larger):
     f, params, x, _, _ = larger
     with torch.no_grad():
-        found = slq(f, params, x, EPS, probes=2, generator=torch.Generator().manual_seed(0))
+        found = slq(Site(f, params, x), EPS, probes=2, generator=torch.Generator().manual_seed(0))
     assert not found.value.requires_grad
 
 
 def test_one_probe_cannot_tell_its_error(larger):
     f, params, x, truth, _ = larger
     found = slq(
-        f, params, x, torch.tensor(1e-3), probes=1, generator=torch.Generator().manual_seed(0)
+        Site(f, params, x), torch.tensor(1e-3), probes=1, generator=torch.Generator().manual_seed(0)
     )
     assert torch.isnan(found.stderr)
     assert abs(found.value.detach() - truth) < 0.05 * abs(truth)
@@ -203,7 +202,7 @@ def test_dropout_has_the_same_mask_in_every_product(seeded):
         torch.manual_seed(7)
         values.append(fsmap.log_det(f, params, x, jitter=0.1, method=method, probes=10**9))
     torch.manual_seed(7)
-    values.append(slq(f, params, x, torch.tensor(0.1), probes=10**9, kind="passes").value)
+    values.append(slq(Site(f, params, x), torch.tensor(0.1), probes=10**9, kind="passes").value)
     torch.testing.assert_close(values[1], values[0])
     torch.testing.assert_close(values[2], values[0])
 
@@ -219,7 +218,7 @@ def test_models_without_forward_mode(seeded):
     truth = oracles.logdet_slow(f, params, x, 0.1)
     for kind in KINDS:
         with torch.no_grad():
-            found = slq(f, params, x, torch.tensor(0.1), probes=10**9, kind=kind).value
+            found = slq(Site(f, params, x), torch.tensor(0.1), probes=10**9, kind=kind).value
         assert float(found) == pytest.approx(float(truth), rel=1e-4)
 
 
@@ -237,7 +236,7 @@ def test_products_come_from_the_first_kind_that_fits(monkeypatch):
 def test_vmap_is_refused():
     case = cases.case("wide")
     with pytest.raises(InputError, match="cannot"):
-        torch.func.vmap(lambda e: slq(case.f, case.params, case.x, e).value)(torch.ones(2))
+        torch.func.vmap(lambda e: slq(Site(case.f, case.params, case.x), e).value)(torch.ones(2))
 
 
 def matrix(eigenvalues, seed=0):

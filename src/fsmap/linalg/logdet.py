@@ -100,14 +100,19 @@ def log_det(
     check_chunk(chunk)
     eps = _jitter(jitter, next(iter(params.values())).device)
     site, share = Site(f, params, x, metric), math.inf if return_estimate else 0.05
-    options: dict[str, Any] = {
-        "metric": metric,
-        "probes": probes,
-        "generator": generator,
-        "chunk": chunk,
-    }
     try:
-        value = evaluate(f, params, x, eps, method=method, rounding=share, **options)
+        value = evaluate(
+            f,
+            params,
+            x,
+            eps,
+            method=method,
+            metric=metric,
+            probes=probes,
+            generator=generator,
+            chunk=chunk,
+            rounding=share,
+        )
     except LinAlgError:  # what the decompositions raise for a matrix with NaN
         _explain(site, float(eps), method)
     if not holds(torch.isfinite(value.value), otherwise=True):
@@ -171,13 +176,8 @@ def evaluate(
     if chosen != "pseudo":
         check_jitter(jitter, S, K, P)
     if chosen == "slq":
-        options: dict[str, Any] = {
-            "metric": metric,
-            "probes": probes,
-            "generator": generator,
-            "chunk": chunk,
-        }
-        return slq(f, params, x, jitter, bounded=rounding is not None, **options)
+        bounded = rounding is not None
+        return slq(site, jitter, probes, generator, chunk=chunk, bounded=bounded)
     if chosen == "first_order":
         value = P * jitter.log() + exact(site, chunk=chunk) / jitter
         return Estimate(value, torch.zeros_like(value))

@@ -29,7 +29,7 @@ from fsmap.functional import NoiseReplay, count, ravel
 from fsmap.linalg import points
 from fsmap.linalg import probes as draw
 from fsmap.linalg.jacobian import Factors, jvp, linearize, look, tangents, vjp
-from fsmap.linalg.metric import Metric, Site
+from fsmap.linalg.metric import Site
 from fsmap.linalg.points import detached, flat, is_pointwise, number, over_probes
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
@@ -37,14 +37,11 @@ DEFAULT_PROBES = 16
 
 
 def slq(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
+    site: Site,
     jitter: Tensor,
-    *,
-    metric: Metric | Tensor | None = None,
     probes: int | Tensor | None = None,
     generator: torch.Generator | None = None,
+    *,
     chunk: int | None = None,
     kind: str | None = None,
     bounded: bool = False,
@@ -56,12 +53,13 @@ def slq(
     is one of ``KINDS`` (None: by size). The error holds the spread over probes (nan for one), the
     truncation of Lanczos and, if ``bounded``, the rounding of the Jacobian to the model's dtype.
     """
+    params = site.params
     if number(jitter + 0 * next(iter(params.values())).sum()) is None:
         message = (
             "slq stops when its error is small, so it cannot be vmapped; use 'dense' or 'dual'"
         )
         raise InputError(message)
-    operator = build(Site(f, params, x, metric), chunk, kind)
+    operator = build(site, chunk, kind)
     z = _vectors(probes, operator.size, generator, jitter)
     eps = jitter.detach().double()
     complete = len(z) == operator.size and not isinstance(probes, Tensor)

@@ -31,8 +31,8 @@ from fsmap.data.catalogue import DataFile
 from fsmap.data.sources import look_for
 from fsmap.data.tables import read_table
 from fsmap.errors import FsmapError
-from fsmap.experiments.run_folder import RunFolder
-from fsmap.report.page import build
+from fsmap.paper.report.page import build
+from fsmap.paper.run_folder import RunFolder
 from fsmap.train import checkpoint
 from image_cases import TINY, trained
 from small_tables import houses

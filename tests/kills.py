@@ -37,8 +37,8 @@ from fsmap.data import fetch
 from fsmap.data.catalogue import DataFile, DataSet, Download
 from fsmap.data.tables import read_table
 from fsmap.errors import InputError
-from fsmap.experiments.run_folder import RunFolder
-from fsmap.report.page import build
+from fsmap.paper.report.page import build
+from fsmap.paper.run_folder import RunFolder
 from fsmap.train.images import ImageRun
 from fsmap.train.table_model import load_model
 from image_cases import TINY

@@ -18,7 +18,8 @@ import torch
 
 import fsmap
 from fsmap.assess.table_fit import TableOptions, fit_table
-from fsmap.cli import main, ray_pool
+from fsmap.cli import main
+from fsmap.cli.run import pool_of
 from fsmap.data.tables import read_table
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.train import checkpoint
@@ -313,7 +314,7 @@ def test_a_ray_cluster_of_ones_own_is_open_to_the_network(
     pool = types.ModuleType("fsmap.integrations.ray")
     pool.RayPool = lambda *_, **__: contextlib.nullcontext()
     monkeypatch.setitem(sys.modules, "fsmap.integrations.ray", pool)
-    with ray_pool.pool_of(argparse.Namespace(ray=address, retries=2)):
+    with pool_of(argparse.Namespace(ray=address, retries=2)):
         pass
     assert ("network" in capsys.readouterr().err) == said
 

@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from fsmap.assess.table_fit import fit_table
     from fsmap.data.tables import read_table
-    from fsmap.report import table_page
+    from fsmap.paper.report import table_page
     from fsmap.train.files import write_whole
 
     for module in ("matplotlib", "jinja2"):  # before the work, not after it

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import copy
 import json
 import os
-import sys
-import types
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +15,6 @@ import torch
 import fsmap
 from fsmap.assess.table_fit import TableOptions, fit_table
 from fsmap.cli import main
-from fsmap.cli.run import pool_of
 from fsmap.data.tables import read_table
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.train import checkpoint
@@ -305,18 +300,6 @@ def test_resuming_with_another_number_of_processes_is_said(tmp_path: Path, monke
         train(path, steps=2)
     with pytest.warns(UserWarning, match="processes"):
         train(path, resume=True)
-
-
-@pytest.mark.parametrize(("address", "said"), [("", True), ("head:6379", False)])
-def test_a_ray_cluster_of_ones_own_is_open_to_the_network(
-    address: str, said: bool, monkeypatch, capsys: pytest.CaptureFixture[str]
-):
-    pool = types.ModuleType("fsmap.integrations.ray")
-    pool.RayPool = lambda *_, **__: contextlib.nullcontext()
-    monkeypatch.setitem(sys.modules, "fsmap.integrations.ray", pool)
-    with pool_of(argparse.Namespace(ray=address, retries=2)):
-        pass
-    assert ("network" in capsys.readouterr().err) == said
 
 
 class LaterNaN(fsmap.px.Normal):

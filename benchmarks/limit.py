@@ -28,13 +28,13 @@ def main() -> None:
     here = cell("mlp-1e6", ROWS)
     f, params = fsmap.functional(here.module)
     found = {"P": here.P, "rows": here.rows}
-    from fsmap.linalg.operators import KINDS
-    from fsmap.linalg.slq import slq
+    from fsmap.linalg.metric import Site
+    from fsmap.linalg.slq import KINDS, slq
 
     eps = torch.tensor(JITTER, dtype=torch.float64)
     for kind in KINDS:
         start = time.perf_counter()
-        slq(f, params, here.x, eps, probes=PROBES, kind=kind).value.backward()
+        slq(Site(f, params, here.x), eps, probes=PROBES, kind=kind).value.backward()
         found[f"seconds_{kind}"] = time.perf_counter() - start
         found[f"peak_bytes_{kind}"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps(found))

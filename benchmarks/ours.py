@@ -9,6 +9,7 @@ from torch import Tensor
 
 import fsmap
 from benchmarks.cells import JITTER, PROBES, Cell
+from fsmap.linalg.metric import Site
 from fsmap.linalg.slq import slq
 
 Work = Callable[[], Tensor]
@@ -54,4 +55,4 @@ def trace(cell: Cell) -> dict[str, Work]:
 def _slq(cell: Cell, kind: str | None) -> Work:
     f, params = fsmap.functional(cell.module)
     eps = torch.tensor(JITTER, dtype=torch.float64, device=cell.x.device)
-    return lambda: slq(f, params, cell.x, eps, probes=PROBES, kind=kind).value
+    return lambda: slq(Site(f, params, cell.x), eps, probes=PROBES, kind=kind).value

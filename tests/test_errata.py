@@ -15,8 +15,7 @@ from torch.testing import assert_close
 import fsmap
 from fsmap.models.basis import FourierBasis
 from fsmap.models.squash import TANH, log_sech_squared
-from fsmap.objective.basis import Invertible
-from fsmap.objective.lattice import fourier_lattice
+from fsmap.objective.closed_form import Invertible, fourier_lattice
 
 ERRATA = Path(__file__).parents[1] / "docs" / "errata.md"
 X = torch.linspace(-1, 1, 9, dtype=torch.float64)

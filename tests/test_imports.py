@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # A part may import itself and what stands to its left.
 CHAIN = (
-    *("errors", "types", "files", "progress", "functional", "linalg", "objective"),
+    *("errors", "types", "files", "progress", "functional", "linalg", "px", "objective"),
     *("lmap", "metrics"),
     *("train", "assess", "paper", "cli"),
 )
@@ -32,8 +32,7 @@ ALLOWED |= {part: below | {part} for part, below in BESIDE_THE_CHAIN.items()}
 ALLOWED["integrations"] = ALLOWED["train"] | {"integrations"}
 ALLOWED["doctor"] = ALLOWED["linalg"] | {"doctor"}
 ALLOWED["cli"] |= {"doctor", "integrations"}  # `--ray`
-# What is aliased to the top level for the reader's sake: `fsmap.px`, `fsmap.metric`.
-ALLOWED["px"] = ALLOWED["objective"]
+# Aliased to the top level: `fsmap.metric`.
 ALLOWED["metric"] = ALLOWED["linalg"]
 ALLOWED["__main__"] = {"cli"}
 ALLOWED["__init__"] = CORE | {"data", "models", "px", "metric"}
@@ -140,8 +139,8 @@ def test_extras_are_imported_where_they_are_used():
         ("from ..train.fit import fit", "linalg/logdet.py", {"train"}),
         ("from fsmap import metrics", "objective/prior.py", {"metrics"}),
         ("def late():\n    import fsmap.cli", "paper/report/page.py", {"cli"}),
-        ("from fsmap.linalg.trace import trace", "data/uci.py", {"linalg"}),
-        ("from fsmap.linalg import trace\nfrom . import px", "objective/geometry.py", set()),
+        ("from fsmap.linalg.estimators import trace", "data/uci.py", {"linalg"}),
+        ("from fsmap.linalg import logdet\nfrom . import prior", "objective/geometry.py", set()),
         ("from fsmap.types import Params\nimport fsmap.errors", "models/mlp.py", set()),
     ],
 )

@@ -6,18 +6,17 @@ first-order regularizer on large ones (L-MAP), as in "Should We Learn Most Likel
 Parameters?" (Qiu, Rudner, Kapoor, Wilson, NeurIPS 2023, arXiv 2311.15990).
 """
 
-from fsmap import metrics
+from fsmap import metrics, px
 from fsmap.doctor.doctor import doctor
 from fsmap.functional import functional
 from fsmap.linalg import metric
+from fsmap.linalg.estimators import trace
 from fsmap.linalg.logdet import log_det
-from fsmap.linalg.trace import trace
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty
 from fsmap.lmap.strength import LogTrace
-from fsmap.objective import px
-from fsmap.objective.compose import Objective, fs_map, l_map, ps_map, variational_fs_map
 from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
+from fsmap.objective.objective import Objective, fs_map, l_map, ps_map, variational_fs_map
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
 from fsmap.train.cost import estimate_cost
 from fsmap.train.fit import fit

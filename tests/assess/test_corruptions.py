@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES, corrupt
+from fsmap.assess.shift import CORRUPTIONS, SEVERITIES, corrupt
 from fsmap.data.images.read import generate
 from fsmap.errors import InputError
 
@@ -74,7 +74,7 @@ def test_contrast_shrinks_and_brightness_lifts():
 
 
 def test_compression_without_loss_is_the_identity():
-    from fsmap.assess.corruptions import block_quantization
+    from fsmap.assess.shift import block_quantization
 
     x = images().double() / 255
     again = block_quantization(x, 1e-9, torch.Generator())

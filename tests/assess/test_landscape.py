@@ -10,8 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
 
-from fsmap.assess.landscape import Landscape, filter_normalized, flatness, landscape
-from fsmap.assess.laplacian import draw_psi, laplacian
+from fsmap.assess.landscape import (
+    Landscape,
+    draw_psi,
+    filter_normalized,
+    flatness,
+    landscape,
+    laplacian,
+)
 from fsmap.errors import InputError
 from fsmap.functional import functional
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fsmap.assess.mcmc import nuts_mean
-from fsmap.assess.model_average import Interval, interval, posterior_mean
+from fsmap.assess.model_average import Interval, interval, nuts_mean, posterior_mean
 from fsmap.errors import InputError, MissingExtraError
 
 

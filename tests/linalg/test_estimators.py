@@ -1,4 +1,4 @@
-"""Estimators as objects: your own in every place, and what happens where one cannot be used."""
+"""Estimators of Tr 𝒥: exact with complete probes, unbiased, with the error that they report."""
 
 from __future__ import annotations
 
@@ -9,14 +9,430 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import cases
 import fsmap
-from fsmap.errors import FallbackWarning, ForwardModeError, InputError
-from fsmap.linalg import second_order
-from fsmap.linalg.estimators import Jvp, Pass, by_name
+import oracles
+from cases import symmetric
+from fsmap import metric as m
+from fsmap.errors import FallbackWarning, ForwardModeError, InputError, UnsupportedModuleError
+from fsmap.linalg import estimators, probes, second_order
+from fsmap.linalg.estimators import Jvp, Pass, by_name, check_trace
+from fsmap.linalg.metric import Site
 from fsmap.linalg.probes import Stream
 from oracles import laplacian_slow, trace_slow
 
-pytestmark = pytest.mark.usefixtures("seeded")
+ESTIMATORS = ("fd", "fd_central", "jvp", "vjp")
+
+
+PARAMETER_PROBES = ("fd", "fd_central", "jvp")
+
+
+def complete(case, method):
+    """Probes whose mean is the trace itself."""
+    if method in PARAMETER_PROBES:
+        return probes.basis(case.params)
+    rows = case.f(case.params, case.x).numel()
+    return rows**0.5 * torch.eye(rows)
+
+
+def slopes(value, case, num=2):
+    """Derivatives of a value along directions, by autograd and by differences of the slow trace."""
+    grads = [None] * len(case.params)
+    if value.requires_grad:
+        grads = torch.autograd.grad(value, case.params.values(), allow_unused=True)
+    for seed in range(num):
+        direction = cases.direction(case.params, seed)
+        pairs = zip(grads, direction.values(), strict=True)
+        found = sum(float((g * d).sum()) for g, d in pairs if g is not None)
+        yield (
+            found,
+            oracles.directional_slow(
+                lambda p: oracles.trace_slow(case.f, p, case.x), case.params, direction
+            ),
+        )
+
+
+@pytest.mark.parametrize("name", cases.MODELS)
+@pytest.mark.parametrize("method", ["exact", "jvp", "vjp"])
+def test_value_and_gradient_with_complete_probes(name, method):
+    case = cases.case(name)
+    drawn = 1 if method == "exact" else complete(case, method)
+    value = fsmap.trace(case.f, case.params, case.x, method=method, probes=drawn).value
+    expected = oracles.trace_slow(case.f, case.params, case.x)
+    torch.testing.assert_close(value.detach(), expected, rtol=1e-9, atol=0)
+    for found, wanted in slopes(value, case):
+        assert found == pytest.approx(wanted, rel=1e-7, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", cases.MODELS)
+@pytest.mark.parametrize("method", ["fd", "fd_central"])
+def test_differences_are_right_to_second_order_in_beta(name, method):
+    case = cases.case(name)
+    truth = float(oracles.trace_slow(case.f, case.params, case.x))
+    errors = []
+    for beta in (1e-3, 5e-4):
+        estimate = fsmap.trace(
+            case.f,
+            case.params,
+            case.x,
+            method=method,
+            probes=probes.basis(case.params),
+            beta=beta,
+            antithetic=method
+            == "fd",  # the basis with both signs: odd orders cancel, as on average
+        )
+        errors.append((float(estimate.value.detach()) - truth) / truth)
+    assert abs(errors[1]) < 1e-3
+    if abs(errors[0]) > 1e-10:  # a model that is linear in what is trained has no error at all
+        assert errors[0] / errors[1] == pytest.approx(4, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["tanh_mlp", "wide", "layernorm", "cnn", "batchnorm_train"])
+@pytest.mark.parametrize("method", ["fd", "fd_central"])
+def test_gradient_of_differences(name, method):
+    case = cases.case(name)
+    found = {}
+    for beta in (2e-3, 1e-3):
+        value = fsmap.trace(
+            case.f,
+            case.params,
+            case.x,
+            method=method,
+            probes=probes.basis(case.params),
+            beta=beta,
+            antithetic=method == "fd",
+        ).value
+        found[beta] = list(slopes(value, case, num=1))[0]
+    (coarse, wanted), (fine, _) = found[2e-3], found[1e-3]
+    extrapolated = (4 * fine - coarse) / 3  # the error is O(β²): what is left is O(β⁴)
+    assert extrapolated == pytest.approx(wanted, rel=2e-6)
+    assert fine == pytest.approx(wanted, rel=2e-3)
+
+
+@pytest.mark.parametrize("name", ["wide", "sequence", "cnn", "batchnorm_train"])
+@pytest.mark.parametrize("method", ESTIMATORS)
+def test_unbiased_within_its_own_error(name, method, generator):
+    case = cases.case(name)
+    estimate = fsmap.trace(
+        case.f, case.params, case.x, method=method, probes=400, generator=generator, beta=1e-4
+    )
+    truth = oracles.trace_slow(case.f, case.params, case.x)
+    assert abs(estimate.value.detach() - truth) < 5 * estimate.stderr
+    assert 0 < estimate.stderr < 0.3 * truth
+
+
+@pytest.mark.parametrize(("method", "moment"), [("jvp", 2.0), ("vjp", 2.0)])
+def test_the_reported_error_is_the_theoretical_one(method, moment, generator):
+    """Var ψᵀ𝒥ψ = 2‖𝒥‖² for normal ψ; for signs the diagonal does not count."""
+    case = cases.case("wide")
+    estimate = fsmap.trace(
+        case.f, case.params, case.x, method=method, probes=4000, generator=generator
+    )
+    if method == "jvp":
+        variance = moment * oracles.gram_slow(case.f, case.params, case.x).square().sum()
+    else:
+        rows = oracles.jacobian_slow(case.f, case.params, case.x).flatten(0, 1) / 5**0.5
+        dual = rows @ rows.mT
+        variance = moment * (dual - torch.diag(dual.diagonal())).square().sum()
+    assert float(estimate.stderr) == pytest.approx(float((variance / 4000).sqrt()), rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["wide", "dict_input"])
+@pytest.mark.parametrize("method", ESTIMATORS)
+def test_same_generator_same_value_whatever_the_chunks(name, method):
+    case = cases.case(name)
+    values = [
+        fsmap.trace(
+            case.f,
+            case.params,
+            case.x,
+            method=method,
+            probes=7,
+            generator=torch.Generator().manual_seed(3),
+            chunk=chunk,
+        ).value
+        for chunk in (None, None, 2, 7)
+    ]
+    assert torch.equal(values[0], values[1])
+    for value in values[2:]:
+        torch.testing.assert_close(value, values[0], rtol=1e-12, atol=0)
+
+
+def test_exact_in_chunks():
+    case = cases.case("wide")
+    whole = fsmap.trace(case.f, case.params, case.x, method="exact").value
+    for chunk in (1, 2, 100):
+        part = fsmap.trace(case.f, case.params, case.x, method="exact", chunk=chunk).value
+        torch.testing.assert_close(part, whole)
+
+
+def test_standard_error_of_one_probe_is_unknown_and_of_exact_is_zero(generator):
+    case = cases.case("wide")
+    one = fsmap.trace(case.f, case.params, case.x, method="jvp", generator=generator)
+    assert torch.isnan(one.stderr)
+    exact = fsmap.trace(case.f, case.params, case.x, method="exact")
+    assert exact.stderr == 0
+
+
+def test_without_a_generator_torchs_own_is_used(seeded):
+    case = cases.case("wide")
+    values = [fsmap.trace(case.f, case.params, case.x, method="jvp").value for _ in range(2)]
+    assert values[0] != values[1]
+
+
+def test_antithetic_pairs_count_as_one_probe():
+    case = cases.case("wide")
+    psi = probes.normal(case.params, 3, torch.Generator().manual_seed(0))
+    options = {"method": "fd", "beta": 0.1}
+    pair = fsmap.trace(case.f, case.params, case.x, probes=psi, antithetic=True, **options)
+    minus = {n: -p for n, p in psi.items()}
+    means = []
+    for r in range(3):
+        both = [{n: p[r : r + 1] for n, p in signed.items()} for signed in (psi, minus)]
+        halves = [fsmap.trace(case.f, case.params, case.x, probes=p, **options) for p in both]
+        means.append((halves[0].value + halves[1].value).detach() / 2)
+    torch.testing.assert_close(pair.value.detach(), torch.stack(means).mean())
+    torch.testing.assert_close(pair.stderr, torch.stack(means).std() / 3**0.5)
+
+
+def test_vmaps_over_members():
+    case = cases.case("wide")
+    members = {n: torch.stack([p.detach(), 2 * p.detach()]) for n, p in case.params.items()}
+    psi = probes.normal(case.params, 2, torch.Generator().manual_seed(0))
+    for method in ("fd", "fd_central", "jvp", "exact"):
+
+        def value(p, method=method):
+            drawn = None if method == "exact" else psi
+            return estimators.estimate(by_name(method), Site(case.f, p, case.x), drawn).value
+
+        together = torch.func.vmap(value)(members)
+        for k in range(2):
+            alone = value({n: p[k] for n, p in members.items()})
+            torch.testing.assert_close(together[k], alone)
+
+
+@pytest.mark.parametrize("method", [*ESTIMATORS, "exact"])
+def test_single_precision(method):
+    case = cases.case("wide")
+    drawn = 1 if method == "exact" else complete(case, method)
+    options = {"method": method, "beta": 1e-2}
+    double = fsmap.trace(case.f, case.params, case.x, probes=drawn, **options).value
+    case.module.float()
+    params = dict(case.module.named_parameters())
+    if method in PARAMETER_PROBES:
+        drawn = {n: p.float() for n, p in drawn.items()}
+    elif method == "vjp":
+        drawn = drawn.float()
+    single = fsmap.trace(case.f, params, case.x.float(), probes=drawn, **options).value
+    assert single.dtype == torch.float32
+    assert float(single.detach()) == pytest.approx(
+        float(double.detach()), rel=1e-3 if "fd" in method else 1e-5
+    )
+
+
+METRICS = {
+    "weights": lambda S, K: torch.linspace(0.5, 2, S),
+    "signed_weights": lambda S, K: torch.linspace(-1, 2, S),
+    "output": lambda S, K: symmetric(K, K, definite=True),
+    "signed_output": lambda S, K: symmetric(S, K, K),
+    "general": lambda S, K: symmetric(S * K, S * K, definite=True),
+    "signed_general": lambda S, K: symmetric(S * K, S * K).reshape(S, K, S, K),
+}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("method", estimators.METHODS)
+@pytest.mark.parametrize("name", ["wide", "batchnorm_train"])
+def test_metrics_against_the_double_sum(metric, method, name):
+    case = cases.case(name)
+    S, K = case.f(case.params, case.x).shape
+    g = METRICS[metric](S, K)
+    full = g.reshape(S, K, S, K) if "general" in metric else oracles.full_metric(g, S, K)
+    expected = oracles.trace_slow(case.f, case.params, case.x, full)
+    drawn = probes.basis(case.params)
+    if method == "vjp":
+        drawn = (S * K) ** 0.5 * torch.eye(S * K)
+    value = fsmap.trace(
+        case.f,
+        case.params,
+        case.x,
+        method=method,
+        probes=1 if method == "exact" else drawn,
+        metric=g,
+        beta=1e-5,
+    ).value
+    tolerance = {"fd": 1e-3, "fd_central": 1e-6}.get(method, 1e-9)
+    torch.testing.assert_close(value.detach(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("method", ["exact", "jvp", "vjp"])
+def test_softmax_fisher_and_its_gradient(method, detach):
+    case = cases.case("wide")
+    drawn = {"jvp": probes.basis(case.params), "vjp": 15**0.5 * torch.eye(15), "exact": 1}[method]
+    value = fsmap.trace(
+        case.f, case.params, case.x, method=method, probes=drawn, metric=m.SoftmaxFisher(detach)
+    ).value
+    held = oracles.softmax_fisher_slow(case.f(case.params, case.x)).detach()
+
+    def slow(p):
+        g = held if detach else oracles.softmax_fisher_slow(case.f(p, case.x))
+        return oracles.trace_slow(case.f, p, case.x, oracles.full_metric(g.detach(), 5, 3))
+
+    torch.testing.assert_close(value.detach(), slow(case.params), rtol=1e-9, atol=0)
+    grads = torch.autograd.grad(value, case.params.values(), materialize_grads=True)
+    found = torch.cat([g.reshape(-1) for g in grads])
+    wanted = oracles.gradient_slow(slow, case.params)
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-8)
+
+
+@pytest.fixture
+def headed(seeded):
+    """A network that knows its last layer, and points."""
+    net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3))
+    f, params = fsmap.functional(net, last_layer="2")
+    return f, params, torch.randn(6, 2)
+
+
+@pytest.mark.parametrize("method", ["fd", "fd_central", "jvp"])
+def test_last_layer_in_closed_form(headed, method):
+    f, params, x = headed
+    truth = oracles.trace_slow(f, params, x)
+    options = {"method": method, "beta": 1e-4}
+    found = fsmap.trace(f, params, x, probes=probes.basis(params), **options).value.detach()
+    torch.testing.assert_close(found, truth, rtol=1e-9 if method == "jvp" else 1e-3, atol=0)
+
+
+def test_last_layer_in_closed_form_lowers_the_error(headed, generator):
+    f, params, x = headed
+    psi = probes.normal(params, 200, generator)
+    plain = fsmap.trace(fsmap.functional(f.module)[0], params, x, method="jvp", probes=psi)
+    better = fsmap.trace(f, params, x, method="jvp", probes=psi)
+    assert better.stderr < 0.8 * plain.stderr
+    truth = oracles.trace_slow(f, params, x)
+    assert abs(better.value.detach() - truth) < 5 * better.stderr
+
+
+def test_last_layer_counts_places_and_leaves_out_what_is_frozen(seeded):
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    net[2].bias.requires_grad_(False)
+    f, params = fsmap.functional(net, last_layer="2")
+    x = torch.randn(5, 7, 3)  # the layer is applied at 7 places of each point
+    out, state = f.with_state(params, x)
+    block = estimators.last_layer_trace(f, out, state.features[0])
+    jac = oracles.jacobian_slow(f, params, x)
+    expected = jac[..., -8:].square().sum() / 5  # the last 8 parameters are its weight
+    torch.testing.assert_close(block.detach(), expected)
+
+
+def test_dropout_has_the_same_mask_in_all_passes(seeded):
+    net = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Dropout(0.5), nn.Linear(50, 2))
+    f, params = fsmap.functional(net)
+    x, psi = torch.randn(4, 2), probes.normal(params, 1, torch.Generator().manual_seed(0))
+    values = {}
+    for method in ("jvp", "fd", "fd_central"):
+        torch.manual_seed(1)
+        found = fsmap.trace(f, params, x, method=method, probes=psi, beta=1e-5)
+        values[method] = float(found.value.detach())
+        after = torch.get_rng_state()
+        torch.manual_seed(1)
+        f(params, x)
+        assert torch.equal(torch.get_rng_state(), after)  # as after one plain pass
+    assert values["fd"] == pytest.approx(values["jvp"], rel=1e-3)
+    assert values["fd_central"] == pytest.approx(values["jvp"], rel=1e-6)
+
+
+@pytest.fixture
+def gelu(seeded):
+    """A GELU network in single precision."""
+    net = nn.Sequential(nn.Linear(8, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4))
+    f, params = fsmap.functional(net.float())
+    return net, f, params, torch.randn(32, 8, dtype=torch.float32)
+
+
+def test_jvp_in_bf16_is_within_two_percent(gelu):
+    net, f, params, x = gelu
+    psi = probes.normal(params, 4, torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = fsmap.trace(f, params, x, method="jvp", probes=psi).value
+    assert half.dtype == torch.float32
+    net.double()
+    wide = {n: p.double() for n, p in psi.items()}
+    params = dict(net.named_parameters())
+    exact = fsmap.trace(f, params, x.double(), method="jvp", probes=wide).value
+    assert float(half.detach()) == pytest.approx(float(exact.detach()), rel=0.02)
+
+
+@pytest.mark.parametrize("method", ["fd", "fd_central"])
+def test_differences_leave_autocast(gelu, method):
+    _, f, params, x = gelu
+    psi = probes.normal(params, 1, torch.Generator().manual_seed(0))
+    outside = fsmap.trace(f, params, x, method=method, probes=psi).value
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = fsmap.trace(f, params, x, method=method, probes=psi).value
+    assert torch.equal(inside, outside)
+
+
+@pytest.mark.parametrize("method", ["fd", "fd_central"])
+def test_differences_of_half_precision_parameters_are_refused(gelu, method):
+    net, f, _, x = gelu
+    net.bfloat16()
+    params = dict(net.named_parameters())
+    with pytest.raises(InputError, match="bfloat16"):
+        fsmap.trace(f, params, x.bfloat16(), method=method)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"method": "hutch"},
+            "fd_central",
+        ),
+        ({"method": "fd", "beta": 0.0}, "beta"),
+        ({"method": "fd_central", "beta": torch.nan}, "beta"),
+        ({"method": "jvp", "antithetic": True}, "antithetic"),
+        ({"method": "jvp", "probes": 2.5}, "integer"),
+        ({"method": "exact", "chunk": -1}, "integer"),
+        ({"method": "jvp", "probes": 0}, "integer"),
+        ({"method": "jvp", "probes": torch.ones(2, 51)}, "stacked"),
+        ({"method": "vjp", "probes": torch.ones(2, 7)}, r"'vjp' must be \[R, 15\], got \(2, 7\)"),
+        ({"method": "vjp", "probes": {}}, "dict"),
+    ],
+)
+def test_bad_options_are_named(options, words):
+    case = cases.case("wide")
+    with pytest.raises(InputError, match=words):
+        fsmap.trace(case.f, case.params, case.x, **options)
+
+
+@pytest.mark.parametrize("method", estimators.METHODS)
+def test_bad_points_are_named(method, generator):
+    case = cases.case("wide")
+    for bad, words in [
+        (torch.full((2, 2), torch.nan), "NaN or inf in 2 of 2 points"),
+        (torch.zeros(0, 2), "x is empty"),
+        (torch.zeros(5, 3), r"x of shape \(5, 3\), in '0' \(Linear\)"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            fsmap.trace(case.f, case.params, bad, method=method, generator=generator)
+
+
+def test_a_module_without_forward_mode_has_another_estimator(seeded):
+    class Recurrent(nn.LSTM):
+        def forward(self, x):
+            return super().forward(x)[0][:, -1]
+
+    f, params = fsmap.functional(Recurrent(2, 3, batch_first=True).float())
+    x = torch.randn(4, 5, 2, dtype=torch.float32)
+    with pytest.raises(UnsupportedModuleError, match="Recurrent"):
+        fsmap.trace(f, params, x, method="jvp")
+    truth = float(oracles.trace_slow(f, params, x))
+    for method in ("fd_central", "vjp"):
+        found = fsmap.trace(f, params, x, method=method, probes=200, beta=1e-2)
+        assert abs(float(found.value.detach()) - truth) < 5 * found.stderr
+
+
 S = 4
 
 
@@ -30,18 +446,19 @@ class Signs:
 
     def check_probes(self, *_: object) -> None: ...
 
-    def draw(self, source: Any, f: Any, params: Any, x: Any, num: int, metric: Any) -> Any:
-        return {name: p.sign() for name, p in source.psi(params, num).items()}
+    def draw(self, source: Any, site: Site, num: int) -> Any:
+        return {name: p.sign() for name, p in source.psi(site.params, num).items()}
 
-    def at(self, f: Any, params: Any, x: Tensor, probe: Any, metric: Any) -> Pass:
-        out, tangent = torch.func.jvp(lambda p: f(p, x), (params,), (probe,))
-        return Pass(tangent.square().sum() / len(x), None, None)
+    def at(self, site: Site, probe: Any) -> Pass:
+        out, tangent = torch.func.jvp(lambda p: site.f(p, site.x), (site.params,), (probe,))
+        return Pass(tangent.square().sum() / len(site.x), None, None)
 
 
 def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
+@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize("mode", ["joint", "batch", "frozen"])
 def test_your_own_in_lmap(mode: str) -> None:
     net, x = network(), torch.randn(6, 3)
@@ -61,6 +478,7 @@ def test_your_own_in_lmap(mode: str) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.usefixtures("seeded")
 def test_your_own_in_trace(generator: torch.Generator) -> None:
     f, params = fsmap.functional(network())
     x = torch.randn(S, 3)
@@ -68,6 +486,7 @@ def test_your_own_in_trace(generator: torch.Generator) -> None:
     assert abs(found.value - trace_slow(f, params, x)) < 5 * found.stderr
 
 
+@pytest.mark.usefixtures("seeded")
 def test_your_own_in_fit() -> None:
     """An object is used as its name is."""
     x = torch.randn(8, 3)
@@ -84,6 +503,7 @@ def test_your_own_in_fit() -> None:
     assert not torch.allclose(found[0], found[2])
 
 
+@pytest.mark.usefixtures("seeded")
 def test_unknown_names() -> None:
     with pytest.raises(InputError, match="magic"):
         by_name("magic")
@@ -106,6 +526,7 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(v, v, v)
 
 
+@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize("layer", [False, True])
 def test_attention_that_does_not_fit(layer: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x = Attention(layer), torch.randn(5, 3, 4)
@@ -132,3 +553,54 @@ def test_attention_that_does_not_fit(layer: bool, monkeypatch: pytest.MonkeyPatc
         value = lm(x)[1].item()
     assert value == pytest.approx(wanted, rel=1e-4)
     lm(x)  # a second warning would be an error
+
+
+def checked(f, params, x, method, beta=1e-3) -> None:
+    found = fsmap.trace(f, params, x, method=method, beta=beta, probes=8)
+    check_trace(found.value, Site(f, params, x), beta if method.startswith("fd") else None)
+
+
+@pytest.mark.parametrize("method", ["fd", "fd_central", "jvp", "vjp", "exact"])
+@pytest.mark.parametrize("name", ["wide", "sequence", "batchnorm_train", "dict_input"])
+def test_ordinary_traces_pass(seeded, method, name):
+    case = cases.case(name)
+    checked(case.f, case.params, case.x, method)
+
+
+@pytest.mark.parametrize("method", ["fd", "fd_central", "jvp", "exact"])
+def test_parameters_that_are_not_finite(seeded, method):
+    case = cases.case("wide")
+    name = next(iter(case.params))
+    broken = case.params | {name: torch.full_like(case.params[name], torch.nan)}
+    with pytest.raises(InputError, match="NaN"):
+        checked(case.f, broken, case.x, method)
+
+
+@pytest.mark.parametrize("method", ["fd", "fd_central"])
+def test_a_step_that_is_lost(seeded, method):
+    case = cases.case("wide")
+    for beta in (1e-20, 1e-16):
+        with pytest.raises(InputError, match="beta"):
+            checked(case.f, case.params, case.x, method, beta)
+
+
+@pytest.mark.parametrize("method", ["fd", "fd_central"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e8, 1e12, 1e16, 1e30])
+def test_scales_at_which_differences_are_wrong(seeded, method, dtype, scale):
+    """Refused, or within 20 % of the exact trace."""
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).to(dtype)
+    x = torch.randn(6, 3).to(dtype)
+    f, params = fsmap.functional(net)
+    for what in (
+        {n: scale * p for n, p in params.items()},
+        params | {"2.bias": params["2.bias"] + scale},
+    ):
+        exact = fsmap.trace(f, what, x, method="exact").value
+        generator = torch.Generator().manual_seed(0)
+        given = {"beta": 1e-3, "probes": 4000, "generator": generator}
+        try:
+            found = fsmap.trace(f, what, x, method=method, **given).value
+        except InputError:
+            continue
+        assert abs((found / exact).item() - 1) < 0.2

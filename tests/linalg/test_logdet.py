@@ -6,13 +6,26 @@ import math
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import nn
 from torch.func import grad, jvp, vmap
 
 import cases
 import fsmap
 import oracles
+import strategies
+from cases import symmetric
+from fsmap import metric as m
+from fsmap.errors import (
+    InputError,
+    MemoryLimitError,
+    SingularGeometryError,
+    UnsupportedModuleError,
+)
 from fsmap.functional import count
-from fsmap.linalg import logdet
+from fsmap.linalg import logdet, memory
+from strategies import JITTERS, SEEDS
 
 ORACLES = {
     "dense": oracles.logdet_slow,
@@ -135,9 +148,9 @@ def test_vmaps_over_jitter_and_members(method):
     for k in range(3):
         alone = fsmap.log_det(case.f, case.params, case.x, jitter=float(eps[k]), method=method)
         torch.testing.assert_close(together[k], alone)
-    for m in range(2):
-        one = {n: p[m] for n, p in members.items()}
-        torch.testing.assert_close(values[m], member(one))
+    for k in range(2):
+        one = {n: p[k] for n, p in members.items()}
+        torch.testing.assert_close(values[k], member(one))
         for name, g in grad(member)(one).items():
             torch.testing.assert_close(gradients[name][m], g)
 
@@ -187,3 +200,443 @@ def test_estimate_has_no_error_where_there_is_none():
             case.f, case.params, case.x, jitter=0.1, method=method, return_estimate=True
         )
         assert found.stderr == 0
+
+
+ALL_IN_METRICS = 10**9
+METRICS = {
+    "weights": lambda S, K: torch.linspace(0.5, 2, S),
+    "weights_with_zeros": lambda S, K: torch.linspace(0, 2, S).relu(),
+    "signed_weights": lambda S, K: torch.linspace(-1, 2, S),
+    "output": lambda S, K: symmetric(K, K, definite=True),
+    "signed_output": lambda S, K: symmetric(S, K, K),
+    "general": lambda S, K: symmetric(S * K, S * K, definite=True),
+    "signed_general": lambda S, K: symmetric(S * K, S * K).reshape(S, K, S, K),
+}
+METHODS = {
+    "dense": oracles.logdet_slow,
+    "dual": oracles.logdet_slow,
+    "slq": oracles.logdet_slow,
+    "svd_clip": oracles.svd_clip_slow,
+    "pseudo": oracles.pseudo_slow,
+}
+
+
+def full(name, g, S, K):
+    """The metric written out: [S, K, S, K]."""
+    return g.reshape(S, K, S, K) if "general" in name else oracles.full_metric(g, S, K)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["wide", "batchnorm_train", "shared"])
+def test_value_and_gradient_in_metrics(metric, method, name):
+    case = cases.case(name)
+    S, K = case.f(case.params, case.x).shape
+    g = METRICS[metric](S, K)
+    written = full(metric, g, S, K)
+    eps = 1e-2
+    if "signed" in metric:  # ε has to lift the negative eigenvalues
+        eps -= 1.5 * float(oracles.eigenvalues_slow(case.f, case.params, case.x, written)[0])
+    options = {"jitter": eps, "method": method, "metric": g, "probes": ALL_IN_METRICS}
+    if "signed" in metric and method in ("svd_clip", "pseudo"):
+        with pytest.raises(InputError, match=f"{method} needs a metric without negative eigenval"):
+            fsmap.log_det(case.f, case.params, case.x, **options)
+        return
+    value = fsmap.log_det(case.f, case.params, case.x, **options)
+    expected = METHODS[method](case.f, case.params, case.x, eps, written)
+    torch.testing.assert_close(value.detach(), expected, rtol=1e-9, atol=1e-9)
+    grads = torch.autograd.grad(value, case.params.values(), materialize_grads=True)
+    direction = cases.direction(case.params)
+    found = sum(float((g * d).sum()) for g, d in zip(grads, direction.values(), strict=True))
+    wanted = oracles.directional_slow(
+        lambda p: METHODS[method](case.f, p, case.x, eps, written), case.params, direction
+    )
+    assert found == pytest.approx(wanted, rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("method", ["dense", "dual", "slq"])
+def test_softmax_fisher_depends_on_the_parameters(method, detach):
+    case = cases.case("wide")
+    value = fsmap.log_det(
+        case.f,
+        case.params,
+        case.x,
+        jitter=1e-2,
+        method=method,
+        metric=m.SoftmaxFisher(detach),
+        probes=ALL_IN_METRICS,
+    )
+    held = oracles.softmax_fisher_slow(case.f(case.params, case.x)).detach()
+
+    def slow(p):
+        g = held if detach else oracles.softmax_fisher_slow(case.f(p, case.x)).detach()
+        return oracles.logdet_slow(case.f, p, case.x, 1e-2, oracles.full_metric(g, 5, 3))
+
+    torch.testing.assert_close(value.detach(), slow(case.params), rtol=1e-9, atol=0)
+    grads = torch.autograd.grad(value, case.params.values(), materialize_grads=True)
+    found = torch.cat([g.reshape(-1) for g in grads])
+    wanted = oracles.gradient_slow(slow, case.params)
+    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-7)
+
+
+def test_factors_of_a_metric_are_differentiated():
+    case = cases.case("wide")
+    factor = symmetric(3, 3).requires_grad_()
+
+    def value(L):
+        metric = m.Output(factor=L)
+        return fsmap.log_det(case.f, case.params, case.x, jitter=0.1, metric=metric)
+
+    (found,) = torch.autograd.grad(value(factor), factor)
+    direction = {"L": symmetric(3, 3, seed=1)}
+    wanted = oracles.directional_slow(lambda p: value(p["L"]).detach(), {"L": factor}, direction)
+    assert float((found * direction["L"]).sum()) == pytest.approx(wanted, rel=1e-7)
+
+
+@pytest.mark.parametrize("method", ["dense", "dual", "slq"])
+@pytest.mark.parametrize("num", [1, 2])
+def test_an_indefinite_matrix_is_refused_by_all_methods(method, num):
+    """Two negative eigenvalues make a positive determinant: a sign alone would not tell."""
+    params = {"w": torch.ones(4)}
+    x = 2 * torch.eye(4)  # 𝒥 = diag(weights)
+    weights = torch.tensor([-1.0, -1.0, 1.0, 1.0]) if num == 2 else torch.tensor([-1.0, 1, 1, 1])
+    options = {"jitter": 0.5, "method": method, "metric": weights, "probes": ALL_IN_METRICS}
+    with pytest.raises(SingularGeometryError, match="eigenvalues"):
+        fsmap.log_det(lambda p, x: x @ p["w"], params, x, **options)
+
+
+def test_weights_of_the_points_vmap():
+    """One set of points per member, as in a population: signs cannot be looked at."""
+    case = cases.case("wide")
+    sets = torch.stack([case.x, case.x.flip(0) + 0.5])
+    metric = m.Weights(lambda x: x.square().sum(1))
+
+    def value(x):
+        return fsmap.linalg.logdet.evaluate(
+            case.f, case.params, x, torch.tensor(0.1), metric=metric
+        ).value
+
+    together = torch.func.vmap(value)(sets)
+    for k in range(2):
+        torch.testing.assert_close(together[k], value(sets[k]))
+
+
+@given(strategies.networks(), JITTERS, st.floats(1.01, 100))
+def test_log_det_grows_with_jitter(case, jitter, factor):
+    low, high = (
+        float(fsmap.log_det(case.f, case.params, case.x, jitter=eps).detach())
+        for eps in (jitter, factor * jitter)
+    )
+    assert low < high
+    # and at most as fast as all P eigenvalues being zero
+    P = sum(p.numel() for p in case.params.values())
+    assert high - low <= P * math.log(factor) * (1 + 1e-9)
+
+
+@given(strategies.networks(points=(2, 8)), JITTERS, SEEDS)
+def test_the_order_of_points_does_not_matter(case, jitter, seed):
+    order = torch.randperm(len(case.x), generator=torch.Generator().manual_seed(seed))
+    for method in ("dense", "dual"):
+        options = {"jitter": jitter, "method": method}
+        one = fsmap.log_det(case.f, case.params, case.x, **options)
+        other = fsmap.log_det(case.f, case.params, case.x[order], **options)
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-6)
+
+
+@given(strategies.networks(points=(1, 6)), JITTERS, st.integers(2, 4))
+def test_points_that_are_repeated_count_once(case, jitter, times):
+    for method in ("dense", "dual", "first_order"):
+        options = {"jitter": jitter, "method": method}
+        one = fsmap.log_det(case.f, case.params, case.x, **options)
+        many = fsmap.log_det(case.f, case.params, case.x.repeat(times, 1), **options)
+        torch.testing.assert_close(one, many, rtol=1e-8, atol=1e-6)
+
+
+@given(strategies.networks(points=(1, 6)), st.floats(0.1, 10))
+def test_weights_scale_the_eigenvalues(case, scale):
+    """A constant metric c moves log det(cJ + cεI) by P log c."""
+    P, S = sum(p.numel() for p in case.params.values()), len(case.x)
+    plain = fsmap.log_det(case.f, case.params, case.x, jitter=0.1)
+    scaled = fsmap.log_det(
+        case.f, case.params, case.x, jitter=scale * 0.1, metric=torch.full((S,), scale)
+    )
+    torch.testing.assert_close(scaled, plain + P * math.log(scale), rtol=1e-9, atol=1e-9)
+
+
+@given(SEEDS, st.integers(2, 4), st.sampled_from([nn.Tanh, nn.GELU]))
+def test_twin_units_are_a_singularity(seed, width, activation):
+    """At a fixed point of a permutation of hidden units 𝒥 is singular (Theorem 2)."""
+    case = strategies.network(seed, [1, width, 1], activation, 40)
+    P = 3 * width + 1
+    eigenvalues = oracles.eigenvalues_slow(case.f, case.params, case.x)
+    assume(eigenvalues[0] > 1e-10 * eigenvalues[-1])  # a generic point
+    with torch.no_grad():
+        for name in ("0.weight", "0.bias"):
+            case.params[name][1] = case.params[name][0]
+        case.params["2.weight"][0, 1] = case.params["2.weight"][0, 0]
+    eigenvalues = oracles.eigenvalues_slow(case.f, case.params, case.x)
+    assert int((eigenvalues > 1e-12 * eigenvalues[-1]).sum()) <= P - 3
+    params = {n: p.detach() for n, p in case.params.items()}
+    small = [float(fsmap.log_det(case.f, params, case.x, jitter=eps)) for eps in (1e-8, 1e-9)]
+    assert small[0] - small[1] >= 2.99 * math.log(10)  # three directions hang on ε alone
+    pseudo = [
+        float(fsmap.log_det(case.f, params, case.x, jitter=1e-11, method=method))
+        for method in ("pseudo", "svd_clip")
+    ]
+    assert pseudo[1] <= pseudo[0] - 3 * 10 * math.log(10)  # clipped: log ε for each of the three
+
+
+def log_normal(theta):
+    """Standard normal log-density, up to a constant."""
+    return -0.5 * theta.square().sum()
+
+
+@given(SEEDS, st.floats(0.2, 5.0))
+def test_the_function_prior_is_invariant_to_reparametrization_and_the_parameter_prior_is_not(
+    seed, scale
+):
+    """With θ' = c·sinh θ, log p(θ) − ½ log det 𝒥 is the same number in both at ε = 0."""
+    generator = torch.Generator().manual_seed(seed)
+    theta, x = torch.randn(4, generator=generator), torch.randn(12, 3, generator=generator)
+
+    def f(p, x):
+        return (x @ p["t"][:3]).sin() + p["t"][3] * x[:, 0].cos()
+
+    def there(p, x):
+        return f({"t": torch.asinh(p["t"] / scale)}, x)
+
+    other = scale * theta.sinh()
+    jacobian = (scale * theta.cosh()).log().sum()  # dθ'/dθ
+    prior, moved_prior = log_normal(theta), log_normal(theta) - jacobian
+    here = prior - 0.5 * fsmap.log_det(f, {"t": theta}, x, jitter=0.0)
+    moved = moved_prior - 0.5 * fsmap.log_det(there, {"t": other}, x, jitter=0.0)
+    torch.testing.assert_close(here, moved, rtol=1e-8, atol=1e-8)
+    assume(abs(float(jacobian)) > 1e-3)
+    assert abs(float(prior - moved_prior)) > 1e-4  # PS-MAP maximizes another number there
+    jittered = [fsmap.log_det(g, {"t": t}, x, jitter=10.0) for g, t in ((f, theta), (there, other))]
+    assume((scale * theta.cosh()).log().abs().max() > 0.3)
+    assert float(jittered[0]) != pytest.approx(float(jittered[1] + 2 * jacobian), abs=1e-6)
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"jitter": 0.0},
+            "jitter",
+        ),
+        (
+            {"jitter": 0.0, "method": "slq"},
+            "eigenvalues",
+        ),
+        ({"jitter": -1e-3}, "jitter"),
+        ({"jitter": torch.nan}, "jitter"),
+        (
+            {"jitter": 1.0, "method": "cholesky"},
+            "cholesky",
+        ),
+        ({"jitter": 1.0, "metric": torch.ones(4)}, "neither"),
+        ({"jitter": 1.0, "metric": "fisher"}, "metric"),
+        (
+            {"jitter": 1.0, "method": "slq", "probes": 0},
+            "integer",
+        ),
+        ({"jitter": 1.0, "method": "slq", "probes": 2.5}, "integer"),
+        ({"jitter": None}, "jitter"),
+        ({"jitter": "small"}, "jitter"),
+        ({"jitter": torch.ones(2)}, "jitter"),
+        ({"jitter": 1.0, "chunk": 0}, "integer"),
+        ({"jitter": 1.0, "metric": fsmap.metric.SoftmaxFisher}, "SoftmaxFisher"),
+        (
+            {"jitter": 1.0, "method": "slq", "probes": torch.ones(3, 4)},
+            "probes",
+        ),
+    ],
+)
+def test_bad_options(options, words):
+    case = cases.case("wide")
+    with pytest.raises(InputError, match=words):
+        fsmap.log_det(case.f, case.params, case.x, **options)
+
+
+@pytest.mark.parametrize("method", logdet.METHODS)
+def test_bad_points(method):
+    case = cases.case("wide")
+    for bad, words in [
+        (torch.tensor([[0.0, torch.inf]]), "NaN or inf in 1 of 1 points"),
+        (torch.zeros(0, 2), "x is empty"),
+        (torch.zeros(5, 3), r"x of shape \(5, 3\), in '0' \(Linear\): .*shapes cannot be multip"),
+        (torch.zeros(5, 2, dtype=torch.float32), "Give points of the shape, dtype and device"),
+        ([0.0], "x must be a tensor"),
+    ]:
+        with pytest.raises(InputError, match=words):
+            fsmap.log_det(case.f, case.params, bad, jitter=0.1, method=method)
+
+
+@pytest.mark.parametrize("method", ["dense", "auto"])
+def test_a_singular_geometry_is_named(method):
+    """Two parameters that do the same thing, and no jitter."""
+    params = {"a": torch.ones(1), "b": torch.ones(1)}
+    x = torch.arange(1.0, 5)[:, None]
+    with pytest.raises(SingularGeometryError, match="positive"):
+        fsmap.log_det(
+            lambda p, x: (x * (p["a"] + p["b"]))[:, 0], params, x, jitter=0.0, method=method
+        )
+
+
+def test_a_metric_with_negative_eigenvalues_is_not_called_singular():
+    case = cases.case("wide")
+    g = torch.linspace(-1, 2, len(case.x))
+    with pytest.raises(SingularGeometryError, match="eigenvalues") as told:
+        fsmap.log_det(case.f, case.params, case.x, jitter=1e-6, metric=g)
+    assert "pseudo" not in str(told.value)  # which takes no such metric
+
+
+@pytest.mark.parametrize("method", ["auto", "dense", "slq", "pseudo", "svd_clip"])
+def test_parameters_that_are_not_finite_are_named(method):
+    case = cases.case("wide")
+    name = next(iter(case.params))
+    broken = case.params | {name: torch.full_like(case.params[name], torch.nan)}
+    with pytest.raises(InputError, match=rf"params\['{name}'\] has NaN or inf"):
+        fsmap.log_det(case.f, broken, case.x, jitter=0.1, method=method)
+
+
+def test_outputs_that_are_not_finite_are_counted():
+    with pytest.raises(InputError, match="returns"):
+        fsmap.log_det(
+            lambda p, x: p["a"] / x, {"a": torch.ones(1)}, torch.tensor([[0.0], [1.0]]), jitter=1.0
+        )
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({}, "functional"),
+        ([torch.ones(1)], "params"),
+        ({"a": 1.0}, "params"),
+    ],
+)
+def test_params_are_a_dict_of_tensors(params, words):
+    x = torch.ones(1, 1)
+    with pytest.raises(InputError, match=words):
+        fsmap.log_det(lambda p, x: x * p["a"], params, x, jitter=1.0)
+    with pytest.raises(InputError, match=words):
+        fsmap.trace(lambda p, x: x * p["a"], params, x, method="exact")
+
+
+def test_a_function_is_no_module():
+    with pytest.raises(UnsupportedModuleError, match="functional"):
+        fsmap.functional(lambda x: x)
+
+
+def test_nothing_to_train():
+    with pytest.raises(UnsupportedModuleError, match="trainable"):
+        fsmap.functional(nn.Flatten())
+
+
+def test_a_jacobian_larger_than_memory(monkeypatch):
+    case = cases.case("sequence")  # S·K = 12, P = 155
+    monkeypatch.setattr(memory, "ALWAYS", 0)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**5)
+    with pytest.raises(
+        MemoryLimitError,
+        match="Jacobian",
+    ):
+        fsmap.log_det(case.f, case.params, case.x, jitter=0.1, method="dense")
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**3)
+    with pytest.raises(MemoryLimitError, match="method"):
+        fsmap.log_det(case.f, case.params, case.x, jitter=0.1, method="dual")
+    with pytest.raises(MemoryLimitError, match="evaluation"):
+        fsmap.log_det(case.f, case.params, case.x, jitter=0.1, method="pseudo")
+    assert logdet.choose("auto", 12, 155, CPU, gram=logdet.gram_bytes(*case[:3])) == "slq"
+    found = fsmap.log_det(case.f, case.params, case.x, jitter=0.1, probes=12)  # auto: slq
+    monkeypatch.undo()
+    torch.testing.assert_close(found, fsmap.log_det(case.f, case.params, case.x, jitter=0.1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "P", "expected"),
+    [
+        (10, 5, "dense"),
+        (5, 10, "dual"),
+        (5, 5, "dense"),
+        (10**4, 10**4, "slq"),
+        (10, 10**7, "dual"),
+    ],
+)
+def test_auto_chooses_by_shape(rows, P, expected, monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**11)
+    assert logdet.choose("auto", rows, P, CPU) == expected
+
+
+def test_a_named_method_is_taken():
+    assert logdet.choose("pseudo", 10**6, 10**6, CPU) == "pseudo"
+
+
+def test_shape():
+    assert logdet.shape(*cases.case("sequence")[:3]) == (3, 4, 155)
+    assert logdet.shape(*cases.case("batchnorm_train")[:3]) == (6, 2, 30)
+    assert logdet.shape(*cases.case("dict_input")[:3]) == (5, 2, 8)
+
+
+@pytest.mark.parametrize("method", logdet.METHODS)
+def test_nothing_of_the_module_changes(method, seeded):
+    """Statistics, parameters and modes stay, and torch's generator where it is not asked."""
+    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
+    f, params = fsmap.functional(net)
+    x, before = torch.randn(8, 2), {n: t.clone() for n, t in net.state_dict().items()}
+    generator = torch.Generator().manual_seed(0)
+    random = torch.get_rng_state()
+    fsmap.log_det(f, params, x, jitter=0.1, method=method, generator=generator)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
+    assert all(p.grad is None for p in net.parameters())
+    assert net.training
+
+
+@pytest.mark.parametrize("method", ["auto", "dense", "dual", "svd_clip", "slq"])
+@pytest.mark.parametrize("scale", [1.0, 1 / 7, 1e3])
+def test_points_of_rank_one_have_no_log_det_without_jitter(seeded, method, scale):
+    """In float32 the zero eigenvalues are 1e-14 of the largest, and have a finite log."""
+    f, params = fsmap.functional(nn.Linear(3, 1).float())
+    x = scale * torch.linspace(-1, 1, 20).float()[:, None] * torch.tensor([[1.0, 2.0, 3.0]]).float()
+    with pytest.raises(SingularGeometryError):
+        fsmap.log_det(f, params, x, jitter=0.0, method=method)
+    if method != "slq":
+        with pytest.raises(SingularGeometryError):
+            fsmap.log_det(f, params, x, jitter=0.0, method=method, return_estimate=True)
+
+
+@pytest.mark.parametrize("method", ["dense", "dual", "svd_clip", "slq"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("jitter", [1e-12, 1e-9, 1e-6, 1e-3])
+def test_the_error_contains_what_rounding_does(seeded, method, dtype, jitter):
+    for points in (12, 40):  # fewer and more than parameters
+        net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).to(dtype)
+        x = torch.randn(points, 2).to(dtype)
+        f, params = fsmap.functional(net)
+        options = {"jitter": jitter, "method": method, "probes": 1000 if method == "slq" else None}
+        found = fsmap.log_det(f, params, x, **options, return_estimate=True)
+        g, exact = fsmap.functional(net.double())
+        rows, _ = logdet.whitened_rows(g, exact, x.double())
+        squares = torch.linalg.svdvals(rows).square()
+        kept = squares.clamp_min(jitter) if method == "svd_clip" else squares + jitter
+        truth = kept.log().sum() + (33 - len(squares)) * torch.tensor(jitter).log()
+        assert abs(found.value - truth) <= found.stderr + 1e-6 * abs(truth)
+
+
+def test_a_value_that_is_rounding_is_refused(seeded):
+    """Without its error bar; in float64 it is a number."""
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).to(torch.bfloat16)
+    x = torch.randn(40, 2).to(torch.bfloat16)
+    f, params = fsmap.functional(net)
+    for method in ("dense", "dual"):
+        with pytest.raises(SingularGeometryError, match="bfloat16"):
+            fsmap.log_det(f, params, x, jitter=1e-12, method=method)
+    f, params = fsmap.functional(net.double())
+    estimate = fsmap.log_det(f, params, x.double(), jitter=1e-3, return_estimate=True)
+    assert estimate.stderr == 0

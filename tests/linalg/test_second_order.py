@@ -209,7 +209,7 @@ def test_what_is_hidden_in_torchscript_is_refused(seeded):
     f, params = fsmap.functional(nn.Sequential(nn.Linear(3, 3), scripted))
     x = torch.linspace(-1, 1, 12).reshape(4, 3)
     for method in ("jvp", "vjp", "exact"):
-        with pytest.raises(UnsupportedModuleError, match="1 is TorchScript, inside which norm"):
+        with pytest.raises(UnsupportedModuleError, match="TorchScript"):
             fsmap.trace(f, params, x, method=method)
     assert fsmap.trace(f, params, x, method="fd_central").value > 0
     lm = fsmap.LMAP(f.module, x, num_points=4, batchnorm="frozen")

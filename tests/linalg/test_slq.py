@@ -13,9 +13,9 @@ import fsmap
 import oracles
 from fsmap.errors import InputError
 from fsmap.functional import count
-from fsmap.linalg import operators
-from fsmap.linalg.operators import KINDS
-from fsmap.linalg.slq import slq
+from fsmap.linalg import slq as module
+from fsmap.linalg.metric import Site
+from fsmap.linalg.slq import KINDS, lanczos, slq
 
 EPS = torch.tensor(1e-2, dtype=torch.float64)
 
@@ -33,7 +33,7 @@ def signed(case):
 def test_exact_with_complete_probes(name, kind):
     """Value, gradient and zero error, from the matrix and from passes through the model."""
     case = cases.case(name)
-    found = slq(case.f, case.params, case.x, EPS, probes=10**9, kind=kind)
+    found = slq(Site(case.f, case.params, case.x), EPS, probes=10**9, kind=kind)
     expected = oracles.logdet_slow(case.f, case.params, case.x, 1e-2)
     torch.testing.assert_close(found.value.detach(), expected, rtol=1e-9, atol=0)
     assert found.stderr < 1e-9
@@ -55,9 +55,11 @@ def test_complete_probes_know_their_rounding(eps, generator):
     left, right = (torch.randn(*n, generator=generator) for n in ((40, 20), (20, 60)))
     J = left @ right
     found = slq(
-        lambda p, x: x @ (J @ p["a"])[:, None],
-        {"a": torch.zeros(60)},
-        math.sqrt(40) * torch.eye(40),
+        Site(
+            lambda p, x: x @ (J @ p["a"])[:, None],
+            {"a": torch.zeros(60)},
+            math.sqrt(40) * torch.eye(40),
+        ),
         torch.tensor(eps),
         probes=40,
         kind="explicit",
@@ -73,7 +75,7 @@ def test_passes_with_a_signed_metric(name):
     case = cases.case(name)
     g, eps = signed(case)
     for kind in KINDS:
-        found = slq(case.f, case.params, case.x, eps, metric=g, probes=10**9, kind=kind).value
+        found = slq(Site(case.f, case.params, case.x, g), eps, probes=10**9, kind=kind).value
         dense = fsmap.log_det(case.f, case.params, case.x, jitter=eps, metric=g, method="dense")
         torch.testing.assert_close(found.detach(), dense.detach(), rtol=1e-9, atol=0)
         for ours, exact in zip(
@@ -104,9 +106,7 @@ def test_value_lies_within_the_reported_error(larger, kind):
     deviations = []
     for seed in range(8):
         found = slq(
-            f,
-            params,
-            x,
+            Site(f, params, x),
             torch.tensor(1e-3),
             generator=torch.Generator().manual_seed(seed),
             kind=kind,
@@ -124,9 +124,7 @@ def test_gradient_is_unbiased(larger, kind):
     slopes = []
     for seed in range(40):
         found = slq(
-            f,
-            params,
-            x,
+            Site(f, params, x),
             torch.tensor(1e-3),
             probes=8,
             generator=torch.Generator().manual_seed(seed),
@@ -145,7 +143,7 @@ def test_the_matrix_and_the_passes_agree_probe_by_probe(larger):
     z = torch.randn(5, 120, generator=torch.Generator().manual_seed(0)).sign()
     for chunk in (None, 2):
         pair = [
-            slq(f, params, x, torch.tensor(1e-2), probes=z, kind=kind, chunk=chunk)
+            slq(Site(f, params, x), torch.tensor(1e-2), probes=z, kind=kind, chunk=chunk)
             for kind in KINDS
         ]
         torch.testing.assert_close(pair[0].value, pair[1].value)
@@ -156,10 +154,10 @@ def test_gradient_in_jitter(larger):
     f, params, x, _, _ = larger
     z = torch.randn(6, 120, generator=torch.Generator().manual_seed(0)).sign()
     eps = torch.tensor(1e-2, requires_grad=True)
-    (found,) = torch.autograd.grad(slq(f, params, x, eps, probes=z).value, eps)
+    (found,) = torch.autograd.grad(slq(Site(f, params, x), eps, probes=z).value, eps)
 
     def value(p):
-        return slq(f, params, x, p["eps"], probes=z).value.detach()
+        return slq(Site(f, params, x), p["eps"], probes=z).value.detach()
 
     wanted = oracles.directional_slow(value, {"eps": eps}, {"eps": torch.tensor(1.0)}, step=1e-5)
     assert float(found) == pytest.approx(wanted, rel=1e-3)  # Lanczos stops at a part of its spread
@@ -171,7 +169,7 @@ def test_functorch_gradient_is_autograds(larger, kind):
     z = torch.randn(4, 120, generator=torch.Generator().manual_seed(0)).sign()
 
     def value(p):
-        return slq(f, p, x, EPS, probes=z, kind=kind).value
+        return slq(Site(f, p, x), EPS, probes=z, kind=kind).value
 
     grads = torch.autograd.grad(value(params), params.values(), materialize_grads=True)
     func = torch.func.grad(value)({n: p.detach() for n, p in params.items()})
@@ -182,14 +180,14 @@ def test_functorch_gradient_is_autograds(larger, kind):
 def test_no_graph_where_no_gradient_is_wanted(larger):
     f, params, x, _, _ = larger
     with torch.no_grad():
-        found = slq(f, params, x, EPS, probes=2, generator=torch.Generator().manual_seed(0))
+        found = slq(Site(f, params, x), EPS, probes=2, generator=torch.Generator().manual_seed(0))
     assert not found.value.requires_grad
 
 
 def test_one_probe_cannot_tell_its_error(larger):
     f, params, x, truth, _ = larger
     found = slq(
-        f, params, x, torch.tensor(1e-3), probes=1, generator=torch.Generator().manual_seed(0)
+        Site(f, params, x), torch.tensor(1e-3), probes=1, generator=torch.Generator().manual_seed(0)
     )
     assert torch.isnan(found.stderr)
     assert abs(found.value.detach() - truth) < 0.05 * abs(truth)
@@ -204,7 +202,7 @@ def test_dropout_has_the_same_mask_in_every_product(seeded):
         torch.manual_seed(7)
         values.append(fsmap.log_det(f, params, x, jitter=0.1, method=method, probes=10**9))
     torch.manual_seed(7)
-    values.append(slq(f, params, x, torch.tensor(0.1), probes=10**9, kind="passes").value)
+    values.append(slq(Site(f, params, x), torch.tensor(0.1), probes=10**9, kind="passes").value)
     torch.testing.assert_close(values[1], values[0])
     torch.testing.assert_close(values[2], values[0])
 
@@ -220,22 +218,104 @@ def test_models_without_forward_mode(seeded):
     truth = oracles.logdet_slow(f, params, x, 0.1)
     for kind in KINDS:
         with torch.no_grad():
-            found = slq(f, params, x, torch.tensor(0.1), probes=10**9, kind=kind).value
+            found = slq(Site(f, params, x), torch.tensor(0.1), probes=10**9, kind=kind).value
         assert float(found) == pytest.approx(float(truth), rel=1e-4)
 
 
 def test_products_come_from_the_first_kind_that_fits(monkeypatch):
     case = cases.case("wide")
     options = {"Q": 15, "P": count(case.params), "dual": True}
-    assert operators.cheapest(*case[:3], **options) == "explicit"
-    monkeypatch.setattr(operators, "LARGEST_EXPLICIT", 14)
-    assert operators.cheapest(*case[:3], **options) == "factored"
-    assert operators.cheapest(*case[:3], **{**options, "dual": False}) == "passes"
-    monkeypatch.setattr(operators, "FACTOR_BYTES", 100)
-    assert operators.cheapest(*case[:3], **options) == "passes"
+    assert module.cheapest(*case[:3], **options) == "explicit"
+    monkeypatch.setattr(module, "LARGEST_EXPLICIT", 14)
+    assert module.cheapest(*case[:3], **options) == "factored"
+    assert module.cheapest(*case[:3], **{**options, "dual": False}) == "passes"
+    monkeypatch.setattr(module, "FACTOR_BYTES", 100)
+    assert module.cheapest(*case[:3], **options) == "passes"
 
 
 def test_vmap_is_refused():
     case = cases.case("wide")
-    with pytest.raises(InputError, match="slq stops when its error is small, so it cannot be vmap"):
-        torch.func.vmap(lambda e: slq(case.f, case.params, case.x, e).value)(torch.ones(2))
+    with pytest.raises(InputError, match="cannot"):
+        torch.func.vmap(lambda e: slq(Site(case.f, case.params, case.x), e).value)(torch.ones(2))
+
+
+def matrix(eigenvalues, seed=0):
+    """A symmetric matrix with these eigenvalues."""
+    n = len(eigenvalues)
+    generator = torch.Generator().manual_seed(seed)
+    q, _ = torch.linalg.qr(torch.randn(n, n, generator=generator))
+    return q @ torch.diag(torch.as_tensor(eigenvalues)) @ q.mT
+
+
+def vectors(num, n, seed=1):
+    return torch.randn(num, n, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("n", [1, 3, 20, 150])
+@pytest.mark.parametrize("eps", [1e-4, 1.0])
+def test_quadrature_and_roots(n, eps):
+    M = matrix(torch.logspace(-3, 2, n))
+    z = vectors(3, n)
+    found = lanczos(lambda V: V @ M, z, torch.tensor(eps), complete=n <= 20)
+    values, basis = torch.linalg.eigh(M)
+    exact = ((z @ basis).square() * torch.log1p(values / eps)).sum(1)
+    spread = exact.std() / 3**0.5
+    assert ((found.values - exact).abs() <= 0.2 * spread + 1e-8 * exact).all()
+    roots = z @ basis @ torch.diag((values + eps).rsqrt()) @ basis.mT
+    if n <= 20:  # run to the end: exact
+        torch.testing.assert_close(found.values, exact, rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(found.roots, roots, rtol=1e-5, atol=1e-5)
+    assert (found.truncation >= 0).all()
+
+
+def test_a_few_distinct_eigenvalues_end_it_early():
+    M, calls = matrix([1.0] * 30 + [5.0] * 30 + [0.0] * 40), []
+
+    def matvec(V):
+        calls.append(1)
+        return V @ M
+
+    z = vectors(4, 100)
+    found = lanczos(matvec, z, torch.tensor(0.1))
+    values, basis = torch.linalg.eigh(M)
+    exact = ((z @ basis).square() * torch.log1p(values.clamp_min(0) / 0.1)).sum(1)
+    torch.testing.assert_close(found.values, exact, rtol=1e-9, atol=0)
+    assert len(calls) <= 8  # three would do; it looks every eight steps
+    roots = z @ basis @ torch.diag((values + 0.1).rsqrt()) @ basis.mT
+    torch.testing.assert_close(found.roots, roots, rtol=1e-7, atol=1e-7)
+
+
+def test_a_zero_matrix():
+    found = lanczos(lambda V: 0 * V, vectors(2, 10), torch.tensor(0.5))
+    assert (found.values == 0).all()
+    torch.testing.assert_close(found.roots, 2**0.5 * vectors(2, 10))
+
+
+def test_an_eigenvalue_below_minus_eps_gives_nan():
+    M = matrix([-1.0, 1.0, 2.0])
+    assert torch.isnan(lanczos(lambda V: V @ M, vectors(2, 3), torch.tensor(0.5)).values).all()
+
+
+def test_one_probe_stops_by_its_own_value():
+    M, calls = matrix(torch.logspace(-2, 1, 400)), []
+
+    def matvec(V):
+        calls.append(1)
+        return V @ M
+
+    z = vectors(1, 400)
+    found = lanczos(matvec, z, torch.tensor(0.1))
+    values, basis = torch.linalg.eigh(M)
+    exact = ((z @ basis).square() * torch.log1p(values / 0.1)).sum(1)
+    torch.testing.assert_close(found.values, exact, rtol=1e-3, atol=0)
+    assert len(calls) < 100
+
+
+def test_room_grows(monkeypatch):
+    monkeypatch.setattr(module, "OF_SPREAD", 0.0)  # until nothing changes any more
+    M = matrix(torch.logspace(-4, 4, 200))
+    z = vectors(2, 200)
+    found = lanczos(lambda V: V @ M, z, torch.tensor(1e-3))
+    values, basis = torch.linalg.eigh(M)
+    exact = ((z @ basis).square() * torch.log1p(values / 1e-3)).sum(1)
+    torch.testing.assert_close(found.values, exact, rtol=1e-8, atol=0)

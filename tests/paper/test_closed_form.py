@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from closed_form_cases import GOOD, INF, NARROW, TINY, measure
 from fsmap.functional import functional
-from fsmap.objective.basis import Diagonal, Dual
+from fsmap.objective.closed_form import Diagonal, Dual
 from fsmap.objective.likelihood import Gaussian
 from fsmap.objective.prior import Normal
 from fsmap.paper.closed_form import mixture, reparam, theory_metric, theory_symmetry

@@ -1,6 +1,7 @@
-r"""The loss along random directions, normalized filter by filter (``fig:loss_landscape``, left).
+r"""R(θ) of a trained network, and its loss along random directions (``fig:loss_landscape``, left).
 
-A direction d is drawn from N(0, I) and every filter of it is given the norm of the network's:
+Directions are normalized filter by filter: d is drawn from N(0, I) and every filter of it is given
+the norm of the network's:
 $d_i \leftarrow d_i \|w_i\| / \|d_i\|$. Biases and the parameters of normalization layers (tensors
 of fewer than two dimensions) stay where they are. The step α then moves each filter by α times its
 own size, so that networks of different scales can be compared.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -19,8 +20,10 @@ from torch import Tensor, nn
 
 from fsmap.errors import InputError
 from fsmap.functional import Replacing, functional
-from fsmap.linalg import second_order
+from fsmap.linalg.estimators import trace
 from fsmap.linalg.probes import normal
+from fsmap.linalg.second_order import BatchNorm, batch_norm
+from fsmap.lmap.batchnorm import unfrozen
 from fsmap.types import Params
 
 
@@ -67,17 +70,7 @@ def _normalized(d: Tensor, weight: Tensor) -> Tensor:
 
 
 def check_walk(steps: int, reach: float, chunk: int | None, *, dashes: str = "") -> None:
-    """Refuse a walk that has no middle, no length or no directions at a time.
-
-    Args:
-        steps: Points between −reach and reach.
-        reach: Largest step.
-        chunk: Directions at a time; None: all.
-        dashes: What stands before the names in messages, as of options.
-
-    Raises:
-        InputError: If a number is out of range.
-    """
+    """Refuse a walk that has no middle, no length or no directions at a time."""
     if steps % 2 == 0 or steps < 3:
         message = f"{dashes}steps must be odd and at least 3, so that 0 is one of them, got {steps}"
         raise InputError(message)
@@ -152,25 +145,18 @@ def _deployed(module: nn.Module) -> Iterator[None]:
             m.training = mode
 
 
-def _batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+def _batch_norm(*args: Any, **options: Any) -> Tensor:
     """As arithmetic: vmap does not answer what cuDNN's kernel asks about its input."""
-    if training or running_mean is None or running_var is None:  # statistics of the batch
-        return second_order.batch_norm(input, None, None, weight, bias, True, momentum, eps)
-    scale = (running_var + eps).rsqrt()
+    call = BatchNorm(*args, **options)
+    x, mean, var, weight, bias = call[:5]
+    if call.training or mean is None or var is None:  # statistics of the batch
+        return batch_norm(*call._replace(running_mean=None, running_var=None, training=True))
+    scale = (var + call.eps).rsqrt()
     scale = scale if weight is None else scale * weight
-    shift = -running_mean * scale
+    shift = -mean * scale
     shift = shift if bias is None else shift + bias
-    shape = (-1, *(1,) * (input.dim() - 2))  # of the input, but for its points
-    return input * scale.view(shape) + shift.view(shape)
+    shape = (-1, *(1,) * (x.dim() - 2))  # of the input, but for its points
+    return x * scale.view(shape) + shift.view(shape)
 
 
 def _along(every: object, line: Params, a: Tensor, x: Tensor, y: Tensor, size: int) -> Tensor:
@@ -205,3 +191,67 @@ def flatness(found: Landscape, within: float = 1.0) -> float:
     rise = (found.mean[near] - found.mean[at_zero][0])[order]
     span = float(steps[-1] - steps[0])
     return float(torch.trapezoid(rise, steps)) / span if span else float(rise.mean())
+
+
+def laplacian(
+    module: nn.Module,
+    x: Tensor,
+    *,
+    probes: int | Params = 4,
+    generator: torch.Generator | None = None,
+    batch_size: int = 250,
+    batch_statistics: bool = False,
+) -> tuple[float, float]:
+    """R(θ) = E‖J(x)ψ‖², by forward mode, without gradients; in evaluation mode unless told.
+
+    Args:
+        module: A network.
+        x: Points ``[N, ...]``.
+        probes: Draws of ψ, each used at all points, or what :func:`draw_psi` drew.
+        generator: Source of randomness; None: seed 0.
+        batch_size: Points at a time.
+        batch_statistics: BatchNorm normalizes every batch by itself, and ψ moves its statistics
+            too, as in training; running statistics stay what they are. Layers in ``eval()`` mode
+            within a module in ``train()`` mode keep theirs: somebody froze them.
+
+    Returns:
+        The estimate and its standard error over probes (nan for one probe).
+    """
+    if isinstance(probes, int):
+        probes = draw_psi(module, probes, generator or torch.Generator().manual_seed(0))
+    number = len(next(iter(probes.values())))
+    modes = [(m, m.training) for m in module.modules()]
+    live = unfrozen(module) if batch_statistics else []
+    module.eval()
+    for norm in live:
+        norm.training = True
+    try:
+        with torch.no_grad():
+            f, params = functional(module)
+            values = [
+                sum(
+                    len(part) * _one(f, params, part, {n: p[r : r + 1] for n, p in probes.items()})
+                    for part in x.split(batch_size)
+                )
+                / len(x)
+                for r in range(number)
+            ]
+    finally:
+        for m, mode in modes:
+            m.training = mode
+    mean = sum(values) / number
+    if number == 1:
+        return mean, math.nan
+    spread = sum((v - mean) ** 2 for v in values) / (number - 1)
+    return mean, math.sqrt(spread / number)
+
+
+def draw_psi(module: nn.Module, probes: int, generator: torch.Generator) -> Params:
+    """ψ ~ N(0, I) for a network, drawn where the generator is and moved to the parameters."""
+    _, params = functional(module)
+    shapes = {n: torch.empty_like(p, device=generator.device) for n, p in params.items()}
+    return {n: p.to(params[n]) for n, p in normal(shapes, probes, generator).items()}
+
+
+def _one(f: object, params: dict[str, Tensor], x: Tensor, psi: dict[str, Tensor]) -> float:
+    return float(trace(f, params, x, method="jvp", probes=psi).value)  # type: ignore[arg-type]

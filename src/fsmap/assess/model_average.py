@@ -2,18 +2,22 @@ r"""The Bayesian model average $E_{p(\theta|D)}[f_\theta]$ of a two-parameter mo
 
 The nodes are a tensor product of composite Gauss-Legendre rules. Densities enter as logarithms, up
 to a constant, so nothing underflows; the answer comes with the change that half the panels make.
+:func:`nuts_mean` takes the same expectation by Markov chains (pyro), as a reference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fsmap.errors import InputError
+from fsmap.errors import InputError, require
 
 NODES = 16
 """Gauss-Legendre nodes per panel."""
@@ -29,15 +33,7 @@ class Interval(NamedTuple):
     cuts: Sequence[float]
 
     def nodes(self, every: int = 1, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-        """Nodes and weights of the composite rule.
-
-        Args:
-            every: Use every k-th cut only; both ends are kept.
-            dtype: Of the nodes.
-
-        Returns:
-            Nodes and weights, ``[n]`` each.
-        """
+        """Nodes and weights of the composite rule."""
         cuts = [*self.cuts[:-1:every], self.cuts[-1]]
         unit, weight = np.polynomial.legendre.leggauss(NODES)
         u, w = torch.tensor(unit, dtype=dtype), torch.tensor(weight, dtype=dtype)
@@ -47,19 +43,7 @@ class Interval(NamedTuple):
 
 
 def interval(low: float, high: float, panels: int) -> Interval:
-    """An interval in equal panels.
-
-    Args:
-        low: Left end.
-        high: Right end.
-        panels: How many.
-
-    Returns:
-        The interval.
-
-    Raises:
-        InputError: If it is empty or has fewer than two panels.
-    """
+    """An interval in equal panels."""
     if not low < high or panels < 2:
         message = (
             f"an interval needs low < high and at least 2 panels (half of them give the error), "
@@ -124,3 +108,81 @@ def _integrate(
     edges = [grid[:NODES], grid[-NODES:], grid[:, :NODES], grid[:, -NODES:]]
     mean = share @ statistic(theta)
     return mean, log_mass.logsumexp(0), max(float(edge.sum()) for edge in edges)
+
+
+class ChainMean(NamedTuple):
+    """A posterior expectation from samples.
+
+    Attributes:
+        mean: E[statistic(θ)], ``[K]``.
+        stderr: Its Monte Carlo standard error, from the effective sample size, ``[K]``.
+        samples: The draws, ``[n, P]``.
+        divergences: Transitions that the sampler itself calls divergent.
+    """
+
+    mean: Tensor
+    stderr: Tensor
+    samples: Tensor
+    divergences: int
+
+
+@contextmanager
+def _global_seeds(seed: int) -> Iterator[None]:
+    """Seed torch, numpy and random (pyro draws from torch's global stream), and put them back."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(python_state)
+
+
+def nuts_mean(
+    log_density: Callable[[Tensor], Tensor],
+    statistic: Callable[[Tensor], Tensor],
+    start: Tensor,
+    *,
+    num_samples: int,
+    num_warmup: int,
+    seed: int,
+) -> ChainMean:
+    """E[statistic(θ)] by the No-U-Turn sampler of pyro.
+
+    Args:
+        log_density: ``theta [1, P]`` to the log-density up to a constant, ``[1]``.
+        statistic: ``theta [n, P]`` to ``[n, K]``.
+        start: Where the chain starts, ``[P]``.
+        num_samples: Draws after the warm-up.
+        num_warmup: Steps that adapt step size and mass matrix, thrown away.
+        seed: Of the chain.
+
+    Returns:
+        The mean with its Monte Carlo error.
+    """
+    mcmc = require("pyro.infer.mcmc", extra="mcmc")
+    stats = require("pyro.ops.stats", extra="mcmc")
+    validate = torch.distributions.Distribution._validate_args  # importing pyro may change it
+
+    def potential(sites: dict[str, Tensor]) -> Tensor:
+        return -log_density(sites["theta"][None])[0]
+
+    with _global_seeds(seed), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kernel = mcmc.NUTS(potential_fn=potential, full_mass=True, target_accept_prob=0.9)
+        chain = mcmc.MCMC(
+            kernel,
+            num_samples=num_samples,
+            warmup_steps=num_warmup,
+            initial_params={"theta": start.clone()},
+            disable_progbar=True,
+        )
+        chain.run()
+        samples = chain.get_samples()["theta"]  # [n, P]
+        values = statistic(samples)  # [n, K]
+        effective = stats.effective_sample_size(values[:, None], sample_dim=0, chain_dim=1)
+    torch.distributions.Distribution.set_default_validate_args(validate)
+    stderr = values.std(0) / effective.sqrt()
+    divergences = sum(len(d) for d in chain.diagnostics()["divergences"].values())
+    return ChainMean(values.mean(0), stderr, samples, divergences)

@@ -14,7 +14,7 @@ from fsmap.errors import InputError, MissingDataError, require
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fsmap.assess.images import Assessment
+    from fsmap.assess.shift import Assessment
     from fsmap.data.images.read import Images
     from fsmap.train.images import ImageSettings
 
@@ -68,7 +68,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, write, and say what was found."""
-    from fsmap.assess.images import Classifier, assess_images
+    from fsmap.assess.shift import Classifier, assess_images
     from fsmap.files import make_folder, write_whole
     from fsmap.paper.report.figures import save, style
     from fsmap.paper.report.image_figures import assessment_figure
@@ -126,7 +126,7 @@ def _folder(checkpoint: Path) -> Path:
 
 
 def _corruptions(arguments: argparse.Namespace) -> list[tuple[str, int]]:
-    from fsmap.assess.corruptions import CORRUPTIONS, SEVERITIES
+    from fsmap.assess.shift import CORRUPTIONS, SEVERITIES
 
     names = list(CORRUPTIONS) if arguments.corruptions == ["all"] else arguments.corruptions
     unknown = [name for name in names if name not in CORRUPTIONS]

@@ -96,7 +96,7 @@ def _points(module: nn.Module, arguments: argparse.Namespace) -> Inputs:
     if len(kind) > 1:
         message = f"--px {kind[0]} stands alone, got {' '.join(kind)}"
         raise InputError(message)
-    from fsmap.objective.px import Normal, Uniform
+    from fsmap.px import Normal, Uniform
 
     shape = _shape(module, arguments.shape)
     generator = torch.Generator().manual_seed(arguments.seed)

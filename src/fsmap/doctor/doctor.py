@@ -24,8 +24,9 @@ from fsmap.doctor.symmetry import Finding
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import DROP_RATES, Forward, Functional, count, functional
 from fsmap.linalg import logdet, memory, points
-from fsmap.linalg.jacobian import jacobian, jvp, outputs, vjp
+from fsmap.linalg.jacobian import jacobian, jvp, vjp
 from fsmap.linalg.metric import Metric
+from fsmap.linalg.points import outputs
 from fsmap.types import Inputs, Params
 
 VERDICTS = (

@@ -18,8 +18,9 @@ from torch import Tensor
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import count, ravel, unravel
 from fsmap.linalg import memory, points
-from fsmap.linalg.jacobian import is_pointwise, jacobian, jvp, outputs, vjp
+from fsmap.linalg.jacobian import jacobian, jvp, vjp
 from fsmap.linalg.metric import Metric, Whitening, resolve
+from fsmap.linalg.points import is_pointwise, outputs
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 NULL = 1e-12  # ‖Jv‖/(‖v‖σ_max) up to which v counts as a null vector in float64

@@ -28,7 +28,7 @@ from fsmap.linalg.probes import integer
 from fsmap.lmap.module import LaplacianPenalty
 from fsmap.lmap.options import check_strength
 from fsmap.lmap.strength import LogTrace
-from fsmap.objective.sampling import check_draw, choose
+from fsmap.px import check_draw, choose
 from fsmap.types import Inputs
 
 if TYPE_CHECKING:

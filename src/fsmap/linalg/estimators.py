@@ -21,18 +21,30 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fsmap.errors import InputError
-from fsmap.functional import NoiseReplay, State
+from fsmap.functional import Functional, NoiseReplay, State
 from fsmap.linalg import points
-from fsmap.linalg.jacobian import add, jvp, vjp
-from fsmap.linalg.linearize import CHUNK_BYTES, linearize, look
-from fsmap.linalg.metric import Metric, Whitening, resolve
-from fsmap.linalg.passes import flat, is_pointwise, outputs, run
-from fsmap.linalg.probes import Source, check_signs
+from fsmap.linalg.jacobian import CHUNK_BYTES, add, jvp, linearize, look, vjp
+from fsmap.linalg.metric import Metric, Site
+from fsmap.linalg.points import (
+    HALF,
+    accumulate,
+    check_chunk,
+    check_finite,
+    check_params,
+    finite,
+    flat,
+    is_pointwise,
+    number,
+    over_probes,
+    run,
+    wide,
+)
+from fsmap.linalg.probes import FromGenerator, Source, check_signs
 from fsmap.linalg.probes import check as check_psi
-from fsmap.linalg.values import HALF, accumulate, wide
-from fsmap.types import Inputs, ModelFn, Params
+from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 Probes = Params | Tensor | None
 """Stacked draws: ``{name: [R, ...]}``, cotangents ``[R, Q]``, or None if nothing is random."""
@@ -76,35 +88,18 @@ class Estimator(Protocol):
     def check(self, params: Params) -> None:
         """Raise InputError if it cannot be used with these parameters."""
 
-    def draw(
-        self,
-        source: Source,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        num: int,
-        metric: Metric | Tensor | None,
-    ) -> Probes:
+    def draw(self, source: Source, site: Site, num: int) -> Probes:
         """``num`` probes."""
 
-    def check_probes(
-        self,
-        probes: object,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        metric: Metric | Tensor | None,
-    ) -> None:
+    def check_probes(self, probes: object, site: Site) -> None:
         """Raise InputError if these are not probes of this estimator."""
 
-    def at(
-        self, f: ModelFn, params: Params, x: Inputs, probe: Any, metric: Metric | Tensor | None
-    ) -> Pass:
+    def at(self, site: Site, probe: Any) -> Pass:
         """The estimate from one probe."""
 
 
 class _Plain:
-    """Defaults."""
+    """Defaults: nothing is random."""
 
     parameter_probes: ClassVar[bool] = False
     full_precision: ClassVar[bool] = False
@@ -115,34 +110,26 @@ class _Plain:
     def check(self, params: Params) -> None:
         """Nothing to check."""
 
+    def draw(self, source: Source, site: Site, num: int) -> Probes:
+        """Nothing."""
+        return None
+
+    def check_probes(self, probes: object, site: Site) -> None:
+        """There are none."""
+
 
 class _WithPsi(_Plain):
     """Probes in parameter space."""
 
     parameter_probes: ClassVar[bool] = True
 
-    def draw(
-        self,
-        source: Source,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        num: int,
-        metric: Metric | Tensor | None,
-    ) -> Probes:
+    def draw(self, source: Source, site: Site, num: int) -> Probes:
         """``{name: [num, ...]}``."""
-        return source.psi(params, num)
+        return source.psi(site.params, num)
 
-    def check_probes(
-        self,
-        probes: object,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        metric: Metric | Tensor | None,
-    ) -> None:
+    def check_probes(self, probes: object, site: Site) -> None:
         """Stacked parameters."""
-        check_psi(probes, params)
+        check_psi(probes, site.params)
 
 
 @dataclass(frozen=True)
@@ -152,12 +139,10 @@ class Jvp(_WithPsi):
     name: ClassVar[str] = "jvp"
     forward_mode: ClassVar[bool] = True
 
-    def at(
-        self, f: ModelFn, params: Params, x: Inputs, probe: Any, metric: Metric | Tensor | None
-    ) -> Pass:
+    def at(self, site: Site, probe: Any) -> Pass:
         """The pass also gives f(θ)."""
-        out, tangent, state = jvp(f, params, x, probe)
-        return Pass(resolve(metric, x, out).quadratic(accumulate(tangent)), out, state)
+        out, tangent, state = jvp(site.f, site.params, site.x, probe)
+        return Pass(site.resolve(out).quadratic(accumulate(tangent)), out, state)
 
 
 @dataclass(frozen=True)
@@ -185,10 +170,9 @@ class _Differences(_WithPsi):
         """Pairs of multiples of ψ between which f is compared."""
         raise NotImplementedError
 
-    def at(
-        self, f: ModelFn, params: Params, x: Inputs, probe: Any, metric: Metric | Tensor | None
-    ) -> Pass:
+    def at(self, site: Site, probe: Any) -> Pass:
         """The unperturbed pass comes first; all passes share their random layers."""
+        f, params, x, _ = site
         device = next(iter(params.values())).device
         with torch.autocast(device.type, enabled=False):
             replay = NoiseReplay(f, params)
@@ -200,7 +184,7 @@ class _Differences(_WithPsi):
                 replay()
                 return f(add(params, scale, probe), x)
 
-            whiten = resolve(metric, x, out)
+            whiten = site.resolve(out)
             values = []
             for high, low in self._ends():
                 step = high - low
@@ -238,46 +222,26 @@ class Vjp(_Plain):
     name: ClassVar[str] = "vjp"
     reverse_mode: ClassVar[bool] = True
 
-    def draw(
-        self,
-        source: Source,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        num: int,
-        metric: Metric | Tensor | None,
-    ) -> Probes:
+    def draw(self, source: Source, site: Site, num: int) -> Probes:
         """``[num, Q]``."""
-        out, size = self._output(f, params, x, metric)
-        return source.signs(num, size, out)
+        out = site.output()
+        return source.signs(num, site.resolve(out).size, out)
 
-    def check_probes(
-        self,
-        probes: object,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        metric: Metric | Tensor | None,
-    ) -> None:
+    def check_probes(self, probes: object, site: Site) -> None:
         """Cotangents of the whitened outputs."""
-        check_signs(probes, self._output(f, params, x, metric)[1])
+        check_signs(probes, site.resolve(site.output()).size)
 
-    def at(
-        self, f: ModelFn, params: Params, x: Inputs, probe: Any, metric: Metric | Tensor | None
-    ) -> Pass:
+    def at(self, site: Site, probe: Any) -> Pass:
         """The pass also gives f(θ)."""
-        out, transpose, state = vjp(f, params, x)
-        return Pass(_vjp_value(transpose, resolve(metric, x, out), probe), out, state)
-
-    def _output(
-        self, f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None
-    ) -> tuple[Tensor, int]:
-        replay = NoiseReplay(f, params)
-        with torch.no_grad():
-            out = outputs(f, params, x)
-            size = resolve(metric, x, out).size
-        replay()
-        return out, size
+        out, transpose, state = vjp(site.f, site.params, site.x)
+        whiten = site.resolve(out)
+        grads = transpose(whiten.adjoint(probe))
+        if whiten.signs is None:
+            terms = [accumulate(g).square().sum() for g in grads.values()]
+        else:
+            signed = transpose(whiten.adjoint(whiten.signs * probe))
+            terms = [(accumulate(g) * signed[n]).sum() for n, g in grads.items()]
+        return Pass(torch.stack(terms).sum(), out, state)
 
 
 @dataclass(frozen=True)
@@ -288,33 +252,9 @@ class Exact(_Plain):
     reverse_mode: ClassVar[bool] = True
     chunk: int | None = None
 
-    def draw(
-        self,
-        source: Source,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        num: int,
-        metric: Metric | Tensor | None,
-    ) -> Probes:
-        """Nothing."""
-        return None
-
-    def check_probes(
-        self,
-        probes: object,
-        f: ModelFn,
-        params: Params,
-        x: Inputs,
-        metric: Metric | Tensor | None,
-    ) -> None:
-        """There are none."""
-
-    def at(
-        self, f: ModelFn, params: Params, x: Inputs, probe: Any, metric: Metric | Tensor | None
-    ) -> Pass:
+    def at(self, site: Site, probe: Any) -> Pass:
         """No unperturbed pass is left over."""
-        return Pass(exact(f, params, x, metric=metric, chunk=self.chunk), None, None)
+        return Pass(exact(site, chunk=self.chunk), None, None)
 
 
 KINDS: tuple[Any, ...] = (Forward, Central, Jvp, Vjp, Exact)
@@ -328,18 +268,7 @@ def draws_normal(estimator: Estimator) -> bool:
 
 
 def by_name(name: str | Estimator, **options: Any) -> Estimator:
-    """An estimator from its name; an object is returned as it is.
-
-    Args:
-        name: One of :data:`ESTIMATORS`, or an estimator of your own.
-        options: ``beta`` and others; those that the estimator does not have are left out.
-
-    Returns:
-        The estimator.
-
-    Raises:
-        InputError: If the name is unknown.
-    """
+    """An estimator from its name, with those ``options`` that it has; an object as it is."""
     if not isinstance(name, str):
         return name
     if name not in ESTIMATORS:
@@ -350,19 +279,13 @@ def by_name(name: str | Estimator, **options: Any) -> Estimator:
     return kind(**{key: value for key, value in options.items() if key in known})
 
 
-def exact(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    *,
-    metric: Metric | Tensor | None = None,
-    chunk: int | None = None,
-) -> Tensor:
+def exact(site: Site, *, chunk: int | None = None) -> Tensor:
     """Σ over rows of the whitened Jacobian of ‖row‖², a chunk of points at a time if g allows."""
+    f, params, x, metric = site
     S = points.count(x)
     if metric is not None or not is_pointwise(f):
         factors = linearize(f, params, x, chunk=chunk)
-        whiten = resolve(metric, x, factors.out)
+        whiten = site.resolve(factors.out)
         if not whiten.local:
             squares = whiten.gram(factors.gram(), S).diagonal()  # [Q]
         else:
@@ -379,9 +302,172 @@ def exact(
     return torch.stack(parts).sum() / S
 
 
-def _vjp_value(transpose: Callable[[Tensor], Params], whiten: Whitening, v: Tensor) -> Tensor:
-    grads = transpose(whiten.adjoint(v))
-    if whiten.signs is None:
-        return torch.stack([accumulate(g).square().sum() for g in grads.values()]).sum()
-    signed = transpose(whiten.adjoint(whiten.signs * v))
-    return torch.stack([(accumulate(g) * signed[n]).sum() for n, g in grads.items()]).sum()
+METHODS = tuple(ESTIMATORS)
+
+
+def trace(
+    f: ModelFn,
+    params: Params,
+    x: Inputs,
+    *,
+    method: str | Estimator,
+    probes: int | Params | Tensor = 1,
+    beta: float = 1e-3,
+    generator: torch.Generator | None = None,
+    metric: Metric | Tensor | None = None,
+    antithetic: bool = False,
+    chunk: int | None = None,
+) -> Estimate:
+    r"""Tr 𝒥 with 𝒥 = E[JᵀgJ] over the points ``x``, differentiable in ``params``.
+
+    If f was made by ``functional(module, last_layer=NAME)``, the block of that layer is taken in
+    closed form, K·(‖h‖² + 1), by the estimators that probe the parameters in the Euclidean metric.
+
+    Args:
+        f: Model function.
+        params: Parameters.
+        x: Evaluation points, [S, ...].
+        method: One of fd, fd_central, jvp, vjp, exact, or an
+            :class:`~fsmap.linalg.estimators.Estimator`.
+        probes: How many, or the probes themselves: ``{name: [R, ...]}``, for ``vjp`` ``[R, S·K]``.
+        beta: Step of the differences (``fd``, ``fd_central``).
+        generator: Where probes are drawn from; None is torch's own generator.
+        metric: g; see :mod:`fsmap.metric`.
+        antithetic: Use each ψ with −ψ (``fd`` only: the others are even in ψ).
+        chunk: Points (``exact``) or probes (others) at a time.
+
+    Returns:
+        Estimate: mean and standard error over probes; nan for one probe, zero for ``exact``.
+
+    Example:
+        >>> import torch, fsmap
+        >>> f, params = fsmap.functional(torch.nn.Linear(3, 1))
+        >>> x = torch.eye(3)
+        >>> round(fsmap.trace(f, params, x, method="exact").value.item(), 6)  # mean of ‖x‖² + 1
+        2.0
+    """
+    estimator = by_name(method, beta=beta, antithetic=antithetic, chunk=chunk)
+    site = Site(f, params, x, metric)
+    points.check(x)
+    check_params(params)
+    check_chunk(chunk)
+    estimator.check(params)
+    if antithetic and not getattr(estimator, "antithetic", False):
+        message = f"antithetic probes change nothing for {estimator.name!r}, which is even in ψ"
+        raise InputError(message)
+    if isinstance(probes, int | float):
+        if probes < 1 or probes != int(probes):
+            message = f"probes must be an integer of at least 1, got {probes}"
+            raise InputError(message)
+        drawn = estimator.draw(FromGenerator(generator), site, int(probes))
+    else:
+        estimator.check_probes(probes, site)
+        drawn = probes
+    found = estimate(estimator, site, drawn, chunk=chunk)
+    check_trace(found.value, site, getattr(estimator, "beta", None))
+    return found
+
+
+def estimate(
+    estimator: Estimator, site: Site, probes: Probes, *, chunk: int | None = None
+) -> Estimate:
+    """:func:`trace` with the probes given and no check that looks at values: it can be vmapped."""
+    values = evaluate(estimator, site, probes, chunk=chunk).values
+    if probes is None:
+        return Estimate(values[0], torch.zeros_like(values[0]))
+    return Estimate(values.mean(), _standard_error(values))
+
+
+class Evaluated(NamedTuple):
+    """R from each probe, and the unperturbed pass if one was made."""
+
+    values: Tensor  # [R]
+    out: Tensor | None
+    state: State | None
+
+
+def evaluate(
+    estimator: Estimator, site: Site, probes: Probes, *, chunk: int | None = None
+) -> Evaluated:
+    """The one place that puts R together: all probes, and the last layer's block if f knows it.
+
+    The values can be differentiated, vmapped and compiled.
+    """
+    f = site.f
+    layer = f.last_layer if isinstance(f, Functional) else None
+    if layer is not None and (not estimator.parameter_probes or site.metric is not None):
+        layer = None
+    if layer is not None:
+        assert isinstance(f, Functional)
+        assert isinstance(probes, dict)
+        own = f.last_layer_names()
+        probes = {n: torch.zeros_like(p) if n in own else p for n, p in probes.items()}
+
+    def one(probe: Any) -> Tensor:
+        return estimator.at(site, probe).value
+
+    first = None if probes is None else tree_map(lambda t: t[0], probes)
+    value, out, state = estimator.at(site, first)
+    values = value[None]
+    if probes is not None and len(tree_leaves(probes)[0]) > 1:
+        rest = tree_map(lambda t: t[1:], probes)
+        values = torch.cat([values, over_probes(f, one, rest, chunk=chunk)])
+    if layer is not None:
+        assert isinstance(f, Functional)
+        if out is None or state is None:
+            out, state = run(f, site.params, site.x)
+        values = values + last_layer_trace(f, out, state.features[0])
+    return Evaluated(values, out, state)
+
+
+def last_layer_trace(f: Functional, out: Tensor, features: Tensor) -> Tensor:
+    """K·‖h‖² for the weight and K for the bias of the last layer with inputs h ``features``."""
+    names = f.last_layer_names()
+    S, K = out.shape[0], out.shape[-1]
+    value = out.new_zeros((), dtype=wide(out.dtype))
+    if any(n.endswith("weight") for n in names):
+        value = value + K * accumulate(features).square().sum() / S
+    if any(n.endswith("bias") for n in names):
+        value = value + out[0].numel()
+    return value
+
+
+def _standard_error(values: Tensor) -> Tensor:
+    if len(values) < 2:
+        return torch.full_like(values[0], torch.nan)
+    spread: Tensor = values.detach().std()
+    return spread / math.sqrt(len(values))
+
+
+STEP_LOST = 0.1  # share of a step that may be rounding, and of a trace
+
+
+def check_trace(value: Tensor, site: Site, beta: float | None = None) -> None:
+    """Raise InputError if an estimate is not finite, or a difference is lost in rounding.
+
+    A step βψ is rounded to the last digit of θ, u·|θ|, and a difference of outputs to u·|f|, u the
+    machine epsilon. Nothing is checked inside ``vmap``.
+    """
+    params = site.params
+    found = number(value)
+    if found is None:
+        return
+    if not math.isfinite(found):
+        check_finite(params)
+    if math.isfinite(found) and beta is None:
+        return
+    out = finite(site.output().double())  # [S, K]
+    size = torch.cat([p.detach().double().reshape(-1) for p in params.values()])
+    if not math.isfinite(found):
+        message = f"the estimate of Tr J is {found}: numbers of this size overflow {value.dtype}"
+        raise InputError(message)
+    unit = max(torch.finfo(p.dtype).eps for p in params.values())
+    step = unit * float(size.square().mean().sqrt()) / float(beta or 1)
+    noise = unit**2 * float(out.square().sum(1).mean()) / float(beta or 1) ** 2
+    if step > STEP_LOST or noise > STEP_LOST * abs(found):
+        what = "parameters" if step > STEP_LOST else "outputs"
+        message = (
+            f"a step of beta={beta:g} is lost in the rounding of the {what}. Raise beta, compute "
+            "in float64 (module.double()), or use 'jvp', which takes no differences."
+        )
+        raise InputError(message)

@@ -18,21 +18,29 @@ keeps eigenvalues down to 1e-14 of the largest, in float32 they would drown at 1
 from __future__ import annotations
 
 import math
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fsmap.errors import InputError, SingularGeometryError
 from fsmap.functional import count
-from fsmap.linalg import determinants, memory, points
+from fsmap.linalg import memory, points
 from fsmap.linalg.estimators import exact
-from fsmap.linalg.linearize import linearize, look
-from fsmap.linalg.metric import Metric, resolve
-from fsmap.linalg.passes import check_chunk, check_finite, check_params, is_pointwise, outputs
-from fsmap.linalg.slq import slq
-from fsmap.linalg.values import holds, number
+from fsmap.linalg.jacobian import linearize, look
+from fsmap.linalg.metric import Metric, Site, resolve
+from fsmap.linalg.points import (
+    check_chunk,
+    check_finite,
+    check_params,
+    finite,
+    holds,
+    is_pointwise,
+    number,
+)
+from fsmap.linalg.slq import normal_matrix, rounding_at_most, slq
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 METHODS = ("auto", "dense", "dual", "slq", "svd_clip", "pseudo", "first_order")
@@ -91,6 +99,7 @@ def log_det(
     check_params(params)
     check_chunk(chunk)
     eps = _jitter(jitter, next(iter(params.values())).device)
+    site, share = Site(f, params, x, metric), math.inf if return_estimate else 0.05
     try:
         value = evaluate(
             f,
@@ -102,12 +111,12 @@ def log_det(
             probes=probes,
             generator=generator,
             chunk=chunk,
-            rounding=math.inf if return_estimate else 0.05,
+            rounding=share,
         )
     except LinAlgError:  # what the decompositions raise for a matrix with NaN
-        _explain(f, params, x, float(eps), method, metric)
+        _explain(site, float(eps), method)
     if not holds(torch.isfinite(value.value), otherwise=True):
-        _explain(f, params, x, float(eps), method, metric)
+        _explain(site, float(eps), method)
     return value if return_estimate else value.value
 
 
@@ -123,23 +132,11 @@ def _jitter(jitter: float | Tensor, device: torch.device) -> Tensor:
     return eps
 
 
-def _explain(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    eps: float,
-    method: str,
-    metric: Metric | Tensor | None,
-) -> NoReturn:
+def _explain(site: Site, eps: float, method: str) -> NoReturn:
     """Say why a value is not finite: looked into only when it is not."""
-    check_finite(params)
+    check_finite(site.params)
     with torch.no_grad():
-        out = outputs(f, params, x)
-        if not torch.isfinite(out).all():
-            bad = int((~torch.isfinite(out)).any(1).sum())
-            message = f"the model returns NaN or inf at {bad} of {len(out)} points"
-            raise InputError(message)
-        indefinite = resolve(metric, x, out).signs is not None
+        indefinite = site.resolve(finite(site.output())).signs is not None
     what = f"J(theta; p_X) + {eps:.3g} I is not positive definite ({method=})"
     if indefinite:
         message = (
@@ -170,53 +167,34 @@ def evaluate(
 ) -> Estimate:
     """:func:`log_det` without checks of values: it can be vmapped, and is nan where undefined.
 
-    Args:
-        f: As in :func:`log_det`, which describes the others.
-        params: As there.
-        x: As there.
-        jitter: ε.
-        method: As there.
-        metric: As there.
-        probes: As there.
-        generator: As there.
-        chunk: As there.
-        rounding: Share of the value that rounding may change before it is refused. None does not
-            look at rounding, which takes the eigenvalues where it is not tiny.
-
-    Returns:
-        The value, and its error where that was asked for.
+    ``rounding`` is the share of the value that rounding may change before it is refused. None does
+    not look at rounding, which takes the eigenvalues where it is not tiny.
     """
+    site = Site(f, params, x, metric)
     S, K, P, gram = _sizes(f, params, x)
     chosen = choose(method, S * K, P, jitter.device, gram=gram)
     if chosen != "pseudo":
         check_jitter(jitter, S, K, P)
     if chosen == "slq":
-        return slq(
-            f,
-            params,
-            x,
-            jitter,
-            metric=metric,
-            probes=probes,
-            generator=generator,
-            chunk=chunk,
-            bounded=rounding is not None,
-        )
+        bounded = rounding is not None
+        return slq(site, jitter, probes, generator, chunk=chunk, bounded=bounded)
     if chosen == "first_order":
-        value = P * jitter.log() + exact(f, params, x, metric=metric, chunk=chunk) / jitter
+        value = P * jitter.log() + exact(site, chunk=chunk) / jitter
         return Estimate(value, torch.zeros_like(value))
     _check_memory(S * K, P, gram, chosen, jitter.device)
     if chosen == "dual":
-        matrix, signs = whitened_gram(f, params, x, metric=metric, chunk=chunk)
-        value = determinants.dual(matrix, signs, jitter, P)
+        factors = linearize(f, params, x, chunk=chunk)  # without A where layers are linear
+        whiten = site.resolve(factors.out)
+        matrix, signs = whiten.gram(factors.gram(), S), whiten.signs
+        value = dual(matrix, signs, jitter, P)
         if rounding is not None and signs is None:
             return _bounded(matrix, value, jitter, params, "dual", P, rounding)
     else:
         rows, signs = whitened_rows(f, params, x, metric=metric, chunk=chunk)
         if chosen == "pseudo":  # what counts as zero is up to the model's precision
-            value = determinants.pseudo(rows, signs, jitter, next(iter(params.values())).dtype)
+            value = pseudo(rows, signs, jitter, next(iter(params.values())).dtype)
         else:
-            value = determinants.FROM_ROWS[chosen](rows, signs, jitter)
+            value = FROM_ROWS[chosen](rows, signs, jitter)
             if rounding is not None and signs is None:
                 small = rows.detach() if len(rows) < P else rows.detach().mT
                 return _bounded(small @ small.mT, value, jitter, params, chosen, P, rounding)
@@ -231,9 +209,9 @@ def _bounded(
     dtype, value = next(iter(params.values())).dtype, number(found)
     if value is None or not math.isfinite(value):  # inside vmap; or refused anyway
         return Estimate(found, torch.zeros_like(found))
-    error = determinants.rounding_at_most(gram.diagonal().sum(), jitter, dtype, P)
+    error = rounding_at_most(gram.diagonal().sum(), jitter, dtype, P)
     if float(error) > TINY * (1 + abs(value)):
-        error = determinants.rounding(
+        error = rounding_bound(
             torch.linalg.eigvalsh(gram),
             found,
             jitter,
@@ -270,20 +248,6 @@ def whitened_rows(
     return whiten.rows(factors.rows().double()), whiten.signs
 
 
-def whitened_gram(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    *,
-    metric: Metric | Tensor | None = None,
-    chunk: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """AAᵀ in float64, ``[Q, Q]``, and the metric's signs, without A where layers are linear."""
-    factors = linearize(f, params, x, chunk=chunk)
-    whiten = resolve(metric, x, factors.out)
-    return whiten.gram(factors.gram(), points.count(x)), whiten.signs
-
-
 def shape(f: ModelFn, params: Params, x: Inputs) -> tuple[int, int, int]:
     """S, K, P, from one point."""
     return _sizes(f, params, x)[:3]
@@ -308,18 +272,8 @@ def _sizes(f: ModelFn, params: Params, x: Inputs) -> tuple[int, int, int, int]:
 def choose(method: str, rows: int, P: int, device: torch.device, *, gram: int | None = None) -> str:
     """The method that ``auto`` stands for: by shape and memory, never by values.
 
-    Args:
-        method: What was asked for.
-        rows: S·K.
-        P: Number of parameters.
-        device: Where.
-        gram: Bytes that ``dual`` needs (:func:`gram_bytes`), by default those of a dense Jacobian.
-
-    Returns:
-        One of ``METHODS``, not auto.
-
-    Raises:
-        InputError: If ``method`` is unknown.
+    ``rows`` is S·K; ``gram`` the bytes that ``dual`` needs (:func:`gram_bytes`), by default those
+    of a dense Jacobian.
     """
     if method not in METHODS:
         message = f"unknown log_det method {method!r}; known: {', '.join(METHODS)}"
@@ -333,17 +287,7 @@ def choose(method: str, rows: int, P: int, device: torch.device, *, gram: int | 
 
 
 def check_jitter(jitter: Tensor, S: int, K: int, P: int) -> None:
-    """Refuse a jitter that leaves the matrix singular whatever θ is (inside vmap: nothing).
-
-    Args:
-        jitter: ε.
-        S: Number of points.
-        K: Number of outputs.
-        P: Number of parameters.
-
-    Raises:
-        InputError: If ε < 0, or ε = 0 with S·K < P.
-    """
+    """Raise InputError if ε < 0, or ε = 0 with S·K < P (inside vmap: nothing)."""
     eps = number(jitter)
     if eps is None:
         return
@@ -369,3 +313,139 @@ def _check_memory(rows: int, P: int, gram: int, method: str, device: torch.devic
         instead = "Use method='dual', whose matrix is [S*K, S*K], or method='slq'."
     what = f"the Jacobian [{rows}, {P}] with method={method!r}"
     memory.check_fits(needed, device, what=what, instead=instead)
+
+
+# Log-determinants of AᵀDA + εI from the rows A [Q, P] or their Gram matrix, D = diag(signs), in
+# float64, differentiable and vmappable: nan, not an error, if a matrix is not positive definite.
+
+
+def dense(rows: Tensor, signs: Tensor | None, jitter: Tensor) -> Tensor:
+    """Cholesky of AᵀDA + εI."""
+    return positive_log_det(normal_matrix(rows, signs) + _identity(rows.shape[1], jitter))
+
+
+def dual(gram: Tensor, signs: Tensor | None, jitter: Tensor, P: int) -> Tensor:
+    """(P − Q) log ε + log det(AAᵀ + εI), Sylvester; from AAᵀ."""
+    Q = len(gram)
+    inner = gram + _identity(Q, jitter)
+    value = positive_log_det(inner) if signs is None else _signed(gram, signs, jitter)
+    return value if P == Q else (P - Q) * jitter.log() + value
+
+
+def svd_clip(rows: Tensor, signs: Tensor | None, jitter: Tensor) -> Tensor:
+    """Σ log max(σ², ε) over all P singular values."""
+    squares = _squared_singular_values(rows, signs, "svd_clip")
+    missing = rows.shape[1] - len(squares)
+    clipped = torch.maximum(squares, jitter).log().sum()
+    return clipped if missing == 0 else clipped + missing * jitter.log()
+
+
+def pseudo(
+    rows: Tensor, signs: Tensor | None, jitter: Tensor, precision: torch.dtype = torch.float64
+) -> Tensor:
+    """Σ log σ² over the singular values with σ² > ε and above the rounding of ``precision``."""
+    squares = _squared_singular_values(rows, signs, "pseudo")
+    rounding = max(rows.shape) * torch.finfo(precision).eps * squares.max().sqrt()
+    kept = squares > torch.maximum(rounding.square(), jitter)
+    return torch.where(kept, squares, torch.ones_like(squares)).log().sum()
+
+
+@torch.no_grad()
+def rounding_bound(
+    squares: Tensor,
+    value: Tensor,
+    jitter: Tensor,
+    precision: torch.dtype,
+    *,
+    zeros: int = 0,
+    factorized: bool = True,
+    clip: bool = False,
+) -> Tensor:
+    r"""How far a log det may be from that of the exact Jacobian, because entries are rounded.
+
+    Rows that are rounded to ``precision`` differ from the exact ones by a matrix of norm
+    $\delta \le u\,\lVert A\rVert_F$, u its machine epsilon, so no singular value moves by more than
+    δ. That is the bound for smooth models; where a rounded input crosses a kink of ReLU, entries
+    jump. ``squares`` are all min(Q, P) σ², ``zeros`` is P − Q if that is positive. A matrix that is
+    ``factorized`` rounds its eigenvalues, zeros included, to float64 once more. With ``clip``
+    eigenvalues below ε count as ε (``svd_clip``). Infinite if an eigenvalue may be zero and ε = 0.
+    """
+    total = squares.clamp_min(0).sum()
+    shift = torch.finfo(precision).eps * total.sqrt()
+    noise = torch.finfo(torch.float64).eps * total * (len(squares) + zeros if factorized else 1)
+    root = squares.clamp_min(0).sqrt()
+    low = ((root - shift).clamp_min(0).square() - noise).clamp_min(0)
+    high = (root + shift).square() + noise
+    low, high = (torch.maximum(s, jitter) if clip else s + jitter for s in (low, high))
+    least = low.log().sum() + (zeros * jitter.log() if zeros else 0)
+    most = high.log().sum() + (zeros * jitter.log() if zeros else 0)
+    return torch.maximum(value - least, most - value)
+
+
+FROM_ROWS = {"dense": dense, "svd_clip": svd_clip}
+
+
+def positive_log_det(matrix: Tensor) -> Tensor:
+    """Log det of a positive definite matrix; nan where it is not."""
+    if not matrix.requires_grad:
+        return _factorize(matrix)[0]
+    value: Tensor = _PositiveLogDet.apply(matrix)[0]  # type: ignore[no-untyped-call]
+    return value
+
+
+def _factorize(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    value = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return torch.where(info == 0, value, torch.nan), factor
+
+
+class _PositiveLogDet(torch.autograd.Function):
+    """2 Σ log diag of the Cholesky factor; its derivative is the inverse, not the factor's."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        return _factorize(matrix)
+
+    @staticmethod
+    def setup_context(
+        ctx: FunctionCtx, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]
+    ) -> None:
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> Tensor:
+        matrix, factor = ctx.saved_tensors
+        # The inverse from the factor is cheaper, but has no derivative in the matrix.
+        twice = torch.is_grad_enabled()
+        return grad * (torch.linalg.inv(matrix) if twice else torch.cholesky_inverse(factor))
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, None]:
+        (matrix,) = ctx.saved_tensors
+        return (torch.linalg.inv(matrix) * tangent.mT).sum((-2, -1)), None
+
+
+def _signed(gram: Tensor, signs: Tensor, jitter: Tensor) -> Tensor:
+    """Log det(εI + DG) where D has negative entries."""
+    # det(εI + DG) = det D · det(εD + G), and by Haynsworth's inertia additivity AᵀDA + εI is
+    # positive definite if and only if the symmetric εD + G has as many positive eigenvalues as D.
+    D = torch.where(signs < 0, -1.0, 1.0).to(gram)  # a zero sign has a zero row: either is right
+    eigenvalues = torch.linalg.eigvalsh(gram + jitter * torch.diag(D))
+    definite = (eigenvalues > 0).sum() == (D > 0).sum()
+    return torch.where(definite, eigenvalues.abs().log().sum(), torch.nan)
+
+
+def _identity(n: int, jitter: Tensor) -> Tensor:
+    return jitter * torch.eye(n, dtype=torch.float64, device=jitter.device)
+
+
+def _squared_singular_values(rows: Tensor, signs: Tensor | None, method: str) -> Tensor:
+    if signs is not None:
+        message = f"{method} needs a metric without negative eigenvalues; use method='dense'"
+        raise InputError(message)
+    values: Tensor = torch.linalg.svdvals(rows)
+    return values.square()

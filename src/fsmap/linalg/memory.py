@@ -28,17 +28,7 @@ def fits(needed: int, device: torch.device) -> bool:
 
 
 def check_fits(needed: int, device: torch.device, *, what: str, instead: str) -> None:
-    """Refuse an allocation that would not fit.
-
-    Args:
-        needed: Bytes.
-        device: Where.
-        what: What would be allocated, with its shape.
-        instead: What the caller can do about it.
-
-    Raises:
-        MemoryLimitError: With the size, the limit, and ``instead``.
-    """
+    """Raise MemoryLimitError if ``what`` does not fit, with what to do ``instead``."""
     if not fits(needed, device):
         limit = int(SHARE * free_bytes(device))
         message = f"{what} needs {_gb(needed)}, {_gb(limit)} may be used on {device}. {instead}"

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.linalg.passes import flat
-from fsmap.linalg.values import accumulate, holds
-from fsmap.types import Inputs
+from fsmap.functional import NoiseReplay
+from fsmap.linalg.points import accumulate, flat, holds, outputs
+from fsmap.types import Inputs, ModelFn, Params
 
 
 class Whitening(NamedTuple):
@@ -200,19 +200,9 @@ class General(NamedTuple):
 
 
 def as_metric(metric: Metric | Tensor | None, S: int, K: int) -> Metric:
-    """A metric from what a user wrote.
+    """A metric from what a user wrote: None (Euclidean), a metric, or a tensor.
 
-    Args:
-        metric: None (Euclidean), a metric, or a tensor: [S] weights, [K, K] or [S, K, K] between
-            outputs, [S·K, S·K] or [S, K, S, K] general.
-        S: Number of points.
-        K: Number of outputs.
-
-    Returns:
-        The metric.
-
-    Raises:
-        InputError: If the tensor has none of these shapes.
+    Tensors: [S] weights, [K, K] or [S, K, K] between outputs, [S·K, S·K] or [S, K, S, K] general.
     """
     if metric is None:
         return Euclidean()
@@ -243,6 +233,27 @@ def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening
     """The metric at the points, where f returned ``out``."""
     rows = flat(out, x)
     return as_metric(metric, *rows.shape).at(x, accumulate(rows))
+
+
+class Site(NamedTuple):
+    """Where R is taken: a model function, its parameters, the points and the metric."""
+
+    f: ModelFn
+    params: Params
+    x: Inputs  # [S, ...]
+    metric: Metric | Tensor | None = None
+
+    def resolve(self, out: Tensor) -> Whitening:
+        """The metric at the points, where f returned ``out``."""
+        return resolve(self.metric, self.x, out)
+
+    def output(self) -> Tensor:
+        """F at the points, ``[S, K]``, without a gradient; random layers draw the same again."""
+        replay = NoiseReplay(self.f, self.params)
+        with torch.no_grad():
+            out = outputs(self.f, self.params, self.x)
+        replay()
+        return out
 
 
 def _root(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -117,15 +117,7 @@ def basis(params: Params) -> Params:
 
 
 def check(psi: object, params: Params) -> None:
-    """Refuse probes that are not stacked parameters.
-
-    Args:
-        psi: What came.
-        params: Parameters.
-
-    Raises:
-        InputError: If it is not ``{name: [R, ...]}`` with the names and shapes of ``params``.
-    """
+    """Raise InputError if ``psi`` is not ``{name: [R, ...]}`` with the names of ``params``."""
     message = None
     if not isinstance(psi, dict):
         message = f"must be a dict of stacked draws {{name: [R, ...]}}, got {type(psi).__name__}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -21,7 +21,7 @@ from torch import Tensor
 from fsmap.errors import ForwardModeError, UnsupportedModuleError
 from fsmap.functional import Replacing
 from fsmap.linalg.memory import SHARE, fits, free_bytes
-from fsmap.linalg.values import accumulate
+from fsmap.linalg.points import accumulate
 from fsmap.types import ModelFn
 
 
@@ -226,34 +226,45 @@ def layer_norm(
     return out if single else out.to(input.dtype)
 
 
-def batch_norm(
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    """``F.batch_norm``, right to second order where statistics are those of the batch."""
-    if not training:
+class BatchNorm(NamedTuple):
+    """The arguments of ``F.batch_norm``: the signature of every function that replaces it."""
+
+    input: Tensor  # [n, C, ...]
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    training: bool = False
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+    def fixed(self) -> Tensor:
+        """The output with running statistics, in the input's dtype."""
         # Under autocast a CPU would give a half-precision input a tangent in full precision.
-        same = input if running_mean is None else input.to(running_mean.dtype)
-        out = F.batch_norm(same, running_mean, running_var, weight, bias, False, momentum, eps)
-        return out.to(input.dtype)
-    dims = [d for d in range(input.ndim) if d != 1]
-    weight, bias = _per_channel(weight, input), _per_channel(bias, input)
-    wide = accumulate(input)
+        x, mean = self.input, self.running_mean
+        same = x if mean is None else x.to(mean.dtype)
+        return F.batch_norm(same, *self[1:5], False, *self[6:]).to(x.dtype)
+
+
+def batch_norm(*args: Any, **options: Any) -> Tensor:
+    """``F.batch_norm``, right to second order where statistics are those of the batch."""
+    call = BatchNorm(*args, **options)
+    if not call.training:
+        return call.fixed()
+    x = call.input
+    dims = [d for d in range(x.ndim) if d != 1]
+    wide = accumulate(x)
     mean = wide.mean(dims, keepdim=True)
     centered = wide - mean
     var = centered.square().mean(dims, keepdim=True)
-    if running_mean is not None:
-        assert running_var is not None
-        n = input.numel() // input.shape[1]
-        _update(running_mean, mean, momentum)
-        _update(running_var, torch.ops.aten.mul.Scalar(var, n / max(n - 1, 1)), momentum)
-    return scaled(centered, var, eps, weight, bias).to(input.dtype)
+    if call.running_mean is not None:
+        assert call.running_var is not None
+        n = x.numel() // x.shape[1]
+        _update(call.running_mean, mean, call.momentum)
+        unbiased = torch.ops.aten.mul.Scalar(var, n / max(n - 1, 1))
+        _update(call.running_var, unbiased, call.momentum)
+    weight, bias = _per_channel(call.weight, x), _per_channel(call.bias, x)
+    return scaled(centered, var, call.eps, weight, bias).to(x.dtype)
 
 
 def _update(running: Tensor, now: Tensor, momentum: float) -> None:

@@ -3,76 +3,63 @@ r"""log det(𝒥 + εI) from matrix–vector products alone: stochastic Lanczos 
 With whitened rows A ``[Q, P]`` (𝒥 = AᵀA), Sylvester's identity gives
 $\log\det(\mathcal J + \epsilon I) = P\log\epsilon + \mathrm{tr}\log(I + M/\epsilon)$
 for M = AAᵀ as well as for M = AᵀA; the smaller side, n, is taken. The trace is a mean over random
-signs z of $z^\top \log(I + M/\epsilon)\,z$, each by Lanczos (:mod:`fsmap.linalg.lanczos`). The same
-Lanczos vectors give $u = (M + \epsilon I)^{-1/2} z$, and
+signs z of $z^\top \log(I + M/\epsilon)\,z$, each by :func:`lanczos`. The same Lanczos
+vectors give $u = (M + \epsilon I)^{-1/2} z$, and
 $\nabla \log\det = E[u^\top (\nabla M)\, u]$: this symmetric form has far less noise than
 $E[z^\top (M + \epsilon I)^{-1} (\nabla M)\, z]$, because u is small where M is large.
 
-Products with M come from one of three operators (:mod:`fsmap.linalg.operators`): the matrix itself,
-the factors of J, or passes through the model, which never hold anything of size Q·P.
+Products with M come from one of three operators (:func:`build`): the matrix itself, the factors
+of J, or passes through the model, which never hold anything of size Q·P.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value, vmap
+from torch.utils._pytree import tree_map
 
 from fsmap.errors import InputError
-from fsmap.functional import count
-from fsmap.linalg import operators
+from fsmap.functional import NoiseReplay, count, ravel
+from fsmap.linalg import points
 from fsmap.linalg import probes as draw
-from fsmap.linalg.determinants import rounding_at_most
-from fsmap.linalg.lanczos import Quadrature, lanczos
-from fsmap.linalg.metric import Metric
-from fsmap.linalg.values import number
+from fsmap.linalg.jacobian import Factors, jvp, linearize, look, tangents, vjp
+from fsmap.linalg.metric import Site
+from fsmap.linalg.points import detached, flat, is_pointwise, number, over_probes
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 DEFAULT_PROBES = 16
 
 
 def slq(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
+    site: Site,
     jitter: Tensor,
-    *,
-    metric: Metric | Tensor | None = None,
     probes: int | Tensor | None = None,
     generator: torch.Generator | None = None,
+    *,
     chunk: int | None = None,
     kind: str | None = None,
     bounded: bool = False,
 ) -> Estimate:
     """Estimate log det(𝒥 + εI) with its gradient.
 
-    Args:
-        f: Model function.
-        params: Parameters.
-        x: Evaluation points.
-        jitter: ε > 0.
-        metric: g; where it has negative eigenvalues the P×P side is used.
-        probes: How many (default 16), or the probes ``[R, n]`` with n = min(Q, P). As many as n or
-            more gives the complete set: exact.
-        generator: Where probes are drawn from; None is torch's own.
-        chunk: Probes at a time in passes through the model, for memory.
-        kind: Where products come from, one of ``operators.KINDS``; None decides by size.
-        bounded: Let the error contain the rounding of the Jacobian to the model's dtype.
-
-    Returns:
-        Estimate: the value (its gradient is the estimate above) and its error: spread over probes,
-        truncation of Lanczos and rounding together; nan for one probe.
-
-    Raises:
-        InputError: Inside ``vmap``, or if probes of the wrong shape are given.
+    ``probes`` are how many (default 16) or a tensor ``[R, n]`` with n = min(Q, P); as many as n or
+    more give the complete set: exact. ``chunk`` probes pass through the model at a time; ``kind``
+    is one of ``KINDS`` (None: by size). The error holds the spread over probes (nan for one), the
+    truncation of Lanczos and, if ``bounded``, the rounding of the Jacobian to the model's dtype.
     """
+    params = site.params
     if number(jitter + 0 * next(iter(params.values())).sum()) is None:
         message = (
             "slq stops when its error is small, so it cannot be vmapped; use 'dense' or 'dual'"
         )
         raise InputError(message)
-    operator = operators.build(f, params, x, metric, chunk, kind)
+    operator = build(site, chunk, kind)
     z = _vectors(probes, operator.size, generator, jitter)
     eps = jitter.detach().double()
     complete = len(z) == operator.size and not isinstance(probes, Tensor)
@@ -117,3 +104,247 @@ def _error(values: Tensor, found: Quadrature, complete: bool) -> Tensor:
         spread = values.std() / math.sqrt(R) if R > 1 else torch.full_like(spread, torch.nan)
     error: Tensor = torch.hypot(spread, (found.truncation + found.rounding).mean())
     return error
+
+
+CHECK_EVERY = 4  # steps between two looks at the truncation error
+OF_SPREAD = 0.05  # truncation that no longer matters: this part of the standard error over probes
+OF_VALUE = 1e-4  # where one probe has no spread: this part of the value
+ROUNDING = 1e-10  # relative; below it nothing changes any more
+
+
+class Quadrature(NamedTuple):
+    """What Lanczos knows after k steps, for R probes."""
+
+    values: Tensor  # [R]  zᵀ log(I + M/ε) z
+    truncation: Tensor  # [R]  change over the last steps
+    roots: Tensor  # [R, n]  (M + εI)^(−½) z
+    rounding: Tensor  # [R]  what an error of M in its last digit does to the value
+
+
+def lanczos(
+    matvec: Callable[[Tensor], Tensor], z: Tensor, eps: Tensor, *, complete: bool = False
+) -> Quadrature:
+    """Lanczos with full reorthogonalization, for all probes, until truncation no longer matters.
+
+    ``matvec`` maps V ``[R, n]`` to VM, ``z`` are the probes ``[R, n]``. If ``complete`` the probes
+    are no sample, and only rounding ends it.
+    """
+    R, n = z.shape
+    norms = z.norm(dim=1)  # [R]
+    basis = z.new_empty(R, min(n, 2 * CHECK_EVERY), n)
+    T = z.new_zeros(R, n if n < 64 else 64, n if n < 64 else 64)
+    basis[:, 0] = z / norms[:, None]
+    previous = None
+    k = 0
+    while True:
+        held = basis[:, : k + 1]  # [R, k+1, n]
+        w = matvec(basis[:, k])
+        T[:, k, k] = (w * basis[:, k]).sum(1)
+        for _ in range(2):  # twice is enough
+            w = w - ((held @ w[:, :, None]).mT @ held)[:, 0]
+        beta = w.norm(dim=1)
+        exhausted = beta <= 1e-12 * T[:, : k + 1].diagonal(dim1=1, dim2=2).abs().amax(1).clamp_min(
+            eps
+        )
+        k += 1
+        done = k == n or bool(exhausted.all())
+        if done or k % CHECK_EVERY == 0:
+            values, weights = _gauss(T[:, :k, :k], eps)
+            values = values * norms.square()
+            change = torch.zeros_like(values)
+            if not done and previous is not None:
+                change = (values - previous).abs()
+            if done or (previous is not None and _settled(values, change, complete)):
+                roots = norms[:, None] * (weights[:, None] @ held)[:, 0]
+                digit = torch.finfo(T.dtype).eps * T[:, :k, :k].abs().sum(1).amax(1)  # ≥ eps·λ_max
+                return Quadrature(values, change, roots, digit * roots.square().sum(1))
+            previous = values
+        basis, T = _grown(basis, T, k, n)
+        T[:, k, k - 1] = T[:, k - 1, k] = torch.where(exhausted, 0.0, beta)
+        basis[:, k] = torch.where(exhausted[:, None], 0.0, w / beta.clamp_min(1e-300)[:, None])
+
+
+def _settled(values: Tensor, change: Tensor, complete: bool) -> bool:
+    if complete or bool((change <= ROUNDING * values.abs()).all()):
+        return bool((change <= ROUNDING * values.abs()).all())
+    if len(values) == 1:
+        return bool(change[0] < OF_VALUE * values[0].abs())
+    return bool(change.mean() < OF_SPREAD * values.std() / len(values) ** 0.5)
+
+
+def _grown(basis: Tensor, T: Tensor, k: int, n: int) -> tuple[Tensor, Tensor]:
+    """Room for vector k, doubled when it is used up."""
+    if k == basis.shape[1]:
+        more = basis.new_empty(len(basis), min(n, 2 * k) - k, n)
+        basis = torch.cat([basis, more], dim=1)
+    if k == T.shape[1]:
+        T = torch.nn.functional.pad(T, (0, min(n, 2 * k) - k, 0, min(n, 2 * k) - k))
+    return basis, T
+
+
+def _gauss(T: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
+    """e₁ᵀ log(I + T/ε) e₁ and (T + εI)^(−½) e₁ of the tridiagonal matrices: [R], [R, k]."""
+    eigenvalues, vectors = torch.linalg.eigh(T)
+    first = vectors[:, 0]  # [R, k]
+    # A signed metric can push an eigenvalue below -ε: then the logarithm is nan, as it should be.
+    values = (first.square() * torch.log1p(eigenvalues / eps)).sum(1)
+    return values, (vectors @ (first * (eigenvalues + eps).rsqrt())[:, :, None])[..., 0]
+
+
+LARGEST_EXPLICIT = 4096  # side up to which the matrix is formed
+FACTOR_BYTES = 2**30  # what the factored Jacobian may take
+PROBE_BYTES = 2**27  # parameter vectors of probes that pass through the model together
+
+
+class Operator(NamedTuple):
+    """M, symmetric, n×n."""
+
+    size: int  # n
+    matvec: Callable[[Tensor], Tensor]  # V [R, n] -> VM, at fixed θ
+    form: Callable[[Tensor, Tensor], Tensor]  # W, Z [R, n] -> mean of wᵀMz, differentiable in θ
+
+
+def build(site: Site, chunk: int | None = None, kind: str | None = None) -> Operator:
+    """M on the smaller side; on the parameters' side if g has negative eigenvalues.
+
+    ``kind`` is one of ``KINDS``; None takes the first one that fits. On the parameters' side
+    "factored" is "passes".
+    """
+    with torch.no_grad():
+        whiten = site.resolve(site.output())
+    P = count(site.params)
+    dual = whiten.size < P and whiten.signs is None
+    kind = kind or cheapest(*site[:3], whiten.size, P, dual=dual)
+    if kind == "explicit":
+        return _explicit(site, dual=dual)
+    if kind == "factored" and dual:
+        return _factored(site)
+    return _by_passes(site, chunk, dual=dual)
+
+
+KINDS = ("explicit", "factored", "passes")
+
+
+def cheapest(f: ModelFn, params: Params, x: Inputs, Q: int, P: int, *, dual: bool) -> str:
+    """The first of ``KINDS`` that fits: by size and memory, never by values."""
+    numbers = Q * P
+    if dual and is_pointwise(f):
+        seen = look(f, params, x)
+        keep = torch.is_grad_enabled()  # then all that a point takes stays for the gradient
+        each = (seen.numbers_per_point if keep else seen.compact_numbers)(params)
+        numbers = points.count(x) * each
+    if 8 * numbers > FACTOR_BYTES:
+        return "passes"
+    if (Q if dual else P) <= LARGEST_EXPLICIT:
+        return "explicit"
+    return "factored" if dual else "passes"
+
+
+def _explicit(site: Site, *, dual: bool) -> Operator:
+    """The matrix itself."""
+    factors = linearize(*site[:3])
+    whiten = site.resolve(factors.out)
+    if dual:
+        matrix = whiten.gram(factors.gram(), points.count(site.x))
+    else:
+        matrix = normal_matrix(whiten.rows(factors.rows().double()), whiten.signs)
+    fixed = matrix.detach()
+
+    def form(W: Tensor, Z: Tensor) -> Tensor:
+        return (matrix * (W.mT @ Z)).sum() / len(Z)
+
+    return Operator(len(matrix), lambda V: V @ fixed, form)
+
+
+def _factored(site: Site) -> Operator:
+    """AAᵀ from the factors of J, without the matrix."""
+    factors = linearize(*site[:3]).compact().to(torch.float64)
+    whiten = site.resolve(factors.out)
+
+    def product(factors: Factors, V: Tensor) -> Tensor:
+        inner = factors.gram_product(vmap(whiten.adjoint)(V))  # [R, S, K]
+        return whiten.rows(inner.movedim(0, -1)).mT
+
+    fixed = tree_map(lambda t: t.detach() if isinstance(t, Tensor) else t, factors)
+
+    def matvec(V: Tensor) -> Tensor:
+        with torch.no_grad():
+            return product(fixed, V)
+
+    def form(W: Tensor, Z: Tensor) -> Tensor:
+        return (W * product(factors, Z)).sum() / len(Z)
+
+    return Operator(whiten.size, matvec, form)
+
+
+def _by_passes(site: Site, chunk: int | None, *, dual: bool) -> Operator:
+    """Passes through the model: nothing of size Q·P is ever held."""
+    f, params, x, _ = site
+    fixed = detached(params)
+    size = chunk or max(1, PROBE_BYTES // (8 * count(params)))
+    replay = NoiseReplay(f, params)
+    out, pull, _ = vjp(f, fixed, x)  # one pass: every product sees the same masks
+    whiten = site.resolve(out)
+    push = _transposed(pull, flat(out, x))
+
+    def product(v: Tensor) -> Tensor:  # Mv
+        if dual:
+            return whiten.rows(push(pull(whiten.adjoint(v.to(out.dtype))))).double()
+        u = whiten.rows(push(tangents(fixed, v)))
+        return ravel(pull(whiten.adjoint(u if whiten.signs is None else whiten.signs * u))).double()
+
+    def forms(p: Params, W: Tensor, Z: Tensor) -> Tensor:  # wᵀMz of each pair
+        replay()
+        if not dual:
+            return over_probes(f, partial(_in_rows, site._replace(params=p)), W, Z)
+        here, transpose, _ = vjp(f, p, x)
+        adjoint = site.resolve(here).adjoint
+
+        def in_parameters(w: Tensor, z: Tensor) -> Tensor:
+            left, right = (transpose(adjoint(u.to(out.dtype))) for u in (w, z))
+            return torch.stack([(left[n] * right[n]).sum() for n in left]).sum()
+
+        return over_probes(f, in_parameters, W, Z)
+
+    def form(W: Tensor, Z: Tensor) -> Tensor:
+        """Held as one gradient vector, not as a graph."""
+        total = {name: torch.zeros_like(p) for name, p in fixed.items()}
+        value = torch.zeros_like(W[0, 0])
+        for w, z in zip(W.split(size), Z.split(size), strict=True):
+            grads, part = grad_and_value(lambda p, w=w, z=z: forms(p, w, z).sum())(fixed)
+            value = value + part / len(Z)
+            total = {name: t + grads[name].detach() / len(Z) for name, t in total.items()}
+        linear = torch.stack([(p * total[n]).sum() for n, p in params.items()]).sum()
+        return value + (linear - linear.detach())
+
+    def matvec(V: Tensor) -> Tensor:
+        return over_probes(f, product, V, chunk=size)
+
+    return Operator(whiten.size if dual else count(params), matvec, form)
+
+
+def _transposed(pull: Callable[[Tensor], Params], out: Tensor) -> Callable[[Params], Tensor]:
+    """Jv as the transpose of the linear map u → Jᵀu: nothing of the first pass is repeated."""
+    push = torch.func.vjp(pull, torch.zeros_like(out))[1]
+    return lambda v: push(v)[0]
+
+
+def _in_rows(site: Site, w: Tensor, z: Tensor) -> Tensor:
+    """(Aw)ᵀD(Az)."""
+    out, left, _ = jvp(*site[:3], tangents(site.params, w))
+    _, right, _ = jvp(*site[:3], tangents(site.params, z))
+    whiten = site.resolve(out)
+    product = whiten.rows(left) * whiten.rows(right)
+    return (product if whiten.signs is None else whiten.signs * product).sum()
+
+
+def normal_matrix(rows: Tensor, signs: Tensor | None) -> Tensor:
+    """AᵀDA."""
+    return rows.mT @ (rows if signs is None else signs[:, None] * rows)
+
+
+def rounding_at_most(trace: Tensor, jitter: Tensor, precision: torch.dtype, count: int) -> Tensor:
+    """As :func:`rounding_bound`, without the eigenvalues: larger, from the trace of 𝒥 alone."""
+    shift = torch.finfo(precision).eps * trace.clamp_min(0).sqrt()
+    noise = torch.finfo(torch.float64).eps * count * trace.abs()
+    return count * torch.log1p(shift / jitter.sqrt() + (shift.square() + noise) / jitter)

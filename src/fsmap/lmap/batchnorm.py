@@ -41,7 +41,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import Functional, Replacing, State, Wrapped
 from fsmap.linalg.estimators import Estimator
-from fsmap.linalg.values import accumulate
+from fsmap.linalg.points import accumulate
+from fsmap.linalg.second_order import BatchNorm
 from fsmap.lmap.syncbatchnorm import sync_batch_norm, synchronizes
 from fsmap.types import Inputs, Params
 
@@ -125,20 +126,11 @@ class Recorder:
         """Replaces batch normalization; outputs stay the same."""
         return Replacing({F.batch_norm: self._batch_norm, sync_batch_norm: self._sync})
 
-    def _batch_norm(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        if training:
-            self.changes.append(_change(input, eps))
-        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    def _batch_norm(self, *args: Any, **options: Any) -> Tensor:
+        call = BatchNorm(*args, **options)
+        if call.training:
+            self.changes.append(_change(call.input, call.eps))
+        return F.batch_norm(*call)
 
     def _sync(self, layer: nn.SyncBatchNorm, input: Tensor) -> Tensor:
         self.changes.append(_change(input, layer.eps))
@@ -168,28 +160,18 @@ class Deployed(Wrapped):
         found: list[Change] = []
         given, place = self._changes, [0]
 
-        def batch_norm(
-            input: Tensor,
-            running_mean: Tensor,
-            running_var: Tensor,
-            weight: Tensor | None = None,
-            bias: Tensor | None = None,
-            training: bool = False,
-            momentum: float = 0.1,
-            eps: float = 1e-5,
-        ) -> Tensor:
-            if training and torch.is_grad_enabled():
-                if given is None:
-                    found.append(_change(_primal(input), eps))
-                    change = found[-1]
-                else:
-                    change = given[place[0]]
-                    place[0] += 1
-                weight, bias = _moved(change, running_mean, running_var, weight, bias, eps)
-            # Under autocast a CPU would give a half-precision input a tangent in full precision.
-            same = input.to(running_mean.dtype)
-            out = F.batch_norm(same, running_mean, running_var, weight, bias, False, momentum, eps)
-            return out.to(input.dtype)
+        def batch_norm(*args: Any, **options: Any) -> Tensor:
+            call = BatchNorm(*args, **options)
+            if not (call.training and torch.is_grad_enabled()):
+                return call.fixed()
+            if given is None:
+                found.append(_change(_primal(call.input), call.eps))
+                change = found[-1]
+            else:
+                change = given[place[0]]
+                place[0] += 1
+            weight, bias = _moved(change, call)
+            return call._replace(weight=weight, bias=bias).fixed()
 
         def sync(layer: Any, input: Tensor) -> Tensor:
             m = layer
@@ -239,21 +221,17 @@ class _Follow(torch.autograd.Function):
         return (scale * (x - mean) + dtau) * (x.shape[1] / x.numel()), None
 
 
-def _moved(
-    change: Change,
-    mean: Tensor,
-    var: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor]:
+def _moved(change: Change, call: BatchNorm) -> tuple[Tensor, Tensor]:
     """Weight and bias with which fixed statistics act as statistics that follow."""
     # (x − rμ − τ)/rσ·w + b, τ = m − r m₀, is torch's own function with another weight and bias:
     # (x − μ)/σ·w' + b' with w' = w/r and b' = b + (μ − rμ − τ)/rσ·w. One product of w, which may
     # have a tangent, with constants, because such products are slow in eager forward mode.
     ratio, tau = change
+    mean, var, weight, bias = call[1:5]
+    assert mean is not None
+    assert var is not None
     inverse = 1 / ratio
-    both = torch.stack([inverse, (mean - ratio * mean - tau) * inverse * (var + eps).rsqrt()])
+    both = torch.stack([inverse, (mean - ratio * mean - tau) * inverse * (var + call.eps).rsqrt()])
     scale, moved = (both if weight is None else both * weight).unbind()
     bias = moved if bias is None else bias + moved
     return scale.to(mean.dtype), bias.to(mean.dtype)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import FallbackWarning, FsmapError
-from fsmap.functional.noise import is_random
+from fsmap.functional import is_random
 
 P = ParamSpec("P")
 T = TypeVar("T")

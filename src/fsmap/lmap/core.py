@@ -19,21 +19,20 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fsmap.errors import FallbackWarning, ForwardModeError, IgnoredProbesWarning, InputError
-from fsmap.functional import Functional, State, Wrapped, call_module, take_apart
-from fsmap.functional.noise import is_random
+from fsmap.functional import Functional, State, Wrapped, call_module, is_random, take_apart
 from fsmap.linalg import points
 from fsmap.linalg.estimators import Central, draws_normal
-from fsmap.linalg.metric import Metric, Weights
+from fsmap.linalg.estimators import evaluate as evaluate_trace
+from fsmap.linalg.metric import Metric, Site, Weights
+from fsmap.linalg.points import number
 from fsmap.linalg.probes import Stream
-from fsmap.linalg.trace import evaluate as evaluate_trace
-from fsmap.linalg.values import number
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.compiling import Compiled, as_written, uncompiled
 from fsmap.lmap.options import Options
 from fsmap.lmap.selection import Outputs, SomeOutputs, cut, survey, trainable
 from fsmap.lmap.sharding import refuse_sharded
 from fsmap.lmap.steps import Steps
-from fsmap.objective.geometry import sample
+from fsmap.px import sample
 from fsmap.types import Inputs, Params
 
 Buffers = dict[str, Tensor]
@@ -140,7 +139,7 @@ def _laplacian(
     probes: Any = drawn.probes
     if options.estimator.parameter_probes and probes is not None:
         probes = _shaped(probes, f.module, params)
-    found = evaluate_trace(at, params, x, probes, estimator=options.estimator, metric=metric)
+    found = evaluate_trace(options.estimator, Site(at, params, x, metric), probes)
     out, state = found.out, found.state
     if out is None or state is None:
         out, state = at.with_state(params, x)
@@ -313,9 +312,8 @@ class Regularizer:
                 device = next(iter(params.values())).device
                 size = sum(p.numel() for p in every.values())
                 return stream.flat_psi(size, options.probes, device, self.psi_dtype(device))
-            own: Any = options.estimator.draw(
-                stream, self.f, every, evaluation, options.probes, options.metric
-            )
+            site = Site(self.f, every, evaluation, options.metric)
+            own: Any = options.estimator.draw(stream, site, options.probes)
             return torch.cat([_in_memory_order(own[n], p) for n, p in every.items()], 1)
         joint = x is not None and options.batchnorm == "joint"
         at: Any = _joined(x, evaluation) if joint else evaluation
@@ -323,7 +321,8 @@ class Regularizer:
         if rows is not None and not joint:
             assert self._outputs is not None
             f = cut(self.f, rows, self._outputs.head)
-        found: Any = options.estimator.draw(stream, f, params, at, options.probes, options.metric)
+        site = Site(f, params, at, options.metric)
+        found: Any = options.estimator.draw(stream, site, options.probes)
         return found  # type: ignore[no-any-return]
 
     def _draw_rows(self, params: Params, x: Inputs, stream: Stream) -> Tensor | None:

@@ -25,17 +25,15 @@ from fsmap.errors import IgnoredProbesWarning, InputError, UnsupportedModuleErro
 from fsmap.functional import Functional
 from fsmap.linalg import points
 from fsmap.linalg.metric import resolve
-from fsmap.linalg.passes import flat
+from fsmap.linalg.points import HALF, accumulate, flat, number
 from fsmap.linalg.probes import Stream
-from fsmap.linalg.values import HALF, accumulate, number
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap import sharding
 from fsmap.lmap.core import NO_EFFECT
 from fsmap.lmap.options import MoreOptions, Options, check_module, check_strength
 from fsmap.lmap.selection import trainable
 from fsmap.lmap.steps import Steps
-from fsmap.objective.geometry import sample
-from fsmap.objective.px import EvalDistribution
+from fsmap.px import EvalDistribution, sample
 from fsmap.types import Inputs, Params
 
 # In bf16 the two terms of ∇R cancel to within rounding. Measured on an MLP with GELU and LayerNorm:

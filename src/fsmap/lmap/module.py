@@ -21,7 +21,7 @@ from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.compiling import uncompiled
 from fsmap.lmap.core import Drawn, Regularizer, first
 from fsmap.lmap.options import MoreOptions, Options, check_module, check_strength
-from fsmap.objective.px import EvalDistribution
+from fsmap.px import EvalDistribution
 from fsmap.types import Inputs
 
 C = TypeVar("C", bound=type)

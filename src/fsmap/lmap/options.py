@@ -14,7 +14,7 @@ from fsmap.linalg.estimators import Estimator, by_name
 from fsmap.linalg.metric import Metric, Weights
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.selection import Layers, trainable
-from fsmap.objective.px import EvalDistribution, as_px
+from fsmap.px import EvalDistribution, as_px
 
 
 class MoreOptions(TypedDict, total=False):

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from fsmap.errors import InputError
 from fsmap.functional import count, ravel, unravel
-from fsmap.linalg import logdet, points, trace
-from fsmap.linalg.estimators import Estimator, Jvp
-from fsmap.linalg.metric import Metric, resolve
+from fsmap.linalg import logdet
+from fsmap.linalg.estimators import Estimator, Jvp, evaluate
+from fsmap.linalg.metric import Metric, Site, resolve
 from fsmap.linalg.probes import Stream
 from fsmap.linalg.slq import DEFAULT_PROBES
-from fsmap.objective.px import EvalDistribution
+from fsmap.px import EvalDistribution, sample
 from fsmap.types import Draws, Inputs, ModelFn, Params
 
 SHARE = 0.01
@@ -228,19 +228,12 @@ def _trace_draws(term: Laplacian | TraceBound, f: ModelFn, params: Params, strea
     if stream.step % term.every:
         return Draws()
     x = sample(term.px, term.num_points, params, stream)
-    return Draws(x, term.estimator.draw(stream, f, params, x, term.probes, term.metric))
+    return Draws(x, term.estimator.draw(stream, Site(f, params, x, term.metric), term.probes))
 
 
 def _trace(term: Laplacian | TraceBound, f: ModelFn, params: Params, draws: Draws) -> Tensor:
-    return trace.evaluate(
-        f, params, draws.x, draws.psi, estimator=term.estimator, metric=term.metric
-    ).values.mean()
-
-
-def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:
-    """S evaluation points where the parameters are, and in their dtype."""
-    like = next(iter(params.values()))
-    return points.to(px.sample(num, stream.points()), device=like.device, dtype=like.dtype)
+    site = Site(f, params, draws.x, term.metric)
+    return evaluate(term.estimator, site, draws.psi).values.mean()
 
 
 def _log_det_by_singular_values(

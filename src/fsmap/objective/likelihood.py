@@ -7,14 +7,16 @@ the hyper-parameters too) and vmaps over stacked ones; it branches on shapes, ne
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, Protocol, TypeVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.objective.hyper import LOG_2, LOG_SQRT_2PI, check_positive, tensor_like, working
-from fsmap.objective.targets import aligned, check_batch, check_classes
+from fsmap.linalg.points import accumulate, check_positive
 
 
 class Likelihood(Protocol):
@@ -97,21 +99,13 @@ class Categorical(NamedTuple):
             A 0-dim tensor, in nats.
         """
         check_classes(out, y)
-        log_p = working(out).log_softmax(-1)  # [B, ..., K]
+        log_p = accumulate(out).log_softmax(-1)  # [B, ..., K]
         if y.is_floating_point():
             return _total(y.to(log_p.dtype) * log_p, weight)
         return _total(log_p.gather(-1, y.long().unsqueeze(-1)), weight)
 
     def check(self, out: Tensor, y: Tensor) -> None:
-        """Raise InputError on wrong shapes, labels outside 0..K-1, or improper probabilities.
-
-        Args:
-            out: Logits.
-            y: Labels or probabilities.
-
-        Raises:
-            InputError: With what came, what is allowed and what to do.
-        """
+        """Raise InputError on wrong shapes, labels outside 0..K-1, or improper probabilities."""
         check_classes(out, y)
         check_batch(out, y)
         classes = out.shape[-1]
@@ -151,15 +145,7 @@ class Bernoulli(NamedTuple):
         return _total(y * F.logsigmoid(out) + (1 - y) * F.logsigmoid(-out), weight)
 
     def check(self, out: Tensor, y: Tensor) -> None:
-        """Raise InputError on wrong shapes or targets outside [0, 1].
-
-        Args:
-            out: Logits.
-            y: Targets.
-
-        Raises:
-            InputError: With what came, what is allowed and what to do.
-        """
+        """Raise InputError on wrong shapes or targets outside [0, 1]."""
         check_batch(out, y)
         aligned(out, y)
         if y.min() < 0 or y.max() > 1:
@@ -200,3 +186,96 @@ def _check_regression(name: str, scale: float | Tensor, out: Tensor, y: Tensor) 
     check_batch(out, y)
     check_positive(name, scale)
     _per_output(name, scale, aligned(out, y)[0])
+
+
+def aligned(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as ``[B, ..., K]`` in the working dtype; never broadcasts [B] against [B, 1]."""
+    if out.dim() == y.dim() + 1 == 2 and out.shape[1] == 1:
+        y = y.unsqueeze(1)
+    if y.dim() == out.dim() + 1 == 2 and y.shape[1] == 1:
+        out = out.unsqueeze(1)
+    if out.shape != y.shape or out.dim() == 0:
+        message = (
+            f"outputs {list(out.shape)} and targets {list(y.shape)} do not match: they must have "
+            "the same shape [B, ...] ([B] and [B, 1] count as the same). Reshape y, or change the "
+            "model's last layer."
+        )
+        raise InputError(message)
+    out = accumulate(out if out.dim() > 1 else out.unsqueeze(1))
+    return out, y.reshape(out.shape).to(out.dtype)
+
+
+def check_classes(out: Tensor, y: Tensor) -> None:
+    """Shapes and dtypes of a classification batch: known without looking at the numbers."""
+    if out.dim() < 2 or out.shape[-1] < 2:
+        message = (
+            f"Categorical needs logits [B, K] or [B, T, K] with K >= 2, got {list(out.shape)}. "
+            "For one logit per point use Bernoulli()."
+        )
+        raise InputError(message)
+    if y.dtype == torch.bool or y.is_complex():
+        message = (
+            f"labels have dtype {y.dtype}; allowed are integers (class numbers) or floats "
+            "(probabilities). Convert with y.long()."
+        )
+        raise InputError(message)
+    want = out.shape if y.is_floating_point() else out.shape[:-1]
+    if y.shape != want:
+        what = "float targets are probabilities" if y.is_floating_point() else "integer targets"
+        message = (
+            f"{what} of shape {list(y.shape)} do not fit logits {list(out.shape)}: expected "
+            f"{list(want)}. Integer class numbers are [B] or [B, T] (use y.long()), "
+            "probabilities have the shape of the logits."
+        )
+        raise InputError(message)
+
+
+def check_batch(out: Tensor, y: Tensor) -> None:
+    """What every likelihood asks of a batch: points, floating outputs, finite targets."""
+    if out.numel() == 0 or y.numel() == 0:
+        message = (
+            f"the batch is empty: outputs {list(out.shape)}, targets {list(y.shape)}. "
+            "Give at least one point."
+        )
+        raise InputError(message)
+    if not out.is_floating_point():
+        message = f"outputs have dtype {out.dtype}; a model must return floating point numbers."
+        raise InputError(message)
+    bad = int((~torch.isfinite(y)).sum())
+    if bad:
+        message = (
+            f"targets hold {bad} values that are nan or infinite (of {y.numel()}). "
+            "Remove or impute those points."
+        )
+        raise InputError(message)
+
+
+LOG_2 = math.log(2.0)
+LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+
+T = TypeVar("T")
+
+
+def tensor_like(value: float | Tensor, like: Tensor) -> Tensor:
+    """A hyper-parameter as a tensor with the dtype and device of ``like``.
+
+    A tensor keeps its graph, so that the scale can be learned or vmapped. A float becomes a 0-dim
+    tensor by a fill, not by a copy from the host, so that a CUDA graph can capture it.
+    """
+    if isinstance(value, Tensor):
+        return value.to(dtype=like.dtype, device=like.device)
+    return like.new_full((), float(value))
+
+
+def entry(what: str, table: T | Mapping[str, T], name: str, names: Iterable[str]) -> T:
+    """What a table says about one parameter; a value that is no table is for all of them."""
+    if not isinstance(table, Mapping):
+        return table
+    if name not in table:
+        missing = [known for known in names if known not in table]
+        message = (
+            f"{what} has no entry for {missing}; it has {sorted(table)}. Give one entry for each "
+            "trainable parameter, named as in named_parameters(), or one value for all."
+        )
+        raise InputError(message)
+    return table[name]

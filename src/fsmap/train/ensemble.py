@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from fsmap.errors import InputError, MemoryLimitError
 from fsmap.functional import count, differentiable_attention
 from fsmap.linalg.memory import SHARE, free_bytes
-from fsmap.objective.compose import Objective
 from fsmap.objective.geometry import LogDet, Variational
+from fsmap.objective.objective import Objective
 from fsmap.train.feed import Chunk, Feed, Feeder
 from fsmap.train.optim import clip_factor, global_norm, scale
 from fsmap.train.step import PARTS, Hypers, LossFn

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from fsmap.errors import InputError
 from fsmap.linalg.probes import Stream
-from fsmap.objective.compose import Objective
+from fsmap.objective.objective import Objective
 from fsmap.train.batches import Batches, as_batch
 from fsmap.train.grid import SEED, SPLIT, Grid
 from fsmap.train.step import layer_noise

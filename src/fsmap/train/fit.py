@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fsmap.linalg.passes import check_params
+from fsmap.linalg.points import check_params
 from fsmap.linalg.probes import Stream
-from fsmap.objective.compose import Objective
+from fsmap.objective.objective import Objective
 from fsmap.train.batches import Batches, as_batch, sample_batch, take
 from fsmap.train.checkpoint import describe, describe_model
 from fsmap.train.history import History, stop_if_diverged

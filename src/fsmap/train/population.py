@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from fsmap.errors import DivergedError, DivergedWarning, InputError, UnsupportedModuleError
 from fsmap.functional import Functional, functional
 from fsmap.linalg.probes import Stream, integer
-from fsmap.objective.compose import Objective
 from fsmap.objective.geometry import TraceBound
+from fsmap.objective.objective import Objective
 from fsmap.train.batches import Batches, sample_batch
 from fsmap.train.capture import Graphed, wanted
 from fsmap.train.checkpoint import describe, describe_model

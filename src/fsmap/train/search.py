@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from fsmap.errors import DivergedError, InputError
 from fsmap.functional import functional
-from fsmap.objective.compose import Objective, fs_map, l_map, ps_map
 from fsmap.objective.likelihood import Likelihood
+from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
 from fsmap.objective.prior import Flat, Normal, Prior
-from fsmap.objective.px import EvalDistribution
+from fsmap.px import EvalDistribution
 from fsmap.train.fit import fit
 from fsmap.train.grid import Grid
 from fsmap.train.history import History

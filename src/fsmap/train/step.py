@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from fsmap.errors import UnsupportedModuleError
 from fsmap.functional import Functional
 from fsmap.linalg.probes import Stream
-from fsmap.objective.compose import Objective, Parts
+from fsmap.objective.objective import Objective, Parts
 from fsmap.train.optim import clip_factor, global_norm, scale
 from fsmap.types import Batch, Draws, Inputs, ModelFn, Params
 

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from fsmap.errors import ConstantTargetWarning, EdgeOfGridWarning, InputError
 from fsmap.functional import functional
 from fsmap.linalg import points
-from fsmap.linalg.trace import trace
+from fsmap.linalg.estimators import trace
 from fsmap.models.mlp import MLP
 from fsmap.objective.geometry import SHARE
 from fsmap.objective.likelihood import Categorical, Gaussian, Likelihood
-from fsmap.objective.px import Empirical, EvalDistribution, Normal, as_px
 from fsmap.objective.weighted import Weighted, packed, unpacked
+from fsmap.px import Empirical, EvalDistribution, Normal, as_px
 from fsmap.train.plan import plan
 from fsmap.train.search import WEIGHT_DECAYS, Trained, at_edges, strengths, train
 from fsmap.types import Batch

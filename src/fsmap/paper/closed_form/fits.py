@@ -1,7 +1,7 @@
 r"""MAP solutions of basis models $f = A\,\sigma(\theta)$ by ``fit_population``.
 
 The data are rows of the design matrix A, and the geometry is a closed form of the log-determinant
-(:class:`~fsmap.objective.basis.LogDetBasis`): no Jacobian is taken.
+(:class:`~fsmap.objective.closed_form.LogDetBasis`): no Jacobian is taken.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fsmap.models.squash import Squash
-from fsmap.objective.basis import Form, LogDetBasis
-from fsmap.objective.compose import Objective
+from fsmap.objective.closed_form import Form, LogDetBasis
 from fsmap.objective.geometry import NoGeometry
 from fsmap.objective.likelihood import Gaussian
+from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Prior
 from fsmap.train.descent import one_thread
 from fsmap.train.grid import Grid

@@ -17,8 +17,8 @@ from torch import Tensor
 from fsmap.data import synthetic
 from fsmap.models.basis import FourierBasis
 from fsmap.models.squash import TANH
-from fsmap.objective.basis import PAPER_JITTER, Diagonal, Form, Invertible
-from fsmap.objective.compose import Objective
+from fsmap.objective.closed_form import PAPER_JITTER, Diagonal, Form, Invertible
+from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
 from fsmap.paper.closed_form.fits import Advance, log_density, objective_of, solve
 from fsmap.paper.experiment import Context, Experiment, Measured

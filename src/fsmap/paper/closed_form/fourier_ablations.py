@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fsmap.objective.basis import Diagonal, Dual, Form
-from fsmap.objective.lattice import fourier_lattice
+from fsmap.objective.closed_form import Diagonal, Dual, Form, fourier_lattice
 from fsmap.paper.closed_form.fourier import (
     DEVIATIONS,
     EXACT,

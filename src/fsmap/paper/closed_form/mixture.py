@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsmap.assess.mcmc import ChainMean, nuts_mean
-from fsmap.assess.model_average import PosteriorMean, interval, posterior_mean
+from fsmap.assess.model_average import ChainMean, PosteriorMean, interval, nuts_mean, posterior_mean
 from fsmap.data import synthetic
 from fsmap.errors import MissingExtraError
 from fsmap.models.basis import BumpBasis
 from fsmap.models.squash import EXP
-from fsmap.objective.basis import Invertible
-from fsmap.objective.compose import Objective
+from fsmap.objective.closed_form import Invertible
 from fsmap.objective.moments import Moments
+from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
 from fsmap.paper.closed_form import fits
 from fsmap.paper.closed_form.fits import Advance, objective_of

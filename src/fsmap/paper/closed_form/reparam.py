@@ -18,8 +18,8 @@ from torch import Tensor
 from fsmap.data import synthetic
 from fsmap.models.basis import FourierBasis, RBFBasis
 from fsmap.models.squash import IDENTITY, TANH, Squash
-from fsmap.objective.basis import Invertible
-from fsmap.objective.compose import Objective
+from fsmap.objective.closed_form import Invertible
+from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal, Reparametrized
 from fsmap.paper.closed_form import fits
 from fsmap.paper.closed_form.fits import log_density, objective_of

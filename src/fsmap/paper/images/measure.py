@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fsmap import metrics
 from fsmap.assess.calibration import Predictions, measure
-from fsmap.assess.laplacian import laplacian
+from fsmap.assess.landscape import laplacian
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.images.protocol import (
     BASELINES,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsmap.assess.laplacian import draw_psi, laplacian
+from fsmap.assess.landscape import draw_psi, laplacian
 from fsmap.data.images.read import read_images
 from fsmap.data.images.task import ImageTask, load_task
 from fsmap.errors import InputError, MissingDataError, did_you_mean

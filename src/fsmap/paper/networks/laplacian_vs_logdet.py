@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from fsmap.functional import count
+from fsmap.linalg.estimators import trace
 from fsmap.linalg.probes import generator
-from fsmap.linalg.trace import trace
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.networks.scaled_networks import (
     CloudConfig,

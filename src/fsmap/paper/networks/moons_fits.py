@@ -19,11 +19,11 @@ from fsmap.functional import functional
 from fsmap.linalg.logdet import whitened_rows
 from fsmap.linalg.probes import generator
 from fsmap.models.mlp import MLP
-from fsmap.objective.compose import Objective, fs_map, l_map, ps_map
 from fsmap.objective.likelihood import Categorical
+from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
 from fsmap.objective.prior import Normal
-from fsmap.objective.px import Lattice
 from fsmap.paper.networks.scaled_networks import square
+from fsmap.px import Lattice
 from fsmap.train.descent import one_thread
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from fsmap.assess.images import Assessment
 from fsmap.assess.landscape import Landscape
+from fsmap.assess.shift import Assessment
 from fsmap.paper.report import figures
 
 if TYPE_CHECKING:

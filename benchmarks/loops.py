@@ -150,6 +150,8 @@ class Loop:
         self.optimizer = torch.optim.SGD(
             self.model.parameters(), lr=1e-4, momentum=0.9, fused=device == "cuda"
         )
+        for p in self.model.parameters():  # what the first step makes
+            self.optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
         self.call = task.call or (lambda m, x: m(x))
         self.eager, self.captured = mode == "eager", mode == "captured"
         self.compile = {"mode": mode} if mode == "reduce-overhead" else {}
@@ -164,7 +166,7 @@ class Loop:
         size = self.task.batch
         start = self.place % (len(self.task.x) // size) * size
         x, y = self.task.x[start : start + size], self.task.y[start : start + size]
-        if self.captured and self.place:  # the first step makes the optimizer's state
+        if self.captured:
             self.replay(x, y)
         else:
             self.update(x, y)
@@ -307,7 +309,7 @@ class Loop:
 
         def step(x: Tensor, y: Tensor, *drawn: Tensor) -> None:
             with self.autocast():
-                out, R = lm(x, drawn=Drawn(*drawn) if drawn else None)
+                out, R = lm(x, drawn=Drawn(*drawn, *[None] * (2 - len(drawn))) if drawn else None)
                 loss = self.loss(out, y) + LAM * R
             loss.backward()
 
@@ -364,6 +366,7 @@ def main() -> None:
         ["eager"] if options.device == "cpu" else ["eager", "reduce-overhead", "captured"]
     )
     about = circumstances(options.device)._asdict()
+    torch.backends.cudnn.benchmark = True
     for name in options.task or tasks:
         task = tasks[name]()
         ways = [way for way in task.ways if not options.way or way in options.way]

@@ -23,7 +23,7 @@ from torch import nn
 import fsmap
 from fsmap.report.circumstances import circumstances
 from fsmap.train.optim import adam
-from fsmap.train.start import initialize
+from fsmap.train.population import initialize
 from fsmap.types import Batch
 
 FEATURES, DATA = 8, 2_048

@@ -71,6 +71,15 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
+@pytest.fixture
+def fresh_compiler(guard: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An empty compiler; what it switches off for the whole process is put back after the test."""
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """Path of a Chromium executable; the test is skipped where there is none."""

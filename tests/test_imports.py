@@ -39,8 +39,8 @@ ALLOWED["__main__"] = {"cli"}
 ALLOWED["__init__"] = CORE | {"data", "models", "px", "metric"}
 
 HARD_DEPENDENCIES = {"torch", "numpy", "safetensors"}
-# Used where they are there, with a twin that needs nothing; triton comes with torch for CUDA.
-WHERE_INSTALLED = {"train/progress.py": {"rich"}, "train/fused/triton_*.py": {"triton"}}
+# Used where they are there, with a twin that needs nothing.
+WHERE_INSTALLED = {"train/progress.py": {"rich"}}
 OPTIONAL = {
     *("rich", "sklearn", "matplotlib", "pandas", "scipy", "pyro", "PIL", "pyarrow", "jinja2"),
     *("lightning", "transformers", "accelerate", "ray"),

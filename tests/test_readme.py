@@ -122,23 +122,25 @@ def test_numbers_of_the_readme_are_those_of_the_rows():
 
 
 def test_numbers_of_the_guide_to_strengths_are_those_of_the_rows():
-    heading = "| | λ | R at KMNIST |"
     text = (ROOT / "docs" / "guide" / "strength.md").read_text()
-    lines = heading + text.split(heading)[1].split("\n\n")[0]
-    names, _, *body = [[c.strip() for c in line.split("|")[1:-1]] for line in lines.splitlines()]
-    rows = {"PS-MAP": "ps-map", "L-MAP": "other"}
-    metrics = {"T": "test_temperature", "ECE": "ece", "NLL": "nll"}
-    metrics |= {"R at KMNIST": "laplacian_other", "R at training images": "laplacian_train"}
-    compared = 0
+    lines = ("| c |" + text.split("| c |")[1].split("\n\n")[0]).splitlines()
+    head, _, *body = [[c.strip() for c in line.split("|")[1:-1]] for line in lines]
+    measured = (ROOT / "benchmarks" / "results" / "steering.jsonl").read_text().splitlines()
+    rows = [
+        row for row in map(json.loads, measured) if (row["points"], row["epochs"]) == (2000, 40)
+    ]
+    metrics = {"T": "temperature", "log loss": "nll", "accuracy": "accuracy", "ECE": "ece"}
+    assert [name for name, *_ in body] == list(metrics)
     for name, *cells in body:
-        values = values_of("image-table", {"dataset": "fmnist", "row": rows[name]})
-        for column, cell in zip(names[1:], cells, strict=True):
-            if column in metrics:
-                mean = fmean(values[metrics[column]]) * (100 if "%" in cell else 1)
-                printed = float(cell.replace(",", "").rstrip(" %"))
-                half = 0.5 * 10.0 ** (len(str(round(mean))) - 2) if "R at" in column else 0.0
-                decimals = len(cell.rstrip(" %").partition(".")[2])
-                near = max(0.5 * 10.0**-decimals, half) + 1e-9  # R has two digits
-                assert abs(printed - mean) <= near, (name, column, mean)
-                compared += 1
-    assert compared == len(body) * 5
+        for c, cell in zip(head[1:], cells, strict=True):
+            way = "plain" if c == "0" else f"nats={c}"
+            mean = fmean(row["test"][metrics[name]] for row in rows if row["way"] == way)
+            percent = cell.endswith(" %")
+            decimals = len(cell.removesuffix(" %").partition(".")[2])
+            assert cell.removesuffix(" %") == f"{mean * (100 if percent else 1):.{decimals}f}", name
+    plain, other = (
+        values_of("image-table", {"dataset": "fmnist", "row": row}) for row in ("ps-map", "other")
+    )
+    R, T = ([fmean(v[m]) for v in (other, plain)] for m in ("laplacian_other", "test_temperature"))
+    assert f"R = {R[0]:.0f} instead of {round(R[1], -3):,.0f} at p_X" in text
+    assert f"T = {T[0]:.2f} instead of {T[1]:.2f}" in text

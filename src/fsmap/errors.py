@@ -70,6 +70,10 @@ class NonFiniteWarning(UserWarning):
     """R was inf, nan or negative on some steps, which a running mean left out."""
 
 
+class CollapseWarning(UserWarning):
+    """R fell to almost nothing: the network may have become a constant."""
+
+
 class MissingEveryWarning(UserWarning):
     """R was left out on some steps, and the penalty was not told on how many."""
 

@@ -174,6 +174,52 @@ def test_a_penalty_is_counted_and_kept_in_the_checkpoint(tmp_path):
     assert module.penalty.state_dict() == {"step": 9}
 
 
+class InNats(Classifier):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.penalty = fsmap.LogTrace(0.1)
+
+    def training_step(self, batch, batch_idx):
+        out, R = self.lm(batch[0])
+        return F.cross_entropy(out, batch[1]) + self.penalty(R, every=self.lm.regularizer.every)
+
+
+def test_nats_equal_the_plain_loop_and_go_on_from_a_checkpoint(tmp_path):
+    options = {"accumulate_grad_batches": 3}
+    module = InNats(every=2)
+    trainer(**options).fit(module, DataLoader(data(), 4))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    lm, penalty = term(model, every=2).attach(optimizer), fsmap.LogTrace(0.1).attach(optimizer)
+    rows = iter(module.logged)
+    for index, (x, y) in enumerate(batch for _ in range(2) for batch in DataLoader(data(), 4)):
+        out, R = lm(x)
+        value, fitted = penalty(R, every=2), F.cross_entropy(out, y)
+        row = next(rows)
+        if R > 0:
+            assert row["lmap/R"] == pytest.approx(R.item() / 2, rel=1e-6)
+            assert row["lmap/term"] == pytest.approx(value.item(), rel=1e-6)
+            assert row["lmap/share"] == pytest.approx((value / fitted).item(), rel=1e-5)
+        ((fitted + value) / 3).backward()
+        if index % 3 == 2:
+            optimizer.step()
+            optimizer.zero_grad()
+        if R > 0 and index % 3 == 2:
+            assert row["lmap/strength"] == pytest.approx(penalty.reg_strength, rel=1e-6)
+    for ours, theirs in zip(module.lm.module.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    first = trainer(**options, max_epochs=1)
+    first.fit(InNats(every=2), DataLoader(data(), 4))
+    first.save_checkpoint(tmp_path / "one.ckpt")
+    again = InNats(every=2)
+    path = str(tmp_path / "one.ckpt")
+    trainer(**options).fit(again, DataLoader(data(), 4), ckpt_path=path)
+    for name, ours in again.state_dict().items():
+        assert torch.equal(torch.as_tensor(ours), torch.as_tensor(module.state_dict()[name])), name
+    trainer(**options).fit(again, DataLoader(data(), 4))  # another optimizer
+    assert int(again.penalty.steps) == 4
+
+
 def test_a_strength_given_to_the_pass_or_to_the_callback_is_the_one_that_is_logged():
     class Given(Classifier):
         def training_step(self, batch, batch_idx):

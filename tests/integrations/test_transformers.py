@@ -167,6 +167,54 @@ def test_what_is_logged_is_r_and_its_share(tmp_path):
     assert rows[0]["lmap_share"] == pytest.approx(LAM * R / plain, rel=1e-3)
 
 
+def test_nats_equal_the_plain_loop_under_accumulation(tmp_path):
+    options = {"px": everything, "num_points": 6}
+    seen: list[list[int]] = []
+    whole = mean_of_means()
+    trainer(tmp_path, whole, seen=seen, reg_nats=0.1, **options).train()
+    parts, trace = mean_of_means(), fsmap.LogTrace(0.1)
+    run = trainer(tmp_path, parts, size=2, accumulate=4, reg_nats=trace, **options)
+    run.train()
+    same(whole, parts, rtol=1e-6)  # buffers are float32
+    assert int(trace.steps) == 4
+    model = bert().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    penalty = fsmap.LaplacianPenalty(model, everything, num_points=6).attach(optimizer)
+    plain = fsmap.LogTrace(0.1)
+    for items in seen:
+        loss = model(**pad(items)).loss + plain(penalty())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    same(whole, model, rtol=1e-6)
+    last = [row for row in run.state.log_history if "loss" in row][-1]
+    assert last["lmap_strength"] == pytest.approx(plain.reg_strength, rel=1e-5)
+    value = plain.eval()(torch.tensor(last["lmap_R"])).item()
+    assert last["lmap_share"] == pytest.approx(value / (last["loss"] - value), rel=1e-2)
+
+
+def test_a_resumed_run_in_nats_has_the_same_bits(tmp_path):
+    saving = {"arguments": {"save_steps": 2}, "reg_nats": 0.1, "lmap": {"every": 2}}
+    whole, again = bert(), bert()
+    run = trainer(tmp_path, whole, epochs=3, **saving)
+    run.args.save_strategy = "steps"
+    run.train()
+    second = trainer(tmp_path, again, epochs=3, **saving)
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    same(whole, again, rtol=0)
+    assert int(second.log_trace.steps) == 3
+    state, other = run.log_trace.state_dict(), second.log_trace.state_dict()
+    assert all(torch.equal(t, other[name]) for name, t in state.items())
+    second.train()  # from step 0: the running mean starts anew
+    assert int(second.log_trace.steps) == 3
+
+
+@pytest.mark.parametrize("given", [{}, {"reg_strength": LAM, "reg_nats": 0.1}, {"reg_nats": -1.0}])
+def test_one_strength_is_given(tmp_path, given):
+    with pytest.raises(InputError, match="reg_nats|nats must be"):
+        trainer(tmp_path, bert(), **given)
+
+
 def test_evaluation_is_that_of_the_plain_trainer(tmp_path):
     model = bert(dropout=0.3)
     options = {"eval_dataset": Texts(8)}

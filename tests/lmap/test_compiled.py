@@ -27,15 +27,6 @@ pytestmark = [  # torch warns while it compiles
 ]
 
 
-@pytest.fixture
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch):
-    # The compiler switches this off for the whole process: put it back after the test.
-    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 class Attention(nn.Module):
     """Pre-norm attention by torch's function, causal or masked."""
 

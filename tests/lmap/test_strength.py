@@ -16,7 +16,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.testing import assert_close
 
 import fsmap
-from fsmap.errors import InputError, MissingEveryWarning, NonFiniteWarning
+from fsmap.errors import CollapseWarning, InputError, MissingEveryWarning, NonFiniteWarning
 from fsmap.lmap.strength import MEMORY, NATS, SHARE
 
 PX = fsmap.px.Normal(shape=(3,))
@@ -57,30 +57,6 @@ def test_the_strength_can_be_changed():
     call(penalty, 5.0)
     penalty.nats = 0.0
     assert call(penalty, 5.0) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize("jitter", [1e-3, 0.1, 10.0])
-def test_it_bounds_the_log_determinant(jitter: float, seeded):
-    module = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
-    f, params = fsmap.functional(module)
-    size = sum(p.numel() for p in params.values())
-    for points in (4, 40):  # rank 8, below the number of parameters, and all of them
-        x = torch.randn(points, 3)
-        rank = min(2 * points, size)
-        exact = 0.5 * (fsmap.log_det(f, params, x, jitter=jitter) - size * math.log(jitter))
-        R = fsmap.trace(f, params, x, method="exact").value
-        bound = rank / 2 * torch.log1p(R / (rank * jitter))
-        assert exact < bound
-        assert bound < R / (2 * jitter)  # L-MAP: its first order
-
-
-def test_the_bound_is_met_by_equal_eigenvalues(seeded):
-    module = nn.Linear(4, 1, bias=False)
-    f, params = fsmap.functional(module)
-    x = 3 * torch.linalg.qr(torch.randn(4, 4)).Q  # J = XᵀX / 4 = 9/4 I
-    exact = 0.5 * (fsmap.log_det(f, params, x, jitter=0.1) - 4 * math.log(0.1))
-    R = fsmap.trace(f, params, x, method="exact").value
-    assert_close(4 / 2 * torch.log1p(R / (4 * 0.1)), exact)
 
 
 class Scaled(nn.Module):
@@ -223,6 +199,11 @@ def test_the_mean_moves_once_per_optimizer_step():
     assert int(parts.steps) == 4
     with pytest.raises(InputError, match="already"):
         parts.attach(optimizer)
+    parts.detach()
+    call(parts, 3.0)
+    assert int(parts.steps) == 5
+    call(parts.attach(optimizer), 3.0)
+    assert int(parts.steps) == 5
 
 
 def test_copies_count_calls():
@@ -256,6 +237,21 @@ def test_what_is_not_finite_is_said_once():
         five_memories()
     five_memories()
     assert penalty.skipped == 10 * MEMORY
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_collapse_is_said_once():
+    penalty = fsmap.LogTrace()
+
+    def five_memories(R: float) -> None:
+        for _ in range(5 * MEMORY):
+            penalty(torch.tensor(R, requires_grad=True))
+
+    five_memories(1e3)
+    five_memories(50.0)
+    with pytest.warns(CollapseWarning, match="constant"):
+        five_memories(1.0)
+    five_memories(1.0)
 
 
 def test_a_resumed_run_has_the_same_bits():

@@ -8,7 +8,7 @@ from torch import nn
 from fsmap import functional
 from fsmap.errors import InputError
 from fsmap.models import MLP
-from fsmap.train.start import initialize
+from fsmap.train.population import initialize
 
 
 def seeded(seed=0):

@@ -140,8 +140,12 @@ def test_fs_map_is_invariant_to_reparametrization_and_ps_map_is_not(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "exactly one of them; got jitter=None, reg_strength=None"),
+        ({}, "exactly one of them; got none"),
         ({"jitter": 1.0, "reg_strength": 1.0}, "exactly one of them"),
+        ({"reg_strength": 1.0, "reg_nats": 1.0}, "exactly one of them"),
+        ({"jitter": 1.0, "r0": 1.0}, "r0"),
+        ({"reg_nats": -0.1}, "reg_nats must be positive and finite, got -0.1"),
+        ({"reg_nats": 0.1, "r0": 0.0}, "r0 must be positive and finite, got 0"),
         ({"jitter": -1.0}, "jitter must be positive and finite, got -1"),
         ({"reg_strength": float("nan")}, "reg_strength must be positive and finite, got nan"),
         ({"jitter": 1.0, "every": 0}, "every must be at least 1, got 0"),

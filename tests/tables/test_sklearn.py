@@ -144,6 +144,26 @@ def test_more_columns_than_rows():
     np.testing.assert_allclose(model.predict(X), X[:, 0], atol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore::fsmap.errors.EdgeOfGridWarning")
+def test_a_strength_in_nats(prices, kinds):
+    options = {**FAST, "reg_strength": "auto", "random_state": 0}
+    weak, strong = (LMAPRegressor(**options, reg_nats=c).fit(*prices) for c in (0.01, 1.0))
+    assert 0 < weak.reg_strength_ < strong.reg_strength_
+    assert np.std(strong.predict(prices[0])) < 0.9 * np.std(weak.predict(prices[0]))
+    assert [line["reg_nats"] for line in weak.search_] == [0.01]
+    none, plain = (
+        LMAPRegressor(**{**options, **given}).fit(*prices).predict(prices[0])
+        for given in ({"reg_nats": 0.0}, {"method": "ps-map"})
+    )
+    np.testing.assert_array_equal(none, plain)
+    model = LMAPClassifier(method="l-map", hidden=(4,), steps=6, reg_nats=0.05, random_state=0).fit(
+        *kinds
+    )
+    assert len(model.search_) == 2  # weight decays
+    assert clone(model).get_params()["reg_nats"] == 0.05
+    LMAPRegressor(**options, reg_nats=0.05, early_stopping=False).fit(*prices)
+
+
 def test_probabilities_are_worth_something(kinds):
     X, y = kinds
     model = LMAPClassifier(**{**FAST, "steps": 150}, random_state=0).fit(X, y)
@@ -254,6 +274,9 @@ def test_verbose_shows_a_bar(prices, capsys, monkeypatch):
         ({"early_stopping": False}, "choose on held-out rows, so they need early_stopping=True"),
         ({"validation_fraction": 1.5}, r"validation_fraction must lie in \(0, 1\), got 1.5"),
         ({**FAST, "method": "map"}, "method must be .* got 'map'"),
+        ({**FAST, "reg_strength": 0.1, "reg_nats": 0.1}, "reg_strength or reg_nats"),
+        ({**FAST, "reg_strength": "auto", "reg_nats": 0.1, "method": "fs-map"}, "method='fs-map'"),
+        ({**FAST, "reg_strength": "auto", "reg_nats": -1}, "finite number"),
         ({"px": "grid", **FAST}, "px must be 'normal', 'train' or a distribution"),
     ],
 )

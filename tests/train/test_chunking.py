@@ -9,7 +9,7 @@ from torch import nn
 import fsmap
 from fsmap.errors import InputError, MemoryLimitError
 from fsmap.linalg.probes import Stream
-from fsmap.train import chunking
+from fsmap.train import ensemble
 from fsmap.types import Batch
 
 
@@ -25,8 +25,8 @@ def chosen(
     objective = make(*terms, num_points=20, jitter=1.0, num_data=batch)
     data = Batch(torch.zeros(batch, 2), torch.zeros(batch, 1))
     draws = objective.draw(f, params, Stream(0, 0))
-    needed = chunking.member_bytes(f, params, data, objective, draws)
-    return chunking.choose(chunk, members, f, params, data, objective, draws), needed
+    needed = ensemble.member_bytes(f, params, data, objective, draws)
+    return ensemble.choose_chunk(chunk, members, f, params, data, objective, draws), needed
 
 
 def test_small_members_go_together_and_large_ones_one_by_one(seeded: None):
@@ -46,9 +46,9 @@ def test_a_number_is_obeyed(seeded: None):
 
 def test_memory_limits_the_chunk(seeded: None, monkeypatch: pytest.MonkeyPatch):
     _, needed = chosen("auto")
-    monkeypatch.setattr(chunking, "free_bytes", lambda device: int(6.5 * needed / chunking.SHARE))
+    monkeypatch.setattr(ensemble, "free_bytes", lambda device: int(6.5 * needed / ensemble.SHARE))
     assert chosen("auto")[0] == 6  # 16 members in three chunks
-    monkeypatch.setattr(chunking, "free_bytes", lambda device: needed // 2)
+    monkeypatch.setattr(ensemble, "free_bytes", lambda device: needed // 2)
     with pytest.raises(
         MemoryLimitError, match=r"one member needs about .* GB, .* smaller batch_size"
     ):
@@ -69,7 +69,7 @@ def test_random_layers_go_one_by_one(seeded: None):
     objective = fsmap.ps_map(fsmap.Gaussian(1.0), fsmap.Flat(), num_data=2)
     data = Batch(torch.zeros(2, 1), torch.zeros(2, 1))
     assert (
-        chunking.choose(
+        ensemble.choose_chunk(
             "auto", 9, f, params, data, objective, objective.draw(f, params, Stream(0, 0))
         )
         == 1
@@ -77,4 +77,4 @@ def test_random_layers_go_one_by_one(seeded: None):
 
 
 def test_chunks_are_even():
-    assert [chunking.even(16, most) for most in (16, 15, 6, 5, 1)] == [16, 8, 6, 4, 1]
+    assert [ensemble.even(16, most) for most in (16, 15, 6, 5, 1)] == [16, 8, 6, 4, 1]

@@ -9,7 +9,7 @@ import torch
 
 import fsmap
 from cases import case
-from fsmap.train.describe import describe, describe_model
+from fsmap.train.checkpoint import describe, describe_model
 
 
 def objective(**changes: float) -> fsmap.Objective:

@@ -9,10 +9,9 @@ import fsmap
 from cases import case
 from fsmap.train.batches import Batches
 from fsmap.train.ensemble import Ensemble
-from fsmap.train.feed import Feeder
+from fsmap.train.feed import Feeder, as_splits
 from fsmap.train.grid import Grid
 from fsmap.train.optim import sgd
-from fsmap.train.splits import as_splits
 from fsmap.train.step import make_loss
 
 

@@ -8,9 +8,8 @@ import fsmap
 from cases import case
 from fsmap.linalg.probes import Stream
 from fsmap.train.batches import Batches
-from fsmap.train.feed import Feeder
+from fsmap.train.feed import Feeder, as_splits
 from fsmap.train.grid import Grid
-from fsmap.train.splits import as_splits
 
 
 def feeder(

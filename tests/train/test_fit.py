@@ -287,6 +287,18 @@ def test_resume_is_bit_exact(tmp_path: Path, at: int, moving: object):
     assert same(history.validation, resumed.validation)
 
 
+def test_a_resumed_run_keeps_r0(tmp_path: Path):
+    """Also where it is started from other parameters than the first time."""
+    objective, path = l_map(jitter=None, reg_nats=0.3), tmp_path / "run.ckpt"
+    knobs = {"checkpoint": path, "resume": True, "optimizer": adam(0.02), "progress": False}
+    it, other = case("tanh_mlp"), case("tanh_mlp", seed=1)
+    alone = {"optimizer": adam(0.02), "progress": False}
+    whole, _ = fit(objective, it.f, it.params, data(), **alone, steps=20)
+    fit(objective, it.f, it.params, data(), **knobs, steps=8)
+    again, _ = fit(objective, it.f, other.params, data(), **knobs, steps=20)
+    assert same(again.params, whole.params)
+
+
 @pytest.mark.gpu
 def test_resume_is_bit_exact_on_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """With deterministic kernels, as torch defines them."""

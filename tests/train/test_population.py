@@ -17,8 +17,7 @@ from fsmap.errors import CheckpointError, DivergedError, DivergedWarning, InputE
 from fsmap.train.fit import fit
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam, adamw, cosine, sgd, warmup
-from fsmap.train.population import fit_population
-from fsmap.train.start import initialize
+from fsmap.train.population import fit_population, initialize
 from fsmap.types import Batch, Params
 
 SAME = {"rtol": 1e-10, "atol": 1e-10}
@@ -54,6 +53,10 @@ def strength(reg_strength: object) -> fsmap.Objective:
     return fsmap.l_map(*terms(), num_points=6, reg_strength=reg_strength, num_data=24)
 
 
+def nats(reg_nats: object, **knobs: object) -> fsmap.Objective:
+    return fsmap.l_map(*terms(), num_points=6, reg_nats=reg_nats, num_data=24, every=2, **knobs)
+
+
 def estimator(name: str) -> Callable[..., fsmap.Objective]:
     return lambda prior_std, jitter: l_map(prior_std, jitter, estimator=name)
 
@@ -75,6 +78,8 @@ BUILDS = {
         {"prior_std": [0.5, 2.0], "jitter": [0.1]},
     ),
     "strength": (strength, {"reg_strength": [0.0, 1e-3, 1e-1]}),
+    "nats": (nats, {"reg_nats": [0.0, 0.05, 1.0]}),
+    "nats_r0": (lambda reg_nats, r0: nats(reg_nats, r0=r0), {"reg_nats": [0.1], "r0": [0.1, 2.0]}),
 }
 
 
@@ -105,7 +110,9 @@ def assert_members_are_runs_alone(
             torch.testing.assert_close(found, expected.columns[name], rtol=1e-9, atol=1e-9)
 
 
-CHUNKED = [(name, chunk) for name in ("ps_map", "fs_map", "l_map_every") for chunk in (1, 3)]
+CHUNKED = [
+    (name, chunk) for name in ("ps_map", "fs_map", "l_map_every", "nats") for chunk in (1, 3)
+]
 
 
 @pytest.mark.parametrize(("name", "chunk"), [*((name, "auto") for name in BUILDS), *CHUNKED])
@@ -117,6 +124,17 @@ def test_a_member_is_the_same_run_alone(name: str, chunk: object):
     assert_members_are_runs_alone(
         build, grid, f, lambda s: initialize(f.module, s), data(), **knobs
     )
+
+
+def test_a_resumed_population_keeps_r0(tmp_path: Path):
+    f, _ = fsmap.functional(mlp())
+    grid, path = Grid(reg_nats=[0.05, 1.0], seed=[0, 7]), tmp_path / "run.ckpt"
+    whole, _ = fit_population(nats, grid, f, data(), **RUN)
+    knobs = RUN | {"checkpoint": path, "resume": True}
+    fit_population(nats, grid, f, data(), **(knobs | {"steps": 8}))
+    again, _ = fit_population(nats, grid, f, data(), **knobs)
+    for n, p in whole.params.items():
+        assert torch.equal(again.params[n], p)
 
 
 @pytest.mark.parametrize(
@@ -457,3 +475,42 @@ def test_what_cannot_work_is_refused(
     f, _ = fsmap.functional(mlp())
     with pytest.raises(InputError, match=text):
         fit_population(build, grid, f, data(), **RUN | knobs)
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler
+@pytest.mark.parametrize(("compiled", "every", "chunk"), [(True, 1, 4), (False, 2, 3)])
+def test_the_compiled_step_equals_the_eager_one(
+    seeded: None,
+    fresh_compiler: None,
+    monkeypatch: pytest.MonkeyPatch,
+    compiled: bool,
+    every: int,
+    chunk: int,
+):
+    """Steps without R and chunks of other sizes are recorded on their own."""
+    if not compiled:
+        monkeypatch.setattr(torch, "compile", lambda recorded, **options: recorded)
+    f, _ = fsmap.functional(nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)))
+    x = torch.linspace(-1, 1, 12)[:, None]
+
+    def build(prior_std: object) -> fsmap.Objective:
+        terms = fsmap.Gaussian(0.2), fsmap.Normal(prior_std), fsmap.px.Uniform(-1.0, 1.0)
+        return fsmap.l_map(*terms, num_points=6, jitter=0.1, num_data=12, every=every)
+
+    grid = Grid(prior_std=[0.5, 2.0], seed=range(2))
+    knobs = {"steps": 4, "batch_size": 6, "progress": False}
+    eager, _ = fit_population(build, grid, f, (x, x.sin()), **knobs)
+    found, _ = fit_population(build, grid, f, (x, x.sin()), compile=True, chunk=chunk, **knobs)
+    for n, p in eager.params.items():
+        torch.testing.assert_close(found.params[n], p, rtol=1e-9, atol=1e-12)
+
+
+def test_random_layers_are_not_compiled(seeded: None):
+    f, _ = fsmap.functional(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)))
+
+    def build(prior_std: object) -> fsmap.Objective:
+        return fsmap.ps_map(fsmap.Gaussian(1.0), fsmap.Normal(prior_std), num_data=4)
+
+    data = (torch.ones(4, 1), torch.ones(4, 1))
+    with pytest.raises(InputError, match=r"random layers"):
+        fit_population(build, Grid(prior_std=[1.0]), f, data, steps=1, compile=True)

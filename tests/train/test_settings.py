@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
+from fsmap.train.loop import Settings
 from fsmap.train.optim import adam, constant, cosine, warmup
-from fsmap.train.settings import Settings
 
 
 def test_the_number_of_steps_counts_where_the_learning_rate_depends_on_it():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fsmap.errors import InputError
-from fsmap.train.splits import as_splits
+from fsmap.train.feed import as_splits
 from fsmap.types import Batch
 
 PARAMS = {"w": torch.zeros(1, dtype=torch.float64)}

@@ -8,7 +8,7 @@ from torch import nn
 
 from cases import Shared, case
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.train.start import initialize, start
+from fsmap.train.population import initialize, start
 
 
 def test_layers_initialize_themselves_by_seed(seeded: None):

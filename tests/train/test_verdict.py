@@ -8,7 +8,7 @@ import torch
 from fsmap.errors import DivergedError, DivergedWarning
 from fsmap.train.grid import Grid
 from fsmap.train.history import Recorder
-from fsmap.train.verdict import Verdict
+from fsmap.train.population import Verdict
 
 
 def flushed(rows: list[list[float]], first: int = 0) -> tuple[Recorder, torch.Tensor]:

@@ -216,7 +216,7 @@ def train(
             batch_size=config.batch,
             replace=True,
             log_every=100,
-            engine="fused",
+            compile=context.device.type == "cuda",
             progress=False,
         )
         errors = [

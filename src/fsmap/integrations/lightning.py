@@ -10,6 +10,8 @@
             out, R = self.lm(x)                                    # new
             return F.cross_entropy(out, y) + self.reg_strength * R
 
+With a strength in nats, ``self.penalty = fsmap.LogTrace(0.05)`` and ``+ self.penalty(R)``.
+
 Precision, accumulation, devices and checkpoints are the Trainer's business, as ever: ψ follows the
 optimizer's steps, not the micro-batches, is the same on all ranks, and goes on where a checkpoint
 left it.
@@ -26,6 +28,8 @@ from torch import Tensor, nn
 from fsmap.errors import InputError, require
 from fsmap.lmap.module import LMAP, LaplacianPenalty
 from fsmap.lmap.options import check_strength
+from fsmap.lmap.strength import LogTrace
+from fsmap.objective.geometry import SHARE
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -40,12 +44,13 @@ class LMAPCallback(pl.Callback):
 
     It finds every :class:`fsmap.LMAP` in the module, and every :class:`fsmap.LaplacianPenalty`
     among its attributes; a penalty is no module, so that its step is kept in the checkpoint here,
-    and its values are not logged.
+    and its values are not logged. A :class:`fsmap.LogTrace` in the module is attached to the
+    optimizer too; its running mean is in the module's own state, the same on all ranks.
 
     Args:
         reg_strength: λ, or the name of an attribute or hyper-parameter of the module that holds it.
             Where the module calls ``self.lm(x, reg_strength=...)``, that λ is taken. Unknown, R is
-            logged alone.
+            logged alone. With a ``LogTrace`` in the module its λ and its value are logged.
         prefix: Of the logged names: ``lmap/R``, ``lmap/strength``, ``lmap/term`` (λR) and
             ``lmap/share`` (λR relative to the rest of the loss).
         sync_dist: Average what is logged over the processes.
@@ -65,6 +70,7 @@ class LMAPCallback(pl.Callback):
         self.prefix = prefix
         self.sync_dist = sync_dist
         self._seen: dict[str, tuple[Tensor, Any]] = {}
+        self._added: dict[str, Tensor] = {}  # values of LogTrace
         self._hooks: list[Any] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -79,6 +85,11 @@ class LMAPCallback(pl.Callback):
         for term in terms:
             term.regularizer.steps.detach()
             term.attach(_optimizer_of(term, trainer.optimizers))
+        for number, (name, trace) in enumerate(_traces(pl_module).items()):
+            trace.detach()
+            term = terms[min(number, len(terms) - 1)]
+            trace.attach(_optimizer_of(term, trainer.optimizers))
+            self._hooks.append(trace.register_forward_hook(self._watch_value(name)))
         for name, module in _modules(pl_module).items():
             self._hooks.append(module.register_forward_hook(self._watch(name), with_kwargs=True))
 
@@ -97,14 +108,20 @@ class LMAPCallback(pl.Callback):
     ) -> None:
         """Log what this batch's pass gave; nothing on steps that ``every`` leaves out."""
         loss = _loss(trainer, pl_module, outputs)
+        modules, traces = _modules(pl_module), _traces(pl_module)
         for name, (value, given) in self._seen.items():
-            module = _modules(pl_module)[name]
-            many = len(_modules(pl_module)) > 1
-            logged = self._describe(value, given, loss, module.regularizer.every, pl_module)
-            for key, number in logged.items():
-                place = f"{self.prefix}/{name}/{key}" if many else f"{self.prefix}/{key}"
-                pl_module.log(place, number, on_step=True, on_epoch=False, sync_dist=self.sync_dist)
+            every = modules[name].regularizer.every
+            logged = self._describe(value, given, loss, every, pl_module)
+            self._log(pl_module, logged, name if len(modules) > 1 else "")
+        for name, value in self._added.items():
+            trace = traces[name]
+            below = torch.add(trace.mean, trace.first, alpha=SHARE)
+            logged = {"strength": trace.nats / below, "term": value}
+            if loss is not None:
+                logged["share"] = value / (loss - value).abs()
+            self._log(pl_module, logged, name if len(traces) > 1 else "")
         self._seen.clear()
+        self._added.clear()
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -123,12 +140,24 @@ class LMAPCallback(pl.Callback):
             if name in terms:
                 terms[name].load_state_dict(state)
 
+    def _log(self, pl_module: pl.LightningModule, logged: dict[str, Any], name: str) -> None:
+        place = f"{self.prefix}/{name}" if name else self.prefix
+        named = {f"{place}/{key}": number for key, number in logged.items()}
+        pl_module.log_dict(named, on_step=True, on_epoch=False, sync_dist=self.sync_dist)
+
     def _watch(self, name: str) -> Any:
         def hook(module: LMAP, args: Any, kwargs: dict[str, Any], result: Any) -> None:
             value = result[1]
             if isinstance(value, Tensor) and module.regularizer.active:
                 given = kwargs.get("reg_strength")
                 self._seen[name] = (value.detach(), given)
+
+        return hook
+
+    def _watch_value(self, name: str) -> Any:
+        def hook(module: LogTrace, args: Any, value: Tensor) -> None:
+            if value.requires_grad:  # not on steps that ``every`` leaves out
+                self._added[name] = value.detach()
 
         return hook
 
@@ -150,6 +179,8 @@ class LMAPCallback(pl.Callback):
         return described
 
     def _strength(self, pl_module: Any) -> Any:
+        if _traces(pl_module):
+            return None
         if not isinstance(self.reg_strength, str):
             return self.reg_strength
         found = getattr(pl_module, self.reg_strength, None)
@@ -160,8 +191,11 @@ class LMAPCallback(pl.Callback):
             hook.remove()
         self._hooks.clear()
         self._seen.clear()
+        self._added.clear()
         for term in _terms(pl_module):
             term.regularizer.steps.detach()
+        for trace in _traces(pl_module).values():
+            trace.detach()
 
 
 class LMAPMixin:
@@ -185,6 +219,10 @@ def _sequence(callbacks: Any) -> Iterator[Any]:
 
 def _modules(pl_module: nn.Module) -> dict[str, LMAP]:
     return {name: m for name, m in pl_module.named_modules() if isinstance(m, LMAP)}
+
+
+def _traces(pl_module: nn.Module) -> dict[str, LogTrace]:
+    return {name: m for name, m in pl_module.named_modules() if isinstance(m, LogTrace)}
 
 
 def _penalties(pl_module: nn.Module) -> dict[str, LaplacianPenalty]:

@@ -1,9 +1,10 @@
-"""L-MAP in the Hugging Face Trainer: another class, and λ.
+"""L-MAP in the Hugging Face Trainer: another class, and a strength.
 
     trainer = LMAPTrainer(model, args, train_dataset=..., reg_strength=1e-4, num_points=16)
     trainer.train()
 
-The loss of a step is the Trainer's + λR. R is taken at fresh evaluation points in every micro-batch
+The loss of a step is the Trainer's + λR, or + c·log(1 + R/R₀) with ``reg_nats=c``
+(:class:`fsmap.LogTrace`). R is taken at fresh evaluation points in every micro-batch
 and scaled as the Trainer scales its own loss, in whichever of its ways. ψ changes with the
 optimizer's steps and goes on where a checkpoint left it. ``evaluate`` and ``predict`` see the plain
 model and the plain loss.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ from fsmap.errors import InputError, require
 from fsmap.integrations.collated import LABELS, Collated
 from fsmap.lmap.module import LaplacianPenalty
 from fsmap.lmap.options import check_strength
+from fsmap.lmap.strength import LogTrace
 
 if TYPE_CHECKING:
     import transformers as hf
@@ -33,6 +36,7 @@ else:
     hf = require("transformers", extra="transformers")
 
 
+STATE = "fsmap_log_trace.pt"  # file of a checkpoint
 LOGGER = logging.getLogger(__name__)
 INFLATED = (
     "%s takes num_items_in_batch and ignores it, so that the Trainer's loss of a step is the sum, "
@@ -44,11 +48,14 @@ INFLATED = (
 class LMAPTrainerMixin:
     """Adds λR to the loss of a ``transformers.Trainer``.
 
-    Logs ``lmap_R`` and ``lmap_share``, λR relative to the loss, beside the Trainer's own numbers.
+    Logs ``lmap_R``, ``lmap_share`` (λR relative to the loss) and ``lmap_strength`` (λ) beside the
+    Trainer's own numbers.
 
     Args:
         *args: The Trainer's.
         reg_strength: λ; the attribute of the same name may be changed while training runs.
+        reg_nats: c, or a :class:`fsmap.LogTrace`: c·log(1 + R/R₀) instead of λR. Its running mean
+            is kept in checkpoints and starts anew with a run that starts at step 0.
         num_points: S, evaluation points of a micro-batch.
         px: Where the function is held still: a data set of tokenized items, with or without labels
             (collated as training items are), one of ``fsmap.px``, or a function ``(n, generator)``;
@@ -61,19 +68,29 @@ class LMAPTrainerMixin:
     def __init__(
         self,
         *args: Any,
-        reg_strength: float,
+        reg_strength: float | None = None,
+        reg_nats: float | LogTrace | None = None,
         num_points: int = 16,
         px: Any = None,
         lmap: Mapping[str, Any] = MappingProxyType({}),
         **kwargs: Any,
     ) -> None:
-        check_strength(reg_strength, required=True)
+        if (reg_strength is None) == (reg_nats is None):
+            message = (
+                "give reg_strength (λ) or reg_nats (c), exactly one of them; got "
+                f"{reg_strength=}, {reg_nats=}"
+            )
+            raise InputError(message)
+        check_strength(reg_strength)
+        self.log_trace: LogTrace | None = None
+        if reg_nats is not None:
+            self.log_trace = reg_nats if isinstance(reg_nats, LogTrace) else LogTrace(reg_nats)
         super().__init__(*args, **kwargs)
-        self.reg_strength, self.num_points = reg_strength, num_points
+        self.reg_strength, self.num_points = reg_strength or 0.0, num_points
         self.px, self.lmap = px, dict(lmap)
         self._penalty: LaplacianPenalty | None = None
         self._counts: bool | None = None  # whether the loss was divided by num_items_in_batch
-        self._seen: list[Tensor] = []  # [2] each: every·R and the loss, since the last log
+        self._seen: list[Tensor] = []  # [3] each: R, term and loss, since the last log
         trainer: Any = self
         trainer.add_callback(_Steps(self))
         if trainer.model is not None:
@@ -124,11 +141,47 @@ class LMAPTrainerMixin:
 
     def _with_term(self, loss: Tensor, parts: int) -> Tensor:
         """Loss + λR, where the step's loss is the sum of ``parts`` such losses."""
-        active, term = self.penalty.regularizer.active, self.penalty(self.reg_strength)
-        if active and self.reg_strength:
-            both = torch.stack([term.detach() / self.reg_strength, parts * loss.detach()])
-            self._seen.append(both)
+        reg, strength = self.penalty.regularizer, self.reg_strength
+        active, every = reg.active, reg.every
+        if self.log_trace is not None:
+            R = self.penalty()
+            term: Tensor = self.log_trace(R, every=every)
+            seen = [R / every, term, parts * loss]
+        else:
+            term = self.penalty(strength)
+            active = active and bool(strength)
+            seen = [term / (strength * every), term / every, parts * loss] if active else []
+        if active:
+            self._seen.append(torch.stack(seen).detach())
         return loss + term / parts
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's; R̄ of ``reg_nats`` goes on where the checkpoint left it."""
+        trainer: Any = self
+        parent: Any = super()
+        if self.log_trace is not None and resume_from_checkpoint:
+            folder = resume_from_checkpoint
+            if folder is True:
+                folder = hf.trainer_utils.get_last_checkpoint(trainer.args.output_dir)
+            path = Path(folder or "") / STATE
+            if path.is_file():
+                self.log_trace.load_state_dict(torch.load(path, map_location="cpu"))
+            else:
+                LOGGER.warning("%s is missing: the running mean of R starts anew", path)
+        return parent.train(resume_from_checkpoint, *args, **kwargs)
+
+    def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
+        """The Trainer's; a checkpoint also holds R̄ of ``reg_nats``."""
+        trainer: Any = self
+        parent: Any = super()
+        parent.save_model(output_dir, _internal_call)
+        if (
+            self.log_trace is not None
+            and _internal_call
+            and output_dir
+            and trainer.args.should_save
+        ):
+            torch.save(self.log_trace.state_dict(), Path(output_dir) / STATE)
 
     def _parts(self, compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> int:
         """How many losses like this one make up a step's: what λR is divided by here."""
@@ -148,10 +201,11 @@ class LMAPTrainerMixin:
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add R and λR's share of the loss, means since the last log, to the training's log."""
         if self._seen and "loss" in logs:
-            R, loss = torch.stack(self._seen).mean(0).tolist()
-            R /= self.penalty.regularizer.every
+            R, term, loss = torch.stack(self._seen).mean(0).tolist()
             logs["lmap_R"] = R
-            logs["lmap_share"] = self.reg_strength * R / loss if loss else float("inf")
+            logs["lmap_share"] = term / loss if loss else float("inf")
+            known = self.reg_strength if self.log_trace is None else self.log_trace.reg_strength
+            logs["lmap_strength"] = float(known)
             self._seen.clear()
         parent: Any = super()
         parent.log(logs, *args, **kwargs)
@@ -167,10 +221,19 @@ class _Steps(hf.TrainerCallback):
     def __init__(self, trainer: LMAPTrainerMixin) -> None:
         self.trainer = trainer
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Start where the Trainer starts."""
         self.trainer.penalty.regularizer.steps.detach()
         self.trainer.penalty.regularizer.steps.set_step(state.global_step)
+        trace, optimizer = self.trainer.log_trace, given["optimizer"]
+        if trace is not None:
+            if state.global_step == 0:
+                for buffer in trace.buffers():
+                    buffer.zero_()
+            trace.detach()
+            optimizer = getattr(optimizer, "optimizer", optimizer)  # as accelerate wraps it
+            if isinstance(optimizer, torch.optim.Optimizer):  # else each micro-batch is a step
+                trace.attach(optimizer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The next ψ."""
@@ -179,6 +242,8 @@ class _Steps(hf.TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Nobody counts any more."""
         self.trainer.penalty.regularizer.steps.detach()
+        if self.trainer.log_trace is not None:
+            self.trainer.log_trace.detach()
 
 
 def _complete(trainer: Any, num_items_in_batch: Any) -> bool:

@@ -85,9 +85,11 @@ def take(x: Inputs, rows: slice | Tensor) -> Inputs:
 
 def to(x: Inputs, *, device: torch.device, dtype: torch.dtype) -> Inputs:
     """Points on a device; floating-point leaves in ``dtype``, others as they are."""
+    wait = device.type != "cuda"  # copies to the device are in order there
 
     def move(t: Tensor) -> Tensor:
-        return t.to(device, dtype) if t.is_floating_point() else t.to(device)
+        kept = dtype if t.is_floating_point() else t.dtype
+        return t.to(device, kept, non_blocking=not wait)
 
     return tree_map(move, x)
 

@@ -123,7 +123,8 @@ def scaled_dot_product_attention(
 def multi_head_attention_forward(*args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
     """``F.multi_head_attention_forward`` with attention written out, as for its weights."""
     wanted = options.get("need_weights", True)
-    options["need_weights"] = True
+    if not wanted:
+        options |= {"need_weights": True, "average_attn_weights": False}
     out, weights = F.multi_head_attention_forward(*args, **options)
     return out, weights if wanted else None
 
@@ -144,7 +145,7 @@ def scaled(
     """(x − mean)/√(variance + ε)·weight + bias."""
     # In forward mode eager torch spends half a millisecond on ``var + eps``, as on all arithmetic
     # with an operand that has no tangent; the overloads for scalars have formulas of their own.
-    scale = torch.ops.aten.add.Scalar(var, eps).rsqrt()
+    scale: Tensor = torch.ops.aten.add.Scalar(var, eps).rsqrt()
     if weight is not None and weight.numel() == scale.numel():  # small: one pass over x less
         scale, weight = scale * weight, None
     out = centered * scale

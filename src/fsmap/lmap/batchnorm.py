@@ -211,12 +211,32 @@ class Deployed(Wrapped):
 
 def _change(x: Tensor, eps: float) -> Change:
     """One and zero, with the derivatives of r and m − r m₀."""
-    dims = [d for d in range(x.ndim) if d != 1]
-    # As inductor writes a batch norm: in a compiled training pass these are the batch's own.
-    var, mean = torch.var_mean(accumulate(x), dims, correction=0, keepdim=True)
-    mean, deviation = mean.flatten(), (var.flatten() + eps).sqrt()
-    ratio = deviation / deviation.detach()
-    return ratio, mean - ratio * mean.detach()
+    ratio, tau = _Follow.apply(accumulate(x), eps)  # type: ignore[no-untyped-call]
+    return ratio, tau
+
+
+class _Follow(torch.autograd.Function):
+    """r = d/d₀ and τ = m − r m₀ at their own values, 1 and 0; all the work is in their gradient."""
+
+    @staticmethod
+    def forward(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return x.new_ones(x.shape[1]), x.new_zeros(x.shape[1])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.eps = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, dr: Tensor, dtau: Tensor) -> tuple[Tensor, None]:
+        # ∂r/∂xᵢ = (xᵢ − m)/(n d²) and ∂τ/∂xᵢ = 1/n − m ∂r/∂xᵢ.
+        (x,) = ctx.saved_tensors
+        dims = [d for d in range(x.ndim) if d != 1]
+        shape = [1, -1, *[1] * (x.ndim - 2)]
+        var, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+        dr, dtau = dr.reshape(shape), dtau.reshape(shape)
+        scale = (dr - mean * dtau) / (var + ctx.eps)
+        return (scale * (x - mean) + dtau) * (x.shape[1] / x.numel()), None
 
 
 def _moved(

@@ -161,7 +161,9 @@ def _shaped(flat: Tensor, module: nn.Module, params: Params) -> Params:
     """ψ as one vector cut into ``{name: [R, ...]}``, in the memory layout of each parameter."""
     found: Params = {}
     start = 0
-    for name, p in trainable(module).items():
+    total = sum(p.numel() for p in params.values())
+    every = params if total == flat.shape[1] else trainable(module)
+    for name, p in every.items():
         if name in params:
             piece = flat[:, start : start + p.numel()]
             if p.is_contiguous():
@@ -282,7 +284,7 @@ class Regularizer:
         options, stream = self.options, self.stream()
         params = self.params() if params is None else params
         if options.estimator.parameter_probes:
-            every = trainable(self.module)
+            every = params if options.layers is None else trainable(self.module)
             if draws_normal(options.estimator):
                 device = next(iter(params.values())).device
                 size = sum(p.numel() for p in every.values())
@@ -328,13 +330,13 @@ class Regularizer:
         self._names = tuple(params)
         drawn = self.draw(x, params) if drawn is None else drawn
         try:
-            found = self._evaluate(x, drawn, compiled)
+            found = self._evaluate(x, drawn, params, compiled)
         except ForwardModeError as error:
             if not self.options.estimator.forward_mode:
                 raise
             warnings.warn(f"{error} Using 'fd_central' from now on.", FallbackWarning, stacklevel=4)
             self.options = replace(self.options, estimator=Central(self.options.beta))
-            found = self._evaluate(x, drawn, compiled)
+            found = self._evaluate(x, drawn, params, compiled)
         self._check_moved(found.R)
         return found
 
@@ -352,18 +354,21 @@ class Regularizer:
             return self.compiled.plain(self.f.plain, x)
         return self.f.plain(x)
 
-    def _evaluate(self, x: Inputs | None, drawn: Drawn, compiled: bool) -> Evaluation:
+    def _evaluate(
+        self, x: Inputs | None, drawn: Drawn, params: Params, compiled: bool
+    ) -> Evaluation:
+        def eager() -> Evaluation:
+            return self._eager(x, drawn, params)
+
         compiled = compiled or self.compiled.options is not None
         if not compiled or self._synchronizes or not torch.is_grad_enabled():
-            return self._eager(x, drawn)
-        found = self.compiled.checked(
-            self._pure, lambda: self._eager(x, drawn), (x, drawn), self.module, lambda e: e.R
-        )
+            return eager()
+        found = self.compiled.checked(self._pure, eager, (x, drawn), self.module, lambda e: e.R)
         return found._replace(R=found.R.clone())  # a CUDA graph would overwrite it on the next step
 
-    def _eager(self, x: Inputs | None, drawn: Drawn) -> Evaluation:
+    def _eager(self, x: Inputs | None, drawn: Drawn, params: Params) -> Evaluation:
         options = self.options
-        options.estimator.check({name: p for name, p in self.module.named_parameters()})
+        options.estimator.check(params)
         joint = options.batchnorm == "joint" and x is not None
         sync = (
             bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
@@ -371,12 +376,19 @@ class Regularizer:
             else nullcontext()
         )
         with sync, as_written(self.module, forward_mode=not options.estimator.full_precision):
-            return self._pure(x, drawn, nullcontext if joint else self.own_noise)
+            return self._pure(x, drawn, params, nullcontext if joint else self.own_noise)
 
-    def _pure(self, x: Inputs | None, drawn: Drawn, noise: Noise = nullcontext) -> Evaluation:
+    def _pure(
+        self,
+        x: Inputs | None,
+        drawn: Drawn,
+        params: Params | None = None,
+        noise: Noise = nullcontext,
+    ) -> Evaluation:
         """:func:`evaluate` at the module's own parameters and buffers."""
-        own = dict(self.module.named_parameters())
-        params: Params = {name: own[name] for name in self._names}
+        if params is None:  # in a compiled graph
+            own = dict(self.module.named_parameters())
+            params = {name: own[name] for name in self._names}
         buffers = dict(self.module.named_buffers()) if any(self.f.modes) else {}
         return evaluate(self.f, params, buffers, x, drawn, self.options, self._outputs, noise)
 

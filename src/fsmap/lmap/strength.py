@@ -9,18 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from fsmap.errors import InputError, MissingEveryWarning, NonFiniteWarning
+from fsmap.errors import CollapseWarning, InputError, MissingEveryWarning, NonFiniteWarning
 from fsmap.linalg.values import accumulate, number
+from fsmap.objective.geometry import SHARE
 
 NATS = 0.05
 """Default c, in nats per training point."""
 
 MEMORY = 20
 """Steps that the running mean of R remembers: one draw of R varies by tens of percent."""
-
-SHARE = 0.01
-"""R₀ over the mean of R in the first ``MEMORY`` steps: c·log(1 + R/R₀) is linear in R below R₀."""
 
 
 class LogTrace(nn.Module):
@@ -30,16 +29,10 @@ class LogTrace(nn.Module):
     (other units of the output, another metric), the penalty and training stay the same. The right
     λ of a penalty λR differs by orders of magnitude between models, the right c by much less.
 
-    **Why a logarithm.** The exact objective holds ½ log det(I + 𝒥/ε). If 𝒥 has d equal eigenvalues
-    Tr 𝒥/d and otherwise zeros, that is
-
-    .. math:: \tfrac12 \log\det(I + \mathcal J/\varepsilon)
-        = \tfrac d2 \log\Bigl(1 + \frac{\operatorname{Tr} \mathcal J}{d \varepsilon}\Bigr),
-
-    and for any 𝒥 of rank d the right side is an upper bound: the logarithm is concave, so the mean
-    of log(1 + λᵢ/ε) over the d eigenvalues is at most the logarithm of the mean (Jensen). Divided
-    by N it is c·log(1 + R/R₀) with c = d/(2N) and R₀ = dε. Its first order in 1/ε is L-MAP,
-    Tr 𝒥/(2εN) = λR with λ = c/R₀.
+    **Why a logarithm.** The exact objective holds ½ log det(I + 𝒥/ε)/N. For any 𝒥 of rank d it is
+    at most c·log(1 + R/R₀) with c = d/(2N) and R₀ = dε (Jensen's inequality; see the proof in
+    :class:`fsmap.objective.geometry.TraceBound`, the same term for ``fit``). The first order of
+    both in 1/ε is L-MAP, Tr 𝒥/(2εN) = λR with λ = c/R₀.
 
     **What is computed.** The value is c·log(1 + R/R₀) at the given R, the gradient c·∇R/(R̄ + R₀).
     R̄ is the mean of R over all optimizer steps up to ``MEMORY`` of them, then an exponential mean,
@@ -53,12 +46,17 @@ class LogTrace(nn.Module):
       R itself and the gradient k times as strong. k is an argument because a factor of R has no
       effect: without it the penalty is k times too weak, and a ``MissingEveryWarning`` is given.
     - **Accumulation.** Each call is a step, unless :meth:`attach` names the optimizer: then R̄ moves
-      once per optimizer step, by the mean over its micro-batches.
+      once per optimizer step, by the mean over its micro-batches. :meth:`detach` ends this.
     - **torch.distributed.** R is averaged over ranks before it enters R̄, the same on all of them.
     - **Not finite.** An R that is inf, nan or negative does not enter R̄ and is counted in
       ``skipped``. If R is inf or nan, so is the value: the loss shows it, and a ``GradScaler``
-      skips the step. A ``NonFiniteWarning`` is given once; the count is looked at on one call in
-      5 · ``MEMORY``, and not within ``torch.compile`` or a CUDA graph.
+      skips the step. A ``NonFiniteWarning`` is given.
+    - **Collapse.** If R̄ falls below R₀, a ``CollapseWarning`` is given: the network may have become
+      constant. What is left of R then, the part of the last bias, may be more than R₀ in a small
+      network, and nothing is said: look at held-out data.
+
+    Warnings are given once; the values are looked at on one call in 5 · ``MEMORY``, and not within
+    ``torch.compile`` or a CUDA graph.
 
     R̄ and R₀ are float32 buffers: ``state_dict`` resumes to the same bits. They move to the device
     of R on the first call; for ``torch.compile(fullgraph=True)`` or a CUDA graph move them before.
@@ -92,7 +90,8 @@ class LogTrace(nn.Module):
         self.register_buffer("first", torch.zeros((), dtype=torch.float32))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_buffer("sums", torch.zeros(3, dtype=torch.float32))
-        self._attached = self._said = False
+        self._said = False
+        self._hook: RemovableHandle | None = None
         self._calls = self._idle = 0
 
     @property
@@ -150,7 +149,7 @@ class LogTrace(nn.Module):
         below = torch.add(mean, first, alpha=SHARE)
         strength = torch.where(below > 0, self.nats / below, 0.0)
         value = self.nats * (now / (SHARE * first).clamp(min=1e-30)).log1p()
-        if moves and not self._attached:
+        if moves and self._hook is None:
             self._step(mean, first)
         if trains and not torch.compiler.is_compiling():
             self._look(idle=every == 1 and not moves)
@@ -158,12 +157,19 @@ class LogTrace(nn.Module):
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LogTrace:
         """Count this optimizer's steps instead of calls; one that a GradScaler skips is no step."""
-        if self._attached:
+        if self._hook is not None:
             message = "this LogTrace is attached to an optimizer already: R̄ would move twice a step"
             raise InputError(message)
-        self._attached = True
-        optimizer.register_step_post_hook(lambda *_: self._step(*self._moved(*self.sums[:2])))
+        self._hook = optimizer.register_step_post_hook(
+            lambda *_: self._step(*self._moved(*self.sums[:2]))
+        )
         return self
+
+    def detach(self) -> None:
+        """Count calls again."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = None
 
     def extra_repr(self) -> str:
         """Settings, for ``print``."""
@@ -171,7 +177,7 @@ class LogTrace(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy counts calls: no optimizer is attached to it."""
-        return {**self.__dict__, "_attached": False}
+        return {**self.__dict__, "_hook": None}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LogTrace:
         """Move to another device; ``half()`` and the like leave the buffers in float32."""
@@ -215,22 +221,28 @@ class LogTrace(nn.Module):
         self.sums[:2].zero_()
 
     def _look(self, *, idle: bool) -> None:
-        """Warn of R that were left out; once."""
+        """Warn of R that were left out or fell to almost nothing; once."""
         self._calls += 1
         self._idle += idle
         if self._said or self._calls % (5 * MEMORY):
             return
-        bad, zero = number(self.sums[2]), self._idle
-        self._said = bool(bad or zero)
+        bad, low = number(self.sums[2]), number(self.mean < SHARE * self.first)
+        said: dict[type[Warning], str] = {}
         if bad:
-            message = (
+            said[NonFiniteWarning] = (
                 f"{bad:g} times R was inf, nan or negative: it did not enter the running mean of "
                 "LogTrace. Lower the learning rate or nats, or look for overflow in half precision."
             )
-            warnings.warn(message, NonFiniteWarning, stacklevel=5)
-        if zero:
-            message = (
-                f"{zero} times R had no gradient. With LMAP(every=k) call penalty(R, every=k): "
-                "without it the penalty is k times too weak."
+        if self._idle:
+            said[MissingEveryWarning] = (
+                f"{self._idle} times R had no gradient. With LMAP(every=k) call "
+                "penalty(R, every=k): without it the penalty is k times too weak."
             )
-            warnings.warn(message, MissingEveryWarning, stacklevel=5)
+        if low:
+            said[CollapseWarning] = (
+                f"R is below {SHARE:.0%} of what it was at first: the network may have become a "
+                "constant. If held-out data say so too, lower nats."
+            )
+        self._said = bool(said)
+        for kind, message in said.items():
+            warnings.warn(message, kind, stacklevel=5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,7 +13,14 @@ from fsmap.linalg.estimators import Estimator, by_name
 from fsmap.linalg.metric import Metric
 from fsmap.linalg.probes import Stream
 from fsmap.linalg.slq import DEFAULT_PROBES
-from fsmap.objective.geometry import Geometry, Laplacian, LogDet, NoGeometry, Variational
+from fsmap.objective.geometry import (
+    Geometry,
+    Laplacian,
+    LogDet,
+    NoGeometry,
+    TraceBound,
+    Variational,
+)
 from fsmap.objective.likelihood import Likelihood
 from fsmap.objective.prior import Prior
 from fsmap.objective.px import EvalDistribution, as_px
@@ -53,6 +60,12 @@ class Objective(NamedTuple):
         parts = self.parts(f, params, batch, draws)
         return -torch.stack(list(parts.values())).sum() / self.num_data, parts
 
+    def started(self, f: ModelFn, params: Params, stream: Stream) -> Objective:
+        """The objective with what it takes from the first parameters: R₀ of ``reg_nats``."""
+        if not isinstance(self.geometry, TraceBound) or self.geometry.r0 is not None:
+            return self
+        return self._replace(geometry=self.geometry.started(f, params, stream))
+
     def check(self, f: ModelFn, params: Params, batch: Batch) -> None:
         """Look once, on plain numbers, at everything that would fail later and less clearly.
 
@@ -67,8 +80,8 @@ class Objective(NamedTuple):
         with torch.no_grad():
             self.likelihood.check(f(params, batch.x), batch.y)
             try:
-                draws = self.geometry.draw(f, params, Stream(0, 0))
-                self.geometry.value(f, params, draws)
+                geometry = self.started(f, params, Stream(0, 0)).geometry
+                geometry.value(f, params, geometry.draw(f, params, Stream(0, 0)))
             except RuntimeError as error:
                 shown = {n: tuple(p.shape) for n, p in list(params.items())[:1]}
                 message = (
@@ -143,6 +156,8 @@ def l_map(
     num_data: int,
     jitter: float | Tensor | None = None,
     reg_strength: float | Tensor | None = None,
+    reg_nats: float | Tensor | None = None,
+    r0: float | Tensor | None = None,
     estimator: str | Estimator = "jvp",
     beta: float = 1e-3,
     probes: int = 1,
@@ -158,9 +173,13 @@ def l_map(
         px: Evaluation distribution.
         num_points: S, fresh points a step.
         num_data: N.
-        jitter: ε. Give this or ``reg_strength``.
+        jitter: ε. Give this, ``reg_strength`` or ``reg_nats``.
         reg_strength: λ = 1/(2εN), the weight of R in the loss per data point; 0 is PS-MAP, at no
             cost.
+        reg_nats: c, nats per data point: c·log(1 + R/R₀) instead of λR, whose strength does not
+            depend on the size of R; see :class:`fsmap.objective.geometry.TraceBound`. 0 is PS-MAP.
+        r0: R₀ of ``reg_nats``. None: ``fit`` takes 1 % of R at the first parameters. With
+            c = d/(2N) and R₀ = dε the term bounds ½ log det(I + 𝒥/ε) for 𝒥 of rank d.
         estimator: See :func:`fsmap.trace`.
         beta: Step of the differences.
         probes: ψ per step.
@@ -172,35 +191,38 @@ def l_map(
         The objective.
 
     Raises:
-        InputError: If not exactly one of ``jitter`` and ``reg_strength`` is given, or one is out of
-            range.
+        InputError: If not exactly one of ``jitter``, ``reg_strength`` and ``reg_nats`` is given, or
+            one is out of range.
     """
     _check_range("beta", beta)
-    if (jitter is None) == (reg_strength is None):
+    named = {"jitter": jitter, "reg_strength": reg_strength, "reg_nats": reg_nats}
+    given = [(name, value) for name, value in named.items() if value is not None]
+    if len(given) != 1 or (r0 is not None and reg_nats is None):
         message = (
-            f"give jitter or reg_strength (λ = 1/(2εN)), exactly one of them; got {jitter=}, "
-            f"{reg_strength=}"
+            "give jitter, reg_strength (λ = 1/(2εN)) or reg_nats (c; r0 belongs to it), exactly "
+            f"one of them; got {dict(given) or 'none'}, {r0=}"
         )
         raise InputError(message)
-    if jitter is None:
-        assert reg_strength is not None
-        strength = _scalar(reg_strength)
-        if not isinstance(reg_strength, Tensor) and reg_strength == 0:
-            return ps_map(likelihood, prior, num_data=num_data)
-        _check_range("reg_strength", reg_strength)
-        epsilon = 1 / (2 * strength * num_data)
+    ((name, value),) = given
+    if name != "jitter" and not isinstance(value, Tensor) and value == 0:
+        return ps_map(likelihood, prior, num_data=num_data)
+    _check_range(name, value)
+    scalar, points = _scalar(value), (as_px(px), _positive("num_points", num_points))
+    options: dict[str, Any] = {
+        "estimator": by_name(estimator, beta=beta, antithetic=antithetic),
+        "probes": _positive("probes", probes),
+        "metric": metric,
+        "every": _positive("every", every),
+    }
+    geometry: Geometry
+    if name == "reg_nats":
+        if r0 is not None:
+            _check_range("r0", r0)
+            r0 = _scalar(r0)
+        geometry = TraceBound(*points, scalar * num_data, r0, **options)
     else:
-        _check_range("jitter", jitter)
-        epsilon = _scalar(jitter)
-    geometry = Laplacian(
-        as_px(px),
-        _positive("num_points", num_points),
-        epsilon,
-        by_name(estimator, beta=beta, antithetic=antithetic),
-        _positive("probes", probes),
-        metric,
-        _positive("every", every),
-    )
+        epsilon = scalar if name == "jitter" else 1 / (2 * scalar * num_data)
+        geometry = Laplacian(*points, epsilon, **options)
     return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fsmap.errors import InputError
 from fsmap.functional import count, ravel, unravel
 from fsmap.linalg import logdet, points, trace
 from fsmap.linalg.estimators import Estimator, Jvp
@@ -19,6 +20,9 @@ from fsmap.linalg.probes import Stream
 from fsmap.linalg.slq import DEFAULT_PROBES
 from fsmap.objective.px import EvalDistribution
 from fsmap.types import Draws, Inputs, ModelFn, Params
+
+SHARE = 0.01
+"""R₀ over R at the start: c·log(1 + R/R₀) is linear in R below R₀, a logarithm above."""
 
 
 class Geometry(Protocol):
@@ -97,19 +101,79 @@ class Laplacian(NamedTuple):
 
     def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
         """S points and probes; nothing on the steps that ``every`` leaves out."""
-        if stream.step % self.every:
-            return Draws()
-        x = sample(self.px, self.num_points, params, stream)
-        return Draws(x, self.estimator.draw(stream, f, params, x, self.probes, self.metric))
+        return _trace_draws(self, f, params, stream)
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
         """Nats, ``every`` times as much on the steps that count: unbiased over time."""
         if draws.x is None:
             return next(iter(params.values())).new_zeros(())
-        found = trace.evaluate(
-            f, params, draws.x, draws.psi, estimator=self.estimator, metric=self.metric
-        )
-        return -self.every * found.values.mean() / (2 * self.jitter)
+        return -self.every * _trace(self, f, params, draws) / (2 * self.jitter)
+
+
+class TraceBound(NamedTuple):
+    r"""L-MAP with a strength in nats: $-cN\log(1 + R(\theta)/R_0)$, R an estimate of Tr 𝒥.
+
+    With $cN = d/2$ and $R_0 = d\epsilon$ this is a bound of the exact term: for 𝒥 of rank d
+
+    .. math:: \tfrac12 \log\det(I + \mathcal J/\epsilon)
+        = \tfrac d2 \cdot \tfrac1d \sum_{i \le d} \log(1 + \lambda_i/\epsilon)
+        \le \tfrac d2 \log\Bigl(1 + \frac{\operatorname{Tr} \mathcal J}{d \epsilon}\Bigr)
+        \le \frac{\operatorname{Tr} \mathcal J}{2 \epsilon}.
+
+    First step: the logarithm is concave, so the mean of logarithms is at most the logarithm of the
+    mean (Jensen), with equality if all $\lambda_i$ are equal. Second step: log(1 + t) ≤ t; its
+    right side is :class:`Laplacian`, the first order.
+
+    If R₀ is ``SHARE`` times R at the start, a factor of R (units of the output, metric) drops out.
+    ``fit`` and ``fit_population`` set R₀ so, from the draws of step 0.
+
+    The value is a pure function of parameters and draws. With the exact trace on fixed points it
+    is the term above. If R̂ varies between draws, training minimizes E log(1 + R̂/R₀), which is below
+    log(1 + E R̂/R₀) by about Var R̂/(2 R²): draws with a small R̂ count more than in the term above.
+    More ``probes`` and ``num_points`` shrink this. :class:`fsmap.LogTrace` divides by a running
+    mean of R instead, which needs state.
+    """
+
+    px: EvalDistribution
+    num_points: int
+    nats: Tensor  # []  c·N
+    r0: Tensor | None = None  # []  R₀; None: from the start, see started
+    estimator: Estimator = Jvp()
+    probes: int = 1
+    metric: Metric | Tensor | None = None
+    every: int = 1
+
+    def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
+        """As :class:`Laplacian`."""
+        return _trace_draws(self, f, params, stream)
+
+    def started(self, f: ModelFn, params: Params, stream: Stream) -> TraceBound:
+        """This term with R₀ = ``SHARE`` · R at these parameters, unless R₀ is given."""
+        if self.r0 is not None:
+            return self
+        with torch.no_grad():
+            R = _trace(self, f, params, self.draw(f, params, stream))
+        if not 0 < R < torch.inf:
+            message = (
+                f"R is {float(R):g} at the first parameters, so that R₀, {SHARE:.0%} of it, is no "
+                "scale. Give r0, or look at p_X and the network: its output must depend on its "
+                "parameters and be finite."
+            )
+            raise InputError(message)
+        return self._replace(r0=SHARE * R)
+
+    def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
+        """Nats, ``every`` times as much on the steps that count."""
+        if draws.x is None:
+            return next(iter(params.values())).new_zeros(())
+        if self.r0 is None:
+            message = (
+                "R₀ is not known yet: fit and fit_population take it from the first parameters. "
+                "Elsewhere give l_map(..., r0=...), or call objective.started(f, params, stream)."
+            )
+            raise InputError(message)
+        R = _trace(self, f, params, draws)
+        return -self.every * self.nats * torch.log1p(R / self.r0)
 
 
 class Variational(NamedTuple):
@@ -158,6 +222,19 @@ class Variational(NamedTuple):
             for s in step
         ]
         return -0.5 * torch.stack(values).mean()
+
+
+def _trace_draws(term: Laplacian | TraceBound, f: ModelFn, params: Params, stream: Stream) -> Draws:
+    if stream.step % term.every:
+        return Draws()
+    x = sample(term.px, term.num_points, params, stream)
+    return Draws(x, term.estimator.draw(stream, f, params, x, term.probes, term.metric))
+
+
+def _trace(term: Laplacian | TraceBound, f: ModelFn, params: Params, draws: Draws) -> Tensor:
+    return trace.evaluate(
+        f, params, draws.x, draws.psi, estimator=term.estimator, metric=term.metric
+    ).values.mean()
 
 
 def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:

@@ -22,7 +22,9 @@ from torch.func import functional_call, jvp, stack_module_state, vmap
 from fsmap.errors import ConstantTargetWarning, DivergedError, EdgeOfGridWarning, InputError
 from fsmap.functional import functional
 from fsmap.linalg.logdet import log_det
+from fsmap.lmap.strength import MEMORY
 from fsmap.models.mlp import ACTIVATIONS, MLP
+from fsmap.objective.geometry import SHARE
 from fsmap.objective.px import Empirical, EvalDistribution, Normal, as_px
 from fsmap.train.progress import progress as progress_bar
 from fsmap.types import Params
@@ -48,6 +50,7 @@ class Config(NamedTuple):
     method: str
     weight_decay: float  # w
     reg_strength: float = 0.0  # λ
+    reg_nats: float | None = None  # c of c·log(1 + R/R₀), instead of λR
 
 
 class TableNet(nn.Module):
@@ -183,6 +186,7 @@ def learn(
     module: Factory | None = None,
     weight_decay: float | str = AUTO,
     reg_strength: float | str = AUTO,
+    reg_nats: float | None = None,
     px: Any = "normal",
     num_points: int | None = None,
     steps: int | None = None,
@@ -207,6 +211,7 @@ def learn(
         module: Makes another network from the numbers of inputs and outputs.
         weight_decay: w, or ``"auto"``.
         reg_strength: λ, or ``"auto"``. FS-MAP takes the jitter ε = 1/(2λN).
+        reg_nats: c, nats per row, instead of λ: c·log(1 + R/R₀), see :class:`fsmap.LogTrace`.
         px: ``"normal"``, ``"train"`` or a distribution of :mod:`fsmap.px` over standardized rows.
         num_points: S.
         steps: Of Adam.
@@ -220,7 +225,7 @@ def learn(
     Returns:
         By method.
     """
-    _check(method, ensemble, weight_decay, reg_strength, activation)
+    _check(method, ensemble, weight_decay, reg_strength, reg_nats, activation)
     labels = not y.is_floating_point()
     if not labels and bool((y == y[:1]).all()):
         message = "the target is the same in every row: the model will be that constant"
@@ -248,7 +253,7 @@ def learn(
         make = _factory(module, x, weight, outputs, plan.hidden, activation, where)
         x, y, weight = x.float().to(where), (y if labels else y.float()).to(where), weight.float()
         run = _Run(make, x, y, weight.to(where), folds, _points(px, x), plan, ensemble, seed)
-        found |= run.train(run.configs(kinds, weight_decay, reg_strength), progress)
+        found |= run.train(run.configs(kinds, weight_decay, reg_strength, reg_nats), progress)
     return found
 
 
@@ -333,12 +338,17 @@ class _Run:
         self.train_rows = [(~rows).nonzero()[:, 0].to(x.device) for rows in members]
         self.validates = bool((folds >= 0).any())
 
-    def configs(self, kinds: list[str], decay: float | str, strength: float | str) -> list[Config]:
+    def configs(
+        self, kinds: list[str], decay: float | str, strength: float | str, nats: float | None
+    ) -> list[Config]:
         """The configurations to be compared; without held-out rows one of each method."""
         found = []
         for kind in kinds:
             pairs = [(w, 0.0 if kind == "ps-map" else share) for w, share in STRENGTHS]
-            if strength == AUTO and kind != "ps-map":
+            own = nats if kind == "l-map" else None
+            if own is not None:
+                pairs = [(w, 0.0) for w, _ in pairs]
+            elif strength == AUTO and kind != "ps-map":
                 unit = self._unit()
                 pairs = [(w, float(f"{share * unit:.1e}")) for w, share in pairs]
             elif kind != "ps-map":
@@ -346,7 +356,7 @@ class _Run:
             if decay != AUTO:
                 pairs = [(float(decay), lam) for _, lam in pairs]
             pairs = pairs if self.validates else pairs[:1]
-            found += [Config(kind, w, lam) for w, lam in dict.fromkeys(pairs)]
+            found += [Config(kind, w, lam, own) for w, lam in dict.fromkeys(pairs)]
         return found
 
     def _unit(self) -> float:
@@ -393,7 +403,10 @@ class _Run:
         decay = torch.tensor([c.weight_decay for c in configs])[spread].to(self.x)
         strength = torch.tensor([c.reg_strength for c in configs])[spread].to(self.x)
         fs_map = configs[0].method == "fs-map"
-        active = strength.nonzero()[:, 0]  # members with R
+        nats = torch.tensor([c.reg_nats or 0.0 for c in configs])[spread].to(self.x)
+        active = (strength + nats).nonzero()[:, 0]  # members with R
+        usual = torch.zeros_like(active, dtype=self.x.dtype)  # running mean of R, and at the start
+        first = usual
         tracks = [_Track() for _ in configs]
         every = max(1, plan.steps // VALIDATIONS)
         with progress_bar(plan.steps, f"fit {C * F} networks", silent=not progress) as bar:
@@ -411,7 +424,12 @@ class _Run:
                     own = {n: p[active] for n, p in params.items()}
                     fixed = {n: b[active] for n, b in buffers.items()}
                     R = self._laplacian(modules[0], own, fixed)
-                    loss = loss + EVERY * (strength[active] * R).sum()
+                    drawn = step // EVERY
+                    usual = usual + (R.detach() - usual) / min(drawn, MEMORY)
+                    first = usual if drawn <= MEMORY else first
+                    # the gradient of c·log(1 + R/R₀) has R̄ + R₀ below, which does not vary with ψ
+                    weights = strength[active] + nats[active] / (usual + SHARE * first)
+                    loss = loss + EVERY * (weights * R).sum()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -420,6 +438,10 @@ class _Run:
                     self._validate(modules[0], params, buffers, tracks, step)
                     if all(track.since(step) >= plan.patience * every for track in tracks):
                         break
+        if bool(nats.any()):  # the λ that c amounts to at the end
+            strength[active] += nats[active] / (usual + SHARE * first)
+            lambdas = strength.view(C, F).mean(1).tolist()
+            configs = [c._replace(reg_strength=v) for c, v in zip(configs, lambdas, strict=True)]
         if not self.validates:
             last = {n: p.detach() for n, p in params.items()}
             for c, track in enumerate(tracks):
@@ -659,6 +681,7 @@ def _check(
     ensemble: int,
     weight_decay: float | str,
     reg_strength: float | str,
+    reg_nats: float | None,
     activation: str,
 ) -> None:
     if method not in (AUTO, *METHODS):
@@ -674,6 +697,12 @@ def _check(
         if value != AUTO and not (isinstance(value, float | int) and 0 <= value < math.inf):
             message = f"{name} must be 'auto' or a finite number >= 0, got {value!r}"
             raise InputError(message)
+    if reg_nats is not None and (reg_strength != AUTO or not 0 <= reg_nats < math.inf):
+        message = f"give reg_strength or reg_nats (a finite number >= 0), got {reg_nats!r} nats"
+        raise InputError(message)
+    if reg_nats is not None and method not in (AUTO, "l-map"):
+        message = f"reg_nats is a strength of l-map, got method={method!r}"
+        raise InputError(message)
     if method == "fs-map" and reg_strength == 0:
         message = "fs-map needs reg_strength > 0: its jitter is ε = 1/(2λN)"
         raise InputError(message)

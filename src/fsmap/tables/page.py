@@ -54,7 +54,7 @@ def results(fitted: Fitted) -> Grid:
         cells = [_cell(name, found[name]) if name in found else "—" for name in names]
         strengths = ["—", "—"]
         if method in fitted.learned:
-            _, decay, strength = fitted.learned[method].config
+            _, decay, strength, _ = fitted.learned[method].config
             strengths = [number(decay, 2), number(strength, 2) if strength else "—"]
         lines.append([NAMES[method], *cells, *strengths])
     return header, lines

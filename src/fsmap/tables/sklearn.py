@@ -42,7 +42,7 @@ from fsmap.tables.network import AUTO, Factory, best, deal, learn, warn_at_edge
 FEW = 10  # rows below which none are held out
 PASSED_ON = (
     *("method", "ensemble", "hidden", "activation", "module", "weight_decay", "reg_strength"),
-    *("px", "num_points", "steps", "batch_size", "learning_rate", "patience", "device"),
+    *("reg_nats", "px", "num_points", "steps", "batch_size", "learning_rate", "patience", "device"),
 )
 """Arguments that :func:`fsmap.tables.network.learn` takes as they are."""
 
@@ -63,6 +63,7 @@ class TableEstimator(BaseEstimator):
         module: Factory | None = None,
         weight_decay: float | str = AUTO,
         reg_strength: float | str = AUTO,
+        reg_nats: float | None = None,
         px: Any = "normal",
         num_points: int | None = None,
         steps: int | None = None,
@@ -82,6 +83,7 @@ class TableEstimator(BaseEstimator):
         self.module = module
         self.weight_decay = weight_decay
         self.reg_strength = reg_strength
+        self.reg_nats = reg_nats
         self.px = px
         self.num_points = num_points
         self.steps = steps
@@ -118,14 +120,15 @@ class TableEstimator(BaseEstimator):
         chosen = found[self.method_]
         warn_at_edge(chosen)
         self.module_, self.n_iter_ = chosen.module, chosen.step
-        _, self.weight_decay_, self.reg_strength_ = chosen.config
+        _, self.weight_decay_, self.reg_strength_, _ = chosen.config
         self.search_ = [line for learned in found.values() for line in learned.search]
         self.validation_curve_, self.validation_loss_ = chosen.curve, chosen.loss
         return chosen.out
 
     def _folds(self, y: Tensor, seed: int) -> Tensor:
         """By which member each row is held out."""
-        if not self.early_stopping and AUTO in (self.weight_decay, self.reg_strength):
+        strength = self.reg_strength if self.reg_nats is None else self.reg_nats
+        if not self.early_stopping and AUTO in (self.weight_decay, strength):
             message = (
                 "weight_decay='auto' and reg_strength='auto' choose on held-out rows, so they need "
                 "early_stopping=True. Or give numbers for both."
@@ -165,6 +168,8 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         module: A function ``(inputs, outputs) -> nn.Module`` for another network.
         weight_decay: w, or ``"auto"``.
         reg_strength: λ, or ``"auto"``: chosen on held-out rows.
+        reg_nats: c, nats per row, instead of λ: c·log(1 + R/R₀) instead of λR, see
+            :class:`fsmap.LogTrace`. Leave ``reg_strength`` at ``"auto"``.
         px: The evaluation distribution over standardized inputs: ``"normal"`` is N(0, I),
             ``"train"`` the training rows, or one of ``fsmap.px``.
         num_points: Evaluation points a step; None is 32.
@@ -282,6 +287,7 @@ class LMAPClassifier(ClassifierMixin, TableEstimator):
         module: Factory | None = None,
         weight_decay: float | str = AUTO,
         reg_strength: float | str = AUTO,
+        reg_nats: float | None = None,
         px: Any = "normal",
         num_points: int | None = None,
         steps: int | None = None,

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
 from fsmap.linalg import points, probes
-from fsmap.train.settings import check_integer
 from fsmap.types import Batch, Params
+
+
+def check_integer(name: str, value: Any) -> None:
+    """Raise an InputError for what is no integer; integers of numpy are ones, booleans are not."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        message = f"{name} must be an integer, got {value!r}"
+        raise InputError(message)
 
 
 class Batches:

@@ -1,26 +1,39 @@
 """A training step in a CUDA graph: captured once, then replayed without launching its kernels.
 
-The step is a function without arguments that reads fixed tensors and changes fixed tensors: copy
-the next batch and the next draws into them (``lm.draw()``, ``lm(x, drawn=...)``), then call.
+A captured step is a function without arguments that reads fixed tensors and changes fixed tensors:
+copy the next batch and the next draws into them (``lm.draw()``, ``lm(x, drawn=...)``), then call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_map
+
+from fsmap.errors import FallbackWarning, InputError
+from fsmap.objective.geometry import Geometry, Laplacian, NoGeometry
+from fsmap.train.feed import Feed
+from fsmap.types import ModelFn, Params
 
 WARMUP_STEPS = 3  # torch's recommendation: lazy initialization and compilation must be over
+CHOICES = ("auto", True, False)
 
 
 class CapturedStep:
     """Replay a step; the first call captures it.
 
     Args:
-        step: Reads and writes fixed tensors only, and never waits for the device.
+        step: Reads and writes fixed tensors only, and never waits for the device. No graph of an
+            earlier step may be alive: torch ties it to the stream on which it was made.
         state: Every tensor that the step changes: put back after the warm-up, so that capturing
-            takes no step.
+            takes no step. Tensors that the warm-up adds at the end of the list are set to zero.
+        strict: Raise a RuntimeError before the capture if the step waits for the device: a capture
+            that fails leaves torch's generator on the device unusable (seen with 2.11).
 
     Example:
         >>> import torch
@@ -31,28 +44,169 @@ class CapturedStep:
         ...     assert x.tolist() == [2, 2, 2]
     """
 
-    def __init__(self, step: Callable[[], object], state: Callable[[], Sequence[Tensor]]) -> None:
-        self._step, self._state = step, state
+    def __init__(
+        self,
+        step: Callable[[], object],
+        state: Callable[[], Sequence[Tensor]],
+        *,
+        strict: bool = False,
+    ) -> None:
+        self._step, self._state, self._strict = step, state, strict
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self) -> None:
         """Take a step."""
         if self._graph is None:
-            self._graph = self._capture()
+            self.warm_up()
+            self.capture()
+        assert self._graph is not None
         self._graph.replay()
 
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        kept = [t.clone() for t in self._state()]
+    def warm_up(self) -> None:
+        """Take a few steps and undo them."""
+        kept = [t.detach().clone() for t in self._state()]
         current, other = torch.cuda.current_stream(), torch.cuda.Stream()
         other.wait_stream(current)
-        with torch.cuda.stream(other):
-            for _ in range(WARMUP_STEPS):
-                self._step()
-        current.wait_stream(other)
-        with torch.no_grad():
-            for t, before in zip(self._state(), kept, strict=True):
-                t.copy_(before)
+        try:
+            with torch.cuda.stream(other):
+                for _ in range(WARMUP_STEPS):
+                    self._step()
+                if self._strict:
+                    with _no_waiting():
+                        self._step()
+        finally:
+            current.wait_stream(other)
+            restore(self._state(), kept)
+        self._stream = other  # gradients accumulate on the warm-up's stream
+
+    def capture(self) -> None:
+        """Capture the step, after :meth:`warm_up`."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=self._stream):
             self._step()
-        return graph
+        self._graph = graph
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Raise a RuntimeError where the host waits for the device."""
+    mode = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():  # torch's: "a prototype feature"
+        warnings.simplefilter("ignore", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+@torch.no_grad()
+def restore(state: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+    """Put tensors back, in place; those that are new are set to zero."""
+    for t, before in zip(state, kept, strict=False):
+        t.copy_(before)
+    for t in state[len(kept) :]:
+        t.zero_()
+
+
+class Graphed:
+    """A step of a population, captured; takes the place of ``Ensemble.step``.
+
+    Batches and draws are made outside and copied into buffers that the graph reads. Steps whose
+    feed has another shape (``every=k`` leaves draws out) have a graph of their own. If a step
+    cannot be captured, the eager one goes on with a warning, or, if ``required``, it is an error.
+    """
+
+    def __init__(
+        self,
+        step: Callable[[Feed], Tensor],
+        params: Params,
+        optimizer: Optimizer,
+        flags: Tensor,
+        *,
+        required: bool,
+    ) -> None:
+        self.step, self.params, self.optimizer, self.flags = step, params, optimizer, flags
+        self.required = required
+        self.captured: dict[object, _Replay] = {}
+        self.eager = False
+
+    def __call__(self, feed: Feed) -> Tensor:
+        """One step."""
+        if self.eager:
+            return self.step(feed)
+        leaves, structure = tree_flatten(feed[:2])
+        key = (str(structure), *(None if t is None else tuple(t.shape) for t in leaves))
+        if key not in self.captured:
+            replay = _Replay(self.step, self.state, feed)
+            try:
+                replay.step.warm_up()
+            except RuntimeError as error:
+                if self.required:
+                    raise
+                self.eager = True
+                why = str(error).splitlines()[0]
+                message = f"no CUDA graph: {why}. Training goes on without one, slower."
+                warnings.warn(message, FallbackWarning, stacklevel=2)
+                return self.step(feed)
+            replay.step.capture()
+            self.captured[key] = replay
+        return self.captured[key](leaves)
+
+    def state(self) -> list[Tensor]:
+        """Every tensor that a step changes. Adam and SGD add theirs at the first step."""
+        moments = [
+            t
+            for p in self.params.values()
+            for t in self.optimizer.state[p].values()
+            if isinstance(t, Tensor)
+        ]
+        return [*(p.detach() for p in self.params.values()), self.flags, *moments]
+
+
+class _Replay:
+    """A captured step, the buffers it reads and the row it writes."""
+
+    def __init__(
+        self, step: Callable[[Feed], Tensor], state: Callable[[], list[Tensor]], feed: Feed
+    ) -> None:
+        static: Feed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
+        self.buffers = tree_flatten(static[:2])[0]
+        self.row = torch.empty(0)
+
+        def run() -> None:
+            self.row = step(static)
+
+        self.step = CapturedStep(run, state, strict=True)
+
+    def __call__(self, leaves: Sequence[Tensor | None]) -> Tensor:
+        for buffer, t in zip(self.buffers, leaves, strict=True):
+            if t is not None:
+                buffer.copy_(t)
+        self.step()
+        return self.row.clone()
+
+
+def wanted(graph: bool | str, device: torch.device, f: ModelFn, geometry: Geometry) -> bool:
+    """Whether to capture; raises an InputError if ``graph=True`` and it is impossible."""
+    if graph not in CHOICES:
+        message = f"graph must be 'auto', True or False, got {graph!r}"
+        raise InputError(message)
+    why = None
+    if device.type != "cuda":
+        why = f"a CUDA device, and the parameters are on {device}"
+    elif not getattr(f, "pointwise", True):
+        why = "a model without random layers, and this one has some"
+    elif not _free_of_decompositions(geometry):
+        why = f"a geometry without matrix decompositions, and {type(geometry).__name__} has one"
+    if graph is True and why:
+        message = f"graph=True needs {why}. Use graph='auto' or False."
+        raise InputError(message)
+    return why is None and graph is not False
+
+
+def _free_of_decompositions(geometry: Geometry) -> bool:
+    if isinstance(geometry, Laplacian):
+        return geometry.metric is None
+    return isinstance(geometry, NoGeometry)

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from fsmap.errors import InputError
-from fsmap.functional import differentiable_attention
+from fsmap.errors import InputError, MemoryLimitError
+from fsmap.functional import count, differentiable_attention
+from fsmap.linalg.memory import SHARE, free_bytes
+from fsmap.objective.compose import Objective
+from fsmap.objective.geometry import LogDet, Variational
 from fsmap.train.feed import Chunk, Feed, Feeder
 from fsmap.train.optim import clip_factor, global_norm, scale
 from fsmap.train.step import PARTS, Hypers, LossFn
-from fsmap.types import Params
+from fsmap.types import Batch, Draws, ModelFn, Params
+
+CPU_WORK = 3e7
+"""P·B above which a CPU gains nothing by vectorizing: the arithmetic of one member keeps it busy.
+Measured by ``python -m benchmarks.population``."""
+COPIES = 8  # tensors like the parameters in a step: gradients, moments, ψ, shifted copies
+PASSES = 4  # memory of a pass over evaluation points, derivative included, in training passes
+
+Gradient = Callable[..., Any]
 
 
 class Ensemble:
@@ -30,6 +44,7 @@ class Ensemble:
         *,
         clip: float | None,
         chunk: int,
+        compile: bool = False,
     ) -> None:
         """Keep everything that a step needs.
 
@@ -41,9 +56,11 @@ class Ensemble:
             optimizer: Updates the stacked leaves.
             clip: Largest norm of a member's gradient.
             chunk: Members that are vectorized at a time; 1 takes them one by one.
+            compile: Compile the gradient.
         """
         self.loss, self.params, self.hypers, self.feeder = loss, params, hypers, feeder
-        self.optimizer, self.clip = optimizer, clip
+        self.optimizer, self.clip, self.compile = optimizer, clip, compile
+        self._compiled: dict[object, Gradient] = {}
         self.chunk_size = torch.tensor(chunk)  # a tensor, so that a checkpoint can keep it
         first = next(iter(params.values()))
         self.members, self.device = len(first), first.device
@@ -91,7 +108,7 @@ class Ensemble:
             yield slice(first, min(first + size, self.members))
 
     def _chunk(self, feed: Feed, members: slice) -> tuple[Params, Tensor]:
-        if members.stop - members.start == 1:
+        if members.stop - members.start == 1 and not self.compile:
             return self._alone(feed, members.start)
         try:
             return self._together(self.feeder.chunk(feed, members), members)
@@ -105,9 +122,12 @@ class Ensemble:
         params = {n: p.detach()[members] for n, p in self.params.items()}
         hypers = {n: h[members] for n, h in self.hypers.items()}
         gradient = vmap(grad_and_value(self.loss, has_aux=True), in_dims=(0, 0, *chunk.dims))
+        inputs = (params, hypers, chunk.batch, chunk.draws)
         try:
             with differentiable_attention():  # the fused kernels cannot be vectorized
-                grads, (value, parts) = gradient(params, hypers, chunk.batch, chunk.draws)
+                if self.compile:
+                    gradient = self._compile(gradient, inputs)
+                grads, (value, parts) = gradient(*inputs)
         except RuntimeError as error:
             if "data-dependent control flow" not in str(error):
                 raise
@@ -118,6 +138,20 @@ class Ensemble:
             )
             raise InputError(message) from error
         return grads, _row(value, parts)
+
+    def _compile(self, gradient: Gradient, inputs: tuple[Any, ...]) -> Gradient:
+        """The operators that the gradient runs, recorded and compiled once for each shape.
+
+        ``build`` looks at numbers, which torch.compile cannot follow; a record of the operators
+        holds the constants it made.
+        """
+        key = tuple(None if t is None else t.shape for t in tree_leaves(inputs))
+        if key not in self._compiled:
+            from torch.fx.experimental.proxy_tensor import make_fx  # takes a second
+
+            recorded = make_fx(gradient)(*inputs)
+            self._compiled[key] = torch.compile(recorded, fullgraph=True, dynamic=False)
+        return self._compiled[key]
 
     def _alone(self, feed: Feed, member: int) -> tuple[Params, Tensor]:
         """A chunk of one: no vmap in the way; nan where there is no decomposition."""
@@ -142,3 +176,98 @@ def _row(value: Tensor, parts: dict[str, Tensor]) -> Tensor:
 
 def _spread(flags: Tensor, like: Tensor) -> Tensor:
     return flags.reshape(flags.shape + (1,) * (like.ndim - 1))
+
+
+def choose_chunk(
+    chunk: int | str,
+    members: int,
+    f: ModelFn,
+    params: Params,
+    batch: Batch,
+    objective: Objective,
+    draws: Draws,
+) -> int:
+    """How many members to vectorize: as many as fit; on a CPU only if it is faster.
+
+    Args:
+        chunk: A number, or ``"auto"``.
+        members: M.
+        f: The model function.
+        params: Parameters of one member; so are the batch, the objective and the draws.
+        batch: A batch.
+        objective: The objective.
+        draws: The draws.
+
+    Returns:
+        Between 1 and M. 1 means one by one, without ``vmap``.
+    """
+    if not getattr(f, "pointwise", True):
+        return 1  # random layers are seeded member by member
+    if chunk != "auto":
+        if not isinstance(chunk, int) or chunk < 1:
+            message = f"chunk must be a number of members >= 1, or 'auto', got {chunk!r}"
+            raise InputError(message)
+        return min(chunk, members)
+    device = next(iter(params.values())).device
+    if device.type == "cpu" and count(params) * len(batch.y) > CPU_WORK:
+        return 1
+    needed = member_bytes(f, params, batch, objective, draws)
+    limit = int(SHARE * free_bytes(device))
+    if needed > limit:
+        message = (
+            f"one member needs about {needed / 1e9:.2f} GB, {limit / 1e9:.2f} GB may be used on "
+            f"{device}. Use a smaller batch_size or num_points."
+        )
+        raise MemoryLimitError(message)
+    return even(members, max(1, min(members, limit // needed)))
+
+
+def even(members: int, most: int) -> int:
+    """The chunk size that cuts M into as few chunks as ``most`` allows, of nearly equal size."""
+    chunks = -(-members // most)
+    return -(-members // chunks)
+
+
+def member_bytes(
+    f: ModelFn, params: Params, batch: Batch, objective: Objective, draws: Draws
+) -> int:
+    """Roughly the memory that one member needs during a step; makes one forward pass."""
+    first = next(iter(params.values()))
+    needed = COPIES * count(params) * first.element_size()
+    made, _ = _made(f, params, batch.x)
+    needed += made
+    if draws.x is not None:
+        made, outputs = _made(f, params, draws.x)
+        needed += PASSES * made
+        if isinstance(objective.geometry, LogDet | Variational):
+            needed += (
+                3 * outputs * count(params) * first.element_size()
+            )  # the Jacobian and its gradient
+    return needed
+
+
+def _made(f: ModelFn, params: Params, x: Any) -> tuple[int, int]:
+    """Bytes of everything a forward pass makes, and the number of its outputs."""
+    with torch.no_grad(), _Counter() as counter:
+        out = f({n: p.detach() for n, p in params.items()}, x)
+    return counter.bytes, out.numel()
+
+
+class _Counter(TorchDispatchMode):
+    """Adds up the sizes of what operations return, views left out."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {_address(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        for t in tree_leaves(result):
+            if isinstance(t, Tensor) and _address(t) not in given:
+                self.bytes += t.numel() * t.element_size()
+        return result
+
+
+def _address(t: Tensor) -> int:
+    return t.untyped_storage().data_ptr()

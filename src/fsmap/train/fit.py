@@ -13,11 +13,10 @@ from fsmap.linalg.passes import check_params
 from fsmap.linalg.probes import Stream
 from fsmap.objective.compose import Objective
 from fsmap.train.batches import Batches, as_batch, sample_batch, take
-from fsmap.train.describe import describe, describe_model
+from fsmap.train.checkpoint import describe, describe_model
 from fsmap.train.history import History, stop_if_diverged
-from fsmap.train.loop import Loop
+from fsmap.train.loop import Callback, Loop, Settings, Validation
 from fsmap.train.optim import OptimizerSpec, Schedule, adam, constant
-from fsmap.train.settings import Callback, Settings, Validation
 from fsmap.train.state import Best, TrainState
 from fsmap.train.step import check_pure, layer_noise, make_loss, update
 from fsmap.types import ModelFn, Params
@@ -115,6 +114,7 @@ def fit(
     pointwise = getattr(f, "pointwise", True)  # no random layers: asked once, it costs a walk
     with layer_noise(f, Stream(seed, 0), device):
         objective.check(f, leaves, sample)
+        started = objective.started(f, leaves, Stream(seed, 0))
 
     about = {
         "objective": objective,
@@ -129,9 +129,10 @@ def fit(
         **describe(about),
         **settings.describe(),
     }
-    loss = make_loss(f, lambda: objective)
+    loss = make_loss(f, lambda: started)
     moving = settings.optimizer.build(leaves.values())
-    loop = Loop(settings, leaves, moving, stop_if_diverged, config or {})
+    extra = {} if started is objective else {"r0": started.geometry.r0}  # type: ignore[attr-defined]
+    loop = Loop(settings, leaves, moving, stop_if_diverged, config or {}, extra=extra)
 
     def take_step(step: int) -> Tensor:
         stream = Stream(seed, step)

@@ -16,14 +16,87 @@ from torch.optim import Optimizer
 
 from fsmap.errors import CheckpointError, InputError
 from fsmap.train import checkpoint as files
+from fsmap.train.batches import check_integer
 from fsmap.train.files import beside, remove_partial
 from fsmap.train.history import History, Recorder
 from fsmap.train.lock import exclusive
+from fsmap.train.optim import OptimizerSpec, Schedule
 from fsmap.train.progress import progress as progress_bar
-from fsmap.train.settings import Settings
 from fsmap.types import Params
 
+Validation = Callable[[Params], Tensor | float]
+Callback = Callable[[int, Params], bool | None]
+
 BAR_SECONDS = 0.2  # least time between two movements of the bar
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The knobs that both loops share; :func:`fsmap.fit` describes them."""
+
+    steps: int
+    optimizer: OptimizerSpec
+    schedule: Schedule
+    clip: float | None = None
+    validation: Validation | None = None
+    validate_every: int = 100
+    patience: int | None = None
+    callback: Callback | None = None
+    checkpoint: Path | None = None
+    checkpoint_every: int = 1_000
+    resume: bool = False
+    log_every: int = 1
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "validate_every", "checkpoint_every", "log_every", "patience"):
+            value = getattr(self, name)
+            if value is not None:
+                check_integer(name, value)
+            if value is not None and value < 1:
+                message = f"{name} must be at least 1, got {value}"
+                raise InputError(message)
+        given: object = self.optimizer
+        if not isinstance(given, OptimizerSpec):
+            kind = type(given).__name__
+            message = (
+                f"optimizer must be a description without parameters, got {kind}. Use "
+                "fsmap.train.optim.adam(lr), adamw(lr) or sgd(lr, momentum=...)."
+            )
+            raise InputError(message)
+        if self.clip is not None and not self.clip > 0:
+            message = f"clip must be > 0, or None for no clipping, got {self.clip:g}"
+            raise InputError(message)
+        if self.patience is not None and self.validation is None:
+            message = (
+                "patience counts validations, and there is no validation. Give one, or leave "
+                "patience out."
+            )
+            raise InputError(message)
+        if self.resume and self.checkpoint is None:
+            message = "resume=True needs checkpoint=PATH, the file to resume from"
+            raise InputError(message)
+
+    def describe(self) -> dict[str, Any]:
+        """What must agree for a resumed run to equal an uninterrupted one.
+
+        Returns:
+            Plain values. The number of steps counts only where the learning rate depends on it:
+            a run with a constant one can be extended.
+        """
+        return {
+            "optimizer": {
+                "name": self.optimizer.name,
+                "lr": self.optimizer.lr,
+                **dict(self.optimizer.options),
+            },
+            "schedule": self.schedule._asdict(),
+            "steps": "any" if self.schedule.decay == "none" else self.steps,
+            "clip": self.clip,
+            "validate_every": self.validate_every if self.validation else None,
+            "patience": self.patience,
+            "log_every": self.log_every,
+        }
 
 
 class Tracked(NamedTuple):

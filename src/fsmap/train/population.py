@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from fsmap.errors import InputError
+from fsmap.errors import DivergedError, DivergedWarning, InputError, UnsupportedModuleError
+from fsmap.functional import Functional, functional
+from fsmap.linalg.probes import Stream, integer
 from fsmap.objective.compose import Objective
-from fsmap.train.batches import Batches
-from fsmap.train.ensemble import Ensemble
-from fsmap.train.feed import Feed, Feeder
-from fsmap.train.fused.fit import fit_fused
-from fsmap.train.graph import Graphed, wanted
-from fsmap.train.grid import Grid
-from fsmap.train.history import History
-from fsmap.train.loop import Loop
-from fsmap.train.members import Members
+from fsmap.train.batches import Batches, sample_batch
+from fsmap.train.capture import Graphed, wanted
+from fsmap.train.checkpoint import describe, describe_model
+from fsmap.train.ensemble import Ensemble, choose_chunk
+from fsmap.train.feed import Feed, Feeder, as_splits
+from fsmap.train.grid import SEED, SPLIT, Grid
+from fsmap.train.history import History, Recorder
+from fsmap.train.loop import Callback, Loop, Settings, Validation
 from fsmap.train.optim import OptimizerSpec, Schedule, adam, constant
-from fsmap.train.settings import Callback, Settings, Validation
-from fsmap.train.start import Init
 from fsmap.train.state import Metric, PopulationBest, PopulationState, held_out, measure
-from fsmap.train.step import make_loss
-from fsmap.train.verdict import Verdict
+from fsmap.train.step import check_pure, layer_noise, make_loss
 from fsmap.types import ModelFn, Params
 
-ENGINES = ("vmap", "fused")
+Init = Callable[[int], Params | nn.Module] | Params
+
+ONE_FOR_ALL = ("lr", "learning_rate", "betas", "eps", "momentum", "weight_decay", "clip")
+"""What torch.optim, or the loop, takes as one number for all members."""
 
 
 def fit_population(
@@ -56,7 +62,7 @@ def fit_population(
     progress: bool = True,
     chunk: int | str = "auto",
     graph: bool | str = "auto",
-    engine: str = "vmap",
+    compile: bool = False,
 ) -> tuple[PopulationState, History]:
     """Train every member of a grid at once: stacked parameters, one vectorized loss, one optimizer.
 
@@ -96,10 +102,8 @@ def fit_population(
         graph: Capture the step as a CUDA graph: ``"auto"`` (where it can be), True or False. Matrix
             decompositions (``fs_map``) and random layers cannot be captured. A learning rate that
             moves is then rounded to float32, as torch's fused kernels read it.
-        engine: ``"vmap"`` vectorizes the loss of any model. ``"fused"`` is for ReLU perceptrons
-            with Gaussian noise, a Normal prior and ``estimator="fd"``: the same objective with its
-            gradient written out, several times faster on a GPU. Its random numbers come in blocks,
-            so a member equals itself in any population of this engine, but not ``fit``.
+        compile: Compile the vectorized gradient with ``torch.compile``, which takes half a minute;
+            equal to rounding. Random layers cannot be compiled.
 
     Returns:
         The states (stacked parameters; ``states.member(k)`` is what ``fit`` returns) and the
@@ -121,8 +125,8 @@ def fit_population(
         >>> history.loss.shape
         torch.Size([2, 6])
     """
-    if engine not in ENGINES:
-        message = f"engine must be one of {', '.join(ENGINES)}, got {engine!r}"
+    if compile and not getattr(f, "pointwise", True):
+        message = "compile=True needs a model without random layers, and this one has some"
         raise InputError(message)
     members = Members(build, grid, f, init, data)
     settings = Settings(
@@ -140,34 +144,33 @@ def fit_population(
         log_every=log_every,
         progress=progress,
     )
-    if engine == "fused":
-        unknown = {"clip": clip, "on": on, "patience": patience, "callback": callback}
-        return fit_fused(members, settings, batch_size, replace, graph, **unknown)
     size = members.splits.rows.shape[1]
 
     def batches(seed: int) -> Batches:
         return Batches(size, batch_size, seed=seed, replace=replace)
 
     members.check(batch_size)
+    members.start()
     feeder = Feeder(f, grid, members.objective, members.first, members.splits, batches)
     capture = wanted(graph, members.like.device, f, members.objective(0).geometry)
     moving = settings.optimizer.build(
         members.params.values(), capturable=capture, moving_lr=settings.schedule != constant()
     )
     ensemble = Ensemble(
-        make_loss(f, build),
+        make_loss(f, members.build),
         members.params,
         members.hypers,
         feeder,
         moving,
         clip=clip,
         chunk=members.chunk(chunk, feeder),
+        compile=compile,
     )
     verdict = Verdict(grid)
     config = {}
     if settings.checkpoint is not None:
         config = members.describe(batch_size=batch_size, replace=replace) | settings.describe()
-    extra = {"diverged": verdict.diverged, "chunk": ensemble.chunk_size}
+    extra = {"diverged": verdict.diverged, "chunk": ensemble.chunk_size, **members.extra}
     loop = Loop(settings, members.params, moving, verdict.judge, config, len(grid), extra)
     ensemble.alive.copy_(verdict.diverged < 0)
     step: Callable[[Feed], Tensor] = ensemble.step
@@ -199,3 +202,203 @@ def _state(loop: Loop, grid: Grid, f: ModelFn, diverged: Tensor) -> PopulationSt
     kept = loop.tracked
     best = None if kept is None else PopulationBest(kept.params, kept.step, kept.value)
     return PopulationState(params, loop.step, grid, f, diverged.clone(), best)
+
+
+class Members:
+    """Stacked starts, hyper-parameters, objectives and data of a grid."""
+
+    def __init__(
+        self, build: Callable[..., Objective], grid: Grid, f: ModelFn, init: Init | None, data: Any
+    ) -> None:
+        check_names(build, grid)
+        self.build, self.grid, self.f = build, grid, f
+        self._starts = {seed: start(init, f, int(seed)) for seed in grid.axes.get(SEED, (0,))}
+        _check_shapes(self._starts)
+        names = self.first(0)
+        self.params: Params = {
+            n: torch.stack([self.first(k)[n] for k in range(len(grid))]).requires_grad_()
+            for n in names
+        }
+        self.like = next(iter(names.values()))
+        self.hypers = grid.hypers(self.like)
+        self.splits = as_splits(data, grid.axes.get(SPLIT), names)
+        self._objectives: dict[tuple[Any, ...], Objective] = {}
+
+    def first(self, member: int) -> Params:
+        """The parameters that a member starts from."""
+        return self._starts[self.grid[member].get(SEED, 0)]
+
+    def objective(self, member: int) -> Objective:
+        """What ``build`` makes for a member, on plain numbers; once for equal hyper-parameters."""
+        key = tuple(self.grid[member][n] for n in self.grid.hyper_names)
+        if key not in self._objectives:
+            made: object = self.build(**{n: h[member] for n, h in self.hypers.items()})
+            if not isinstance(made, Objective):
+                kind = type(made).__name__
+                message = f"build must return an objective (ps_map, fs_map, l_map), got {kind}"
+                raise InputError(message)
+            self._objectives[key] = made
+        return self._objectives[key]
+
+    def check(self, batch_size: int | None) -> None:
+        """Look once at every configuration on every split, on plain numbers."""
+        splits = [
+            sample_batch(self.splits.batch(g), batch_size) for g in range(len(self.splits.rows))
+        ]
+        check_pure(self.f, self.first(0), splits[0].x)
+        for members in self.grid.groups(SPLIT, *self.grid.hyper_names).values():
+            k = members[0]
+            sample = splits[self.splits.index(self.grid[k].get(SPLIT, 0))]
+            with layer_noise(self.f, Stream(0, 0), self.like.device):
+                self.objective(k).check(self.f, self.first(k), sample)
+
+    def chunk(self, wanted: int | str, feeder: Feeder) -> int:
+        """How many members are vectorized at a time."""
+        batch, draws = feeder.single(feeder.make(0), 0)
+        first, objective = self.first(0), self.objective(0)
+        return choose_chunk(wanted, len(self.grid), self.f, first, batch, objective, draws)
+
+    def describe(self, **knobs: Any) -> dict[str, Any]:
+        """What run this is, in plain values."""
+        return {
+            "kind": "fit_population",
+            "members": describe(list(self.grid)),
+            "objective of member 0": describe(self.objective(0)),
+            "model": describe_model(self.f, self.first(0)),
+            "starts": describe(list(self._starts.values())),
+            "data": describe(self.splits._asdict()),
+            **describe(knobs),
+        }
+
+
+def check_names(build: Callable[..., Objective], grid: Grid) -> None:
+    """Raise an InputError for axes that ``build`` does not know."""
+    try:
+        signature = inspect.signature(build)
+        signature.bind(**dict.fromkeys(grid.hyper_names))
+    except TypeError as error:
+        scalar = [n for n in grid.hyper_names if n in ONE_FOR_ALL]
+        if scalar:
+            message = (
+                f"{', '.join(scalar)} cannot vary within a population: the optimizer takes one "
+                "value for all members. Train one population for each value: "
+                "fit_population(..., optimizer=adam(lr))."
+            )
+        else:
+            message = (
+                f"the grid varies {list(grid.hyper_names)}, and build takes {signature}: {error}. "
+                "Every axis but seed and split must be an argument of build, and vice versa."
+            )
+        raise InputError(message) from error
+
+
+def _check_shapes(starts: dict[Any, Params]) -> None:
+    shapes = [{n: tuple(p.shape) for n, p in params.items()} for params in starts.values()]
+    for seed, found in zip(starts, shapes, strict=True):
+        if found != shapes[0]:
+            message = (
+                f"all members share one architecture, but seed {seed} starts with parameters "
+                f"{found}, and the first seed with {shapes[0]}"
+            )
+            raise InputError(message)
+
+
+def initialize(module: nn.Module, seed: int) -> Params:
+    """Fresh parameters for an architecture, as its own layers initialize themselves.
+
+    Args:
+        module: The architecture; not changed.
+        seed: Decides the parameters; torch's own generator is left as it was.
+
+    Returns:
+        Parameters, named as in ``functional(module)``.
+
+    Raises:
+        UnsupportedModuleError: If a submodule has parameters but no ``reset_parameters``.
+    """
+    places = {n: p.device for n, p in module.named_parameters()}
+    fresh = copy.deepcopy(module).cpu()  # so that a seed means the same on every device
+    with _seeded(seed):
+        for name, part in fresh.named_modules():
+            if not any(p.requires_grad for p in part.parameters(recurse=False)):
+                continue
+            reset = getattr(part, "reset_parameters", None) or getattr(
+                part, "_reset_parameters", None
+            )
+            if reset is None:
+                message = (
+                    f"cannot initialize {name or 'the module'!r} ({type(part).__name__}) from a "
+                    "seed: it has parameters but no reset_parameters(). Give init=, a function "
+                    "from seed to parameters or to a module."
+                )
+                raise UnsupportedModuleError(message)
+            reset()
+    return {n: p.to(places[n]) for n, p in _detached(functional(fresh)[1]).items()}
+
+
+def start(init: Init | None, f: ModelFn, seed: int) -> Params:
+    """The parameters that one seed starts from."""
+    if init is None:
+        if not isinstance(f, Functional):
+            message = (
+                "f is a plain function, so give init=: parameters, or a function from seed to them"
+            )
+            raise InputError(message)
+        return initialize(f.module, seed)
+    made: object = init
+    if callable(init):
+        with _seeded(seed):
+            made = init(seed)
+    if isinstance(made, nn.Module):
+        made = functional(made)[1]
+    if not isinstance(made, dict) or not made:
+        message = f"init must give a dict of parameters or a module, got {type(made).__name__}"
+        raise InputError(message)
+    return _detached(made)
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Torch's own generators, seeded, and put back afterwards."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(integer(seed, "init"))
+        if devices:
+            torch.cuda.manual_seed(integer(seed, "init"))
+        yield
+
+
+def _detached(params: Params) -> Params:
+    return {n: p.detach().clone() for n, p in params.items()}
+
+
+class Verdict:
+    """Which members have stopped being finite, and at which step."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+        self.diverged = torch.full((len(grid),), -1, dtype=torch.long)  # [M]
+
+    def judge(self, recorder: Recorder, values: Tensor) -> None:
+        """Look at freshly fetched numbers, [T, C, M]; raise if no member is left."""
+        bad = ~torch.isfinite(values).all(1)  # [T, M]
+        new = bad.any(0) & (self.diverged < 0)
+        self.diverged[new] = recorder.first + bad.int().argmax(0)[new]
+        if (self.diverged >= 0).all():
+            when = self.diverged
+            message = (
+                f"all {len(when)} members diverged, between step {int(when.min())} and "
+                f"{int(when.max())}. Lower the learning rate, clip the gradient (clip=1.0), or "
+                "change the grid."
+            )
+            raise DivergedError(message)
+
+    def report(self) -> None:
+        """Warn once, with names, if some diverged."""
+        gone = (self.diverged >= 0).nonzero().flatten().tolist()
+        if not gone:
+            return
+        shown = "; ".join(f"{self.grid[k]} at step {int(self.diverged[k])}" for k in gone[:3])
+        more = f"; and {len(gone) - 3} more" if len(gone) > 3 else ""
+        message = f"{len(gone)} of {len(self.diverged)} members diverged: {shown}{more}"
+        warnings.warn(message, DivergedWarning, stacklevel=3)

@@ -32,7 +32,7 @@ SMALL = ImageSettings(
 
 
 @pytest.fixture(autouse=True)
-def single() -> object:
+def single(seeded: None) -> object:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     yield

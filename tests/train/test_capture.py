@@ -8,8 +8,8 @@ from torch import nn
 
 import fsmap
 from fsmap.errors import DivergedWarning, FallbackWarning, InputError
+from fsmap.train.capture import CapturedStep, Graphed, restore, wanted
 from fsmap.train.feed import Feed
-from fsmap.train.graph import Graphed, wanted
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam, constant, cosine, sgd
 from fsmap.train.population import fit_population
@@ -34,11 +34,11 @@ def test_a_warm_up_can_be_undone(spec: object, before: int):
         step(twin_feed)
     flags.fill_(True)
     graphed = Graphed(step, leaves, moving, flags, required=False)
-    saved = graphed._snapshot()
+    saved = [t.clone() for t in graphed.state()]
     expected = step(twin_feed)
     for _ in range(3):
         step(twin_feed)
-    graphed._restore(saved)
+    restore(graphed.state(), saved)
     assert flags.all()
     assert torch.equal(step(twin_feed), expected)
 
@@ -49,10 +49,10 @@ def test_without_a_capture_training_goes_on_and_says_so(monkeypatch: pytest.Monk
         lambda feed: calls.append(feed) or torch.ones(1), {}, None, torch.ones(1), required=False
     )
 
-    def fail(feed: Feed) -> None:
+    def fail(step: CapturedStep) -> None:
         raise RuntimeError("called a synchronizing CUDA operation\nmore")
 
-    monkeypatch.setattr(graphed, "_warm_up", fail)
+    monkeypatch.setattr(CapturedStep, "warm_up", fail)
     with pytest.warns(
         FallbackWarning, match=r"no CUDA graph: called a synchronizing CUDA operation. Training"
     ):

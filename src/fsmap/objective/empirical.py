@@ -82,7 +82,7 @@ class Empirical:
         """
         device = device_of(self.data)
         check_draw(n, generator, device)
-        rows = choose(len(self), n, self.replace, generator).to(device)
+        rows = choose(len(self), n, self.replace, generator).to(device, non_blocking=True)
         x = points.take(self.data, rows)
         return x if self.transform is None else self.transform(x, generator)
 

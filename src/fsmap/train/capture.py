@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fsmap.errors import FallbackWarning, InputError
-from fsmap.objective.geometry import Geometry, Laplacian, NoGeometry
+from fsmap.objective.geometry import Geometry, Laplacian, NoGeometry, TraceBound
 from fsmap.train.feed import Feed
 from fsmap.types import ModelFn, Params
 
@@ -207,6 +207,6 @@ def wanted(graph: bool | str, device: torch.device, f: ModelFn, geometry: Geomet
 
 
 def _free_of_decompositions(geometry: Geometry) -> bool:
-    if isinstance(geometry, Laplacian):
+    if isinstance(geometry, Laplacian | TraceBound):
         return geometry.metric is None
     return isinstance(geometry, NoGeometry)

@@ -17,6 +17,7 @@ from fsmap.errors import DivergedError, DivergedWarning, InputError, Unsupported
 from fsmap.functional import Functional, functional
 from fsmap.linalg.probes import Stream, integer
 from fsmap.objective.compose import Objective
+from fsmap.objective.geometry import TraceBound
 from fsmap.train.batches import Batches, sample_batch
 from fsmap.train.capture import Graphed, wanted
 from fsmap.train.checkpoint import describe, describe_model
@@ -222,6 +223,7 @@ class Members:
         self.like = next(iter(names.values()))
         self.hypers = grid.hypers(self.like)
         self.splits = as_splits(data, grid.axes.get(SPLIT), names)
+        self.extra: dict[str, Tensor] = {}  # what a checkpoint holds besides
         self._objectives: dict[tuple[Any, ...], Objective] = {}
 
     def first(self, member: int) -> Params:
@@ -252,6 +254,31 @@ class Members:
             with layer_noise(self.f, Stream(0, 0), self.like.device):
                 self.objective(k).check(self.f, self.first(k), sample)
 
+    def start(self) -> None:
+        """Make R₀ of ``reg_nats`` a hyper-parameter, from the start of each member."""
+        geometry = self.objective(0).geometry
+        if not isinstance(geometry, TraceBound) or geometry.r0 is not None:
+            return
+        found = []
+        for k, member in enumerate(self.grid):
+            first, stream = self.first(k), Stream(int(member.get(SEED, 0)), 0)
+            term = self.objective(k).geometry
+            assert isinstance(term, TraceBound)
+            with layer_noise(self.f, stream, self.like.device):
+                term = term.started(self.f, first, stream)
+            found.append(term.r0)
+        r0 = torch.stack([r0.to(self.like) for r0 in found if r0 is not None])
+        self.hypers["r0"] = self.extra["r0"] = r0
+        build = self.build
+
+        def with_r0(r0: Tensor, **hypers: Tensor) -> Objective:
+            made = build(**hypers)
+            assert isinstance(made.geometry, TraceBound)
+            return made._replace(geometry=made.geometry._replace(r0=r0))
+
+        self.build = with_r0
+        self._objectives.clear()
+
     def chunk(self, wanted: int | str, feeder: Feeder) -> int:
         """How many members are vectorized at a time."""
         batch, draws = feeder.single(feeder.make(0), 0)
@@ -260,10 +287,13 @@ class Members:
 
     def describe(self, **knobs: Any) -> dict[str, Any]:
         """What run this is, in plain values."""
+        first = self.objective(0)
+        if self.extra and isinstance(first.geometry, TraceBound):  # R₀ is in the checkpoint
+            first = first._replace(geometry=first.geometry._replace(r0=None))
         return {
             "kind": "fit_population",
             "members": describe(list(self.grid)),
-            "objective of member 0": describe(self.objective(0)),
+            "objective of member 0": describe(first),
             "model": describe_model(self.f, self.first(0)),
             "starts": describe(list(self._starts.values())),
             "data": describe(self.splits._asdict()),

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "fit",
@@ -101,17 +97,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit, compare, save, and write the page.
-
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0.
-
-    Raises:
-        InputError: If the model would be written where its page goes.
-    """
+    """Fit, compare, save, and write the page."""
     from fsmap.tables import page as table_page
     from fsmap.tables.fit import fit_table
     from fsmap.tables.reader import read_table

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "predict",
@@ -49,14 +45,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict and write.
-
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0.
-    """
+    """Predict and write."""
     from fsmap.tables.encoder import UnseenWarning
     from fsmap.tables.model import load_model
     from fsmap.tables.reader import read_table, write_table

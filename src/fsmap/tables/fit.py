@@ -36,7 +36,7 @@ from fsmap.tables.encoder import (
     with_target,
 )
 from fsmap.tables.model import COVER, Spread, TableModel
-from fsmap.tables.network import AUTO, Learned, deal, learn, row_losses
+from fsmap.tables.network import AUTO, Learned, Options, deal, learn, row_losses
 from fsmap.tables.reader import Table
 
 FEWEST = 20  # rows
@@ -131,12 +131,12 @@ def fit_table(
     say(f"rows: {len(train)} to train and to choose by, {len(test)} to test; {_width(encoder)}")
 
     def fit(rows: npt.NDArray[np.int64], **given: Any) -> dict[str, Learned]:
-        own = options._asdict()
-        passed = ("method", "ensemble", "hidden", "activation", "px", "steps", "device", "seed")
+        own = {n: v for n, v in options._asdict().items() if n in Options.__annotations__}
         labels = y[rows] if goal.classes else None
         folds = deal(len(rows), options.ensemble, 0.15, options.seed, labels)
-        settings = {**{n: own[n] for n in passed}, "progress": options.progress, **given}
-        return learn(x[rows], y[rows], folds, **settings)
+        settings = Options(**{**own, **given})
+        seed, progress = options.seed, options.progress
+        return learn(x[rows], y[rows], folds, settings, seed=seed, progress=progress)
 
     learned = fit(train)
     chosen = network.best(learned)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -121,79 +122,83 @@ class Learned(NamedTuple):
     curve: list[tuple[int, float]]  # steps and held-out loss of the chosen configuration
 
 
-class Sizes(NamedTuple):
-    """How large a network is and how long it is trained."""
+@dataclass(frozen=True)
+class Options:
+    """What a user may decide about the networks; the rows decide what is None or ``"auto"``.
 
-    hidden: tuple[int, ...]
-    steps: int
-    batch_size: int
-    num_points: int  # S
-    learning_rate: float
-    patience: int
-
-
-def sizes(
-    num_data: int,
-    *,
-    hidden: int | Sequence[int] | str | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
-    num_points: int | None = None,
-    learning_rate: float | None = None,
-    patience: int | None = None,
-) -> Sizes:
-    """Sizes for N rows; None (``"auto"``) is decided here.
-
-    Examples:
-        >>> sizes(400).hidden, sizes(400, hidden=32).hidden
-        ((64, 64, 64), (32,))
+    The arguments are those of :class:`fsmap.tables.sklearn.LMAPRegressor`.
     """
-    counts = {"steps": steps, "batch_size": batch_size, "num_points": num_points}
-    for name, count in {**counts, "patience": patience}.items():
-        if count is not None and count < 1:
-            message = f"{name} must be at least 1, got {count}. Left out, it goes by the rows."
-            raise InputError(message)
-    if learning_rate is not None and not 0 < learning_rate < math.inf:
-        message = f"the learning rate must be positive and finite, got {learning_rate:g}"
-        raise InputError(message)
-    width = 64 if num_data < 2_000 else 128
-    units: Any = (width,) * 3 if hidden in (None, AUTO) else hidden
-    units = (units,) if isinstance(units, int) else tuple(units)
-    if min(units, default=1) < 1:
-        message = f"hidden layers have at least 1 unit each, got {units}"
-        raise InputError(message)
-    usual = 2 ** round(math.log2(max(num_data, 8) / 8))
-    return Sizes(
-        units,
-        steps or round(min(max(500, 700 * (num_data / 1_000) ** 0.3), 1_500)),
-        min(batch_size or min(max(usual, 32), 256), num_data),
-        num_points or 32,
-        learning_rate or 1e-2,
-        patience or 15,
-    )
+
+    method: str = AUTO
+    ensemble: int = 4
+    hidden: int | Sequence[int] | str = AUTO
+    activation: str = "silu"
+    module: Factory | None = None
+    weight_decay: float | str = AUTO
+    reg_strength: float | str = AUTO
+    reg_nats: float | None = None
+    px: Any = "normal"
+    num_points: Any = None
+    steps: Any = None
+    batch_size: Any = None
+    learning_rate: Any = None
+    patience: Any = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.method not in (AUTO, *METHODS):
+            _refuse(f"method must be 'auto' or one of {', '.join(METHODS)}, got {self.method!r}")
+        if self.activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            _refuse(f"activation must be one of {known}, got {self.activation!r}")
+        for name in ("ensemble", "steps", "batch_size", "num_points", "patience"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                _refuse(f"{name} must be at least 1, got {count}")
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+            _refuse(f"the learning rate must be positive and finite, got {self.learning_rate:g}")
+        for name in ("weight_decay", "reg_strength"):
+            value = getattr(self, name)
+            if value != AUTO and not (isinstance(value, float | int) and 0 <= value < math.inf):
+                _refuse(f"{name} must be 'auto' or a finite number >= 0, got {value!r}")
+        if self.reg_nats is not None:
+            if self.reg_strength != AUTO or not 0 <= self.reg_nats < math.inf:
+                _refuse(f"give reg_strength or reg_nats, a finite number >= 0; got {self.reg_nats}")
+            if self.method not in (AUTO, "l-map"):
+                _refuse(f"reg_nats is a strength of l-map, got method={self.method!r}")
+        if self.method == "fs-map" and self.reg_strength == 0:
+            _refuse("fs-map needs reg_strength > 0: its jitter is ε = 1/(2λN)")
+
+    def sized(self, num_data: int) -> Options:
+        """With sizes for N rows.
+
+        Examples:
+            >>> Options().sized(400).hidden, Options(hidden=32).sized(400).hidden
+            ((64, 64, 64), (32,))
+        """
+        units: Any = (64 if num_data < 2_000 else 128,) * 3 if self.hidden == AUTO else self.hidden
+        units = (units,) if isinstance(units, int) else tuple(units)
+        if min(units, default=1) < 1:
+            _refuse(f"hidden layers have at least 1 unit each, got {units}")
+        usual = 2 ** round(math.log2(max(num_data, 8) / 8))
+        return replace(
+            self,
+            hidden=units,
+            steps=self.steps or round(min(max(500, 700 * (num_data / 1_000) ** 0.3), 1_500)),
+            batch_size=min(self.batch_size or min(max(usual, 32), 256), num_data),
+            num_points=self.num_points or 32,
+            learning_rate=self.learning_rate or 1e-2,
+            patience=self.patience or 15,
+        )
 
 
 def learn(
     x: Tensor,
     y: Tensor,
     folds: Tensor,
+    options: Options,
     *,
     weight: Tensor | None = None,
-    method: str = AUTO,
-    ensemble: int = 4,
-    hidden: int | Sequence[int] | str = AUTO,
-    activation: str = "silu",
-    module: Factory | None = None,
-    weight_decay: float | str = AUTO,
-    reg_strength: float | str = AUTO,
-    reg_nats: float | None = None,
-    px: Any = "normal",
-    num_points: int | None = None,
-    steps: int | None = None,
-    batch_size: int | None = None,
-    learning_rate: float | None = None,
-    patience: int | None = None,
-    device: str = "cpu",
     seed: int = 0,
     progress: bool = False,
 ) -> dict[str, Learned]:
@@ -203,57 +208,31 @@ def learn(
         x: Standardized rows, ``[N, D]``.
         y: Standardized targets ``[N, K]`` (floating point), or labels ``[N]`` (integers).
         folds: By which member a row is held out, ``[N]``; -1: by none. See :func:`deal`.
+        options: What the user decided.
         weight: How much each row counts, ``[N]``.
-        method: One of ``METHODS``, or ``"auto"``.
-        ensemble: Members of an ensemble.
-        hidden: Units of the hidden layers.
-        activation: Of the hidden layers.
-        module: Makes another network from the numbers of inputs and outputs.
-        weight_decay: w, or ``"auto"``.
-        reg_strength: λ, or ``"auto"``. FS-MAP takes the jitter ε = 1/(2λN).
-        reg_nats: c, nats per row, instead of λ: c·log(1 + R/R₀), see :class:`fsmap.LogTrace`.
-        px: ``"normal"``, ``"train"`` or a distribution of :mod:`fsmap.px` over standardized rows.
-        num_points: S.
-        steps: Of Adam.
-        batch_size: B.
-        learning_rate: Adam's at the start; it falls to zero along a cosine.
-        patience: Validations (there are 50) without a new best before training ends.
-        device: ``"cpu"``, ``"cuda"``, or ``"auto"``.
         seed: Of first parameters, batches and draws.
         progress: Show a progress bar.
 
     Returns:
         By method.
     """
-    _check(method, ensemble, weight_decay, reg_strength, reg_nats, activation)
-    labels = not y.is_floating_point()
+    labels, method = not y.is_floating_point(), options.method
     if not labels and bool((y == y[:1]).all()):
         message = "the target is the same in every row: the model will be that constant"
         warnings.warn(message, ConstantTargetWarning, stacklevel=4)
     held = bool((folds >= 0).any())
     wanted = [*CHOICES] if method == AUTO and held else ["l-map" if method == AUTO else method]
-    plan = sizes(
-        int(len(y) - (folds == 0).sum()),
-        hidden=hidden,
-        steps=steps,
-        batch_size=batch_size,
-        num_points=num_points,
-        learning_rate=learning_rate,
-        patience=patience,
-    )
+    options = options.sized(int(len(y) - (folds == 0).sum()))
     weight = torch.ones(len(y)) if weight is None else weight / weight.mean()
     found = {}
     if LINEAR in wanted:
-        given = LINEAR_DECAYS if weight_decay == AUTO else (float(weight_decay),)
+        decay = options.weight_decay
+        given = LINEAR_DECAYS if decay == AUTO else (float(decay),)
         found[LINEAR] = learn_linear(x, y, folds, weight, given)
     kinds = [kind for kind in wanted if kind != LINEAR]
     if kinds:
-        where = _device(device)
-        outputs = int(y.max()) + 1 if labels else y.shape[1]
-        make = _factory(module, x, weight, outputs, plan.hidden, activation, where)
-        x, y, weight = x.float().to(where), (y if labels else y.float()).to(where), weight.float()
-        run = _Run(make, x, y, weight.to(where), folds, _points(px, x), plan, ensemble, seed)
-        found |= run.train(run.configs(kinds, weight_decay, reg_strength, reg_nats), progress)
+        run = _Run(x, y, folds, weight, options, seed)
+        found |= run.train(run.configs(kinds), progress)
     return found
 
 
@@ -318,45 +297,39 @@ class _Run:
     """Training of all configurations at once: C configurations times F members."""
 
     def __init__(
-        self,
-        make: Callable[[int], nn.Module],
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor,
-        folds: Tensor,
-        px: EvalDistribution,
-        plan: Sizes,
-        ensemble: int,
-        seed: int,
+        self, x: Tensor, y: Tensor, folds: Tensor, weight: Tensor, options: Options, seed: int
     ) -> None:
-        self.x, self.y, self.weight, self.plan, self.px = x, y, weight, plan, px
-        self.labels, self.F, self.seed, self.make = not y.is_floating_point(), ensemble, seed, make
+        where, self.labels = _device(options.device), not y.is_floating_point()
+        outputs = int(y.max()) + 1 if self.labels else y.shape[1]
+        self.make = _factory(options, x, weight, outputs, where)
+        self.x, self.weight = x.float().to(where), weight.float().to(where)
+        self.y = (y if self.labels else y.float()).to(where)
+        self.px, self.options = _points(options.px, self.x), options
+        self.F, self.seed = options.ensemble, seed
         self.generator = torch.Generator().manual_seed(seed)  # of points and ψ
         self.shuffle = torch.Generator().manual_seed(seed)
-        members = [folds == k for k in range(ensemble)]
-        self.held = [_some(rows.nonzero()[:, 0]).to(x.device) for rows in members]
-        self.train_rows = [(~rows).nonzero()[:, 0].to(x.device) for rows in members]
+        members = [folds == k for k in range(self.F)]
+        self.held = [_some(rows.nonzero()[:, 0]).to(where) for rows in members]
+        self.train_rows = [(~rows).nonzero()[:, 0].to(where) for rows in members]
         self.validates = bool((folds >= 0).any())
 
-    def configs(
-        self, kinds: list[str], decay: float | str, strength: float | str, nats: float | None
-    ) -> list[Config]:
+    def configs(self, kinds: list[str]) -> list[Config]:
         """The configurations to be compared; without held-out rows one of each method."""
-        found = []
+        found, strength, decay = [], self.options.reg_strength, self.options.weight_decay
         for kind in kinds:
-            pairs = [(w, 0.0 if kind == "ps-map" else share) for w, share in STRENGTHS]
-            own = nats if kind == "l-map" else None
-            if own is not None:
-                pairs = [(w, 0.0) for w, _ in pairs]
-            elif strength == AUTO and kind != "ps-map":
-                unit = self._unit()
-                pairs = [(w, float(f"{share * unit:.1e}")) for w, share in pairs]
-            elif kind != "ps-map":
-                pairs = [(w, float(strength)) for w, _ in pairs]
+            nats = self.options.reg_nats if kind == "l-map" else None
+            pairs = [(w, 0.0) for w, _ in STRENGTHS]
+            if kind != "ps-map" and nats is None:
+                unit = self._unit() if strength == AUTO else 0.0
+                given = None if strength == AUTO else float(strength)
+                pairs = [
+                    (w, float(f"{share * unit:.1e}") if given is None else given)
+                    for w, share in STRENGTHS
+                ]
             if decay != AUTO:
                 pairs = [(float(decay), lam) for _, lam in pairs]
             pairs = pairs if self.validates else pairs[:1]
-            found += [Config(kind, w, lam, own) for w, lam in dict.fromkeys(pairs)]
+            found += [Config(kind, w, lam, nats) for w, lam in dict.fromkeys(pairs)]
         return found
 
     def _unit(self) -> float:
@@ -379,7 +352,7 @@ class _Run:
         return tangent.square().sum(-1).mean(-1)
 
     def _sample(self) -> Tensor:
-        points: Any = self.px.sample(self.plan.num_points, self.generator)
+        points: Any = self.px.sample(self.options.num_points, self.generator)
         return points.to(self.x)  # type: ignore[no-any-return]
 
     def _log_dets(self, module: nn.Module, params: Any, jitter: Tensor) -> Tensor:
@@ -395,7 +368,7 @@ class _Run:
 
     def train(self, configs: list[Config], progress: bool) -> dict[str, Learned]:
         """Train, keep the best parameters of each configuration, and choose one for each method."""
-        C, F, plan = len(configs), self.F, self.plan
+        C, F, plan = len(configs), self.F, self.options
         modules = [self.make(self.seed + m % F).train() for m in range(C * F)]
         params, buffers = stack_module_state(modules)
         optimizer = torch.optim.Adam(params.values(), lr=plan.learning_rate, fused=True)
@@ -448,14 +421,14 @@ class _Run:
                 own = {n: p[c * F : (c + 1) * F].clone() for n, p in last.items()}
                 finite = all(bool(torch.isfinite(p).all()) for p in own.values())
                 track.params, track.step = own if finite else {}, plan.steps
-        return self._chosen(configs, tracks, modules[0])
+        return self._chosen(configs, tracks)
 
     def _batches(self, C: int) -> Any:
         """Rows of every member, ``[CF, B]`` a step; member k of all configurations has the same."""
         fewest = min(len(rows) for rows in self.train_rows)
-        size, taken = min(self.plan.batch_size, fewest), 0
+        size, taken = min(self.options.batch_size, fewest), 0
         at, order = fewest, torch.empty(0)
-        while taken < self.plan.steps:
+        while taken < self.options.steps:
             if at + size > fewest:
                 shuffled = [
                     rows[torch.randperm(len(rows), generator=self.shuffle).to(rows)[:fewest]]
@@ -475,11 +448,7 @@ class _Run:
         with torch.no_grad():
             for k, rows in enumerate(self.held):
                 p, b = ({n: t[k :: self.F] for n, t in s.items()} for s in (params, buffers))
-                parts = [
-                    _apply(module, p, b, self.x[some], shared=True)
-                    for some in rows.split(PREDICT_ROWS)
-                ]
-                found = torch.cat(parts, dim=1)  # [C, n, K]
+                found = _apply(module, p, b, self.x[rows], shared=True)  # [C, n, K]
                 if outputs is None:
                     outputs = found.new_full((C, N, found.shape[-1]), torch.nan)
                 outputs[:, rows] = found
@@ -496,9 +465,7 @@ class _Run:
                 track.value, track.step, track.params = value, step, own
                 track.out = outputs[c].cpu()
 
-    def _chosen(
-        self, configs: list[Config], tracks: list[_Track], module: nn.Module
-    ) -> dict[str, Learned]:
+    def _chosen(self, configs: list[Config], tracks: list[_Track]) -> dict[str, Learned]:
         found = {}
         for method in dict.fromkeys(c.method for c in configs):
             lines = [(c, t) for c, t in zip(configs, tracks, strict=True) if c.method == method]
@@ -512,9 +479,8 @@ class _Run:
                 net = self.make(0).cpu()
                 net.load_state_dict({n: p[k].cpu() for n, p in track.params.items()}, strict=False)
                 members.append(net.double().eval())
-            out = track.out
-            if out is None:
-                out = torch.full((len(self.x), 1), torch.nan)
+            nothing = torch.full((len(self.x), 1), torch.nan)
+            out = nothing if track.out is None else track.out
             value = track.value if self.validates else math.nan
             whole = Members(members, labels=self.labels).eval()
             found[method] = Learned(
@@ -631,29 +597,19 @@ def _decayed(params: Params, decay: Tensor) -> Tensor:
 
 
 def _factory(
-    module: Factory | None,
-    x: Tensor,
-    weight: Tensor,
-    outputs: int,
-    hidden: tuple[int, ...],
-    activation: str,
-    device: torch.device,
+    options: Options, x: Tensor, weight: Tensor, outputs: int, device: torch.device
 ) -> Callable[[int], nn.Module]:
     """A function from a seed to a network in float32."""
-    if module is None:
-        edges = quantile_edges(x, weight)
-        units = [x.shape[1], *hidden, outputs]
-
-        def usual(seed: int) -> nn.Module:
-            generator = torch.Generator().manual_seed(seed)
-            return TableNet(units, activation, edges, generator).float().to(device)
-
-        return usual
+    edges = quantile_edges(x, weight)
 
     def build(seed: int) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            return module(x.shape[1], outputs).float().to(device)
+        if options.module is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)
+                return options.module(x.shape[1], outputs).float().to(device)
+        units = [x.shape[1], *options.hidden, outputs]  # type: ignore[misc]
+        generator = torch.Generator().manual_seed(seed)
+        return TableNet(units, options.activation, edges, generator).float().to(device)
 
     return build
 
@@ -676,36 +632,8 @@ def _apart(edges: list[Tensor]) -> list[Tensor]:
     return edges
 
 
-def _check(
-    method: str,
-    ensemble: int,
-    weight_decay: float | str,
-    reg_strength: float | str,
-    reg_nats: float | None,
-    activation: str,
-) -> None:
-    if method not in (AUTO, *METHODS):
-        message = f"method must be 'auto' or one of {', '.join(METHODS)}, got {method!r}"
-        raise InputError(message)
-    if ensemble < 1:
-        message = f"ensemble must be at least 1, got {ensemble}"
-        raise InputError(message)
-    if activation not in ACTIVATIONS:
-        message = f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
-        raise InputError(message)
-    for name, value in (("weight_decay", weight_decay), ("reg_strength", reg_strength)):
-        if value != AUTO and not (isinstance(value, float | int) and 0 <= value < math.inf):
-            message = f"{name} must be 'auto' or a finite number >= 0, got {value!r}"
-            raise InputError(message)
-    if reg_nats is not None and (reg_strength != AUTO or not 0 <= reg_nats < math.inf):
-        message = f"give reg_strength or reg_nats (a finite number >= 0), got {reg_nats!r} nats"
-        raise InputError(message)
-    if reg_nats is not None and method not in (AUTO, "l-map"):
-        message = f"reg_nats is a strength of l-map, got method={method!r}"
-        raise InputError(message)
-    if method == "fs-map" and reg_strength == 0:
-        message = "fs-map needs reg_strength > 0: its jitter is ε = 1/(2λN)"
-        raise InputError(message)
+def _refuse(message: str) -> None:
+    raise InputError(message)
 
 
 def warn_at_edge(found: Learned) -> None:

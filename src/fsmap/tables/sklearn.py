@@ -12,6 +12,7 @@ with the weight decay w as torch counts it and λ = 1/(2εN); see docs/guide/sca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, Self
 
 import numpy as np
@@ -37,15 +38,9 @@ except ImportError:
     raise
 
 from fsmap.tables.model import Spread
-from fsmap.tables.network import AUTO, Factory, best, deal, learn, warn_at_edge
+from fsmap.tables.network import AUTO, Factory, Options, best, deal, learn, warn_at_edge
 
 FEW = 10  # rows below which none are held out
-PASSED_ON = (
-    *("method", "ensemble", "hidden", "activation", "module", "weight_decay", "reg_strength"),
-    *("reg_nats", "px", "num_points", "steps", "batch_size", "learning_rate", "patience", "device"),
-)
-"""Arguments that :func:`fsmap.tables.network.learn` takes as they are."""
-
 SPARSE = ("csr", "csc", "coo")
 Array = npt.NDArray[Any]
 
@@ -110,10 +105,10 @@ class TableEstimator(BaseEstimator):
             torch.from_numpy(self.scaler_.transform(X)),
             y,
             self._folds(y, seed),
+            Options(**{field.name: getattr(self, field.name) for field in fields(Options)}),
             weight=None if weight is None else torch.from_numpy(weight),
             seed=seed,
             progress=bool(self.verbose),
-            **{name: getattr(self, name) for name in PASSED_ON},
         )
         self.method_ = best(found)
         self.losses_ = {method: learned.loss for method, learned in found.items()}

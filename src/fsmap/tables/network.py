@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, stack_module_state, vmap
+from torch.func import functional_call, stack_module_state, vmap
 
 from fsmap.errors import ConstantTargetWarning, DivergedError, EdgeOfGridWarning, InputError
 from fsmap.functional import functional
+from fsmap.linalg.estimators import Jvp
 from fsmap.linalg.logdet import log_det
+from fsmap.linalg.trace import evaluate
 from fsmap.lmap.strength import MEMORY
 from fsmap.models.mlp import ACTIVATIONS, MLP
 from fsmap.objective.geometry import SHARE
@@ -302,6 +304,7 @@ class _Run:
         where, self.labels = _device(options.device), not y.is_floating_point()
         outputs = int(y.max()) + 1 if self.labels else y.shape[1]
         self.make = _factory(options, x, weight, outputs, where)
+        self.f, _ = functional(self.make(0))
         self.x, self.weight = x.float().to(where), weight.float().to(where)
         self.y = (y if self.labels else y.float()).to(where)
         self.px, self.options = _points(options.px, self.x), options
@@ -334,34 +337,33 @@ class _Run:
 
     def _unit(self) -> float:
         """The λ at which λR before training is the loss of a constant."""
-        params, buffers = stack_module_state([self.make(self.seed + k) for k in range(self.F)])
+        params, _ = stack_module_state([self.make(self.seed + k) for k in range(self.F)])
         with torch.no_grad():
-            found = [self._laplacian(self.make(0), params, buffers) for _ in range(8)]
+            found = [self._laplacian(params) for _ in range(8)]
         loss = math.log(int(self.y.max()) + 1) if self.labels else 1.0
         return max(loss, 0.1) / max(float(torch.stack(found).mean()), 1e-12)
 
-    def _laplacian(self, module: nn.Module, params: Any, buffers: Any) -> Tensor:
-        """R of each member, one probe ψ each: mean over S points of ‖J(x)ψ‖², ``[M]``."""
+    def _laplacian(self, params: Any) -> Tensor:
+        """R of each member at S points of p_X, with one probe ψ each: ``[M]``."""
         points = self._sample()
-
-        def at(p: Any) -> Tensor:
-            return _apply(module, p, buffers, points, shared=True)
-
         psi = {n: torch.randn(p.shape, generator=self.generator).to(p) for n, p in params.items()}
-        tangent: Tensor = jvp(at, (params,), (psi,))[1]
-        return tangent.square().sum(-1).mean(-1)
+
+        def one(own: Params, probe: Params) -> Tensor:
+            probes = {n: t[None] for n, t in probe.items()}
+            return evaluate(self.f, own, points, probes, estimator=Jvp()).values[0]
+
+        return vmap(one, randomness="different")(params, psi)
 
     def _sample(self) -> Tensor:
         points: Any = self.px.sample(self.options.num_points, self.generator)
         return points.to(self.x)  # type: ignore[no-any-return]
 
-    def _log_dets(self, module: nn.Module, params: Any, jitter: Tensor) -> Tensor:
+    def _log_dets(self, params: Any, jitter: Tensor) -> Tensor:
         """½ log det(𝒥 + εI)/N of each member, ``[M]``."""
-        f, _ = functional(module)
         points, values = self._sample(), []
         for k in range(len(jitter)):
             own = {name: p[k] for name, p in params.items()}
-            found = log_det(f, own, points, jitter=jitter[k])
+            found = log_det(self.f, own, points, jitter=jitter[k])
             assert isinstance(found, Tensor)
             values.append(found / (2 * len(self.x)))
         return torch.stack(values)
@@ -392,11 +394,9 @@ class _Run:
                 loss = losses.mean(1).sum() + _decayed(params, decay)
                 if fs_map:
                     jitter = 1 / (2 * strength * len(self.x))
-                    loss = loss + self._log_dets(modules[0], params, jitter).sum()
+                    loss = loss + self._log_dets(params, jitter).sum()
                 elif len(active) and step % EVERY == 0:
-                    own = {n: p[active] for n, p in params.items()}
-                    fixed = {n: b[active] for n, b in buffers.items()}
-                    R = self._laplacian(modules[0], own, fixed)
+                    R = self._laplacian({n: p[active] for n, p in params.items()})
                     drawn = step // EVERY
                     usual = usual + (R.detach() - usual) / min(drawn, MEMORY)
                     first = usual if drawn <= MEMORY else first

@@ -107,3 +107,12 @@ def test_a_rare_class_is_named(tmp_path):
         "class 'orchid' has 2 rows: none to test on",
         "class 'tulip' has 1 row: none to test on",
     ]
+
+
+def test_how_dates_are_written_is_seen_in_all_rows(table):
+    days = [f"{k % 12 + 1:02d}/{k % 11 + 1:02d}/2024" for k in range(120)]
+    found = fit_table(table, "price", OPTIONS._replace(steps=2))
+    days[found.test[0]] = "31/01/2024"  # the only cell that tells days from months
+    columns = {**table.columns, "when": np.array(days, dtype=object)}
+    found = fit_table(Table(columns), "price", OPTIONS._replace(steps=2))
+    assert {c.name: c.form for c in found.model.encoder.columns}["when"] == "%d/%m/%Y"

@@ -131,7 +131,11 @@ class Encoder(NamedTuple):
 
 
 def learn_encoder(
-    table: Table, features: Sequence[str], *, category: Sequence[str] = ()
+    table: Table,
+    features: Sequence[str],
+    *,
+    category: Sequence[str] = (),
+    forms: Mapping[str, str] | None = None,
 ) -> Encoder:
     """Learn how to encode these columns.
 
@@ -139,6 +143,7 @@ def learn_encoder(
         table: The training rows, and no others.
         features: The columns to look at.
         category: Those that hold categories although they look like numbers or free text.
+        forms: How columns are written, where more rows than these have shown it.
 
     Returns:
         The encoder.
@@ -147,7 +152,10 @@ def learn_encoder(
         InputError: If a column cannot be used, or none can.
     """
     check_columns(table, [*features, *category])
-    columns = tuple(infer(n, table.columns[n], category=n in category) for n in features)
+    known = forms or {}
+    columns = tuple(
+        infer(n, table.columns[n], category=n in category, form=known.get(n)) for n in features
+    )
     used = [column for column in columns if column.kind != LEFT_OUT]
     if not used:
         reasons = "; ".join(f"{column.name!r}: {column.reason}" for column in columns)
@@ -160,7 +168,7 @@ def learn_encoder(
     return Encoder(columns, raw.mean(0), np.where(std > 0, std, 1.0), notes)
 
 
-def infer(name: str, cells: Cells, *, category: bool = False) -> Column:
+def infer(name: str, cells: Cells, *, category: bool = False, form: str | None = None) -> Column:
     """Decide what a column is, by the rules at the top of this module."""
     filled = [cell for cell in texts(cells) if cell is not None]
     if not filled:
@@ -169,22 +177,14 @@ def infer(name: str, cells: Cells, *, category: bool = False) -> Column:
         return Column(name, LEFT_OUT, reason=f"it is {filled[0]!r} in every row")
     if category or (cells.dtype == object and _are_codes(filled)):
         return _category(name, filled, len(cells), asked=category)
-    values, wrong, form = numbers(cells)
+    values, wrong, mark = numbers(cells, form if form in _THOUSANDS else None)
     if not wrong.any():
-        return _number(name, values, form)
-    dates = date_format(filled)
+        return _number(name, values, mark)
+    dates = date_format(filled, form)
     if dates is not None:
-        missing = len(filled) < len(cells)
-        days = np.array([_moment(cell, dates) for cell in filled])[:, 0]
-        return Column(
-            name,
-            DATE,
-            fill=float(days.min()),
-            missing=missing,
-            form=dates,
-            low=float(days.min()),
-            high=float(days.max()),
-        )
+        days = [_moment(cell, dates)[0] for cell in filled]
+        low, high, missing = min(days), max(days), len(filled) < len(cells)
+        return Column(name, DATE, (), (), low, missing, form=dates, low=low, high=high)
     if 1 - wrong.sum() / len(filled) >= MOSTLY:
         raise InputError(stray_text(name, cells, wrong))
     return _category(name, filled, len(cells), asked=False)
@@ -246,9 +246,9 @@ def stray_text(
     return text if learned else f"{text}; if the column holds categories, with --category {name}"
 
 
-def date_format(filled: list[str]) -> str | None:
+def date_format(filled: list[str], known: str | None = None) -> str | None:
     """The first format in which all cells are dates, with or without a time, or None."""
-    for form in _FORMATS:
+    for form in _FORMATS if known is None else (known,):
         try:
             for cell in filled:
                 _moment(cell, form)

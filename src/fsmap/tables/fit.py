@@ -23,7 +23,9 @@ from fsmap.errors import InputError
 from fsmap.tables import network
 from fsmap.tables.encoder import (
     CATEGORY,
+    DATE,
     LEFT_OUT,
+    NUMBER,
     REGRESSION,
     Encoder,
     Target,
@@ -208,7 +210,8 @@ def _encoder(
     some = table.take(train)
     blank = np.array([None] * len(train), dtype=object)
     columns = {n: blank if n in gone else cells for n, cells in some.columns.items()}
-    found = learn_encoder(Table(columns), features, category=[c for c in category if c not in gone])
+    forms = {column.name: column.form for column in kinds if column.kind in (NUMBER, DATE)}
+    found = learn_encoder(Table(columns), features, category=category, forms=forms)
     named = tuple(gone.get(column.name, column) for column in found.columns)
     reasons = {f"column {n!r} is left out: {c.reason}" for n, c in gone.items()}
     notes = [note for note in found.notes if not any(f"column {n!r} " in note for n in gone)]

@@ -104,10 +104,17 @@ def scaled_dot_product_attention(
         times = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = torch.ops.aten.mul.Scalar(query, scale) @ key.mT
     if is_causal:
-        size = scores.shape[-2:]
+        size = (query.shape[-2], key.shape[-2])
         attn_mask = torch.ones(size, dtype=torch.bool, device=query.device).tril()
+    extra = _padding(key)
+    if extra:
+        if attn_mask is None:
+            attn_mask = torch.ones(key.shape[-2], dtype=torch.bool, device=key.device)
+        ignored = False if attn_mask.dtype == torch.bool else -math.inf
+        attn_mask = F.pad(attn_mask, (0, extra), value=ignored)
+        key, value = F.pad(key, (0, 0, 0, extra)), F.pad(value, (0, 0, 0, extra))
+    scores = torch.ops.aten.mul.Scalar(query, scale) @ key.mT
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
@@ -120,13 +127,65 @@ def scaled_dot_product_attention(
     return weights.to(value.dtype) @ value
 
 
-def multi_head_attention_forward(*args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """``F.multi_head_attention_forward`` with attention written out, as for its weights."""
+def _padding(key: Tensor) -> int:
+    """Keys to add: GPUs have slow matrix products for lengths that are no multiple of eight."""
+    return -key.shape[-2] % 8 if key.is_cuda else 0
+
+
+def multi_head_attention_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    width: int,
+    heads: int,
+    in_weight: Tensor | None,
+    in_bias: Tensor | None,
+    *args: Any,
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """``F.multi_head_attention_forward`` with attention written out."""
+    names = ("bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_weight", "out_bias")
+    given = dict(zip(names, args, strict=False))
     wanted = options.get("need_weights", True)
-    if not wanted:
-        options |= {"need_weights": True, "average_attn_weights": False}
-    out, weights = F.multi_head_attention_forward(*args, **options)
-    return out, weights if wanted else None
+    rare = given["bias_k"] is not None or given["add_zero_attn"] or options.get("static_k")
+    if wanted or rare or in_weight is None or query.ndim != 3 or len(args) != len(names):
+        # torch writes attention out itself where its weights are asked for
+        more = {"need_weights": True, "average_attn_weights": False} if not wanted else {}
+        first = (query, key, value, width, heads, in_weight, in_bias)
+        out, weights = F.multi_head_attention_forward(*first, *args, **{**options, **more})
+        return out, weights if wanted else None
+
+    def split(x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, heads, width // heads).permute(2, 1, 3, 0, 4)
+
+    if query is key and key is value:
+        q, k, v = split(F.linear(query, in_weight, in_bias))  # [B, H, L, D] each
+    else:
+        biases = (None,) * 3 if in_bias is None else in_bias.chunk(3)
+        parts = zip((query, key, value), in_weight.chunk(3), biases, strict=True)
+        q, k, v = (split(F.linear(*part))[0] for part in parts)
+    mask = _joint_mask(options.get("attn_mask"), options.get("key_padding_mask"), q)
+    dropout = given["dropout_p"] if options.get("training", True) else 0.0
+    out = scaled_dot_product_attention(q, k, v, mask, dropout)
+    out = out.permute(2, 0, 1, 3).flatten(2)
+    return F.linear(out, given["out_weight"], given["out_bias"]), None
+
+
+def _joint_mask(mask: Tensor | None, padding: Tensor | None, query: Tensor) -> Tensor | None:
+    """What is added to the scores ``[B, H, L, S]``, from masks that are True where to ignore."""
+
+    def added(m: Tensor) -> Tensor:
+        if m.dtype == torch.bool:
+            return torch.zeros_like(m, dtype=query.dtype).masked_fill(m, -math.inf)
+        return m
+
+    if mask is not None:
+        mask = added(mask)
+        mask = mask.unflatten(0, query.shape[:2]) if mask.ndim == 3 else mask
+    if padding is not None:
+        padding = added(padding)[:, None, None]
+        mask = padding if mask is None else mask + padding
+    return mask
 
 
 def normalize(

@@ -1,0 +1,227 @@
+"""How strong? ``python -m benchmarks.strength``, minutes on a CPU for each set.
+
+Small networks that memorize: without R (``plain``), with weight decay (``wd=1e-3``), with λR
+(``lam=1e-3``), with c·log(1 + R/R₀) (``nats=0.05``, see ``fsmap.LogTrace``), and with c trimmed
+after every epoch by the held-out temperature T (``trim=0.05``: c ← c·T^κ within a factor of four):
+
+- ``steering`` (2,000 points, one label in ten wrong) and ``digits`` (scikit-learn's, one label in
+  five drawn anew) are for choosing constants by held-out numbers;
+- ``layernorm`` (an MLP with LayerNorm on 5,000 images of FashionMNIST), ``wine_red`` and
+  ``wine_white`` (quality as classes) are for one test of the constants that were chosen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fsmap
+from fsmap.data.uci import read_table
+from fsmap.report.circumstances import circumstances
+
+RESULTS = Path(__file__).parent / "results" / "strength.jsonl"
+LAMBDAS, NATS = ("1e-3", "1.4e-3", "2e-3"), ("0.0125", "0.025", "0.05", "0.1", "0.2")
+WAYS = ("plain", *(f"lam={lam}" for lam in LAMBDAS), *(f"nats={c}" for c in NATS))
+SPLITS = ("held-out", "test")
+METRICS = {"accuracy": (100, 2), "nll": (1, 4), "ece": (100, 2), "temperature": (1, 3)}
+"""What is measured on each split; factor and digits in the table."""
+BATCH, KAPPA, FACTOR = 50, 4, 4
+KINDS = ("wd", "lam", "nats", "trim")
+
+
+class Task(NamedTuple):
+    """Training, held-out and test points, and a network."""
+
+    splits: list[tuple[Tensor, Tensor]]
+    network: Callable[[], nn.Module]
+    epochs: int
+
+
+def steering() -> Task:
+    """The sign of x₀x₁ + x₂/2, one label in ten flipped."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [2_000, 2_000, 10_000]
+    x = torch.randn(sum(sizes), 8, generator=generator)
+    y = (x[:, 0] * x[:, 1] + 0.5 * x[:, 2] > 0).long()
+    y = torch.where(torch.rand(len(y), generator=generator) < 0.1, 1 - y, y)
+    splits = list(zip(x.split(sizes), y.split(sizes), strict=True))
+    return Task(splits, lambda: _mlp(8, 2, nn.BatchNorm1d), 40)
+
+
+def digits() -> Task:
+    """Handwritten digits; one label in five of all splits but the test's is drawn anew."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    splits = _split(torch.tensor(x).float() / 16, torch.tensor(y), [1_000, 397, 400])
+    generator = torch.Generator().manual_seed(1)
+    for _, labels in splits[:2]:
+        noisy = torch.rand(len(labels), generator=generator) < 0.2
+        drawn = torch.randint(0, 10, (len(labels),), generator=generator)
+        labels.copy_(torch.where(noisy, drawn, labels))
+    return Task(splits, lambda: _mlp(64, 10, nn.BatchNorm1d), 60)
+
+
+def wine(name: str) -> Task:
+    """Quality of wines from 11 measurements; rare qualities are joined to their neighbours."""
+    table = read_table(name)
+    x = torch.as_tensor(table.x).float()
+    y = torch.as_tensor(table.y).flatten().long().clamp(4, 8) - 4
+    n = len(x) // 5
+    x = (x - x.mean(0)) / x.std(0)
+    return Task(_split(x, y, [len(x) - 2 * n, n, n]), lambda: _mlp(11, 5, nn.BatchNorm1d), 60)
+
+
+def layernorm(folder: Path) -> Task:
+    """5,000 images of FashionMNIST and an MLP with LayerNorm."""
+    from fsmap.data.images.idx import read_idx
+
+    x = read_idx(folder / "train-images-idx3-ubyte.gz").flatten(1).float() / 255
+    y = read_idx(folder / "train-labels-idx1-ubyte.gz").long()
+    return Task(_split(x, y, [5_000, 2_000, 10_000]), lambda: _mlp(784, 10, nn.LayerNorm, 256), 40)
+
+
+def _split(x: Tensor, y: Tensor, sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
+    rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: sum(sizes)]
+    return [(x[part], y[part].clone()) for part in rows.split(sizes)]
+
+
+def _mlp(inputs: int, outputs: int, norm: Any, width: int = 64) -> nn.Sequential:
+    """Two hidden layers, the first normalized."""
+    first = (nn.Linear(inputs, width), norm(width), nn.GELU())
+    return nn.Sequential(*first, nn.Linear(width, width), nn.GELU(), nn.Linear(width, outputs))
+
+
+def train(task: Task, way: str, seed: int) -> dict[str, Any]:
+    """Train one network and measure it on held-out and test points."""
+    (x, y), *splits = task.splits
+    torch.manual_seed(seed)
+    model = task.network()
+    lm = fsmap.LMAP(model, x, num_points=BATCH, seed=seed)
+    kind, _, strength = way.partition("=")
+    decay = float(strength) if kind == "wd" else 0.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, task.epochs)
+    penalty = fsmap.LogTrace(float(strength)) if kind in ("nats", "trim") else None
+    start = time.process_time()
+    for _ in range(task.epochs):
+        for rows in torch.randperm(len(x)).split(BATCH):
+            if kind in ("plain", "wd"):
+                loss = F.cross_entropy(model(x[rows]), y[rows])
+            else:
+                out, R = lm(x[rows])
+                loss = F.cross_entropy(out, y[rows])
+                loss = loss + (float(strength) * R if penalty is None else penalty(R))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        schedule.step()
+        if kind == "trim":
+            assert penalty is not None
+            T = float(fsmap.metrics.temperature(logits(model, splits[0][0]), splits[0][1]))
+            c = float(strength)
+            penalty.nats = min(max(penalty.nats * T**KAPPA, c / FACTOR), c * FACTOR)
+    row: dict[str, Any] = {"way": way, "seed": seed, "epochs": task.epochs}
+    row["cpu_seconds"] = time.process_time() - start
+    row["lam"] = float(strength or 0) if penalty is None else penalty.reg_strength
+    row["nats"] = None if penalty is None else float(penalty.nats)
+    for split, (inputs, labels) in zip(SPLITS, splits, strict=True):
+        out = logits(model, inputs)
+        row[split] = {name: float(getattr(fsmap.metrics, name)(out, labels)) for name in METRICS}
+    scale = row["held-out"]["temperature"]
+    row["test"]["scaled_nll"] = float(fsmap.metrics.nll(out / scale, labels))
+    return row
+
+
+@torch.no_grad()
+def logits(model: nn.Module, x: Tensor) -> Tensor:
+    model.eval()
+    out: Tensor = model(x)
+    model.train()
+    return out
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Means over seeds with standard errors, held-out and test numbers apart."""
+    heads = {"accuracy": "accuracy %", "nll": "NLL", "ece": "ECE %", "temperature": "T"}
+    names = [f"{split} {heads[name]}" for split in SPLITS for name in METRICS]
+    lines = [" | ".join([f"{'way':9}", "seeds", *(f"{n:20}" for n in names), "λ at the end"])]
+    for way in dict.fromkeys(row["way"] for row in rows):
+        mine = [row for row in rows if row["way"] == way]
+        cells = [
+            f"{_mean([factor * row[split][name] for row in mine], digits):20}"
+            for split in SPLITS
+            for name, (factor, digits) in METRICS.items()
+        ]
+        lam = f"{statistics.median(row['lam'] for row in mine):.2g}"
+        lines.append(" | ".join([f"{way:9}", f"{len(mine):5}", *cells, lam]))
+    return "\n".join(lines)
+
+
+def _mean(values: list[float], digits: int) -> str:
+    mean = f"{statistics.mean(values):.{digits}f}"
+    if len(values) < 2:
+        return mean
+    return f"{mean} ± {statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}"
+
+
+def _way(word: str) -> str:
+    kind, _, number = word.partition("=")
+    try:
+        known = word == "plain" or (
+            kind in ("wd", "lam", "nats", "trim") and 0 <= float(number) < math.inf
+        )
+    except ValueError:
+        known = False
+    if not known:
+        message = f"{word!r} is neither plain nor wd=, lam=, nats= or trim= with a number ≥ 0"
+        raise argparse.ArgumentTypeError(message)
+    return word
+
+
+SETS: dict[str, Callable[[], Task]] = {
+    "steering": steering,
+    "digits": digits,
+    "wine_red": lambda: wine("wine_red"),
+    "wine_white": lambda: wine("wine_white"),
+}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Train all, print a table, append rows."""
+    parser = argparse.ArgumentParser(description="Strengths of R on a small network.")
+    parser.add_argument(
+        "--ways", nargs="+", type=_way, default=list(WAYS), help="plain, lam=λ or nats=c"
+    )
+    parser.add_argument("--set", choices=[*SETS, "layernorm"], default="steering")
+    parser.add_argument("--epochs", type=int, help="instead of the set's")
+    parser.add_argument("--images", type=Path, help="folder of FashionMNIST, for layernorm")
+    parser.add_argument("--seeds", type=int, default=8, help="networks of each")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="rows are appended to it")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)  # the network is small
+    task = layernorm(options.images) if options.set == "layernorm" else SETS[options.set]()
+    task = task if options.epochs is None else task._replace(epochs=options.epochs)
+    about, rows = {"set": options.set, **circumstances("cpu")._asdict()}, []
+    with options.out.open("a") as file:
+        for way in options.ways:
+            for seed in range(options.seeds):
+                rows.append(train(task, way, seed))
+                print(rows[-1], flush=True)
+                file.write(json.dumps({**rows[-1], **about}) + "\n")
+                file.flush()
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -74,7 +74,6 @@ def test_units_do_not_matter(prices):
     assert 0.5 < model.noise_std_[0] < np.std(y)
 
 
-@pytest.mark.filterwarnings("ignore::fsmap.errors.EdgeOfGridWarning")
 def test_auto_chooses_the_best_on_held_out_rows(prices):
     X, y = prices
     model = LMAPRegressor(hidden=8, steps=10, random_state=0).fit(X, y)
@@ -87,7 +86,6 @@ def test_auto_chooses_the_best_on_held_out_rows(prices):
     assert model.score(X, y) > 0.99
 
 
-@pytest.mark.filterwarnings("ignore::fsmap.errors.EdgeOfGridWarning")  # six steps choose nothing
 @pytest.mark.parametrize("method", ["ps-map", "fs-map", "linear"])
 def test_other_methods(kinds, method):
     model = LMAPClassifier(method=method, ensemble=2, hidden=4, steps=6, num_points=4).fit(*kinds)
@@ -144,7 +142,6 @@ def test_more_columns_than_rows():
     np.testing.assert_allclose(model.predict(X), X[:, 0], atol=1e-2)
 
 
-@pytest.mark.filterwarnings("ignore::fsmap.errors.EdgeOfGridWarning")
 def test_a_strength_in_nats(prices, kinds):
     options = {**FAST, "reg_strength": "auto", "random_state": 0}
     weak, strong = (LMAPRegressor(**options, reg_nats=c).fit(*prices) for c in (0.01, 1.0))

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from fsmap.errors import ConstantTargetWarning, DivergedError, EdgeOfGridWarning, InputError
+from fsmap.errors import ConstantTargetWarning, DivergedError, InputError
 from fsmap.functional import functional
 from fsmap.linalg.estimators import Jvp
 from fsmap.linalg.logdet import log_det
@@ -634,17 +634,6 @@ def _apart(edges: list[Tensor]) -> list[Tensor]:
 
 def _refuse(message: str) -> None:
     raise InputError(message)
-
-
-def warn_at_edge(found: Learned) -> None:
-    """Warn if the largest automatic λ was chosen: a larger one may do better."""
-    values = sorted({line["reg_strength"] for line in found.search})
-    if len(values) > 1 and found.config.reg_strength == values[-1]:
-        message = (
-            f"λ = {values[-1]:g} is the largest of the {len(values)} tried: a larger one may do "
-            "better. Give reg_strength a number instead of 'auto' to try one."
-        )
-        warnings.warn(message, EdgeOfGridWarning, stacklevel=4)
 
 
 def _device(name: str) -> torch.device:

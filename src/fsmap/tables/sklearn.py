@@ -38,7 +38,7 @@ except ImportError:
     raise
 
 from fsmap.tables.model import Spread
-from fsmap.tables.network import AUTO, Factory, Options, best, deal, learn, warn_at_edge
+from fsmap.tables.network import AUTO, Factory, Options, best, deal, learn
 
 FEW = 10  # rows below which none are held out
 SPARSE = ("csr", "csc", "coo")
@@ -113,7 +113,6 @@ class TableEstimator(BaseEstimator):
         self.method_ = best(found)
         self.losses_ = {method: learned.loss for method, learned in found.items()}
         chosen = found[self.method_]
-        warn_at_edge(chosen)
         self.module_, self.n_iter_ = chosen.module, chosen.step
         _, self.weight_decay_, self.reg_strength_, _ = chosen.config
         self.search_ = [line for learned in found.values() for line in learned.search]

@@ -37,6 +37,7 @@ METHODS = (LINEAR, "ps-map", "l-map", "fs-map")
 CHOICES = METHODS[:3]  # what "auto" chooses among
 STRENGTHS = ((1e-4, 1e-3), (1e-3, 1e-2))
 """The automatic (w, share): λR before training is that share of the loss of a constant."""
+LARGE = (20_000, 1_000)  # rows and columns beyond which only the first of them is tried
 EVERY = 2  # steps from one evaluation of R, which then counts so many times, to the next
 LINEAR_DECAYS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 VALIDATIONS, MOST_HELD = 50, 1_500  # rows of a fold that are looked at
@@ -319,6 +320,7 @@ class _Run:
     def configs(self, kinds: list[str]) -> list[Config]:
         """The configurations to be compared; without held-out rows one of each method."""
         found, strength, decay = [], self.options.reg_strength, self.options.weight_decay
+        large = len(self.x) > LARGE[0] or self.x.shape[1] > LARGE[1]
         for kind in kinds:
             nats = self.options.reg_nats if kind == "l-map" else None
             pairs = [(w, 0.0) for w, _ in STRENGTHS]
@@ -331,7 +333,7 @@ class _Run:
                 ]
             if decay != AUTO:
                 pairs = [(float(decay), lam) for _, lam in pairs]
-            pairs = pairs if self.validates else pairs[:1]
+            pairs = pairs[:1] if large or not self.validates else pairs
             found += [Config(kind, w, lam, nats) for w, lam in dict.fromkeys(pairs)]
         return found
 

@@ -25,7 +25,7 @@ import torch
 from benchmarks import cells, limit, measure, others, ours, table
 from benchmarks.cells import Cell
 from benchmarks.table import Row
-from fsmap.report.circumstances import circumstances
+from fsmap.paper.rows import circumstances
 
 WORKS = tuple(table.TITLES)
 RESULTS = Path(__file__).parent / "results"

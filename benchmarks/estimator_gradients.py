@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import fsmap
 from fsmap.functional import Replacing
-from fsmap.report.circumstances import circumstances
+from fsmap.paper.rows import circumstances
 from fsmap.train.images.build import load_data
 from fsmap.train.images.state import load_model
 

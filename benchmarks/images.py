@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.loops import exclusively
-from fsmap.report.circumstances import circumstances
+from fsmap.paper.rows import circumstances
 from fsmap.train.images import ImageRun, ImageSettings
 
 RESULTS = Path(__file__).parent / "results"

@@ -33,7 +33,7 @@ import fsmap
 from fsmap.linalg.second_order import SecondOrder
 from fsmap.lmap.core import Drawn
 from fsmap.models.resnet import resnet18
-from fsmap.report.circumstances import circumstances
+from fsmap.paper.rows import circumstances
 from fsmap.train.capture import CapturedStep
 
 RESULTS = Path(__file__).parent / "results"

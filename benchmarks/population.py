@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import fsmap
-from fsmap.report.circumstances import circumstances
+from fsmap.paper.rows import circumstances
 from fsmap.train.optim import adam
 from fsmap.train.population import initialize
 from fsmap.types import Batch

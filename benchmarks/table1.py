@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 import fsmap
-from fsmap.experiments.registry import get
 from fsmap.models.mlp import MLP
-from fsmap.report.circumstances import circumstances
+from fsmap.paper.experiment import get
+from fsmap.paper.rows import circumstances
 from fsmap.train.optim import adam
 
 FEATURES, DATA = 13, 2_000

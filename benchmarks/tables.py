@@ -37,7 +37,7 @@ from sklearn.preprocessing import StandardScaler
 
 from fsmap import metrics
 from fsmap.data.uci import read_table
-from fsmap.report.circumstances import circumstances
+from fsmap.paper.rows import circumstances
 
 DEFAULTS = ("yacht", "energy", "kin8nm", "diabetes", "iris", "digits")
 OTHER = (

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
-from fsmap.experiments.coordinates import METRICS as SINH_METRICS
-from fsmap.experiments.experiment import Context
-from fsmap.experiments.fourier_ablations import NARROW, WIDE
-from fsmap.experiments.mixture_model import TRUE
-from fsmap.experiments.registry import get
-from fsmap.experiments.theory_symmetry import FUNCTION, PARAMETER
-from fsmap.report.records import Row, plain, revive
+from fsmap.paper.closed_form.fourier_ablations import NARROW, WIDE
+from fsmap.paper.closed_form.mixture import TRUE
+from fsmap.paper.closed_form.reparam import SINH_METRICS as SINH_METRICS
+from fsmap.paper.closed_form.theory_symmetry import FUNCTION, PARAMETER
+from fsmap.paper.experiment import Context, get
+from fsmap.paper.rows import Row, plain, revive
 
 INF = float("inf")
 FOURIER = {"num_frequencies": 8, "steps": 60, "warmup": 10, "num_test": 50, "seeds": 2}

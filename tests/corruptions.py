@@ -29,8 +29,8 @@ from fake_experiment import Squares, only, run
 from fsmap.data.catalogue import DataFile
 from fsmap.data.sources import look_for
 from fsmap.errors import FsmapError
-from fsmap.experiments.run_folder import RunFolder
-from fsmap.report.page import build
+from fsmap.paper.report.page import build
+from fsmap.paper.run_folder import RunFolder
 from fsmap.tables.fit import TableOptions, fit_table
 from fsmap.tables.reader import read_table
 from fsmap.train import checkpoint

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fsmap.experiments import registry as registry_module
-from fsmap.experiments import runner
-from fsmap.experiments.options import Options
-from fsmap.experiments.registry import Claim, Curve, Experiment, Frame, Interactive, Measured
-from fsmap.report import figures, tables
+from fsmap.paper import engine
+from fsmap.paper import experiment as registry_module
+from fsmap.paper.experiment import Claim, Curve, Experiment, Frame, Interactive, Measured
+from fsmap.paper.options import Options
+from fsmap.paper.report import figures, tables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,7 +109,7 @@ def only(*classes: type[Experiment]) -> Iterator[None]:
 def run(out: Path, *names: str, notes: list[str] | None = None, **options):
     """Outcomes of a silent run."""
     say = (lambda _: None) if notes is None else notes.append
-    return list(runner.run(names or ("squares",), Options(out=out, silent=True, **options), say))
+    return list(engine.run(names or ("squares",), Options(out=out, silent=True, **options), say))
 
 
 def kill_at(n: int):

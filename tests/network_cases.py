@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from fsmap.experiments.registry import Context, Row, get
-from fsmap.report.records import plain, revive
+from fsmap.paper.experiment import Context, Row, get
+from fsmap.paper.rows import plain, revive
 
 TINY = {
     "logdet-mc": {"draws": 3, "block": 2, "width": 3, "grid": 6, "samples": (18, 9)},

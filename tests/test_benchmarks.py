@@ -89,33 +89,48 @@ def test_summary_names_the_slow_cells(bench):
 
 
 def test_strengths_beside_each_other(bench, tmp_path, capsys, monkeypatch, seeded):
-    steering = bench("steering")
+    strength = bench("strength")
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the other tests' business
-    few = ["--points", "100", "--epochs", "3", "--seeds", "2", "--out", str(tmp_path / "rows")]
-    steering.main(["--ways", "plain", "lam=0", "lam=0.1", "nats=0.05", *few])
+    task = strength.steering()
+    few = [(x[:100], y[:100]) for x, y in task.splits]
+    monkeypatch.setitem(strength.SETS, "steering", lambda: task._replace(splits=few))
+    options = ["--epochs", "3", "--seeds", "2", "--out", str(tmp_path / "rows")]
+    strength.main(["--ways", "plain", "lam=0", "lam=0.1", "nats=0.05", "trim=0.05", *options])
     rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
     assert [(row["way"], row["seed"]) for row in rows][1:4] == [
         *(("plain", 1), ("lam=0", 0), ("lam=0", 1))
     ]
-    plain, zero, large, nats = (rows[i] for i in range(0, 8, 2))
+    plain, zero, large, nats, trimmed = (rows[i] for i in range(0, 10, 2))
     assert zero["test"]["nll"] != plain["test"]["nll"]  # `joint` has p_X's points in its batches
     assert large["test"]["nll"] > zero["test"]["nll"]
     assert nats["lam"] > 0
+    assert nats["nats"] == 0.05
+    assert 0.05 / 4 <= trimmed["nats"] <= 0.05 * 4
+    assert trimmed["nats"] != 0.05
     assert nats["held-out"]["nll"] != nats["test"]["nll"]
-    assert capsys.readouterr().out.count(" ± ") == 4 * 2 * 4
+    assert capsys.readouterr().out.count(" ± ") == 5 * 2 * 4
     for word in ("abc", "lam=-1", "nats=nan", "lam"):
         with pytest.raises(SystemExit):
-            steering.main([f"--ways={word}", *few])
+            strength.main([f"--ways={word}", *options])
         assert f"'{word}' is neither" in capsys.readouterr().err
 
 
-def test_held_out_points_are_no_training_points(bench):
-    sets = bench("steering").data(30)
-    assert [len(y) for _, y in sets] == [30, 2000, 10_000]
-    assert len(torch.cat([x for x, _ in sets]).unique(dim=0)) == 12_030
-    x, y = sets[2]
-    wrong = (x[:, 0] * x[:, 1] + 0.5 * x[:, 2] > 0).long() != y
-    assert wrong.double().mean() == pytest.approx(0.1, abs=0.01)
+@pytest.mark.parametrize(("name", "wrong"), [("steering", 0.1), ("digits", 0.2 * 0.9)])
+def test_held_out_points_are_no_training_points(bench, name, wrong):
+    splits = bench("strength").SETS[name]().splits
+    x = torch.cat([x for x, _ in splits])
+    assert len(x.unique(dim=0)) > 0.99 * len(x)
+    if name == "steering":
+        x, y = splits[2]
+        flipped = (x[:, 0] * x[:, 1] + 0.5 * x[:, 2] > 0).long() != y
+    else:
+        from sklearn.datasets import load_digits
+
+        images, labels = load_digits(return_X_y=True)
+        true = {tuple(row): label for row, label in zip(images / 16, labels, strict=True)}
+        x, y = splits[0]
+        flipped = torch.tensor([true[tuple(r)] for r in x.double().tolist()]) != y
+    assert flipped.double().mean() == pytest.approx(wrong, abs=0.025)
 
 
 def test_walks_count_the_files_that_a_call_visits(bench, seeded):

@@ -11,7 +11,7 @@ from fake_experiment import Squares, only, run
 from fsmap import __version__
 from fsmap.cli import build_parser, main
 from fsmap.errors import MissingDataError
-from fsmap.experiments.run_folder import Place, locked
+from fsmap.paper.run_folder import Place, locked
 
 
 class NeedsData(Squares):

@@ -19,16 +19,16 @@ FILES = sorted(ROOT.rglob("*.py"))
 # A part may import itself and what stands to its left.
 CHAIN = (
     *("errors", "types", "functional", "linalg", "objective", "lmap", "metrics"),
-    *("train", "assess", "report", "experiments", "cli"),
+    *("train", "assess", "paper", "cli"),
 )
 FOUNDATION = {"errors", "types"}
 BESIDE_THE_CHAIN = {"data": FOUNDATION, "models": FOUNDATION}
 CORE = {*CHAIN[: CHAIN.index("assess") + 1], "doctor"}
 ALLOWED = {part: set(CHAIN[: place + 1]) for place, part in enumerate(CHAIN)}
-for part in ("train", "assess", "report", "experiments", "cli"):
+for part in ("train", "assess", "paper", "cli"):
     ALLOWED[part] |= {"data", "models"}
 ALLOWED |= {part: below | {part} for part, below in BESIDE_THE_CHAIN.items()}
-ALLOWED["tables"] = ALLOWED["report"] | {"tables"}
+ALLOWED["tables"] = ALLOWED["paper"] | {"tables"}
 ALLOWED["integrations"] = ALLOWED["train"] | {"integrations", "tables"}  # sklearn
 ALLOWED["doctor"] = ALLOWED["linalg"] | {"doctor"}
 ALLOWED["cli"] |= {"doctor", "integrations", "tables"}  # `--ray`
@@ -140,7 +140,7 @@ def test_extras_are_imported_where_they_are_used():
         ("from fsmap.train import fit", "linalg/logdet.py", {"train"}),
         ("from ..train.fit import fit", "linalg/logdet.py", {"train"}),
         ("from fsmap import metrics", "objective/prior.py", {"metrics"}),
-        ("def late():\n    import fsmap.cli", "report/page.py", {"cli"}),
+        ("def late():\n    import fsmap.cli", "paper/report/page.py", {"cli"}),
         ("from fsmap.linalg.trace import trace", "data/uci.py", {"linalg"}),
         ("from fsmap.linalg import trace\nfrom . import px", "objective/geometry.py", set()),
         ("from fsmap.types import Params\nimport fsmap.errors", "models/mlp.py", set()),

@@ -17,7 +17,8 @@ import safetensors.torch
 import torch
 
 import fsmap
-from fsmap.cli import main, ray_pool
+from fsmap.cli import main
+from fsmap.cli.run import pool_of
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.tables.fit import TableOptions, fit_table
 from fsmap.tables.model import load_model as load_table_model
@@ -314,7 +315,7 @@ def test_a_ray_cluster_of_ones_own_is_open_to_the_network(
     pool = types.ModuleType("fsmap.integrations.ray")
     pool.RayPool = lambda *_, **__: contextlib.nullcontext()
     monkeypatch.setitem(sys.modules, "fsmap.integrations.ray", pool)
-    with ray_pool.pool_of(argparse.Namespace(ray=address, retries=2)):
+    with pool_of(argparse.Namespace(ray=address, retries=2)):
         pass
     assert ("network" in capsys.readouterr().err) == said
 

@@ -11,9 +11,9 @@ import pytest
 from fake_experiment import Squares, only
 from fsmap.cli import main
 from fsmap.errors import InputError
-from fsmap.experiments import sweep
-from fsmap.experiments.options import Options
-from fsmap.experiments.run_folder import RunFolder
+from fsmap.paper import sweep
+from fsmap.paper.options import Options
+from fsmap.paper.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)

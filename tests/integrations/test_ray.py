@@ -16,8 +16,8 @@ import pytest
 from fake_experiment import Squares, only
 from fsmap.cli import main
 from fsmap.errors import InputError
-from fsmap.experiments.run_folder import RunFolder
 from fsmap.integrations.ray import ATTEMPTS, RayPool, Trial
+from fsmap.paper.run_folder import RunFolder
 
 pytestmark = [
     pytest.mark.filterwarnings("default"),  # Ray's own are many

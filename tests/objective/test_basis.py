@@ -218,18 +218,6 @@ def test_moments_are_the_residuals(generator):
     assert_close(moments.log_likelihood(theta, 0.7), torch.stack(log_p, -1))
 
 
-def test_mean_curvature_is_the_mean_eigenvalue(generator):
-    data = problems(generator)
-    theta = torch.randn(2, 4, generator=generator)
-    value = theta.tanh()
-    slope = 1 - value.square()
-    ours = Moments.of(data).mean_curvature(value, slope, -2 * value * slope)
-    for q, (a, y) in enumerate(data):
-        loss = lambda t, a=a, y=y: (a @ t.tanh() - y).square().mean()  # noqa: E731
-        hessian = torch.func.hessian(loss)(theta[q])
-        assert_close(ours[q], torch.linalg.eigvalsh(hessian).mean())
-
-
 def test_refusals():
     singular = FourierBasis(3).gram(torch.linspace(-1, 1, 4))
     with pytest.raises(SingularGeometryError, match=r"Φ has 3 of 6 eigenvalues above rounding"):

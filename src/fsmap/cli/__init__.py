@@ -58,12 +58,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"fsmap: {message}\nSee `{self.prog} --help`.\n")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser with all commands.
-
-    Returns:
-        The parser.
-    """
+def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser with all commands; with that of the first word only, if it is one."""
     parser = Parser(
         prog="fsmap",
         description="Learn the most likely function of a model, not its most likely parameters.",
@@ -74,6 +70,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     found = [module.name for module in pkgutil.iter_modules(__path__)]
+    first = next((word for word in words if word != "--debug"), "")
+    if first in ORDER:
+        found = [first]
     for name in sorted(found, key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), n)):
         module = importlib.import_module(f"{__name__}.{name}")
         if hasattr(module, "add_parser"):
@@ -91,11 +90,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0 done, 1 a bug, 2 a mistake the message explains, 130 interrupted, 143
         training was asked to terminate.
     """
-    parser = build_parser()
-    for text in sys.argv[1:] if argv is None else argv:
+    words = sys.argv[1:] if argv is None else argv
+    parser = build_parser(words)
+    for text in words:
         if not text.isascii() and text != text.encode(errors="replace").decode():
             parser.error(f"{ascii(text)} is not UTF-8. Choose another name.")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(words)
     if not hasattr(arguments, "handler"):
         parser.print_help()
         return 0

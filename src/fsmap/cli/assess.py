@@ -78,9 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
         InputError: If a number or a name is out of range.
     """
     from fsmap.assess.images import Classifier, assess_images
-    from fsmap.report.figures import save, style
-    from fsmap.report.image_figures import assessment_figure
-    from fsmap.report.records import plain
+    from fsmap.paper.report.figures import save, style
+    from fsmap.paper.report.image_figures import assessment_figure
+    from fsmap.paper.rows import plain
     from fsmap.train.files import make_folder, write_whole
     from fsmap.train.images.build import load_data
 
@@ -207,7 +207,7 @@ def _check_shape(name: str, images: Tensor, settings: ImageSettings) -> None:
 
 
 def _tell(found: Assessment) -> None:
-    from fsmap.report.numbers import number
+    from fsmap.paper.report.tables import number
 
     header = ["", *(name.replace("_", " ") for name in LINES)]
     lines = []

@@ -64,9 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
             nothing is in a chunk, there is no reach, or a network is given twice.
     """
     from fsmap.assess.landscape import check_walk, flatness
-    from fsmap.report.figures import save, style
-    from fsmap.report.image_figures import landscape_figure
-    from fsmap.report.records import plain
+    from fsmap.paper.report.figures import save, style
+    from fsmap.paper.report.image_figures import landscape_figure
+    from fsmap.paper.rows import plain
     from fsmap.train.files import make_folder, write_whole
 
     require("matplotlib", extra="report")

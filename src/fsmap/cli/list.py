@@ -9,7 +9,7 @@ from typing import Any
 
 from fsmap.cli import console
 from fsmap.errors import CheckpointError
-from fsmap.report.summary import coverage, read_run
+from fsmap.paper.run_folder import coverage, read_run
 
 
 def add_parser(subparsers: Any) -> None:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    from fsmap.experiments.registry import GROUPS, get, registry
+    from fsmap.paper.experiment import GROUPS, get, registry
 
     if arguments.id:
         _detail(get(arguments.id), arguments.out)

@@ -55,8 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    from fsmap.experiments.registry import GROUPS, registry
-    from fsmap.report.page import Entry, build
+    from fsmap.paper.experiment import GROUPS, registry
+    from fsmap.paper.report.page import Entry, build
 
     if arguments.redraw:
         _redraw(arguments.folders)
@@ -71,10 +71,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _redraw(folders: list[Path]) -> None:
-    from fsmap.experiments.publish import redraw
-    from fsmap.experiments.registry import registry
-    from fsmap.experiments.run_folder import Place, RunFolder, locked
-    from fsmap.report.page import find_runs
+    from fsmap.paper.engine import redraw
+    from fsmap.paper.experiment import registry
+    from fsmap.paper.report.page import find_runs
+    from fsmap.paper.run_folder import Place, RunFolder, locked
 
     known = registry()
     for found in find_runs(folders):

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsmap.cli import console, ray_pool
+from fsmap.cli import console
 from fsmap.errors import InputError, require
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
-    from fsmap.experiments.jobs import Outcome
-    from fsmap.experiments.options import Options
+    from fsmap.paper.engine import Outcome, Pool
+    from fsmap.paper.options import Options
 
 
 def add_parser(subparsers: Any) -> None:
@@ -82,7 +82,21 @@ def add_options(parser: argparse.ArgumentParser, out: Path) -> None:
     )
     parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
     parser.add_argument("--silent", action="store_true", help="no progress bar")
-    ray_pool.add_options(parser)
+    parser.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="measure all units at once on a Ray cluster (HOST:6379, or auto: this machine's); "
+        "without an address one is started on this machine",
+    )
+    parser.add_argument(
+        "--retries",
+        type=int,
+        default=2,
+        metavar="N",
+        help="with --ray: try a unit again after its worker died or it failed (default: 2)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -98,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         InputError: If options contradict each other.
     """
-    from fsmap.experiments import runner
+    from fsmap.paper import engine
 
     if "all" in arguments.ids and len(arguments.ids) > 1:
         message = f"`all` stands alone, got {' '.join(arguments.ids)}."
@@ -108,8 +122,8 @@ def run(arguments: argparse.Namespace) -> int:
     ids = list(dict.fromkeys(arguments.ids))
     outcomes = []
     try:
-        with terminate_as_interrupt(), ray_pool.pool_of(arguments) as pool:
-            for outcome in runner.run(ids, options, console.note, pool):
+        with terminate_as_interrupt(), pool_of(arguments) as pool:
+            for outcome in engine.run(ids, options, console.note, pool):
                 outcomes.append(outcome)
                 _tell(outcome)
     except KeyboardInterrupt:
@@ -131,7 +145,7 @@ def options_of(arguments: argparse.Namespace, assignments: tuple[str, ...]) -> O
     Raises:
         InputError: If options contradict each other.
     """
-    from fsmap.experiments.options import Options
+    from fsmap.paper.options import Options
 
     if arguments.resume and arguments.force:
         message = "--resume continues a run and --force drops it. Use one of them."
@@ -147,6 +161,21 @@ def options_of(arguments: argparse.Namespace, assignments: tuple[str, ...]) -> O
         data_dir=arguments.data_dir,
         silent=arguments.silent,
     )
+
+
+@contextmanager
+def pool_of(arguments: argparse.Namespace) -> Iterator[Pool | None]:
+    """The pool that ``--ray`` asks for; None without it."""
+    if arguments.ray is None:
+        if arguments.retries != 2:
+            message = "--retries goes with --ray: here, a unit that fails is a bug to look at."
+            raise InputError(message)
+        yield None
+        return
+    from fsmap.integrations.ray import RayPool
+
+    with RayPool(arguments.ray or None, retries=arguments.retries, say=console.note) as pool:
+        yield pool
 
 
 @contextmanager
@@ -201,6 +230,6 @@ def _conclude(outcomes: list[Outcome], options: Options) -> int:
         console.say(f"See it with: fsmap report {options.out}")
     if not failed:
         return 0
-    from fsmap.experiments.jobs import is_bug
+    from fsmap.paper.engine import is_bug
 
     return 1 if any(is_bug(outcome.error) for outcome in failed) else 2

@@ -7,15 +7,15 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsmap.cli import console, ray_pool
-from fsmap.cli.run import add_options, options_of, terminate_as_interrupt
+from fsmap.cli import console
+from fsmap.cli.run import add_options, options_of, pool_of, terminate_as_interrupt
 from fsmap.errors import FsmapError, InputError, require
-from fsmap.report.summary import coverage
+from fsmap.paper.run_folder import coverage
 from fsmap.train.progress import duration
 
 if TYPE_CHECKING:
-    from fsmap.experiments.jobs import Outcome
-    from fsmap.experiments.sweep import Point
+    from fsmap.paper.engine import Outcome
+    from fsmap.paper.sweep import Point
 
 
 def add_parser(subparsers: Any) -> None:
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         0 if all points ran, 1 after a bug, 2 after an error, 130 if interrupted.
     """
-    from fsmap.experiments import runner, sweep
+    from fsmap.paper import engine, sweep
 
     require("matplotlib", extra="report")  # before the work, not after it
     options = options_of(arguments, ())
@@ -58,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     console.note(f"{arguments.id}: {_count(len(points))} in {table.parent}")
     outcomes: list[Outcome] = []
     try:
-        with terminate_as_interrupt(), ray_pool.pool_of(arguments) as pool:
+        with terminate_as_interrupt(), pool_of(arguments) as pool:
             plans = [point.plan for point in points]
-            for outcome in runner.run_plans(plans, console.note, pool):
+            for outcome in engine.run_plans(plans, console.note, pool):
                 outcomes.append(outcome)
                 _tell(outcome, len(outcomes), len(points))
     except KeyboardInterrupt:
@@ -95,7 +95,7 @@ def _show(points: list[Point], lines: list[dict[str, Any]], metric: str | None) 
 
 
 def _state(point: Point) -> tuple[str, str]:
-    if not point.run.finished or point.run.damaged:
+    if point.run.state not in ("growing", "complete"):
         return "unfinished", ""
     summary = point.run.summary()
     held = [bool(claim["holds"]) for claim in summary["claims"]]
@@ -129,16 +129,10 @@ def _conclude(outcomes: list[Outcome], arguments: argparse.Namespace) -> int:
 
 
 def _tell_how_to_go_on(arguments: argparse.Namespace, what: str) -> None:
-    words = ["fsmap", "sweep", arguments.id]
-    words += ["--quick"] if arguments.quick else []
-    words += [] if arguments.out == Path("sweeps") else ["--out", str(arguments.out)]
-    words += [] if arguments.device == "auto" else ["--device", arguments.device]
-    words += [] if arguments.seeds is None else ["--seeds", str(arguments.seeds)]
-    words += [] if arguments.data_dir is None else ["--data-dir", str(arguments.data_dir)]
-    for text in arguments.set:
-        words += ["--set", text]
-    words += [] if arguments.ray is None else ["--ray", *([arguments.ray] if arguments.ray else [])]
-    command = shlex.join([*words, "--resume"])
+    options = options_of(arguments, tuple(arguments.set))
+    command = options.command(arguments.id, verb="sweep", resume=True)
+    if arguments.ray is not None:
+        command += f" --ray {shlex.quote(arguments.ray)}" if arguments.ray else " --ray"
     console.note(f"fsmap: {what}. Finished units are kept. Continue with:\n  {command}")
 
 

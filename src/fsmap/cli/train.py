@@ -101,7 +101,7 @@ def _train(
     left: float,
 ) -> ImageRun:
     """One run, from its checkpoint or from the start."""
-    from fsmap.report.circumstances import circumstances
+    from fsmap.paper.rows import circumstances
     from fsmap.train.images import ImageRun
 
     about = {"commit": circumstances("cpu").commit, "command": shlex.join(["fsmap", *sys.argv[1:]])}

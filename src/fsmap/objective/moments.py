@@ -46,17 +46,6 @@ class Moments(NamedTuple):
             torch.stack([y.new_tensor(len(y)) for _, y in problems]),
         )
 
-    def pull(self, coefficients: Tensor) -> Tensor:
-        """Half the gradient of the residual sum, AᵀA c − Aᵀy.
-
-        Args:
-            coefficients: c, ``[..., Q, P]``.
-
-        Returns:
-            ``[..., Q, P]``.
-        """
-        return torch.einsum("...qp,qpr->...qr", coefficients, self.square) - self.cross
-
     def residual_sum(self, coefficients: Tensor) -> Tensor:
         """Sum of squared residuals ‖Ac − y‖².
 
@@ -66,8 +55,8 @@ class Moments(NamedTuple):
         Returns:
             ``[..., Q]``.
         """
-        slope = self.pull(coefficients) - self.cross  # AᵀA c − 2 Aᵀy
-        return (coefficients * slope).sum(-1) + self.power
+        pulled = torch.einsum("...qp,qpr->...qr", coefficients, self.square)  # AᵀA c
+        return (coefficients * (pulled - self.cross - self.cross)).sum(-1) + self.power
 
     def log_likelihood(self, coefficients: Tensor, noise_std: float | Tensor) -> Tensor:
         r"""$\log p(y \mid f)$ in nats, constants included.
@@ -82,21 +71,3 @@ class Moments(NamedTuple):
         std = torch.as_tensor(noise_std, dtype=self.power.dtype, device=self.power.device)
         constant = self.num * (std.log() + 0.5 * math.log(2 * math.pi))
         return -self.residual_sum(coefficients) / (2 * std.square()) - constant
-
-    def mean_curvature(self, coefficients: Tensor, slope: Tensor, bend: Tensor) -> Tensor:
-        r"""Mean eigenvalue of the Hessian of the mean squared error, for $c = \sigma(\theta)$.
-
-        $H = \frac2N [D A^\top\!A D + \mathrm{diag}(\sigma'' \circ (A^\top\!A c - A^\top y))]$,
-        and the mean eigenvalue is the trace over P.
-
-        Args:
-            coefficients: $\sigma(\theta)$, ``[..., Q, P]``.
-            slope: $\sigma'(\theta)$, same shape.
-            bend: $\sigma''(\theta)$, same shape.
-
-        Returns:
-            ``[..., Q]``.
-        """
-        diagonal = self.square.diagonal(dim1=-2, dim2=-1)  # [Q, P]
-        trace = (slope.square() * diagonal + bend * self.pull(coefficients)).sum(-1)
-        return 2 * trace / (self.num * coefficients.shape[-1])

@@ -10,11 +10,11 @@ import numpy as np
 
 from fsmap import metrics
 from fsmap.errors import require
-from fsmap.report import figures
-from fsmap.report.circumstances import circumstances
-from fsmap.report.inline_svg import Glyphs, inline
-from fsmap.report.numbers import MINUS, number
-from fsmap.report.page import environment, theme
+from fsmap.paper.report import figures
+from fsmap.paper.report.inline_svg import Glyphs, inline
+from fsmap.paper.report.page import environment, theme
+from fsmap.paper.report.tables import MINUS, number
+from fsmap.paper.rows import circumstances
 from fsmap.tables.encoder import CATEGORY, LEFT_OUT, NUMBER, REGRESSION, Column
 from fsmap.tables.fit import BOOSTING, CONSTANT, Fitted, difference
 from fsmap.tables.model import COVER

@@ -1,0 +1,1 @@
+"""Models with a closed form: figures and statements of the paper."""

@@ -1,0 +1,174 @@
+"""What an experiment is: config → rows → picture, and each arrow is a function.
+
+``run`` measures; ``table``, ``claims``, ``draw`` and ``interactive`` read rows and train nothing.
+Everything an experiment needs can be imported from here. A module below ``fsmap.paper`` that
+defines a subclass of :class:`Experiment` with an ``id`` is found by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from fsmap.errors import InputError, did_you_mean
+from fsmap.paper.report.figures import Curve, Frame, Interactive
+from fsmap.paper.rows import Claim, Row, Value
+
+if TYPE_CHECKING:
+    import torch
+    from matplotlib.figure import Figure
+
+# fmt: off
+__all__ = [
+    "Context", "Experiment", "Measured",  # what an experiment is made of
+    "Claim", "Curve", "Frame", "Interactive", "Row",  # what it gives to the report
+    "GROUPS", "get", "registry",  # which there are
+]
+# fmt: on
+
+
+class Measured(NamedTuple):
+    """What ``run`` yields: a value and what varies. The runner adds the rest and makes it a row."""
+
+    metric: str  # what was measured, such as "test_rmse"
+    value: Value  # A number (or 0-d tensor), or a list, array or tensor of numbers for a curve
+    method: str | None = None  # "ps-map", "fs-map", "l-map", or None
+    seed: int | None = None  # the seed, or None
+    # what varies (n_train, jitter, protocol, …)
+    config: Mapping[str, Any] = MappingProxyType({})
+    deviations: tuple[str, ...] = ()  # where the protocol of this number departs from the paper's
+    seconds: float | None = None  # what this value took; None: what its unit took
+
+
+class Context(NamedTuple):
+    """What the runner gives to ``run``."""
+
+    device: torch.device  # where to compute
+    out: Path  # the run's folder, for checkpoints and the like
+    # advance(0.3) moves the progress bar to 30 % of this unit, advance("step 40") says what
+    # is going on
+    advance: Callable[[float | str], None] = lambda _: None
+    size: str = "full"  # "quick" or "full"
+    data_dir: Path | None = None  # where to look for data first, or None
+
+
+class Experiment:
+    """Base class of all experiments.
+
+    ``config`` and ``quick`` are instances of one frozen dataclass, whose fields are numbers,
+    strings, booleans or tuples of those. A field ``seeds`` (an int: how many) is what
+    ``--seeds N`` sets. ``table``, ``claims``, ``draw`` and ``interactive`` get all rows of a run.
+    """
+
+    id: ClassVar[str] = ""  # name on the command line
+    label: ClassVar[str] = ""  # the paper's label, such as "Fig. 2 a-d"
+    title: ClassVar[str] = ""  # a few words
+    see: ClassVar[str] = ""  # one sentence on what to see
+    device: ClassVar[str] = "cpu"  # or "gpu" for what needs one at full size
+    cost: ClassVar[str] = ""  # time at full size, such as "20 s"
+    protocol: ClassVar[str] = ""  # true objective, or the paper's numerical protocol, in words
+    group: ClassVar[str] = "closed-form"  # a key of GROUPS
+    # fields of the config that choose among units, or say how they are computed, and change none:
+    # a run can be resumed with other values, and so be made in pieces
+    selecting: ClassVar[tuple[str, ...]] = ()
+    config: ClassVar[Any]  # full size
+    quick: ClassVar[Any]  # quick size
+
+    def units(self, config: Any) -> list[dict[str, Any]]:
+        """Keys of the parts that a killed run does not repeat: small dicts of JSON values."""
+        return [{}]
+
+    def run(self, config: Any, unit: dict[str, Any], context: Context) -> Iterable[Measured]:
+        """Measure one of ``units(config)``; its values are written when it is done."""
+        raise NotImplementedError
+
+    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """The paper's table or figure in numbers, a dict per line.
+
+        Columns ``ours, stderr, paper, paper_stderr`` are shown as ``ours ± stderr`` beside the
+        paper's.
+        """
+        return []
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """What the paper states, judged by the rows: claims that can come out false."""
+        return []
+
+    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+        """Figures by file name (without ending). Reads rows, trains nothing."""
+        return {}
+
+    def interactive(self, rows: Sequence[Row]) -> Interactive | None:
+        """A slider for the page, if it helps to understand."""
+        return None
+
+
+GROUPS = {
+    "closed-form": "Models with a closed form",
+    "theory": "Statements without a figure",
+    "networks": "Small networks",
+    "uci": "UCI regression",
+    "images": "Images",
+}
+"""Groups of experiments, in the order of the report."""
+
+ORDER = """
+    mixture-posterior mixture-bma fourier fourier-points fourier-pX fourier-noise reparam
+    theory-metric theory-any-parameter theory-symmetry theory-flat theory-large-data
+    logdet-mc laplacian-vs-logdet moons-eigs moons-solutions moons-pathology
+    uci-table image-table image-S label-noise landscape laplacian-trace shift transfer
+""".split()
+"""Order within a group: that of the paper. An id that is not here comes last."""
+
+
+def _modules() -> Iterable[ModuleType]:
+    import fsmap.paper as package
+
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        yield importlib.import_module(found.name)
+
+
+def _classes(module: ModuleType) -> Iterable[type[Experiment]]:
+    for item in vars(module).values():
+        is_class = isinstance(item, type) and issubclass(item, Experiment)
+        if is_class and item.id and item.__module__ == module.__name__:
+            yield item
+
+
+def _place(experiment: Experiment) -> tuple[int, int, str]:
+    group = list(GROUPS).index(experiment.group)
+    place = ORDER.index(experiment.id) if experiment.id in ORDER else len(ORDER)
+    return group, place, experiment.id
+
+
+@functools.cache
+def registry() -> Mapping[str, Experiment]:
+    """Every experiment by id, in the order of the report."""
+    found: dict[str, Experiment] = {}
+    for module in _modules():
+        for cls in _classes(module):
+            if cls.id in found:
+                other = type(found[cls.id]).__qualname__
+                message = (
+                    f"two experiments have the id {cls.id!r}: {other} and {cls.__qualname__}. "
+                    "Rename one of them."
+                )
+                raise InputError(message)
+            found[cls.id] = cls()
+    return MappingProxyType({e.id: e for e in sorted(found.values(), key=_place)})
+
+
+def get(name: str) -> Experiment:
+    """Look an experiment up; InputError if there is none of that name."""
+    known = registry()
+    if name in known:
+        return known[name]
+    lowered = {key.lower(): key for key in known}
+    hint = did_you_mean(name.lower(), lowered, meaning=lowered)
+    message = f"there is no experiment {name!r}.{hint} Known: {', '.join(known)}."
+    raise InputError(message)

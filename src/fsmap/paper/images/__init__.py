@@ -1,0 +1,1 @@
+"""Image classifiers: tables and figures of the paper."""

@@ -1,0 +1,124 @@
+"""``landscape`` (Fig. 6 left): training loss along random filter-normalized directions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fsmap.assess.landscape import check_walk, flatness, landscape
+from fsmap.errors import InputError
+from fsmap.paper.experiment import Context, Measured
+from fsmap.paper.images.measure import RowsExperiment, rows_of
+from fsmap.paper.images.protocol import RowsConfig, Run, kind_of, quick, trained
+from fsmap.paper.images.verdict import NAMES, against_plain, long_enough, once_named
+from fsmap.paper.report import figures, tables
+from fsmap.paper.rows import Claim, Row
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(RowsConfig):
+    """Sizes; see :class:`RowsConfig`."""
+
+    seeds: int = 1
+    directions: int = 20  # how many
+    steps: int = 41  # points between −reach and reach
+    reach: float = 5.0  # largest step, in multiples of each filter's norm
+    images: int = 2_000  # training images of which the loss is the mean
+    chunk: int = 20  # directions evaluated at a time
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_walk(self.steps, self.reach, self.chunk)
+        if self.directions < 1 or self.images < 1:
+            message = (
+                f"directions and images must be at least 1, got {self.directions} and {self.images}"
+            )
+            raise InputError(message)
+
+
+class LossLandscape(RowsExperiment):
+    """Mean training loss over 20 directions."""
+
+    id = "landscape"
+    label = "Fig. 6 left"
+    title = "Loss landscape"
+    see = (
+        "Whether the training loss rises more slowly around the minimum that L-MAP finds; in the "
+        "paper it does."
+    )
+    cost = "two runs of a set, or none where image-table has trained them; then a minute"
+    protocol = (
+        "rows of image-table: PS-MAP and L-MAP with D'; cross-entropy of "
+        "training images, evaluation mode; directions normalized filter by filter, biases and "
+        "BatchNorm left alone"
+    )
+    selecting = (*RowsExperiment.selecting, "chunk")
+    config = Config()
+    quick = quick(Config, directions=3, steps=11, reach=2.5, images=48, chunk=3)
+
+    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+        """Train, then walk."""
+        wanted = Run(unit["dataset"], kind_of(unit["row"]), unit["seed"])
+        run = trained(config, wanted, context)
+        images = run.task.train.take(slice(config.images))
+        found = landscape(
+            run.module,
+            run.task.normalize(images.x),
+            images.y,
+            steps=torch.linspace(-config.reach, config.reach, config.steps),
+            directions=config.directions,
+            generator=torch.Generator().manual_seed(unit["seed"]),
+            chunk=config.chunk,
+        )
+        row = rows_of(run, wanted.kind, directions=config.directions)
+        yield row("loss_along", found.mean, steps=found.steps.tolist())
+        yield row("loss_spread", found.loss.std(0), steps=found.steps.tolist())
+        yield row("rise", flatness(found))
+
+    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """How much the loss rises within one filter norm."""
+        return tables.summarize(tables.select(rows, metric="rise"), "dataset", "row", "metric")
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """That L-MAP's is flatter."""
+        return list(_claims(rows))
+
+    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+        """Loss over steps."""
+        sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
+        figure, panels = figures.axes(len(sets), panel=(4.0, 2.8), squeeze=False)
+        for ax, dataset in zip(panels[0], sets, strict=True):
+            mine = tables.select(rows, dataset=dataset, metric="loss_along")
+            for row, look in once_named(mine, marker=""):
+                ax.plot(row.config["steps"], row.value, **look)
+            ax.set(title=NAMES[dataset], xlabel="step, filter norms", ylabel="training loss")
+            ax.set_yscale("symlog", linthresh=1.0)
+            ax.legend()
+        return {self.id: figure}
+
+
+def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    curves = tables.select(rows, metric="loss_along")
+    rises = [min(r.value[0], r.value[-1]) - r.value[len(r.value) // 2] for r in curves]
+    yield Claim(
+        "far from the trained weights the mean training loss is higher than at them",
+        bool(rises) and min(rises) > 0,
+        f"by at least {min(rises, default=0.0):.3g}, {len(rises)} networks",
+        None,
+    )
+    long = long_enough(tables.select(rows, metric="rise"))
+    for (dataset,), some in tables.group(long, "dataset").items():
+        for kind, name, mine, plain in against_plain(some, "rise"):
+            yield Claim(
+                f"{dataset}: the loss rises less around the minimum of {name} than around PS-MAP's "
+                "(steps up to one norm)",
+                mine.mean < plain.mean,
+                f"by {mine.mean:.3g} against {plain.mean:.3g}",
+                "visibly flatter" if kind == "other" else None,
+            )

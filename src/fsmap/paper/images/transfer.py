@@ -1,0 +1,275 @@
+"""``transfer`` (Table 3): ResNet-50 from ImageNet weights on CIFAR-10.
+
+Two forms. ``features``: the backbone is frozen and a perceptron with one hidden layer is trained on
+its features, every λ and seed as one population. (On a *linear* head L-MAP does nothing: R does not
+depend on the parameters of a linear model, appendix B.3.) ``finetune``: all weights, a few epochs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+import fsmap
+from fsmap import metrics
+from fsmap.assess.calibration import Predictions, measure
+from fsmap.errors import UnsupportedModuleError
+from fsmap.models.mlp import MLP
+from fsmap.paper.experiment import Context, Measured
+from fsmap.paper.images.measure import GENERATED, ImageExperiment, measured
+from fsmap.paper.images.protocol import (
+    SELECTING,
+    ImageConfig,
+    Kind,
+    Run,
+    generated,
+    other_images,
+    quick,
+    task_of,
+    trained,
+)
+from fsmap.paper.images.table import printed
+from fsmap.paper.images.verdict import draw_table, lines, shared
+from fsmap.paper.report import tables
+from fsmap.paper.rows import Claim, Row
+from fsmap.train.images import ImageSettings
+from fsmap.train.images.build import build_model
+from fsmap.train.optim import adam
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FEATURES, FINETUNE = "features", "finetune"
+FROZEN = "the backbone is frozen; a perceptron with one hidden layer is trained on its features"
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(ImageConfig):
+    """Sizes; see :class:`ImageConfig`."""
+
+    datasets: tuple[str, ...] = ("cifar10",)
+    cifar10_epochs: int = 3
+    batch: int = 64
+    points: int = 64
+    lr: float = 1e-3
+    forms: tuple[str, ...] = (FEATURES, FINETUNE)  # features, finetune
+    # A model of an image run that comes with its weights, and resizes by itself
+    backbone: str = "resnet50-imagenet"
+    hidden: int = 256  # units of the head on frozen features
+    steps: int = 4_000  # adam steps of that head
+    # λ of that head; the best on held-out images is kept
+    strengths: tuple[float, ...] = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+
+
+def heads(config: Config, context: Context) -> Iterator[Measured]:
+    """Train heads on frozen features, every λ and seed as one population."""
+    made = generated(config, "cifar10", context)
+    parts = features(config, context, made)
+    width = parts["train"].x.shape[1]
+    px = fsmap.px.Empirical(parts["other"].x)
+    f, _ = fsmap.functional(_head(config, width, 0, context))
+
+    def build(strength: Tensor) -> fsmap.Objective:
+        return fsmap.l_map(
+            fsmap.Categorical(),
+            fsmap.Normal((1 / (config.cifar10_weight_decay * len(parts["train"].y))) ** 0.5),
+            px,
+            num_points=config.points,
+            num_data=len(parts["train"].y),
+            reg_strength=strength,
+            estimator="jvp",
+        )
+
+    grid = fsmap.Grid(strength=[0.0, *config.strengths], seed=range(config.seeds))
+    states, _ = fsmap.fit_population(
+        build,
+        grid,
+        f,
+        parts["train"],
+        steps=config.steps,
+        init=functools.partial(_head, config, width, context=context),
+        optimizer=adam(config.lr),
+        batch_size=config.batch,
+        log_every=100,
+        progress=False,
+    )
+    yield from _rows_of_heads(config, states, parts, made)
+
+
+def _head(config: Config, width: int, seed: int, context: Context) -> MLP:
+    draws = torch.Generator().manual_seed(seed)
+    sizes = [width, config.hidden, 10]
+    return MLP(sizes, "relu", generator=draws).to(context.device, torch.float32)
+
+
+def _rows_of_heads(
+    config: Config, states: Any, parts: dict[str, fsmap.Batch], made: bool
+) -> Iterator[Measured]:
+    found = []
+    for k, member in enumerate(states.grid):
+        params = states.member(k).params
+        with torch.no_grad():
+            valid, test, other = (states.f(params, parts[p].x) for p in ("valid", "test", "other"))
+        T = metrics.temperature(valid, parts["valid"].y)
+        values = measure(Predictions(test, parts["test"].y), T)
+        values |= {"temperature": T, "ood_auroc": metrics.ood_auroc(test, other)}
+        found.append((member, metrics.nll(valid, parts["valid"].y), values))
+    mean = {
+        s: sum(nll for m, nll, _ in found if m["strength"] == s) / config.seeds
+        for s in config.strengths
+    }
+    best = min(mean, key=lambda s: mean[s])
+    notes = (FROZEN, GENERATED) if made else (FROZEN,)
+    for member, _, values in found:
+        strength = member["strength"]
+        about = {"dataset": "cifar10", "form": FEATURES, "row": FEATURES, "generated": made}
+        about |= {"reg_strength": strength, "chosen": strength in (0.0, best)}
+        about |= {"px": "D' = cifar100" if strength else None, "epochs": 0}
+        about["images"] = len(parts["train"].y)
+        method = "l-map" if strength else "ps-map"
+        for name, value in values.items():
+            yield Measured(name, value, method, int(member["seed"]), about, notes)
+
+
+def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Batch]:
+    """Features of the frozen backbone, standardized by those of the training images."""
+    task = task_of("cifar10", None, 0.0, config.limit, made, context.data_dir)
+    settings = ImageSettings(data="cifar10", model=config.backbone, width=config.width)
+    module = without_head(build_model(settings, data_dir=context.data_dir))
+    module = module.to(context.device).eval()
+    foreign = other_images(task, "cifar10", 10_000, made, context.data_dir)
+    sets = {"train": task.train, "valid": task.valid, "test": task.test}
+    found = {name: fsmap.Batch(images.x, images.y) for name, images in sets.items()}
+    found["other"] = fsmap.Batch(foreign, torch.zeros(len(foreign)).long())
+    out = {}
+    for name, batch in found.items():
+        context.advance(f"features: {name}")
+        with torch.no_grad():
+            x = torch.cat(
+                [
+                    module(task.normalize(part.to(context.device))).flatten(1)
+                    for part in batch.x.split(250)
+                ]
+            )
+        out[name] = fsmap.Batch(x, batch.y.to(context.device))
+    centre, spread = out["train"].x.mean(0), out["train"].x.std(0).clamp_min(1e-6)
+    return {name: b._replace(x=(b.x - centre) / spread) for name, b in out.items()}
+
+
+def without_head(network: nn.Module) -> nn.Module:
+    """Take the last linear layer off, so that features come out instead of logits."""
+    linear = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
+    if not linear:
+        message = f"{type(network).__name__} has no linear layer that could be its head"
+        raise UnsupportedModuleError(message)
+    network.set_submodule(linear[-1], nn.Identity())
+    return network
+
+
+METHODS = {"ps-map": None, "l-map": "other"}
+COMPARED = {"nll": "NLL", "ece": "ECE", "nll_scaled": "NLL after temperature scaling of both"}
+MANY = 20_000
+"""Methods are compared where there are more training images than that."""
+
+SHORT = "a few epochs in place of the paper's length, which does not fit"
+
+PAPER = {
+    (FINETUNE, "ps-map"): printed(96.3, 0.1, 99.5, 0.1, 0.18, 0.01, 2.6, 0.2),
+    (FINETUNE, "l-map"): printed(96.4, 0.1, 99.5, 0.1, 0.15, 0.01, 2.1, 0.1),
+}
+"""Table 3: (mean, standard error); percent, and nats."""
+
+
+class Transfer(ImageExperiment):
+    """The four metrics after transfer, before and after temperature scaling."""
+
+    id = "transfer"
+    label = "Table 3"
+    title = "Transfer from ImageNet"
+    see = "L-MAP's NLL and ECE are slightly below PS-MAP's at about the same accuracy."
+    cost = "features: 3 min; finetune: about 5 min a run on an H200"
+    protocol = (
+        "CIFAR-10 enlarged to 224²; finetune: SGD, lr 1e-3, batch 64, D' = CIFAR-100, 3 epochs; "
+        "features: Adam on features of the frozen backbone, λ chosen on held-out images"
+    )
+    selecting = (*SELECTING, "forms")
+    config = Config()
+    quick = quick(
+        Config, backbone="resnet18", hidden=16, steps=60, strengths=(1e-4, 1e-2), batch=16
+    )
+
+    def units(self, config: Config) -> list[dict[str, Any]]:
+        """All seeds of the heads at once; one fine-tuning run each."""
+        units: list[dict[str, Any]] = [{"form": FEATURES}] if FEATURES in config.forms else []
+        if FINETUNE in config.forms:
+            units += [
+                {"form": FINETUNE, "method": method, "seed": seed}
+                for seed in range(config.seeds)
+                for method in METHODS
+            ]
+        return units
+
+    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+        """Train heads, or all of the network."""
+        if unit["form"] == FEATURES:
+            yield from heads(config, context)
+            return
+        kind = tuned(config, unit["method"])
+        run = trained(config, Run("cifar10", kind, unit["seed"]), context)
+        for row in measured(run, kind, context):
+            notes = (*row.deviations, SHORT)
+            yield row._replace(config={**row.config, "form": FINETUNE}, deviations=notes)
+
+    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """One line per form, method and metric."""
+        chosen = [row for row in rows if row.config.get("chosen", True)]
+        return lines(chosen, PAPER, by=("form", "method"))
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        """NLL, also after temperature scaling, and ECE of both forms."""
+        return list(_claims(rows))
+
+    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+        """ECE and NLL of both forms."""
+        chosen = [row for row in rows if row.config.get("chosen", True)]
+        named = [
+            row._replace(config={**row.config, "row": f"{row.config['form']} {row.method}"})
+            for row in chosen
+        ]
+        return {self.id: draw_table(named)["image-table"]}
+
+
+def tuned(config: Config, method: str) -> Kind:
+    """Fine-tuning as a kind of run."""
+    px = METHODS[method]
+    return Kind(f"{FINETUNE}-{method}", method, px, changes={"model": config.backbone})
+
+
+def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    chosen = [row for row in rows if row.config.get("chosen", True)]
+    finite = [row.value for row in tables.select(rows, metric="nll")]
+    yield Claim(
+        "every head and network has a finite test NLL",
+        bool(finite) and all(value < float("inf") for value in finite),
+        f"{len(finite)} trained, at most {max(finite, default=0.0):.3g}",
+        None,
+    )
+    real = [row for row in chosen if not row.config["generated"] and row.config["images"] > MANY]
+    for form in (FEATURES, FINETUNE):
+        for metric, words in COMPARED.items():
+            sides = (tables.select(real, metric=metric, form=form, method=m) for m in METHODS)
+            ps, lm = shared(*sides)
+            if lm.n:
+                cells = [PAPER[FINETUNE, m].get(metric) for m in ("l-map", "ps-map")]
+                printed = [cell[0] for cell in cells if cell is not None and form == FINETUNE]
+                yield Claim(
+                    f"{form}: L-MAP's {words} is below PS-MAP's",
+                    lm.mean < ps.mean,
+                    f"{lm.mean:.4g} against {ps.mean:.4g}",
+                    f"{printed[0]} against {printed[1]}" if printed else None,
+                )

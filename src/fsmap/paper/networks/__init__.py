@@ -1,0 +1,1 @@
+"""Small networks: figures of the paper."""

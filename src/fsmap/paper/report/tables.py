@@ -1,0 +1,270 @@
+"""From rows to numbers people compare: mean ± standard error, ours beside the paper's."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fsmap.paper.rows import Row
+
+Table = list[dict[str, Any]]
+
+ROW_FIELDS = ("experiment", "metric", "method", "seed", "device")
+
+
+class Mean(NamedTuple):
+    """A mean and its standard error; the latter is nan for a single value."""
+
+    mean: float
+    stderr: float
+    n: int
+
+
+class Line(NamedTuple):
+    """Means over seeds along what varies, ready to be drawn."""
+
+    x: list[float]
+    mean: list[float]
+    stderr: list[float]
+
+
+def field(row: Row, name: str) -> Any:
+    """A field of a row, or an entry of its config.
+
+    Args:
+        row: The row.
+        name: ``"method"``, ``"seed"``, ``"n_train"`` …
+    """
+    return getattr(row, name) if name in ROW_FIELDS else row.config.get(name)
+
+
+def select(rows: Iterable[Row], **where: Any) -> list[Row]:
+    """Rows that agree with all of ``where``.
+
+    Args:
+        rows: Any rows.
+        **where: Fields or entries of ``config``; a tuple, list or set means any of these.
+
+    Examples:
+        >>> rows = [Row("fourier", "rmse", 0.1, "fs-map", 0, {"n_train": n}) for n in (100, 200)]
+        >>> [row.config["n_train"] for row in select(rows, metric="rmse", n_train=200)]
+        [200]
+    """
+
+    def agrees(row: Row) -> bool:
+        for name, wanted in where.items():
+            found = field(row, name)
+            several = isinstance(wanted, tuple | list | set | frozenset)
+            if found not in wanted if several else found != wanted:
+                return False
+        return True
+
+    return [row for row in rows if agrees(row)]
+
+
+def group(rows: Iterable[Row], *by: str) -> dict[tuple[Any, ...], list[Row]]:
+    """Rows by what they have in common.
+
+    Args:
+        rows: Any rows.
+        *by: Fields or entries of ``config``.
+
+    Returns:
+        Lists of rows by the values of ``by``, in order of first appearance.
+    """
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(field(row, name) for name in by), []).append(row)
+    return groups
+
+
+def in_order(rows: Sequence[Row], *metrics: str) -> list[Row]:
+    """Rows of these metrics, in the order of the metrics."""
+    return [row for metric in metrics for row in select(rows, metric=metric)]
+
+
+def values(rows: Iterable[Row], **where: Any) -> list[Any]:
+    """Values of the rows that agree with all of ``where``."""
+    return [row.value for row in select(rows, **where)]
+
+
+def values_by(rows: Iterable[Row], name: str, **where: Any) -> dict[Any, Any]:
+    """Values of such rows by a field or an entry of ``config``; the last one counts."""
+    return {field(row, name): row.value for row in select(rows, **where)}
+
+
+def means_by(rows: Iterable[Row], name: str, **where: Any) -> dict[Any, float]:
+    """Means of such rows by a field or an entry of ``config``, sorted by it."""
+    found = line(select(rows, **where), name)
+    return dict(zip(found.x, found.mean, strict=True))
+
+
+def mean_of(rows: Iterable[Row], **where: Any) -> float:
+    """Mean of such rows; nan if there is none."""
+    return mean(values(rows, **where)).mean
+
+
+def largest(numbers: Iterable[float]) -> float:
+    """The largest; nan if there is none."""
+    return max(numbers, default=math.nan)
+
+
+def smallest(numbers: Iterable[float]) -> float:
+    """The smallest; nan if there is none."""
+    return min(numbers, default=math.nan)
+
+
+def listed(numbers: Mapping[Any, float], name: str, form: str = ".2f") -> str:
+    """Numbers with what they belong to, as in ``"0.52 (N = 100), 0.61 (N = 200)"``."""
+    return ", ".join(f"{value:{form}} ({name} = {key:g})" for key, value in numbers.items())
+
+
+def mean(values: Iterable[float]) -> Mean:
+    """Mean and standard error, s/√n with s the sample standard deviation.
+
+    Returns:
+        Both, and how many there were. No values: nan; one value: the standard error is nan.
+
+    Examples:
+        >>> mean([1.0, 2.0, 3.0])
+        Mean(mean=2.0, stderr=0.5773502691896258, n=3)
+    """
+    numbers = [float(value) for value in values]
+    if not numbers:
+        return Mean(math.nan, math.nan, 0)
+    if not all(map(math.isfinite, numbers)):
+        return Mean(sum(numbers) / len(numbers), math.nan, len(numbers))
+    centre = statistics.fmean(numbers)
+    if len(numbers) == 1:
+        return Mean(centre, math.nan, 1)
+    return Mean(centre, statistics.stdev(numbers) / math.sqrt(len(numbers)), len(numbers))
+
+
+def line(rows: Iterable[Row], x: str) -> Line:
+    """Means over everything but ``x``, sorted by it."""
+    groups = sorted(group(rows, x).items(), key=lambda item: item[0][0])
+    means = [mean(row.value for row in members) for _, members in groups]
+    return Line([key[0] for key, _ in groups], [m.mean for m in means], [m.stderr for m in means])
+
+
+def summarize(rows: Iterable[Row], *by: str, paper: Mapping[Any, Any] | None = None) -> Table:
+    """Mean ± standard error of each group, with the paper's value beside it.
+
+    Args:
+        rows: Rows with scalar values.
+        *by: What tells the lines of the table apart, such as ``"n_train", "method", "metric"``.
+        paper: Printed values by the values of ``by`` (a tuple; a bare value for a single one): a
+            number, or ``(number, standard error)``.
+
+    Returns:
+        One dict per group: ``by``, ``ours``, ``stderr``, ``runs``, ``paper``, ``paper_stderr``.
+    """
+    table = []
+    for key, members in group(rows, *by).items():
+        ours = mean(row.value for row in members)
+        entry = dict(zip(by, key, strict=True))
+        entry.update(ours=ours.mean, stderr=ours.stderr, runs=ours.n)
+        if paper is not None:
+            printed = paper.get(key[0] if len(key) == 1 else key)
+            pair = printed if isinstance(printed, tuple | list) else (printed, None)
+            entry.update(paper=pair[0], paper_stderr=pair[1])
+        table.append(entry)
+    return table
+
+
+def columns(table: Sequence[Mapping[str, Any]]) -> list[str]:
+    """All keys of a table, in order of first appearance."""
+    return list(dict.fromkeys(key for entry in table for key in entry))
+
+
+MINUS = "\u2212"
+ERRORS = {"stderr": "ours", "paper_stderr": "paper"}
+"""Columns that are shown behind the ± of another column."""
+
+SYMBOLS = {
+    **{"n_train": "N", "jitter": "ε", "epsilon": "ε", "eps": "ε", "alpha": "α", "prior_std": "α"},
+    **{"num_points": "S", "lam": "λ", "noise_std": "σ", "noise_ratio": "σ/σ*", "px": "p_X"},
+}
+"""Columns that are headed by the paper's letter."""
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """Write a value as a table shows it.
+
+    Returns:
+        Text; an em dash for None.
+
+    Examples:
+        >>> number(0.123456), number(1234567.0), number(2e-7), number(None), number(3)
+        ('0.1235', '1.235e6', '2e\u22127', '\u2014', '3')
+    """
+    if value is None:
+        return "\u2014"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return str(value).replace("-", MINUS)
+    if isinstance(value, list | tuple):
+        return ", ".join(number(item, digits) for item in value)
+    if not isinstance(value, float):
+        return str(value)
+    if not math.isfinite(value):
+        return "nan" if math.isnan(value) else "∞" if value > 0 else f"{MINUS}∞"
+    if value != 0 and not 1e-4 <= abs(value) < 1e6:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        mantissa = mantissa.rstrip("0").rstrip(".")
+        return f"{mantissa}e{int(exponent)}".replace("-", MINUS)
+    places = 0 if value == 0 else max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:.{places}f}"
+    return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", MINUS)
+
+
+def with_error(value: Any, stderr: Any) -> str:
+    """Write mean ± standard error, both to the place of the error's second digit.
+
+    Args:
+        value: The mean.
+        stderr: Its standard error; None or nan where there is none.
+
+    Returns:
+        Text such as ``"0.113 ± 0.012"``.
+
+    Examples:
+        >>> with_error(0.11312, 0.01234), with_error(12.0, None), with_error(1234.5, 67.8)
+        ('0.113 ± 0.012', '12', '1234 ± 68')
+        >>> with_error(0.4676981, 2e-9)  # seeds that agree: no error worth a column of zeros
+        '0.4677'
+    """
+    usable = isinstance(value, float | int) and isinstance(stderr, float | int)
+    if (
+        not usable
+        or not math.isfinite(stderr)
+        or not math.isfinite(value)
+        or stderr <= 1e-6 * abs(value)
+    ):
+        return number(value)
+    if not 1e-4 <= max(abs(value), stderr) < 1e6:
+        return f"{number(float(value), 3)} ± {number(float(stderr), 2)}"
+    places = min(max(0, 1 - math.floor(math.log10(stderr))), 6)
+    return f"{value:.{places}f} ± {stderr:.{places}f}".replace("-", MINUS)
+
+
+def shown(table: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """A table as text, errors joined to what they are errors of.
+
+    Args:
+        table: Dicts with ``ours``, ``stderr``, ``paper``, ``paper_stderr`` or any other keys.
+    """
+    names = columns(table)
+    header = [name for name in names if name not in ERRORS or ERRORS[name] not in names]
+    error_of = {base: error for error, base in ERRORS.items() if error in names}
+    lines = [[_cell(entry, name, error_of.get(name)) for name in header] for entry in table]
+    return [SYMBOLS.get(name, name.replace("_", " ")) for name in header], lines
+
+
+def _cell(entry: Mapping[str, Any], name: str, error: str | None) -> str:
+    if name not in entry:
+        return ""
+    return with_error(entry[name], entry.get(error)) if error else number(entry[name])

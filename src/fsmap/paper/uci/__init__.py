@@ -1,0 +1,1 @@
+"""UCI regression: tables of the paper."""

@@ -1,0 +1,266 @@
+"""What a run writes, what is refused before it starts, and what `all` skips."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+
+import pytest
+
+import fake_experiment
+from fake_experiment import Squares, only, run
+from fsmap.errors import CheckpointError, InputError, MissingDataError
+from fsmap.paper.engine import is_bug, redraw
+from fsmap.paper.rows import read_rows, sealed, unsealed
+from fsmap.paper.run_folder import RunFolder, write_summary
+
+
+@pytest.fixture(autouse=True)
+def squares(monkeypatch):
+    monkeypatch.setattr(Squares, "trouble", None)
+    with only(Squares):
+        yield
+
+
+def test_a_run_leaves_what_the_contract_says(tmp_path):
+    (outcome,) = run(tmp_path, quick=True)
+    assert outcome.status == "finished"
+    here = tmp_path / "squares"
+    names = {file.name for file in here.iterdir()}
+    pictures = {"squares.png", "squares.svg", "interactive.json"}
+    assert names == {"rows.jsonl", "units.jsonl", "summary.json"} | pictures
+    summary = json.loads((here / "summary.json").read_text())
+    assert summary["experiment"] == "squares"
+    assert summary["size"] == "quick"
+    assert summary["protocol"] == "exact arithmetic"
+    assert summary["device"] == "cpu"
+    assert summary["seconds"] >= 0
+    assert summary["commit"]
+    assert summary["command"] == f"fsmap run squares --quick --out {tmp_path}"
+    assert [claim["holds"] for claim in summary["claims"]] == [True, False]
+    assert summary["table"][0] == {
+        **{"n": 1, "method": "fs-map", "ours": 1.0, "stderr": "nan", "runs": 1},
+        **{"paper": 1.0, "paper_stderr": 0.1},
+    }
+    assert summary["deviations"] == ["made up"]
+
+
+def test_rows_carry_their_circumstances(tmp_path):
+    run(tmp_path)
+    lines, dropped = read_rows(tmp_path / "squares" / "rows.jsonl")
+    rows = [line.row for line in lines]
+    assert dropped == 0
+    assert len(rows) == 4 * 3
+    square = rows[0]
+    assert (square.metric, square.value, square.method, square.seed) == ("square", 1.0, "fs-map", 0)
+    assert square.config == square.unit == {"n": 1}
+    assert square.device == "cpu"
+    assert square.torch.startswith("2.")
+    assert square.deviations == ("made up",)
+    curve = rows[2]
+    assert curve.value[0] == 1
+    assert math.isnan(curve.value[1])
+    assert math.isinf(curve.value[2])
+    assert curve.seconds == 0.5
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    (outcome,) = run(tmp_path / "file" / "runs")
+    assert outcome.status == "failed"
+    folder = tmp_path / "file" / "runs" / "squares"
+    assert f"cannot write to {folder}: Not a directory" in outcome.reason
+    assert "--out" in outcome.reason
+
+
+def test_a_folder_with_other_things_is_not_touched(tmp_path):
+    (tmp_path / "squares").mkdir()
+    (tmp_path / "squares" / "thesis.tex").write_text("years of work")
+    (outcome,) = run(tmp_path, force=True)
+    assert "holds no run of fsmap" in outcome.reason
+    assert (tmp_path / "squares" / "thesis.tex").read_text() == "years of work"
+
+
+def test_unknown_id_names_the_closest(tmp_path):
+    with pytest.raises(InputError, match="squares"):
+        run(tmp_path, "sqares")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("step=3", r"no field 'step'.*Known: sizes \(tuple\[int, ...\]\), seeds \(int\)"),
+        ("seed=3", r"no field 'seed'. Did you mean 'seeds'\?"),
+        ("seeds", r"--set takes key=value, got 'seeds'"),
+        ("seeds=many", r"--set seeds=many: seeds is int, got 'many'. Write a whole number.$"),
+        ("seeds=-3", r"--set seeds=-3: seeds is int, got '-3'. It must be at least 1.$"),
+        ("seeds=0", r"seeds is int, got '0'. It must be at least 1.$"),
+        ("sizes=4,0", r"sizes is tuple\[int, ...\], got '4,0'. It must be at least 1.$"),
+        ("seeds=inf", r"Write a whole number.$"),
+        ("scale=0", r"scale is float, got '0'. It must be positive.$"),
+        ("scale=-1e-3", r"scale is float, got '-1e-3'. It must be positive.$"),
+        ("scale=nan", r"scale is float, got 'nan'. Write a finite number.$"),
+        ("scale=big", r"scale is float, got 'big'. Write a number.$"),
+        ("seeds=1.5", r"seeds is int, got '1.5'. Write a whole number."),
+        ("flip=maybe", r"flip is bool, got 'maybe'. Write true or false."),
+        ("sizes=1,x", r"sizes is tuple\[int, ...\], got '1,x'"),
+    ],
+)
+def test_a_bad_setting_is_explained_before_anything_runs(tmp_path, text, message):
+    with pytest.raises(InputError, match=message):
+        run(tmp_path, assignments=(text,))
+    assert not (tmp_path / "squares").exists()
+
+
+def test_settings_change_the_config(tmp_path):
+    (outcome,) = run(tmp_path, assignments=("sizes=7,8", "limit=none", "flip=yes"), seeds=3)
+    assert outcome.summary["config"] == {
+        **{"sizes": [7, 8], "seeds": 3, "scale": 1.0, "flip": True, "limit": None}
+    }
+
+
+def test_no_seeds_and_no_units_are_refused(tmp_path):
+    with pytest.raises(InputError, match="--seeds"):
+        run(tmp_path, seeds=0)
+    (outcome,) = run(tmp_path, assignments=("sizes=",))
+    assert "there is nothing to do with this config" in outcome.reason
+
+
+def test_a_device_that_is_not_there(tmp_path):
+    (outcome,) = run(tmp_path, device="cuda:77")
+    assert "--device cuda:77 cannot be used here" in outcome.reason
+    (outcome,) = run(tmp_path, device="abacus")
+    assert "--device abacus cannot be used here" in outcome.reason
+
+
+class NeedsData(Squares):
+    id = "needs-data"
+
+    def run(self, config, unit, context):
+        raise MissingDataError("boston is not there. Get it with: fsmap data get boston")
+        yield
+
+
+class NeedsGpu(Squares):
+    id = "needs-gpu"
+    device = "gpu"
+
+
+class Broken(Squares):
+    id = "broken"
+
+    def run(self, config, unit, context):
+        return [1 / 0]
+
+
+def test_all_skips_what_lacks_data_or_a_device_and_survives_a_bug(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with only(Broken, NeedsData, NeedsGpu, Squares):
+        outcomes = {outcome.id: outcome for outcome in run(tmp_path, "all")}
+        quick = {outcome.id: outcome.status for outcome in run(tmp_path / "q", "all", quick=True)}
+    statuses = {name: outcome.status for name, outcome in outcomes.items()}
+    assert statuses == {
+        **{"broken": "failed", "needs-data": "skipped"},
+        **{"needs-gpu": "skipped", "squares": "finished"},
+    }
+    assert "fsmap data get boston" in outcomes["needs-data"].reason
+    assert "needs a GPU at full size. Try: fsmap run needs-gpu" in outcomes["needs-gpu"].reason
+    assert "ZeroDivisionError" in outcomes["broken"].reason
+    assert quick["needs-gpu"] == "finished"
+
+
+class FullDisk(Squares):
+    id = "full-disk"
+
+    def run(self, config, unit, context):
+        raise OSError(errno.ENOSPC, "No space left on device", "rows.jsonl")
+
+
+def test_a_full_disk_is_said_without_a_traceback(tmp_path):
+    with only(FullDisk):
+        (outcome,) = run(tmp_path, "full-disk")
+    assert outcome.status == "failed"
+    assert outcome.reason.startswith("[Errno 28] No space left on device: 'rows.jsonl'")
+    assert "continue with: fsmap run full-disk" in outcome.reason
+    assert "Traceback" not in outcome.reason
+    assert not is_bug(outcome.error)
+    assert is_bug(FileNotFoundError(errno.ENOENT, "No such file", "a path of ours"))
+
+
+def test_missing_data_is_an_error_for_who_asked_for_it_by_name(tmp_path):
+    with only(NeedsData):
+        (outcome,) = run(tmp_path, "needs-data")
+    assert outcome.status == "failed"
+    assert isinstance(outcome.error, MissingDataError)
+
+
+def test_all_takes_settings_that_only_some_have(tmp_path):
+    (outcome,) = run(tmp_path, "all", assignments=("scale=3",))
+    assert outcome.summary["config"]["scale"] == 3.0
+    with pytest.raises(InputError, match="colour"):
+        run(tmp_path, "all", assignments=("colour=red",))
+
+
+def test_two_experiments_with_one_id():
+    class Twin(Squares):
+        pass
+
+    with only(Squares, Twin), pytest.raises(InputError, match="id"):
+        fake_experiment.registry_module.registry()
+
+
+def test_units_that_are_missing_are_said(tmp_path):
+    run(tmp_path, quick=True)
+    here = RunFolder(tmp_path / "squares")
+    header, first, *rest = here.units_file.read_text().splitlines(keepends=True)
+    assert rest
+    here.units_file.write_text(header + first)
+    with pytest.raises(CheckpointError, match="summary"):
+        redraw(Squares(), here)
+    write_summary(here.path, json.loads(here.summary_file.read_text()))
+    redraw(Squares(), here)
+    said = json.loads(here.summary_file.read_text())["deviations"]
+    assert said == [f"1 of {1 + len(rest)} units of this config are here", "made up"]
+    old = unsealed(json.loads(header))
+    old["config"]["gone"] = 1  # a field of an older version
+    here.units_file.write_text(json.dumps(sealed(old)) + "\n" + first)
+    redraw(Squares(), here)
+    assert json.loads(here.summary_file.read_text())["deviations"] == said
+
+
+def test_a_config_that_is_refused_today_can_be_drawn(tmp_path, monkeypatch):
+    run(tmp_path, quick=True)
+
+    def refuse(self, config):
+        raise InputError("no longer")
+
+    monkeypatch.setattr(Squares, "units", refuse)
+    summary = redraw(Squares(), RunFolder(tmp_path / "squares"))
+    assert summary["deviations"] == ["made up"]
+
+
+def test_redraw_judges_the_same_rows_with_the_code_of_today(tmp_path, monkeypatch):
+    run(tmp_path, quick=True)
+    here = RunFolder(tmp_path / "squares")
+    before = json.loads(here.summary_file.read_text())
+    monkeypatch.setattr(Squares, "claims", lambda self, rows: [])
+    monkeypatch.setattr(Squares, "interactive", lambda self, rows: None)
+    redraw(Squares(), here)
+    after = json.loads(here.summary_file.read_text())
+    assert after["claims"] == []
+    assert after["command"] == before["command"]
+    assert after["seconds"] == before["seconds"]
+    assert not (here.path / "interactive.json").exists()
+
+
+@pytest.mark.parametrize(("name", "lines"), [("units", 0), ("units", 1), ("rows", 0)])
+def test_nothing_to_redraw_is_said(tmp_path, name, lines):
+    run(tmp_path, quick=True)
+    here = RunFolder(tmp_path / "squares")
+    file = here.path / f"{name}.jsonl"
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:lines]))
+    before = here.summary_file.read_bytes()
+    with pytest.raises(CheckpointError, match="rows.jsonl"):
+        redraw(Squares(), here)
+    assert here.summary_file.read_bytes() == before

@@ -1,0 +1,77 @@
+"""What values a field may take: by type, name and default; every config keeps to its own rule."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from fsmap.paper.experiment import registry
+from fsmap.paper.options import ZERO_IS_NONE, check_range
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One field for each rule."""
+
+    steps: int = 100
+    warmup: int = 10
+    lr: float = 0.1
+    strengths: tuple[float, ...] = (1e-3, 1e-2)
+    levels: tuple[float, ...] = (0.0, 0.5)
+    shift: float = -1.0
+    limit: int | None = None
+    offset: float | None = None
+    name: str = "a"
+    flag: bool = True
+
+
+FIELDS = {field.name: field for field in dataclasses.fields(Config)}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("steps", 1),
+        ("warmup", 0),
+        ("lr", 1e-9),
+        ("strengths", (0.0, 1.0)),
+        ("levels", (0.0, 1.0)),
+        ("shift", -7.0),
+        ("limit", None),
+        ("limit", 3),
+        ("offset", -2.0),
+        ("name", "b"),
+        ("flag", False),
+    ],
+)
+def test_what_means_something_passes(name, value):
+    check_range(FIELDS[name], value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("steps", 0, "It must be at least 1."),
+        ("steps", -3, "It must be at least 1."),
+        ("warmup", -1, "It must be at least 0."),
+        ("lr", 0.0, "It must be positive."),
+        ("strengths", (1.0, -1.0), "It must be at least 0."),
+        ("levels", (-0.1,), "It must be at least 0."),
+        ("limit", 0, "It must be at least 1."),
+        ("shift", float("inf"), "Write a finite number."),
+    ],
+)
+def test_what_means_nothing_does_not(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        check_range(FIELDS[name], value)
+
+
+def test_every_config_keeps_to_the_rule_and_every_name_is_used():
+    names = set()
+    for experiment in registry().values():
+        for config in (experiment.config, experiment.quick):
+            for field in dataclasses.fields(config):
+                check_range(field, getattr(config, field.name))
+                names.add(field.name)
+    assert names >= ZERO_IS_NONE

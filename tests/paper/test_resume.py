@@ -1,0 +1,594 @@
+"""Kills, interruptions and second runs: nothing is lost, repeated or taken for finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import fake_experiment
+from fake_experiment import Squares, only, run
+from fsmap.cli.list import last_result
+from fsmap.errors import CheckpointError, InputError
+from fsmap.paper.engine import redraw
+from fsmap.paper.report.page import build
+from fsmap.paper.rows import plain, read_rows
+from fsmap.paper.run_folder import DAMAGED, Place, RunFolder, locked
+
+
+@pytest.fixture(autouse=True)
+def squares(monkeypatch):
+    monkeypatch.setattr(Squares, "trouble", None)
+    with only(Squares):
+        yield
+
+
+def raise_at(n: int):
+    def trouble(unit):
+        if unit["n"] == n:
+            raise RuntimeError("boom")
+
+    return staticmethod(trouble)
+
+
+def page(out: Path) -> str:
+    return build([out], out / "report").read_text()
+
+
+def script(*arguments: str, ready: Path | None = None) -> subprocess.Popen[str]:
+    environment = {**os.environ, "FAKE_READY": str(ready)}
+    command = [sys.executable, fake_experiment.__file__, *arguments]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, text=True, env=environment, **pipes)
+
+
+def test_an_error_half_way_keeps_finished_units_and_resume_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(Squares, "trouble", raise_at(3))
+    (failed,) = run(tmp_path)
+    assert failed.status == "failed"
+    assert "RuntimeError: boom" in failed.reason
+    assert f"fsmap run squares --out {tmp_path} --resume" in failed.reason
+    here = RunFolder(tmp_path / "squares")
+    assert here.state == "unfinished"
+    assert {row.config["n"] for row in here.rows()} == {1, 2}
+
+    monkeypatch.setattr(Squares, "trouble", raise_at(1))  # a finished unit must not run again
+    notes: list[str] = []
+    (done,) = run(tmp_path, resume=True, notes=notes)
+    assert done.status == "finished"
+    assert notes == ["squares: resuming, 2 units are done"]
+    values = [row.value for row in here.rows() if row.metric == "square"]
+    assert values == [1.0, 1.1, 4.0, 4.1, 9.0, 9.1, 16.0, 16.1]
+
+
+def test_a_killed_process_is_resumed(tmp_path):
+    process = script("kill3", "run", "squares", "--out", str(tmp_path))
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL
+    here = RunFolder(tmp_path / "squares")
+    assert here.state == "unfinished"
+    assert len(here.done()) == 2
+    (refused,) = run(tmp_path)
+    assert refused.status == "failed"
+    assert "holds an unfinished run (2 units done)" in refused.reason
+    assert "--resume" in refused.reason
+    assert "--force" in refused.reason
+    (outcome,) = run(tmp_path, resume=True)
+    assert outcome.status == "finished"
+    rows = here.rows()
+    assert len({(row.metric, row.seed, row.config["n"]) for row in rows}) == len(rows) == 12
+
+
+def test_an_interrupted_process_says_how_to_go_on(tmp_path):
+    ready = tmp_path / "ready"
+    out = tmp_path / "runs"
+    process = script("wait2", "run", "squares", "--out", str(out), ready=ready)
+    deadline = time.monotonic() + 60
+    while not ready.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (second,) = run(out)  # while the other process holds the folder
+    assert second.status == "failed"
+    assert f"another process is writing to {out / 'squares'}" in second.reason
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert f"fsmap run squares --out {out} --resume" in errors
+    assert len(RunFolder(out / "squares").done()) == 1
+
+
+def test_a_cut_off_line_and_rows_of_an_unfinished_unit_are_dropped(tmp_path, monkeypatch):
+    monkeypatch.setattr(Squares, "trouble", raise_at(3))
+    run(tmp_path)
+    file = tmp_path / "squares" / "rows.jsonl"
+    lines = file.read_text().splitlines()
+    orphan = lines[0].replace('"n": 1', '"n": 3')
+    file.write_text("\n".join([*lines, orphan, orphan[:40]]))  # as a kill within a write leaves it
+    monkeypatch.setattr(Squares, "trouble", None)
+    notes: list[str] = []
+    (outcome,) = run(tmp_path, resume=True, notes=notes)
+    assert outcome.status == "finished"
+    assert notes == ["squares: resuming, 2 units are done, 2 rows of an unfinished unit dropped"]
+    assert len(read_rows(file)[0]) == 12
+
+
+def test_a_line_that_says_a_unit_is_finished_and_is_cut_off_does_not_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(Squares, "trouble", raise_at(3))
+    run(tmp_path)
+    file = tmp_path / "squares" / "units.jsonl"
+    file.write_text(file.read_text()[:-5])
+    assert len(RunFolder(tmp_path / "squares").done()) == 1
+    monkeypatch.setattr(Squares, "trouble", None)
+    run(tmp_path, resume=True)
+    assert len(RunFolder(tmp_path / "squares").rows()) == 12
+
+
+def test_resume_keeps_a_finished_run(tmp_path, monkeypatch):
+    run(tmp_path)
+    before = (tmp_path / "squares" / "summary.json").read_bytes()
+    monkeypatch.setattr(Squares, "trouble", raise_at(1))
+    (outcome,) = run(tmp_path, resume=True)
+    assert outcome.status == "kept"
+    (outcome,) = run(tmp_path, resume=True, quick=True)  # the full size serves the quick one
+    assert outcome.status == "kept"
+    assert (tmp_path / "squares" / "summary.json").read_bytes() == before
+
+
+def test_resume_with_another_config_is_refused(tmp_path):
+    run(tmp_path, quick=True)
+    (outcome,) = run(tmp_path, quick=True, resume=True, assignments=("scale=2",))
+    assert outcome.status == "failed"
+    assert "scale: 1.0 there, 2.0 now" in outcome.reason
+    (outcome,) = run(tmp_path, resume=True)
+    assert "size: quick there, full now" in outcome.reason
+
+
+def test_a_finished_run_is_replaced_only_by_a_finished_one(tmp_path, monkeypatch):
+    run(tmp_path, quick=True)
+    before = (tmp_path / "squares" / "rows.jsonl").read_bytes()
+    monkeypatch.setattr(Squares, "trouble", raise_at(2))
+    (failed,) = run(tmp_path, assignments=("scale=5",))
+    assert failed.status == "failed"
+    assert (tmp_path / "squares" / "rows.jsonl").read_bytes() == before
+    monkeypatch.setattr(Squares, "trouble", None)
+    (outcome,) = run(tmp_path, assignments=("scale=5",), resume=True)
+    assert outcome.status == "finished"
+    assert outcome.folder == tmp_path / "squares"
+    assert RunFolder(tmp_path / "squares").rows()[0].value == 5.0
+    place = Place.of(tmp_path, "squares")
+    assert (place.previous / "rows.jsonl").read_bytes() == before
+    assert not place.fresh.path.exists()
+
+
+def test_a_quick_run_replaces_a_full_one_only_by_force(tmp_path):
+    run(tmp_path)
+    before = (tmp_path / "squares" / "rows.jsonl").read_bytes()
+    (refused,) = run(tmp_path, quick=True)
+    assert refused.status == "failed"
+    assert "holds a finished full-size run, which a quick one would replace" in refused.reason
+    assert "Choose another --out, keep it with --resume, or replace it with --force." in (
+        refused.reason
+    )
+    (kept,) = run(tmp_path, "all", quick=True)
+    assert (kept.status, kept.reason) == ("kept", "finished before at full size")
+    assert (tmp_path / "squares" / "rows.jsonl").read_bytes() == before
+    (forced,) = run(tmp_path, quick=True, force=True)
+    assert forced.status == "finished"
+    assert forced.summary["size"] == "quick"
+    (full,) = run(tmp_path)  # the other way round nothing is lost
+    assert full.summary["size"] == "full"
+
+
+def test_a_run_that_lacks_units_replaces_a_full_one_only_by_force(tmp_path):
+    run(tmp_path)
+    before = (tmp_path / "squares" / "rows.jsonl").read_bytes()
+    (refused,) = run(tmp_path, assignments=("sizes=2,9",))
+    assert refused.status == "failed"
+    assert "and 3 of its 4 units would not be in the new one. Choose another" in refused.reason
+    assert (tmp_path / "squares" / "rows.jsonl").read_bytes() == before
+    (same,) = run(tmp_path, assignments=("sizes=5,4,3,2,1",))  # nothing is lost
+    assert same.status == "finished"
+    (forced,) = run(tmp_path, assignments=("sizes=2",), force=True)
+    assert forced.status == "finished"
+    assert len(RunFolder(tmp_path / "squares").done()) == 1
+
+
+def test_a_kill_between_the_two_renames_is_mended(tmp_path):
+    run(tmp_path)
+    place = Place.of(tmp_path, "squares")
+    place.final.path.rename(place.fresh.path)
+    (outcome,) = run(tmp_path, resume=True)
+    assert outcome.status == "kept"
+    assert place.final.finished
+
+
+def test_a_run_in_pieces(tmp_path, monkeypatch):
+    """Fields that only choose units may differ: what is there stays, what lacks is added."""
+    monkeypatch.setattr(Squares, "selecting", ("sizes",))
+    run(tmp_path, assignments=("sizes=1,2",))
+    here = RunFolder(tmp_path / "squares")
+    monkeypatch.setattr(Squares, "trouble", raise_at(2))  # done before: not measured again
+    (kept,) = run(tmp_path, assignments=("sizes=2",), resume=True)
+    assert kept.status == "kept"
+    (more,) = run(tmp_path, assignments=("sizes=2,3",), resume=True)
+    assert more.status == "finished"
+    assert {row.config["n"] for row in here.rows()} == {1, 2, 3}
+    assert len(here.done()) == 3
+    assert here.header()["config"]["sizes"] == [2, 3]
+    (refused,) = run(tmp_path, assignments=("sizes=4", "scale=2"), resume=True)
+    assert "another config (scale: 1.0 there, 2.0 now)" in refused.reason
+    assert here.finished
+
+
+def test_a_run_in_pieces_that_is_killed_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(Squares, "selecting", ("sizes",))
+    run(tmp_path, assignments=("sizes=1,2",))
+    monkeypatch.setattr(Squares, "trouble", raise_at(4))
+    run(tmp_path, assignments=("sizes=3,4",), resume=True)
+    here = RunFolder(tmp_path / "squares")
+    assert here.state == "growing"
+    monkeypatch.setattr(Squares, "trouble", raise_at(3))
+    (outcome,) = run(tmp_path, assignments=("sizes=4",), resume=True)
+    assert outcome.status == "finished"
+    assert here.state != "growing"
+    assert {row.config["n"] for row in here.rows()} == {1, 2, 3, 4}
+
+
+@pytest.fixture
+def grown(tmp_path, monkeypatch):
+    """A finished run of two units that was asked for two more and failed at the last."""
+    monkeypatch.setattr(Squares, "selecting", ("sizes",))
+    (first,) = run(tmp_path, assignments=("sizes=1,2",))
+    monkeypatch.setattr(Squares, "trouble", raise_at(4))
+    (failed,) = run(tmp_path, assignments=("sizes=1,2,3,4",), resume=True)
+    assert failed.status == "failed"
+    monkeypatch.setattr(Squares, "trouble", None)
+    return first.summary
+
+
+def test_the_summary_of_a_run_in_pieces_stays_and_says_what_it_covers(tmp_path, grown):
+    here = RunFolder(tmp_path / "squares")
+    kept = here.summary()
+    assert kept.pop("covers") == {"units": 2, "of": 4}
+    seals = ("sha256", "rows_sha256")
+    assert all(plain(kept[key]) == plain(grown[key]) for key in grown if key not in seals)
+    assert len(here.done()) == 3
+    assert last_result("squares", [tmp_path]).endswith(", 2 of 4 units")
+    assert "covers 2 of 4 units that were asked for; made up" in page(tmp_path)
+    (more,) = run(tmp_path, assignments=("sizes=4,5",), resume=True)
+    assert more.status == "finished"
+    assert "covers" not in here.summary()
+    assert here.summary()["rows"] == 5 * 3
+    assert "units" not in last_result("squares", [tmp_path])
+    assert "asked for" not in page(tmp_path)
+
+
+def test_what_a_summary_covers_is_counted_once(tmp_path, grown, monkeypatch):
+    """Units that were added since are not in it."""
+    monkeypatch.setattr(Squares, "trouble", raise_at(5))
+    run(tmp_path, assignments=("sizes=5,6",), resume=True)
+    assert RunFolder(tmp_path / "squares").summary()["covers"] == {"units": 2, "of": 5}
+
+
+def test_a_run_in_pieces_that_is_drawn_again_still_lacks_units(tmp_path, grown):
+    here = RunFolder(tmp_path / "squares")
+    redraw(Squares(), here)
+    assert here.summary()["covers"] == {"units": 3, "of": 4}
+    assert here.summary()["rows"] == 3 * 3
+    assert here.summary()["seconds"] == round(sum(here.done().values()), 3)
+    assert "covers 3 of 4 units that were asked for; made up" in page(tmp_path)  # said once
+
+
+def test_a_run_in_pieces_that_is_drawn_again_and_lacks_nothing_is_finished(tmp_path, monkeypatch):
+    """As after a kill between the last unit and the summary."""
+    monkeypatch.setattr(Squares, "selecting", ("sizes",))
+    run(tmp_path, assignments=("sizes=1,2",))
+    with monkeypatch.context() as patch:
+        patch.setattr(Squares, "draw", lambda self, rows: 1 / 0)
+        run(tmp_path, assignments=("sizes=1,2,3,4",), resume=True)
+    here = RunFolder(tmp_path / "squares")
+    assert here.state == "growing"
+    redraw(Squares(), here)
+    assert here.state != "growing"
+    assert "units" not in last_result("squares", [tmp_path])
+    assert "units" not in str(here.summary()["deviations"])
+    (outcome,) = run(tmp_path)
+    assert outcome.status == "finished"
+
+
+def test_a_summary_is_replaced_although_no_unit_is_missing(tmp_path, grown):
+    """As after a kill between the last unit and the summary."""
+    (outcome,) = run(tmp_path, assignments=("sizes=3",), resume=True)
+    assert outcome.status == "finished"
+    assert outcome.summary["rows"] == 3 * 3
+    assert RunFolder(tmp_path / "squares").state != "growing"
+
+
+def test_a_run_in_pieces_that_is_started_anew_is_refused_or_kept_aside(
+    tmp_path, grown, monkeypatch
+):
+    (refused,) = run(tmp_path)
+    assert "holds an unfinished run (3 units done)" in refused.reason
+    monkeypatch.setattr(Squares, "trouble", raise_at(2))
+    (failed,) = run(tmp_path, force=True)
+    assert failed.status == "failed"
+    assert len(RunFolder(tmp_path / "squares").done()) == 3
+    monkeypatch.setattr(Squares, "trouble", None)
+    (forced,) = run(tmp_path, force=True, assignments=("scale=2",))
+    assert forced.status == "finished"
+    assert RunFolder(tmp_path / "squares").rows()[0].value == 2.0
+    assert len(RunFolder(Place.of(tmp_path, "squares").previous).done()) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "resume", "when"),
+    [("squares", True, "finished before"), ("all", False, "finished before at full size")],
+)
+def test_a_full_run_in_pieces_serves_the_quick_size_and_says_what_it_covers(
+    tmp_path, grown, name, resume, when
+):
+    before = (tmp_path / "squares" / "summary.json").read_bytes()
+    (kept,) = run(tmp_path, name, quick=True, resume=resume)
+    assert kept.status == "kept"
+    assert kept.reason == f"{when}, covers 2 of 4 units that were asked for"
+    assert (tmp_path / "squares" / "summary.json").read_bytes() == before
+
+
+def test_a_run_that_was_started_anew_is_resumed_before_the_one_it_replaces(
+    tmp_path, grown, monkeypatch
+):
+    monkeypatch.setattr(Squares, "trouble", raise_at(3))
+    (failed,) = run(tmp_path, force=True, seeds=3)
+    assert failed.status == "failed"
+    place = Place.of(tmp_path, "squares")
+    assert place.fresh.state == "unfinished"
+    assert place.final.state == "growing"
+    monkeypatch.setattr(Squares, "trouble", raise_at(1))  # done before: not measured again
+    (outcome,) = run(tmp_path, resume=True, seeds=3)
+    assert outcome.status == "finished"
+    assert {row.seed for row in place.final.rows()} == {0, 1, 2}
+    assert len(RunFolder(place.previous).done()) == 3
+
+
+def test_a_damaged_summary_can_be_replaced(tmp_path):
+    run(tmp_path)
+    here = RunFolder(tmp_path / "squares")
+    here.summary_file.write_text("{")
+    with pytest.raises(CheckpointError, match="summary"):
+        here.summary()
+    (outcome,) = run(tmp_path)
+    assert outcome.status == "finished"
+
+
+@pytest.mark.parametrize("sizes", ["1,2", "1,2,3"])
+@pytest.mark.parametrize("text", ["{", '{"claims": [], "covers": 7}'])
+def test_a_run_with_a_damaged_summary_is_resumed_from_its_units(tmp_path, monkeypatch, sizes, text):
+    monkeypatch.setattr(Squares, "selecting", ("sizes",))
+    run(tmp_path, assignments=("sizes=1,2",))
+    here = RunFolder(tmp_path / "squares")
+    here.summary_file.write_text(text)
+    with pytest.raises(CheckpointError, match="--resume"):
+        here.summary()
+    monkeypatch.setattr(Squares, "trouble", raise_at(1))  # done before: not measured again
+    (refused,) = run(tmp_path, quick=True, resume=True)
+    assert "size: full there, quick now" in refused.reason  # what cannot be read serves nobody
+    notes: list[str] = []
+    (outcome,) = run(tmp_path, assignments=(f"sizes={sizes}",), resume=True, notes=notes)
+    assert outcome.status == "finished"
+    assert notes == ["squares: resuming, 2 units are done"]
+    assert here.state != "damaged"
+    assert {row.config["n"] for row in here.rows()} == set(map(int, sizes.split(",")))
+
+
+def test_a_damaged_summary_without_units_is_refused(tmp_path):
+    """No row is taken for a rest, although no unit is said to be finished."""
+    run(tmp_path)
+    here = RunFolder(tmp_path / "squares")
+    here.units_file.write_text(here.units_file.read_text().splitlines(keepends=True)[0])
+    here.summary_file.write_text("{")
+    before = here.rows_file.read_bytes()
+    (refused,) = run(tmp_path, resume=True)
+    assert "is not a summary of fsmap" in refused.reason
+    assert refused.reason.endswith("run the experiment again.")
+    assert here.rows_file.read_bytes() == before
+
+
+def test_nothing_is_added_to_a_run_that_does_not_name_its_units(tmp_path):
+    """Results that were copied without ``units.jsonl``: their rows are not taken for rests."""
+    run(tmp_path)
+    here = RunFolder(tmp_path / "squares")
+    here.units_file.unlink()
+    files = {file: file.read_bytes() for file in here.path.iterdir()}
+    (refused,) = run(tmp_path, resume=True)
+    assert "units.jsonl is missing or empty" in refused.reason
+    assert {file: file.read_bytes() for file in here.path.iterdir()} == files
+    (outcome,) = run(tmp_path)
+    assert outcome.status == "finished"
+    assert len(RunFolder(Place.of(tmp_path, "squares").previous).rows()) == 12
+
+
+def test_force_drops_an_unfinished_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(Squares, "trouble", raise_at(3))
+    run(tmp_path)
+    monkeypatch.setattr(Squares, "trouble", None)
+    (outcome,) = run(tmp_path, force=True, assignments=("scale=2",))
+    assert outcome.status == "finished"
+    assert RunFolder(tmp_path / "squares").rows()[0].value == 2.0
+
+
+def test_a_drawing_that_fails_leaves_the_run_unfinished_and_the_rows_complete(
+    tmp_path, monkeypatch
+):
+    def broken(self, rows):
+        raise RuntimeError("no ink")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Squares, "draw", broken)
+        (failed,) = run(tmp_path)
+        assert "no ink" in failed.reason
+    here = RunFolder(tmp_path / "squares")
+    assert here.state == "unfinished"
+    assert len(here.rows()) == 12
+    monkeypatch.setattr(Squares, "trouble", raise_at(1))
+    (outcome,) = run(tmp_path, resume=True)
+    assert outcome.status == "finished"
+
+
+def test_a_header_that_was_lost_cannot_be_resumed(tmp_path):
+    folder = RunFolder(tmp_path / "squares")
+    folder.path.mkdir()
+    folder.units_file.write_text("")
+    with pytest.raises(CheckpointError, match="resumed"):
+        folder.header()
+
+
+def test_the_lock_is_released(tmp_path):
+    place = Place.of(tmp_path, "squares")
+    with locked(place), pytest.raises(InputError, match="another process"), locked(place):
+        pass
+    with locked(place):
+        pass
+
+
+ALTERED = {
+    "rows are lost": lambda rows: rows[3:],
+    "a row in the middle is lost": lambda rows: [*rows[:4], *rows[5:]],
+    "a value is changed": lambda rows: [rows[0].replace('"value": 1.0', '"value": 7.0'), *rows[1:]],
+    "a row is repeated": lambda rows: [rows[0], *rows],
+    "rows change places": lambda rows: [rows[1], rows[0], *rows[2:]],
+    "a row is no JSON": lambda rows: [rows[0][:-2], *rows[1:]],
+    "no row is left": lambda rows: [],
+}
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("name", ALTERED)
+def test_a_unit_whose_rows_were_altered_runs_again(tmp_path, monkeypatch, name, finished):
+    run(tmp_path)
+    here = RunFolder(tmp_path / "squares")
+    expected = here.rows()
+    rows = here.rows_file.read_text().splitlines(keepends=True)
+    here.rows_file.write_text("".join(ALTERED[name](rows)))
+    if finished:
+        with pytest.raises(CheckpointError, match="rows"):
+            page(tmp_path)
+        assert "cannot read" in last_result("squares", [tmp_path])
+    else:
+        here.summary_file.unlink()
+    notes: list[str] = []
+    (outcome,) = run(tmp_path, resume=True, notes=notes)
+    if name == "no row is left" and finished:
+        assert outcome.status == "failed"
+        return
+    assert outcome.status == "finished"
+    assert "do not match" in notes[0]
+    assert (here.path / DAMAGED).read_text() == "".join(ALTERED[name](rows))
+    assert sorted(row.value for row in here.rows() if row.metric == "square") == sorted(
+        row.value for row in expected if row.metric == "square"
+    )
+    assert page(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["rows", "seconds", "sha256", "unit"])
+def test_a_unit_whose_line_was_altered_runs_again(tmp_path, key):
+    run(tmp_path)
+    here = RunFolder(tmp_path / "squares")
+    header, *lines = here.units_file.read_text().splitlines(keepends=True)
+    line = json.loads(lines[1]) | {key: {"n": 77} if key == "unit" else 77}
+    lines[1] = json.dumps(line) + "\n"
+    here.units_file.write_text(header + "".join(lines))
+    with pytest.raises(CheckpointError):
+        page(tmp_path)
+    notes: list[str] = []
+    (outcome,) = run(tmp_path, resume=True, notes=notes)
+    assert outcome.status == "finished"
+    assert "1 do not match" in notes[0]
+    assert len(here.rows()) == 12
+
+
+def test_a_summary_that_was_altered_is_refused_and_made_again(tmp_path):
+    run(tmp_path)
+    here = RunFolder(tmp_path / "squares")
+    text = here.summary_file.read_text()
+    here.summary_file.write_text(text.replace('"holds": false', '"holds": true'))
+    with pytest.raises(CheckpointError, match="altered"):
+        page(tmp_path)
+    (outcome,) = run(tmp_path, resume=True)
+    assert outcome.status == "finished"
+    assert '"holds": false' in here.summary_file.read_text()
+
+
+def first_writes(folder: RunFolder, count: int) -> None:
+    """What a kill leaves after so many steps of a run's first writes."""
+    steps = [
+        lambda: folder.path.mkdir(parents=True),
+        lambda: (folder.path / ".units.jsonl.1234.partial").write_text("{"),
+        lambda: folder.units_file.write_text(""),
+    ]
+    for step in steps[:count]:
+        step()
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize("how", ["resume", "force", None])
+def test_a_kill_within_the_first_writes_is_mended(tmp_path, count, how):
+    first_writes(RunFolder(tmp_path / "squares"), count)
+    (outcome,) = run(tmp_path, **{how: True} if how else {})
+    assert outcome.status == "finished"
+
+
+def test_rows_alone_are_not_deleted_unasked(tmp_path):
+    """As a full disk left a folder when rows were written first."""
+    run(tmp_path)
+    here = RunFolder(tmp_path / "squares")
+    for file in here.path.iterdir():
+        if file != here.rows_file:
+            file.unlink()
+    for options in ({}, {"resume": True}):
+        (refused,) = run(tmp_path, **options)
+        assert "--force" in refused.reason
+        assert isinstance(refused.error, CheckpointError)
+    (outcome,) = run(tmp_path, force=True)
+    assert outcome.status == "finished"
+    here.summary_file.unlink()
+    here.units_file.unlink()
+    here.rows_file.write_text("")
+    for file in here.path.glob("squares.*"):
+        file.unlink()
+    (here.path / "interactive.json").unlink()
+    (outcome,) = run(tmp_path, resume=True)
+    assert outcome.status == "finished"
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "units.jsonl", "summary.json"])
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path, name):
+    run(tmp_path)
+    file = tmp_path / "squares" / name
+    file.unlink()
+    file.mkdir()
+    (outcome,) = run(tmp_path, resume=True)
+    assert outcome.status == "failed"
+    assert isinstance(outcome.error, CheckpointError)
+    if name != "units.jsonl":  # without it the rows are those of the summary
+        with pytest.raises(CheckpointError):
+            page(tmp_path)
+
+
+def test_force_helps_where_the_header_is_lost(tmp_path, monkeypatch):
+    monkeypatch.setattr(Squares, "trouble", raise_at(3))
+    run(tmp_path)
+    here = RunFolder(tmp_path / "squares")
+    here.units_file.write_text("")
+    monkeypatch.setattr(Squares, "trouble", None)
+    for options in ({}, {"resume": True}):
+        (refused,) = run(tmp_path, **options)
+        assert isinstance(refused.error, CheckpointError)
+        assert "--force" in refused.reason
+    (outcome,) = run(tmp_path, force=True)
+    assert outcome.status == "finished"

@@ -1,0 +1,352 @@
+"""Rows survive the trip to disk, a kill, and numbers that JSON does not have."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fake_experiment import Squares, only
+from fsmap.cli import main
+from fsmap.cli.list import last_result
+from fsmap.errors import CheckpointError
+from fsmap.paper import rows as records
+from fsmap.paper.rows import Row, append_lines, key_of, plain, read_rows, revive
+from fsmap.paper.run_folder import coverage, read_run, write_summary
+
+ROW = Row("fourier", "rmse", 0.1, "fs-map", 0, {"n_train": 100}, unit={"n": 1}, deviations=("a",))
+
+
+def strict(text: str):
+    """Parse as a parser that knows no NaN does."""
+
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def write(file, *rows):
+    append_lines(file, [records.encode(row._asdict()) for row in rows])
+
+
+def test_a_row_comes_back_as_it_was(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    write(file, ROW, ROW._replace(value=[1.0, 2.0]))
+    lines, dropped = read_rows(file)
+    assert [line.row for line in lines] == [ROW, ROW._replace(value=[1.0, 2.0])]
+    assert b"".join(line.text + b"\n" for line in lines) == file.read_bytes()
+    assert dropped == 0
+
+
+@given(st.recursive(st.floats() | st.integers(), lambda kids: st.lists(kids, max_size=4)))
+def test_any_value_survives_strict_json(value):
+    back = revive(strict(records.encode(value)))
+    assert repr(back) == repr(value)  # nan is not equal to itself, but is written the same
+
+
+def test_tensors_and_arrays_become_lists():
+    assert plain(torch.tensor([[1.0, math.nan]])) == [[1.0, "nan"]]
+    assert plain(np.float32(0.5)) == 0.5
+    assert plain({1: (np.int64(2), torch.tensor(3))}) == {"1": [2, 3]}
+    assert plain({"device": torch.device("cpu")}) == {"device": "cpu"}
+
+
+def test_a_key_is_the_same_before_and_after_a_file():
+    unit = {"n": 1, "eps": math.inf, "sizes": (1, 2)}
+    assert key_of(unit) == key_of(revive(json.loads(records.encode(unit))))
+    assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1})
+
+
+@pytest.mark.parametrize("cut", [1, 7, 60])
+def test_a_cut_off_last_line_is_left_out_and_counted(tmp_path, cut):
+    file = tmp_path / "rows.jsonl"
+    write(file, ROW, ROW)
+    file.write_bytes(file.read_bytes()[:-cut])
+    lines, dropped = read_rows(file)
+    assert [line.row for line in lines] == [ROW]
+    assert dropped == 1
+
+
+def test_a_missing_file_is_empty(tmp_path):
+    assert read_rows(tmp_path / "no.jsonl") == ([], 0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"experiment": ',
+        '{"hello": "world"}',
+        "[]",
+        "7",
+        "null",
+        '"text"',
+        "",
+        "[" * 100_000,
+        "[" * 60 + "]" * 60,
+        '{"experiment": ' * 10_000,
+        "\x00",
+        "1" * 5000,
+    ],
+)
+def test_a_line_that_is_no_row_is_counted(tmp_path, text):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text + "\n")
+    write(file, ROW)
+    lines, dropped = read_rows(file)
+    assert [line.row for line in lines] == [ROW]
+    assert dropped == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": "long"},
+        {"value": "text"},
+        {"value": {"a": 1}},
+        {"value": [1, [None]]},
+        {"unit": [1]},
+        {"unit": None},
+        {"config": 7},
+        {"deviations": 7},
+        {"deviations": [7]},
+        {"seed": "a"},
+        {"seed": 1.5},
+        {"method": 3},
+        {"metric": None},
+        {"more": 1},
+    ],
+)
+def test_entries_of_another_type_are_no_row(tmp_path, change):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(records.encode({**ROW._asdict(), **change}) + "\n")
+    assert read_rows(file) == ([], 1)
+
+
+def git(folder, *arguments):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_commit_says_whether_the_package_was_changed(tmp_path):
+    package = tmp_path / "src" / "fsmap"
+    package.mkdir(parents=True)
+    (package / "errors.py").write_text("1")
+    git(tmp_path, "init", "-q")
+    assert records.commit(package).startswith(("v", "unknown"))  # nothing is tracked yet
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    head = git(tmp_path, "rev-parse", "--short", "HEAD")
+    records.commit.cache_clear()
+    assert records.commit(package) == head
+    (tmp_path / "notes.txt").write_text("beside the package")
+    records.commit.cache_clear()
+    assert records.commit(package) == head
+    (package / "errors.py").write_text("2")
+    records.commit.cache_clear()
+    assert records.commit(package) == f"{head}+dirty"
+    records.commit.cache_clear()
+
+
+def test_circumstances_of_the_processor():
+    found = records.circumstances("cpu")
+    assert found.device == "cpu"
+    assert found.torch == torch.__version__
+    assert records.machine()["cores"] >= 1
+
+
+WHOLE = {"experiment": "squares", "size": "full", "claims": [{"claim": "c", "holds": True}]}
+
+
+def write_run(folder, summary):
+    folder.mkdir()
+    if isinstance(summary, dict):
+        write_summary(folder, summary)
+    else:
+        (folder / "summary.json").write_text(json.dumps(summary))
+
+
+def test_what_every_reader_needs_is_enough(tmp_path):
+    write_run(tmp_path / "squares", WHOLE | {"covers": {"units": 2, "of": 4}})
+    run = read_run(tmp_path / "squares")
+    assert (run.id, run.held, coverage(run.summary)) == ("squares", 1, "2 of 4 units")
+    assert coverage(WHOLE) == ""
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        [],
+        {key: value for key, value in WHOLE.items() if key != "size"},
+        {**WHOLE, "claims": [{"claim": "c"}]},
+        {**WHOLE, "covers": [2, 4]},
+        {**WHOLE, "covers": "2 of 4"},
+        {**WHOLE, "covers": {"units": 2}},
+        {**WHOLE, "covers": {"units": 2, "of": "four"}},
+    ],
+)
+def test_a_damaged_summary_is_refused_wherever_it_is_read(tmp_path, summary):
+    write_run(tmp_path / "squares", summary)
+    with pytest.raises(CheckpointError, match="summary.json"):
+        read_run(tmp_path / "squares")
+    assert "cannot read" in last_result("squares", [tmp_path])
+
+
+def test_who_reads_a_run_needs_nothing_of_the_page():
+    check = (
+        "import sys, fsmap.paper.run_folder; assert 'fsmap.paper.report.view' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+def rewritten(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """Change each row, and seal the units anew."""
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    lines = [records.encode(change(row)) for row in rows]
+    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
+    head, *units = map(json.loads, (folder / "units.jsonl").read_text().splitlines())
+    by_unit: dict[str, list[bytes]] = {}
+    for line in lines:
+        found = records.parse(line)
+        unit = found.get("unit") if isinstance(found, dict) else None
+        if isinstance(unit, dict):
+            by_unit.setdefault(records.key_of(unit), []).append(line.encode())
+    sealed = [
+        records.sealed(records.unsealed(unit), by_unit.get(records.key_of(unit["unit"]), []))
+        for unit in units
+    ]
+    text = "".join(records.encode(line) + "\n" for line in (head, *sealed))
+    (folder / "units.jsonl").write_text(text)
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1.0
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+ROWS = {
+    "nested": lambda row: {**row, "value": nested(400)},
+    "nested a little": lambda row: {**row, "value": nested(30)},
+    "seconds": lambda row: {**row, "seconds": "long"},
+    "value": lambda row: {**row, "value": "text"},
+    "metric": lambda row: {**row, "metric": "other"},
+    "config": lambda row: {**row, "config": {}},
+    "unit": lambda row: {**row, "unit": 7},
+    "list": lambda row: [],
+    "huge": lambda row: {**row, "value": 10**400},
+}
+SUMMARIES = {
+    "claims": 7,
+    "claims.": [7],
+    "claims..": [{"claim": 7, "holds": "x", "ours": {}, "paper": [[]]}],
+    "table": 7,
+    "table.": [7],
+    "table..": [{"metric": 7, "method": [1]}],
+    "size": 7,
+    "seconds": "long",
+    "experiment": ["x"],
+    "config": 7,
+    "deviations": 7,
+    "figures": 7,
+    "figures.": ["../../secret", "/etc/passwd", 7, None],
+    "machine": 7,
+    "covers": {"units": "x", "of": 2},
+    "command": {"a": 1},
+    "date": [1],
+    "title": {"a": 1},
+}
+SLIDERS = ["", "7", "{}", "[" * 100_000, '{"frames": 7}', '{"frames": []}', '{"frames": [{}]}']
+PICTURES = [
+    "",
+    "no svg",
+    "<svg",
+    "<!DOCTYPE a [<!ENTITY a 'aaaaaaaaaa'><!ENTITY b '&a;&a;&a;&a;&a;&a;&a;&a;&a;&a;'>"
+    "<!ENTITY c '&b;&b;&b;&b;&b;&b;&b;&b;&b;&b;'><!ENTITY d '&c;&c;&c;&c;&c;&c;&c;&c;&c;&c;'>"
+    "<!ENTITY e '&d;&d;&d;&d;&d;&d;&d;&d;&d;&d;'><!ENTITY f '&e;&e;&e;&e;&e;&e;&e;&e;&e;&e;'>"
+    "<!ENTITY g '&f;&f;&f;&f;&f;&f;&f;&f;&f;&f;'>]><svg><text>&g;&g;&g;&g;</text></svg>",
+    "<!DOCTYPE a [<!ENTITY a SYSTEM 'file:///etc/passwd'>]><svg><text>&a;</text></svg>",
+    '<svg viewBox="0 0 1 1"><metadata id="fsmap-hover">{</metadata></svg>',
+    '<svg viewBox="0 0 1 1"><metadata id="fsmap-hover">7</metadata></svg>',
+    '<svg viewBox="0 0 1.1.1 1"></svg>',
+    "<svg>" + "<g>" * 100_000 + "</g>" * 100_000 + "</svg>",
+]
+COMMANDS = [
+    ["report", "runs", "--out", "page"],
+    ["report", "runs", "--redraw", "--out", "page"],
+    ["list"],
+    ["run", "squares", "--quick", "--resume", "--silent"],
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    with only(Squares):
+        assert main(["run", "squares", "--quick", "--silent"]) == 0
+        yield tmp_path / "runs" / "squares"
+
+
+def check(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command ends with 0 or 2: no traceback, and no file but its own."""
+    allowed = {folder.parent, folder.parent.parent / "page"}
+    for command in COMMANDS:
+        assert main(command) in (0, 2), command
+        told = capsys.readouterr()
+        assert "Traceback" not in told.out + told.err
+        assert {*folder.parent.parent.iterdir()} <= allowed
+    page = folder.parent.parent / "page" / "index.html"
+    assert not page.exists() or "root:x:" not in page.read_text()
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(folder: Path, name: str, capsys: pytest.CaptureFixture[str]):
+    summary = json.loads((folder / "summary.json").read_text())
+    rewritten(folder, ROWS[name])
+    write_summary(folder, summary)
+    check(folder, capsys)
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_summaries(folder: Path, name: str, capsys: pytest.CaptureFixture[str]):
+    summary = json.loads((folder / "summary.json").read_text())
+    write_summary(folder, summary | {name.rstrip("."): SUMMARIES[name]})
+    check(folder, capsys)
+
+
+@pytest.mark.parametrize("number", range(len(SLIDERS)))
+def test_sliders(folder: Path, number: int, capsys: pytest.CaptureFixture[str]):
+    (folder / "interactive.json").write_text(SLIDERS[number])
+    check(folder, capsys)
+
+
+@pytest.mark.parametrize("number", range(len(PICTURES)))
+def test_pictures(folder: Path, number: int, capsys: pytest.CaptureFixture[str]):
+    (folder / "squares.svg").write_text(PICTURES[number])
+    check(folder, capsys)
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "units.jsonl", "summary.json", "squares.svg"])
+def test_links_and_folders(folder: Path, name: str, capsys: pytest.CaptureFixture[str]):
+    for make in (Path.mkdir, lambda path: path.symlink_to("/etc/passwd")):
+        kept = (folder / name).read_bytes()
+        (folder / name).unlink()
+        make(folder / name)
+        check(folder, capsys)
+        if (folder / name).is_dir():
+            (folder / name).rmdir()
+        else:
+            (folder / name).unlink(missing_ok=True)
+        (folder / name).write_bytes(kept)

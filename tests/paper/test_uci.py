@@ -1,0 +1,277 @@
+"""``uci-table``: the paper's loss, both protocols on a made-up table, and every claim both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import fsmap
+from fsmap.data import uci
+from fsmap.linalg.probes import Stream
+from fsmap.paper.experiment import Context
+from fsmap.paper.report import tables
+from fsmap.paper.rows import Row
+from fsmap.paper.uci import protocol as protocol
+from fsmap.paper.uci.protocol import run_baseline
+from fsmap.paper.uci.table import DIFFERENCE, PRINTED, UCITable, cells, claims
+
+TINY = protocol.Config(
+    datasets=("boston",),
+    decays=(1e-4, 1e-2),
+    strengths=(1e-3,),
+    seeds=2,
+    fair_splits=3,
+    chunk=2,
+    baseline_splits=1,
+    steps=60,
+    batch=16,
+    points=8,
+    width=8,
+    epochs=5,
+)
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """A table that needs no file."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 3))
+    y = np.sin(x.sum(1, keepdims=True)) + 0.05 * rng.normal(size=(80, 1))
+    table = uci.Table("boston", x, y, ("a", "b", "c"), "y")
+    monkeypatch.setattr(uci, "read_table", lambda *_: table)
+    return table
+
+
+def context(tmp_path) -> Context:
+    return Context(torch.device("cpu"), tmp_path, size="quick")
+
+
+def as_rows(measured) -> list[Row]:
+    return [
+        Row("uci-table", m.metric, m.value, m.method, m.seed, m.config, device="cpu")
+        for m in measured
+    ]
+
+
+def run(config, tmp_path) -> list[Row]:
+    experiment = UCITable()
+    here = context(tmp_path)
+    return as_rows(m for u in experiment.units(config) for m in experiment.run(config, u, here))
+
+
+def test_the_objective_is_the_paper_s_loss():
+    """Its gradient is that of mean squared error + w‖θ‖² + λR, written here as the authors do."""
+    w, strength, num_data = torch.tensor(1e-3), torch.tensor(0.02), 57
+    f, params = fsmap.functional(protocol.network(TINY, 3, 0, torch.device("cpu")).double())
+    params = {n: p.detach().requires_grad_() for n, p in params.items()}
+    objective = protocol.objective(TINY, 3, num_data, w.double(), strength.double())
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(16, 3, generator=generator), torch.randn(16, 1, generator=generator)
+    draws = objective.draw(f, params, Stream(0, 0))
+    shifted = {n: p + 1e-3 * draws.psi[n][0] for n, p in params.items()}
+    change = (f(shifted, draws.x) - f(params, draws.x)).square().sum(-1).mean() / 1e-6
+    decay = sum(p.square().sum() for p in params.values())
+    theirs = (f(params, x) - y).square().mean() + 1e-3 * decay + 0.02 * change
+    ours, _ = objective.loss(f, params, fsmap.Batch(x, y), draws)
+    leaves = list(params.values())
+    pairs = zip(torch.autograd.grad(ours, leaves), torch.autograd.grad(theirs, leaves), strict=True)
+    for a, b in pairs:
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
+
+
+def test_full_size_is_the_paper_s():
+    config = UCITable.config
+    assert config.datasets == uci.NAMES
+    assert (config.width, config.steps, config.batch, config.points) == (256, 10_000, 512, 512)
+    assert config.decays == config.strengths == (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+    assert len(protocol.grid(config, [0])) == 30
+    assert (config.seeds, config.fair_splits) == (6, 20)
+
+
+def test_units_can_be_resumed_one_by_one():
+    units = UCITable().units(TINY)
+    assert units[0] == {"protocol": "paper", "dataset": "boston"}
+    assert [u["first_split"] for u in units if u["protocol"] == "fair"] == [0, 2]
+    assert len([u for u in units if u["protocol"] == "baselines"]) == 3
+    assert UCITable().units(dataclasses.replace(TINY, protocols=("paper",))) == units[:1]
+
+
+def test_the_paper_s_protocol_tunes_on_split_0_only(made_up, tmp_path):
+    rows = as_rows(protocol.run_paper(TINY, "boston", context(tmp_path)))
+    tuned = tables.select(rows, metric="valid_rmse", stage="tune")
+    assert {row.config["split"] for row in tuned} == {0}
+    assert len(tuned) == 4
+    final = tables.select(rows, metric="test_rmse", stage="final")
+    assert [(r.method, r.seed) for r in final] == [
+        *(("ps-map", 0), ("ps-map", 1), ("l-map", 0), ("l-map", 1))
+    ]
+    for method in ("ps-map", "l-map"):
+        best = min(tables.select(tuned, method=method), key=lambda r: r.value)
+        used = {r.config["weight_decay"] for r in tables.select(final, method=method)}
+        assert used == {best.config["weight_decay"]}
+    # the first final run repeats the tuned one: same split, seed and start
+    again = {
+        row.config["weight_decay"]: row.value
+        for row in tables.select(rows, stage="tune", metric="test_rmse", method="ps-map")
+    }
+    assert final[0].value == pytest.approx(again[final[0].config["weight_decay"]], rel=1e-5)
+
+
+def test_everything_at_tiny_size(made_up, tmp_path):
+    rows = run(TINY, tmp_path)
+    table = UCITable().table(rows)
+    found = {(line["protocol"], line["method"]): line for line in table}
+    assert set(found) == {
+        *(("paper", m) for m in ("ps-map", "l-map")),
+        *(("fair", m) for m in ("ps-map", "l-map", DIFFERENCE, "sklearn-mlp", "boosting", "ridge")),
+    }
+    assert found["fair", "l-map"]["runs"] == 3
+    assert found["paper", "ps-map"]["paper"] == 0.329
+    assert found["fair", "ridge"]["paper"] is None
+    assert all(math.isfinite(line["ours"]) for line in table)
+    assert list(UCITable().draw(rows)) == ["uci-table"]
+    assert all(isinstance(claim.holds, bool) for claim in claims(rows))
+
+
+def test_fair_pieces_are_joined_and_need_not_be_complete(made_up, tmp_path):
+    here = context(tmp_path)
+    pieces = [as_rows(protocol.run_fair(TINY, "boston", splits, here)) for splits in ([0, 1], [2])]
+    whole = {c.method: c for c in cells([*pieces[0], *pieces[1]])}
+    part = {c.method: c for c in cells(pieces[0])}
+    assert list(whole["l-map"].values) == [0, 1, 2]
+    assert list(part["l-map"].values) == [0, 1]
+    difference = whole[DIFFERENCE].values[2]
+    assert difference == pytest.approx(whole["l-map"].values[2] - whole["ps-map"].values[2])
+
+
+def test_a_run_that_diverged_is_never_chosen():
+    results = [
+        protocol.Result(protocol.Setting(1e-4, 0.0, 0), math.nan, math.nan),
+        protocol.Result(protocol.Setting(1e-3, 0.0, 0), 0.5, 0.6),
+        protocol.Result(protocol.Setting(1e-2, 1e-3, 0), 0.1, 0.1),
+    ]
+    assert protocol.choose(results, "ps-map").decay == 1e-3
+    assert protocol.choose(results, "l-map").decay == 1e-2
+
+
+def test_a_linear_table_is_ridge_s(monkeypatch, tmp_path):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(100, 2))
+    table = uci.Table("boston", x, x @ [[1.0], [2.0]], ("a", "b"), "y")
+    monkeypatch.setattr(uci, "read_table", lambda *_: table)
+    rows = as_rows(run_baseline(TINY, "boston", "ridge", context(tmp_path)))
+    (cell,) = cells(rows)
+    assert cell.config == {"alpha": 1e-3}
+    assert cell.mean.mean < 1e-4
+
+
+def printed_rows(shift: float = 0.0, *, device: str = "cuda", seconds: float = 10.0) -> list[Row]:
+    """The paper's table as if we had measured it, L-MAP's cells moved by ``shift`` std. errors."""
+    rows = []
+    for dataset, pair in PRINTED.items():
+        for method, (mean, spread) in zip(("ps-map", "l-map"), pair, strict=True):
+            center = mean + (shift * spread * math.sqrt(2) if method == "l-map" else 0.0)
+            for split, sign in enumerate((1.0, -1.0)):  # two values: standard error = spread
+                where = {"dataset": dataset, "protocol": "paper", "stage": "final", "split": split}
+                value = center + sign * spread
+                rows.append(
+                    Row(
+                        "uci-table",
+                        "test_rmse",
+                        value,
+                        method,
+                        split,
+                        where,
+                        device=device,
+                        seconds=seconds,
+                    )
+                )
+    return rows
+
+
+def verdicts(rows) -> dict[str, bool]:
+    return {claim.claim: claim.holds for claim in claims(rows)}
+
+
+@pytest.mark.parametrize(
+    ("shift", "two", "three"), [(0.0, True, True), (2.5, False, True), (3.5, False, False)]
+)
+def test_cells_against_the_paper_s(shift, two, three):
+    found = list(verdicts(printed_rows(shift)).values())
+    assert found[:2] == [two, three]
+
+
+def test_wins_are_counted():
+    (claim,) = [c for c in claims(printed_rows()) if "7 of 8" in c.claim]
+    assert claim.holds
+    assert claim.ours.startswith("7 of 8: concrete, energy")
+    (claim,) = [c for c in claims(printed_rows(2.5)) if "7 of 8" in c.claim]
+    assert not claim.holds
+
+
+def test_the_time_is_judged_on_a_gpu_only():
+    text = "the paper's protocol, 32 runs, takes at most 120 s on one GPU"
+    assert verdicts(printed_rows())[text] is True
+    assert verdicts(printed_rows(seconds=16.0))[text] is False
+    assert text not in verdicts(printed_rows(device="cpu"))
+
+
+def fair_rows(ps: list[float], lm: list[float], ridge: list[float]) -> list[Row]:
+    rows = []
+    for method, name, values in (
+        ("ps-map", "fair", ps),
+        ("l-map", "fair", lm),
+        ("ridge", "baselines", ridge),
+    ):
+        where = {"dataset": "boston", "protocol": name, "stage": "all", "split": [0, 1, 2]}
+        rows += [
+            Row("uci-table", m, values, method, None, where) for m in ("valid_rmse", "test_rmse")
+        ]
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("lm", "most", "none_worse", "ridge"),
+    [
+        ([0.1, 0.11, 0.12], True, True, True),
+        ([0.21, 0.22, 0.24], False, False, True),
+        ([0.4, 0.1, 0.3], False, True, False),
+    ],
+)
+def test_the_fair_comparison(lm, most, none_worse, ridge):
+    found = verdicts(fair_rows([0.2, 0.21, 0.22], lm, [0.25, 0.25, 0.25]))
+    assert list(found.values()) == [most, none_worse, ridge]
+
+
+def test_who_has_fewer_splits_is_compared_on_those_and_the_claim_says_so():
+    rows = fair_rows([0.2, 0.21, 0.22], [0.1, 0.1, 0.4], [0.25, 0.25])
+    for row in tables.select(rows, method="ridge"):  # it was run on the first two splits alone
+        row.config["split"] = [0, 1]
+    (claim,) = [c for c in claims(rows) if "Ridge" in c.claim]
+    assert claim.claim.endswith("on most tables, on the splits both were run on (2)")
+    assert claim.holds
+    assert claim.ours == "1 of 1; higher on none; mean difference \u22120.15"
+
+
+def tuned_rows(best: float) -> list[Row]:
+    """L-MAP at three λ, the validation error smallest at ``best``."""
+    rows = []
+    for strength in (1e-3, 1e-2, 1e-1):
+        where = {"dataset": "boston", "protocol": "fair", "stage": "all", "split": [0]}
+        where |= {"weight_decay": 1e-4, "reg_strength": strength}
+        values = [abs(math.log10(strength / best)) + 0.1]
+        rows += [
+            Row("uci-table", m, values, "l-map", None, where) for m in ("valid_rmse", "test_rmse")
+        ]
+    return rows
+
+
+@pytest.mark.parametrize(("best", "edge"), [(1e-3, "λ↓"), (1e-2, None), (1e-1, "λ↑")])
+def test_a_choice_at_the_edge_of_the_grid_is_marked(best, edge):
+    (cell,) = cells(tuned_rows(best))
+    assert cell.config["reg_strength"] == best
+    assert cell.line()["edge"] == edge  # one w was tried: that has no edge

@@ -30,7 +30,7 @@ encode = make_column_transformer((OneHotEncoder(), ["town"]), remainder="passthr
 models = {
     "logistic regression": LogisticRegression(max_iter=10_000),
     "PS-MAP": LMAPClassifier(method="ps-map", hidden=(32, 32), steps=300, random_state=0),
-    "L-MAP": LMAPClassifier(hidden=(32, 32), steps=300, random_state=0),
+    "L-MAP": LMAPClassifier(method="l-map", hidden=(32, 32), steps=300, random_state=0),
 }
 for name, model in models.items():
     pipeline = make_pipeline(encode, model).fit(train_x, train_y)

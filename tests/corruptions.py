@@ -26,13 +26,13 @@ import torch
 
 import fsmap
 from fake_experiment import Squares, only, run
-from fsmap.assess.table_fit import TableOptions, fit_table
 from fsmap.data.catalogue import DataFile
 from fsmap.data.sources import look_for
-from fsmap.data.tables import read_table
 from fsmap.errors import FsmapError
 from fsmap.paper.report.page import build
 from fsmap.paper.run_folder import RunFolder
+from fsmap.tables.fit import TableOptions, fit_table
+from fsmap.tables.reader import read_table
 from fsmap.train import checkpoint
 from image_cases import TINY, trained
 from small_tables import houses

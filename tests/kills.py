@@ -32,15 +32,15 @@ import torch
 
 import fsmap
 from fake_experiment import Squares, only, run
-from fsmap.assess.table_fit import TableOptions, fit_table
 from fsmap.data import fetch
 from fsmap.data.catalogue import DataFile, DataSet, Download
-from fsmap.data.tables import read_table
 from fsmap.errors import InputError
 from fsmap.paper.report.page import build
 from fsmap.paper.run_folder import RunFolder
+from fsmap.tables.fit import TableOptions, fit_table
+from fsmap.tables.model import load_model
+from fsmap.tables.reader import read_table
 from fsmap.train.images import ImageRun
-from fsmap.train.table_model import load_model
 from image_cases import TINY
 from small_tables import houses
 

@@ -12,15 +12,13 @@ from fsmap.cli import main
 
 OPTIONAL = (
     *("sklearn", "pandas", "pyarrow", "PIL", "scipy", "matplotlib", "jinja2", "rich", "pyro"),
-    *("lightning", "transformers", "accelerate", "ray", "laplace"),
+    *("lightning", "transformers", "accelerate", "ray"),
 )
 EXPECTED = {  # the package that is named, and the extra that brings it
     "collated": None,
-    "laplace": None,  # laplace-torch is asked for when it is used
     "lightning": ("lightning", "lightning"),
     "ray": ("ray", "ray"),
     "sklearn": ("sklearn", "data"),
-    "table_estimator": ("sklearn", "data"),
     "transformers": ("accelerate", "transformers"),
 }
 SCRIPT = """

@@ -1,4 +1,4 @@
-"""``fsmap fit``: a model for your own table, PS-MAP and L-MAP side by side."""
+"""``fsmap fit``: a model for your own table, the best of L-MAP, PS-MAP and linear."""
 
 from __future__ import annotations
 
@@ -15,20 +15,16 @@ from fsmap.files import make_folder
 from fsmap.progress import duration
 
 if TYPE_CHECKING:
-    from fsmap.assess.table_fit import TableOptions
+    from fsmap.tables.fit import TableOptions
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "fit",
         run,
-        summary="a model for your own table: PS-MAP and L-MAP side by side, strengths chosen",
+        summary="a model for your own table: the best of L-MAP, PS-MAP and linear",
         examples=[
             "fsmap fit houses.csv --target price               # writes model.pt and model.html",
             "fsmap fit wine.csv --target quality --task classification --out wine.pt",
@@ -85,7 +81,13 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
         help="where L-MAP looks at the function: N(0, I) in standardized columns, or training rows",
     )
     parser.add_argument(
-        "--valid", type=float, default=0.15, metavar="SHARE", help="rows to choose by (0.15)"
+        "--method",
+        choices=("auto", "l-map", "ps-map", "linear"),
+        default="auto",
+        help="auto: the best on held-out rows",
+    )
+    parser.add_argument(
+        "--ensemble", type=int, default=4, metavar="N", help="networks that are averaged (4)"
     )
     parser.add_argument(
         "--test", type=float, default=0.15, metavar="SHARE", help="rows to test on (0.15)"
@@ -95,21 +97,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Fit, compare, save, and write the page.
-
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0.
-
-    Raises:
-        InputError: If the model would be written where its page goes.
-    """
-    from fsmap.assess.table_fit import fit_table
-    from fsmap.data.tables import read_table
+    """Fit, compare, save, and write the page."""
     from fsmap.files import write_whole
-    from fsmap.paper.report import table_page
+    from fsmap.tables import page as table_page
+    from fsmap.tables.fit import fit_table
+    from fsmap.tables.reader import read_table
 
     for module in ("matplotlib", "jinja2"):  # before the work, not after it
         require(module, extra="report")
@@ -127,8 +119,6 @@ def run(arguments: argparse.Namespace) -> int:
     console.table(*table_page.results(fitted))
     console.say()
     console.say(table_page.verdict(fitted))
-    for text in table_page.edges(fitted):
-        console.say(text)
     fitted.model.save(arguments.out)  # first: a page can be drawn again, a fit takes long
     text = table_page.render(
         fitted,
@@ -137,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
         model=str(arguments.out),
     )
     write_whole(page, text)
-    took = duration(sum(one.seconds for one in fitted.runs.values()))
+    took = duration(fitted.seconds)
     console.say(f"{arguments.out} and {page} written after {took}. Use the model with:")
     console.say(f"  fsmap predict {shlex.quote(str(arguments.out))} new.csv")
     return 0
@@ -178,7 +168,7 @@ def check_writable(path: Path, *, force: bool, inputs: Sequence[Path] = ()) -> N
 
 
 def _options(arguments: argparse.Namespace) -> TableOptions:
-    from fsmap.assess.table_fit import TableOptions
+    from fsmap.tables.fit import TableOptions
 
     hidden: tuple[int, ...] | str = "auto"
     if arguments.hidden is not None:
@@ -194,7 +184,8 @@ def _options(arguments: argparse.Namespace) -> TableOptions:
         hidden=hidden,
         px=arguments.px,
         steps=arguments.steps,
-        valid=arguments.valid,
+        method=arguments.method,
+        ensemble=arguments.ensemble,
         test=arguments.test,
         seed=arguments.seed,
         device=arguments.device,
@@ -209,7 +200,7 @@ def _command(arguments: argparse.Namespace) -> str:
         for value in getattr(arguments, name):
             words += [f"--{name}", value]
     usual = {"task": "auto", "hidden": None, "steps": None, "px": "normal", "seed": 0}
-    for name, default in {**usual, "valid": 0.15, "test": 0.15}.items():
+    for name, default in {**usual, "method": "auto", "ensemble": 4, "test": 0.15}.items():
         if getattr(arguments, name) != default:
             words += [f"--{name}", str(getattr(arguments, name))]
     return shlex.join([*words, "--out", str(arguments.out)])

@@ -13,16 +13,12 @@ from fsmap.cli.fit import check_writable
 from fsmap.errors import InputError
 
 if TYPE_CHECKING:
-    from fsmap.data.tables import Table
-    from fsmap.train.table_model import TableModel
+    from fsmap.tables.model import TableModel
+    from fsmap.tables.reader import Table
 
 
 def add_parser(subparsers: Any) -> None:
-    """Add the command.
-
-    Args:
-        subparsers: Where to.
-    """
+    """Add the command."""
     parser = console.add_command(
         subparsers,
         "predict",
@@ -31,7 +27,7 @@ def add_parser(subparsers: Any) -> None:
         examples=[
             "fsmap predict model.pt new.csv                         # to the terminal",
             "fsmap predict model.pt new.csv --out predictions.csv   # or .parquet",
-            "fsmap predict model.pt new.csv --method ps-map         # the other network",
+            "fsmap predict model.pt new.csv --method ps-map         # not the chosen one",
         ],
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="what `fsmap fit` wrote")
@@ -40,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
         "--out", type=Path, metavar="FILE", help="CSV or Parquet (default: CSV to the terminal)"
     )
     parser.add_argument(
-        "--method", choices=("l-map", "ps-map", "linear"), default="l-map", help="which network"
+        "--method", choices=("l-map", "ps-map", "linear"), help="another one than was chosen"
     )
     parser.add_argument(
         "--missing", action="append", default=[], metavar="TEXT", help="as for `fsmap fit`"
@@ -49,18 +45,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict and write.
-
-    Args:
-        arguments: The options of the command.
-
-    Returns:
-        0.
-    """
-    from fsmap.data.encoder import UnseenWarning
-    from fsmap.data.tables import read_table, write_table
+    """Predict and write."""
     from fsmap.files import write_whole
-    from fsmap.train.table_model import load_model
+    from fsmap.tables.encoder import UnseenWarning
+    from fsmap.tables.model import load_model
+    from fsmap.tables.reader import read_table, write_table
 
     if arguments.out is not None:
         inputs = (arguments.table, arguments.model)
@@ -96,18 +85,18 @@ def _tell_columns(model: TableModel, table: Table) -> None:
         console.note(f"fsmap: columns that the model does not use: {', '.join(extra)}")
 
 
-def _tell_score(model: TableModel, table: Table, method: str) -> None:
+def _tell_score(model: TableModel, table: Table, method: str | None) -> None:
     """If the target is there, say how good the predictions are."""
     import torch
 
     from fsmap import metrics
-    from fsmap.data.target import REGRESSION, labels
+    from fsmap.tables.encoder import REGRESSION
 
     target = model.target
     if target.name not in table.columns:
         return
     try:
-        y = torch.from_numpy(labels(table, target))
+        y = torch.from_numpy(target.labels(table))
     except InputError as error:
         console.note(f"fsmap: not compared with the target: {error}")
         return

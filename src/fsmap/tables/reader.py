@@ -2,7 +2,7 @@
 
 A file that is something else is refused with what it looks like. Cells are text or numbers; what
 stands for "no value" is None (text) or nan (numbers). What a column means is decided by
-:mod:`fsmap.data.columns`.
+:mod:`fsmap.tables.encoder`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ SIGNATURES = {
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
-_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+([eE][-+]?\d+)?")
-_DECIMAL_POINT = re.compile(r"[-+]?\d+\.\d+([eE][-+]?\d+)?")
+FORMULA = re.compile(r"[=+@\t\r-]")  # text that begins so is run by a spreadsheet
 
 
 class Table(NamedTuple):
@@ -93,7 +92,10 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
     if not len(next(iter(table.values()))):
         message = f"{path} has column names ({_some(list(table))}) and no rows."
         raise InputError(message)
-    return _without_index(table, notes)
+    if "" in table and len(table) > 1:  # the row numbers that spreadsheets and pandas write
+        del table[""]
+        notes.append("the first column has no name and is taken for row numbers: left out")
+    return Table(table, tuple(notes))
 
 
 def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> bytes:
@@ -116,9 +118,15 @@ def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> bytes:
         return buffer.getvalue()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
+    writer.writerow([_quoted(name) for name in columns])
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow([_quoted(cell) for cell in row])
     return text.getvalue().encode()
+
+
+def _quoted(cell: Any) -> Any:
+    """A text that a spreadsheet would run as a formula, with an apostrophe in front."""
+    return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
 
 
 def _parquet(path: Path) -> tuple[dict[str, Cells], list[str]]:
@@ -151,16 +159,23 @@ def _text(value: Any) -> str:
 
 
 def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
-    text = _decoded(path, data)
+    text, notes = _decoded(path, data)
     try:
         separator = _separator(text)
-        lines = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if row]
+        lines = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if any(row)]
     except csv.Error as error:
         message = f"{path} is not a CSV: {error}"
         raise InputError(message) from error
-    header, *rows = [[cell.strip() for cell in line] for line in lines]
+    header, *rows = [[cell.strip() for cell in line] for line in lines] or [[]]
+    while (
+        len(header) > 1 and not header[-1] and not any(r[len(header) - 1 :] != [""] for r in rows)
+    ):
+        header, rows = header[:-1], [row[: len(header) - 1] for row in rows]
+        notes.append("the lines end in a separator: the empty last column is left out")
     _check_names(path, header)
     for number, row in enumerate(rows, start=1):
+        if len(row) > len(header) and not any(row[len(header) :]):
+            del row[len(header) :]
         if len(row) != len(header):
             message = (
                 f"{path}: row {number} has {len(row)} cells and the header has {len(header)} "
@@ -168,31 +183,28 @@ def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
                 "separator in it quoted?"
             )
             raise InputError(message)
-    if separator == ";":
-        rows = _decimal_points(rows)
     cells = zip(*rows, strict=True) if rows else ([] for _ in header)
-    return {n: _objects(list(c)) for n, c in zip(header, cells, strict=True)}, []
+    return {n: _objects(list(c)) for n, c in zip(header, cells, strict=True)}, notes
 
 
-def _decoded(path: Path, data: bytes) -> str:
+def _decoded(path: Path, data: bytes) -> tuple[str, list[str]]:
     found = next((what for start, what in SIGNATURES.items() if data.startswith(start)), None)
     if found is None and b"\0" in data[:65536]:
         found = "a binary file"
-    try:
-        text = data.decode("utf-8-sig") if found is None else ""
-    except UnicodeDecodeError as error:
-        message = (
-            f"{path} is not UTF-8 text (byte {data[error.start]:#04x} at {error.start}). If it is "
-            "a CSV in another encoding, save it as UTF-8."
-        )
-        raise InputError(message) from error
+    text, notes = "", []
+    if found is None:
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            text = data.decode("cp1252", errors="replace")
+            notes.append("the file is not UTF-8: it was read as Latin-1 (Windows-1252)")
     start = text.lstrip()[:1]
     if found is None and start in ("<", "{", "["):
         found = "HTML or XML" if start == "<" else "JSON"
     if found is not None:
         message = f"{path} is neither CSV nor Parquet: it looks like {found}. Export it as CSV."
         raise InputError(message)
-    return text
+    return text, notes
 
 
 def _separator(text: str) -> str:
@@ -230,27 +242,11 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _decimal_points(rows: list[list[str]]) -> list[list[str]]:
-    """With ``;`` between cells, ``3,14`` is a number, unless there are numbers with points too."""
-    cells = [cell for row in rows[:200] for cell in row]
-    if any(map(_DECIMAL_POINT.fullmatch, cells)) or not any(map(_DECIMAL_COMMA.fullmatch, cells)):
-        return rows
-    return [[c.replace(",", ".") if _DECIMAL_COMMA.fullmatch(c) else c for c in r] for r in rows]
-
-
 def _emptied(cells: Cells, empty: frozenset[str]) -> Cells:
     if cells.dtype != object:
         numbers = [float(token) for token in empty - MISSING if _is_number(token)]
         return np.where(np.isin(cells, numbers), np.nan, cells)
     return _objects([None if c is None or c.strip().lower() in empty else c for c in cells])
-
-
-def _without_index(columns: dict[str, Cells], notes: list[str]) -> Table:
-    """A first column without a name is the row number that spreadsheets and pandas write."""
-    if "" in columns and len(columns) > 1:
-        del columns[""]
-        notes = [*notes, "the first column has no name and is taken for row numbers: left out"]
-    return Table(columns, tuple(notes))
 
 
 def _objects(values: Sequence[Any]) -> Cells:

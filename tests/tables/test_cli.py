@@ -10,7 +10,7 @@ import warnings
 import pytest
 
 from fsmap.cli import main
-from fsmap.data.tables import read_table, write_table
+from fsmap.tables.reader import read_table, write_table
 from small_tables import FAST, flowers, houses
 
 
@@ -45,9 +45,9 @@ def test_a_table_a_verdict_two_files(here, capsys):
     header = next(line for line in out.splitlines() if "RMSE" in line)
     for word in ("R²", "NLL", "90 % intervals hold", "weight decay", "λ"):
         assert word in header
-    names = [line.split()[0] for line in out.splitlines() if line[:3] in ("Lin", "PS-", "L-M")]
-    assert names[:3] == ["Linear", "PS-MAP", "L-MAP"]
-    assert "On 18 test rows L-MAP" in out
+    names = {line.split()[0] for line in out.splitlines() if line[:3] in ("Lin", "PS-", "L-M")}
+    assert names == {"Linear", "PS-MAP", "L-MAP"}
+    assert "On 18 test rows" in out
     assert "model.pt and model.html written" in out
     page = (here / "model.html").read_text()
     assert "fsmap fit houses.csv --target price --hidden 8 --steps 40 --out model.pt" in page
@@ -73,7 +73,7 @@ def test_parquet_and_csv_are_the_same(folder, here, capsys):
     lines = []
     for name in ("t.parquet", "t.csv"):
         _, out, _ = run(capsys, "fit", name, "--target", "kind", "--out", f"{name}.pt", *FAST)
-        lines.append([line for line in out.splitlines() if "MAP" in line][:2])
+        lines.append([line for line in out.splitlines() if line.startswith(("L-MAP", "PS-MAP"))])
     assert lines[0] == lines[1]
 
 
@@ -193,13 +193,13 @@ LONG = "\n".join(f"{k},{k % 5},{k * 7 % 11}" for k in range(30)) + "\n"
         ("x,price\n1,2\n", "the table has 1 row; at least 20 are needed"),
         ("x,price\n1,2\n3,4\n", "the table has 2 rows; at least 20 are needed"),
         ("x,z,price\n" + LONG.replace("3,3,", ",3,"), None),
-        ("x,z,price\n" + "".join(f"{k},,{k}\n" for k in range(30)), "'z' has no value in any of"),
+        ("x,z,price\n" + "".join(f"{k * k},,{k}\n" for k in range(30)), None),
         ("x,z,price\n" + LONG + "oops,1,2\n", "'x' holds numbers, but 'oops' in row 31"),
         ("x,x,price\n" + LONG, "several columns named 'x'"),
-        ("x,z,price\n" + LONG + "3,4,\n", "target 'price' has no value in 1 of 31 rows (row 31)"),
+        ("x,z,price\n" + LONG + "3,4,\n", None),
         (
             "x,when,price\n" + "".join(f"{k * k},2024-01-{k + 1:02d},{k}\n" for k in range(30)),
-            "dates",
+            None,
         ),
         ("", "is empty"),
         ("%PDF-1.7 and so on", "neither CSV nor Parquet: it looks like a PDF"),
@@ -209,7 +209,7 @@ LONG = "\n".join(f"{k},{k % 5},{k * 7 % 11}" for k in range(30)) + "\n"
 def test_bad_tables_in_one_line(here, capsys, content, message):
     (here / "t.csv").write_text(content)
     code, _, err = run(capsys, "fit", "t.csv", "--target", "price", "--hidden", "4", "--steps", "2")
-    if message is None:  # a gap is no mistake
+    if message is None:  # gaps and dates are no mistakes
         assert code == 0
         return
     assert code == 2
@@ -246,7 +246,7 @@ def test_bad_tables_at_prediction(folder, here, capsys, content, message):
         (["--out", "m.html"], "m.html is where the page goes. Name the model, such as m.pt."),
         (["--steps", "0"], "steps must be at least 1, got 0"),
         (["--device", "abacus"], "device"),
-        (["--valid", "0.9"], "leave rows to train on"),
+        (["--test", "0.95"], "leave rows to train on"),
         (["--category", "town,"], "there is no column 'town,'. Did you mean 'town'?"),
     ],
 )
@@ -295,7 +295,7 @@ def test_help_has_examples(capsys):
 
 def test_a_place_that_cannot_be_written_is_found_before_training(here, capsys, monkeypatch):
     houses(here / "houses.csv")
-    monkeypatch.setattr("fsmap.assess.table_fit.fit_table", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("fsmap.tables.fit.fit_table", lambda *_: pytest.fail("trained"))
     code, _, err = run(capsys, "fit", "houses.csv", "--target", "price", "--out", "m" * 300)
     assert code == 2
     assert "too long" in err
@@ -308,7 +308,7 @@ def test_a_place_that_cannot_be_written_is_found_before_training(here, capsys, m
 
 def test_the_model_is_there_if_the_page_fails(here, capsys, monkeypatch):
     houses(here / "houses.csv")
-    monkeypatch.setattr("fsmap.paper.report.table_page.render", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("fsmap.tables.page.render", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["fit", "houses.csv", "--target", "price", *FAST])
     assert run(capsys, "predict", "model.pt", "houses.csv")[0] == 0

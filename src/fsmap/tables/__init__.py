@@ -1,0 +1,1 @@
+"""Tables: ``fsmap fit``, ``fsmap predict`` and the scikit-learn estimators."""

@@ -1,0 +1,586 @@
+"""From the cells of a table to the numbers a network sees, learned once and kept with the model.
+
+What a column is, in this order; each can be overruled by naming the column.
+
+1. No value, one value throughout, row numbers, identifiers: left out, with the reason.
+2. Numbers, also ``12 %``, ``$1,200.50``, ``1'200`` and ``3,14``: standardized; a missing one
+   becomes the median, and a 0/1 column marks it. Codes such as ``00417`` are categories.
+3. Dates: days since the first one, and the season, the weekday and the hour as angles.
+4. At least four of five are numbers: refused. A stray text among numbers is usually a mistake.
+5. Text: one 0/1 column per category; a rare or unknown one has none of them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fsmap.errors import InputError, did_you_mean
+from fsmap.tables.reader import Cells, Table
+
+Floats = npt.NDArray[np.float64]
+
+NUMBER, CATEGORY, DATE, LEFT_OUT = "number", "category", "date", "left out"
+REGRESSION, CLASSIFICATION = "regression", "classification"
+TASKS = (REGRESSION, CLASSIFICATION)
+MOSTLY = 0.8  # a column with this share of numbers was meant to be numbers
+MAX_LEVELS = 50  # the most frequent categories of a column; the others are one, "other"
+MIN_COUNT = 2  # a category seen once teaches nothing that carries over
+MANY = 20  # so few distinct texts are categories whatever the number of rows
+MANY_CLASSES = 100
+FEW_NUMBERS = 10  # so few whole numbers may be classes in disguise, which is worth a remark
+FAR = 1.0  # ranges of the training rows beyond their ends that are worth a remark
+ABSENT = "(missing)"  # the level of a category's missing cells
+FLAG_STD = 0.25
+"""Least standard deviation of a 0/1 column: at its own, a level of one row in a thousand would be
+encoded as 30 and rule the first layer."""
+
+_UNIT = re.compile(r"[\s\u00a0\u202f'’_]|%|[$€£¥]|\b(USD|EUR|GBP|CHF|JPY)\b")
+_THOUSANDS = {
+    ".": re.compile(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?"),
+    ",": re.compile(r"[-+]?\d{1,3}(\.\d{3})+(,\d+)?"),
+}
+_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
+_ID = re.compile(r"(^|[^a-z])(id|uuid|guid|key|index|nr|number)s?$", re.IGNORECASE)
+_FORMATS = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%y", "%m/%d/%y")
+
+
+class UnseenWarning(UserWarning):
+    """A table has values of a kind, or of a size, that the encoder has never seen."""
+
+
+class Column(NamedTuple):
+    """How one column becomes numbers.
+
+    Attributes:
+        name: Its name in the table.
+        kind: ``"number"``, ``"category"``, ``"date"`` or ``"left out"``.
+        levels: The categories that have a place of their own, most frequent first.
+        others: The categories that were seen too rarely for one.
+        fill: What stands for a missing number: the median.
+        missing: Whether values were missing when this was learned.
+        reason: Why it is left out.
+        form: How it is written: the decimal mark of numbers, the format of dates.
+        low: The smallest number seen.
+        high: The largest.
+    """
+
+    name: str
+    kind: str
+    levels: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    fill: float = 0.0
+    missing: bool = False
+    reason: str = ""
+    form: str = "."
+    low: float = 0.0
+    high: float = 0.0
+
+
+class Encoder(NamedTuple):
+    """What was learned from the training rows.
+
+    Attributes:
+        columns: All columns but the target, in the order of the training table.
+        mean: Subtracted from the encoded numbers, ``[D]``.
+        std: What they are divided by, ``[D]``.
+        notes: What is worth saying about the columns.
+    """
+
+    columns: tuple[Column, ...]
+    mean: Floats
+    std: Floats
+    notes: tuple[str, ...] = ()
+
+    @property
+    def used(self) -> list[Column]:
+        """The columns that are used."""
+        return [column for column in self.columns if column.kind != LEFT_OUT]
+
+    def names(self) -> list[str]:
+        """What each of the D numbers is: ``age``, ``age is missing``, ``town=Bern``."""
+        return [name for column in self.used for name in _names(column)]
+
+    def encode(self, table: Table) -> npt.NDArray[np.float32]:
+        """Rows as standardized numbers ``[N, D]``; columns are found by name, in any order."""
+        check_columns(table, [column.name for column in self.used])
+        blocks = [_encoded(column, table.columns[column.name]) for column in self.used]
+        standard = (np.concatenate(blocks, axis=1) - self.mean) / self.std
+        return standard.astype(np.float32)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """The columns in plain values; mean and std are kept as tensors."""
+        return [column._asdict() for column in self.columns]
+
+    @classmethod
+    def from_json(cls, columns: Iterable[Mapping[str, Any]], mean: Floats, std: Floats) -> Encoder:
+        """Undo :meth:`to_json`."""
+        made = (
+            Column(**{**c, "levels": tuple(c["levels"]), "others": tuple(c["others"])})
+            for c in columns
+        )
+        return cls(tuple(made), mean, std)
+
+
+def learn_encoder(
+    table: Table,
+    features: Sequence[str],
+    *,
+    category: Sequence[str] = (),
+    forms: Mapping[str, str] | None = None,
+) -> Encoder:
+    """Learn how to encode these columns.
+
+    Args:
+        table: The training rows, and no others.
+        features: The columns to look at.
+        category: Those that hold categories although they look like numbers or free text.
+        forms: How columns are written, where more rows than these have shown it.
+
+    Returns:
+        The encoder.
+
+    Raises:
+        InputError: If a column cannot be used, or none can.
+    """
+    check_columns(table, [*features, *category])
+    known = forms or {}
+    columns = tuple(
+        infer(n, table.columns[n], category=n in category, form=known.get(n)) for n in features
+    )
+    used = [column for column in columns if column.kind != LEFT_OUT]
+    if not used:
+        reasons = "; ".join(f"{column.name!r}: {column.reason}" for column in columns)
+        message = f"no column is left to predict from. {reasons or 'There is only the target'}."
+        raise InputError(message)
+    raw = np.concatenate([_encoded(c, table.columns[c.name]) for c in used], axis=1)
+    flag = np.concatenate([_flags(column) for column in used])
+    std = np.where(flag, np.maximum(raw.std(0), FLAG_STD), raw.std(0))
+    notes = tuple(note for c in columns for note in _remarks(c, table.columns[c.name]))
+    return Encoder(columns, raw.mean(0), np.where(std > 0, std, 1.0), notes)
+
+
+def infer(name: str, cells: Cells, *, category: bool = False, form: str | None = None) -> Column:
+    """Decide what a column is, by the rules at the top of this module."""
+    filled = [cell for cell in texts(cells) if cell is not None]
+    if not filled:
+        return Column(name, LEFT_OUT, reason="it has no value in any row")
+    if len(set(filled)) == 1 and len(filled) == len(cells):
+        return Column(name, LEFT_OUT, reason=f"it is {filled[0]!r} in every row")
+    if category or (cells.dtype == object and _are_codes(filled)):
+        return _category(name, filled, len(cells), asked=category)
+    values, wrong, mark = numbers(cells, form if form in _THOUSANDS else None)
+    if not wrong.any():
+        return _number(name, values, mark)
+    dates = date_format(filled, form)
+    if dates is not None:
+        days = [_moment(cell, dates)[0] for cell in filled]
+        low, high, missing = min(days), max(days), len(filled) < len(cells)
+        return Column(name, DATE, (), (), low, missing, form=dates, low=low, high=high)
+    if 1 - wrong.sum() / len(filled) >= MOSTLY:
+        raise InputError(stray_text(name, cells, wrong))
+    return _category(name, filled, len(cells), asked=False)
+
+
+def texts(cells: Cells) -> list[str | None]:
+    """Every cell as text, whole numbers without a point; None where there is no value."""
+    if cells.dtype != object:
+        return [None if math.isnan(v) else f"{v:.15g}" for v in cells.tolist()]
+    return list(cells)
+
+
+def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[np.bool_], str]:
+    """Every cell as a number, nan where it is missing or none.
+
+    Args:
+        cells: A column.
+        form: Its decimal mark; None: found out.
+
+    Returns:
+        The numbers, which cells hold something that is not a finite number, and the decimal mark.
+    """
+    if cells.dtype != object:
+        values = cells.astype(np.float64)
+        return np.where(np.isinf(values), np.nan, values), np.isinf(values), "."
+    bare = ["" if c is None else _parenthesized(_UNIT.sub("", c)) for c in cells]
+    if form is None:
+        commas = [c for c in bare if "," in c]
+        whole = all(_THOUSANDS["."].fullmatch(c) for c in commas)
+        points = any("." in c and "," not in c and not _THOUSANDS[","].fullmatch(c) for c in bare)
+        form = "," if commas and not whole and not points else "."
+    if form == ",":
+        pattern = _THOUSANDS[","]
+        bare = [c.replace(".", "") if pattern.fullmatch(c) else c for c in bare]
+        bare = [c.replace(",", ".") if _COMMA.fullmatch(c) else c for c in bare]
+    else:
+        bare = [c.replace(",", "") if _THOUSANDS["."].fullmatch(c) else c for c in bare]
+    values = np.array([_float(c) for c in bare], dtype=np.float64)
+    empty = np.array([c is None for c in cells], dtype=bool)
+    return values, np.isnan(values) & ~empty, form
+
+
+def stray_text(
+    name: str, cells: Cells, wrong: npt.NDArray[np.bool_], *, learned: bool = False
+) -> str:
+    """The message for text in a column of numbers: what it is, where, and what can be done."""
+    rows = np.flatnonzero(wrong)
+    shown = texts(cells)
+    examples = ", ".join(f"{shown[row]!r} in row {row + 1}" for row in rows[:3])
+    more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
+    several = len(rows) > 1
+    what = "are no finite numbers" if several else "is no finite number"
+    holds = "held numbers when the model was fitted" if learned else "holds numbers"
+    text = (
+        f"column {name!r} {holds}, but {examples}{more} {what}. Correct the "
+        f"cell{'s' if several else ''}; if it means 'no value', say so with --missing "
+        f"{shown[rows[0]]!r}"
+    )
+    return text if learned else f"{text}; if the column holds categories, with --category {name}"
+
+
+def date_format(filled: list[str], known: str | None = None) -> str | None:
+    """The first format in which all cells are dates, with or without a time, or None."""
+    for form in _FORMATS if known is None else (known,):
+        try:
+            for cell in filled:
+                _moment(cell, form)
+        except ValueError:
+            continue
+        return form
+    return None
+
+
+def check_columns(table: Table, wanted: Sequence[str]) -> None:
+    """Raise InputError if a table lacks a column, with the closest name that there is."""
+    lacking = [name for name in wanted if name not in table.columns]
+    if lacking:
+        hint = did_you_mean(lacking[0], table.columns, cutoff=0.5)
+        there = ", ".join(map(repr, table.columns))
+        message = (
+            f"there is no column {', '.join(map(repr, lacking))}.{hint} The columns are: {there}."
+        )
+        raise InputError(message)
+
+
+def _parenthesized(cell: str) -> str:
+    return f"-{cell[1:-1]}" if cell[:1] == "(" and cell[-1:] == ")" else cell
+
+
+def _float(cell: str) -> float:
+    try:
+        value = float(cell) if cell.isascii() and "_" not in cell else math.nan
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+def _are_codes(cells: Sequence[str]) -> bool:
+    """Digits of one length, some with a leading zero: postal codes and their like."""
+    one_length = len({len(cell) for cell in cells}) == 1 and all(map(str.isdigit, cells))
+    return one_length and len(cells[0]) > 1 and any(cell[0] == "0" for cell in cells)
+
+
+def _moment(cell: str, form: str) -> tuple[float, datetime.datetime]:
+    """Days since 1970, and the moment."""
+    head, _, tail = cell.strip().replace("T", " ", 1).partition(" ")
+    day = datetime.datetime.strptime(head, form)  # noqa: DTZ007
+    if tail:
+        clock = datetime.time.fromisoformat(tail.strip()).replace(tzinfo=None)
+        day = datetime.datetime.combine(day, clock)
+    return (day - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1), day  # noqa: DTZ001
+
+
+def _number(name: str, values: Floats, form: str) -> Column:
+    known = values[~np.isnan(values)]
+    missing = len(known) < len(values)
+    whole = bool((known == np.round(known)).all())
+    if len(values) > 2 and not missing and (np.diff(values) == 1).all() and values[0] in (0, 1):
+        return Column(name, LEFT_OUT, reason="it counts the rows")
+    if whole and _ID.search(name) and len(np.unique(known)) == len(known) > MANY:
+        reason = "an identifier by its name, and another number in every row (to use it: rename it)"
+        return Column(name, LEFT_OUT, reason=reason)
+    low, high = float(known.min()), float(known.max())
+    fill = float(np.median(known))
+    return Column(name, NUMBER, fill=fill, missing=missing, form=form, low=low, high=high)
+
+
+def _category(name: str, filled: list[str], rows: int, *, asked: bool) -> Column:
+    counts = Counter(filled)
+    missing = len(filled) < rows
+    if len(counts) > max(MANY, len(filled) / 2) and not asked:
+        reason = (
+            f"{len(counts)} different texts in {len(filled)} rows: an identifier or free text "
+            f"(to use it all the same: --category {name})"
+        )
+        return Column(name, LEFT_OUT, reason=reason)
+    ranked = sorted(counts, key=lambda level: (-counts[level], level))
+    levels = tuple(level for level in ranked[:MAX_LEVELS] if counts[level] >= MIN_COUNT)
+    if not levels:
+        return Column(name, LEFT_OUT, reason="no category occurs twice")
+    return Column(name, CATEGORY, levels, tuple(ranked[len(levels) :]), missing=missing)
+
+
+def _remarks(column: Column, cells: Cells) -> Iterable[str]:
+    """What a user may not expect of a column."""
+    name = repr(column.name)
+    if column.kind == LEFT_OUT:
+        yield f"column {name} is left out: {column.reason}"
+    if column.kind == DATE:
+        yield f"column {name} holds dates ({column.form}): days, season, weekday and hour are used"
+    if column.kind == NUMBER and column.form == ",":
+        yield f"column {name} has decimal commas"
+    if column.kind == NUMBER and cells.dtype == object:
+        odd = next((c for c in cells if c is not None and math.isnan(_float(c))), None)
+        if odd is not None and column.form == ".":
+            value = numbers(cells[cells == odd], ".")[0][0]
+            yield f"column {name} is read as numbers: {odd!r} is {value:g}"
+    if column.kind == CATEGORY and _are_codes(column.levels):
+        yield f"column {name} has codes with leading zeros: categories"
+    if column.kind == NUMBER and not column.missing:
+        values = numbers(cells, column.form)[0]
+        if (
+            len(values) > MANY
+            and (values == np.round(values)).all()
+            and len(np.unique(values)) == len(values)
+        ):
+            yield (
+                f"column {name} has another whole number in every row: if it is an identifier, "
+                f"--drop {column.name}"
+            )
+
+
+def _names(column: Column) -> list[str]:
+    if column.kind == CATEGORY:
+        return [f"{column.name}={level}" for level in _places(column)]
+    ends = [""]
+    if column.kind == DATE:
+        ends = [": days", *(f": {cycle} {f}" for cycle in ("year", "week", "day") for f in "cs")]
+    return [column.name + end for end in ends] + [f"{column.name} is missing"] * column.missing
+
+
+def _flags(column: Column) -> npt.NDArray[np.bool_]:
+    """Which of the column's numbers are 0/1, or angles."""
+    return np.array([column.kind == CATEGORY or k > 0 for k in range(len(_names(column)))])
+
+
+def _places(column: Column) -> tuple[str, ...]:
+    """The levels that have a number each."""
+    return (*column.levels, ABSENT) if column.missing else column.levels
+
+
+def _encoded(column: Column, cells: Cells) -> Floats:
+    if column.kind == CATEGORY:
+        return _categories(column, cells)
+    block, absent = (_dates if column.kind == DATE else _numbers)(column, cells)
+    known = block[~absent, 0]
+    room = FAR * (column.high - column.low)
+    far = known[(known < column.low - room) | (known > column.high + room)]
+    if len(far) and column.high > column.low:
+        _warn(
+            f"column {column.name!r} was between {column.low:g} and {column.high:g} in training "
+            f"and is {far[0]:g} here (far outside in {len(far)} rows): predictions are guesses"
+        )
+    if column.missing:
+        return np.concatenate([block, absent[:, None].astype(np.float64)], axis=1)
+    if absent.any():
+        _warn(
+            f"column {column.name!r} had no missing values in training and has "
+            f"{int(absent.sum())} here: {column.fill:g} stands in for them"
+        )
+    return block
+
+
+def _numbers(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    values, wrong, _ = numbers(cells, column.form)
+    if wrong.any():
+        raise InputError(stray_text(column.name, cells, wrong, learned=True))
+    absent = np.isnan(values)
+    return np.where(absent, column.fill, values)[:, None], absent
+
+
+def _dates(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    rows, shown = [], texts(cells)
+    for row, cell in enumerate(shown):
+        if cell is None:
+            rows.append([column.fill] + [0.0] * 6)
+            continue
+        try:
+            days, when = _moment(cell, column.form)
+        except ValueError as error:
+            message = (
+                f"column {column.name!r} held dates ({column.form}), but row {row + 1} is {cell!r}"
+            )
+            raise InputError(message) from error
+        turns = [when.timetuple().tm_yday / 365.25, when.weekday() / 7, days % 1]
+        waves = [f(2 * math.pi * t) for t in turns for f in (math.cos, math.sin)]
+        rows.append([days, *waves])
+    return np.array(rows), np.array([cell is None for cell in shown])
+
+
+def _categories(column: Column, cells: Cells) -> Floats:
+    place = {level: k for k, level in enumerate(_places(column))}
+    named = [ABSENT if cell is None else cell for cell in texts(cells)]
+    unseen = [level for level in named if level not in place and level not in column.others]
+    if unseen:
+        shown = ", ".join(map(repr, list(dict.fromkeys(unseen))[:3]))
+        _warn(
+            f"column {column.name!r} has values that were not seen in training ({shown}; in "
+            f"{len(unseen)} rows). They count as 'other': none of the known ones"
+        )
+    code = np.array([place.get(level, -1) for level in named])  # -1: other
+    hot: Floats = (code[:, None] == np.arange(len(place))).astype(np.float64)
+    return hot
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, UnseenWarning, stacklevel=5)
+
+
+class Target(NamedTuple):
+    """What the target column is.
+
+    Attributes:
+        name: Its name.
+        task: ``"regression"`` or ``"classification"``.
+        why: How that was decided, in words.
+        classes: The classes in order of their label.
+        mean: Of the numbers in the training rows.
+        std: Of the same.
+        form: The decimal mark.
+    """
+
+    name: str
+    task: str
+    why: str = ""
+    classes: tuple[str, ...] = ()
+    mean: float = 0.0
+    std: float = 1.0
+    form: str = "."
+
+    @property
+    def outputs(self) -> int:
+        """K, how many numbers a network for it returns."""
+        return len(self.classes) or 1
+
+    def standardized(self, rows: Floats) -> Target:
+        """The same target with mean and standard deviation of these values."""
+        return self._replace(mean=float(rows.mean()), std=float(rows.std()) or 1.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**self._asdict(), "classes": list(self.classes)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Target:
+        """Undo :meth:`to_json`."""
+        return cls(**{**values, "classes": tuple(values["classes"])})
+
+    def values(self, table: Table) -> Floats:
+        """The target column as numbers; InputError if a cell is none."""
+        values, wrong, _ = numbers(table.columns[self.name], self.form)
+        bad = np.isnan(values)
+        if bad.any():
+            message = f"the target {self.name!r} is no number in row {int(np.argmax(bad)) + 1}"
+            raise InputError(message)
+        return values
+
+    def labels(self, table: Table) -> npt.NDArray[Any]:
+        """The column as a likelihood takes it: standardized ``[N, 1]``, or labels ``[N]``."""
+        if self.task == REGRESSION:
+            return ((self.values(table) - self.mean) / self.std).astype(np.float32)[:, None]
+        place = {name: k for k, name in enumerate(self.classes)}
+        shown = texts(table.columns[self.name])
+        strange = [cell for cell in shown if cell not in place]
+        if strange:
+            message = (
+                f"the target {self.name!r} has the class {strange[0]!r}, which was not seen in "
+                f"training. The classes are: {', '.join(self.classes)}."
+            )
+            raise InputError(message)
+        return np.array([place[cell] for cell in shown if cell is not None], dtype=np.int64)
+
+
+def with_target(table: Table, name: str) -> Table:
+    """The rows that have a target; how many have none becomes a note."""
+    check_columns(table, [name])
+    known = np.array([cell is not None for cell in texts(table.columns[name])])
+    if known.all():
+        return table
+    if not known.any():
+        message = f"the target {name!r} has no value in any row. Choose another column."
+        raise InputError(message)
+    note = f"{int((~known).sum())} of {len(known)} rows have no value of {name!r}: left out"
+    kept = table.take(np.flatnonzero(known))
+    return kept._replace(notes=(*kept.notes, note))
+
+
+def find_target(table: Table, name: str, task: str = "auto") -> Target:
+    """Look at the target column and decide what the task is.
+
+    Text is classes. Two distinct numbers are classes. Other numbers are numbers.
+
+    Args:
+        table: The table; every row has a target.
+        name: The target column.
+        task: ``"auto"``, ``"regression"`` or ``"classification"``.
+
+    Returns:
+        The target.
+
+    Raises:
+        InputError: If it is constant, or does not fit the task.
+    """
+    cells = table.columns[name]
+    distinct = Counter(texts(cells))
+    if len(distinct) == 1:
+        message = (
+            f"the target {name!r} is {next(iter(distinct))!r} in every row: there is nothing to "
+            "predict. Choose another column, or more rows."
+        )
+        raise InputError(message)
+    values, wrong, form = numbers(cells)
+    why = "as --task says"
+    if task == "auto":
+        task, why = _decide(values, int(wrong.sum()), len(distinct))
+    if task == CLASSIFICATION:
+        return Target(name, task, why, _classes(name, distinct))
+    if wrong.any():
+        hint = stray_text(name, cells, wrong).partition(" Correct")[0]
+        message = f"the target of a regression is a number: {hint} Or use --task classification."
+        raise InputError(message)
+    return Target(name, task, why, form=form).standardized(values)
+
+
+def _decide(values: Floats, wrong: int, distinct: int) -> tuple[str, str]:
+    if 1 - wrong / len(values) < MOSTLY:
+        return CLASSIFICATION, f"text with {distinct} distinct values"
+    if wrong:
+        return REGRESSION, "numbers"  # with stray text, which is refused by name
+    if distinct == 2:
+        return CLASSIFICATION, "two distinct numbers"
+    if distinct <= FEW_NUMBERS and (values == np.round(values)).all():
+        why = f"{distinct} distinct whole numbers; if these are classes: --task classification"
+        return REGRESSION, why
+    return REGRESSION, f"{distinct} distinct numbers"
+
+
+def _classes(name: str, distinct: Counter[str | None]) -> tuple[str, ...]:
+    found = [level for level in distinct if level is not None]
+    if len(found) > MANY_CLASSES:
+        message = (
+            f"the target {name!r} has {len(found)} distinct values, more classes than the "
+            f"{MANY_CLASSES} that fit takes. Is it the right column? For numbers: --task regression"
+        )
+        raise InputError(message)
+    try:
+        return tuple(sorted(found, key=float))
+    except ValueError:
+        return tuple(sorted(found))

@@ -1,0 +1,663 @@
+r"""Networks for a table: an ensemble for every configuration, all trained as one computation.
+
+The loss per row is the squared error of standardized targets (mean over outputs) or the
+cross-entropy, $+ \tfrac w2 \|\theta\|^2 + \lambda R$. With ``ensemble`` F the rows are dealt into F
+folds; member k of a configuration does not see fold k. What the members say about their own folds
+is a prediction of every row by a network that has not seen it: it decides when to stop, which
+configuration and method are used, and how wide intervals are.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from fsmap.errors import ConstantTargetWarning, DivergedError, InputError
+from fsmap.functional import functional
+from fsmap.linalg.estimators import Jvp, evaluate
+from fsmap.linalg.logdet import log_det
+from fsmap.linalg.metric import Site
+from fsmap.lmap.strength import MEMORY
+from fsmap.models.mlp import ACTIVATIONS, MLP
+from fsmap.objective.geometry import SHARE
+from fsmap.progress import progress as progress_bar
+from fsmap.px import Empirical, EvalDistribution, Normal, as_px
+from fsmap.types import Params
+
+AUTO, LINEAR = "auto", "linear"
+METHODS = (LINEAR, "ps-map", "l-map", "fs-map")
+CHOICES = METHODS[:3]  # what "auto" chooses among
+STRENGTHS = ((1e-4, 1e-3), (1e-3, 1e-2))
+"""The automatic (w, share): λR before training is that share of the loss of a constant."""
+LARGE = (20_000, 1_000)  # rows and columns beyond which only the first of them is tried
+EVERY = 2  # steps from one evaluation of R, which then counts so many times, to the next
+LINEAR_DECAYS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
+VALIDATIONS, MOST_HELD = 50, 1_500  # rows of a fold that are looked at
+BINS, MOST_BINNED = 8, 100  # intervals that a column is cut into; columns beyond which none is
+CODE_SCALE = 0.3  # of the numbers of these intervals, beside standardized columns
+PREDICT_ROWS = 65_536
+
+Factory = Callable[[int, int], nn.Module]
+
+
+class Config(NamedTuple):
+    """What tells the configurations of a search apart."""
+
+    method: str
+    weight_decay: float  # w
+    reg_strength: float = 0.0  # λ
+    reg_nats: float | None = None  # c of c·log(1 + R/R₀), instead of λR
+
+
+class TableNet(nn.Module):
+    r"""An MLP of standardized columns and of a piecewise linear code of each.
+
+    Column d adds the numbers clip((x_d − e_t)/(e_{t+1} − e_t), 0, 1) − ½ for the intervals between
+    its quantiles e, so that the first layer can bend at them (Gorishniy et al., 2022).
+
+    Args:
+        sizes: Inputs, hidden layers, outputs.
+        activation: See :class:`fsmap.models.mlp.MLP`.
+        edges: Quantiles ``[D, T + 1]``, ascending; T = 0 adds nothing.
+        generator: Source of the first values.
+    """
+
+    edges: Tensor
+
+    def __init__(
+        self, sizes: Sequence[int], activation: str, edges: Tensor, generator: torch.Generator
+    ) -> None:
+        super().__init__()
+        self.register_buffer("edges", edges)
+        first = sizes[0] + edges.shape[0] * (edges.shape[1] - 1)
+        self.mlp = MLP([first, *sizes[1:]], activation, generator=generator)
+        self.sizes, self.activation = tuple(sizes), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, D]`` to ``[N, K]``."""
+        if self.edges.shape[1] > 1:
+            low, high = self.edges[:, :-1], self.edges[:, 1:]
+            code = ((x[..., None] - low) / (high - low)).clamp(0, 1) - 0.5
+            x = torch.cat([x, CODE_SCALE * code.flatten(-2)], dim=-1)
+        return self.mlp(x)  # type: ignore[no-any-return]
+
+
+class Members(nn.Module):
+    """Networks of one architecture; the output is the average of theirs.
+
+    Args:
+        members: The networks.
+        labels: Probabilities are averaged (the output is their logarithm), not outputs.
+    """
+
+    def __init__(self, members: Sequence[nn.Module], *, labels: bool) -> None:
+        super().__init__()
+        self.members, self.labels = nn.ModuleList(members), labels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[N, D]`` to ``[N, K]``, one pass for all members."""
+        params, buffers = stack_module_state(list(self.members))
+        return average(_apply(self.members[0], params, buffers, x, shared=True), self.labels)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The average in float64, some rows at a time, without a graph."""
+        with torch.no_grad():
+            return torch.cat([self(part.double()) for part in x.split(PREDICT_ROWS)])
+
+
+class Learned(NamedTuple):
+    """One method, trained."""
+
+    config: Config
+    module: Members  # float64, on the CPU, in eval()
+    loss: float  # RMSE (standardized) or log loss of held-out rows; nan if there were none
+    step: int  # steps taken when the module was best
+    out: Tensor  # [N, K]  of each row by members that had not seen it; nan if none was held out
+    search: list[dict[str, Any]]  # a line for each configuration
+    curve: list[tuple[int, float]]  # steps and held-out loss of the chosen configuration
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a user may decide about the networks; the rows decide what is None or ``"auto"``.
+
+    The arguments are those of :class:`fsmap.tables.sklearn.LMAPRegressor`.
+    """
+
+    method: str = AUTO
+    ensemble: int = 4
+    hidden: int | Sequence[int] | str = AUTO
+    activation: str = "silu"
+    module: Factory | None = None
+    weight_decay: float | str = AUTO
+    reg_strength: float | str = AUTO
+    reg_nats: float | None = None
+    px: Any = "normal"
+    num_points: Any = None
+    steps: Any = None
+    batch_size: Any = None
+    learning_rate: Any = None
+    patience: Any = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.method not in (AUTO, *METHODS):
+            _refuse(f"method must be 'auto' or one of {', '.join(METHODS)}, got {self.method!r}")
+        if self.activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            _refuse(f"activation must be one of {known}, got {self.activation!r}")
+        for name in ("ensemble", "steps", "batch_size", "num_points", "patience"):
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                _refuse(f"{name} must be at least 1, got {count}")
+        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
+            _refuse(f"the learning rate must be positive and finite, got {self.learning_rate:g}")
+        for name in ("weight_decay", "reg_strength"):
+            value = getattr(self, name)
+            if value != AUTO and not (isinstance(value, float | int) and 0 <= value < math.inf):
+                _refuse(f"{name} must be 'auto' or a finite number >= 0, got {value!r}")
+        if self.reg_nats is not None:
+            if self.reg_strength != AUTO or not 0 <= self.reg_nats < math.inf:
+                _refuse(f"give reg_strength or reg_nats, a finite number >= 0; got {self.reg_nats}")
+            if self.method not in (AUTO, "l-map"):
+                _refuse(f"reg_nats is a strength of l-map, got method={self.method!r}")
+        if self.method == "fs-map" and self.reg_strength == 0:
+            _refuse("fs-map needs reg_strength > 0: its jitter is ε = 1/(2λN)")
+
+    def sized(self, num_data: int) -> Options:
+        """With sizes for N rows.
+
+        Examples:
+            >>> Options().sized(400).hidden, Options(hidden=32).sized(400).hidden
+            ((64, 64, 64), (32,))
+        """
+        units: Any = (64 if num_data < 2_000 else 128,) * 3 if self.hidden == AUTO else self.hidden
+        units = (units,) if isinstance(units, int) else tuple(units)
+        if min(units, default=1) < 1:
+            _refuse(f"hidden layers have at least 1 unit each, got {units}")
+        usual = 2 ** round(math.log2(max(num_data, 8) / 8))
+        return replace(
+            self,
+            hidden=units,
+            steps=self.steps or round(min(max(500, 700 * (num_data / 1_000) ** 0.3), 1_500)),
+            batch_size=min(self.batch_size or min(max(usual, 32), 256), num_data),
+            num_points=self.num_points or 32,
+            learning_rate=self.learning_rate or 1e-2,
+            patience=self.patience or 15,
+        )
+
+
+def learn(
+    x: Tensor,
+    y: Tensor,
+    folds: Tensor,
+    options: Options,
+    *,
+    weight: Tensor | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> dict[str, Learned]:
+    """Train a method, or all that ``"auto"`` chooses among.
+
+    Args:
+        x: Standardized rows, ``[N, D]``.
+        y: Standardized targets ``[N, K]`` (floating point), or labels ``[N]`` (integers).
+        folds: By which member a row is held out, ``[N]``; -1: by none. See :func:`deal`.
+        options: What the user decided.
+        weight: How much each row counts, ``[N]``.
+        seed: Of first parameters, batches and draws.
+        progress: Show a progress bar.
+
+    Returns:
+        By method.
+    """
+    labels, method = not y.is_floating_point(), options.method
+    if not labels and bool((y == y[:1]).all()):
+        message = "the target is the same in every row: the model will be that constant"
+        warnings.warn(message, ConstantTargetWarning, stacklevel=4)
+    held = bool((folds >= 0).any())
+    wanted = [*CHOICES] if method == AUTO and held else ["l-map" if method == AUTO else method]
+    options = options.sized(int(len(y) - (folds == 0).sum()))
+    weight = torch.ones(len(y)) if weight is None else weight / weight.mean()
+    found = {}
+    if LINEAR in wanted:
+        decay = options.weight_decay
+        given = LINEAR_DECAYS if decay == AUTO else (float(decay),)
+        found[LINEAR] = learn_linear(x, y, folds, weight, given)
+    kinds = [kind for kind in wanted if kind != LINEAR]
+    if kinds:
+        run = _Run(x, y, folds, weight, options, seed)
+        found |= run.train(run.configs(kinds), progress)
+    return found
+
+
+def best(found: dict[str, Learned]) -> str:
+    """The method with the lowest held-out loss."""
+    return min(
+        found, key=lambda method: (not math.isfinite(found[method].loss), found[method].loss)
+    )
+
+
+def deal(num_rows: int, ensemble: int, share: float, seed: int, labels: Tensor | None) -> Tensor:
+    """By which member each row is held out: ``[N]``.
+
+    Several members hold out a part each, together all rows. One member holds out ``share`` of them.
+    Every class is dealt evenly.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(num_rows, generator=generator)
+    if labels is not None:
+        order = order[labels[order].sort(stable=True).indices]
+    place = torch.empty(num_rows, dtype=torch.long)
+    place[order] = torch.arange(num_rows)
+    if ensemble > 1:
+        return place % ensemble
+    count = max(1, round(share * num_rows))
+    return torch.where((place * count) // num_rows < ((place + 1) * count) // num_rows, 0, -1)
+
+
+def row_losses(out: Tensor, y: Tensor) -> Tensor:
+    """Squared error or log loss of each row: ``[..., N, K]`` to ``[..., N]``."""
+    if y.is_floating_point():
+        return (out - y).square().mean(-1)
+    return -out.log_softmax(-1).gather(-1, y.expand(out.shape[:-1])[..., None])[..., 0]
+
+
+def mean_loss(losses: Tensor, weight: Tensor, labels: bool) -> Tensor:
+    """Log loss, or root mean squared error: ``[..., n]`` to ``[...]``."""
+    mean = (losses * weight).sum(-1) / weight.sum()
+    return mean if labels else mean.sqrt()
+
+
+def average(out: Tensor, labels: bool) -> Tensor:
+    """Of members ``[M, N, K]``: outputs, or log-probabilities of averaged probabilities."""
+    if not labels:
+        return out.mean(0)
+    return out.log_softmax(-1).logsumexp(0) - math.log(len(out))
+
+
+def _apply(
+    module: nn.Module, params: Any, buffers: Any, x: Tensor, *, shared: bool = False
+) -> Tensor:
+    """Members at the same points ``[N, D]``, or at points of their own ``[M, N, D]``."""
+
+    def one(p: Params, b: Params, z: Tensor) -> Tensor:
+        return functional_call(module, (p, b), (z,))  # type: ignore[no-any-return]
+
+    mapped = vmap(one, in_dims=(0, 0, None if shared else 0), randomness="different")
+    return mapped(params, buffers, x)
+
+
+class _Run:
+    """Training of all configurations at once: C configurations times F members."""
+
+    def __init__(
+        self, x: Tensor, y: Tensor, folds: Tensor, weight: Tensor, options: Options, seed: int
+    ) -> None:
+        where, self.labels = _device(options.device), not y.is_floating_point()
+        outputs = int(y.max()) + 1 if self.labels else y.shape[1]
+        self.make = _factory(options, x, weight, outputs, where)
+        self.f, _ = functional(self.make(0))
+        self.x, self.weight = x.float().to(where), weight.float().to(where)
+        self.y = (y if self.labels else y.float()).to(where)
+        self.px, self.options = _points(options.px, self.x), options
+        self.F, self.seed = options.ensemble, seed
+        self.generator = torch.Generator().manual_seed(seed)  # of points and ψ
+        self.shuffle = torch.Generator().manual_seed(seed)
+        members = [folds == k for k in range(self.F)]
+        self.held = [_some(rows.nonzero()[:, 0]).to(where) for rows in members]
+        self.train_rows = [(~rows).nonzero()[:, 0].to(where) for rows in members]
+        self.validates = bool((folds >= 0).any())
+
+    def configs(self, kinds: list[str]) -> list[Config]:
+        """The configurations to be compared; without held-out rows one of each method."""
+        found, strength, decay = [], self.options.reg_strength, self.options.weight_decay
+        large = len(self.x) > LARGE[0] or self.x.shape[1] > LARGE[1]
+        for kind in kinds:
+            nats = self.options.reg_nats if kind == "l-map" else None
+            pairs = [(w, 0.0) for w, _ in STRENGTHS]
+            if kind != "ps-map" and nats is None:
+                unit = self._unit() if strength == AUTO else 0.0
+                given = None if strength == AUTO else float(strength)
+                pairs = [
+                    (w, float(f"{share * unit:.1e}") if given is None else given)
+                    for w, share in STRENGTHS
+                ]
+            if decay != AUTO:
+                pairs = [(float(decay), lam) for _, lam in pairs]
+            pairs = pairs[:1] if large or not self.validates else pairs
+            found += [Config(kind, w, lam, nats) for w, lam in dict.fromkeys(pairs)]
+        return found
+
+    def _unit(self) -> float:
+        """The λ at which λR before training is the loss of a constant."""
+        params, _ = stack_module_state([self.make(self.seed + k) for k in range(self.F)])
+        with torch.no_grad():
+            found = [self._laplacian(params) for _ in range(8)]
+        loss = math.log(int(self.y.max()) + 1) if self.labels else 1.0
+        return max(loss, 0.1) / max(float(torch.stack(found).mean()), 1e-12)
+
+    def _laplacian(self, params: Any) -> Tensor:
+        """R of each member at S points of p_X, with one probe ψ each: ``[M]``."""
+        points = self._sample()
+        psi = {n: torch.randn(p.shape, generator=self.generator).to(p) for n, p in params.items()}
+
+        def one(own: Params, probe: Params) -> Tensor:
+            probes = {n: t[None] for n, t in probe.items()}
+            return evaluate(Jvp(), Site(self.f, own, points), probes).values[0]
+
+        return vmap(one, randomness="different")(params, psi)
+
+    def _sample(self) -> Tensor:
+        points: Any = self.px.sample(self.options.num_points, self.generator)
+        return points.to(self.x)  # type: ignore[no-any-return]
+
+    def _log_dets(self, params: Any, jitter: Tensor) -> Tensor:
+        """½ log det(𝒥 + εI)/N of each member, ``[M]``."""
+        points, values = self._sample(), []
+        for k in range(len(jitter)):
+            own = {name: p[k] for name, p in params.items()}
+            found = log_det(self.f, own, points, jitter=jitter[k])
+            assert isinstance(found, Tensor)
+            values.append(found / (2 * len(self.x)))
+        return torch.stack(values)
+
+    def train(self, configs: list[Config], progress: bool) -> dict[str, Learned]:
+        """Train, keep the best parameters of each configuration, and choose one for each method."""
+        C, F, plan = len(configs), self.F, self.options
+        modules = [self.make(self.seed + m % F).train() for m in range(C * F)]
+        params, buffers = stack_module_state(modules)
+        optimizer = torch.optim.Adam(params.values(), lr=plan.learning_rate, fused=True)
+        spread = torch.arange(C).repeat_interleave(F)
+        decay = torch.tensor([c.weight_decay for c in configs])[spread].to(self.x)
+        strength = torch.tensor([c.reg_strength for c in configs])[spread].to(self.x)
+        fs_map = configs[0].method == "fs-map"
+        nats = torch.tensor([c.reg_nats or 0.0 for c in configs])[spread].to(self.x)
+        active = (strength + nats).nonzero()[:, 0]  # members with R
+        usual = torch.zeros_like(active, dtype=self.x.dtype)  # running mean of R, and at the start
+        first = usual
+        tracks = [_Track() for _ in configs]
+        every = max(1, plan.steps // VALIDATIONS)
+        with progress_bar(plan.steps, f"fit {C * F} networks", silent=not progress) as bar:
+            for step, rows in enumerate(self._batches(C), start=1):
+                for group in optimizer.param_groups:
+                    angle = math.pi * (step - 1) / plan.steps
+                    group["lr"] = plan.learning_rate * 0.5 * (1 + math.cos(angle))
+                out = _apply(modules[0], params, buffers, self.x[rows])
+                losses = row_losses(out, self.y[rows]) * self.weight[rows]
+                loss = losses.mean(1).sum() + _decayed(params, decay)
+                if fs_map:
+                    jitter = 1 / (2 * strength * len(self.x))
+                    loss = loss + self._log_dets(params, jitter).sum()
+                elif len(active) and step % EVERY == 0:
+                    R = self._laplacian({n: p[active] for n, p in params.items()})
+                    drawn = step // EVERY
+                    usual = usual + (R.detach() - usual) / min(drawn, MEMORY)
+                    first = usual if drawn <= MEMORY else first
+                    # the gradient of c·log(1 + R/R₀) has R̄ + R₀ below, which does not vary with ψ
+                    weights = strength[active] + nats[active] / (usual + SHARE * first)
+                    loss = loss + EVERY * (weights * R).sum()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                bar.advance(1)
+                if self.validates and (step % every == 0 or step == plan.steps):
+                    self._validate(modules[0], params, buffers, tracks, step)
+                    if all(track.since(step) >= plan.patience * every for track in tracks):
+                        break
+        if bool(nats.any()):  # the λ that c amounts to at the end
+            strength[active] += nats[active] / (usual + SHARE * first)
+            lambdas = strength.view(C, F).mean(1).tolist()
+            configs = [c._replace(reg_strength=v) for c, v in zip(configs, lambdas, strict=True)]
+        if not self.validates:
+            last = {n: p.detach() for n, p in params.items()}
+            for c, track in enumerate(tracks):
+                own = {n: p[c * F : (c + 1) * F].clone() for n, p in last.items()}
+                finite = all(bool(torch.isfinite(p).all()) for p in own.values())
+                track.params, track.step = own if finite else {}, plan.steps
+        return self._chosen(configs, tracks)
+
+    def _batches(self, C: int) -> Any:
+        """Rows of every member, ``[CF, B]`` a step; member k of all configurations has the same."""
+        fewest = min(len(rows) for rows in self.train_rows)
+        size, taken = min(self.options.batch_size, fewest), 0
+        at, order = fewest, torch.empty(0)
+        while taken < self.options.steps:
+            if at + size > fewest:
+                shuffled = [
+                    rows[torch.randperm(len(rows), generator=self.shuffle).to(rows)[:fewest]]
+                    for rows in self.train_rows
+                ]
+                order, at = torch.stack(shuffled), 0
+            yield order[:, at : at + size].repeat(C, 1)
+            at, taken = at + size, taken + 1
+
+    def _validate(
+        self, module: nn.Module, params: Any, buffers: Any, tracks: list[_Track], step: int
+    ) -> None:
+        """Measure every configuration on what its members hold out."""
+        C, N = len(tracks), len(self.x)
+        outputs: Tensor | None = None
+        module.eval()
+        with torch.no_grad():
+            for k, rows in enumerate(self.held):
+                p, b = ({n: t[k :: self.F] for n, t in s.items()} for s in (params, buffers))
+                found = _apply(module, p, b, self.x[rows], shared=True)  # [C, n, K]
+                if outputs is None:
+                    outputs = found.new_full((C, N, found.shape[-1]), torch.nan)
+                outputs[:, rows] = found
+        module.train()
+        assert outputs is not None
+        rows = torch.cat(self.held)
+        weight = self.weight[rows]
+        losses = row_losses(outputs[:, rows], self.y[rows])  # [C, n]
+        values = mean_loss(losses, weight, self.labels).tolist()
+        for c, (track, value) in enumerate(zip(tracks, values, strict=True)):
+            track.curve.append((step, value))
+            if value < track.value:
+                own = {n: p.detach()[c * self.F :][: self.F].clone() for n, p in params.items()}
+                track.value, track.step, track.params = value, step, own
+                track.out = outputs[c].cpu()
+
+    def _chosen(self, configs: list[Config], tracks: list[_Track]) -> dict[str, Learned]:
+        found = {}
+        for method in dict.fromkeys(c.method for c in configs):
+            lines = [(c, t) for c, t in zip(configs, tracks, strict=True) if c.method == method]
+            config, track = min(lines, key=lambda line: (not line[1].params, line[1].value))
+            if not track.params:
+                message = f"no configuration of {method} stayed finite. Lower the learning rate."
+                raise DivergedError(message)
+            search = [{**c._asdict(), "value": t.value, "step": t.step} for c, t in lines]
+            members = []
+            for k in range(self.F):
+                net = self.make(0).cpu()
+                net.load_state_dict({n: p[k].cpu() for n, p in track.params.items()}, strict=False)
+                members.append(net.double().eval())
+            nothing = torch.full((len(self.x), 1), torch.nan)
+            out = nothing if track.out is None else track.out
+            value = track.value if self.validates else math.nan
+            whole = Members(members, labels=self.labels).eval()
+            found[method] = Learned(
+                config, whole, value, track.step, out.double(), search, track.curve
+            )
+        return found
+
+
+def _some(rows: Tensor) -> Tensor:
+    """At most ``MOST_HELD`` rows, evenly spread."""
+    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), MOST_HELD)).long()]
+
+
+class _Track:
+    """The best of one configuration so far."""
+
+    def __init__(self) -> None:
+        self.value, self.step, self.params = math.inf, 0, dict[str, Tensor]()
+        self.out: Tensor | None = None
+        self.curve: list[tuple[int, float]] = []
+
+    def since(self, step: int) -> int:
+        """Steps without a new best."""
+        return step - self.step
+
+
+def learn_linear(
+    x: Tensor, y: Tensor, folds: Tensor, weight: Tensor, decays: Sequence[float]
+) -> Learned:
+    """A linear model, trained to its minimum; the weight decay is chosen by held-out rows.
+
+    With more columns than rows it is solved for the projections of the rows on each other: the
+    weight decay does not see a rotation.
+    """
+    labels = not y.is_floating_point()
+    outputs = int(y.max()) + 1 if labels else y.shape[1]
+    y = y if labels else y.double()
+    x, weight = x.double(), weight.double()
+    back = None
+    if x.shape[1] > len(x):
+        squares, u = torch.linalg.eigh(x @ x.T)
+        root = squares.clamp_min(1e-10 * float(squares.max())).sqrt()
+        back = x.T @ (u / root)  # [D, N]
+        x = u * root
+    rows = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], dim=1)
+    solve = _classes if labels else _numbers
+    names = [k for k in folds.unique().tolist() if k >= 0]
+    search: list[dict[str, Any]] = []
+    best_out, chosen = torch.full((len(x), outputs), torch.nan, dtype=torch.float64), 0
+    held = folds >= 0
+    starts = {k: torch.zeros(rows.shape[1], outputs, dtype=torch.float64) for k in names}
+    for decay in decays if names else ():
+        out = torch.full_like(best_out, torch.nan)
+        for k in names:
+            seen = folds != k
+            starts[k] = solve(rows[seen], y[seen], weight[seen], decay, starts[k])
+            out[folds == k] = rows[folds == k] @ starts[k]
+        value = float(mean_loss(row_losses(out[held], y[held]), weight[held], labels))
+        search.append({**Config(LINEAR, decay)._asdict(), "value": value, "step": 1})
+        if value <= min(line["value"] for line in search):
+            chosen, best_out = len(search) - 1, out
+    if not search:
+        search = [
+            {**Config(LINEAR, decays[len(decays) // 2])._asdict(), "value": math.nan, "step": 1}
+        ]
+    decay = search[chosen]["weight_decay"]
+    theta = torch.zeros(rows.shape[1], outputs, dtype=torch.float64)
+    for step in decays:  # on all rows; L-BFGS follows the path of the weight decay
+        theta = solve(rows, y, weight, step, theta) if labels or step == decay else theta
+        if step == decay:
+            break
+    slope = theta[:-1] if back is None else back @ theta[:-1]
+    net = MLP([len(slope), outputs], generator=torch.Generator().manual_seed(0)).double().eval()
+    net.load_state_dict({"layers.0.weight": slope.T.clone(), "layers.0.bias": theta[-1].clone()})
+    module = Members([net], labels=labels).eval()
+    return Learned(Config(LINEAR, decay), module, search[chosen]["value"], 1, best_out, search, [])
+
+
+def _numbers(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tensor) -> Tensor:
+    """Mean of ‖y − Aθ‖²/K + w/2 ‖θ‖², with a free intercept: one linear system."""
+    scaled = rows * (weight[:, None] * 2 / (len(rows) * y.shape[1]))
+    normal = scaled.T @ rows
+    normal.diagonal()[:-1].add_(decay)
+    normal.diagonal().add_(1e-12)
+    found: Tensor = torch.linalg.solve(normal, scaled.T @ y)
+    return found
+
+
+def _classes(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tensor) -> Tensor:
+    """Mean cross-entropy + w/2 ‖θ‖², by L-BFGS."""
+    theta = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [theta],
+        max_iter=200,
+        tolerance_grad=1e-6,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
+    )
+
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        total = (weight * row_losses(rows @ theta, y)).mean() + decay / 2 * theta.square().sum()
+        total.backward()
+        return total
+
+    optimizer.step(loss)
+    return theta.detach()
+
+
+def _decayed(params: Params, decay: Tensor) -> Tensor:
+    """Sum over members of w/2 ‖θ‖²."""
+    squares = [p.square().flatten(1).sum(1) for p in params.values()]
+    return (decay / 2 * torch.stack(squares).sum(0)).sum()
+
+
+def _factory(
+    options: Options, x: Tensor, weight: Tensor, outputs: int, device: torch.device
+) -> Callable[[int], nn.Module]:
+    """A function from a seed to a network in float32."""
+    edges = quantile_edges(x, weight)
+
+    def build(seed: int) -> nn.Module:
+        if options.module is not None:
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)
+                return options.module(x.shape[1], outputs).float().to(device)
+        units = [x.shape[1], *options.hidden, outputs]  # type: ignore[misc]
+        generator = torch.Generator().manual_seed(seed)
+        return TableNet(units, options.activation, edges, generator).float().to(device)
+
+    return build
+
+
+def quantile_edges(x: Tensor, weight: Tensor) -> Tensor:
+    """Quantiles of each column, ``[D, T + 1]``; equal ones are moved apart."""
+    if x.shape[1] > MOST_BINNED:
+        return torch.zeros(x.shape[1], 1)
+    rows = torch.linspace(0, len(x) - 1, min(len(x), 10_000)).long()
+    values, order = x[rows].double().sort(0)  # [n, D]
+    mass = weight[rows].double()[order].cumsum(0).T.contiguous()  # [D, n]
+    wanted = torch.linspace(0, 1, BINS + 1, dtype=torch.float64) * mass[:, -1:]
+    place = torch.searchsorted(mass, wanted * (1 - 1e-9)).clamp_max(len(rows) - 1)
+    return torch.stack(_apart(list(values.T.gather(1, place).T)), dim=1).float()
+
+
+def _apart(edges: list[Tensor]) -> list[Tensor]:
+    for before, k in pairwise(range(len(edges))):
+        edges[k] = torch.maximum(edges[k], edges[before] + 1e-2)
+    return edges
+
+
+def _refuse(message: str) -> None:
+    raise InputError(message)
+
+
+def _device(name: str) -> torch.device:
+    if name == AUTO:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(name)
+    except RuntimeError as error:
+        message = f"device must be 'auto', 'cpu', 'cuda' or 'cuda:1' …, got {name!r}"
+        raise InputError(message) from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        message = f"device {name!r} was asked for, and torch sees no CUDA device here. Use 'cpu'."
+        raise InputError(message)
+    return found
+
+
+def _points(px: Any, x: Tensor) -> EvalDistribution:
+    if not isinstance(px, str):
+        return as_px(px)
+    if px == "normal":
+        return Normal(shape=(x.shape[1],))
+    if px == "train":
+        return Empirical(x.cpu())
+    message = f"px must be 'normal', 'train' or a distribution of fsmap.px, got {px!r}"
+    raise InputError(message)

@@ -1,0 +1,232 @@
+"""Cells to numbers: by hand, by name, and for values that training has not seen."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fsmap.errors import InputError
+from fsmap.tables.encoder import (
+    FLAG_STD,
+    Encoder,
+    UnseenWarning,
+    find_target,
+    infer,
+    with_target,
+)
+from fsmap.tables.encoder import learn_encoder as learn
+from fsmap.tables.reader import Table
+
+
+def table(**columns) -> Table:
+    made = {}
+    for name, values in columns.items():
+        made[name] = np.empty(len(values), dtype=object)
+        made[name][:] = values
+    return Table(made)
+
+
+@pytest.fixture
+def known() -> Table:
+    return table(
+        age=["10", "30", None, "20"],
+        town=["Bern", "Basel", "Bern", "Basel"],
+        height=["1.5", "1.7", "1.6", "1.8"],
+    )
+
+
+def test_by_hand(known):
+    encoder = learn(known, ["age", "town", "height"])
+    names = ["age", "age is missing", "town=Basel", "town=Bern", "height"]
+    assert encoder.names() == names
+    raw = encoder.encode(known) * encoder.std + encoder.mean
+    expected = [
+        [10, 0, 0, 1, 1.5],
+        [30, 0, 1, 0, 1.7],
+        [20, 1, 0, 1, 1.6],  # the median, and a mark
+        [20, 0, 1, 0, 1.8],
+    ]
+    np.testing.assert_allclose(raw, expected, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(known).mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(encoder.encode(known)[:, 4].std(), 1, atol=1e-6)
+
+
+def test_a_rare_level_does_not_become_a_huge_number():
+    towns = table(town=["a"] * 998 + ["b"] * 2)
+    encoder = learn(towns, ["town"])
+    assert encoder.std.tolist() == [FLAG_STD] * 2
+    assert np.abs(encoder.encode(towns)).max() < 5
+
+
+def test_columns_are_found_by_name_and_others_ignored(known):
+    encoder = learn(known, ["age", "town", "height"])
+    shuffled = Table({n: known.columns[n] for n in ("height", "town", "age")})
+    extra = Table({**shuffled.columns, "other": np.array(["x"] * 4, dtype=object)})
+    np.testing.assert_array_equal(encoder.encode(extra), encoder.encode(known))
+
+
+def test_plain_json_and_back(known):
+    encoder = learn(known, ["age", "town", "height"])
+    text = json.dumps(encoder.to_json())
+    again = Encoder.from_json(json.loads(text), encoder.mean, encoder.std)
+    assert again.columns == encoder.columns
+    np.testing.assert_array_equal(again.encode(known), encoder.encode(known))
+
+
+def test_a_level_of_missing_values():
+    towns = table(town=["a", "a", "b", "b", None])
+    encoder = learn(towns, ["town"])
+    assert encoder.names() == ["town=a", "town=b", "town=(missing)"]
+    assert encoder.encode(towns)[4].argmax() == 2
+
+
+def test_an_unseen_category_counts_as_other_with_a_warning(known):
+    encoder = learn(known, ["age", "town", "height"])
+    new = table(age=["11", "11"], town=["Chur", None], height=["1.6", "1.6"])
+    message = (
+        r"column 'town' has values that were not seen in training \('Chur', '\(missing\)'; in 2"
+    )
+    with pytest.warns(UnseenWarning, match=message):
+        raw = encoder.encode(new) * encoder.std + encoder.mean
+    np.testing.assert_allclose(raw[:, 2:4], 0, atol=1e-6)  # none of the known ones
+
+
+def test_a_rare_category_of_training_is_no_surprise():
+    towns = table(town=["a", "a", "b", "b", "c"])
+    encoder = learn(towns, ["town"])
+    raw = encoder.encode(towns) * encoder.std + encoder.mean  # a warning would be an error here
+    np.testing.assert_allclose(raw[4], 0, atol=1e-6)
+
+
+def test_a_gap_that_training_did_not_have_is_filled_with_a_warning(known):
+    encoder = learn(known, ["age", "town", "height"])
+    new = table(age=["11"], town=["Bern"], height=[None])
+    with pytest.warns(UnseenWarning, match=r"'height' had no missing values .* 1.65"):
+        assert np.isfinite(encoder.encode(new)).all()
+
+
+def test_text_among_numbers_at_prediction(known):
+    encoder = learn(known, ["age", "town", "height"])
+    new = table(age=["11"], town=["Bern"], height=["tall"])
+    with pytest.raises(InputError, match="column 'height' held numbers when.*'tall' in row 1"):
+        encoder.encode(new)
+
+
+def test_a_lacking_column_at_prediction(known):
+    encoder = learn(known, ["age", "town", "height"])
+    new = table(age=["1"], city=["Bern"], hight=["2"])
+    message = r"no column 'town', 'height'.*The columns are: 'age', 'city', 'hight'"
+    with pytest.raises(InputError, match=message):
+        encoder.encode(new)
+    with pytest.raises(InputError, match="Did you mean 'height'"):
+        learn(known, ["hight"])
+
+
+def test_nothing_to_predict_from():
+    with pytest.raises(InputError, match=r"no column is left .* 'a': it is 'x' in every row"):
+        learn(table(a=["x", "x"]), ["a"])
+    with pytest.raises(InputError, match="There is only the target"):
+        learn(table(a=["x", "x"]), [])
+
+
+@pytest.mark.parametrize(
+    ("cells", "numbers"),
+    [
+        (["12 %", "7.5%", None], [12, 7.5, np.nan]),
+        (["$1,200.50", "$900", "($3)"], [1200.5, 900, -3]),
+        (["1'200", "3", "40"], [1200, 3, 40]),
+        (["1,234", "2,500", "900"], [1234, 2500, 900]),
+        (["3,14", "2,5", "1.000,5"], [3.14, 2.5, 1000.5]),
+        (["€ 1.200,50", "3,1 EUR", "-2"], [1200.5, 3.1, -2]),
+        (["1e3", "-.5", "+2"], [1000, -0.5, 2]),
+    ],
+)
+def test_numbers_as_people_write_them(cells, numbers):
+    found = table(x=cells)
+    encoder = learn(found, ["x"])
+    raw = (encoder.encode(found) * encoder.std + encoder.mean)[:, 0]
+    known = ~np.isnan(numbers)
+    np.testing.assert_allclose(raw[known], np.array(numbers)[known], rtol=1e-5)
+
+
+def test_the_decimal_mark_is_remembered():
+    encoder = learn(table(x=["1,5", "2,25", "1.000,5"]), ["x"])
+    raw = encoder.encode(table(x=["1.200", "7"])) * encoder.std + encoder.mean
+    np.testing.assert_allclose(raw[:, 0], [1200, 7], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("cells", "form"),
+    [
+        (["2024-01-31", "2024-02-01T12:00", "2023-05-05"], "%Y-%m-%d"),
+        (["31.1.2024", "1.2.2024", "5.5.2023"], "%d.%m.%Y"),
+        (["31/01/2024", "01/02/2024", "05/05/2023"], "%d/%m/%Y"),
+        (["01/31/2024", "02/01/2024 08:30", "05/05/2023"], "%m/%d/%Y"),
+    ],
+)
+def test_dates_become_numbers(cells, form):
+    found = table(when=cells)
+    encoder = learn(found, ["when"])
+    assert encoder.columns[0].form == form
+    raw = encoder.encode(found) * encoder.std + encoder.mean
+    assert int(raw[1, 0] - raw[0, 0]) == 1  # days
+    assert raw.shape[1] == 7
+    with pytest.raises(InputError, match="held dates"):
+        encoder.encode(table(when=["soon"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "reason"),
+    [
+        ("x", [None, None, None], "no value"),
+        ("x", ["7", "7", "7"], "in every row"),
+        ("x", ["1", "2", "3"], "counts the rows"),
+        ("customer_id", [str(k * k) for k in range(30)], "identifier"),
+        ("note", [f"text {k}" for k in range(30)], "identifier or free text"),
+    ],
+)
+def test_what_is_left_out(name, cells, reason):
+    column = infer(name, table(**{name: cells}).columns[name])
+    assert column.kind == "left out"
+    assert reason in column.reason
+
+
+def test_codes_are_categories_and_numbers_with_text_a_mistake():
+    codes = ["01000", "08001", "08001", "01000"]
+    assert infer("zip", table(zip=codes).columns["zip"]).kind == "category"
+    assert infer("n", table(n=["10", "20", "10", "20"]).columns["n"]).kind == "number"
+    with pytest.raises(InputError, match="'oops' in row 6"):
+        infer("n", table(n=["1", "2", "4", "4", "5", "oops"]).columns["n"])
+
+
+def test_a_value_far_outside_the_training_range_is_said(known):
+    encoder = learn(known, ["age", "town", "height"])
+    with pytest.warns(UnseenWarning, match="'age' was between 10 and 30 .* is 500 here"):
+        encoder.encode(table(age=["500"], town=["Bern"], height=["1.6"]))
+
+
+@pytest.mark.parametrize(
+    ("cells", "task", "classes"),
+    [
+        (["a", "b", "a"], "classification", ("a", "b")),
+        (["1", "0", "1"], "classification", ("0", "1")),
+        (["10", "9", "7"], "regression", ()),
+        (["1,5", "2,5", "3,5"], "regression", ()),
+    ],
+)
+def test_what_the_target_is(cells, task, classes):
+    found = find_target(table(y=cells), "y")
+    assert (found.task, found.classes) == (task, classes)
+
+
+def test_targets_that_cannot_be_learned():
+    with pytest.raises(InputError, match="in every row"):
+        find_target(table(y=["1", "1"]), "y")
+    with pytest.raises(InputError, match="no value in any row"):
+        with_target(table(y=[None, None]), "y")
+    with pytest.raises(InputError, match="is a number"):
+        find_target(table(y=["1", "2", "x"]), "y", "regression")
+    with pytest.raises(InputError, match="more classes"):
+        find_target(table(y=[f"c{k}" for k in range(200)]), "y")

@@ -1,0 +1,118 @@
+"""From a table to a tested model: no row leaks, and what was measured can be measured again."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fsmap.errors import InputError
+from fsmap.tables.fit import TableOptions, fit_table
+from fsmap.tables.model import load_model
+from fsmap.tables.network import CHOICES
+from fsmap.tables.reader import Table, read_table
+from small_tables import flowers, houses
+
+OPTIONS = TableOptions(hidden=(8,), steps=40, device="cpu", progress=False)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Table:
+    return read_table(houses(tmp_path_factory.mktemp("table") / "houses.csv"))
+
+
+@pytest.fixture(scope="module")
+def fitted(table):
+    return fit_table(table, "price", OPTIONS._replace(steps=200))
+
+
+def test_the_best_on_held_out_rows_is_used(fitted):
+    losses = {method: one.loss for method, one in fitted.learned.items()}
+    assert tuple(losses) == CHOICES
+    assert fitted.model.chosen == min(losses, key=losses.get)
+    assert fitted.measured["linear"]["r2"] > 0.9  # the truth is linear
+    assert fitted.measured["l-map"]["r2"] > 0.8
+    assert fitted.measured["constant"]["r2"] < 0.1
+    assert "boosting" in fitted.measured
+
+
+def test_the_saved_model_predicts_the_same(table, fitted, tmp_path):
+    fitted.model.save(tmp_path / "model.pt")
+    again = load_model(tmp_path / "model.pt")
+    for method in CHOICES:
+        before, after = fitted.model.predict(table, method), again.predict(table, method)
+        for name in ("prediction", "low", "high"):
+            np.testing.assert_allclose(after[name], before[name], rtol=1e-5)
+    error = (
+        np.array([float(c) for c in table.columns["price"]]) - again.predict(table)["prediction"]
+    )
+    assert np.sqrt(np.mean(error**2)) < 15  # the noise is 10
+
+
+def test_the_choice_is_made_without_test_rows(table):
+    fitted = fit_table(table, "price", OPTIONS._replace(steps=10))
+    changed = {n: c.copy() for n, c in table.columns.items()}
+    for row in fitted.test:
+        changed["size"][row], changed["price"][row] = "1e6", "1e6"
+        changed["town"][row] = "Atlantis"
+    again = fit_table(Table(changed), "price", OPTIONS._replace(steps=10))
+    assert again.model.encoder.columns == fitted.model.encoder.columns
+    np.testing.assert_array_equal(again.model.encoder.mean, fitted.model.encoder.mean)
+    for method in CHOICES:
+        assert again.learned[method].search == fitted.learned[method].search
+
+
+def test_classes(tmp_path):
+    found = fit_table(read_table(flowers(tmp_path / "flowers.csv")), "kind", OPTIONS)
+    assert found.model.target.classes == ("iris", "lily", "rose")
+    assert found.measured["l-map"]["accuracy"] > 0.6
+    assert found.spread is None
+
+
+def test_what_matters_comes_first(fitted):
+    names = [name for name, _ in fitted.importance]
+    assert names[0] == "size"
+    assert set(names) == {"size", "age", "town"}
+
+
+def test_columns_can_be_dropped_but_not_the_target(table):
+    options = OPTIONS._replace(drop=("id", "country"), steps=2)
+    found = fit_table(table, "price", options)
+    assert [c.name for c in found.model.encoder.columns] == ["size", "age", "town"]
+    with pytest.raises(InputError, match="would leave out the target"):
+        fit_table(table, "price", OPTIONS._replace(drop=("price",)))
+    with pytest.raises(InputError, match="Did you mean 'size'"):
+        fit_table(table, "price", OPTIONS._replace(drop=("sise",)))
+
+
+def test_rows_without_a_target_are_left_out_and_counted(table):
+    changed = {n: c.copy() for n, c in table.columns.items()}
+    changed["price"][[3, 5]] = None
+    found = fit_table(Table(changed), "price", OPTIONS._replace(steps=2))
+    assert "2 of 120 rows have no value of 'price': left out" in found.notes
+    assert len(found.train) + len(found.test) == 118
+
+
+def test_messages_count_rows_of_the_whole_table(table):
+    changed = {n: c.copy() for n, c in table.columns.items()}
+    changed["size"][97] = "large"
+    with pytest.raises(InputError, match="'large' in row 98"):
+        fit_table(Table(changed), "price", OPTIONS)
+
+
+def test_a_rare_class_is_named(tmp_path):
+    path = flowers(tmp_path / "flowers.csv")
+    path.write_text(path.read_text() + "9.0;9.0;tulip\n-9.0;9.0;orchid\n-9.1;9.0;orchid\n")
+    found = fit_table(read_table(path), "kind", OPTIONS._replace(steps=2))
+    assert [n for n in found.notes if "orchid" in n or "tulip" in n] == [
+        "class 'orchid' has 2 rows: none to test on",
+        "class 'tulip' has 1 row: none to test on",
+    ]
+
+
+def test_how_dates_are_written_is_seen_in_all_rows(table):
+    days = [f"{k % 12 + 1:02d}/{k % 11 + 1:02d}/2024" for k in range(120)]
+    found = fit_table(table, "price", OPTIONS._replace(steps=2))
+    days[found.test[0]] = "31/01/2024"  # the only cell that tells days from months
+    columns = {**table.columns, "when": np.array(days, dtype=object)}
+    found = fit_table(Table(columns), "price", OPTIONS._replace(steps=2))
+    assert {c.name: c.form for c in found.model.encoder.columns}["when"] == "%d/%m/%Y"

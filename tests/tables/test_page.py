@@ -1,0 +1,99 @@
+"""The page about a table: the verdict, its numbers, and a browser that is content."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from fsmap.tables import page as table_page
+from fsmap.tables.fit import TableOptions, fit_table
+from fsmap.tables.reader import read_table
+from small_tables import flowers, houses
+
+OPTIONS = TableOptions(hidden=(8,), steps=40, device="cpu", progress=False)
+FLAGS = """
+    --headless --no-sandbox --disable-gpu --disable-background-networking
+    --disable-component-update --disable-sync --no-first-run
+""".split()
+
+
+@pytest.fixture(
+    scope="module", params=[(houses, "price"), (flowers, "kind")], ids=["price", "kind"]
+)
+def fitted(request, tmp_path_factory):
+    make, target = request.param
+    return fit_table(read_table(make(tmp_path_factory.mktemp("t") / "table.csv")), target, OPTIONS)
+
+
+def render(fitted) -> str:
+    return table_page.render(
+        fitted, source="a<b>.csv", command="fsmap fit 'a<b>.csv'", model="model.pt"
+    )
+
+
+def test_the_table_of_methods(fitted):
+    header, lines = table_page.results(fitted)
+    names = [line[0] for line in lines]
+    assert names[0] == table_page.NAMES[fitted.model.chosen]
+    assert set(names) == {"Linear", "PS-MAP", "L-MAP", "Boosting", "Constant"}
+    key, name = ("R²", "r2") if "R²" in header else ("NLL", "nll")
+    shown = float(lines[names.index("L-MAP")][header.index(key)].replace("−", "-"))
+    assert shown == pytest.approx(fitted.measured["l-map"][name], rel=5e-3)
+
+
+def test_the_verdict_comes_first_with_the_base_rate(fitted):
+    text = table_page.verdict(fitted)
+    assert text.startswith(table_page.NAMES[fitted.model.chosen])
+    assert "base rate" in text
+    assert "per row" in text
+    page = render(fitted)
+    assert page.index("base rate") < page.index('id="methods"')
+
+
+def test_the_page_stands_alone_and_escapes(fitted):
+    text = render(fitted)
+    assert "a&lt;b&gt;.csv" in text
+    assert "<b>.csv" not in text
+    assert not re.search(r'(src|href)="(https?:)?//', text)
+    assert len(text) < 600_000
+    for column in fitted.model.encoder.columns:
+        assert column.name in text
+    names = ("importance", "coverage") if fitted.spread else ("importance", "confusion", "bins")
+    for name in (*names, "search"):
+        assert f'id="{name}"' in text
+
+
+def test_names_are_no_mathematics(fitted):
+    odd = fitted.model.target._replace(name=r"$\frac{price$ in $")
+    render(fitted._replace(model=fitted.model._replace(target=odd)))
+
+
+@pytest.mark.browser
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_in_a_browser_on_both_sizes_and_themes(fitted, tmp_path, chromium):
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = tmp_path / "page.html"
+    path.write_text(render(fitted))
+    trouble = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        for width, scheme, paper in (
+            (320, "dark", "rgb(21, 24, 28)"),
+            (390, "light", "rgb(255, 255, 254)"),
+            (1280, "dark", "rgb(21, 24, 28)"),
+        ):
+            context = browser.new_context(
+                viewport={"width": width, "height": 800}, color_scheme=scheme
+            )
+            page = context.new_page()
+            page.on("console", lambda message: trouble.append(message.text))
+            page.on("pageerror", lambda error: trouble.append(str(error)))
+            page.goto(path.as_uri())
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
+            boxes = [svg.bounding_box() for svg in page.locator(".plot svg").all()]
+            assert all(box["width"] > 200 and box["height"] > 100 for box in boxes)
+            context.close()
+        browser.close()
+    assert trouble == []

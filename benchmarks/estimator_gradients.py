@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 import fsmap
 from fsmap.functional import Replacing
+from fsmap.images.build import load_data
+from fsmap.images.state import load_model
 from fsmap.paper.rows import circumstances
-from fsmap.train.images.build import load_data
-from fsmap.train.images.state import load_model
 
 RESULTS = Path(__file__).parent / "results" / "estimator_gradients.jsonl"
 ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fsmap.train.images import ImageRun, ImageSettings
+from fsmap.images import ImageRun, ImageSettings
 
 
 class TinyNet(nn.Module):

@@ -35,12 +35,12 @@ from fake_experiment import Squares, only, run
 from fsmap.data import fetch
 from fsmap.data.catalogue import DataFile, DataSet, Download
 from fsmap.errors import InputError
+from fsmap.images import ImageRun
 from fsmap.paper.report.page import build
 from fsmap.paper.run_folder import RunFolder
 from fsmap.tables.fit import TableOptions, fit_table
 from fsmap.tables.model import load_model
 from fsmap.tables.reader import read_table
-from fsmap.train.images import ImageRun
 from image_cases import TINY
 from small_tables import houses
 

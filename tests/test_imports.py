@@ -20,13 +20,13 @@ FILES = sorted(ROOT.rglob("*.py"))
 CHAIN = (
     *("errors", "types", "files", "progress", "functional", "linalg", "px", "objective"),
     *("lmap", "metrics"),
-    *("train", "assess", "paper", "cli"),
+    *("train", "images", "assess", "paper", "cli"),
 )
 FOUNDATION = {"errors", "types", "files"}
 BESIDE_THE_CHAIN = {"data": FOUNDATION, "models": FOUNDATION}
 CORE = {*CHAIN[: CHAIN.index("assess") + 1], "doctor"}
 ALLOWED = {part: set(CHAIN[: place + 1]) for place, part in enumerate(CHAIN)}
-for part in ("train", "assess", "paper", "cli"):
+for part in ("train", "images", "assess", "paper", "cli"):
     ALLOWED[part] |= {"data", "models"}
 ALLOWED |= {part: below | {part} for part, below in BESIDE_THE_CHAIN.items()}
 ALLOWED["tables"] = ALLOWED["paper"] | {"tables"}

@@ -15,12 +15,12 @@ import torch
 import fsmap
 from fsmap.cli import main
 from fsmap.errors import CheckpointError, DivergedError, InputError
+from fsmap.images import ImageRun, ImageSettings, load_model
+from fsmap.images.state import FILE
 from fsmap.tables.fit import TableOptions, fit_table
 from fsmap.tables.model import load_model as load_table_model
 from fsmap.tables.reader import read_table
 from fsmap.train import checkpoint
-from fsmap.train.images import ImageRun, ImageSettings, load_model
-from fsmap.train.images.state import FILE
 from small_tables import houses
 
 TINY = {"generated": True, "limit": 32, "valid": 16, "width": 2, "epochs": 1, "batch_size": 16}

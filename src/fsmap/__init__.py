@@ -12,19 +12,19 @@ from fsmap.functional import functional
 from fsmap.linalg import metric
 from fsmap.linalg.estimators import trace
 from fsmap.linalg.logdet import log_det
+from fsmap.lmap.cost import estimate_cost
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty
+from fsmap.lmap.statistics import fresh_statistics
 from fsmap.lmap.strength import LogTrace
+from fsmap.lmap.suggest import suggest_strength
 from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
 from fsmap.objective.objective import Objective, fs_map, l_map, ps_map, variational_fs_map
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
-from fsmap.train.cost import estimate_cost
 from fsmap.train.fit import fit
 from fsmap.train.grid import Grid
 from fsmap.train.population import fit_population
 from fsmap.train.select import select
-from fsmap.train.statistics import fresh_statistics
-from fsmap.train.strength import suggest_strength
 from fsmap.types import Batch, Estimate
 
 __version__ = "0.1.0"

@@ -14,7 +14,7 @@ import torch
 from fsmap.cli import main
 from fsmap.cli.assess import _check_shape
 from fsmap.errors import InputError
-from fsmap.train.images import ImageRun, ImageSettings
+from fsmap.images import ImageRun, ImageSettings
 
 SETTINGS = ImageSettings(
     data="cifar10",
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_first(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("fsmap.train.images.build.load_data", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("fsmap.images.build.load_data", lambda *_: pytest.fail("too late"))
     (tmp_path / "file").touch()
     out = str(tmp_path / "file" / "out")
     assert main([command, str(checkpoint), "--out", out, "--device", "cpu"]) == 2

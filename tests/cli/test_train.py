@@ -16,8 +16,8 @@ import torch
 from fsmap.cli import main
 from fsmap.cli.train import LOCK
 from fsmap.files import exclusive
-from fsmap.train.images import load_model
-from fsmap.train.images.state import FILE
+from fsmap.images import load_model
+from fsmap.images.state import FILE
 
 MODEL = "image_cases:TinyNet"
 TINY = [
@@ -219,7 +219,7 @@ def test_a_strength_that_is_no_number(text: str, capsys: pytest.CaptureFixture[s
 def test_an_interrupt_says_how_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    from fsmap.train.images.run import ImageRun
+    from fsmap.images.run import ImageRun
 
     def stop(run: ImageRun, **_: object) -> None:
         run.save()

@@ -15,7 +15,6 @@ OPTIONAL = (
     *("lightning", "transformers", "accelerate", "ray"),
 )
 EXPECTED = {  # the package that is named, and the extra that brings it
-    "collated": None,
     "lightning": ("lightning", "lightning"),
     "ray": ("ray", "ray"),
     "sklearn": ("sklearn", "data"),

@@ -152,7 +152,7 @@ def test_vmaps_over_jitter_and_members(method):
         one = {n: p[k] for n, p in members.items()}
         torch.testing.assert_close(values[k], member(one))
         for name, g in grad(member)(one).items():
-            torch.testing.assert_close(gradients[name][m], g)
+            torch.testing.assert_close(gradients[name][k], g)
 
 
 @pytest.mark.parametrize("method", ["dense", "dual"])

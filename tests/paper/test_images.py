@@ -15,6 +15,8 @@ from torch.testing import assert_close
 import fsmap
 from fsmap.data.images.read import generate
 from fsmap.errors import InputError, MissingDataError, UnsupportedModuleError
+from fsmap.images import ImageSettings
+from fsmap.images.build import build_model
 from fsmap.paper.experiment import Context
 from fsmap.paper.images import landscape, measure, protocol, shift
 from fsmap.paper.images.label_noise import LabelNoise, LaplacianTrace, noisy
@@ -27,8 +29,6 @@ from fsmap.paper.images.verdict import WORDS, against_plain, look_of, once_named
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Row
 from fsmap.paper.run_folder import Place
-from fsmap.train.images import ImageSettings
-from fsmap.train.images.build import build_model
 
 ALL = (ImageTable, ImageSize, LabelNoise, LossLandscape, LaplacianTrace, Shift)
 

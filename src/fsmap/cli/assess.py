@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fsmap.assess.shift import Assessment
     from fsmap.data.images.read import Images
-    from fsmap.train.images import ImageSettings
+    from fsmap.images import ImageSettings
 
 FOREIGN = {
     "fashion-mnist": "kmnist",
@@ -70,10 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, write, and say what was found."""
     from fsmap.assess.shift import Classifier, assess_images
     from fsmap.files import make_folder, write_whole
+    from fsmap.images.build import load_data
     from fsmap.paper.report.figures import save, style
     from fsmap.paper.report.image_figures import assessment_figure
     from fsmap.paper.rows import plain
-    from fsmap.train.images.build import load_data
 
     require("matplotlib", extra="report")
     for name in ("limit", "points"):

@@ -92,7 +92,7 @@ def _walk(
     import torch
 
     from fsmap.assess.landscape import landscape
-    from fsmap.train.images.build import load_data
+    from fsmap.images.build import load_data
 
     device = next(module.parameters()).device
     task = load_data(progress["settings"], arguments.data_dir)

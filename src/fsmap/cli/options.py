@@ -68,7 +68,7 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 
 def load_classifier(path: Path, device: str, model: str | None) -> tuple[nn.Module, dict[str, Any]]:
     """Load a network, and say so if its training has not come to its end."""
-    from fsmap.train.images import load_model
+    from fsmap.images import load_model
 
     module, progress = load_model(path, device_of(device), model=model)
     epochs, done = progress["settings"].epochs, len(progress["history"])

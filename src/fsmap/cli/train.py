@@ -21,8 +21,8 @@ from fsmap.progress import duration
 if TYPE_CHECKING:
     import torch
 
-    from fsmap.train.images import ImageRun, ImageSettings
-    from fsmap.train.parallel import Group
+    from fsmap.images import ImageRun, ImageSettings
+    from fsmap.images.parallel import Group
 
 QUICK: dict[str, Any] = {
     "generated": True,
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train."""
     if arguments.deterministic:  # cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from fsmap.train.parallel import LostPeerError, processes, torchrun_device
+    from fsmap.images.parallel import LostPeerError, processes, torchrun_device
 
     device = torchrun_device(device_of(arguments.device))
     seeds = _seeds(arguments)
@@ -98,8 +98,8 @@ def _train(
     left: float,
 ) -> ImageRun:
     """One run, from its checkpoint or from the start."""
+    from fsmap.images import ImageRun
     from fsmap.paper.rows import circumstances
-    from fsmap.train.images import ImageRun
 
     about = {"commit": circumstances("cpu").commit, "command": shlex.join(["fsmap", *sys.argv[1:]])}
     with exclusive(folder / LOCK, folder) if group.rank == 0 else nullcontext():
@@ -142,7 +142,7 @@ def _seeds(arguments: argparse.Namespace) -> list[int]:
 def _folder(
     arguments: argparse.Namespace, settings: ImageSettings, seed: int, *, many: bool
 ) -> Path:
-    from fsmap.train.images.state import FILE
+    from fsmap.images.state import FILE
 
     if arguments.out is None:
         px = f"-{settings.px.replace('*', '').replace('+', '-')}" if settings.regularized else ""
@@ -204,7 +204,7 @@ def _closing(run: ImageRun) -> str:
 
 
 def _how_to_resume(folder: Path) -> str:
-    from fsmap.train.images.state import FILE
+    from fsmap.images.state import FILE
 
     path = folder / FILE
     if not path.exists():
@@ -400,7 +400,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 def settings_of(arguments: argparse.Namespace, seed: int, device: torch.device) -> ImageSettings:
     """The settings that were asked for."""
-    from fsmap.train.images import ImageSettings
+    from fsmap.images import ImageSettings
 
     cuda = device.type == "cuda"
     chosen: dict[str, Any] = QUICK.copy() if arguments.quick else {}

@@ -17,9 +17,9 @@ from fsmap.assess.landscape import draw_psi, laplacian
 from fsmap.data.images.read import read_images
 from fsmap.data.images.task import ImageTask, load_task
 from fsmap.errors import InputError, MissingDataError, did_you_mean
+from fsmap.images import ImageRun, ImageSettings
+from fsmap.images.settings import PRECISIONS
 from fsmap.paper.experiment import Context
-from fsmap.train.images import ImageRun, ImageSettings
-from fsmap.train.images.settings import PRECISIONS
 from fsmap.types import Params
 
 OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from fsmap.train.images import ImageRun
+    from fsmap.images import ImageRun
 
 NEW = "cifar10.1"
 CORRUPTED = "corruptions"

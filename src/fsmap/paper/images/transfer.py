@@ -19,6 +19,8 @@ import fsmap
 from fsmap import metrics
 from fsmap.assess.calibration import Predictions, measure
 from fsmap.errors import UnsupportedModuleError
+from fsmap.images import ImageSettings
+from fsmap.images.build import build_model
 from fsmap.models.mlp import MLP
 from fsmap.paper.experiment import Context, Measured
 from fsmap.paper.images.measure import GENERATED, ImageExperiment, measured
@@ -37,8 +39,6 @@ from fsmap.paper.images.table import printed
 from fsmap.paper.images.verdict import draw_table, lines, shared
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Claim, Row
-from fsmap.train.images import ImageSettings
-from fsmap.train.images.build import build_model
 from fsmap.train.optim import adam
 
 if TYPE_CHECKING:

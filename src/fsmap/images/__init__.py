@@ -2,7 +2,7 @@
 
 ::
 
-    from fsmap.train.images import ImageSettings, ImageRun
+    from fsmap.images import ImageSettings, ImageRun
 
     settings = ImageSettings(data="fmnist", method="l-map", px="kmnist", reg_strength=1e-6)
     run = ImageRun(settings, device="cuda", folder="runs/a", resume=True)
@@ -21,8 +21,8 @@ Files in the folder: ``checkpoint.safetensors`` and ``log.jsonl`` (a line of cir
 rows). ``load_model(folder)`` gives back the deployed model of a checkpoint and its progress.
 """
 
-from fsmap.train.images.run import ImageRun
-from fsmap.train.images.settings import ImageSettings
-from fsmap.train.images.state import load_model
+from fsmap.images.run import ImageRun
+from fsmap.images.settings import ImageSettings
+from fsmap.images.state import load_model
 
 __all__ = ["ImageRun", "ImageSettings", "load_model"]

@@ -10,7 +10,7 @@ from torch import nn
 
 import fsmap
 from fsmap.errors import InputError
-from fsmap.train.cost import StepCost, _Alive
+from fsmap.lmap.cost import StepCost, _Alive
 
 PX = fsmap.px.Normal(shape=(16,))
 

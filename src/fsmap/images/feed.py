@@ -15,10 +15,10 @@ from fsmap.data.images.augment import Shifts
 from fsmap.data.images.evaluation import Picks
 from fsmap.data.images.task import ImageTask
 from fsmap.errors import InputError
+from fsmap.images.kernels import layout_of
+from fsmap.images.parallel import Group
+from fsmap.images.settings import ImageSettings
 from fsmap.linalg.probes import generator
-from fsmap.train.images.settings import ImageSettings
-from fsmap.train.kernels import layout_of
-from fsmap.train.parallel import Group
 
 
 class Batch(NamedTuple):

@@ -9,15 +9,15 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from fsmap.errors import InputError
 from fsmap.functional import is_random
+from fsmap.images.feed import Feeder
+from fsmap.images.parallel import Group
+from fsmap.images.predict import autocast
+from fsmap.images.settings import ImageSettings
 from fsmap.linalg.estimators import by_name
 from fsmap.lmap.core import Drawn
 from fsmap.lmap.module import LMAP
 from fsmap.lmap.strength import LogTrace
 from fsmap.train.capture import CapturedStep
-from fsmap.train.images.feed import Feeder
-from fsmap.train.images.predict import autocast
-from fsmap.train.images.settings import ImageSettings
-from fsmap.train.parallel import Group
 
 PLAIN, JOINED, REGULARIZED = "plain", "joined", "regularized"
 """Without p_X; p_X in the batch but no R (``joint`` between two evaluations of R); with R."""

@@ -15,16 +15,16 @@ from torch import Tensor, nn
 from fsmap.data.images.read import Folder, Images
 from fsmap.data.images.task import ImageTask
 from fsmap.errors import InputError
+from fsmap.images import state as files
+from fsmap.images.build import check_model, load_data, training_model
+from fsmap.images.feed import Feeder
+from fsmap.images.kernels import kernels
+from fsmap.images.log import LOOK_EVERY, Log, epoch_row, in_short, totals_of
+from fsmap.images.parallel import Group
+from fsmap.images.predict import logits_of
+from fsmap.images.settings import ImageSettings
+from fsmap.images.step import Step
 from fsmap.progress import progress as progress_bar
-from fsmap.train.images import state as files
-from fsmap.train.images.build import check_model, load_data, training_model
-from fsmap.train.images.feed import Feeder
-from fsmap.train.images.log import LOOK_EVERY, Log, epoch_row, in_short, totals_of
-from fsmap.train.images.predict import logits_of
-from fsmap.train.images.settings import ImageSettings
-from fsmap.train.images.step import Step
-from fsmap.train.kernels import kernels
-from fsmap.train.parallel import Group
 
 CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
 TIME_EVERY = 5  # steps between looks at the clock
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 class ImageRun:
-    """One training run; see :mod:`fsmap.train.images`."""
+    """One training run; see :mod:`fsmap.images`."""
 
     def __init__(
         self,

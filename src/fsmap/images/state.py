@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import CheckpointError
+from fsmap.images.build import build_model, placed
+from fsmap.images.settings import ImageSettings
 from fsmap.models.by_name import is_ours
 from fsmap.train import checkpoint
-from fsmap.train.images.build import build_model, placed
-from fsmap.train.images.settings import ImageSettings
 
 if TYPE_CHECKING:
-    from fsmap.train.images.run import ImageRun
+    from fsmap.images.run import ImageRun
 
 FILE = "checkpoint.safetensors"
 

@@ -12,10 +12,10 @@ import torch
 from fsmap import metrics
 from fsmap.errors import DivergedError
 from fsmap.files import write_whole
-from fsmap.train.images.step import COLUMNS
+from fsmap.images.step import COLUMNS
 
 if TYPE_CHECKING:
-    from fsmap.train.images.run import ImageRun
+    from fsmap.images.run import ImageRun
 
 FILE = "log.jsonl"
 LOOK_EVERY = 100  # steps between looks at whether the numbers are finite
@@ -23,7 +23,7 @@ WORDS = {"loss": "the cross-entropy", "laplacian": "R", "grad_norm": "the gradie
 
 
 def totals_of(run: ImageRun) -> dict[str, float]:
-    """The sums of the epoch so far, by name (:data:`fsmap.train.images.step.COLUMNS`)."""
+    """The sums of the epoch so far, by name (:data:`fsmap.images.step.COLUMNS`)."""
     totals = dict(zip(COLUMNS, run.taken.totals.tolist(), strict=True))
     lost = [words for name, words in WORDS.items() if not math.isfinite(totals[name])]
     if lost:

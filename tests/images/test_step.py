@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fsmap
-from fsmap.train.images import ImageRun
+from fsmap.images import ImageRun
 from image_cases import TINY, trained
 from oracles import laplacian_slow
 

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from fsmap.errors import InputError
-from fsmap.train.images import ImageRun, ImageSettings
-from fsmap.train.parallel import Group, processes, torchrun_device
+from fsmap.images import ImageRun, ImageSettings
+from fsmap.images.parallel import Group, processes, torchrun_device
 from image_cases import TINY, trained
 
 PLAIN = dataclasses.replace(TINY, model="image_cases:bare", method="ps-map", epochs=1)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
+from fsmap.images.kernels import layout_of
 from fsmap.models.resnet import resnet18
-from fsmap.train.kernels import layout_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NARROW = """
-from fsmap.train.images import ImageRun, ImageSettings
+from fsmap.images import ImageRun, ImageSettings
 
 settings = ImageSettings(data="cifar10", px="train", generated=True, width={width}, limit=64,
                          valid=32, epochs=1, batch_size=16, num_points=8)

@@ -12,9 +12,9 @@ from fsmap.data.images.read import Folder
 from fsmap.data.images.task import ImageTask, facts_of, load_task
 from fsmap.data.sources import locate
 from fsmap.errors import InputError
+from fsmap.images.kernels import layout_of
+from fsmap.images.settings import ImageSettings
 from fsmap.models.by_name import make_model
-from fsmap.train.images.settings import ImageSettings
-from fsmap.train.kernels import layout_of
 
 PRETRAINED = "resnet50-imagenet"  # a model whose weights are in the catalogue
 

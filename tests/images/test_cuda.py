@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fsmap
-from fsmap.train.images import ImageRun, ImageSettings
+from fsmap.images import ImageRun, ImageSettings
 
 pytestmark = pytest.mark.gpu
 
@@ -158,7 +158,7 @@ class SelfAttention(nn.Module):
 def test_compiled_kernels_are_kept_for_the_next_process(tmp_path: Path):
     """Compiling takes half a minute a kind of step; a second process takes what the first made."""
     code = (
-        "import dataclasses, sys; from fsmap.train.images import ImageRun, ImageSettings; "
+        "import dataclasses, sys; from fsmap.images import ImageRun, ImageSettings; "
         "from torch._dynamo.utils import counters; "
         f"run = ImageRun({dataclasses.replace(SMALL, epochs=1, limit=32, compile=True)!r}, "
         "device='cuda'); run.train(progress=False); "

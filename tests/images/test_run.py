@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from fsmap.errors import CheckpointError, DivergedError, InputError
+from fsmap.images import ImageRun, ImageSettings, load_model, state
 from fsmap.train import checkpoint
-from fsmap.train.images import ImageRun, ImageSettings, load_model, state
 from image_cases import TINY, TinyNet, trained
 
 

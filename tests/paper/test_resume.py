@@ -386,6 +386,25 @@ def test_a_run_with_a_damaged_summary_is_resumed_from_its_units(tmp_path, monkey
     assert {row.config["n"] for row in here.rows()} == set(map(int, sizes.split(",")))
 
 
+def test_rows_of_different_units_in_each_others_place_are_put_in_order(tmp_path):
+    run(tmp_path)
+    here = RunFolder(tmp_path / "squares")
+    before, summary = here.rows_file.read_bytes(), here.summary()
+    lines = before.splitlines(keepends=True)
+    units = [json.loads(line)["unit"] for line in lines]
+    edge = next(n for n, unit in enumerate(units) if unit != units[0])
+    lines[edge - 1], lines[edge] = lines[edge], lines[edge - 1]
+    here.rows_file.write_bytes(b"".join(lines))
+    here.summary_file.unlink()
+    (outcome,) = run(tmp_path, resume=True)
+    assert outcome.status == "finished"
+    assert here.rows_file.read_bytes() == before
+    assert (here.summary()["claims"], here.summary()["table"]) == (
+        summary["claims"],
+        summary["table"],
+    )
+
+
 def test_a_damaged_summary_without_units_is_refused(tmp_path):
     """No row is taken for a rest, although no unit is said to be finished."""
     run(tmp_path)

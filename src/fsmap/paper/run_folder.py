@@ -210,9 +210,9 @@ class RunFolder:
         place = {key_of(unit): number for number, unit in enumerate(units)}
         content = self.content()
         done = sorted(content.units, key=lambda key: place.get(key, -1))
-        if done != list(content.units):
-            order = {key: number for number, key in enumerate(done)}
-            lines = sorted(content.lines, key=lambda line: order[key_of(line.row.unit)])
+        order = {key: number for number, key in enumerate(done)}
+        lines = sorted(content.lines, key=lambda line: order[key_of(line.row.unit)])
+        if done != list(content.units) or lines != content.lines:
             self._write_rows(lines)
             self._write_units(self.header(), [content.units[key] for key in done])
 

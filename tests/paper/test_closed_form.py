@@ -37,9 +37,9 @@ from fsmap.paper.closed_form.mixture import (
 from fsmap.paper.closed_form.theory_any_parameter import TARGETS, Task, TheoryAnyParameter
 from fsmap.paper.closed_form.theory_flat import compare
 from fsmap.paper.experiment import get
+from fsmap.paper.newton import maximize
 from fsmap.paper.report import figures
 from fsmap.paper.rows import Row, encode
-from fsmap.train.newton import maximize
 from fsmap.types import Batch
 from oracles import logdet_slow
 

@@ -17,7 +17,7 @@ from fsmap.objective.geometry import NoGeometry
 from fsmap.objective.likelihood import Gaussian
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Prior
-from fsmap.train.descent import one_thread
+from fsmap.paper.descent import one_thread
 from fsmap.train.grid import Grid
 from fsmap.train.optim import Schedule, adam
 from fsmap.train.population import fit_population

@@ -26,12 +26,12 @@ from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
 from fsmap.paper.closed_form import fits
 from fsmap.paper.closed_form.fits import Advance, objective_of
+from fsmap.paper.descent import one_thread
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, Curve, Frame, Interactive, legend_above
 from fsmap.paper.report.tables import largest, listed, smallest
 from fsmap.paper.rows import Claim, Row
-from fsmap.train.descent import one_thread
 from fsmap.types import Batch
 
 if TYPE_CHECKING:

@@ -19,12 +19,12 @@ from fsmap.objective.closed_form import Invertible
 from fsmap.objective.moments import Moments
 from fsmap.paper.closed_form import mixture
 from fsmap.paper.closed_form.mixture import MixtureConfig
+from fsmap.paper.descent import descend
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_once
 from fsmap.paper.report.tables import largest, smallest
 from fsmap.paper.rows import Claim, Row
-from fsmap.train.descent import descend
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

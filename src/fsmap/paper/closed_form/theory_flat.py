@@ -21,10 +21,10 @@ from fsmap.models.squash import TANH
 from fsmap.paper.closed_form.fits import log_density
 from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem
 from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.newton import maximize
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import log_scale
 from fsmap.paper.rows import Claim, Row
-from fsmap.train.newton import maximize
 from fsmap.types import Batch
 
 if TYPE_CHECKING:

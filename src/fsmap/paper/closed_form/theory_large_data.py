@@ -24,12 +24,12 @@ from fsmap.objective.moments import Moments
 from fsmap.objective.prior import Normal
 from fsmap.paper.closed_form import mixture
 from fsmap.paper.closed_form.fits import log_density, objective_of
+from fsmap.paper.descent import one_thread
 from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.newton import maximize
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import log_scale
 from fsmap.paper.rows import Claim, Row
-from fsmap.train.descent import one_thread
-from fsmap.train.newton import maximize
 from fsmap.types import Batch
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from fsmap import metrics
 from fsmap.assess.calibration import Predictions, measure
 from fsmap.assess.landscape import laplacian
 from fsmap.images import ImageRun
+from fsmap.paper.descent import one_thread
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.images.protocol import (
     BASELINES,
@@ -26,7 +27,6 @@ from fsmap.paper.images.protocol import (
     other_images,
     trained,
 )
-from fsmap.train.descent import one_thread
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")
 """Metrics that tables show in percent, as the paper does; rows hold fractions."""

@@ -22,9 +22,9 @@ from fsmap.models.mlp import MLP
 from fsmap.objective.likelihood import Categorical
 from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
 from fsmap.objective.prior import Normal
+from fsmap.paper.descent import one_thread
 from fsmap.paper.networks.scaled_networks import square
 from fsmap.px import Lattice
-from fsmap.train.descent import one_thread
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam
 from fsmap.train.population import fit_population

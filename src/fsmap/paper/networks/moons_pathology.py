@@ -28,13 +28,13 @@ from fsmap.models.mlp import MLP
 from fsmap.objective.likelihood import Bernoulli, Gaussian, Likelihood
 from fsmap.objective.objective import Objective, fs_map
 from fsmap.objective.prior import Normal
+from fsmap.paper.descent import one_thread
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.networks.scaled_networks import jitter_text
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power
 from fsmap.paper.rows import Claim, Row
 from fsmap.px import Lattice
-from fsmap.train.descent import one_thread
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam
 from fsmap.train.population import fit_population

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import DivergedError
-from fsmap.train.descent import one_thread
+from fsmap.paper.descent import one_thread
 
 TOLERANCE = 1e-9
 """The step after one of this length is its square: below rounding."""

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from fsmap.errors import DivergedError
-from fsmap.train.newton import maximize
+from fsmap.paper.newton import maximize
 
 
 def test_a_smooth_maximum_to_the_last_digit():

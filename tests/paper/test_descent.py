@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from fsmap.errors import DivergedError
-from fsmap.train.descent import descend, one_thread
+from fsmap.paper.descent import descend, one_thread
 
 TARGETS = torch.tensor([[1.0, -2.0], [0.3, 4.0], [-1.0, 0.0]], dtype=torch.float64)
 

@@ -333,8 +333,8 @@ class UCITable(Experiment):
     cost = "minutes on a GPU"
     protocol = (
         "mean squared error + w‖θ‖² + λR by one-sided differences, β = 1e-3; float32, in committed "
-        "rows of a GPU products of pairs of bfloat16 (16 bits of mantissa, float32 sums). paper: authors' "
-        "scaling, tuned on split 0, 6 splits; fair: scaled by training statistics, every "
+        "rows of a GPU products of pairs of bfloat16 (16 bits of mantissa, float32 sums). paper: "
+        "authors' scaling, tuned on split 0, 6 splits; fair: scaled by training statistics, every "
         "configuration on 20 splits, chosen by mean validation error"
     )
     group = "uci"

@@ -77,7 +77,7 @@ def test_every_module_with_a_parser_is_a_command():
 def test_run_list_report(here, capsys):
     assert main(["run", "squares", "--quick", "--silent"]) == 0
     out = capsys.readouterr().out
-    assert "squares  1 of 2 claims hold" in out
+    assert "squares  1 of 2 claims agree, 1 differs" in out
     assert "✗ the last square is a million (4.0)" in out
     assert "See it with: fsmap report runs" in out
     assert main(["list"]) == 0
@@ -85,7 +85,7 @@ def test_run_list_report(here, capsys):
     assert "Models with a closed form" in out
     line = next(line for line in out.splitlines() if line.startswith("squares"))
     assert line.split()[1:6] == ["Fig.", "0", "cpu", "1", "s"]
-    assert "1 of 2 claims, quick, " in line
+    assert "1 of 2 claims agree, 1 differs, quick, " in line
     assert main(["report"]) == 0
     assert capsys.readouterr().out.strip() == str(here / "report" / "index.html")
     page = (here / "report" / "index.html").read_text()

@@ -125,7 +125,10 @@ def test_a_full_run_is_shown_before_a_quick_one_which_is_named(runs):
     _, page = page_of(runs, "runs", "results")
     said = " ".join(page.text.split())
     assert "full size" in said
-    assert f"Another run: {runs / 'runs' / 'squares'}: quick, cpu, 1 of 2 claims hold." in said
+    assert (
+        f"Another run: {runs / 'runs' / 'squares'}: quick, cpu, 1 of 2 claims agree, 1 differs."
+        in said
+    )
     assert said.count("The curve is a parabola.") == 1
 
 

@@ -55,6 +55,28 @@ def test_any_value_survives_strict_json(value):
     assert repr(back) == repr(value)  # nan is not equal to itself, but is written the same
 
 
+@pytest.mark.parametrize(
+    ("effect", "stderr", "seeds", "bound", "verdict"),
+    [
+        (-0.4, 0.1, 5, {"below": 0}, "agrees"),
+        (0.4, 0.1, 5, {"below": 0}, "differs"),
+        (-0.0002, 0.0002, 5, {"below": 0}, "undecided"),  # .2916 against .2918 is no tick
+        (0.02, 0.02, 5, {"below": 0}, "undecided"),  # and 3.86 against 3.84 no cross
+        (0.4, 0.1, 5, {"above": 0.1}, "agrees"),
+        (-0.1, 0.05, 5, {"within": 0.3}, "agrees"),
+        (-0.5, 0.05, 5, {"within": 0.3}, "differs"),
+        (-0.25, 0.05, 5, {"within": 0.3}, "undecided"),
+        (-0.4, math.nan, 1, {"below": 0}, "undecided"),
+        (math.nan, math.nan, 0, {"below": 0}, "not tested"),
+        (math.inf, math.nan, 3, {"below": 0}, "differs"),
+    ],
+)
+def test_an_effect_is_decided_by_two_standard_errors(effect, stderr, seeds, bound, verdict):
+    claim = records.judge("it falls", effect, stderr, seeds, **bound)
+    assert records.verdict(claim._asdict()) == verdict
+    assert bool(claim.reason) == (claim.holds is None)
+
+
 def test_tensors_and_arrays_become_lists():
     assert plain(torch.tensor([[1.0, math.nan]])) == [[1.0, "nan"]]
     assert plain(np.float32(0.5)) == 0.5
@@ -180,7 +202,7 @@ def write_run(folder, summary):
 def test_what_every_reader_needs_is_enough(tmp_path):
     write_run(tmp_path / "squares", WHOLE | {"covers": {"units": 2, "of": 4}})
     run = read_run(tmp_path / "squares")
-    assert (run.id, run.held, coverage(run.summary)) == ("squares", 1, "2 of 4 units")
+    assert (run.id, run.verdicts, coverage(run.summary)) == ("squares", ["agrees"], "2 of 4 units")
     assert coverage(WHOLE) == ""
 
 

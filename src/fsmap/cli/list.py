@@ -9,6 +9,7 @@ from typing import Any
 
 from fsmap.cli import console
 from fsmap.errors import CheckpointError
+from fsmap.paper.rows import DIFFERS
 from fsmap.paper.run_folder import coverage, read_run
 
 
@@ -70,9 +71,8 @@ def _outcome(folder: Path) -> str:
         run = read_run(folder)
     except CheckpointError:
         return console.styled(f"cannot read {folder / 'summary.json'}", console.RED)
-    total, summary = len(run.summary["claims"]), run.summary
-    words = f"{run.held} of {total} claims"
-    words = console.styled(words, console.GREEN if run.held == total else console.RED)
+    summary = run.summary
+    words = console.styled(run.tally, console.RED if DIFFERS in run.verdicts else console.GREEN)
     about = (summary["size"], str(summary.get("date", ""))[:10], coverage(summary))
     return ", ".join(filter(None, (words, *about)))
 

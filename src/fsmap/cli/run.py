@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
 from fsmap.errors import InputError, require
+from fsmap.paper.rows import tally
 from fsmap.progress import duration
 
 if TYPE_CHECKING:
@@ -164,11 +165,10 @@ def _tell(outcome: Outcome) -> None:
     name = console.styled(outcome.id, console.BOLD)
     if outcome.status == "finished":
         claims = outcome.summary["claims"]
-        held = sum(claim["holds"] for claim in claims)
         took = duration(outcome.summary["seconds"])
-        console.say(f"{name}  {held} of {len(claims)} claims hold  {took}  {outcome.folder}")
+        console.say(f"{name}  {tally(claims)}  {took}  {outcome.folder}")
         for claim in claims:
-            if not claim["holds"]:
+            if claim["holds"] is False:
                 cross = console.styled("\u2717", console.RED)
                 ours = console.styled(f"({claim['ours']})", console.DIM)
                 console.say(f"  {cross} {claim['claim']} {ours}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fsmap.cli import console
 from fsmap.cli.run import add_options, options_of, pool_of, terminate_as_interrupt
 from fsmap.errors import FsmapError, InputError, require
+from fsmap.paper.rows import tally
 from fsmap.paper.run_folder import coverage
 from fsmap.progress import duration
 
@@ -87,9 +88,8 @@ def _state(point: Point) -> tuple[str, str]:
     if point.run.state not in ("growing", "complete"):
         return "unfinished", ""
     summary = point.run.summary()
-    held = [bool(claim["holds"]) for claim in summary["claims"]]
     covered = coverage(summary)
-    state = f"{sum(held)} of {len(held)}" + (f" ({covered})" if covered else "")
+    state = tally(summary["claims"]) + (f" ({covered})" if covered else "")
     return state, duration(summary["seconds"])
 
 

@@ -31,7 +31,7 @@ from fsmap.files import write_whole
 from fsmap.paper.experiment import Context, Experiment, get, registry
 from fsmap.paper.options import Options, check_settings, choose_device, configure
 from fsmap.paper.report import figures
-from fsmap.paper.rows import Content, Row, circumstances, encode, key_of, machine, plain
+from fsmap.paper.rows import Claim, Content, Row, circumstances, encode, key_of, machine, plain
 from fsmap.paper.run_folder import (
     COVERS,
     DAMAGED,
@@ -471,7 +471,7 @@ def publish(
         for name, figure in pictures.items():
             figures.save(figure, run.path, name)
         _save_slider(experiment, rows, run.path / "interactive.json")
-    claims = [claim._asdict() | {"holds": bool(claim.holds)} for claim in experiment.claims(rows)]
+    claims = [_plain_claim(claim) for claim in experiment.claims(rows)]
     summary = {
         "experiment": experiment.id,
         "size": header["size"],
@@ -495,6 +495,11 @@ def publish(
         **keep,
     }
     return write_summary(run.path, summary)
+
+
+def _plain_claim(claim: Claim) -> dict[str, Any]:
+    holds = None if claim.holds is None else bool(claim.holds)  # a numpy or torch bool is not JSON
+    return {**claim._asdict(), "holds": holds}
 
 
 def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from fsmap.errors import InputError, did_you_mean
 from fsmap.paper.report.figures import Curve, Frame, Interactive
-from fsmap.paper.rows import Claim, Row, Value
+from fsmap.paper.rows import Claim, Row, Value, judge, not_tested
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 # fmt: off
 __all__ = [
     "Context", "Experiment", "Measured",  # what an experiment is made of
-    "Claim", "Curve", "Frame", "Interactive", "Row",  # what it gives to the report
+    "Claim", "judge", "not_tested", "Row",  # what it measures and states
+    "Curve", "Frame", "Interactive",  # what the page can move
     "GROUPS", "get", "registry",  # which there are
 ]
 # fmt: on
@@ -96,7 +97,7 @@ class Experiment:
         return []
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """What the paper states, judged by the rows: claims that can come out false."""
+        """What the paper states, judged by the rows; the forms are in :mod:`fsmap.paper.rows`."""
         return []
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:

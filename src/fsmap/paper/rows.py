@@ -9,6 +9,19 @@ A run folder holds
 A unit is finished if, and only if, its line stands in ``units.jsonl`` and its rows match the
 checksum. A resumed run drops all other rows. JSON has no nan and no infinities, so they are
 written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which every parser accepts.
+
+Claims are computed from rows. Their verdict is one of
+
+- ``agrees`` / ``differs`` (``holds`` is true / false): the rows decide;
+- ``undecided`` (``holds`` is null): measured, but within two standard errors, or with one seed;
+- ``not tested`` (``holds`` is null): there are no rows for it. ``reason`` is the command that
+  would measure them.
+
+A claim about a measured effect is made by :func:`judge`, which applies the rule of two standard
+errors. A claim about an exact quantity (a theorem, a deterministic optimum) is
+``Claim(text, holds, ours, paper)``. A claim without rows is ``not_tested(text, command)``.
+``source`` is ``"paper"``, ``"ours"`` (the paper does not state it) or ``"check"`` (the run is sane:
+no run diverged): the page counts the three apart.
 """
 
 from __future__ import annotations
@@ -20,11 +33,12 @@ import math
 import os
 import platform
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Value = float | Sequence[Any]
 """A number, or a (nested) list of numbers: a curve, a histogram, an image."""
@@ -58,12 +72,103 @@ class Row(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """A statement of the paper, and whether the rows of this run bear it out."""
+    """A statement and what the rows of this run say about it."""
 
     claim: str  # the statement, in words
-    holds: bool  # what the rows say
+    holds: bool | None  # what the rows say; None: undecided, or not tested
     ours: Any = None  # the number (or short text) that decides it
     paper: Any = None  # what the paper prints, or None
+    effect: float | None = None  # the measured difference that decides it
+    stderr: float | None = None  # standard error of the effect
+    seeds: int | None = None  # how many seeds (or splits) the effect is a mean of; 0: not tested
+    source: Literal["paper", "ours", "check"] = "paper"  # who states it
+    reason: str = ""  # why it is undecided, or the command that would test it
+
+
+AGREES, DIFFERS, UNDECIDED, NOT_TESTED = VERDICTS = ("agrees", "differs", "undecided", "not tested")
+
+
+def verdict(claim: Mapping[str, Any]) -> str:
+    """One of ``VERDICTS``, for a claim as ``summary.json`` holds it."""
+    if claim["holds"] is None:
+        return UNDECIDED if claim.get("seeds") else NOT_TESTED
+    return AGREES if claim["holds"] else DIFFERS
+
+
+def tally(claims: Iterable[Mapping[str, Any]]) -> str:
+    """Verdicts in words; checks are not counted.
+
+    Examples:
+        >>> tally([{"holds": True}, {"holds": False}, {"holds": None, "seeds": 3}])
+        '1 of 3 claims agree, 1 differs, 1 undecided'
+    """
+    counted = [c for c in claims if c.get("source") != "check"]
+    found = Counter(map(verdict, counted))
+    parts = [f"{found[AGREES]} of {len(counted)} claims agree"]
+    words = {DIFFERS: "differs" if found[DIFFERS] == 1 else "differ"}
+    parts += [f"{found[v]} {words.get(v, v)}" for v in VERDICTS[1:] if found[v]]
+    return ", ".join(parts)
+
+
+def judge(
+    claim: str,
+    effect: float,
+    stderr: float,
+    seeds: int,
+    *,
+    below: float | None = None,
+    above: float | None = None,
+    within: float | None = None,
+    ours: Any = None,
+    paper: Any = None,
+    source: Literal["paper", "ours", "check"] = "paper",
+) -> Claim:
+    """A claim about a measured effect: decided if it is two standard errors from its bound.
+
+    Args:
+        claim: The statement, in words.
+        effect: The measured difference, such as the mean over seeds of L-MAP's ECE minus PS-MAP's
+            (:func:`fsmap.paper.report.tables.paired`) or ours minus the paper's value.
+        stderr: Its standard error; nan for one seed: then the claim is undecided.
+        seeds: How many seeds (or splits); 0: not tested.
+        below: The claim says that the effect is below this bound.
+        above: The claim says that the effect is above this bound.
+        within: The claim says that the absolute effect is at most this.
+        ours: What to show in place of the effect.
+        paper: What the paper prints.
+        source: Who states it.
+
+    Examples:
+        >>> judge("ECE falls", -0.4, 0.1, 5, below=0).holds
+        True
+        >>> judge("ECE falls", -0.1, 0.1, 5, below=0).reason
+        'within two standard errors'
+    """
+    bounds = {"below": below, "above": above, "within": within}
+    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    if len(given) != 1:
+        message = f"give one of below, above and within, got {given}"
+        raise TypeError(message)
+    ((name, bound),) = given.items()
+    lead = {"below": bound - effect, "above": effect - bound, "within": bound - abs(effect)}[name]
+    shown = effect if ours is None else ours
+    made = Claim(claim, None, shown, paper, effect, stderr, seeds, source)
+    if seeds == 0:
+        return made._replace(ours=None, effect=None, stderr=None, reason="no rows")
+    if not math.isfinite(lead):
+        return made._replace(holds=False)
+    if math.isnan(stderr):
+        return made._replace(reason="one seed: the error is not known")
+    if abs(lead) <= 2 * stderr:
+        return made._replace(reason="within two standard errors")
+    return made._replace(holds=lead > 0)
+
+
+def not_tested(
+    claim: str, reason: str, paper: Any = None, source: Literal["paper", "ours"] = "paper"
+) -> Claim:
+    """A claim without rows; ``reason`` is the command that would measure them."""
+    return Claim(claim, None, None, paper, seeds=0, source=source, reason=reason)
 
 
 def plain(value: Any) -> Any:

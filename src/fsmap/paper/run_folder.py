@@ -34,7 +34,9 @@ from fsmap.paper.rows import (
     read_content,
     revive,
     sealed,
+    tally,
     unsealed,
+    verdict,
 )
 
 COVERS = "covers"
@@ -56,9 +58,14 @@ class Run(NamedTuple):
         return str(self.summary["experiment"])
 
     @property
-    def held(self) -> int:
-        """How many claims hold."""
-        return sum(bool(claim["holds"]) for claim in self.summary["claims"])
+    def tally(self) -> str:
+        """How the claims come out, in words."""
+        return tally(self.summary["claims"])
+
+    @property
+    def verdicts(self) -> list[str]:
+        """The verdict of each claim."""
+        return [verdict(claim) for claim in self.summary["claims"]]
 
 
 def read_run(folder: Path) -> Run:
@@ -72,7 +79,7 @@ def read_run(folder: Path) -> Run:
     try:
         run = Run(folder, revive(json.loads(file.read_text())))
         # what readers rely on
-        _ = run.id, "" + run.summary["size"], run.held, 0 + run.summary.get("seconds", 0)
+        _ = run.id, "" + run.summary["size"], run.tally, 0 + run.summary.get("seconds", 0)
         growing = coverage(run.summary)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         wrong = f"{file} is not a summary of fsmap ({error})"

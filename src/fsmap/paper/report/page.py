@@ -15,6 +15,7 @@ from fsmap.files import write_whole
 from fsmap.paper.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER
 from fsmap.paper.report.inline_svg import VARIABLES, Glyphs
 from fsmap.paper.report.view import embedded, view
+from fsmap.paper.rows import AGREES, DIFFERS, verdict
 from fsmap.paper.run_folder import Run, read_run
 from fsmap.progress import duration
 
@@ -138,7 +139,7 @@ def _totals(runs: Sequence[Run]) -> dict[str, Any]:
         {"id": run.id, "label": run.summary.get("label", ""), "claim": claim["claim"]}
         for run in runs
         for claim in run.summary["claims"]
-        if not claim["holds"]
+        if verdict(claim) == DIFFERS
     ]
 
     def distinct(key: str) -> list[str]:
@@ -150,7 +151,7 @@ def _totals(runs: Sequence[Run]) -> dict[str, Any]:
         "experiments": len(runs),
         "quick": sum(run.summary["size"] == "quick" for run in runs),
         "claims": sum(len(run.summary["claims"]) for run in runs),
-        "held": sum(run.held for run in runs),
+        "held": sum(run.verdicts.count(AGREES) for run in runs),
         "failed": failed,
         "time": duration(sum(float(run.summary.get("seconds", 0)) for run in runs)),
         "devices": distinct("device"),

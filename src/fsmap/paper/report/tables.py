@@ -142,6 +142,23 @@ def mean(values: Iterable[float]) -> Mean:
     return Mean(centre, statistics.stdev(numbers) / math.sqrt(len(numbers)), len(numbers))
 
 
+def paired(one: Iterable[Row], other: Iterable[Row], *by: str) -> Mean:
+    """Mean and error of ``one - other`` over the pairs that agree in ``by`` (default: the seed).
+
+    Examples:
+        >>> ours, theirs = ([Row("e", "ece", v, seed=s) for s, v in enumerate(x)] for x in (
+        ...     [1.0, 2.0, 3.0], [1.5, 2.5, 3.5]))
+        >>> paired(ours, theirs)
+        Mean(mean=-0.5, stderr=0.0, n=3)
+    """
+    left, right = (
+        {key: mean(row.value for row in rows).mean for key, rows in group(side, *by).items()}
+        for by in [by or ("seed",)]
+        for side in (one, other)
+    )
+    return mean(left[key] - right[key] for key in left if key in right)
+
+
 def line(rows: Iterable[Row], x: str) -> Line:
     """Means over everything but ``x``, sorted by it."""
     groups = sorted(group(rows, x).items(), key=lambda item: item[0][0])

@@ -9,7 +9,7 @@ from typing import Any
 from fsmap.paper.report.figures import NAMES
 from fsmap.paper.report.inline_svg import Glyphs, inline
 from fsmap.paper.report.tables import columns, number, shown, with_error
-from fsmap.paper.rows import plain
+from fsmap.paper.rows import DIFFERS, plain, verdict
 from fsmap.paper.run_folder import Run, coverage
 from fsmap.progress import duration
 
@@ -111,7 +111,7 @@ def view(run: Run, others: Sequence[Run], glyphs: Glyphs) -> dict[str, Any]:
         "title": summary.get("title") or run.id,
         "see": summary.get("see", ""),
         "size": summary["size"],
-        "held": run.held,
+        "held": DIFFERS not in run.verdicts,
         "claims": [_claim(claim) for claim in summary["claims"]],
         "figures": list(_figures(run, glyphs)),
         "slider": _slider(run, glyphs),
@@ -145,7 +145,7 @@ def _words(metric: Any) -> Any:
 
 def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
     ours, paper = (None if claim.get(k) is None else number(claim[k]) for k in ("ours", "paper"))
-    return {"claim": claim["claim"], "holds": bool(claim["holds"]), "ours": ours, "paper": paper}
+    return {"claim": claim["claim"], "verdict": verdict(claim), "ours": ours, "paper": paper}
 
 
 def _figures(run: Run, glyphs: Glyphs) -> list[dict[str, Any]]:
@@ -215,8 +215,7 @@ def _numeric(lines: Sequence[Sequence[str]]) -> list[bool]:
 
 
 def _other(run: Run) -> str:
-    claims = f"{run.held} of {len(run.summary['claims'])} claims hold"
-    return f"{run.folder}: {run.summary['size']}, {run.summary.get('device', '')}, {claims}"
+    return f"{run.folder}: {run.summary['size']}, {run.summary.get('device', '')}, {run.tally}"
 
 
 def embedded(data: Any) -> str:

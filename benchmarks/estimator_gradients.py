@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 import fsmap
 from fsmap.functional import Replacing
-from fsmap.images.build import load_data
-from fsmap.images.state import load_model
+from fsmap.images.build import load_data, load_model
 from fsmap.paper.rows import circumstances
 
 RESULTS = Path(__file__).parent / "results" / "estimator_gradients.jsonl"

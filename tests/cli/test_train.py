@@ -17,7 +17,7 @@ from fsmap.cli import main
 from fsmap.cli.train import LOCK
 from fsmap.files import exclusive
 from fsmap.images import load_model
-from fsmap.images.state import FILE
+from fsmap.images.build import FILE
 
 MODEL = "image_cases:TinyNet"
 TINY = [

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fsmap.images.kernels import layout_of
+from fsmap.images.build import layout_of
 from fsmap.models.resnet import resnet18
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

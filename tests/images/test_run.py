@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fsmap.errors import CheckpointError, DivergedError, InputError
-from fsmap.images import ImageRun, ImageSettings, load_model, state
+from fsmap.images import ImageRun, ImageSettings, load_model
+from fsmap.images.build import FILE
 from fsmap.train import checkpoint
 from image_cases import TINY, TinyNet, trained
 
@@ -158,7 +159,7 @@ def test_other_data_is_another_run(tmp_path: Path):
 @pytest.mark.parametrize("damage", ["truncated", "altered"])
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str):
     trained(folder=tmp_path)
-    path = tmp_path / state.FILE
+    path = tmp_path / FILE
     raw = bytearray(path.read_bytes())
     if damage == "altered":
         raw[-9] ^= 1
@@ -171,7 +172,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str):
 def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     run = ImageRun(TINY, folder=tmp_path)
     run.train(progress=False, until_epoch=1)
-    before = (tmp_path / state.FILE).read_bytes()
+    before = (tmp_path / FILE).read_bytes()
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -179,7 +180,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         run.train(progress=False)
-    assert (tmp_path / state.FILE).read_bytes() == before
+    assert (tmp_path / FILE).read_bytes() == before
     monkeypatch.undo()
     assert ImageRun(TINY, folder=tmp_path, resume=True).epoch == 1
 

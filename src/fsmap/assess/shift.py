@@ -23,7 +23,7 @@ from fsmap.assess.landscape import laplacian
 from fsmap.data.images.augment import Normalization
 from fsmap.data.images.read import Images
 from fsmap.errors import InputError
-from fsmap.images.predict import logits_of
+from fsmap.images.build import logits_of
 
 Advance = Callable[[str], None]
 

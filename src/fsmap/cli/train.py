@@ -142,7 +142,7 @@ def _seeds(arguments: argparse.Namespace) -> list[int]:
 def _folder(
     arguments: argparse.Namespace, settings: ImageSettings, seed: int, *, many: bool
 ) -> Path:
-    from fsmap.images.state import FILE
+    from fsmap.images.build import FILE
 
     if arguments.out is None:
         px = f"-{settings.px.replace('*', '').replace('+', '-')}" if settings.regularized else ""
@@ -204,7 +204,7 @@ def _closing(run: ImageRun) -> str:
 
 
 def _how_to_resume(folder: Path) -> str:
-    from fsmap.images.state import FILE
+    from fsmap.images.build import FILE
 
     path = folder / FILE
     if not path.exists():

@@ -1,33 +1,36 @@
-"""A run: data and model made from settings, steps taken, checkpoints written, hooks called."""
+"""A run: data and model made from settings, steps taken, checkpoints and a log, hooks."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fsmap.data.images.read import Folder, Images
+from fsmap import metrics
+from fsmap.data.images.read import Folder
 from fsmap.data.images.task import ImageTask
-from fsmap.errors import InputError
-from fsmap.images import state as files
-from fsmap.images.build import check_model, load_data, training_model
-from fsmap.images.feed import Feeder
-from fsmap.images.kernels import kernels
-from fsmap.images.log import LOOK_EVERY, Log, epoch_row, in_short, totals_of
+from fsmap.errors import CheckpointError, DivergedError, InputError
+from fsmap.files import write_whole
+from fsmap.images.build import FILE, build_model, check_model, load_data, logits_of, placed
 from fsmap.images.parallel import Group
-from fsmap.images.predict import logits_of
 from fsmap.images.settings import ImageSettings
-from fsmap.images.step import Step
+from fsmap.images.step import COLUMNS, Feeder, Step
 from fsmap.progress import progress as progress_bar
+from fsmap.train import checkpoint
 
 CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
 TIME_EVERY = 5  # steps between looks at the clock
+CHECK_EVERY = 100  # steps between checks whether the numbers are finite
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+WORDS = {"loss": "the cross-entropy", "laplacian": "R", "grad_norm": "the gradient"}
 
 Row = dict[str, Any]
 
@@ -59,7 +62,11 @@ class ImageRun:
         self.device = torch.device(device)
         px = settings.px if settings.regularized else None
         self.task = (task or load_data(settings, data_dir, px)).to(self.device)
-        self.module = training_model(settings, module, self.device, data_dir)
+        if module is None:
+            module = build_model(settings, data_dir=data_dir)
+        if not module.training:
+            module.train()
+        self.module = placed(module, settings, self.device)
         self.hooks = list(hooks)
         self.feeder = Feeder(self.task, settings, self.module, self.group)
         self.taken = Step(self.module, settings, self.feeder, self.group)
@@ -75,16 +82,18 @@ class ImageRun:
         self.seconds = 0.0  # of training, over all pieces
         self.first_seconds = 0.0  # of the first step of this process: compiling and capturing
         self.seconds_here = 0.0  # of the last call
-        self.path = None if folder is None else Path(folder) / files.FILE
+        self.path = None if folder is None else Path(folder) / FILE
         self.config = {
             "kind": "images",
             "settings": settings.describe(),
             "data": (task or self.task).fingerprint() if self.path else {},
         }
         if self.path is not None and self.path.exists():
-            files.restore(self, self.path, resume=resume)
-        first = self.group.rank == 0 and folder is not None
-        self.log = Log(Path(folder), self, about or {}) if first and folder is not None else None
+            self._restore(self.path, resume=resume)
+        self.log: Path | None = None
+        if folder is not None and self.group.rank == 0:
+            self.log = Path(folder) / "log.jsonl"
+            self._start_log(self.log, about or {})
 
     @property
     def epoch(self) -> int:
@@ -141,7 +150,10 @@ class ImageRun:
         before = self.seconds
         label = f"{self.settings.data} {self.settings.method} seed {self.settings.seed}"
         silent = not progress or self.group.rank != 0
-        with progress_bar(self.steps, label, silent=silent) as bar, self._kernels():
+        with (
+            progress_bar(self.steps, label, silent=silent) as bar,
+            kernels(self.device, self.settings),
+        ):
             while self.step < end:
                 self.lr_used, self.reg_strength_used = self.lr, self.reg_strength
                 self.taken(self.step, lr=self.lr_used, reg_strength=self.reg_strength_used)
@@ -156,8 +168,8 @@ class ImageRun:
                 whole = self.step % self.steps_per_epoch == 0
                 if whole:
                     self._after_epoch()
-                    bar.update(self.step, in_short(self.history[-1]))
-                elif self.step % LOOK_EVERY == 0:
+                    bar.update(self.step, _in_short(self.history[-1]))
+                elif self.step % CHECK_EVERY == 0:
                     bar.update(self.step)
                 if checkpoint_every is None:
                     due = whole and time.perf_counter() - saved > CHECKPOINT_SECONDS
@@ -177,44 +189,122 @@ class ImageRun:
         if split not in parts:
             message = f"split must be one of {', '.join(parts)}, got {split!r}"
             raise InputError(message)
-        part: Images = parts[split].take(slice(limit))
+        part = parts[split].take(slice(limit))
         return self.logits_of(part.x), part.y
 
     def logits_of(self, images: Tensor, half: torch.dtype | None = None) -> Tensor:
         """Logits of images given as bytes ``[N, C, H, W]``, or as normalized numbers."""
-        with self._kernels():
+        with kernels(self.device, self.settings):
             layout = self.feeder.layout
             return logits_of(self.module, images, self.task.normalize, layout, half=half)
 
     def save(self) -> None:
         """Write the checkpoint; process 0 does, the others go on."""
-        if self.path is not None and self.group.rank == 0:
-            files.save(self, self.path)
+        if self.path is None or self.group.rank != 0:
+            return
+        progress = {
+            "step": self.step,
+            "reg_strength": self.reg_strength,
+            "seconds": self.seconds,
+            "history": self.history,
+        }
+        state = checkpoint.Checkpoint(self.tensors(), self.config, progress)
+        checkpoint.save(self.path, state)
 
     def stop(self) -> None:
         """End :meth:`train` after the present step, with a checkpoint; for a single process."""
         self._stopping = True
 
-    def _kernels(self) -> AbstractContextManager[None]:
-        s = self.settings
-        tf32 = s.precision != "fp32"
-        return kernels(self.device, deterministic=s.deterministic, tf32=tf32)
+    def tensors(self) -> dict[str, Tensor]:
+        """The live tensors that steps change, by their name in a checkpoint."""
+        return self.taken.tensors() | {"step/totals": self.taken.totals}
+
+    def _restore(self, path: Path, *, resume: bool) -> None:
+        """Continue from a checkpoint."""
+        if not resume:
+            message = (
+                f"the checkpoint {path} exists already. Resume it (--resume), choose another "
+                "folder (--out), or delete it."
+            )
+            raise CheckpointError(message)
+        saved = checkpoint.load(path)
+        checkpoint.check_same_run(path, saved.config, self.config)
+        with checkpoint.readable(path), torch.no_grad():
+            self.step = int(saved.progress["step"])
+            self.reg_strength = float(saved.progress["reg_strength"])
+            self.seconds = float(saved.progress["seconds"])
+            self.history = list(saved.progress["history"])
+            for name, t in self.tensors().items():
+                t.copy_(saved.tensors[name])
+
+    def _start_log(self, path: Path, about: dict[str, Any]) -> None:
+        """Write the settings, and the rows that the checkpoint knows."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else ""
+        head = {
+            "settings": self.settings.describe(),
+            "torch": torch.__version__,
+            "device": f"{self.device} ({name})" if name else str(self.device),
+            "processes": self.group.size,
+            "parameters": sum(p.numel() for p in self.module.parameters()),
+            **about,
+        }
+        lines = [json.dumps(head), *map(json.dumps, self.history)]
+        write_whole(path, "".join(line + "\n" for line in lines).encode())
 
     def _after_step(self) -> None:
-        if self.step % LOOK_EVERY == 0:
-            totals_of(self)
+        if self.step % CHECK_EVERY == 0:
+            self._totals()
         for hook in self.hooks:
             getattr(hook, "on_step", lambda _: None)(self)
 
     def _after_epoch(self) -> None:
-        totals = totals_of(self)
+        totals = self._totals()
         self.taken.totals.zero_()
-        row = epoch_row(self, totals)
+        row = self._epoch_row(totals)
         self.history.append(row)
         for hook in self.hooks:
             getattr(hook, "on_epoch", hook)(self)
         if self.log is not None:
-            self.log.write(row)
+            with self.log.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def _totals(self) -> dict[str, float]:
+        """The sums of the epoch so far, by name; raises DivergedError if one is not finite."""
+        totals = dict(zip(COLUMNS, self.taken.totals.tolist(), strict=True))
+        lost = [words for name, words in WORDS.items() if not math.isfinite(totals[name])]
+        if lost:
+            message = (
+                f"training diverged: {lost[0]} is not finite within the {CHECK_EVERY} steps before "
+                f"step {self.step} (lr {self.lr:.3g}, λ {self.reg_strength:.3g}). Lower the "
+                "learning rate or λ, or clip the gradient."
+            )
+            raise DivergedError(message)
+        return totals
+
+    def _epoch_row(self, totals: dict[str, float]) -> Row:
+        steps, penalty = totals["steps"], self.taken.penalty
+        row: Row = {
+            "epoch": self.epoch,
+            "step": self.step,
+            "lr": self.lr_used,
+            "reg_strength": self.reg_strength_used,
+            "seconds": self.seconds,
+            "loss": totals["loss"] / steps,
+            "accuracy": totals["correct"] * self.group.size / (steps * self.settings.batch_size),
+            "grad_norm": totals["grad_norm"] / steps,
+        }
+        if totals["regularized"]:  # on its steps R was counted ``every`` times
+            row["laplacian"] = totals["laplacian"] / (totals["regularized"] * self.settings.every)
+        if penalty is not None:
+            row["reg_strength"] = penalty.reg_strength  # λ that the nats amount to now
+            row["skipped"] = penalty.skipped
+        if len(self.task.valid.x):
+            logits, y = self.logits_of(self.task.valid.x, self.taken.half), self.task.valid.y
+            if bool(torch.isfinite(logits).all()):
+                for name in ("accuracy", "nll", "ece", "temperature"):
+                    row[f"valid_{name}"] = getattr(metrics, name)(logits, y)
+        return row
 
     def _over(self, start: float, max_seconds: float) -> bool:
         """Whether time is up for any process: then it is for all."""
@@ -223,3 +313,42 @@ class ImageRun:
         late = torch.tensor(float(time.perf_counter() - start > max_seconds), device=self.device)
         self.group.average([late])
         return self._stopping or bool(late > 0)
+
+
+def _in_short(row: Row) -> str:
+    """A row in a few words, for the progress bar."""
+    parts = [f"epoch {row['epoch']}", f"loss {row['loss']:.3f}"]
+    if "valid_accuracy" in row:
+        parts.append(f"held-out {100 * row['valid_accuracy']:.1f} %")
+    return ", ".join(parts)
+
+
+@contextmanager
+def kernels(device: torch.device, settings: ImageSettings) -> Iterator[None]:
+    """Set torch's global switches by precision and determinism, and put them back."""
+    if device.type != "cuda":
+        yield
+        return
+    deterministic = settings.deterministic
+    if deterministic and WORKSPACE not in os.environ:
+        message = (
+            f"deterministic on CUDA needs the environment variable {WORKSPACE}=:4096:8 before the "
+            "program starts; fsmap train --deterministic sets it."
+        )
+        raise InputError(message)
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32)
+    strict, warn = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    cudnn.benchmark = not deterministic  # the search itself is not reproducible
+    cudnn.deterministic = deterministic
+    cudnn.allow_tf32 = matmul.allow_tf32 = settings.precision != "fp32"
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32 = before
+        torch.use_deterministic_algorithms(strict, warn_only=warn)

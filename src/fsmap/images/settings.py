@@ -45,7 +45,7 @@ class ImageSettings:
         limit: Use only so many training images; ``generated``: generated ones.
         seed: Of weights, order, augmentation, evaluation points and ψ.
         precision: ``fp32``, ``tf32`` or ``bf16`` (autocast, which ``fd`` and ``fd_central`` leave).
-        channels_last: Memory layout; see :func:`fsmap.images.kernels.layout_of`.
+        channels_last: Memory layout; see :func:`fsmap.images.build.layout_of`.
         compile: ``torch.compile`` the passes; ``graph``: capture the whole step in a CUDA graph.
         deterministic: Deterministic kernels only: a resumed run then equals an uninterrupted one to
             the last bit on CUDA too (on the CPU it always does).

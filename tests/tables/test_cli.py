@@ -308,7 +308,7 @@ def test_a_place_that_cannot_be_written_is_found_before_training(here, capsys, m
 
 def test_the_model_is_there_if_the_page_fails(here, capsys, monkeypatch):
     houses(here / "houses.csv")
-    monkeypatch.setattr("fsmap.tables.page.render", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("fsmap.paper.report.table_page.render", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(["fit", "houses.csv", "--target", "price", *FAST])
     assert run(capsys, "predict", "model.pt", "houses.csv")[0] == 0

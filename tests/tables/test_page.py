@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fsmap.tables import page as table_page
+from fsmap.paper.report import table_page
 from fsmap.tables.fit import TableOptions, fit_table
 from fsmap.tables.reader import read_table
 from small_tables import flowers, houses

@@ -99,7 +99,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Fit, compare, save, and write the page."""
     from fsmap.files import write_whole
-    from fsmap.tables import page as table_page
+    from fsmap.paper.report import table_page
     from fsmap.tables.fit import fit_table
     from fsmap.tables.reader import read_table
 

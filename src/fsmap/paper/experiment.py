@@ -114,6 +114,7 @@ GROUPS = {
     "theory": "Statements without a figure",
     "networks": "Small networks",
     "uci": "UCI regression",
+    "tables": "Tables",
     "images": "Images",
 }
 """Groups of experiments, in the order of the report."""
@@ -122,7 +123,7 @@ ORDER = """
     mixture-posterior mixture-bma fourier fourier-points fourier-pX fourier-noise reparam
     theory-metric theory-any-parameter theory-symmetry theory-flat theory-large-data
     logdet-mc laplacian-vs-logdet moons-eigs moons-solutions moons-pathology
-    uci-table image-table image-S label-noise landscape laplacian-trace shift transfer
+    uci-table tables-bench image-table image-S label-noise landscape laplacian-trace shift transfer
 """.split()
 """Order within a group: that of the paper. An id that is not here comes last."""
 

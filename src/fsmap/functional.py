@@ -1,11 +1,15 @@
-"""A module as a pure function ``f(params, x)``; noise, replaced functions, parameter vectors."""
+"""A module as a pure function ``f(params, x)``: its points, its passes, its random layers.
+
+Points are a tensor, or a dict or tuple of tensors that share their first dimension.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from traceback import walk_tb
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +19,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.errors import FsmapError, InputError, MemoryLimitError, UnsupportedModuleError
 from fsmap.types import Inputs, ModelFn, Params
 
 Forward = Callable[..., Any]
@@ -35,7 +39,7 @@ class State(NamedTuple):
     parts: tuple[Tensor, ...] = ()  # tensors of the output, if the module returned an object
 
 
-class Output(NamedTuple):
+class OutputObject(NamedTuple):
     """An output object without its tensors."""
 
     kind: Any  # its class; None for containers that torch knows
@@ -54,7 +58,7 @@ class Output(NamedTuple):
         return new
 
 
-def take_apart(out: Any) -> tuple[tuple[Tensor, ...], Output]:
+def take_apart(out: Any) -> tuple[tuple[Tensor, ...], OutputObject]:
     """The tensors of an output object, and the rest of it."""
     leaves, spec = tree_flatten(out)
     kind = None
@@ -66,7 +70,7 @@ def take_apart(out: Any) -> tuple[tuple[Tensor, ...], Output]:
         leaves, spec = tree_flatten(dict(vars(out)))
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
     rest = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    return tensors, Output(kind, spec, rest)
+    return tensors, OutputObject(kind, spec, rest)
 
 
 class Functional:
@@ -79,21 +83,14 @@ class Functional:
     def __init__(
         self, module: nn.Module, forward: Forward | None = None, last_layer: str | None = None
     ) -> None:
-        """Wrap a module.
-
-        Args:
-            module: The module.
-            forward: How to call it, ``forward(module, x)``; by default ``module(x)``,
-                ``module(**x)`` for a dict and ``module(*x)`` for a tuple.
-            last_layer: Name of the linear layer whose output is the module's; see ``trace``.
-        """
+        """Arguments as in :func:`functional`."""
         self.module = module
         self.last_layer = last_layer
         self._call = _Call(module, forward or call_module)
         self._parts = tuple(module.modules())
         self._names: set[str] = set()
-        self._looked = False
-        self.output: Output | None = None  # how the last eager pass's object is put together
+        self._checked = False  # for reentrant checkpoints
+        self.output: OutputObject | None = None  # how the last eager pass's object is put together
         self.scripted = [
             name or "the module itself"
             for name, part in module.named_modules()
@@ -131,20 +128,20 @@ class Functional:
             out, parts = self._pass(values, x)
             return out, State(buffers, (), parts)
         layer = self.module.get_submodule(self.last_layer)
-        seen: list[tuple[Tensor, Tensor]] = []
-        hook = layer.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
+        calls: list[tuple[Tensor, Tensor]] = []
+        hook = layer.register_forward_hook(lambda _, args, out: calls.append((args[0], out)))
         try:
             out, parts = self._pass(values, x)
         finally:
             hook.remove()
-        if len(seen) != 1 or seen[0][1] is not out:
+        if len(calls) != 1 or calls[0][1] is not out:
             message = (
                 f"last_layer={self.last_layer!r} does not produce the module's output as it is: it "
-                f"was called {len(seen)} times. Name the linear layer whose output is returned, or "
-                "leave last_layer out."
+                f"was called {len(calls)} times. Name the linear layer whose output is returned, "
+                "or leave last_layer out."
             )
             raise UnsupportedModuleError(message)
-        return out, State(buffers, (seen[0][0],), parts)
+        return out, State(buffers, (calls[0][0],), parts)
 
     def _check_names(self, params: Params) -> None:
         """Refuse names that ``functional_call`` would ignore; a part of the names is allowed."""
@@ -169,9 +166,9 @@ class Functional:
             parts, output = take_apart(raw)
             if not torch.compiler.is_compiling():
                 self.output = output
-        if not (torch.compiler.is_compiling() or self._looked) and out.grad_fn is not None:
+        if not (torch.compiler.is_compiling() or self._checked) and out.grad_fn is not None:
             check_not_recomputed(out)
-            self._looked = True
+            self._checked = True
         return out, parts
 
     def tensor(self, module: nn.Module, x: Inputs) -> Tensor:
@@ -195,10 +192,10 @@ class Functional:
 
 
 class Wrapped(Functional):
-    """A model function around another one; subclasses say what :meth:`with_state` does."""
+    """A model function around another one; subclasses define :meth:`with_state`."""
 
     def __init__(self, inner: Functional) -> None:
-        """Take over what others ask of it."""
+        """Share the module and its attributes."""
         self.inner = inner
         self.module, self.last_layer, self.scripted = inner.module, inner.last_layer, inner.scripted
         self._call = inner._call
@@ -222,9 +219,10 @@ def functional(
     Args:
         module: Any module; frozen parameters (``requires_grad=False``) and buffers become constants
             of ``f``, a parameter that is used twice appears once.
-        forward: How to call the module when its signature is unusual: ``forward(module, x)``.
-        last_layer: Name of the linear layer that makes the output, for
-            ``trace(..., last_layer="exact")``.
+        forward: ``forward(module, x)``; by default ``module(x)``, ``module(**x)`` for a dict and
+            ``module(*x)`` for a tuple.
+        last_layer: Name of the linear layer whose output is the module's: :func:`fsmap.trace` then
+            takes its block in closed form.
 
     Returns:
         ``f`` and ``params``: ``f(params, x)`` equals ``module(x)``. The parameters are the module's
@@ -240,9 +238,8 @@ def functional(
         >>> f(params, torch.zeros(3, 2)).shape
         torch.Size([3, 1])
     """
-    given: object = module
-    if not isinstance(given, nn.Module):
-        kind = getattr(given, "__name__", type(given).__name__)
+    if not isinstance(module, nn.Module):
+        kind = getattr(module, "__name__", type(module).__name__)
         message = (
             f"functional takes an nn.Module, got {kind}. A function f(params, x) of your own needs "
             "no wrapping: pass it where f is asked for."
@@ -312,7 +309,239 @@ def _check_last_layer(module: nn.Module, name: str) -> None:
         raise UnsupportedModuleError(message)
 
 
-# What modules call the probability of dropping something, in torch and in model libraries.
+def ravel(params: Params) -> Tensor:
+    """All parameters as one vector, in the order of the dict."""
+    return torch.cat([p.reshape(-1) for p in params.values()])  # [P]
+
+
+def unravel(vector: Tensor, like: Params) -> Params:
+    """A vector cut into the shapes of ``like``; the inverse of :func:`ravel`."""
+    total = count(like)
+    if vector.shape[-1:] != (total,):
+        message = f"a vector of shape {tuple(vector.shape)} does not fill {total} parameters"
+        raise InputError(message)
+    pieces = vector.split([p.numel() for p in like.values()], dim=-1)
+    return {
+        n: v.reshape(v.shape[:-1] + p.shape) for (n, p), v in zip(like.items(), pieces, strict=True)
+    }
+
+
+def count(params: Params) -> int:
+    """P, the number of parameters."""
+    return sum(p.numel() for p in params.values())
+
+
+def num_points(x: Inputs) -> int:
+    """S, the number of points."""
+    return int(_tensors(x)[0].shape[0])
+
+
+def check_points(x: Inputs) -> None:
+    """Raise InputError if ``x`` is empty, has NaN or inf, or its tensors disagree about S."""
+    leaves = _tensors(x)
+    if any(leaf.ndim == 0 for leaf in leaves):
+        message = (
+            "x needs a first dimension for the points, got a 0-dimensional tensor. Use x[None]."
+        )
+        raise InputError(message)
+    sizes = {int(leaf.shape[0]) for leaf in leaves}
+    if len(sizes) > 1:
+        message = f"the tensors of x must share their first dimension, got {sorted(sizes)}"
+        raise InputError(message)
+    if any(leaf.numel() == 0 for leaf in leaves):
+        found = [tuple(leaf.shape) for leaf in leaves]
+        message = f"x is empty: shapes {found}. At least one evaluation point is needed."
+        raise InputError(message)
+    for leaf in leaves:
+        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
+            bad = (~torch.isfinite(leaf)).reshape(leaf.shape[0], -1).any(1).nonzero().flatten()
+            shown = ", ".join(str(i) for i in bad[:5].tolist())
+            message = (
+                f"x has NaN or inf in {len(bad)} of {len(leaf)} points (first: {shown}). "
+                "Remove or impute them."
+            )
+            raise InputError(message)
+
+
+def concat_points(a: Inputs, b: Inputs) -> Inputs:
+    """Points of ``a`` followed by points of ``b``, in ``a``'s dtype and on its device."""
+    try:
+        return tree_map(lambda s, t: torch.cat([s, t.to(s)]), a, b)
+    except (RuntimeError, ValueError, AttributeError) as error:
+        message = f"points of shape {shapes(a)} and {shapes(b)} cannot be one batch: {error}"
+        raise InputError(message) from error
+
+
+def shapes(x: Inputs) -> str:
+    """The shapes of the points, for messages."""
+    if isinstance(x, Tensor):
+        return str(tuple(x.shape))
+    return str(tree_map(lambda t: tuple(t.shape) if isinstance(t, Tensor) else t, x))
+
+
+def take_points(x: Inputs, rows: slice | Tensor) -> Inputs:
+    """Some of the points."""
+    return tree_map(lambda t: t[rows], x)
+
+
+def move_points(
+    x: Inputs, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+) -> Inputs:
+    """Points on a device; floating-point leaves in ``dtype``, others as they are."""
+    in_order = device is not None and torch.device(device).type == "cuda"  # copies need no wait
+
+    def move(t: Tensor) -> Tensor:
+        kept = dtype if t.is_floating_point() else None
+        return t.to(device=device, dtype=kept, non_blocking=in_order)
+
+    return tree_map(move, x)
+
+
+def _tensors(x: Inputs) -> list[Tensor]:
+    leaves: list[Any] = tree_leaves(x)
+    if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
+        kinds = sorted({type(leaf).__name__ for leaf in leaves}) or [type(x).__name__]
+        message = f"x must be a tensor, or a dict or tuple of tensors, got {', '.join(kinds)}"
+        raise InputError(message)
+    return leaves
+
+
+# What torch raises for inputs that do not fit, and for derivatives that it does not have.
+FAILURES = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
+
+
+def is_pointwise(f: ModelFn) -> bool:
+    """Whether f treats each point alone; a plain function is taken to."""
+    return bool(getattr(f, "pointwise", True))
+
+
+def outputs(f: ModelFn, params: Params, x: Inputs) -> Tensor:
+    """F at the points, trailing dimensions flattened: ``[S, K]``."""
+    return flat(run(f, params, x)[0], x)
+
+
+def run(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, State]:
+    """One plain pass: f, and what the pass left behind (nothing, for a plain function)."""
+    try:
+        return with_state(f, params, x)
+    except FAILURES as error:
+        explain(error, f, x)
+
+
+def with_state(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, State]:
+    """:func:`run` with torch's own errors, for use inside its transforms."""
+    call = getattr(f, "with_state", None)
+    return (f(params, x), State({})) if call is None else call(params, x)
+
+
+def flat(out: Tensor, x: Inputs) -> Tensor:
+    """An output as ``[S, K]``; raises UnsupportedModuleError if dimension 0 is not the point."""
+    S = num_points(x)
+    if out.ndim == 0 or out.shape[0] != S:
+        message = (
+            f"the model returned shape {tuple(out.shape)} for {S} points; the first dimension must "
+            "be the point. Pass forward=lambda module, x: ... to functional if the layout differs."
+        )
+        raise UnsupportedModuleError(message)
+    return out.reshape(S, -1)
+
+
+def check_params(params: object) -> None:
+    """Raise InputError if ``params`` is not a dict of tensors."""
+    if not isinstance(params, dict) or not params:
+        got = "an empty dict" if isinstance(params, dict) else type(params).__name__
+        message = f"params must be a dict {{name: tensor}}, got {got}. fsmap.functional makes one."
+        raise InputError(message)
+    other = next((n for n, p in params.items() if not isinstance(p, Tensor)), None)
+    if other is not None:
+        message = f"params[{other!r}] must be a tensor, got {type(params[other]).__name__}"
+        raise InputError(message)
+
+
+def check_finite(params: Params) -> None:
+    """Raise InputError with the name of the first parameter that has NaN or inf."""
+    for name, p in params.items():
+        if not torch.isfinite(p).all():
+            message = f"params[{name!r}] has NaN or inf: training diverged before this point"
+            raise InputError(message)
+
+
+def finite(out: Tensor) -> Tensor:
+    """An output ``[S, K]`` as it is; raises InputError if it has NaN or inf."""
+    if not torch.isfinite(out).all():
+        bad = int((~torch.isfinite(out)).any(1).sum())
+        message = f"the model returns NaN or inf at {bad} of {len(out)} points"
+        raise InputError(message)
+    return out
+
+
+def check_chunk(chunk: object) -> None:
+    """Raise InputError if ``chunk`` is neither None nor an integer above 0."""
+    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+        message = f"chunk must be None or an integer of at least 1, got {chunk!r}"
+        raise InputError(message)
+
+
+def detached(params: Params) -> Params:
+    """The same values, without their history."""
+    return {name: p.detach() for name, p in params.items()}
+
+
+def explain(
+    error: Exception,
+    f: ModelFn,
+    x: Inputs,
+    params: Params | None = None,
+    failed: str = "",
+    kind: type[UnsupportedModuleError] = UnsupportedModuleError,
+) -> NoReturn:
+    """Raise an error that says why a pass failed.
+
+    If ``params`` are given, f failed while being differentiated. If a plain pass works then, a
+    derivative is missing: raise ``kind`` with ``failed``. Else raise InputError.
+    """
+    if isinstance(error, FsmapError | torch.OutOfMemoryError):
+        raise error
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if params is not None and _works(f, params, x):
+        message = f"{failed.format(where=_where(error, f))}: {reason}"
+        raise kind(message) from error
+    message = (
+        f"the model cannot be evaluated at x of shape {shapes(x)}{_where(error, f)}: "
+        f"{reason}. Give points of the shape, dtype and device that the model takes."
+    )
+    raise InputError(message) from error
+
+
+def _works(f: ModelFn, params: Params, x: Inputs) -> bool:
+    """Whether a plain pass works; errors of fsmap are raised."""
+    try:
+        with torch.enable_grad():  # so that checkpointed layers are found
+            f(params, x)
+    except FsmapError:
+        raise
+    except FAILURES:
+        return False
+    return True
+
+
+def _where(error: Exception, f: ModelFn) -> str:
+    """The innermost module on the way to the error, by name and class."""
+    root = getattr(f, "module", None)
+    names = {id(m): n for n, m in root.named_modules()} if isinstance(root, nn.Module) else {}
+    found, step = None, error.__traceback__
+    while step is not None:
+        owner = step.tb_frame.f_locals.get("self")
+        found = owner if id(owner) in names else found
+        step = step.tb_next
+    if found is None:
+        return ""
+    name = names[id(found)]
+    kind = type(found).__name__
+    return f", in {name!r} ({kind})" if name else f", in {kind}"
+
+
+# Names of drop rates in torch and in model libraries.
 DROP_RATES = ("p", "dropout", "drop_prob", "dropout_p", "attention_dropout", "drop_rate")
 
 
@@ -338,7 +567,7 @@ class NoiseReplay:
 
 
 def is_random(module: nn.Module) -> bool:
-    """Whether a pass draws from torch's generator; by the names that drop rates have."""
+    """Whether a pass draws from torch's generator, by the names of drop rates."""
     if not module.training:
         return False
     own, shared = vars(module), type(module)
@@ -416,34 +645,100 @@ def no_recomputation() -> Iterator[None]:
 
 def check_not_recomputed(out: Any) -> None:
     """Raise if the graph of an output holds a reentrant checkpoint."""
-    nodes, seen = [getattr(out, "grad_fn", None)], set()
+    nodes, visited = [getattr(out, "grad_fn", None)], set()
     while nodes:
         node = nodes.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if type(node).__name__ == "CheckpointFunctionBackward":
             raise UnsupportedModuleError(RECOMPUTES)
         nodes.extend(parent for parent, _ in node.next_functions)
 
 
-def ravel(params: Params) -> Tensor:
-    """All parameters as one vector, in the order of the dict."""
-    return torch.cat([p.reshape(-1) for p in params.values()])  # [P]
+HALF = (torch.bfloat16, torch.float16)
 
 
-def unravel(vector: Tensor, like: Params) -> Params:
-    """A vector cut into the shapes of ``like``; the inverse of :func:`ravel`."""
-    total = count(like)
-    if vector.shape[-1:] != (total,):
-        message = f"a vector of shape {tuple(vector.shape)} does not fill {total} parameters"
+def number(tensor: Tensor) -> float | None:
+    """The value of a 0-dimensional tensor, or None under vmap or graph capture."""
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        return None
+    try:
+        return float(tensor.detach())
+    except RuntimeError:  # what torch raises for .item() on a tensor that vmap has batched
+        return None
+
+
+def holds(condition: Tensor, *, otherwise: bool) -> bool:
+    """Whether a condition holds, or ``otherwise`` under vmap or graph capture."""
+    value = number(condition)
+    return otherwise if value is None else bool(value)
+
+
+def accumulate(tensor: Tensor) -> Tensor:
+    """The tensor in at least single precision, for sums of squares."""
+    return tensor.to(wide(tensor.dtype))
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The precision of :func:`accumulate`."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def check_positive(name: str, value: float | Tensor) -> None:
+    """Raise InputError if an entry of a scale is zero, negative, infinite or nan."""
+    scale = torch.as_tensor(value).detach().reshape(-1)
+    bad = scale[~(torch.isfinite(scale) & (scale > 0))]
+    if len(bad):
+        message = (
+            f"{name} must be finite and > 0, got {bad[0].item():g} "
+            f"({len(bad)} of {len(scale)} entries). Give a positive standard deviation or scale."
+        )
         raise InputError(message)
-    pieces = vector.split([p.numel() for p in like.values()], dim=-1)
-    return {
-        n: v.reshape(v.shape[:-1] + p.shape) for (n, p), v in zip(like.items(), pieces, strict=True)
-    }
 
 
-def count(params: Params) -> int:
-    """P, the number of parameters."""
-    return sum(p.numel() for p in params.values())
+ALWAYS = 2**26  # bytes that are taken to fit
+SHARE = 0.8  # of the free memory that may be used
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that can still be allocated on a device, control-group limits included."""
+    if device.type == "cuda":
+        reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + reserved)
+    free = _meminfo_available()
+    limit, used = _read_int("/sys/fs/cgroup/memory.max"), _read_int("/sys/fs/cgroup/memory.current")
+    return min(free, limit - used) if limit is not None and used is not None else free
+
+
+def fits(needed: int, device: torch.device) -> bool:
+    """Whether so many bytes may be allocated."""
+    return needed <= ALWAYS or needed <= SHARE * free_bytes(device)
+
+
+def check_fits(needed: int, device: torch.device, *, what: str, instead: str) -> None:
+    """Raise MemoryLimitError if ``what`` does not fit, with what to do ``instead``."""
+    if not fits(needed, device):
+        limit = SHARE * free_bytes(device)
+        message = (
+            f"{what} needs {needed / 1e9:.2f} GB, {limit / 1e9:.2f} GB may be used on {device}. "
+            f"{instead}"
+        )
+        raise MemoryLimitError(message)
+
+
+def _meminfo_available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 8 * 2**30  # no /proc (macOS, Windows): assume a small laptop
+
+
+def _read_int(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):  # no control group, or "max"
+        return None

@@ -22,8 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fsmap.errors import InputError
-from fsmap.linalg import points
-from fsmap.linalg.points import check_positive
+from fsmap.functional import check_points, check_positive, move_points, num_points, take_points
 from fsmap.linalg.probes import Stream
 from fsmap.types import Inputs, Params
 
@@ -60,7 +59,7 @@ class _Held:
         """The same distribution on another device or in another floating-point dtype."""
         other = copy.copy(self)
         for name in self._tensors:
-            setattr(other, name, points.to(getattr(self, name), device, dtype))
+            setattr(other, name, move_points(getattr(self, name), device, dtype))
         return other
 
 
@@ -173,7 +172,7 @@ class Empirical(_Held):
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self.data = _in_memory(data, max_bytes)  # [D, ...]
-        points.check(self.data)
+        check_points(self.data)
         self.transform = transform
         self.replace = replace
 
@@ -182,7 +181,7 @@ class Empirical(_Held):
         device = device_of(self.data)
         check_draw(n, generator, device)
         rows = choose(len(self), n, self.replace, generator).to(device, non_blocking=True)
-        x = points.take(self.data, rows)
+        x = take_points(self.data, rows)
         return x if self.transform is None else self.transform(x, generator)
 
     def all(self) -> Inputs:
@@ -190,7 +189,7 @@ class Empirical(_Held):
         return self.data
 
     def __len__(self) -> int:
-        return points.count(self.data)
+        return num_points(self.data)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self  # never changed, so a copy of a model need not carry a copy of the data
@@ -335,7 +334,7 @@ class FromFunction:
                 f"{shapes}. Return a tensor [n, ...], or a dict or tuple of them."
             )
             raise InputError(message)
-        return points.to(x, *self.target)
+        return move_points(x, *self.target)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -382,7 +381,7 @@ def as_px(obj: Any) -> EvalDistribution:
 def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:
     """S evaluation points where the parameters are, and in their dtype."""
     like = next(iter(params.values()))
-    return points.to(px.sample(num, stream.points()), device=like.device, dtype=like.dtype)
+    return move_points(px.sample(num, stream.points()), device=like.device, dtype=like.dtype)
 
 
 def _check_signature(function: Callable[..., Any]) -> None:

@@ -14,8 +14,7 @@ from cases import MODELS, case
 from fsmap.doctor import spectrum as module
 from fsmap.doctor.spectrum import Products, describe, from_rows, lanczos, outside, sparse_basis
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import count, ravel
-from fsmap.linalg import points
+from fsmap.functional import count, num_points, ravel
 from oracles import eigenvalues_slow, gram_slow, jacobian_slow
 
 
@@ -31,7 +30,7 @@ def test_rank_null_space_and_eigenvalues(name):
     found = module.spectrum(c.f, c.params, c.x)
     tolerance = max(A.shape) * torch.finfo(A.dtype).eps
     assert found.rank == int(torch.linalg.matrix_rank(A, rtol=tolerance))
-    assert (found.rows, found.parameters, found.points) == (*A.shape, points.count(c.x))
+    assert (found.rows, found.parameters, found.points) == (*A.shape, num_points(c.x))
     if found.null is not None:
         d = found.parameters - found.rank
         assert_close(found.null @ found.null.mT, torch.eye(d))
@@ -111,7 +110,7 @@ def test_lanczos_bounds_the_largest_eigenvalue_and_estimates_the_trace(monkeypat
     monkeypatch.setattr(module, "LARGEST_ROWS", 0)
     found = module.spectrum(c.f, c.params, c.x, seconds=60.0)
     low, room = (float(t) for t in found.largest)
-    assert (found.method, found.points) == ("lanczos", points.count(c.x))
+    assert (found.method, found.points) == ("lanczos", num_points(c.x))
     assert low <= float(exact.largest.value) * (1 + 1e-9)
     assert float(exact.largest.value) <= (low + room) * (1 + 1e-6)
     distance = abs(float(found.trace.value - exact.trace.value))

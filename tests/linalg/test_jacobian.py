@@ -15,9 +15,8 @@ import cases
 import fsmap
 import oracles
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import ravel, unravel
+from fsmap.functional import outputs, ravel, take_points, unravel, with_state
 from fsmap.linalg import jacobian as module
-from fsmap.linalg import points
 from fsmap.linalg.jacobian import (
     ChangedError,
     Dense,
@@ -32,7 +31,6 @@ from fsmap.linalg.jacobian import (
     survey,
     vjp,
 )
-from fsmap.linalg.points import outputs, with_state
 
 
 @pytest.mark.parametrize("name", cases.MODELS)
@@ -581,7 +579,7 @@ def test_other_calls_than_surveyed_are_noticed():
 
 def test_survey_of_one_point_is_enough():
     case = cases.case("dict_input")
-    first = points.take(case.x, slice(0, 1))
+    first = take_points(case.x, slice(0, 1))
     found = survey(lambda: case.f(case.params, first), case.params)
     assert found.uses[0].shape == (1, 2, 2)
 

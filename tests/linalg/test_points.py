@@ -2,51 +2,62 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch.func import grad, vmap
 
 from fsmap.errors import InputError, MemoryLimitError
-from fsmap.linalg import memory, points
-from fsmap.linalg.points import holds, number
+from fsmap.functional import (
+    check_points,
+    concat_points,
+    holds,
+    move_points,
+    num_points,
+    number,
+    take_points,
+)
+
+memory = sys.modules["fsmap.functional"]  # fsmap.functional is the function
 
 PAIR = {"a": torch.arange(6.0).reshape(3, 2), "b": torch.tensor([1, 2, 3])}
 
 
 def test_count_and_take():
-    assert points.count(torch.zeros(4, 2)) == 4
-    assert points.count(PAIR) == 3
-    taken = points.take(PAIR, slice(1, 3))
+    assert num_points(torch.zeros(4, 2)) == 4
+    assert num_points(PAIR) == 3
+    taken = take_points(PAIR, slice(1, 3))
     assert torch.equal(taken["b"], torch.tensor([2, 3]))
-    taken = points.take((PAIR["a"],), torch.tensor([2, 0]))
+    taken = take_points((PAIR["a"],), torch.tensor([2, 0]))
     assert torch.equal(taken[0], PAIR["a"][[2, 0]])
 
 
 def test_concat_takes_the_first_ones_dtype():
-    joined = points.concat(PAIR, points.take(PAIR, slice(0, 1)))
+    joined = concat_points(PAIR, take_points(PAIR, slice(0, 1)))
     assert torch.equal(joined["b"], torch.tensor([1, 2, 3, 1]))
-    joined = points.concat(torch.zeros(1, 2), torch.ones(2, 2, dtype=torch.float32))
+    joined = concat_points(torch.zeros(1, 2), torch.ones(2, 2, dtype=torch.float32))
     assert joined.dtype == torch.float64
     assert joined.shape == (3, 2)
 
 
 def test_concat_names_points_that_do_not_fit():
     with pytest.raises(InputError, match="cannot"):
-        points.concat(torch.zeros(3, 2), torch.zeros(3, 4))
+        concat_points(torch.zeros(3, 2), torch.zeros(3, 4))
     with pytest.raises(InputError, match="cannot"):
-        points.concat(torch.zeros(3, 2), PAIR)
+        concat_points(torch.zeros(3, 2), PAIR)
 
 
 def test_to_leaves_integers_alone():
-    moved = points.to(PAIR, device=torch.device("cpu"), dtype=torch.float32)
+    moved = move_points(PAIR, device=torch.device("cpu"), dtype=torch.float32)
     assert moved["a"].dtype == torch.float32
     assert moved["b"].dtype == torch.int64
 
 
 def test_good_points_pass():
-    points.check(torch.zeros(1, 2))
-    points.check(PAIR)
-    points.check((torch.zeros(2, 1), torch.zeros(2, 3, dtype=torch.bool)))
+    check_points(torch.zeros(1, 2))
+    check_points(PAIR)
+    check_points((torch.zeros(2, 1), torch.zeros(2, 3, dtype=torch.bool)))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +77,7 @@ def test_good_points_pass():
 )
 def test_bad_points_are_named(x, words):
     with pytest.raises(InputError, match=words):
-        points.check(x)
+        check_points(x)
 
 
 def test_outside_vmap():

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 import fsmap
 from fsmap.errors import FallbackWarning
-from fsmap.linalg import points
+from fsmap.functional import concat_points
 from oracles import laplacian_slow
 
 B, S = 6, 4
@@ -133,7 +133,7 @@ def definition(lm: fsmap.LMAP, x: Any) -> Found:
     psi = {n: t.view(p.shape) for t, (n, p) in zip(pieces, params.items(), strict=True)}
     with sdpa_kernel(SDPBackend.MATH):
         if lm.batchnorm == "joint":
-            both = points.concat(x, evaluation)
+            both = concat_points(x, evaluation)
             out, R = f(params, both)[:B], laplacian_slow(f, params, both, psi)
             net(**both) if isinstance(both, dict) else net(both)
         else:

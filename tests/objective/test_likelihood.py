@@ -13,7 +13,7 @@ from torch.func import grad, vmap
 from torch.testing import assert_close
 
 from fsmap.errors import InputError
-from fsmap.linalg.points import accumulate, check_positive
+from fsmap.functional import accumulate, check_positive
 from fsmap.objective.likelihood import (
     Bernoulli,
     Categorical,

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 from fsmap.cli import console
 from fsmap.cli.options import device_of
 from fsmap.errors import CheckpointError, InputError, MissingDataError
-from fsmap.linalg import points
+from fsmap.functional import check_points, concat_points, num_points, take_points
 from fsmap.types import Inputs
 
 NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights
@@ -155,22 +155,22 @@ def load_points(files: list[Path], number: int | None, seed: int) -> Inputs:
     """Points out of files, one after another."""
     parts = [_as_points(_read(file), file) for file in files]
     for part in parts:
-        points.check(part)
+        check_points(part)
     x = parts[0]
     try:
         for part in parts[1:]:
-            x = points.concat(x, part)
+            x = concat_points(x, part)
     except (ValueError, RuntimeError, TypeError) as error:
         message = f"the points of {', '.join(map(str, files))} do not fit together: {error}"
         raise InputError(message) from error
-    S = points.count(x)
+    S = num_points(x)
     if number is None or number == S:
         return x
     if not 0 < number < S:
         message = f"--points {number}: there are {S} points in {', '.join(map(str, files))}"
         raise InputError(message)
     order = torch.randperm(S, generator=torch.Generator().manual_seed(seed))
-    return points.take(x, order[:number])
+    return take_points(x, order[:number])
 
 
 def _read(file: Path) -> Any:

@@ -22,11 +22,22 @@ from fsmap.doctor import symmetry
 from fsmap.doctor.spectrum import NullVector, Spectrum, clock
 from fsmap.doctor.symmetry import Finding
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import DROP_RATES, Forward, Functional, count, functional
-from fsmap.linalg import logdet, memory, points
+from fsmap.functional import (
+    DROP_RATES,
+    Forward,
+    Functional,
+    check_points,
+    count,
+    fits,
+    functional,
+    move_points,
+    num_points,
+    outputs,
+    take_points,
+)
+from fsmap.linalg import logdet
 from fsmap.linalg.jacobian import jacobian, jvp, vjp
 from fsmap.linalg.metric import Metric
-from fsmap.linalg.points import outputs
 from fsmap.types import Inputs, Params
 
 VERDICTS = (
@@ -185,7 +196,7 @@ def doctor(
     devices = {p.device for p in module.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)):
         f, params, wide = _prepare(_without_dropout(module, notes), x, forward, notes)
-        affordable = points.take(wide, slice(0, _affordable(f, params, wide)))
+        affordable = take_points(wide, slice(0, _affordable(f, params, wide)))
         if not f.pointwise and metric is None and count(params) > spectra.LARGEST_SVD:
             wide = affordable  # the points depend on each other: every pass uses the same ones
         affordable = affordable if f.pointwise else wide
@@ -199,16 +210,16 @@ def doctor(
         frozen = {n: p.detach() for n, p in f.module.named_parameters() if n not in params}
         candidates = symmetry.families(spaces, params, frozen, found)
         symmetries, known = symmetry.check(candidates, params, found)
-        K = outputs(f, params, points.take(wide, slice(0, 4))).shape[1]
-        ranked = _rank(found, symmetries, points.count(x), K)
+        K = outputs(f, params, take_points(wide, slice(0, 4))).shape[1]
+        ranked = _rank(found, symmetries, num_points(x), K)
         unnamed = ranked.unexplained or any(s.kind == "no_effect" for s in symmetries)
         if unnamed and found.null is not None and ranked.sure is not False:
             ranked = ranked._replace(nearby=_deficit_nearby(params, spectrum_at))
-        activations = sum(space.numbers for space in spaces) / points.count(affordable)
+        activations = sum(space.numbers for space in spaces) / num_points(affordable)
         costs, auto = _costs(_without_dropout(module, []), x, forward, K, activations)
-    if found.points < points.count(x):
-        notes.append(f"eigenvalues were taken on {found.points} of {points.count(x)} points")
-    verdict, summary = _judge(ranked, symmetries, min(points.count(affordable), found.points))
+    if found.points < num_points(x):
+        notes.append(f"eigenvalues were taken on {found.points} of {num_points(x)} points")
+    verdict, summary = _judge(ranked, symmetries, min(num_points(affordable), found.points))
     epsilons = {} if jitter is None else {"given": float(jitter)}
     epsilons |= recommended(found, own.dtype)
     return Diagnosis(
@@ -217,7 +228,7 @@ def doctor(
         precision=str(next(iter(params.values())).dtype).removeprefix("torch."),
         parameters=found.parameters,
         frozen=count(frozen),
-        points=points.count(x),
+        points=num_points(x),
         points_used=found.points,
         outputs=K,
         verdict=verdict,
@@ -241,7 +252,7 @@ def _check_arguments(
         kind = type(module).__name__
         message = f"doctor takes an nn.Module, got {kind}. Call the factory first?"
         raise UnsupportedModuleError(message)
-    points.check(x)
+    check_points(x)
     for name, value, least, most in (
         ("jitter", jitter, 0.0, math.inf),
         ("num_data", num_data, 0, math.inf),
@@ -280,9 +291,9 @@ def _prepare(
 
     def ready(dtype: torch.dtype) -> tuple[Functional, Params, Inputs]:
         f, params = functional(copy.deepcopy(module).to(device, dtype), forward=forward)
-        cast = points.to(x, device=device, dtype=dtype)
+        cast = move_points(x, device=device, dtype=dtype)
         with torch.no_grad():
-            out = outputs(f, params, points.take(cast, slice(0, 4)))
+            out = outputs(f, params, take_points(cast, slice(0, 4)))
         if not bool(torch.isfinite(out).all()):
             message = "the module returns NaN or inf at these points. Initialize or train it first."
             raise InputError(message)
@@ -302,11 +313,11 @@ def _prepare(
 
 def _affordable(f: Functional, params: Params, x: Inputs) -> int:
     """Points of a forward pass of about ``SECONDS``."""
-    few, device = points.take(x, slice(0, 4)), next(iter(params.values())).device
+    few, device = take_points(x, slice(0, 4)), next(iter(params.values())).device
     begin = clock(device)
     with torch.no_grad():
         f(params, few)
-    return max(8, int(SECONDS * points.count(few) / (clock(device) - begin)))
+    return max(8, int(SECONDS * num_points(few) / (clock(device) - begin)))
 
 
 def _rank(found: Spectrum, symmetries: tuple[Finding, ...], num_points: int, K: int) -> Rank:
@@ -497,8 +508,8 @@ def _costs(
     """Time and memory of each method in the module's own precision, from a few timed passes."""
     f, params = functional(module, forward=forward)
     like = next(iter(params.values()))
-    x = points.to(x, device=like.device, dtype=like.dtype)
-    P, Q = count(params), points.count(x) * K
+    x = move_points(x, device=like.device, dtype=like.dtype)
+    P, Q = count(params), num_points(x) * K
 
     def timed(run: Callable[[], object]) -> float:
         for _ in range(2):
@@ -513,11 +524,11 @@ def _costs(
         out, pull, _ = vjp(f, detached, few)
         pull(torch.ones_like(out))
 
-    factor, few = 1.0, points.take(x, slice(0, 4))
+    factor, few = 1.0, take_points(x, slice(0, 4))
     with torch.no_grad():
         if timed(lambda: f(params, few)) < 0.01:
-            few = points.take(x, slice(0, 256))
-        factor = points.count(x) / points.count(few)
+            few = take_points(x, slice(0, 256))
+        factor = num_points(x) / num_points(few)
         plain = timed(lambda: f(params, few))
     detached = {name: p.detach() for name, p in params.items()}
     back = timed(reverse)
@@ -526,12 +537,12 @@ def _costs(
     except UnsupportedModuleError:
         tangent = 2 * back
     rows = K * back
-    if rows < 0.3 and 8 * points.count(few) * K * P < 2**28:
+    if rows < 0.3 and 8 * num_points(few) * K * P < 2**28:
         rows = timed(lambda: jacobian(f, detached, few))
     rate, matrix = 2 * 256**3 * factor, torch.ones(256, 256, dtype=torch.float64).to(like.device)
     rate /= timed(lambda: matrix @ matrix)
     weights = P * like.element_size()
-    kept = int(activations * points.count(x) * like.element_size())
+    kept = int(activations * num_points(x) * like.element_size())
     side, gram = min(Q, P), logdet.gram_bytes(f, detached, x)
     vectors = 16 * 24  # of slq: probes, Lanczos steps
     predicted = {
@@ -546,8 +557,7 @@ def _costs(
         predicted["slq"] = products, gram + 8 * vectors * side
     costs = []
     for method, (seconds, size) in predicted.items():
-        fits = size <= memory.ALWAYS or memory.fits(size, like.device)
-        costs.append(Cost(method, seconds, size, fits))
+        costs.append(Cost(method, seconds, size, fits(size, like.device)))
     return costs, logdet.choose("auto", Q, P, like.device, gram=gram)
 
 

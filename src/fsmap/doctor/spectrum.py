@@ -16,11 +16,19 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import count, ravel, unravel
-from fsmap.linalg import memory, points
+from fsmap.functional import (
+    ALWAYS,
+    count,
+    fits,
+    is_pointwise,
+    num_points,
+    outputs,
+    ravel,
+    take_points,
+    unravel,
+)
 from fsmap.linalg.jacobian import jacobian, jvp, vjp
 from fsmap.linalg.metric import Metric, Whitening, resolve
-from fsmap.linalg.points import is_pointwise, outputs
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 NULL = 1e-12  # ‖Jv‖/(‖v‖σ_max) up to which v counts as a null vector in float64
@@ -93,11 +101,11 @@ def spectrum(
     P, rounding = count(params), torch.finfo(next(iter(params.values())).dtype).eps
     whiten = None
     if metric is None:
-        K = outputs(f, params, points.take(x, slice(0, 4))).shape[1]
+        K = outputs(f, params, take_points(x, slice(0, 4))).shape[1]
         enough = min(LARGEST_FACTOR / (2.0 * P**2), LARGEST_ROWS / (8 * P))  # rows
         if enough >= P and is_pointwise(f):
-            x = points.take(x, slice(0, max(1, int(enough / K))))
-        Q = points.count(x) * K
+            x = take_points(x, slice(0, max(1, int(enough / K))))
+        Q = num_points(x) * K
     else:
         whiten = resolve(metric, x, outputs(f, params, x).detach())
         Q = whiten.size
@@ -112,12 +120,12 @@ def spectrum(
     resolution = max(NULL, 4 * math.sqrt(max(Q, P)) * rounding)
     large = 8 * Q * P > LARGEST_ROWS or 2.0 * max(Q, P) * min(Q, P) ** 2 > LARGEST_FACTOR
     needed, device = 24 * Q * P, next(iter(params.values())).device
-    if large or (needed > memory.ALWAYS and not memory.fits(needed, device)):
+    if large or (needed > ALWAYS and not fits(needed, device)):
         return _by_lanczos(f, params, x, metric, relative, resolution, seconds)
     with torch.no_grad():
         J = jacobian(f, params, x).double()  # [S, K, P]
     A = (J / math.sqrt(len(J))).flatten(0, 1) if whiten is None else whiten.rows(J)
-    return from_rows(A, signs, points.count(x), relative, resolution)
+    return from_rows(A, signs, num_points(x), relative, resolution)
 
 
 def from_rows(
@@ -158,16 +166,16 @@ def _by_lanczos(
 ) -> Spectrum:
     """Bounds of the largest eigenvalue; the trace by Hutchinson on the rest of the space."""
     like = next(iter(params.values()))
-    used = points.count(x)
+    used = num_points(x)
     if metric is None and is_pointwise(f):
-        few = points.take(x, slice(0, 2))
+        few = take_points(x, slice(0, 2))
         for _ in range(2):  # the first pass imports and allocates
             begin = clock(like.device)
             trial = Products(f, params, few, None)
             trial.gram(torch.ones(trial.whiten.size).to(like))
-        each = (clock(like.device) - begin) / points.count(few)
+        each = (clock(like.device) - begin) / num_points(few)
         used = max(1, min(used, int(seconds / (2 * STEPS[0] + PROBES) / each)))
-    products = Products(f, params, points.take(x, slice(0, used)), metric)
+    products = Products(f, params, take_points(x, slice(0, used)), metric)
     Q, generator = products.whiten.size, torch.Generator(like.device).manual_seed(0)
 
     def draw(number: int) -> Tensor:

@@ -21,27 +21,32 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fsmap.errors import InputError
-from fsmap.functional import Functional, NoiseReplay, State
-from fsmap.linalg import points
-from fsmap.linalg.jacobian import CHUNK_BYTES, add, jvp, linearize, look, vjp
-from fsmap.linalg.metric import Metric, Site
-from fsmap.linalg.points import (
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.functional import (
     HALF,
+    Functional,
+    NoiseReplay,
+    State,
     accumulate,
     check_chunk,
     check_finite,
     check_params,
+    check_points,
+    differentiable_attention,
     finite,
     flat,
     is_pointwise,
+    num_points,
     number,
-    over_probes,
     run,
+    take_points,
     wide,
 )
+from fsmap.linalg.jacobian import CHUNK_BYTES, add, jvp, linearize, look, vjp
+from fsmap.linalg.metric import Metric, Site
 from fsmap.linalg.probes import FromGenerator, Source, check_signs
 from fsmap.linalg.probes import check as check_psi
 from fsmap.types import Estimate, Inputs, ModelFn, Params
@@ -282,7 +287,7 @@ def by_name(name: str | Estimator, **options: Any) -> Estimator:
 def exact(site: Site, *, chunk: int | None = None) -> Tensor:
     """Σ over rows of the whitened Jacobian of ‖row‖², a chunk of points at a time if g allows."""
     f, params, x, metric = site
-    S = points.count(x)
+    S = num_points(x)
     if metric is not None or not is_pointwise(f):
         factors = linearize(f, params, x, chunk=chunk)
         whiten = site.resolve(factors.out)
@@ -297,7 +302,7 @@ def exact(site: Site, *, chunk: int | None = None) -> Tensor:
         chunk = max(1, CHUNK_BYTES // (8 * width))
     parts = []
     for i in range(0, S, chunk):
-        factors = linearize(f, params, points.take(x, slice(i, i + chunk)))
+        factors = linearize(f, params, take_points(x, slice(i, i + chunk)))
         parts.append(factors.to(wide(factors.out.dtype)).squares().sum())
     return torch.stack(parts).sum() / S
 
@@ -348,7 +353,7 @@ def trace(
     """
     estimator = by_name(method, beta=beta, antithetic=antithetic, chunk=chunk)
     site = Site(f, params, x, metric)
-    points.check(x)
+    check_points(x)
     check_params(params)
     check_chunk(chunk)
     estimator.check(params)
@@ -418,6 +423,24 @@ def evaluate(
             out, state = run(f, site.params, site.x)
         values = values + last_layer_trace(f, out, state.features[0])
     return Evaluated(values, out, state)
+
+
+def over_probes(
+    f: ModelFn, one: Callable[..., Tensor], *probes: Params | Tensor, chunk: int | None = None
+) -> Tensor:
+    """``one``, a function of one probe, for all of them, stacked; ``chunk`` at a time.
+
+    Together if that is possible, in turn if f has random layers or a part that cannot be vmapped.
+    """
+    R = len(tree_leaves(probes)[0])
+    if R > 1 and is_pointwise(f):
+        try:
+            with differentiable_attention():  # the fused kernels cannot be vmapped
+                values: Tensor = vmap(one, chunk_size=chunk)(*probes)
+            return values
+        except (RuntimeError, UnsupportedModuleError):
+            pass  # if vmap is not the reason it fails again below
+    return torch.stack([one(*tree_map(lambda t, r=r: t[r], probes)) for r in range(R)])
 
 
 def last_layer_trace(f: Functional, out: Tensor, features: Tensor) -> Tensor:

@@ -31,9 +31,19 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fsmap.errors import ForwardModeError
-from fsmap.functional import NoiseReplay, State, unravel
-from fsmap.linalg import points
-from fsmap.linalg.points import FAILURES, detached, explain, flat, is_pointwise, with_state
+from fsmap.functional import (
+    FAILURES,
+    NoiseReplay,
+    State,
+    detached,
+    explain,
+    flat,
+    is_pointwise,
+    num_points,
+    take_points,
+    unravel,
+    with_state,
+)
 from fsmap.linalg.second_order import SecondOrder, check_replaceable
 from fsmap.types import Inputs, ModelFn, Params
 
@@ -124,8 +134,8 @@ def linearize(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None
             return coupled(f, params, x, chunk=chunk)
         if chunk is None:
             return _alone(f, params, x)
-        starts = range(0, points.count(x), chunk)
-        parts = [points.take(x, slice(i, i + chunk)) for i in starts]
+        starts = range(0, num_points(x), chunk)
+        parts = [take_points(x, slice(i, i + chunk)) for i in starts]
         return joined([_alone(f, params, part).compact() for part in parts])
     except FAILURES as error:
         explain(error, f, x, params, "reverse-mode differentiation failed{where}")
@@ -137,7 +147,7 @@ def look(f: ModelFn, params: Params, x: Inputs) -> Survey:
     key = (tuple(params), _signature(f, x))
     if key not in known:
         replay = NoiseReplay(f, params)
-        first = points.take(x, slice(0, 1)) if is_pointwise(f) else x
+        first = take_points(x, slice(0, 1)) if is_pointwise(f) else x
         try:
             known[key] = survey(lambda: flat(f(params, first), first), params)
         except FAILURES as error:
@@ -166,7 +176,7 @@ def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey, *, batch: bool) 
     With ``batch`` all points go through f together, which is quicker: only if the first dimension
     of every layer is the point.
     """
-    S = points.count(x)
+    S = num_points(x)
     watched = {name: p for name, p in params.items() if name not in seen.others}
 
     def one(taps: list[Tensor], own: Params, point: Inputs) -> tuple[Tensor, list[Tensor]]:
@@ -196,7 +206,7 @@ def _affordable(f: ModelFn, params: Params, x: Inputs) -> int | None:
     if not is_pointwise(f):
         return None
     size = CHUNK_BYTES // (8 * look(f, params, x).numbers_per_point(params))
-    return None if size >= points.count(x) else max(1, size)
+    return None if size >= num_points(x) else max(1, size)
 
 
 def _alone(f: ModelFn, params: Params, x: Inputs) -> Factors:

@@ -26,20 +26,23 @@ from torch.autograd.function import FunctionCtx
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fsmap.errors import InputError, SingularGeometryError
-from fsmap.functional import count
-from fsmap.linalg import memory, points
+from fsmap.functional import (
+    check_chunk,
+    check_finite,
+    check_fits,
+    check_params,
+    check_points,
+    count,
+    finite,
+    fits,
+    holds,
+    is_pointwise,
+    num_points,
+    number,
+)
 from fsmap.linalg.estimators import exact
 from fsmap.linalg.jacobian import linearize, look
 from fsmap.linalg.metric import Metric, Site, resolve
-from fsmap.linalg.points import (
-    check_chunk,
-    check_finite,
-    check_params,
-    finite,
-    holds,
-    is_pointwise,
-    number,
-)
 from fsmap.linalg.slq import normal_matrix, rounding_at_most, slq
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
@@ -95,7 +98,7 @@ def log_det(
         >>> round(fsmap.log_det(f, params, x, jitter=1.5).item(), 6)  # 2 log 2
         1.386294
     """
-    points.check(x)
+    check_points(x)
     check_params(params)
     check_chunk(chunk)
     eps = _jitter(jitter, next(iter(params.values())).device)
@@ -259,7 +262,7 @@ def gram_bytes(f: ModelFn, params: Params, x: Inputs) -> int:
 
 
 def _sizes(f: ModelFn, params: Params, x: Inputs) -> tuple[int, int, int, int]:
-    seen, S, P = look(f, params, x), points.count(x), count(params)
+    seen, S, P = look(f, params, x), num_points(x), count(params)
     if not is_pointwise(f):
         rows = seen.outputs
         return S, rows // S, P, 8 * (3 * rows * P + 6 * rows**2)
@@ -281,7 +284,7 @@ def choose(method: str, rows: int, P: int, device: torch.device, *, gram: int | 
     if method != "auto":
         return method
     needed = 3 * 8 * rows * P if P <= rows or gram is None else gram
-    if min(rows, P) > LARGEST_MATRIX or not memory.fits(needed, device):
+    if min(rows, P) > LARGEST_MATRIX or not fits(needed, device):
         return "slq"
     return "dense" if P <= rows else "dual"
 
@@ -312,7 +315,7 @@ def _check_memory(rows: int, P: int, gram: int, method: str, device: torch.devic
     elif method != "dual" and gram < needed / 4:
         instead = "Use method='dual', whose matrix is [S*K, S*K], or method='slq'."
     what = f"the Jacobian [{rows}, {P}] with method={method!r}"
-    memory.check_fits(needed, device, what=what, instead=instead)
+    check_fits(needed, device, what=what, instead=instead)
 
 
 # Log-determinants of AᵀDA + εI from the rows A [Q, P] or their Gram matrix, D = diag(signs), in

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.functional import NoiseReplay
-from fsmap.linalg.points import accumulate, flat, holds, outputs
+from fsmap.functional import NoiseReplay, accumulate, flat, holds, outputs
 from fsmap.types import Inputs, ModelFn, Params
 
 

@@ -19,9 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fsmap.errors import ForwardModeError, UnsupportedModuleError
-from fsmap.functional import Replacing
-from fsmap.linalg.memory import SHARE, fits, free_bytes
-from fsmap.linalg.points import accumulate
+from fsmap.functional import SHARE, Replacing, accumulate, fits, free_bytes
 from fsmap.types import ModelFn
 
 

@@ -25,12 +25,20 @@ from torch.func import grad_and_value, vmap
 from torch.utils._pytree import tree_map
 
 from fsmap.errors import InputError
-from fsmap.functional import NoiseReplay, count, ravel
-from fsmap.linalg import points
+from fsmap.functional import (
+    NoiseReplay,
+    count,
+    detached,
+    flat,
+    is_pointwise,
+    num_points,
+    number,
+    ravel,
+)
 from fsmap.linalg import probes as draw
+from fsmap.linalg.estimators import over_probes
 from fsmap.linalg.jacobian import Factors, jvp, linearize, look, tangents, vjp
 from fsmap.linalg.metric import Site
-from fsmap.linalg.points import detached, flat, is_pointwise, number, over_probes
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 DEFAULT_PROBES = 16
@@ -232,7 +240,7 @@ def cheapest(f: ModelFn, params: Params, x: Inputs, Q: int, P: int, *, dual: boo
         seen = look(f, params, x)
         keep = torch.is_grad_enabled()  # then all that a point takes stays for the gradient
         each = (seen.numbers_per_point if keep else seen.compact_numbers)(params)
-        numbers = points.count(x) * each
+        numbers = num_points(x) * each
     if 8 * numbers > FACTOR_BYTES:
         return "passes"
     if (Q if dual else P) <= LARGEST_EXPLICIT:
@@ -245,7 +253,7 @@ def _explicit(site: Site, *, dual: bool) -> Operator:
     factors = linearize(*site[:3])
     whiten = site.resolve(factors.out)
     if dual:
-        matrix = whiten.gram(factors.gram(), points.count(site.x))
+        matrix = whiten.gram(factors.gram(), num_points(site.x))
     else:
         matrix = normal_matrix(whiten.rows(factors.rows().double()), whiten.signs)
     fixed = matrix.detach()

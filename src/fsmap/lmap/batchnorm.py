@@ -39,9 +39,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import Functional, Replacing, State, Wrapped
+from fsmap.functional import Functional, Replacing, State, Wrapped, accumulate
 from fsmap.linalg.estimators import Estimator
-from fsmap.linalg.points import accumulate
 from fsmap.linalg.second_order import BatchNorm
 from fsmap.lmap.syncbatchnorm import sync_batch_norm, synchronizes
 from fsmap.types import Inputs, Params

@@ -19,12 +19,21 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fsmap.errors import FallbackWarning, ForwardModeError, IgnoredProbesWarning, InputError
-from fsmap.functional import Functional, State, Wrapped, call_module, is_random, take_apart
-from fsmap.linalg import points
+from fsmap.functional import (
+    Functional,
+    State,
+    Wrapped,
+    call_module,
+    check_points,
+    concat_points,
+    is_random,
+    num_points,
+    number,
+    take_apart,
+)
 from fsmap.linalg.estimators import Central, draws_normal
 from fsmap.linalg.estimators import evaluate as evaluate_trace
 from fsmap.linalg.metric import Metric, Site, Weights
-from fsmap.linalg.points import number
 from fsmap.linalg.probes import Stream
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.compiling import Compiled, as_written, uncompiled
@@ -92,8 +101,8 @@ def evaluate(
         Tensors; the module is unchanged.
     """
     if options.batchnorm == "joint" and x is not None:
-        size = points.count(x)
-        both = points.concat(x, drawn.points)
+        size = num_points(x)
+        both = concat_points(x, drawn.points)
         metric = options.metric
         if drawn.rows is not None:
             assert outputs is not None
@@ -277,10 +286,10 @@ class Regularizer:
         drawn = sample(options.px, options.num_points, params, stream)
         on_cpu = next(iter(params.values())).device.type == "cpu"
         if not self._looked or on_cpu or stream.step % LOOK_EVERY == 0:
-            points.check(drawn)
+            check_points(drawn)
         if not self._looked:
             if x is not None:
-                points.check(x)
+                check_points(x)
                 if options.batchnorm == "joint":
                     _joined(x, drawn)
             self._looked = True
@@ -367,7 +376,7 @@ class Regularizer:
     def joined(self, x: Inputs, drawn: Drawn | None = None) -> Inputs:
         """Training points followed by this step's evaluation points."""
         if drawn is not None:
-            return points.concat(x, drawn.points)
+            return concat_points(x, drawn.points)
         params = self.params()
         return _joined(x, sample(self.options.px, self.options.num_points, params, self.stream()))
 
@@ -452,7 +461,7 @@ def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
             )
             raise InputError(message)
     try:
-        return points.concat(x, evaluation)
+        return concat_points(x, evaluation)
     except (RuntimeError, ValueError) as error:
         first = str(error).splitlines()[0]
         message = (

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fsmap.errors import InputError
-from fsmap.linalg.points import accumulate
+from fsmap.functional import accumulate
 from fsmap.lmap.core import Regularizer
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty

@@ -22,10 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import IgnoredProbesWarning, InputError, UnsupportedModuleError
-from fsmap.functional import Functional
-from fsmap.linalg import points
+from fsmap.functional import HALF, Functional, accumulate, check_points, flat, number
 from fsmap.linalg.metric import resolve
-from fsmap.linalg.points import HALF, accumulate, flat, number
 from fsmap.linalg.probes import Stream
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap import sharding
@@ -119,7 +117,7 @@ class InPlacePenalty:
             stream = self.steps.stream()
             x = sample(self.options.px, self.options.num_points, params, stream)
             if not self._looked:
-                points.check(x)
+                check_points(x)
             share = self.options.every / self.options.probes
             with bn.frozen(self.module, self.batchnorm == "frozen"), _kept_buffers(self.module):
                 for probe in range(self.options.probes):

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import InputError
-from fsmap.functional import tensor_of
-from fsmap.linalg import points
+from fsmap.functional import num_points, tensor_of
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.compiling import uncompiled
 from fsmap.lmap.core import Drawn, Regularizer, first
@@ -163,13 +162,13 @@ class LMAP(nn.Module):
         _check_keywords(reg.keywords, x)
         if reg.active and not _is_zero(reg_strength):
             found = reg(x, drawn=drawn, compiled=compiled)
-            out, value = reg.output(found, points.count(x)), found.R
+            out, value = reg.output(found, num_points(x)), found.R
             bn.write_back(reg.module, found.buffers)
         else:
             joint = self.batchnorm == "joint"
             out = reg.plain(reg.joined(x, drawn) if joint else x, compiled=compiled)
             value = _zero(tensor_of(out))
-            out = first(out, points.count(x), reg.num_points) if joint else out
+            out = first(out, num_points(x), reg.num_points) if joint else out
         reg.steps.passed()
         return out, value if reg_strength is None else reg_strength * value
 
@@ -287,7 +286,7 @@ class LaplacianPenalty:
 
 
 def _check_keywords(keywords: dict[str, Any], x: Inputs) -> None:
-    size = points.count(x)
+    size = num_points(x)
     for name, value in keywords.items():
         if isinstance(value, Tensor) and value.ndim and len(value) == size:
             message = (

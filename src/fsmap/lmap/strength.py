@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from fsmap.errors import CollapseWarning, InputError, MissingEveryWarning, NonFiniteWarning
-from fsmap.linalg.points import accumulate, number
+from fsmap.functional import accumulate, number
 from fsmap.lmap.steps import check_optimizer
 from fsmap.objective.geometry import SHARE
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
-from fsmap.linalg.points import accumulate
+from fsmap.functional import accumulate
 
 
 def synchronizes(layer: nn.SyncBatchNorm) -> bool:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.linalg.points import accumulate, check_positive
+from fsmap.functional import accumulate, check_positive
 
 
 class Likelihood(Protocol):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.linalg import logdet, points
+from fsmap.functional import check_points, num_points
+from fsmap.linalg import logdet
 from fsmap.linalg.estimators import Estimator, by_name
 from fsmap.linalg.metric import Metric
 from fsmap.linalg.probes import Stream
@@ -68,9 +69,9 @@ class Objective(NamedTuple):
 
     def check(self, f: ModelFn, params: Params, batch: Batch) -> None:
         """Raise InputError if data, model, prior and p_X do not fit each other; looks at values."""
-        points.check(batch.x)
-        if points.count(batch.x) != len(batch.y):
-            message = f"x has {points.count(batch.x)} points and y has {len(batch.y)}"
+        check_points(batch.x)
+        if num_points(batch.x) != len(batch.y):
+            message = f"x has {num_points(batch.x)} points and y has {len(batch.y)}"
             raise InputError(message)
         self.prior.check(params)
         with torch.no_grad():

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.func import jacfwd, jvp
 
 from fsmap.errors import InputError, MemoryLimitError
-from fsmap.functional import ravel, unravel
-from fsmap.linalg.points import accumulate, check_positive
+from fsmap.functional import accumulate, check_positive, ravel, unravel
 from fsmap.objective.likelihood import LOG_2, LOG_SQRT_2PI, entry, tensor_like
 from fsmap.types import Params
 

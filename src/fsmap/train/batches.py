@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.linalg import points, probes
+from fsmap.functional import check_points, move_points, num_points, take_points
+from fsmap.linalg import probes
 from fsmap.types import Batch, Params
 
 
@@ -76,7 +77,7 @@ def take(data: Batch, rows: Tensor | None) -> Batch:
     if rows is None:
         return data
     rows = rows.to(data.y.device, non_blocking=True)
-    return Batch(points.take(data.x, rows), data.y[rows])
+    return Batch(take_points(data.x, rows), data.y[rows])
 
 
 def as_batch(data: object, params: Params) -> Batch:
@@ -97,12 +98,12 @@ def as_batch(data: object, params: Params) -> Batch:
         message = f"data must be Batch(x, y), a pair, or have .x and .y, got {type(data).__name__}"
         raise InputError(message)
     x, y = pair
-    points.check(x)
+    check_points(x)
     if not isinstance(y, Tensor) or y.ndim == 0:
         message = f"y must be a tensor with one entry per point, got {type(y).__name__}"
         raise InputError(message)
-    if len(y) != points.count(x):
-        message = f"x has {points.count(x)} points and y has {len(y)}"
+    if len(y) != num_points(x):
+        message = f"x has {num_points(x)} points and y has {len(y)}"
         raise InputError(message)
     if y.is_floating_point() and not torch.isfinite(y).all():
         bad = int((~torch.isfinite(y)).reshape(len(y), -1).any(1).sum())
@@ -110,7 +111,9 @@ def as_batch(data: object, params: Params) -> Batch:
         raise InputError(message)
     like = next(iter(params.values()))
     device, dtype = like.device, like.dtype
-    return Batch(points.to(x, device=device, dtype=dtype), points.to(y, device=device, dtype=dtype))
+    return Batch(
+        move_points(x, device=device, dtype=dtype), move_points(y, device=device, dtype=dtype)
+    )
 
 
 def sample_batch(data: Batch, size: int | None) -> Batch:

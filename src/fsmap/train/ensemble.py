@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fsmap.errors import InputError, MemoryLimitError
-from fsmap.functional import count, differentiable_attention
-from fsmap.linalg.memory import SHARE, free_bytes
+from fsmap.functional import SHARE, count, differentiable_attention, free_bytes
 from fsmap.objective.geometry import LogDet, Variational
 from fsmap.objective.objective import Objective
 from fsmap.train.feed import Chunk, Feed, Feeder

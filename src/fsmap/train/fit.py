@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fsmap.linalg.points import check_params
+from fsmap.functional import check_params
 from fsmap.linalg.probes import Stream
 from fsmap.objective.objective import Objective
 from fsmap.train.batches import Batches, as_batch, sample_batch, take

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import DivergedError, InputError
-from fsmap.functional import Functional
-from fsmap.linalg import points
+from fsmap.functional import Functional, move_points
 from fsmap.train.batches import as_batch
 from fsmap.train.grid import SPLIT, Grid
 from fsmap.types import Batch, Inputs, ModelFn, Params
@@ -91,7 +90,7 @@ class PopulationState(NamedTuple):
     def outputs(self, x: Inputs) -> Tensor:
         """What every member says at the same points, [M, n, ...]; nan for those that diverged."""
         first = next(iter(self.params.values()))
-        x = points.to(x, device=first.device, dtype=first.dtype)
+        x = move_points(x, device=first.device, dtype=first.dtype)
         with torch.no_grad(), deployed(self.f):
             found = [
                 self.f({n: p[k] for n, p in self.params.items()}, x) for k in range(len(first))

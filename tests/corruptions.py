@@ -26,8 +26,7 @@ import torch
 
 import fsmap
 from fake_experiment import Squares, only, run
-from fsmap.data.catalogue import DataFile
-from fsmap.data.sources import look_for
+from fsmap.data.catalogue import DataFile, look_for
 from fsmap.errors import FsmapError
 from fsmap.paper.report.page import build
 from fsmap.paper.run_folder import RunFolder

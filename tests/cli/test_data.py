@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from fsmap.cli import main
-from fsmap.data import catalogue, fetch, sources
+from fsmap.data import catalogue, fetch
 from fsmap.data.catalogue import DataFile, DataSet, Download
 from fsmap.errors import MissingDataError
 
@@ -26,7 +26,7 @@ def toy(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FSMAP_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(sources, "SYSTEM", tmp_path / "system")
+    monkeypatch.setattr(catalogue, "SYSTEM", tmp_path / "system")
     monkeypatch.setattr(catalogue, "catalogue", lambda: {"toy": ENTRY})
     return tmp_path / "xdg" / "fsmap" / "toy" / "toy.csv"
 

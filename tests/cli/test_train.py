@@ -92,7 +92,7 @@ def test_missing_data_says_how_to_get_it(
     for name in ("FSMAP_DATA", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fsmap.data.sources.SYSTEM", tmp_path)
+    monkeypatch.setattr("fsmap.data.catalogue.SYSTEM", tmp_path)
     assert main(["train", "--data", "cifar10", "--device", "cpu"]) == 2
     assert "Get it with: fsmap data get cifar10" in capsys.readouterr().err
 

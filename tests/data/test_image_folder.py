@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from fsmap.cli import main
-from fsmap.data.images.folder import read_folder
+from fsmap.data.images.read import read_folder
 from fsmap.data.images.task import load_task
 from fsmap.errors import InputError, MissingDataError
 

@@ -15,17 +15,11 @@ from PIL import Image
 
 from fsmap.data import catalogue
 from fsmap.data.catalogue import DataFile
-from fsmap.data.images import (
-    Augmentation,
-    Normalization,
-    Shifts,
-    load_task,
-    read,
-    read_images,
-    task,
-)
 from fsmap.data.images import evaluation as px
-from fsmap.data.images.read import generate, read_idx, tiles
+from fsmap.data.images import read, task
+from fsmap.data.images.evaluation import Augmentation, Normalization, Shifts
+from fsmap.data.images.read import read_idx, read_images, tiles
+from fsmap.data.images.task import load_task
 from fsmap.errors import InputError, MissingDataError
 
 RNG = np.random.default_rng(0)
@@ -197,27 +191,33 @@ def test_crops_and_flips_are_those_of_a_loop():
     assert torch.equal(found[4], images[4])
 
 
-def test_augmentation_is_a_function_of_its_generator():
-    images = generate((3, 32, 32), 64, seed=0).x
-    one, two = (Augmentation()(images, torch.Generator().manual_seed(1)) for _ in range(2))
-    assert torch.equal(one, two)
-    other = Augmentation()(images, torch.Generator().manual_seed(2))
-    assert not torch.equal(one, other)
-    draws = Augmentation().draw((4000,), torch.Generator().manual_seed(3))
-    assert sorted(set(draws.down.tolist())) == list(range(9))
-    assert abs(draws.flip.double().mean() - 0.5) < 0.05
-    assert not Augmentation(flips=False).draw((9,), torch.Generator()).flip.any()
+def test_draws_are_a_function_of_their_generator():
+    one, two, other = (
+        Augmentation().draw((4000,), torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    assert not torch.equal(one.down, other.down)
+    assert sorted(set(one.down.tolist())) == list(range(9))
+    assert abs(one.flip.double().mean() - 0.5) < 0.05
 
 
-def test_label_noise():
-    y = torch.arange(1000) % 10
+def test_label_noise_draws_round_of_the_fraction_anew():
+    """With one wrong class to draw from, each chosen label changes: which, and how many, shows."""
+    y = torch.zeros(1000, dtype=torch.int64)
+
+    def chosen(fraction: float, seed: int = 0) -> set[int]:
+        # 2**40 classes: a label that is drawn anew is never the old one by chance
+        return set(task.noisy_labels(y, fraction, 2**40, seed).nonzero().flatten().tolist())
+
     assert task.noisy_labels(y, 0.0, 10, 0) is y
-    some = task.noisy_labels(y, 0.2, 10, 0)
-    changed = (some != y).sum()
-    assert 140 < changed <= 200  # a tenth of 200 is right by chance
-    more = task.noisy_labels(y, 0.6, 10, 0)
-    assert torch.equal(more[some != y], some[some != y])
-    assert not torch.equal(task.noisy_labels(y, 0.2, 10, 1), some)
+    assert [len(chosen(f)) for f in (0.1, 0.2004, 0.6, 1.0)] == [100, 200, 600, 1000]
+    assert chosen(0.1) < chosen(0.2) < chosen(0.6)
+    assert chosen(0.2) != chosen(0.2, seed=1) != set(range(200))
+    few, more = (task.noisy_labels(y, f, 10, 0) for f in (0.2, 0.6))
+    assert torch.equal(more[few != 0], few[few != 0])
+    assert set(more.tolist()) == set(range(10))
+    counts = torch.bincount(task.noisy_labels(y, 1.0, 10, 0))
+    assert (counts - 100).abs().max() < 40  # four standard deviations; the old label included
     with pytest.raises(InputError, match="fraction"):
         task.noisy_labels(y, 1.5, 10, 0)
 

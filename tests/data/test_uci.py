@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fsmap.data import uci
-from fsmap.data.sources import look_for
+from fsmap.data.catalogue import find, look_for
 from fsmap.errors import InputError
 
 SHAPES = {
@@ -31,8 +31,6 @@ def toy(rows: int = 200) -> uci.Table:
 
 @pytest.mark.parametrize("name", uci.NAMES)
 def test_the_real_tables(name):
-    from fsmap.data.catalogue import find
-
     if look_for(find(name).files[0]).path is None:
         pytest.skip(f"{name} is not on this machine")
     table = uci.read_table(name)

@@ -11,7 +11,7 @@ import torch
 from sklearn.datasets import load_sample_image
 from torch import nn
 
-from fsmap.data.sources import locate
+from fsmap.data.catalogue import locate
 from fsmap.errors import InputError, MissingDataError, UnsupportedModuleError
 from fsmap.models import resnet50
 from fsmap.models.by_name import make_model

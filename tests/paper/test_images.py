@@ -44,7 +44,7 @@ def as_users_have_it():
 def no_data_of_the_reader_s(tmp_path: Path, monkeypatch):
     monkeypatch.delenv("FSMAP_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("fsmap.data.sources.SYSTEM", tmp_path / "system")
+    monkeypatch.setattr("fsmap.data.catalogue.SYSTEM", tmp_path / "system")
 
 
 def context(folder: Path, size: str = "quick") -> Context:

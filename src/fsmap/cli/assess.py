@@ -143,8 +143,7 @@ def _corruptions(arguments: argparse.Namespace) -> list[tuple[str, int]]:
 def _foreign(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str, Tensor]:
     """Images of other sets: those asked for, or the usual one where it is there."""
     from fsmap.data.catalogue import find
-    from fsmap.data.images.folder import is_folder
-    from fsmap.data.images.read import generate
+    from fsmap.data.images.read import generate, is_folder
     from fsmap.data.images.task import facts_of
 
     if settings.generated:

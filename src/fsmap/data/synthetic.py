@@ -23,22 +23,9 @@ def regression(
     high: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Batch:
-    """Noisy observations of a function at uniform points.
+    """Observations ``x [N]``, ``y [N]`` of a function at uniform points in ``low`` to ``high``.
 
-    Args:
-        f: The function, ``[N]`` to ``[N]``.
-        num_points: N.
-        generator: Source of the points, then of the noise.
-        noise_std: Standard deviation of the noise; 0 gives noiseless targets.
-        low: Left end of the interval.
-        high: Right end of the interval.
-        dtype: Of the data; torch's default if None.
-
-    Returns:
-        ``x [N]``, ``y [N]``.
-
-    Raises:
-        InputError: If there are no points, or the noise is negative.
+    The generator draws the points, then the noise; ``noise_std = 0`` gives noiseless targets.
     """
     if num_points < 1 or noise_std < 0:
         message = (
@@ -61,15 +48,8 @@ def two_bumps(
 ) -> Batch:
     """The data of Fig. 1: a well observed bump at -0.5, and one point (0.7, 0.1) on the right.
 
-    Args:
-        generator: Source of the points, then of the noise.
-        num_left: Points x ~ N(-0.5, 0.2²) with y = exp(-(x + 0.5)²/width) + noise.
-        noise_std: Standard deviation of their noise.
-        width: Of the bump.
-        dtype: Of the data; torch's default if None.
-
-    Returns:
-        ``x [num_left + 1]``, ``y [num_left + 1]``; the lone point comes last.
+    The ``num_left`` points of the bump have x ~ N(-0.5, 0.2²) and y = exp(-(x + 0.5)²/width) +
+    noise; the lone point comes last.
     """
     x = -0.5 + 0.2 * torch.randn(num_left, generator=generator, dtype=dtype)
     y = torch.exp(-(x + 0.5).square() / width)
@@ -85,13 +65,7 @@ def fourier_sum(
 ) -> Function:
     r"""A random smooth target, $\sum_i a_i \sin(ix) + b_i \cos(ix)$ with $a_i, b_i \sim N(0, 1)$.
 
-    Args:
-        num_frequencies: How many frequencies, from 1.
-        generator: Source of the coefficients.
-        dtype: Of the coefficients; torch's default if None.
-
-    Returns:
-        The function, ``[N]`` to ``[N]``.
+    The frequencies are 1 to ``num_frequencies``; the function takes ``[N]`` to ``[N]``.
     """
     weights = torch.randn(2, num_frequencies, generator=generator, dtype=dtype)
     frequencies = torch.arange(1, num_frequencies + 1, dtype=weights.dtype)
@@ -110,16 +84,9 @@ def moons(
     seed: int = 0,
     dtype: torch.dtype | None = None,
 ) -> Batch:
-    """Two moons, the very points of the paper: scikit-learn's generator with ``random_state``.
+    """Two moons, the paper's points: scikit-learn's generator with ``random_state=seed``.
 
-    Args:
-        num_points: N.
-        noise_std: Standard deviation of the noise.
-        seed: ``random_state``; the paper's is 0.
-        dtype: Of the inputs; torch's default if None.
-
-    Returns:
-        ``x [N, 2]``, labels ``y [N]`` (0 or 1).
+    The inputs are ``x [N, 2]``, the labels ``y [N]`` 0 or 1.
     """
     datasets = require("sklearn.datasets", extra="data")
     x, y = datasets.make_moons(

@@ -7,7 +7,6 @@ held out for validation.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fsmap.data.catalogue import PAPER_TABLES, find
-from fsmap.data.sources import locate
+from fsmap.data.catalogue import PAPER_TABLES, Folder, find, locate
 from fsmap.errors import InputError
 from fsmap.types import Batch
 
@@ -56,18 +54,10 @@ class Split(NamedTuple):
     test: Batch
 
 
-def read_table(name: str, data_dir: str | os.PathLike[str] | None = None) -> Table:
-    """Read one of the tables of the catalogue.
+def read_table(name: str, data_dir: Folder = None) -> Table:
+    """Read one of the tables of the catalogue, such as ``"boston"``.
 
-    Args:
-        name: Such as ``"boston"``.
-        data_dir: A folder to look into first.
-
-    Returns:
-        The table. Constant columns (two of ``naval``) are left out.
-
-    Raises:
-        InputError: If the data set is not a table with a target.
+    Constant columns (two of ``naval``) are left out.
     """
     entry = find(name)
     path = next(iter(locate(entry.name, data_dir).values()))
@@ -78,18 +68,7 @@ def read_table(name: str, data_dir: str | os.PathLike[str] | None = None) -> Tab
 
 
 def parse_table(name: str, path: Path) -> Table:
-    """Read a CSV file of numbers with a header and the target in the last column.
-
-    Args:
-        name: What to call it.
-        path: The file.
-
-    Returns:
-        The table.
-
-    Raises:
-        InputError: If the file is not such a table.
-    """
+    """Read a CSV file of numbers with a header and the target in the last column."""
     with path.open() as stream:
         header = tuple(stream.readline().strip().split(","))
         try:
@@ -105,24 +84,13 @@ def parse_table(name: str, path: Path) -> Table:
         raise InputError(message)
     x, y = values[:, :-1], values[:, -1:]
     varies = np.ptp(x, axis=0) > 0
-    kept = tuple(n for n, keep in zip(header, varies, strict=False) if keep)
-    gone = tuple(n for n, keep in zip(header, varies, strict=False) if not keep)
-    return Table(name, x[:, varies], y, kept, header[-1], gone)
+    names = np.array(header[:-1])
+    kept, dropped = tuple(names[varies].tolist()), tuple(names[~varies].tolist())
+    return Table(name, x[:, varies], y, kept, header[-1], dropped)
 
 
 def split_rows(num_rows: int, seed: int) -> Rows:
-    """Which rows are for training, validation and test.
-
-    Args:
-        num_rows: Rows of the table.
-        seed: 0 is the default split; others reshuffle it.
-
-    Returns:
-        The rows; together they are all of them, each once.
-
-    Raises:
-        InputError: If there are too few rows for three parts.
-    """
+    """Which rows are for training, validation and test; seeds but 0 reshuffle the default split."""
     num_train = int(num_rows * (1 - TEST_SHARE))
     num_valid = int(num_train * VALID_SHARE)
     if num_valid < 1 or num_train == num_rows:
@@ -155,12 +123,6 @@ def split(
             and validation rows. The test rows then stand on a slightly other scale.
         dtype: Of the result.
         max_rows: Use only so many rows of the table, for quick runs.
-
-    Returns:
-        The three parts.
-
-    Raises:
-        InputError: If the scaling is not known.
     """
     if scaling not in SCALINGS:
         message = f"scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}"

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fsmap.data.images.augment import Normalization
-from fsmap.data.images.read import Folder
+from fsmap.data.catalogue import Folder, locate
+from fsmap.data.images.evaluation import Normalization
 from fsmap.data.images.task import ImageTask, facts_of, load_task
-from fsmap.data.sources import locate
 from fsmap.errors import CheckpointError, InputError
 from fsmap.images.settings import ImageSettings
 from fsmap.models.by_name import is_ours, make_model

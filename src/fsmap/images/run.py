@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap import metrics
-from fsmap.data.images.read import Folder
+from fsmap.data.catalogue import Folder
 from fsmap.data.images.task import ImageTask
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.files import write_whole

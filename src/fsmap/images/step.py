@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from fsmap.data.images.augment import Shifts
-from fsmap.data.images.evaluation import Picks
+from fsmap.data.images.evaluation import Picks, Shifts
 from fsmap.data.images.task import ImageTask
 from fsmap.errors import InputError
 from fsmap.functional import is_random

@@ -1,8 +1,10 @@
-"""Evaluation sets: the p_X of the image experiments, as finite tables of images.
+"""Batches of images as functions of random numbers: crops, flips, and the p_X of image training.
 
-``train`` (the training images), the name of another set (``kmnist``, ``cifar100``, …),
+p_X is ``train`` (the training images), the name of another set (``kmnist``, ``cifar100``, …),
 ``white-noise`` (10,000 fixed images N(0, I) in normalized space), or a mixture such as
-``kmnist+white-noise`` or ``0.8*train+0.2*white-noise``.
+``kmnist+white-noise`` or ``0.8*train+0.2*white-noise``. Draws are tensors of their own
+(:class:`Shifts`, :class:`Picks`): they are made on the CPU for a whole epoch ahead, and a captured
+CUDA graph can read them.
 """
 
 from __future__ import annotations
@@ -12,12 +14,62 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fsmap.data.images.augment import Augmentation, Normalization, Shifts
 from fsmap.errors import InputError
 
+PADDING = 4  # of the paper's random crops
 WHITE_NOISE = "white-noise"
 NOISE_IMAGES = 10_000
 NOISE_SEED = 0  # the images are fixed: the same in every run
+
+
+class Normalization(NamedTuple):
+    """(x/255 − mean)/std, channel by channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Normalize bytes."""
+        mean, std = (
+            torch.stack([torch.full((1, 1), v, dtype=dtype, device=images.device) for v in values])
+            for values in self  # made on the device: a captured graph may copy nothing to it
+        )
+        return (images.to(dtype) / 255 - mean) / std
+
+
+class Shifts(NamedTuple):
+    """What a random crop and flip does to each image."""
+
+    down: Tensor  # int64 [...]  0 .. 2·padding
+    right: Tensor  # int64 [...]
+    flip: Tensor  # bool [...]
+
+
+class Augmentation(NamedTuple):
+    """Random crop after padding with zeros, and a flip with probability one half."""
+
+    padding: int = PADDING
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Shifts:
+        """Random numbers for images of any number."""
+        down, right, flip = (
+            torch.randint(top, shape, generator=generator, device=generator.device)
+            for top in (2 * self.padding + 1, 2 * self.padding + 1, 2)
+        )
+        return Shifts(down, right, flip.bool())
+
+    def apply(self, images: Tensor, shifts: Shifts) -> Tensor:
+        """Crop and flip."""
+        height, width = images.shape[-2:]
+        padded = torch.nn.functional.pad(images, (self.padding,) * 4)
+        rows = torch.arange(height, device=images.device)
+        columns = torch.arange(width, device=images.device)
+        mirrored = torch.where(shifts.flip[:, None], columns.flip(0), columns)  # [N, W]
+        i = (shifts.down[:, None] + rows)[:, None, :, None]  # [N, 1, H, 1]
+        j = (shifts.right[:, None] + mirrored)[:, None, None, :]  # [N, 1, 1, W]
+        n = torch.arange(len(images), device=images.device)[:, None, None, None]
+        c = torch.arange(images.shape[1], device=images.device)[None, :, None, None]
+        return padded[n, c, i, j]
 
 
 class Source(NamedTuple):
@@ -37,12 +89,11 @@ class Picks(NamedTuple):
 
 
 class EvaluationSet(NamedTuple):
-    """A mixture of tables of images; a draw is a set of indices, made ahead for an epoch."""
+    """A mixture of tables of images; a draw is a set of indices."""
 
     sources: tuple[Source, ...]
     weights: tuple[float, ...]
-    normalize: Normalization
-    augment: Augmentation = Augmentation()
+    normalize: Normalization  # of the *training* set: other sets go through it too
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Picks:
         """Choose images, independently and with replacement."""
@@ -52,7 +103,7 @@ class EvaluationSet(NamedTuple):
         sizes = torch.tensor([len(s.images) for s in self.sources])
         share = torch.rand(size, generator=generator, dtype=torch.float64)
         row = (share * sizes[component]).long()
-        shifts = self.augment.draw(shape, generator)
+        shifts = Augmentation().draw(shape, generator)
         return Picks(component.reshape(shape), row.reshape(shape), shifts)
 
     def take(self, picks: Picks, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -62,7 +113,7 @@ class EvaluationSet(NamedTuple):
             # Rows of other components may lie outside this table; what they give is not used.
             images = source.images[picks.row.clamp(max=len(source.images) - 1)]
             if source.augmented:
-                images = self.augment.apply(images, picks.shifts)
+                images = Augmentation().apply(images, picks.shifts)
             if images.dtype == torch.uint8:
                 images = self.normalize(images, dtype)
             chosen = (picks.component == number)[:, None, None, None]
@@ -74,7 +125,8 @@ class EvaluationSet(NamedTuple):
         """Draw ``n`` images: what makes this an evaluation distribution for ``fsmap.LMAP``."""
         component, row, shifts = self.draw((n,), generator)
         device = self.sources[0].images.device
-        picks = Picks(component.to(device), row.to(device), shifts.to(device))
+        moved = Shifts(*(t.to(device) for t in shifts))
+        picks = Picks(component.to(device), row.to(device), moved)
         return self.take(picks, torch.get_default_dtype())
 
     def to(
@@ -113,45 +165,3 @@ def white_noise(shape: tuple[int, ...], number: int = NOISE_IMAGES) -> Tensor:
     """Fixed images N(0, I), float32 ``[number, *shape]``."""
     generator = torch.Generator().manual_seed(NOISE_SEED)
     return torch.randn((number, *shape), generator=generator, dtype=torch.float32)
-
-
-def evaluation_set(
-    px: str,
-    tables: dict[str, Tensor],
-    normalize: Normalization,
-    *,
-    shape: tuple[int, ...],
-    augmented: bool,
-    noise_images: int = NOISE_IMAGES,
-) -> EvaluationSet:
-    """Build p_X from its description.
-
-    Args:
-        px: See :func:`parse`.
-        tables: uint8 images of every component but the white noise.
-        normalize: Of the *training* set: other sets go through it too.
-        shape: ``(C, H, W)``.
-        augmented: Whether images are cropped and flipped as training images are.
-        noise_images: How many images of white noise there are.
-
-    Returns:
-        The set.
-
-    Raises:
-        InputError: If a set's images have another shape.
-    """
-    sources, weights = [], []
-    for name, weight in parse(px):
-        if name == WHITE_NOISE:
-            source = Source(name, white_noise(shape, noise_images))
-        else:
-            source = Source(name, tables[name], augmented)
-        if tuple(source.images.shape[1:]) != tuple(shape):
-            message = (
-                f"p_X {name!r} has images of shape {tuple(source.images.shape[1:])}, the training "
-                f"images have {tuple(shape)}. Choose a set of the same shape, or white-noise."
-            )
-            raise InputError(message)
-        sources.append(source)
-        weights.append(weight)
-    return EvaluationSet(tuple(sources), tuple(weights), normalize)

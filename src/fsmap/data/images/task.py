@@ -7,17 +7,26 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsmap.data.catalogue import find
-from fsmap.data.images.augment import Augmentation, Normalization
+from fsmap.data.catalogue import Folder, find
 from fsmap.data.images.evaluation import (
     NOISE_IMAGES,
     WHITE_NOISE,
+    Augmentation,
     EvaluationSet,
-    evaluation_set,
+    Normalization,
+    Source,
     parse,
+    white_noise,
 )
-from fsmap.data.images.folder import is_folder, read_folder
-from fsmap.data.images.read import READERS, Folder, Images, fingerprint, generate, read_images
+from fsmap.data.images.read import (
+    READERS,
+    Images,
+    fingerprint,
+    generate,
+    is_folder,
+    read_folder,
+    read_images,
+)
 from fsmap.errors import InputError
 
 KNOWN = ("train", WHITE_NOISE, *READERS)
@@ -82,12 +91,9 @@ class ImageTask(NamedTuple):
 
     def to(self, device: torch.device | str) -> ImageTask:
         """The same data on a device."""
-        moved = [
-            Images(part.x.to(device), part.y.to(device))
-            for part in (self.train, self.valid, self.test)
-        ]
+        train, valid, test = (part.to(device) for part in (self.train, self.valid, self.test))
         px = None if self.px is None else self.px.to(device)
-        return self._replace(train=moved[0], valid=moved[1], test=moved[2], px=px)
+        return self._replace(train=train, valid=valid, test=test, px=px)
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of what is trained and evaluated on, for the checkpoint."""
@@ -112,16 +118,15 @@ def load_task(
     augment: bool | None = None,
     data_dir: Folder = None,
 ) -> ImageTask:
-    """Read a training set and the evaluation set that goes with it.
+    """Read a training set and the evaluation set that goes with it, to the CPU.
 
     Args:
         data: ``fmnist``, ``mnist``, ``cifar10``, ``cifar100``, or a folder with one
-            sub-folder per class (:mod:`fsmap.data.images.folder`).
+            sub-folder per class (:mod:`fsmap.data.images.read`).
         px: p_X, see :mod:`fsmap.data.images.evaluation`; None: none is needed.
         valid: Images of the training set held out; None is the protocol's number (10,000 of
-            FashionMNIST, 5,000 of CIFAR-10). They are chosen by ``split_seed`` alone. CIFAR-100
-            has no official split here: in file order 10,000 test, 5,000 held-out, 45,000 training
-            images, so that its test accuracy is no official one.
+            FashionMNIST, 5,000 of CIFAR-10). They are chosen by ``split_seed`` alone, of CIFAR-100
+            in file order.
         split_seed: Which images are held out; the same for runs of different seeds.
         label_noise: Fraction of *training* labels replaced by uniformly random ones.
         label_noise_seed: Seed of that; held-out labels stay clean.
@@ -129,9 +134,6 @@ def load_task(
         generated: Use generated images of the same shape instead of reading anything.
         augment: Crop and flip; None: as the protocol has it (CIFAR-10 yes, MNIST-like sets no).
         data_dir: A folder to look into first.
-
-    Returns:
-        The task, on the CPU.
     """
     facts, name = facts_of(data), data if is_folder(data) else find(data).name
     if is_folder(data):
@@ -143,30 +145,25 @@ def load_task(
         train, test = (read_images(name, split, data_dir) for split in ("train", "test"))
     number = _valid(valid, facts, len(train.x), limit)
     train, held_out = _held_out(train, number, None if facts.ordered else split_seed, limit)
-    test = test.take(slice(limit))
     train = train._replace(y=noisy_labels(train.y, label_noise, facts.classes, label_noise_seed))
     flips = facts.augment if augment is None else augment
-    table = None
+    evaluation = None
     if px is not None:
-        tables = _tables(px, train.x, facts.shape, generated, data_dir)
-        noise_images = NOISE_IMAGES if limit is None else min(NOISE_IMAGES, limit)
-        table = evaluation_set(
-            px,
-            tables,
-            facts.normalize,
-            shape=facts.shape,
-            augmented=flips,
-            noise_images=noise_images,
-        )
+        found = [
+            (_source(one, train.x, facts.shape, generated, limit, data_dir), weight)
+            for one, weight in parse(px)
+        ]
+        sources = tuple(s._replace(augmented=flips and s.name != WHITE_NOISE) for s, _ in found)
+        evaluation = EvaluationSet(sources, tuple(w for _, w in found), facts.normalize)
     return ImageTask(
         name,
         train,
         held_out,
-        test,
+        test.take(slice(limit)),
         facts.normalize,
         Augmentation() if flips else None,
         facts.classes,
-        table,
+        evaluation,
         facts.note,
     )
 
@@ -230,18 +227,28 @@ def _held_out(
     return train.take(rest[:limit]), train.take(order[:valid].sort().values)
 
 
-def _tables(
-    px: str, train: Tensor, shape: tuple[int, ...], generated: bool, data_dir: Folder
-) -> dict[str, Tensor]:
-    tables: dict[str, Tensor] = {}
-    for name, _ in parse(px):
-        if name == "train":
-            tables[name] = train
-        elif name != WHITE_NOISE and generated:
-            find(name, KNOWN)
-            tables[name] = generate(shape, GENERATED_TEST, seed=2).x  # type: ignore[arg-type]
-        elif name != WHITE_NOISE:
-            known = find(name, KNOWN).name
-            split = READERS[known][0][0] if known in READERS else "train"
-            tables[name] = read_images(name, split, data_dir).x
-    return tables
+def _source(
+    name: str,
+    train: Tensor,
+    shape: tuple[int, int, int],
+    generated: bool,
+    limit: int | None,
+    data_dir: Folder,
+) -> Source:
+    """One component of p_X."""
+    if name == WHITE_NOISE:
+        return Source(name, white_noise(shape, min(NOISE_IMAGES, limit or NOISE_IMAGES)))
+    if name == "train":
+        return Source(name, train)
+    known = find(name, KNOWN).name
+    if generated:
+        return Source(name, generate(shape, GENERATED_TEST, seed=2).x)
+    split = READERS[known][0][0] if known in READERS else "train"
+    images = read_images(name, split, data_dir).x
+    if tuple(images.shape[1:]) != shape:
+        message = (
+            f"p_X {name!r} has images of shape {tuple(images.shape[1:])}, the training images have "
+            f"{shape}. Choose a set of the same shape, or white-noise."
+        )
+        raise InputError(message)
+    return Source(name, images)

@@ -225,7 +225,7 @@ def generated(config: ImageConfig, dataset: str, context: Context) -> bool:
 @functools.cache
 def is_here(name: str, data_dir: Path | None) -> bool:
     """Whether a data set's files are there and intact."""
-    from fsmap.data.sources import locate
+    from fsmap.data.catalogue import locate
 
     try:
         locate(name, data_dir)

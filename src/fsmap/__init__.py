@@ -23,6 +23,7 @@ from fsmap.objective.objective import Objective, fs_map, l_map, ps_map, variatio
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
 from fsmap.train.fit import fit
 from fsmap.train.grid import Grid
+from fsmap.train.optim import adam, cosine, sgd
 from fsmap.train.population import fit_population
 from fsmap.train.select import select
 from fsmap.types import Batch, Estimate
@@ -38,6 +39,7 @@ __all__ = [
     "Gaussian", "LaplaceNoise", "Categorical", "Bernoulli",  # likelihoods
     "Normal", "Laplace", "Flat", "Reparametrized",  # priors
     "fit", "fit_population", "Grid", "select",  # train
+    "adam", "sgd", "cosine",  # optimizers and a schedule for fit
     "LogTrace", "suggest_strength",  # how strong
     "fresh_statistics",  # BatchNorm statistics of the weights as they are
     "estimate_cost",  # what R adds to a step

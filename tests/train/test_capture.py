@@ -7,12 +7,11 @@ import torch
 from torch import nn
 
 import fsmap
+from fsmap import Grid, adam, cosine, fit_population, sgd
 from fsmap.errors import DivergedWarning, FallbackWarning, InputError
-from fsmap.train.capture import CapturedStep, Graphed, restore, wanted
-from fsmap.train.feed import Feed
-from fsmap.train.grid import Grid
-from fsmap.train.optim import adam, constant, cosine, sgd
-from fsmap.train.population import fit_population
+from fsmap.train.capture import CapturedStep, Graphed, restore, use_graph
+from fsmap.train.ensemble import Feed
+from fsmap.train.optim import constant
 from fsmap.types import Batch, Draws
 
 
@@ -64,7 +63,7 @@ def test_without_a_capture_training_goes_on_and_says_so(monkeypatch: pytest.Monk
         graphed(Feed(None, Draws()))
 
 
-def test_where_a_graph_is_wanted(seeded: None):
+def test_where_a_graph_is_used(seeded: None):
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     plain, _ = fsmap.functional(nn.Linear(1, 1))
     random, _ = fsmap.functional(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)))
@@ -74,20 +73,20 @@ def test_where_a_graph_is_wanted(seeded: None):
     trace = fsmap.l_map(*terms, **knobs).geometry
     logdet = fsmap.fs_map(*terms, **knobs).geometry
     metric = fsmap.l_map(*terms, **knobs, metric=torch.eye(1)).geometry
-    assert wanted("auto", cuda, plain, none)
-    assert wanted(True, cuda, plain, trace)
-    assert not wanted(False, cuda, plain, trace)
+    assert use_graph("auto", cuda, plain, none)
+    assert use_graph(True, cuda, plain, trace)
+    assert not use_graph(False, cuda, plain, trace)
     for place, f, geometry, text in (
         (cpu, plain, none, r"needs a CUDA device, and the parameters are on cpu"),
         (cuda, random, none, r"needs a model without random layers"),
         (cuda, plain, logdet, r"a geometry without matrix decompositions, and LogDet has one"),
         (cuda, plain, metric, r"a geometry without matrix decompositions, and Laplacian has one"),
     ):
-        assert not wanted("auto", place, f, geometry)
+        assert not use_graph("auto", place, f, geometry)
         with pytest.raises(InputError, match=text):
-            wanted(True, place, f, geometry)
+            use_graph(True, place, f, geometry)
     with pytest.raises(InputError, match=r"graph must be 'auto', True or False, got 'yes'"):
-        wanted("yes", cuda, plain, none)
+        use_graph("yes", cuda, plain, none)
 
 
 @pytest.mark.gpu

@@ -86,12 +86,13 @@ def test_norm_and_clipping_agree_with_torch(generator: torch.Generator):
         leaf.grad = g.clone()
     theirs = torch.nn.utils.clip_grad_norm_(leaves, 0.7)
     norm = optim.global_norm(grads)
-    clipped = optim.scale(grads, optim.clip_factor(norm, 0.7))
+    clipped = optim.clip_by_norm(grads, norm, 0.7)
     torch.testing.assert_close(norm, theirs)
     for leaf, g in zip(leaves, clipped.values(), strict=True):
         torch.testing.assert_close(g, leaf.grad)
     assert optim.global_norm(clipped) == pytest.approx(0.7, rel=1e-5)
-    assert optim.clip_factor(norm, 1e3) == 1.0  # small gradients stay as they are
+    whole = optim.clip_by_norm(grads, norm, 1e3)
+    assert all(torch.equal(whole[n], g) for n, g in grads.items())  # small ones stay
 
 
 def test_a_stack_is_clipped_member_by_member(generator: torch.Generator):
@@ -104,12 +105,12 @@ def test_a_stack_is_clipped_member_by_member(generator: torch.Generator):
         for n, g in grads.items()
     }
     norm = optim.global_norm(grads, stacked=True)
-    clipped = optim.scale(grads, optim.clip_factor(norm, 0.5))
+    clipped = optim.clip_by_norm(grads, norm, 0.5)
     for k in range(4):
         alone = {n: g[k] for n, g in grads.items()}
         own = optim.global_norm(alone)
         torch.testing.assert_close(norm[k], own)
-        for n, g in optim.scale(alone, optim.clip_factor(own, 0.5)).items():
+        for n, g in optim.clip_by_norm(alone, own, 0.5).items():
             torch.testing.assert_close(clipped[n][k], g)
     assert torch.equal(clipped["w"][0], grads["w"][0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,19 @@ from torch import Tensor, nn
 
 import fsmap
 from cases import Shared, case
-from fsmap.errors import CheckpointError, DivergedError, DivergedWarning, InputError
-from fsmap.train.fit import fit
-from fsmap.train.grid import Grid
-from fsmap.train.optim import adam, adamw, cosine, sgd, warmup
-from fsmap.train.population import fit_population, initialize
+from fsmap import Grid, adam, cosine, fit, fit_population, sgd
+from fsmap.errors import (
+    CheckpointError,
+    DivergedError,
+    DivergedWarning,
+    InputError,
+    MemoryLimitError,
+    UnsupportedModuleError,
+)
+from fsmap.train import ensemble
+from fsmap.train.loop import Settings
+from fsmap.train.optim import adamw, warmup
+from fsmap.train.population import initialize, start
 from fsmap.types import Batch, Params
 
 SAME = {"rtol": 1e-10, "atol": 1e-10}
@@ -163,10 +172,39 @@ def test_splits(batch_size: int | None):
     whole = Batch(
         torch.cat([t.x for t in train.values()]), torch.cat([t.y for t in train.values()])
     )
-    rows = {"a": torch.arange(24), "b": torch.arange(24, 48)}
+    rows = {"b": range(24, 48), "a": torch.arange(24)}
     one, _ = fit_population(build, grid, f, train, **RUN)
     two, _ = fit_population(build, grid, f, (whole, rows), **RUN)
     assert all(torch.equal(one.params[n], two.params[n]) for n in one.params)
+
+
+@pytest.mark.parametrize("batch_size", [None, 8])
+def test_a_single_set_of_rows_is_not_all_data(batch_size: int | None):
+    f, _ = fsmap.functional(mlp())
+    x, y = data()
+    many = (torch.cat([x + 9, x, x + 5]), torch.cat([y, y, y]))
+    knobs = RUN | {"batch_size": batch_size}
+    states, _ = fit_population(
+        ps_map, Grid(prior_std=[1.0], split=[3]), f, (many, {3: torch.arange(24, 48)}), **knobs
+    )
+    alone, _ = fit(ps_map(1.0), f, initialize(f.module, 0), (x, y), **knobs)
+    for n, p in alone.params.items():
+        torch.testing.assert_close(states.params[n][0], p, **SAME)
+
+
+@pytest.mark.parametrize(
+    ("train", "text"),
+    [
+        (data(), r"'split' axis.*got Batch"),
+        ([data()], r"the splits \[1\], and data has only \[0\]"),
+        ([data(), (data().x[1:], data().y[1:])], r"same size, got \{0: 24, 1: 23\}"),
+        ((data(), [[0, 1], [0]]), r"same size, got \{0: 2, 1: 1\}"),
+    ],
+)
+def test_bad_sets_are_refused(train: object, text: str):
+    f, _ = fsmap.functional(mlp())
+    with pytest.raises(InputError, match=text):
+        fit_population(ps_map, Grid(prior_std=[1.0], split=[0, 1]), f, train, **RUN)
 
 
 @pytest.mark.parametrize(
@@ -379,22 +417,13 @@ def test_another_population_is_refused(tmp_path: Path):
 def test_validation_keeps_the_best_of_every_member():
     f, _ = fsmap.functional(mlp())
     grid = Grid(prior_std=[0.05, 2.0], seed=range(2))
-    valid = data(0.3)
     knobs = RUN | {"steps": 40, "optimizer": adam(0.1), "validate_every": 4, "patience": 2}
-    states, history = fit_population(
-        ps_map, grid, f, data(), on=valid, by=fsmap.metrics.rmse, **knobs
-    )
+    knobs |= {"on": data(0.3), "by": fsmap.metrics.rmse}
+    states, history = fit_population(ps_map, grid, f, data(), **knobs)
     assert history.validation["value"].shape[1] == 4
     for k, m in enumerate(grid):
-
-        def validation(params: Params) -> float:
-            with torch.no_grad():
-                return fsmap.metrics.rmse(f(params, valid.x), valid.y)
-
-        start = initialize(f.module, m["seed"])
-        state, _ = fit(
-            ps_map(m["prior_std"]), f, start, data(), seed=m["seed"], validation=validation, **knobs
-        )
+        objective, own = ps_map(m["prior_std"]), initialize(f.module, m["seed"])
+        state, _ = fit(objective, f, own, data(), seed=m["seed"], **knobs)
         best = states.member(k).best
         assert best.step == state.best.step
         assert best.value == pytest.approx(state.best.value, rel=1e-9)
@@ -417,55 +446,34 @@ def test_a_callback_sees_the_stack():
     assert states.step == 2
 
 
+ONE = Grid(prior_std=[1.0])
+
+
 @pytest.mark.parametrize(
     ("build", "grid", "knobs", "text"),
     [
-        (
-            ps_map,
-            Grid(lr=[0.1, 0.2]),
-            {},
-            r"lr cannot vary within a population.*one value for all members",
-        ),
-        (
-            ps_map,
-            Grid(width=[1.0]),
-            {},
-            r"the grid varies \['width'\], and build takes \(prior_std",
-        ),
-        (fs_map, Grid(prior_std=[1.0]), {}, r"missing a required argument: 'jitter'"),
+        (ps_map, Grid(lr=[0.1, 0.2]), {}, r"varies \['lr'\], and build takes.*optimizer"),
+        (fs_map, ONE, {}, r"missing a required argument: 'jitter'"),
         (lambda a: 3, Grid(a=[1.0]), {}, r"build must return an objective .* got int"),
         (ps_map, Grid(prior_std=[1.0, -1.0]), {}, r"must be finite and > 0, got -1"),
-        (ps_map, Grid(prior_std=[1.0]), {"on": data()}, r"validation needs both: on"),
-        (ps_map, Grid(prior_std=[1.0]), {"patience": 2}, r"patience counts validations"),
-        (
-            ps_map,
-            Grid(prior_std=[1.0]),
-            {"graph": True},
-            r"graph=True needs a CUDA device, and the parameters are on cpu",
-        ),
-        (
-            ps_map,
-            Grid(prior_std=[1.0]),
-            {"graph": "yes"},
-            r"graph must be 'auto', True or False, got 'yes'",
-        ),
-        (
-            ps_map,
-            Grid(prior_std=[1.0]),
-            {"batch_size": 25},
-            r"batch_size=25 is larger than the data",
-        ),
+        (ps_map, ONE, {"on": data()}, r"validation needs both: on"),
+        (ps_map, ONE, {"graph": True}, r"graph=True needs a CUDA device"),
+        (ps_map, ONE, {"graph": "yes"}, r"graph must be 'auto', True or False, got 'yes'"),
+        (ps_map, ONE, {"batch_size": 25}, r"batch_size=25 is larger than the data"),
+        (ps_map, ONE, {"chunk": 0}, r"chunk must be a number"),
+        (ps_map, ONE, {"chunk": "all"}, r"chunk must be a number"),
+        (ps_map, ONE, {"init": lambda seed: 3}, r"init must give a dict .* got int"),
         (
             ps_map,
             Grid(prior_std=[1.0], seed=[1, 2]),
             {"init": lambda seed: {"w": torch.ones(seed)}},
-            r"share one architecture, but seed 2 starts with parameters \{'w': \(2,\)\}",
+            r"one architecture, but seed 2",
         ),
         (
             lambda a: ps_map(2.0 if a > 1 else 1.0),
             Grid(a=[0.5, 1.5]),
             {},
-            r"decides something by the value of a hyper-parameter.*one population per decision",
+            r"works for one member.*one population per decision",
         ),
     ],
 )
@@ -475,6 +483,131 @@ def test_what_cannot_work_is_refused(
     f, _ = fsmap.functional(mlp())
     with pytest.raises(InputError, match=text):
         fit_population(build, grid, f, data(), **RUN | knobs)
+
+
+def test_members_one_by_one_may_decide_by_a_hyper_parameter():
+    f, _ = fsmap.functional(mlp())
+    knobs = RUN | {"chunk": 1}
+    init = lambda s: initialize(f.module, s)  # noqa: E731
+    build = lambda a: ps_map(2.0 if a > 1 else 1.0)  # noqa: E731
+    assert_members_are_runs_alone(build, Grid(a=[0.5, 1.5]), f, init, data(), **knobs)
+
+
+def test_a_plain_function_needs_a_start():
+    with pytest.raises(InputError, match=r"give init="):
+        fit_population(ps_map, ONE, line, data(), **RUN)
+
+
+def test_layers_initialize_themselves_by_seed(seeded: None):
+    module = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Linear(50, 1))
+    before = {n: p.detach().clone() for n, p in module.named_parameters()}
+    state = torch.random.get_rng_state()
+    a, b, c = (initialize(module, seed) for seed in (0, 0, 1))
+    assert all(torch.equal(a[n], b[n]) for n in a)
+    assert not any(torch.equal(a[n], c[n]) for n in a)
+    assert a["0.weight"].abs().max() <= 2**-0.5  # torch's own range for two inputs
+    assert a["0.weight"].abs().max() > 0.9 * 2**-0.5
+    assert all(torch.equal(before[n], p) for n, p in module.named_parameters())
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+def test_shared_frozen_and_attention_parameters_are_initialized(seeded: None):
+    assert set(initialize(Shared(), 0)) == {"first.weight", "first.bias", "second.bias"}
+    module = nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 2))
+    module[0].requires_grad_(False)
+    assert set(initialize(module, 0)) == {"1.weight", "1.bias"}
+    assert len(initialize(nn.TransformerEncoderLayer(4, 2, 5), 0)) == 12
+
+
+def test_a_layer_that_cannot_be_initialized_is_named(seeded: None):
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(1))
+
+    with pytest.raises(UnsupportedModuleError, match=r"'1' \(Own\).*Give init="):
+        initialize(nn.Sequential(nn.Linear(1, 1), Own()), 0)
+
+
+def test_ways_to_start(seeded: None):
+    it = case("linear")
+    state = torch.random.get_rng_state()
+    one, two = (start(lambda seed: nn.Linear(3, 1), it.f, 4) for _ in range(2))
+    assert all(torch.equal(one[n], two[n]) for n in two)  # torch's generator is seeded
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert start(lambda seed: {"w": torch.full((1,), float(seed))}, it.f, 4)["w"].item() == 4.0
+    same = start(it.params, it.f, 0)
+    assert all(torch.equal(same[n], p) and same[n] is not p for n, p in it.params.items())
+
+
+def stack(chunk: int | str = "auto", *, width: int = 5, batch: int = 24) -> ensemble.Ensemble:
+    """Sixteen members before their first step."""
+    with torch.random.fork_rng(devices=[]):
+        f, _ = fsmap.functional(nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1)))
+    x = torch.linspace(-1, 1, batch)[:, None]
+    grid = Grid(prior_std=[0.5, 1.0, 2.0, 4.0], jitter=[1.0], seed=range(4))
+    starts = {seed: initialize(f.module, seed) for seed in range(4)}
+    members = ensemble.Members(l_map, grid, f, starts, (x, x.sin()))
+    feeder = ensemble.Feeder(members, Settings(1))
+    optimizer = sgd(1.0).build(members.params.values())
+    size = ensemble.choose_chunk(chunk, members, feeder)
+    return ensemble.Ensemble(members, feeder, optimizer, clip=None, chunk=size)
+
+
+def test_small_members_go_together_and_large_ones_one_by_one():
+    assert int(stack().chunk_size) == 16
+    assert int(stack(5).chunk_size) == 5
+    assert int(stack(99).chunk_size) == 16
+    assert int(stack(width=4_000, batch=5_000).chunk_size) == 1
+
+
+def test_memory_limits_the_chunk(monkeypatch: pytest.MonkeyPatch):
+    members = stack().members
+    objective, sample = members.objective(0), members.splits.data
+    draws = stack().feeder.single(stack().feeder.make(0), 0)[1]
+    needed = ensemble.member_bytes(members.f, members.first(0), sample, objective, draws)
+    functional = sys.modules["fsmap.functional"]  # fsmap.functional is the function
+    for module in (ensemble, functional):
+        monkeypatch.setattr(module, "free_bytes", lambda device: int(6.5 * needed / ensemble.SHARE))
+    assert int(stack().chunk_size) == 6  # 16 members in three chunks
+    monkeypatch.setattr(functional, "ALWAYS", 0)
+    monkeypatch.setattr(functional, "free_bytes", lambda device: needed // 2)
+    with pytest.raises(MemoryLimitError, match=r"one member needs .* GB, .* smaller batch_size"):
+        stack()
+
+
+def test_too_little_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch):
+    expected = stack().gradients(stack().feeder.make(0))
+    made, sizes = stack(), []
+    together = made._together
+
+    def limited(feed: object, members: slice) -> object:
+        sizes.append(members.stop - members.start)
+        if sizes[-1] > 6:
+            raise torch.OutOfMemoryError
+        return together(feed, members)
+
+    monkeypatch.setattr(made, "_together", limited)
+    found = made.gradients(made.feeder.make(0))
+    assert sizes == [16, 8, 4, 4, 4, 4]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    made.chunk_size.fill_(1)
+    monkeypatch.setattr(ensemble, "gradient", lambda *_: limited(None, slice(0, 16)))
+    with pytest.raises(torch.OutOfMemoryError):
+        made.gradients(made.feeder.make(0))
+
+
+def test_a_dead_member_gets_no_gradient():
+    made = stack()
+    made.members.hypers["prior_std"][2] = torch.nan
+    before = {n: p.detach().clone() for n, p in made.members.params.items()}
+    made.step(made.feeder.make(0))
+    assert made.alive.tolist() == [k != 2 for k in range(16)]
+    made.members.hypers["prior_std"][2] = 1.0  # it stays dead
+    made.step(made.feeder.make(1))
+    for n, p in made.members.params.items():
+        assert torch.equal(p[2], before[n][2])
+        assert not torch.equal(p[1], before[n][1])
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler

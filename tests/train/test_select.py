@@ -1,4 +1,4 @@
-"""Selection by a held-out metric."""
+"""Grids, states of a trained population, and selection by a held-out metric."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import math
 import pytest
 import torch
 
-import fsmap
+from fsmap import Grid, select
 from fsmap.errors import DivergedError, EdgeOfGridWarning, InputError
-from fsmap.train.grid import Grid
-from fsmap.train.select import select
-from fsmap.train.state import PopulationBest, PopulationState
+from fsmap.train.population import PopulationBest, PopulationState
 
 X = torch.ones(4, 1)
+ZEROS = (X, torch.zeros(4, 1))
 
 
 def predicts(grid: Grid, values: list[float], diverged: tuple[int, ...] = ()) -> PopulationState:
@@ -32,7 +31,7 @@ def test_each_seed_chooses_for_itself():
     grid = Grid(lam=[1, 2, 3], seed=range(2))  # members: (1,0) (1,1) (2,0) (2,1) (3,0) (3,1)
     states = predicts(grid, [5.0, 5.0, 1.0, 4.0, 3.0, 2.0])
     with pytest.warns(EdgeOfGridWarning, match=r"lam=3 \(grid from 1 to 3\).*widen the grid"):
-        found = select(states, on=(X, torch.zeros(4, 1)), by=error)
+        found = select(states, on=ZEROS, by=error)
     assert [c.where for c in found.choices] == [{"seed": 0}, {"seed": 1}]
     assert [c.config for c in found.choices] == [{"lam": 2}, {"lam": 3}]
     assert [c.value for c in found.choices] == [1.0, 2.0]
@@ -45,9 +44,7 @@ def test_each_seed_chooses_for_itself():
 
 def test_one_choice_for_all_goes_by_the_mean():
     grid = Grid(lam=[1, 2, 3], seed=range(2))
-    found = select(
-        predicts(grid, [5.0, 5.0, 1.0, 4.0, 3.0, 2.5]), on=(X, torch.zeros(4, 1)), by=error, per=()
-    )
+    found = select(predicts(grid, [5.0, 5.0, 1.0, 4.0, 3.0, 2.5]), on=ZEROS, by=error, per=())
     (choice,) = found.choices
     assert choice.config == {"lam": 2}
     assert choice.members == (2, 3)
@@ -57,9 +54,7 @@ def test_one_choice_for_all_goes_by_the_mean():
 
 def test_the_largest_may_win():
     grid = Grid(lam=[1, 2, 3])
-    found = select(
-        predicts(grid, [0.1, 0.9, 0.5]), on=(X, torch.zeros(4, 1)), by=error, largest=True
-    )
+    found = select(predicts(grid, [0.1, 0.9, 0.5]), on=ZEROS, by=error, largest=True)
     assert found.choices[0].config == {"lam": 2}
     assert found.choices[0].value == pytest.approx(0.9)
 
@@ -69,25 +64,21 @@ def test_every_split_has_its_own_data():
     on = {"a": (X, torch.zeros(4, 1)), "b": (X, 2 * torch.ones(4, 1))}
     found = select(predicts(grid, [9.0, 9.0, 0.0, 2.0, 9.0, 9.0]), on=on, by=error)
     assert found.values.tolist() == [9.0, 7.0, 0.0, 0.0, 9.0, 7.0]
-    with pytest.raises(
-        InputError, match=r"held-out data for the splits \['b'\] is missing; there is \['a'\]"
-    ):
+    with pytest.raises(InputError, match=r"splits \['b'\].*only \['a'\]"):
         select(predicts(grid, [0.0] * 6), on={"a": on["a"]}, by=error)
 
 
 def test_diverged_members_cannot_win():
     grid = Grid(lam=[1, 2, 3, 4])
     states = predicts(grid, [5.0, 0.0, 1.0, math.nan], diverged=(1,))
-    found = select(states, on=(X, torch.zeros(4, 1)), by=error)
+    found = select(states, on=ZEROS, by=error)
     assert found.choices[0].config == {"lam": 3}
     assert found.values.tolist() == [5.0, math.inf, 1.0, math.inf]
     with pytest.raises(DivergedError, match=r"no configuration to choose: all diverged"):
-        select(
-            predicts(grid, [0.0] * 4, diverged=(0, 1, 2, 3)), on=(X, torch.zeros(4, 1)), by=error
-        )
+        select(predicts(grid, [0.0] * 4, diverged=(0, 1, 2, 3)), on=ZEROS, by=error)
     one = Grid(lam=[1, 2], seed=[0, 1])
     with pytest.raises(DivergedError, match=r"no configuration to choose for \{'seed': 1\}"):
-        select(predicts(one, [0.0] * 4, diverged=(1, 3)), on=(X, torch.zeros(4, 1)), by=error)
+        select(predicts(one, [0.0] * 4, diverged=(1, 3)), on=ZEROS, by=error)
 
 
 @pytest.mark.parametrize(
@@ -97,9 +88,9 @@ def test_an_edge_is_an_end_of_three_or_more_values_and_not_zero(lam: list[float]
     states = predicts(Grid(lam=lam), [0.0] + [1.0] * (len(lam) - 1))  # the first one wins
     if warns:
         with pytest.warns(EdgeOfGridWarning, match=r"lam=1"):
-            select(states, on=(X, torch.zeros(4, 1)), by=error)
+            select(states, on=ZEROS, by=error)
     else:
-        select(states, on=(X, torch.zeros(4, 1)), by=error)
+        select(states, on=ZEROS, by=error)
 
 
 def test_the_best_parameters_may_be_measured_instead():
@@ -108,21 +99,97 @@ def test_the_best_parameters_may_be_measured_instead():
     with pytest.raises(
         InputError, match=r"use_best=True needs a population trained with on= and by="
     ):
-        select(states, on=(X, torch.zeros(4, 1)), by=error, use_best=True)
+        select(states, on=ZEROS, by=error, use_best=True)
     kept = {"w": torch.tensor([[9.0], [1.0], [2.0]])}
     states = states._replace(best=PopulationBest(kept, torch.tensor([1, 1, 1]), torch.zeros(3)))
-    found = select(states, on=(X, torch.zeros(4, 1)), by=error, use_best=True)
+    found = select(states, on=ZEROS, by=error, use_best=True)
     assert found.choices[0].value == 1.0
-
-
-def test_a_metric_of_the_library():
-    grid = Grid(lam=[1, 2, 3])
-    found = select(
-        predicts(grid, [2.0, 1.0, 3.0]), on=(X, torch.zeros(4, 1)), by=fsmap.metrics.rmse
-    )
-    assert found.choices[0].value == pytest.approx(1.0)
 
 
 def test_only_seeds_and_splits_can_choose():
     with pytest.raises(InputError, match=r"per may hold \['seed', 'split'\], got \['lam'\]"):
         select(predicts(Grid(lam=[1, 2]), [1.0, 2.0]), on=(X, X), by=error, per=("lam",))
+
+
+def test_a_member_is_what_fit_returns():
+    states = predicts(Grid(lam=[1, 2]), [1.0, 2.0])
+    best = {"w": torch.tensor([[3.0], [4.0]])}
+    states = states._replace(best=PopulationBest(best, torch.tensor([7, 0]), torch.zeros(2)))
+    one = states.member(0)
+    assert (one.params["w"].item(), one.step) == (1.0, 10)
+    assert (one.best.params["w"].item(), one.best.step, one.best.value) == (3.0, 7, 0.0)
+    assert states.member(1).best is None
+
+
+def test_a_diverged_member_has_no_outputs():
+    states = predicts(Grid(lam=[1, 2]), [1.0, 2.0], diverged=(1,))
+    with pytest.raises(DivergedError, match=r"member 1 \(\{'lam': 2\}\) diverged at step 5"):
+        states.member(1)
+    out = states.outputs(X)
+    assert out[0].tolist() == X.tolist()
+    assert out[1].isnan().all()
+    assert repr(states) == "PopulationState(Grid(2 members: 2 lam) after 10 steps, 1 diverged)"
+
+
+def test_outputs_that_are_not_finite_are_not_measured():
+    def refuse_nan(out: torch.Tensor, y: torch.Tensor) -> float:
+        assert torch.isfinite(out).all()
+        return 1.0
+
+    found = select(predicts(Grid(lam=[1, 2]), [math.inf, 1.0]), on=ZEROS, by=refuse_nan)
+    assert found.values.tolist() == [math.inf, 1.0]
+
+
+def test_axes_multiply_and_the_last_runs_fastest():
+    grid = Grid(prior_std=[0.1, 1, 10], jitter=torch.tensor([1e-2, 1.0]), seed=range(2))
+    assert len(grid) == 12
+    assert grid[0] == {"prior_std": 0.1, "jitter": 0.01, "seed": 0}
+    assert [m["seed"] for m in grid][:4] == [0, 1, 0, 1]
+    assert grid.hyper_names == ("prior_std", "jitter")
+    assert grid.axes["prior_std"] == (0.1, 1, 10)
+    assert repr(grid) == "Grid(12 members: 3 prior_std, 2 jitter, 2 seed)"
+
+
+def test_an_explicit_list_need_not_be_a_product():
+    grid = Grid([{"a": 1.0, "split": "x"}, {"split": "y", "a": 2.0}, {"a": 1.0, "split": "y"}])
+    assert len(grid) == 3
+    assert grid.axes == {"a": (1.0, 2.0), "split": ("x", "y")}
+    assert grid.groups("split") == {("x",): [0], ("y",): [1, 2]}
+    assert grid.groups("seed") == {(0,): [0, 1, 2]}
+    assert grid.groups() == {(): [0, 1, 2]}
+
+
+def test_members_are_copies():
+    grid = Grid(a=[1.0])
+    grid[0]["a"] = 2.0
+    next(iter(grid))["a"] = 3.0
+    assert grid[0] == {"a": 1.0}
+
+
+def test_hypers_become_tensors_of_the_parameters_kind():
+    hypers = Grid(a=[1, 2.5], seed=[3]).hypers(torch.zeros(1, dtype=torch.float32))
+    assert hypers["a"].dtype == torch.float32
+    assert hypers["a"].tolist() == [1.0, 2.5]
+    assert set(hypers) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Grid(), r"made of axes, .*or of a list of members"),
+        (lambda: Grid([{"a": 1.0}], b=[1.0]), r"made of axes"),
+        (lambda: Grid(a=[]), r"axis 'a' needs at least one value"),
+        (lambda: Grid(a=1.0), r"axis 'a' needs a list of values, got 1.0. Write a=\[1.0\]"),
+        (lambda: Grid(a="relu"), r"axis 'a' needs a list of values, got 'relu'"),
+        (lambda: Grid(a=[1.0, 1.0]), r"none twice, got"),
+        (lambda: Grid(a=["relu", "tanh"]), r"axis 'a' holds 'relu'.*finite numbers only"),
+        (lambda: Grid(a=[True]), r"axis 'a' holds True"),
+        (lambda: Grid(a=[float("inf")]), r"axis 'a' holds inf"),
+        (lambda: Grid(seed=[0.5]), r"seed must be an integer, got 0.5 in member 0"),
+        (lambda: Grid([]), r"the list of members is empty"),
+        (lambda: Grid([{"a": 1}, {"b": 1}]), r"same names: \['a'\], but member 1 has \['b'\]"),
+    ],
+)
+def test_bad_grids_are_refused(make: object, text: str):
+    with pytest.raises(InputError, match=text):
+        make()

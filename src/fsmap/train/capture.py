@@ -16,12 +16,12 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fsmap.errors import FallbackWarning, InputError
+from fsmap.functional import is_pointwise
 from fsmap.objective.geometry import Geometry, Laplacian, NoGeometry, TraceBound
-from fsmap.train.feed import Feed
+from fsmap.train.ensemble import Feed
 from fsmap.types import ModelFn, Params
 
 WARMUP_STEPS = 3  # torch's recommendation: lazy initialization and compilation must be over
-CHOICES = ("auto", True, False)
 
 
 class CapturedStep:
@@ -188,25 +188,22 @@ class _Replay:
         return self.row.clone()
 
 
-def wanted(graph: bool | str, device: torch.device, f: ModelFn, geometry: Geometry) -> bool:
+def use_graph(graph: bool | str, device: torch.device, f: ModelFn, geometry: Geometry) -> bool:
     """Whether to capture; raises an InputError if ``graph=True`` and it is impossible."""
-    if graph not in CHOICES:
+    if graph not in ("auto", True, False):
         message = f"graph must be 'auto', True or False, got {graph!r}"
         raise InputError(message)
+    decomposes = not isinstance(geometry, NoGeometry)
+    if isinstance(geometry, Laplacian | TraceBound):
+        decomposes = geometry.metric is not None
     why = None
     if device.type != "cuda":
         why = f"a CUDA device, and the parameters are on {device}"
-    elif not getattr(f, "pointwise", True):
+    elif not is_pointwise(f):
         why = "a model without random layers, and this one has some"
-    elif not _free_of_decompositions(geometry):
+    elif decomposes:
         why = f"a geometry without matrix decompositions, and {type(geometry).__name__} has one"
     if graph is True and why:
         message = f"graph=True needs {why}. Use graph='auto' or False."
         raise InputError(message)
     return why is None and graph is not False
-
-
-def _free_of_decompositions(geometry: Geometry) -> bool:
-    if isinstance(geometry, Laplacian | TraceBound):
-        return geometry.metric is None
-    return isinstance(geometry, NoGeometry)

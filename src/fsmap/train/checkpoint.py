@@ -25,15 +25,15 @@ from fsmap.functional import Functional
 from fsmap.types import ModelFn, Params
 
 FORMAT = "fsmap-checkpoint-1"
-PARTS = ("config", "progress")  # JSON objects
-MADE = "made_with"  # entry of the config: what does not have to agree, but changes the last bits
+MADE = "made_with"  # entry of the config that need not agree, but changes the last bits
+HINT = "Restore a copy, or delete it to start over."
 UNREADABLE = (
     *(AttributeError, LookupError, TypeError, ValueError, ArithmeticError),
     *(RuntimeError, MemoryError),  # of torch: a shape or a size; RecursionError is one, too
 )
 DEPTH = 8  # terms hold terms that hold distributions; deeper objects are told apart by their type
 SHOWN = 8  # numbers of a tensor that are written out; larger ones are told apart by their hash
-SHORT = 4  # parts of a description that a message shows whole
+LONG = 200  # characters of a description that a message shows
 
 
 class Checkpoint(NamedTuple):
@@ -50,16 +50,12 @@ class Checkpoint(NamedTuple):
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint; the one that was there stays until the new one is complete on the disk.
-
-    Args:
-        path: The file.
-        checkpoint: What to write.
-    """
+    """Write a checkpoint; an older one stays until the new one is complete on the disk."""
     tensors = {n: t.detach().cpu().contiguous().clone() for n, t in checkpoint.tensors.items()}
+    on_cpu = all(t.device.type == "cpu" for t in checkpoint.tensors.values())
     about = {
         "format": FORMAT,
-        "config": json.dumps({**checkpoint.config, MADE: _made(checkpoint)}, sort_keys=True),
+        "config": json.dumps({**checkpoint.config, MADE: _made(on_cpu)}, sort_keys=True),
         "progress": json.dumps(checkpoint.progress, sort_keys=True),
         "torch": torch.__version__,
     }
@@ -68,18 +64,11 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     write_whole(path, safetensors.torch.save(tensors, about))
 
 
-def load(path: Path, *, hint: str = "Restore a copy, or delete it to start over.") -> Checkpoint:
-    """Read and verify a checkpoint.
+def load(path: Path, *, hint: str = HINT) -> Checkpoint:
+    """Read a checkpoint onto the CPU.
 
-    Args:
-        path: The file.
-        hint: What to do about a damaged one, for the message.
-
-    Returns:
-        What it holds, on the CPU.
-
-    Raises:
-        CheckpointError: If it is missing, truncated, altered, or something else.
+    Raises CheckpointError, with a ``hint`` what to do, if it is missing, truncated, altered, or
+    something else.
     """
     if not path.is_file():
         message = f"there is no checkpoint at {path}"
@@ -99,27 +88,16 @@ def load(path: Path, *, hint: str = "Restore a copy, or delete it to start over.
         message = f"{path} was altered or damaged: its checksum does not fit its content. {hint}"
         raise CheckpointError(message)
     with readable(path, hint=hint):
-        config, progress = (dict(json.loads(about[part]).items()) for part in PARTS)
+        config, progress = (dict(json.loads(about[k]).items()) for k in ("config", "progress"))
         return Checkpoint(tensors, config, progress)
 
 
 @contextmanager
-def readable(
-    path: Path, *, hint: str = "Restore a copy, or delete it to start over."
-) -> Iterator[None]:
-    """Turn the errors of code that reads a checkpoint's entries into one of fsmap's.
+def readable(path: Path, *, hint: str = HINT) -> Iterator[None]:
+    """Raise CheckpointError if code that reads a checkpoint's entries fails.
 
-    A checksum says that a file is as it was written, not that fsmap wrote it.
-
-    Args:
-        path: The file.
-        hint: What to do about it, for the message.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        CheckpointError: If an entry is missing, or of another type or shape.
+    A checksum says that a file is as it was written, not that fsmap wrote it: an entry may be
+    missing, or of another type or shape.
     """
     try:
         yield
@@ -130,17 +108,14 @@ def readable(
 
 
 def check_same_run(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    """Refuse to resume another run.
-
-    Args:
-        path: Where the checkpoint is, for the message.
-        saved: Its config.
-        here: The config of this run.
-
-    Raises:
-        CheckpointError: If they differ, with what differs.
-    """
-    _compare_circumstances(path, saved.get(MADE))
+    """Raise CheckpointError if two configs differ; warn if the last bits of a run will."""
+    made, now = saved.get(MADE), _made(on_cpu=True)
+    if isinstance(made, dict) and any(made[k] != now.get(k) for k in made):
+        message = (
+            f"resuming {path} with {now}, it was made with {made}: sums are taken in another "
+            "order, so the last bits of the numbers differ from an uninterrupted run."
+        )
+        warnings.warn(message, UserWarning, stacklevel=4)
     old = _flat({key: value for key, value in saved.items() if key != MADE})
     new = _flat(json.loads(json.dumps(here)))
     keys = [k for k in {**old, **new} if old.get(k, "absent") != new.get(k, "absent")]
@@ -154,38 +129,22 @@ def check_same_run(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]
         raise CheckpointError(message)
 
 
-def _made(checkpoint: Checkpoint) -> dict[str, int]:
+def _made(on_cpu: bool) -> dict[str, int]:
     """What changes the order of sums, and with it the last bits of a run's numbers."""
     dist = torch.distributed
     spread = dist.is_available() and dist.is_initialized()
     made = {"processes": dist.get_world_size() if spread else 1}
-    if all(t.device.type == "cpu" for t in checkpoint.tensors.values()):
-        made["threads"] = torch.get_num_threads()
-    return made
-
-
-def _compare_circumstances(path: Path, made: Any) -> None:
-    """Say that a resumed run will differ in its last bits, where it will."""
-    here = _made(Checkpoint({}, {}, {}))
-    there = made if isinstance(made, dict) else {}
-    words = [f"{there[k]} {k} there, {here[k]} here" for k in there if there[k] != here.get(k)]
-    if words:
-        message = (
-            f"resuming {path} in other circumstances ({'; '.join(words)}): sums are taken in "
-            "another order, so the last bits of the numbers differ from an uninterrupted run."
-        )
-        warnings.warn(message, UserWarning, stacklevel=5)
+    return made | ({"threads": torch.get_num_threads()} if on_cpu else {})
 
 
 def _differ(key: str, there: Any, here: Any) -> str:
-    """What differs; of two long descriptions only the parts that do, of one its beginning."""
-    one, other = (str(value).split(", ") for value in (there, here))
-    mine, yours = ([part for part in a if part not in b] for a, b in ((one, other), (other, one)))
-    if min(len(one), len(other)) > SHORT and (mine or yours):
-        one, other = mine, yours
-    elif max(len(one), len(other)) > SHORT >= min(len(one), len(other)):
-        one, other = ([*some[:SHORT], "…"] if len(some) > SHORT else some for some in (one, other))
-    return f"{key}: {', '.join(one)} there, {', '.join(other)} here"
+    """What differs; long descriptions are shown from the first difference on."""
+    one, two = str(there), str(here)
+    if min(len(one), len(two)) > LONG:
+        at = next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), 0)
+        one, two = (f"…{text[max(0, at - 20) :]}" for text in (one, two))
+    one, two = (text if len(text) <= LONG else f"{text[:LONG]}…" for text in (one, two))
+    return f"{key}: {one} there, {two} here"
 
 
 def _flat(tree: Any, name: str = "") -> dict[str, Any]:
@@ -207,12 +166,11 @@ def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         found.update(f"{name}\x1f{tensor.dtype}\x1f{tuple(tensor.shape)}\x1e".encode())
-        found.update(tensor_bytes(tensor))
+        found.update(_bytes(tensor))
     return found.hexdigest()
 
 
-def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The raw bytes of a tensor."""
+def _bytes(tensor: Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
@@ -222,7 +180,7 @@ def describe(value: Any, depth: int = DEPTH) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Tensor):
-        return _tensor(value)
+        return _describe_tensor(value.detach())
     if isinstance(value, Mapping):
         return {str(k): describe(v, depth - 1) for k, v in value.items()} if depth else len(value)
     if hasattr(value, "_asdict"):
@@ -246,14 +204,13 @@ def describe_model(f: ModelFn, params: Params) -> dict[str, Any]:
     return {"module": text, "parameters": shapes}
 
 
-def _tensor(value: Tensor) -> Any:
-    value = value.detach()
+def _describe_tensor(value: Tensor) -> Any:
     if value.ndim == 0:
         return value.item()
     kind = f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     if value.numel() <= SHOWN:
         return f"{kind} {value.tolist()}"
-    return f"{kind} sha256 {hashlib.sha256(tensor_bytes(value)).hexdigest()[:16]}"
+    return f"{kind} sha256 {hashlib.sha256(_bytes(value)).hexdigest()[:16]}"
 
 
 def _name(value: Any) -> str:

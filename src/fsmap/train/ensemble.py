@@ -1,24 +1,47 @@
-"""One step of many members: gradients under ``vmap``, clipped one by one, one optimizer for all."""
+"""One step of many members: who gets which batch and draws, gradients under ``vmap``, one update.
+
+Random numbers belong to a seed, not to a member: all configurations of a seed see the same batches,
+evaluation points and ψ, and they are those that ``fit`` makes for that seed. So a member does not
+depend on its neighbors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from fsmap.errors import InputError, MemoryLimitError
-from fsmap.functional import SHARE, count, differentiable_attention, free_bytes
-from fsmap.objective.geometry import LogDet, Variational
+from fsmap.errors import InputError
+from fsmap.functional import (
+    SHARE,
+    check_fits,
+    count,
+    differentiable_attention,
+    free_bytes,
+    is_pointwise,
+    take_points,
+)
+from fsmap.linalg.probes import Stream
+from fsmap.objective.geometry import LogDet, TraceBound, Variational
 from fsmap.objective.objective import Objective
-from fsmap.train.feed import Chunk, Feed, Feeder
-from fsmap.train.optim import clip_factor, global_norm, scale
-from fsmap.train.step import PARTS, Hypers, LossFn
+from fsmap.train.fit import (
+    Batches,
+    as_batch,
+    check_pure,
+    gradient,
+    layer_noise,
+    make_loss,
+    sample_batch,
+    update,
+)
+from fsmap.train.grid import SEED, SPLIT, Grid
+from fsmap.train.loop import PARTS, Settings
 from fsmap.types import Batch, Draws, ModelFn, Params
 
 CPU_WORK = 3e7
@@ -27,17 +50,269 @@ Measured by ``python -m benchmarks.population``."""
 COPIES = 8  # tensors like the parameters in a step: gradients, moments, ψ, shifted copies
 PASSES = 4  # memory of a pass over evaluation points, derivative included, in training passes
 
-Gradient = Callable[..., Any]
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
-class Ensemble:
-    """Stacked members and how they take a step together."""
+class Splits(NamedTuple):
+    """Several training sets of equal size N."""
+
+    data: Batch  # all points that occur
+    rows: Tensor  # [G, N]  the points of each set
+    names: tuple[Hashable, ...]  # what the ``split`` axis calls them
+
+    def batch(self, place: int) -> Batch:
+        """One of the sets."""
+        return _rows(self.data, self.rows[place])
+
+
+def as_splits(data: Any, names: tuple[Hashable, ...] | None, params: Params) -> Splits:
+    """Training data in one form.
+
+    Args:
+        data: One training set; or, if the grid has a ``split`` axis, a dict or list of them, or
+            a pair of one training set and a dict or list of row indices.
+        names: Values of the ``split`` axis, None if there is no such axis.
+        params: Decide device and dtype.
+    """
+    if names is None:
+        batch = as_batch(data, params)
+        return Splits(batch, torch.arange(len(batch.y), device=batch.y.device)[None], (0,))
+    if isinstance(data, tuple) and len(data) == 2 and not isinstance(data, Batch):
+        whole = as_batch(data[0], params)
+        picked = [torch.as_tensor(r, device=whole.y.device) for r in by_split(data[1], names)]
+    else:
+        batches = [as_batch(batch, params) for batch in by_split(data, names)]
+        xs = tree_map(lambda *parts: torch.cat(parts), *(b.x for b in batches))
+        whole = Batch(xs, torch.cat([b.y for b in batches]))
+        places = torch.arange(len(whole.y), device=whole.y.device)
+        picked = list(places.split([len(b.y) for b in batches]))
+    sizes = {name: len(r) for name, r in zip(names, picked, strict=True)}
+    if len(set(sizes.values())) > 1:
+        message = (
+            f"training sets of one population must have the same size, got {sizes}: N is a "
+            "constant of the objective. Train one population per size, or cut the sets to the "
+            "smallest."
+        )
+        raise InputError(message)
+    return Splits(whole, torch.stack(picked), names)
+
+
+def by_split(sets: Any, names: tuple[Hashable, ...]) -> list[Any]:
+    """What a dict or list has for each value of the ``split`` axis."""
+    if not isinstance(sets, Mapping | list):
+        message = (
+            "the grid has a 'split' axis, so data must be a dict or list of sets, or a pair of "
+            f"one set and a dict or list of row indices; got {type(sets).__name__}"
+        )
+        raise InputError(message)
+    known = dict(sets) if isinstance(sets, Mapping) else dict(enumerate(sets))
+    missing = [name for name in names if name not in known]
+    if missing:
+        message = f"the grid has the splits {missing}, and data has only {list(known)}"
+        raise InputError(message)
+    return [known[name] for name in names]
+
+
+class Members:
+    """Stacked parameters, hyper-parameters, objectives and training data of a grid."""
 
     def __init__(
         self,
-        loss: LossFn,
-        params: Params,
-        hypers: Hypers,
+        build: Callable[..., Objective],
+        grid: Grid,
+        f: ModelFn,
+        starts: Mapping[Any, Params],
+        data: Any,
+    ) -> None:
+        self.build, self.grid, self.f, self.starts = build, grid, f, starts
+        self.seeds = [int(member.get(SEED, 0)) for member in grid]
+        names = self.first(0)
+        self.params: Params = {
+            n: torch.stack([self.first(k)[n] for k in range(len(grid))]).requires_grad_()
+            for n in names
+        }
+        self.like = next(iter(names.values()))
+        self.hypers = grid.hypers(self.like)
+        self.splits = as_splits(data, grid.axes.get(SPLIT), names)
+        self.extra: dict[str, Tensor] = {}  # further state of a checkpoint
+        self._objectives: dict[tuple[Any, ...], Objective] = {}
+
+    def first(self, member: int) -> Params:
+        """The parameters that a member starts from."""
+        return self.starts[self.seeds[member]]
+
+    def present(self, member: int) -> Params:
+        """The parameters of a member."""
+        return {name: p.detach()[member] for name, p in self.params.items()}
+
+    def objective(self, member: int) -> Objective:
+        """What ``build`` makes for a member, on plain numbers; once for equal hyper-parameters."""
+        values = self.grid.members[member]
+        key = tuple(values[name] for name in self.grid.hyper_names)
+        if key not in self._objectives:
+            made: object = self.build(**{n: h[member] for n, h in self.hypers.items()})
+            if not isinstance(made, Objective):
+                kind = type(made).__name__
+                message = f"build must return an objective (ps_map, fs_map, l_map), got {kind}"
+                raise InputError(message)
+            self._objectives[key] = made
+        return self._objectives[key]
+
+    def check(self, batch_size: int | None) -> None:
+        """Check every configuration on every split, on plain numbers."""
+        samples = {
+            name: sample_batch(self.splits.batch(g), batch_size)
+            for g, name in enumerate(self.splits.names)
+        }
+        check_pure(self.f, self.first(0), next(iter(samples.values())).x)
+        for members in self.grid.groups(SPLIT, *self.grid.hyper_names).values():
+            k = members[0]
+            with layer_noise(self.f, Stream(0, 0), self.like.device):
+                sample = samples[self.grid[k].get(SPLIT, 0)]
+                self.objective(k).check(self.f, self.first(k), sample)
+
+    def start(self) -> None:
+        """Make R₀ of ``reg_nats`` a hyper-parameter, from the start of each member."""
+        geometry = self.objective(0).geometry
+        if not isinstance(geometry, TraceBound) or geometry.r0 is not None:
+            return
+        found = []
+        for k, seed in enumerate(self.seeds):
+            with layer_noise(self.f, Stream(seed, 0), self.like.device):
+                term = self.objective(k).started(self.f, self.first(k), Stream(seed, 0)).geometry
+            found.append(term.r0.to(self.like))  # type: ignore[attr-defined]
+        self.hypers["r0"] = self.extra["r0"] = torch.stack(found)
+        build = self.build
+
+        def with_r0(r0: Tensor, **hypers: Tensor) -> Objective:
+            made = build(**hypers)
+            return made._replace(geometry=made.geometry._replace(r0=r0))  # type: ignore[attr-defined]
+
+        self.build = with_r0
+        self._objectives.clear()
+
+
+class Feed(NamedTuple):
+    """One step's worth: groups stacked in the first dimension."""
+
+    rows: Tensor | None  # [G, B]  None: all points of the only training set, in order
+    draws: Draws  # leaves [D, ...]
+    step: int = 0
+
+
+class Feeder:
+    """Makes the feed of every step, and hands each member its part."""
+
+    def __init__(self, members: Members, settings: Settings) -> None:
+        self.members = members
+        grid, splits, seeds = members.grid, members.splits, members.seeds
+        whole = settings.batch_size is None  # every step sees all data: then seeds do not matter
+        streams = grid.groups(SPLIT) if whole else grid.groups(SEED, SPLIT)
+        self._places = [
+            splits.names.index(key[-1]) if SPLIT in grid.names else 0 for key in streams
+        ]
+        num_data, size, replace = splits.rows.shape[1], settings.batch_size, settings.replace
+        self._orders = [
+            Batches(num_data, size, seed=seeds[group[0]], replace=replace)
+            for group in streams.values()
+        ]
+        self._table = splits.rows.cpu()  # [splits, N]
+        in_order = torch.equal(self._table[0], torch.arange(len(splits.data.y)))
+        in_order &= len(streams) == 1
+        self._whole, self._everything = whole, None
+        if whole and not in_order:
+            self._everything = splits.rows[self._places]  # [G, N]
+        device = splits.data.y.device
+        self._stream_of = _group_of(streams, len(grid), device)  # [M]
+        by_seed = grid.groups(SEED)
+        self.adaptive = any(members.objective(k).adaptive for k in range(len(grid)))
+        if self.adaptive:  # draws depend on the parameters of a member
+            by_seed = {(k,): [k] for k in range(len(grid))}
+        elif not self._same_draws(next(iter(by_seed.values()))):
+            by_seed = grid.groups(SEED, *grid.hyper_names)  # p_X depends on a hyper-parameter
+        self._drawing = [group[0] for group in by_seed.values()]
+        self._draw_of = _group_of(by_seed, len(grid), device)  # [M]
+
+    def _same_draws(self, group: list[int]) -> bool:
+        """Whether members of a seed draw the same numbers: not if p_X has a hyper-parameter."""
+        first, *others = (tree_flatten(self._draw(k, 0)) for k in group)
+        return all(
+            structure == first[1] and all(map(_equal, leaves, first[0]))
+            for leaves, structure in others
+        )
+
+    def _draw(self, member: int, step: int) -> Draws:
+        members = self.members
+        params = members.present(member) if self.adaptive else members.first(member)
+        stream = Stream(members.seeds[member], step)
+        return members.objective(member).draw(members.f, params, stream)
+
+    def make(self, step: int) -> Feed:
+        """Rows and draws of one step."""
+        drawn = [self._draw(k, step) for k in self._drawing]
+        draws: Draws = tree_map(lambda *t: None if t[0] is None else torch.stack(t), *drawn)
+        if self._whole:
+            return Feed(self._everything, draws, step)
+        orders = zip(self._orders, self._places, strict=True)
+        rows = torch.stack([self._table[g][order.rows(step)] for order, g in orders])  # [G, B]
+        device = self._stream_of.device
+        if device.type == "cuda":
+            rows = rows.pin_memory()  # one transfer for all, without waiting
+        return Feed(rows.to(device, non_blocking=True), draws, step)
+
+    def chunk(self, feed: Feed, members: slice) -> tuple[Batch, Draws, tuple[Any, Any]]:
+        """Inputs of some members, and the dimension in which they differ between members.
+
+        That is None for what all members of the population share, else 0.
+        """
+        batch, batch_dim = self.members.splits.data, None
+        if feed.rows is not None and len(self._orders) == 1:
+            batch = _rows(batch, feed.rows[0])  # [B, ...]
+        elif feed.rows is not None:
+            batch, batch_dim = _rows(batch, feed.rows[self._stream_of[members]]), 0  # [c, B, ...]
+        shared = len(self._drawing) == 1
+        which: Any = 0 if shared else self._draw_of[members]
+        draws = _map(lambda t: t[which], feed.draws)
+        draw_dims = _map(lambda _: None if shared else 0, feed.draws)
+        return batch, draws, (batch_dim, draw_dims)
+
+    def single(self, feed: Feed, member: int) -> tuple[Batch, Draws]:
+        """The inputs of one member, as ``fit`` has them."""
+        batch, draws, (batch_dim, _) = self.chunk(feed, slice(member, member + 1))
+        if batch_dim is not None:
+            batch = tree_map(lambda t: t[0], batch)
+        return batch, draws if len(self._drawing) == 1 else _map(lambda t: t[0], draws)
+
+
+def _rows(data: Batch, rows: Tensor) -> Batch:
+    return Batch(take_points(data.x, rows), data.y[rows])
+
+
+def _map(function: Callable[[Tensor], Any], draws: Draws) -> Any:
+    """``tree_map`` that leaves None alone."""
+    return tree_map(lambda t: None if t is None else function(t), draws)
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)
+
+
+def _group_of(
+    groups: dict[tuple[Hashable, ...], list[int]], size: int, device: torch.device
+) -> Tensor:
+    """The group of every member, [M]."""
+    found = torch.empty(size, dtype=torch.long)
+    for place, members in enumerate(groups.values()):
+        found[members] = place
+    return found.to(device)
+
+
+class Ensemble:
+    """Takes a step of all members: ``chunk`` at a time under ``vmap``, 1 one by one."""
+
+    def __init__(
+        self,
+        members: Members,
         feeder: Feeder,
         optimizer: Optimizer,
         *,
@@ -45,100 +320,66 @@ class Ensemble:
         chunk: int,
         compile: bool = False,
     ) -> None:
-        """Keep everything that a step needs.
-
-        Args:
-            loss: The pure loss of one member.
-            params: Stacked leaves, [M, ...].
-            hypers: Stacked hyper-parameters, [M].
-            feeder: Hands out batches and draws.
-            optimizer: Updates the stacked leaves.
-            clip: Largest norm of a member's gradient.
-            chunk: Members that are vectorized at a time; 1 takes them one by one.
-            compile: Compile the gradient.
-        """
-        self.loss, self.params, self.hypers, self.feeder = loss, params, hypers, feeder
-        self.optimizer, self.clip, self.compile = optimizer, clip, compile
-        self._compiled: dict[object, Gradient] = {}
+        self.members, self.feeder, self.optimizer = members, feeder, optimizer
+        self.loss = make_loss(members.f, members.build)
+        self.clip, self.compile = clip, compile
+        self._compiled: dict[object, Callable[..., Any]] = {}
+        self._vectorizes = False  # whether a step under vmap has worked
         self.chunk_size = torch.tensor(chunk)  # a tensor, so that a checkpoint can keep it
-        first = next(iter(params.values()))
-        self.members, self.device = len(first), first.device
-        self.alive = torch.ones(self.members, dtype=torch.bool, device=self.device)
+        self.alive = torch.ones(len(members.grid), dtype=torch.bool, device=members.like.device)
 
     def step(self, feed: Feed) -> Tensor:
-        """Differentiate, clip and update; a member that is not finite gets no more gradients.
-
-        Args:
-            feed: Batches and draws.
-
-        Returns:
-            The measured columns, [C, M], on the device.
-        """
-        grads, measured = self.gradients(feed)
-        norm = global_norm(grads, stacked=True)  # [M]
-        self.alive &= torch.isfinite(measured[0]) & torch.isfinite(norm)
-        if self.clip is not None:
-            grads = scale(grads, clip_factor(norm, self.clip))
-        if self.device.type != "cpu" or not self.alive.all():
-            grads = {n: torch.where(_spread(self.alive, g), g, 0) for n, g in grads.items()}
-        for name, p in self.params.items():
-            p.grad = grads[name]
-        self.optimizer.step()
-        return torch.cat([measured, norm[None].to(measured.dtype)])
+        """Differentiate and update; the measured columns, [C, M], on the device."""
+        grads, row = self.gradients(feed)
+        return update(self.members.params, grads, row, self.optimizer, self.clip, self.alive)
 
     def gradients(self, feed: Feed) -> tuple[Params, Tensor]:
         """Gradients [M, ...] and the loss with its terms, [4, M]."""
+        size, M = int(self.chunk_size), len(self.alive)
+        slices = [slice(first, min(first + size, M)) for first in range(0, M, size)]
         try:
-            found = [self._chunk(feed, members) for members in self._chunks()]
+            return _joined([self._chunk(feed, members) for members in slices])
         except torch.OutOfMemoryError:
-            if self.chunk_size == 1:
+            if size == 1:
                 raise
-            self.chunk_size.fill_((int(self.chunk_size) + 1) // 2)  # nothing has been updated yet
+            self.chunk_size.fill_((size + 1) // 2)  # nothing has been updated yet
             torch.cuda.empty_cache()
             return self.gradients(feed)
-        if len(found) == 1:
-            return found[0]
-        grads = {n: torch.cat([g[n] for g, _ in found]) for n in self.params}
-        return grads, torch.cat([row for _, row in found], dim=1)
-
-    def _chunks(self) -> Iterator[slice]:
-        size = int(self.chunk_size)
-        for first in range(0, self.members, size):
-            yield slice(first, min(first + size, self.members))
 
     def _chunk(self, feed: Feed, members: slice) -> tuple[Params, Tensor]:
-        if members.stop - members.start == 1 and not self.compile:
-            return self._alone(feed, members.start)
-        try:
-            return self._together(self.feeder.chunk(feed, members), members)
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            # A member's matrix has no decomposition, and torch stops all of them: find out whose.
-            found = [self._alone(feed, k) for k in range(members.start, members.stop)]
-            grads = {n: torch.cat([g[n] for g, _ in found]) for n in self.params}
-            return grads, torch.cat([row for _, row in found], dim=1)
+        if members.stop - members.start > 1 or self.compile:
+            try:
+                found = self._together(feed, members)
+                self._vectorizes = True
+                return found
+            except LinAlgError:
+                pass  # torch stops all members if one matrix has no decomposition
+            except RuntimeError as error:
+                if self._vectorizes or isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self._alone(feed, members.start)  # raises if vmap is not the reason
+                reason = str(error).strip().splitlines()[0]
+                message = (
+                    f"the objective works for one member, not for many at once: {reason} If build, "
+                    "or a term it makes, decides something by the value of a hyper-parameter (if, "
+                    "float(), .item()), train one population per decision, or give chunk=1."
+                )
+                raise InputError(message) from error
+        return _joined([self._alone(feed, k) for k in range(members.start, members.stop)])
 
-    def _together(self, chunk: Chunk, members: slice) -> tuple[Params, Tensor]:
-        params = {n: p.detach()[members] for n, p in self.params.items()}
-        hypers = {n: h[members] for n, h in self.hypers.items()}
-        gradient = vmap(grad_and_value(self.loss, has_aux=True), in_dims=(0, 0, *chunk.dims))
-        inputs = (params, hypers, chunk.batch, chunk.draws)
-        try:
-            with differentiable_attention():  # the fused kernels cannot be vectorized
-                if self.compile:
-                    gradient = self._compile(gradient, inputs)
-                grads, (value, parts) = gradient(*inputs)
-        except RuntimeError as error:
-            if "data-dependent control flow" not in str(error):
-                raise
-            message = (
-                "build, or a term it makes, decides something by the value of a hyper-parameter "
-                "(if, float(), .item()), which members of one population cannot do. Train one "
-                "population per decision."
-            )
-            raise InputError(message) from error
-        return grads, _row(value, parts)
+    def _together(self, feed: Feed, members: slice) -> tuple[Params, Tensor]:
+        batch, draws, dims = self.feeder.chunk(feed, members)
+        params = {n: p.detach()[members] for n, p in self.members.params.items()}
+        hypers = {n: h[members] for n, h in self.members.hypers.items()}
+        vectorized = vmap(grad_and_value(self.loss, has_aux=True), in_dims=(0, 0, *dims))
+        inputs = (params, hypers, batch, draws)
+        with differentiable_attention():  # the fused kernels cannot be vectorized
+            if self.compile:
+                vectorized = self._compile(vectorized, inputs)
+            grads, (value, parts) = vectorized(*inputs)
+        return grads, torch.stack([value, *(parts[name].to(value.dtype) for name in PARTS)])
 
-    def _compile(self, gradient: Gradient, inputs: tuple[Any, ...]) -> Gradient:
+    def _compile(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """The operators that the gradient runs, recorded and compiled once for each shape.
 
         ``build`` looks at numbers, which torch.compile cannot follow; a record of the operators
@@ -148,108 +389,72 @@ class Ensemble:
         if key not in self._compiled:
             from torch.fx.experimental.proxy_tensor import make_fx  # takes a second
 
-            recorded = make_fx(gradient)(*inputs)
+            recorded = make_fx(function)(*inputs)
             self._compiled[key] = torch.compile(recorded, fullgraph=True, dynamic=False)
         return self._compiled[key]
 
     def _alone(self, feed: Feed, member: int) -> tuple[Params, Tensor]:
-        """A chunk of one: no vmap in the way; nan where there is no decomposition."""
+        """A chunk of one, without vmap; nan if a matrix has no decomposition."""
+        members = self.members
         batch, draws = self.feeder.single(feed, member)
-        params = {n: p.detach()[member].requires_grad_() for n, p in self.params.items()}
-        hypers = {n: h[member] for n, h in self.hypers.items()}
+        params = {n: p.requires_grad_() for n, p in members.present(member).items()}
+        hypers = {n: h[member] for n, h in members.hypers.items()}
+        stream = Stream(members.seeds[member], feed.step)
         try:
-            with self.feeder.noise(feed, member):
-                value, parts = self.loss(params, hypers, batch, draws)
-            found = torch.autograd.grad(value, list(params.values()), materialize_grads=True)
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            nan = {n: torch.full_like(p.detach()[None], torch.nan) for n, p in params.items()}
-            return nan, torch.full((1 + len(PARTS), 1), torch.nan, device=self.device)
-        grads = {n: g[None] for n, g in zip(params, found, strict=True)}
-        return grads, _row(value.detach()[None], {n: p.detach()[None] for n, p in parts.items()})
+            with layer_noise(members.f, stream, members.like.device):
+                grads, row = gradient(self.loss, params, hypers, batch, draws)
+        except LinAlgError:
+            grads = {n: torch.full_like(p.detach(), torch.nan) for n, p in params.items()}
+            row = torch.full((1 + len(PARTS),), torch.nan, device=members.like.device)
+        return {n: g[None] for n, g in grads.items()}, row[:, None]
 
 
-def _row(value: Tensor, parts: dict[str, Tensor]) -> Tensor:
-    """[4, c]."""
-    return torch.stack([value, *(parts[name].to(value.dtype) for name in PARTS)])
+def _joined(found: list[tuple[Params, Tensor]]) -> tuple[Params, Tensor]:
+    if len(found) == 1:
+        return found[0]
+    grads = {n: torch.cat([g[n] for g, _ in found]) for n in found[0][0]}
+    return grads, torch.cat([row for _, row in found], dim=1)
 
 
-def _spread(flags: Tensor, like: Tensor) -> Tensor:
-    return flags.reshape(flags.shape + (1,) * (like.ndim - 1))
-
-
-def choose_chunk(
-    chunk: int | str,
-    members: int,
-    f: ModelFn,
-    params: Params,
-    batch: Batch,
-    objective: Objective,
-    draws: Draws,
-) -> int:
+def choose_chunk(chunk: int | str, members: Members, feeder: Feeder) -> int:
     """How many members to vectorize: as many as fit; on a CPU only if it is faster.
 
-    Args:
-        chunk: A number, or ``"auto"``.
-        members: M.
-        f: The model function.
-        params: Parameters of one member; so are the batch, the objective and the draws.
-        batch: A batch.
-        objective: The objective.
-        draws: The draws.
-
-    Returns:
-        Between 1 and M. 1 means one by one, without ``vmap``.
+    1 means one by one, without ``vmap``; random layers need that, they are seeded member by member.
     """
-    if not getattr(f, "pointwise", True):
-        return 1  # random layers are seeded member by member
-    if chunk != "auto":
-        if not isinstance(chunk, int) or chunk < 1:
-            message = f"chunk must be a number of members >= 1, or 'auto', got {chunk!r}"
-            raise InputError(message)
-        return min(chunk, members)
-    device = next(iter(params.values())).device
+    if chunk != "auto" and (not isinstance(chunk, int) or chunk < 1):
+        message = f"chunk must be a number of members >= 1, or 'auto', got {chunk!r}"
+        raise InputError(message)
+    M, params = len(members.grid), members.first(0)
+    if not is_pointwise(members.f):
+        return 1
+    if isinstance(chunk, int):
+        return min(chunk, M)
+    device = members.like.device
+    batch, draws = feeder.single(feeder.make(0), 0)
     if device.type == "cpu" and count(params) * len(batch.y) > CPU_WORK:
         return 1
-    needed = member_bytes(f, params, batch, objective, draws)
-    limit = int(SHARE * free_bytes(device))
-    if needed > limit:
-        message = (
-            f"one member needs about {needed / 1e9:.2f} GB, {limit / 1e9:.2f} GB may be used on "
-            f"{device}. Use a smaller batch_size or num_points."
-        )
-        raise MemoryLimitError(message)
-    return even(members, max(1, min(members, limit // needed)))
-
-
-def even(members: int, most: int) -> int:
-    """The chunk size that cuts M into as few chunks as ``most`` allows, of nearly equal size."""
-    chunks = -(-members // most)
-    return -(-members // chunks)
+    needed = member_bytes(members.f, params, batch, members.objective(0), draws)
+    check_fits(needed, device, what="one member", instead="Use a smaller batch_size or num_points.")
+    most = max(1, min(M, int(SHARE * free_bytes(device)) // needed))
+    chunks = -(-M // most)  # as few chunks as possible, of nearly equal size
+    return -(-M // chunks)
 
 
 def member_bytes(
     f: ModelFn, params: Params, batch: Batch, objective: Objective, draws: Draws
 ) -> int:
-    """Roughly the memory that one member needs during a step; makes one forward pass."""
-    first = next(iter(params.values()))
-    needed = COPIES * count(params) * first.element_size()
-    made, _ = _made(f, params, batch.x)
-    needed += made
-    if draws.x is not None:
-        made, outputs = _made(f, params, draws.x)
-        needed += PASSES * made
-        if isinstance(objective.geometry, LogDet | Variational):
-            needed += (
-                3 * outputs * count(params) * first.element_size()
-            )  # the Jacobian and its gradient
-    return needed
-
-
-def _made(f: ModelFn, params: Params, x: Any) -> tuple[int, int]:
-    """Bytes of everything a forward pass makes, and the number of its outputs."""
+    """Roughly the memory that one member needs during a step; makes forward passes."""
+    size = count(params) * next(iter(params.values())).element_size()
     with torch.no_grad(), _Counter() as counter:
-        out = f({n: p.detach() for n, p in params.items()}, x)
-    return counter.bytes, out.numel()
+        f(params, batch.x)
+        kept = counter.bytes
+        needed: int = COPIES * size + kept
+        if draws.x is not None:
+            outputs = f(params, draws.x).numel()
+            needed += PASSES * (counter.bytes - kept)
+            if isinstance(objective.geometry, LogDet | Variational):
+                needed += 3 * outputs * size  # the Jacobian and its gradient
+    return needed
 
 
 class _Counter(TorchDispatchMode):
@@ -262,9 +467,8 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         given = {_address(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        for t in tree_leaves(result):
-            if isinstance(t, Tensor) and _address(t) not in given:
-                self.bytes += t.numel() * t.element_size()
+        made = [t for t in tree_leaves(result) if isinstance(t, Tensor)]
+        self.bytes += sum(t.nbytes for t in made if _address(t) not in given)
         return result
 
 

@@ -1,25 +1,62 @@
-"""``fit``, the loop for one model: a seed becomes batches and draws, and the loss becomes steps."""
+"""``fit``: train one model. Batches, random layers and the gradient of a step are defined here."""
 
 from __future__ import annotations
 
 import warnings
-from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Unpack
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from fsmap.functional import check_params
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.functional import (
+    Functional,
+    check_params,
+    check_points,
+    detached,
+    is_pointwise,
+    move_points,
+    num_points,
+    take_points,
+)
+from fsmap.linalg import probes
 from fsmap.linalg.probes import Stream
-from fsmap.objective.objective import Objective
-from fsmap.train.batches import Batches, as_batch, sample_batch, take
+from fsmap.objective.objective import Objective, Parts
 from fsmap.train.checkpoint import describe, describe_model
-from fsmap.train.history import History, stop_if_diverged
-from fsmap.train.loop import Callback, Loop, Settings, Validation
-from fsmap.train.optim import OptimizerSpec, Schedule, adam, constant
-from fsmap.train.state import Best, TrainState
-from fsmap.train.step import check_pure, layer_noise, make_loss, update
-from fsmap.types import ModelFn, Params
+from fsmap.train.loop import (
+    PARTS,
+    History,
+    Loop,
+    Metric,
+    Options,
+    Settings,
+    check_integer,
+    stop_if_diverged,
+)
+from fsmap.train.optim import clip_by_norm, expand, global_norm
+from fsmap.types import Batch, Draws, Inputs, ModelFn, Params
+
+Hypers = dict[str, Tensor]
+LossFn = Callable[[Params, Hypers, Batch, Draws], tuple[Tensor, Parts]]
+
+
+class Best(NamedTuple):
+    """The parameters with the lowest validation value."""
+
+    params: Params
+    step: int  # steps taken when it was measured
+    value: float
+
+
+class TrainState(NamedTuple):
+    """Where training ended."""
+
+    params: Params
+    step: int  # steps taken
+    best: Best | None = None  # if there was a validation
 
 
 def fit(
@@ -30,21 +67,8 @@ def fit(
     /,
     *,
     steps: int,
-    optimizer: OptimizerSpec | None = None,
-    schedule: Schedule | None = None,
-    batch_size: int | None = None,
-    replace: bool = False,
-    clip: float | None = None,
     seed: int = 0,
-    validation: Validation | None = None,
-    validate_every: int = 100,
-    patience: int | None = None,
-    callback: Callback | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: int = 1_000,
-    resume: bool = False,
-    log_every: int = 1,
-    progress: bool = True,
+    **options: Unpack[Options],
 ) -> tuple[TrainState, History]:
     """Minimize ``objective.loss``: minus the log-posterior of parameters or functions, over N.
 
@@ -58,23 +82,25 @@ def fit(
         params: Where to start; never modified.
         data: Training points: ``Batch(x, y)``, a pair, or anything with ``x`` and ``y``.
         steps: Length of the whole run.
-        optimizer: From ``fsmap.train.optim``; None is ``adam(1e-3)``.
-        schedule: From ``fsmap.train.optim``; None is a constant learning rate.
-        batch_size: B; None is all data on every step.
-        replace: Draw batches with replacement.
-        clip: Largest norm of the gradient; None leaves it alone.
         seed: Seed of everything random.
-        validation: A function of the parameters, smaller is better; the best parameters are kept in
-            ``state.best``.
-        validate_every: Steps between validations; the last step is always one.
-        patience: Stop after so many validations without a new best.
-        callback: Called as ``callback(steps_taken, params)`` after every step; copy what you keep.
-            A true answer ends training.
-        checkpoint: A file to write every ``checkpoint_every`` steps and at the end.
-        checkpoint_every: Steps between checkpoints.
-        resume: Go on from ``checkpoint`` where it exists.
-        log_every: Record every so many steps in the history (and the last one).
-        progress: Show a progress bar.
+        **options: All optional:
+
+            - ``optimizer``: ``fsmap.adam(lr)`` or ``fsmap.sgd(lr)``; None is ``adam(1e-3)``.
+            - ``schedule``: ``fsmap.cosine()``; None is a constant learning rate.
+            - ``batch_size``: B; None is all data on every step.
+            - ``replace``: draw batches with replacement.
+            - ``clip``: largest norm of the gradient; None leaves it alone.
+            - ``on``, ``by``: held-out data and a metric ``(outputs, y) -> number``, smaller is
+              better, such as ``fsmap.metrics.nll``. ``state.best`` keeps the best parameters.
+            - ``validate_every`` (100): steps between validations; the last step is always one.
+            - ``patience``: stop after so many validations without a new best.
+            - ``callback``: called as ``callback(steps_taken, params)`` after every step; copy what
+              you keep. A true answer ends training.
+            - ``checkpoint``: a file to write every ``checkpoint_every`` (1,000) steps and at the
+              end.
+            - ``resume``: go on from ``checkpoint`` if it exists.
+            - ``log_every`` (1): record every so many steps in the history, and the last one.
+            - ``progress`` (True): show a progress bar.
 
     Returns:
         The state (``state.params``, ``state.best``) and the history of each term in nats.
@@ -88,65 +114,53 @@ def fit(
         >>> sorted(history.parts[-1])
         ['geometry', 'likelihood', 'prior']
     """
-    settings = Settings(
-        steps,
-        optimizer or adam(1e-3),
-        schedule or constant(),
-        clip,
-        validation,
-        validate_every,
-        patience,
-        callback,
-        Path(checkpoint) if checkpoint is not None else None,
-        checkpoint_every,
-        resume,
-        log_every,
-        progress,
-    )
+    settings = Settings(steps, **options)
     check_params(params)
     train = as_batch(data, params)
     _compare(objective.num_data, len(train.y))
-    batches = Batches(len(train.y), batch_size, seed=seed, replace=replace)
+    size, replace = settings.batch_size, settings.replace
+    batches = Batches(len(train.y), size, seed=seed, replace=replace)
     leaves = {n: p.detach().clone().requires_grad_() for n, p in params.items()}
-    device = next(iter(leaves.values())).device
-    sample = sample_batch(train, batch_size)
+    device = train.y.device
+    sample = sample_batch(train, size)
     check_pure(f, leaves, sample.x)
-    pointwise = getattr(f, "pointwise", True)  # no random layers: asked once, it costs a walk
     with layer_noise(f, Stream(seed, 0), device):
         objective.check(f, leaves, sample)
         started = objective.started(f, leaves, Stream(seed, 0))
-
-    about = {
-        "objective": objective,
-        "data": train,
-        "batch_size": batch_size,
-        "replace": replace,
-        "seed": seed,
-    }
-    config = settings.checkpoint and {
-        "kind": "fit",
-        "model": describe_model(f, leaves),
-        **describe(about),
-        **settings.describe(),
-    }
+    config: dict[str, Any] = {}
+    if settings.checkpoint is not None:
+        about = {"objective": objective, "data": train, "seed": seed}
+        config = {"kind": "fit", "model": describe_model(f, leaves)}
+        config |= describe(about) | settings.describe()
+    validation = None
+    if settings.by is not None:
+        held_out, by = as_batch(settings.on, params), settings.by
+        validation = lambda params: measure(f, params, held_out, by)  # noqa: E731
+    optimizer = settings.optimizer_spec.build(leaves.values())
     loss = make_loss(f, lambda: started)
-    moving = settings.optimizer.build(leaves.values())
     extra = {} if started is objective else {"r0": started.geometry.r0}  # type: ignore[attr-defined]
-    loop = Loop(settings, leaves, moving, stop_if_diverged, config or {}, extra=extra)
+    loop = Loop(settings, leaves, optimizer, stop_if_diverged, config, validation, extra)
+    noisy = not is_pointwise(f)
 
     def take_step(step: int) -> Tensor:
         stream = Stream(seed, step)
         draws = objective.draw(f, leaves, stream)
         batch = take(train, batches.rows(step))
-        with nullcontext() if pointwise else layer_noise(f, stream, device):
-            return update(loss, leaves, {}, batch, draws, optimizer=moving, clip=clip)
+        if noisy:
+            with layer_noise(f, stream, device):
+                grads, row = gradient(loss, leaves, {}, batch, draws)
+        else:
+            grads, row = gradient(loss, leaves, {}, batch, draws)
+        return update(leaves, grads, row, optimizer, settings.clip)
 
     loop.run(take_step, "fit")
-    return _state(loop), loop.recorder.history()
+    best = loop.best
+    kept = Best(best.params, int(best.step), float(best.value)) if best and best.step > 0 else None
+    final = {n: p.detach().clone() for n, p in leaves.items()}
+    return TrainState(final, loop.step, kept), loop.recorder.history()
 
 
 def _compare(num_data: int, rows: int) -> None:
-    """N stands before the prior and the geometry: the wrong one makes them too strong or weak."""
     if num_data != rows:
         message = (
             f"the objective was made for num_data={num_data}, the data have {rows} rows: prior and "
@@ -155,9 +169,204 @@ def _compare(num_data: int, rows: int) -> None:
         warnings.warn(message, UserWarning, stacklevel=3)
 
 
-def _state(loop: Loop) -> TrainState:
-    """The end of the loop, out of the optimizer's reach."""
-    params = {n: p.detach().clone() for n, p in loop.params.items()}
-    kept = loop.tracked
-    best = Best(kept.params, int(kept.step), float(kept.value)) if kept and kept.step > 0 else None
-    return TrainState(params, loop.step, best)
+# --- data
+
+
+class Batches:
+    """Rows of the training data for every step, a function of (seed, step).
+
+    Without replacement every pass over the data is a new permutation, of which the last rows, if
+    they do not fill a batch, are left out. With replacement every step draws independently.
+    """
+
+    def __init__(
+        self, num_data: int, size: int | None, *, seed: int, replace: bool = False
+    ) -> None:
+        check_integer("seed", seed)
+        if size is not None:
+            check_integer("batch_size", size)
+        if size is not None and size < 1:
+            message = f"batch_size must be at least 1, or None for all data, got {size}"
+            raise InputError(message)
+        if size is not None and size > num_data and not replace:
+            message = (
+                f"batch_size={size} is larger than the data, N={num_data}. Use a smaller one, "
+                "batch_size=None for all data on every step, or replace=True."
+            )
+            raise InputError(message)
+        self.num_data, self.size, self.seed, self.replace = num_data, size, seed, replace
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
+
+    def rows(self, step: int) -> Tensor | None:
+        """Indices ``[B]`` of the points of one step; None means all points in their order."""
+        if self.size is None:
+            return None
+        if self.replace:
+            generator = probes.generator(self.seed, step, "batch")
+            return torch.randint(self.num_data, (self.size,), generator=generator)
+        epoch, place = divmod(step, self.num_data // self.size)
+        if epoch != self._epoch:
+            generator = probes.generator(self.seed, epoch, "epoch")
+            self._epoch, self._order = epoch, torch.randperm(self.num_data, generator=generator)
+        return self._order[place * self.size : (place + 1) * self.size]
+
+
+def take(data: Batch, rows: Tensor | None) -> Batch:
+    """Some of the points, or all of them."""
+    if rows is None:
+        return data
+    rows = rows.to(data.y.device, non_blocking=True)
+    return Batch(take_points(data.x, rows), data.y[rows])
+
+
+def as_batch(data: object, params: Params) -> Batch:
+    """Data on the device of the parameters, floating-point tensors in their dtype.
+
+    Raises InputError if they are no pair of points and targets, are empty or not finite.
+    """
+    pair = (data.x, data.y) if hasattr(data, "x") and hasattr(data, "y") else data
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        message = f"data must be Batch(x, y), a pair, or have .x and .y, got {type(data).__name__}"
+        raise InputError(message)
+    x, y = pair
+    check_points(x)
+    if not isinstance(y, Tensor) or y.ndim == 0:
+        message = f"y must be a tensor with one entry per point, got {type(y).__name__}"
+        raise InputError(message)
+    if len(y) != num_points(x):
+        message = f"x has {num_points(x)} points and y has {len(y)}"
+        raise InputError(message)
+    if y.is_floating_point() and not torch.isfinite(y).all():
+        bad = int((~torch.isfinite(y)).reshape(len(y), -1).any(1).sum())
+        message = f"y has NaN or inf in {bad} of {len(y)} points. Remove or impute them."
+        raise InputError(message)
+    like = next(iter(params.values()))
+    device, dtype = like.device, like.dtype
+    return Batch(
+        move_points(x, device=device, dtype=dtype), move_points(y, device=device, dtype=dtype)
+    )
+
+
+def sample_batch(data: Batch, size: int | None) -> Batch:
+    """A batch to check an objective on: the first points, and those with the extreme targets."""
+    if size is None or size >= len(data.y):
+        return data
+    flat = data.y.reshape(len(data.y), -1)[:, 0]
+    extremes = torch.stack([flat.argmin(), flat.argmax()])
+    return take(data, torch.cat([torch.arange(size, device=extremes.device), extremes]))
+
+
+# --- one step
+
+
+def make_loss(f: ModelFn, build: Callable[..., Objective]) -> LossFn:
+    """The loss as a pure function of everything that varies between members and steps."""
+
+    def loss(params: Params, hypers: Hypers, batch: Batch, draws: Draws) -> tuple[Tensor, Parts]:
+        return build(**hypers).loss(f, params, batch, draws)
+
+    return loss
+
+
+def gradient(
+    loss: LossFn, params: Params, hypers: Hypers, batch: Batch, draws: Draws
+) -> tuple[Params, Tensor]:
+    """The gradient of the loss for one member, and the loss with its terms, [4]."""
+    value, parts = loss(params, hypers, batch, draws)
+    found = torch.autograd.grad(value, list(params.values()), materialize_grads=True)
+    row = torch.stack([value, *(parts[name].to(value.dtype) for name in PARTS)]).detach()
+    return dict(zip(params, found, strict=True)), row
+
+
+def update(
+    params: Params,
+    grads: Params,
+    row: Tensor,
+    optimizer: Optimizer,
+    clip: float | None,
+    alive: Tensor | None = None,
+) -> Tensor:
+    """Clip the gradient and move the parameters in place.
+
+    For a stack of members, ``alive`` [M] loses the members whose loss or gradient is not finite;
+    they get no gradient any more. Returns the numbers of ``COLUMNS``, [5] or [5, M].
+    """
+    norm = global_norm(grads, stacked=alive is not None)
+    if clip is not None:
+        grads = clip_by_norm(grads, norm, clip)
+    if alive is not None:
+        alive &= torch.isfinite(row[0]) & torch.isfinite(norm)
+        if alive.device.type != "cpu" or not alive.all():
+            grads = {n: torch.where(expand(alive, g), g, 0) for n, g in grads.items()}
+    for name, p in params.items():
+        p.grad = grads[name]
+    optimizer.step()
+    return torch.cat([row, norm[None].to(row.dtype)])
+
+
+@contextmanager
+def layer_noise(f: ModelFn, stream: Stream, device: torch.device) -> Iterator[None]:
+    """Random layers (dropout) drawn from (seed, step); torch's own generator is left as it was."""
+    if is_pointwise(f):
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(stream.noise())
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(stream.noise())
+        yield
+
+
+def check_pure(f: ModelFn, params: Params, x: Inputs) -> None:
+    """Raise UnsupportedModuleError if a pass changes a buffer, as BatchNorm in training does."""
+    if not isinstance(f, Functional):
+        return
+    device = next(iter(params.values())).device
+    with torch.no_grad(), layer_noise(f, Stream(0, 0), device):
+        after = f.with_state(params, x)[1].buffers
+    before = dict(f.module.named_buffers())
+    changed = [n for n in after if not torch.equal(after[n].to(before[n]), before[n])]
+    if changed:
+        names = list(dict.fromkeys(name.rpartition(".")[0] for name in changed))
+        owners = [f"{n!r} ({type(f.module.get_submodule(n)).__name__})" for n in names[:3]]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        message = (
+            f"{', '.join(owners)}{more} would update buffers while training "
+            f"({', '.join(changed[:3])}), but fit treats the model as a pure function of its "
+            "parameters and would lose them. Call .eval() on the module to train with fixed "
+            "statistics, or use fsmap.LMAP in your own loop."
+        )
+        raise UnsupportedModuleError(message)
+
+
+# --- validation
+
+
+def measure(f: ModelFn, params: Params, data: Batch, by: Metric) -> Tensor:
+    """A metric on held-out data, random layers off: [], float64 on the CPU.
+
+    It is nan if an output is not finite.
+    """
+    with torch.no_grad(), random_layers_off(f):
+        out = f(detached(params), data.x)
+        found = torch.as_tensor(by(out, data.y) if torch.isfinite(out).all() else torch.nan)
+    if found.numel() != 1:
+        message = f"by must return one number, got a tensor of shape {list(found.shape)}"
+        raise InputError(message)
+    return found.detach().cpu().double().reshape(())
+
+
+@contextmanager
+def random_layers_off(f: ModelFn) -> Iterator[None]:
+    """The module in evaluation mode if it has random layers; its mode is restored afterwards."""
+    active: list[nn.Module] = []
+    if isinstance(f, Functional) and not f.pointwise:
+        active = [m for m in f.module.modules() if m.training]
+    try:
+        for module in active:
+            module.training = False
+        yield
+    finally:
+        for module in active:
+            module.training = True

@@ -20,7 +20,8 @@ class Grid:
     """Members of a population: every combination of the axes, or an explicit list.
 
     ``seed`` and ``split`` are axes with a meaning of their own; every other axis is a
-    hyper-parameter of the objective and holds numbers.
+    hyper-parameter of the objective and holds numbers. The last axis runs fastest. The members of
+    an explicit list all have the same names.
 
     Example:
         >>> grid = Grid(prior_std=[0.1, 1.0], jitter=[1e-2, 1.0, 100.0], seed=range(6))
@@ -33,15 +34,6 @@ class Grid:
     def __init__(
         self, members: Sequence[Mapping[str, Value]] | None = None, /, **axes: Iterable[Value]
     ) -> None:
-        """Make the members.
-
-        Args:
-            members: An explicit list; all with the same names.
-            **axes: Values of each axis; the members are their product, the last running fastest.
-
-        Raises:
-            InputError: If it is neither or both, an axis is empty or holds what is no number.
-        """
         if (members is None) == (not axes):
             message = (
                 "a Grid is made of axes, Grid(jitter=[...], seed=range(3)), or of a list of members"
@@ -52,9 +44,8 @@ class Grid:
             combined = itertools.product(*values.values())
             members = [dict(zip(values, row, strict=True)) for row in combined]
         self.members = tuple(dict(member) for member in members)
-        self.names = _same_names(self.members)
-        for name in self.hyper_names:
-            _check_numbers(name, [member[name] for member in self.members])
+        _check(self.members)
+        self.names = tuple(self.members[0])
 
     @property
     def hyper_names(self) -> tuple[str, ...]:
@@ -99,24 +90,20 @@ def _values(name: str, axis: Iterable[Value]) -> list[Value]:
         message = f"axis {name!r} needs a list of values, got {axis!r}. Write {name}=[{axis!r}]."
         raise InputError(message)
     values = axis.tolist() if isinstance(axis, Tensor) else list(axis)
-    if not values:
-        message = f"axis {name!r} is empty: a grid needs at least one value on every axis"
-        raise InputError(message)
-    if len(set(values)) < len(values):
-        message = f"axis {name!r} holds a value twice: {values}"
+    if not values or len(set(values)) < len(values):
+        message = f"axis {name!r} needs at least one value and none twice, got {values}"
         raise InputError(message)
     return values
 
 
-def _same_names(members: tuple[dict[str, Value], ...]) -> tuple[str, ...]:
+def _check(members: tuple[dict[str, Value], ...]) -> None:
     if not members:
         message = "the list of members is empty: a grid needs at least one"
         raise InputError(message)
-    names = tuple(members[0])
     for index, member in enumerate(members):
-        if set(member) != set(names):
+        if set(member) != set(members[0]):
             message = (
-                f"members must have the same names: {list(names)}, but member {index} has "
+                f"members must have the same names: {list(members[0])}, but member {index} has "
                 f"{list(member)}"
             )
             raise InputError(message)
@@ -124,14 +111,12 @@ def _same_names(members: tuple[dict[str, Value], ...]) -> tuple[str, ...]:
         if isinstance(seed, bool) or not isinstance(seed, int):
             message = f"seed must be an integer, got {seed!r} in member {index}"
             raise InputError(message)
-    return names
-
-
-def _check_numbers(name: str, values: list[Value]) -> None:
-    for value in values:
-        if isinstance(value, bool | str) or not math.isfinite(value):
-            message = (
-                f"axis {name!r} holds {value!r}: members of one population may differ in finite "
-                "numbers only. Train one population for every choice of the kind."
-            )
-            raise InputError(message)
+        for name, value in member.items():
+            if name in RESERVED:
+                continue
+            if isinstance(value, bool | str) or not math.isfinite(value):
+                message = (
+                    f"axis {name!r} holds {value!r}: members of one population may differ in "
+                    "finite numbers only. Train one population for every choice of the kind."
+                )
+                raise InputError(message)

@@ -1,4 +1,4 @@
-"""What surrounds the steps of one model or a population: history, validation, checkpoints, bar."""
+"""The loop of one model and of a population: history, validation, checkpoints, progress bar."""
 
 from __future__ import annotations
 
@@ -6,42 +6,72 @@ import operator
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fsmap.errors import CheckpointError, InputError
+from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.files import beside, exclusive, remove_partial
+from fsmap.functional import detached
 from fsmap.progress import progress as progress_bar
 from fsmap.train import checkpoint as files
-from fsmap.train.batches import check_integer
-from fsmap.train.history import History, Recorder
-from fsmap.train.optim import OptimizerSpec, Schedule
+from fsmap.train.optim import OptimizerSpec, Schedule, adam, constant, expand
 from fsmap.types import Params
 
-Validation = Callable[[Params], Tensor | float]
+Metric = Callable[[Tensor, Tensor], Any]
+"""``(outputs, y)`` to a number, such as ``fsmap.metrics.rmse``."""
 Callback = Callable[[int, Params], bool | None]
 
+PARTS = ("likelihood", "prior", "geometry")
+COLUMNS = ("loss", *PARTS, "grad_norm")
+"""What a step measures before its update; the three terms are in nats for the whole data set."""
+FLUSH_STEPS = 100  # steps whose numbers stay on the device before they are fetched together
 BAR_SECONDS = 0.2  # least time between two movements of the bar
+
+
+class Options(TypedDict, total=False):
+    """Options that :func:`fsmap.fit` and :func:`fsmap.fit_population` share.
+
+    :class:`Settings` has the defaults, ``fit`` the descriptions.
+    """
+
+    optimizer: OptimizerSpec | None
+    schedule: Schedule | None
+    batch_size: int | None
+    replace: bool
+    clip: float | None
+    on: Any
+    by: Metric | None
+    validate_every: int
+    patience: int | None
+    callback: Callback | None
+    checkpoint: str | Path | None
+    checkpoint_every: int
+    resume: bool
+    log_every: int
+    progress: bool
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The knobs that both loops share; :func:`fsmap.fit` describes them."""
+    """The options of a run, checked."""
 
     steps: int
-    optimizer: OptimizerSpec
-    schedule: Schedule
+    optimizer: OptimizerSpec | None = None
+    schedule: Schedule | None = None
+    batch_size: int | None = None
+    replace: bool = False
     clip: float | None = None
-    validation: Validation | None = None
+    on: Any = None
+    by: Metric | None = None
     validate_every: int = 100
     patience: int | None = None
     callback: Callback | None = None
-    checkpoint: Path | None = None
+    checkpoint: str | Path | None = None
     checkpoint_every: int = 1_000
     resume: bool = False
     log_every: int = 1
@@ -56,49 +86,201 @@ class Settings:
                 message = f"{name} must be at least 1, got {value}"
                 raise InputError(message)
         given: object = self.optimizer
-        if not isinstance(given, OptimizerSpec):
-            kind = type(given).__name__
+        if not isinstance(given, OptimizerSpec | None):
             message = (
-                f"optimizer must be a description without parameters, got {kind}. Use "
-                "fsmap.train.optim.adam(lr), adamw(lr) or sgd(lr, momentum=...)."
+                f"optimizer must be a description without parameters, got {type(given).__name__}. "
+                "Use fsmap.adam(lr) or fsmap.sgd(lr, momentum=...)."
             )
             raise InputError(message)
         if self.clip is not None and not self.clip > 0:
             message = f"clip must be > 0, or None for no clipping, got {self.clip:g}"
             raise InputError(message)
-        if self.patience is not None and self.validation is None:
+        if (self.on is None) != (self.by is None):
+            message = "validation needs both: on, the held-out data, and by, a metric"
+            raise InputError(message)
+        if self.patience is not None and self.by is None:
             message = (
-                "patience counts validations, and there is no validation. Give one, or leave "
-                "patience out."
+                "patience counts validations: it needs on, the held-out data, and by, a metric"
             )
             raise InputError(message)
         if self.resume and self.checkpoint is None:
             message = "resume=True needs checkpoint=PATH, the file to resume from"
             raise InputError(message)
 
-    def describe(self) -> dict[str, Any]:
-        """What must agree for a resumed run to equal an uninterrupted one.
+    @property
+    def optimizer_spec(self) -> OptimizerSpec:
+        """The optimizer, or its default."""
+        return self.optimizer or adam(1e-3)
 
-        Returns:
-            Plain values. The number of steps counts only where the learning rate depends on it:
-            a run with a constant one can be extended.
+    @property
+    def lr_schedule(self) -> Schedule:
+        """The schedule, or its default."""
+        return self.schedule or constant()
+
+    def describe(self) -> dict[str, Any]:
+        """What must agree for a resumed run to equal an uninterrupted one, in plain values.
+
+        The number of steps counts only if the learning rate depends on it: a run with a constant
+        learning rate can be extended.
         """
+        optimizer, schedule = self.optimizer_spec, self.lr_schedule
         return {
-            "optimizer": {
-                "name": self.optimizer.name,
-                "lr": self.optimizer.lr,
-                **dict(self.optimizer.options),
-            },
-            "schedule": self.schedule._asdict(),
-            "steps": "any" if self.schedule.decay == "none" else self.steps,
+            "optimizer": {"name": optimizer.name, "lr": optimizer.lr, **dict(optimizer.options)},
+            "schedule": schedule._asdict(),
+            "steps": "any" if schedule.decay == "none" else self.steps,
+            "batch_size": self.batch_size,
+            "replace": self.replace,
             "clip": self.clip,
-            "validate_every": self.validate_every if self.validation else None,
+            "validate_every": self.validate_every if self.by else None,
             "patience": self.patience,
             "log_every": self.log_every,
         }
 
 
-class Tracked(NamedTuple):
+def check_integer(name: str, value: Any) -> None:
+    """Raise InputError if a value is no integer; integers of numpy are, booleans are not."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        message = f"{name} must be an integer, got {value!r}"
+        raise InputError(message)
+
+
+class History(NamedTuple):
+    """Numbers of the recorded steps, measured before each step's update; float64 on the CPU.
+
+    Attributes:
+        columns: ``step``, ``lr``, ``seconds`` [T]; ``loss``, ``likelihood``, ``prior``,
+            ``geometry``, ``grad_norm`` [T], for a population [T, M]. The terms are in nats for the
+            whole data set, the loss is per point.
+        validation: ``step`` [V] (steps taken so far) and ``value`` [V] or [V, M].
+        diverged: For a population: the step at which a member stopped being finite, -1 for the
+            others, [M]. None for one model, where divergence is an error.
+    """
+
+    columns: dict[str, Tensor]
+    validation: dict[str, Tensor]
+    diverged: Tensor | None = None
+
+    @property
+    def parts(self) -> list[dict[str, Any]]:
+        """The terms by step: ``history.parts[-1]["geometry"]``."""
+        columns = [self.columns[name] for name in PARTS]
+        rows = zip(*(c.tolist() if c.ndim == 1 else c.unbind() for c in columns), strict=True)
+        return [dict(zip(PARTS, row, strict=True)) for row in rows]
+
+    @property
+    def loss(self) -> Tensor:
+        """Loss per training point."""
+        return self.columns["loss"]
+
+    def member(self, index: int) -> History:
+        """The history of one member of a population."""
+        columns = {n: c[:, index] if c.ndim == 2 else c for n, c in self.columns.items()}
+        validation = {n: c[:, index] if c.ndim == 2 else c for n, c in self.validation.items()}
+        return History(columns, validation)
+
+    def __repr__(self) -> str:
+        steps, validations = len(self.columns["step"]), len(self.validation["step"])
+        return f"History({steps} steps, {validations} validations)"
+
+
+class Recorder:
+    """Collects rows while training runs; fetches and thins them in blocks."""
+
+    def __init__(self, *, every: int, saved: History | None = None) -> None:
+        self.every = every
+        self.first = 0  # the step of the first row of the last flush
+        self._blocks = [saved.columns] if saved else []
+        self._validation = [saved.validation] if saved else []
+        self._rows: list[tuple[int, float, float, Tensor]] = []
+        earlier = saved is not None and len(saved.columns["step"]) > 0
+        elapsed = float(saved.columns["seconds"][-1]) if saved and earlier else 0.0
+        self._start = time.perf_counter() - elapsed
+
+    def add(self, step: int, lr: float, row: Tensor) -> None:
+        """Keep the numbers of one step on the device."""
+        self._rows.append((step, lr, time.perf_counter() - self._start, row))
+
+    def full(self) -> bool:
+        """Whether it is time to flush."""
+        return len(self._rows) >= FLUSH_STEPS
+
+    def flush(self, last: bool = False) -> Tensor:
+        """Fetch all rows since the last flush, [T, C] or [T, C, M]; keep those of the history.
+
+        ``last`` keeps the last row whatever ``every`` is.
+        """
+        if not self._rows:
+            return torch.empty(0, len(COLUMNS))
+        values = torch.stack([row for *_, row in self._rows]).cpu().double()
+        steps, lrs, seconds = zip(*(row[:3] for row in self._rows), strict=True)
+        keep = [i for i, step in enumerate(steps) if step % self.every == 0]
+        if last and len(steps) - 1 not in keep:
+            keep.append(len(steps) - 1)
+        block = {name: values[keep, c] for c, name in enumerate(COLUMNS)}
+        for name, column in (("step", steps), ("lr", lrs), ("seconds", seconds)):
+            block[name] = torch.tensor(column, dtype=torch.float64)[keep]
+        self._blocks.append(block)
+        self.first = int(steps[0])
+        self._rows = []
+        return values
+
+    def validated(self, step: int, value: Tensor) -> None:
+        """Keep a validation value, [] or [M]."""
+        steps = torch.tensor([float(step)], dtype=torch.float64)
+        self._validation.append({"step": steps, "value": value.detach().cpu().double()[None]})
+
+    def history(self, diverged: Tensor | None = None) -> History:
+        """Everything flushed so far."""
+        return History(
+            _joined(self._blocks, ("step", "lr", "seconds", *COLUMNS)),
+            _joined(self._validation, ("step", "value")),
+            diverged,
+        )
+
+
+def _joined(blocks: list[dict[str, Tensor]], names: tuple[str, ...]) -> dict[str, Tensor]:
+    if not blocks:
+        return {name: torch.empty(0, dtype=torch.float64) for name in names}
+    return {name: torch.cat([block[name] for block in blocks]) for name in names}
+
+
+ADVICE = {
+    "likelihood": "Lower the learning rate, clip the gradient (clip=1.0), or look for outliers in "
+    "the data.",
+    "prior": "The parameters themselves left the finite numbers: lower the learning rate, or clip "
+    "the gradient (clip=1.0).",
+    "geometry": "J(theta; p_X) + eps*I is singular or overflows here: raise jitter or num_points, "
+    "lower the learning rate, or ask fsmap.doctor.",
+    "loss": "The sum of the terms overflows: lower the learning rate.",
+    "grad_norm": "A term has no derivative here, or an infinite one: lower the learning rate, "
+    "raise jitter, or move the starting point.",
+}
+
+
+def stop_if_diverged(recorder: Recorder, values: Tensor) -> None:
+    """Raise DivergedError if a number of the last flush, [T, C], is not finite.
+
+    The message has the step, the terms that are not finite and the last finite values.
+    """
+    bad = ~torch.isfinite(values)
+    if not bad.any():
+        return
+    at = int(bad.any(1).nonzero()[0])
+    names = [name for name, is_bad in zip(COLUMNS, bad[at].tolist(), strict=True) if is_bad]
+    terms = [name for name in names if name in PARTS]
+    where = f"the {', '.join(terms)} term" if terms else f"{names[0]}, but no term,"
+    columns = recorder.history().columns
+    finite = torch.stack([torch.isfinite(columns[name]) for name in COLUMNS]).all(0)
+    rows = (finite & (columns["step"] < recorder.first + at)).nonzero().flatten().tolist()
+    last = ", ".join(f"{name} {columns[name][rows[-1]]:.6g}" for name in COLUMNS if rows)
+    message = (
+        f"training diverged at step {recorder.first + at}: {where} is not finite; last finite "
+        f"values: {last or 'none'}. {ADVICE[(terms or names)[0]]}"
+    )
+    raise DivergedError(message)
+
+
+class BestSoFar(NamedTuple):
     """The lowest validation value so far: [] for one model, [M] for a population."""
 
     params: Params
@@ -112,119 +294,107 @@ class Loop:
     """Takes the steps of one run and does everything around them.
 
     Attributes:
-        settings: The knobs.
-        params: Leaves that ``moving`` updates in place.
-        moving: The optimizer.
-        judge: Looks at freshly fetched numbers ``[T, C]`` or ``[T, C, M]``; raises, or marks
+        settings: The options.
+        params: Leaves that ``optimizer`` updates in place.
+        optimizer: The optimizer.
+        judge: Checks freshly fetched numbers ``[T, C]`` or ``[T, C, M]``; raises, or marks
             members as diverged.
         config: What run this is, for the checkpoint.
-        members: M for a population, None for one model.
+        validation: The held-out metric of some parameters, [] or [M]; smaller is better.
         extra: Further state that a checkpoint must hold; restored in place.
         step: Steps taken.
-        tracked: The best validation so far, where there is one.
+        best: The best validation so far.
     """
 
     settings: Settings
     params: Params
-    moving: Optimizer
+    optimizer: Optimizer
     judge: Callable[[Recorder, Tensor], None]
     config: dict[str, Any]
-    members: int | None = None
-    extra: dict[str, Tensor] = field(default_factory=dict)
+    validation: Callable[[Params], Tensor] | None
+    extra: dict[str, Tensor]
     step: int = 0
-    tracked: Tracked | None = None
+    best: BestSoFar | None = None
 
     def __post_init__(self) -> None:
-        self.recorder = Recorder(every=self.settings.log_every)
+        settings = self.settings
+        self.recorder = Recorder(every=settings.log_every)
+        self.path = None if settings.checkpoint is None else Path(settings.checkpoint)
         self.lock = ExitStack()  # held until run() ends
-        path = self.settings.checkpoint
-        if path is not None:
-            lock = beside(path, "lock")
-            self.lock.enter_context(exclusive(lock, path))
-            self.lock.callback(lock.unlink, missing_ok=True)
+        if self.path is not None:
+            self._open(self.path)
+        self.schedule = settings.lr_schedule.build(self.optimizer, settings.steps, self.step)
+
+    def _open(self, path: Path) -> None:
+        lock = beside(path, "lock")
+        self.lock.enter_context(exclusive(lock, path))
+        self.lock.callback(lock.unlink, missing_ok=True)
         try:
-            if path is not None:
-                remove_partial(path)
-            if path is not None and path.exists():
+            remove_partial(path)
+            if path.exists():
                 self._restore(path)
         except BaseException:
             self.lock.close()
             raise
-        self.schedule = self.settings.schedule.build(self.moving, self.settings.steps, self.step)
 
     def run(self, take_step: Callable[[int], Tensor], label: str) -> None:
         """Take all remaining steps.
 
-        Args:
-            take_step: Takes the step of the given number and returns its numbers, ``[C]`` or
-                ``[C, M]``.
-            label: What the bar says.
+        ``take_step`` takes the step of the given number and returns its numbers, ``[C]`` or
+        ``[C, M]``.
         """
         settings = self.settings
+        base, schedule = settings.optimizer_spec.lr, settings.lr_schedule
         stopped = self._out_of_patience()
         with self.lock, progress_bar(settings.steps, label, silent=not settings.progress) as bar:
-            said = 0.0
+            shown = 0.0
             while self.step < settings.steps and not stopped:
-                lr = settings.optimizer.lr * settings.schedule.factor(self.step, settings.steps)
+                lr = base * schedule.factor(self.step, settings.steps)
                 self.recorder.add(self.step, lr, take_step(self.step))
                 self.step += 1
                 self.schedule.step()
                 stopped = self._after_step()
                 last = stopped or self.step == settings.steps
                 if last or self.recorder.full():
-                    text = self._flush(last)
-                    bar.update(self.step, text)
-                elif time.perf_counter() - said > BAR_SECONDS:
-                    said = time.perf_counter()
+                    bar.update(self.step, self._flush(last))
+                elif time.perf_counter() - shown > BAR_SECONDS:
+                    shown = time.perf_counter()
                     bar.update(self.step)
-                self._save_if_due(last)
+                if self.path and (last or self.step % settings.checkpoint_every == 0):
+                    self._flush(last)
+                    files.save(self.path, self._checkpoint())
 
     def _after_step(self) -> bool:
         """Validate and call back; whether to stop."""
         settings = self.settings
         due = self.step % settings.validate_every == 0 or self.step == settings.steps
-        if settings.validation is not None and due:
-            with torch.no_grad():
-                self._track(torch.as_tensor(settings.validation(self._detached())))
-        stop = False
-        if settings.callback is not None:
-            stop = bool(settings.callback(self.step, self._detached()))
-        return stop or self._out_of_patience()
+        if self.validation is not None and due:
+            self._validate(self.validation(detached(self.params)))
+        stop = settings.callback and settings.callback(self.step, detached(self.params))
+        return bool(stop) or self._out_of_patience()
 
-    def _track(self, value: Tensor) -> None:
-        shape = [] if self.members is None else [self.members]
-        if list(value.shape) != shape:
-            message = (
-                f"validation must return one number, got a tensor of shape {list(value.shape)}"
-            )
-            raise InputError(message)
+    def _validate(self, value: Tensor) -> None:
         self.recorder.validated(self.step, value)
-        if self.tracked is None:
-            zero = torch.zeros(shape, dtype=torch.long, device=value.device)
-            worst = torch.full_like(value, torch.inf)
-            self.tracked = Tracked(
-                {n: p.clone() for n, p in self._detached().items()}, zero, worst, zero
-            )
-        old, limit = self.tracked, self.settings.patience
+        params = detached(self.params)
+        old = self.best
+        if old is None:
+            zero = torch.zeros(value.shape, dtype=torch.long)
+            copies = {n: p.clone() for n, p in params.items()}
+            old = BestSoFar(copies, zero, torch.full_like(value, torch.inf), zero)
         better = value < old.value
-        if limit is not None:
-            better &= (
-                old.stale < limit
-            )  # a member whose patience is over keeps its best, as it would alone
-        self.tracked = Tracked(
-            {
-                n: torch.where(_spread(better, p), p, old.params[n])
-                for n, p in self._detached().items()
-            },
-            torch.where(better, self.step, old.step),
-            torch.where(better, value, old.value),
-            torch.where(better, 0, old.stale + 1),
+        if self.settings.patience is not None:
+            better &= old.stale < self.settings.patience  # alone, this member would have stopped
+        self.best = BestSoFar(
+            params={n: torch.where(expand(better, p), p, old.params[n]) for n, p in params.items()},
+            step=torch.where(better, self.step, old.step),
+            value=torch.where(better, value, old.value),
+            stale=torch.where(better, 0, old.stale + 1),
         )
 
     def _out_of_patience(self) -> bool:
-        if self.settings.patience is None or self.tracked is None:
+        if self.settings.patience is None or self.best is None:
             return False
-        return bool((self.tracked.stale >= self.settings.patience).all())
+        return bool((self.best.stale >= self.settings.patience).all())
 
     def _flush(self, last: bool) -> str:
         values = self.recorder.flush(last)
@@ -232,31 +402,22 @@ class Loop:
             return ""
         self.judge(self.recorder, values)
         loss = values[-1, 0]
-        return f"loss {float(loss[torch.isfinite(loss)].mean()) if loss.ndim else float(loss):.4g}"
-
-    def _save_if_due(self, last: bool) -> None:
-        settings = self.settings
-        if settings.checkpoint is None or not (last or self.step % settings.checkpoint_every == 0):
-            return
-        self._flush(last)
-        files.save(settings.checkpoint, self._checkpoint())
+        return f"loss {float(loss[torch.isfinite(loss)].mean()):.4g}"
 
     def _checkpoint(self) -> files.Checkpoint:
         history = self.recorder.history()
         groups: dict[str, dict[str, Tensor]] = {
-            "params": self._detached(),
+            "params": detached(self.params),
             "history": history.columns,
             "validation": history.validation,
             "extra": self.extra,
         }
         for name, p in self.params.items():
-            groups[f"optimizer/{name}"] = {
-                k: v for k, v in self.moving.state[p].items() if isinstance(v, Tensor)
-            }
-        if self.tracked is not None:
-            best = self.tracked
-            groups["best"] = {"step": best.step, "value": best.value, "stale": best.stale}
-            groups["best_params"] = best.params
+            state = self.optimizer.state[p]
+            groups[f"optimizer/{name}"] = {k: v for k, v in state.items() if isinstance(v, Tensor)}
+        if self.best is not None:
+            groups["best"] = {n: t for n, t in self.best._asdict().items() if n != "params"}
+            groups["best_params"] = self.best.params
         tensors = {f"{g}/{n}": t for g, group in groups.items() for n, t in group.items()}
         return files.Checkpoint(tensors, self.config, {"step": self.step})
 
@@ -270,49 +431,37 @@ class Loop:
         saved = files.load(path)
         files.check_same_run(path, saved.config, self.config)
         with files.readable(path):
-            self._take(path, saved)
-
-    def _take(self, path: Path, saved: files.Checkpoint) -> None:
-        self.step = operator.index(saved.progress["step"])
-        if self.step < 0:
-            message = f"step is {self.step}"
-            raise ValueError(message)
+            self._fill(saved)
         if self.step > self.settings.steps:
             message = (
                 f"the checkpoint {path} has taken {self.step} steps already, more than "
                 f"steps={self.settings.steps}. Ask for more steps, or use another path."
             )
             raise CheckpointError(message)
-        with torch.no_grad():
-            for name, p in self.params.items():
-                _fill(p, saved.tensors[f"params/{name}"])
-                state = saved.group(f"optimizer/{name}")
-                self.moving.state[p] = {k: v.to(p.device) for k, v in state.items()}
-            for name, t in self.extra.items():
-                _fill(t, saved.tensors[f"extra/{name}"])
-        device = next(iter(self.params.values())).device
-        best = {n: t.to(device) for n, t in saved.group("best").items()}
+
+    @torch.no_grad()
+    def _fill(self, saved: files.Checkpoint) -> None:
+        self.step = operator.index(saved.progress["step"])
+        if self.step < 0:
+            message = f"step is {self.step}"
+            raise ValueError(message)
+        for name, p in self.params.items():
+            _copy(p, saved.tensors[f"params/{name}"])
+            state = saved.group(f"optimizer/{name}")
+            self.optimizer.state[p] = {k: v.to(p.device) for k, v in state.items()}
+        for name, t in self.extra.items():
+            _copy(t, saved.tensors[f"extra/{name}"])
+        best, kept = saved.group("best"), saved.group("best_params")
         if best:
-            kept = {n: t.to(device) for n, t in saved.group("best_params").items()}
-            if kept.keys() != self.params.keys():
-                message = "best_params are not those of this model"
-                raise ValueError(message)
-            self.tracked = Tracked(kept, best["step"], best["value"], best["stale"])
+            on_device = {n: kept.pop(n).to(p.device) for n, p in self.params.items()}
+            self.best = BestSoFar(on_device, best["step"], best["value"], best["stale"])
         history = History(saved.group("history"), saved.group("validation"))
         self.recorder = Recorder(every=self.settings.log_every, saved=history)
 
-    def _detached(self) -> Params:
-        return {n: p.detach() for n, p in self.params.items()}
 
-
-def _fill(live: Tensor, saved: Tensor) -> None:
+def _copy(live: Tensor, saved: Tensor) -> None:
     """Copy a tensor of the same shape; ``copy_`` alone would also repeat a smaller one."""
     if live.shape != saved.shape:
         message = f"shape {tuple(saved.shape)}, expected {tuple(live.shape)}"
         raise ValueError(message)
     live.copy_(saved)
-
-
-def _spread(flags: Tensor, like: Tensor) -> Tensor:
-    """[] or [M] with as many dimensions as ``like``."""
-    return flags.reshape(flags.shape + (1,) * (like.ndim - flags.ndim)).to(like.device)

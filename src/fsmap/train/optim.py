@@ -2,7 +2,7 @@
 
 A description is immutable and can be compared; ``build`` makes the real thing for one model or for
 a stack of models. Adam and SGD act entry by entry, so one optimizer updates a whole stack; only
-clipping looks at a member as a whole.
+clipping depends on the member.
 """
 
 from __future__ import annotations
@@ -33,16 +33,13 @@ class OptimizerSpec(NamedTuple):
     def build(
         self, tensors: Iterable[Tensor], *, capturable: bool = False, moving_lr: bool = True
     ) -> Optimizer:
-        """Make the ``torch.optim`` optimizer.
+        """Make the ``torch.optim`` optimizer, in its fused form.
 
         Args:
             tensors: What it updates in place.
             capturable: Keep the step count on the device, so that a CUDA graph can hold the update.
             moving_lr: With ``capturable``: keep the learning rate there too, as a schedule will
                 change it. Torch's fused kernels read it in float32.
-
-        Returns:
-            The optimizer, in its fused form.
         """
         tensors = list(tensors)
         options = dict(self.options)
@@ -61,15 +58,7 @@ class Schedule(NamedTuple):
     decay: str = "none"
 
     def factor(self, step: int, steps: int) -> float:
-        """What the learning rate is multiplied by.
-
-        Args:
-            step: The step about to be taken, from 0.
-            steps: Of how many.
-
-        Returns:
-            A number in [0, 1].
-        """
+        """What the learning rate of a step, counted from 0, is multiplied by; in [0, 1]."""
         rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         if self.decay == "none":
             return rise
@@ -77,16 +66,7 @@ class Schedule(NamedTuple):
         return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
 
     def build(self, optimizer: Optimizer, steps: int, start: int = 0) -> LambdaLR:
-        """Make the ``torch.optim`` scheduler.
-
-        Args:
-            optimizer: The optimizer whose learning rate it sets.
-            steps: Length of the whole run.
-            start: The step about to be taken; more than 0 after a resume.
-
-        Returns:
-            The scheduler, with the learning rate of ``start`` already set.
-        """
+        """Make the ``torch.optim`` scheduler and set the learning rate of step ``start``."""
         for group in optimizer.param_groups:
             lr = group["lr"]
             group["initial_lr"] = lr.clone() if isinstance(lr, Tensor) else lr
@@ -96,15 +76,11 @@ class Schedule(NamedTuple):
 def adam(
     lr: float, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
 ) -> OptimizerSpec:
-    """Adam. Weight decay is the prior's business, so there is none here.
+    """Adam, as in ``torch.optim.Adam``. It has no weight decay: that is the prior's part.
 
-    Args:
-        lr: Learning rate.
-        betas: Decay rates of the two moments.
-        eps: Added to the root of the second moment.
-
-    Returns:
-        The description.
+    Example:
+        >>> adam(0.01).lr
+        0.01
     """
     return OptimizerSpec("adam", _positive_lr(lr), (("betas", tuple(betas)), ("eps", eps)))
 
@@ -116,31 +92,20 @@ def adamw(
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
 ) -> OptimizerSpec:
-    """Adam with decoupled weight decay, on top of what the prior does.
+    """Adam with decoupled weight decay: each step multiplies θ by ``1 - lr * weight_decay``.
 
-    Args:
-        lr: Learning rate.
-        weight_decay: Each step multiplies the parameters by ``1 - lr * weight_decay``.
-        betas: Decay rates of the two moments.
-        eps: Added to the root of the second moment.
-
-    Returns:
-        The description.
+    The decay comes on top of the prior.
     """
     options = (("betas", tuple(betas)), ("eps", eps), ("weight_decay", weight_decay))
     return OptimizerSpec("adamw", _positive_lr(lr), options)
 
 
 def sgd(lr: float, *, momentum: float = 0.0, nesterov: bool = False) -> OptimizerSpec:
-    """Stochastic gradient descent.
+    """Stochastic gradient descent, as in ``torch.optim.SGD``.
 
-    Args:
-        lr: Learning rate.
-        momentum: Heavy-ball momentum.
-        nesterov: Nesterov's form of it.
-
-    Returns:
-        The description.
+    Example:
+        >>> dict(sgd(0.1, momentum=0.9).options)
+        {'momentum': 0.9, 'nesterov': False}
     """
     options = (("momentum", momentum), ("nesterov", nesterov))
     return OptimizerSpec("sgd", _positive_lr(lr), options)
@@ -153,24 +118,21 @@ def constant() -> Schedule:
 
 def warmup(steps: int) -> Schedule:
     """A linear rise over the first ``steps`` steps, then constant."""
-    return Schedule(warmup=_count("warmup steps", steps))
+    return Schedule(warmup=_count(steps))
 
 
 def cosine(*, warmup: int = 0) -> Schedule:
-    """Half a cosine down to 0 at the end, after an optional linear rise."""
-    return Schedule(warmup=_count("warmup steps", warmup), decay="cosine")
+    """Half a cosine from 1 to 0 at the end, after a linear rise over ``warmup`` steps.
+
+    Example:
+        >>> [round(cosine().factor(step, 4), 2) for step in range(5)]
+        [1.0, 0.85, 0.5, 0.15, 0.0]
+    """
+    return Schedule(warmup=_count(warmup), decay="cosine")
 
 
 def global_norm(grads: Params, *, stacked: bool = False) -> Tensor:
-    """Euclidean norm of a gradient over all its tensors.
-
-    Args:
-        grads: Gradients; with ``stacked``, the first dimension of each is the member.
-        stacked: Whether these are the gradients of many members.
-
-    Returns:
-        ``[]``, or ``[M]`` with one norm per member.
-    """
+    """Euclidean norm over all tensors of a gradient, ``[]``; ``[M]`` if they are stacked."""
     lead = 1 if stacked else 0
     flat = [g.reshape(*g.shape[:lead], -1) for g in grads.values()]  # [M, p] or [p]
     norms: Tensor = torch.linalg.vector_norm(
@@ -179,17 +141,15 @@ def global_norm(grads: Params, *, stacked: bool = False) -> Tensor:
     return norms
 
 
-def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
-    """What gradients are multiplied by, so that no norm exceeds ``max_norm``: ``[]`` or ``[M]``."""
-    return (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
+def clip_by_norm(grads: Params, norm: Tensor, max_norm: float) -> Params:
+    """Gradients, shortened so that no norm (``[]``, or ``[M]`` of a stack) exceeds ``max_norm``."""
+    factor = (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
+    return {n: g * expand(factor, g) for n, g in grads.items()}
 
 
-def scale(grads: Params, factor: Tensor) -> Params:
-    """Gradients times a factor, ``[]`` for one model or ``[M]`` for a stack."""
-    return {
-        n: g * factor.reshape(factor.shape + (1,) * (g.ndim - factor.ndim))
-        for n, g in grads.items()
-    }
+def expand(values: Tensor, like: Tensor) -> Tensor:
+    """``[]`` or ``[M]`` with as many dimensions as ``like``, on its device."""
+    return values.reshape(values.shape + (1,) * (like.ndim - values.ndim)).to(like.device)
 
 
 def _positive_lr(lr: float) -> float:
@@ -199,8 +159,8 @@ def _positive_lr(lr: float) -> float:
     return float(lr)
 
 
-def _count(name: str, value: int) -> int:
-    if value < 0:
-        message = f"{name} must be at least 0, got {value}"
+def _count(steps: int) -> int:
+    if steps < 0:
+        message = f"warmup steps must be at least 0, got {steps}"
         raise InputError(message)
-    return value
+    return steps

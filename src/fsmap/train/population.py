@@ -5,36 +5,76 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from fsmap.errors import DivergedError, DivergedWarning, InputError, UnsupportedModuleError
-from fsmap.functional import Functional, functional
-from fsmap.linalg.probes import Stream, integer
-from fsmap.objective.geometry import TraceBound
+from fsmap.functional import Functional, functional, is_pointwise, move_points
+from fsmap.linalg.probes import integer
 from fsmap.objective.objective import Objective
-from fsmap.train.batches import Batches, sample_batch
-from fsmap.train.capture import Graphed, wanted
+from fsmap.train.capture import Graphed, use_graph
 from fsmap.train.checkpoint import describe, describe_model
-from fsmap.train.ensemble import Ensemble, choose_chunk
-from fsmap.train.feed import Feed, Feeder, as_splits
+from fsmap.train.ensemble import Ensemble, Feed, Feeder, Members, by_split, choose_chunk
+from fsmap.train.fit import Best, TrainState, as_batch, measure, random_layers_off
 from fsmap.train.grid import SEED, SPLIT, Grid
-from fsmap.train.history import History, Recorder
-from fsmap.train.loop import Callback, Loop, Settings, Validation
-from fsmap.train.optim import OptimizerSpec, Schedule, adam, constant
-from fsmap.train.state import Metric, PopulationBest, PopulationState, held_out, measure
-from fsmap.train.step import check_pure, layer_noise, make_loss
-from fsmap.types import ModelFn, Params
+from fsmap.train.loop import History, Loop, Metric, Options, Recorder, Settings
+from fsmap.train.optim import constant
+from fsmap.types import Batch, Inputs, ModelFn, Params
 
 Init = Callable[[int], Params | nn.Module] | Params
 
-ONE_FOR_ALL = ("lr", "learning_rate", "betas", "eps", "momentum", "weight_decay", "clip")
-"""What torch.optim, or the loop, takes as one number for all members."""
+
+class PopulationBest(NamedTuple):
+    """The parameters with the lowest validation value of every member."""
+
+    params: Params  # [M, ...]
+    step: Tensor  # [M]  steps taken when it was measured; 0 if nothing was measured
+    value: Tensor  # [M]
+
+
+class PopulationState(NamedTuple):
+    """Where a population ended."""
+
+    params: Params  # [M, ...]
+    step: int  # steps taken
+    grid: Grid
+    f: ModelFn  # all members share it
+    diverged: Tensor  # [M]  the step at which a member stopped being finite, -1 for the others
+    best: PopulationBest | None = None  # if there was a validation
+
+    def member(self, index: int) -> TrainState:
+        """One member, as ``fit`` returns it; a DivergedError if it diverged."""
+        if self.diverged[index] >= 0:
+            message = (
+                f"member {index} ({self.grid[index]}) diverged at step "
+                f"{int(self.diverged[index])}; its parameters mean nothing. "
+                f"history.member({index}) shows how it went."
+            )
+            raise DivergedError(message)
+        best = None
+        if self.best is not None and self.best.step[index] > 0:
+            kept = {n: p[index] for n, p in self.best.params.items()}
+            best = Best(kept, int(self.best.step[index]), float(self.best.value[index]))
+        return TrainState({n: p[index] for n, p in self.params.items()}, self.step, best)
+
+    def outputs(self, x: Inputs) -> Tensor:
+        """Outputs of every member at the same points, [M, n, ...]; nan for those that diverged."""
+        first = next(iter(self.params.values()))
+        x = move_points(x, device=first.device, dtype=first.dtype)
+        found = []
+        with torch.no_grad(), random_layers_off(self.f):
+            for k, gone in enumerate((self.diverged >= 0).tolist()):
+                out = self.f({n: p[k] for n, p in self.params.items()}, x)
+                found.append(torch.full_like(out, torch.nan) if gone else out)
+        return torch.stack(found)
+
+    def __repr__(self) -> str:
+        gone = int((self.diverged >= 0).sum())
+        return f"PopulationState({self.grid!r} after {self.step} steps, {gone} diverged)"
 
 
 def fit_population(
@@ -46,24 +86,10 @@ def fit_population(
     *,
     steps: int,
     init: Init | None = None,
-    optimizer: OptimizerSpec | None = None,
-    schedule: Schedule | None = None,
-    batch_size: int | None = None,
-    replace: bool = False,
-    clip: float | None = None,
-    on: Any = None,
-    by: Metric | None = None,
-    validate_every: int = 100,
-    patience: int | None = None,
-    callback: Callback | None = None,
-    checkpoint: str | Path | None = None,
-    checkpoint_every: int = 1_000,
-    resume: bool = False,
-    log_every: int = 1,
-    progress: bool = True,
     chunk: int | str = "auto",
     graph: bool | str = "auto",
     compile: bool = False,
+    **options: Unpack[Options],
 ) -> tuple[PopulationState, History]:
     """Train every member of a grid at once: stacked parameters, one vectorized loss, one optimizer.
 
@@ -76,35 +102,20 @@ def fit_population(
             What all members share (p_X, noise) comes by closure.
         grid: The members.
         f: Model function, from ``functional``.
-        data: Training points, as for ``fit``; where the grid has a ``split`` axis, a dict or list
+        data: Training points, as for ``fit``; if the grid has a ``split`` axis, a dict or list
             of them, or ``(data, rows)`` with a dict or list of row indices.
         steps: Length of the whole run.
         init: Where a seed starts: a function from seed to parameters or to a module, or parameters
             for all. None lets the layers of ``f``'s module initialize themselves.
-        optimizer: One for all members; None is ``adam(1e-3)``.
-        schedule: One for all members; None is a constant learning rate.
-        batch_size: B; None is all data on every step.
-        replace: Draw batches with replacement.
-        clip: Largest norm of each member's gradient.
-        on: Held-out data, one set or one per split; with ``by``, the best parameters of every
-            member are kept in ``states.best``.
-        by: A metric ``(outputs, y) -> number``, smaller is better.
-        validate_every: Steps between validations.
-        patience: A member's best is final after so many validations without a new one; training
-            ends when all are.
-        callback: Called as ``callback(steps_taken, params)`` with stacked parameters. A true answer
-            ends training.
-        checkpoint: A file to write every ``checkpoint_every`` steps and at the end.
-        checkpoint_every: Steps between checkpoints.
-        resume: Go on from ``checkpoint`` where it exists.
-        log_every: Record every so many steps in the history.
-        progress: Show a progress bar.
         chunk: Members vectorized at a time; ``"auto"`` goes by memory and, on a CPU, by speed.
-        graph: Capture the step as a CUDA graph: ``"auto"`` (where it can be), True or False. Matrix
+        graph: Capture the step as a CUDA graph: ``"auto"`` (if it can be), True or False. Matrix
             decompositions (``fs_map``) and random layers cannot be captured. A learning rate that
             moves is then rounded to float32, as torch's fused kernels read it.
         compile: Compile the vectorized gradient with ``torch.compile``, which takes half a minute;
             equal to rounding. Random layers cannot be compiled.
+        **options: As for :func:`fsmap.fit`, one value for all members. ``on`` may have one set per
+            split; a member's best is final after ``patience`` validations without a new one, and
+            training ends when all are; ``callback`` gets stacked parameters.
 
     Returns:
         The states (stacked parameters; ``states.member(k)`` is what ``fit`` returns) and the
@@ -126,203 +137,101 @@ def fit_population(
         >>> history.loss.shape
         torch.Size([2, 6])
     """
-    if compile and not getattr(f, "pointwise", True):
+    if compile and not is_pointwise(f):
         message = "compile=True needs a model without random layers, and this one has some"
         raise InputError(message)
-    members = Members(build, grid, f, init, data)
-    settings = Settings(
-        steps=steps,
-        optimizer=optimizer or adam(1e-3),
-        schedule=schedule or constant(),
-        clip=clip,
-        validation=_validation(f, grid, members.params, on, by),
-        validate_every=validate_every,
-        patience=patience,
-        callback=callback,
-        checkpoint=Path(checkpoint) if checkpoint is not None else None,
-        checkpoint_every=checkpoint_every,
-        resume=resume,
-        log_every=log_every,
-        progress=progress,
-    )
-    size = members.splits.rows.shape[1]
-
-    def batches(seed: int) -> Batches:
-        return Batches(size, batch_size, seed=seed, replace=replace)
-
-    members.check(batch_size)
+    settings = Settings(steps, **options)
+    check_names(build, grid)
+    starts = {seed: start(init, f, int(seed)) for seed in grid.axes.get(SEED, (0,))}
+    _check_shapes(starts)
+    members = Members(build, grid, f, starts, data)
+    config = _describe(members, settings) if settings.checkpoint is not None else {}
+    members.check(settings.batch_size)
     members.start()
-    feeder = Feeder(f, grid, members.objective, members.first, members.splits, batches)
-    capture = wanted(graph, members.like.device, f, members.objective(0).geometry)
-    moving = settings.optimizer.build(
-        members.params.values(), capturable=capture, moving_lr=settings.schedule != constant()
+    feeder = Feeder(members, settings)
+    capture = use_graph(graph, members.like.device, f, members.objective(0).geometry)
+    optimizer = settings.optimizer_spec.build(
+        members.params.values(), capturable=capture, moving_lr=settings.lr_schedule != constant()
     )
     ensemble = Ensemble(
-        make_loss(f, members.build),
-        members.params,
-        members.hypers,
+        members,
         feeder,
-        moving,
-        clip=clip,
-        chunk=members.chunk(chunk, feeder),
+        optimizer,
+        clip=settings.clip,
+        chunk=choose_chunk(chunk, members, feeder),
         compile=compile,
     )
-    verdict = Verdict(grid)
-    config = {}
-    if settings.checkpoint is not None:
-        config = members.describe(batch_size=batch_size, replace=replace) | settings.describe()
-    extra = {"diverged": verdict.diverged, "chunk": ensemble.chunk_size, **members.extra}
-    loop = Loop(settings, members.params, moving, verdict.judge, config, len(grid), extra)
-    ensemble.alive.copy_(verdict.diverged < 0)
-    step: Callable[[Feed], Tensor] = ensemble.step
+    divergence = Divergence(grid)
+    validation = None
+    if settings.by is not None:
+        held_out, by = _held_out(settings.on, grid, members.params), settings.by
+        validation = lambda params: _measure(f, params, held_out, by)  # noqa: E731
+    extra = {"diverged": divergence.steps, "chunk": ensemble.chunk_size, **members.extra}
+    loop = Loop(settings, members.params, optimizer, divergence.judge, config, validation, extra)
+    ensemble.alive.copy_(divergence.steps < 0)
+    take_step: Callable[[Feed], Tensor] = ensemble.step
     if capture:
-        step = Graphed(step, members.params, moving, ensemble.alive, required=graph is True)
-
-    def present(member: int) -> Params:
-        return {name: p.detach()[member] for name, p in members.params.items()}
-
-    loop.run(lambda number: step(feeder.make(number, present)), f"fit {len(grid)} members")
-    verdict.report()
-    return _state(loop, grid, f, verdict.diverged), loop.recorder.history(verdict.diverged)
-
-
-def _validation(
-    f: ModelFn, grid: Grid, params: Params, on: Any, by: Metric | None
-) -> Validation | None:
-    if (on is None) != (by is None):
-        message = "validation needs both: on, the held-out data, and by, a metric"
-        raise InputError(message)
-    if on is None or by is None:
-        return None
-    data = held_out(on, grid, params)
-    return lambda stacked: measure(f, stacked, data, by)
-
-
-def _state(loop: Loop, grid: Grid, f: ModelFn, diverged: Tensor) -> PopulationState:
+        required = graph is True
+        take_step = Graphed(take_step, members.params, optimizer, ensemble.alive, required=required)
+    loop.run(lambda step: take_step(feeder.make(step)), f"fit {len(grid)} members")
+    divergence.warn()
     params = {n: p.detach().clone() for n, p in loop.params.items()}
-    kept = loop.tracked
-    best = None if kept is None else PopulationBest(kept.params, kept.step, kept.value)
-    return PopulationState(params, loop.step, grid, f, diverged.clone(), best)
+    best = loop.best and PopulationBest(loop.best.params, loop.best.step, loop.best.value)
+    diverged = divergence.steps
+    states = PopulationState(params, loop.step, grid, f, diverged.clone(), best)
+    return states, loop.recorder.history(diverged)
 
 
-class Members:
-    """Stacked starts, hyper-parameters, objectives and data of a grid."""
+def _describe(members: Members, settings: Settings) -> dict[str, Any]:
+    """What run this is, in plain values."""
+    return {
+        "kind": "fit_population",
+        "members": describe(list(members.grid)),
+        "objective of member 0": describe(members.objective(0)),
+        "model": describe_model(members.f, members.first(0)),
+        "starts": describe(list(members.starts.values())),
+        "data": describe(members.splits._asdict()),
+        **settings.describe(),
+    }
 
-    def __init__(
-        self, build: Callable[..., Objective], grid: Grid, f: ModelFn, init: Init | None, data: Any
-    ) -> None:
-        check_names(build, grid)
-        self.build, self.grid, self.f = build, grid, f
-        self._starts = {seed: start(init, f, int(seed)) for seed in grid.axes.get(SEED, (0,))}
-        _check_shapes(self._starts)
-        names = self.first(0)
-        self.params: Params = {
-            n: torch.stack([self.first(k)[n] for k in range(len(grid))]).requires_grad_()
-            for n in names
-        }
-        self.like = next(iter(names.values()))
-        self.hypers = grid.hypers(self.like)
-        self.splits = as_splits(data, grid.axes.get(SPLIT), names)
-        self.extra: dict[str, Tensor] = {}  # what a checkpoint holds besides
-        self._objectives: dict[tuple[Any, ...], Objective] = {}
 
-    def first(self, member: int) -> Params:
-        """The parameters that a member starts from."""
-        return self._starts[self.grid[member].get(SEED, 0)]
+def _held_out(on: Any, grid: Grid, params: Params) -> list[Batch]:
+    """The held-out data of every member: one set for all, or one per split."""
+    if SPLIT not in grid.names or not isinstance(on, Mapping | list):
+        return [as_batch(on, params)] * len(grid)
+    names = grid.axes[SPLIT]
+    sets = dict(zip(names, (as_batch(batch, params) for batch in by_split(on, names)), strict=True))
+    return [sets[member[SPLIT]] for member in grid]
 
-    def objective(self, member: int) -> Objective:
-        """What ``build`` makes for a member, on plain numbers; once for equal hyper-parameters."""
-        key = tuple(self.grid[member][n] for n in self.grid.hyper_names)
-        if key not in self._objectives:
-            made: object = self.build(**{n: h[member] for n, h in self.hypers.items()})
-            if not isinstance(made, Objective):
-                kind = type(made).__name__
-                message = f"build must return an objective (ps_map, fs_map, l_map), got {kind}"
-                raise InputError(message)
-            self._objectives[key] = made
-        return self._objectives[key]
 
-    def check(self, batch_size: int | None) -> None:
-        """Look once at every configuration on every split, on plain numbers."""
-        splits = [
-            sample_batch(self.splits.batch(g), batch_size) for g in range(len(self.splits.rows))
-        ]
-        check_pure(self.f, self.first(0), splits[0].x)
-        for members in self.grid.groups(SPLIT, *self.grid.hyper_names).values():
-            k = members[0]
-            sample = splits[self.splits.index(self.grid[k].get(SPLIT, 0))]
-            with layer_noise(self.f, Stream(0, 0), self.like.device):
-                self.objective(k).check(self.f, self.first(k), sample)
+def _measure(f: ModelFn, params: Params, data: list[Batch], by: Metric) -> Tensor:
+    each = ({n: p[k] for n, p in params.items()} for k in range(len(data)))
+    return torch.stack([measure(f, p, batch, by) for p, batch in zip(each, data, strict=True)])
 
-    def start(self) -> None:
-        """Make R₀ of ``reg_nats`` a hyper-parameter, from the start of each member."""
-        geometry = self.objective(0).geometry
-        if not isinstance(geometry, TraceBound) or geometry.r0 is not None:
-            return
-        found = []
-        for k, member in enumerate(self.grid):
-            first, stream = self.first(k), Stream(int(member.get(SEED, 0)), 0)
-            term = self.objective(k).geometry
-            assert isinstance(term, TraceBound)
-            with layer_noise(self.f, stream, self.like.device):
-                term = term.started(self.f, first, stream)
-            found.append(term.r0)
-        r0 = torch.stack([r0.to(self.like) for r0 in found if r0 is not None])
-        self.hypers["r0"] = self.extra["r0"] = r0
-        build = self.build
 
-        def with_r0(r0: Tensor, **hypers: Tensor) -> Objective:
-            made = build(**hypers)
-            assert isinstance(made.geometry, TraceBound)
-            return made._replace(geometry=made.geometry._replace(r0=r0))
+def measure_members(states: PopulationState, *, on: Any, by: Metric) -> Tensor:
+    """A metric of every member, [M], on held-out data: one set, or one per split.
 
-        self.build = with_r0
-        self._objectives.clear()
-
-    def chunk(self, wanted: int | str, feeder: Feeder) -> int:
-        """How many members are vectorized at a time."""
-        batch, draws = feeder.single(feeder.make(0), 0)
-        first, objective = self.first(0), self.objective(0)
-        return choose_chunk(wanted, len(self.grid), self.f, first, batch, objective, draws)
-
-    def describe(self, **knobs: Any) -> dict[str, Any]:
-        """What run this is, in plain values."""
-        first = self.objective(0)
-        if self.extra and isinstance(first.geometry, TraceBound):  # R₀ is in the checkpoint
-            first = first._replace(geometry=first.geometry._replace(r0=None))
-        return {
-            "kind": "fit_population",
-            "members": describe(list(self.grid)),
-            "objective of member 0": describe(first),
-            "model": describe_model(self.f, self.first(0)),
-            "starts": describe(list(self._starts.values())),
-            "data": describe(self.splits._asdict()),
-            **describe(knobs),
-        }
+    It is nan for members whose outputs are not finite.
+    """
+    return _measure(states.f, states.params, _held_out(on, states.grid, states.params), by)
 
 
 def check_names(build: Callable[..., Objective], grid: Grid) -> None:
     """Raise an InputError for axes that ``build`` does not know."""
+    signature = inspect.signature(build)
     try:
-        signature = inspect.signature(build)
         signature.bind(**dict.fromkeys(grid.hyper_names))
     except TypeError as error:
-        scalar = [n for n in grid.hyper_names if n in ONE_FOR_ALL]
-        if scalar:
-            message = (
-                f"{', '.join(scalar)} cannot vary within a population: the optimizer takes one "
-                "value for all members. Train one population for each value: "
-                "fit_population(..., optimizer=adam(lr))."
-            )
-        else:
-            message = (
-                f"the grid varies {list(grid.hyper_names)}, and build takes {signature}: {error}. "
-                "Every axis but seed and split must be an argument of build, and vice versa."
-            )
+        message = (
+            f"the grid varies {list(grid.hyper_names)}, and build takes {signature}: {error}. "
+            "Every axis but seed and split must be an argument of build, and vice versa. Options "
+            "of the optimizer are the same for all members: train one population for each value."
+        )
         raise InputError(message) from error
 
 
-def _check_shapes(starts: dict[Any, Params]) -> None:
+def _check_shapes(starts: Mapping[Any, Params]) -> None:
     shapes = [{n: tuple(p.shape) for n, p in params.items()} for params in starts.values()]
     for seed, found in zip(starts, shapes, strict=True):
         if found != shapes[0]:
@@ -336,15 +245,8 @@ def _check_shapes(starts: dict[Any, Params]) -> None:
 def initialize(module: nn.Module, seed: int) -> Params:
     """Fresh parameters for an architecture, as its own layers initialize themselves.
 
-    Args:
-        module: The architecture; not changed.
-        seed: Decides the parameters; torch's own generator is left as it was.
-
-    Returns:
-        Parameters, named as in ``functional(module)``.
-
-    Raises:
-        UnsupportedModuleError: If a submodule has parameters but no ``reset_parameters``.
+    The module is not changed, and torch's own generator is left as it was. Raises
+    UnsupportedModuleError if a submodule has parameters but no ``reset_parameters``.
     """
     places = {n: p.device for n, p in module.named_parameters()}
     fresh = copy.deepcopy(module).cpu()  # so that a seed means the same on every device
@@ -352,9 +254,8 @@ def initialize(module: nn.Module, seed: int) -> Params:
         for name, part in fresh.named_modules():
             if not any(p.requires_grad for p in part.parameters(recurse=False)):
                 continue
-            reset = getattr(part, "reset_parameters", None) or getattr(
-                part, "_reset_parameters", None
-            )
+            names = ("reset_parameters", "_reset_parameters")  # the second is attention's
+            reset = next((getattr(part, n) for n in names if hasattr(part, n)), None)
             if reset is None:
                 message = (
                     f"cannot initialize {name or 'the module'!r} ({type(part).__name__}) from a "
@@ -363,7 +264,7 @@ def initialize(module: nn.Module, seed: int) -> Params:
                 )
                 raise UnsupportedModuleError(message)
             reset()
-    return {n: p.to(places[n]) for n, p in _detached(functional(fresh)[1]).items()}
+    return {n: p.detach().clone().to(places[n]) for n, p in functional(fresh)[1].items()}
 
 
 def start(init: Init | None, f: ModelFn, seed: int) -> Params:
@@ -384,7 +285,7 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
     if not isinstance(made, dict) or not made:
         message = f"init must give a dict of parameters or a module, got {type(made).__name__}"
         raise InputError(message)
-    return _detached(made)
+    return {n: p.detach().clone() for n, p in made.items()}
 
 
 @contextmanager
@@ -398,37 +299,32 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _detached(params: Params) -> Params:
-    return {n: p.detach().clone() for n, p in params.items()}
-
-
-class Verdict:
-    """Which members have stopped being finite, and at which step."""
+class Divergence:
+    """The step at which each member stopped being finite, -1 for the others."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.diverged = torch.full((len(grid),), -1, dtype=torch.long)  # [M]
+        self.steps = torch.full((len(grid),), -1, dtype=torch.long)  # [M]
 
     def judge(self, recorder: Recorder, values: Tensor) -> None:
         """Look at freshly fetched numbers, [T, C, M]; raise if no member is left."""
         bad = ~torch.isfinite(values).all(1)  # [T, M]
-        new = bad.any(0) & (self.diverged < 0)
-        self.diverged[new] = recorder.first + bad.int().argmax(0)[new]
-        if (self.diverged >= 0).all():
-            when = self.diverged
+        new = bad.any(0) & (self.steps < 0)
+        self.steps[new] = recorder.first + bad.int().argmax(0)[new]
+        if (self.steps >= 0).all():
             message = (
-                f"all {len(when)} members diverged, between step {int(when.min())} and "
-                f"{int(when.max())}. Lower the learning rate, clip the gradient (clip=1.0), or "
-                "change the grid."
+                f"all {len(self.steps)} members diverged, between step {int(self.steps.min())} and "
+                f"{int(self.steps.max())}. Lower the learning rate, clip the gradient (clip=1.0), "
+                "or change the grid."
             )
             raise DivergedError(message)
 
-    def report(self) -> None:
-        """Warn once, with names, if some diverged."""
-        gone = (self.diverged >= 0).nonzero().flatten().tolist()
+    def warn(self) -> None:
+        """Warn once, with names, if some members diverged."""
+        gone = (self.steps >= 0).nonzero().flatten().tolist()
         if not gone:
             return
-        shown = "; ".join(f"{self.grid[k]} at step {int(self.diverged[k])}" for k in gone[:3])
+        shown = "; ".join(f"{self.grid[k]} at step {int(self.steps[k])}" for k in gone[:3])
         more = f"; and {len(gone) - 3} more" if len(gone) > 3 else ""
-        message = f"{len(gone)} of {len(self.diverged)} members diverged: {shown}{more}"
+        message = f"{len(gone)} of {len(self.steps)} members diverged: {shown}{more}"
         warnings.warn(message, DivergedWarning, stacklevel=3)

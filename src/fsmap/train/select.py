@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import DivergedError, EdgeOfGridWarning, InputError
+from fsmap.train.fit import TrainState
 from fsmap.train.grid import RESERVED, Grid, Value
-from fsmap.train.state import Metric, PopulationState, TrainState, held_out, measure
+from fsmap.train.loop import Metric
+from fsmap.train.population import PopulationState, measure_members
 
 
 class Choice(NamedTuple):
@@ -20,7 +22,7 @@ class Choice(NamedTuple):
 
     where: dict[str, Value]  # the axes it was chosen for, such as {"seed": 3}
     config: dict[str, Value]  # the hyper-parameters that won
-    members: tuple[int, ...]  # the members that have both; several where the metric was averaged
+    members: tuple[int, ...]  # the members that have both; several if the metric was averaged
     value: float  # their mean metric
 
 
@@ -62,8 +64,8 @@ def select(
 ) -> Selection:
     """Choose hyper-parameters by a metric on held-out data.
 
-    A warning tells where the winner lies at an end of an axis, so that a better value may lie
-    outside. (Zero is no such end for a strength: there is nothing below.)
+    A warning tells if the winner lies at an end of an axis, so that a better value may lie outside.
+    (Zero is no such end for a strength: there is nothing below.)
 
     Args:
         states: A trained population.
@@ -78,8 +80,19 @@ def select(
         The choices, and the metric of every member.
 
     Raises:
-        InputError: If ``per`` names no such axis, or there are no best parameters.
         DivergedError: If no member is left to choose from.
+
+    Example:
+        >>> import torch, fsmap
+        >>> x = torch.linspace(-1, 1, 20)[:, None]
+        >>> f, _ = fsmap.functional(torch.nn.Linear(1, 1))
+        >>> def build(prior_std):
+        ...     return fsmap.ps_map(fsmap.Gaussian(0.1), fsmap.Normal(prior_std), num_data=20)
+        >>> grid = fsmap.Grid(prior_std=[0.1, 1.0], seed=range(3))
+        >>> run = {"steps": 2, "progress": False}
+        >>> states, _ = fsmap.fit_population(build, grid, f, (x, 2 * x), **run)
+        >>> len(fsmap.select(states, on=(x, 2 * x), by=fsmap.metrics.rmse))  # one choice a seed
+        3
     """
     grid = states.grid
     unknown = [name for name in per if name not in RESERVED]
@@ -92,52 +105,50 @@ def select(
             message = "use_best=True needs a population trained with on= and by="
             raise InputError(message)
         params = states.best.params
-    sign = -1.0 if largest else 1.0
-    measured = measure(states.f, params, held_out(on, grid, params), by)  # [M]
+    measured = measure_members(states._replace(params=params), on=on, by=by)
     broken = (states.diverged >= 0) | ~torch.isfinite(measured)
-    cost = torch.where(broken, torch.inf, sign * measured)
+    cost = torch.where(broken, torch.inf, -measured if largest else measured)
     axes = tuple(name for name in per if name in grid.names)
-    choices = tuple(
-        _choose(grid, dict(zip(axes, key, strict=True)), members, cost, sign)
-        for key, members in grid.groups(*axes).items()
-    )
+    choices = []
+    for key, members in grid.groups(*axes).items():
+        where = dict(zip(axes, key, strict=True))
+        config, winners = _choose(grid, where, set(members), cost)
+        value = float(measured[list(winners)].mean())
+        choices.append(Choice(where=where, config=config, members=winners, value=value))  # type: ignore[arg-type]
     _warn_at_edges(grid, choices)
-    return Selection(choices, torch.where(broken, torch.inf, measured), states)
+    return Selection(tuple(choices), torch.where(broken, torch.inf, measured), states)
 
 
 def _choose(
-    grid: Grid, where: dict[str, Any], members: list[int], cost: Tensor, sign: float
-) -> Choice:
-    configs = grid.groups(*grid.hyper_names)
-    best: Choice | None = None
-    for key, all_members in configs.items():
-        mine = tuple(k for k in all_members if k in set(members))
-        if not mine:
-            continue
-        value = float(cost[list(mine)].mean())
-        if math.isfinite(value) and (best is None or value < sign * best.value):
-            config = dict(zip(grid.hyper_names, key, strict=True))
-            best = Choice(where, config, mine, sign * value)  # type: ignore[arg-type]
-    if best is None:
+    grid: Grid, where: dict[str, Any], members: set[int], cost: Tensor
+) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """The configuration with the lowest mean cost, and its members."""
+    configs = {
+        key: tuple(k for k in group if k in members)
+        for key, group in grid.groups(*grid.hyper_names).items()
+    }
+    means = {key: float(cost[list(group)].mean()) for key, group in configs.items() if group}
+    key = min(means, key=means.__getitem__)
+    if not math.isfinite(means[key]):
         message = f"no configuration to choose{f' for {where}' if where else ''}: all diverged"
         raise DivergedError(message)
-    return best
+    return dict(zip(grid.hyper_names, key, strict=True)), configs[key]
 
 
-def _warn_at_edges(grid: Grid, choices: tuple[Choice, ...]) -> None:
-    told = []
+def _warn_at_edges(grid: Grid, choices: Sequence[Choice]) -> None:
+    edges = []
     for name in grid.hyper_names:
         values = sorted(float(v) for v in grid.axes[name])
-        ends = {values[0], values[-1]} - {0.0}
         if len(values) < 3:
             continue
+        ends = {values[0], values[-1]} - {0.0}
         hits = [float(c.config[name]) for c in choices if float(c.config[name]) in ends]
         if hits:
             found = ", ".join(f"{v:g}" for v in dict.fromkeys(hits))
-            told.append(f"{name}={found} (grid from {values[0]:g} to {values[-1]:g})")
-    if told:
+            edges.append(f"{name}={found} (grid from {values[0]:g} to {values[-1]:g})")
+    if edges:
         message = (
-            f"the best value lies at the edge of the grid: {'; '.join(told)}. A better one may lie "
-            "outside: widen the grid."
+            f"the best value lies at the edge of the grid: {'; '.join(edges)}. A better one may "
+            "lie outside: widen the grid."
         )
         warnings.warn(message, EdgeOfGridWarning, stacklevel=3)

@@ -26,7 +26,7 @@ from fsmap.objective.objective import Objective
 from fsmap.paper.descent import one_thread
 from fsmap.paper.experiment import Context, Measured
 from fsmap.train.optim import adam
-from fsmap.train.state import held_out, measure
+from fsmap.train.population import measure_members
 from fsmap.types import Batch
 
 POWERS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -196,8 +196,8 @@ def objective(
 
 
 def _errors(states: Any, sets: Mapping[int, Batch]) -> list[float]:
-    data = held_out(dict(sets), states.grid, states.params)
-    return [float(v) for v in measure(states.f, states.params, data, fsmap.metrics.rmse)]
+    found = measure_members(states, on=dict(sets), by=fsmap.metrics.rmse)
+    return [float(v) for v in found]
 
 
 def _rows(dataset: str, protocol: str, stage: str, results: Sequence[Result]) -> Iterator[Measured]:

@@ -28,7 +28,7 @@ def main() -> None:
     here = cell("mlp-1e6", ROWS)
     f, params = fsmap.functional(here.module)
     found = {"P": here.P, "rows": here.rows}
-    from fsmap.linalg.metric import Site
+    from fsmap.linalg.jacobian import Site
     from fsmap.linalg.slq import KINDS, slq
 
     eps = torch.tensor(JITTER, dtype=torch.float64)

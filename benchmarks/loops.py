@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import fsmap
-from fsmap.linalg.second_order import SecondOrder
+from fsmap.linalg.jacobian import SecondOrder
 from fsmap.lmap.core import Drawn
 from fsmap.models.resnet import resnet18
 from fsmap.paper.rows import circumstances

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import fsmap
 from benchmarks.cells import JITTER, PROBES, Cell
-from fsmap.linalg.metric import Site
+from fsmap.linalg.jacobian import Site
 from fsmap.linalg.slq import slq
 
 Work = Callable[[], Tensor]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import fsmap
+import oracles
 from fsmap.functional import Functional
 from fsmap.types import Params
 
@@ -132,3 +133,17 @@ def symmetric(*shape: int, seed: int = 0, definite: bool = False) -> Tensor:
     """A random symmetric matrix, positive definite or (usually) indefinite."""
     a = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
     return a @ a.mT if definite else a + a.mT
+
+
+def slopes(
+    value: Tensor, slow: Callable[[Params], Tensor], params: Params, num: int = 2
+) -> Iterator[tuple[float, float]]:
+    """Derivatives along random directions: of a value by autograd, of ``slow`` by differences."""
+    grads = [torch.zeros_like(p) for p in params.values()]
+    if value.requires_grad:
+        leaves = list(params.values())
+        grads = torch.autograd.grad(value, leaves, retain_graph=True, materialize_grads=True)
+    for seed in range(num):
+        along = direction(params, seed)
+        found = sum(float((g * d).sum()) for g, d in zip(grads, along.values(), strict=True))
+        yield found, oracles.directional_slow(slow, params, along)

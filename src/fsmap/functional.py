@@ -238,8 +238,9 @@ def functional(
         >>> f(params, torch.zeros(3, 2)).shape
         torch.Size([3, 1])
     """
-    if not isinstance(module, nn.Module):
-        kind = getattr(module, "__name__", type(module).__name__)
+    given: object = module
+    if not isinstance(given, nn.Module):
+        kind = getattr(given, "__name__", type(given).__name__)
         message = (
             f"functional takes an nn.Module, got {kind}. A function f(params, x) of your own needs "
             "no wrapping: pass it where f is asked for."

@@ -231,13 +231,12 @@ def test_rounding_is_the_size_of_eigenvalues_that_should_be_zero(seeded):
 @pytest.mark.parametrize("name", ["tanh_mlp", "wide", "cnn", "batchnorm_train", "sequence"])
 def test_costs(name, monkeypatch):
     c = case(name)
-    S, K, P = logdet.shape(c.f, c.params, c.x)
+    S, K, P, gram = logdet.sizes(c.f, c.params, c.x)
     d = fsmap.doctor(c.module, c.x)
     rows = {row.method: row for row in d.costs}
     assert set(rows) == {"dense", "dual", "slq", "jvp", "fd"}
     assert all(row.seconds > 0 and row.bytes > 0 and row.fits for row in d.costs)
     assert rows["dense"].bytes == 8 * (3 * S * K * P + 2 * P**2)
-    gram = logdet.gram_bytes(c.f, c.params, c.x)
     assert rows["dual"].bytes == gram
     assert d.auto == logdet.choose("auto", S * K, P, torch.device("cpu"), gram=gram)
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10)

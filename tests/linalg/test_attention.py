@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fsmap.linalg import second_order
-from fsmap.linalg.second_order import SecondOrder
+from fsmap.linalg.jacobian import SecondOrder
 
 B, L, S, E, H = 2, 5, 7, 8, 2
 

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 import cases
 import fsmap
 from fsmap.linalg import probes
-from fsmap.linalg.second_order import SecondOrder
+from fsmap.linalg.jacobian import SecondOrder
 
 pytestmark = pytest.mark.gpu
 MODELS = ("wide", "layernorm", "cnn", "batchnorm_train", "sequence", "shared", "dict_input")

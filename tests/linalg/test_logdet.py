@@ -26,6 +26,7 @@ from fsmap.errors import (
 )
 from fsmap.functional import count
 from fsmap.linalg import logdet
+from fsmap.linalg.jacobian import Site
 from strategies import JITTERS, SEEDS
 
 memory = sys.modules["fsmap.functional"]  # fsmap.functional is the function
@@ -144,7 +145,7 @@ def test_vmaps_over_jitter_and_members(method):
     members = {n: torch.stack([p.detach(), 2 * p.detach()]) for n, p in case.params.items()}
 
     def member(p):
-        return logdet.evaluate(case.f, p, case.x, eps[0], method=method).value
+        return logdet.evaluate(Site(case.f, p, case.x), eps[0], method).value
 
     values = vmap(member)(members)
     gradients = vmap(grad(member))(members)
@@ -165,7 +166,7 @@ def test_second_derivative_and_forward_mode(method):
     direction = cases.direction(params)
 
     def value(p):
-        return logdet.evaluate(case.f, p, case.x, torch.tensor(0.1), method=method).value
+        return logdet.evaluate(Site(case.f, p, case.x), torch.tensor(0.1), method).value
 
     slope = jvp(value, (params,), (direction,))[1]
     gradient = grad(value)(params)
@@ -316,9 +317,7 @@ def test_weights_of_the_points_vmap():
     metric = m.Weights(lambda x: x.square().sum(1))
 
     def value(x):
-        return fsmap.linalg.logdet.evaluate(
-            case.f, case.params, x, torch.tensor(0.1), metric=metric
-        ).value
+        return logdet.evaluate(Site(case.f, case.params, x, metric), torch.tensor(0.1)).value
 
     together = torch.func.vmap(value)(sets)
     for k in range(2):
@@ -555,7 +554,7 @@ def test_a_jacobian_larger_than_memory(monkeypatch):
         fsmap.log_det(case.f, case.params, case.x, jitter=0.1, method="dual")
     with pytest.raises(MemoryLimitError, match="evaluation"):
         fsmap.log_det(case.f, case.params, case.x, jitter=0.1, method="pseudo")
-    assert logdet.choose("auto", 12, 155, CPU, gram=logdet.gram_bytes(*case[:3])) == "slq"
+    assert logdet.choose("auto", 12, 155, CPU, gram=logdet.sizes(*case[:3]).gram) == "slq"
     found = fsmap.log_det(case.f, case.params, case.x, jitter=0.1, probes=12)  # auto: slq
     monkeypatch.undo()
     torch.testing.assert_close(found, fsmap.log_det(case.f, case.params, case.x, jitter=0.1))
@@ -581,9 +580,9 @@ def test_a_named_method_is_taken():
 
 
 def test_shape():
-    assert logdet.shape(*cases.case("sequence")[:3]) == (3, 4, 155)
-    assert logdet.shape(*cases.case("batchnorm_train")[:3]) == (6, 2, 30)
-    assert logdet.shape(*cases.case("dict_input")[:3]) == (5, 2, 8)
+    assert logdet.sizes(*cases.case("sequence")[:3])[:3] == (3, 4, 155)
+    assert logdet.sizes(*cases.case("batchnorm_train")[:3])[:3] == (6, 2, 30)
+    assert logdet.sizes(*cases.case("dict_input")[:3])[:3] == (5, 2, 8)
 
 
 @pytest.mark.parametrize("method", logdet.METHODS)

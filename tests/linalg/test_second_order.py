@@ -15,7 +15,8 @@ from torch.func import jvp, vjp, vmap
 
 import fsmap
 from fsmap.errors import FallbackWarning, UnsupportedModuleError
-from fsmap.linalg.second_order import REPLACED, SecondOrder
+from fsmap.linalg.jacobian import SecondOrder
+from fsmap.linalg.second_order import REPLACED
 
 S = 4
 W = torch.linspace(0.5, 1.5, 6, dtype=torch.float64)

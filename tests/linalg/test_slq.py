@@ -12,9 +12,8 @@ import cases
 import fsmap
 import oracles
 from fsmap.errors import InputError
-from fsmap.functional import count
 from fsmap.linalg import slq as module
-from fsmap.linalg.metric import Site
+from fsmap.linalg.jacobian import Site
 from fsmap.linalg.slq import KINDS, lanczos, slq
 
 EPS = torch.tensor(1e-2, dtype=torch.float64)
@@ -224,13 +223,13 @@ def test_models_without_forward_mode(seeded):
 
 def test_products_come_from_the_first_kind_that_fits(monkeypatch):
     case = cases.case("wide")
-    options = {"Q": 15, "P": count(case.params), "dual": True}
-    assert module.cheapest(*case[:3], **options) == "explicit"
+    options = {"Q": 15, "dual": True}
+    assert module.cheapest(Site(*case[:3]), **options) == "explicit"
     monkeypatch.setattr(module, "LARGEST_EXPLICIT", 14)
-    assert module.cheapest(*case[:3], **options) == "factored"
-    assert module.cheapest(*case[:3], **{**options, "dual": False}) == "passes"
+    assert module.cheapest(Site(*case[:3]), **options) == "factored"
+    assert module.cheapest(Site(*case[:3]), **{**options, "dual": False}) == "passes"
     monkeypatch.setattr(module, "FACTOR_BYTES", 100)
-    assert module.cheapest(*case[:3], **options) == "passes"
+    assert module.cheapest(Site(*case[:3]), **options) == "passes"
 
 
 def test_vmap_is_refused():

@@ -543,7 +543,7 @@ def _costs(
     rate /= timed(lambda: matrix @ matrix)
     weights = P * like.element_size()
     kept = int(activations * num_points(x) * like.element_size())
-    side, gram = min(Q, P), logdet.gram_bytes(f, detached, x)
+    side, gram = min(Q, P), logdet.sizes(f, detached, x).gram
     vectors = 16 * 24  # of slq: probes, Lanczos steps
     predicted = {
         "dense": (rows + (2.0 * Q * P**2 + P**3 / 3) / rate, 8 * (3 * Q * P + 2 * P * P)),

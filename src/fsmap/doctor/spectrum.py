@@ -27,8 +27,8 @@ from fsmap.functional import (
     take_points,
     unravel,
 )
-from fsmap.linalg.jacobian import jacobian, jvp, vjp
-from fsmap.linalg.metric import Metric, Whitening, resolve
+from fsmap.linalg.jacobian import jacobian, jvp, resolve, vjp
+from fsmap.linalg.metric import Metric, Whitening
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 NULL = 1e-12  # ‖Jv‖/(‖v‖σ_max) up to which v counts as a null vector in float64

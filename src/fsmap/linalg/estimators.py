@@ -9,7 +9,7 @@ r"""Estimators of Tr 𝒥, the Laplacian R(θ) of L-MAP (``eq:mc-laplace``), as 
 ==============  =================================  ============================================
 
 All are means over evaluation points and sums over outputs, in the metric g. A new estimator is a
-class with the attributes and methods of :class:`Estimator` and one line in :data:`ESTIMATORS`.
+subclass of :class:`Estimator` and one entry of :data:`KINDS`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,8 +45,7 @@ from fsmap.functional import (
     take_points,
     wide,
 )
-from fsmap.linalg.jacobian import CHUNK_BYTES, add, jvp, linearize, look, vjp
-from fsmap.linalg.metric import Metric, Site
+from fsmap.linalg.jacobian import CHUNK_BYTES, Metric, Site, jvp, linearize, recorded_calls, vjp
 from fsmap.linalg.probes import FromGenerator, Source, check_signs
 from fsmap.linalg.probes import check as check_psi
 from fsmap.types import Estimate, Inputs, ModelFn, Params
@@ -63,85 +62,39 @@ class Pass(NamedTuple):
     state: State | None
 
 
-class Estimator(Protocol):
-    """What an estimator of Tr 𝒥 has."""
+class Estimator:
+    """An estimator of Tr 𝒥; :meth:`at` is what a new one defines."""
 
-    @property
-    def name(self) -> str:
-        """As the API and the command line spell it."""
-
-    @property
-    def parameter_probes(self) -> bool:
-        """Whether its probes are ψ in parameter space."""
-
-    @property
-    def full_precision(self) -> bool:
-        """Whether it needs full precision, inside ``torch.autocast`` too."""
-
-    @property
-    def forward_mode(self) -> bool:
-        """Whether it needs forward-mode derivatives."""
-
-    @property
-    def reverse_mode(self) -> bool:
-        """Whether it differentiates the unperturbed pass in reverse mode."""
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether its draws depend on the values of the parameters."""
+    name: ClassVar[str]  # as the API and the command line spell it
+    parameter_probes: ClassVar[bool] = False  # its probes are ψ in parameter space
+    full_precision: ClassVar[bool] = False  # needs full precision, inside torch.autocast too
+    forward_mode: ClassVar[bool] = False  # needs forward-mode derivatives
+    reverse_mode: ClassVar[bool] = False  # differentiates the unperturbed pass in reverse mode
+    adaptive: ClassVar[bool] = False  # its draws depend on the values of the parameters
 
     def check(self, params: Params) -> None:
         """Raise InputError if it cannot be used with these parameters."""
 
     def draw(self, source: Source, site: Site, num: int) -> Probes:
-        """``num`` probes."""
+        """``num`` probes: ψ in parameter space, or None."""
+        return source.psi(site.params, num) if self.parameter_probes else None
 
     def check_probes(self, probes: object, site: Site) -> None:
         """Raise InputError if these are not probes of this estimator."""
+        if self.parameter_probes:
+            check_psi(probes, site.params)
 
     def at(self, site: Site, probe: Any) -> Pass:
-        """The estimate from one probe."""
-
-
-class _Plain:
-    """Defaults: nothing is random."""
-
-    parameter_probes: ClassVar[bool] = False
-    full_precision: ClassVar[bool] = False
-    forward_mode: ClassVar[bool] = False
-    reverse_mode: ClassVar[bool] = False
-    adaptive: ClassVar[bool] = False
-
-    def check(self, params: Params) -> None:
-        """Nothing to check."""
-
-    def draw(self, source: Source, site: Site, num: int) -> Probes:
-        """Nothing."""
-        return None
-
-    def check_probes(self, probes: object, site: Site) -> None:
-        """There are none."""
-
-
-class _WithPsi(_Plain):
-    """Probes in parameter space."""
-
-    parameter_probes: ClassVar[bool] = True
-
-    def draw(self, source: Source, site: Site, num: int) -> Probes:
-        """``{name: [num, ...]}``."""
-        return source.psi(site.params, num)
-
-    def check_probes(self, probes: object, site: Site) -> None:
-        """Stacked parameters."""
-        check_psi(probes, site.params)
+        """The estimate from one probe: pure, without a branch on values."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Jvp(_WithPsi):
+class Jvp(Estimator):
     """‖Jψ‖² by one pass in forward mode."""
 
     name: ClassVar[str] = "jvp"
+    parameter_probes: ClassVar[bool] = True
     forward_mode: ClassVar[bool] = True
 
     def at(self, site: Site, probe: Any) -> Pass:
@@ -151,11 +104,14 @@ class Jvp(_WithPsi):
 
 
 @dataclass(frozen=True)
-class _Differences(_WithPsi):
-    """Differences of size β, in full precision."""
+class Forward(Estimator):
+    """The paper's ‖f(θ+βψ) − f(θ)‖²/β², in full precision."""
 
     beta: float = 1e-3
+    name: ClassVar[str] = "fd"
+    parameter_probes: ClassVar[bool] = True
     full_precision: ClassVar[bool] = True
+    ends: ClassVar[tuple[float, float]] = (1.0, 0.0)  # in βψ
 
     def check(self, params: Params) -> None:
         """Raise if β is out of range, or lost in the rounding of half-precision parameters."""
@@ -171,10 +127,6 @@ class _Differences(_WithPsi):
             )
             raise InputError(message)
 
-    def _ends(self) -> tuple[tuple[float, float], ...]:
-        """Pairs of multiples of ψ between which f is compared."""
-        raise NotImplementedError
-
     def at(self, site: Site, probe: Any) -> Pass:
         """The unperturbed pass comes first; all passes share their random layers."""
         f, params, x, _ = site
@@ -187,41 +139,23 @@ class _Differences(_WithPsi):
                 if scale == 0:
                     return out
                 replay()
-                return f(add(params, scale, probe), x)
+                return f({name: p + scale * probe[name] for name, p in params.items()}, x)
 
-            whiten = site.resolve(out)
-            values = []
-            for high, low in self._ends():
-                step = high - low
-                values.append(whiten.quadratic(flat(moved(high) - moved(low), x) / step))
-            value = values[0] if len(values) == 1 else torch.stack(values).mean()
-            return Pass(value, out, state)
+            high, low = (end * self.beta for end in self.ends)
+            difference = flat(moved(high) - moved(low), x) / (high - low)
+            return Pass(site.resolve(out).quadratic(difference), out, state)
 
 
 @dataclass(frozen=True)
-class Forward(_Differences):
-    """The paper's ‖f(θ+βψ) − f(θ)‖²/β²; ``antithetic`` uses each ψ with −ψ."""
-
-    name: ClassVar[str] = "fd"
-    antithetic: bool = False
-
-    def _ends(self) -> tuple[tuple[float, float], ...]:
-        ends = ((self.beta, 0.0), (0.0, -self.beta))
-        return ends if self.antithetic else ends[:1]
-
-
-@dataclass(frozen=True)
-class Central(_Differences):
+class Central(Forward):
     """‖f(θ+βψ/2) − f(θ−βψ/2)‖²/β², even in ψ."""
 
     name: ClassVar[str] = "fd_central"
-
-    def _ends(self) -> tuple[tuple[float, float], ...]:
-        return ((self.beta / 2, -self.beta / 2),)
+    ends: ClassVar[tuple[float, float]] = (0.5, -0.5)
 
 
 @dataclass(frozen=True)
-class Vjp(_Plain):
+class Vjp(Estimator):
     """‖Jᵀv‖² with random signs v in output space."""
 
     name: ClassVar[str] = "vjp"
@@ -250,7 +184,7 @@ class Vjp(_Plain):
 
 
 @dataclass(frozen=True)
-class Exact(_Plain):
+class Exact(Estimator):
     """Σ_k ‖∇f_k‖² over all outputs; ``chunk`` points at a time."""
 
     name: ClassVar[str] = "exact"
@@ -269,7 +203,7 @@ ESTIMATORS: dict[str, Callable[..., Estimator]] = {kind.name: kind for kind in K
 
 def draws_normal(estimator: Estimator) -> bool:
     """Whether its probes are the ψ ~ N(0, I) of the source, which can be drawn as one vector."""
-    return getattr(type(estimator), "draw", None) is _WithPsi.draw
+    return estimator.parameter_probes and getattr(type(estimator), "draw", None) is Estimator.draw
 
 
 def by_name(name: str | Estimator, **options: Any) -> Estimator:
@@ -298,16 +232,13 @@ def exact(site: Site, *, chunk: int | None = None) -> Tensor:
             squares = mixed.to(wide(factors.out.dtype)).squares().flatten()  # [Q]
         return squares.sum() if whiten.signs is None else (whiten.signs * squares).sum()
     if chunk is None:
-        width = look(f, params, x).numbers_per_point(params)
+        width = recorded_calls(f, params, x).numbers_per_point(params)
         chunk = max(1, CHUNK_BYTES // (8 * width))
     parts = []
     for i in range(0, S, chunk):
         factors = linearize(f, params, take_points(x, slice(i, i + chunk)))
         parts.append(factors.to(wide(factors.out.dtype)).squares().sum())
     return torch.stack(parts).sum() / S
-
-
-METHODS = tuple(ESTIMATORS)
 
 
 def trace(
@@ -320,7 +251,6 @@ def trace(
     beta: float = 1e-3,
     generator: torch.Generator | None = None,
     metric: Metric | Tensor | None = None,
-    antithetic: bool = False,
     chunk: int | None = None,
 ) -> Estimate:
     r"""Tr 𝒥 with 𝒥 = E[JᵀgJ] over the points ``x``, differentiable in ``params``.
@@ -332,13 +262,11 @@ def trace(
         f: Model function.
         params: Parameters.
         x: Evaluation points, [S, ...].
-        method: One of fd, fd_central, jvp, vjp, exact, or an
-            :class:`~fsmap.linalg.estimators.Estimator`.
+        method: A name of the table above, or an :class:`~fsmap.linalg.estimators.Estimator`.
         probes: How many, or the probes themselves: ``{name: [R, ...]}``, for ``vjp`` ``[R, S·K]``.
         beta: Step of the differences (``fd``, ``fd_central``).
         generator: Where probes are drawn from; None is torch's own generator.
         metric: g; see :mod:`fsmap.metric`.
-        antithetic: Use each ψ with −ψ (``fd`` only: the others are even in ψ).
         chunk: Points (``exact``) or probes (others) at a time.
 
     Returns:
@@ -351,15 +279,12 @@ def trace(
         >>> round(fsmap.trace(f, params, x, method="exact").value.item(), 6)  # mean of ‖x‖² + 1
         2.0
     """
-    estimator = by_name(method, beta=beta, antithetic=antithetic, chunk=chunk)
+    estimator = by_name(method, beta=beta, chunk=chunk)
     site = Site(f, params, x, metric)
     check_points(x)
     check_params(params)
     check_chunk(chunk)
     estimator.check(params)
-    if antithetic and not getattr(estimator, "antithetic", False):
-        message = f"antithetic probes change nothing for {estimator.name!r}, which is even in ψ"
-        raise InputError(message)
     if isinstance(probes, int | float):
         if probes < 1 or probes != int(probes):
             message = f"probes must be an integer of at least 1, got {probes}"
@@ -376,7 +301,7 @@ def trace(
 def estimate(
     estimator: Estimator, site: Site, probes: Probes, *, chunk: int | None = None
 ) -> Estimate:
-    """:func:`trace` with the probes given and no check that looks at values: it can be vmapped."""
+    """:func:`trace` with the probes given and no check of values: it can be vmapped."""
     values = evaluate(estimator, site, probes, chunk=chunk).values
     if probes is None:
         return Estimate(values[0], torch.zeros_like(values[0]))
@@ -399,10 +324,9 @@ def evaluate(
     The values can be differentiated, vmapped and compiled.
     """
     f = site.f
-    layer = f.last_layer if isinstance(f, Functional) else None
-    if layer is not None and (not estimator.parameter_probes or site.metric is not None):
-        layer = None
-    if layer is not None:
+    in_closed_form = isinstance(f, Functional) and f.last_layer is not None
+    in_closed_form &= estimator.parameter_probes and site.metric is None
+    if in_closed_form:
         assert isinstance(f, Functional)
         assert isinstance(probes, dict)
         own = f.last_layer_names()
@@ -417,7 +341,7 @@ def evaluate(
     if probes is not None and len(tree_leaves(probes)[0]) > 1:
         rest = tree_map(lambda t: t[1:], probes)
         values = torch.cat([values, over_probes(f, one, rest, chunk=chunk)])
-    if layer is not None:
+    if in_closed_form:
         assert isinstance(f, Functional)
         if out is None or state is None:
             out, state = run(f, site.params, site.x)
@@ -458,11 +382,10 @@ def last_layer_trace(f: Functional, out: Tensor, features: Tensor) -> Tensor:
 def _standard_error(values: Tensor) -> Tensor:
     if len(values) < 2:
         return torch.full_like(values[0], torch.nan)
-    spread: Tensor = values.detach().std()
-    return spread / math.sqrt(len(values))
+    return values.detach().std() / math.sqrt(len(values))
 
 
-STEP_LOST = 0.1  # share of a step that may be rounding, and of a trace
+ROUNDING_SHARE = 0.1  # of a step, and of a trace, that may be rounding
 
 
 def check_trace(value: Tensor, site: Site, beta: float | None = None) -> None:
@@ -487,8 +410,8 @@ def check_trace(value: Tensor, site: Site, beta: float | None = None) -> None:
     unit = max(torch.finfo(p.dtype).eps for p in params.values())
     step = unit * float(size.square().mean().sqrt()) / float(beta or 1)
     noise = unit**2 * float(out.square().sum(1).mean()) / float(beta or 1) ** 2
-    if step > STEP_LOST or noise > STEP_LOST * abs(found):
-        what = "parameters" if step > STEP_LOST else "outputs"
+    if step > ROUNDING_SHARE or noise > ROUNDING_SHARE * abs(found):
+        what = "parameters" if step > ROUNDING_SHARE else "outputs"
         message = (
             f"a step of beta={beta:g} is lost in the rounding of the {what}. Raise beta, compute "
             "in float64 (module.double()), or use 'jvp', which takes no differences."

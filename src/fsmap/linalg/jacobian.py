@@ -11,7 +11,7 @@ the block's share of the Gram matrix is a product of two small ones,
 matrix costs (SK)²·d per layer instead of (SK)²·d². Everything is differentiable in the parameters.
 
 How parameters enter is read from the calls that the model makes (``torch.overrides``), not from its
-modules: ``F.linear`` in a forward method, shared weights and plain functions are seen like an
+modules: ``F.linear`` in a forward method, shared weights and plain functions are handled like an
 ``nn.Linear``.
 """
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,22 +30,124 @@ from torch.autograd.function import FunctionCtx
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fsmap.errors import ForwardModeError
+from fsmap.errors import ForwardModeError, UnsupportedModuleError
 from fsmap.functional import (
     FAILURES,
     NoiseReplay,
+    Replacing,
     State,
+    accumulate,
     detached,
     explain,
     flat,
     is_pointwise,
     num_points,
+    outputs,
     take_points,
-    unravel,
     with_state,
 )
-from fsmap.linalg.second_order import SecondOrder, check_replaceable
+from fsmap.linalg.second_order import REPLACED, Attention
 from fsmap.types import Inputs, ModelFn, Params
+
+
+class Whitening(NamedTuple):
+    """A metric g = LLᵀ at given points, 1/S included: maps between outputs and whitened rows."""
+
+    rows: Callable[[Tensor], Tensor]  # [S, K, *] -> [Q, *]   Lᵀu/√S
+    adjoint: Callable[[Tensor], Tensor]  # [Q] -> [S, K]      Lv/√S
+    size: int  # Q
+    signs: Tensor | None = None  # [Q]
+    local: bool = True  # whether rows of a point depend on that point alone
+    scale: float | None = None  # where L/√S is a multiple of the identity: that multiple
+
+    def quadratic(self, u: Tensor) -> Tensor:
+        """uᵀgu/S of one output perturbation ``[S, K]``."""
+        if self.scale is not None:
+            return self.scale**2 * u.square().sum()
+        squares = self.rows(u).square()
+        return squares.sum() if self.signs is None else (self.signs * squares).sum()
+
+    def gram(self, gram: Tensor, S: int) -> Tensor:
+        """LᵀGL/S of the inner products G of all rows of J: ``[SK, SK]`` → ``[Q, Q]``."""
+        if self.scale is not None:
+            return self.scale**2 * gram
+        half = self.rows(gram.reshape(S, -1, len(gram)))  # [Q, SK]   LᵀG/√S
+        return self.rows(half.mT.reshape(S, -1, self.size))
+
+
+class Metric(Protocol):
+    """Anything that can be resolved at evaluation points; :mod:`fsmap.metric` has some."""
+
+    def at(self, x: Inputs, out: Tensor) -> Whitening:
+        """Resolve at points ``x`` with outputs ``out`` [S, K]."""
+
+
+class Site(NamedTuple):
+    """Where 𝒥 is taken: a model function, its parameters, the points and the metric."""
+
+    f: ModelFn
+    params: Params
+    x: Inputs  # [S, ...]
+    metric: Metric | Tensor | None = None
+
+    def resolve(self, out: Tensor) -> Whitening:
+        """The metric at the points, where f returned ``out``."""
+        return resolve(self.metric, self.x, out)
+
+    def output(self) -> Tensor:
+        """F at the points, ``[S, K]``, without a gradient; random layers draw the same again."""
+        replay = NoiseReplay(self.f, self.params)
+        with torch.no_grad():
+            out = outputs(self.f, self.params, self.x)
+        replay()
+        return out
+
+
+def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening:
+    """The metric at the points, where f returned ``out``; without one, g = I."""
+    rows = flat(out, x)
+    S, K = rows.shape
+    if metric is not None:
+        from fsmap.linalg.metric import as_metric  # metric.py imports this file
+
+        return as_metric(metric, S, K).at(x, accumulate(rows))
+    scale = 1 / math.sqrt(S)
+    return Whitening(
+        lambda u: (scale * u).flatten(0, 1),
+        lambda v: (scale * v).reshape(S, K),
+        S * K,
+        scale=scale,
+    )
+
+
+class SecondOrder(Replacing):
+    """Within it, functions with wrong or missing second derivatives are replaced.
+
+    In forward mode, where ``fd_central`` can take its place, the memory of attention is predicted
+    before it is allocated.
+    """
+
+    def __init__(self, *, forward_mode: bool = False) -> None:
+        attention = Attention(check=forward_mode)
+        super().__init__(
+            {
+                **REPLACED,
+                F.scaled_dot_product_attention: attention.dot_product,
+                F.multi_head_attention_forward: attention.heads,
+            }
+        )
+
+
+def check_replaceable(f: ModelFn, mode: str) -> None:
+    """Raise if f has TorchScript parts, whose functions cannot be replaced."""
+    scripted = getattr(f, "scripted", ())
+    if scripted:
+        message = (
+            f"{mode}-mode differentiation failed: {scripted[0]} is TorchScript, inside which "
+            "normalizations have wrong second derivatives (use the estimator 'fd_central', which "
+            "needs forward passes only, or the module it was scripted or traced from)"
+        )
+        raise ForwardModeError(message) if mode == "forward" else UnsupportedModuleError(message)
 
 
 def jacobian(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Tensor:
@@ -74,47 +176,36 @@ def jvp(f: ModelFn, params: Params, x: Inputs, psi: Params) -> tuple[Tensor, Ten
     return out, flat(tangent, x), state
 
 
+REVERSE_FAILED = "reverse-mode differentiation failed{where}"
+
+
 def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor], Params], State]:
     """One pass in reverse mode: f(x), the map u ``[S, K]`` → Jᵀu, the state of the pass."""
     if not torch.is_grad_enabled():  # some kernels then keep nothing for a derivative, such as LSTM
         with torch.enable_grad():
             return vjp(f, detached(params), x)
-
     check_replaceable(f, "reverse")
 
     def call(p: Params) -> tuple[Tensor, State]:
         with SecondOrder():
             return with_state(f, p, x)
 
-    failed = "reverse-mode differentiation failed{where}"
     try:
         out, pull, state = torch.func.vjp(call, params, has_aux=True)  # type: ignore[misc]
     except FAILURES as error:
-        explain(error, f, x, params, failed)
+        explain(error, f, x, params, REVERSE_FAILED)
 
     def transpose(u: Tensor) -> Params:
         try:
             (cotangent,) = pull(u.reshape(out.shape).to(out.dtype))
         except FAILURES as error:
-            explain(error, f, x, params, failed)
+            explain(error, f, x, params, REVERSE_FAILED)
         return cotangent  # type: ignore[no-any-return]
 
     return out, transpose, state
 
 
-def add(params: Params, scale: float, psi: Params) -> Params:
-    """θ + scale·ψ."""
-    return {name: p + scale * psi[name] for name, p in params.items()}
-
-
-def tangents(params: Params, rows: Tensor) -> Params:
-    """Vectors ``[..., P]`` as tangents ``{name: [..., *shape]}``, in the parameters' dtype."""
-    return unravel(rows.to(next(iter(params.values())).dtype), params)
-
-
 CHUNK_BYTES = 2**28  # cotangents of the points that are differentiated together
-
-_surveys: WeakKeyDictionary[Any, dict[Any, Survey]] = WeakKeyDictionary()
 
 
 def linearize(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Factors:
@@ -131,32 +222,25 @@ def linearize(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None
             return linearize(f, detached(params), x, chunk=chunk)
     try:
         if not is_pointwise(f):
-            return coupled(f, params, x, chunk=chunk)
+            return _coupled(f, params, x, chunk=chunk)
         if chunk is None:
-            return _alone(f, params, x)
+            return _pointwise(f, params, x)
         starts = range(0, num_points(x), chunk)
         parts = [take_points(x, slice(i, i + chunk)) for i in starts]
-        return joined([_alone(f, params, part).compact() for part in parts])
+        return joined([_pointwise(f, params, part).compact() for part in parts])
     except FAILURES as error:
-        explain(error, f, x, params, "reverse-mode differentiation failed{where}")
+        explain(error, f, x, params, REVERSE_FAILED)
 
 
-def look(f: ModelFn, params: Params, x: Inputs) -> Survey:
-    """How the parameters enter f, from a pass at one point; remembered for points of this shape."""
-    known = _surveys_of(f)
-    key = (tuple(params), _signature(f, x))
-    if key not in known:
-        replay = NoiseReplay(f, params)
-        first = take_points(x, slice(0, 1)) if is_pointwise(f) else x
-        try:
-            known[key] = survey(lambda: flat(f(params, first), first), params)
-        except FAILURES as error:
-            explain(error, f, x)
-        replay()
-    return known[key]
+def _affordable(f: ModelFn, params: Params, x: Inputs) -> int | None:
+    """Points at a time where nothing is kept for a gradient; None for all of them."""
+    if not is_pointwise(f):
+        return None
+    size = CHUNK_BYTES // (8 * recorded_calls(f, params, x).numbers_per_point(params))
+    return None if size >= num_points(x) else max(1, size)
 
 
-def coupled(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Factors:
+def _coupled(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Factors:
     """Where points see each other: one reverse pass over the whole batch per output and point."""
 
     def whole(p: Params) -> Tensor:
@@ -166,137 +250,123 @@ def coupled(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) 
     out, pull = torch.func.vjp(whole, params)[:2]
     each = torch.eye(out.numel(), dtype=out.dtype, device=out.device).reshape(-1, *out.shape)
     (grads,) = vmap(pull, chunk_size=chunk)(each)  # [SK, ...] each
-    blocks: list[Block] = [Dense((n,), g.reshape(*out.shape, -1)) for n, g in grads.items()]
+    blocks = [Block((n,), g.reshape(*out.shape, 1, -1)) for n, g in grads.items()]
     return Factors(tuple(params), blocks, out)
 
 
-def factor(f: ModelFn, params: Params, x: Inputs, seen: Survey, *, batch: bool) -> Factors:
+def _pointwise(f: ModelFn, params: Params, x: Inputs) -> Factors:
+    calls = recorded_calls(f, params, x)
+    try:
+        return factor(f, params, x, calls, batch=calls.point_first)
+    except CallsChangedError:  # record again, and take no layout for granted
+        _recorded_of(f).clear()
+        calls = recorded_calls(f, params, x)
+    except FAILURES:  # not possible one by one: control flow on values, random numbers, ...
+        return _coupled(f, params, x)
+    try:
+        return factor(f, params, x, calls, batch=False)
+    except FAILURES:
+        return _coupled(f, params, x)
+
+
+def factor(f: ModelFn, params: Params, x: Inputs, calls: Calls, *, batch: bool) -> Factors:
     """J of all outputs at all points, layer by layer, if points do not see each other.
 
     With ``batch`` all points go through f together, which is quicker: only if the first dimension
     of every layer is the point.
     """
     S = num_points(x)
-    watched = {name: p for name, p in params.items() if name not in seen.others}
+    layered = {name: p for name, p in params.items() if name not in calls.others}
 
     def one(taps: list[Tensor], own: Params, point: Inputs) -> tuple[Tensor, list[Tensor]]:
-        with Watch(watched, taps) as watch:
+        with CallRecorder(layered, taps) as recorder:
             out = f({**params, **own}, tree_map(lambda t: t[None], point))
-        return out.reshape(-1), watch.finish()
+        return out.reshape(-1), recorder.finish()
 
     def whole(taps: list[Tensor], own: Params) -> tuple[Tensor, list[Tensor]]:
         if not batch:
             return vmap(one)(taps, own, x)
-        with Watch(watched, [tap[:, 0] for tap in taps]) as watch:
+        with CallRecorder(layered, [tap[:, 0] for tap in taps]) as recorder:
             out = f(params, x)
-        return flat(out, x), [h[:, None] for h in watch.finish()]
+        return flat(out, x), [h[:, None] for h in recorder.finish()]
 
     like = next(iter(params.values()))
-    taps = [like.new_zeros(S, *use.shape) for use in seen.uses]
-    own = {n: params[n].expand(S, *params[n].shape) for n in seen.others}
+    taps = [like.new_zeros(S, *call.shape) for call in calls.layers]
+    own = {n: params[n].expand(S, *params[n].shape) for n in calls.others}
     out, pull, inputs = torch.func.vjp(whole, taps, own, has_aux=True)  # type: ignore[misc]
     K = out.shape[1]
     each = torch.eye(K, dtype=out.dtype, device=out.device)[:, None].expand(K, S, K)
     deltas, dense = vmap(pull)(each)  # [K, S, ...] each
-    return Factors(tuple(params), _blocks(seen, inputs, deltas, dense), out)
+    return Factors(tuple(params), _blocks(calls, inputs, deltas, dense), out)
 
 
-def _affordable(f: ModelFn, params: Params, x: Inputs) -> int | None:
-    """Points at a time where nothing is kept for a gradient; None for all of them."""
-    if not is_pointwise(f):
-        return None
-    size = CHUNK_BYTES // (8 * look(f, params, x).numbers_per_point(params))
-    return None if size >= num_points(x) else max(1, size)
-
-
-def _alone(f: ModelFn, params: Params, x: Inputs) -> Factors:
-    seen = look(f, params, x)
-    try:
-        return factor(f, params, x, seen, batch=seen.leads)
-    except ChangedError:  # not what was surveyed before: look again, and take no layout for granted
-        _surveys_of(f).clear()
-        seen = look(f, params, x)
-    except FAILURES:  # not possible one by one: control flow on values, random numbers, ...
-        return coupled(f, params, x)
-    try:
-        return factor(f, params, x, seen, batch=False)
-    except FAILURES:
-        return coupled(f, params, x)
-
-
-def _blocks(seen: Survey, inputs: list[Tensor], deltas: list[Tensor], dense: Params) -> list[Block]:
+def _blocks(calls: Calls, inputs: list[Tensor], deltas: list[Tensor], dense: Params) -> list[Block]:
     """A block per layer; layers that share a parameter are joined, their biases stand alone."""
-    blocks: list[Block] = [Dense((n,), d.transpose(0, 1).flatten(2)) for n, d in dense.items()]
+    blocks = [Block((n,), d.transpose(0, 1).flatten(2)[:, :, None]) for n, d in dense.items()]
     layers = [
-        (use, use.inputs(h) if use.weight else h, use.grads(d.transpose(0, 1)))
-        for use, h, d in zip(seen.uses, inputs, deltas, strict=True)
+        (call, call.inputs(h) if call.weight else h, call.grads(d.transpose(0, 1)))
+        for call, h, d in zip(calls.layers, inputs, deltas, strict=True)
     ]
-    times = Counter(name for use in seen.uses for name in (use.weight, use.bias) if name)
-    for use, h, d in layers:
-        if use.weight and use.bias and times[use.weight] == times[use.bias] == 1:
-            blocks.append(Outer((use.weight, use.bias), h, d))
+    times = Counter(name for call in calls.layers for name in (call.weight, call.bias) if name)
+    for call, h, d in layers:
+        if call.weight and call.bias and times[call.weight] == times[call.bias] == 1:
+            blocks.append(Block((call.weight, call.bias), d, h))
     done = {name for block in blocks for name in block.names}
     for name in times.keys() - done:
-        mine = [(h, d) for use, h, d in layers if use.weight == name]
+        mine = [(h, d) for call, h, d in layers if call.weight == name]
         if mine:
-            joint = torch.cat([h for h, _ in mine], dim=1), torch.cat([d for _, d in mine], dim=2)
-            blocks.append(Outer((name,), *joint))
+            joint = torch.cat([d for _, d in mine], dim=2), torch.cat([h for h, _ in mine], dim=1)
+            blocks.append(Block((name,), *joint))
         else:
-            biases = [d.sum(2) for use, _, d in layers if use.bias == name]
-            blocks.append(Dense((name,), torch.stack(biases).sum(0)))
+            biases = [d.sum(2, keepdim=True) for call, _, d in layers if call.bias == name]
+            blocks.append(Block((name,), torch.stack(biases).sum(0)))
     return blocks
-
-
-def _surveys_of(f: ModelFn) -> dict[Any, Survey]:
-    try:
-        return _surveys.setdefault(f, {})
-    except TypeError:  # cannot be referred to weakly
-        return {}
-
-
-def _signature(f: ModelFn, x: Inputs) -> tuple[Any, ...]:
-    """What may change the calls that f makes: shapes of a point, modes of the module's parts."""
-    leaves = [x] if isinstance(x, Tensor) else tree_leaves(x)
-    return getattr(f, "modes", ()), tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
 
 
 NARROW = 4096  # columns; fewer are multiplied together with others
 
 
-class Outer(NamedTuple):
-    """Block of a linear layer: row (s, k) of its weight is Σ_t δ hᵀ, of its bias Σ_t δ."""
+class Block(NamedTuple):
+    """Columns of J: of a linear layer, factored, or of any other parameter, written out.
 
-    names: tuple[str, ...]  # weight, or weight and bias
-    inputs: Tensor  # [S, T, i]  h
+    Row (s, k) of a layer's weight is Σ_t δ hᵀ, of its bias Σ_t δ. Without h, δ is the row itself.
+    """
+
+    names: tuple[str, ...]  # weight and bias, or one parameter
     grads: Tensor  # [S, K, T, o]  δ
+    inputs: Tensor | None = None  # [S, T, i]  h
 
     def columns(self) -> list[Tensor]:
         """The block written out: [S, K, o·i], and [S, K, o] for a bias."""
         S, K, T, o = self.grads.shape
+        if self.inputs is None:
+            return [self.grads[:, :, 0]]
         if T == 1:
             weight = (self.grads[:, :, 0, :, None] * self.inputs[:, :, None]).flatten(2)
         else:
             weight = (self.grads.mT.reshape(S, K * o, T) @ self.inputs).reshape(S, K, -1)
         return [weight, self.grads.sum(2)][: len(self.names)]
 
-    def gram(self) -> Tensor:
-        """Inner products of all pairs of rows: [SK, SK]."""
+    def products(self) -> tuple[Tensor, Tensor] | None:
+        """Inner products of δ ``[SK, SK]`` and of (h, 1) ``[S, S]`` if their product is JJᵀ."""
         S, K, T, _ = self.grads.shape
-        if T > 1:
-            return _total(inner(rows.flatten(0, 1)) for rows in self.columns())
-        of_grads = inner(self.grads.reshape(S * K, -1)).reshape(S, K, S, K)
-        of_inputs = inner(self.inputs[:, 0]) + (len(self.names) - 1)
-        return (of_grads * of_inputs[:, None, :, None]).reshape(S * K, S * K)
+        if self.inputs is None or T > 1:
+            return None
+        of_inputs = inner(self.inputs[:, 0].double()) + (len(self.names) - 1)
+        return inner(self.grads.reshape(S * K, -1).double()), of_inputs
 
     def squares(self) -> Tensor:
         """Squared length of every row: [S, K]."""
-        if self.inputs.shape[1] > 1:
+        if self.inputs is None or self.inputs.shape[1] > 1:
             return _total(rows.square().sum(-1) for rows in self.columns())
         of_inputs = self.inputs.square().sum((1, 2)) + (len(self.names) - 1)
         return self.grads.square().sum((2, 3)) * of_inputs[:, None]
 
     def gram_product(self, v: Tensor) -> Tensor:
         """JJᵀv, [R, S, K] → [R, S, K]."""
+        if self.inputs is None:
+            rows = self.grads.flatten(0, 1).flatten(1)
+            return ((v.flatten(1) @ rows) @ rows.mT).reshape(v.shape)
         R, (S, T, i), bias = len(v), self.inputs.shape, len(self.names) - 1
         pulled = torch.einsum("rsk,skto->rsto", v, self.grads).flatten(1, 2)  # [R, ST, o]
         h = self.inputs.flatten(0, 1)  # [ST, i]
@@ -308,57 +378,17 @@ class Outer(NamedTuple):
 
     def compact(self) -> list[Block]:
         """Written out where that takes less room."""
-        S, K, T, o = self.grads.shape
+        if self.inputs is None:
+            return [self]
+        S, K, _, o = self.grads.shape
         if self.inputs.numel() + self.grads.numel() <= S * K * o * self.inputs.shape[2]:
             return [self]
-        return [Dense((n,), c) for n, c in zip(self.names, self.columns(), strict=True)]
+        return [Block((n,), c[:, :, None]) for n, c in zip(self.names, self.columns(), strict=True)]
 
-    def to(self, dtype: torch.dtype) -> Outer:
+    def to(self, dtype: torch.dtype) -> Block:
         """In another precision."""
-        return Outer(self.names, self.inputs.to(dtype), self.grads.to(dtype))
-
-    def mixed(self, mix: Callable[[Tensor], Tensor]) -> Outer:
-        """With a linear map applied to each point's outputs."""
-        return self._replace(grads=mix(self.grads))
-
-
-class Dense(NamedTuple):
-    """Block of any other parameter."""
-
-    names: tuple[str]
-    values: Tensor  # [S, K, p]
-
-    def columns(self) -> list[Tensor]:
-        """The block: [S, K, p]."""
-        return [self.values]
-
-    def gram(self) -> Tensor:
-        """Inner products of all pairs of rows: [SK, SK]."""
-        return inner(self.values.flatten(0, 1))
-
-    def squares(self) -> Tensor:
-        """Squared length of every row: [S, K]."""
-        return self.values.square().sum(-1)
-
-    def compact(self) -> list[Block]:
-        """As it is."""
-        return [self]
-
-    def gram_product(self, v: Tensor) -> Tensor:
-        """JJᵀv, [R, S, K] → [R, S, K]."""
-        rows = self.values.flatten(0, 1)
-        return ((v.flatten(1) @ rows) @ rows.mT).reshape(v.shape)
-
-    def to(self, dtype: torch.dtype) -> Dense:
-        """In another precision."""
-        return Dense(self.names, self.values.to(dtype))
-
-    def mixed(self, mix: Callable[[Tensor], Tensor]) -> Dense:
-        """With a linear map applied to each point's outputs."""
-        return self._replace(values=mix(self.values))
-
-
-Block = Outer | Dense
+        inputs = None if self.inputs is None else self.inputs.to(dtype)
+        return Block(self.names, self.grads.to(dtype), inputs)
 
 
 class Factors(NamedTuple):
@@ -379,18 +409,19 @@ class Factors(NamedTuple):
 
     def gram(self) -> Tensor:
         """JJᵀ in float64: [SK, SK]."""
-        products: list[Outer] = []
-        written: list[Tensor] = []
+        S, K = self.out.shape
+        terms, written = [], []
         for block in self.blocks:
-            if isinstance(block, Outer) and block.inputs.shape[1] == 1:
-                products.append(block)
-            else:
+            products = block.products()
+            if products is None:
                 written += block.columns()
+            else:
+                of_grads, of_inputs = products[0].reshape(S, -1, S, K), products[1]
+                terms.append((of_grads * of_inputs[:, None, :, None]).reshape(S * K, S * K))
         narrow = [c for c in written if c.shape[-1] < NARROW]
         wide = [c for c in written if c.shape[-1] >= NARROW]
         if narrow:
             wide.append(torch.cat(narrow, dim=-1))
-        terms = [block.to(torch.float64).gram() for block in products]
         return _total([*terms, *(inner(c.double().flatten(0, 1)) for c in wide)])
 
     def squares(self) -> Tensor:
@@ -411,17 +442,16 @@ class Factors(NamedTuple):
 
     def mixed(self, mix: Callable[[Tensor], Tensor]) -> Factors:
         """With a linear map [S, K, *] → [S, Q, *] applied to each point's outputs."""
-        return self._replace(blocks=[block.mixed(mix) for block in self.blocks])
+        return self._replace(blocks=[b._replace(grads=mix(b.grads)) for b in self.blocks])
 
 
 def joined(parts: list[Factors]) -> Factors:
     """The factors of several groups of points, as one."""
-    blocks = [
-        type(same[0])(
-            same[0].names, *(torch.cat(t) for t in zip(*(b[1:] for b in same), strict=True))
-        )
-        for same in zip(*(part.blocks for part in parts), strict=True)
-    ]
+    blocks = []
+    for same in zip(*(part.blocks for part in parts), strict=True):
+        inputs = [block.inputs for block in same if block.inputs is not None]
+        grads = torch.cat([block.grads for block in same])
+        blocks.append(Block(same[0].names, grads, torch.cat(inputs) if inputs else None))
     return Factors(parts[0].names, blocks, torch.cat([part.out for part in parts]))
 
 
@@ -435,8 +465,8 @@ def _total(terms: Iterable[Tensor]) -> Tensor:
 Window = dict[str, Any]  # stride, padding and dilation of a convolution
 
 
-class Use(NamedTuple):
-    """One call of a linear map with parameters that are watched, at one point."""
+class LinearCall(NamedTuple):
+    """One call of a linear map with parameters of the model, at one point."""
 
     weight: str | None  # names; None where it is not a parameter
     bias: str | None
@@ -474,48 +504,90 @@ class Use(NamedTuple):
         return images.mT.reshape(*lead, self.places, self.width)  # a view where B = 1
 
 
-class Survey(NamedTuple):
-    """What a pass at one point showed."""
+class Calls(NamedTuple):
+    """How the parameters enter a model, from a pass at one point."""
 
-    uses: tuple[Use, ...]
+    layers: tuple[LinearCall, ...]
     others: tuple[str, ...]  # parameters that enter in another way
     outputs: int  # K
 
     @property
-    def leads(self) -> bool:
+    def point_first(self) -> bool:
         """Whether the first dimension of every layer is the point: a batch can go through whole."""
-        return not self.others and all(use.shape[0] == 1 for use in self.uses)
+        return not self.others and all(call.shape[0] == 1 for call in self.layers)
 
-    def numbers_per_point(self, params: Params) -> int:
-        """How many numbers the Jacobian of one point takes while it is made."""
-        return self._others(params) + sum(
-            factored + (0 if use.places == 1 else written)
-            for use, (factored, written) in zip(self.uses, self._sizes(), strict=True)
-        )
+    def numbers_per_point(self, params: Params, *, compact: bool = False) -> int:
+        """How many numbers the Jacobian of one point takes while it is made.
 
-    def compact_numbers(self, params: Params) -> int:
-        """How many it takes afterwards, each block in the form that takes less."""
-        return self._others(params) + sum(min(sizes) for sizes in self._sizes())
-
-    def _others(self, params: Params) -> int:
-        return self.outputs * sum(params[name].numel() for name in self.others)
-
-    def _sizes(self) -> Iterator[tuple[int, int]]:
-        """Numbers of each layer's block at one point: factored, written out."""
-        for use in self.uses:
-            fan_in, fan_out = math.prod(use.kernel), self.outputs * use.width
-            yield use.places * (fan_in + fan_out), fan_in * fan_out
+        With ``compact``: afterwards, each block in the form that takes less.
+        """
+        total = self.outputs * sum(params[name].numel() for name in self.others)
+        for call in self.layers:
+            fan_in, fan_out = math.prod(call.kernel), self.outputs * call.width
+            factored, written = call.places * (fan_in + fan_out), fan_in * fan_out
+            whole = factored + (0 if call.places == 1 else written)
+            total += min(factored, written) if compact else whole
+        return total
 
 
-class Watch(SecondOrder):
-    """Records the uses of parameters; with taps, adds tap i to the output of use i."""
+_recorded: WeakKeyDictionary[Any, dict[Any, Calls]] = WeakKeyDictionary()
+
+
+def recorded_calls(f: ModelFn, params: Params, x: Inputs) -> Calls:
+    """How the parameters enter f, from a pass at one point; kept for points of this shape."""
+    known = _recorded_of(f)
+    leaves = [x] if isinstance(x, Tensor) else tree_leaves(x)
+    shapes = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+    key = (tuple(params), getattr(f, "modes", ()), shapes)
+    if key not in known:
+        replay = NoiseReplay(f, params)
+        first = take_points(x, slice(0, 1)) if is_pointwise(f) else x
+        try:
+            known[key] = record(lambda: flat(f(params, first), first), params)
+        except FAILURES as error:
+            explain(error, f, x)
+        replay()
+    return known[key]
+
+
+def _recorded_of(f: ModelFn) -> dict[Any, Calls]:
+    try:
+        return _recorded.setdefault(f, {})
+    except TypeError:  # cannot be referred to weakly
+        return {}
+
+
+def record(call: Callable[[], Tensor], params: Params) -> Calls:
+    """The calls of a pass at one point, in order.
+
+    A parameter that is also used in another way, or in no call that can be recorded (compiled
+    code), counts as other.
+    """
+    recorder = CallRecorder(params)
+    with torch.no_grad(), recorder:
+        out = call()
+    known = {n for call in recorder.layers for n in (call.weight, call.bias)} - recorder.others
+
+    def keep(name: str | None) -> str | None:
+        return name if name in known else None
+
+    layers = tuple(c._replace(weight=keep(c.weight), bias=keep(c.bias)) for c in recorder.layers)
+    return Calls(layers, tuple(name for name in params if name not in known), out.numel())
+
+
+class CallsChangedError(RuntimeError):
+    """The model made other calls than those recorded."""
+
+
+class CallRecorder(SecondOrder):
+    """Records the uses of parameters; with taps, adds tap i to the output of linear call i."""
 
     def __init__(self, params: Params, taps: Sequence[Tensor] | None = None) -> None:
         super().__init__()
         self._names = {id(p): name for name, p in params.items()}
         self._taps = taps
-        self.uses: list[Use] = []
-        self.inputs: list[Tensor] = []  # [B, ...] of each use
+        self.layers: list[LinearCall] = []
+        self.inputs: list[Tensor] = []  # [B, ...] of each layer
         self.others: set[str] = set()
 
     def __torch_function__(
@@ -525,73 +597,43 @@ class Watch(SecondOrder):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call the function; note what it does with watched parameters."""
+        """Call the function; record what it does with parameters."""
         out = super().__torch_function__(func, types, args, kwargs)
         if not isinstance(out, Tensor | tuple | list):
             return out  # a question about shape or dtype
-        seen = {
+        used = {
             self._names[id(t)]
             for t in _flat((*args, *(kwargs or {}).values()))
             if id(t) in self._names
         }
-        if not seen or not any(isinstance(t, Tensor) for t in _flat((out,))):
+        if not used or not any(isinstance(t, Tensor) for t in _flat((out,))):
             return out
-        call = LINEAR_MAPS[func](*args, **(kwargs or {})) if func in LINEAR_MAPS else None
-        if call is None or id(call.input) in self._names:
-            self.others |= seen
+        linear = LINEAR_MAPS[func](*args, **(kwargs or {})) if func in LINEAR_MAPS else None
+        if linear is None or id(linear[0]) in self._names:
+            self.others |= used
             return out
         assert isinstance(out, Tensor)
-        return self._record(call, out)
+        return self._record(*linear, out)
 
-    def _record(self, call: Call, out: Tensor) -> Tensor:
-        weight, bias = self._names.get(id(call.weight)), self._names.get(id(call.bias))
-        kernel = tuple(call.weight.shape[1:])
-        self.uses.append(Use(weight, bias, tuple(out.shape), kernel, call.window))
-        self.inputs.append(call.input)
+    def _record(
+        self, h: Tensor, weight: Tensor, bias: Tensor | None, window: Window | None, out: Tensor
+    ) -> Tensor:
+        names = self._names.get(id(weight)), self._names.get(id(bias))
+        shape, kernel = tuple(out.shape), tuple(weight.shape[1:])
+        self.layers.append(LinearCall(*names, shape, kernel, window))
+        self.inputs.append(h)
         if self._taps is None:
             return out
-        index = len(self.uses) - 1
+        index = len(self.layers) - 1
         if index >= len(self._taps) or self._taps[index].shape != out.shape:
-            raise ChangedError
+            raise CallsChangedError
         return out + self._taps[index].to(out.dtype)
 
     def finish(self) -> list[Tensor]:
-        """The inputs of all uses; raises ChangedError if they are not those of the taps."""
-        if self._taps is not None and (self.others or len(self.uses) != len(self._taps)):
-            raise ChangedError
+        """The inputs of all calls; raises CallsChangedError if there is not one for each tap."""
+        if self._taps is not None and (self.others or len(self.layers) != len(self._taps)):
+            raise CallsChangedError
         return self.inputs
-
-
-class ChangedError(RuntimeError):
-    """The model made other calls than it did when it was surveyed."""
-
-
-class Call(NamedTuple):
-    """The arguments of a linear map."""
-
-    input: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    window: Window | None
-
-
-def survey(call: Callable[[], Tensor], params: Params) -> Survey:
-    """Watch a pass at one point: the uses of ``params`` in the order of the calls.
-
-    A parameter with one use of another kind, or with none that could be seen (compiled code),
-    counts as other.
-    """
-    watch = Watch(params)
-    with torch.no_grad(), watch:
-        out = call()
-    known = {name for use in watch.uses for name in (use.weight, use.bias)} - watch.others
-
-    def keep(name: str | None) -> str | None:
-        return name if name in known else None
-
-    uses = tuple(use._replace(weight=keep(use.weight), bias=keep(use.bias)) for use in watch.uses)
-    others = tuple(name for name in params if name not in known)
-    return Survey(uses, others, out.numel())
 
 
 def _flat(items: Iterable[Any]) -> Iterator[Any]:
@@ -603,8 +645,12 @@ def _flat(items: Iterable[Any]) -> Iterator[Any]:
             yield item
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | None:
-    return Call(input, weight, bias, None)
+Arguments = tuple[Tensor, Tensor, Tensor | None, Window | None]
+"""Input, weight, bias and window of a linear map."""
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Arguments | None:
+    return input, weight, bias, None
 
 
 def _conv(
@@ -615,7 +661,7 @@ def _conv(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> Call | None:
+) -> Arguments | None:
     if groups != 1 or isinstance(padding, str) or input.ndim != weight.ndim or weight.ndim > 4:
         return None
 
@@ -629,18 +675,18 @@ def _conv(
         "padding": pair(padding, 0),
         "dilation": pair(dilation, 1),
     }
-    return Call(input, weight, bias, window)
+    return input, weight, bias, window
 
 
-LINEAR_MAPS: dict[Callable[..., Any], Callable[..., Call | None]] = {
+LINEAR_MAPS: dict[Callable[..., Any], Callable[..., Arguments | None]] = {
     F.linear: _linear,
     F.conv1d: _conv,
     F.conv2d: _conv,
 }
 
 
-BLOCK = 256  # rows of a block; smaller ones do not keep a matrix product busy
-LEAST = 2**17  # numbers in A from which it pays
+BAND = 256  # rows of a band; smaller ones do not keep a matrix product busy
+LEAST = 2**17  # numbers in A from which a gradient of its own pays
 
 
 def inner(rows: Tensor) -> Tensor:
@@ -653,11 +699,11 @@ def inner(rows: Tensor) -> Tensor:
 
 def _lower_and_mirrored(rows: Tensor) -> Tensor:
     n, p = rows.shape
-    if n < 2 * BLOCK or p < BLOCK:
+    if n < 2 * BAND or p < BAND:
         return rows @ rows.mT
     bands = []
-    for start in range(0, n, BLOCK):
-        end = min(start + BLOCK, n)
+    for start in range(0, n, BAND):
+        end = min(start + BAND, n)
         bands.append(F.pad(rows[start:end] @ rows[:end].mT, (0, n - end)))
     lower = torch.cat(bands)
     return lower.tril() + lower.tril(-1).mT

@@ -18,7 +18,7 @@ keeps eigenvalues down to 1e-14 of the largest, in float32 they would drown at 1
 from __future__ import annotations
 
 import math
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -41,8 +41,7 @@ from fsmap.functional import (
     number,
 )
 from fsmap.linalg.estimators import exact
-from fsmap.linalg.jacobian import linearize, look
-from fsmap.linalg.metric import Metric, Site, resolve
+from fsmap.linalg.jacobian import Metric, Site, linearize, recorded_calls
 from fsmap.linalg.slq import normal_matrix, rounding_at_most, slq
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
@@ -105,16 +104,7 @@ def log_det(
     site, share = Site(f, params, x, metric), math.inf if return_estimate else 0.05
     try:
         value = evaluate(
-            f,
-            params,
-            x,
-            eps,
-            method=method,
-            metric=metric,
-            probes=probes,
-            generator=generator,
-            chunk=chunk,
-            rounding=share,
+            site, eps, method, probes=probes, generator=generator, chunk=chunk, rounding=share
         )
     except LinAlgError:  # what the decompositions raise for a matrix with NaN
         _explain(site, float(eps), method)
@@ -156,13 +146,10 @@ def _explain(site: Site, eps: float, method: str) -> NoReturn:
 
 
 def evaluate(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
+    site: Site,
     jitter: Tensor,
-    *,
     method: str = "auto",
-    metric: Metric | Tensor | None = None,
+    *,
     probes: int | Tensor | None = None,
     generator: torch.Generator | None = None,
     chunk: int | None = None,
@@ -170,11 +157,11 @@ def evaluate(
 ) -> Estimate:
     """:func:`log_det` without checks of values: it can be vmapped, and is nan where undefined.
 
-    ``rounding`` is the share of the value that rounding may change before it is refused. None does
-    not look at rounding, which takes the eigenvalues where it is not tiny.
+    ``rounding`` is the share of the value that rounding may change before it is refused. None
+    leaves this bound out, which takes the eigenvalues where it is not tiny.
     """
-    site = Site(f, params, x, metric)
-    S, K, P, gram = _sizes(f, params, x)
+    params = site.params
+    S, K, P, gram = sizes(*site[:3])
     chosen = choose(method, S * K, P, jitter.device, gram=gram)
     if chosen != "pseudo":
         check_jitter(jitter, S, K, P)
@@ -186,14 +173,14 @@ def evaluate(
         return Estimate(value, torch.zeros_like(value))
     _check_memory(S * K, P, gram, chosen, jitter.device)
     if chosen == "dual":
-        factors = linearize(f, params, x, chunk=chunk)  # without A where layers are linear
+        factors = linearize(*site[:3], chunk=chunk)  # without A where layers are linear
         whiten = site.resolve(factors.out)
         matrix, signs = whiten.gram(factors.gram(), S), whiten.signs
         value = dual(matrix, signs, jitter, P)
         if rounding is not None and signs is None:
             return _bounded(matrix, value, jitter, params, "dual", P, rounding)
     else:
-        rows, signs = whitened_rows(f, params, x, metric=metric, chunk=chunk)
+        rows, signs = whitened_rows(*site[:3], metric=site.metric, chunk=chunk)
         if chosen == "pseudo":  # what counts as zero is up to the model's precision
             value = pseudo(rows, signs, jitter, next(iter(params.values())).dtype)
         else:
@@ -247,36 +234,35 @@ def whitened_rows(
 ) -> tuple[Tensor, Tensor | None]:
     """A = LᵀJ/√S in float64, ``[Q, P]``, and the metric's signs: 𝒥 = Aᵀ diag(signs) A."""
     factors = linearize(f, params, x, chunk=chunk)
-    whiten = resolve(metric, x, factors.out)
+    whiten = Site(f, params, x, metric).resolve(factors.out)
     return whiten.rows(factors.rows().double()), whiten.signs
 
 
-def shape(f: ModelFn, params: Params, x: Inputs) -> tuple[int, int, int]:
-    """S, K, P, from one point."""
-    return _sizes(f, params, x)[:3]
+class Sizes(NamedTuple):
+    """Sizes of the Jacobian, and what ``dual`` needs."""
+
+    S: int
+    K: int
+    P: int
+    gram: int  # bytes of the factored Jacobian and its Gram matrix, with what a gradient keeps
 
 
-def gram_bytes(f: ModelFn, params: Params, x: Inputs) -> int:
-    """Bytes of the factored Jacobian and its Gram matrix, with what a gradient keeps."""
-    return _sizes(f, params, x)[3]
-
-
-def _sizes(f: ModelFn, params: Params, x: Inputs) -> tuple[int, int, int, int]:
-    seen, S, P = look(f, params, x), num_points(x), count(params)
+def sizes(f: ModelFn, params: Params, x: Inputs) -> Sizes:
+    """Sizes from a pass at one point."""
+    calls, S, P = recorded_calls(f, params, x), num_points(x), count(params)
     if not is_pointwise(f):
-        rows = seen.outputs
-        return S, rows // S, P, 8 * (3 * rows * P + 6 * rows**2)
-    rows = S * seen.outputs
-    keep = torch.is_grad_enabled()  # then all that a point takes stays for the gradient
-    factors = 3 * S * (seen.numbers_per_point if keep else seen.compact_numbers)(params)
-    return S, seen.outputs, P, 8 * (factors + (6 + len(seen.uses)) * rows**2)
+        rows = calls.outputs
+        return Sizes(S, rows // S, P, 8 * (3 * rows * P + 6 * rows**2))
+    rows = S * calls.outputs
+    compact = not torch.is_grad_enabled()  # else all that a point takes stays for the gradient
+    factors = 3 * S * calls.numbers_per_point(params, compact=compact)
+    return Sizes(S, calls.outputs, P, 8 * (factors + (6 + len(calls.layers)) * rows**2))
 
 
 def choose(method: str, rows: int, P: int, device: torch.device, *, gram: int | None = None) -> str:
     """The method that ``auto`` stands for: by shape and memory, never by values.
 
-    ``rows`` is S·K; ``gram`` the bytes that ``dual`` needs (:func:`gram_bytes`), by default those
-    of a dense Jacobian.
+    ``rows`` is S·K; ``gram`` the bytes that ``dual`` needs, by default those of a dense Jacobian.
     """
     if method not in METHODS:
         message = f"unknown log_det method {method!r}; known: {', '.join(METHODS)}"

@@ -1,6 +1,6 @@
 r"""The metric g of function space (``eq:JgJ``, appendix B.2): $\mathcal J = E[J^\top g J]$.
 
-A metric is resolved at the evaluation points into linear maps (:class:`Whitening`). With
+A metric is resolved at the evaluation points into linear maps (``Whitening``). With
 g = L diag(s) Lᵀ and rows A = LᵀJ/√S, $\mathcal J = A^\top \mathrm{diag}(s)\,A$.
 Signs s are all +1 (and left out) unless g has negative eigenvalues. No metric means g = I: the
 squared distance of two functions is the sum over outputs of the mean over points.
@@ -14,61 +14,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.functional import NoiseReplay, accumulate, flat, holds, outputs
-from fsmap.types import Inputs, ModelFn, Params
+from fsmap.functional import holds
+from fsmap.linalg.jacobian import Metric, Whitening
+from fsmap.types import Inputs
 
-
-class Whitening(NamedTuple):
-    """A metric at given points, 1/S included: maps between outputs and whitened rows."""
-
-    rows: Callable[[Tensor], Tensor]  # [S, K, *] -> [Q, *]   Lᵀu/√S
-    adjoint: Callable[[Tensor], Tensor]  # [Q] -> [S, K]      Lv/√S
-    size: int  # Q
-    signs: Tensor | None = None  # [Q]
-    local: bool = True  # whether rows of a point depend on that point alone
-    scale: float | None = None  # where L/√S is a multiple of the identity: that multiple
-
-    def quadratic(self, u: Tensor) -> Tensor:
-        """uᵀgu/S of one output perturbation ``[S, K]``."""
-        if self.scale is not None:
-            return self.scale**2 * u.square().sum()
-        squares = self.rows(u).square()
-        return squares.sum() if self.signs is None else (self.signs * squares).sum()
-
-    def gram(self, gram: Tensor, S: int) -> Tensor:
-        """LᵀGL/S of the inner products G of all rows of J: ``[SK, SK]`` → ``[Q, Q]``."""
-        if self.scale is not None:
-            return self.scale**2 * gram
-        half = self.rows(gram.reshape(S, -1, len(gram)))  # [Q, SK]   LᵀG/√S
-        return self.rows(half.mT.reshape(S, -1, self.size))
-
-
-class Metric(Protocol):
-    """Anything that can be resolved at evaluation points."""
-
-    def at(self, x: Inputs, out: Tensor) -> Whitening:
-        """Resolve at points ``x`` with outputs ``out`` [S, K]."""
-
-
-class Euclidean(NamedTuple):
-    """g = I."""
-
-    def at(self, x: Inputs, out: Tensor) -> Whitening:
-        """Rows are the outputs, divided by √S."""
-        S, K = out.shape
-        scale = 1 / math.sqrt(S)
-        return Whitening(
-            lambda u: (scale * u).flatten(0, 1),
-            lambda v: (scale * v).reshape(S, K),
-            S * K,
-            scale=scale,
-        )
+__all__ = ["General", "Metric", "Output", "SoftmaxFisher", "Weights", "Whitening", "as_metric"]
 
 
 class Weights(NamedTuple):
@@ -143,8 +99,8 @@ class Output(NamedTuple):
                 raise InputError(message)
             return self.factor.to(out), None
         assert self.matrix is not None
-        wanted = (K, K) if self.matrix.ndim == 2 else (S, K, K)
-        _check("Output", self.matrix, wanted, "[K, K] or [S, K, K]")
+        shape = (K, K) if self.matrix.ndim == 2 else (S, K, K)
+        _check("Output", self.matrix, shape, "[K, K] or [S, K, K]")
         factor, eigenvalues = _root(self.matrix.to(out))
         return factor, _signs(eigenvalues.expand(S, K).reshape(-1))
 
@@ -198,13 +154,11 @@ class General(NamedTuple):
         return Whitening(rows, adjoint, n, _signs(eigenvalues), local=False)
 
 
-def as_metric(metric: Metric | Tensor | None, S: int, K: int) -> Metric:
-    """A metric from what a user wrote: None (Euclidean), a metric, or a tensor.
+def as_metric(metric: Metric | Tensor, S: int, K: int) -> Metric:
+    """A metric from what a user wrote: a metric, or a tensor.
 
     Tensors: [S] weights, [K, K] or [S, K, K] between outputs, [S·K, S·K] or [S, K, S, K] general.
     """
-    if metric is None:
-        return Euclidean()
     if not isinstance(metric, Tensor):
         if isinstance(metric, type):
             message = f"metric is the class {metric.__name__}; make one of it: {metric.__name__}()"
@@ -228,33 +182,6 @@ def as_metric(metric: Metric | Tensor | None, S: int, K: int) -> Metric:
     raise InputError(message)
 
 
-def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening:
-    """The metric at the points, where f returned ``out``."""
-    rows = flat(out, x)
-    return as_metric(metric, *rows.shape).at(x, accumulate(rows))
-
-
-class Site(NamedTuple):
-    """Where R is taken: a model function, its parameters, the points and the metric."""
-
-    f: ModelFn
-    params: Params
-    x: Inputs  # [S, ...]
-    metric: Metric | Tensor | None = None
-
-    def resolve(self, out: Tensor) -> Whitening:
-        """The metric at the points, where f returned ``out``."""
-        return resolve(self.metric, self.x, out)
-
-    def output(self) -> Tensor:
-        """F at the points, ``[S, K]``, without a gradient; random layers draw the same again."""
-        replay = NoiseReplay(self.f, self.params)
-        with torch.no_grad():
-            out = outputs(self.f, self.params, self.x)
-        replay()
-        return out
-
-
 def _root(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """V|Λ|^½ and Λ of a symmetric matrix; constants: eigenvectors have no stable derivative."""
     matrix = matrix.detach().double()
@@ -274,9 +201,9 @@ def _signs(eigenvalues: Tensor) -> Tensor | None:
     return None if holds((eigenvalues >= 0).all(), otherwise=False) else eigenvalues.sign()
 
 
-def _check(name: str, tensor: Tensor, wanted: tuple[int, ...], words: str) -> None:
-    if tuple(tensor.shape) != wanted:
-        message = f"{name} must be {words}, here {wanted}, got {tuple(tensor.shape)}"
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...], words: str) -> None:
+    if tuple(tensor.shape) != shape:
+        message = f"{name} must be {words}, here {shape}, got {tuple(tensor.shape)}"
         raise InputError(message)
     if not holds(torch.isfinite(tensor).all(), otherwise=True):
         message = f"{name} has NaN or inf"

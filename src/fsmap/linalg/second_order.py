@@ -4,13 +4,14 @@ The fused normalizations hand their mean and deviation to the derivative as cons
 derivative is right, but a gradient taken through ``torch.func.jvp``, or through a ``vjp`` inside
 ``vmap``, misses the terms in which they depend on the input: no error, and wrong by tens of percent
 (pytorch issues 196699 and 196700 for the forward mode, functorch 534 for ``vmap``).
-:class:`SecondOrder` replaces such functions, wherever a model calls them, while J is being taken.
+While J is taken, :class:`fsmap.linalg.jacobian.SecondOrder` calls the functions of this file.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -18,73 +19,53 @@ import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
 
-from fsmap.errors import ForwardModeError, UnsupportedModuleError
-from fsmap.functional import SHARE, Replacing, accumulate, fits, free_bytes
-from fsmap.types import ModelFn
-
-
-def check_replaceable(f: ModelFn, mode: str) -> None:
-    """Raise if f has TorchScript parts, whose functions cannot be replaced."""
-    scripted = getattr(f, "scripted", ())
-    if scripted:
-        message = (
-            f"{mode}-mode differentiation failed: {scripted[0]} is TorchScript, inside which "
-            "normalizations have wrong second derivatives (use the estimator 'fd_central', which "
-            "needs forward passes only, or the module it was scripted or traced from)"
-        )
-        raise ForwardModeError(message) if mode == "forward" else UnsupportedModuleError(message)
-
-
-class SecondOrder(Replacing):
-    """Within it, functions with wrong or missing second derivatives are replaced.
-
-    Attention is written out, softmax(QKᵀ)V. In forward mode, where ``fd_central`` can take its
-    place, its memory is predicted before it is allocated.
-    """
-
-    def __init__(self, *, forward_mode: bool = False) -> None:
-        kept = [0]  # bytes that attention keeps for the backward pass, over all calls
-
-        def attention(query: Tensor, key: Tensor, *args: Any, **options: Any) -> Tensor:
-            kept[0] += ATTENTION_COPIES * 4 * query.numel() // query.shape[-1] * key.shape[-2]
-            if forward_mode:
-                _check_attention(kept[0], query)
-            return scaled_dot_product_attention(query, key, *args, **options)
-
-        def heads(
-            query: Tensor, key: Tensor, value: Tensor, width: int, num: int, *args: Any, **more: Any
-        ) -> tuple[Tensor, Tensor | None]:
-            batch = query.shape[1] if query.ndim == 3 else 1
-            kept[0] += ATTENTION_COPIES * 4 * batch * num * query.shape[0] * key.shape[0]
-            if forward_mode:
-                _check_attention(kept[0], query)
-            return multi_head_attention_forward(query, key, value, width, num, *args, **more)
-
-        super().__init__(
-            {
-                **REPLACED,
-                F.scaled_dot_product_attention: attention,
-                F.multi_head_attention_forward: heads,
-            }
-        )
-
+from fsmap.errors import ForwardModeError
+from fsmap.functional import SHARE, accumulate, fits, free_bytes
 
 ATTENTION_COPIES = 6
 """Matrices of scores, in float32, that a pass in forward mode and its backward pass keep."""
 
 
-def _check_attention(needed: int, query: Tensor) -> None:
-    """Raise if the scores of all attention layers so far do not fit into memory."""
-    if torch.compiler.is_compiling() or fits(needed, query.device):
-        return
-    limit = SHARE * free_bytes(query.device)
-    message = (
-        f"forward-mode differentiation needs attention written out, about {needed / 1e9:.1f} GB "
-        f"for queries of shape {tuple(query.shape)}, and {limit / 1e9:.1f} GB may be used. "
-        "Use fewer or shorter evaluation points, or the estimator 'fd_central', "
-        "which needs forward passes only."
-    )
-    raise ForwardModeError(message)
+@dataclass
+class Attention:
+    """Attention written out, softmax(QKᵀ)V, in one pass; ``check`` predicts its memory."""
+
+    check: bool
+    kept: int = 0  # bytes that attention keeps for the backward pass, over all calls
+
+    def dot_product(self, query: Tensor, key: Tensor, *args: Any, **options: Any) -> Tensor:
+        """``F.scaled_dot_product_attention``."""
+        self._keep(query.numel() // query.shape[-1] * key.shape[-2], query)
+        return scaled_dot_product_attention(query, key, *args, **options)
+
+    def heads(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        width: int,
+        num: int,
+        *args: Any,
+        **more: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """``F.multi_head_attention_forward``."""
+        batch = query.shape[1] if query.ndim == 3 else 1
+        self._keep(batch * num * query.shape[0] * key.shape[0], query)
+        return multi_head_attention_forward(query, key, value, width, num, *args, **more)
+
+    def _keep(self, scores: int, query: Tensor) -> None:
+        """Raise if the scores of all attention layers so far do not fit into memory."""
+        self.kept += ATTENTION_COPIES * 4 * scores
+        if not self.check or torch.compiler.is_compiling() or fits(self.kept, query.device):
+            return
+        limit = SHARE * free_bytes(query.device)
+        message = (
+            "forward-mode differentiation needs attention written out, about "
+            f"{self.kept / 1e9:.1f} GB for queries of shape {tuple(query.shape)}, and "
+            f"{limit / 1e9:.1f} GB may be used. Use fewer or shorter evaluation points, or the "
+            "estimator 'fd_central', which needs forward passes only."
+        )
+        raise ForwardModeError(message)
 
 
 def scaled_dot_product_attention(
@@ -144,14 +125,14 @@ def multi_head_attention_forward(
     """``F.multi_head_attention_forward`` with attention written out."""
     names = ("bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_weight", "out_bias")
     given = dict(zip(names, args, strict=False))
-    wanted = options.get("need_weights", True)
+    need_weights = options.get("need_weights", True)
     rare = given["bias_k"] is not None or given["add_zero_attn"] or options.get("static_k")
-    if wanted or rare or in_weight is None or query.ndim != 3 or len(args) != len(names):
-        # torch writes attention out itself where its weights are asked for
-        more = {"need_weights": True, "average_attn_weights": False} if not wanted else {}
+    if need_weights or rare or in_weight is None or query.ndim != 3 or len(args) != len(names):
+        # torch writes attention out itself if its weights are returned
+        more = {"need_weights": True, "average_attn_weights": False} if not need_weights else {}
         first = (query, key, value, width, heads, in_weight, in_bias)
         out, weights = F.multi_head_attention_forward(*first, *args, **{**options, **more})
-        return out, weights if wanted else None
+        return out, weights if need_weights else None
 
     def split(x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, heads, width // heads).permute(2, 1, 3, 0, 4)
@@ -314,35 +295,16 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return (inverse @ B[..., None])[..., 0] if vector else inverse @ B
 
 
-def _torch_batch_norm(*args: Any, **options: Any) -> Tensor:
-    """``torch.batch_norm``: other order of arguments, one more at the end."""
-    return batch_norm(**_named("training", args, options))
-
-
-def _torch_instance_norm(*args: Any, **options: Any) -> Tensor:
-    """``torch.instance_norm``, likewise."""
-    return instance_norm(**_named("use_input_stats", args, options))
-
-
-def _native_layer_norm(
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """``torch.native_layer_norm``, which returns the statistics as well."""
-    dims = list(range(-len(normalized_shape), 0))
-    mean = input.mean(dims, keepdim=True)
-    deviation = ((input - mean).square().mean(dims, keepdim=True) + eps).rsqrt()
-    return layer_norm(input, normalized_shape, weight, bias, eps), mean, deviation
-
-
-def _named(switch: str, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+def _in_torchs_order(function: Callable[..., Tensor], switch: str) -> Callable[..., Tensor]:
+    """A function of ``F`` with the arguments of its twin in ``torch``."""
     names = ("input", "weight", "bias", "running_mean", "running_var", switch, "momentum", "eps")
-    given = dict(zip((*names, "cudnn_enabled"), args, strict=False)) | options
-    given.pop("cudnn_enabled", None)
-    return given
+
+    def call(*args: Any, **options: Any) -> Tensor:
+        given = dict(zip((*names, "cudnn_enabled"), args, strict=False)) | options
+        given.pop("cudnn_enabled", None)
+        return function(**given)
+
+    return call
 
 
 REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
@@ -350,9 +312,8 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.layer_norm: layer_norm,
     F.batch_norm: batch_norm,
     F.instance_norm: instance_norm,
-    torch.batch_norm: _torch_batch_norm,
-    torch.instance_norm: _torch_instance_norm,
-    torch.native_layer_norm: _native_layer_norm,
+    torch.batch_norm: _in_torchs_order(batch_norm, "training"),
+    torch.instance_norm: _in_torchs_order(instance_norm, "use_input_stats"),
     F.glu: glu,
     torch._weight_norm: weight_norm,
     torch.linalg.solve: solve,

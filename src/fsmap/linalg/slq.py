@@ -34,12 +34,12 @@ from fsmap.functional import (
     num_points,
     number,
     ravel,
+    unravel,
 )
 from fsmap.linalg import probes as draw
 from fsmap.linalg.estimators import over_probes
-from fsmap.linalg.jacobian import Factors, jvp, linearize, look, tangents, vjp
-from fsmap.linalg.metric import Site
-from fsmap.types import Estimate, Inputs, ModelFn, Params
+from fsmap.linalg.jacobian import Factors, Site, jvp, linearize, recorded_calls, vjp
+from fsmap.types import Estimate, Params
 
 DEFAULT_PROBES = 16
 
@@ -95,13 +95,13 @@ def _vectors(
             message = f"probes of slq must be [R, {size}] here, got {tuple(probes.shape)}"
             raise InputError(message)
         return probes.double()
-    number_of = DEFAULT_PROBES if probes is None else probes
-    if not isinstance(number_of, int) or number_of < 1:
+    num = DEFAULT_PROBES if probes is None else probes
+    if not isinstance(num, int) or num < 1:
         message = f"probes must be an integer of at least 1, or a tensor [R, {size}], got {probes}"
         raise InputError(message)
-    if number_of >= size:
+    if num >= size:
         return math.sqrt(size) * torch.eye(size, dtype=torch.float64, device=like.device)
-    return draw.rademacher(number_of, size, generator, like.double())
+    return draw.rademacher(num, size, generator, like.double())
 
 
 def _error(values: Tensor, found: Quadrature, complete: bool) -> Tensor:
@@ -114,14 +114,15 @@ def _error(values: Tensor, found: Quadrature, complete: bool) -> Tensor:
     return error
 
 
-CHECK_EVERY = 4  # steps between two looks at the truncation error
-OF_SPREAD = 0.05  # truncation that no longer matters: this part of the standard error over probes
-OF_VALUE = 1e-4  # where one probe has no spread: this part of the value
-ROUNDING = 1e-10  # relative; below it nothing changes any more
+CHECK_EVERY = 4  # steps between two checks of the truncation error
+# Lanczos ends if the truncation error is below one of:
+OF_SPREAD = 0.05  # this part of the standard error over probes
+OF_VALUE = 1e-4  # this part of the value, if there is one probe
+ROUNDING = 1e-10  # relative
 
 
 class Quadrature(NamedTuple):
-    """What Lanczos knows after k steps, for R probes."""
+    """The result of Lanczos after k steps, for R probes."""
 
     values: Tensor  # [R]  zᵀ log(I + M/ε) z
     truncation: Tensor  # [R]  change over the last steps
@@ -140,7 +141,7 @@ def lanczos(
     R, n = z.shape
     norms = z.norm(dim=1)  # [R]
     basis = z.new_empty(R, min(n, 2 * CHECK_EVERY), n)
-    T = z.new_zeros(R, n if n < 64 else 64, n if n < 64 else 64)
+    T = z.new_zeros(R, min(n, 64), min(n, 64))
     basis[:, 0] = z / norms[:, None]
     previous = None
     k = 0
@@ -151,9 +152,8 @@ def lanczos(
         for _ in range(2):  # twice is enough
             w = w - ((held @ w[:, :, None]).mT @ held)[:, 0]
         beta = w.norm(dim=1)
-        exhausted = beta <= 1e-12 * T[:, : k + 1].diagonal(dim1=1, dim2=2).abs().amax(1).clamp_min(
-            eps
-        )
+        largest = T[:, : k + 1].diagonal(dim1=1, dim2=2).abs().amax(1).clamp_min(eps)
+        exhausted = beta <= 1e-12 * largest
         k += 1
         done = k == n or bool(exhausted.all())
         if done or k % CHECK_EVERY == 0:
@@ -173,8 +173,9 @@ def lanczos(
 
 
 def _settled(values: Tensor, change: Tensor, complete: bool) -> bool:
-    if complete or bool((change <= ROUNDING * values.abs()).all()):
-        return bool((change <= ROUNDING * values.abs()).all())
+    only_rounding = bool((change <= ROUNDING * values.abs()).all())
+    if complete or only_rounding:
+        return only_rounding
     if len(values) == 1:
         return bool(change[0] < OF_VALUE * values[0].abs())
     return bool(change.mean() < OF_SPREAD * values.std() / len(values) ** 0.5)
@@ -222,7 +223,7 @@ def build(site: Site, chunk: int | None = None, kind: str | None = None) -> Oper
         whiten = site.resolve(site.output())
     P = count(site.params)
     dual = whiten.size < P and whiten.signs is None
-    kind = kind or cheapest(*site[:3], whiten.size, P, dual=dual)
+    kind = kind or cheapest(site, whiten.size, dual=dual)
     if kind == "explicit":
         return _explicit(site, dual=dual)
     if kind == "factored" and dual:
@@ -233,13 +234,14 @@ def build(site: Site, chunk: int | None = None, kind: str | None = None) -> Oper
 KINDS = ("explicit", "factored", "passes")
 
 
-def cheapest(f: ModelFn, params: Params, x: Inputs, Q: int, P: int, *, dual: bool) -> str:
+def cheapest(site: Site, Q: int, *, dual: bool) -> str:
     """The first of ``KINDS`` that fits: by size and memory, never by values."""
+    f, params, x, _ = site
+    P = count(params)
     numbers = Q * P
     if dual and is_pointwise(f):
-        seen = look(f, params, x)
-        keep = torch.is_grad_enabled()  # then all that a point takes stays for the gradient
-        each = (seen.numbers_per_point if keep else seen.compact_numbers)(params)
+        compact = not torch.is_grad_enabled()  # else all that a point takes stays for the gradient
+        each = recorded_calls(f, params, x).numbers_per_point(params, compact=compact)
         numbers = num_points(x) * each
     if 8 * numbers > FACTOR_BYTES:
         return "passes"
@@ -298,7 +300,7 @@ def _by_passes(site: Site, chunk: int | None, *, dual: bool) -> Operator:
     def product(v: Tensor) -> Tensor:  # Mv
         if dual:
             return whiten.rows(push(pull(whiten.adjoint(v.to(out.dtype))))).double()
-        u = whiten.rows(push(tangents(fixed, v)))
+        u = whiten.rows(push(unravel(v.to(out.dtype), fixed)))
         return ravel(pull(whiten.adjoint(u if whiten.signs is None else whiten.signs * u))).double()
 
     def forms(p: Params, W: Tensor, Z: Tensor) -> Tensor:  # wᵀMz of each pair
@@ -339,8 +341,9 @@ def _transposed(pull: Callable[[Tensor], Params], out: Tensor) -> Callable[[Para
 
 def _in_rows(site: Site, w: Tensor, z: Tensor) -> Tensor:
     """(Aw)ᵀD(Az)."""
-    out, left, _ = jvp(*site[:3], tangents(site.params, w))
-    _, right, _ = jvp(*site[:3], tangents(site.params, z))
+    dtype = next(iter(site.params.values())).dtype
+    out, left, _ = jvp(*site[:3], unravel(w.to(dtype), site.params))
+    _, right, _ = jvp(*site[:3], unravel(z.to(dtype), site.params))
     whiten = site.resolve(out)
     product = whiten.rows(left) * whiten.rows(right)
     return (product if whiten.signs is None else whiten.signs * product).sum()

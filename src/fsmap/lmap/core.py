@@ -33,7 +33,8 @@ from fsmap.functional import (
 )
 from fsmap.linalg.estimators import Central, draws_normal
 from fsmap.linalg.estimators import evaluate as evaluate_trace
-from fsmap.linalg.metric import Metric, Site, Weights
+from fsmap.linalg.jacobian import Site
+from fsmap.linalg.metric import Metric, Weights
 from fsmap.linalg.probes import Stream
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.compiling import Compiled, as_written, uncompiled

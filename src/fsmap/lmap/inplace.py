@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fsmap.errors import IgnoredProbesWarning, InputError, UnsupportedModuleError
 from fsmap.functional import HALF, Functional, accumulate, check_points, flat, number
-from fsmap.linalg.metric import resolve
+from fsmap.linalg.jacobian import resolve
 from fsmap.linalg.probes import Stream
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap import sharding

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.functional import count, ravel, unravel
+from fsmap.functional import ravel, unravel
 from fsmap.linalg import logdet
 from fsmap.linalg.estimators import Estimator, Jvp, evaluate
-from fsmap.linalg.metric import Metric, Site, resolve
+from fsmap.linalg.jacobian import Metric, Site, resolve
 from fsmap.linalg.probes import Stream
 from fsmap.linalg.slq import DEFAULT_PROBES
 from fsmap.px import EvalDistribution, sample
@@ -63,11 +63,15 @@ class LogDet(NamedTuple):
     def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
         """S points; for ``slq`` also a generator's worth of signs."""
         x = sample(self.px, self.num_points, params, stream)
-        S, K, P = logdet.shape(f, params, x)
-        device, gram = next(iter(params.values())).device, logdet.gram_bytes(f, params, x)
+        S, K, P, gram = logdet.sizes(f, params, x)
+        device = next(iter(params.values())).device
         if logdet.choose(self.method, S * K, P, device, gram=gram) != "slq":
             return Draws(x)
-        return Draws(x, _signs(f, params, x, self.metric, self.probes, stream))
+        with torch.no_grad():
+            whiten = resolve(self.metric, x, f(params, x))
+        dual = whiten.size < P and whiten.signs is None  # the side that slq takes
+        like = next(iter(params.values())).detach()
+        return Draws(x, stream.signs(self.probes, whiten.size if dual else P, like))
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
         """Nats."""
@@ -76,11 +80,10 @@ class LogDet(NamedTuple):
         jitter = self.jitter.to(next(iter(params.values())).device)
         method = self.method
         if method == "auto":  # as it was drawn for: what is free may have changed since
-            S, K, P = logdet.shape(f, params, draws.x)
+            S, K, P, _ = logdet.sizes(f, params, draws.x)
             method = "slq" if given is not None else ("dense" if P <= S * K else "dual")
-        estimate = logdet.evaluate(
-            f, params, draws.x, jitter, method=method, metric=self.metric, probes=given
-        )
+        site = Site(f, params, draws.x, self.metric)
+        estimate = logdet.evaluate(site, jitter, method, probes=given)
         return -0.5 * estimate.value
 
 
@@ -243,19 +246,3 @@ def _log_det_by_singular_values(
     rows, _ = logdet.whitened_rows(f, params, x, metric=metric)
     singular_values: Tensor = torch.linalg.svdvals(rows)[: rows.shape[1]]
     return 2 * singular_values.log().sum()
-
-
-def _signs(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    metric: Metric | Tensor | None,
-    num: int,
-    stream: Stream,
-) -> Tensor:
-    """Random signs for output space, or for parameter space if that is the smaller one."""
-    with torch.no_grad():
-        whiten = resolve(metric, x, f(params, x))
-    P = count(params)
-    size = whiten.size if whiten.size < P and whiten.signs is None else P
-    return stream.signs(num, size, next(iter(params.values())).detach())

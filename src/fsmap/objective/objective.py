@@ -159,7 +159,6 @@ def l_map(
     beta: float = 1e-3,
     probes: int = 1,
     metric: Metric | Tensor | None = None,
-    antithetic: bool = False,
     every: int = 1,
 ) -> Objective:
     r"""Laplacian-regularised MAP (``eq:l-map``), the first-order form for large networks.
@@ -181,7 +180,6 @@ def l_map(
         beta: Step of the differences.
         probes: ψ per step.
         metric: g, see :mod:`fsmap.metric`.
-        antithetic: Each ψ with −ψ (``fd``).
         every: Evaluate the term on every k-th step only, k times as strong.
 
     Returns:
@@ -206,7 +204,7 @@ def l_map(
     _check_range(name, value)
     scalar, points = _scalar(value), (as_px(px), _positive("num_points", num_points))
     options: dict[str, Any] = {
-        "estimator": by_name(estimator, beta=beta, antithetic=antithetic),
+        "estimator": by_name(estimator, beta=beta),
         "probes": _positive("probes", probes),
         "metric": metric,
         "every": _positive("every", every),

@@ -23,8 +23,8 @@ from torch.func import functional_call, stack_module_state, vmap
 from fsmap.errors import ConstantTargetWarning, DivergedError, InputError
 from fsmap.functional import functional
 from fsmap.linalg.estimators import Jvp, evaluate
+from fsmap.linalg.jacobian import Site
 from fsmap.linalg.logdet import log_det
-from fsmap.linalg.metric import Site
 from fsmap.lmap.strength import MEMORY
 from fsmap.models.mlp import ACTIVATIONS, MLP
 from fsmap.objective.geometry import SHARE

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fsmap.linalg.jacobian import Site
 from fsmap.linalg.logdet import evaluate
 from fsmap.linalg.probes import generator
 from fsmap.paper.descent import one_thread
@@ -77,10 +78,9 @@ class Cloud(NamedTuple):
 
 def log_dets(network: ScaledNetwork, x: Tensor, jitters: Tensor) -> Tensor:
     """The log-determinant on these points for every ε, from one Jacobian, ``[k]``."""
+    site = Site(network.f, network.params, x)
     with torch.no_grad():
-        values: Tensor = vmap(lambda jitter: evaluate(network.f, network.params, x, jitter).value)(
-            jitters
-        )
+        values: Tensor = vmap(lambda jitter: evaluate(site, jitter).value)(jitters)
     return values
 
 

@@ -98,11 +98,16 @@ def test_ece_of_a_calibrated_table_is_zero():
     assert metrics.temperature(z, y) == pytest.approx(1, abs=1e-9)
 
 
-def test_ece_of_the_surely_wrong_is_one():
-    z = np.array([[100.0, 0.0]] * 4)
-    assert metrics.ece(z, [1, 1, 1, 1]) == pytest.approx(1)
-    assert metrics.ece(z, [0, 0, 0, 0]) == pytest.approx(0)
-    assert metrics.reliability(z, [0, 0, 1, 1]).count.tolist() == [0] * 9 + [4]
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_a_confidence_on_an_edge_belongs_to_the_bin_below(k):
+    """Bins are closed on the right; on the other side the two bins below would be one."""
+    z = np.zeros((2, k))  # the confidence of the first point is exactly 1/k, the first edge
+    z[1, 0] = math.log(1.5 * (k - 1) / (k - 1.5))  # and 1.5/k of the second, in the second bin
+    assert metrics.reliability(z, [0, 1], bins=k).count.tolist() == [1, 1, *[0] * (k - 2)]
+    apart = ((1 - 1 / k) + 1.5 / k) / 2
+    together = abs(1 / 2 - 1.25 / k)
+    assert metrics.ece(z, [0, 1], bins=k) == pytest.approx(apart, abs=1e-12)
+    assert abs(apart - together) > 0.1
 
 
 def percentile(values, q):
@@ -187,14 +192,6 @@ def test_temperature_scales_with_the_logits(seed, factor):
     assert ratio == pytest.approx(factor, rel=1e-9)
 
 
-def test_temperature_of_a_drawn_sample_is_near_one():
-    rng = np.random.default_rng(0)
-    z = 2 * rng.standard_normal((20_000, 4))
-    y = (softmax(z).cumsum(1) < rng.random((20_000, 1))).sum(1)
-    assert metrics.temperature(z, y) == pytest.approx(1, abs=0.05)
-    assert metrics.temperature(3 * z, y) == pytest.approx(3, abs=0.15)
-
-
 def test_temperature_at_its_bounds():
     z, y = table()
     assert metrics.temperature(10 * np.eye(5)[y], y) == 1e-2  # no errors: sharper is better
@@ -252,24 +249,16 @@ def test_arrays_tensors_and_lists_are_the_same(name):
 @pytest.mark.parametrize(
     ("z", "y", "message"),
     [
-        (np.zeros(3), [0, 1, 1], r"logits must be \[N, K\] with K >= 2 classes, got \[3\]"),
-        (np.zeros((3, 1)), [0, 0, 0], r"got \[3, 1\]. For one logit z per point pass the pair"),
-        (
-            np.zeros((3, 2)),
-            [0, 1],
-            r"label for each of the points \[3\], got torch.int64 of .*\[2\]",
-        ),
-        (
-            np.zeros((3, 2)),
-            [0.0, 1.0, 1.0],
-            r"one integer label .* got torch.float64 of shape \[3\]",
-        ),
+        (np.zeros(3), [0, 1, 1], r"logits must be \[N, K\]"),
+        (np.zeros((3, 1)), [0, 0, 0], r"the pair \(0, z\)"),
+        (np.zeros((3, 2)), [0, 1], r"one integer label"),
+        (np.zeros((3, 2)), [0.0, 1.0, 1.0], r"one integer label .* got torch.float64"),
         (np.zeros((3, 2)), [True, False, True], r"one integer label .* got torch.bool"),
         (np.zeros((3, 2)), [0, 1, 2], r"labels must lie in 0\.\.1 for 2 logits, got 0 to 2"),
         (np.zeros((3, 2)), [0, 1, -1], r"got -1 to 1"),
-        (np.zeros((0, 2)), [], r"logits is empty \(shape \[0, 2\]\)"),
-        (np.array([[0, np.nan]]), [0], r"logits holds 1 values that are nan or infinite \(of 2\)"),
-        (np.array([[-np.inf, 0]]), [0], r"logits holds 1 values"),
+        (np.zeros((0, 2)), [], r"logits holds 0 values"),
+        (np.array([[0, np.nan]]), [0], r"logits holds 2 values, 1 of them nan"),
+        (np.array([[-np.inf, 0]]), [0], r"1 of them nan or infinite"),
         ("abc", [0], r"logits must be an array or tensor of numbers, got str"),
     ],
 )
@@ -292,7 +281,7 @@ def test_other_arguments_are_checked():
         metrics.ood_auroc(z, z[:, :4])
     with pytest.raises(InputError, match=r"outputs \[3\] and targets \[2\] do not match"):
         metrics.rmse(np.zeros(3), np.zeros(2))
-    with pytest.raises(InputError, match=r"pred holds 1 values that are nan"):
+    with pytest.raises(InputError, match=r"pred .* nan"):
         metrics.rmse([math.nan], [0.0])
 
 

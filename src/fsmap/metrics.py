@@ -67,19 +67,7 @@ def rmse(pred: ArrayLike, y: ArrayLike) -> float:
 
 
 def reliability(logits: ArrayLike, y: ArrayLike, bins: int = 10) -> Reliability:
-    """Points sorted into bins ((i-1)/bins, i/bins] by confidence, the largest probability.
-
-    Args:
-        logits: ``[N, K]``.
-        y: Labels ``[N]``.
-        bins: Number of bins.
-
-    Returns:
-        Mean confidence, accuracy and number of points of each bin.
-
-    Raises:
-        InputError: If there is not at least one bin, or the arrays do not fit.
-    """
+    """Points sorted into bins ((i-1)/bins, i/bins] by confidence, the largest probability."""
     if bins < 1:
         message = f"bins must be at least 1, got {bins}."
         raise InputError(message)
@@ -101,7 +89,7 @@ def ece(logits: ArrayLike, y: ArrayLike, bins: int = 10) -> float:
 
 
 def selective_accuracy(logits: ArrayLike, y: ArrayLike) -> float:
-    r"""Area under the accuracy of the most confident q percent, over q.
+    r"""Area under the accuracy of the most confident q percent, over q; in [0, 1].
 
     Points are ranked by predictive entropy $-\sum_k p_k \log p_k$. For q = 100, 99, ..., 1, 0.1 the
     points with an entropy of at most the q-th percentile are kept (equal ones together, so that the
@@ -111,13 +99,6 @@ def selective_accuracy(logits: ArrayLike, y: ArrayLike) -> float:
 
     DEVIATION: the authors' code does not divide, so that a perfect classifier has 99.9; a value v
     of the paper's Sel. Pred. columns is v/99.9 here. Their entropy has a 1e-6 inside the logarithm.
-
-    Args:
-        logits: ``[N, K]``.
-        y: Labels ``[N]``.
-
-    Returns:
-        The normalized area, in [0, 1].
     """
     curve = selective_curve(logits, y)
     span = curve.coverage[-1] - curve.coverage[0]
@@ -125,15 +106,7 @@ def selective_accuracy(logits: ArrayLike, y: ArrayLike) -> float:
 
 
 def selective_curve(logits: ArrayLike, y: ArrayLike) -> SelectiveCurve:
-    """Accuracy of the most confident points, see :func:`selective_accuracy`.
-
-    Args:
-        logits: ``[N, K]``.
-        y: Labels ``[N]``.
-
-    Returns:
-        Coverages in increasing order, and the accuracy at each.
-    """
+    """The curve of :func:`selective_accuracy`, coverages in increasing order."""
     z, labels = _classified(logits, y)
     uncertain, order = _entropy(z).sort()
     right = (z.argmax(1) == labels)[order].double().cumsum(0)  # [N]  hits among the first ones
@@ -154,12 +127,6 @@ def ood_auroc(logits_in: ArrayLike, logits_out: ArrayLike, *, score: str = "entr
         score: The uncertainty: ``"entropy"`` of the prediction (as the authors' code), or
             ``"max_prob"``, minus the largest probability (compared through its log-odds, which do
             not round to one).
-
-    Returns:
-        The area: 1/2 for a score that says nothing, 1 for one that separates.
-
-    Raises:
-        InputError: If the score is unknown or the numbers of classes differ.
     """
     if score not in SCORES:
         message = f"unknown score {score!r}; allowed are {', '.join(SCORES)}."
@@ -184,21 +151,10 @@ def temperature(
 
     T > 1 says that the model is over-confident, T < 1 that it is under-confident. The NLL is convex
     in a = 1/T with slope $\frac1N \sum_n (\sum_k p_{nk} z_{nk} - z_{n y_n})$; its zero is found by
-    Newton's method inside a bracket. Where there is none within the bounds, the better bound is
+    Newton's method inside a bracket. If there is none within the bounds, the better bound is
     returned: the lower one for a classifier without errors on these points, the upper one for
     logits that are worse than none. Logits that are equal in every point have the same NLL at any
     T, and T = 1.
-
-    Args:
-        logits: ``[N, K]``.
-        y: Labels ``[N]``.
-        bounds: Smallest and largest T.
-
-    Returns:
-        T.
-
-    Raises:
-        InputError: If the bounds are not ``0 < low < high``.
     """
     if not 0 < bounds[0] < bounds[1] < math.inf:
         message = f"bounds must be 0 < low < high < inf, got {bounds}."
@@ -223,7 +179,7 @@ def _slope(margin: Tensor, a: float) -> tuple[float, float]:
 
 
 def _root(margin: Tensor, low: float, high: float) -> float:
-    """Where the slope changes its sign; Newton, or the middle of the bracket where that is slow."""
+    """The zero of the slope; Newton, or the middle of the bracket if that is slow."""
     a, before = min(max(1.0, low), high), math.inf
     while high - low > 1e-10 * low:
         slope, curvature = _slope(margin, a)
@@ -251,12 +207,9 @@ def _odds_against(z: Tensor) -> Tensor:
 def _floats(name: str, values: ArrayLike) -> Tensor:
     """Finite numbers, at least one of them, as float64 on the CPU."""
     tensor = _tensor(name, values).to(torch.float64)
-    if tensor.numel() == 0:
-        message = f"{name} is empty (shape {list(tensor.shape)}). Give at least one point."
-        raise InputError(message)
     bad = int((~torch.isfinite(tensor)).sum())
-    if bad:
-        message = f"{name} holds {bad} values that are nan or infinite (of {tensor.numel()})."
+    if bad or not tensor.numel():
+        message = f"{name} holds {tensor.numel()} values, {bad} of them nan or infinite."
         raise InputError(message)
     return tensor
 

@@ -10,6 +10,7 @@ own size, so that networks of different scales can be compared.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -28,15 +29,10 @@ from fsmap.types import Params
 
 
 class Landscape(NamedTuple):
-    """Losses along lines through the parameters.
+    """Losses along lines through the parameters."""
 
-    Attributes:
-        steps: α, ``[A]``.
-        loss: ``[directions, A]``; inf where it overflows.
-    """
-
-    steps: Tensor
-    loss: Tensor
+    steps: Tensor  # [A]  α
+    loss: Tensor  # [directions, A]; inf if it overflows
 
     @property
     def mean(self) -> Tensor:
@@ -45,16 +41,7 @@ class Landscape(NamedTuple):
 
 
 def filter_normalized(params: Params, directions: int, generator: torch.Generator) -> Params:
-    """Random directions.
-
-    Args:
-        params: Parameters of the network.
-        directions: How many.
-        generator: Source of randomness.
-
-    Returns:
-        ``{name: [directions, ...]}``; zeros for tensors of fewer than two dimensions.
-    """
+    """Directions ``{name: [directions, ...]}``; zero for tensors of fewer than two dimensions."""
     shapes = {name: torch.empty_like(p, device=generator.device) for name, p in params.items()}
     drawn = normal(shapes, directions, generator)
     return {name: _normalized(d.to(params[name]), params[name]) for name, d in drawn.items()}
@@ -70,7 +57,7 @@ def _normalized(d: Tensor, weight: Tensor) -> Tensor:
 
 
 def check_walk(steps: int, reach: float, chunk: int | None, *, dashes: str = "") -> None:
-    """Refuse a walk that has no middle, no length or no directions at a time."""
+    """Raise InputError for a walk that has no middle, no length or no directions at a time."""
     if steps % 2 == 0 or steps < 3:
         message = f"{dashes}steps must be odd and at least 3, so that 0 is one of them, got {steps}"
         raise InputError(message)
@@ -106,12 +93,6 @@ def landscape(
         generator: Source of randomness.
         batch_size: Points at a time.
         chunk: Directions at a time; None: all.
-
-    Returns:
-        Losses.
-
-    Raises:
-        InputError: If there is nothing to look at.
     """
     if directions < 1 or not len(x) or steps.dim() != 1 or not len(steps):
         message = (
@@ -119,7 +100,7 @@ def landscape(
             f"{len(x)} points and steps of shape {list(steps.shape)}"
         )
         raise InputError(message)
-    with torch.no_grad(), _deployed(module):
+    with torch.no_grad(), _evaluation_mode(module), Replacing({F.batch_norm: _batch_norm}):
         f, params = functional(module)
         line = filter_normalized(params, directions, generator)
 
@@ -133,13 +114,11 @@ def landscape(
 
 
 @contextmanager
-def _deployed(module: nn.Module) -> Iterator[None]:
-    """Evaluation mode, with batch norm written out."""
+def _evaluation_mode(module: nn.Module) -> Iterator[None]:
     modes = [(m, m.training) for m in module.modules()]
     module.eval()
     try:
-        with Replacing({F.batch_norm: _batch_norm}):
-            yield
+        yield
     finally:
         for m, mode in modes:
             m.training = mode
@@ -170,16 +149,8 @@ def _along(every: object, line: Params, a: Tensor, x: Tensor, y: Tensor, size: i
 def flatness(found: Landscape, within: float = 1.0) -> float:
     """How much the mean loss rises within a distance: lower is flatter.
 
-    Args:
-        found: Losses.
-        within: Steps with |α| up to this count.
-
-    Returns:
-        Mean of loss(α) − loss(0) over the interval of these steps, by the trapezoidal rule: finer
-        steps bring it nearer to the integral and change little else.
-
-    Raises:
-        InputError: If the steps do not include zero.
+    Mean of loss(α) − loss(0) over the steps with |α| up to ``within``, by the trapezoidal rule:
+    finer steps bring it nearer to the integral and change little else.
     """
     rounding = 1e-6 * float(found.steps.abs().max())
     near = found.steps.abs() <= within + rounding
@@ -202,48 +173,34 @@ def laplacian(
     batch_size: int = 250,
     batch_statistics: bool = False,
 ) -> tuple[float, float]:
-    """R(θ) = E‖J(x)ψ‖², by forward mode, without gradients; in evaluation mode unless told.
+    """R(θ) = E‖J(x)ψ‖² by forward mode, and its standard error over probes (nan for one probe).
 
     Args:
-        module: A network.
+        module: A network; taken in evaluation mode.
         x: Points ``[N, ...]``.
         probes: Draws of ψ, each used at all points, or what :func:`draw_psi` drew.
         generator: Source of randomness; None: seed 0.
         batch_size: Points at a time.
         batch_statistics: BatchNorm normalizes every batch by itself, and ψ moves its statistics
             too, as in training; running statistics stay what they are. Layers in ``eval()`` mode
-            within a module in ``train()`` mode keep theirs: somebody froze them.
-
-    Returns:
-        The estimate and its standard error over probes (nan for one probe).
+            within a module in ``train()`` mode keep theirs.
     """
     if isinstance(probes, int):
         probes = draw_psi(module, probes, generator or torch.Generator().manual_seed(0))
-    number = len(next(iter(probes.values())))
-    modes = [(m, m.training) for m in module.modules()]
+    number, parts = len(next(iter(probes.values()))), x.split(batch_size)
     live = unfrozen(module) if batch_statistics else []
-    module.eval()
-    for norm in live:
-        norm.training = True
-    try:
-        with torch.no_grad():
-            f, params = functional(module)
-            values = [
-                sum(
-                    len(part) * _one(f, params, part, {n: p[r : r + 1] for n, p in probes.items()})
-                    for part in x.split(batch_size)
-                )
-                / len(x)
-                for r in range(number)
-            ]
-    finally:
-        for m, mode in modes:
-            m.training = mode
-    mean = sum(values) / number
-    if number == 1:
-        return mean, math.nan
-    spread = sum((v - mean) ** 2 for v in values) / (number - 1)
-    return mean, math.sqrt(spread / number)
+    values = []
+    with torch.no_grad(), _evaluation_mode(module):
+        for norm in live:
+            norm.training = True
+        f, params = functional(module)
+        for r in range(number):
+            psi = {n: p[r : r + 1] for n, p in probes.items()}
+            found = [trace(f, params, part, method="jvp", probes=psi).value for part in parts]
+            total = sum(len(part) * float(R) for part, R in zip(parts, found, strict=True))
+            values.append(total / len(x))
+    stderr = statistics.stdev(values) / math.sqrt(number) if number > 1 else math.nan
+    return sum(values) / number, stderr
 
 
 def draw_psi(module: nn.Module, probes: int, generator: torch.Generator) -> Params:
@@ -251,7 +208,3 @@ def draw_psi(module: nn.Module, probes: int, generator: torch.Generator) -> Para
     _, params = functional(module)
     shapes = {n: torch.empty_like(p, device=generator.device) for n, p in params.items()}
     return {n: p.to(params[n]) for n, p in normal(shapes, probes, generator).items()}
-
-
-def _one(f: object, params: dict[str, Tensor], x: Tensor, psi: dict[str, Tensor]) -> float:
-    return float(trace(f, params, x, method="jvp", probes=psi).value)  # type: ignore[arg-type]

@@ -19,18 +19,13 @@ from torch import Tensor
 
 from fsmap.errors import InputError, require
 
-NODES = 16
-"""Gauss-Legendre nodes per panel."""
+NODES = 16  # Gauss-Legendre nodes per panel
 
 
 class Interval(NamedTuple):
-    """Where one parameter is integrated, cut at points where the density may change quickly.
+    """Where one parameter is integrated, cut at points where the density may change quickly."""
 
-    Attributes:
-        cuts: Ends of the panels, increasing.
-    """
-
-    cuts: Sequence[float]
+    cuts: Sequence[float]  # ends of the panels, increasing
 
     def nodes(self, every: int = 1, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
         """Nodes and weights of the composite rule."""
@@ -54,19 +49,12 @@ def interval(low: float, high: float, panels: int) -> Interval:
 
 
 class PosteriorMean(NamedTuple):
-    """A posterior expectation and what half the resolution would have given.
+    """A posterior expectation and what half the resolution would have given."""
 
-    Attributes:
-        mean: E[statistic(θ)], ``[K]``.
-        error: Largest change when every second cut is left out.
-        log_evidence: Logarithm of the integral of the density, ``[]``.
-        edge: Largest share of the integrand's mass that lies in an outermost panel.
-    """
-
-    mean: Tensor
-    error: float
-    log_evidence: Tensor
-    edge: float
+    mean: Tensor  # [K]  E[statistic(θ)]
+    error: float  # largest change if every second cut is left out
+    log_evidence: Tensor  # []  logarithm of the integral of the density
+    edge: float  # largest share of the integrand's mass that lies in an outermost panel
 
 
 def posterior_mean(
@@ -83,9 +71,6 @@ def posterior_mean(
             average function is the function of the average coefficients.
         left: Where the first parameter is integrated.
         right: Where the second parameter is integrated.
-
-    Returns:
-        The mean with its error.
     """
     mean, log_evidence, edge = _integrate(log_density, statistic, left, right, every=1)
     coarse, _, _ = _integrate(log_density, statistic, left, right, every=2)
@@ -111,19 +96,12 @@ def _integrate(
 
 
 class ChainMean(NamedTuple):
-    """A posterior expectation from samples.
+    """A posterior expectation from samples."""
 
-    Attributes:
-        mean: E[statistic(θ)], ``[K]``.
-        stderr: Its Monte Carlo standard error, from the effective sample size, ``[K]``.
-        samples: The draws, ``[n, P]``.
-        divergences: Transitions that the sampler itself calls divergent.
-    """
-
-    mean: Tensor
-    stderr: Tensor
-    samples: Tensor
-    divergences: int
+    mean: Tensor  # [K]  E[statistic(θ)]
+    stderr: Tensor  # [K]  Monte Carlo standard error, from the effective sample size
+    samples: Tensor  # [n, P]
+    divergences: int  # transitions that the sampler itself calls divergent
 
 
 @contextmanager
@@ -148,19 +126,7 @@ def nuts_mean(
     num_warmup: int,
     seed: int,
 ) -> ChainMean:
-    """E[statistic(θ)] by the No-U-Turn sampler of pyro.
-
-    Args:
-        log_density: ``theta [1, P]`` to the log-density up to a constant, ``[1]``.
-        statistic: ``theta [n, P]`` to ``[n, K]``.
-        start: Where the chain starts, ``[P]``.
-        num_samples: Draws after the warm-up.
-        num_warmup: Steps that adapt step size and mass matrix, thrown away.
-        seed: Of the chain.
-
-    Returns:
-        The mean with its Monte Carlo error.
-    """
+    """E[statistic(θ)] by the No-U-Turn sampler of pyro; arguments as :func:`posterior_mean`."""
     mcmc = require("pyro.infer.mcmc", extra="mcmc")
     stats = require("pyro.ops.stats", extra="mcmc")
     validate = torch.distributions.Distribution._validate_args  # importing pyro may change it

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsmap import metrics
-from fsmap.assess.calibration import Predictions, measure
 from fsmap.assess.landscape import laplacian
 from fsmap.data.images.evaluation import Normalization
 from fsmap.data.images.read import Images
@@ -26,26 +25,50 @@ from fsmap.errors import InputError
 from fsmap.images.build import logits_of
 
 Advance = Callable[[str], None]
+SCALED = "_scaled"  # ending of metrics after temperature scaling
+METRICS = ("accuracy", "selective", "nll", "ece", "brier", f"nll{SCALED}", f"ece{SCALED}")
+"""In the order of tables. Accuracy and selective prediction do not change with T."""
+
+
+class Predictions(NamedTuple):
+    """Logits and labels of one part of the data."""
+
+    logits: Tensor  # [N, K]
+    y: Tensor  # [N]
+
+
+def measure(test: Predictions, temperature: float | None) -> dict[str, float]:
+    """All metrics of a set by name: fractions in [0, 1], NLL in nats.
+
+    The temperature must come from held-out data: one fitted on the same points would flatter. None
+    scales nothing. Selective prediction ranks by entropy, which temperature changes a little; the
+    unscaled value is the paper's.
+    """
+    logits, y = test
+    found = {
+        "accuracy": metrics.accuracy(logits, y),
+        "selective": metrics.selective_accuracy(logits, y),
+        "nll": metrics.nll(logits, y),
+        "ece": metrics.ece(logits, y),
+        "brier": metrics.brier(logits, y),
+    }
+    if temperature is not None:
+        scaled = logits.double() / temperature
+        found[f"nll{SCALED}"] = metrics.nll(scaled, y)
+        found[f"ece{SCALED}"] = metrics.ece(scaled, y)
+        found[f"brier{SCALED}"] = metrics.brier(scaled, y)
+    return found
 
 
 class Assessment(NamedTuple):
-    """What was measured; fractions in [0, 1], NLL in nats.
+    """What was measured; fractions in [0, 1], NLL in nats."""
 
-    Attributes:
-        temperature: T of the held-out images, None where there are none.
-        sets: Metrics by set: ``clean``, ``cifar10.1``, ``NAME SEVERITY`` of corruptions.
-        ood: AUROC by foreign set.
-        laplacian: R(θ) and its standard error by set of points.
-        reliability: Confidence, accuracy and count per bin, clean, before and after scaling.
-        selective: Coverage and accuracy, clean.
-    """
-
-    temperature: float | None
-    sets: dict[str, dict[str, float]]
-    ood: dict[str, float]
-    laplacian: dict[str, tuple[float, float]]
-    reliability: dict[str, metrics.Reliability]
-    selective: metrics.SelectiveCurve
+    temperature: float | None  # T of the held-out images
+    sets: dict[str, dict[str, float]]  # metrics of "clean", "cifar10.1", "NAME SEVERITY"
+    ood: dict[str, float]  # AUROC by foreign set
+    laplacian: dict[str, tuple[float, float]]  # R(θ) and its standard error by set of points
+    reliability: dict[str, metrics.Reliability]  # clean, before and after scaling
+    selective: metrics.SelectiveCurve  # clean
 
     def describe(self) -> dict[str, Any]:
         """Everything, as JSON can hold it."""
@@ -84,15 +107,12 @@ def assess_images(
     Args:
         classifier: The network.
         test: Clean test images.
-        held_out: Images for the temperature, which nothing else has seen; None: nothing is scaled.
+        held_out: Images for the temperature, which nothing else has used; None: nothing is scaled.
         foreign: Images of other sets, for OOD detection.
         shifted: Labelled images of other distributions.
         corruptions: Names and severities, applied to ``test``.
         points: Where R(θ) is taken.
-        advance: Takes notes on what is going on.
-
-    Returns:
-        The numbers.
+        advance: Called with the name of what is measured next.
     """
     T = None
     if held_out is not None and len(held_out.x):
@@ -106,33 +126,21 @@ def assess_images(
         advance(f"{name} {severity}")
         changed = corrupt(test.x, name, severity)
         sets[f"{name} {severity}"] = measure(Predictions(classifier.logits(changed), clean.y), T)
-    return Assessment(
-        T,
-        sets,
-        {n: metrics.ood_auroc(clean.logits, classifier.logits(x)) for n, x in foreign.items()},
-        _laplacians(classifier, points, advance),
-        _reliability(clean, T),
-        metrics.selective_curve(*clean),
-    )
-
-
-def _reliability(clean: Predictions, T: float | None) -> dict[str, metrics.Reliability]:
-    found = {"as trained": metrics.reliability(*clean)}
+    reliability = {"as trained": metrics.reliability(*clean)}
     if T is not None:
-        found["scaled"] = metrics.reliability(clean.logits.double() / T, clean.y)
-    return found
-
-
-def _laplacians(
-    classifier: Classifier, points: Mapping[str, Tensor], advance: Advance
-) -> dict[str, tuple[float, float]]:
-    found = {}
-    for name, images in points.items():
+        reliability["scaled"] = metrics.reliability(clean.logits.double() / T, clean.y)
+    laplacians = {}
+    for name, x in points.items():
         advance(f"R at {name}")
-        generator = torch.Generator().manual_seed(0)
-        inputs = classifier.inputs(images)
-        found[name] = laplacian(classifier.module, inputs, generator=generator)
-    return found
+        laplacians[name] = laplacian(classifier.module, classifier.inputs(x))
+    return Assessment(
+        temperature=T,
+        sets=sets,
+        ood={n: metrics.ood_auroc(clean.logits, classifier.logits(x)) for n, x in foreign.items()},
+        laplacian=laplacians,
+        reliability=reliability,
+        selective=metrics.selective_curve(*clean),
+    )
 
 
 Corruption = Callable[[Tensor, float, torch.Generator], Tensor]
@@ -243,19 +251,13 @@ CORRUPTIONS: dict[str, tuple[Corruption, tuple[float, ...]]] = {
 
 
 def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tensor:
-    """Corrupt a set of images.
+    """Corrupt images, bytes ``[N, C, H, W]``.
 
     Args:
-        images: Bytes ``[N, C, H, W]``.
+        images: Bytes.
         name: A key of ``CORRUPTIONS``.
         severity: 1 (hardly visible) to 5.
         seed: Of what is random; severities of one corruption share it, corruptions do not.
-
-    Returns:
-        Bytes of the same shape, on the same device.
-
-    Raises:
-        InputError: If there is no such corruption or severity, or the images are not bytes.
     """
     if name not in CORRUPTIONS:
         message = f"unknown corruption {name!r}; known: {', '.join(CORRUPTIONS)}"

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fsmap import metrics
-from fsmap.assess.calibration import Predictions, measure
 from fsmap.assess.landscape import laplacian
+from fsmap.assess.shift import Predictions, measure
 from fsmap.images import ImageRun
 from fsmap.paper.descent import one_thread
 from fsmap.paper.experiment import Context, Experiment, Measured

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fsmap.assess.calibration import Predictions, measure
-from fsmap.assess.shift import CORRUPTIONS, SEVERITIES, corrupt
+from fsmap.assess.shift import CORRUPTIONS, SEVERITIES, Predictions, corrupt, measure
 from fsmap.data.images.read import read_images
 from fsmap.errors import MissingDataError
 from fsmap.paper.experiment import Context, Measured

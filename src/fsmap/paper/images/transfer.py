@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import fsmap
 from fsmap import metrics
-from fsmap.assess.calibration import Predictions, measure
+from fsmap.assess.shift import Predictions, measure
 from fsmap.errors import UnsupportedModuleError
 from fsmap.images import ImageSettings
 from fsmap.images.build import build_model

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fsmap.assess.calibration import METRICS
+from fsmap.assess.shift import METRICS
 from fsmap.paper.images.measure import shown
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean

@@ -1,11 +1,19 @@
-"""Corruptions: deterministic, stronger with severity, each what it says."""
+"""Metrics before and after a temperature from other data; corruptions do what they say."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fsmap.assess.shift import CORRUPTIONS, SEVERITIES, corrupt
+from fsmap import metrics
+from fsmap.assess.shift import (
+    CORRUPTIONS,
+    SEVERITIES,
+    Predictions,
+    block_quantization,
+    corrupt,
+    measure,
+)
 from fsmap.data.images.read import generate
 from fsmap.errors import InputError
 
@@ -74,8 +82,6 @@ def test_contrast_shrinks_and_brightness_lifts():
 
 
 def test_compression_without_loss_is_the_identity():
-    from fsmap.assess.shift import block_quantization
-
     x = images().double() / 255
     again = block_quantization(x, 1e-9, torch.Generator())
     torch.testing.assert_close(again, x, atol=1e-7, rtol=0)
@@ -92,3 +98,24 @@ def test_compression_without_loss_is_the_identity():
 def test_refusals(name: str, severity: int, dtype: torch.dtype, message: str):
     with pytest.raises(InputError, match=message):
         corrupt(torch.zeros(2, 1, 4, 4, dtype=dtype), name, severity)
+
+
+def drawn() -> Predictions:
+    generator = torch.Generator().manual_seed(0)
+    z = 2 * torch.randn(3000, 4, generator=generator)
+    y = torch.multinomial(z.softmax(1), 1, generator=generator)[:, 0]
+    return Predictions(2.5 * z, y)
+
+
+def test_scaling_mends_an_over_confident_classifier():
+    test = drawn()
+    found = measure(test, 2.5)
+    assert found["accuracy"] == metrics.accuracy(*test)
+    assert found["selective"] == metrics.selective_accuracy(*test)
+    assert found["ece"] > 0.1 > 0.03 > found["ece_scaled"]
+    assert found["nll_scaled"] == pytest.approx(metrics.nll(test.logits / 2.5, test.y))
+    assert found["brier_scaled"] < found["brier"]
+
+
+def test_without_held_out_data_nothing_is_scaled():
+    assert set(measure(drawn(), None)) == {"accuracy", "selective", "nll", "ece", "brier"}

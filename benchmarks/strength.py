@@ -1,7 +1,7 @@
 """How strong? ``python -m benchmarks.strength``, minutes on a CPU for each set.
 
-Small networks that memorize: without R (``plain``), with weight decay (``wd=1e-3``), with λR
-(``lam=1e-3``), with c·log(1 + R/R₀) (``nats=0.05``, see ``fsmap.LogTrace``), and with c trimmed
+Small networks that memorize: without R (``plain``), with weight decay (``wd=1e-3``), by SAM with
+radius ρ (``sam=0.05``), with λR (``lam=1e-3``), with c·log(1 + R/R₀) (``nats=0.05``, see ``fsmap.LogTrace``), and with c trimmed
 after every epoch by the held-out temperature T (``trim=0.05``: c ← c·T^κ within a factor of four):
 
 - ``steering`` (2,000 points, one label in ten wrong) and ``digits`` (scikit-learn's, one label in
@@ -36,7 +36,7 @@ SPLITS = ("held-out", "test")
 METRICS = {"accuracy": (100, 2), "nll": (1, 4), "ece": (100, 2), "temperature": (1, 3)}
 """What is measured on each split; factor and digits in the table."""
 BATCH, KAPPA, FACTOR = 50, 4, 4
-KINDS = ("wd", "lam", "nats", "trim")
+KINDS = ("wd", "sam", "lam", "nats", "trim")
 
 
 class Task(NamedTuple):
@@ -116,7 +116,7 @@ def train(task: Task, way: str, seed: int) -> dict[str, Any]:
     start = time.process_time()
     for _ in range(task.epochs):
         for rows in torch.randperm(len(x)).split(BATCH):
-            if kind in ("plain", "wd"):
+            if kind in ("plain", "wd", "sam"):
                 loss = F.cross_entropy(model(x[rows]), y[rows])
             else:
                 out, R = lm(x[rows])
@@ -124,6 +124,8 @@ def train(task: Task, way: str, seed: int) -> dict[str, Any]:
                 loss = loss + (float(strength) * R if penalty is None else penalty(R))
             optimizer.zero_grad()
             loss.backward()
+            if kind == "sam":
+                sharpen(model, float(strength), lambda b=rows: F.cross_entropy(model(x[b]), y[b]))
             optimizer.step()
         schedule.step()
         if kind == "trim":
@@ -141,6 +143,20 @@ def train(task: Task, way: str, seed: int) -> dict[str, Any]:
     scale = row["held-out"]["temperature"]
     row["test"]["scaled_nll"] = float(fsmap.metrics.nll(out / scale, labels))
     return row
+
+
+def sharpen(model: nn.Module, radius: float, loss: Callable[[], Tensor]) -> None:
+    """Replace gradients by those at the parameters moved by ``radius`` along them (SAM)."""
+    params = list(model.parameters())
+    grads = [p.grad for p in params]
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+    moves = torch._foreach_mul(grads, radius / (norm + 1e-12))
+    with torch.no_grad():
+        torch._foreach_add_(params, moves)
+    model.zero_grad()
+    loss().backward()
+    with torch.no_grad():
+        torch._foreach_sub_(params, moves)
 
 
 @torch.no_grad()
@@ -178,13 +194,11 @@ def _mean(values: list[float], digits: int) -> str:
 def _way(word: str) -> str:
     kind, _, number = word.partition("=")
     try:
-        known = word == "plain" or (
-            kind in ("wd", "lam", "nats", "trim") and 0 <= float(number) < math.inf
-        )
+        known = word == "plain" or (kind in KINDS and 0 <= float(number) < math.inf)
     except ValueError:
         known = False
     if not known:
-        message = f"{word!r} is neither plain nor wd=, lam=, nats= or trim= with a number ≥ 0"
+        message = f"{word!r} is neither plain nor {', '.join(KINDS)} with = and a number ≥ 0"
         raise argparse.ArgumentTypeError(message)
     return word
 

@@ -72,7 +72,7 @@ def vit(device: str) -> Task:
         return VisionTransformer(224, 16, 12, 6, 384, 1536, num_classes=1000).to(device)
 
     x = torch.randn(256, 3, 224, 224, device=device)
-    ways = ("plain", "sam", "by hand", "lmap frozen")
+    ways = ("plain", "sam", "by hand", "lmap frozen", "lmap frozen every 2")
     return Task(make, x, torch.randint(0, 1000, (256,), device=device), 64, 16, ways)
 
 
@@ -84,7 +84,7 @@ def gpt2(device: str) -> Task:
         return GPT2LMHeadModel(config).to(device)
 
     tokens = torch.randint(0, 50257, (256, 512), device=device)
-    ways = ("plain", "sam", "by hand", "lmap frozen")
+    ways = ("plain", "sam", "by hand", "lmap frozen", "lmap frozen every 2")
     return Task(make, tokens, tokens, 16, 4, ways, lambda m, x: m(x, use_cache=False).logits)
 
 
@@ -127,7 +127,13 @@ JOINT = ("plain", "sam", "by hand", "lmap joint")
 CUDA_TASKS: dict[str, Callable[[], Task]] = {
     "resnet18": lambda: resnet("cuda", 128, (*JOINT, "lmap frozen", "penalty")),
     "resnet18 S=32": lambda: resnet(
-        "cuda", 32, ("plain", "sam", "lmap joint", "lmap joint every 2", "lmap frozen")
+        "cuda",
+        32,
+        (
+            "plain",
+            "sam",
+            *(f"lmap {m}" for m in ("joint", "joint every 2", "frozen", "frozen every 2")),
+        ),
     ),
     "gpt2": lambda: gpt2("cuda"),
     "vit-s": lambda: vit("cuda"),
@@ -242,7 +248,7 @@ class Loop:
         """One pure loss; ``joint`` if the network has BatchNorm."""
         model, points = self.model, self.task.points
         names = [n for n, _ in model.named_parameters()]
-        joint = self.task.ways[-1] != "lmap frozen"
+        joint = "lmap joint" in self.task.ways
 
         class Call(nn.Module):
             def __init__(inner) -> None:

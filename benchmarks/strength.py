@@ -1,8 +1,9 @@
 """How strong? ``python -m benchmarks.strength``, minutes on a CPU for each set.
 
 Small networks that memorize: without R (``plain``), with weight decay (``wd=1e-3``), by SAM with
-radius ρ (``sam=0.05``), with λR (``lam=1e-3``), with c·log(1 + R/R₀) (``nats=0.05``, see ``fsmap.LogTrace``), and with c trimmed
-after every epoch by the held-out temperature T (``trim=0.05``: c ← c·T^κ within a factor of four):
+radius ρ (``sam=0.05``), with λR (``lam=1e-3``), with c·log(1 + R/R₀) (``nats=0.05``, see
+``fsmap.LogTrace``), and with c trimmed after every epoch by the held-out temperature T
+(``trim=0.05``: c ← c·T^κ within a factor of four):
 
 - ``steering`` (2,000 points, one label in ten wrong) and ``digits`` (scikit-learn's, one label in
   five drawn anew) are for choosing constants by held-out numbers;

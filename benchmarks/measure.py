@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 
 def in_turns(ways: dict[str, Work], module: nn.Module, *, gradient: bool) -> dict[str, Measured]:
     """Run all ways, alternating, so that a busy machine slows all of them."""
-    runs = {name: (lambda work=work: _run(work, module, gradient)) for name, work in ways.items()}
+    runs = {name: (lambda work=work: run(work, module, gradient)) for name, work in ways.items()}
     first = {name: _first(run) for name, run in runs.items()}  # warm-up: caches, memory, its peak
     found = {name: Measured([], [], peak) for name, (_, _, peak) in first.items()}
     for name, (seconds, value, _) in first.items():
@@ -70,12 +70,12 @@ def ratio(ours: Work, other: Work, module: nn.Module, *, gradient: bool, once: f
     found = []
     for turn in range(num):
         order = (ours, other) if turn % 2 == 0 else (other, ours)
-        seconds = {id(work): _run(work, module, gradient)[0] for work in order}
+        seconds = {id(work): run(work, module, gradient)[0] for work in order}
         found.append(seconds[id(other)] / seconds[id(ours)])
     return statistics.median(found)
 
 
-def _run(work: Work, module: nn.Module, gradient: bool) -> tuple[float, float]:
+def run(work: Work, module: nn.Module, gradient: bool) -> tuple[float, float]:
     start = time.perf_counter()
     value = work()
     if gradient:

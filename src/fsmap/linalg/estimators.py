@@ -302,7 +302,7 @@ def estimate(
     estimator: Estimator, site: Site, probes: Probes, *, chunk: int | None = None
 ) -> Estimate:
     """:func:`trace` with the probes given and no check of values: it can be vmapped."""
-    values = evaluate(estimator, site, probes, chunk=chunk).values
+    values = evaluate(estimator, site, probes, chunk=chunk, with_output=False).values
     if probes is None:
         return Estimate(values[0], torch.zeros_like(values[0]))
     return Estimate(values.mean(), _standard_error(values))
@@ -317,11 +317,17 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(
-    estimator: Estimator, site: Site, probes: Probes, *, chunk: int | None = None
+    estimator: Estimator,
+    site: Site,
+    probes: Probes,
+    *,
+    chunk: int | None = None,
+    with_output: bool = True,
 ) -> Evaluated:
     """The one place that puts R together: all probes, and the last layer's block if f knows it.
 
-    The values can be differentiated, vmapped and compiled.
+    The values can be differentiated, vmapped and compiled. Several probes are evaluated together if
+    the output of a pass is not needed.
     """
     f = site.f
     in_closed_form = isinstance(f, Functional) and f.last_layer is not None
@@ -335,12 +341,18 @@ def evaluate(
     def one(probe: Any) -> Tensor:
         return estimator.at(site, probe).value
 
-    first = None if probes is None else tree_map(lambda t: t[0], probes)
-    value, out, state = estimator.at(site, first)
-    values = value[None]
-    if probes is not None and len(tree_leaves(probes)[0]) > 1:
-        rest = tree_map(lambda t: t[1:], probes)
-        values = torch.cat([values, over_probes(f, one, rest, chunk=chunk)])
+    out = state = None
+    several = probes is not None and len(tree_leaves(probes)[0]) > 1
+    if several and not with_output:
+        assert probes is not None
+        values = over_probes(f, one, probes, chunk=chunk)
+    else:
+        first = None if probes is None else tree_map(lambda t: t[0], probes)
+        value, out, state = estimator.at(site, first)
+        values = value[None]
+        if several:
+            rest = tree_map(lambda t: t[1:], probes)
+            values = torch.cat([values, over_probes(f, one, rest, chunk=chunk)])
     if in_closed_form:
         assert isinstance(f, Functional)
         if out is None or state is None:

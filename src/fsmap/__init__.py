@@ -11,6 +11,7 @@ from fsmap.doctor.doctor import doctor
 from fsmap.functional import functional
 from fsmap.linalg import metric
 from fsmap.linalg.estimators import trace
+from fsmap.linalg.jacobian import Whitening
 from fsmap.linalg.logdet import log_det
 from fsmap.lmap.cost import estimate_cost
 from fsmap.lmap.inplace import InPlacePenalty
@@ -21,6 +22,7 @@ from fsmap.lmap.suggest import suggest_strength
 from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
 from fsmap.objective.objective import Objective, fs_map, l_map, ps_map, variational_fs_map
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
+from fsmap.px import Stream
 from fsmap.train.fit import fit
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam, cosine, sgd
@@ -43,7 +45,7 @@ __all__ = [
     "LogTrace", "suggest_strength",  # how strong
     "fresh_statistics",  # BatchNorm statistics of the weights as they are
     "estimate_cost",  # what R adds to a step
-    "px", "metric",  # evaluation distributions and metrics of function space
+    "px", "metric", "Stream", "Whitening",  # evaluation points, metrics, and parts of your own ones
     "log_det", "trace",  # numbers of the Jacobian
     "metrics",  # numbers of predictions
     "doctor",  # is the geometry singular here, and why

@@ -8,12 +8,13 @@ made; ``to`` returns another one.
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -22,11 +23,22 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from fsmap.errors import InputError
-from fsmap.functional import check_points, check_positive, move_points, num_points, take_points
-from fsmap.linalg.probes import Stream
+from fsmap.functional import (
+    check_points,
+    check_positive,
+    count,
+    move_points,
+    num_points,
+    take_points,
+    unravel,
+)
+from fsmap.linalg.probes import rademacher, randn_like
 from fsmap.types import Inputs, Params
 
-__all__ = ["Empirical", "EvalDistribution", "Lattice", "Mixture", "Normal", "Uniform", "as_px"]
+__all__ = [
+    *("Empirical", "EvalDistribution", "Lattice", "Mixture", "Normal", "Stream", "Uniform"),
+    "as_px",
+]
 
 Coordinates = float | Sequence[float] | Tensor
 """One number for all dimensions of a point, or one for each."""
@@ -382,6 +394,63 @@ def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> In
     """S evaluation points where the parameters are, and in their dtype."""
     like = next(iter(params.values()))
     return move_points(px.sample(num, stream.points()), device=like.device, dtype=like.dtype)
+
+
+class Stream(NamedTuple):
+    """The random numbers of one optimizer step.
+
+    ψ is a function of the seed, the step and the model's trainable parameters, and of nothing else:
+    the same on every rank, over all micro-batches of a step, after a resume and for a member of a
+    population whatever the other members are. It is drawn as one vector, by one kernel.
+    """
+
+    seed: int
+    step: int
+    rank: int = 0
+    micro: int = 0  # which micro-batch of the step
+
+    def points(self) -> torch.Generator:
+        """Generator of the evaluation points: another one on every rank and micro-batch."""
+        return generator(
+            self.seed, self.step, "points", self.rank, *[self.micro] * (self.micro > 0)
+        )
+
+    def noise(self) -> int:
+        """Seed of the random layers (dropout) of the evaluation pass: another one each time."""
+        return integer(self.seed, self.step, "noise", self.rank, *[self.micro] * (self.micro > 0))
+
+    def flat_psi(
+        self, size: int, num: int, device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """ψ as one tensor ``[num, size]``."""
+        source = generator(self.seed, self.step, "psi", device=device)
+        return torch.randn((num, size), generator=source, device=device, dtype=dtype)
+
+    def psi(self, params: Params, num: int = 1) -> Params:
+        """ψ ~ N(0, I), ``{name: [num, ...]}``: the same on every rank."""
+        device = next(iter(params.values())).device
+        drawn = unravel(self.flat_psi(count(params), num, device), params)
+        return {name: t.to(params[name]) for name, t in drawn.items()}
+
+    def psi_of(self, name: str, like: Tensor, num: int = 1) -> Tensor:
+        """ψ of one parameter alone, ``[num, ...]``, for parameters that no rank holds whole."""
+        name = name.replace("_orig_mod.", "")  # torch.compile's prefix changes no draw
+        return randn_like(num, like, generator(self.seed, self.step, name, device=like.device))
+
+    def signs(self, num: int, size: int, like: Tensor) -> Tensor:
+        """Random signs ``[num, size]``: other ones on every rank."""
+        return rademacher(num, size, generator(self.seed, self.step, "signs", self.rank), like)
+
+
+def integer(*parts: object) -> int:
+    """A 63-bit number that depends on all parts and on nothing else."""
+    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def generator(*parts: object, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator seeded by :func:`integer` of the parts."""
+    return torch.Generator(device).manual_seed(integer(*parts))
 
 
 def _check_signature(function: Callable[..., Any]) -> None:

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import fsmap
 from fsmap.errors import InputError
 from fsmap.integrations.lightning import LMAPCallback, LMAPMixin
-from fsmap.linalg.probes import Stream
+from fsmap.px import Stream
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers"),

@@ -18,7 +18,7 @@ from fsmap.errors import FallbackWarning, ForwardModeError, InputError, Unsuppor
 from fsmap.linalg import estimators, probes, second_order
 from fsmap.linalg.estimators import Jvp, Pass, by_name, check_trace
 from fsmap.linalg.jacobian import Site
-from fsmap.linalg.probes import Stream
+from fsmap.px import Stream
 from oracles import laplacian_slow, trace_slow
 
 ESTIMATORS = ("fd", "fd_central", "jvp", "vjp")

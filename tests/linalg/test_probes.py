@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import cases
+from fsmap import px
 from fsmap.errors import InputError
 from fsmap.functional import count, ravel
 from fsmap.linalg import probes
-from fsmap.linalg.probes import Stream
+from fsmap.px import Stream
 
 PARAMS = {"a": torch.zeros(3, 2), "b": torch.zeros(5)}
 
@@ -35,13 +36,11 @@ def test_points_depend_on_the_rank():
 
 
 def test_integers_are_63_bit_and_tell_their_parts_apart():
-    values = {probes.integer(*parts) for parts in [(1, 23), (12, 3), ("1", 23, ""), (1, "2", 3)]}
+    values = {px.integer(*parts) for parts in [(1, 23), (12, 3), ("1", 23, ""), (1, "2", 3)]}
     assert len(values) == 4
     assert all(0 <= value < 2**63 for value in values)
-    assert probes.integer(1, 23) == probes.integer(
-        "1", "23"
-    )  # stable across runs: a hash, not hash()
-    assert probes.integer(0, 0, "points", 0) == 6033697971243281473
+    assert px.integer(1, 23) == px.integer("1", "23")  # stable across runs: a hash, not hash()
+    assert px.integer(0, 0, "points", 0) == 6033697971243281473
 
 
 def test_normal_probes_come_from_the_generator(generator):
@@ -54,7 +53,7 @@ def test_normal_probes_come_from_the_generator(generator):
 def test_a_model_in_double_precision_gets_the_same_probes():
     single = {name: p.float() for name, p in PARAMS.items()}
     double = {name: p.double() for name, p in PARAMS.items()}
-    for draw in (Stream(1, 2).psi, lambda p, num: probes.normal(p, num, probes.generator(3))):
+    for draw in (Stream(1, 2).psi, lambda p, num: probes.normal(p, num, px.generator(3))):
         ours, theirs = draw(double, 20), draw(single, 20)
         assert ours["a"].dtype == torch.float64
         assert all(torch.equal(ours[name], theirs[name].double()) for name in PARAMS)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fsmap
 from fsmap.errors import InputError
 from fsmap.functional import unravel
-from fsmap.linalg.probes import Stream
+from fsmap.px import Stream
 from oracles import follow_slow, gradient_slow, jacobian_slow
 
 S = 5

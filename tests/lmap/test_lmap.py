@@ -19,7 +19,7 @@ from fsmap.errors import (
     InputError,
     UnsupportedModuleError,
 )
-from fsmap.linalg.probes import Stream
+from fsmap.px import Stream
 
 S, B = 5, 4
 MODES = ("joint", "frozen", "batch")

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import fsmap
 from fsmap.errors import InputError
-from fsmap.linalg.probes import Stream
 from fsmap.lmap.selection import Outputs, survey, trainable
+from fsmap.px import Stream
 
 S, K = 4, 6
 PX = fsmap.px.Normal(shape=(2,))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import fsmap
-from fsmap.linalg.probes import Stream
+from fsmap.px import Stream
 
 B, S, LAM, SEED = 4, 3, 0.05, 5
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bf16 autocast": torch.float32}

@@ -24,7 +24,7 @@ from tests.loops import cells  # noqa: E402
 
 import fsmap  # noqa: E402
 from fsmap.errors import FsmapError  # noqa: E402
-from fsmap.linalg.probes import Stream  # noqa: E402
+from fsmap.px import Stream  # noqa: E402
 
 S, B, LAM = 6, 4, 0.1
 Found = dict[str, float | str]

@@ -19,9 +19,9 @@ from fsmap.objective.closed_form import (
     Dual,
     Invertible,
     LogDetBasis,
+    Moments,
     fourier_lattice,
 )
-from fsmap.objective.moments import Moments
 from fsmap.types import Draws
 from oracles import logdet_slow
 

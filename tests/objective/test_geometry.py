@@ -15,8 +15,8 @@ import fsmap
 from fsmap.errors import InputError
 from fsmap.functional import unravel
 from fsmap.linalg.estimators import by_name
-from fsmap.linalg.probes import Stream
 from fsmap.objective.geometry import SHARE, Laplacian, LogDet, NoGeometry, TraceBound, Variational
+from fsmap.px import Stream
 from fsmap.types import Draws
 
 PX = fsmap.px.Normal(shape=(2,))

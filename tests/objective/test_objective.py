@@ -15,11 +15,11 @@ from torch.testing import assert_close
 
 import fsmap
 from fsmap.errors import InputError
-from fsmap.linalg.probes import Stream
 from fsmap.objective.geometry import NoGeometry
 from fsmap.objective.likelihood import Categorical, Gaussian
 from fsmap.objective.objective import variational_fs_map
 from fsmap.objective.prior import Normal, Reparametrized
+from fsmap.px import Stream
 from fsmap.types import Batch, Draws
 
 N = 30

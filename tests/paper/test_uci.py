@@ -11,13 +11,13 @@ import torch
 
 import fsmap
 from fsmap.data import uci
-from fsmap.linalg.probes import Stream
 from fsmap.paper.experiment import Context
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Row
 from fsmap.paper.uci import protocol as protocol
 from fsmap.paper.uci.protocol import run_baseline
 from fsmap.paper.uci.table import DIFFERENCE, PRINTED, UCITable, cells, claims
+from fsmap.px import Stream
 
 TINY = protocol.Config(
     datasets=("boston",),

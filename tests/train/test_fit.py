@@ -19,7 +19,7 @@ import fsmap
 from cases import case
 from fsmap import adam, cosine, fit, sgd
 from fsmap.errors import CheckpointError, DivergedError, InputError, UnsupportedModuleError
-from fsmap.linalg.probes import Stream
+from fsmap.px import Stream
 from fsmap.train import checkpoint as files
 from fsmap.train.fit import Batches
 from fsmap.train.optim import warmup

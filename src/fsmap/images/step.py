@@ -17,10 +17,10 @@ from fsmap.images.build import autocast, layout_of
 from fsmap.images.parallel import Group
 from fsmap.images.settings import ImageSettings
 from fsmap.linalg.estimators import by_name
-from fsmap.linalg.probes import generator
 from fsmap.lmap.core import Drawn
 from fsmap.lmap.module import LMAP
 from fsmap.lmap.strength import LogTrace
+from fsmap.px import generator
 from fsmap.train.capture import CapturedStep
 
 PLAIN, JOINED, REGULARIZED = "plain", "joined", "regularized"

@@ -24,11 +24,10 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError, require
-from fsmap.linalg.probes import integer
 from fsmap.lmap.module import LaplacianPenalty
 from fsmap.lmap.options import check_strength
 from fsmap.lmap.strength import LogTrace
-from fsmap.px import check_draw, choose
+from fsmap.px import check_draw, choose, integer
 from fsmap.types import Inputs
 
 if TYPE_CHECKING:

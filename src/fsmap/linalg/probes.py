@@ -1,14 +1,11 @@
-"""The only place where probes are drawn.
+"""Probes of estimators: draws, complete sets, checks.
 
-A probe ψ in parameter space is a dict of stacked draws ``{name: [R, ...]}``. In training it is a
-function of the seed, the optimizer step and the model's trainable parameters, and of nothing else:
-the same on every rank, over all micro-batches of a step, after a resume and for a member of a
-population whatever the other members are. It is drawn as one vector, by one kernel.
+A probe ψ in parameter space is a dict of stacked draws ``{name: [R, ...]}``. In training it comes
+from a :class:`fsmap.Stream`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import NamedTuple, Protocol
 
@@ -30,47 +27,6 @@ class Source(Protocol):
         """Random signs ``[num, size]``."""
 
 
-class Stream(NamedTuple):
-    """The random numbers of one optimiser step."""
-
-    seed: int
-    step: int
-    rank: int = 0
-    micro: int = 0  # which micro-batch of the step
-
-    def points(self) -> torch.Generator:
-        """Generator of the evaluation points: another one on every rank and micro-batch."""
-        return generator(
-            self.seed, self.step, "points", self.rank, *[self.micro] * (self.micro > 0)
-        )
-
-    def noise(self) -> int:
-        """Seed of the random layers (dropout) of the evaluation pass: another one each time."""
-        return integer(self.seed, self.step, "noise", self.rank, *[self.micro] * (self.micro > 0))
-
-    def flat_psi(
-        self, size: int, num: int, device: torch.device, dtype: torch.dtype = torch.float32
-    ) -> Tensor:
-        """ψ as one tensor ``[num, size]``."""
-        source = generator(self.seed, self.step, "psi", device=device)
-        return torch.randn((num, size), generator=source, device=device, dtype=dtype)
-
-    def psi(self, params: Params, num: int = 1) -> Params:
-        """ψ ~ N(0, I), ``{name: [num, ...]}``: the same on every rank."""
-        device = next(iter(params.values())).device
-        drawn = unravel(self.flat_psi(count(params), num, device), params)
-        return {name: t.to(params[name]) for name, t in drawn.items()}
-
-    def psi_of(self, name: str, like: Tensor, num: int = 1) -> Tensor:
-        """ψ of one parameter alone, ``[num, ...]``, for parameters that no rank holds whole."""
-        name = name.replace("_orig_mod.", "")  # torch.compile's prefix changes no draw
-        return _randn(num, like, generator(self.seed, self.step, name, device=like.device))
-
-    def signs(self, num: int, size: int, like: Tensor) -> Tensor:
-        """Random signs ``[num, size]``: other ones on every rank."""
-        return rademacher(num, size, generator(self.seed, self.step, "signs", self.rank), like)
-
-
 class FromGenerator(NamedTuple):
     """Probes from one generator (None: torch's own)."""
 
@@ -85,23 +41,12 @@ class FromGenerator(NamedTuple):
         return rademacher(num, size, self.generator, like)
 
 
-def integer(*parts: object) -> int:
-    """A 63-bit number that depends on all parts and on nothing else."""
-    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
-def generator(*parts: object, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator seeded by :func:`integer` of the parts."""
-    return torch.Generator(device).manual_seed(integer(*parts))
-
-
 def normal(params: Params, num: int, generator: torch.Generator | None) -> Params:
     """``num`` probes N(0, I) from one generator (None: torch's own)."""
-    return {name: _randn(num, p, generator) for name, p in params.items()}
+    return {name: randn_like(num, p, generator) for name, p in params.items()}
 
 
-def _randn(num: int, p: Tensor, generator: torch.Generator | None) -> Tensor:
+def randn_like(num: int, p: Tensor, generator: torch.Generator | None) -> Tensor:
     """``[num, ...]``; a double is drawn as a float: quicker, and the same for both precisions."""
     dtype = torch.float32 if p.dtype == torch.float64 else p.dtype
     draw = torch.randn((num, *p.shape), dtype=dtype, device=p.device, generator=generator)

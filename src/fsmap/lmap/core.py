@@ -35,14 +35,13 @@ from fsmap.linalg.estimators import Central, draws_normal
 from fsmap.linalg.estimators import evaluate as evaluate_trace
 from fsmap.linalg.jacobian import Site
 from fsmap.linalg.metric import Metric, Weights
-from fsmap.linalg.probes import Stream
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap.compiling import Compiled, as_written, uncompiled
 from fsmap.lmap.options import Options
 from fsmap.lmap.selection import Outputs, SomeOutputs, cut, survey, trainable
 from fsmap.lmap.sharding import refuse_sharded
 from fsmap.lmap.steps import Steps
-from fsmap.px import sample
+from fsmap.px import Stream, sample
 from fsmap.types import Inputs, Params
 
 Buffers = dict[str, Tensor]

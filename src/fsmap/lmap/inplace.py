@@ -24,14 +24,13 @@ from torch import Tensor, nn
 from fsmap.errors import IgnoredProbesWarning, InputError, UnsupportedModuleError
 from fsmap.functional import HALF, Functional, accumulate, check_points, flat, number
 from fsmap.linalg.jacobian import resolve
-from fsmap.linalg.probes import Stream
 from fsmap.lmap import batchnorm as bn
 from fsmap.lmap import sharding
 from fsmap.lmap.core import NO_EFFECT
 from fsmap.lmap.options import MoreOptions, Options, check_module, check_strength
 from fsmap.lmap.selection import trainable
 from fsmap.lmap.steps import Steps
-from fsmap.px import EvalDistribution, sample
+from fsmap.px import EvalDistribution, Stream, sample
 from fsmap.types import Inputs, Params
 
 # In bf16 the two terms of ∇R cancel to within rounding. Measured on an MLP with GELU and LayerNorm:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import Functional, NoiseReplay
 from fsmap.linalg.metric import Metric, Weights, Whitening
-from fsmap.linalg.probes import Stream, generator
+from fsmap.px import Stream, generator
 from fsmap.types import Inputs, Params
 
 Layers = str | Iterable[str] | Callable[[str], bool]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fsmap.errors import InputError
-from fsmap.linalg.probes import Stream
+from fsmap.px import Stream
 
 
 class Steps:

@@ -18,14 +18,14 @@ of a basis model is flat (appendix B.3).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fsmap.errors import InputError, SingularGeometryError
-from fsmap.linalg.probes import Stream
+from fsmap.px import Stream
 from fsmap.types import Draws, ModelFn, Params
 
 PAPER_JITTER = 1e-32
@@ -41,13 +41,9 @@ class Form(Protocol):
 
 
 class Invertible(NamedTuple):
-    r"""$\epsilon = 0$: $\log\det\mathcal{J} = 2\sum_i \log\sigma'(\theta_i) + \log\det\Phi$.
+    r"""$\epsilon = 0$: $\log\det\mathcal{J} = 2\sum_i \log\sigma'(\theta_i) + \log\det\Phi$."""
 
-    Attributes:
-        log_det_gram: $\log\det\Phi$, ``[]``.
-    """
-
-    log_det_gram: Tensor
+    log_det_gram: Tensor  # []
 
     @classmethod
     def from_gram(cls, gram: Tensor) -> Invertible:
@@ -73,14 +69,10 @@ class Diagonal(NamedTuple):
     r"""Orthogonal features: $\sum_i \log(\sigma'(\theta_i)^2\,\Phi_{ii} + \epsilon)$, in log space.
 
     With ``jitter=PAPER_JITTER`` this is the paper's protocol for the Fourier model.
-
-    Attributes:
-        diagonal: $\Phi_{ii}$, ``[P]``.
-        jitter: $\epsilon \geq 0$: a number, or a tensor that broadcasts against the members.
     """
 
-    diagonal: Tensor
-    jitter: float | Tensor
+    diagonal: Tensor  # [P]
+    jitter: float | Tensor  # ε ≥ 0; a tensor broadcasts against the members
 
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
@@ -95,14 +87,10 @@ class Dual(NamedTuple):
     sum $F D^2 F^\top$ is formed, since both would bury small weights under the rounding errors of
     large ones: a QR decomposition of the rows $\sigma'_i F_{\cdot i}/\sqrt\epsilon$, the longest
     first, and of $I$ below them keeps every row to its own relative accuracy.
-
-    Attributes:
-        factor: F, ``[r, P]`` (``BasisModel.factor``).
-        jitter: $\epsilon > 0$: a number, or a tensor that broadcasts against the members.
     """
 
-    factor: Tensor
-    jitter: float | Tensor
+    factor: Tensor  # [r, P]  F (``BasisModel.factor``)
+    jitter: float | Tensor  # ε > 0; a tensor broadcasts against the members
 
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
@@ -147,16 +135,11 @@ class LogDetBasis(NamedTuple):
 
     A drop-in for ``LogDet`` where the model is a ``BasisModel``: nothing is drawn, no Jacobian is
     taken.
-
-    Attributes:
-        form: How the log-determinant is computed.
-        log_slope: $\theta \mapsto \log|\sigma'(\theta)|$ (``model.squash.log_slope``).
-        name: Name of the parameter.
     """
 
     form: Form
-    log_slope: Callable[[Tensor], Tensor]
-    name: str = "theta"
+    log_slope: Callable[[Tensor], Tensor]  # θ ↦ log |σ'(θ)| (``model.squash.log_slope``)
+    name: str = "theta"  # of the parameter
 
     def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
         """Nothing."""
@@ -190,20 +173,13 @@ class FourierLattice(NamedTuple):
       \Big[1 + \frac{s^2}{M} \sum_{c \,\in\, \cos} \frac{S_c}{\epsilon + \kappa_c S_c}\Big].$$
 
     All terms are positive and are added in log space: no rounding error, whatever $\epsilon$ is.
-
-    Attributes:
-        members: Parameters of each class, padded with P, ``[C, m]``.
-        log_kappa: $\log\kappa_c$, $-\infty$ for sines that vanish on the lattice, ``[C]``.
-        cosine: Whether the class is one of cosines, ``[C]``.
-        log_repeat: $\log(s^2/M)$, the weight of the repeated end point, ``[]``.
-        jitter: $\epsilon$: a number, or a tensor that broadcasts against the members of a batch.
     """
 
-    members: Tensor
-    log_kappa: Tensor
-    cosine: Tensor
-    log_repeat: Tensor
-    jitter: float | Tensor
+    members: Tensor  # [C, m]  parameters of each class, padded with P
+    log_kappa: Tensor  # [C]  −∞ for sines that vanish on the lattice
+    cosine: Tensor  # [C]  whether the class is one of cosines
+    log_repeat: Tensor  # []  log(s²/M), the weight of the repeated end point
+    jitter: float | Tensor  # ε; a tensor broadcasts against the members of a batch
 
     @property
     def rank(self) -> int:
@@ -240,18 +216,7 @@ def fourier_lattice(
 ) -> FourierLattice:
     r"""The closed form for $\{\cos i\pi x, \sin i\pi x\}$ on ``linspace(-1, 1, M)``.
 
-    Args:
-        num_frequencies: P/2.
-        num_points: M, at least 2.
-        jitter: $\epsilon$.
-        scale: $s$ of the model; $1/\sqrt P$ if None.
-        dtype: Of the constants.
-
-    Returns:
-        The form.
-
-    Raises:
-        InputError: If there are fewer than 2 points.
+    ``num_frequencies`` is P/2, ``scale`` is $s$ of the model; $1/\sqrt P$ if None.
     """
     if num_points < 2:
         message = f"num_points must be at least 2 (both ends of [-1, 1]), got {num_points}."
@@ -281,3 +246,37 @@ def _power(is_cosine: bool, alias: int, around: int) -> float:
     if alias % around == 0 or 2 * alias == around:
         return float(is_cosine)
     return 0.5
+
+
+class Moments(NamedTuple):
+    r"""What a Gaussian likelihood needs of the data if f = Ac, for Q stacked problems.
+
+    The residual sum is $c^\top A^\top\!A\,c - 2 c^\top A^\top y + y^\top y$: an optimization
+    reads the N points once.
+    """
+
+    square: Tensor  # [Q, P, P]  AᵀA
+    cross: Tensor  # [Q, P]  Aᵀy
+    power: Tensor  # [Q]  yᵀy
+    num: Tensor  # [Q]  N
+
+    @classmethod
+    def of(cls, problems: Sequence[tuple[Tensor, Tensor]]) -> Moments:
+        """From pairs of a design matrix A ``[N, P]`` and targets y ``[N]``; N may differ."""
+        return cls(
+            torch.stack([a.mT @ a for a, _ in problems]),
+            torch.stack([a.mT @ y for a, y in problems]),
+            torch.stack([y @ y for _, y in problems]),
+            torch.stack([y.new_tensor(len(y)) for _, y in problems]),
+        )
+
+    def residual_sum(self, coefficients: Tensor) -> Tensor:
+        """‖Ac − y‖², from c ``[..., Q, P]`` to ``[..., Q]``."""
+        pulled = torch.einsum("...qp,qpr->...qr", coefficients, self.square)  # AᵀA c
+        return (coefficients * (pulled - self.cross - self.cross)).sum(-1) + self.power
+
+    def log_likelihood(self, coefficients: Tensor, noise_std: float | Tensor) -> Tensor:
+        r"""$\log p(y \mid f)$ in nats, constants included, ``[..., Q]``."""
+        std = torch.as_tensor(noise_std, dtype=self.power.dtype, device=self.power.device)
+        constant = self.num * (std.log() + 0.5 * math.log(2 * math.pi))
+        return -self.residual_sum(coefficients) / (2 * std.square()) - constant

@@ -16,9 +16,8 @@ from fsmap.functional import ravel, unravel
 from fsmap.linalg import logdet
 from fsmap.linalg.estimators import Estimator, Jvp, evaluate
 from fsmap.linalg.jacobian import Metric, Site, resolve
-from fsmap.linalg.probes import Stream
 from fsmap.linalg.slq import DEFAULT_PROBES
-from fsmap.px import EvalDistribution, sample
+from fsmap.px import EvalDistribution, Stream, sample
 from fsmap.types import Draws, Inputs, ModelFn, Params
 
 SHARE = 0.01

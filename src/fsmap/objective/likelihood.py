@@ -23,7 +23,7 @@ class Likelihood(Protocol):
     """What the objective needs of a likelihood."""
 
     def value(self, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Sum of ``log p(y | out)`` over the batch, in nats."""
+        """Sum of ``log p(y | out)`` over the batch, in nats; ``weight`` of the points, ``[B]``."""
 
     def check(self, out: Tensor, y: Tensor) -> None:
         """Raise InputError if the outputs and targets do not fit this likelihood."""
@@ -41,16 +41,7 @@ class Gaussian(NamedTuple):
     std: float | Tensor
 
     def value(self, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Log-likelihood of a batch.
-
-        Args:
-            out: Predictions, ``[B]``, ``[B, K]`` or ``[B, ..., K]``.
-            y: Targets of the same shape; ``[B]`` and ``[B, 1]`` are the same thing.
-            weight: Optional weights of the points, ``[B]``.
-
-        Returns:
-            A 0-dim tensor, in nats.
-        """
+        """Log-likelihood of outputs and targets ``[B]``, ``[B, K]`` or ``[B, ..., K]``."""
         out, y = aligned(out, y)  # [B, ..., K]
         std = _per_output("std", self.std, out)  # [] or [K]
         log_p = -0.5 * ((y - out) / std).square() - std.log() - LOG_SQRT_2PI
@@ -89,14 +80,8 @@ class Categorical(NamedTuple):
     def value(self, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
         r"""Log-likelihood of a batch.
 
-        Args:
-            out: Logits, ``[B, K]`` or ``[B, T, K]``; classes are the last dimension.
-            y: Integer labels ``[B]`` or ``[B, T]``, or probabilities (floating dtype) of the
-                logits' shape, for which $\sum_k y_k \log p_k$ is the value.
-            weight: Optional weights of the points, ``[B]``.
-
-        Returns:
-            A 0-dim tensor, in nats.
+        ``out`` are logits ``[B, K]`` or ``[B, T, K]``, ``y`` integer labels ``[B]`` or ``[B, T]``,
+        or probabilities (floating dtype) of the logits' shape: then $\sum_k y_k \log p_k$.
         """
         check_classes(out, y)
         log_p = accumulate(out).log_softmax(-1)  # [B, ..., K]
@@ -131,16 +116,7 @@ class Bernoulli(NamedTuple):
     r"""Yes or no, $p(y = 1) = \mathrm{sigmoid}(f)$, independent over points and outputs."""
 
     def value(self, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        r"""Log-likelihood of a batch, $y \log\sigma(f) + (1 - y) \log\sigma(-f)$.
-
-        Args:
-            out: Logits, ``[B]``, ``[B, K]`` or ``[B, ..., K]``.
-            y: Targets in [0, 1] of the same shape; ``[B]`` and ``[B, 1]`` are the same thing.
-            weight: Optional weights of the points, ``[B]``.
-
-        Returns:
-            A 0-dim tensor, in nats.
-        """
+        r"""Log-likelihood of a batch, $y \log\sigma(f) + (1 - y) \log\sigma(-f)$, y in [0, 1]."""
         out, y = aligned(out, y)
         return _total(y * F.logsigmoid(out) + (1 - y) * F.logsigmoid(-out), weight)
 
@@ -182,7 +158,6 @@ def _total(log_p: Tensor, weight: Tensor | None) -> Tensor:
 
 
 def _check_regression(name: str, scale: float | Tensor, out: Tensor, y: Tensor) -> None:
-    """Shapes, numbers and scale of a regression batch."""
     check_batch(out, y)
     check_positive(name, scale)
     _per_output(name, scale, aligned(out, y)[0])
@@ -219,12 +194,12 @@ def check_classes(out: Tensor, y: Tensor) -> None:
             "(probabilities). Convert with y.long()."
         )
         raise InputError(message)
-    want = out.shape if y.is_floating_point() else out.shape[:-1]
-    if y.shape != want:
+    expected = out.shape if y.is_floating_point() else out.shape[:-1]
+    if y.shape != expected:
         what = "float targets are probabilities" if y.is_floating_point() else "integer targets"
         message = (
             f"{what} of shape {list(y.shape)} do not fit logits {list(out.shape)}: expected "
-            f"{list(want)}. Integer class numbers are [B] or [B, T] (use y.long()), "
+            f"{list(expected)}. Integer class numbers are [B] or [B, T] (use y.long()), "
             "probabilities have the shape of the logits."
         )
         raise InputError(message)

@@ -12,7 +12,6 @@ from fsmap.functional import check_points, num_points
 from fsmap.linalg import logdet
 from fsmap.linalg.estimators import Estimator, by_name
 from fsmap.linalg.metric import Metric
-from fsmap.linalg.probes import Stream
 from fsmap.linalg.slq import DEFAULT_PROBES
 from fsmap.objective.geometry import (
     Geometry,
@@ -24,7 +23,7 @@ from fsmap.objective.geometry import (
 )
 from fsmap.objective.likelihood import Likelihood
 from fsmap.objective.prior import Prior
-from fsmap.px import EvalDistribution, as_px
+from fsmap.px import EvalDistribution, Stream, as_px
 from fsmap.types import Batch, Draws, ModelFn, Params
 
 Parts = dict[str, Tensor]
@@ -97,7 +96,7 @@ def ps_map(likelihood: Likelihood, prior: Prior, /, *, num_data: int) -> Objecti
         num_data: N.
 
     Returns:
-        The objective.
+        The objective, for :func:`fsmap.fit`.
     """
     return Objective(likelihood, prior, NoGeometry(), _positive("num_data", num_data))
 
@@ -130,15 +129,17 @@ def fs_map(
 
     Returns:
         The objective.
-
-    Raises:
-        InputError: If ``method`` is unknown.
     """
     if method not in logdet.METHODS:
         message = f"unknown log_det method {method!r}; known: {', '.join(logdet.METHODS)}"
         raise InputError(message)
     geometry = LogDet(
-        as_px(px), _positive("num_points", num_points), _scalar(jitter), method, metric, probes
+        as_px(px),
+        _positive("num_points", num_points),
+        _scalar(jitter),
+        method=method,
+        metric=metric,
+        probes=probes,
     )
     return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
 
@@ -163,13 +164,15 @@ def l_map(
 ) -> Objective:
     r"""Laplacian-regularised MAP (``eq:l-map``), the first-order form for large networks.
 
+    Give exactly one of ``jitter``, ``reg_strength`` and ``reg_nats``.
+
     Args:
         likelihood: log p(y | f).
         prior: log p(θ).
         px: Evaluation distribution.
         num_points: S, fresh points a step.
         num_data: N.
-        jitter: ε. Give this, ``reg_strength`` or ``reg_nats``.
+        jitter: ε.
         reg_strength: λ = 1/(2εN), the weight of R in the loss per data point; 0 is PS-MAP, at no
             cost.
         reg_nats: c, nats per data point: c·log(1 + R/R₀) instead of λR, whose strength does not
@@ -184,10 +187,6 @@ def l_map(
 
     Returns:
         The objective.
-
-    Raises:
-        InputError: If not exactly one of ``jitter``, ``reg_strength`` and ``reg_nats`` is given, or
-            one is out of range.
     """
     _check_range("beta", beta)
     named = {"jitter": jitter, "reg_strength": reg_strength, "reg_nats": reg_nats}
@@ -202,8 +201,10 @@ def l_map(
     if name != "jitter" and not isinstance(value, Tensor) and value == 0:
         return ps_map(likelihood, prior, num_data=num_data)
     _check_range(name, value)
-    scalar, points = _scalar(value), (as_px(px), _positive("num_points", num_points))
+    scalar = _scalar(value)
     options: dict[str, Any] = {
+        "px": as_px(px),
+        "num_points": _positive("num_points", num_points),
         "estimator": by_name(estimator, beta=beta),
         "probes": _positive("probes", probes),
         "metric": metric,
@@ -214,10 +215,10 @@ def l_map(
         if r0 is not None:
             _check_range("r0", r0)
             r0 = _scalar(r0)
-        geometry = TraceBound(*points, scalar * num_data, r0, **options)
+        geometry = TraceBound(nats=scalar * num_data, r0=r0, **options)
     else:
         epsilon = scalar if name == "jitter" else 1 / (2 * scalar * num_data)
-        geometry = Laplacian(*points, epsilon, **options)
+        geometry = Laplacian(jitter=epsilon, **options)
     return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
 
 
@@ -251,9 +252,6 @@ def variational_fs_map(
 
     Returns:
         The objective.
-
-    Raises:
-        InputError: If ``covariance`` is unknown or a number is out of range.
     """
     if covariance not in ("function", "isotropic"):
         message = f"covariance must be 'function' or 'isotropic', got {covariance!r}"
@@ -263,11 +261,11 @@ def variational_fs_map(
     geometry = Variational(
         as_px(px),
         _positive("num_points", num_points),
-        _scalar(scale),
-        _scalar(jitter),
-        _positive("samples", samples),
-        covariance,
-        metric,
+        scale=_scalar(scale),
+        jitter=_scalar(jitter),
+        samples=_positive("samples", samples),
+        covariance=covariance,
+        metric=metric,
     )
     return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
 

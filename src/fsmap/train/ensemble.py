@@ -27,9 +27,9 @@ from fsmap.functional import (
     is_pointwise,
     take_points,
 )
-from fsmap.linalg.probes import Stream
 from fsmap.objective.geometry import LogDet, TraceBound, Variational
 from fsmap.objective.objective import Objective
+from fsmap.px import Stream
 from fsmap.train.fit import (
     Batches,
     as_batch,

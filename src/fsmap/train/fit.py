@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fsmap import px
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import (
     Functional,
@@ -22,9 +23,8 @@ from fsmap.functional import (
     num_points,
     take_points,
 )
-from fsmap.linalg import probes
-from fsmap.linalg.probes import Stream
 from fsmap.objective.objective import Objective, Parts
+from fsmap.px import Stream
 from fsmap.train.checkpoint import describe, describe_model
 from fsmap.train.loop import (
     PARTS,
@@ -202,11 +202,11 @@ class Batches:
         if self.size is None:
             return None
         if self.replace:
-            generator = probes.generator(self.seed, step, "batch")
+            generator = px.generator(self.seed, step, "batch")
             return torch.randint(self.num_data, (self.size,), generator=generator)
         epoch, place = divmod(step, self.num_data // self.size)
         if epoch != self._epoch:
-            generator = probes.generator(self.seed, epoch, "epoch")
+            generator = px.generator(self.seed, epoch, "epoch")
             self._epoch, self._order = epoch, torch.randperm(self.num_data, generator=generator)
         return self._order[place * self.size : (place + 1) * self.size]
 

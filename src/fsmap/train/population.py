@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fsmap.errors import DivergedError, DivergedWarning, InputError, UnsupportedModuleError
 from fsmap.functional import Functional, functional, is_pointwise, move_points
-from fsmap.linalg.probes import integer
 from fsmap.objective.objective import Objective
+from fsmap.px import integer
 from fsmap.train.capture import Graphed, use_graph
 from fsmap.train.checkpoint import describe, describe_model
 from fsmap.train.ensemble import Ensemble, Feed, Feeder, Members, by_split, choose_chunk

@@ -20,8 +20,7 @@ from fsmap.data import synthetic
 from fsmap.errors import MissingExtraError
 from fsmap.models.basis import BumpBasis
 from fsmap.models.squash import EXP
-from fsmap.objective.closed_form import Invertible
-from fsmap.objective.moments import Moments
+from fsmap.objective.closed_form import Invertible, Moments
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
 from fsmap.paper.closed_form import fits

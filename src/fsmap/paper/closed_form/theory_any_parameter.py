@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fsmap.objective.closed_form import Invertible
-from fsmap.objective.moments import Moments
+from fsmap.objective.closed_form import Invertible, Moments
 from fsmap.paper.closed_form import mixture
 from fsmap.paper.closed_form.mixture import MixtureConfig
 from fsmap.paper.descent import descend

@@ -19,7 +19,6 @@ import torch
 
 from fsmap.functional import count
 from fsmap.linalg.estimators import trace
-from fsmap.linalg.probes import generator
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.networks.scaled_networks import (
     CloudConfig,
@@ -30,6 +29,7 @@ from fsmap.paper.networks.scaled_networks import (
 )
 from fsmap.paper.report import figures, tables
 from fsmap.paper.rows import Claim, Row
+from fsmap.px import generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -19,7 +19,6 @@ from torch.func import vmap
 
 from fsmap.linalg.jacobian import Site
 from fsmap.linalg.logdet import evaluate
-from fsmap.linalg.probes import generator
 from fsmap.paper.descent import one_thread
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.networks.scaled_networks import (
@@ -34,6 +33,7 @@ from fsmap.paper.networks.scaled_networks import (
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import log_scale
 from fsmap.paper.rows import Claim, Row
+from fsmap.px import generator
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

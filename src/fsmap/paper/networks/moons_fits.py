@@ -17,14 +17,13 @@ from torch import Tensor
 from fsmap.data.synthetic import moons
 from fsmap.functional import functional
 from fsmap.linalg.logdet import whitened_rows
-from fsmap.linalg.probes import generator
 from fsmap.models.mlp import MLP
 from fsmap.objective.likelihood import Categorical
 from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
 from fsmap.objective.prior import Normal
 from fsmap.paper.descent import one_thread
 from fsmap.paper.networks.scaled_networks import square
-from fsmap.px import Lattice
+from fsmap.px import Lattice, generator
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam
 from fsmap.train.population import fit_population

@@ -23,7 +23,6 @@ from fsmap.data.synthetic import moons
 from fsmap.errors import DivergedWarning
 from fsmap.functional import functional
 from fsmap.linalg.logdet import whitened_rows
-from fsmap.linalg.probes import Stream, generator
 from fsmap.models.mlp import MLP
 from fsmap.objective.likelihood import Bernoulli, Gaussian, Likelihood
 from fsmap.objective.objective import Objective, fs_map
@@ -34,7 +33,7 @@ from fsmap.paper.networks.scaled_networks import jitter_text
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power
 from fsmap.paper.rows import Claim, Row
-from fsmap.px import Lattice
+from fsmap.px import Lattice, Stream, generator
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam
 from fsmap.train.population import fit_population

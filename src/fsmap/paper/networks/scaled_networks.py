@@ -17,12 +17,11 @@ from torch import Tensor
 
 from fsmap.functional import functional
 from fsmap.linalg.logdet import whitened_rows
-from fsmap.linalg.probes import generator
 from fsmap.models.mlp import MLP
 from fsmap.paper.descent import one_thread
 from fsmap.paper.report.figures import power
 from fsmap.paper.report.tables import number
-from fsmap.px import Lattice
+from fsmap.px import Lattice, generator
 from fsmap.types import ModelFn, Params
 
 if TYPE_CHECKING:

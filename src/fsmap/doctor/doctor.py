@@ -1,4 +1,4 @@
-r"""``fsmap.doctor``: is $\mathcal J(\theta; p_X)$ singular, why, which ε, at what cost?
+r"""``fsmap.doctor``: is $\mathcal J(\theta; p_X)$ singular, why, and which ε?
 
 ε for exact FS-MAP is a tenth of the eigenvalue below which a tenth of the non-zero ones lie, so
 that log(λ + ε) is within 0.1 nats of log λ for nine in ten, and at least ten times rounding. ε for
@@ -28,7 +28,6 @@ from fsmap.functional import (
     Functional,
     check_points,
     count,
-    fits,
     functional,
     move_points,
     num_points,
@@ -36,7 +35,6 @@ from fsmap.functional import (
     take_points,
 )
 from fsmap.linalg import logdet
-from fsmap.linalg.jacobian import jacobian, jvp, vjp
 from fsmap.linalg.metric import Metric
 from fsmap.types import Inputs, Params
 
@@ -44,7 +42,7 @@ VERDICTS = (
     *("regular", "harmless", "pathological", "near-pathological"),
     *("unused", "ill-conditioned", "unexplained", "undecided"),
 )
-VERSION = 2  # of the JSON; grows when a key changes its meaning or disappears
+VERSION = 3  # of the JSON; grows when a key changes its meaning or disappears
 WIDE_GAP = 1e4  # between eigenvalues kept and dropped, for the rank to be sure
 FEW_POINTS = 20  # below that a unit may be zero, or constant, on all of them by chance
 SECONDS = 0.5  # of one forward pass; fewer points are used if all of them take longer
@@ -96,15 +94,6 @@ class JitterRow(NamedTuple):
     lam: float | None  # λ = 1/(2εN), if N was given
 
 
-class Cost(NamedTuple):
-    """Of one value without its gradient."""
-
-    method: str
-    seconds: float
-    bytes: int
-    fits: bool
-
-
 class Diagnosis(NamedTuple):
     """What :func:`fsmap.doctor` returns. ``print`` shows a page, :meth:`to_json` has everything."""
 
@@ -123,8 +112,7 @@ class Diagnosis(NamedTuple):
     symmetries: tuple[Finding, ...]
     null_vectors: tuple[NullVector, ...]
     jitters: tuple[JitterRow, ...]
-    costs: tuple[Cost, ...]
-    auto: str
+    auto: str  # what log_det(method="auto") uses here
     notes: tuple[str, ...]
     seconds: float
 
@@ -158,7 +146,7 @@ def doctor(
     Theorem 1: rank and null vectors, by name of the parameters. Theorem 2: equal and dead units, at
     which the unjittered objective is infinite; and the symmetries that make 𝒥 singular for every θ
     (scale, BatchNorm). Every finding is checked against the Jacobian in float64. Then the
-    eigenvalues, a recommended ε, and what each method would cost.
+    eigenvalues, and a recommended ε.
 
     The module is copied; it, its buffers and torch's random state do not change. It is examined in
     the mode it is in, with dropout switched off.
@@ -172,9 +160,6 @@ def doctor(
         forward: How to call the module, ``forward(module, x)``.
         tolerance: Singular values of J up to this fraction of the largest count as zero; by default
             max(S·K, P) times the rounding of float64.
-
-    Returns:
-        The diagnosis: ``print`` it, or call its ``to_json()``.
 
     Example:
         >>> import torch, fsmap
@@ -196,6 +181,7 @@ def doctor(
     devices = {p.device for p in module.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)):
         f, params, wide = _prepare(_without_dropout(module, notes), x, forward, notes)
+        whole = wide
         affordable = take_points(wide, slice(0, _affordable(f, params, wide)))
         if not f.pointwise and metric is None and count(params) > spectra.LARGEST_SVD:
             wide = affordable  # the points depend on each other: every pass uses the same ones
@@ -215,8 +201,8 @@ def doctor(
         unnamed = ranked.unexplained or any(s.kind == "no_effect" for s in symmetries)
         if unnamed and found.null is not None and ranked.sure is not False:
             ranked = ranked._replace(nearby=_deficit_nearby(params, spectrum_at))
-        activations = sum(space.numbers for space in spaces) / num_points(affordable)
-        costs, auto = _costs(_without_dropout(module, []), x, forward, K, activations)
+        S, K, P, gram = logdet.sizes(f, params, whole)
+        auto = logdet.choose("auto", S * K, P, next(iter(params.values())).device, gram=gram)
     if found.points < num_points(x):
         notes.append(f"eigenvalues were taken on {found.points} of {num_points(x)} points")
     verdict, summary = _judge(ranked, symmetries, min(num_points(affordable), found.points))
@@ -238,7 +224,6 @@ def doctor(
         symmetries=symmetries,
         null_vectors=_null_vectors(found, known, params),
         jitters=tuple(jitter_row(found, name, eps, num_data) for name, eps in epsilons.items()),
-        costs=tuple(costs),
         auto=auto,
         notes=tuple(notes),
         seconds=time.perf_counter() - begin,
@@ -455,8 +440,16 @@ def _eigenvalues(found: Spectrum) -> Eigenvalues:
             condition = abs(low / nonzero)
             exponents = alive.abs().log10().floor().int().tolist()
             decades = tuple((n, exponents.count(n)) for n in sorted(set(exponents), reverse=True))
-    trace, stderr = (float(t) for t in found.trace)
-    return Eigenvalues(low, up, smallest, nonzero, condition, trace, stderr, decades)
+    return Eigenvalues(
+        largest=low,
+        largest_upper=up,
+        smallest=smallest,
+        smallest_nonzero=nonzero,
+        condition=condition,
+        trace=float(found.trace.value),
+        trace_stderr=float(found.trace.stderr),
+        decades=decades,
+    )
 
 
 def recommended(found: Spectrum, dtype: torch.dtype) -> dict[str, float]:
@@ -497,68 +490,17 @@ def jitter_row(found: Spectrum, name: str, jitter: float, num_data: int | None) 
         if bool((scaled > -1).all()):
             log_det = float(scaled.log1p().sum())
             error = (first - log_det) / log_det if log_det != 0 else None
-    bound = ratio / math.log1p(ratio) - 1 if ratio > 1e-8 else ratio / 2
-    lam = None if num_data is None else 1 / (2 * jitter * num_data)
-    return JitterRow(name, jitter, ratio, effective, log_det, first, error, bound, lam)
-
-
-def _costs(
-    module: nn.Module, x: Inputs, forward: Forward | None, K: int, activations: float
-) -> tuple[list[Cost], str]:
-    """Time and memory of each method in the module's own precision, from a few timed passes."""
-    f, params = functional(module, forward=forward)
-    like = next(iter(params.values()))
-    x = move_points(x, device=like.device, dtype=like.dtype)
-    P, Q = count(params), num_points(x) * K
-
-    def timed(run: Callable[[], object]) -> float:
-        for _ in range(2):
-            begin = clock(like.device)
-            run()
-            seconds = clock(like.device) - begin
-            if seconds > 0.3:  # too long to be repeated
-                break
-        return factor * max(seconds, 1e-9)
-
-    def reverse() -> None:
-        out, pull, _ = vjp(f, detached, few)
-        pull(torch.ones_like(out))
-
-    factor, few = 1.0, take_points(x, slice(0, 4))
-    with torch.no_grad():
-        if timed(lambda: f(params, few)) < 0.01:
-            few = take_points(x, slice(0, 256))
-        factor = num_points(x) / num_points(few)
-        plain = timed(lambda: f(params, few))
-    detached = {name: p.detach() for name, p in params.items()}
-    back = timed(reverse)
-    try:
-        tangent = timed(lambda: jvp(f, detached, few, detached))
-    except UnsupportedModuleError:
-        tangent = 2 * back
-    rows = K * back
-    if rows < 0.3 and 8 * num_points(few) * K * P < 2**28:
-        rows = timed(lambda: jacobian(f, detached, few))
-    rate, matrix = 2 * 256**3 * factor, torch.ones(256, 256, dtype=torch.float64).to(like.device)
-    rate /= timed(lambda: matrix @ matrix)
-    weights = P * like.element_size()
-    kept = int(activations * num_points(x) * like.element_size())
-    side, gram = min(Q, P), logdet.sizes(f, detached, x).gram
-    vectors = 16 * 24  # of slq: probes, Lanczos steps
-    predicted = {
-        "dense": (rows + (2.0 * Q * P**2 + P**3 / 3) / rate, 8 * (3 * Q * P + 2 * P * P)),
-        "dual": (rows + Q**3 / 3 / rate, gram),
-        "slq": (vectors * (back + tangent), 8 * vectors * side + 32 * (weights + kept)),
-        "jvp": (tangent, 2 * (weights + kept)),
-        "fd": (2 * plain, 2 * weights + kept),
-    }
-    if side <= 4096 and gram <= 3 * 2**30:  # slq forms the matrix
-        products = rows + 2.0 * vectors * side**2 / rate
-        predicted["slq"] = products, gram + 8 * vectors * side
-    costs = []
-    for method, (seconds, size) in predicted.items():
-        costs.append(Cost(method, seconds, size, fits(size, like.device)))
-    return costs, logdet.choose("auto", Q, P, like.device, gram=gram)
+    return JitterRow(
+        name=name,
+        jitter=jitter,
+        ratio=ratio,
+        effective=effective,
+        log_det=log_det,
+        first_order=first,
+        error=error,
+        error_bound=ratio / math.log1p(ratio) - 1 if ratio > 1e-8 else ratio / 2,
+        lam=None if num_data is None else 1 / (2 * jitter * num_data),
+    )
 
 
 def _plain(value: Any) -> Any:

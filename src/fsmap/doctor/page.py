@@ -9,13 +9,6 @@ from fsmap.doctor.symmetry import Finding
 
 MARKS = {True: "ok", False: "!!", None: "??"}  # at the beginning of a section
 LISTED = 6  # lines of a list before it is cut
-METHODS = {
-    "dense": "log det by the P×P matrix",
-    "dual": "log det by the S·K×S·K matrix",
-    "slq": "log det by Lanczos, estimated",
-    "jvp": "trace, one probe (L-MAP)",
-    "fd": "trace, one probe, two forward passes",
-}
 
 
 def page(d: Diagnosis) -> str:
@@ -23,12 +16,12 @@ def page(d: Diagnosis) -> str:
     frozen = f" ({d.frozen:,} frozen ones left out)" if d.frozen else ""
     facts = (
         f"P = {d.parameters:,} parameters{frozen}, S = {d.points:,} points, K = {d.outputs} "
-        f"output{'s' * (d.outputs != 1)}; {d.mode} mode, examined in {d.precision}, "
-        f"{_scaled(d.seconds, 's')}"
+        f"output{'s' * (d.outputs != 1)}; {d.mode} mode, examined in {d.precision} in "
+        f"{d.seconds:.2g} s; log_det(method='auto') is {d.auto!r} here"
     )
     head = [f"fsmap doctor: {d.module}", *_wrap(facts, "  "), ""]
     head += _wrap(f"{d.verdict.upper()}: {d.summary}", "")
-    sections = [head, _rank(d), _symmetries(d), _eigenvalues(d), _jitters(d), _costs(d)]
+    sections = [head, _rank(d), _symmetries(d), _eigenvalues(d), _jitters(d)]
     if d.notes:
         sections.append(
             ["Notes", *(ln for note in d.notes for ln in _wrap(note, "       ", "     - "))]
@@ -159,17 +152,6 @@ def _jitters(d: Diagnosis) -> list[str]:
     return lines + _columns(table)
 
 
-def _costs(d: Diagnosis) -> list[str]:
-    verdict = f"log_det(method='auto') is {d.auto!r} here"
-    lines = _section(any(c.fits for c in d.costs), "Cost of one value", verdict)
-    table = [["method", "time", "memory", "what"]]
-    for c in d.costs:
-        fits = METHODS[c.method] + ("" if c.fits else "; does not fit")
-        table.append([c.method, _scaled(c.seconds, "s"), _scaled(c.bytes, "B"), fits])
-    told = "Predicted for these points; with the gradient about three times that."
-    return lines + _columns(table) + _wrap(told, "     ")
-
-
 def _section(ok: bool | None, title: str, verdict: str) -> list[str]:
     return _wrap(f"[{MARKS[ok]}] {title}: {verdict}", "     ", "")
 
@@ -186,11 +168,3 @@ def _columns(rows: list[list[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     cells = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
     return [("     " + "  ".join(row)).rstrip() for row in cells]
-
-
-def _scaled(value: float, unit: str) -> str:
-    """Like ``1.5 ms`` or ``70 kB``."""
-    for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1, ""), (1e-3, "m"), (0, "µ")):
-        if value >= factor:
-            return f"{value / (factor or 1e-6):.3g} {prefix}{unit}"
-    return str(value)

@@ -43,7 +43,7 @@ SMALL = 1e-6  # entries of a null vector below this fraction of its largest are 
 class Spectrum(NamedTuple):
     """Eigenvalues of 𝒥: all of them, or bounds if ``method`` is ``lanczos``."""
 
-    method: str  # "svd" (with null vectors), "values", "eigh" (indefinite metric) or "lanczos"
+    method: str  # "svd" (with null vectors), "values" or "lanczos"
     parameters: int  # P
     rows: int  # Q: S·K unless a metric says otherwise
     points: int  # S that were used
@@ -109,12 +109,8 @@ def spectrum(
     else:
         whiten = resolve(metric, x, outputs(f, params, x).detach())
         Q = whiten.size
-    signs = None if whiten is None else whiten.signs
-    if signs is not None and P > LARGEST_SVD:
-        message = (
-            "the metric has negative eigenvalues, which needs the P×P matrix: at most "
-            f"{LARGEST_SVD} parameters, got {P}."
-        )
+    if whiten is not None and whiten.signs is not None:
+        message = "the metric has negative eigenvalues; doctor takes positive semi-definite ones"
         raise InputError(message)
     relative = max(Q, P) * rounding if tolerance is None else tolerance
     resolution = max(NULL, 4 * math.sqrt(max(Q, P)) * rounding)
@@ -125,33 +121,34 @@ def spectrum(
     with torch.no_grad():
         J = jacobian(f, params, x).double()  # [S, K, P]
     A = (J / math.sqrt(len(J))).flatten(0, 1) if whiten is None else whiten.rows(J)
-    return from_rows(A, signs, num_points(x), relative, resolution)
+    return from_rows(A, num_points(x), relative, resolution)
 
 
-def from_rows(
-    A: Tensor, signs: Tensor | None, num_points: int, tolerance: float, resolution: float = NULL
-) -> Spectrum:
-    """The spectrum of AᵀA, or of Aᵀ diag(signs) A, for rows A ``[Q, P]``."""
+def from_rows(A: Tensor, num_points: int, tolerance: float, resolution: float = NULL) -> Spectrum:
+    """The spectrum of AᵀA for rows A ``[Q, P]``."""
     Q, P = A.shape
-    null = None
-    if signs is not None:
-        values, vectors = torch.linalg.eigh(A.mT @ (signs[:, None] * A))
-        order = values.abs().argsort(descending=True)
-        values, vectors = values[order], vectors[:, order]
-        floor = max(P * torch.finfo(A.dtype).eps, tolerance**2) * float(values.abs().max())
-        null, method = vectors.mT[values.abs() <= floor], "eigh"
+    R = torch.linalg.qr(A if Q >= P else A.mT, mode="r")[1]  # [min, min]  same singular values
+    null, method = None, "values"
+    if Q >= P and P <= LARGEST_SVD:
+        _, sigma, V = torch.linalg.svd(R)
+        null, method = V[sigma <= tolerance * sigma.max()], "svd"
     else:
-        R = torch.linalg.qr(A if Q >= P else A.mT, mode="r")[1]  # [min, min]  same singular values
-        if Q >= P and P <= LARGEST_SVD:
-            _, sigma, V = torch.linalg.svd(R)
-            null, method = V[sigma <= tolerance * sigma.max()], "svd"
-        else:
-            sigma, method = torch.linalg.svdvals(R), "values"
-        values, floor = sigma.square(), float((tolerance * sigma.max()).square())
+        sigma = torch.linalg.svdvals(R)
+    values = sigma.square()
     zero = values.new_zeros(())
-    largest, trace = Estimate(values.abs().max(), zero), Estimate(values.sum(), zero)
     return Spectrum(
-        method, P, Q, num_points, values, null, largest, trace, floor, resolution, A, True
+        method=method,
+        parameters=P,
+        rows=Q,
+        points=num_points,
+        eigenvalues=values,
+        null=null,
+        largest=Estimate(values.max(), zero),
+        trace=Estimate(values.sum(), zero),
+        floor=float((tolerance * sigma.max()).square()),
+        resolution=resolution,
+        probes=A,
+        exact=True,
     )
 
 
@@ -191,10 +188,19 @@ def _by_lanczos(
     upper = torch.minimum(ritz[-1] + rest * vectors[-1, -1].abs(), trace.value + 2 * trace.stderr)
     largest = Estimate(ritz[-1], (upper - ritz[-1]).clamp_min(0))
     probes = torch.stack([products.transpose(u) for u in draw(PROBES)])
-    floor = tolerance**2 * float(largest.value)
     return Spectrum(
-        *("lanczos", count(params), Q, used, None, None),
-        *(largest, trace, floor, resolution, probes, False),
+        method="lanczos",
+        parameters=count(params),
+        rows=Q,
+        points=used,
+        eigenvalues=None,
+        null=None,
+        largest=largest,
+        trace=trace,
+        floor=tolerance**2 * float(largest.value),
+        resolution=resolution,
+        probes=probes,
+        exact=False,
     )
 
 

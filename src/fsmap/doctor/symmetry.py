@@ -81,7 +81,6 @@ class Layer(NamedTuple):
     low: Tensor  # [inputs]
     high: Tensor  # [inputs]
     variance: Tensor  # [inputs]
-    numbers: int  # of the input, at all points
 
     def slots(self) -> list[Slot]:
         """Weight and bias by output."""
@@ -98,7 +97,6 @@ class Space(NamedTuple):
     reader: Layer | None
     makers: list[Slot]  # what computes the units
     readers: list[Slot]  # the weight that reads them
-    numbers: int  # of the inputs of the layer and the normalizations
 
 
 class Family(NamedTuple):
@@ -134,21 +132,26 @@ def record(f: Functional, params: Params, x: Inputs) -> list[Space]:
     calls: list[Layer] = []
 
     def hook(module: nn.Module, args: Any) -> None:
-        axis, made, read = 1, 0, 1
-        if isinstance(module, nn.Linear | nn.LayerNorm | nn.RMSNorm):
-            axis = -1
-        if isinstance(module, _ConvTransposeNd):
-            made, read = 1, 0
         if not args or not isinstance(args[0], Tensor) or args[0].ndim < 2:
             return
+        axis = -1 if isinstance(module, nn.Linear | nn.LayerNorm | nn.RMSNorm) else 1
+        made, read = (1, 0) if isinstance(module, _ConvTransposeNd) else (0, 1)
         each = args[0].movedim(axis, 0).flatten(1)  # [inputs, everything else]
         norm, weight = not isinstance(module, nn.Linear | _ConvNd), module._parameters.get("weight")
-        units = len(each) if norm or weight is None else weight.shape[made]
-        held, known = original[module], names.get
-        named = known(id(held.get("weight"))), known(id(held.get("bias")))
-        level = each.amin(1), each.amax(1), each.var(1, correction=0)
-        axes = made, None if norm else read
-        calls.append(Layer(paths[module], module, *named, *axes, units, *level, each.numel()))
+        calls.append(
+            Layer(
+                name=paths[module],
+                module=module,
+                weight=names.get(id(original[module].get("weight"))),
+                bias=names.get(id(original[module].get("bias"))),
+                made=made,
+                read=None if norm else read,
+                units=len(each) if norm or weight is None else weight.shape[made],
+                low=each.amin(1),
+                high=each.amax(1),
+                variance=each.var(1, correction=0),
+            )
+        )
 
     kinds = nn.Linear, _ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm
     layers = [m for m in paths if isinstance(m, kinds) and getattr(m, "groups", 1) == 1]
@@ -183,9 +186,16 @@ def _spaces(calls: list[Layer]) -> Iterator[Space]:
                 readers = [Slot(reader.weight, reader.read, block)]
                 where += f" → {reader.name}"
         makers = [slot for part in calls[i:after] for slot in part.slots()]
-        numbers = sum(part.numbers for part in calls[i:after])
         fits = reader if readers else None
-        yield Space(where, layer, calls[i + 1 : after], fits, makers, readers, numbers)
+        norms = calls[i + 1 : after]
+        yield Space(
+            where=where,
+            layer=layer,
+            norms=norms,
+            reader=fits,
+            makers=makers,
+            readers=readers,
+        )
 
 
 def families(
@@ -390,9 +400,16 @@ def _check(family: Family, params: Params, found: Spectrum) -> tuple[Finding, Te
     nearly = not number and len(V) > 0 and bool((squares <= NEARLY**2 * typical).all())
     shown = residual[null] if number else residual
     finding = Finding(
-        *(family.kind, family.where, family.units, size if nearly else number, None),
-        *(float(shown.max()) if len(shown) else 0.0, nearly, family.kind in PATHOLOGICAL),
-        *(family.distance, KINDS[family.kind]),
+        kind=family.kind,
+        where=family.where,
+        units=family.units,
+        directions=size if nearly else number,
+        adds=None,
+        residual=float(shown.max()) if len(shown) else 0.0,
+        nearly=nearly,
+        pathological=family.kind in PATHOLOGICAL,
+        distance=family.distance,
+        text=KINDS[family.kind],
     )
     return finding, V[null]
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import fsmap
-from fsmap.models.basis import FourierBasis
-from fsmap.models.squash import TANH, log_sech_squared
+from fsmap.models.basis import TANH, FourierBasis, log_sech_squared
 from fsmap.objective.closed_form import Invertible, fourier_lattice
 
 ERRATA = Path(__file__).parents[1] / "docs" / "errata.md"

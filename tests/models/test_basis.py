@@ -14,8 +14,16 @@ from torch.testing import assert_close
 
 from fsmap.errors import InputError
 from fsmap.functional import functional
-from fsmap.models.basis import BumpBasis, FourierBasis, RBFBasis
-from fsmap.models.squash import IDENTITY, TANH, Squash, find_squash, log_sech_squared
+from fsmap.models.basis import (
+    IDENTITY,
+    TANH,
+    BumpBasis,
+    FourierBasis,
+    RBFBasis,
+    Squash,
+    find_squash,
+    log_sech_squared,
+)
 
 MODELS = {
     "fourier": FourierBasis(5),

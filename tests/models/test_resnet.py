@@ -13,13 +13,17 @@ from torch import nn
 
 from fsmap.data.catalogue import locate
 from fsmap.errors import InputError, MissingDataError, UnsupportedModuleError
-from fsmap.models import resnet50
+from fsmap.models import resnet
 from fsmap.models.by_name import make_model
-from fsmap.models.resnet import ResNet, resnet18
+from fsmap.models.resnet import ResNet, resnet18, resnet50_imagenet
 
 
 def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
+
+
+def resnet50(classes: int, width: int = 64) -> ResNet:
+    return ResNet(classes, width=width, stages=resnet.STAGES_50, large=True)
 
 
 def test_it_is_the_papers_network():
@@ -53,16 +57,16 @@ def test_sizes_are_checked():
 
 
 def test_resnet50_puts_the_stride_first(seeded: None):
-    net = resnet50.ResNet50(5, width=2)
+    net = resnet50(5, width=2)
     block = net.blocks[3]
     assert block.conv1.stride == block.shortcut[0].stride == (2, 2)
     assert block.conv2.stride == (1, 1)
     assert net.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 5)
-    full = sum(p.numel() for p in resnet50.ResNet50().parameters())
+    full = sum(p.numel() for p in resnet50(1000).parameters())
     assert full == 25_557_032  # as torchvision's
 
 
-def keras_files(tmp_path: Path, net: resnet50.ResNet50) -> dict[str, Path]:
+def keras_files(tmp_path: Path, net: ResNet) -> dict[str, Path]:
     """What the package would hold for a network of ours: biases before every BatchNorm are one."""
     state = net.state_dict()
     arrays: list[tuple[str, np.ndarray]] = []
@@ -79,7 +83,7 @@ def keras_files(tmp_path: Path, net: resnet50.ResNet50) -> dict[str, Path]:
 
     layer("conv1", "bn_conv1", "conv1", "bn1")
     place = 0
-    for stage, count in enumerate(resnet50.STAGES, start=2):
+    for stage, count in enumerate(resnet.STAGES_50, start=2):
         for letter in "abcdef"[:count]:
             for number, branch in enumerate(("2a", "2b", "2c"), start=1):
                 name = f"{stage}{letter}_branch{branch}"
@@ -102,27 +106,27 @@ def keras_files(tmp_path: Path, net: resnet50.ResNet50) -> dict[str, Path]:
 
 
 def test_keras_weights_come_back(tmp_path: Path, seeded: None):
-    net = resnet50.ResNet50(1000, width=2).float().eval()
+    net = resnet50(1000, width=2).float().eval()
     for m in net.modules():
         if isinstance(m, nn.BatchNorm2d):
             m.running_mean.uniform_(-1, 1)
             m.running_var.uniform_(1, 2)
     files = keras_files(tmp_path, net)
-    read = resnet50.resnet50_imagenet(files=files, size=64, width=2).float().eval()
+    read = resnet50_imagenet(files=files, size=64, width=2).float().eval()
     x = torch.randn(2, 3, 64, 64, dtype=torch.float32)
     torch.testing.assert_close(read(x), net(x), rtol=1e-4, atol=1e-5)
-    fresh = resnet50.resnet50_imagenet(10, files=files, size=64, width=2)
+    fresh = resnet50_imagenet(10, files=files, size=64, width=2)
     assert fresh(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     with pytest.raises(RuntimeError, match="size mismatch"):
-        resnet50.resnet50_imagenet(files=files, width=4)
+        resnet50_imagenet(files=files, width=4)
     files["b.bin"].write_bytes(b"")
     with pytest.raises(MissingDataError, match="shards"):
-        resnet50.read_keras(files)
+        resnet.read_keras(files)
 
 
 def test_small_images_are_normalized_anew(seeded: None):
     mean, std = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
-    net = resnet50.Upscaled(nn.Identity(), mean, std, 32)
+    net = resnet.Upscaled(nn.Identity(), mean, std, 32)
     rgb = torch.rand(1, 3, 32, 32)
     given = (rgb - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
     wanted = 255 * rgb - torch.tensor([123.68, 116.779, 103.939])[:, None, None]
@@ -134,7 +138,7 @@ def test_imagenet_weights_recognize_photographs(seeded: None):
         files = locate("resnet50-imagenet")
     except MissingDataError:
         pytest.skip("no ImageNet weights here: fsmap data get resnet50-imagenet")
-    net = resnet50.resnet50_imagenet(files=files).float().eval()
+    net = resnet50_imagenet(files=files).float().eval()
     expected = {"china.jpg": {698, 663}, "flower.jpg": {985, 883}}  # palace, monastery; daisy, vase
     for name, classes in expected.items():
         photo = torch.from_numpy(load_sample_image(name).copy())  # [H, W, 3]
@@ -142,7 +146,7 @@ def test_imagenet_weights_recognize_photographs(seeded: None):
         top, left = ((s - side) // 2 for s in photo.shape[:2])
         x = photo[top : top + side, left : left + side].permute(2, 0, 1)[None].float() / 255
         mean, std = (
-            torch.tensor(v, dtype=x.dtype)[:, None, None] for v in (resnet50.MEAN, resnet50.STD)
+            torch.tensor(v, dtype=x.dtype)[:, None, None] for v in (resnet.MEAN, resnet.STD)
         )
         x = nn.functional.interpolate(
             (x - mean) / std, size=(224, 224), mode="bilinear", antialias=True

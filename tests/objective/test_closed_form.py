@@ -11,8 +11,7 @@ from torch.testing import assert_close
 
 from fsmap.errors import InputError, SingularGeometryError
 from fsmap.functional import functional
-from fsmap.models.basis import BumpBasis, FourierBasis
-from fsmap.models.squash import EXP, log_sech_squared
+from fsmap.models.basis import EXP, BumpBasis, FourierBasis, log_sech_squared
 from fsmap.objective.closed_form import (
     PAPER_JITTER,
     Diagonal,

@@ -12,12 +12,54 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fsmap.errors import InputError
-from fsmap.models.squash import SquashLike, find_squash
+
+
+class Squash(NamedTuple):
+    r"""An increasing function $\sigma$ and the logarithm of its derivative."""
+
+    name: str
+    value: Callable[[Tensor], Tensor]  # σ(θ), element by element
+    # log σ'(θ), finite wherever the true value is a finite float
+    log_slope: Callable[[Tensor], Tensor]
+
+
+def log_sech_squared(theta: Tensor) -> Tensor:
+    r"""$\log \tanh'(\theta) = \log \mathrm{sech}^2\theta$, exact in the tails.
+
+    Examples:
+        >>> log_sech_squared(torch.tensor([0.0, 30.0, -2000.0], dtype=torch.float64)).tolist()
+        [0.0, -58.61370563888011, -3998.61370563888]
+    """
+    return 2 * math.log(2) - 2 * torch.logaddexp(theta, -theta)
+
+
+TANH = Squash("tanh", torch.tanh, log_sech_squared)
+EXP = Squash("exp", torch.exp, lambda theta: theta)
+IDENTITY = Squash("identity", lambda theta: theta, torch.zeros_like)
+SQUASHES = {squash.name: squash for squash in (TANH, EXP, IDENTITY)}
+
+SquashLike = str | Squash | Callable[[Tensor], Tensor]
+"""A name, torch's function, or a :class:`Squash`."""
+
+
+def find_squash(squash: SquashLike) -> Squash:
+    """Look a squashing function up by its name (tanh, exp, identity) or by torch's function."""
+    if isinstance(squash, Squash):
+        return squash
+    for known in SQUASHES.values():
+        if squash in (known.name, known.value):
+            return known
+    message = (
+        f"squash must be one of {', '.join(map(repr, SQUASHES))} or a Squash, got {squash!r}. "
+        "For another increasing function give Squash(name, value, log_slope)."
+    )
+    raise InputError(message)
 
 
 class BasisModel(nn.Module):
@@ -49,61 +91,26 @@ class BasisModel(nn.Module):
         self.theta = nn.Parameter(torch.zeros(num_features, dtype=dtype))  # [P]
 
     def phi(self, x: Tensor) -> Tensor:
-        r"""The features $\varphi_i(x)$ without the factor $s$.
-
-        Args:
-            x: ``[S]``.
-
-        Returns:
-            ``[S, P]``.
-        """
+        r"""The features $\varphi_i(x)$ without the factor $s$, ``[S]`` to ``[S, P]``."""
         raise NotImplementedError
 
     def design(self, x: Tensor) -> Tensor:
-        r"""The design matrix $s\,\varphi_i(x)$: the function is ``design(x) @ squash(theta)``.
-
-        Args:
-            x: ``[S]`` or ``[S, 1]``.
-
-        Returns:
-            ``[S, P]``.
-        """
+        r"""$s\,\varphi_i(x)$, ``[S, P]``: the function is ``design(x) @ squash(theta)``."""
         return self.scale * self.phi(x.reshape(-1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The function at ``x``.
-
-        Args:
-            x: ``[S]`` or ``[S, 1]``.
-
-        Returns:
-            The shape of ``x``.
-        """
+        """The function at ``x``, ``[S]`` or ``[S, 1]``, in the shape of ``x``."""
         return (self.design(x) @ self.squash.value(self.theta)).reshape(x.shape)
 
     def gram(self, x: Tensor) -> Tensor:
-        r"""$\Phi$ for $p_X$ = the empirical distribution of the points.
-
-        Args:
-            x: ``[S]`` or ``[S, 1]``.
-
-        Returns:
-            ``[P, P]``; its rank is at most S.
-        """
+        r"""$\Phi$ for $p_X$ = the empirical distribution of the points, ``[P, P]``."""
         design = self.design(x)
         return design.mT @ design / len(design)
 
     def factor(self, x: Tensor) -> Tensor:
-        r"""A square root of $\Phi$ for the empirical $p_X$: $F^\top F = \Phi$.
+        r"""A square root of $\Phi$ for the empirical $p_X$: $F^\top F = \Phi$, ``[min(S, P), P]``.
 
-        Working with F keeps singular values down to $10^{-16}$ of the largest, that is
-        eigenvalues of $\Phi$ down to $10^{-32}$ of the largest; $\Phi$ itself loses them.
-
-        Args:
-            x: ``[S]`` or ``[S, 1]``.
-
-        Returns:
-            ``[min(S, P), P]``.
+        F keeps eigenvalues of $\Phi$ down to $10^{-32}$ of the largest; $\Phi$ itself loses them.
         """
         design = self.design(x)
         rows: Tensor = design / math.sqrt(len(design))
@@ -112,12 +119,6 @@ class BasisModel(nn.Module):
 
 class FourierBasis(BasisModel):
     r"""$\{\cos(i\pi x), \sin(i\pi x)\}$, $i = 1 \ldots n$: P = 2n, cosines first.
-
-    Args:
-        num_frequencies: n.
-        squash: $\sigma$.
-        scale: $s$; $1/\sqrt P$ if None.
-        dtype: Of the parameters and frequencies.
 
     Examples:
         >>> model = FourierBasis(2, dtype=torch.float64)
@@ -150,13 +151,6 @@ class FourierBasis(BasisModel):
         Products of cosines and sines become sums and differences of frequencies, whose mean over
         the interval is $E\cos\kappa x = \cos(\kappa m)\,\mathrm{sinc}(\kappa h)$ with midpoint m
         and half-width h.
-
-        Args:
-            low: Left end.
-            high: Right end.
-
-        Returns:
-            ``[P, P]``.
         """
         k, middle, half = self.frequencies, (low + high) / 2, (high - low) / 2
         minus, plus = k[:, None] - k, k[:, None] + k  # [n, n]
@@ -172,16 +166,7 @@ class FourierBasis(BasisModel):
 
 
 class BumpBasis(BasisModel):
-    r"""Gaussian bumps $\varphi_i(x) = \exp(-(x - c_i)^2 / w)$, and a constant if ``bias``.
-
-    Args:
-        centers: $c_i$.
-        width: $w$; the bump's variance is $w/2$.
-        squash: $\sigma$.
-        bias: Whether the last feature is the constant 1.
-        scale: $s$; $1/\sqrt P$ if None.
-        dtype: Of the parameters and centers.
-    """
+    r"""Gaussian bumps $\varphi_i(x) = \exp(-(x - c_i)^2 / w)$, and a constant if ``bias``."""
 
     centers: Tensor
 
@@ -211,13 +196,6 @@ class BumpBasis(BasisModel):
         r"""$\Phi$ for $p_X = \mathrm{Uniform}(low, high)$, in closed form (error functions).
 
         A product of two bumps is a bump of half the width at the middle of their centers.
-
-        Args:
-            low: Left end.
-            high: Right end.
-
-        Returns:
-            ``[P, P]``.
         """
         c, w = self.centers, self.width
         middle, apart = (c[:, None] + c) / 2, c[:, None] - c  # [C, C]
@@ -240,12 +218,6 @@ class RBFBasis(BumpBasis):
     """A linear model on evenly spaced radial basis functions and a bias (Fig. A.1).
 
     The width of a bump equals the spacing of the centers, and there is no factor 1/√P.
-
-    Args:
-        num_centers: How many bumps; P is one more.
-        low: First center.
-        high: Last center.
-        dtype: Of the parameters and centers.
     """
 
     def __init__(

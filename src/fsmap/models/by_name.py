@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.models.resnet import resnet18
-from fsmap.models.resnet50 import resnet50_imagenet
+from fsmap.models.resnet import resnet18, resnet50_imagenet
 
 OURS: dict[str, Callable[..., nn.Module]] = {
     "resnet18": resnet18,
@@ -40,12 +39,6 @@ def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module
             the factory has a parameter of that name (``num_classes`` and ``in_chans`` are
             understood) and the options do not say otherwise.
         seed: Of the initial weights; torch's own generator is left as it was.
-
-    Returns:
-        The module.
-
-    Raises:
-        UnsupportedModuleError: If the factory fails, or does not return a module.
 
     Example:
         >>> make_model("torch.nn:Linear?in_features=2&out_features=3", {}, seed=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -21,35 +22,21 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-class UniformLinear(nn.Linear):
-    r"""A linear layer with weights and biases uniform within $\pm 1/\sqrt{\text{fan-in}}$.
+class _Linear(nn.Linear):
+    """A linear layer that draws its parameters from a generator."""
 
-    That is what ``nn.Linear`` does; the generator is what it lacks.
-    """
+    init = "torch"
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the parameters anew."""
         bound = 1 / math.sqrt(self.in_features)
+        if self.init == "lecun":
+            self.weight.normal_(0.0, bound, generator=generator)
+            if self.bias is not None:
+                self.bias.zero_()
+            return
         for parameter in self.parameters():
             parameter.uniform_(-bound, bound, generator=generator)
-
-
-class LecunLinear(nn.Linear):
-    r"""A linear layer with weights $N(0, 1/\text{fan-in})$ and zero biases, as in JAX libraries."""
-
-    @torch.no_grad()
-    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw the parameters anew."""
-        self.weight.normal_(0.0, 1 / math.sqrt(self.in_features), generator=generator)
-        if self.bias is not None:
-            self.bias.zero_()
-
-
-INITS: dict[str, type[UniformLinear] | type[LecunLinear]] = {
-    "torch": UniformLinear,
-    "lecun": LecunLinear,
-}
 
 
 class MLP(nn.Module):
@@ -66,9 +53,6 @@ class MLP(nn.Module):
             ``nn.Linear`` has them; ``"lecun"``: weights $N(0, 1/\text{fan-in})$ and biases zero,
             as JAX libraries have them.
         generator: Source of the first values; None is torch's own.
-
-    Raises:
-        InputError: If there are fewer than two sizes, one is below 1, or a name is not known.
 
     Examples:
         >>> model = MLP([2, 16, 16, 16, 16, 2], "tanh", generator=torch.Generator().manual_seed(0))
@@ -96,13 +80,14 @@ class MLP(nn.Module):
             )
             raise InputError(message)
         self.activation = _find(activation)
-        if init not in INITS:
-            message = f"init must be one of {', '.join(map(repr, INITS))}, got {init!r}."
+        if init not in ("torch", "lecun"):
+            message = f"init must be 'torch' or 'lecun', got {init!r}."
             raise InputError(message)
-        pairs = zip(self.sizes, self.sizes[1:], strict=False)
-        # on "meta" nothing is drawn: torch's own generator is used only where none is given
-        layers = [INITS[init](a, b, bias=bias, device="meta") for a, b in pairs]
+        # on "meta" nothing is drawn: torch's own generator is used only if none is given
+        layers = [_Linear(a, b, bias=bias, device="meta") for a, b in pairwise(self.sizes)]
         self.layers = nn.ModuleList(layer.to_empty(device="cpu") for layer in layers)
+        for layer in layers:
+            layer.init = init
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:

@@ -1,58 +1,88 @@
-"""Residual networks: ResNet-18 for small images, as in the paper's image experiments."""
+"""Residual networks: ResNet-18 for small images, and ResNet-50 with ImageNet weights.
+
+The weights are those of Keras 2.2 ("v1"): the stride stands in the first 1×1 convolution of a
+block, not in the 3×3 one.
+"""
 
 from __future__ import annotations
 
+import functools
+import json
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fsmap.errors import InputError
+from fsmap.errors import InputError, MissingDataError
 
-STAGES = (2, 2, 2, 2)  # blocks of a ResNet-18
+MEAN = (123.68 / 255, 116.779 / 255, 103.939 / 255)
+"""What ResNet-50 expects images (RGB in 0..1) to be normalized with, and :data:`STD`."""
+STD = (1 / 255,) * 3
+SIZE = 224
+STAGES_50 = (3, 4, 6, 3)
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and a shortcut.
+    """Two 3×3 convolutions, the first with the stride, and a shortcut."""
 
-    Args:
-        inputs: Channels in.
-        outputs: Channels out.
-        stride: Of the first convolution.
-    """
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
         self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
+        if stride != 1 or inputs != width:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+                nn.Conv2d(inputs, width, 1, stride, bias=False), nn.BatchNorm2d(width)
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features ``[B, inputs, H, W]`` to ``[B, outputs, H/stride, W/stride]``."""
+        """Features ``[B, inputs, H, W]`` to ``[B, width, H/stride, W/stride]``."""
         out = torch.relu(self.bn1(self.conv1(x)))
         return torch.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
+class Bottleneck(nn.Module):
+    """1×1 (with the stride), 3×3 and 1×1 convolutions to 4 · width channels, and a shortcut."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        norm = functools.partial(nn.BatchNorm2d, eps=1e-3)
+        self.conv1 = nn.Conv2d(inputs, width, 1, stride, bias=False)
+        self.bn1 = norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.bn2 = norm(width)
+        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
+        self.bn3 = norm(4 * width)
+        self.shortcut: nn.Module = nn.Identity()
+        if inputs != 4 * width:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), norm(4 * width)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features ``[B, inputs, H, W]`` to ``[B, 4 · width, H/stride, W/stride]``."""
+        out = torch.relu(self.bn1(self.conv1(x)))
+        out = torch.relu(self.bn2(self.conv2(out)))
+        return torch.relu(self.bn3(self.conv3(out)) + self.shortcut(x))
+
+
 class ResNet(nn.Module):
-    """A residual network for 32×32 or 28×28 images: 3×3 stem, no max-pool, four stages.
+    """A residual network of four stages.
 
     Args:
         classes: K.
         channels: Of the images: 3, or 1 for MNIST-like sets.
         width: Channels of the first stage; those of the others are twice that of the one before.
         stages: Blocks in each stage.
+        large: False: for 32×32 or 28×28 images, 3×3 stem, no max-pool, blocks of two convolutions.
+            True: for 224×224 images, 7×7 stem, max-pool, bottleneck blocks.
         generator: Source of the initial weights; None is torch's own.
-
-    Raises:
-        InputError: If a size is not positive.
 
     Example:
         >>> import torch
@@ -67,7 +97,8 @@ class ResNet(nn.Module):
         *,
         channels: int = 3,
         width: int = 64,
-        stages: Sequence[int] = STAGES,
+        stages: Sequence[int] = (2, 2, 2, 2),
+        large: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -77,17 +108,20 @@ class ResNet(nn.Module):
                 f"stages={tuple(stages)}"
             )
             raise InputError(message)
-        with _own_noise(generator):
-            self.conv1 = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
-            self.bn1 = nn.BatchNorm2d(width)
+        self.large = large
+        # layers draw initial values from torch's generator when they are made: put it back
+        with torch.random.fork_rng(devices=[], enabled=generator is not None):
+            stem = (7, 2, 3) if large else (3, 1, 1)
+            self.conv1 = nn.Conv2d(channels, width, *stem, bias=False)
+            self.bn1 = nn.BatchNorm2d(width, eps=1e-3 if large else 1e-5)
             blocks: list[nn.Module] = []
             inputs = width
             for stage, count in enumerate(stages):
-                outputs = width * 2**stage
+                inner = width * 2**stage
                 for place in range(count):
                     stride = 2 if stage > 0 and place == 0 else 1
-                    blocks.append(BasicBlock(inputs, outputs, stride))
-                    inputs = outputs
+                    blocks.append((Bottleneck if large else BasicBlock)(inputs, inner, stride))
+                    inputs = 4 * inner if large else inner
             self.blocks = nn.Sequential(*blocks)
             self.fc = nn.Linear(inputs, classes)
         self.reset_parameters(generator)
@@ -106,7 +140,7 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images ``[B, channels, H, W]`` to logits ``[B, classes]``."""
         x = torch.relu(self.bn1(self.conv1(x)))
-        x = self.blocks(x)
+        x = self.blocks(F.max_pool2d(x, 3, 2, 1) if self.large else x)
         return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
@@ -121,6 +155,86 @@ def resnet18(
     return ResNet(classes, channels=channels, width=width, generator=generator)
 
 
-def _own_noise(generator: torch.Generator | None) -> AbstractContextManager[None]:
-    """Layers draw initial values from torch's generator when they are made: put it back."""
-    return torch.random.fork_rng(devices=[], enabled=generator is not None)
+class Upscaled(nn.Module):
+    """A network for large images, for small ones: resized, and normalized as it expects.
+
+    ``mean`` and ``std`` are what the small images were normalized with.
+    """
+
+    def __init__(
+        self, module: nn.Module, mean: Sequence[float], std: Sequence[float], size: int = SIZE
+    ) -> None:
+        super().__init__()
+        self.module, self.size = module, size
+        factor = torch.tensor([s / t for s, t in zip(std, STD, strict=True)])
+        shift = torch.tensor([(m - n) / t for m, n, t in zip(mean, MEAN, STD, strict=True)])
+        self.register_buffer("factor", factor[:, None, None])
+        self.register_buffer("shift", shift[:, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Small images to logits."""
+        x = x * self.factor.to(x) + self.shift.to(x)  # type: ignore[operator]
+        x = F.interpolate(x, size=(self.size, self.size), mode="bilinear", antialias=False)
+        return self.module(x)  # type: ignore[no-any-return]
+
+
+def resnet50_imagenet(
+    classes: int = 1000,
+    *,
+    files: Mapping[str, Path] | None = None,
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+    size: int = SIZE,
+    width: int = 64,
+) -> nn.Module:
+    """ResNet-50 with ImageNet weights, for images of any size."""
+    net = ResNet(classes, width=width, stages=STAGES_50, large=True)
+    if files is not None:
+        state = read_keras(files)
+        if classes != 1000:
+            state = {n: t for n, t in state.items() if not n.startswith("fc.")}
+        missing, unexpected = net.load_state_dict(state, strict=False)
+        wrong = [n for n in missing if not n.startswith("fc.") and "num_batches" not in n]
+        if wrong or unexpected:
+            message = f"the weights do not fit: {wrong[:3]} missing, {unexpected[:3]} unknown"
+            raise InputError(message)
+    return Upscaled(net, mean, std, size)
+
+
+def read_keras(files: Mapping[str, Path]) -> dict[str, Tensor]:
+    """Our state dict from the shards of a Keras model that was converted for TensorFlow.js."""
+    manifest = json.loads(files["model.json"].read_text())["weightsManifest"][0]
+    raw = b"".join(files[name].read_bytes() for name in manifest["paths"])
+    sizes = [math.prod(entry["shape"]) for entry in manifest["weights"]]
+    if len(raw) != 4 * sum(sizes):
+        message = (
+            f"the shards hold {len(raw)} bytes, model.json lists {4 * sum(sizes)}: one is truncated"
+        )
+        raise MissingDataError(message)
+    numbers = torch.from_numpy(np.frombuffer(raw, dtype="<f4").copy())
+    keras = {
+        entry["name"]: part.reshape(entry["shape"])
+        for entry, part in zip(manifest["weights"], numbers.split(sizes), strict=True)
+    }
+    found = {"fc.weight": keras["fc1000/kernel"].T, "fc.bias": keras["fc1000/bias"]}
+    layers = [("", "conv1", "bn1")]
+    for stage, count in enumerate(STAGES_50):
+        for place in range(count):
+            theirs = f"{stage + 2}{'abcdef'[place]}_branch"
+            ours = f"blocks.{sum(STAGES_50[:stage]) + place}"
+            for number, letter in enumerate("abc", start=1):
+                name = f"{theirs}2{letter}"
+                layers.append((name, f"{ours}.conv{number}", f"{ours}.bn{number}"))
+            if place == 0:
+                name = f"{theirs}1"
+                layers.append((name, f"{ours}.shortcut.0", f"{ours}.shortcut.1"))
+    for name, our_conv, our_norm in layers:
+        conv, norm = (f"res{name}", f"bn{name}") if name else ("conv1", "bn_conv1")
+        kernel = keras[f"{conv}/kernel"].permute(3, 2, 0, 1)  # [out, in, height, width]
+        found[f"{our_conv}.weight"] = kernel.flip(1) if conv == "conv1" else kernel  # BGR to RGB
+        found[f"{our_norm}.weight"] = keras[f"{norm}/gamma"]
+        found[f"{our_norm}.bias"] = keras[f"{norm}/beta"]
+        # A bias before a BatchNorm only moves its mean.
+        found[f"{our_norm}.running_mean"] = keras[f"{norm}/moving_mean"] - keras[f"{conv}/bias"]
+        found[f"{our_norm}.running_var"] = keras[f"{norm}/moving_variance"]
+    return {name: t.contiguous() for name, t in found.items()}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fsmap.models.squash import Squash
+from fsmap.models.basis import Squash
 from fsmap.objective.closed_form import Form, LogDetBasis
 from fsmap.objective.geometry import NoGeometry
 from fsmap.objective.likelihood import Gaussian

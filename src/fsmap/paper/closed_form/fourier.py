@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from fsmap.data import synthetic
-from fsmap.models.basis import FourierBasis
-from fsmap.models.squash import TANH
+from fsmap.models.basis import TANH, FourierBasis
 from fsmap.objective.closed_form import PAPER_JITTER, Diagonal, Form, Invertible
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal

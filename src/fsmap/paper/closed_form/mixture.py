@@ -18,8 +18,7 @@ from torch import Tensor
 from fsmap.assess.model_average import ChainMean, PosteriorMean, interval, nuts_mean, posterior_mean
 from fsmap.data import synthetic
 from fsmap.errors import MissingExtraError
-from fsmap.models.basis import BumpBasis
-from fsmap.models.squash import EXP
+from fsmap.models.basis import EXP, BumpBasis
 from fsmap.objective.closed_form import Invertible, Moments
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal

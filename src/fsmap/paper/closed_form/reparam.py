@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from fsmap.data import synthetic
-from fsmap.models.basis import FourierBasis, RBFBasis
-from fsmap.models.squash import IDENTITY, TANH, Squash
+from fsmap.models.basis import IDENTITY, TANH, FourierBasis, RBFBasis, Squash
 from fsmap.objective.closed_form import Invertible
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal, Reparametrized

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fsmap.models.squash import TANH
+from fsmap.models.basis import TANH
 from fsmap.paper.closed_form.fits import log_density
 from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem
 from fsmap.paper.experiment import Context, Experiment, Measured

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fsmap.assess.model_average import Interval, PosteriorMean, posterior_mean
 from fsmap.data import synthetic
-from fsmap.models.squash import EXP
+from fsmap.models.basis import EXP
 from fsmap.objective.closed_form import Invertible, Moments
 from fsmap.objective.prior import Normal
 from fsmap.paper.closed_form import mixture

@@ -18,7 +18,6 @@ from fsmap.objective.closed_form import (
     Dual,
     Invertible,
     LogDetBasis,
-    Moments,
     fourier_lattice,
 )
 from fsmap.types import Draws
@@ -201,26 +200,6 @@ def test_as_a_geometry_term_it_is_half_the_generic_log_det(num, generator):
     term = LogDetBasis(Dual(model.factor(x), 0.01), EXP.log_slope)
     assert term.draw(f, params, None) == Draws()
     assert_close(term.value(f, params, Draws()), -0.5 * logdet_slow(f, params, x, 0.01))
-
-
-def problems(generator: torch.Generator) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    return [(normal(n, 4), normal(n)) for n in (3, 8)]
-
-
-def test_moments_are_the_residuals(generator):
-    data = problems(generator)
-    theta = torch.randn(5, 2, 4, generator=generator)
-    moments = Moments.of(data)
-    rss = torch.stack(
-        [(theta[:, q] @ a.mT - y).square().sum(-1) for q, (a, y) in enumerate(data)], -1
-    )
-    assert_close(moments.residual_sum(theta), rss)
-    normal = torch.distributions.Normal(0.0, 0.7)
-    log_p = [normal.log_prob(theta[:, q] @ a.mT - y).sum(-1) for q, (a, y) in enumerate(data)]
-    assert_close(moments.log_likelihood(theta, 0.7), torch.stack(log_p, -1))
 
 
 def test_refusals():

@@ -1,21 +1,19 @@
-"""Groups A and A' at tiny size, and their claims on rows made up to be right and wrong."""
+"""Experiments with a closed form: their numbers against definitions."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import sys
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from closed_form_cases import GOOD, INF, NARROW, TINY, measure
+from fsmap.errors import DivergedError
 from fsmap.functional import functional
 from fsmap.objective.closed_form import Diagonal, Dual
 from fsmap.objective.likelihood import Gaussian
 from fsmap.objective.prior import Normal
-from fsmap.paper.closed_form import mixture, reparam, theory_metric, theory_symmetry
+from fsmap.paper.closed_form import mixture, reparam, theory_geometry
 from fsmap.paper.closed_form.fourier import (
     EXACT,
     FourierConfig,
@@ -26,198 +24,12 @@ from fsmap.paper.closed_form.fourier import (
     uniform_forms,
 )
 from fsmap.paper.closed_form.fourier_ablations import FourierPX, narrow_factor
-from fsmap.paper.closed_form.mixture import (
-    DOUBLED,
-    TRUE,
-    MixtureConfig,
-    draw_data,
-    log_det_form,
-    moments,
-)
-from fsmap.paper.closed_form.theory_any_parameter import TARGETS, Task, TheoryAnyParameter
-from fsmap.paper.closed_form.theory_flat import compare
-from fsmap.paper.experiment import get
-from fsmap.paper.newton import maximize
-from fsmap.paper.report import figures
-from fsmap.paper.rows import Row, encode
+from fsmap.paper.closed_form.mixture import DOUBLED, TRUE, MixtureConfig, draw_data, log_det_form
+from fsmap.paper.closed_form.theory_geometry import compare
+from fsmap.paper.closed_form.theory_posterior import TARGETS, Task, TheoryAnyParameter
+from fsmap.paper.solvers import maximize, one_thread
 from fsmap.types import Batch
 from oracles import logdet_slow
-
-
-@pytest.fixture(scope="module", params=TINY)
-def measured(request, tmp_path_factory):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)  # as in production: nothing may lean on float64
-    try:
-        rows = measure(request.param, tmp_path_factory.mktemp("out"))
-    finally:
-        torch.set_default_dtype(before)
-    return get(request.param), rows
-
-
-def test_every_number_is_there_and_is_a_number(measured):
-    experiment, rows = measured
-    assert rows
-    for row in rows:
-        values = row.value if isinstance(row.value, list) else [row.value]
-        flat = [v for value in values for v in (value if isinstance(value, list) else [value])]
-        assert all(math.isfinite(v) for v in flat), (row.metric, row.config)
-        encode(row._asdict())
-
-
-def test_units_are_different(measured):
-    experiment, _ = measured
-    for config in (experiment.config, experiment.quick):
-        keys = [encode(unit) for unit in experiment.units(config)]
-        assert len(keys) == len(set(keys)) >= 1
-
-
-def test_tables_claims_and_pictures_come_from_the_rows(measured):
-    experiment, rows = measured
-    table, claims = experiment.table(rows), experiment.claims(rows)
-    assert table
-    assert all(math.isfinite(entry["ours"]) for entry in table)
-    assert len(claims) >= 2
-    for claim in claims:
-        assert isinstance(claim.holds, bool)
-        assert claim.ours is not None
-        assert "nan" not in str(claim.ours), claim
-    with figures.style():
-        drawn = experiment.draw(rows)
-    assert experiment.id in drawn
-    assert all(figure.axes for figure in drawn.values())
-    encode([claim._asdict() for claim in claims])
-
-
-def test_the_slider_of_mixture_bma(tmp_path):
-    experiment, rows = get("mixture-bma"), measure("mixture-bma", tmp_path)
-    slider = experiment.interactive(rows)
-    assert [frame.label for frame in slider.frames] == ["α = 1.2", "α = 20"]
-    assert {c.name for c in slider.frames[0].curves} == {"PS-MAP", "FS-MAP", "BMA", "data"}
-    assert "PS-MAP 0.0" in slider.frames[0].note
-    encode(slider.describe())
-    assert experiment.interactive([]) is None
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_all_claims_hold_on_good_rows(name):
-    claims = get(name).claims(list(GOOD[name]()))
-    assert [claim.claim for claim in claims if not claim.holds] == []
-
-
-@pytest.mark.parametrize("name", GOOD)
-def test_no_claim_holds_without_rows(name):
-    claims = get(name).claims([])
-    assert not any(claim.holds for claim in claims)
-
-
-def change(**where):
-    """Replace values of matching rows; ``to`` is a value or a function of the old one."""
-    to = where.pop("to")
-
-    def changed(row: Row) -> Row:
-        matches = all(
-            (getattr(row, k) if k in ("metric", "method", "seed") else row.config.get(k)) == v
-            for k, v in where.items()
-        )
-        if not matches:
-            return row
-        return row._replace(value=to(row.value) if callable(to) else to)
-
-    return changed
-
-
-BAD = [
-    ("mixture-posterior", change(metric="peak", to=-0.4), ["peak at different"]),
-    ("mixture-posterior", change(metric="right_height", to=0.5), ["visibly lower"]),
-    ("mixture-bma", change(metric="distance", method="ps-map", prior_std=1.2, to=0.07),
-     ["PS-MAP is nearer to the BMA at α = 1.2"]),
-    ("mixture-bma", change(metric="distance", method="fs-map", prior_std=20.0, to=0.2),
-     ["FS-MAP is nearer to the BMA at α = 20", "at every larger α"]),
-    ("mixture-bma", change(metric="chain_z", prior_std=10.0, to=5.0), ["NUTS agree"]),
-    ("mixture-bma", change(metric="chain_z", prior_std=10.0, to=math.nan), ["NUTS agree"]),
-    ("mixture-bma", change(metric="quadrature_error", prior_std=10.0, to=0.1), ["NUTS agree"]),
-    ("mixture-bma", change(metric="distance_of_grid", prior_std=20.0, to=0.01), ["grid over θ_R"]),
-    ("fourier", change(metric="log_posterior_gain", objective="exact", to=-1.0),
-     ["above PS-MAP's at every N and seed (true"]),
-    ("fourier", change(metric="log_posterior_gain_long", objective="paper", to=10.0),
-     ["once Adam has converged (paper"]),
-    ("fourier", change(metric="curvature", objective="paper", to=0.02),
-     ["flatter at every N (paper"]),
-    ("fourier", change(metric="test_rmse", objective="exact", n_train=400, to=0.09),
-     ["below 0.8 of PS-MAP's (true"]),
-    ("fourier", change(metric="test_rmse", objective="exact", n_train=400, to=0.2),
-     ["lower for N ≥ 200 (true", "below 0.8 of PS-MAP's (true"]),
-    ("fourier", change(metric="test_rmse", objective="exact", n_train=100, to=0.2), []),
-    ("fourier", change(metric="train_rmse", objective="exact", n_train=400, to=0.12),
-     ["within 0.09–0.115 for N ≥ 200 (true"]),
-    ("fourier", change(metric="train_rmse", method="ps-map", n_train=100, to=0.09),
-     ["overfits at small N, FS-MAP does not (true", "overfits at small N, FS-MAP does not (paper"]),
-    ("fourier-points", change(metric="test_rmse", points=100, jitter=1e-6, to=0.08),
-     ["falls with the number of evaluation points (ε = 1e−6)"]),
-    ("fourier-points", change(metric="test_rmse", points=100, jitter=1e-32, to=math.nan),
-     ["falls with the number of evaluation points (ε = 1e−32)"]),
-    ("fourier-points", change(metric="test_rmse", points=300, jitter=1e-32, to=0.05),
-     ["flat once Φ has full rank, at the value of Uniform(−1, 1) (ε = 1e−32)"]),
-    ("fourier-points", change(metric="test_rmse", points=INF, jitter=1e-6, to=0.05),
-     ["flat once Φ has full rank, at the value of Uniform(−1, 1) (ε = 1e−6)"]),
-    ("fourier-pX", change(px=NARROW, jitter=1e-6, to=0.03), ["and than PS-MAP (ε = 1e−6)"]),
-    ("fourier-pX", change(px="none", to=0.03),
-     ["and than PS-MAP (ε = 1e−32)", "and than PS-MAP (ε = 1e−6)"]),
-    ("fourier-noise", change(ratio=0.333333, objective="exact", to=0.2), ["are alike (true"]),
-    ("fourier-noise", change(ratio=10.0, objective="paper", to=0.1),
-     ["explodes (paper", "PS-MAP's stays (paper"]),
-    ("fourier-noise", change(ratio=10.0, method="ps-map", to=0.9),
-     ["PS-MAP's stays (true", "PS-MAP's stays (paper"]),
-    ("reparam", change(metric="roughness", to=10.0), ["rougher"]),
-    ("reparam", change(metric="median_weight", to=1.0), ["away from zero"]),
-    ("reparam", change(metric="gradient_gap", method="fs-map", to=0.1), ["covariantly"]),
-    ("reparam", change(metric="gradient_gap", method="ps-map", to=0.0), ["covariantly"]),
-    ("reparam", change(metric="function_gap", method="fs-map", to=0.1), ["reaches the same"]),
-    ("reparam", change(metric="function_gap", method="ps-map", to=1e-11), ["reaches the same"]),
-    ("theory-metric", change(model="mlp", to=1e-9), ["of a tanh network"]),
-    ("theory-metric", change(model="square", to=1.0), ["for a square Jacobian"]),
-    ("theory-metric", change(metric="expectation_gap", to=0.1), ["signed metric"]),
-    ("theory-any-parameter", change(metric="distance_to_target", method="ps-map", to=1.0),
-     ["returns θ₀"]),
-    ("theory-any-parameter", change(metric="moved", method="fs-map", to=0.3), ["FS-MAP does not"]),
-    ("theory-any-parameter", change(metric="distance_to_target", method="fs-map", to=0.0),
-     ["FS-MAP does not"]),
-    ("theory-symmetry", change(metric="null_angle", to=0.5), ["null space"]),
-    ("theory-symmetry", change(metric="growth", jitter=0.0, to=0.1), ["without bound"]),
-    ("theory-symmetry", change(metric="growth", jitter=1e-8, to=9.0), ["bounded with a jitter"]),
-    ("theory-symmetry", change(metric="expected_log_det", samples=10_000, to=-40.0),
-     ["q = N(θ, s²(𝒥+εI)⁻¹)", "q = N(θ, s²I)"]),
-    ("theory-symmetry", change(metric="expected_log_det", samples=10_000, to=-math.inf),
-     ["q = N(θ, s²(𝒥+εI)⁻¹)", "q = N(θ, s²I)"]),
-    ("theory-flat", change(metric="relative_gap", noise_std=0.01, to=0.3),
-     ["fits well", "vanishes"]),
-    ("theory-large-data", change(metric="distance", method="fs-map", to=0.1),
-     ["approaches", "faster than"]),
-    ("theory-large-data", change(metric="distance", method="ps-map", to=lambda v: v**2),
-     ["faster than"]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "spoil", "false"), BAD)
-def test_claims_come_out_false_where_the_rows_say_so(name, spoil, false):
-    claims = get(name).claims([spoil(row) for row in GOOD[name]()])
-    refuted = [claim.claim for claim in claims if not claim.holds]
-    assert len(refuted) == len(false), refuted
-    for said, expected in zip(refuted, false, strict=True):
-        assert expected in said
-
-
-def test_without_a_sampler_the_rows_and_the_claim_say_so(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pyro.infer.mcmc", None)
-    rows = measure("mixture-bma", tmp_path)
-    notes = [note for row in rows if row.metric == "chain_z" for note in row.deviations]
-    assert notes
-    assert all("pip install 'fsmap[mcmc]'" in note for note in notes)
-    (claim,) = [c for c in get("mixture-bma").claims(rows) if "NUTS" in c.claim]
-    assert not claim.holds
-    assert "no Markov chain" in claim.ours
-
 
 SMALL = FourierConfig(num_frequencies=6, prior_std=2.0, steps=50, warmup=5, num_test=40, seeds=2)
 
@@ -232,13 +44,14 @@ def test_log_posterior_is_the_generic_objective():
     stack = fitted()
     f, _ = functional(SMALL.model())
     period = torch.linspace(-1, 1, 65)[:-1]
-    values = stack.log_posterior(uniform_forms(SMALL)[EXACT])
+    form = uniform_forms(SMALL)[EXACT]
     for k, q in ((0, 0), (1, 3), (2, 1)):
-        params, train = {"theta": stack.theta[k, q]}, stack.problems[q].train
+        problem, theta = stack.problems[q], stack.theta[k, q]
+        params, train = {"theta": theta}, problem.train
         likelihood = Gaussian(SMALL.noise_std).value(f(params, train.x), train.y)
         prior = Normal(SMALL.prior_std).value(params)
         exact = likelihood + prior - 0.5 * logdet_slow(f, params, period, 0.0)
-        assert_close(values[k, q], exact)
+        assert_close(stack.log_posterior(theta, problem, form), exact)
 
 
 def test_compressed_data_have_the_same_likelihood():
@@ -253,25 +66,24 @@ def test_compressed_data_have_the_same_likelihood():
             assert_close(value, Gaussian(0.3).value(f({"theta": theta}, train.x), train.y))
 
 
-def test_errors_are_root_mean_squares_of_the_residuals():
+def test_errors_and_curvature_are_their_definitions():
+    """Root mean squares of the residuals; the mean eigenvalue of the Hessian."""
     stack = fitted()
     f, _ = functional(SMALL.model())
     problem, theta = stack.problems[2], stack.theta[1, 2]
-    for values, batch in ((stack.train_rmse(), problem.train), (stack.test_rmse(), problem.test)):
-        residual = f({"theta": theta}, batch.x) - batch.y
-        assert_close(values[1, 2], residual.square().mean().sqrt())
+    found = {
+        m.metric: m.value
+        for m in stack.measure("test_rmse", "train_rmse", "curvature")
+        if (m.config, m.seed) == ({"n_train": 40, "objective": EXACT}, 0)
+    }
 
+    def loss(t: torch.Tensor, batch: Batch = problem.train) -> torch.Tensor:
+        return (f({"theta": t}, batch.x) - batch.y).square().mean()
 
-def test_curvature_is_the_mean_eigenvalue_of_the_hessian():
-    stack = fitted()
-    f, _ = functional(SMALL.model())
-    train, theta = stack.problems[2].train, stack.theta[1, 2]
-
-    def loss(t: torch.Tensor) -> torch.Tensor:
-        return (f({"theta": t}, train.x) - train.y).square().mean()
-
+    assert_close(found["train_rmse"], loss(theta).sqrt())
+    assert_close(found["test_rmse"], loss(theta, problem.test).sqrt())
     eigenvalues = torch.linalg.eigvalsh(torch.func.hessian(loss)(theta))
-    assert_close(stack.curvature()[1, 2], eigenvalues.mean())
+    assert_close(found["curvature"], eigenvalues.mean())
 
 
 def test_a_problem_in_the_stack_ends_where_it_would_end_alone():
@@ -334,7 +146,7 @@ CONFIG = MixtureConfig(seeds=2, steps=1_500, lr=0.1)
 @pytest.fixture(scope="module")
 def solved():
     data = mixture.draw_data(CONFIG)
-    return data, {(s.method, s.objective): s.theta for s in mixture.solve(CONFIG, data, 1.2)}
+    return data, mixture.solve(CONFIG, data, 1.2)
 
 
 @pytest.mark.parametrize(
@@ -376,27 +188,26 @@ def test_distance_is_the_integral():
 def test_three_ways_to_average(solved):
     data, found = solved
     config = mixture.BMAConfig(seeds=2, panels=60, chain=300, chain_warmup=200)
-    statistics = mixture.moments(data)
     for alpha in (1.2, 20.0):
         peak = found["ps-map", "none"][0]
-        average = mixture.quadrature(config, statistics, 0, alpha, peak)
+        average = mixture.quadrature(config, data[0], alpha, peak)
         finer = mixture.BMAConfig(panels=120)
-        again = mixture.quadrature(finer, statistics, 0, alpha, peak)
+        again = mixture.quadrature(finer, data[0], alpha, peak)
         assert_close(average.mean, again.mean, rtol=0, atol=1e-6)
         assert average.edge < 1e-12
-        grid = mixture.authors_grid(config, statistics, 0, alpha, peak)
+        grid = mixture.authors_grid(config, data[0], alpha, peak)
         assert mixture.distance(grid, average.mean) < 0.005
     pytest.importorskip("pyro", reason="the extra 'mcmc' is not installed")
-    chain = mixture.by_nuts(config, statistics, alpha)
+    chain = mixture.by_nuts(config, data[0], alpha)
     assert ((chain.mean - average.mean).abs() < 5 * chain.stderr).all()
     assert (chain.stderr < 0.05).all()
 
 
 def test_with_a_wide_prior_fs_map_removes_the_right_bump(solved):
     data, _ = solved
-    found = {s.objective: s.theta for s in mixture.solve(CONFIG, data, 20.0)}
-    assert (found[TRUE][:, 1].exp() < 1e-3).all()
-    assert (found["none"][:, 1].exp() > 0.4).all()
+    found = mixture.solve(CONFIG, data, 20.0)
+    assert (found["fs-map", TRUE][:, 1].exp() < 1e-3).all()
+    assert (found["ps-map", "none"][:, 1].exp() > 0.4).all()
 
 
 @pytest.mark.parametrize("chart", reparam.CHARTS, ids=lambda chart: chart.name)
@@ -410,7 +221,7 @@ def test_charts_know_their_derivatives(chart):
 def test_in_the_coordinates_of_appendix_a_the_prior_is_infinite_at_the_target():
     config = TheoryAnyParameter.quick
     data = draw_data(config)
-    task = Task(moments(data), log_det_form(config), config)
+    task = Task(data, log_det_form(config), config)
     sign = torch.ones(len(TARGETS), 1, len(data), 2)
 
     def rise(method: str) -> torch.Tensor:
@@ -423,12 +234,12 @@ def test_in_the_coordinates_of_appendix_a_the_prior_is_infinite_at_the_target():
 
 def test_the_fixed_point_is_singular_and_its_neighbors_are_not():
     x = torch.linspace(-2, 2, 50)
-    fixed = torch.tensor(theory_symmetry.FIXED)
-    apart = fixed + 0.1 * torch.tensor(theory_symmetry.AWAY)
-    values = torch.linalg.svdvals(theory_symmetry.scaled_jacobian(torch.stack([fixed, apart]), x))
+    fixed = torch.tensor(theory_geometry.FIXED)
+    apart = fixed + 0.1 * torch.tensor(theory_geometry.AWAY)
+    values = torch.linalg.svdvals(theory_geometry.scaled_jacobian(torch.stack([fixed, apart]), x))
     assert (values[0, 2:] < 1e-15).all()
     assert (values[1] > 1e-6).all()
-    assert theory_symmetry.log_dets(apart[None], x).item() == pytest.approx(
+    assert theory_geometry.log_dets(apart[None], x).item() == pytest.approx(
         2 * values[1].log().sum().item(), rel=1e-9
     )
 
@@ -436,7 +247,7 @@ def test_the_fixed_point_is_singular_and_its_neighbors_are_not():
 def test_swapping_the_units_leaves_the_function():
     x = torch.linspace(-2, 2, 9)
     swapped = torch.tensor([0.5, 1.5, -1.0, 2.0])[[1, 0, 3, 2]]
-    f = theory_symmetry.network
+    f = theory_geometry.two_units
     assert_close(f(swapped, x), f(torch.tensor([0.5, 1.5, -1.0, 2.0]), x))
 
 
@@ -445,8 +256,8 @@ def test_the_metrics_sums_are_the_definition():
     jacobian = torch.randn(3, 2, 4, generator=generator)
     metric = torch.randn(3, 2, 3, 2, generator=generator)
     exact = torch.einsum("ika,ikjl,jlb->ab", jacobian, metric, jacobian)
-    assert_close(theory_metric._sum_over_metric(jacobian, metric), exact)
-    assert_close(theory_metric._mean_over_metric(jacobian, metric), exact)
+    assert_close(theory_geometry.sum_over_metric(jacobian, metric), exact)
+    assert_close(theory_geometry.mean_over_metric(jacobian, metric), exact)
 
 
 def test_hessian_and_gram_are_one_where_the_residual_is_zero():
@@ -460,3 +271,29 @@ def test_hessian_and_gram_are_one_where_the_residual_is_zero():
     gap, residual = compare(config, theta, Batch(x, y + 0.3 * torch.sin(7 * x)))
     assert residual > 0.1
     assert gap > 1e-3
+
+
+def test_newton_finds_a_maximum_to_the_last_digit_or_says_that_it_did_not():
+    center = torch.tensor([1.3, -0.4, 5.0])
+    found = maximize(lambda t: -torch.cosh(t - center).sum(), torch.zeros(3))
+    assert_close(found, center, rtol=0, atol=1e-14)
+
+    def bumps(t: torch.Tensor) -> torch.Tensor:  # between them the curvature has the wrong sign
+        return torch.exp(-(t - 2).square()).sum() + 0.5 * torch.exp(-(t + 2).square()).sum()
+
+    assert maximize(bumps, torch.tensor([0.4])).item() == pytest.approx(2, abs=1e-6)
+    with pytest.raises(DivergedError, match="step 5"):
+        maximize(lambda t: t.sum(), torch.zeros(2), steps=5)
+
+
+def test_threads_are_put_back_even_after_an_error():
+    before = torch.get_num_threads()
+
+    def fail() -> None:
+        with one_thread():
+            assert torch.get_num_threads() == 1
+            raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        fail()
+    assert torch.get_num_threads() == before

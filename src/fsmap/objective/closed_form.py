@@ -18,7 +18,7 @@ of a basis model is flat (appendix B.3).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -246,37 +246,3 @@ def _power(is_cosine: bool, alias: int, around: int) -> float:
     if alias % around == 0 or 2 * alias == around:
         return float(is_cosine)
     return 0.5
-
-
-class Moments(NamedTuple):
-    r"""What a Gaussian likelihood needs of the data if f = Ac, for Q stacked problems.
-
-    The residual sum is $c^\top A^\top\!A\,c - 2 c^\top A^\top y + y^\top y$: an optimization
-    reads the N points once.
-    """
-
-    square: Tensor  # [Q, P, P]  AᵀA
-    cross: Tensor  # [Q, P]  Aᵀy
-    power: Tensor  # [Q]  yᵀy
-    num: Tensor  # [Q]  N
-
-    @classmethod
-    def of(cls, problems: Sequence[tuple[Tensor, Tensor]]) -> Moments:
-        """From pairs of a design matrix A ``[N, P]`` and targets y ``[N]``; N may differ."""
-        return cls(
-            torch.stack([a.mT @ a for a, _ in problems]),
-            torch.stack([a.mT @ y for a, y in problems]),
-            torch.stack([y @ y for _, y in problems]),
-            torch.stack([y.new_tensor(len(y)) for _, y in problems]),
-        )
-
-    def residual_sum(self, coefficients: Tensor) -> Tensor:
-        """‖Ac − y‖², from c ``[..., Q, P]`` to ``[..., Q]``."""
-        pulled = torch.einsum("...qp,qpr->...qr", coefficients, self.square)  # AᵀA c
-        return (coefficients * (pulled - self.cross - self.cross)).sum(-1) + self.power
-
-    def log_likelihood(self, coefficients: Tensor, noise_std: float | Tensor) -> Tensor:
-        r"""$\log p(y \mid f)$ in nats, constants included, ``[..., Q]``."""
-        std = torch.as_tensor(noise_std, dtype=self.power.dtype, device=self.power.device)
-        constant = self.num * (std.log() + 0.5 * math.log(2 * math.pi))
-        return -self.residual_sum(coefficients) / (2 * std.square()) - constant

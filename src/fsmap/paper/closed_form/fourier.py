@@ -19,12 +19,13 @@ from fsmap.models.basis import TANH, FourierBasis
 from fsmap.objective.closed_form import PAPER_JITTER, Diagonal, Form, Invertible
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
-from fsmap.paper.closed_form.fits import Advance, log_density, objective_of, solve
+from fsmap.paper.effects import exact, judge_all
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import PAPER_LOOK, legend_above, log_scale
-from fsmap.paper.report.tables import largest, listed, smallest
+from fsmap.paper.report.tables import Mean
 from fsmap.paper.rows import Claim, Row
+from fsmap.paper.solvers import Advance, log_density, objective_of, solve
 from fsmap.types import Batch
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class FourierConfig:
 
 
 class Problem(NamedTuple):
-    """One data set: its size, its seed, and the data."""
+    """One data set."""
 
     n_train: int
     seed: int
@@ -88,7 +89,7 @@ class Block(NamedTuple):
 
     # the closed form of log det(𝒥 + εI) at a jitter ε; None for PS-MAP
     form: Callable[[Tensor], Form] | None
-    variants: Sequence[Variant]  # k of them
+    variants: Sequence[Variant]
 
 
 def draw_problem(config: FourierConfig, n_train: int, seed: int) -> Problem:
@@ -113,16 +114,11 @@ def uniform_forms(config: FourierConfig) -> dict[str, Form]:
 
 def uniform_blocks(config: FourierConfig) -> list[Block]:
     """PS-MAP, then FS-MAP by each form for p_X = Uniform(-1, 1)."""
-    noise = config.noise_std
-    blocks = [Block(None, [Variant("ps-map", {"objective": "none"}, noise)])]
+    noise, blocks = config.noise_std, []
     for name, form in uniform_forms(config).items():
         variant = Variant("fs-map", {"objective": name}, noise, DEVIATIONS[name])
-        blocks.append(Block(_constant(form), [variant]))
-    return blocks
-
-
-def _constant(form: Form) -> Callable[[Tensor], Form]:
-    return lambda _: form
+        blocks.append(Block(lambda _, form=form: form, [variant]))  # type: ignore[misc]
+    return [Block(None, [Variant("ps-map", {"objective": "none"}, noise)]), *blocks]
 
 
 def compress(model: FourierBasis, data: Batch) -> Batch:
@@ -147,53 +143,37 @@ class Fitted(NamedTuple):
     variants: Sequence[Variant]  # K of them
     theta: Tensor  # [K, Q, P]
 
-    def log_posterior(self, form: Form) -> Tensor:
-        """Log-density p(f|D) up to the evidence, with the data's own noise, ``[K, Q]``."""
+    def log_posterior(self, theta: Tensor, problem: Problem, form: Form) -> Tensor:
+        """Log p(f|D) up to the evidence, with the data's own noise."""
+        ours = self.config.objective(form, problem.n_train)
+        return log_density(ours, TANH, theta, self.config.rows(problem.train))
 
-        def value(theta: Tensor, problem: Problem) -> Tensor:
-            ours = self.config.objective(form, problem.n_train)
-            return log_density(ours, TANH, theta, self.config.rows(problem.train))
-
-        return self._each(value)
-
-    def train_rmse(self) -> Tensor:
-        """``[K, Q]``, from the residuals themselves."""
-        return self._each(lambda theta, problem: self._rmse(theta, problem.train))
-
-    def test_rmse(self) -> Tensor:
-        """``[K, Q]``, against noiseless targets."""
-        return self._each(lambda theta, problem: self._rmse(theta, problem.test))
-
-    def curvature(self) -> Tensor:
-        """Mean eigenvalue of the Hessian of the training error, ``[K, Q]``."""
-
-        def mean_eigenvalue(theta: Tensor, problem: Problem) -> Tensor:
-            rows: Tensor = self.config.model().design(problem.train.x)
-            value, slope = theta.tanh(), TANH.log_slope(theta).exp()
-            pull = rows.mT @ (rows @ value - problem.train.y)  # half the gradient in tanh θ
-            trace = slope.square() @ rows.square().sum(0) - 2 * (value * slope) @ pull
-            return 2 * trace / (problem.n_train * len(theta))
-
-        return self._each(mean_eigenvalue)
-
-    def _rmse(self, theta: Tensor, batch: Batch) -> Tensor:
+    def rmse(self, theta: Tensor, batch: Batch) -> Tensor:
+        """Root mean squared residual."""
         out: Tensor = self.config.model().design(batch.x) @ theta.tanh()
         return (out - batch.y).square().mean().sqrt()
 
-    def _each(self, measure: Callable[[Tensor, Problem], Tensor]) -> Tensor:
-        columns = [
-            torch.stack([measure(theta, problem) for theta in self.theta[:, q]])
-            for q, problem in enumerate(self.problems)
-        ]
-        return torch.stack(columns, dim=-1)
+    def curvature(self, theta: Tensor, problem: Problem) -> Tensor:
+        """Mean eigenvalue of the Hessian of the training error."""
+        rows: Tensor = self.config.model().design(problem.train.x)
+        value, slope = theta.tanh(), TANH.log_slope(theta).exp()
+        pull = rows.mT @ (rows @ value - problem.train.y)  # half the gradient in tanh θ
+        trace = slope.square() @ rows.square().sum(0) - 2 * (value * slope) @ pull
+        return 2 * trace / (problem.n_train * len(theta))
 
-    def rows(self, metric: str, values: Tensor) -> Iterator[Measured]:
-        """One measured value per variant and problem; ``values`` is ``[K, Q]``."""
-        for variant, line in zip(self.variants, values.tolist(), strict=True):
-            for problem, value in zip(self.problems, line, strict=True):
+    def measure(self, *metrics: str) -> Iterator[Measured]:
+        """Some of test_rmse, train_rmse and curvature, for every variant and problem."""
+        for variant, thetas in zip(self.variants, self.theta, strict=True):
+            for problem, theta in zip(self.problems, thetas, strict=True):
                 config = {"n_train": problem.n_train, **variant.config}
-                said = variant.deviations
-                yield Measured(metric, value, variant.method, problem.seed, config, said)
+                about = variant.method, problem.seed, config, variant.deviations
+                for metric in metrics:
+                    if metric == "curvature":
+                        value = self.curvature(theta, problem)
+                    else:
+                        batch = problem.test if metric == "test_rmse" else problem.train
+                        value = self.rmse(theta, batch)
+                    yield Measured(metric, value, *about)
 
 
 def fit(
@@ -222,17 +202,9 @@ def fit(
             for v in block.variants
             for q, p in enumerate(problems)
         ]
-        theta = solve(
-            build,
-            model.squash,
-            members,
-            data,
-            model.theta.detach(),
-            lr=config.lr,
-            steps=config.steps,
-            warmup=config.warmup,
-            advance=tell,
-        )
+        sizes = {"lr": config.lr, "steps": config.steps, "warmup": config.warmup}
+        start = model.theta.detach()
+        theta = solve(build, model.squash, members, data, start, advance=tell, **sizes)
         found.append(theta.unflatten(0, (-1, len(problems))))  # [k, Q, P]
     variants = [variant for block in blocks for variant in block.variants]
     return Fitted(config, problems, variants, torch.cat(found))
@@ -257,14 +229,14 @@ class Config(FourierConfig):
 
 
 class Fourier(Experiment):
-    """Seven sizes, a few seeds, PS-MAP and FS-MAP by two protocols: one stack."""
+    """Seven sizes, a few seeds, PS-MAP and FS-MAP by two protocols."""
 
     id = "fourier"
     label = "Fig. 2 a–d"
     title = "FS-MAP on a Fourier model"
     see = (
-        "FS-MAP's function is far more probable, lies in a flatter place, predicts better from "
-        "N = 200 on, and its training error stays near the noise of 0.1."
+        "How much more probable FS-MAP's function is, how curved the loss is around it, and how "
+        "test and training error go with N. The noise of the data is 0.1."
     )
     cost = "2 min"
     protocol = (
@@ -275,25 +247,22 @@ class Fourier(Experiment):
     quick = Config(sizes=(100, 200, 400, 1_600), steps=1_500, long_steps=3_000)
 
     def units(self, config: Config) -> list[dict[str, Any]]:
-        """Everything at the paper's number of steps in one stack, then the long run."""
+        """Everything at the paper's number of steps, then the long run."""
         return [{"part": "sizes"}, {"part": "long"}]
 
     def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Draw, fit and measure everything at once."""
+        """Draw, fit and measure."""
         if unit["part"] == "long":
-            yield from _long(config, context)
+            problems = [draw_problem(config, max(config.sizes), 0)]
+            longer = dataclasses.replace(config, steps=config.long_steps)
+            fitted = fit(longer, problems, uniform_blocks(config), context.advance)
+            yield from _gains("log_posterior_gain_long", fitted)
             return
         seeds = range(config.seeds)
         problems = [draw_problem(config, n, seed) for n in config.sizes for seed in seeds]
-        forms = uniform_forms(config)
         fitted = fit(config, problems, uniform_blocks(config), context.advance)
-        for name, values in (
-            ("test_rmse", fitted.test_rmse()),
-            ("train_rmse", fitted.train_rmse()),
-            ("curvature", fitted.curvature()),
-        ):
-            yield from fitted.rows(name, values)
-        yield from _gains("log_posterior_gain", fitted, forms)
+        yield from fitted.measure("test_rmse", "train_rmse", "curvature")
+        yield from _gains("log_posterior_gain", fitted)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """Mean ± standard error over seeds, for every panel."""
@@ -301,14 +270,51 @@ class Fourier(Experiment):
         return tables.summarize(chosen, "metric", "n_train", "method", "objective")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """The four panels."""
-        return [claim for objective in (EXACT, PAPER) for claim in _claims(rows, objective)]
+        """The four panels, for both objectives."""
+        gains = {
+            _at(n, objective): tables.mean(row.value for row in members)
+            for (n, objective), members in tables.group(
+                tables.select(rows, metric="log_posterior_gain"), "n_train", "objective"
+            ).items()
+        }
+        test = _against_ps(rows, "test_rmse", 200)
+        train = _against_ps(rows, "train_rmse")
+        few = min((row.config["n_train"] for row in rows), default=0)
+        noise = {
+            _at(n, objective): tables.mean(row.value - 0.1 for row in members)
+            for (n, objective), members in tables.group(
+                tables.select(rows, metric="train_rmse", method="fs-map"), "n_train", "objective"
+            ).items()
+            if n >= 200
+        }
+        # At large N Adam needs more steps: its second moment remembers the first, large gradients.
+        long = tables.select(rows, metric="log_posterior_gain_long")
+        return [
+            judge_all("FS-MAP's log p(f|D) is above PS-MAP's at every N", gains, above=0,
+                      paper="thousands of nats"),
+            exact("… by thousands of nats at the largest N, once Adam has converged",
+                  all(row.value > 1_000 for row in long),
+                  ", ".join(f"{row.value:,.0f} nats ({row.config['objective']})" for row in long),
+                  "thousands of nats", seeds=len({row.seed for row in long})),
+            judge_all("The loss is less curved at FS-MAP's minimum, at every N",
+                      _against_ps(rows, "curvature"), below=0, paper="lower"),
+            judge_all("FS-MAP's test RMSE is lower than PS-MAP's for N ≥ 200", test, below=0,
+                      paper="lower; 0.5 to 0.7 of PS-MAP's at N = 400"),
+            judge_all("FS-MAP's train RMSE is within 0.015 of the noise (0.1) for N ≥ 200", noise,
+                      within=0.015, paper="around 0.1"),
+            judge_all(f"PS-MAP's train RMSE at N = {few} is lower by more than 0.05: it overfits",
+                      {at: gap for at, gap in train.items() if at.startswith(f"N = {few},")},
+                      above=0.05, paper="near zero against 0.1"),
+        ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         """Four panels, as in the paper; the paper's protocol is dotted."""
         figure, panels = figures.axes(2, 2)
         for ax, (metric, (title, ylabel)) in zip(panels.flat, PANELS.items(), strict=True):
-            _draw_panel(ax, tables.select(rows, metric=metric))
+            lines = tables.group(tables.select(rows, metric=metric), "method", "objective")
+            for (method, objective), members in lines.items():
+                look = PAPER_LOOK if objective == PAPER else {}
+                figures.plot_mean(ax, *tables.line(members, "n_train"), method, **look)
             ax.set(title=title, ylabel=ylabel, xlabel="training points $N$")
             log_scale(ax, "x" if metric == "train_rmse" else "xy")
         train = panels[1, 1]
@@ -321,96 +327,26 @@ class Fourier(Experiment):
         return {"fourier": figure}
 
 
-def _gains(metric: str, fitted: Fitted, forms: Mapping[str, Form]) -> Iterator[Measured]:
+def _gains(metric: str, fitted: Fitted) -> Iterator[Measured]:
     """By how much FS-MAP's log p(f|D) is above PS-MAP's, each by its own objective."""
-    for number, (objective, form) in enumerate(forms.items(), start=1):
-        log_posterior = fitted.log_posterior(form)  # [K, Q]
-        gain = (log_posterior[number] - log_posterior[0]).tolist()
-        for problem, value in zip(fitted.problems, gain, strict=True):
+    for k, (objective, form) in enumerate(uniform_forms(fitted.config).items(), start=1):
+        for q, problem in enumerate(fitted.problems):
+            fs, ps = (fitted.log_posterior(fitted.theta[i, q], problem, form) for i in (k, 0))
             where = {"n_train": problem.n_train, "objective": objective}
             where["steps"] = fitted.config.steps
-            said = DEVIATIONS[objective]
-            yield Measured(metric, value, "fs-map", problem.seed, where, said)
+            yield Measured(metric, fs - ps, "fs-map", problem.seed, where, DEVIATIONS[objective])
 
 
-def _long(config: Config, context: Context) -> Iterator[Measured]:
-    """The largest N, trained until FS-MAP has converged."""
-    forms, longer = uniform_forms(config), dataclasses.replace(config, steps=config.long_steps)
-    problem = draw_problem(config, max(config.sizes), 0)
-    fitted = fit(longer, [problem], uniform_blocks(config), context.advance)
-    yield from _gains("log_posterior_gain_long", fitted, forms)
+def _at(n_train: int, objective: str) -> str:
+    return f"N = {n_train}, {objective}"
 
 
-def _draw_panel(ax: Any, rows: Sequence[Row]) -> None:
-    for (method, objective), members in tables.group(rows, "method", "objective").items():
-        line = tables.line(members, "n_train")
-        figures.plot_mean(ax, *line, method, **(PAPER_LOOK if objective == PAPER else {}))
-
-
-def _claims(rows: Sequence[Row], objective: str) -> Iterator[Claim]:
-    suffix = {EXACT: "true objective", PAPER: "paper's jitter of 1e-32"}[objective]
-
-    def means(metric: str, method: str) -> dict[int, float]:
-        form = "none" if method == "ps-map" else objective
-        return tables.means_by(rows, "n_train", metric=metric, method=method, objective=form)
-
-    gain = smallest(tables.values(rows, metric="log_posterior_gain", objective=objective))
-    yield Claim(
-        f"FS-MAP's log p(f|D) is above PS-MAP's at every N and seed ({suffix})",
-        gain > 0,
-        f"by {gain:,.0f} nats or more",
-        "thousands of nats",
-    )
-    # At large N Adam needs more steps: its second moment remembers the first, large gradients.
-    for row in tables.select(rows, metric="log_posterior_gain_long", objective=objective):
-        size = row.config["n_train"]
-        short = means("log_posterior_gain", "fs-map").get(size, math.nan)
-        yield Claim(
-            f"… by thousands of nats at the largest N too, once Adam has converged ({suffix})",
-            row.value > 1_000,
-            f"N = {size}: {row.value:,.0f} nats after {row.config['steps']:,} steps "
-            f"({short:,.0f} after those of the figure)",
-            "thousands of nats",
-        )
-    flatter = _ratios(means("curvature", "fs-map"), means("curvature", "ps-map"))
-    yield Claim(
-        f"FS-MAP's minimum is flatter at every N ({suffix})",
-        largest(flatter.values()) < 1,
-        f"curvature ratio {listed(flatter, 'N')}",
-        "lower at every N",
-    )
-    better = _ratios(means("test_rmse", "fs-map"), means("test_rmse", "ps-map"), least=200)
-    yield Claim(
-        f"FS-MAP's test RMSE is lower for N ≥ 200 ({suffix})",
-        largest(better.values()) < 1,
-        f"RMSE ratio {listed(better, 'N')}",
-        "lower",
-    )
-    if 400 in better:
-        yield Claim(
-            f"FS-MAP's test RMSE at N = 400 is below 0.8 of PS-MAP's ({suffix})",
-            better[400] < 0.8,
-            round(better[400], 3),
-            "0.5 to 0.7",
-        )
-    ps, fs = means("train_rmse", "ps-map"), means("train_rmse", "fs-map")
-    noise = {n: value for n, value in fs.items() if n >= 200}
-    yield Claim(
-        f"FS-MAP's train RMSE stays within 0.09–0.115 for N ≥ 200 ({suffix})",
-        0.09 <= smallest(noise.values()) and largest(noise.values()) <= 0.115,
-        listed(noise, "N", ".3f"),
-        "around 0.1",
-    )
-    few = min(ps, default=0)
-    yield Claim(
-        f"PS-MAP overfits at small N, FS-MAP does not ({suffix})",
-        ps.get(few, math.nan) < 0.5 * fs.get(few, math.nan),
-        f"train RMSE at N = {few}: {ps.get(few, math.nan):.3f} against {fs.get(few, math.nan):.3f}",
-        "near zero against 0.1",
-    )
-
-
-def _ratios(
-    above: Mapping[int, float], below: Mapping[int, float], *, least: int = 0
-) -> dict[int, float]:
-    return {n: above[n] / below[n] for n in above if n >= least}
+def _against_ps(rows: Sequence[Row], metric: str, least: int = 0) -> dict[str, Mean]:
+    """FS-MAP − PS-MAP, paired by seed, by N and objective."""
+    chosen = [row for row in tables.select(rows, metric=metric) if row.config["n_train"] >= least]
+    found = {}
+    for (n, objective), members in tables.group(chosen, "n_train", "objective").items():
+        if objective != "none":
+            plain = tables.select(chosen, n_train=n, objective="none")
+            found[_at(n, objective)] = tables.paired(members, plain)
+    return found

@@ -8,6 +8,7 @@ and every number carries its jitter.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from fsmap.paper.closed_form.fourier import (
     uniform_blocks,
     uniform_forms,
 )
+from fsmap.paper.effects import judge_all, log_ratio
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, PAPER_LOOK, epsilon, log_scale, power
@@ -69,8 +71,8 @@ class FourierPX(Experiment):
     label = "Fig. 3 b"
     title = "Which evaluation distribution"
     see = (
-        "Uniform(−1, 1), where the test points are, is best. How much worse Uniform(−0.1, 0.1) is "
-        "depends on the jitter alone: without jitter the two objectives differ by a constant."
+        "The test error with p_X where the test points are, and with a narrower one. How far apart "
+        "they are depends on the jitter alone: without it the objectives differ by a constant."
     )
     cost = "90 s"
     protocol = (
@@ -103,7 +105,7 @@ class FourierPX(Experiment):
             ]
             blocks.append(Block(form, variants))
         fitted = fit(config, config.problems(), blocks, context.advance)
-        yield from fitted.rows("test_rmse", fitted.test_rmse())
+        yield from fitted.measure("test_rmse")
         yield Measured("rank", len(factor), config={"px": NARROW, "share": FLOOR})
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
@@ -113,19 +115,15 @@ class FourierPX(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Uniform(−1, 1) is best, at every jitter."""
-        ps = tables.mean_of(rows, metric="test_rmse", px="none")
-        wide, narrow = (
-            tables.means_by(rows, "jitter", metric="test_rmse", px=px) for px in (WIDE, NARROW)
-        )
-        return [
-            Claim(
-                f"p_X = {WIDE} is better than {NARROW} and than PS-MAP ({epsilon(jitter)})",
-                wide[jitter] < min(error, ps),
-                f"test RMSE {wide[jitter]:.4f}, {error:.4f}, {ps:.4f}",
-                "best",
-            )
-            for jitter, error in narrow.items()
-        ]
+        errors = tables.select(rows, metric="test_rmse")
+        wide, plain = (tables.select(errors, px=px) for px in (WIDE, "none"))
+        effects = {}
+        for (jitter,), members in tables.group(tables.select(errors, px=NARROW), "jitter").items():
+            mine = tables.select(wide, jitter=jitter)
+            effects[f"{NARROW}, {epsilon(jitter)}"] = tables.paired(mine, members)
+            effects[f"PS-MAP, {epsilon(jitter)}"] = tables.paired(mine, plain)
+        text = f"Test RMSE with p_X = {WIDE} is below that with {NARROW} and PS-MAP's, at every ε"
+        return [judge_all(text, effects, below=0, paper="best")]
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         """Bars, one group per distribution."""
@@ -137,7 +135,10 @@ class FourierPX(Experiment):
             color = figures.COLORS[method]
             x = place + len(ticks) * 0.6 + (0.6 if px not in ticks else 0.0)
             ticks.setdefault(px, []).append(x)
-            ax.bar(x, mean.mean, yerr=mean.stderr, color=color, width=0.85, alpha=_shade(jitter),
+            shade = (
+                1.0 if not jitter else 0.95 if jitter < 1e-20 else 0.8 if jitter < 1e-9 else 0.65
+            )
+            ax.bar(x, mean.mean, yerr=mean.stderr, color=color, width=0.85, alpha=shade,
                    error_kw={"ecolor": figures.INK, "elinewidth": 1})  # fmt: skip
             name = "" if jitter is None else "no jitter" if jitter == 0 else power(jitter)
             ax.annotate(
@@ -148,10 +149,6 @@ class FourierPX(Experiment):
         ax.set(ylabel="test RMSE", xlabel=r"evaluation distribution $p_X$")
         ax.grid(visible=False, axis="x")
         return {"fourier-pX": figure}
-
-
-def _shade(jitter: float | None) -> float:
-    return 1.0 if not jitter else 0.95 if jitter < 1e-20 else 0.8 if jitter < 1e-9 else 0.65
 
 
 def narrow_factor(config: PXConfig) -> Tensor:
@@ -178,8 +175,8 @@ class FourierNoise(Experiment):
     label = "Fig. 4"
     title = "A wrong noise level"
     see = (
-        "Where the likelihood overestimates the noise tenfold, FS-MAP underfits and its error "
-        "explodes; PS-MAP hardly notices. At a third of the true noise the two are alike."
+        "Test error of both methods if the likelihood's noise is not that of the data, from a "
+        "third of it to ten times as much."
     )
     cost = "60 s"
     protocol = "exact: true objective in log space. paper: 1e-32 inside the logarithm"
@@ -202,7 +199,7 @@ class FourierNoise(Experiment):
             ]
             blocks.append(block._replace(variants=variants))
         fitted = fit(config, config.problems(), blocks, context.advance)
-        yield from fitted.rows("test_rmse", fitted.test_rmse())
+        yield from fitted.measure("test_rmse")
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """RMSE by noise level."""
@@ -210,24 +207,26 @@ class FourierNoise(Experiment):
         return tables.summarize(chosen, "ratio", "method", "objective")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Alike at 1/3, collapse at 10."""
-        claims = []
-        ps = tables.means_by(rows, "ratio", metric="test_rmse", objective="none")
-        for objective, name in ((EXACT, "true objective"), (PAPER, "paper's jitter")):
-            fs = tables.means_by(rows, "ratio", metric="test_rmse", objective=objective)
-            low, high = min(fs, default=math.nan), max(fs, default=math.nan)
-            near = fs.get(low, math.nan) / ps.get(low, math.nan)
-            far = fs.get(high, math.nan) / fs.get(1.0, math.nan)
-            stable = ps.get(high, math.nan) / ps.get(1.0, math.nan)
-            claims += [
-                Claim(f"At σ/σ* = {low:.2g} the two are alike ({name})", 0.8 < near < 1.25,
-                      f"RMSE ratio {near:.2f}", "similar"),
-                Claim(f"At σ/σ* = {high:g} FS-MAP's RMSE explodes ({name})", far > 5,
-                      f"{far:.1f} times that at σ = σ*", "high test error"),
-                Claim(f"… and PS-MAP's stays ({name})", stable < 0.5 * far,
-                      f"{stable:.1f} times that at σ = σ*", "relatively stable"),
-            ]  # fmt: skip
-        return claims
+        """Alike at the lowest ratio; at the highest FS-MAP's error grows, PS-MAP's less."""
+        errors = tables.select(rows, metric="test_rmse")
+        ratios = [row.config["ratio"] for row in errors] or [math.nan]
+        low, high = min(ratios), max(ratios)
+
+        def rmse(ratio: float, objective: str) -> dict[int, float]:
+            return tables.values_by(errors, "seed", ratio=ratio, objective=objective)
+
+        forms = (EXACT, PAPER) if errors else ()
+        near = {form: log_ratio(rmse(low, form), rmse(low, "none")) for form in forms}
+        far = {form: log_ratio(rmse(high, form), rmse(1.0, form)) for form in forms}
+        apart = {form: log_ratio(rmse(high, form), rmse(high, "none")) for form in forms}
+        return [
+            judge_all(f"At σ/σ* = {low:.2g} FS-MAP's test RMSE is PS-MAP's, to a factor of 1.25",
+                      near, ratio=True, within=1.25, paper="similar"),
+            judge_all(f"At σ/σ* = {high:g} FS-MAP's is more than 5 times that at σ = σ*", far,
+                      ratio=True, above=5, paper="high test error"),
+            judge_all("… and more than twice PS-MAP's", apart, ratio=True, above=2,
+                      paper="PS-MAP relatively stable"),
+        ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         """One line per method."""
@@ -265,8 +264,8 @@ class FourierPoints(Experiment):
     label = "Fig. 3 a"
     title = "How many evaluation points"
     see = (
-        "The error falls from near PS-MAP's until Φ has full rank, at M = 202 points (201 still "
-        "leave sin(100πx) unseen), and stays there."
+        "Test error against the number M of evaluation points. Φ has full rank from M = 202 on: "
+        "sin(100πx) is zero on 201 points."
     )
     cost = "4 min"
     protocol = (
@@ -298,7 +297,7 @@ class FourierPoints(Experiment):
             yield Measured("rank", form.rank, config={"points": points})
             blocks = [Block(lambda jitter: form._replace(jitter=jitter), variants)]
         fitted = fit(config, config.problems(), blocks, context.advance)
-        yield from fitted.rows("test_rmse", fitted.test_rmse())
+        yield from fitted.measure("test_rmse")
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         """RMSE by number of points and jitter."""
@@ -308,14 +307,36 @@ class FourierPoints(Experiment):
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Falls, then flat, at every jitter."""
         ranks = tables.values_by(rows, "points", metric="rank")
-        return [c for jitter, rmse in _curves(rows).items() for c in _claims(jitter, rmse, ranks)]
+        full = max(ranks.values(), default=0)
+        fewer = sorted(m for m in ranks if ranks[m] < full)
+        enough = sorted(m for m in ranks if ranks[m] == full)
+        fall, rise, flat = {}, {}, {}
+        for (jitter,), members in tables.group(
+            tables.select(rows, metric="test_rmse", method="fs-map"), "jitter"
+        ).items():
+            rmse = {m: tables.values_by(members, "seed", points=m) for m in (*ranks, math.inf)}
+            at = epsilon(jitter)
+            fall[at] = log_ratio(rmse[enough[0]], rmse[fewer[0]])
+            for a, b in itertools.pairwise([*fewer, enough[0]]):
+                rise[f"M = {b}, {at}"] = log_ratio(rmse[b], rmse[a])
+            for m in enough:
+                flat[f"M = {m}, {at}"] = log_ratio(rmse[m], rmse[math.inf])
+        path = f"from M = {fewer[0]} to {enough[0]}" if ranks else "until Φ has full rank"
+        return [
+            judge_all(f"Test RMSE falls by more than 10 % {path}, at every ε", fall, ratio=True,
+                      below=0.9, paper="decreases"),
+            judge_all("… and rises by no more than 10 % from one M to the next", rise, ratio=True,
+                      below=1.1, paper="monotonically until 200"),
+            judge_all("… and is that of Uniform(−1, 1) to 2 % once Φ has full rank", flat,
+                      ratio=True, within=1.02, paper="saturates at 200"),
+        ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         """One line per jitter, and PS-MAP for reference."""
         figure, ax = figures.axes(panel=(4.6, 3.1))
         chosen = tables.select(rows, metric="test_rmse")
-        for look, jitter in zip(LINES, _curves(rows), strict=False):
-            members = tables.select(chosen, jitter=jitter)
+        curves = tables.group(tables.select(chosen, method="fs-map"), "jitter")
+        for look, ((jitter,), members) in zip(LINES, curves.items(), strict=False):
             line = tables.line([r for r in members if math.isfinite(r.config["points"])], "points")
             stderr = line.stderr if look is LINES[0] else [math.nan] * len(line.x)
             label = f"FS-MAP, {power(jitter)}"
@@ -332,36 +353,3 @@ class FourierPoints(Experiment):
         log_scale(ax, "x")
         ax.legend()
         return {"fourier-points": figure}
-
-
-def _curves(rows: Sequence[Row]) -> dict[float, dict[float, float]]:
-    """Mean RMSE by number of points, by jitter."""
-    chosen = tables.select(rows, metric="test_rmse", method="fs-map")
-    return {
-        jitter: tables.means_by(members, "points")
-        for (jitter,), members in tables.group(chosen, "jitter").items()
-    }
-
-
-def _claims(jitter: float, rmse: dict[float, float], ranks: dict[float, int]) -> Iterator[Claim]:
-    full = max(ranks.values(), default=0)
-    below = [rmse[m] for m in sorted(ranks) if ranks[m] < full]
-    above = [rmse[m] for m in sorted(ranks) if ranks[m] == full]
-    path = [*below, *above[:1]]
-    fall = path[0] / path[-1] if path else math.nan
-    rises = [after / before - 1 for before, after in zip(path, path[1:], strict=False)]
-    rise = max(rises, default=math.nan)
-    yield Claim(
-        f"Test RMSE falls with the number of evaluation points ({epsilon(jitter)})",
-        all(map(math.isfinite, path)) and fall > 1.2 and rise < 0.1,
-        f"by a factor {fall:.2f}; largest rise between neighbors {max(rise, 0):.1%}",
-        "decreases monotonically until 200",
-    )
-    spread = max(above, default=math.nan) / min(above, default=math.nan) - 1
-    limit = abs(above[-1] / rmse.get(math.inf, math.nan) - 1) if above else math.nan
-    yield Claim(
-        f"… and is flat once Φ has full rank, at the value of Uniform(−1, 1) ({epsilon(jitter)})",
-        spread < 0.02 and limit < 0.02,
-        f"varies by {spread:.1%}; {limit:.1%} from M = ∞",
-        "saturates at 200",
-    )

@@ -20,12 +20,13 @@ from fsmap.models.basis import IDENTITY, TANH, FourierBasis, RBFBasis, Squash
 from fsmap.objective.closed_form import Invertible
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal, Reparametrized
-from fsmap.paper.closed_form import fits
-from fsmap.paper.closed_form.fits import log_density, objective_of
+from fsmap.paper.effects import exact, judge_all, log_ratio
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_above
+from fsmap.paper.report.tables import largest, smallest
 from fsmap.paper.rows import Claim, Row
+from fsmap.paper.solvers import log_density, objective_of, solve
 from fsmap.types import Batch, Params
 
 if TYPE_CHECKING:
@@ -90,9 +91,7 @@ def build(seeds: int) -> Task:
     return Task(model, rows, Invertible.from_gram(model.uniform_gram(-1.0, 1.0)))
 
 
-def measure_sinh(
-    steps: int, seeds: int, advance: Callable[[float], None] | None = None
-) -> Iterator[Measured]:
+def measure_sinh(steps: int, seeds: int, advance: Callable[[float], None]) -> Iterator[Measured]:
     """Optimize both methods in both coordinates, and compare functions, values and gradients."""
     task = build(seeds)
     design = task.model.design(SMALL_CURVE)
@@ -109,8 +108,7 @@ def measure_sinh(
             yield Measured("function_gap", gap, method, seed, {"part": "sinh"})
         for metric, value in _covariance(task, method).items():
             yield Measured(metric, value, method, config={"part": "sinh"})
-        if advance is not None:
-            advance((number + 1) / 2)
+        advance((number + 1) / 2)
 
 
 def _ascend(task: Task, chart: Chart, method: str, steps: int) -> Tensor:
@@ -119,9 +117,8 @@ def _ascend(task: Task, chart: Chart, method: str, steps: int) -> Tensor:
     members = [{"split": q} for q in range(len(task.rows))]
     t = task.model.theta.detach()
     for lr in (0.03, 0.0003):
-        t = fits.solve(
-            lambda: objective, chart.squash, members, task.rows, t, lr=lr, steps=steps // 2
-        )
+        sizes = {"lr": lr, "steps": steps // 2}
+        t = solve(lambda: objective, chart.squash, members, task.rows, t, **sizes)
     return t
 
 
@@ -143,31 +140,6 @@ def _covariance(task: Task, method: str) -> dict[str, float]:
     value_gap = (values[0] - values[1]).abs().max()
     gradient_gap = (gradients[0] - gradients[1]).norm() / gradients[0].norm()
     return {"value_gap": float(value_gap), "gradient_gap": float(gradient_gap)}
-
-
-def sinh_claims(rows: Sequence[Row]) -> list[Claim]:
-    """FS-MAP is covariant, PS-MAP is not."""
-
-    def largest(metric: str, method: str) -> float:
-        return tables.largest(tables.values(rows, metric=metric, method=method))
-
-    return [
-        Claim(
-            "The gradient of the FS-MAP objective transforms covariantly under θ' = sinh θ",
-            largest("gradient_gap", "fs-map") < 1e-10 < largest("gradient_gap", "ps-map"),
-            f"relative gap {largest('gradient_gap', 'fs-map'):.0e} "
-            f"(PS-MAP: {largest('gradient_gap', 'ps-map'):.2f})",
-            None,
-        ),
-        Claim(
-            "Optimized in sinh θ, FS-MAP reaches the same function; PS-MAP does not",
-            largest("function_gap", "fs-map") < 1e-4
-            and largest("function_gap", "ps-map") > 100 * largest("function_gap", "fs-map"),
-            f"relative distance of the functions {largest('function_gap', 'fs-map'):.0e} "
-            f"(PS-MAP: {largest('function_gap', 'ps-map'):.3f})",
-            "invariant",
-        ),
-    ]
 
 
 def draw_sinh(rows: Sequence[Row]) -> Figure:
@@ -212,8 +184,8 @@ class Reparam(Experiment):
     label = "Fig. A.1"
     title = "Another parametrization, another PS-MAP"
     see = (
-        "The same model and prior, written in 1/θ: PS-MAP pushes the weights away from zero and "
-        "becomes rough. Written in sinh θ, FS-MAP finds the very same function, PS-MAP does not."
+        "PS-MAP of the same model and prior, written in θ and in 1/θ: functions and weights. Then "
+        "both methods, optimized in θ and in sinh θ."
     )
     cost = "3 min"
     protocol = "true objectives, ε = 0 in log space; optimized by Adam, in both coordinates"
@@ -239,28 +211,37 @@ class Reparam(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Rougher, away from zero; FS-MAP covariant."""
-        rough, weight = (
-            tables.means_by(rows, "parameters", metric=metric)
+        rougher, larger = (
+            log_ratio(*(tables.values_by(rows, "seed", metric=metric, parameters=name)
+                        for name in (INVERTED, ORIGINAL)))
             for metric in ("roughness", "median_weight")
+        )  # fmt: skip
+        gaps = {
+            (metric, method): tables.values(rows, metric=metric, method=method)
+            for metric in ("gradient_gap", "function_gap")
+            for method in ("fs-map", "ps-map")
+        }
+        (fs_gradient, ps_gradient), (fs, ps) = (
+            (largest(gaps[metric, "fs-map"]), smallest(gaps[metric, "ps-map"]))
+            for metric in ("gradient_gap", "function_gap")
         )
-        rougher = rough.get(INVERTED, math.nan) / rough.get(ORIGINAL, math.nan)
-        larger = weight.get(INVERTED, math.nan) / weight.get(ORIGINAL, math.nan)
+        seeds = len(gaps["function_gap", "fs-map"])
         return [
-            Claim(
-                "PS-MAP in 1/θ learns a rougher function",
-                rougher > 1.5,
-                f"root mean square slope {rougher:.1f} times larger",
-                "less smooth",
-            ),
-            Claim(
-                "… and pushes the weights away from zero",
-                larger > 5,
-                f"median |θ| {weight.get(INVERTED, math.nan):.2f} against "
-                f"{weight.get(ORIGINAL, math.nan):.3f}",
-                "favors non-zero weights",
-            ),
-            *sinh_claims(rows),
-        ]
+            judge_all("PS-MAP in 1/θ learns a function more than 1.5 times as rough",
+                      {"": rougher}, ratio=True, above=1.5,
+                      paper="less smooth"),
+            judge_all("… and its median |θ| is more than 5 times as large",
+                      {"": larger}, ratio=True, above=5,
+                      paper="favors non-zero weights"),
+            exact("The gradient of the FS-MAP objective transforms covariantly under θ' = sinh θ, "
+                  "PS-MAP's does not", fs_gradient < 1e-10 < ps_gradient,
+                  f"relative gap {fs_gradient:.0e} (PS-MAP: {ps_gradient:.2f})", source="ours",
+                  seeds=seeds),
+            exact("Optimized in sinh θ, FS-MAP reaches the same function; PS-MAP does not",
+                  fs < 1e-4 and ps > 100 * fs,
+                  f"relative distance of the functions {fs:.0e} (PS-MAP: {ps:.3f})", "invariant",
+                  seeds=seeds),
+        ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         """Functions and weights; then the functions found in θ and sinh θ."""
@@ -326,18 +307,10 @@ def _solve(config: Config, model: RBFBasis, data: Sequence[Batch], context: Cont
     def objective(inverted: Tensor) -> Objective:
         return objective_of(IDENTITY, 1.0, Inverted(inverted), None, config.num_train)
 
-    found = fits.solve(
-        objective,
-        IDENTITY,
-        members,
-        rows,
-        torch.cat([start, start]),
-        lr=config.lr,
-        steps=config.steps,
-        advance=context.advance,
-    )
-    both: Tensor = found.unflatten(0, (2, -1))
-    return both
+    sizes = {"lr": config.lr, "steps": config.steps}
+    both = torch.cat([start, start])
+    found = solve(objective, IDENTITY, members, rows, both, advance=context.advance, **sizes)
+    return found.unflatten(0, (2, -1))  # type: ignore[no-any-return]
 
 
 class Inverted(NamedTuple):

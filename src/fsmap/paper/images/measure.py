@@ -14,7 +14,6 @@ from fsmap import metrics
 from fsmap.assess.landscape import laplacian
 from fsmap.assess.shift import Predictions, measure
 from fsmap.images import ImageRun
-from fsmap.paper.descent import one_thread
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.images.protocol import (
     BASELINES,
@@ -27,6 +26,7 @@ from fsmap.paper.images.protocol import (
     other_images,
     trained,
 )
+from fsmap.paper.solvers import one_thread
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")
 """Metrics that tables show in percent, as the paper does; rows hold fractions."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,12 +27,13 @@ from fsmap.models.mlp import MLP
 from fsmap.objective.likelihood import Bernoulli, Gaussian, Likelihood
 from fsmap.objective.objective import Objective, fs_map
 from fsmap.objective.prior import Normal
-from fsmap.paper.descent import one_thread
+from fsmap.paper.effects import exact
 from fsmap.paper.experiment import Context, Experiment, Measured
-from fsmap.paper.networks.scaled_networks import jitter_text
+from fsmap.paper.networks.clouds import jitter_text
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power
 from fsmap.paper.rows import Claim, Row
+from fsmap.paper.solvers import one_thread
 from fsmap.px import Lattice, Stream, generator
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam
@@ -45,6 +46,33 @@ if TYPE_CHECKING:
 
 IN, OUT = "layers.0.", "layers.1.weight"
 """Parameters of hidden units: what comes in (first dimension: the unit), what goes out (last)."""
+
+
+PER_DECADE = 8
+ROUNDING = 1e-30
+"""Ratios of eigenvalues below this one are rounding: singular values have errors of 1e-16 of the
+largest, in float64."""
+
+TITLES = {
+    "1-2-1": "1-2-1, four parameters (appendix B.6)",
+    "2-4-1": "2-4-1 on two moons, 17 parameters",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class PathologyConfig:
+    """Sizes."""
+
+    jitters: tuple[float, ...] = (1e-8, 1e-4, 1e-2)  # ε > 0 that are compared with ε = 0
+    decades: int = 4  # how near the path comes to the merged units: 10^-decades
+    seeds: int = 5  # first values for the optimizer
+    steps: int = 300  # steps per stage
+    stages: int = 4  # stages, each with a tenth of the learning rate of the one before
+    lr: float = 0.03  # learning rate of the first stage
+
+    def distances(self) -> list[float]:
+        """Where the path is looked at, from afar to near."""
+        return [10.0 ** (-k / PER_DECADE) for k in range(self.decades * PER_DECADE + 1)]
 
 
 class Problem(NamedTuple):
@@ -62,10 +90,6 @@ class Problem(NamedTuple):
         model = MLP(self.sizes, "tanh", bias=self.bias, init="lecun", generator=source)
         return model.double()
 
-    def f(self) -> ModelFn:
-        """The model function."""
-        return functional(self.network(0))[0]
-
     def objective(self, jitter: float) -> Objective:
         """FS-MAP on all points of p_X; without jitter from singular values."""
         return fs_map(
@@ -77,6 +101,12 @@ class Problem(NamedTuple):
             num_data=len(self.data.y),
             method="dense" if jitter else "svd_clip",  # with ε = 0 nothing is clipped
         )
+
+    def log_density(self, objective: Objective, f: ModelFn, params: Params) -> Tensor:
+        """The objective in nats."""
+        with torch.no_grad():
+            draws = objective.draw(f, params, Stream(0, 0))
+            return -objective.loss(f, params, self.data, draws)[0] * objective.num_data
 
 
 def four_parameters() -> Problem:
@@ -116,14 +146,8 @@ def path(problem: Problem, jitter: float, distances: list[float]) -> Tensor:
     """The objective on the way from a random network to the one with two units merged."""
     f, params = functional(problem.network(0))
     start = {name: p.detach() for name, p in params.items()}
-    end = merged(start)
-    objective = problem.objective(jitter)
-    draws = objective.draw(f, start, Stream(0, 0))
-    values = []
-    with torch.no_grad():
-        for t in distances:
-            loss, _ = objective.loss(f, between(start, end, t), problem.data, draws)
-            values.append(-loss * objective.num_data)
+    end, objective = merged(start), problem.objective(jitter)
+    values = [problem.log_density(objective, f, between(start, end, t)) for t in distances]
     return torch.stack(values)
 
 
@@ -136,15 +160,7 @@ class Climb(NamedTuple):
 
 
 def climb(
-    problem: Problem,
-    jitter: float,
-    *,
-    seeds: int,
-    steps: int,
-    stages: int,
-    lr: float,
-    every: int,
-    advance: Callable[[float], None],
+    problem: Problem, jitter: float, config: PathologyConfig, advance: Callable[[float], None]
 ) -> Climb:
     """Maximize the objective with Adam, in stages of ten times smaller steps.
 
@@ -152,22 +168,25 @@ def climb(
     to a singularity that it can keep is about one learning rate, and each stage shows what a
     tenth of the distance is worth.
     """
-    f = problem.f()
-    x = problem.px.all()
-    current = {seed: _values(problem.network(seed)) for seed in range(seeds)}
+    steps, every = config.steps, max(1, config.steps // 10)
+    f, x = functional(problem.network(0))[0], problem.px.all()
+    current = {
+        seed: {name: p.detach() for name, p in problem.network(seed).named_parameters()}
+        for seed in range(config.seeds)
+    }
     records: list[tuple[int, Tensor, Tensor]] = []
     objective = problem.objective(jitter)
-    for stage in range(stages):
+    for stage in range(config.stages):
 
-        def look(step: int, stacked: Params, before: int = stage * steps) -> None:
-            advance((before + step) / (steps * stages))
+        def record(step: int, stacked: Params, before: int = stage * steps) -> None:
+            advance((before + step) / (steps * config.stages))
             if step % every:
                 return
             for seed in current:
                 one = {name: p.detach()[seed].clone() for name, p in stacked.items()}
                 if all(torch.isfinite(p).all() for p in one.values()):
                     current[seed] = one
-            values = [_values_at(objective, f, p, problem.data) for p in current.values()]
+            values = [problem.log_density(objective, f, p) for p in current.values()]
             ratios = [_ratio(f, p, x) for p in current.values()]
             records.append((before + step, torch.stack(values), torch.stack(ratios)))
 
@@ -181,8 +200,8 @@ def climb(
                 problem.data,
                 steps=steps,
                 init=current.__getitem__,
-                optimizer=adam(lr * 0.1**stage),
-                callback=look,
+                optimizer=adam(config.lr * 0.1**stage),
+                callback=record,
                 log_every=steps,
                 progress=False,
             )
@@ -195,48 +214,11 @@ def _grid(dimensions: int, half_width: float, side: int) -> Lattice:
     return Lattice(-corner, corner, side)
 
 
-def _values(model: MLP) -> Params:
-    return {name: p.detach() for name, p in model.named_parameters()}
-
-
-def _values_at(objective: Objective, f: ModelFn, params: Params, data: Batch) -> Tensor:
-    with torch.no_grad():
-        draws = objective.draw(f, params, Stream(0, 0))
-        return -objective.loss(f, params, data, draws)[0] * objective.num_data
-
-
 def _ratio(f: ModelFn, params: Params, x: Tensor) -> Tensor:
     with torch.no_grad():
         rows, _ = whitened_rows(f, params, x)
     singular: Tensor = torch.linalg.svdvals(rows)
     return (singular[-1] / singular[0]).square()
-
-
-PER_DECADE = 8
-ROUNDING = 1e-30
-"""Ratios of eigenvalues below this one are rounding: singular values have errors of 1e-16 of the
-largest, in float64."""
-
-TITLES = {
-    "1-2-1": "1-2-1, four parameters (appendix B.6)",
-    "2-4-1": "2-4-1 on two moons, 17 parameters",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class PathologyConfig:
-    """Sizes."""
-
-    jitters: tuple[float, ...] = (1e-8, 1e-4, 1e-2)  # ε > 0 that are compared with ε = 0
-    decades: int = 4  # how near the path comes to the merged units: 10^-decades
-    seeds: int = 5  # first values for the optimizer
-    steps: int = 300  # steps per stage
-    stages: int = 4  # stages, each with a tenth of the learning rate of the one before
-    lr: float = 0.03  # learning rate of the first stage
-
-    def distances(self) -> list[float]:
-        """Where the path is looked at, from afar to near."""
-        return [10.0 ** (-k / PER_DECADE) for k in range(self.decades * PER_DECADE + 1)]
 
 
 class MoonsPathology(Experiment):
@@ -246,9 +228,8 @@ class MoonsPathology(Experiment):
     label = "Theorems 1, 2"
     title = "Pathological optima without jitter"
     see = (
-        "Without jitter the objective gains the same number of nats for every tenfold step towards "
-        "two equal units, for ever, and an optimizer finds that out. With any ε it levels off: "
-        "units may still merge, but are not paid without end for it."
+        "The objective on a straight path to two equal units, and as an optimizer climbs it, "
+        "without jitter and with it."
     )
     cost = "2 min"
     protocol = (
@@ -272,16 +253,7 @@ class MoonsPathology(Experiment):
         distances = config.distances()
         yield Measured("distance", distances, config=unit)
         yield Measured("path", path(problem, jitter, distances), "fs-map", config=unit)
-        climbed = climb(
-            problem,
-            jitter,
-            seeds=config.seeds,
-            steps=config.steps,
-            stages=config.stages,
-            lr=config.lr,
-            every=max(1, config.steps // 10),
-            advance=context.advance,
-        )
+        climbed = climb(problem, jitter, config, context.advance)
         where = {**unit, "stages": config.stages}
         yield Measured("step", climbed.step, config=where)
         for seed in range(config.seeds):
@@ -304,54 +276,54 @@ class MoonsPathology(Experiment):
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         """Without bound at ε = 0, bounded at every other ε; the optimizer goes there."""
-        claims = []
-        for network in dict.fromkeys(network for network, _ in _settings(rows)):
-            before, last = [math.nan, *last_decades(rows, network, 0.0)][-2:]
-            gains = _gains(stages(rows, network, 0.0))
-            ratio = final_ratio(rows, network, 0.0)
-            claims += [
-                Claim(
-                    f"{network}, no jitter: no bound on the way to equal units (the last tenfold "
-                    "step gains at least 0.9 of the one before, and more than 1 nat)",
-                    last > max(0.9 * before, 1.0),
-                    f"{before:.2f}, then {last:.2f} nats",
-                    "infinite density",
-                ),
-                Claim(
-                    f"{network}, no jitter: the optimizer goes to a singular configuration (every "
-                    "run ends with a ratio of eigenvalues below 1e−10)",
-                    ratio < 1e-10,
-                    ratio,
-                    "pathological optima",
-                ),
-                Claim(
-                    f"{network}, no jitter: every stage of smaller steps gains more than 1 nat",
-                    min(gains) > 1,
-                    f"{min(gains):.1f} nats or more",
-                    "no finite optimum",
-                ),
-            ]
-            for jitter in sorted({j for name, j in _settings(rows) if name == network and j > 0}):
-                *_, still = last_decades(rows, network, jitter)
-                gain = _gains(stages(rows, network, jitter))[-1]
-                claims.append(
-                    Claim(
-                        f"{network}, {jitter_text(jitter)}: bounded (path and optimizer, in the "
-                        "end, gain less than a tenth of what they gain without jitter)",
-                        still < 0.1 * last and gain < 0.1 * gains[-1],
-                        f"{still:.2f} and {gain:.2f} nats",
-                        "no pathological optima",
-                    )
-                )
-        return claims
+        free, bounded = {}, {}
+        for network, jitter in _settings(rows):
+            before, last = [math.nan, *last_decades(rows, network, jitter)][-2:]
+            gains = _gains(stages(rows, network, jitter))
+            if jitter == 0:
+                free[network] = before, last, gains, final_ratio(rows, network, 0.0)
+            else:
+                bounded[f"{network}, {jitter_text(jitter)}"] = network, last, gains[-1]
+        seeds = len({row.seed for row in tables.select(rows, metric="objective")})
+
+        def shown(numbers: Mapping[str, str]) -> str:
+            return "; ".join(f"{text} ({place})" for place, text in numbers.items())
+
+        return [
+            exact("Without jitter the objective has no bound on the way to equal units: the last "
+                  "tenfold step gains more than 1 nat and at least 0.9 of the one before",
+                  all(last > max(0.9 * before, 1.0) for before, last, *_ in free.values()),
+                  shown({k: f"{v[0]:.2f}, then {v[1]:.2f} nats" for k, v in free.items()}),
+                  "infinite density", seeds=len(free)),
+            exact("… the optimizer goes there: every run ends with a ratio of eigenvalues below "
+                  "1e−10", all(ratio < 1e-10 for *_, ratio in free.values()),
+                  shown({k: f"{v[3]:.0e}" for k, v in free.items()}), "pathological optima",
+                  seeds=seeds),
+            exact("… and every stage of smaller steps gains more than 1 nat",
+                  all(min(gains) > 1 for _, _, gains, _ in free.values()),
+                  shown({k: f"{min(v[2]):.1f} nats or more" for k, v in free.items()}),
+                  "no finite optimum", seeds=seeds),
+            exact("With jitter it is bounded: path and optimizer, in the end, gain less than a "
+                  "tenth of what they gain without",
+                  all(last < 0.1 * free[network][1] and gain < 0.1 * free[network][2][-1]
+                      for network, last, gain in bounded.values()),
+                  shown({k: f"{v[1]:.2f} and {v[2]:.2f} nats" for k, v in bounded.items()}),
+                  "no pathological optima", seeds=seeds if bounded else 0),
+        ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         """Path, objective and smallest eigenvalue, one row of panels per network."""
         networks = list(dict.fromkeys(network for network, _ in _settings(rows)))
         figure, axes = figures.axes(3, len(networks), panel=(3.1, 2.5), squeeze=False)
         for line, network in zip(axes, networks, strict=True):
-            for index, jitter in enumerate(j for name, j in _settings(rows) if name == network):
-                _draw_setting(line, rows, network, jitter, _look(jitter, index))
+            jitters = [jitter for name, jitter in _settings(rows) if name == network]
+            for jitter, style in zip(
+                jitters, ("-", *(look["linestyle"] for look in LINES)), strict=False
+            ):
+                color = figures.COLORS["fs-map" if jitter else "ps-map"]
+                label = power(jitter) if jitter else "no jitter"
+                look = {"color": color, "label": label, "linestyle": style}
+                _draw_setting(line, rows, network, jitter, look)
             line[0].set(xscale="log", xlabel="distance to equal units", ylabel="objective, nats")
             line[0].invert_xaxis()
             line[0].set_title(TITLES.get(network, network), loc="left")
@@ -401,13 +373,6 @@ def _settings(rows: Sequence[Row]) -> list[tuple[str, float]]:
 def _value(rows: Sequence[Row], metric: str, network: str, jitter: float) -> Tensor:
     (row,) = tables.select(rows, metric=metric, network=network, jitter=jitter)
     return torch.tensor(row.value, dtype=torch.float64)
-
-
-def _look(jitter: float, index: int) -> dict[str, Any]:
-    if jitter == 0:
-        return {"color": figures.COLORS["ps-map"], "label": "no jitter", "linestyle": "-"}
-    style = LINES[(index - 1) % len(LINES)]["linestyle"]
-    return {"color": figures.COLORS["fs-map"], "label": power(jitter), "linestyle": style}
 
 
 def _draw_setting(

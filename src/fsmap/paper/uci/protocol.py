@@ -23,8 +23,8 @@ from fsmap.data import uci
 from fsmap.errors import require
 from fsmap.models.mlp import MLP
 from fsmap.objective.objective import Objective
-from fsmap.paper.descent import one_thread
 from fsmap.paper.experiment import Context, Measured
+from fsmap.paper.solvers import one_thread
 from fsmap.train.optim import adam
 from fsmap.train.population import measure_members
 from fsmap.types import Batch

@@ -1,29 +1,42 @@
-r"""MAP solutions of basis models $f = A\,\sigma(\theta)$ by ``fit_population``.
+r"""How the figures are solved: ``fit_population`` on basis models, and Newton's method.
 
-The data are rows of the design matrix A, and the geometry is a closed form of the log-determinant
-(:class:`~fsmap.objective.closed_form.LogDetBasis`): no Jacobian is taken.
+A basis model is $f = A\,\sigma(\theta)$ with rows of the design matrix A as data, and its geometry
+is a closed form of the log-determinant (:class:`~fsmap.objective.closed_form.LogDetBasis`): no
+Jacobian is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from fsmap.errors import DivergedError
 from fsmap.models.basis import Squash
 from fsmap.objective.closed_form import Form, LogDetBasis
 from fsmap.objective.geometry import NoGeometry
 from fsmap.objective.likelihood import Gaussian
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Prior
-from fsmap.paper.descent import one_thread
 from fsmap.train.grid import Grid
 from fsmap.train.optim import Schedule, adam
 from fsmap.train.population import fit_population
 from fsmap.types import Batch, Draws, ModelFn, Params
 
 Advance = Callable[[float], None]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute on one thread: for small matrices a second one costs more than it saves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def on_rows(squash: Squash) -> ModelFn:
@@ -108,3 +121,37 @@ def solve(
             progress=False,
         )
     return states.params["theta"]
+
+
+def maximize(
+    objective: Callable[[Tensor], Tensor], start: Tensor, *, steps: int = 100, radius: float = 2.0
+) -> Tensor:
+    """Climb to a local maximum by Newton's method, to machine precision, ``[P]`` to ``[P]``.
+
+    Curvatures enter by their absolute value, so that every step goes uphill, and a step (of length
+    ``radius`` at most) is halved until the objective rises. DivergedError if the last step was
+    still long.
+    """
+    theta, length = start.detach().clone(), float("inf")
+    gradient, hessian = torch.func.grad(objective), torch.func.hessian(objective)
+    with one_thread():
+        for _ in range(steps):
+            curvature, axes = torch.linalg.eigh(-hessian(theta))
+            scale = curvature.abs().clamp_min(1e-12)
+            step = axes @ ((axes.mT @ gradient(theta)) / scale)
+            step = step * min(1.0, radius / max(float(step.norm()), 1e-300))
+            step = _backtrack(objective, theta, step)
+            theta, length = theta + step, float(step.norm())
+            if length < 1e-9 * (1 + float(theta.norm())):  # the next one is its square
+                return theta
+    message = f"Newton's method: step {steps} was still {length:.1e} long. Start nearer."
+    raise DivergedError(message)
+
+
+def _backtrack(objective: Callable[[Tensor], Tensor], theta: Tensor, step: Tensor) -> Tensor:
+    before = objective(theta)
+    for _ in range(40):
+        if objective(theta + step) >= before:
+            return step
+        step = step / 2
+    return torch.zeros_like(step)  # rounding decides: this is the top

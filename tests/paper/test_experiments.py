@@ -1,0 +1,226 @@
+"""Every experiment on a CPU at tiny size, and its claims on rows made up to be right and wrong."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+import torch
+
+from experiment_cases import INF, MAKERS, TINY, good, measure
+from fsmap.paper.closed_form.fourier_ablations import NARROW
+from fsmap.paper.effects import judge_all, log_ratio
+from fsmap.paper.experiment import get
+from fsmap.paper.report import figures
+from fsmap.paper.report.tables import Mean
+from fsmap.paper.rows import Row, encode
+
+
+@pytest.fixture(scope="module", params=TINY)
+def measured(request, tmp_path_factory):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # as in production: nothing may lean on float64
+    try:
+        rows = measure(request.param, tmp_path_factory.mktemp("out"))
+    finally:
+        torch.set_default_dtype(before)
+    return get(request.param), rows
+
+
+def test_every_number_is_there_and_is_a_number(measured):
+    _, rows = measured
+    assert rows
+    for row in rows:
+        assert torch.isfinite(torch.tensor(row.value, dtype=torch.float64)).all(), row
+        encode(row._asdict())
+
+
+def test_units_are_different(measured):
+    experiment, _ = measured
+    for config in (experiment.config, experiment.quick):
+        keys = [encode(unit) for unit in experiment.units(config)]
+        assert len(keys) == len(set(keys)) >= 1
+
+
+def test_tables_claims_pictures_and_sliders_come_from_the_rows(measured):
+    experiment, rows = measured
+    table, claims = experiment.table(rows), experiment.claims(rows)
+    assert table
+    assert all(math.isfinite(entry["ours"]) for entry in table)
+    assert claims
+    for claim in claims:
+        assert isinstance(claim.holds, bool | None), claim
+        assert claim.seeds, claim
+        assert "nan" not in str(claim.ours), claim
+    with figures.style():
+        drawn = experiment.draw(rows)
+        slider = experiment.interactive(rows)
+    assert experiment.id in drawn
+    assert all(figure.axes for figure in drawn.values())
+    encode([claim._asdict() for claim in claims])
+    assert (slider is not None) == (experiment.id in ("mixture-bma", "moons-solutions"))
+
+
+def test_the_slider_of_mixture_bma(tmp_path):
+    experiment, rows = get("mixture-bma"), measure("mixture-bma", tmp_path)
+    slider = experiment.interactive(rows)
+    assert [frame.label for frame in slider.frames] == ["α = 1.2", "α = 20"]
+    assert {c.name for c in slider.frames[0].curves} == {"PS-MAP", "FS-MAP", "BMA", "data"}
+    assert experiment.interactive([]) is None
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_all_claims_agree_on_good_rows_and_none_is_tested_without(name):
+    claims = get(name).claims(good(name))
+    assert [claim for claim in claims if not claim.holds] == []
+    for claim in get(name).claims([]):
+        assert (claim.holds, claim.seeds) == (None, 0), claim
+
+
+def change(**where):
+    """Replace values of matching rows; ``to`` is a value or a function of the old one."""
+    to = where.pop("to")
+
+    def changed(row: Row) -> Row:
+        fields = {"metric": row.metric, "method": row.method, **row.config}
+        if any(fields.get(name) != value for name, value in where.items()):
+            return row
+        return row._replace(value=to(row.value) if callable(to) else to)
+
+    return changed
+
+
+def shuffled(values):
+    return [values[(7 * k) % len(values)] for k in range(len(values))]
+
+
+BAD = [
+    ("mixture-posterior", change(metric="peak", to=-0.4), ["peaks at a θ_R"]),
+    ("mixture-posterior", change(metric="right_height", to=0.5), ["right bump"]),
+    ("mixture-bma", change(metric="distance", method="ps-map", prior_std=1.2, to=0.07),
+     ["PS-MAP is nearer"]),
+    ("mixture-bma", change(metric="distance", method="fs-map", prior_std=20.0, to=0.2),
+     ["FS-MAP is nearer"]),
+    ("mixture-bma", change(metric="chain_z", prior_std=10.0, to=5.0), ["NUTS agree"]),
+    ("mixture-bma", change(metric="chain_z", prior_std=10.0, to=math.nan), ["NUTS agree"]),
+    ("mixture-bma", change(metric="quadrature_error", prior_std=10.0, to=0.1), ["NUTS agree"]),
+    ("mixture-bma", change(metric="distance_of_grid", prior_std=20.0, to=0.01), ["grid over θ_R"]),
+    ("fourier", change(metric="log_posterior_gain", objective="exact", to=-1.0), ["log p(f|D)"]),
+    ("fourier", change(metric="log_posterior_gain_long", objective="paper", to=10.0),
+     ["once Adam has converged"]),
+    ("fourier", change(metric="curvature", objective="paper", to=0.02), ["less curved"]),
+    ("fourier", change(metric="test_rmse", objective="exact", n_train=400, to=0.2), ["test RMSE"]),
+    ("fourier", change(metric="test_rmse", objective="exact", n_train=100, to=0.2), []),
+    ("fourier", change(metric="train_rmse", objective="exact", n_train=400, to=0.12),
+     ["within 0.015 of the noise"]),
+    ("fourier", change(metric="train_rmse", method="ps-map", n_train=100, to=0.09), ["overfits"]),
+    ("fourier-points", change(metric="test_rmse", points=10, jitter=1e-6, to=0.04),
+     ["falls by", "rises by"]),
+    ("fourier-points", change(metric="test_rmse", points=100, jitter=1e-32, to=math.nan),
+     ["rises by"]),
+    ("fourier-points", change(metric="test_rmse", points=300, jitter=1e-32, to=0.05),
+     ["that of Uniform"]),
+    ("fourier-points", change(metric="test_rmse", points=INF, jitter=1e-6, to=0.05),
+     ["that of Uniform"]),
+    ("fourier-pX", change(px=NARROW, jitter=1e-6, to=0.03), ["at every ε"]),
+    ("fourier-pX", change(px="none", to=0.03), ["at every ε"]),
+    ("fourier-noise", change(ratio=0.333333, objective="exact", to=0.2), ["factor of 1.25"]),
+    ("fourier-noise", change(ratio=10.0, objective="paper", to=0.1), ["5 times", "twice"]),
+    ("fourier-noise", change(ratio=10.0, method="ps-map", to=0.9), ["twice"]),
+    ("reparam", change(metric="roughness", to=10.0), ["as rough"]),
+    ("reparam", change(metric="median_weight", to=1.0), ["median"]),
+    ("reparam", change(metric="gradient_gap", method="fs-map", to=0.1), ["covariantly"]),
+    ("reparam", change(metric="gradient_gap", method="ps-map", to=0.0), ["covariantly"]),
+    ("reparam", change(metric="function_gap", method="fs-map", to=0.1), ["reaches the same"]),
+    ("reparam", change(metric="function_gap", method="ps-map", to=1e-11), ["reaches the same"]),
+    ("theory-metric", change(model="mlp", to=1e-9), ["of a tanh network"]),
+    ("theory-metric", change(model="square", to=1.0), ["only shifts"]),
+    ("theory-metric", change(metric="expectation_gap", to=0.1), ["signed metric"]),
+    ("theory-any-parameter", change(metric="distance_to_target", method="ps-map", to=1.0),
+     ["returns θ₀"]),
+    ("theory-any-parameter", change(metric="moved", method="fs-map", to=0.3), ["FS-MAP does not"]),
+    ("theory-any-parameter", change(metric="distance_to_target", method="fs-map", to=0.0),
+     ["FS-MAP does not"]),
+    ("theory-symmetry", change(metric="null_angle", to=0.5), ["null space"]),
+    ("theory-symmetry", change(metric="growth", jitter=0.0, to=0.1), ["without bound"]),
+    ("theory-symmetry", change(metric="growth", jitter=1e-8, to=9.0), ["bounded with a jitter"]),
+    ("theory-symmetry", change(metric="expected_log_det", samples=10_000, to=-40.0), ["finite"]),
+    ("theory-symmetry", change(metric="expected_log_det", samples=10_000, to=-INF), ["finite"]),
+    ("theory-flat", change(metric="relative_gap", noise_std=0.01, to=0.3),
+     ["fits well", "vanishes"]),
+    ("theory-large-data", change(metric="distance", method="fs-map", to=0.1),
+     ["approaches", "faster than"]),
+    ("theory-large-data", change(metric="distance", method="ps-map", to=lambda v: v**2),
+     ["faster than"]),
+    ("logdet-mc", change(points=800, to=lambda v: [x - 100 for x in v]), ["S = 800", "s ≤ 1"]),
+    ("logdet-mc", change(points=400, to=lambda v: [x + 80 for x in v]), ["Fewer points"]),
+    ("logdet-mc", change(points=200, to=lambda v: [x - 1e4 for x in shuffled(v)]), ["same order"]),
+    ("laplacian-vs-logdet", change(metric="log_det", jitter=1e3, to=lambda v: [x / 1.3 for x in v]),
+     ["On the diagonal"]),
+    ("laplacian-vs-logdet", change(metric="log_det", jitter=1e3, to=lambda v: [2 * x for x in v]),
+     ["On the diagonal", "gets better"]),  # a factor of 2
+    ("laplacian-vs-logdet", change(metric="log_det", jitter=1e-3, to=shuffled), ["Monotone"]),
+    ("moons-eigs", change(method="fs-map", jitter=1e-10, to=20.0), ["below a tenth"]),
+    ("moons-eigs", change(method="l-map", jitter=100.0, to=20.0), ["factor of 2"]),
+    ("moons-solutions", change(metric="spread", start="chain", jitter=0.01, to=0.02),
+     ["two optima"]),
+    ("moons-solutions", change(metric="spread", start="random", jitter=0.01, to=0.2),
+     ["Near-constant", "two optima"]),
+    ("moons-solutions", change(metric="train_nll", start="random", jitter=10.0, to=0.15),
+     ["As good as"]),
+    ("moons-solutions", change(metric="train_nll", start="random", jitter=0.1, to=0.75),
+     ["better all the way"]),
+    ("moons-solutions", change(metric="probability", start="random", jitter=0.1, to=[0.5] * 4),
+     ["from random values"]),
+    ("moons-solutions", change(metric="probability", start="chain", jitter=0.1, to=[0.5] * 4),
+     ["from the next larger"]),
+    ("moons-pathology", change(metric="path", jitter=0.0, to=lambda v: [0.05 * x for x in v]),
+     ["no bound"]),
+    ("moons-pathology", change(metric="path", jitter=0.0, to=lambda v: [x**0.5 for x in v]),
+     ["no bound"]),
+    ("moons-pathology", change(metric="eigenvalue_ratio", jitter=0.0, to=[0.1] * 40),
+     ["the optimizer goes there"]),
+    ("moons-pathology", change(metric="objective", jitter=0.0, to=lambda v: [0.1 * x for x in v]),
+     ["every stage"]),
+    ("moons-pathology", change(metric="objective", jitter=1e-4, to=lambda v: [200 * x for x in v]),
+     ["With jitter"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "spoil", "false"), BAD)
+def test_claims_differ_if_the_rows_say_so(name, spoil, false):
+    claims = get(name).claims([spoil(row) for row in good(name)])
+    refuted = [claim.claim for claim in claims if not claim.holds]
+    assert len(refuted) == len(false), refuted
+    for said, expected in zip(refuted, false, strict=True):
+        assert expected in said
+
+
+def test_one_seed_decides_no_difference():
+    rows = [row for row in good("fourier-pX") if row.seed == 0]
+    (claim,) = get("fourier-pX").claims(rows)
+    assert (claim.holds, claim.seeds) == (None, 1)
+
+
+def test_several_effects_are_judged_by_the_weakest():
+    effects = {"a": Mean(-1.0, 0.1, 3), "b": Mean(-0.1, 0.1, 3), "c": Mean(-9.0, math.nan, 1)}
+    assert judge_all("falls", {"a": effects["a"]}, below=0).holds
+    undecided = judge_all("falls", {k: effects[k] for k in "ab"}, below=0)
+    assert undecided.holds is None
+    assert "(b)" in undecided.ours
+    assert judge_all("falls", effects, below=0).reason == "one seed: the error is not known"
+    assert judge_all("falls", {**effects, "d": Mean(1.0, 0.1, 3)}, below=0).holds is False
+    assert judge_all("falls", {**effects, "d": Mean(math.nan, 0.1, 3)}, below=0).holds is False
+    ratio = log_ratio({0: 1.0, 1: 1.1, 7: 9.0}, {0: 2.0, 1: 2.2})
+    assert ratio.n == 2
+    assert judge_all("half", {"": ratio}, ratio=True, below=0.6).ours == "0.5 times"
+    assert judge_all("half", {"": ratio}, ratio=True, within=1.5).holds is False
+
+
+def test_without_a_sampler_the_rows_and_the_claim_say_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyro.infer.mcmc", None)
+    rows = measure("mixture-bma", tmp_path)
+    (claim,) = [c for c in get("mixture-bma").claims(rows) if "NUTS" in c.claim]
+    assert claim.holds is None
+    assert "pip install 'fsmap[mcmc]'" in claim.reason

@@ -69,7 +69,7 @@ class BasisModel(nn.Module):
 
     Args:
         num_features: P.
-        squash: $\sigma$, by name or as a :class:`~fsmap.models.squash.Squash`.
+        squash: $\sigma$, by name or as a :class:`Squash`.
         scale: $s$; $1/\sqrt P$ (authors' code) if None.
         dtype: Of the parameters; torch's default if None.
     """

@@ -16,7 +16,7 @@ OPEN  := if [ -n "$$DISPLAY$$WAYLAND_DISPLAY" ] || [ "$$(uname)" = Darwin ]; the
 WARNINGS := -W error -W 'ignore:`torch.jit.script:DeprecationWarning'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup paper test quick check lint types format doctest examples bench coverage clean
+.PHONY: help setup paper test quick check lint types format examples docs bench coverage clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -51,7 +51,7 @@ test: $(READY) ## all tests and doctests
 quick: $(READY) ## the tests that are not marked slow
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not slow"
 
-check: lint types test examples ## what has to pass before a change goes in
+check: lint types test examples docs ## what has to pass before a change goes in
 
 lint: $(READY) ## ruff: rules and format
 	$(PY) -m ruff check .
@@ -67,6 +67,10 @@ types: $(READY) ## mypy --strict
 examples: $(READY) ## run every script in examples/
 	@set -e; for script in $(wildcard examples/*.py); do \
 	  echo "$$script"; OMP_NUM_THREADS=1 $(PY) $(WARNINGS) $$script > /dev/null; done
+
+docs: $(READY) ## the documentation site, in build/docs; a warning is an error
+	$(PY) -m sphinx -q -W --keep-going -n -b html docs build/docs
+	@echo "built: build/docs/index.html"
 
 bench: $(READY) ## time, memory and error of every estimator, beside what one would write today
 	$(PY) -m benchmarks

@@ -1,0 +1,242 @@
+"""Tables of the README and of ``docs/benchmarks.md``, made from committed rows.
+
+``python -m benchmarks.pages`` rewrites what stands between ``<!-- table: NAME -->`` and
+``<!-- end -->``; ``tests/test_readme.py`` fails if a page differs. To add a row to the results of
+image training, add a line to ``IMAGES``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
+MARK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Row = dict[str, Any]
+
+IMAGES = [
+    # trained on, method, experiment, unit of its rows
+    ("FashionMNIST", "PS-MAP", "image-table", {"dataset": "fmnist", "row": "ps-map"}),
+    ("FashionMNIST", "L-MAP, λ = 1e-6", "image-table", {"dataset": "fmnist", "row": "other"}),
+    (
+        "FashionMNIST",
+        "label smoothing, 0.05",
+        "image-table",
+        {"dataset": "fmnist", "row": "label-smoothing"},
+    ),
+    ("FashionMNIST", "SAM, ρ = 0.05", "image-table", {"dataset": "fmnist", "row": "sam"}),
+    ("CIFAR-10", "PS-MAP", "image-table", {"dataset": "cifar10", "row": "ps-map"}),
+    ("CIFAR-10", "L-MAP, λ = 1e-6", "image-table", {"dataset": "cifar10", "row": "other"}),
+    (
+        "CIFAR-10, 20 % random labels",
+        "PS-MAP",
+        "label-noise",
+        {"dataset": "cifar10", "level": 0.2, "row": "ps-map"},
+    ),
+    (
+        "CIFAR-10, 20 % random labels",
+        "L-MAP, λ = 1e-6",
+        "label-noise",
+        {"dataset": "cifar10", "level": 0.2, "row": "other"},
+    ),
+]
+
+SMALL = {
+    "plain": "plain",
+    "weight decay, tuned": "wd",
+    "label smoothing, 0.05": "smoothing=0.05",
+    "SAM, ρ = 0.05": "sam=0.05",
+    "`LogTrace()`": "nats=0.05",
+}
+
+
+def rows_of(path: str) -> list[Row]:
+    """The rows of a file below the root."""
+    return [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
+
+
+def unit_values(experiment: str, unit: Row) -> dict[str, list[float]]:
+    """Values by metric of the units that agree with ``unit``."""
+    values: dict[str, list[float]] = {}
+    for row in rows_of(f"results/{experiment}/rows.jsonl"):
+        if unit.items() <= row["unit"].items():
+            values.setdefault(row["metric"], []).append(row["value"])
+    return values
+
+
+def percent(values: Iterable[float], digits: int = 1) -> str:
+    """A mean in percent."""
+    return f"{100 * fmean(values):.{digits}f} %"
+
+
+def table(head: str, lines: Iterable[Iterable[str]]) -> str:
+    """A markdown table; ``head`` separates columns by ``|``."""
+    names = [name.strip() for name in head.split("|")]
+    cells = [names, ["---"] * len(names), *map(list, lines)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in cells)
+
+
+def images() -> str:
+    """Image training at the paper's length."""
+    head = "trained on | method | accuracy | NLL | ECE | NLL after temperature scaling | seeds"
+    lines = []
+    for data, method, experiment, unit in IMAGES:
+        found = unit_values(experiment, unit)
+        lines.append(
+            [
+                data,
+                method,
+                percent(found["accuracy"]),
+                f"{fmean(found['nll']):.3f}",
+                percent(found["ece"]),
+                f"{fmean(found['nll_scaled']):.3f}",
+                str(len(found["nll"])),
+            ]
+        )
+    return table(head, lines)
+
+
+def small() -> str:
+    """The small network of the README's picture, with rivals."""
+    rows = rows_of("benchmarks/results/reliability.jsonl")
+    by_way = {way: [r for r in rows if r["way"] == way] for way in {r["way"] for r in rows}}
+    decays = [way for way in by_way if way.startswith("wd=")]
+    tuned = min(decays, key=lambda way: fmean(r["held_out_nll"] for r in by_way[way]))
+    lines = []
+    for name, way in SMALL.items():
+        mine = by_way[tuned if way == "wd" else way]
+        label = f"{name} ({float(tuned[3:]):g})" if way == "wd" else name
+        cells = [_spread([100 * r["accuracy"] for r in mine], 1) + " %"]
+        cells.append(_spread([r["nll"] for r in mine], 3))
+        cells.append(_spread([100 * r["ece"] for r in mine], 1) + " %")
+        cells.append(_spread([r["nll_scaled"] for r in mine], 3))
+        lines.append([label, *cells])
+    return table("method | accuracy | NLL | ECE | NLL after temperature scaling", lines)
+
+
+def _spread(values: list[float], digits: int) -> str:
+    error = stdev(values) / math.sqrt(len(values))
+    return f"{fmean(values):.{digits}f} ± {error:.{digits}f}"
+
+
+def cost() -> str:
+    """Milliseconds a step, compiled, in one CUDA graph."""
+    rows = [r for r in rows_of("benchmarks/results/loops.jsonl") if r["mode"] == "captured"]
+    lines = []
+    for label, task, way in (
+        ("ResNet-18, B = S = 128, `joint`", "resnet18", "lmap joint"),
+        ("ResNet-18, B = 128, S = 32, `joint`", "resnet18 S=32", "lmap joint"),
+        ("the same, `every=2`", "resnet18 S=32", "lmap joint every 2"),
+        ("the same, `frozen`", "resnet18 S=32", "lmap frozen"),
+        ("ViT-S, B = 64, S = 16, `frozen`", "vit-s", "lmap frozen"),
+        ("GPT-2 small, B = 16, T = 512, S = 4, `frozen`", "gpt2", "lmap frozen"),
+    ):
+        mine = [r for r in rows if r["task"] == task]
+        cells = []
+        for one in ("plain", "sam", "by hand", way):
+            times = [r["ms"] for r in mine if r["way"] == one]
+            cells.append(f"{min(times):.3g}" if times else "")
+        lines.append([label, *cells, f"{float(cells[-1]) / float(cells[0]):.1f} ×"])
+    return table("ms a step | plain | SAM | by hand | L-MAP | L-MAP over plain", lines)
+
+
+def strength() -> str:
+    """Held-out log loss by c: what the default was chosen by."""
+    small, large = (
+        rows_of(f"benchmarks/results/{n}.jsonl") for n in ("strength", "strength-images")
+    )
+    ways = ["plain", "nats=0.0125", "nats=0.025", "nats=0.05", "nats=0.1", "nats=0.2", "trim=0.05"]
+    ways += ["wd=1e-3", "wd=5e-3"]
+    lines = []
+    for label, name in (
+        ("8 numbers, N = 2,000, 10 % wrong", "steering"),
+        ("digits, N = 1,000, 20 % wrong", "digits"),
+        ("FashionMNIST, 12 epochs", "fashion-mnist, 12 epochs"),
+        ("FashionMNIST, N = 2,000, width 16", "fashion-mnist, 2,000 images, width 16"),
+    ):
+        cells: list[float | None] = []
+        for way in ways:
+            nlls = [r["held-out"]["nll"] for r in small if r["set"] == name and r["way"] == way]
+            nlls += [
+                r["valid_nll"] for r in large if r["set"] == name and way == f"nats={r['nats']:g}"
+            ]
+            cells.append(fmean(nlls) if nlls else None)
+        best = min(cell for cell in cells[:7] if cell is not None)
+        shown = ["–" if c is None else f"**{c:.3f}**" if c == best else f"{c:.3f}" for c in cells]
+        lines.append([label, *shown])
+    names = ["0", *(way.partition("=")[2] for way in ways[1:6]), "trimmed"]
+    head = "held-out log loss at c = | " + " | ".join(names)
+    return table(head + " | weight decay 1e-3 | 5e-3", lines)
+
+
+def strength_test() -> str:
+    """Test metrics by c on the first set."""
+    rows = [r for r in rows_of("benchmarks/results/strength.jsonl") if r["set"] == "steering"]
+    ways = ["plain", *(f"nats={c}" for c in ("0.0125", "0.025", "0.05", "0.1", "0.2"))]
+    metrics = {"T": "temperature", "log loss": "nll", "accuracy": "accuracy", "ECE": "ece"}
+    lines = []
+    for label, name in metrics.items():
+        means = [[r["test"][name] for r in rows if r["way"] == way] for way in ways]
+        if label in ("accuracy", "ECE"):
+            lines.append([label, *(percent(values) for values in means)])
+        else:
+            digits = 2 if label == "T" else 3
+            lines.append([label, *(f"{fmean(values):.{digits}f}" for values in means)])
+    return table("c | 0 | " + " | ".join(way[5:] for way in ways[1:]), lines)
+
+
+def other_points() -> str:
+    """R at KMNIST and temperature on FashionMNIST."""
+    lines = []
+    for name, row in (("PS-MAP", "ps-map"), ("L-MAP, λ = 1e-6, p_X = KMNIST", "other")):
+        found = unit_values("image-table", {"dataset": "fmnist", "row": row})
+        R = f"{fmean(found['laplacian_other']):,.0f}"
+        lines.append([name, R, f"{fmean(found['test_temperature']):.2f}"])
+    return table("trained on FashionMNIST | R at KMNIST | T on test images", lines)
+
+
+def gradients() -> str:
+    """How far the gradient of ``fd`` is from that of ``jvp``."""
+    rows = rows_of("benchmarks/results/estimator_gradients.jsonl")
+    lines = []
+    for activation in ("relu", "gelu"):
+        base = next(r for r in rows if (r["activation"], r["estimator"]) == (activation, "jvp"))
+        for r in rows:
+            if r["activation"] == activation and r["estimator"] == "fd":
+                cells = [f"{r['beta']:.0e}".replace("e-0", "e-"), f"{r['R'] / base['R']:.2f}"]
+                cells += [f"{r['norm'] / base['norm']:.1f}", f"{r['cosine']:.2f}"]
+                lines.append([activation, *cells])
+    head = "activation | β | R over that of `jvp` | gradient's norm over that of `jvp` | cosine"
+    return table(head, lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "images": images,
+    "small": small,
+    "cost": cost,
+    "strength": strength,
+    "strength-test": strength_test,
+    "other-points": other_points,
+    "gradients": gradients,
+}
+
+
+def filled(text: str) -> str:
+    """The page with its tables made anew."""
+    return MARK.sub(lambda found: found[1] + "\n" + TABLES[found[2]]() + "\n" + found[3], text)
+
+
+def main() -> None:
+    """Rewrite the tables of all pages."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
+
+
+if __name__ == "__main__":
+    main()

@@ -29,7 +29,16 @@ from fsmap.paper.rows import circumstances
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "reliability.jsonl"
 PICTURE = ROOT / "docs" / "pictures" / "reliability.svg"
-WAYS = ("plain", "nats=0.05", "wd=1e-3", "wd=5e-3", "wd=2e-2", "smoothing=0.05", "sam=0.05")
+WAYS = (
+    "plain",
+    "nats=0.05",
+    "wd=1e-3",
+    "wd=5e-3",
+    "wd=2e-2",
+    "wd=5e-2",
+    "smoothing=0.05",
+    "sam=0.05",
+)
 EPOCHS, BATCH, POINTS, EVERY = 20, 64, 16, 2
 Split = tuple[Tensor, Tensor]
 

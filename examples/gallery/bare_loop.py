@@ -37,17 +37,17 @@ def train(x, y, nats, steps=400):
 def main():
     x, y = half_circles(100, seed=1)
     test_x, test_y = half_circles(5_000, seed=2)
-    across, up = torch.linspace(-2, 3, 120), torch.linspace(-1.5, 2, 90)
+    across, up = torch.linspace(-2, 3, 60), torch.linspace(-1.5, 2, 45)
     grid = torch.cartesian_prod(across, up)
     figure, axes = plt.subplots(1, 2, figsize=(8, 3.2), sharey=True, layout="constrained")
     found = {}
     for ax, (name, nats) in zip(axes, {"plain": 0.0, "LogTrace(0.1)": 0.1}.items(), strict=True):
         with torch.no_grad():
             model = train_without_graph(x, y, nats)
-            p = model(grid).softmax(1)[:, 1].reshape(120, 90)
+            p = model(grid).softmax(1)[:, 1].reshape(60, 45)
             found[name] = fsmap.metrics.nll(model(test_x), test_y)
         picture = ax.contourf(across, up, p.T, levels=11, cmap="RdBu", vmin=0, vmax=1)
-        ax.scatter(*x.T, c=y, cmap="RdBu", edgecolor="black", linewidth=0.5, s=14)
+        ax.scatter(*x.T, c=y, cmap="RdBu", edgecolor="white", linewidth=0.7, s=18)
         ax.set_title(f"{name}: test log loss {found[name]:.2f}")
     figure.colorbar(picture, ax=axes, label="p(class 1)")
     return figure, found

@@ -78,8 +78,8 @@ def percent(values: Iterable[float], digits: int = 1) -> str:
 def table(head: str, lines: Iterable[Iterable[str]]) -> str:
     """A markdown table; ``head`` separates columns by ``|``."""
     names = [name.strip() for name in head.split("|")]
-    cells = [names, ["---"] * len(names), *map(list, lines)]
-    return "".join("| " + " | ".join(line) + " |\n" for line in cells)
+    first, *rest = ("| " + " | ".join(line) + " |\n" for line in [names, *map(list, lines)])
+    return first + "|---" * len(names) + "|\n" + "".join(rest)
 
 
 def images() -> str:
@@ -125,25 +125,42 @@ def _spread(values: list[float], digits: int) -> str:
     return f"{fmean(values):.{digits}f} ± {error:.{digits}f}"
 
 
+COST = [
+    ("ResNet-18, B = S = 128, `joint`", "resnet18", "lmap joint"),
+    ("ResNet-18, B = 128, S = 32, `joint`", "resnet18 S=32", "lmap joint"),
+    ("the same, `every=2`", "resnet18 S=32", "lmap joint every 2"),
+    ("the same, `frozen`", "resnet18 S=32", "lmap frozen"),
+    ("ViT-S, B = 64, S = 16, `frozen`", "vit-s", "lmap frozen"),
+    ("GPT-2 small, B = 16, T = 512, S = 4, `frozen`", "gpt2", "lmap frozen"),
+]
+
+
 def cost() -> str:
     """Milliseconds a step, compiled, in one CUDA graph."""
-    rows = [r for r in rows_of("benchmarks/results/loops.jsonl") if r["mode"] == "captured"]
     lines = []
-    for label, task, way in (
-        ("ResNet-18, B = S = 128, `joint`", "resnet18", "lmap joint"),
-        ("ResNet-18, B = 128, S = 32, `joint`", "resnet18 S=32", "lmap joint"),
-        ("the same, `every=2`", "resnet18 S=32", "lmap joint every 2"),
-        ("the same, `frozen`", "resnet18 S=32", "lmap frozen"),
-        ("ViT-S, B = 64, S = 16, `frozen`", "vit-s", "lmap frozen"),
-        ("GPT-2 small, B = 16, T = 512, S = 4, `frozen`", "gpt2", "lmap frozen"),
-    ):
-        mine = [r for r in rows if r["task"] == task]
-        cells = []
-        for one in ("plain", "sam", "by hand", way):
-            times = [r["ms"] for r in mine if r["way"] == one]
-            cells.append(f"{min(times):.3g}" if times else "")
-        lines.append([label, *cells, f"{float(cells[-1]) / float(cells[0]):.1f} ×"])
+    for label, task, way in COST:
+        plain, *others = (_ms(task, one) for one in ("plain", "sam", "by hand", way))
+        cells = [f"{ms:.3g}" if ms else "" for ms in (plain, *others)]
+        lines.append([label, *cells, f"{others[-1] / plain:.1f} ×"])
     return table("ms a step | plain | SAM | by hand | L-MAP | L-MAP over plain", lines)
+
+
+def cost_short() -> str:
+    """The same in multiples of a plain step, for the README."""
+    lines = []
+    for label, task, way in COST:
+        plain, sam, ours = (_ms(task, one) for one in ("plain", "sam", way))
+        lines.append([label, f"{sam / plain:.1f} ×", f"{ours / plain:.1f} ×"])
+    return table("time of a plain step × | SAM | L-MAP", lines)
+
+
+def _ms(task: str, way: str) -> float:
+    """The fastest captured row; 0 if there is none."""
+    rows = rows_of("benchmarks/results/loops.jsonl")
+    return min(
+        (r["ms"] for r in rows if (r["mode"], r["task"], r["way"]) == ("captured", task, way)),
+        default=0.0,
+    )
 
 
 def strength() -> str:
@@ -220,6 +237,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "images": images,
     "small": small,
     "cost": cost,
+    "cost-short": cost_short,
     "strength": strength,
     "strength-test": strength_test,
     "other-points": other_points,

@@ -21,7 +21,7 @@ MARK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]
 
 IMAGES = [
-    # trained on, method, experiment, unit of its rows
+    # trained on, method, experiment (or a set of strength-images), unit of its rows
     ("FashionMNIST", "PS-MAP", "image-table", {"dataset": "fmnist", "row": "ps-map"}),
     ("FashionMNIST", "L-MAP, λ = 1e-6", "image-table", {"dataset": "fmnist", "row": "other"}),
     (
@@ -31,8 +31,13 @@ IMAGES = [
         {"dataset": "fmnist", "row": "label-smoothing"},
     ),
     ("FashionMNIST", "SAM, ρ = 0.05", "image-table", {"dataset": "fmnist", "row": "sam"}),
+    ("FashionMNIST", "LogTrace()", "fmnist-50", {"way": "nats"}),
+    ("FashionMNIST", "SAM and LogTrace()", "fmnist-50", {"way": "sam+nats"}),
     ("CIFAR-10", "PS-MAP", "image-table", {"dataset": "cifar10", "row": "ps-map"}),
     ("CIFAR-10", "L-MAP, λ = 1e-6", "image-table", {"dataset": "cifar10", "row": "other"}),
+    ("CIFAR-10", "SAM, ρ = 0.05", "cifar10-200", {"way": "sam"}),
+    ("CIFAR-10", "LogTrace()", "cifar10-200", {"way": "nats"}),
+    ("CIFAR-10", "SAM and LogTrace()", "cifar10-200", {"way": "sam+nats"}),
     (
         "CIFAR-10, 20 % random labels",
         "PS-MAP",
@@ -62,8 +67,15 @@ def rows_of(path: str) -> list[Row]:
 
 
 def unit_values(experiment: str, unit: Row) -> dict[str, list[float]]:
-    """Values by metric of the units that agree with ``unit``."""
+    """Values by metric of the units that agree with ``unit``; empty if there is none."""
     values: dict[str, list[float]] = {}
+    if not (ROOT / "results" / experiment).exists():
+        for row in rows_of("benchmarks/results/strength-images.jsonl"):
+            if {"set": experiment, **unit}.items() <= row.items() and "test" in row:
+                for metric, value in row["test"].items():
+                    name = "nll_scaled" if metric == "scaled_nll" else metric
+                    values.setdefault(name, []).append(value)
+        return values
     for row in rows_of(f"results/{experiment}/rows.jsonl"):
         if unit.items() <= row["unit"].items():
             values.setdefault(row["metric"], []).append(row["value"])
@@ -82,24 +94,29 @@ def table(head: str, lines: Iterable[Iterable[str]]) -> str:
     return first + "|---" * len(names) + "|\n" + "".join(rest)
 
 
+def _line(found: dict[str, list[float]]) -> list[str]:
+    return [
+        percent(found["accuracy"]),
+        f"{fmean(found['nll']):.3f}",
+        percent(found["ece"]),
+        f"{fmean(found['nll_scaled']):.3f}",
+        str(len(found["nll"])),
+    ]
+
+
 def images() -> str:
-    """Image training at the paper's length."""
+    """Image training at the paper's length; a line appears as soon as it has rows."""
     head = "trained on | method | accuracy | NLL | ECE | NLL after temperature scaling | seeds"
-    lines = []
-    for data, method, experiment, unit in IMAGES:
-        found = unit_values(experiment, unit)
-        lines.append(
-            [
-                data,
-                method,
-                percent(found["accuracy"]),
-                f"{fmean(found['nll']):.3f}",
-                percent(found["ece"]),
-                f"{fmean(found['nll_scaled']):.3f}",
-                str(len(found["nll"])),
-            ]
-        )
-    return table(head, lines)
+    found = ((names, unit_values(experiment, unit)) for *names, experiment, unit in IMAGES)
+    return table(head, ([*names, *_line(values)] for names, values in found if values))
+
+
+def frozen() -> str:
+    """Every set and way of ``benchmarks.strength_images``."""
+    rows = [r for r in rows_of("benchmarks/results/strength-images.jsonl") if "test" in r]
+    pairs = sorted({(row["set"], row["way"]) for row in rows})
+    lines = ([s, f"`{way}`", *_line(unit_values(s, {"way": way}))] for s, way in pairs)
+    return table("set | way | accuracy | NLL | ECE | NLL after scaling | seeds", lines)
 
 
 def small() -> str:
@@ -181,7 +198,9 @@ def strength() -> str:
         for way in ways:
             nlls = [r["held-out"]["nll"] for r in small if r["set"] == name and r["way"] == way]
             nlls += [
-                r["valid_nll"] for r in large if r["set"] == name and way == f"nats={r['nats']:g}"
+                r["valid_nll"]
+                for r in large
+                if r["set"] == name and way == f"nats={r.get('nats', 0):g}"
             ]
             cells.append(fmean(nlls) if nlls else None)
         best = min(cell for cell in cells[:7] if cell is not None)
@@ -235,6 +254,7 @@ def gradients() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "images": images,
+    "frozen": frozen,
     "small": small,
     "cost": cost,
     "cost-short": cost_short,

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fsmap
-from fsmap.linalg.metric import Whitening
+from fsmap import Whitening
 
 
 class BernoulliFisher(NamedTuple):

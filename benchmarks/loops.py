@@ -9,6 +9,8 @@ would write today: one pure loss with ``torch.func.jvp``, compiled as a whole. M
 whole, optimizer included, in one CUDA graph by ``fsmap.train.capture``. Ways are timed in turns,
 round after round; a row has the median over rounds and the ratio to the plain loop of the
 same run. Memory is right for the only loop of a process: give one ``--way`` and one ``--mode``.
+GB counts the memory that CUDA graphs keep between steps; ``allocated_bytes`` of a row is torch's
+``max_memory_allocated`` over two steps, which does not.
 Rows are appended to ``benchmarks/results/loops.jsonl``.
 """
 
@@ -383,7 +385,7 @@ def measure(
     name: str, task: Task, ways: list[str], modes: list[str], options: Any, about: dict[str, Any]
 ) -> None:
     """Time the ways of one task in turns, print a table and append rows."""
-    device, loops, first, peaks, failed = options.device, {}, {}, {}, {}
+    device, loops, first, peaks, allocated, failed = options.device, {}, {}, {}, {}, {}
     for way in ways:
         for mode in modes:
             if (way, mode) == ("penalty", "captured"):
@@ -406,6 +408,7 @@ def measure(
                     loop(), loop()
                     now(device)
                     peaks[key] = kept + torch.cuda.max_memory_allocated() - before
+                    allocated[key] = torch.cuda.max_memory_allocated()
                 loops[key] = loop
             except Exception as error:  # the row says so, other ways go on
                 failed[key] = f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"
@@ -429,7 +432,8 @@ def measure(
         row = {
             "task": name, "way": key[0], "mode": key[1], "device": device, "B": task.batch,
             "S": task.points, "ms": ms, "spread": spread, "ratio_plain": ms / plain,
-            "ratio_hand": ms / hand, "peak_bytes": peaks.get(key), "first_seconds": first[key],
+            "ratio_hand": ms / hand, "peak_bytes": peaks.get(key),
+            "allocated_bytes": allocated.get(key), "first_seconds": first[key],
             **about,
         }  # fmt: skip
         with options.out.open("a") as file:

@@ -46,7 +46,7 @@ from fsmap.functional import (
     take_points,
     with_state,
 )
-from fsmap.linalg.second_order import FORWARD, REPLACED, Attention
+from fsmap.linalg.second_order import REPLACED, Attention
 from fsmap.types import Inputs, ModelFn, Params
 
 
@@ -132,7 +132,6 @@ class SecondOrder(Replacing):
         super().__init__(
             {
                 **REPLACED,
-                **(FORWARD if forward_mode else {}),
                 F.scaled_dot_product_attention: attention.dot_product,
                 F.multi_head_attention_forward: attention.heads,
             }

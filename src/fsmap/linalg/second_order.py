@@ -138,16 +138,16 @@ def multi_head_attention_forward(
         return x.view(*x.shape[:2], -1, heads, width // heads).permute(2, 1, 3, 0, 4)
 
     if query is key and key is value:
-        q, k, v = split(linear(query, in_weight, in_bias))  # [B, H, L, D] each
+        q, k, v = split(F.linear(query, in_weight, in_bias))  # [B, H, L, D] each
     else:
         biases = (None,) * 3 if in_bias is None else in_bias.chunk(3)
         parts = zip((query, key, value), in_weight.chunk(3), biases, strict=True)
-        q, k, v = (split(linear(*part))[0] for part in parts)
+        q, k, v = (split(F.linear(*part))[0] for part in parts)
     mask = _joint_mask(options.get("attn_mask"), options.get("key_padding_mask"), q)
     dropout = given["dropout_p"] if options.get("training", True) else 0.0
     out = scaled_dot_product_attention(q, k, v, mask, dropout)
     out = out.permute(2, 0, 1, 3).flatten(2)
-    return linear(out, given["out_weight"], given["out_bias"]), None
+    return F.linear(out, given["out_weight"], given["out_bias"]), None
 
 
 def _joint_mask(mask: Tensor | None, padding: Tensor | None, query: Tensor) -> Tensor | None:
@@ -293,72 +293,6 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
         return B @ inverse
     vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1])
     return (inverse @ B[..., None])[..., 0] if vector else inverse @ B
-
-
-def _both(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor) -> Tensor | None:
-    """A product in forward mode with two calls instead of three; None if it gains nothing.
-
-    The value of x·w and the tangent ẋ·w are one product of twice the points, the other tangent is
-    x·ẇ. The backward pass has three products instead of five. On a GPU these products are too small
-    to fill it, so their number counts; elsewhere it does not.
-    """
-    if x.device.type not in TOGETHER:
-        return None
-    value, tangent = forward_ad.unpack_dual(x)
-    w, dw = forward_ad.unpack_dual(weight)
-    if tangent is None or dw is None or value.dtype != tangent.dtype:
-        return None
-    if not torch.compiler.is_compiling() and torch._C._functorch.is_batchedtensor(tangent):
-        return None  # vmap over probes: x·w is the same for all of them
-    n = len(value)
-    both = product(torch.cat([value, tangent]), w)
-    return forward_ad.make_dual(both[:n], both[n:] + product(value, dw))
-
-
-TOGETHER = ("cuda",)
-"""Kinds of device on which products of values and tangents are joined."""
-
-
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.linear``, fewer and larger products in forward mode."""
-    out = _both(F.linear, input, weight) if input.ndim > 1 else None
-    if out is None:
-        return F.linear(input, weight, bias)
-    return out if bias is None else out + bias
-
-
-def addmm(input: Tensor, mat1: Tensor, mat2: Tensor, **scales: Any) -> Tensor:
-    """``torch.addmm``, likewise."""
-    out = None if scales else _both(torch.mm, mat1, mat2)
-    return torch.addmm(input, mat1, mat2, **scales) if out is None else out + input
-
-
-def _convolution(function: Callable[..., Tensor], dims: int) -> Callable[..., Tensor]:
-    """A convolution, likewise."""
-
-    def call(
-        input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **options: Any
-    ) -> Tensor:
-        def product(x: Tensor, w: Tensor) -> Tensor:
-            return function(x, w, None, *args, **options)
-
-        out = _both(product, input, weight) if input.ndim == dims + 2 else None
-        if out is None:
-            return function(input, weight, bias, *args, **options)
-        return out if bias is None else out + bias.reshape(-1, *[1] * dims)
-
-    return call
-
-
-FORWARD: dict[Callable[..., Any], Callable[..., Any]] = {
-    F.linear: linear,
-    torch.addmm: addmm,
-    **{
-        function: _convolution(function, dims)
-        for dims, function in enumerate((F.conv1d, F.conv2d, F.conv3d), 1)
-    },
-}
-"""Replaced in forward mode alone."""
 
 
 def _in_torchs_order(function: Callable[..., Tensor], switch: str) -> Callable[..., Tensor]:

@@ -71,8 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.assess.shift import Classifier, assess_images
     from fsmap.files import make_folder, write_whole
     from fsmap.images.build import load_data
-    from fsmap.paper.report.figures import save, style
-    from fsmap.paper.report.image_figures import assessment_figure
+    from fsmap.paper.report.figures import assessment_figure, save, style
     from fsmap.paper.rows import plain
 
     require("matplotlib", extra="report")

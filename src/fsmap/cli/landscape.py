@@ -50,8 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Walk, draw, and say how much the loss rises."""
     from fsmap.assess.landscape import check_walk, flatness
     from fsmap.files import make_folder, write_whole
-    from fsmap.paper.report.figures import save, style
-    from fsmap.paper.report.image_figures import landscape_figure
+    from fsmap.paper.report.figures import landscape_figure, save, style
     from fsmap.paper.rows import plain
 
     require("matplotlib", extra="report")

@@ -192,7 +192,7 @@ def _conclude(outcomes: list[Outcome], options: Options) -> int:
     if len(outcomes) > 1 and failed:
         console.note(f"fsmap: {len(failed)} of {len(outcomes)} failed.")
     elif not failed and any(outcome.status == "finished" for outcome in outcomes):
-        console.say(f"See it with: fsmap report {options.out}")
+        console.say(f"Make a page of it with: fsmap report {options.out}")
     if not failed:
         return 0
     from fsmap.paper.engine import is_bug

@@ -11,8 +11,8 @@ import numpy as np
 from fsmap import metrics
 from fsmap.errors import require
 from fsmap.paper.report import figures
-from fsmap.paper.report.inline_svg import Glyphs, inline
 from fsmap.paper.report.page import environment, theme
+from fsmap.paper.report.picture import Glyphs, picture
 from fsmap.paper.report.tables import MINUS, number
 from fsmap.paper.rows import circumstances
 from fsmap.progress import duration
@@ -102,7 +102,7 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
     target, main = fitted.model.target, _main(fitted)
     shown = []
     for name, caption, figure in _pictures(fitted):
-        drawn = inline(figures.to_svg(figure), name, caption, glyphs)
+        drawn = picture(figure, name, glyphs)
         shown.append({"name": name, "caption": caption, **drawn._asdict()})
     header, lines = results(fitted)
     order = [fitted.model.chosen, *(m for m in fitted.learned if m != fitted.model.chosen)]

@@ -10,7 +10,7 @@ from torch import nn
 
 import fsmap
 from fsmap.errors import InputError
-from fsmap.lmap.cost import StepCost, _Alive
+from fsmap.lmap.measure import StepCost, _Alive
 
 PX = fsmap.px.Normal(shape=(16,))
 
@@ -68,7 +68,7 @@ def test_a_penalty_in_place() -> None:
     assert cost.every == 2
     assert all(torch.equal(v, before[n]) for n, v in module.state_dict().items())
     assert all(torch.equal(a, p.grad) for a, p in zip(grads, module.parameters(), strict=True))
-    assert penalty.steps.step == 1
+    assert penalty.step == 1
 
 
 @pytest.mark.usefixtures("seeded")

@@ -237,14 +237,14 @@ def test_detached_another_optimizer_or_a_trainer_may_count() -> None:
     first, second = (torch.optim.SGD(module.parameters(), lr=0.0) for _ in range(2))
     penalty = fsmap.LaplacianPenalty(module, normal((2,)), num_points=S).attach(first)
     first.step()
-    penalty.regularizer.steps.detach()
+    penalty.detach()
     penalty.attach(second)
     penalty()
     first.step()  # is not counted any more
     assert penalty.state_dict()["step"] == 1
     second.step()
     assert penalty.state_dict()["step"] == 2
-    penalty.regularizer.steps.set_step(7)
+    penalty.step = 7
     penalty(), penalty()
     assert penalty.state_dict()["step"] == 7
     lm = fsmap.LMAP(module, normal((2,)), num_points=S)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fsmap
 from fsmap.errors import InputError
-from fsmap.lmap.selection import Outputs, survey, trainable
+from fsmap.lmap.options import Outputs, trainable
 from fsmap.px import Stream
 
 S, K = 4, 6
@@ -137,7 +137,7 @@ def test_a_head_is_found_only_where_its_output_is_returned() -> None:
         (nn.Sequential(nn.Linear(2, K), nn.Dropout(0.5)), None),
     ):
         before = torch.get_rng_state()
-        assert survey(*fsmap.functional(module), x) == Outputs(K, head)
+        assert Outputs.of(*fsmap.functional(module), x) == Outputs(K, head)
         assert torch.equal(before, torch.get_rng_state())
     module = nn.Sequential(nn.Linear(2, K), nn.Tanh())  # then the output is indexed
     value = fsmap.LaplacianPenalty(module, PX, num_points=S, outputs=3)()

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import update_bn
 from torch.testing import assert_close
 
 from fsmap.errors import InputError
-from fsmap.lmap.statistics import fresh_statistics
+from fsmap.lmap.batchnorm import fresh_statistics
 
 pytestmark = pytest.mark.usefixtures("seeded")
 

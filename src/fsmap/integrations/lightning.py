@@ -83,7 +83,7 @@ class LMAPCallback(pl.Callback):
             )
             raise InputError(message)
         for term in terms:
-            term.regularizer.steps.detach()
+            term.detach()
             term.attach(_optimizer_of(term, trainer.optimizers))
         for number, (name, trace) in enumerate(_traces(pl_module).items()):
             trace.detach()
@@ -193,7 +193,7 @@ class LMAPCallback(pl.Callback):
         self._seen.clear()
         self._added.clear()
         for term in _terms(pl_module):
-            term.regularizer.steps.detach()
+            term.detach()
         for trace in _traces(pl_module).values():
             trace.detach()
 

@@ -277,8 +277,8 @@ class _Steps(hf.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Start where the Trainer starts."""
-        self.trainer.penalty.regularizer.steps.detach()
-        self.trainer.penalty.regularizer.steps.set_step(state.global_step)
+        self.trainer.penalty.detach()
+        self.trainer.penalty.step = state.global_step
         trace, optimizer = self.trainer.log_trace, given["optimizer"]
         if trace is not None:
             if state.global_step == 0:
@@ -291,11 +291,11 @@ class _Steps(hf.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The next ψ."""
-        self.trainer.penalty.regularizer.steps.set_step(state.global_step)
+        self.trainer.penalty.step = state.global_step
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Nobody counts any more."""
-        self.trainer.penalty.regularizer.steps.detach()
+        self.trainer.penalty.detach()
         if self.trainer.log_trace is not None:
             self.trainer.log_trace.detach()
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -20,7 +15,6 @@ from cases import case
 from fsmap import adam, cosine, fit, sgd
 from fsmap.errors import CheckpointError, DivergedError, InputError, UnsupportedModuleError
 from fsmap.px import Stream
-from fsmap.train import checkpoint as files
 from fsmap.train.fit import Batches
 from fsmap.train.optim import warmup
 from fsmap.types import Batch, Params
@@ -488,44 +482,6 @@ def test_another_architecture_is_refused(tmp_path: Path):
             checkpoint=path,
             resume=True,
         )
-
-
-SCRIPT = """
-import sys, time
-sys.path.insert(0, {tests!r})
-import torch
-torch.set_default_dtype(torch.float64)
-from train.test_fit import RUN, l_map, quiet
-quiet(l_map(), **(RUN | {{"steps": 100, "checkpoint_every": 1}}), checkpoint={path!r}, resume=True,
-      callback=lambda step, params: sys.stdout.write(f"{{step}}\\n") and sys.stdout.flush())
-"""
-
-
-def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path):
-    """SIGKILL twice, wherever it hits: a checkpoint is written after every step."""
-    path = tmp_path / "run.ckpt"
-    knobs = RUN | {"steps": 100, "checkpoint_every": 1_000}
-    whole, expected = quiet(l_map(), **knobs)
-    command = [
-        sys.executable,
-        "-c",
-        SCRIPT.format(tests=str(Path(__file__).parents[1]), path=str(path)),
-    ]
-    reached = []
-    for wait in (0.0, 0.004):
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        child.stdout.readline()  # it has taken a step
-        for _ in range(10):
-            child.stdout.readline()
-        time.sleep(wait)
-        os.kill(child.pid, signal.SIGKILL)
-        child.communicate()
-        assert child.returncode == -signal.SIGKILL
-        reached.append(files.load(path).progress["step"])
-    assert 0 < reached[0] < reached[1] < 100
-    state, history = quiet(l_map(), **knobs, checkpoint=path, resume=True)
-    assert same(state.params, whole.params)
-    assert torch.equal(history.loss, expected.loss)
 
 
 def test_another_number_of_rows_than_the_objective_was_made_for_is_said():

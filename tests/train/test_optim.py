@@ -37,18 +37,6 @@ def test_the_fused_form_takes_torchs_steps(name: str, generator: torch.Generator
     assert (a - start).abs().min() > 1e-3
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_a_stack_moves_as_its_members_alone(name: str, generator: torch.Generator):
-    spec, _ = SPECS[name]
-    start, grads = torch.randn(2, 3, 2, generator=generator)
-    stack = start.clone().requires_grad_()
-    alone = start[1].clone().requires_grad_()
-    stack.grad, alone.grad = grads, grads[1].clone()
-    spec.build([stack]).step()
-    spec.build([alone]).step()
-    torch.testing.assert_close(stack[1], alone, rtol=1e-14, atol=0)
-
-
 def test_schedules():
     steps = 200
     warm = [optim.warmup(100).factor(s, steps) for s in range(steps)]
@@ -93,26 +81,6 @@ def test_norm_and_clipping_agree_with_torch(generator: torch.Generator):
     assert optim.global_norm(clipped) == pytest.approx(0.7, rel=1e-5)
     whole = optim.clip_by_norm(grads, norm, 1e3)
     assert all(torch.equal(whole[n], g) for n, g in grads.items())  # small ones stay
-
-
-def test_a_stack_is_clipped_member_by_member(generator: torch.Generator):
-    grads = {
-        "w": torch.randn(4, 3, 2, generator=generator),
-        "s": torch.randn(4, generator=generator),
-    }
-    grads = {
-        n: g * torch.tensor([0.01, 1, 10, 100]).reshape(-1, *[1] * (g.ndim - 1))
-        for n, g in grads.items()
-    }
-    norm = optim.global_norm(grads, stacked=True)
-    clipped = optim.clip_by_norm(grads, norm, 0.5)
-    for k in range(4):
-        alone = {n: g[k] for n, g in grads.items()}
-        own = optim.global_norm(alone)
-        torch.testing.assert_close(norm[k], own)
-        for n, g in optim.clip_by_norm(alone, own, 0.5).items():
-            torch.testing.assert_close(clipped[n][k], g)
-    assert torch.equal(clipped["w"][0], grads["w"][0])
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.inf, math.nan])

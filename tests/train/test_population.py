@@ -245,46 +245,6 @@ def test_shared_parameters_and_dropout():
     )
 
 
-def test_classification():
-    it = case("wide")
-    y = torch.tensor([0, 1, 2, 1, 0])
-
-    def build(prior_std: object) -> fsmap.Objective:
-        return fsmap.ps_map(fsmap.Categorical(), fsmap.Normal(prior_std), num_data=5)
-
-    knobs = RUN | {"batch_size": 3}
-    assert_members_are_runs_alone(
-        build, Grid(prior_std=[0.5, 2.0]), it.f, lambda s: dict(it.params), (it.x, y), **knobs
-    )
-
-
-def test_neighbors_do_not_matter():
-    f, _ = fsmap.functional(mlp())
-    build = BUILDS["l_map_jvp"][0]
-    many, _ = fit_population(
-        build, Grid(prior_std=[0.1, 1.0], jitter=[0.1, 5.0], seed=range(4)), f, data(), **RUN
-    )
-    few, _ = fit_population(
-        build, Grid([{"prior_std": 1.0, "jitter": 5.0, "seed": 2}]), f, data(), **RUN
-    )
-    k = many.grid.members.index({"prior_std": 1.0, "jitter": 5.0, "seed": 2})
-    for n, p in few.params.items():
-        torch.testing.assert_close(many.params[n][k], p[0], **SAME)
-
-
-def test_float32_agrees_to_rounding():
-    f, _ = fsmap.functional(mlp().float())
-    grid = Grid(prior_std=[0.5, 2.0], jitter=[0.1], seed=range(2))
-    build = BUILDS["l_map_jvp"][0]
-    states, _ = fit_population(build, grid, f, data(), **RUN)
-    for k, m in enumerate(grid):
-        start = initialize(f.module, m["seed"])
-        state, _ = fit(build(m["prior_std"], m["jitter"]), f, start, data(), seed=m["seed"], **RUN)
-        for n, p in state.params.items():
-            assert p.dtype == torch.float32
-            torch.testing.assert_close(states.params[n][k], p, rtol=1e-4, atol=1e-4)
-
-
 def test_p_x_may_depend_on_a_hyper_parameter():
     """Then the configurations of a seed have draws of their own, from the same stream."""
 

@@ -333,6 +333,13 @@ class Ensemble:
         grads, row = self.gradients(feed)
         return update(self.members.params, grads, row, self.optimizer, self.clip, self.alive)
 
+    def state(self) -> list[Tensor]:
+        """Every tensor that a step changes. Adam and SGD add theirs at the first step."""
+        params = list(self.members.params.values())
+        moments = [t for p in params for t in self.optimizer.state[p].values()]
+        tensors = [*(p.detach() for p in params), self.alive, *moments]
+        return [t for t in tensors if isinstance(t, Tensor)]
+
     def gradients(self, feed: Feed) -> tuple[Params, Tensor]:
         """Gradients [M, ...] and the loss with its terms, [4, M]."""
         size, M = int(self.chunk_size), len(self.alive)

@@ -85,8 +85,8 @@ def fit(
         seed: Seed of everything random.
         **options: All optional:
 
-            - ``optimizer``: ``fsmap.adam(lr)`` or ``fsmap.sgd(lr)``; None is ``adam(1e-3)``.
-            - ``schedule``: ``fsmap.cosine()``; None is a constant learning rate.
+            - ``optimizer``: ``fsmap.adam(lr)`` (1e-3) or ``fsmap.sgd(lr)``.
+            - ``schedule``: ``fsmap.cosine()``; by default the learning rate is constant.
             - ``batch_size``: B; None is all data on every step.
             - ``replace``: draw batches with replacement.
             - ``clip``: largest norm of the gradient; None leaves it alone.
@@ -136,7 +136,7 @@ def fit(
     if settings.by is not None:
         held_out, by = as_batch(settings.on, params), settings.by
         validation = lambda params: measure(f, params, held_out, by)  # noqa: E731
-    optimizer = settings.optimizer_spec.build(leaves.values())
+    optimizer = settings.optimizer.build(leaves.values())
     loss = make_loss(f, lambda: started)
     extra = {} if started is objective else {"r0": started.geometry.r0}  # type: ignore[attr-defined]
     loop = Loop(settings, leaves, optimizer, stop_if_diverged, config, validation, extra)

@@ -150,8 +150,8 @@ def fit_population(
     members.start()
     feeder = Feeder(members, settings)
     capture = use_graph(graph, members.like.device, f, members.objective(0).geometry)
-    optimizer = settings.optimizer_spec.build(
-        members.params.values(), capturable=capture, moving_lr=settings.lr_schedule != constant()
+    optimizer = settings.optimizer.build(
+        members.params.values(), capturable=capture, moving_lr=settings.schedule != constant()
     )
     ensemble = Ensemble(
         members,
@@ -171,15 +171,13 @@ def fit_population(
     ensemble.alive.copy_(divergence.steps < 0)
     take_step: Callable[[Feed], Tensor] = ensemble.step
     if capture:
-        required = graph is True
-        take_step = Graphed(take_step, members.params, optimizer, ensemble.alive, required=required)
+        take_step = Graphed(ensemble.step, ensemble.state, required=graph is True)
     loop.run(lambda step: take_step(feeder.make(step)), f"fit {len(grid)} members")
     divergence.warn()
     params = {n: p.detach().clone() for n, p in loop.params.items()}
     best = loop.best and PopulationBest(loop.best.params, loop.best.step, loop.best.value)
-    diverged = divergence.steps
-    states = PopulationState(params, loop.step, grid, f, diverged.clone(), best)
-    return states, loop.recorder.history(diverged)
+    states = PopulationState(params, loop.step, grid, f, divergence.steps.clone(), best)
+    return states, loop.recorder.history(divergence.steps)
 
 
 def _describe(members: Members, settings: Settings) -> dict[str, Any]:

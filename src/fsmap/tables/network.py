@@ -30,7 +30,7 @@ from fsmap.models.mlp import ACTIVATIONS, MLP
 from fsmap.objective.geometry import SHARE
 from fsmap.progress import progress as progress_bar
 from fsmap.px import Empirical, EvalDistribution, Normal, as_px
-from fsmap.types import Params
+from fsmap.types import Params, as_device
 
 AUTO, LINEAR = "auto", "linear"
 METHODS = (LINEAR, "ps-map", "l-map", "fs-map")
@@ -302,7 +302,7 @@ class _Run:
     def __init__(
         self, x: Tensor, y: Tensor, folds: Tensor, weight: Tensor, options: Options, seed: int
     ) -> None:
-        where, self.labels = _device(options.device), not y.is_floating_point()
+        where, self.labels = as_device(options.device), not y.is_floating_point()
         outputs = int(y.max()) + 1 if self.labels else y.shape[1]
         self.make = _factory(options, x, weight, outputs, where)
         self.f, _ = functional(self.make(0))
@@ -636,20 +636,6 @@ def _apart(edges: list[Tensor]) -> list[Tensor]:
 
 def _refuse(message: str) -> None:
     raise InputError(message)
-
-
-def _device(name: str) -> torch.device:
-    if name == AUTO:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(name)
-    except RuntimeError as error:
-        message = f"device must be 'auto', 'cpu', 'cuda' or 'cuda:1' …, got {name!r}"
-        raise InputError(message) from error
-    if found.type == "cuda" and not torch.cuda.is_available():
-        message = f"device {name!r} was asked for, and torch sees no CUDA device here. Use 'cpu'."
-        raise InputError(message)
-    return found
 
 
 def _points(px: Any, x: Tensor) -> EvalDistribution:

@@ -208,9 +208,9 @@ def draws_normal(estimator: Estimator) -> bool:
 
 def by_name(name: str | Estimator, **options: Any) -> Estimator:
     """An estimator from its name, with those ``options`` that it has; an object as it is."""
-    if not isinstance(name, str):
+    if hasattr(name, "draw") and not isinstance(name, type):
         return name
-    if name not in ESTIMATORS:
+    if not isinstance(name, str) or name not in ESTIMATORS:
         message = f"unknown trace estimator {name!r}; known: {', '.join(ESTIMATORS)}"
         raise InputError(message)
     kind = ESTIMATORS[name]
@@ -285,6 +285,10 @@ def trace(
     check_params(params)
     check_chunk(chunk)
     estimator.check(params)
+    source: object = generator
+    if not isinstance(source, torch.Generator | None):
+        message = f"generator must be a torch.Generator, got {generator!r}"
+        raise InputError(message)
     if isinstance(probes, int | float):
         if probes < 1 or probes != int(probes):
             message = f"probes must be an integer of at least 1, got {probes}"

@@ -99,6 +99,9 @@ def estimate_cost(
         >>> cost.seconds(every=4) < cost.seconds(every=1)
         True
     """
+    if repeats < 1:
+        message = f"repeats must be at least 1, got {repeats}"
+        raise InputError(message)
     if not isinstance(term, LMAP | LaplacianPenalty | InPlacePenalty):
         message = (
             "estimate_cost takes an LMAP, a LaplacianPenalty or an InPlacePenalty, got "

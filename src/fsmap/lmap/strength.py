@@ -94,10 +94,13 @@ class LogTrace(nn.Module):
 
     @nats.setter
     def nats(self, nats: float) -> None:
-        if not 0 <= nats < math.inf:
-            message = f"nats must be at least 0 and finite, got {nats}; 0.01 to 0.1 is usual"
+        try:
+            self._nats = float(nats)
+        except (TypeError, ValueError):
+            self._nats = math.nan
+        if not 0 <= self._nats < math.inf:
+            message = f"nats must be at least 0 and finite, got {nats!r}; 0.01 to 0.1 is usual"
             raise InputError(message)
-        self._nats = float(nats)
 
     @property
     def skipped(self) -> int:

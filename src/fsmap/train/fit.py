@@ -117,6 +117,9 @@ def fit(
     settings = Settings(steps, **options)
     check_params(params)
     train = as_batch(data, params)
+    if not isinstance(objective, Objective):
+        message = f"the objective must be one of fsmap.fs_map(...) and its kin, got {objective!r}"
+        raise InputError(message)
     _compare(objective.num_data, len(train.y))
     size, replace = settings.batch_size, settings.replace
     batches = Batches(len(train.y), size, seed=seed, replace=replace)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fsmap.cli import console
-from fsmap.cli.options import device_of
+from fsmap.cli.options import count
 from fsmap.errors import CheckpointError, InputError, MissingDataError
 from fsmap.functional import check_points, concat_points, num_points, take_points
-from fsmap.types import Inputs
+from fsmap.types import Inputs, as_device
 
 NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights
 COLORS = {"[ok]": console.GREEN, "[!!]": console.RED, "[??]": console.DIM}
@@ -47,7 +47,7 @@ def add_parser(subparsers: Any) -> None:
         help="normal (default), uniform, or files with points: .pt .safetensors .npy .npz .csv",
     )
     parser.add_argument(
-        "--points", type=int, metavar="N", help="how many points (default: 256; of files, all)"
+        "--points", type=count, metavar="N", help="how many points (default: 256; of files, all)"
     )
     parser.add_argument("--shape", metavar="D,D,…", help="shape of one point, for normal, uniform")
     parser.add_argument(
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     module = make_model(arguments.target, {}, seed=arguments.seed)
     if arguments.weights is not None:
         load_weights(module, arguments.weights)
-    module.to(device_of(arguments.device)).train(arguments.train_mode)
+    module.to(as_device(arguments.device)).train(arguments.train_mode)
     diagnosis = doctor(
         module,
         _points(module, arguments),

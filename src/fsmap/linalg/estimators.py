@@ -208,7 +208,7 @@ def draws_normal(estimator: Estimator) -> bool:
 
 def by_name(name: str | Estimator, **options: Any) -> Estimator:
     """An estimator from its name, with those ``options`` that it has; an object as it is."""
-    if hasattr(name, "draw") and not isinstance(name, type):
+    if not isinstance(name, str) and hasattr(name, "draw"):
         return name
     if not isinstance(name, str) or name not in ESTIMATORS:
         message = f"unknown trace estimator {name!r}; known: {', '.join(ESTIMATORS)}"

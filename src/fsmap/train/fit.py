@@ -117,7 +117,8 @@ def fit(
     settings = Settings(steps, **options)
     check_params(params)
     train = as_batch(data, params)
-    if not isinstance(objective, Objective):
+    given: object = objective
+    if not isinstance(given, Objective):
         message = f"the objective must be one of fsmap.fs_map(...) and its kin, got {objective!r}"
         raise InputError(message)
     _compare(objective.num_data, len(train.y))

@@ -178,7 +178,7 @@ px_.Mixture([px, "train"])                                      | train
 log_det(f, p, x, jitter=1.0, metric=metric.Output(torch.ones(2, 3))) | Output
 log_det(f, p, x, jitter=1.0, metric=metric.Output(-torch.eye(1))) | metric
 metrics.accuracy(x, torch.zeros(3).long())                      | 3
-metrics.accuracy(x[:0], torch.zeros(0).long())                  | empty
+metrics.accuracy(x[:0], torch.zeros(0).long())                  | 0 values
 metrics.nll(x * nan, labels)                                    | finite
 metrics.nll(x, labels + 5)                                      | label
 metrics.nll(x, labels - 1)                                      | label
@@ -186,9 +186,9 @@ metrics.nll(x, x)                                               | label
 metrics.ece(x, labels, bins=0)                                  | bins
 metrics.ece(x, labels, bins=2.5)                                | bins
 metrics.ood_auroc(x, x, score="magic")                          | score
-metrics.ood_auroc(x, x[:0])                                     | empty
+metrics.ood_auroc(x, x[:0])                                     | 0 values
 metrics.rmse(x, y)                                              | shape
-metrics.rmse(x[:0], x[:0])                                      | empty
+metrics.rmse(x[:0], x[:0])                                      | 0 values
 metrics.temperature(x, labels, bounds=(2.0, 1.0))               | bounds
 metrics.brier(x[:, 0], labels)                                  | logits
 synthetic.regression(torch.sin, 0, generator=generator)         | num_points

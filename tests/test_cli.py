@@ -158,6 +158,7 @@ def test_all_skips_in_one_line_and_ends_with_one_after_a_bug(capsys):
     assert "squares  1 of 2" in captured.out
     assert "ZeroDivisionError" in captured.err
     assert "fsmap: 1 of 3 failed." in captured.err
+    assert "Make a page" not in captured.out
 
 
 def test_redraw_makes_the_claims_anew(here, monkeypatch, capsys):

@@ -18,3 +18,10 @@ def test_the_report_of_make_paper_shows_the_results_that_are_kept():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "fsmap report runs results --out report" in done.stdout
     assert list((ROOT / "results").glob("*/summary.json"))
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+def test_make_full_can_be_interrupted_and_writes_to_results():
+    command = ("make", "-n", "-o", ".venv/.ready", "full")
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "fsmap run all --device cpu --out results --resume" in done.stdout

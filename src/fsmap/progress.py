@@ -16,8 +16,8 @@ from typing import Any, Protocol, TextIO
 PLAIN_SECONDS = 10.0
 """Least time between two plain lines: a log should tell that work goes on, not fill up."""
 
-TELLING = 0.01
-"""Share of the work from which on the first step, with all that came before it, tells its speed."""
+TELLING, SECONDS = 0.05, 60.0
+"""Share of the work, or seconds, from which on the time left is told: the first steps compile."""
 
 _active: list[object] = []  # the bar on the screen, if any
 
@@ -77,10 +77,17 @@ class Plain:
 
     def _left(self, elapsed: float, share: float) -> float | None:
         """Seconds left at the speed since the first step: compiling or an earlier run are apart."""
+        if not told(share, elapsed):
+            return None
         if self.first is not None and self.done > self.first[1]:
             before, done = self.first
             return (elapsed - before) / (self.done - done) * max(self.total - self.done, 0.0)
-        return elapsed * (1 - share) / share if share >= TELLING else None
+        return elapsed * (1 - share) / share if share >= 0.01 else None
+
+
+def told(share: float, elapsed: float) -> bool:
+    """Whether enough is done for the time left to be told."""
+    return share >= TELLING or elapsed >= SECONDS
 
 
 class Rich:
@@ -123,16 +130,23 @@ def _rich_bar(total: float, label: str, stream: TextIO) -> Iterator[Progress]:
     from rich.progress import (
         BarColumn,
         Progress,
+        Task,
         TaskProgressColumn,
         TextColumn,
         TimeRemainingColumn,
     )
+    from rich.text import Text
+
+    class TimeLeft(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            share = task.percentage / 100
+            return super().render(task) if told(share, task.elapsed or 0.0) else Text("-:--:--")
 
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(bar_width=28),
         TaskProgressColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
+        TimeLeft(elapsed_when_finished=True),
         TextColumn("[dim]{task.fields[text]}", markup=True),
     )
     with Progress(*columns, console=Console(file=stream), transient=True) as bars:

@@ -28,7 +28,6 @@ def add_parser(subparsers: Any) -> None:
         "folders",
         nargs="*",
         type=Path,
-        default=[Path("runs")],
         metavar="DIR",
         help="folders with runs (default: runs, and results if it is there); of two runs of one "
         "experiment the full-size one, then the first is shown",
@@ -46,9 +45,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the page and say where it is."""
     from fsmap.paper.report.page import build
 
+    usual = [folder for folder in (Path("runs"), Path("results")) if folder.is_dir()]
+    folders = arguments.folders or usual or [Path("runs")]
     if arguments.redraw:
-        _redraw(arguments.folders)
-    page = build(arguments.folders, arguments.out).resolve()
+        _redraw(folders)
+    page = build(folders, arguments.out).resolve()
     console.say(str(page))
     if arguments.open:
         import webbrowser

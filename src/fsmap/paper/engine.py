@@ -171,18 +171,20 @@ def run(
 def run_plans(plans: Sequence[Plan], say: Say, pool: Pool | None = None) -> Iterator[Outcome]:
     """As :func:`run`, for plans."""
     if pool is None:
-        return (_run_here(plan, say) for plan in plans)
+        many = len(plans) > 1
+        labels = (f"{place}/{len(plans)} " * many for place in range(1, len(plans) + 1))
+        return (_run_here(plan, say, label) for plan, label in zip(plans, labels, strict=True))
     return _run_on(pool, plans, say)
 
 
-def _run_here(plan: Plan, say: Say) -> Outcome:
+def _run_here(plan: Plan, say: Say, place: str) -> Outcome:
     with ExitStack() as stack:
         try:
             job = begin(plan, say, stack)
             if isinstance(job, Outcome):
                 return job
             silent = plan.options.silent or not job.tasks
-            with progress(len(job.tasks), plan.experiment.id, silent=silent) as bar:
+            with progress(len(job.tasks), place + plan.experiment.id, silent=silent) as bar:
                 for index, task in enumerate(job.tasks):
 
                     def advance(news: float | str, index: int = index) -> None:

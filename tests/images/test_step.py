@@ -85,15 +85,6 @@ def test_sam_looks_uphill(method: str):
         torch.testing.assert_close(b, once, rtol=1e-12, atol=1e-12)  # one update a step
 
 
-def test_steps_between_and_without_strength():
-    run = ImageRun(dataclasses.replace(TINY, every=2))
-    kinds = [run.taken.kind(k, 1e-3) for k in range(3)]
-    assert kinds == ["regularized", "joined", "regularized"]
-    assert run.taken.kind(0, 0.0) == "joined"
-    frozen = ImageRun(dataclasses.replace(TINY, every=2, batchnorm="frozen"))
-    assert [frozen.taken.kind(k, 1e-3) for k in range(2)] == ["regularized", "plain"]
-
-
 @pytest.mark.parametrize("mode", ["frozen", "batch"])
 def test_no_strength_is_plain_training(mode: str):
     plain = trained(dataclasses.replace(TINY, method="ps-map")).taken.tensors()

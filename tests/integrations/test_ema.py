@@ -113,16 +113,6 @@ def test_a_deepcopy_stands_alone():
     assert copy.deepcopy(penalty).regularizer.module is not lm.module
 
 
-def test_state_of_an_average_is_restored():
-    lm = term(network())
-    average = AveragedModel(lm)
-    train(lm, average, lm)
-    other = AveragedModel(term(network()))
-    other.load_state_dict(average.state_dict())
-    x, _ = batch()
-    assert torch.equal(other(x)[1], average(x)[1])
-
-
 def test_example():
     rows = runpy.run_path(str(ROOT / "examples" / "ema.py"))["main"]()
     assert rows["average"]["R"] > 0

@@ -109,15 +109,6 @@ def test_sampling_is_unbiased_and_exact_with_all_outputs(mode: str, options: dic
     assert abs(mean - exact(x)[1].item()) < 5 * sem
 
 
-def test_every_output_is_drawn_equally_often() -> None:
-    made = Outputs(5, None)
-    drawn = torch.cat([made.draw(2, Stream(0, step)) for step in range(500)])
-    counts = drawn.bincount(minlength=5)
-    assert counts.sum() == 1000
-    assert (counts - 200).abs().max() < 60  # five standard deviations of 11
-    assert all(len(set(made.draw(3, Stream(1, step)).tolist())) == 3 for step in range(50))
-
-
 def test_nothing_of_the_size_of_the_vocabulary_is_made() -> None:
     module = mlp()
     sizes: list[int] = []

@@ -360,7 +360,7 @@ def _is_value(value: Any) -> bool:
     return all(map(_is_value, value)) if isinstance(value, list) else isinstance(value, int | float)
 
 
-PACKAGE = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class Circumstances(NamedTuple):

@@ -30,7 +30,7 @@ from fsmap.data.catalogue import DataFile, look_for
 from fsmap.errors import FsmapError
 from fsmap.paper.report.page import build
 from fsmap.paper.run_folder import RunFolder
-from fsmap.tables.fit import TableOptions, fit_table
+from fsmap.tables.model import TableOptions, fit_table
 from fsmap.tables.reader import read_table
 from fsmap.train import checkpoint
 from image_cases import TINY, trained

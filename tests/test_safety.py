@@ -17,7 +17,7 @@ from fsmap.cli import main
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.images import ImageRun, ImageSettings, load_model
 from fsmap.images.build import FILE
-from fsmap.tables.fit import TableOptions, fit_table
+from fsmap.tables.model import TableOptions, fit_table
 from fsmap.tables.model import load_model as load_table_model
 from fsmap.tables.reader import read_table
 from fsmap.train import checkpoint

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fsmap.paper.report import table_page
-from fsmap.tables.fit import TableOptions, fit_table
+from fsmap.tables.model import TableOptions, fit_table
 from fsmap.tables.reader import read_table
 from small_tables import flowers, houses
 

@@ -15,7 +15,7 @@ from fsmap.files import make_folder
 from fsmap.progress import duration
 
 if TYPE_CHECKING:
-    from fsmap.tables.fit import TableOptions
+    from fsmap.tables.model import TableOptions
 
 
 def add_parser(subparsers: Any) -> None:
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Fit, compare, save, and write the page."""
     from fsmap.files import write_whole
     from fsmap.paper.report import table_page
-    from fsmap.tables.fit import fit_table
+    from fsmap.tables.model import fit_table
     from fsmap.tables.reader import read_table
 
     for module in ("matplotlib", "jinja2"):  # before the work, not after it
@@ -168,7 +168,7 @@ def check_writable(path: Path, *, force: bool, inputs: Sequence[Path] = ()) -> N
 
 
 def _options(arguments: argparse.Namespace) -> TableOptions:
-    from fsmap.tables.fit import TableOptions
+    from fsmap.tables.model import TableOptions
 
     hidden: tuple[int, ...] | str = "auto"
     if arguments.hidden is not None:

@@ -17,8 +17,7 @@ from fsmap.paper.report.tables import MINUS, number
 from fsmap.paper.rows import circumstances
 from fsmap.progress import duration
 from fsmap.tables.encoder import CATEGORY, LEFT_OUT, NUMBER, REGRESSION, Column
-from fsmap.tables.fit import BOOSTING, CONSTANT, Fitted, difference
-from fsmap.tables.model import COVER
+from fsmap.tables.model import BOOSTING, CONSTANT, COVER, Fitted, difference
 
 HEADINGS = {
     "rmse": "RMSE",

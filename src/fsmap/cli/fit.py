@@ -103,8 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.tables.model import fit_table
     from fsmap.tables.reader import read_table
 
-    for module in ("matplotlib", "jinja2"):  # before the work, not after it
-        require(module, extra="report")
+    require("jinja2", extra="report")  # before the work, not after it
     page = table_page.page_path(arguments.out)
     if page == arguments.out:
         message = f"--out {page} is where the page goes. Name the model, such as {page.stem}.pt."

@@ -30,7 +30,7 @@ from fsmap.models.mlp import ACTIVATIONS, MLP
 from fsmap.objective.geometry import SHARE
 from fsmap.progress import progress as progress_bar
 from fsmap.px import Empirical, EvalDistribution, Normal, as_px
-from fsmap.types import Params, as_device
+from fsmap.types import ModelFn, Params, as_device
 
 AUTO, LINEAR = "auto", "linear"
 METHODS = (LINEAR, "ps-map", "l-map", "fs-map")
@@ -42,6 +42,7 @@ EVERY = 2  # steps from one evaluation of R, which then counts so many times, to
 LINEAR_DECAYS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 VALIDATIONS, MOST_HELD = 50, 1_500  # rows of a fold that are looked at
 BINS, MOST_BINNED = 8, 100  # intervals that a column is cut into; columns beyond which none is
+MOST_CODED = 50_000_000  # numbers of coded rows that are kept; beyond, each batch is coded
 CODE_SCALE = 0.3  # of the numbers of these intervals, beside standardized columns
 PREDICT_ROWS = 65_536
 
@@ -81,13 +82,17 @@ class TableNet(nn.Module):
         self.mlp = MLP([first, *sizes[1:]], activation, generator=generator)
         self.sizes, self.activation = tuple(sizes), activation
 
+    def coded(self, x: Tensor) -> Tensor:
+        """``[N, D]`` to the inputs of the first layer, ``[N, D(1 + T)]``."""
+        if self.edges.shape[1] == 1 or x.shape[-1] != self.sizes[0]:
+            return x
+        low, high = self.edges[:, :-1], self.edges[:, 1:]
+        code = ((x[..., None] - low) / (high - low)).clamp(0, 1) - 0.5
+        return torch.cat([x, CODE_SCALE * code.flatten(-2)], dim=-1)
+
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]`` to ``[N, K]``."""
-        if self.edges.shape[1] > 1:
-            low, high = self.edges[:, :-1], self.edges[:, 1:]
-            code = ((x[..., None] - low) / (high - low)).clamp(0, 1) - 0.5
-            x = torch.cat([x, CODE_SCALE * code.flatten(-2)], dim=-1)
-        return self.mlp(x)  # type: ignore[no-any-return]
+        """``[N, D]``, or rows that are coded already, to ``[N, K]``."""
+        return self.mlp(self.coded(x))  # type: ignore[no-any-return]
 
 
 class Members(nn.Module):
@@ -310,10 +315,15 @@ class _Run:
         where, self.labels = as_device(options.device), not y.is_floating_point()
         outputs = int(y.max()) + 1 if self.labels else y.shape[1]
         self.make = _factory(options, x, weight, outputs, where)
-        self.f, _ = functional(self.make(0))
         self.x, self.weight = x.float().to(where), weight.float().to(where)
         self.y = (y if self.labels else y.float()).to(where)
         self.px, self.options = _points(options.px, self.x), options
+        net, self.rows = self.make(0), self.x  # what the networks are trained on
+        self.f: ModelFn = lambda params, z: functional_call(net, params, (z,))
+        if not isinstance(net, TableNet):
+            self.f, _ = functional(net)
+        elif net.edges.numel() * len(x) < MOST_CODED:
+            self.rows = net.coded(self.x)
         self.F, self.seed = options.ensemble, seed
         self.generator = torch.Generator().manual_seed(seed)  # of points and ψ
         self.shuffle = torch.Generator().manual_seed(seed)
@@ -393,7 +403,7 @@ class _Run:
                 for group in optimizer.param_groups:
                     angle = math.pi * (step - 1) / plan.steps
                     group["lr"] = plan.learning_rate * 0.5 * (1 + math.cos(angle))
-                out = _apply(modules[0], params, buffers, self.x[rows])
+                out = _apply(modules[0], params, buffers, self.rows[rows])
                 losses = row_losses(out, self.y[rows]) * self.weight[rows]
                 loss = losses.mean(1).sum() + _decayed(params, decay)
                 if fs_map:
@@ -452,7 +462,7 @@ class _Run:
         with torch.no_grad():
             for k, rows in enumerate(self.held):
                 p, b = ({n: t[k :: self.F] for n, t in s.items()} for s in (params, buffers))
-                found = _apply(module, p, b, self.x[rows], shared=True)  # [C, n, K]
+                found = _apply(module, p, b, self.rows[rows], shared=True)  # [C, n, K]
                 if outputs is None:
                     outputs = found.new_full((C, N, found.shape[-1]), torch.nan)
                 outputs[:, rows] = found

@@ -148,8 +148,7 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
             tables=_details(fitted),
             columns=[_about(column) for column in fitted.model.encoder.columns],
             notes=fitted.notes,
-            command=command,
-            predict=f"fsmap predict {model} new.csv --out predictions.csv",
+            commands=[command, f"fsmap predict {model} new.csv --out predictions.csv"],
             facts=facts,
             theme=theme(),
         )

@@ -427,7 +427,7 @@ ONE = Grid(prior_std=[1.0])
             ps_map,
             Grid(prior_std=[1.0], seed=[1, 2]),
             {"init": lambda seed: {"w": torch.ones(seed)}},
-            r"one architecture, but seed 2",
+            r"one architecture.*\(2,\)",
         ),
         (
             lambda a: ps_map(2.0 if a > 1 else 1.0),

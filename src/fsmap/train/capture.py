@@ -132,8 +132,9 @@ class Graphed:
         leaves, structure = tree_flatten(feed[:2])
         key = (str(structure), *(None if t is None else tuple(t.shape) for t in leaves))
         if key not in self.captured and not self.eager:
+            captured, buffers, measured = self._prepare(feed)
             try:
-                self.captured[key] = self._capture(feed)
+                captured.warm_up()
             except RuntimeError as error:
                 if self.required:
                     raise
@@ -141,6 +142,9 @@ class Graphed:
                 why = str(error).splitlines()[0]
                 message = f"no CUDA graph: {why}. Training goes on without one, slower."
                 warnings.warn(message, FallbackWarning, stacklevel=2)
+            else:
+                captured.capture()
+                self.captured[key] = captured, buffers, measured
         if self.eager:
             return self.step(feed)
         captured, buffers, measured = self.captured[key]
@@ -150,13 +154,11 @@ class Graphed:
         captured()
         return measured["row"].clone()
 
-    def _capture(self, feed: Feed) -> tuple[CapturedStep, list[Tensor], dict[str, Tensor]]:
+    def _prepare(self, feed: Feed) -> tuple[CapturedStep, list[Tensor], dict[str, Tensor]]:
         """The step, the buffers it reads and what it measures."""
         fixed: Feed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
         measured: dict[str, Tensor] = {}
         step = CapturedStep(lambda: measured.update(row=self.step(fixed)), self.state, strict=True)
-        step.warm_up()
-        step.capture()
         return step, tree_flatten(fixed[:2])[0], measured
 
 

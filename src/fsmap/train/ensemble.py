@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only
 
 from fsmap.errors import InputError
 from fsmap.functional import (
@@ -66,13 +66,9 @@ class Splits(NamedTuple):
 
 
 def as_splits(data: Any, names: tuple[Hashable, ...] | None, params: Params) -> Splits:
-    """Training data in one form.
+    """Training data in one form; ``names`` are the values of the ``split`` axis, if there is one.
 
-    Args:
-        data: One training set; or, if the grid has a ``split`` axis, a dict or list of them, or
-            a pair of one training set and a dict or list of row indices.
-        names: Values of the ``split`` axis, None if there is no such axis.
-        params: Decide device and dtype.
+    Then ``data`` is a dict or list of sets, or a pair of one set and a dict or list of row indices.
     """
     if names is None:
         batch = as_batch(data, params)
@@ -261,10 +257,7 @@ class Feeder:
         return Feed(rows.to(device, non_blocking=True), draws, step)
 
     def chunk(self, feed: Feed, members: slice) -> tuple[Batch, Draws, tuple[Any, Any]]:
-        """Inputs of some members, and the dimension in which they differ between members.
-
-        That is None for what all members of the population share, else 0.
-        """
+        """Inputs of some members, and the dimension of the member: None for what all share."""
         batch, batch_dim = self.members.splits.data, None
         if feed.rows is not None and len(self._orders) == 1:
             batch = _rows(batch, feed.rows[0])  # [B, ...]
@@ -272,8 +265,8 @@ class Feeder:
             batch, batch_dim = _rows(batch, feed.rows[self._stream_of[members]]), 0  # [c, B, ...]
         shared = len(self._drawing) == 1
         which: Any = 0 if shared else self._draw_of[members]
-        draws = _map(lambda t: t[which], feed.draws)
-        draw_dims = _map(lambda _: None if shared else 0, feed.draws)
+        draws = tree_map_only(Tensor, lambda t: t[which], feed.draws)
+        draw_dims = tree_map_only(Tensor, lambda _: None if shared else 0, feed.draws)
         return batch, draws, (batch_dim, draw_dims)
 
     def single(self, feed: Feed, member: int) -> tuple[Batch, Draws]:
@@ -281,16 +274,13 @@ class Feeder:
         batch, draws, (batch_dim, _) = self.chunk(feed, slice(member, member + 1))
         if batch_dim is not None:
             batch = tree_map(lambda t: t[0], batch)
-        return batch, draws if len(self._drawing) == 1 else _map(lambda t: t[0], draws)
+        if len(self._drawing) > 1:
+            draws = tree_map_only(Tensor, lambda t: t[0], draws)
+        return batch, draws
 
 
 def _rows(data: Batch, rows: Tensor) -> Batch:
     return Batch(take_points(data.x, rows), data.y[rows])
-
-
-def _map(function: Callable[[Tensor], Any], draws: Draws) -> Any:
-    """``tree_map`` that leaves None alone."""
-    return tree_map(lambda t: None if t is None else function(t), draws)
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:
@@ -389,8 +379,7 @@ class Ensemble:
     def _compile(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """The operators that the gradient runs, recorded and compiled once for each shape.
 
-        ``build`` looks at numbers, which torch.compile cannot follow; a record of the operators
-        holds the constants it made.
+        torch.compile cannot follow ``build``, which looks at numbers; a record has its constants.
         """
         key = tuple(None if t is None else t.shape for t in tree_leaves(inputs))
         if key not in self._compiled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -144,16 +144,13 @@ def fit(
     loss = make_loss(f, lambda: started)
     extra = {} if started is objective else {"r0": started.geometry.r0}  # type: ignore[attr-defined]
     loop = Loop(settings, leaves, optimizer, stop_if_diverged, config, validation, extra)
-    noisy = not is_pointwise(f)
+    noisy = not is_pointwise(f)  # asked once: it walks through the module
 
     def take_step(step: int) -> Tensor:
         stream = Stream(seed, step)
         draws = objective.draw(f, leaves, stream)
         batch = take(train, batches.rows(step))
-        if noisy:
-            with layer_noise(f, stream, device):
-                grads, row = gradient(loss, leaves, {}, batch, draws)
-        else:
+        with layer_noise(f, stream, device) if noisy else nullcontext():
             grads, row = gradient(loss, leaves, {}, batch, draws)
         return update(leaves, grads, row, optimizer, settings.clip)
 

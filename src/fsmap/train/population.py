@@ -141,9 +141,12 @@ def fit_population(
         message = "compile=True needs a model without random layers, and this one has some"
         raise InputError(message)
     settings = Settings(steps, **options)
-    check_names(build, grid)
+    _check_names(build, grid)
     starts = {seed: start(init, f, int(seed)) for seed in grid.axes.get(SEED, (0,))}
-    _check_shapes(starts)
+    shapes = [{n: tuple(p.shape) for n, p in params.items()} for params in starts.values()]
+    if any(found != shapes[0] for found in shapes):
+        message = f"all members share one architecture, but init gives different shapes: {shapes}"
+        raise InputError(message)
     members = Members(build, grid, f, starts, data)
     config = _describe(members, settings) if settings.checkpoint is not None else {}
     members.check(settings.batch_size)
@@ -215,7 +218,7 @@ def measure_members(states: PopulationState, *, on: Any, by: Metric) -> Tensor:
     return _measure(states.f, states.params, _held_out(on, states.grid, states.params), by)
 
 
-def check_names(build: Callable[..., Objective], grid: Grid) -> None:
+def _check_names(build: Callable[..., Objective], grid: Grid) -> None:
     """Raise an InputError for axes that ``build`` does not know."""
     signature = inspect.signature(build)
     try:
@@ -227,17 +230,6 @@ def check_names(build: Callable[..., Objective], grid: Grid) -> None:
             "of the optimizer are the same for all members: train one population for each value."
         )
         raise InputError(message) from error
-
-
-def _check_shapes(starts: Mapping[Any, Params]) -> None:
-    shapes = [{n: tuple(p.shape) for n, p in params.items()} for params in starts.values()]
-    for seed, found in zip(starts, shapes, strict=True):
-        if found != shapes[0]:
-            message = (
-                f"all members share one architecture, but seed {seed} starts with parameters "
-                f"{found}, and the first seed with {shapes[0]}"
-            )
-            raise InputError(message)
 
 
 def initialize(module: nn.Module, seed: int) -> Params:

@@ -11,7 +11,7 @@ from fsmap import Grid, adam, cosine, fit_population, sgd
 from fsmap.errors import DivergedWarning, FallbackWarning, InputError
 from fsmap.train.capture import CapturedStep, Graphed, restore, use_graph
 from fsmap.train.ensemble import Feed
-from fsmap.train.optim import constant
+from fsmap.train.optim import Schedule
 from fsmap.types import Batch, Draws
 
 
@@ -91,7 +91,7 @@ def test_where_a_graph_is_used(seeded: None):
 @pytest.mark.parametrize(
     ("schedule", "tolerance"),
     [
-        (constant(), 1e-10),
+        (Schedule(), 1e-10),
         (cosine(), 1e-5),
     ],  # fused kernels read a learning rate that moves in float32
     ids=["constant", "cosine"],

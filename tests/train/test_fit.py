@@ -16,7 +16,7 @@ from fsmap import adam, cosine, fit, sgd
 from fsmap.errors import CheckpointError, DivergedError, InputError, UnsupportedModuleError
 from fsmap.px import Stream
 from fsmap.train.fit import Batches
-from fsmap.train.optim import warmup
+from fsmap.train.optim import Schedule
 from fsmap.types import Batch, Params
 from oracles import logdet_slow
 
@@ -59,7 +59,12 @@ def test_fs_map_equals_a_plain_loop():
     """Mini-batches, warm-up, and the log-posterior of the function written out."""
     steps, it, train = 15, case("tanh_mlp"), data()
     state, history = quiet(
-        fs_map(), steps=steps, optimizer=adam(0.05), schedule=warmup(5), batch_size=8, seed=3
+        fs_map(),
+        steps=steps,
+        optimizer=adam(0.05),
+        schedule=Schedule(warmup=5),
+        batch_size=8,
+        seed=3,
     )
 
     twin = {n: p.detach().clone().requires_grad_() for n, p in it.params.items()}
@@ -451,7 +456,7 @@ def test_an_early_stop_stays_stopped_after_a_resume(tmp_path: Path):
         ({"jitter": 3.0}, None, {}, r"objective.geometry.jitter: 2.0 there, 3.0 here"),
         ({}, None, {"seed": 9, "clip": 1.0}, r"clip: 5.0 there, 1.0 here; seed: 2 there, 9 here"),
         ({}, None, {"optimizer": adam(0.02, betas=(0.5, 0.9))}, r"optimizer.betas"),
-        ({}, None, {"schedule": warmup(3)}, r"schedule.warmup: 0 there, 3 here"),
+        ({}, None, {"schedule": Schedule(warmup=3)}, r"schedule.warmup: 0 there, 3 here"),
         ({}, None, {"schedule": cosine()}, r"steps: any there, 30 here"),
         ({}, None, {"log_every": 2}, r"log_every: 1 there, 2 here"),
         ({}, None, {"on": data(), "by": fsmap.metrics.rmse}, r"validate_every: None there, 100"),

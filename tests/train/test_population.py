@@ -25,7 +25,7 @@ from fsmap.errors import (
 )
 from fsmap.train import ensemble
 from fsmap.train.loop import Settings
-from fsmap.train.optim import adamw, warmup
+from fsmap.train.optim import Schedule
 from fsmap.train.population import initialize, start
 from fsmap.types import Batch, Params
 
@@ -128,7 +128,7 @@ CHUNKED = [
 def test_a_member_is_the_same_run_alone(name: str, chunk: object):
     build, axes = BUILDS[name]
     f, _ = fsmap.functional(mlp())
-    knobs = RUN | {"steps": 8, "chunk": chunk, "clip": 3.0, "schedule": warmup(5)}
+    knobs = RUN | {"steps": 8, "chunk": chunk, "clip": 3.0, "schedule": Schedule(warmup=5)}
     grid = Grid(**axes, seed=[0, 7])
     assert_members_are_runs_alone(
         build, grid, f, lambda s: initialize(f.module, s), data(), **knobs
@@ -148,7 +148,7 @@ def test_a_resumed_population_keeps_r0(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "moving",
-    [sgd(1e-3, momentum=0.9, nesterov=True), adamw(0.02, weight_decay=0.1)],
+    [sgd(1e-3, momentum=0.9, nesterov=True), adam(0.02, betas=(0.8, 0.9))],
     ids=lambda m: m.name,
 )
 @pytest.mark.parametrize("batch_size", [None, 40])

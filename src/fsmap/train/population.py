@@ -22,7 +22,7 @@ from fsmap.train.ensemble import Ensemble, Feed, Feeder, Members, by_split, choo
 from fsmap.train.fit import Best, TrainState, as_batch, measure, random_layers_off
 from fsmap.train.grid import SEED, SPLIT, Grid
 from fsmap.train.loop import History, Loop, Metric, Options, Recorder, Settings
-from fsmap.train.optim import constant
+from fsmap.train.optim import Schedule
 from fsmap.types import Batch, Inputs, ModelFn, Params
 
 Init = Callable[[int], Params | nn.Module] | Params
@@ -154,7 +154,7 @@ def fit_population(
     feeder = Feeder(members, settings)
     capture = use_graph(graph, members.like.device, f, members.objective(0).geometry)
     optimizer = settings.optimizer.build(
-        members.params.values(), capturable=capture, moving_lr=settings.schedule != constant()
+        members.params.values(), capturable=capture, moving_lr=settings.schedule != Schedule()
     )
     ensemble = Ensemble(
         members,

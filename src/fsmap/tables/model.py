@@ -116,23 +116,32 @@ class TableModel(NamedTuple):
         return self.networks[method].outputs(torch.from_numpy(self.encoder.encode(table, clip)))
 
     def predict(
-        self, table: Table, method: str | None = None, *, clip: bool = False
+        self,
+        table: Table,
+        method: str | None = None,
+        *,
+        clip: bool = False,
+        quantiles: Sequence[float] | None = None,
     ) -> dict[str, npt.NDArray[Any]]:
         """Predictions as columns; arguments as for :meth:`outputs`.
 
         Returns:
-            ``prediction`` with ``low`` and ``high`` (a 90 % interval), or with the probability of
-            each class, ``p(class)``.
+            ``prediction`` with ``low`` and ``high`` (a 90 % interval) or with ``quantiles``
+            (``q0.1`` …) of a number, or with the probability of each class, ``p(class)``.
         """
+        if quantiles is not None and self.target.classes:
+            message = f"{self.target.name!r} has classes: there are probabilities, no quantiles"
+            raise InputError(message)
         out = self.outputs(table, method, clip=clip)
         if self.target.task == REGRESSION:
             value = self.target.unscaled(out)
-            ends = self.spreads[method or self.chosen].quantiles(value, COVER)
-            return {"prediction": value, "low": ends[:, 0], "high": ends[:, 1]}
-        names = np.array(self.target.classes)
+            ends = self.spreads[method or self.chosen].quantiles(value, quantiles or COVER)
+            names = [f"q{level:g}" for level in quantiles] if quantiles else ["low", "high"]
+            return {"prediction": value, **dict(zip(names, ends.T, strict=True))}
+        classes = np.array(self.target.classes)
         chance = out.exp().numpy()
-        columns: dict[str, npt.NDArray[Any]] = {"prediction": names[chance.argmax(1)]}
-        return columns | {f"p({name})": chance[:, k] for k, name in enumerate(names.tolist())}
+        columns: dict[str, npt.NDArray[Any]] = {"prediction": classes[chance.argmax(1)]}
+        return columns | {f"p({name})": chance[:, k] for k, name in enumerate(classes.tolist())}
 
     def save(self, path: Path) -> None:
         """Write the file; the one that was there stays until the new one is complete."""

@@ -36,7 +36,7 @@ PERCENT = ("coverage", "accuracy", "ece")
 LEVELS_SHOWN, COLUMNS_SHOWN, MOST_CLASSES = 6, 15, 20
 MOST_DOTS = 600  # in a picture
 BINS = 10
-BOX = (62, 16, 340, 210)  # left, top, right and bottom of the axes in a picture
+BOX = (74, 16, 352, 210)  # left, top, right and bottom of the axes in a picture
 COLDEST, HOTTEST = 1e-2, 1e2
 """Ends of the search for a temperature: a value there is a bound."""
 
@@ -307,7 +307,8 @@ def _panel(fitted: Fitted, x: Axis, y: Axis) -> dict[str, Any]:
 
 
 def _number(value: Any, digits: int = 4) -> str:
-    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("-", "−")
+    text = f"{float(f'{value:.{digits}g}'):.10g}"  # 20800, not 2.08e+04
+    return text.replace("e-0", "e-").replace("e+", "e").replace("-", "−")
 
 
 def _cell(name: str, value: Any) -> str:

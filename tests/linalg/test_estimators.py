@@ -233,15 +233,17 @@ def test_last_layer_in_closed_form(headed, method, generator):
     assert abs(better.value.detach() - truth) < 5 * better.stderr
 
 
-def test_last_layer_counts_places_and_leaves_out_what_is_frozen(seeded):
+@pytest.mark.parametrize(("frozen", "size"), [("bias", 8), ("weight", 2), (None, 10)])
+def test_last_layer_counts_places_and_leaves_out_what_is_frozen(seeded, frozen, size):
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    net[2].bias.requires_grad_(False)
+    if frozen is not None:
+        getattr(net[2], frozen).requires_grad_(False)
     f, params = fsmap.functional(net, last_layer="2")
     x = torch.randn(5, 7, 3)  # the layer is applied at 7 places of each point
     out, state = f.with_state(params, x)
     block = estimators.last_layer_trace(f, out, state.features[0])
     jac = oracles.jacobian_slow(f, params, x)
-    expected = jac[..., -8:].square().sum() / 5  # the last 8 parameters are its weight
+    expected = jac[..., -size:].square().sum() / 5  # the last parameters are the layer's
     torch.testing.assert_close(block.detach(), expected)
 
 

@@ -103,7 +103,7 @@ def fit_population(
         grid: The members.
         f: Model function, from ``functional``.
         data: Training points, as for ``fit``; if the grid has a ``split`` axis, a dict or list
-            of them, or ``(data, rows)`` with a dict or list of row indices.
+            of them.
         steps: Length of the whole run.
         init: Where a seed starts: a function from seed to parameters or to a module, or parameters
             for all. None lets the layers of ``f``'s module initialize themselves.
@@ -191,7 +191,7 @@ def _describe(members: Members, settings: Settings) -> dict[str, Any]:
         "objective of member 0": describe(members.objective(0)),
         "model": describe_model(members.f, members.first(0)),
         "starts": describe(list(members.starts.values())),
-        "data": describe(members.splits._asdict()),
+        "data": describe({"points": members.data, "splits": members.splits}),
         **settings.describe(),
     }
 

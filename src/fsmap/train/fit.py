@@ -28,6 +28,7 @@ from fsmap.px import Stream
 from fsmap.train.checkpoint import describe, describe_model
 from fsmap.train.loop import (
     PARTS,
+    Best,
     History,
     Loop,
     Metric,
@@ -41,14 +42,6 @@ from fsmap.types import Batch, Draws, Inputs, ModelFn, Params
 
 Hypers = dict[str, Tensor]
 LossFn = Callable[[Params, Hypers, Batch, Draws], tuple[Tensor, Parts]]
-
-
-class Best(NamedTuple):
-    """The parameters with the lowest validation value."""
-
-    params: Params
-    step: int  # steps taken when it was measured
-    value: float
 
 
 class TrainState(NamedTuple):

@@ -182,9 +182,9 @@ class Recorder:
         """Keep the numbers of one step on the device."""
         self._rows.append((step, lr, time.perf_counter() - self._start, row))
 
-    def full(self) -> bool:
-        """Whether it is time to flush."""
-        return len(self._rows) >= FLUSH_STEPS
+    def __len__(self) -> int:
+        """Rows that were not fetched yet."""
+        return len(self._rows)
 
     def flush(self, last: bool = False) -> Tensor:
         """Fetch all rows since the last flush, [T, C] or [T, C, M]; keep those of the history.
@@ -227,16 +227,12 @@ def _joined(blocks: list[dict[str, Tensor]], names: tuple[str, ...]) -> dict[str
 
 
 ADVICE = {
-    "likelihood": "Lower the learning rate, clip the gradient (clip=1.0), or look for outliers in "
-    "the data.",
-    "prior": "The parameters themselves left the finite numbers: lower the learning rate, or clip "
-    "the gradient (clip=1.0).",
     "geometry": "J(theta; p_X) + eps*I is singular or overflows here: raise jitter or num_points, "
     "lower the learning rate, or ask fsmap.doctor.",
-    "loss": "The sum of the terms overflows: lower the learning rate.",
     "grad_norm": "A term has no derivative here, or an infinite one: lower the learning rate, "
     "raise jitter, or move the starting point.",
 }
+GENERAL = "Lower the learning rate, clip the gradient (clip=1.0), or look for outliers in the data."
 
 
 def stop_if_diverged(recorder: Recorder, values: Tensor) -> None:
@@ -257,18 +253,18 @@ def stop_if_diverged(recorder: Recorder, values: Tensor) -> None:
     last = ", ".join(f"{name} {columns[name][rows[-1]]:.6g}" for name in COLUMNS if rows)
     message = (
         f"training diverged at step {recorder.first + at}: {where} is not finite; last finite "
-        f"values: {last or 'none'}. {ADVICE[(terms or names)[0]]}"
+        f"values: {last or 'none'}. {ADVICE.get((terms or names)[0], GENERAL)}"
     )
     raise DivergedError(message)
 
 
-class BestSoFar(NamedTuple):
-    """The lowest validation value so far: [] for one model, [M] for a population."""
+class Best(NamedTuple):
+    """The parameters with the lowest validation value; of each member, [M], of a population."""
 
     params: Params
-    step: Tensor  # steps taken when it was measured; 0 while there is none
-    value: Tensor
-    stale: Tensor  # validations since
+    step: Any  # steps taken when it was measured; 0 while there is none
+    value: Any
+    stale: Any = 0  # validations since
 
 
 @dataclass
@@ -283,7 +279,7 @@ class Loop:
     validation: Callable[[Params], Tensor] | None  # held-out metric, [] or [M]; smaller is better
     extra: dict[str, Tensor]  # further state that a checkpoint must hold; restored in place
     step: int = 0  # steps taken
-    best: BestSoFar | None = None
+    best: Best | None = None
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -322,7 +318,7 @@ class Loop:
                 self.schedule.step()
                 stopped = self._after_step()
                 last = stopped or self.step == settings.steps
-                text = self._flush(last) if last or self.recorder.full() else None
+                text = self._flush(last) if last or len(self.recorder) >= FLUSH_STEPS else None
                 if settings.progress and time.perf_counter() - shown > BAR_SECONDS:
                     bar = bar or stack.enter_context(progress_bar(settings.steps, label))
                     bar.update(self.step, text)
@@ -347,11 +343,11 @@ class Loop:
         if old is None:
             zero = torch.zeros(value.shape, dtype=torch.long)
             copies = {n: p.clone() for n, p in params.items()}
-            old = BestSoFar(copies, zero, torch.full_like(value, torch.inf), zero)
+            old = Best(copies, zero, torch.full_like(value, torch.inf), zero)
         better = value < old.value
         if self.settings.patience is not None:
             better &= old.stale < self.settings.patience  # alone, this member would have stopped
-        self.best = BestSoFar(
+        self.best = Best(
             params={n: torch.where(expand(better, p), p, old.params[n]) for n, p in params.items()},
             step=torch.where(better, self.step, old.step),
             value=torch.where(better, value, old.value),
@@ -421,7 +417,7 @@ class Loop:
         best, kept = saved.group("best"), saved.group("best_params")
         if best:
             on_device = {n: kept.pop(n).to(p.device) for n, p in self.params.items()}
-            self.best = BestSoFar(on_device, best["step"], best["value"], best["stale"])
+            self.best = Best(on_device, best["step"], best["value"], best["stale"])
         history = History(saved.group("history"), saved.group("validation"))
         self.recorder = Recorder(every=self.settings.log_every, saved=history)
 

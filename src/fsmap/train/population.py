@@ -19,21 +19,13 @@ from fsmap.px import integer
 from fsmap.train.capture import Graphed, use_graph
 from fsmap.train.checkpoint import describe, describe_model
 from fsmap.train.ensemble import Ensemble, Feed, Feeder, Members, by_split, choose_chunk
-from fsmap.train.fit import Best, TrainState, as_batch, measure, random_layers_off
+from fsmap.train.fit import TrainState, as_batch, measure, random_layers_off
 from fsmap.train.grid import SEED, SPLIT, Grid
-from fsmap.train.loop import History, Loop, Metric, Options, Recorder, Settings
+from fsmap.train.loop import Best, History, Loop, Metric, Options, Recorder, Settings
 from fsmap.train.optim import Schedule
 from fsmap.types import Batch, Inputs, ModelFn, Params
 
 Init = Callable[[int], Params | nn.Module] | Params
-
-
-class PopulationBest(NamedTuple):
-    """The parameters with the lowest validation value of every member."""
-
-    params: Params  # [M, ...]
-    step: Tensor  # [M]  steps taken when it was measured; 0 if nothing was measured
-    value: Tensor  # [M]
 
 
 class PopulationState(NamedTuple):
@@ -44,7 +36,7 @@ class PopulationState(NamedTuple):
     grid: Grid
     f: ModelFn  # all members share it
     diverged: Tensor  # [M]  the step at which a member stopped being finite, -1 for the others
-    best: PopulationBest | None = None  # if there was a validation
+    best: Best | None = None  # if there was a validation
 
     def member(self, index: int) -> TrainState:
         """One member, as ``fit`` returns it; a DivergedError if it diverged."""
@@ -178,8 +170,7 @@ def fit_population(
     loop.run(lambda step: take_step(feeder.make(step)), f"fit {len(grid)} members")
     divergence.warn()
     params = {n: p.detach().clone() for n, p in loop.params.items()}
-    best = loop.best and PopulationBest(loop.best.params, loop.best.step, loop.best.value)
-    states = PopulationState(params, loop.step, grid, f, divergence.steps.clone(), best)
+    states = PopulationState(params, loop.step, grid, f, divergence.steps.clone(), loop.best)
     return states, loop.recorder.history(divergence.steps)
 
 

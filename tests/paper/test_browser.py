@@ -11,8 +11,9 @@ from fsmap.paper import engine
 from fsmap.paper.closed_form import mixture
 from fsmap.paper.experiment import Claim, Curve, Frame, Interactive
 from fsmap.paper.options import Options
-from fsmap.paper.report import figures
+from fsmap.paper.report import figures, tables
 from fsmap.paper.report.page import build
+from fsmap.paper.run_folder import RunFolder
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -307,37 +308,50 @@ def mixture_page(browser, tmp_path_factory):
     assert outcome.status == "finished", outcome.reason
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     page.goto(build([out], out / "report").as_uri())
-    yield page
+    yield page, out
     page.close()
 
 
 @pytest.mark.parametrize("alpha", [1.2, 10.0])
 def test_the_live_figure_computes_what_python_does(mixture_page, alpha):
     config = mixture.BMAConfig(seeds=1)
-    data = mixture.draw_data(config)
-    solutions = {(s.method, s.objective): s.theta[0] for s in mixture.solve(config, data, alpha)}
-    ps, fs = solutions["ps-map", "none"], solutions["fs-map", mixture.TRUE]
-    average = mixture.quadrature(config, mixture.moments(data), 0, alpha, ps).mean
-    found = mixture_page.evaluate(
+    (data,) = draws = mixture.draw_data(config)
+    solved = {key: theta[0] for key, theta in mixture.solve(config, draws, alpha).items()}
+    ps, fs = solved["ps-map", "none"], solved["fs-map", mixture.TRUE]
+    average = mixture.quadrature(config, data, alpha, ps).mean
+    found = mixture_page[0].evaluate(
         """(alpha) => {
           const start = JSON.parse(document.querySelector(".mixture script.start").textContent);
-          const m = { ...start, alpha }, { solve, density, average } = window.fsmap.mixture;
-          const ps = solve(m, 0), grid = Array.from({ length: 2201 }, (_, i) => -8 + i * 0.005);
-          const found = { average: average(m, ps[0]), density: density(m, 1, ps[0], grid) };
-          return { ...found, ps: ps.map(Math.exp), fs: solve(m, 1).map(Math.exp) };
+          const m = { ...start, alpha }, { solve, average } = window.fsmap.mixture;
+          const ps = solve(m, 0), fs = solve(m, 1);
+          return { ps: ps.map(Math.exp), fs: fs.map(Math.exp), average: average(m, ps[0]) };
         }""",
         alpha,
     )
     assert found["ps"] == pytest.approx(ps.exp().tolist(), abs=1e-4)
     assert found["fs"] == pytest.approx(fs.exp().tolist(), abs=1e-4)
     assert found["average"] == pytest.approx(average.tolist(), rel=1e-4, abs=1e-6)
-    posterior = mixture.PosteriorConfig(seeds=1, prior_std=alpha)
-    (density,) = mixture._densities(posterior, data, ps[None], "fs-map", mixture.TRUE)
-    assert found["density"] == pytest.approx(density.tolist(), abs=1e-3)
+
+
+def test_the_live_densities_are_those_of_the_rows(mixture_page):
+    page, out = mixture_page
+    rows = RunFolder(out / "mixture-posterior").rows()
+    for row in tables.select(rows, metric="density", objective=("none", mixture.TRUE)):
+        found = page.evaluate(
+            """(weight) => {
+              const m = JSON.parse(document.querySelector(".mixture script.start").textContent);
+              const { solve, density } = window.fsmap.mixture;
+              const grid = Array.from({ length: 2201 }, (_, i) => -8 + i * 0.005);
+              return density(m, weight, solve(m, 0)[0], grid);
+            }""",
+            int(row.method == "fs-map"),
+        )
+        assert found == pytest.approx(row.value, abs=1e-3)
 
 
 def test_the_live_figure_follows_a_dragged_point_and_the_prior(mixture_page):
-    page, note = mixture_page, mixture_page.locator(".mixture .note")
+    page, _ = mixture_page
+    note = page.locator(".mixture .note")
     note.scroll_into_view_if_needed()
     before = note.inner_text()
     box = page.locator(".mixture .handle").last.bounding_box()

@@ -155,7 +155,7 @@ def test_claims_of_the_paper_of_ours_and_checks_are_apart(runs, monkeypatch):
     monkeypatch.setattr(Squares, "claims", lambda self, rows: claims)
     said = page_of(runs, "runs")[1].said
     assert "Claims of the paper b not tested: fsmap run more" in said
-    assert "Our own claims ours falls effect −1.00 ± 0.10, 5 seeds" in said
+    assert "Our own claims ours falls effect −1.00 ± 0.10seeds 5" in said
     assert "Checks sane" in said
     assert "The paper's claims 1 not tested Our own 1 agree" in said
 

@@ -263,11 +263,16 @@ def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
     if claim["effect"] is not None:
         effect = with_error(claim["effect"], claim["stderr"])
         ours = None if claim["ours"] == claim["effect"] else ours
-    seeds = claim["seeds"]
-    if seeds:
-        effect += f"{', ' if effect else ''}{seeds} seed{'s' * (seeds != 1)}"
+        effect = "" if effect in str(ours) else effect  # said once
     texts = {"claim": claim["claim"], "reason": claim["reason"], "source": claim["source"]}
-    return {**texts, "verdict": verdict(claim), "ours": ours, "paper": paper, "effect": effect}
+    return {
+        **texts,
+        "seeds": claim["seeds"],
+        "verdict": verdict(claim),
+        "ours": ours,
+        "paper": paper,
+        "effect": effect,
+    }
 
 
 def _slider(slider: Interactive | None, name: str, glyphs: Glyphs) -> dict[str, Any] | None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import runpy
-import warnings
-from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
@@ -235,27 +232,3 @@ def test_what_cannot_be_counted_is_refused():
         trainer().fit(Bare(), DataLoader(data(), 4))
     with pytest.raises(InputError, match="optimizers"):
         trainer().fit(Other(), DataLoader(data(), 4))
-
-
-def test_example(capsys):
-    path = Path(__file__).parents[2] / "examples" / "lightning_module.py"
-    with warnings.catch_warnings():
-        found = runpy.run_path(str(path))["main"](epochs=5)
-    assert "0.0001" in capsys.readouterr().out
-    assert 0 < found["share"] < 1
-
-
-@pytest.mark.parametrize("name", ["StochasticWeightAveraging", "EMAWeightAveraging"])
-def test_averages_of_weights(name):
-    options = {"swa_lrs": 0.05} if name.startswith("S") else {}
-    callback = getattr(pl.callbacks, name)(**options)
-    module = Classifier()
-    trainer(max_epochs=4, callbacks=[callback]).fit(module, DataLoader(data(), 4))
-    assert module.lm.step == 24
-    module.train()
-    _, R = module.lm(data().tensors[0])  # at the averaged weights, which the module holds now
-    twin = network()
-    twin.load_state_dict(module.lm.module.state_dict())
-    again = term(twin)
-    again.step = 24
-    torch.testing.assert_close(R, again(data().tensors[0])[1])

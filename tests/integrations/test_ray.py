@@ -160,7 +160,7 @@ def test_a_closed_port_is_refused_in_seconds(alone, closed, private, monkeypatch
     began = time.monotonic()
     with pytest.raises(InputError) as refused:
         RayPool(f"127.0.0.1:{closed}").__enter__()
-    message = f"cannot use Ray at '127.0.0.1:{closed}': nobody answers at "
+    message = f"cannot use Ray at '127.0.0.1:{closed}': cannot connect to "
     assert message in str(refused.value)
     assert "Connection refused" in str(refused.value)
     assert "`ray start --head`" in str(refused.value)

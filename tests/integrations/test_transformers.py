@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import runpy
 from pathlib import Path
 
 import pytest
@@ -264,19 +263,6 @@ def test_points_are_drawn_from_the_training_set_or_what_is_given(tmp_path):
     assert torch.equal(run.penalty.regularizer.options.px.all()["input_ids"], points["input_ids"])
 
 
-def test_a_collator_that_draws_has_a_stream_of_its_own():
-    def noisy(items):
-        return {"input_ids": torch.randint(0, 9, (len(items), 4))}
-
-    px = Collated(Texts(), noisy)
-    before = torch.random.get_rng_state()
-    a, b = (px.sample(3, torch.Generator().manual_seed(1))["input_ids"] for _ in range(2))
-    assert torch.equal(a, b)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    c = px.sample(3, torch.Generator().manual_seed(2))["input_ids"]
-    assert not torch.equal(a, c)
-
-
 def test_what_cannot_be_drawn_from_is_refused(tmp_path):
     class Endless(IterableDataset):
         def __iter__(self):
@@ -292,9 +278,3 @@ def test_what_cannot_be_drawn_from_is_refused(tmp_path):
         InputError, match=r"\['input_ids', 'labels'\].*it takes \['labels', 'tokens'\]"
     ):
         labels_only.sample(2, torch.Generator())
-
-
-def test_example():
-    found = runpy.run_path(str(ROOT / "examples" / "huggingface_trainer.py"))["main"](epochs=12)
-    assert found["loss"][-1] < 0.97 * found["loss"][0]
-    assert min(found["R"]) > 0

@@ -78,7 +78,6 @@ class Recomputed(nn.Module):
 @pytest.mark.usefixtures("seeded")
 def test_activation_checkpointing() -> None:
     module = Recomputed()
-    plain = nn.Sequential(copy.deepcopy(module.body), nn.Tanh(), copy.deepcopy(module.head))
     with pytest.raises(UnsupportedModuleError, match="InPlacePenalty"):
         fsmap.LaplacianPenalty(module, PX, num_points=S)()
     # names differ, and ψ is drawn by name: give the twin the same names
@@ -87,7 +86,6 @@ def test_activation_checkpointing() -> None:
     forward = lambda m, x: m.head(m.body(x).tanh())  # noqa: E731
     fsmap.LaplacianPenalty(twin, PX, num_points=S, estimator="fd", forward=forward)().backward()
     fsmap.InPlacePenalty(module, PX, num_points=S).backward()
-    assert plain(torch.zeros(1, 2)).shape == (1, 2)
     for name, grad in gradients(module).items():
         torch.testing.assert_close(grad, gradients(twin)[name], rtol=1e-10, atol=1e-10)
 
@@ -106,14 +104,6 @@ def test_steps_are_counted_like_those_of_the_others() -> None:
     other = fsmap.InPlacePenalty(network(), PX, num_points=S)
     other.load_state_dict(penalty.state_dict())
     assert other.step == 2
-
-
-def test_strength_zero_makes_no_pass() -> None:
-    module, passes = network(), []
-    module[0].register_forward_hook(lambda *_: passes.append(1))
-    assert fsmap.InPlacePenalty(module, PX, num_points=S).backward(0.0).item() == 0
-    assert passes == []
-    assert module[0].weight.grad is None
 
 
 def test_parameters_come_back_after_an_error() -> None:

@@ -47,13 +47,6 @@ def test_value_and_gradient_of_many_steps():
     assert int(penalty.steps) == len(seen)
 
 
-def test_the_strength_can_be_changed():
-    penalty = fsmap.LogTrace(0.1)
-    call(penalty, 5.0)
-    penalty.nats = 0.0
-    assert call(penalty, 5.0) == (0.0, 0.0)
-
-
 class Scaled(nn.Module):
     """A network whose output is multiplied by a constant."""
 
@@ -127,32 +120,6 @@ def test_steps_without_r_are_left_out():
     assert_close(dict(sparse.state_dict()), dict(plain.state_dict()), **CLOSE)
 
 
-def test_lmap_with_every(seeded):
-    """R times k on one step in k: the mean is that of R."""
-    module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
-    lm = fsmap.LMAP(module, PX, num_points=16, every=4)
-    penalty, seen = fsmap.LogTrace(), []
-    for step in range(40):
-        R = lm(torch.randn(4, 3))[1]
-        value = penalty(R, every=4)
-        assert value.requires_grad == bool(value > 0) == (step % 4 == 0)
-        seen += [R.item() / 4] if step % 4 == 0 else []
-    assert float(penalty.mean) == pytest.approx(sum(seen) / len(seen))
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_forgotten_every_is_said_once():
-    penalty = fsmap.LogTrace()
-
-    def two_hundred() -> None:
-        for n in range(200):
-            penalty(torch.tensor(2.0 * (n % 2), requires_grad=bool(n % 2)))
-
-    with pytest.warns(MissingEveryWarning, match="every"):
-        two_hundred()
-    two_hundred()
-
-
 def test_the_mean_moves_once_per_optimizer_step():
     weight = nn.Parameter(torch.ones(()))
     optimizer = torch.optim.SGD([weight], lr=0.0)
@@ -187,33 +154,29 @@ def test_what_is_not_finite_does_not_enter_the_mean(bad: float):
     assert_close(penalty.first, clean.first)
 
 
-@pytest.mark.filterwarnings("error")
-def test_what_is_not_finite_is_said_once():
-    penalty = fsmap.LogTrace()
-
-    def five_memories() -> None:
-        for _ in range(5 * MEMORY):
-            penalty(torch.tensor(math.nan, requires_grad=True))
-
-    with pytest.warns(NonFiniteWarning, match="nan"):
-        five_memories()
-    five_memories()
-    assert penalty.skipped == 10 * MEMORY
+SAID = {  # what R is in turn, on how many steps before the warning
+    NonFiniteWarning: ([math.nan], []),
+    MissingEveryWarning: ([0.0, 2.0], []),
+    CollapseWarning: ([1.0], [1e3, 50.0]),
+}
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_collapse_is_said_once():
+@pytest.mark.parametrize("kind", SAID)
+def test_warnings_are_given_once(kind: type[Warning]):
     penalty = fsmap.LogTrace()
 
-    def five_memories(R: float) -> None:
-        for _ in range(5 * MEMORY):
-            penalty(torch.tensor(R, requires_grad=True))
+    def five_memories(values: list[float]) -> None:
+        for n in range(5 * MEMORY):
+            R = values[n % len(values)]
+            penalty(torch.tensor(R, requires_grad=R != 0))
 
-    five_memories(1e3)
-    five_memories(50.0)
-    with pytest.warns(CollapseWarning, match="constant"):
-        five_memories(1.0)
-    five_memories(1.0)
+    values, before = SAID[kind]
+    for R in before:
+        five_memories([R])
+    with pytest.warns(kind):
+        five_memories(values)
+    five_memories(values)
 
 
 def test_a_resumed_run_has_the_same_bits():

@@ -64,3 +64,19 @@ def test_adapters() -> None:
     names, loss = example("adapters").main()
     assert names == [f"{layer}.{part}" for layer in (0, 2, 4) for part in "AB"]
     assert loss < 0.3
+
+
+def test_lightning() -> None:
+    assert 0 < example("lightning_module").main(epochs=5)["share"] < 1
+
+
+def test_transformers() -> None:
+    found = example("huggingface_trainer").main(epochs=12)
+    assert found["loss"][-1] < 0.97 * found["loss"][0]
+    assert min(found["R"]) > 0
+
+
+def test_ema() -> None:
+    rows = example("ema").main()
+    assert rows["average"]["R"] > 0
+    assert rows["average"]["nll"] < rows["last"]["nll"]

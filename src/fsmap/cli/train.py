@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from fsmap.images import ImageRun, ImageSettings
-    from fsmap.images.parallel import Group
+    from fsmap.images.step import Group
 
 QUICK: dict[str, Any] = {
     "generated": True,
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train."""
     if arguments.deterministic:  # cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from fsmap.images.parallel import LostPeerError, processes, torchrun_device
+    from fsmap.images.step import LostPeerError, processes, torchrun_device
     from fsmap.types import as_device
 
     if arguments.reg_nats is not None and arguments.reg_strength is not None:

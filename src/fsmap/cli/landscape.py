@@ -39,7 +39,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--steps", type=int, default=41, metavar="N", help="odd (41)")
     parser.add_argument("--reach", type=float, default=5.0, help="largest step, filter norms (5)")
     parser.add_argument("--images", type=count, default=2_000, metavar="N", help="training images")
-    parser.add_argument("--chunk", type=count, metavar="N", help="directions at a time (all)")
     parser.add_argument("--seed", type=int, default=0, help="of the directions (0)")
     add_classifier_options(parser)
 
@@ -52,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.paper.rows import plain
 
     require("matplotlib", extra="report")
-    check_walk(arguments.steps, arguments.reach, arguments.chunk, dashes="--")
+    check_walk(arguments.steps, arguments.reach, dashes="--")
     names = _names(arguments.checkpoints)
     loaded = [  # all of them before any walk
         load_classifier(path, arguments.device, arguments.model) for path in arguments.checkpoints
@@ -102,5 +101,4 @@ def _walk(
         steps=torch.linspace(-arguments.reach, arguments.reach, arguments.steps),
         directions=arguments.directions,
         generator=torch.Generator().manual_seed(arguments.seed),
-        chunk=arguments.chunk,
     )

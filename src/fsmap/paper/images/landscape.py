@@ -37,11 +37,10 @@ class Config(RowsConfig):
     steps: int = 41  # points between −reach and reach
     reach: float = 5.0  # largest step, in multiples of each filter's norm
     images: int = 2_000  # training images of which the loss is the mean
-    chunk: int = 20  # directions evaluated at a time
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_walk(self.steps, self.reach, self.chunk)
+        check_walk(self.steps, self.reach)
         if self.directions < 1 or self.images < 1:
             message = (
                 f"directions and images must be at least 1, got {self.directions} and {self.images}"
@@ -65,9 +64,8 @@ class LossLandscape(RowsExperiment):
         "training images, evaluation mode; directions normalized filter by filter, biases and "
         "BatchNorm left alone"
     )
-    selecting = (*RowsExperiment.selecting, "chunk")
     config = Config()
-    quick = quick(Config, directions=3, steps=11, reach=2.5, images=48, chunk=3)
+    quick = quick(Config, directions=3, steps=11, reach=2.5, images=48)
 
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train, then walk."""
@@ -81,7 +79,6 @@ class LossLandscape(RowsExperiment):
             steps=torch.linspace(-config.reach, config.reach, config.steps),
             directions=config.directions,
             generator=torch.Generator().manual_seed(unit["seed"]),
-            chunk=config.chunk,
         )
         row = rows_of(run, wanted.kind, directions=config.directions)
         yield row("loss_along", found.mean, steps=found.steps.tolist())

@@ -19,6 +19,7 @@ from fsmap.images import ImageSettings
 from fsmap.images.build import build_model
 from fsmap.paper.experiment import Context
 from fsmap.paper.images import label_noise, landscape, protocol, shift
+from fsmap.paper.images.at_scale import METHODS, FSMAPAtScale
 from fsmap.paper.images.label_noise import LabelNoise, LaplacianTrace, noisy
 from fsmap.paper.images.landscape import LossLandscape
 from fsmap.paper.images.protocol import BASELINES, SMALL, kind_of
@@ -570,3 +571,17 @@ def test_units_and_full_size():
     units = Transfer().units(config)
     assert units[0] == {"form": FEATURES}
     assert len(units) == 1 + 2 * config.seeds
+
+
+def test_the_determinant_on_a_network(tmp_path: Path):
+    experiment = FSMAPAtScale()
+    config = dataclasses.replace(experiment.quick, width=2, limit=32, repeats=1, generated=True)
+    units = experiment.units(config)
+    rows = [row for unit in units for row in measured(experiment, config, unit, context(tmp_path))]
+    found = {row.metric: row.value for row in rows}
+    assert found["gradient_cosine"] > 0.5
+    assert found["log_det_error"] < 5
+    assert {row.config["row"] for row in rows if row.metric == "nll"} == set(METHODS)
+    assert len(experiment.table(rows)) == len(config.sizes) * 2 + 2 + 4 * len(METHODS) + 4
+    assert [claim.seeds for claim in experiment.claims(rows)] == [1, 0, 0]
+    assert list(experiment.draw(rows)) == [experiment.id]

@@ -133,6 +133,12 @@ train(ps_map(noise, Laplace(-1.0), num_data=6))                 | scale
 fit(objective, f, p, (x, y), steps=-1)                          | steps
 fit(objective, f, p, (x, y), steps=2.5)                         | steps
 fit(objective, f, p, (x, y), steps=True)                        | steps
+fit(objective, f, p, (x, y), steps="3")                         | steps
+fit(objective, f, p, (x, y), steps=2, seed="a")                 | seed
+fit(objective, f, p, (x, y), steps=2, seed=None)                | seed
+fit(objective, f, p, (x, y), steps=2, batch_size=2.5)           | batch_size
+fit(objective, f, p, (x, y), steps=2, log_every=1.5)            | log_every
+fit(objective, f, p, (x, y), steps=2, checkpoint_every=nan)     | checkpoint_every
 fit(objective, f, p, (x, y), steps=2, batch_size=0)             | batch_size
 fit(objective, f, p, (x, y), steps=2, batch_size=7)             | batch_size
 fit(objective, f, p, (x, y), steps=2, clip=-1.0)                | clip

@@ -166,26 +166,18 @@ def _opening(run: ImageRun, folder: Path) -> str:
     s, task = run.settings, run.task
     size = sum(p.numel() for p in run.module.parameters())
     where = f"from step {run.step} of {run.steps}" if run.step else f"{run.steps} steps"
+    strength = f"λ {s.reg_strength:g}" if s.reg_nats is None else f"{s.reg_nats:g} nats"
+    about_r = f", {strength}, p_X = {s.px}, {s.estimator}, {s.batchnorm}" * s.regularized
     parts = [
         f"{s.data}{' (generated images)' * s.generated}: {len(task.train.x)} training, "
         f"{len(task.valid.x)} held-out, {len(task.test.x)} test images; "
         f"{s.model} with {size:,} parameters",
-        s.method + (_about_r(run) if s.regularized else ""),
+        s.method + about_r,
         f"{where} on {run.device}, {s.precision}; writing {folder}",
     ]
     if task.note:
         parts.insert(1, f"note: {task.note}.")
     return "\n".join(parts)
-
-
-def _about_r(run: ImageRun) -> str:
-    s = run.settings
-    slow = ""
-    if s.estimator == "exact" and s.batchnorm != "frozen":
-        points = s.num_points + (s.batch_size if s.batchnorm == "joint" else 0)
-        slow = f" (slow: every output of {points} images is differentiated by itself)"
-    strength = f"λ {s.reg_strength:g}" if s.reg_nats is None else f"{s.reg_nats:g} nats"
-    return f", {strength}, p_X = {s.px}, {s.estimator}, {s.batchnorm}{slow}"
 
 
 def _closing(run: ImageRun) -> str:

@@ -16,7 +16,7 @@ OPEN  := if [ -n "$$DISPLAY$$WAYLAND_DISPLAY" ] || [ "$$(uname)" = Darwin ]; the
 WARNINGS := -W error -W 'ignore:`torch.jit.script:DeprecationWarning'
 
 .DEFAULT_GOAL := help
-.PHONY: help setup paper test quick check lint types format examples docs bench coverage clean
+.PHONY: help setup paper full test quick check lint types format examples docs bench coverage clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -44,6 +44,10 @@ paper: $(READY) ## every CPU-scale experiment of the paper at quick size, and th
 	else \
 	  echo "no experiment has results yet, so there is no report"; \
 	fi; exit $$status
+
+# Interrupted, it goes on where it was; experiments for a GPU are skipped.
+full: $(READY) ## every CPU-scale experiment at the paper's size into results/ (about an hour)
+	$(VENV)/bin/fsmap run all --device cpu --out results --resume
 
 test: $(READY) ## all tests and doctests
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal

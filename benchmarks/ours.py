@@ -9,6 +9,7 @@ from torch import Tensor
 
 import fsmap
 from benchmarks.cells import JITTER, PROBES, Cell
+from benchmarks.hutchpp import HutchPlusPlus
 from fsmap.linalg.jacobian import Site
 from fsmap.linalg.slq import slq
 
@@ -46,10 +47,11 @@ def exact_trace(cell: Cell) -> dict[str, Work]:
 def trace(cell: Cell) -> dict[str, Work]:
     f, params = fsmap.functional(cell.module)
 
-    def by(method: str) -> Work:
-        return lambda: fsmap.trace(f, params, cell.x, method=method, probes=PROBES).value
+    def by(method: str, probes: int = PROBES) -> Work:
+        return lambda: fsmap.trace(f, params, cell.x, method=method, probes=probes).value
 
-    return {f"fsmap {name}": by(name) for name in ("jvp", "vjp", "fd", "fd_central")}
+    found = {f"fsmap {name}": by(name) for name in ("jvp", "vjp", "fd", "fd_central")}
+    return found | {"hutch++, as many products": by(HutchPlusPlus.name, PROBES // 2)}
 
 
 def _slq(cell: Cell, kind: str | None) -> Work:

@@ -174,7 +174,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.draw:
         PICTURE.parent.mkdir(exist_ok=True)
-        draw(read(options.out)).savefig(PICTURE)
+        figure = draw(read(options.out))
+        figure.savefig(PICTURE, facecolor="white", metadata={"Date": None})
         return
     done = {(row["way"], row["seed"], row["epochs"]) for row in read(options.out)}
     data, about = splits(), circumstances("cpu")._asdict()

@@ -38,8 +38,7 @@ from fsmap.errors import InputError
 from fsmap.images import ImageRun
 from fsmap.paper.report.page import build
 from fsmap.paper.run_folder import RunFolder
-from fsmap.tables.fit import TableOptions, fit_table
-from fsmap.tables.model import load_model
+from fsmap.tables.model import TableOptions, fit_table, load_model
 from fsmap.tables.reader import read_table
 from image_cases import TINY
 from small_tables import houses

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import math
 from pathlib import Path
 
 import pytest
 import torch
+
+import cases
+import fsmap
+import oracles
+from fsmap.functional import count
 
 ROOT = Path(__file__).parents[1]
 
@@ -152,3 +158,55 @@ def test_table1_times_both_populations(bench):
         seconds, loss = table1.measure(grid, sizes, how, 2, 1, torch.device("cpu"))
         assert seconds > 0
         assert math.isfinite(loss)
+
+
+@pytest.fixture
+def hutchpp(bench, monkeypatch):
+    """The module, with its estimator known by name for one test."""
+    from fsmap.linalg import estimators
+
+    monkeypatch.setattr(estimators, "ESTIMATORS", dict(estimators.ESTIMATORS))
+    module = bench("hutchpp")
+    estimators.register(module.HutchPlusPlus)
+    return module
+
+
+@pytest.mark.parametrize("name", ["wide", "cnn", "batchnorm_train"])
+def test_hutchpp(hutchpp, name, generator):
+    """Exact if the sketch spans everything, unbiased if it does not; so is the gradient."""
+    case = cases.case(name)
+    truth = oracles.trace_slow(case.f, case.params, case.x)
+    site = hutchpp.Site(case.f, case.params, case.x)
+    vectors = torch.randn(3, count(case.params), generator=generator)
+    gram = oracles.gram_slow(case.f, case.params, case.x)
+    torch.testing.assert_close(hutchpp.products(site, vectors), vectors @ gram)
+    rank = int(torch.linalg.matrix_rank(gram))
+    whole = fsmap.trace(*case[:3], method="hutch++", probes=2 * rank, generator=generator)
+    torch.testing.assert_close(whole.value.detach(), truth, rtol=1e-6, atol=0)
+    values = [
+        fsmap.trace(*case[:3], method="hutch++", probes=6, generator=generator).value
+        for _ in range(150)
+    ]
+    mean, sem = oracles.mean_and_sem([float(v.detach()) for v in values])
+    assert abs(mean - float(truth)) < 5 * sem
+    slow = lambda p: oracles.trace_slow(case.f, p, case.x)  # noqa: E731
+    found = [next(cases.slopes(value, slow, case.params, 1)) for value in values[:60]]
+    mean, sem = oracles.mean_and_sem([slope for slope, _ in found])
+    assert abs(mean - found[0][1]) < 5 * sem
+
+
+def test_hutchpp_knows_its_error(hutchpp, generator):
+    case = cases.case("wide")
+    found = [
+        fsmap.trace(*case[:3], method="hutch++", probes=16, generator=generator) for _ in range(100)
+    ]
+    spread = torch.stack([e.value.detach() for e in found]).std()
+    reported = torch.stack([e.stderr for e in found]).square().mean().sqrt()
+    assert float(reported) == pytest.approx(float(spread), rel=0.3)
+
+
+def test_the_docs_show_hutchpp_as_it_is_measured(bench):
+    page = (ROOT / "docs" / "develop" / "add_a_term.md").read_text()
+    module = bench("hutchpp")
+    for part in (module.HutchPlusPlus, module.products):
+        assert inspect.getsource(part) in page

@@ -9,19 +9,10 @@ import pytest
 from fsmap import errors
 
 
-def test_require_returns_the_module():
-    assert errors.require("json.decoder", extra="cli").__name__ == "json.decoder"
-
-
 def test_require_names_the_install_command():
     wanted = r"this needs 'no_such_package', .* pip install 'fsmap\[report\]'"
     with pytest.raises(errors.MissingExtraError, match=wanted):
         errors.require("no_such_package.part", extra="report")
-
-
-def test_a_missing_extra_can_be_caught_as_import_error():
-    with pytest.raises(ImportError):
-        errors.require("no_such_package", extra="data")
 
 
 def test_everything_fsmap_raises_has_one_base_and_a_standard_type():

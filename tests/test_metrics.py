@@ -142,16 +142,6 @@ def test_selective_accuracy_of_the_perfect_and_of_the_clueless():
     assert metrics.selective_accuracy(flat, y) == pytest.approx((y == 0).mean(), abs=1e-12)
 
 
-def test_selective_accuracy_rewards_doubt_about_errors():
-    y = np.zeros(1000, dtype=int)
-    sure, doubt = np.array([5.0, 0.0]), np.array([0.0, 0.1])
-    z = np.where((np.arange(1000) < 800)[:, None], sure, doubt)  # wrong where it doubts
-    # a(q) = 1 up to 80 %, at 81 % and above all doubtful ones come at once: 0.8
-    expected = (0.799 * 1 + 0.01 * 0.9 + 0.19 * 0.8) / 0.999
-    assert metrics.accuracy(z, y) == 0.8
-    assert metrics.selective_accuracy(z, y) == pytest.approx(expected, abs=1e-12)
-
-
 @pytest.mark.parametrize("score", metrics.SCORES)
 @given(seed=SEEDS)
 def test_ood_auroc_against_scikit_learn(score, seed):
@@ -199,12 +189,6 @@ def test_temperature_at_its_bounds():
     assert metrics.temperature(-z - 9 * np.eye(5)[y], y) == 1e2  # worse than nothing
     assert metrics.temperature(np.ones((300, 5)), y) == 1  # any T gives the same
     assert metrics.temperature(np.ones((300, 5)), y, bounds=(2, 3)) == 2
-
-
-def test_temperature_of_a_constant_predictor_is_that_of_its_frequencies():
-    y = np.repeat([0, 1], [80, 20])
-    z = np.tile([3 * math.log(4), 0.0], (100, 1))  # the log-odds of 80:20, three times too sure
-    assert metrics.temperature(z, y) == pytest.approx(3, rel=1e-9)
 
 
 @given(seed=SEEDS, spread=st.floats(0, 3))
@@ -270,7 +254,7 @@ def test_bad_input_is_refused(name, z, y, message):
 def test_other_arguments_are_checked():
     z, y = table()
     for metric in (metrics.ece, metrics.reliability):
-        with pytest.raises(InputError, match=r"bins must be at least 1, got 0"):
+        with pytest.raises(InputError, match=r"bins must be an integer of at least 1, got 0"):
             metric(z, y, bins=0)
     for bounds in ((0, 1), (2, 1), (-1, 1), (1, math.inf)):
         with pytest.raises(InputError, match=r"bounds must be 0 < low < high < inf, got"):
@@ -283,15 +267,3 @@ def test_other_arguments_are_checked():
         metrics.rmse(np.zeros(3), np.zeros(2))
     with pytest.raises(InputError, match=r"pred .* nan"):
         metrics.rmse([math.nan], [0.0])
-
-
-def test_selective_curve_is_what_the_area_is_taken_of():
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(500, 3, generator=generator)
-    y = torch.randint(0, 3, (500,), generator=generator)
-    curve = metrics.selective_curve(z, y)
-    assert curve.coverage[0] == 0.001
-    assert curve.coverage[-1] == 1.0
-    assert curve.accuracy[-1] == pytest.approx(metrics.accuracy(z, y))
-    surest = (z.softmax(1) * z.log_softmax(1)).sum(1).argmax()
-    assert curve.accuracy[0] == float(z[surest].argmax() == y[surest])

@@ -1,12 +1,15 @@
-"""The wheel that users get: built, installed into an environment of its own, and imported there."""
+"""What users get: an sdist, the wheel built from it, installed into an environment of its own."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -29,80 +32,106 @@ def call(*command: str | Path, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy so that nothing is left behind in the source tree."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the sdist and the wheel, built from a copy of the source tree."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("built")
     for name in INGREDIENTS:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, source / name)
     for leftover in (source / "src").glob("*.egg-info"):
         shutil.rmtree(leftover)
-    call(sys.executable, "-m", "build", "-w", "-n", "-o", out, cwd=source)
-    return next(out.glob("*.whl"))
+    call(sys.executable, "-m", "build", "-n", "-o", out, cwd=source)  # the wheel from the sdist
+    return out
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of the executables of a new environment that holds the wheel and borrows the rest.
+def wheel(built: Path) -> zipfile.ZipFile:
+    return zipfile.ZipFile(next(built.glob("*.whl")))
 
-    The dependencies come from the running environment's site-packages, by a .pth file: a folder
-    named there is put on the path, but its own .pth files, and so this checkout, are not followed.
+
+@pytest.mark.slow
+def test_the_wheel_ships_the_package_and_nothing_else(wheel: zipfile.ZipFile):
+    package, names = Path(fsmap.__file__).parent, set(wheel.namelist())
+    files = {path.relative_to(package.parent).as_posix() for path in package.rglob("*.*")}
+    assert {name for name in files if "__pycache__" not in name} <= names
+    about = f"fsmap-{fsmap.__version__}.dist-info"
+    assert {name.partition("/")[0] for name in names} == {"fsmap", about}
+    assert {"fsmap/py.typed", f"{about}/licenses/LICENSE"} <= names
+
+
+@pytest.mark.slow
+def test_the_sdist_has_the_readme_and_the_license(built: Path):
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    assert {"README.md", "LICENSE", "pyproject.toml", "src/fsmap/__init__.py"} <= names
+
+
+@pytest.mark.slow
+def test_hard_dependencies_are_three(wheel: zipfile.ZipFile):
+    metadata = next(name for name in wheel.namelist() if name.endswith("METADATA"))
+    lines = wheel.read(metadata).decode().splitlines()
+    required = [x.split()[1] for x in lines if x.startswith("Requires-Dist:") and "extra" not in x]
+    assert [name.partition(">")[0] for name in required] == ["torch", "numpy", "safetensors"]
+    assert any(line.startswith("Project-URL: Paper, https://arxiv.org/abs/") for line in lines)
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_imports_and_runs(built: Path, tmp_path: Path):
+    """The dependencies come from this environment's site-packages, by a .pth file.
+
+    A folder named there is put on the path, but its own .pth files, and so this checkout, are not
+    followed.
     """
-    home = tmp_path_factory.mktemp("env")
+    home = tmp_path / "env"
     venv.create(home, with_pip=False)
     scripts = home / ("Scripts" if os.name == "nt" else "bin")
-    pip = (sys.executable, "-m", "pip", "--python", scripts / "python", "-q")
-    call(*pip, "install", "--no-deps", "--no-index", wheel, cwd=home)
-    site = Path(call(scripts / "python", "-c", SITE, cwd=home))
-    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return scripts
-
-
-SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
-
-
-def test_wheel_ships_every_file_of_the_package(wheel: Path):
-    package = Path(fsmap.__file__).parent
-    files = {path.relative_to(package.parent).as_posix() for path in package.rglob("*.*")}
-    expected = {name for name in files if "__pycache__" not in name}
-    assert expected <= set(zipfile.ZipFile(wheel).namelist())
-
-
-def test_wheel_ships_nothing_else(wheel: Path):
-    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert tops == {"fsmap", f"fsmap-{fsmap.__version__}.dist-info"}
-
-
-def test_wheel_ships_its_types_and_license(wheel: Path):
-    names = zipfile.ZipFile(wheel).namelist()
-    assert "fsmap/py.typed" in names
-    assert any(name.endswith("licenses/LICENSE") for name in names)
-
-
-def test_hard_dependencies_are_three(wheel: Path):
-    metadata = next(n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("METADATA"))
-    lines = zipfile.ZipFile(wheel).read(metadata).decode().splitlines()
-    required = [
-        line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line
-    ]
-    assert [line.split()[1].partition(">")[0] for line in required] == [
-        "torch",
-        "numpy",
-        "safetensors",
-    ]
-
-
-def test_installed_package_imports_from_its_own_place(installed: Path, tmp_path: Path):
-    code = "import fsmap; print(fsmap.__file__); print(fsmap.__version__)"
-    where, version = call(installed / "python", "-c", code, cwd=tmp_path).splitlines()
-    assert Path(where).is_relative_to(installed.parent)
+    python = scripts / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "-q")
+    call(*pip, "install", "--no-deps", "--no-index", next(built.glob("*.whl")), cwd=home)
+    site = call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=home)
+    (Path(site) / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    code = "import fsmap; print(fsmap.__file__, fsmap.__version__); print(*dir(fsmap))"
+    first, names = call(python, "-c", code, cwd=tmp_path).splitlines()
+    where, version = first.split()
+    assert Path(where).is_relative_to(home)
     assert version == fsmap.__version__
+    assert set(fsmap.__all__) <= set(names.split())
+    assert "usage: fsmap" in call(scripts / "fsmap", "--help", cwd=tmp_path)
 
 
-def test_every_public_name_is_there(installed: Path, tmp_path: Path):
-    code = "import fsmap; print(sorted(n for n in fsmap.__all__ if hasattr(fsmap, n)))"
-    assert call(installed / "python", "-c", code, cwd=tmp_path) == str(sorted(fsmap.__all__))
+def test_versions_agree():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "fsmap.__version__"}
+    assert f"\nversion: {fsmap.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-def test_console_script_runs(installed: Path, tmp_path: Path):
-    assert "usage: fsmap" in call(installed / "fsmap", "--help", cwd=tmp_path)
+def test_both_ways_of_continuous_integration_run_make_test():
+    assert (ROOT / ".ci" / "run").read_text().rstrip().endswith("\nmake test")
+    assert "run: ./.ci/run\n" in (ROOT / ".github" / "workflows" / "tests.yml").read_text()
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("paper", "fsmap report runs results --out report"),
+        ("full", "fsmap run all --device cpu --out results --resume"),
+    ],
+)
+def test_make_runs_and_shows_what_is_kept_in_results(target: str, line: str):
+    """A full-size run in results/ is worth more than a quick one in runs/."""
+    command = ("make", "-n", "-o", ".venv/.ready", target)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert line in done.stdout
+    assert list((ROOT / "results").glob("*/summary.json"))
+
+
+def test_pages_that_messages_name_exist():
+    named = {
+        (page, str(source.relative_to(ROOT)))
+        for source in (ROOT / "src").rglob("*.py")
+        for page in re.findall(r"docs/[a-z_/]+\.md", source.read_text())
+    }
+    assert len(named) > 2
+    assert not {(page, where) for page, where in named if not (ROOT / page).exists()}

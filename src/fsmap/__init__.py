@@ -13,12 +13,11 @@ from fsmap.linalg import metric
 from fsmap.linalg.estimators import trace
 from fsmap.linalg.jacobian import Whitening
 from fsmap.linalg.logdet import log_det
-from fsmap.lmap.cost import estimate_cost
+from fsmap.lmap.batchnorm import fresh_statistics
 from fsmap.lmap.inplace import InPlacePenalty
+from fsmap.lmap.measure import estimate_cost, suggest_strength
 from fsmap.lmap.module import LMAP, LaplacianPenalty
-from fsmap.lmap.statistics import fresh_statistics
 from fsmap.lmap.strength import LogTrace
-from fsmap.lmap.suggest import suggest_strength
 from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
 from fsmap.objective.objective import Objective, fs_map, l_map, ps_map, variational_fs_map
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized

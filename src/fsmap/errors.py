@@ -93,16 +93,7 @@ def did_you_mean(
     meaning: Mapping[str, str] | None = None,
     cutoff: float = 0.6,
 ) -> str:
-    """The end of a message about a name that there is not.
-
-    Args:
-        name: What came.
-        known: Spellings that there are.
-        meaning: What a spelling stands for, where it is not itself.
-        cutoff: How close a spelling has to be, from 0 to 1.
-
-    Returns:
-        " Did you mean 'x'?", or nothing.
+    """The end of a message about an unknown name; ``meaning`` of a spelling is what is suggested.
 
     Examples:
         >>> did_you_mean("lable-noise", ["shift", "label-noise"]), did_you_mean("x", ["shift"])
@@ -114,18 +105,7 @@ def did_you_mean(
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import an optional dependency, or name the command that installs it.
-
-    Args:
-        module: Name to import, for instance ``"sklearn.datasets"``.
-        extra: The extra of this package that brings it.
-
-    Returns:
-        The imported module.
-
-    Raises:
-        MissingExtraError: If it is not installed.
-    """
+    """Import a module of an ``extra`` of this package, or name the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -19,14 +19,8 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file; the one that was there stays until the new one is complete on the disk.
 
     The content goes to a new file beside it, ``.NAME.XXXXXXXX.partial``, which then takes its name.
-    A file that is replaced keeps its permissions. A symbolic link is replaced, not followed.
-
-    Args:
-        path: The file; its folder must exist.
-        content: Text (UTF-8) or bytes.
-
-    Raises:
-        OSError: With the name of the file, if it cannot be written; nothing is left behind.
+    A file that is replaced keeps its permissions. A symbolic link is replaced, not followed. If it
+    cannot be written, nothing is left behind.
     """
     data = content.encode() if isinstance(content, str) else content
     partial = beside(path, f"{secrets.token_hex(4)}.partial")
@@ -99,19 +93,10 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def exclusive(lock: Path, folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder or a file.
+    """Hold the file ``lock``, which keeps other processes out of a folder or a file.
 
     If the folder was made for a lock within it, and nothing else was written, it is removed again.
-
-    Args:
-        lock: A file, made if it is not there; held, not read.
-        folder: The folder or file, for the messages.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        InputError: If the lock cannot be written, or another process holds it.
+    If the lock cannot be written, or another process holds it, InputError is raised.
     """
     try:
         made = [place for place in lock.parents if not place.exists()]
@@ -131,34 +116,24 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
             yield
         finally:
             if folder in made and lock.parent == folder:
-                _leave_no_trace(lock, made)
-
-
-def _leave_no_trace(lock: Path, made: list[Path]) -> None:
-    """Remove the lock and the folders made for it, if there is nothing else in them."""
-    with suppress(OSError):  # somebody else uses or has removed one of them
-        if [*lock.parent.iterdir()] == [lock]:
-            lock.unlink()
-            for place in made:
-                place.rmdir()
+                with suppress(OSError):  # another process uses or has removed one of them
+                    if [*folder.iterdir()] == [lock]:
+                        lock.unlink()
+                        for place in made:
+                            place.rmdir()
 
 
 def _there(lock: Path, descriptor: int) -> bool:
     """Whether what is held is still what others find: it may have been removed meanwhile."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), lock.stat())
-    except FileNotFoundError:
-        return False
+    return lock.exists() and os.path.samestat(os.fstat(descriptor), lock.stat())
 
 
 def _held(descriptor: int) -> bool:
-    # The system releases these locks when a process dies, however it dies: none is ever stale.
+    """Take a lock that the system releases when the process dies, however it dies."""
     try:
         import fcntl
-    except ImportError:
-        return True  # no such locks on this system
-    try:
+
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+    except (ImportError, BlockingIOError) as error:
+        return isinstance(error, ImportError)  # no such locks on this system
     return True

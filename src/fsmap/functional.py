@@ -246,6 +246,9 @@ def functional(
             "no wrapping: pass it where f is asked for."
         )
         raise UnsupportedModuleError(message)
+    if forward is not None and not callable(forward):
+        message = f"forward must be a function of (module, x), got {forward!r}"
+        raise InputError(message)
     params: Params = {n: p for n, p in module.named_parameters() if p.requires_grad}
     if not params:
         kind = type(module).__name__
@@ -438,6 +441,9 @@ def with_state(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, State]:
 def flat(out: Tensor, x: Inputs) -> Tensor:
     """An output as ``[S, K]``; raises UnsupportedModuleError if dimension 0 is not the point."""
     S = num_points(x)
+    if not isinstance(out, Tensor):
+        message = f"the model must return a tensor, got {type(out).__name__}"
+        raise UnsupportedModuleError(message)
     if out.ndim == 0 or out.shape[0] != S:
         message = (
             f"the model returned shape {tuple(out.shape)} for {S} points; the first dimension must "

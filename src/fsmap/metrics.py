@@ -68,8 +68,8 @@ def rmse(pred: ArrayLike, y: ArrayLike) -> float:
 
 def reliability(logits: ArrayLike, y: ArrayLike, bins: int = 10) -> Reliability:
     """Points sorted into bins ((i-1)/bins, i/bins] by confidence, the largest probability."""
-    if bins < 1:
-        message = f"bins must be at least 1, got {bins}."
+    if bins < 1 or bins != int(bins):
+        message = f"bins must be an integer of at least 1, got {bins}."
         raise InputError(message)
     z, labels = _classified(logits, y)
     confidence, guess = z.softmax(1).max(1)

@@ -11,19 +11,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 PLAIN_SECONDS = 10.0
 """Least time between two plain lines: a log should tell that work goes on, not fill up."""
 
-TELLING = 0.01
-"""Share of the work from which on the first step, with all that came before it, tells its speed."""
+TELLING, SECONDS = 0.05, 60.0
+"""Share of the work, or seconds, from which on the time left is told: the first steps compile."""
 
-_active: list[object] = []  # the bar on the screen, if any
+_active: list[str] = []  # the label of the bar on the screen, if any
 
 
-class Progress(Protocol):
-    """What a caller moves."""
+class Silent:
+    """Shows nothing; what a caller moves."""
 
     def advance(self, steps: float = 1.0) -> None:
         """Count some more of the total."""
@@ -32,17 +32,7 @@ class Progress(Protocol):
         """Set how much of the total is done, or what is said beside the bar."""
 
 
-class Silent:
-    """Shows nothing."""
-
-    def advance(self, steps: float = 1.0) -> None:
-        """Count nothing."""
-
-    def update(self, done: float | None = None, text: str | None = None) -> None:
-        """Say nothing."""
-
-
-class Plain:
+class Plain(Silent):
     """Writes a line now and then."""
 
     def __init__(self, total: float, label: str, stream: TextIO) -> None:
@@ -77,17 +67,24 @@ class Plain:
 
     def _left(self, elapsed: float, share: float) -> float | None:
         """Seconds left at the speed since the first step: compiling or an earlier run are apart."""
+        if not told(share, elapsed):
+            return None
         if self.first is not None and self.done > self.first[1]:
             before, done = self.first
             return (elapsed - before) / (self.done - done) * max(self.total - self.done, 0.0)
-        return elapsed * (1 - share) / share if share >= TELLING else None
+        return elapsed * (1 - share) / share if share >= 0.01 else None
 
 
-class Rich:
+def told(share: float, elapsed: float) -> bool:
+    """Whether enough is done for the time left to be told."""
+    return share >= TELLING or elapsed >= SECONDS
+
+
+class Rich(Silent):
     """A bar of rich's."""
 
-    def __init__(self, total: float, bars: Any, task: Any) -> None:
-        self.total, self.bars, self.task = total, bars, task
+    def __init__(self, bars: Any, task: Any) -> None:
+        self.bars, self.task = bars, task
 
     def advance(self, steps: float = 1.0) -> None:
         """Count some more of the total."""
@@ -117,56 +114,44 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def _rich_bar(total: float, label: str, stream: TextIO) -> Iterator[Progress]:
+def _rich_bar(total: float, label: str, stream: TextIO) -> Iterator[Rich]:
+    from rich import progress as rich
     from rich.console import Console
     from rich.markup import escape
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.text import Text
+
+    class TimeLeft(rich.TimeRemainingColumn):
+        def render(self, task: rich.Task) -> Text:
+            share = task.percentage / 100
+            return super().render(task) if told(share, task.elapsed or 0.0) else Text("-:--:--")
 
     columns = (
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=28),
-        TaskProgressColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("[dim]{task.fields[text]}", markup=True),
+        rich.TextColumn("[bold]{task.description}"),
+        rich.BarColumn(bar_width=28),
+        rich.TaskProgressColumn(),
+        TimeLeft(elapsed_when_finished=True),
+        rich.TextColumn("[dim]{task.fields[text]}", markup=True),
     )
-    with Progress(*columns, console=Console(file=stream), transient=True) as bars:
+    with rich.Progress(*columns, console=Console(file=stream), transient=True) as bars:
         task = bars.add_task(escape(label), total=total, text="")
-        yield Rich(total, bars, task)
+        yield Rich(bars, task)
 
 
 @contextmanager
 def progress(
     total: float, label: str, *, silent: bool = False, stream: TextIO | None = None
-) -> Iterator[Progress]:
-    """Show how far some work is.
-
-    Args:
-        total: What ``advance`` and ``update`` count up to.
-        label: What the work is.
-        silent: Show nothing.
-        stream: Where to; standard error if None.
-
-    Yields:
-        Something with ``advance(steps)`` and ``update(done, text)``.
-    """
+) -> Iterator[Silent]:
+    """Show on ``stream``, by default standard error, how far some work of ``total`` is."""
     if silent or _active:
         yield Silent()
         return
     stream = sys.stderr if stream is None else stream
-    rich = stream.isatty() and importlib.util.find_spec("rich") is not None
-    bar = object()
-    _active.append(bar)
+    _active.append(label)
     try:
-        if rich:
+        if stream.isatty() and importlib.util.find_spec("rich") is not None:
             with _rich_bar(total, label, stream) as shown:
                 yield shown
         else:
             yield Plain(total, label, stream)
     finally:
-        _active.remove(bar)
+        _active.clear()

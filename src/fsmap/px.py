@@ -626,7 +626,7 @@ def per_point(
         else:
             target = (shape,) if isinstance(shape, int) else tuple(shape)
         points = tuple(v.expand(target) for v in values)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         message = (
             f"{' and '.join(named)} have shapes {', '.join(map(str, shapes))}, which do not fit "
             f"points of shape {shape if shape is not None else 'common to them'}. Give numbers, or "

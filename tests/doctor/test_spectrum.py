@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,8 +10,7 @@ from torch.testing import assert_close
 
 from cases import MODELS, case
 from fsmap.doctor import spectrum as module
-from fsmap.doctor.spectrum import Products, describe, from_rows, lanczos, outside, sparse_basis
-from fsmap.errors import UnsupportedModuleError
+from fsmap.doctor.spectrum import describe, from_rows, sparse_basis
 from fsmap.functional import count, num_points, ravel
 from oracles import eigenvalues_slow, gram_slow, jacobian_slow
 
@@ -94,55 +91,25 @@ def test_many_points_of_a_small_model_are_cut(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["wide", "relu", "cnn", "batchnorm_train", "sequence"])
-def test_lanczos_bounds_the_largest_eigenvalue_and_estimates_the_trace(monkeypatch, name):
+def test_power_iteration_bounds_the_largest_eigenvalue_and_estimates_the_trace(monkeypatch, name):
     c = case(name)
     exact = module.spectrum(c.f, c.params, c.x)
     monkeypatch.setattr(module, "LARGEST_SVD", 0)
     monkeypatch.setattr(module, "LARGEST_ROWS", 0)
     found = module.spectrum(c.f, c.params, c.x, seconds=60.0)
     low, room = (float(t) for t in found.largest)
-    assert (found.method, found.points) == ("lanczos", num_points(c.x))
+    assert (found.method, found.points) == ("power", num_points(c.x))
     assert low <= float(exact.largest.value) * (1 + 1e-9)
     assert float(exact.largest.value) <= (low + room) * (1 + 1e-6)
     distance = abs(float(found.trace.value - exact.trace.value))
     assert distance <= 5 * float(found.trace.stderr) + 1e-9 * float(exact.trace.value)
 
 
-def test_lanczos_uses_fewer_points_if_time_is_short(monkeypatch):
+def test_passes_use_fewer_points_if_time_is_short(monkeypatch):
     c = case("relu")
     monkeypatch.setattr(module, "LARGEST_SVD", 0)
     monkeypatch.setattr(module, "LARGEST_ROWS", 0)
     assert module.spectrum(c.f, c.params, c.x, seconds=1e-9).points == 1
-
-
-@pytest.mark.parametrize("forward_mode", [True, False])
-@pytest.mark.parametrize("name", ["wide", "sequence", "batchnorm_train"])
-def test_products(monkeypatch, name, forward_mode, generator):
-    def missing(*args):
-        message = "no forward mode"
-        raise UnsupportedModuleError(message)
-
-    if not forward_mode:
-        monkeypatch.setattr(module, "jvp", missing)
-    c = case(name)
-    A = rows_slow(c.f, c.params, c.x)
-    u = torch.randn(len(A), generator=generator)
-    products = Products(c.f, {n: p.detach() for n, p in c.params.items()}, c.x, None)
-    assert_close(products.transpose(u), A.mT @ u)
-    assert_close(products.gram(u), A @ (A.mT @ u))
-
-
-def test_lanczos_to_the_end_and_cut_short(generator):
-    M = torch.randn(9, 9, generator=generator)
-    M = M @ M.mT
-    start = torch.randn(9, generator=generator)
-    basis, T, rest = lanczos(lambda v: M @ v, start, time.perf_counter() + 60)
-    assert_close(basis @ M @ basis.mT, T)
-    assert_close(torch.linalg.eigvalsh(T), torch.linalg.eigvalsh(M))
-    assert float(rest) < 1e-6
-    basis, T, rest = lanczos(lambda v: M @ v, start, 0.0)
-    assert len(basis) == module.STEPS[0]
-    assert torch.linalg.eigvalsh(T)[-1] <= torch.linalg.eigvalsh(M)[-1]
 
 
 PARAMS = {"0.weight": torch.zeros(4, 3), "0.bias": torch.zeros(4), "2.weight": torch.zeros(2, 4)}
@@ -173,13 +140,6 @@ def test_a_sparse_basis_separates_supports(d, seed):
     basis = sparse_basis(mixed)
     assert (basis != 0).sum(1).tolist() == [2] * d
     assert torch.linalg.matrix_rank(torch.cat([basis, pairs])) == d
-
-
-def test_vectors_outside_of_a_span():
-    basis = torch.eye(5)[:3]
-    known = torch.tensor([[1.0, 1.0, 0.0, 0.0, 0.0], [1.0, -1.0, 0.0, 0.0, 0.0]]) / 2**0.5
-    assert_close(outside(basis, known), basis[2:])
-    assert_close(outside(basis, known[:0]), basis)
 
 
 def test_random_combinations_have_the_covariance_of_the_rows(monkeypatch):

@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 
 from fsmap.errors import InputError
 from fsmap.images import ImageRun, ImageSettings
-from fsmap.images.parallel import Group, processes, torchrun_device
+from fsmap.images.step import Group, processes, torchrun_device
 from image_cases import TINY, trained
 
 PLAIN = dataclasses.replace(TINY, model="image_cases:bare", method="ps-map", epochs=1)

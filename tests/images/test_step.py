@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import fsmap
 from fsmap.images import ImageRun
+from fsmap.images.build import layout_of
 from image_cases import TINY, trained
 from oracles import laplacian_slow
 
@@ -85,15 +89,6 @@ def test_sam_looks_uphill(method: str):
         torch.testing.assert_close(b, once, rtol=1e-12, atol=1e-12)  # one update a step
 
 
-def test_steps_between_and_without_strength():
-    run = ImageRun(dataclasses.replace(TINY, every=2))
-    kinds = [run.taken.kind(k, 1e-3) for k in range(3)]
-    assert kinds == ["regularized", "joined", "regularized"]
-    assert run.taken.kind(0, 0.0) == "joined"
-    frozen = ImageRun(dataclasses.replace(TINY, every=2, batchnorm="frozen"))
-    assert [frozen.taken.kind(k, 1e-3) for k in range(2)] == ["regularized", "plain"]
-
-
 @pytest.mark.parametrize("mode", ["frozen", "batch"])
 def test_no_strength_is_plain_training(mode: str):
     plain = trained(dataclasses.replace(TINY, method="ps-map")).taken.tensors()
@@ -152,3 +147,45 @@ def test_bf16_is_near():
     a, b = full.history[0], half.history[0]
     assert b["laplacian"] == pytest.approx(a["laplacian"], rel=0.05)
     assert b["loss"] == pytest.approx(a["loss"], rel=0.02)
+
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+NARROW = """
+from fsmap.images import ImageRun, ImageSettings
+
+settings = ImageSettings(data="cifar10", px="train", generated=True, width={width}, limit=64,
+                         valid=32, epochs=1, batch_size=16, num_points=8)
+row = ImageRun(settings).train(progress=False)[0]
+print(row["loss"], row["laplacian"])
+"""
+
+
+@pytest.mark.parametrize("width", [2, 8])
+def test_a_narrow_network_trains_without_avx512(width: int):
+    """The processor of many a laptop; without the exception torch crashes here."""
+    run = [sys.executable, "-c", NARROW.format(width=width)]
+    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run(run, env=env, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    loss, laplacian = map(float, done.stdout.split())
+    assert 0 < loss < 10
+    assert laplacian > 0
+
+
+@pytest.mark.parametrize(
+    ("layer", "safe"),
+    [
+        (nn.Conv2d(4, 8, 1, stride=2), False),
+        (nn.Conv2d(32, 64, 1, stride=2, groups=4), False),
+        (nn.Conv2d(4, 8, 1, stride=(1, 2)), False),
+        (nn.Conv2d(16, 32, 1, stride=2), True),
+        (nn.Conv2d(4, 8, 1), True),
+        (nn.Conv2d(4, 8, 3, stride=2), True),
+        (nn.Linear(4, 8), True),
+    ],
+)
+def test_only_strided_points_of_few_channels_are_unsafe(layer: nn.Module, safe: bool):
+    module = nn.Sequential(nn.Identity(), nn.Sequential(layer))
+    assert (layout_of(module, True, CPU) == torch.channels_last) is safe
+    assert layout_of(module, True, CUDA) == torch.channels_last
+    assert layout_of(module, False, CPU) == torch.contiguous_format

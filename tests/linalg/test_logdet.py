@@ -389,6 +389,23 @@ def test_twin_units_are_a_singularity(seed, width, activation):
     assert pseudo[1] <= pseudo[0] - 3 * 10 * math.log(10)  # clipped: log ε for each of the three
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("times", [0.5, 2.0])
+def test_pseudo_leaves_out_what_rounding_makes(dtype, times):
+    """σ below max(shape)·eps·σ_max counts as zero, by the precision of the parameters."""
+    threshold = 4 * torch.finfo(dtype).eps * 100
+    sizes = torch.tensor([100.0, 3.0, 1.0, times * threshold], dtype=dtype)
+    found = fsmap.log_det(
+        lambda p, x: x * sizes * p["a"],  # J = diag(sizes)
+        {"a": torch.ones(4, dtype=dtype)},
+        torch.ones(1, 4, dtype=dtype),
+        jitter=1e-60,
+        method="pseudo",
+    )
+    kept = sizes.double() if times > 1 else sizes[:3].double()
+    torch.testing.assert_close(found.double(), kept.square().log().sum(), rtol=1e-6, atol=0)
+
+
 def log_normal(theta):
     """Standard normal log-density, up to a constant."""
     return -0.5 * theta.square().sum()

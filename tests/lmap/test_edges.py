@@ -103,6 +103,15 @@ def test_points_of_another_kind_are_refused(mode: str, kind: torch.dtype) -> Non
         lm(x)
 
 
+def test_points_that_become_nan_are_named() -> None:
+    points = torch.randn(8, 2)
+    lm = wrap(fsmap.LMAP, Net(), lambda n, g: points[:n].clone())
+    lm(torch.zeros(4, 2))
+    points[1, 0] = torch.nan
+    with pytest.raises(InputError, match="NaN"):
+        lm(torch.zeros(4, 2))
+
+
 def test_r_is_there_when_the_model_trains() -> None:
     module = Net()
     lm = wrap(fsmap.LMAP, module).eval()

@@ -64,17 +64,6 @@ def test_equals_the_functional_difference(name: str, dropout: float) -> None:
         torch.testing.assert_close(grad, gradients(twin)[key], rtol=1e-10, atol=1e-10)
 
 
-def test_adds_to_the_gradients_that_are_there() -> None:
-    module = network()
-    penalty = fsmap.InPlacePenalty(module, PX, num_points=S)
-    penalty.backward(1.0)
-    once = {n: g.clone() for n, g in gradients(module).items()}
-    penalty.step = 0
-    penalty.backward(2.0)
-    for name, grad in gradients(module).items():
-        torch.testing.assert_close(grad, 3 * once[name], rtol=1e-7, atol=1e-9)
-
-
 class Recomputed(nn.Module):
     """Activation checkpointing, which a functional pass has to refuse."""
 
@@ -89,7 +78,6 @@ class Recomputed(nn.Module):
 @pytest.mark.usefixtures("seeded")
 def test_activation_checkpointing() -> None:
     module = Recomputed()
-    plain = nn.Sequential(copy.deepcopy(module.body), nn.Tanh(), copy.deepcopy(module.head))
     with pytest.raises(UnsupportedModuleError, match="InPlacePenalty"):
         fsmap.LaplacianPenalty(module, PX, num_points=S)()
     # names differ, and ψ is drawn by name: give the twin the same names
@@ -98,7 +86,6 @@ def test_activation_checkpointing() -> None:
     forward = lambda m, x: m.head(m.body(x).tanh())  # noqa: E731
     fsmap.LaplacianPenalty(twin, PX, num_points=S, estimator="fd", forward=forward)().backward()
     fsmap.InPlacePenalty(module, PX, num_points=S).backward()
-    assert plain(torch.zeros(1, 2)).shape == (1, 2)
     for name, grad in gradients(module).items():
         torch.testing.assert_close(grad, gradients(twin)[name], rtol=1e-10, atol=1e-10)
 
@@ -119,14 +106,6 @@ def test_steps_are_counted_like_those_of_the_others() -> None:
     assert other.step == 2
 
 
-def test_strength_zero_makes_no_pass() -> None:
-    module, passes = network(), []
-    module[0].register_forward_hook(lambda *_: passes.append(1))
-    assert fsmap.InPlacePenalty(module, PX, num_points=S).backward(0.0).item() == 0
-    assert passes == []
-    assert module[0].weight.grad is None
-
-
 def test_parameters_come_back_after_an_error() -> None:
     module = network()
     calls = []
@@ -141,15 +120,6 @@ def test_parameters_come_back_after_an_error() -> None:
     with pytest.raises(KeyboardInterrupt):
         fsmap.InPlacePenalty(module, PX, num_points=S).backward()
     assert all(torch.equal(v, before[n]) for n, v in module.state_dict().items())
-
-
-def test_autocast_is_left() -> None:
-    values = []
-    for enabled in (False, True):
-        penalty = fsmap.InPlacePenalty(network().float(), PX, num_points=S)
-        with torch.autocast("cpu", torch.bfloat16, enabled):
-            values.append(penalty.backward().item())
-    assert values[0] == values[1]
 
 
 @pytest.mark.usefixtures("seeded")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import fsmap
-from fsmap.errors import InputError, UnseenStatisticsWarning
+from fsmap.errors import InputError, UnseenStatisticsWarning, UnsupportedModuleError
 
 PX = fsmap.px.Normal(shape=(3,))
 
@@ -37,22 +37,10 @@ def test_a_linear_model_has_a_closed_form(seeded):
     assert_close(found.reg_strength, 0.05 * 0.6 / found.R)
     assert_close(found.current_share, 0.03 * found.R / 0.6)
     assert_close(found.jitter, 1 / (2 * found.reg_strength * 50))
-
-
-def test_it_says_so_in_words(model):
-    text = str(fsmap.suggest_strength(model, PX, loss=1.0, current=1e-3, num_data=100))
-    for share in ("1%", "10%", "100%"):
-        assert f"λR is {share} of the loss (ε = " in text
-    assert "now λ = 0.001: λR is " in text
-    assert "now" not in str(fsmap.suggest_strength(model, PX, loss=1.0))
-
-
-def test_one_ten_and_a_hundred_percent_are_offered(model):
-    found = fsmap.suggest_strength(model, PX, loss=2.0, share=0.5)
-    assert list(found.choices) == [0.01, 0.1, 1.0]
-    for share, strength in found.choices.items():
-        assert_close(strength * found.R, share * 2.0)
-    assert_close(found.reg_strength * found.R, 0.5 * 2.0)
+    assert {s: round(v * found.R / 0.6, 9) for s, v in found.choices.items()} == {
+        0.01: 0.01, 0.1: 0.1, 1.0: 1.0,
+    }  # fmt: skip
+    assert "now λ = 0.03" in str(found)
 
 
 def normalized(track: bool = True) -> nn.Sequential:
@@ -71,20 +59,13 @@ def test_statistics_that_never_saw_data_are_named(seeded):
     fsmap.suggest_strength(model, PX, loss=1.0, batchnorm="frozen")  # has seen a batch
 
 
-def test_modes_that_use_the_batch_need_no_running_statistics(seeded):
-    fsmap.suggest_strength(normalized(), PX, loss=1.0, batchnorm="batch")
-    lm = fsmap.LMAP(normalized(), PX, num_points=16)
-    fsmap.suggest_strength(lm, loss=1.0, x=torch.randn(32, 3))
-    fsmap.suggest_strength(normalized(track=False), PX, loss=1.0)
-
-
 @pytest.mark.parametrize("every", [1, 4])
 def test_wrappers_are_measured_as_they_are_and_left_as_they_were(model, every):
     bare = fsmap.suggest_strength(model, PX, loss=1.0, num_points=16, draws=4, seed=3)
     penalty = fsmap.LaplacianPenalty(model, PX, num_points=16, seed=3, every=every)
-    penalty.regularizer.step = 7
+    penalty.step = 7
     wrapped = fsmap.suggest_strength(penalty, loss=torch.tensor(1.0, requires_grad=True), draws=4)
-    assert penalty.regularizer.step == 7
+    assert penalty.step == 7
     assert math.isfinite(wrapped.stderr)
     if every == 1:
         assert_close(wrapped.R, bare.R)
@@ -113,31 +94,6 @@ def test_joint_r_is_what_lmap_returns(model):
     assert_close(found.R, float(R.mean()))
 
 
-def test_one_draw_has_no_standard_error(model):
-    assert math.isnan(fsmap.suggest_strength(model, PX, loss=1.0, draws=1).stderr)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"loss": 0.0}, "loss must be positive and finite, got 0. If your loss is a log-density"),
-        ({"loss": math.inf}, "loss must be positive and finite, got inf"),
-        ({"loss": 1.0, "share": -1.0}, "share must be positive, got -1"),
-        ({"loss": 1.0, "draws": 0}, "draws must be positive, got 0"),
-    ],
-)
-def test_numbers_out_of_range(model, options, message):
-    with pytest.raises(InputError, match=message):
-        fsmap.suggest_strength(model, PX, **options)
-
-
-def test_what_is_missing_is_named(model):
-    with pytest.raises(InputError, match="a bare module needs px"):
-        fsmap.suggest_strength(model, loss=1.0)
-    with pytest.raises(InputError, match="must be an nn.Module, an LMAP or a .*, got int"):
-        fsmap.suggest_strength(3, PX, loss=1.0)
-
-
 def test_a_model_that_cannot_move_has_no_strength(seeded):
     class Constant(nn.Module):
         def __init__(self):
@@ -149,3 +105,20 @@ def test_a_model_that_cannot_move_has_no_strength(seeded):
 
     with pytest.raises(InputError, match="R is 0 at this p_X, so no λ can be suggested"):
         fsmap.suggest_strength(Constant(), PX, loss=1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"loss": 0.0}, "loss"),
+        ({"loss": math.inf}, "loss"),
+        ({"share": -1.0}, "share"),
+        ({"draws": 0}, "draws"),
+        ({"px": None}, "px"),
+        ({"model": 3}, "int"),
+    ],
+)
+def test_bad_input_is_named(model, options, word):
+    given = {"model": model, "px": PX, "loss": 1.0, **options}
+    with pytest.raises((InputError, UnsupportedModuleError), match=word):
+        fsmap.suggest_strength(given.pop("model"), given.pop("px"), **given)

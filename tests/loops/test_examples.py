@@ -30,6 +30,24 @@ def example(name: str) -> ModuleType:
     return module
 
 
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("padded_batches", 0.5),
+        ("unusual_forward", 2.0),  # the targets' variance is 6
+        ("vocabulary", 7.0),  # log V is 7.6
+        ("compiled", 0.5),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
+def test_loss_and_r(name: str, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    options = {"backend": "aot_eager"} if name == "compiled" else {}
+    loss, R = example(name).main(**options)
+    assert loss < most
+    assert R > 0
+
+
 def test_amp() -> None:
     for loss, R in example("amp").main().values():
         assert loss < 0.5
@@ -48,27 +66,17 @@ def test_adapters() -> None:
     assert loss < 0.3
 
 
-def test_padded_batches() -> None:
-    loss, R = example("padded_batches").main()
-    assert loss < 0.5
-    assert R > 0
+def test_lightning() -> None:
+    assert 0 < example("lightning_module").main(epochs=5)["share"] < 1
 
 
-def test_unusual_forward() -> None:
-    loss, R = example("unusual_forward").main()
-    assert loss < 2.0  # the targets' variance is 6
-    assert R > 0
+def test_transformers() -> None:
+    found = example("huggingface_trainer").main(epochs=12)
+    assert found["loss"][-1] < 0.97 * found["loss"][0]
+    assert min(found["R"]) > 0
 
 
-def test_vocabulary() -> None:
-    loss, R = example("vocabulary").main()
-    assert loss < 7.0  # log V is 7.6
-    assert R > 0
-
-
-@pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
-def test_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
-    loss, R = example("compiled").main(backend="aot_eager")
-    assert loss < 0.5
-    assert R > 0
+def test_ema() -> None:
+    rows = example("ema").main()
+    assert rows["average"]["R"] > 0
+    assert rows["average"]["nll"] < rows["last"]["nll"]

@@ -86,14 +86,17 @@ def test_differences_are_refused_in_half_precision_parameters() -> None:
 @pytest.mark.parametrize("accumulation", [1, 4])
 @pytest.mark.parametrize("bn", [False, True])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_strength_zero_is_the_plain_loop(autocast: bool, bn: bool, accumulation: int) -> None:
+@pytest.mark.parametrize("mode", ["frozen", "batch"])
+def test_strength_zero_is_the_plain_loop(
+    mode: str, autocast: bool, bn: bool, accumulation: int
+) -> None:
     """Bit for bit, outside joint, and with no pass more."""
     trained, passes = [], []
     for wrapped in (False, True):
         net = cells.network(bn).float()
         net[0].register_forward_hook(lambda *_: passes.append(1))
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        lm = fsmap.LMAP(net, cells.px, num_points=3, batchnorm="frozen").attach(optimizer)
+        lm = fsmap.LMAP(net, cells.px, num_points=3, batchnorm=mode).attach(optimizer)
         for _ in range(3):
             for micro in range(accumulation):
                 x, y = cells.micro_batch(0, micro)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 
 from fake_experiment import Squares, only
 from fsmap.paper import engine
-from fsmap.paper.experiment import Frame, Interactive
+from fsmap.paper.closed_form import mixture
+from fsmap.paper.experiment import Claim, Curve, Frame, Interactive
 from fsmap.paper.options import Options
-from fsmap.paper.report import figures
-from fsmap.paper.report.page import Entry, build
-from fsmap.paper.run_folder import write_summary
+from fsmap.paper.report import figures, tables
+from fsmap.paper.report.page import build
+from fsmap.paper.run_folder import RunFolder
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -53,9 +53,8 @@ def address(tmp_path_factory) -> str:
     out = tmp_path_factory.mktemp("page")
     with only(Squares, Pictures):
         outcomes = list(engine.run(["all"], Options(out=out / "runs", silent=True)))
-    assert [outcome.status for outcome in outcomes] == ["finished"] * 2
-    catalogue = [Entry("pictures", group="A"), Entry("squares", group="B"), Entry("absent")]
-    return build([out / "runs"], out / "report", catalogue).as_uri()
+        assert [outcome.status for outcome in outcomes] == ["finished"] * 2
+        return build([out / "runs"], out / "report").as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +98,7 @@ def background(page) -> str:
 def test_it_renders_from_a_file(visit):
     page = visit()
     assert page.locator("article").count() == 2
-    box = page.locator("#pictures .plot svg").first.bounding_box()
+    box = page.locator("#pictures .figures svg.whole").first.bounding_box()
     assert box["width"] > 600
     assert box["height"] > 80
     letters = page.evaluate(
@@ -109,15 +108,36 @@ def test_it_renders_from_a_file(visit):
     assert letters > 20  # the shared outlines are found
 
 
-@pytest.mark.parametrize("width", [320, 390, 768, 1280, 1920])
+@pytest.mark.parametrize("width", [320, 390, 768, 1440])
 def test_the_page_never_scrolls_sideways(visit, width):
     page = visit(width=width)
     for details in page.locator("details").all():
         details.evaluate("element => { element.open = true; }")
-    wide = page.evaluate("document.documentElement.scrollWidth")
-    assert wide <= width
-    table = page.locator("#pictures .numbers .scroll")
-    assert table.evaluate("element => element.scrollWidth > element.clientWidth")  # in its box
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    cells = page.locator("#pictures td, .score td").evaluate_all(
+        "cells => cells.map((cell) => cell.getBoundingClientRect().right)"
+    )
+    if width <= 390:
+        assert max(cells) <= width  # no column off-screen
+
+
+def test_the_first_screen_is_the_scoreboard(visit):
+    page = visit(width=1440)
+    assert page.locator(".score tr").last.bounding_box()["y"] < 900
+    page.click(".score a >> text=very long title")
+    page.wait_for_function("location.hash === '#pictures'")
+
+
+def test_panels_are_stacked_on_a_telephone(visit):
+    page = visit(width=390, height=800)
+    panels = page.locator("#pictures .figures .panels svg")
+    boxes = [panel.bounding_box() for panel in panels.all()]
+    assert len(boxes) == 4
+    tops = [box["y"] for box in boxes]
+    assert tops == sorted(tops)
+    assert all(a["y"] + a["height"] <= b["y"] for a, b in zip(boxes, boxes[1:], strict=False))
+    assert all(box["width"] > 250 for box in boxes)
+    assert not visit().locator("#pictures .panels").first.is_visible()
 
 
 def test_dark_follows_the_system_and_the_button_overrules_it(visit):
@@ -139,8 +159,8 @@ def test_lines_and_letters_of_figures_change_with_the_theme(visit):
         """() => [...document.querySelectorAll("#squares .plot path")]
                  .map((path) => getComputedStyle(path).stroke)"""
     )
-    assert "rgb(108, 176, 245)" in strokes  # the dark twin of FS-MAP's blue
-    assert "rgb(36, 104, 178)" not in strokes
+    assert "rgb(255, 116, 104)" in strokes  # the dark twin of FS-MAP's red
+    assert "rgb(208, 49, 45)" not in strokes
 
 
 def test_the_slider_over_curves_works_by_keyboard(visit):
@@ -195,16 +215,6 @@ def test_hovering_shows_values(visit):
     assert "FS-MAP:" in tip.inner_text()
 
 
-def test_contents_are_folded_on_a_telephone_and_lead_to_the_experiment(visit):
-    page = visit(width=390, height=800)
-    link = page.locator(".contents a", has_text="very long title")
-    assert not link.is_visible()
-    page.click(".contents summary")
-    link.click()
-    page.wait_for_function("location.hash === '#pictures'")
-    assert visit().locator(".contents a").first.is_visible()
-
-
 def test_the_command_can_be_copied_or_is_selected(visit):
     page = visit()
     page.click("#squares .copy")
@@ -224,45 +234,39 @@ def test_paper_is_white_and_everything_unfolded(visit):
 
 
 MARK = "window.hacked = (window.hacked || 0) + 1"
-NAME = f'x"><script>{MARK}</script><img src=x onerror="{MARK}">'
-HOSTILE_SVG = f"""<?xml version="1.0"?>
-<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"
-  viewBox="0 0 10 10" onload="{MARK}">
- <script>{MARK}</script>
- <style>body {{ display: none }}</style>
- <foreignObject><iframe xmlns="http://www.w3.org/1999/xhtml" srcdoc="x"/></foreignObject>
- <meta http-equiv="refresh" content="0; url=https://example.org"/>
- <a xlink:href="javascript:{MARK}"><text>click</text></a>
- <animate onbegin="{MARK}" attributeName="x" dur="1s"/>
- <image href="https://example.org/a.png" onerror="{MARK}" width="1" height="1"/>
- <use xlink:href="data:image/svg+xml,x"/>
- <rect style="fill: url(https://example.org/b)" width="5" height="5"/>
- <g id="a" onclick="{MARK}"><path d="M0 0L9 9" stroke="#000000"/></g>
- <text>&lt;script&gt;{MARK}&lt;/script&gt;</text>
-</svg>"""
+NAME = f'x"><script>{MARK}</script><img src=x onerror="{MARK}">--><script>{MARK}</script>'
+SHORT = "--><script>hacked=1</script>"
+
+
+class Hostile(Squares):
+    """Names, claims and labels that try to run scripts."""
+
+    id = "hostile"
+    title = label = see = protocol = NAME
+
+    def claims(self, rows):
+        return [Claim(NAME, True, NAME, NAME, reason=NAME)]
+
+    def table(self, rows):
+        return [{NAME: NAME, "metric": NAME, "ours": NAME}]
+
+    def draw(self, rows):
+        figure, ax = figures.axes()
+        ax.plot([0, 1], [0, 1], label=NAME)
+        ax.set(xlabel=SHORT, title=SHORT)
+        ax.set_xticks([0, 1], [SHORT, SHORT])
+        return {NAME.replace("/", ""): figure}
+
+    def interactive(self, rows):
+        curve = Curve(NAME, [0, 1], [0, 1])
+        return Interactive(NAME, NAME, [Frame(NAME, [curve], note=NAME)] * 2, NAME, NAME)
 
 
 @pytest.fixture
 def hostile(tmp_path):
-    """A page of a run whose names, claims and pictures try to run scripts."""
-    with only(Squares):
-        next(iter(engine.run(["squares"], Options(out=tmp_path, quick=True, silent=True))))
-    folder = tmp_path / "squares"
-    summary = json.loads((folder / "summary.json").read_text())
-    texts = ("experiment", "title", "label", "see", "size", "command", "device", "protocol")
-    claim = {"claim": NAME, "holds": True, "ours": NAME, "paper": NAME}
-    table = [{NAME: NAME, "metric": NAME, "ours": NAME}]
-    more = {"claims": [claim], "table": table, "deviations": [NAME], "config": {NAME: NAME}}
-    write_summary(folder, summary | dict.fromkeys(texts, NAME) | more)
-    hover = '<metadata id="fsmap-hover">[{"panel": 0, "x": "</script>", "y": "", "name": "&lt;b>",'
-    hover += ' "color": "red", "points": [[1, 1, 1, 1]]}]</metadata></svg>'
-    (folder / "squares.svg").write_text(HOSTILE_SVG.replace("</svg>", hover))
-    slider = json.loads((folder / "interactive.json").read_text())
-    slider |= {"title": NAME, "parameter": NAME}
-    for frame in slider["frames"]:
-        frame |= {"label": NAME, "note": NAME, "svg": HOSTILE_SVG, "curves": []}
-    (folder / "interactive.json").write_text(json.dumps(slider))
-    return build([tmp_path], tmp_path / "report")
+    with only(Hostile):
+        (outcome,) = engine.run(["hostile"], Options(out=tmp_path, quick=True, silent=True))
+        return build([tmp_path], tmp_path / "report")
 
 
 def test_hostile_names_claims_and_pictures_run_nothing(browser, hostile):
@@ -274,19 +278,14 @@ def test_hostile_names_claims_and_pictures_run_nothing(browser, hostile):
     page.goto(hostile.as_uri())
     page.wait_for_timeout(300)
     assert page.evaluate("window.hacked") is None
-    assert page.url == hostile.as_uri()
     assert [url for url in requests if not url.startswith("data:")] == [hostile.as_uri()]
     live = "[...document.querySelectorAll('script')].filter(s => !s.type).length"
-    assert page.evaluate(live) == 3
-    assert page.locator("iframe, foreignObject, meta[http-equiv=refresh], img").count() == 0
+    assert page.evaluate(live) == 4
+    assert page.locator("iframe, foreignObject, img").count() == 0
     handlers = """[...document.querySelectorAll('*')].flatMap(e => e.getAttributeNames())
         .filter(n => n.startsWith('on')).length"""
     assert page.evaluate(handlers) == 0
-    assert page.locator(".plot svg path").count() == 1  # what draws is still there
-    moved = "input => { input.value = 2; input.dispatchEvent(new Event('input')); }"
-    page.locator("input[type=range]").evaluate(moved)  # the page's own scripts run
-    assert page.locator(".frame:not([hidden]) svg").count() == 1
-    assert page.locator("output").text_content() == NAME
+    assert page.locator("output").first.text_content() == NAME  # the page's own scripts run
     assert errors == []
     page.close()
 
@@ -298,3 +297,75 @@ def test_the_policy_stops_a_script_that_gets_in(browser, hostile, tmp_path):
     page.goto(other.as_uri())
     assert page.evaluate("window.hacked") is None
     page.close()
+
+
+@pytest.fixture(scope="module")
+def mixture_page(browser, tmp_path_factory):
+    """Fig. 1 with its live figure."""
+    out = tmp_path_factory.mktemp("mixture")
+    options = Options(out=out, quick=True, silent=True, assignments=("seeds=1",))
+    (outcome,) = engine.run(["mixture-posterior"], options)
+    assert outcome.status == "finished", outcome.reason
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.goto(build([out], out / "report").as_uri())
+    yield page, out
+    page.close()
+
+
+@pytest.mark.parametrize("alpha", [1.2, 10.0])
+def test_the_live_figure_computes_what_python_does(mixture_page, alpha):
+    config = mixture.BMAConfig(seeds=1)
+    (data,) = draws = mixture.draw_data(config)
+    solved = {key: theta[0] for key, theta in mixture.solve(config, draws, alpha).items()}
+    ps, fs = solved["ps-map", "none"], solved["fs-map", mixture.TRUE]
+    average = mixture.quadrature(config, data, alpha, ps).mean
+    found = mixture_page[0].evaluate(
+        """(alpha) => {
+          const start = JSON.parse(document.querySelector(".mixture script.start").textContent);
+          const m = { ...start, alpha }, { solve, average } = window.fsmap.mixture;
+          const ps = solve(m, 0), fs = solve(m, 1);
+          return { ps: ps.map(Math.exp), fs: fs.map(Math.exp), average: average(m, ps[0]) };
+        }""",
+        alpha,
+    )
+    assert found["ps"] == pytest.approx(ps.exp().tolist(), abs=1e-4)
+    assert found["fs"] == pytest.approx(fs.exp().tolist(), abs=1e-4)
+    assert found["average"] == pytest.approx(average.tolist(), rel=1e-4, abs=1e-6)
+
+
+def test_the_live_densities_are_those_of_the_rows(mixture_page):
+    page, out = mixture_page
+    rows = RunFolder(out / "mixture-posterior").rows()
+    for row in tables.select(rows, metric="density", objective=("none", mixture.TRUE)):
+        found = page.evaluate(
+            """(weight) => {
+              const m = JSON.parse(document.querySelector(".mixture script.start").textContent);
+              const { solve, density } = window.fsmap.mixture;
+              const grid = Array.from({ length: 2201 }, (_, i) => -8 + i * 0.005);
+              return density(m, weight, solve(m, 0)[0], grid);
+            }""",
+            int(row.method == "fs-map"),
+        )
+        assert found == pytest.approx(row.value, abs=1e-3)
+
+
+def test_the_live_figure_follows_a_dragged_point_and_the_prior(mixture_page):
+    page, _ = mixture_page
+    note = page.locator(".mixture .note")
+    note.scroll_into_view_if_needed()
+    before = note.inner_text()
+    box = page.locator(".mixture .handle").last.bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x - 40, y - 60, steps=3)
+    page.mouse.up()
+    dragged = note.inner_text()
+    assert dragged != before
+    page.locator(".mixture .handle").last.focus()
+    page.keyboard.press("ArrowUp")
+    assert note.inner_text() != dragged
+    page.locator(".mixture .reset").click()
+    assert note.inner_text() == before
+    page.locator("#live-alpha").fill("15")
+    assert "Nearer to the model average: FS-MAP" in note.inner_text()

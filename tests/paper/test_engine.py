@@ -12,8 +12,8 @@ import fake_experiment
 from fake_experiment import Squares, only, run
 from fsmap.errors import CheckpointError, InputError, MissingDataError
 from fsmap.paper.engine import is_bug, redraw
-from fsmap.paper.rows import read_rows, sealed, unsealed
-from fsmap.paper.run_folder import RunFolder, write_summary
+from fsmap.paper.rows import read_rows
+from fsmap.paper.run_folder import RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     assert outcome.status == "finished"
     here = tmp_path / "squares"
     names = {file.name for file in here.iterdir()}
-    pictures = {"squares.png", "squares.svg", "interactive.json"}
+    pictures = {"squares.png", "squares.svg"}
     assert names == {"rows.jsonl", "units.jsonl", "summary.json"} | pictures
     summary = json.loads((here / "summary.json").read_text())
     assert summary["experiment"] == "squares"
@@ -210,34 +210,17 @@ def test_two_experiments_with_one_id():
         fake_experiment.registry_module.registry()
 
 
-def test_units_that_are_missing_are_said(tmp_path):
-    run(tmp_path, quick=True)
-    here = RunFolder(tmp_path / "squares")
-    header, first, *rest = here.units_file.read_text().splitlines(keepends=True)
-    assert rest
-    here.units_file.write_text(header + first)
-    with pytest.raises(CheckpointError, match="summary"):
-        redraw(Squares(), here)
-    write_summary(here.path, json.loads(here.summary_file.read_text()))
-    redraw(Squares(), here)
-    said = json.loads(here.summary_file.read_text())["deviations"]
-    assert said == [f"1 of {1 + len(rest)} units of this config are here", "made up"]
-    old = unsealed(json.loads(header))
-    old["config"]["gone"] = 1  # a field of an older version
-    here.units_file.write_text(json.dumps(sealed(old)) + "\n" + first)
-    redraw(Squares(), here)
-    assert json.loads(here.summary_file.read_text())["deviations"] == said
-
-
-def test_a_config_that_is_refused_today_can_be_drawn(tmp_path, monkeypatch):
-    run(tmp_path, quick=True)
-
-    def refuse(self, config):
-        raise InputError("no longer")
-
-    monkeypatch.setattr(Squares, "units", refuse)
-    summary = redraw(Squares(), RunFolder(tmp_path / "squares"))
-    assert summary["deviations"] == ["made up"]
+def test_full_means_all_units_of_the_protocol(tmp_path, monkeypatch):
+    monkeypatch.setattr(Squares, "selecting", ("sizes",))
+    (part,) = run(tmp_path, assignments=("sizes=1,2",))
+    assert part.summary["units"] == "2 of 4 units"
+    assert part.summary["deviations"] == ["2 of 4 units", "made up"]
+    (more,) = run(tmp_path, resume=True)
+    assert more.summary["units"] == "full"
+    (quick,) = run(tmp_path / "quick", quick=True)
+    assert quick.summary["units"] == "quick"
+    (other,) = run(tmp_path / "other", assignments=("scale=2",))
+    assert other.summary["units"] == "scale = 2.0"
 
 
 def test_redraw_judges_the_same_rows_with_the_code_of_today(tmp_path, monkeypatch):
@@ -245,13 +228,11 @@ def test_redraw_judges_the_same_rows_with_the_code_of_today(tmp_path, monkeypatc
     here = RunFolder(tmp_path / "squares")
     before = json.loads(here.summary_file.read_text())
     monkeypatch.setattr(Squares, "claims", lambda self, rows: [])
-    monkeypatch.setattr(Squares, "interactive", lambda self, rows: None)
     redraw(Squares(), here)
     after = json.loads(here.summary_file.read_text())
     assert after["claims"] == []
     assert after["command"] == before["command"]
     assert after["seconds"] == before["seconds"]
-    assert not (here.path / "interactive.json").exists()
 
 
 @pytest.mark.parametrize(("name", "lines"), [("units", 0), ("units", 1), ("rows", 0)])

@@ -18,15 +18,15 @@ from fsmap.errors import InputError, MissingDataError, UnsupportedModuleError
 from fsmap.images import ImageSettings
 from fsmap.images.build import build_model
 from fsmap.paper.experiment import Context
-from fsmap.paper.images import landscape, measure, protocol, shift
+from fsmap.paper.images import label_noise, landscape, protocol, shift
+from fsmap.paper.images.at_scale import METHODS, FSMAPAtScale
 from fsmap.paper.images.label_noise import LabelNoise, LaplacianTrace, noisy
 from fsmap.paper.images.landscape import LossLandscape
 from fsmap.paper.images.protocol import BASELINES, SMALL, kind_of
 from fsmap.paper.images.shift import NEW, Shift
 from fsmap.paper.images.table import PAPER, SIZES_PAPER, ImageSize, ImageTable
 from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer, features, heads, without_head
-from fsmap.paper.images.verdict import WORDS, against_plain, look_of, once_named, ran, table_claims
-from fsmap.paper.report import tables
+from fsmap.paper.images.verdict import TUNED, WORDS, compare, look_of, once_named
 from fsmap.paper.rows import Row
 from fsmap.paper.run_folder import Place
 
@@ -73,51 +73,54 @@ def test_full_size_is_the_paper_s(tmp_path: Path):
         assert settings(ImageTable(), px, "cifar10", tmp_path)[0].px == px
 
 
-def test_baselines(tmp_path: Path):
-    s, _ = settings(ImageTable(), "label-smoothing", "fmnist", tmp_path)
-    assert (s.method, s.label_smoothing) == ("ps-map", 0.05)
-    s, _ = settings(ImageTable(), "sam", "fmnist", tmp_path)
-    assert (s.method, s.sam) == ("ps-map", 0.05)
+def test_rows_besides_the_paper_s(tmp_path: Path):
+    found = {
+        row: settings(ImageTable(), row, "fmnist", tmp_path)[0]
+        for row in ("label-smoothing", "sam", "nats", "sam+nats", "wd-1e-2")
+    }
+    assert found["label-smoothing"].label_smoothing == found["sam"].sam == 0.05
+    plain = ("label-smoothing", "sam", "wd-1e-2")
+    assert {row: s.regularized for row, s in found.items()} == {r: r not in plain for r in found}
+    assert found["nats"].reg_nats == found["sam+nats"].reg_nats == 0.05
+    assert (found["nats"].sam, found["sam+nats"].sam) == (0.0, 0.05)
+    assert (found["nats"].px, found["nats"].estimator) == ("kmnist", "jvp")
+    assert found["wd-1e-2"].weight_decay == 1e-2
 
 
 def test_figures_compare_rows_of_the_table():
-    config = LabelNoise.config
-    for row in ("ps-map", "other"):
-        assert row in config.rows
+    for row in ("ps-map", "other", "nats"):
         assert noisy(row, 0.0) == kind_of(row)
         assert noisy(row, 0.2).changes["label_noise"] == 0.2
-    for figure in (LaplacianTrace, LossLandscape, Shift):
-        assert figure.config.rows == config.rows
+    for figure in (LaplacianTrace, LossLandscape, Shift, LabelNoise):
+        assert {"ps-map", "other"} <= set(figure.config.rows)
         assert "rows" in figure.selecting  # a row can be added to a run later
-    assert {"rows", "levels", "seeds"} <= set(LabelNoise.selecting)
-    assert {"rows", "chunk"} <= set(LossLandscape.selecting)
+    assert "levels" in LabelNoise.selecting
 
 
 def test_unknown_rows_are_refused():
     with pytest.raises(InputError, match="kmnist"):
         kind_of("kmnist")
-    for changes in ({"rows": ("ps-map", "l-map")}, {"datasets": ("fmnist", "mnist")}):
-        with pytest.raises(InputError, match="l-map|mnist"):
+    for changes in ({"rows": ("ps-map", "wd-x")}, {"datasets": ("fmnist", "mnist")}):
+        with pytest.raises(InputError, match="wd-x|mnist"):
             dataclasses.replace(ImageTable.config, **changes)
 
 
 @pytest.mark.parametrize(
-    ("experiment", "changes", "message"),
+    ("experiment", "changes", "word"),
     [
-        (LaplacianTrace, {"rows": ("ps-map", "ps-map")}, "rows names something twice: ps-map, ps-"),
-        (LabelNoise, {"levels": (0.0, 0.2, 0.0)}, "levels names something twice: 0.0, 0.2, 0.0"),
-        (LabelNoise, {"levels": (0.0, 1.5)}, "levels are fractions of the labels.*, got 1.5"),
-        (Shift, {"rows": ("othr",)}, "rows: no 'othr'; .* Did you mean 'other'?"),
-        (Shift, {"corruptions": ("fogg",)}, "corruptions: no 'fogg'; there are .*"),
-        (Shift, {"severities": (1, 9)}, "severities: no 9; there are 1, 2, 3, 4, 5."),
-        (LossLandscape, {"steps": 4}, "steps must be odd and at least 3"),
-        (LossLandscape, {"reach": 0.0}, "^reach must be positive"),
-        (LossLandscape, {"directions": 0}, "directions and images must be at least 1"),
-        (ImageTable, {"precision": "foo"}, "precision: no 'foo'; there are fp32"),
+        (LaplacianTrace, {"rows": ("ps-map", "ps-map")}, "twice"),
+        (LabelNoise, {"levels": (0.0, 1.5)}, "1.5"),
+        (Shift, {"rows": ("othr",)}, "other"),
+        (Shift, {"corruptions": ("fogg",)}, "fogg"),
+        (Shift, {"severities": (1, 9)}, "9"),
+        (LossLandscape, {"steps": 4}, "odd"),
+        (LossLandscape, {"reach": 0.0}, "positive"),
+        (LossLandscape, {"directions": 0}, "directions"),
+        (ImageTable, {"precision": "foo"}, "foo"),
     ],
 )
-def test_bad_configs_are_refused_before_anything_is_trained(experiment, changes, message):
-    with pytest.raises(InputError, match=message):
+def test_bad_configs_are_refused_before_anything_is_trained(experiment, changes, word):
+    with pytest.raises(InputError, match=word):
         dataclasses.replace(experiment.config, **changes)
 
 
@@ -128,7 +131,7 @@ def test_a_unit_is_measured_on_its_own_network(tmp_path: Path, monkeypatch):
     def stop(config, run, context):
         raise Enough(run)
 
-    for module in (landscape, shift, measure):
+    for module in (landscape, shift, protocol, label_noise):
         monkeypatch.setattr(module, "trained", stop)
     for kind in (ImageTable, LaplacianTrace, LossLandscape, Shift, LabelNoise):
         experiment = kind()
@@ -143,13 +146,13 @@ def test_a_unit_is_measured_on_its_own_network(tmp_path: Path, monkeypatch):
 
 def test_units_are_single_runs():
     units = ImageTable().units(ImageTable.config)
-    assert len(units) == 3 * 6 + 3 * 4
+    assert len(units) == 3 * 8 + 3 * 5
     assert {u["row"] for u in units if u["dataset"] == "cifar10"}.isdisjoint(BASELINES)
-    assert [u["seed"] for u in units[:6]] == [0] * 6  # seeds outermost
+    assert [u["seed"] for u in units[:8]] == [0] * 8  # seeds outermost
     assert len(ImageSize().units(ImageSize.config)) == 2 * 3 * 8
     noise = LabelNoise().units(LabelNoise.config)
-    assert len(noise) == 3 * 5 * 2
-    assert {(u["seed"], u["level"]) for u in noise[:4]} == {(0, 0.0), (0, 0.2)}  # whole levels
+    assert len(noise) == 3 * 5 * 3
+    assert {(u["seed"], u["level"]) for u in noise[:6]} == {(0, 0.0), (0, 0.2)}  # whole levels
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -182,8 +185,12 @@ def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
     assert found["accuracy"].config["generated"] is True
     assert "generated images" in found["accuracy"].deviations[0]
     assert {"nll_scaled", "temperature", "ood_auroc", "laplacian_other"} <= found.keys()
-    assert len(found["laplacian_other_curve"].value) == config.cifar10_epochs
-    assert len(found["laplacian_joint_curve"].value) == config.cifar10_epochs
+    trace = LaplacianTrace()
+    traced = measured(trace, dataclasses.replace(trace.quick, **tiny()), unit,
+                      context(tmp_path / "laplacian-trace"))  # fmt: skip
+    curves = {row.metric: row.value for row in traced if row.metric.endswith("_curve")}
+    assert set(curves) == {"laplacian_other_curve", "laplacian_joint_curve"}
+    assert {len(curve) for curve in curves.values()} == {config.cifar10_epochs}
     assert len(list((tmp_path / "image-table" / "models").glob("*/done"))) == 1
     config = dataclasses.replace(shift.quick, **tiny(), corruptions=("contrast",), severities=(5,))
     rows += measured(shift, config, unit, context(tmp_path / "shift"))
@@ -233,61 +240,57 @@ PLAIN = {"accuracy": 0.939, "ece": 0.04, "nll": 0.26, "nll_scaled": 0.2}
 BAD = {"accuracy": 0.92, "ece": 0.05, "nll": 0.3, "nll_scaled": 0.25}
 
 
-def judged(rows: list[Row], claims=table_claims) -> dict[str, bool]:
-    return {claim.claim: claim.holds for claim in claims(rows)}
+def verdicts(experiment, rows: list[Row]) -> dict[str, bool | None]:
+    """Verdicts of claims that were tested."""
+    return {claim.claim: claim.holds for claim in experiment.claims(rows) if claim.seeds}
 
 
 def test_claims_of_the_table_come_out_both_ways():
-    rows = made_up({"ps-map": PLAIN, "other": GOOD, "sam": BAD}, "fmnist")
-    good = judged(rows)
-    assert all(good.values())
-    assert "fmnist: PS-MAP's accuracy is the paper's within 0.3" in good
-    bad = judged(made_up({"ps-map": PLAIN, "other": BAD}, "fmnist"))
-    assert sum(bad.values()) == 2  # nothing diverged, PS-MAP is the paper's
-    cifar = {**GOOD, "accuracy": 0.953}
-    good = judged(made_up({"ps-map": {**PLAIN, "accuracy": 0.954}, "other": cifar}, "cifar10"))
-    assert all(good.values())
-    near = "cifar10: PS-MAP's accuracy is at least 95.0 %"
-    for accuracy, holds in ((0.95, True), (0.9499, False)):
-        rows = made_up({"ps-map": {**PLAIN, "accuracy": accuracy}}, "cifar10")
-        assert judged(rows)[near] == holds
+    good = verdicts(ImageTable(), made_up({"ps-map": PLAIN, "other": GOOD, "sam": BAD}, "fmnist"))
+    assert list(good.values()) == [True, True, True]
+    bad = verdicts(ImageTable(), made_up({"ps-map": BAD, "other": {**BAD, "ece": 0.06}}, "fmnist"))
+    assert list(bad.values()) == [False, True, False]
+    ours = {"other": GOOD, "nats": GOOD}
+    cifar = verdicts(
+        ImageTable(), made_up({"ps-map": {**PLAIN, "accuracy": 0.955}, **ours}, "cifar10")
+    )
+    assert list(cifar.values()) == [True, False, False, True, True]
+    short = made_up({"ps-map": PLAIN, "other": GOOD}, "fmnist", epochs=3)
+    assert verdicts(ImageTable(), short) == {}
+    missing = ImageTable().claims(short)
+    assert {claim.reason for claim in missing} == {
+        "no rows", *(f"fsmap run image-table --resume --set datasets={d}"
+                     for d in ("fmnist", "cifar10")),
+    }  # fmt: skip
 
 
-LUCKY = {"accuracy": 0.999, "ece": 0.0, "nll": 1e-3, "nll_scaled": 1e-3}
+def test_differences_are_of_the_seeds_that_both_sides_have_and_need_two_errors():
+    rows = made_up({"ps-map": {"ece": 0.04}, "other": {"ece": 0.03}}, "fmnist")
+    options = {"one": {"row": "other"}, "other": {"row": "ps-map"}, "command": "run"}
+    found = compare("lower", rows, "ece", below=0.0, **options)
+    assert (found.holds, found.seeds, found.source) == (True, 2, "ours")
+    assert (found.effect, found.ours[:15]) == (pytest.approx(-1.0), "3 against 4, −1")
+    lucky = [row._replace(seed=7, value=0.0) for row in rows if row.method == "ps-map"]
+    assert compare("lower", [*rows, *lucky], "ece", below=0.0, **options) == found
+    noisy_rows = [
+        row._replace(value=0.1) if (row.method, row.seed) == ("l-map", 1) else row for row in rows
+    ]
+    assert compare("lower", noisy_rows, "ece", below=0.0, **options).holds is None
+    alone = compare("lower", rows[:1], "ece", below=0.0, paper="2 %", **options)
+    assert (alone.holds, alone.seeds, alone.reason, alone.source) == (None, 0, "run", "paper")
 
 
-def alone(names: tuple[str, ...], dataset: str, **config: object) -> list[Row]:
-    """A seed, better than all others, that only these rows have."""
-    rows = made_up(dict.fromkeys(names, LUCKY), dataset, **config)
-    return [row._replace(seed=7) for row in rows if row.seed == 0]
-
-
-@pytest.mark.parametrize("dataset", ["fmnist", "cifar10"])
-def test_the_table_compares_the_seeds_that_both_sides_have(dataset: str):
-    ours = {**GOOD, "accuracy": 0.938}
-    kinds = {"ps-map": PLAIN, "other": ours, "train": ours, "sam": BAD, "label-smoothing": BAD}
-    rows = made_up(kinds, dataset)
-    expected = list(table_claims(rows))
-    found = list(table_claims([*rows, *alone(("ps-map", "sam", "label-smoothing"), dataset)]))
-    of_all = (0, *(n for n, claim in enumerate(expected) if "PS-MAP's accuracy" in claim.claim))
-    for number, (claim, before) in enumerate(zip(found, expected, strict=True)):
-        assert (claim == before) == (number not in of_all), claim
-    assert sum("against" in claim.ours for claim in found) == 2
-    for metric in ("accuracy", "ece"):
-        some = [row for row in rows if row.metric != metric]
-        assert not any("nan" in claim.ours for claim in table_claims(some))
-    lucky = list(table_claims([*rows, *alone(("other", "train"), dataset)]))
-    kept = [c for c in found if "against" in c.ours]
-    assert [c for c in lucky if "against" in c.ours] == kept
-    nothing = table_claims([*made_up({"ps-map": PLAIN}, dataset), *alone(("other",), dataset)])
-    assert not any("against" in claim.ours for claim in nothing)
-
-
-def test_short_runs_are_not_judged_by_thresholds():
-    rows = made_up({"ps-map": BAD, "other": BAD}, "fmnist", epochs=3)
-    assert list(judged(rows)) == ["no run diverged, and none is left collapsed"]
-    constant = [*rows, *made_up({"ps-map": {"laplacian_train": 0.0}}, "fmnist")]
-    assert not judged(constant)["no run diverged, and none is left collapsed"]
+def test_weight_decay_is_tuned_on_held_out_images():
+    rows = made_up(
+        {
+            "ps-map": {"valid_nll": 0.3, "ece": 0.04},
+            "wd-1e-2": {"valid_nll": 0.2, "ece": 0.02},
+            "wd-1e-1": {"valid_nll": 0.4, "ece": 0.01},
+        },
+        "fmnist",
+    )
+    table = {line["row"]: line["ours"] for line in ImageTable().table(rows)}
+    assert table == {"ps-map": 4.0, TUNED: 2.0}
 
 
 def test_the_table_has_the_contract_s_columns():
@@ -315,63 +318,44 @@ def test_number_of_points():
         for size in (4, 16, 128)
         for row in made_up({"other": values}, "cifar10", num_points=size)
     ]
-    claims = {claim.claim: claim.holds for claim in ImageSize().claims(rows)}
-    assert claims["cifar10: ECE falls as S grows"]
-    assert claims["cifar10: accuracy is not sensitive to S (within 0.5 %)"]
-    ece = next(c.ours for c in ImageSize().claims(rows) if "ECE" in c.claim)
-    assert ece == "0.50 % at S = 4, 0.02 % at S = 128"
+    assert list(verdicts(ImageSize(), rows).values()) == [True, True]
+    same = [row._replace(value=0.02) for row in rows]
+    assert list(verdicts(ImageSize(), same).values()) == [True, None]  # no difference
     assert ImageSize().table(rows)[0]["num_points"] == 4
-    more = alone(("other",), "cifar10", num_points=4)
-    assert ImageSize().claims([*rows, *more])[1:] == ImageSize().claims(rows)[1:]  # shared seeds
-    apart = [*more, *tables.select(rows, num_points=128)]
-    assert len(ImageSize().claims(apart)) == 1
+    assert verdicts(ImageSize(), [row for row in rows if row.config["num_points"] == 4]) == {}
 
 
-def test_label_noise_and_the_laplacian():
-    def rows(laplacian: float) -> list[Row]:
-        values = {
-            "ps-map": {**PLAIN, "laplacian_other": 7e4, "laplacian_joint": 6e4},
-            "other": {
-                **GOOD,
-                "accuracy": 0.94,
-                "laplacian_other": laplacian,
-                "laplacian_joint": 1e4,
-            },
-            "train": {**BAD, "laplacian_other": 7e4, "laplacian_joint": 1e4},
-        }
-        return [r for level in (0.0, 0.2) for r in made_up(values, "cifar10", label_noise=level)]
-
-    claims = {claim.claim: claim.holds for claim in LabelNoise().claims(rows(1e4))}
-    assert len(claims) == 1 + 2 * (2 + 2 * 2)
-    assert all(holds for claim, holds in claims.items() if "training images" not in claim)
-    printed = [claim.claim for claim in LabelNoise().claims(rows(1e4)) if claim.paper]
-    assert printed == [
-        "cifar10: with 20 % random labels L-MAP with D' is more accurate than PS-MAP",
-        "cifar10, 0 % random labels: the final Laplacian in training mode of L-MAP with D' is at "
-        "least 4 times lower than PS-MAP's",
-    ]
-    train = {claim: holds for claim, holds in claims.items() if "training images" in claim}
-    assert {claim for claim, holds in train.items() if holds} == {
-        f"cifar10, {noise} % random labels: the final Laplacian in training mode of L-MAP with "
-        "training images is at least 4 times lower than PS-MAP's"
-        for noise in (0, 20)
+def traced_rows(laplacian: float) -> list[Row]:
+    values = {
+        "ps-map": {**PLAIN, "laplacian_other": 7e4, "laplacian_joint": 6e4},
+        "other": {**GOOD, "accuracy": 0.94, "laplacian_other": laplacian, "laplacian_joint": 1e4},
     }
-    half = [row for row in rows(1e4) if row.method == "ps-map"]
-    assert len(LabelNoise().claims(half)) == 1  # nothing to compare with yet
-    (figure,) = LabelNoise().draw(rows(1e4)).values()
-    assert [len(ax.get_lines()) for ax in figure.axes] == [3, 3, 3]
-    assert {line["row"] for line in LaplacianTrace().table(rows(1e4))} == {
-        *("ps-map", "other", "train")
-    }
-    logged = [line for line in LaplacianTrace().table(rows(1e4)) if line["paper"] is not None]
+    return [r for level in (0.0, 0.2) for r in made_up(values, "cifar10", label_noise=level)]
+
+
+def test_label_noise():
+    rows = traced_rows(1e4)
+    assert list(verdicts(LabelNoise(), rows).values()) == [True, True]
+    same = [row._replace(value=0.5) for row in rows]
+    assert list(verdicts(LabelNoise(), same).values()) == [None, None]  # no difference
+    assert [claim.paper is None for claim in LabelNoise().claims(rows)] == [False, True]
+    half = [row for row in rows if row.method == "ps-map"]
+    assert verdicts(LabelNoise(), half) == {}  # nothing to compare with yet
+    assert len(LabelNoise().claims([])) == 2 * 4  # levels that were not run
+    (figure,) = LabelNoise().draw(rows).values()
+    assert [len(ax.get_lines()) for ax in figure.axes] == [2, 2, 2]
+
+
+def test_the_laplacian():
+    """One claim for both quantities: in training mode, and of the deployed network."""
+    for laplacian, holds in ((1e4, True), (3e4, False)):
+        rows = [row for row in traced_rows(laplacian) if row.config["label_noise"] == 0]
+        assert list(verdicts(LaplacianTrace(), rows).values()) == [holds]
+    logged = [line for line in LaplacianTrace().table(rows) if line["paper"] is not None]
     assert [(line["row"], line["metric"]) for line in logged] == [
         ("ps-map", "laplacian_joint"),
         ("other", "laplacian_joint"),
     ]
-    exactly = [c.holds for c in LaplacianTrace().claims(rows(7e4 / 4)) if "with D'" in c.claim]
-    assert exactly == [True, True]
-    fell = [c.holds for c in LaplacianTrace().claims(rows(3e4)) if "Laplacian" in c.claim]
-    assert fell == [True, True, False, False]  # in training mode, and of the deployed network
 
 
 def test_the_figure_shows_what_was_traced():
@@ -386,24 +370,6 @@ def test_the_figure_shows_what_was_traced():
     rows += made_up({"other": curve}, "cifar10")  # its training mode was not traced
     assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 2
     assert LaplacianTrace().draw(made_up({"ps-map": PLAIN}, "fmnist")) == {}
-
-
-def test_comparisons_are_of_the_same_seeds_and_of_l_map_alone():
-    rows = made_up({"ps-map": {"ece": 0.04}, "sam": {"ece": 0.01}}, "fmnist", label_noise=0.2)
-    assert list(against_plain(rows, "ece")) == []
-    rows += made_up({"ps-map": {"ece": 0.02}, "train": {"ece": 0.03}}, "fmnist", label_noise=0.4)
-    (found,) = against_plain(rows, "ece", label_noise=0.4)
-    assert found[:2] == ("train", "L-MAP with training images")
-    assert (found.mine.mean, found.plain.mean, found.mine.n) == (pytest.approx(3.0), 2.0, 2)
-    assert list(against_plain(rows, "ece", label_noise=0.2)) == []
-    assert list(against_plain(rows, "nll", label_noise=0.4)) == []
-    uneven = [
-        r._replace(value=r.value + r.seed) for r in rows if (r.method, r.seed) != ("l-map", 1)
-    ]
-    (found,) = against_plain(uneven, "ece", label_noise=0.4)
-    assert (found.plain.mean, found.plain.n) == (pytest.approx(2.0), 1)  # of seed 0 alone
-    nobody = [row._replace(seed=7) if row.method == "l-map" else row for row in rows]
-    assert list(against_plain(nobody, "ece")) == []
 
 
 def test_rows_can_be_told_apart():
@@ -428,15 +394,12 @@ def test_flatness():
         },
         "fmnist",
     )
-    assert [claim.holds for claim in LossLandscape().claims(rows)] == [True, True]
-    assert [claim.paper for claim in LossLandscape().claims(rows)] == [None, "visibly flatter"]
-    worse = [row._replace(value=2.1) if row.metric == "rise" else row for row in rows]
-    worse = [row if row.method == "l-map" else old for row, old in zip(worse, rows, strict=True)]
-    train = [row._replace(config={**row.config, "row": "train"}) for row in worse[4:]]
-    claims = LossLandscape().claims([*worse, *train])
-    assert [claim.holds for claim in claims] == [True, False, False]
-    assert [claim.paper for claim in claims] == [None, None, "visibly flatter"]
-    assert [claim.holds for claim in LossLandscape().claims(rows[:2])] == [False]
+    assert list(verdicts(LossLandscape(), rows).values()) == [True]
+    steep = [
+        r._replace(value=2.1) if (r.metric, r.method) == ("rise", "l-map") else r for r in rows
+    ]
+    assert list(verdicts(LossLandscape(), steep).values()) == [False]
+    assert verdicts(LossLandscape(), rows[:2]) == {}
     assert [line["row"] for line in LossLandscape().table(rows)] == ["ps-map", "other"]
 
 
@@ -446,28 +409,14 @@ def test_shift():
         *made_up(values, "cifar10", shift=NEW),
         *made_up(values, "cifar10", shift="corruptions", severity=3),
     ]
-    claims = [claim.holds for claim in Shift().claims(rows)]
-    assert claims == [True] * 5
+    assert list(verdicts(Shift(), rows).values()) == [True] * 4
     printed = [line["paper"] for line in Shift().table(rows) if line["metric"] == "accuracy"]
     assert printed == [89.2, 89.2, None, None, None, None]
-    more = [r for shift in (NEW, "corruptions") for r in alone(("ps-map",), "cifar10", shift=shift)]
-    assert Shift().claims([*rows, *more])[1:] == Shift().claims(rows)[1:]  # [0] is of all runs
     both = [*rows, *made_up({"ps-map": BAD}, "fmnist", shift="corruptions", severity=3)]
     mine = [line for line in Shift().table(both) if line["dataset"] == "fmnist"]
     assert {line["metric"]: line["ours"] for line in mine}["accuracy"] == pytest.approx(92.0)
-    assert len(Shift().claims(both)) == len(claims)
     (figure,) = Shift().draw(both).values()
     assert [len(ax.get_lines()) for ax in figure.axes] == [3, 3, 3, 1, 1, 1]
-
-
-def test_a_network_on_many_test_sets_is_one_run():
-    rows = [
-        row._replace(unit={"row": "ps-map", "seed": row.seed})
-        for severity in (1, 2)
-        for row in made_up({"ps-map": PLAIN}, "cifar10", shift="contrast", severity=severity)
-    ]
-    seeds = len({row.seed for row in rows})
-    assert next(ran(rows)).ours.startswith(f"{seeds} runs, ")
 
 
 def test_standard_errors_are_over_seeds_not_over_corruptions():
@@ -590,7 +539,7 @@ def test_claims_and_the_paper_s_values():
         about = {"form": form, "generated": False, "dataset": "cifar10", "row": method, "px": None}
         about["images"] = 45_000
         metrics = ("nll", "ece", "nll_scaled", "accuracy")
-        return [Row("transfer", m, value, method, 0, about) for m in metrics]
+        return [Row("transfer", m, value, method, seed, about) for m in metrics for seed in (0, 1)]
 
     made = [
         *rows(FINETUNE, "ps-map", 0.2),
@@ -598,17 +547,15 @@ def test_claims_and_the_paper_s_values():
         *rows(FEATURES, "ps-map", 0.1),
         *rows(FEATURES, "l-map", 0.2),
     ]
-    holds = {claim.claim: claim.holds for claim in Transfer().claims(made)}
-    assert holds["finetune: L-MAP's NLL is below PS-MAP's"]
-    assert not holds["features: L-MAP's ECE is below PS-MAP's"]
-    assert not holds["features: L-MAP's NLL after temperature scaling of both is below PS-MAP's"]
-    printed = {claim.claim: claim.paper for claim in Transfer().claims(made)}
-    assert printed["finetune: L-MAP's NLL is below PS-MAP's"] == "0.15 against 0.18"
-    assert list(printed.values()).count(None) == 5  # the paper has no scaled ones, and no features
+    assert verdicts(Transfer(), made) == {
+        f"{words}: L-MAP's {metric} is below PS-MAP's": holds
+        for words, holds in (("Fine-tuned", True), ("Frozen features", False))
+        for metric in ("NLL", "ECE", "NLL after temperature scaling of both")
+    }
+    printed = [claim.paper for claim in Transfer().claims(made)]
+    assert printed == ["0.15 against 0.18", "2.1 against 2.6", *[None] * 4]
     few = [row._replace(config={**row.config, "images": 256}) for row in made]
-    assert len(Transfer().claims(few)) == 1
-    more = [row._replace(seed=1) for row in rows(FINETUNE, "ps-map", 1e-3)]
-    assert Transfer().claims([*made, *more])[1:] == Transfer().claims(made)[1:]  # shared seeds
+    assert verdicts(Transfer(), few) == {}
     printed = {
         (line["form"], line["method"]): line["paper"]
         for line in Transfer().table(made)
@@ -624,3 +571,17 @@ def test_units_and_full_size():
     units = Transfer().units(config)
     assert units[0] == {"form": FEATURES}
     assert len(units) == 1 + 2 * config.seeds
+
+
+def test_the_determinant_on_a_network(tmp_path: Path):
+    experiment = FSMAPAtScale()
+    config = dataclasses.replace(experiment.quick, width=2, limit=32, repeats=1, generated=True)
+    units = experiment.units(config)
+    rows = [row for unit in units for row in measured(experiment, config, unit, context(tmp_path))]
+    found = {row.metric: row.value for row in rows}
+    assert found["gradient_cosine"] > 0.5
+    assert found["log_det_error"] < 5
+    assert {row.config["row"] for row in rows if row.metric == "nll"} == set(METHODS)
+    assert len(experiment.table(rows)) == len(config.sizes) * 2 + 2 + 4 * len(METHODS) + 4
+    assert [claim.seeds for claim in experiment.claims(rows)] == [1, 0, 0]
+    assert list(experiment.draw(rows)) == [experiment.id]

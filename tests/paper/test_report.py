@@ -1,4 +1,4 @@
-"""The page holds everything a run says, escapes it, and needs nothing from outside."""
+"""The page holds everything the rows say, escapes it, and needs nothing from outside."""
 
 from __future__ import annotations
 
@@ -14,22 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_experiment import Squares, only
-from fsmap.errors import CheckpointError, InputError, MissingExtraError
-from fsmap.paper import engine
-from fsmap.paper.options import Options
+from fake_experiment import Squares, only, run
+from fsmap.errors import InputError, MissingExtraError
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.figures import MOST_POINTS, collect, extract
-from fsmap.paper.report.inline_svg import Glyphs, inline, untex
-from fsmap.paper.report.page import Entry, build, find_runs
-from fsmap.paper.report.view import embedded, pivot
-from fsmap.paper.rows import Row
-from fsmap.paper.run_folder import write_summary
+from fsmap.paper.report.page import build, embedded, find_runs
+from fsmap.paper.report.picture import MOST_POINTS, Glyphs, collect, picture, untex
+from fsmap.paper.rows import Claim, Row, judge, not_tested
 
-CATALOGUE = [
-    Entry("missing-one", "Fig. 9", "Something else", "Other things"),
-    Entry("squares", "Fig. 0", "Squares", "Numbers"),
-]
+
+class Absent(Squares):
+    id = "missing-one"
+    label = "Fig. 9"
+    title = "Something else"
 
 
 class Text(HTMLParser):
@@ -41,9 +37,10 @@ class Text(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
+        self.said = ""
         self.feed(text)
         assert self.open == []
+        self.said = " ".join(self.said.split())
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
@@ -58,26 +55,20 @@ class Text(HTMLParser):
 
     def handle_data(self, data):
         if self.open and self.open[-1] not in ("script", "style"):
-            self.text += data
+            self.said += data
 
 
 @pytest.fixture
 def runs(tmp_path):
-    with only(Squares):
+    with only(Squares, Absent):
         for folder, quick in (("runs", True), ("results", False)):
-            options = Options(out=tmp_path / folder, quick=quick, silent=True)
-            (outcome,) = engine.run(["squares"], options)
+            (outcome,) = run(tmp_path / folder, quick=quick)
             assert outcome.status == "finished"
-    return tmp_path
+        yield tmp_path
 
 
-def change(folder, **entries):
-    file = folder / "squares" / "summary.json"
-    write_summary(file.parent, {**json.loads(file.read_text()), **entries})
-
-
-def page_of(runs, *folders, catalogue=CATALOGUE):
-    page = build([runs / name for name in folders], runs / "report", catalogue)
+def page_of(runs, *folders):
+    page = build([runs / name for name in folders], runs / "report")
     assert page == runs / "report" / "index.html"
     text = page.read_text()
     return text, Text(text)
@@ -85,21 +76,21 @@ def page_of(runs, *folders, catalogue=CATALOGUE):
 
 def test_the_page_says_everything(runs):
     _, page = page_of(runs, "runs")
-    said = " ".join(page.text.split())
     for words in (
-        *("Fig. 0", "Squares of small numbers", "The curve is a parabola.", "quick size"),
-        *("1 of 2", "larger numbers have larger squares", "the last square is a million"),
-        *("Claims that do not hold here", "made up", "exact arithmetic", "cpu", "FS-MAP"),
+        *("Fig. 0", "Squares of small numbers", "The curve is a parabola.", "quick"),
+        *("1 of 2 agree, 1 differs", "larger numbers have larger squares", "paper 3"),
+        *("the last square is a million", "made up", "exact arithmetic", "cpu", "FS-MAP"),
         *("1.00 ± 0.10", "fsmap run squares --quick", "commit", "torch", "α = 2", "scaled by 2"),
-        *("Not run yet", "Something else", "fsmap run missing-one"),
+        *("Something else", "not tested", "fsmap run missing-one"),
     ):
-        assert words in said, words
-    labels = [a.get("aria-label") for tag, a in page.tags if tag == "svg"]
-    assert labels.count("holds") == 1
-    assert labels.count("does not hold") == 1
+        assert words in page.said, words
+    verdicts = [a["aria-label"] for _, a in page.tags if a.get("class") == "sign"]
+    assert verdicts.count("agrees") == 2  # in the counts of the head and at the claim
+    assert verdicts.count("differs") == 3  # and on the scoreboard
+    assert verdicts.count("not tested") == 1
 
 
-def test_the_page_needs_nothing_from_outside(runs):
+def test_the_page_needs_nothing_from_outside_and_links_lead_somewhere(runs):
     text, page = page_of(runs, "runs")
     for tag, attributes in page.tags:
         for name in ("src", "href", "xlink:href", "action", "srcset", "poster"):
@@ -108,83 +99,88 @@ def test_the_page_needs_nothing_from_outside(runs):
     assert "@import" not in text
     assert not re.search(r"url\((?!#)", text)
     assert "default-src 'none'" in text
-
-
-def test_names_are_unique_and_links_lead_somewhere(runs):
-    _, page = page_of(runs, "runs")
     names = [a["id"] for _, a in page.tags if a.get("id")]
     assert len(names) == len(set(names))
-    targets = {a["href"][1:] for _, a in page.tags if (a.get("href") or "").startswith("#")}
-    assert targets <= set(names)
-    used = {a["xlink:href"][1:] for _, a in page.tags if a.get("xlink:href")}
-    assert used
-    assert used <= set(names)
+    for key in ("href", "xlink:href"):
+        targets = {a[key][1:] for _, a in page.tags if (a.get(key) or "").startswith("#")}
+        assert targets
+        assert targets <= set(names)
 
 
 def test_a_full_run_is_shown_before_a_quick_one_which_is_named(runs):
     _, page = page_of(runs, "runs", "results")
-    said = " ".join(page.text.split())
-    assert "full size" in said
-    assert (
-        f"Another run: {runs / 'runs' / 'squares'}: quick, cpu, 1 of 2 claims agree, 1 differs."
-        in said
-    )
-    assert said.count("The curve is a parabola.") == 1
+    assert f"Another run: {runs / 'runs' / 'squares'}: quick" in page.said
+    assert page.said.count("The curve is a parabola.") == 1
+    _, alone = page_of(runs, "results/squares")  # a single run
+    assert "The curve is a parabola." in alone.said
 
 
-def test_one_run_can_be_named_and_need_not_be_in_the_catalogue(runs):
-    _, page = page_of(runs, "runs/squares", catalogue=[])
-    assert "Other runs" in page.text
+def test_a_damaged_run_is_named_and_does_not_stop_the_others(runs):
+    file = runs / "results" / "squares" / "rows.jsonl"
+    file.write_text(file.read_text().replace('"value": 1.0', '"value": 7.0'))
+    _, page = page_of(runs, "results", "runs")
+    assert f"{runs / 'results' / 'squares'} is damaged: 1 units do not match" in page.said
+    assert "The curve is a parabola." in page.said  # of the quick run
+    (runs / "runs" / "squares" / "units.jsonl").unlink()
+    (runs / "runs" / "squares").rename(runs / "runs" / "unheard-of")
+    _, page = page_of(runs, "results", "runs")
+    assert "unheard-of is damaged" in page.said
+    assert "The curve is a parabola." not in page.said
 
 
-def test_text_is_escaped(runs):
+def test_rows_that_cannot_be_judged_are_said(runs, monkeypatch):
+    monkeypatch.setattr(Squares, "claims", lambda self, rows: {}["gone"])
+    _, page = page_of(runs, "runs")
+    assert "its rows (quick) cannot be drawn: KeyError" in page.said
+
+
+@pytest.mark.parametrize(
+    ("claims", "words"),
+    [
+        ([Claim("a", True)], "Squares of small numbers The curve"),
+        ([Claim("a", True), Claim("b", False)], "(1 of 2 claims agree, 1 differs): The curve"),
+        ([judge("a", 1.0, 2.0, 5, below=0)], "(0 of 1 claims agree, 1 undecided): The curve"),
+        ([not_tested("a", "fsmap run more")], "(0 of 1 claims agree, 1 not tested): The curve"),
+        ([Claim("a", True, source="check")], "(no claim was judged): The curve"),
+    ],
+)
+def test_the_sentence_is_chosen_by_the_rows(runs, monkeypatch, claims, words):
+    monkeypatch.setattr(Squares, "claims", lambda self, rows: claims)
+    assert words in page_of(runs, "runs")[1].said
+
+
+def test_claims_of_the_paper_of_ours_and_checks_are_apart(runs, monkeypatch):
+    ours = judge("ours falls", -1.0, 0.1, 5, below=0, source="ours")
+    claims = [ours, not_tested("b", "fsmap run more"), Claim("sane", True, source="check")]
+    monkeypatch.setattr(Squares, "claims", lambda self, rows: claims)
+    said = page_of(runs, "runs")[1].said
+    assert "Claims of the paper b not tested: fsmap run more" in said
+    assert "Our own claims ours falls effect −1.00 ± 0.10seeds 5" in said
+    assert "Checks sane" in said
+    assert "The paper's claims 1 not tested Our own 1 agree" in said
+
+
+def test_text_is_escaped(runs, monkeypatch):
     nasty = "</script><script>alert(1)</script> & <b>"
-    change(runs / "runs", title=nasty, claims=[{"claim": nasty, "holds": True, "ours": nasty}])
-    file = runs / "runs" / "squares" / "interactive.json"
-    slider = json.loads(file.read_text())
-    slider["frames"][0]["note"] = slider["frames"][0]["curves"][0]["name"] = nasty
-    file.write_text(json.dumps(slider))
+    monkeypatch.setattr(Squares, "title", nasty)
+    monkeypatch.setattr(Squares, "table", lambda self, rows: [{nasty: nasty}])
+    monkeypatch.setattr(Squares, "claims", lambda self, rows: [Claim(nasty, True, nasty, nasty)])
     text, page = page_of(runs, "runs")
     assert "alert(1)</script>" not in text
-    assert nasty in page.text
-    assert all(attributes.get("src") is None for _, attributes in page.tags)
+    assert nasty in page.said
+    assert "<" not in embedded({"a": "</script>\u2028"})
+    assert json.loads(embedded({"b": [1.5, float("nan")]})) == {"b": [1.5, "nan"]}
 
 
-def test_embedded_json_is_read_back():
-    data = {"a": "</script>\u2028", "b": [1.5, float("nan")]}
-    assert "<" not in embedded(data)
-    assert json.loads(embedded(data)) == {"a": "</script>\u2028", "b": [1.5, "nan"]}
-
-
-def test_a_summary_with_the_contracts_entries_only_is_enough(runs):
-    file = runs / "runs" / "squares" / "summary.json"
-    keep = "experiment size protocol seconds device commit claims table".split()
-    whole = json.loads(file.read_text())
-    write_summary(file.parent, {key: whole[key] for key in keep})
-    (runs / "runs" / "squares" / "interactive.json").unlink()
-    text, page = page_of(runs, "runs")
-    assert "fsmap run squares" in page.text
-    assert 'aria-label="squares: squares"' in text  # the picture is found by its file
-
-
-def test_nothing_to_show(tmp_path):
+def test_nothing_to_show_and_nowhere_to_write(runs, tmp_path):
     with pytest.raises(InputError, match="nowhere"):
         find_runs([tmp_path / "nowhere"])
-    with pytest.raises(InputError, match="finished"):
-        find_runs([tmp_path])
-
-
-def test_a_damaged_summary_is_named(runs):
-    file = runs / "runs" / "squares" / "summary.json"
-    file.write_text("{")
-    with pytest.raises(CheckpointError, match="summary.json"):
-        find_runs([runs / "runs"])
-
-
-def test_an_unwritable_folder(runs):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="no run"):
+        find_runs([tmp_path / "empty"])
     (runs / "file").write_text("in the way")
     with pytest.raises(InputError, match="write"):
-        build([runs / "runs"], runs / "file", CATALOGUE)
+        build([runs / "runs"], runs / "file")
 
 
 def make():
@@ -207,44 +203,62 @@ def figure():
     return make()
 
 
-def test_the_style_leaves_no_trace(figure):
+def test_the_style_leaves_no_trace_and_every_color_has_a_dark_twin(figure):
     before = dict(matplotlib.rcParams)
     figures.to_svg(figure)
-    with figures.style():
-        assert matplotlib.rcParams["font.family"] == ["STIXGeneral", "DejaVu Sans"]
     assert dict(matplotlib.rcParams) == before
-
-
-def test_every_color_of_the_style_has_a_dark_twin():
     used = {figures.INK, figures.MUTED, figures.GRID, figures.PAPER, *figures.COLORS.values()}
     assert used == set(figures.DARK)
 
 
 def test_files_are_written_and_the_same_for_the_same_values(tmp_path):
-    figures.save(make(), tmp_path, "one")
-    figures.save(make(), tmp_path, "two")
+    for name in ("one", "two"):
+        figures.save(make(), tmp_path, name)
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "one.svg").read_text() == (tmp_path / "two.svg").read_text()
-    assert {file.name for file in tmp_path.iterdir()} == {
-        *("one.png", "one.svg", "two.png", "two.svg")
-    }
+    assert "<image" in (tmp_path / "one.svg").read_text()  # a mesh
 
 
 def test_hover_values_lie_where_the_svg_draws_them(figure):
-    svg, series = extract(figures.to_svg(figure))
-    assert "fsmap-hover" not in svg
-    line, dots = series  # the axhline is no series; nor is the band
-    assert (line["name"], line["color"]) == ("FS-MAP", figures.COLORS["fs-map"])
+    made = picture(figure, "p", Glyphs())
+    line, dots = made.hover  # the axhline is no series; nor is the band
+    assert (line["name"], line["color"]) == ("FS-MAP", "var(--fs-map)")
+    assert (line["x"], line["y"]) == ("points N", "ε & <b>")
     assert [point[2:] for point in line["points"]] == [[1, 1], [10, 2], [100, 4]]
-    marks = [
-        (float(use.get("x")), float(use.get("y")))
-        for use in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}use")
-        if figures.COLORS["fs-map"] in use.get("style", "")
-    ]
+    uses = re.findall(
+        r'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="fill: var\(--fs-map', made.markup
+    )
     for px, py, *_ in line["points"]:
-        assert min(abs(px - x) + abs(py - y) for x, y in marks) < 0.05
+        assert min(abs(px - float(x)) + abs(py - float(y)) for x, y in uses) < 0.05
     assert dots["name"] == "data"
     assert [point[2:] for point in dots["points"]] == [[1, 2]]  # the other one is outside
+    assert len(made.panels) == 2
+
+
+def test_tooltips_name_series_seed_and_category():
+    made, ax = figures.axes()
+    ax.plot([0], [1.0], "o", color="red", label="PS-MAP")
+    ax.plot([1.1], [2.0], "o", color="red", label="_PS-MAP, seed 3")
+    ax.errorbar([0.1], [2.0], yerr=[0.1], color="blue", marker="s", label="L-MAP")
+    ax.errorbar([1.2], [2.5], yerr=[0.1], color="blue", marker="s")
+    ax.set_xticks([0, 1], ["fmnist", "cifar10"])
+    ax.set_title("ECE, %")
+    made.canvas.draw()
+    found = [(s["name"], s["points"][0][2], s["y"]) for s in collect(made)]
+    assert found == [
+        ("PS-MAP", "fmnist", "ECE, %"),
+        ("PS-MAP, seed 3", "cifar10", "ECE, %"),
+        ("L-MAP", "fmnist", "ECE, %"),
+        ("L-MAP", "cifar10", "ECE, %"),
+    ]
+
+
+def test_a_dense_line_is_thinned_for_hovering():
+    made, ax = figures.axes()
+    ax.plot(np.linspace(0, 1, 10_000))
+    figures.to_svg(made)
+    (line,) = collect(made)
+    assert 100 < len(line["points"]) <= MOST_POINTS
 
 
 @pytest.mark.parametrize(
@@ -260,50 +274,22 @@ def test_logarithmic_axes_have_plain_labels(top, labels):
     assert shown == labels
 
 
-def test_a_dense_line_is_thinned_for_hovering():
-    made, ax = figures.axes()
-    ax.plot(np.linspace(0, 1, 10_000))
-    figures.to_svg(made)
-    (line,) = collect(made)
-    assert 100 < len(line["points"]) <= MOST_POINTS
-
-
-def test_a_mesh_becomes_an_image(figure):
-    assert "<image" in figures.to_svg(figure)
-
-
 def test_pictures_share_letters_and_no_names(figure):
     glyphs = Glyphs()
-    svg = figures.to_svg(figure)
-    one, two = (inline(svg, prefix, 'a "title" & <more>', glyphs) for prefix in "ab")
+    one, two = (picture(figure, prefix, glyphs) for prefix in "ab")
     names = []
-    for picture in (one, two):
-        tree = ElementTree.fromstring(picture.markup)  # still well-formed
-        assert tree.get("aria-label") == 'a "title" & <more>'
+    for made in (one, two):
+        tree = ElementTree.fromstring(made.markup.replace("xlink:", ""))  # still well-formed
         names.append({e.get("id") for e in tree.iter() if e.get("id")})
-        assert all(name.startswith(("a-", "b-")) for name in names[-1])
-        assert not any(color in picture.markup for color in figures.DARK)
+        assert all(name.startswith(("a", "b")) for name in names[-1])
+        assert not any(color in made.markup for color in figures.DARK)
+        assert "<style" not in made.markup
     assert not names[0] & names[1]
     letters = {e.get("id") for e in ElementTree.fromstring(glyphs.markup()).iter("path")}
-    used = one.markup.count('href="#STIX')
-    assert letters
-    assert used > 0
-    assert all(
-        part.split('"')[0] in letters
-        for part in one.markup.split('href="#')[1:]
-        if part.startswith("STIX")
-    )
+    used = set(re.findall(r'href="#(STIX[^"]*)"', one.markup))
+    assert used
+    assert used <= letters
     assert (one.width, one.height) == (2 * 3.3 * 72, 2.5 * 72)
-    assert one.hover[0]["color"] == "var(--fs-map)"
-    assert one.hover[0]["x"] == "points N"
-    assert one.hover[0]["y"] == "ε & <b>"
-
-
-def test_a_picture_without_values():
-    svg = '<?xml version="1.0"?><svg viewBox="0 0 4 2"><g id="x"/></svg>'
-    found = inline(svg, "p", "t", Glyphs())
-    assert found.hover == []
-    assert (found.width, found.height) == (4, 2)
 
 
 def test_labels_lose_their_tex():
@@ -318,50 +304,41 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch):
 
 
 def entry(metric: str, ours: float, **more: object) -> dict[str, object]:
-    return {"dataset": "fmnist", "px": None, "metric": metric, "ours": ours, "runs": 3, **more}
+    about = {"dataset": "fmnist", "row": "other", "method": "l-map", "px": "kmnist"}
+    return {**about, "metric": metric, "ours": ours, "stderr": 0.1234, "runs": 3, **more}
 
 
-def test_lines_of_one_run_become_one():
+def test_a_table_of_images_is_laid_out_as_the_papers():
     table = [
-        entry("accuracy", 93.91, stderr=0.12, paper=93.9, paper_stderr=0.1),
-        entry("nll_scaled", 0.2),
-        {**entry("accuracy", 95.0), "dataset": "cifar10"},
+        entry("accuracy", 93.9, paper=93.9, paper_stderr=0.1),
+        entry("temperature", 1.2),
+        entry("ece", 4.0, dataset="cifar10", runs=2),
+        entry("accuracy", 95.0, dataset="cifar10", row="ps-map", stderr=math.nan),
     ]
-    first, second = pivot(table)
-    assert first == {
-        "dataset": "fmnist",
-        "px": None,
-        "accuracy %": "93.91 ± 0.12 (93.90 ± 0.10)",
-        "NLL after T": "0.2",
-        "runs": 3,
-    }
-    assert second["accuracy %"] == "95"
-    assert list(second) == list(first)  # the same columns in the same order, blank or not
-    assert second["NLL after T"] == ""
+    main, more = tables.arranged(table, "images")
+    assert main.groups == [("", 1), ("FashionMNIST", 1), ("CIFAR-10", 2), ("", 1)]
+    assert main.header == ["row", "Acc. ↑ %", "ECE ↓ %", "Acc. ↑ %", "seeds"]
+    assert main.labels[1] == "FashionMNIST Acc. ↑ %"
+    assert [[cell.text for cell in line] for line in main.lines] == [
+        ["L-MAP, D'", "93.90 ± 0.12", "4.00 ± 0.12", "—", "3"],
+        ["PS-MAP", "—", "—", "95.00", "3"],
+    ]
+    assert [cell.sub for cell in main.lines[0]] == ["", "(93.9 ± 0.1)", "2 seeds", "", ""]
+    assert more.name == "More metrics"
 
 
-def test_another_table_stays():
-    table = [{"run": "a", "nll": 1.0}, entry("nll", 2.0)]
-    assert pivot(table) == table
-
-
-def test_a_column_per_method_says_what_differs():
-    line = {"dataset": "boston", "protocol": "fair", "stderr": 0.01, "runs": 20}
+def test_a_table_of_uci_has_a_column_per_data_set():
+    line = {"protocol": "fair", "stderr": 0.01, "runs": 20}
     table = [
-        {**line, "method": "L-MAP", "ours": 0.3, "reg_strength": 1e-5, "edge": "λ↓", "paper": 0.35},
-        {**line, "method": "scikit-learn MLP", "ours": 0.4, "alpha": 1.0, "edge": None, "runs": 5},
-        {**line, "method": "once", "ours": 0.5, "runs": 1},
+        {**line, "dataset": "boston", "method": "l-map", "ours": 0.3, "edge": "λ↓", "paper": 0.35},
+        {**line, "dataset": "boston", "method": "ridge", "ours": 0.4, "edge": None},
+        {**line, "dataset": "naval", "method": "l-map", "ours": 0.03, "runs": 5},
     ]
-    assert pivot(table, "method") == [
-        {
-            "dataset": "boston",
-            "protocol": "fair",
-            "L-MAP": "0.300 ± 0.010 (0.35) λ↓",
-            "scikit-learn MLP": "0.400 ± 0.010, 5 runs",
-            "once": "0.500 ± 0.010, 1 run",
-            "runs": 20,
-        }
-    ]
+    (made,) = tables.arranged(table, "uci")
+    assert made.header == ["method", "boston", "naval", "seeds"]
+    assert made.lines[0][1] == ("0.300 ± 0.010", "(0.350) λ↓")
+    assert made.lines[0][2] == ("0.030 ± 0.010", "5 seeds")
+    assert made.lines[1][2] == ("—", "")
 
 
 def rows():
@@ -388,11 +365,17 @@ def test_means_of_few_or_bad_values():
     assert tables.mean([1.0, math.inf]).mean == math.inf
 
 
-def test_select_by_field_and_by_config():
+def test_rows_are_selected_by_field_and_by_config():
     assert len(tables.select(rows(), metric="rmse", n_train=100)) == 6
     assert len(tables.select(rows(), method=("ps-map", "fs-map"), seed=0)) == 5
     assert tables.select(rows(), n_train=300) == []
-    assert tables.select(rows(), experiment="other") == []
+
+
+def test_seeds_are_paired():
+    chosen = tables.select(rows(), metric="rmse", n_train=100)
+    found = tables.paired(tables.select(chosen, method="ps-map", seed=(1, 2)),
+                          tables.select(chosen, method="fs-map"))  # fmt: skip
+    assert found == (100.0, 0.0, 2)
 
 
 def test_a_line_is_sorted_and_averaged():

@@ -295,7 +295,7 @@ def test_help_has_examples(capsys):
 
 def test_a_place_that_cannot_be_written_is_found_before_training(here, capsys, monkeypatch):
     houses(here / "houses.csv")
-    monkeypatch.setattr("fsmap.tables.fit.fit_table", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("fsmap.tables.model.fit_table", lambda *_: pytest.fail("trained"))
     code, _, err = run(capsys, "fit", "houses.csv", "--target", "price", "--out", "m" * 300)
     assert code == 2
     assert "too long" in err

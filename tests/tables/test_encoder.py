@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from fsmap.errors import InputError
 from fsmap.tables.encoder import (
     FLAG_STD,
-    Encoder,
     UnseenWarning,
     find_target,
     infer,
@@ -65,14 +62,6 @@ def test_columns_are_found_by_name_and_others_ignored(known):
     shuffled = Table({n: known.columns[n] for n in ("height", "town", "age")})
     extra = Table({**shuffled.columns, "other": np.array(["x"] * 4, dtype=object)})
     np.testing.assert_array_equal(encoder.encode(extra), encoder.encode(known))
-
-
-def test_plain_json_and_back(known):
-    encoder = learn(known, ["age", "town", "height"])
-    text = json.dumps(encoder.to_json())
-    again = Encoder.from_json(json.loads(text), encoder.mean, encoder.std)
-    assert again.columns == encoder.columns
-    np.testing.assert_array_equal(again.encode(known), encoder.encode(known))
 
 
 def test_a_level_of_missing_values():

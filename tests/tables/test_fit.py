@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fsmap.errors import InputError
-from fsmap.tables.fit import TableOptions, fit_table
-from fsmap.tables.model import load_model
+from fsmap.tables.model import TableOptions, fit_table, load_model
 from fsmap.tables.network import CHOICES
 from fsmap.tables.reader import Table, read_table
 from small_tables import flowers, houses

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fsmap.paper.report import table_page
-from fsmap.tables.fit import TableOptions, fit_table
+from fsmap.tables.model import TableOptions, fit_table
 from fsmap.tables.reader import read_table
 from small_tables import flowers, houses
 
@@ -46,7 +46,8 @@ def test_the_verdict_comes_first_with_the_base_rate(fitted):
     text = table_page.verdict(fitted)
     assert text.startswith(table_page.NAMES[fitted.model.chosen])
     assert "base rate" in text
-    assert "per row" in text
+    assert "Recommendation: use it" in text
+    assert "per test row" in text
     page = render(fitted)
     assert page.index("base rate") < page.index('id="methods"')
 

@@ -25,7 +25,7 @@ from fsmap.errors import (
 )
 from fsmap.train import ensemble
 from fsmap.train.loop import Settings
-from fsmap.train.optim import adamw, warmup
+from fsmap.train.optim import Schedule
 from fsmap.train.population import initialize, start
 from fsmap.types import Batch, Params
 
@@ -128,7 +128,7 @@ CHUNKED = [
 def test_a_member_is_the_same_run_alone(name: str, chunk: object):
     build, axes = BUILDS[name]
     f, _ = fsmap.functional(mlp())
-    knobs = RUN | {"steps": 8, "chunk": chunk, "clip": 3.0, "schedule": warmup(5)}
+    knobs = RUN | {"steps": 8, "chunk": chunk, "clip": 3.0, "schedule": Schedule(warmup=5)}
     grid = Grid(**axes, seed=[0, 7])
     assert_members_are_runs_alone(
         build, grid, f, lambda s: initialize(f.module, s), data(), **knobs
@@ -148,7 +148,7 @@ def test_a_resumed_population_keeps_r0(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "moving",
-    [sgd(1e-3, momentum=0.9, nesterov=True), adamw(0.02, weight_decay=0.1)],
+    [sgd(1e-3, momentum=0.9, nesterov=True), adam(0.02, betas=(0.8, 0.9))],
     ids=lambda m: m.name,
 )
 @pytest.mark.parametrize("batch_size", [None, 40])
@@ -169,27 +169,6 @@ def test_splits(batch_size: int | None):
     build = BUILDS["l_map_jvp"][0]
     init = lambda s: initialize(f.module, s)  # noqa: E731
     assert_members_are_runs_alone(build, grid, f, init, train, **RUN | {"batch_size": batch_size})
-    whole = Batch(
-        torch.cat([t.x for t in train.values()]), torch.cat([t.y for t in train.values()])
-    )
-    rows = {"b": range(24, 48), "a": torch.arange(24)}
-    one, _ = fit_population(build, grid, f, train, **RUN)
-    two, _ = fit_population(build, grid, f, (whole, rows), **RUN)
-    assert all(torch.equal(one.params[n], two.params[n]) for n in one.params)
-
-
-@pytest.mark.parametrize("batch_size", [None, 8])
-def test_a_single_set_of_rows_is_not_all_data(batch_size: int | None):
-    f, _ = fsmap.functional(mlp())
-    x, y = data()
-    many = (torch.cat([x + 9, x, x + 5]), torch.cat([y, y, y]))
-    knobs = RUN | {"batch_size": batch_size}
-    states, _ = fit_population(
-        ps_map, Grid(prior_std=[1.0], split=[3]), f, (many, {3: torch.arange(24, 48)}), **knobs
-    )
-    alone, _ = fit(ps_map(1.0), f, initialize(f.module, 0), (x, y), **knobs)
-    for n, p in alone.params.items():
-        torch.testing.assert_close(states.params[n][0], p, **SAME)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +176,7 @@ def test_a_single_set_of_rows_is_not_all_data(batch_size: int | None):
     [
         (data(), r"'split' axis.*got Batch"),
         ([data()], r"the splits \[1\], and data has only \[0\]"),
-        ([data(), (data().x[1:], data().y[1:])], r"same size, got \{0: 24, 1: 23\}"),
-        ((data(), [[0, 1], [0]]), r"same size, got \{0: 2, 1: 1\}"),
+        ([data(), (data().x[1:], data().y[1:])], r"same size, got \[24, 23\]"),
     ],
 )
 def test_bad_sets_are_refused(train: object, text: str):
@@ -243,46 +221,6 @@ def test_shared_parameters_and_dropout():
     assert_members_are_runs_alone(
         BUILDS["l_map_fd"][0], grid, f, init, data(), **RUN | {"steps": 6}
     )
-
-
-def test_classification():
-    it = case("wide")
-    y = torch.tensor([0, 1, 2, 1, 0])
-
-    def build(prior_std: object) -> fsmap.Objective:
-        return fsmap.ps_map(fsmap.Categorical(), fsmap.Normal(prior_std), num_data=5)
-
-    knobs = RUN | {"batch_size": 3}
-    assert_members_are_runs_alone(
-        build, Grid(prior_std=[0.5, 2.0]), it.f, lambda s: dict(it.params), (it.x, y), **knobs
-    )
-
-
-def test_neighbors_do_not_matter():
-    f, _ = fsmap.functional(mlp())
-    build = BUILDS["l_map_jvp"][0]
-    many, _ = fit_population(
-        build, Grid(prior_std=[0.1, 1.0], jitter=[0.1, 5.0], seed=range(4)), f, data(), **RUN
-    )
-    few, _ = fit_population(
-        build, Grid([{"prior_std": 1.0, "jitter": 5.0, "seed": 2}]), f, data(), **RUN
-    )
-    k = many.grid.members.index({"prior_std": 1.0, "jitter": 5.0, "seed": 2})
-    for n, p in few.params.items():
-        torch.testing.assert_close(many.params[n][k], p[0], **SAME)
-
-
-def test_float32_agrees_to_rounding():
-    f, _ = fsmap.functional(mlp().float())
-    grid = Grid(prior_std=[0.5, 2.0], jitter=[0.1], seed=range(2))
-    build = BUILDS["l_map_jvp"][0]
-    states, _ = fit_population(build, grid, f, data(), **RUN)
-    for k, m in enumerate(grid):
-        start = initialize(f.module, m["seed"])
-        state, _ = fit(build(m["prior_std"], m["jitter"]), f, start, data(), seed=m["seed"], **RUN)
-        for n, p in state.params.items():
-            assert p.dtype == torch.float32
-            torch.testing.assert_close(states.params[n][k], p, rtol=1e-4, atol=1e-4)
 
 
 def test_p_x_may_depend_on_a_hyper_parameter():
@@ -467,7 +405,7 @@ ONE = Grid(prior_std=[1.0])
             ps_map,
             Grid(prior_std=[1.0], seed=[1, 2]),
             {"init": lambda seed: {"w": torch.ones(seed)}},
-            r"one architecture, but seed 2",
+            r"one architecture.*\(2,\)",
         ),
         (
             lambda a: ps_map(2.0 if a > 1 else 1.0),
@@ -563,7 +501,7 @@ def test_small_members_go_together_and_large_ones_one_by_one():
 
 def test_memory_limits_the_chunk(monkeypatch: pytest.MonkeyPatch):
     members = stack().members
-    objective, sample = members.objective(0), members.splits.data
+    objective, sample = members.objective(0), members.data
     draws = stack().feeder.single(stack().feeder.make(0), 0)[1]
     needed = ensemble.member_bytes(members.f, members.first(0), sample, objective, draws)
     functional = sys.modules["fsmap.functional"]  # fsmap.functional is the function

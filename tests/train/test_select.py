@@ -9,7 +9,8 @@ import torch
 
 from fsmap import Grid, select
 from fsmap.errors import DivergedError, EdgeOfGridWarning, InputError
-from fsmap.train.population import PopulationBest, PopulationState
+from fsmap.train.loop import Best
+from fsmap.train.population import PopulationState
 
 X = torch.ones(4, 1)
 ZEROS = (X, torch.zeros(4, 1))
@@ -101,7 +102,7 @@ def test_the_best_parameters_may_be_measured_instead():
     ):
         select(states, on=ZEROS, by=error, use_best=True)
     kept = {"w": torch.tensor([[9.0], [1.0], [2.0]])}
-    states = states._replace(best=PopulationBest(kept, torch.tensor([1, 1, 1]), torch.zeros(3)))
+    states = states._replace(best=Best(kept, torch.tensor([1, 1, 1]), torch.zeros(3)))
     found = select(states, on=ZEROS, by=error, use_best=True)
     assert found.choices[0].value == 1.0
 
@@ -114,7 +115,7 @@ def test_only_seeds_and_splits_can_choose():
 def test_a_member_is_what_fit_returns():
     states = predicts(Grid(lam=[1, 2]), [1.0, 2.0])
     best = {"w": torch.tensor([[3.0], [4.0]])}
-    states = states._replace(best=PopulationBest(best, torch.tensor([7, 0]), torch.zeros(2)))
+    states = states._replace(best=Best(best, torch.tensor([7, 0]), torch.zeros(2)))
     one = states.member(0)
     assert (one.params["w"].item(), one.step) == (1.0, 10)
     assert (one.best.params["w"].item(), one.best.step, one.best.value) == (3.0, 7, 0.0)

@@ -13,17 +13,16 @@ import math
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsmap.errors import InputError
-from fsmap.functional import Replacing, functional
+from fsmap.functional import functional
 from fsmap.linalg.estimators import trace
 from fsmap.linalg.probes import normal
-from fsmap.linalg.second_order import BatchNorm, batch_norm
 from fsmap.lmap.batchnorm import unfrozen
 from fsmap.types import Params
 
@@ -56,13 +55,10 @@ def _normalized(d: Tensor, weight: Tensor) -> Tensor:
     return d * scale.reshape(*scale.shape, *(1,) * (weight.dim() - 1))
 
 
-def check_walk(steps: int, reach: float, chunk: int | None, *, dashes: str = "") -> None:
-    """Raise InputError for a walk that has no middle, no length or no directions at a time."""
+def check_walk(steps: int, reach: float, *, dashes: str = "") -> None:
+    """Raise InputError for a walk that has no middle or no length."""
     if steps % 2 == 0 or steps < 3:
         message = f"{dashes}steps must be odd and at least 3, so that 0 is one of them, got {steps}"
-        raise InputError(message)
-    if chunk is not None and chunk < 1:
-        message = f"{dashes}chunk must be at least 1, got {chunk}"
         raise InputError(message)
     if not 0 < reach < math.inf:
         message = f"{dashes}reach must be positive and finite, got {reach:g}"
@@ -78,9 +74,8 @@ def landscape(
     directions: int = 20,
     generator: torch.Generator,
     batch_size: int = 500,
-    chunk: int | None = None,
 ) -> Landscape:
-    """Mean cross-entropy along filter-normalized directions, all of them as one batch.
+    """Mean cross-entropy along filter-normalized directions.
 
     The network is taken as it is deployed, in evaluation mode.
 
@@ -92,7 +87,6 @@ def landscape(
         directions: How many.
         generator: Source of randomness.
         batch_size: Points at a time.
-        chunk: Directions at a time; None: all.
     """
     if directions < 1 or not len(x) or steps.dim() != 1 or not len(steps):
         message = (
@@ -100,17 +94,19 @@ def landscape(
             f"{len(x)} points and steps of shape {list(steps.shape)}"
         )
         raise InputError(message)
-    with torch.no_grad(), _evaluation_mode(module), Replacing({F.batch_norm: _batch_norm}):
+    with torch.no_grad(), _evaluation_mode(module):
         f, params = functional(module)
-        line = filter_normalized(params, directions, generator)
+        drawn = filter_normalized(params, directions, generator)
 
-        def one(direction: Params, alpha: Tensor, inputs: Tensor, labels: Tensor) -> Tensor:
-            moved = {n: p.detach() + alpha * direction[n] for n, p in params.items()}
-            return F.cross_entropy(f(moved, inputs).float(), labels, reduction="sum")
+        def loss(direction: int, alpha: Tensor) -> Tensor:
+            moved = {n: p + alpha * drawn[n][direction] for n, p in params.items()}
+            batches = zip(x.split(batch_size), y.split(batch_size), strict=True)
+            sums = [F.cross_entropy(f(moved, i).float(), j, reduction="sum") for i, j in batches]
+            return torch.stack(sums).double().sum() / len(x)
 
-        every = torch.func.vmap(one, in_dims=(0, None, None, None), chunk_size=chunk)
-        columns = [_along(every, line, a, x, y, batch_size) for a in steps.to(x.device)]
-    return Landscape(steps.cpu(), torch.stack(columns, 1).cpu())
+        alphas = steps.to(x.device)
+        losses = [torch.stack([loss(d, a) for a in alphas]) for d in range(directions)]
+    return Landscape(steps.cpu(), torch.stack(losses).nan_to_num(torch.inf, torch.inf).cpu())
 
 
 @contextmanager
@@ -122,28 +118,6 @@ def _evaluation_mode(module: nn.Module) -> Iterator[None]:
     finally:
         for m, mode in modes:
             m.training = mode
-
-
-def _batch_norm(*args: Any, **options: Any) -> Tensor:
-    """As arithmetic: vmap does not answer what cuDNN's kernel asks about its input."""
-    call = BatchNorm(*args, **options)
-    x, mean, var, weight, bias = call[:5]
-    if call.training or mean is None or var is None:  # statistics of the batch
-        return batch_norm(*call._replace(running_mean=None, running_var=None, training=True))
-    scale = (var + call.eps).rsqrt()
-    scale = scale if weight is None else scale * weight
-    shift = -mean * scale
-    shift = shift if bias is None else shift + bias
-    shape = (-1, *(1,) * (x.dim() - 2))  # of the input, but for its points
-    return x * scale.view(shape) + shift.view(shape)
-
-
-def _along(every: object, line: Params, a: Tensor, x: Tensor, y: Tensor, size: int) -> Tensor:
-    """Losses of all directions at one step, ``[directions]``."""
-    assert callable(every)
-    sums = [every(line, a, i, j) for i, j in zip(x.split(size), y.split(size), strict=True)]
-    total = torch.stack(sums).double().sum(0) / len(x)
-    return torch.nan_to_num(total, nan=torch.inf, posinf=torch.inf)
 
 
 def flatness(found: Landscape, within: float = 1.0) -> float:

@@ -16,18 +16,7 @@ from fsmap import __version__
 from fsmap.cli import options
 from fsmap.errors import FsmapError
 
-ORDER = (
-    "list",
-    "run",
-    "sweep",
-    "report",
-    "fit",
-    "predict",
-    "train",
-    "assess",
-    "landscape",
-    "doctor",
-)
+ORDER = "list run sweep report fit predict train assess landscape doctor".split()
 """Commands in the order of the help; others follow."""
 
 EPILOG = """\
@@ -78,14 +67,10 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
+    """Run a command with ``argv``, by default the arguments of the process.
 
-    Args:
-        argv: Arguments; those of the process if None.
-
-    Returns:
-        Exit code: 0 done, 1 a bug, 2 a mistake the message explains, 130 interrupted, 143
-        training was asked to terminate.
+    The exit code is 0 done, 1 a bug, 2 a mistake the message explains, 130 interrupted, 143
+    training was asked to terminate.
     """
     words = sys.argv[1:] if argv is None else argv
     parser = build_parser(words)

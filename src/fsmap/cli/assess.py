@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.cli.options import add_model_option, load_classifier
+from fsmap.cli.options import add_classifier_options, count, load_classifier
 from fsmap.errors import InputError, MissingDataError, require
 
 if TYPE_CHECKING:
@@ -56,13 +56,11 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--shift", nargs="*", metavar="NAME", help="other test sets: cifar10.1")
     parser.add_argument("--ood", nargs="*", metavar="NAME", help="foreign sets (by data set)")
-    parser.add_argument("--points", type=int, default=500, metavar="N", help="points for R (500)")
+    parser.add_argument("--points", type=count, default=500, metavar="N", help="points for R (500)")
     parser.add_argument(
-        "--limit", type=int, metavar="N", help="only so many test images; writes assessment-N"
+        "--limit", type=count, metavar="N", help="only so many test images; writes assessment-N"
     )
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
-    add_model_option(parser)
+    add_classifier_options(parser)
     parser.add_argument("--json", action="store_true", help="JSON instead of the table")
 
 
@@ -71,19 +69,14 @@ def run(arguments: argparse.Namespace) -> int:
     from fsmap.assess.shift import Classifier, assess_images
     from fsmap.files import make_folder, write_whole
     from fsmap.images.build import load_data
-    from fsmap.paper.report.figures import save, style
-    from fsmap.paper.report.image_figures import assessment_figure
+    from fsmap.paper.report.figures import assessment_figure, save, style
     from fsmap.paper.rows import plain
 
     require("matplotlib", extra="report")
-    for name in ("limit", "points"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            message = f"--{name} must be at least 1, got {value}"
-            raise InputError(message)
     corruptions = _corruptions(arguments)
     module, progress = load_classifier(arguments.checkpoint, arguments.device, arguments.model)
-    out = arguments.out or _folder(arguments.checkpoint)
+    at = arguments.checkpoint
+    out = arguments.out or (at if at.is_dir() else at.parent)
     make_folder(out)
     settings: ImageSettings = progress["settings"]
     task = load_data(settings, arguments.data_dir)
@@ -101,14 +94,15 @@ def run(arguments: argparse.Namespace) -> int:
         advance=console.note,
     )
     about: dict[str, Any] = {
-        "checkpoint": str(arguments.checkpoint),
+        "checkpoint": str(at),
         "settings": settings.describe(),
         "step": progress["step"],
         "epoch": len(progress["history"]),
         "reg_strength": progress["reg_strength"],
+        "test_images": len(test.x),
+        "points": arguments.points,
     }
-    sizes = {"test_images": len(test.x), "points": arguments.points}
-    described = plain({**about, **sizes, **found.describe()})
+    described = plain(about | found.describe())
     name = "assessment" if arguments.limit is None else f"assessment-{arguments.limit}"
     write_whole(out / f"{name}.json", json.dumps(described, indent=1) + "\n")
     with style():
@@ -119,10 +113,6 @@ def run(arguments: argparse.Namespace) -> int:
         _tell(found)
         console.say(f"\n{out}/{name}.json, .svg and .png written")
     return 0
-
-
-def _folder(checkpoint: Path) -> Path:
-    return checkpoint if checkpoint.is_dir() else checkpoint.parent
 
 
 def _corruptions(arguments: argparse.Namespace) -> list[tuple[str, int]]:
@@ -151,8 +141,7 @@ def _foreign(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str
         return {"generated": generate(shape, 1_000, seed=2).x}
     if arguments.ood is not None:
         asked = {name: _first_images(name, arguments.data_dir) for name in arguments.ood}
-        for name, images in asked.items():
-            _check_shape(name, images, settings)
+        _check_shapes(asked, settings)
         return asked
     if is_folder(settings.data):
         return {}
@@ -179,21 +168,21 @@ def _shifted(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str
 
     names = arguments.shift or ()
     found = {name: read_images(name, "test", arguments.data_dir) for name in names}
-    for name, images in found.items():
-        _check_shape(name, images.x, settings)
+    _check_shapes({name: images.x for name, images in found.items()}, settings)
     return found
 
 
-def _check_shape(name: str, images: Tensor, settings: ImageSettings) -> None:
+def _check_shapes(sets: dict[str, Tensor], settings: ImageSettings) -> None:
     from fsmap.data.images.task import facts_of
 
-    wanted, got = tuple(facts_of(settings.data).shape), tuple(images.shape[1:])
-    if got != wanted:
-        message = (
-            f"images of {name} have the shape {got}, those of {settings.data}, on which the model "
-            f"was trained, {wanted}: name another set"
-        )
-        raise InputError(message)
+    trained = tuple(facts_of(settings.data).shape)
+    for name, images in sets.items():
+        if tuple(images.shape[1:]) != trained:
+            message = (
+                f"images of {name} have the shape {tuple(images.shape[1:])}, those of "
+                f"{settings.data}, on which the model was trained, {trained}: name another set"
+            )
+            raise InputError(message)
 
 
 def _tell(found: Assessment) -> None:

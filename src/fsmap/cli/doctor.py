@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from fsmap.cli import console
-from fsmap.cli.options import device_of
+from fsmap.cli.options import count
 from fsmap.errors import CheckpointError, InputError, MissingDataError
 from fsmap.functional import check_points, concat_points, num_points, take_points
-from fsmap.types import Inputs
+from fsmap.types import Inputs, as_device
 
 NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights
 COLORS = {"[ok]": console.GREEN, "[!!]": console.RED, "[??]": console.DIM}
@@ -47,7 +49,7 @@ def add_parser(subparsers: Any) -> None:
         help="normal (default), uniform, or files with points: .pt .safetensors .npy .npz .csv",
     )
     parser.add_argument(
-        "--points", type=int, metavar="N", help="how many points (default: 256; of files, all)"
+        "--points", type=count, metavar="N", help="how many points (default: 256; of files, all)"
     )
     parser.add_argument("--shape", metavar="D,D,…", help="shape of one point, for normal, uniform")
     parser.add_argument(
@@ -73,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     module = make_model(arguments.target, {}, seed=arguments.seed)
     if arguments.weights is not None:
         load_weights(module, arguments.weights)
-    module.to(device_of(arguments.device)).train(arguments.train_mode)
+    module.to(as_device(arguments.device)).train(arguments.train_mode)
     diagnosis = doctor(
         module,
         _points(module, arguments),
@@ -135,11 +137,9 @@ def _colored(line: str) -> str:
 def load_weights(module: nn.Module, file: Path) -> None:
     """Load a state_dict into a module."""
     state = _read(file)
-    while isinstance(state, dict) and not any(isinstance(v, Tensor) for v in state.values()):
-        inner = next((state[key] for key in NESTED if key in state), None)
-        if inner is None:
-            break
-        state = inner
+    for key in NESTED:
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
     if not isinstance(state, dict):
         message = f"{file} holds {type(state).__name__}, not a state_dict"
         raise CheckpointError(message)
@@ -156,10 +156,8 @@ def load_points(files: list[Path], number: int | None, seed: int) -> Inputs:
     parts = [_as_points(_read(file), file) for file in files]
     for part in parts:
         check_points(part)
-    x = parts[0]
     try:
-        for part in parts[1:]:
-            x = concat_points(x, part)
+        x = reduce(concat_points, parts)
     except (ValueError, RuntimeError, TypeError) as error:
         message = f"the points of {', '.join(map(str, files))} do not fit together: {error}"
         raise InputError(message) from error
@@ -179,13 +177,10 @@ def _read(file: Path) -> Any:
         raise MissingDataError(message)
     try:
         if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
             return load_file(file)
-        if file.suffix == ".npy":
-            return np.load(file)
-        if file.suffix == ".npz":
-            return dict(np.load(file))
+        if file.suffix in (".npy", ".npz"):
+            loaded = np.load(file)
+            return dict(loaded) if file.suffix == ".npz" else loaded
         if file.suffix == ".csv":
             return _csv(file)
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -197,22 +192,15 @@ def _read(file: Path) -> Any:
 
 def _csv(file: Path) -> Any:
     """Numbers, with or without a first line of names."""
-    lines = [line for line in file.read_text().splitlines() if line.strip()]
     try:
-        [float(cell) for cell in lines[0].split(",")] if lines else None
-        skip = 0
+        return np.loadtxt(file, delimiter=",", ndmin=2)
     except ValueError:
-        skip = 1
-    return np.loadtxt(lines[skip:], delimiter=",", ndmin=2)
+        return np.loadtxt(file, delimiter=",", ndmin=2, skiprows=1)
 
 
 def _as_points(value: Any, file: Path) -> Inputs:
-    def tensor(leaf: Any) -> Any:
-        if isinstance(leaf, np.ndarray):
-            return torch.from_numpy(np.ascontiguousarray(leaf))
-        return leaf
-
-    x = tree_map(tensor, tuple(value) if isinstance(value, list) else value)
+    arrays = tuple(value) if isinstance(value, list) else value
+    x = tree_map(lambda a: torch.as_tensor(a) if isinstance(a, np.ndarray) else a, arrays)
     if isinstance(x, Tensor | dict | tuple):
         return x
     message = f"{file} holds {type(value).__name__}, not a tensor or a dict of tensors"

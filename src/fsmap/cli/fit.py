@@ -15,7 +15,7 @@ from fsmap.files import make_folder
 from fsmap.progress import duration
 
 if TYPE_CHECKING:
-    from fsmap.tables.fit import TableOptions
+    from fsmap.tables.model import TableOptions
 
 
 def add_parser(subparsers: Any) -> None:
@@ -100,11 +100,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Fit, compare, save, and write the page."""
     from fsmap.files import write_whole
     from fsmap.paper.report import table_page
-    from fsmap.tables.fit import fit_table
+    from fsmap.tables.model import fit_table
     from fsmap.tables.reader import read_table
 
-    for module in ("matplotlib", "jinja2"):  # before the work, not after it
-        require(module, extra="report")
+    require("jinja2", extra="report")  # before the work, not after it
     page = table_page.page_path(arguments.out)
     if page == arguments.out:
         message = f"--out {page} is where the page goes. Name the model, such as {page.stem}.pt."
@@ -168,7 +167,7 @@ def check_writable(path: Path, *, force: bool, inputs: Sequence[Path] = ()) -> N
 
 
 def _options(arguments: argparse.Namespace) -> TableOptions:
-    from fsmap.tables.fit import TableOptions
+    from fsmap.tables.model import TableOptions
 
     hidden: tuple[int, ...] | str = "auto"
     if arguments.hidden is not None:

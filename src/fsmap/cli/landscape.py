@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.cli.options import add_model_option, load_classifier
+from fsmap.cli.options import add_classifier_options, count, load_classifier
 from fsmap.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -35,27 +35,23 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("landscape"), metavar="DIR", help="(default: landscape)"
     )
-    parser.add_argument("--directions", type=int, default=20, metavar="N", help="how many (20)")
+    parser.add_argument("--directions", type=count, default=20, metavar="N", help="how many (20)")
     parser.add_argument("--steps", type=int, default=41, metavar="N", help="odd (41)")
     parser.add_argument("--reach", type=float, default=5.0, help="largest step, filter norms (5)")
-    parser.add_argument("--images", type=int, default=2_000, metavar="N", help="training images")
-    parser.add_argument("--chunk", type=int, metavar="N", help="directions at a time (all)")
+    parser.add_argument("--images", type=count, default=2_000, metavar="N", help="training images")
     parser.add_argument("--seed", type=int, default=0, help="of the directions (0)")
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
-    add_model_option(parser)
+    add_classifier_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Walk, draw, and say how much the loss rises."""
     from fsmap.assess.landscape import check_walk, flatness
     from fsmap.files import make_folder, write_whole
-    from fsmap.paper.report.figures import save, style
-    from fsmap.paper.report.image_figures import landscape_figure
+    from fsmap.paper.report.figures import landscape_figure, save, style
     from fsmap.paper.rows import plain
 
     require("matplotlib", extra="report")
-    check_walk(arguments.steps, arguments.reach, arguments.chunk, dashes="--")
+    check_walk(arguments.steps, arguments.reach, dashes="--")
     names = _names(arguments.checkpoints)
     loaded = [  # all of them before any walk
         load_classifier(path, arguments.device, arguments.model) for path in arguments.checkpoints
@@ -105,5 +101,4 @@ def _walk(
         steps=torch.linspace(-arguments.reach, arguments.reach, arguments.steps),
         directions=arguments.directions,
         generator=torch.Generator().manual_seed(arguments.seed),
-        chunk=arguments.chunk,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import textwrap
 from pathlib import Path
 from typing import Any
 
 from fsmap.cli import console
-from fsmap.errors import CheckpointError
-from fsmap.paper.rows import DIFFERS
-from fsmap.paper.run_folder import coverage, read_run
+from fsmap.paper.experiment import Experiment, coverage, get, registry, section
+from fsmap.paper.rows import AGREES, DIFFERS, verdict
+from fsmap.paper.run_folder import RunFolder
 
 
 def add_parser(subparsers: Any) -> None:
@@ -38,51 +39,55 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the list."""
-    from fsmap.paper.experiment import GROUPS, get, registry
-
     if arguments.id:
         _detail(get(arguments.id), arguments.out)
         return 0
     lines: list[list[str]] = []
-    group = None
+    heading = None
     for experiment in registry().values():
-        if experiment.group != group:
-            group = experiment.group
-            lines.append([GROUPS[group]])
-        result = last_result(experiment.id, arguments.out)
-        lines.append([experiment.id, experiment.label, experiment.device, experiment.cost, result])
+        if section(experiment) != heading:
+            heading = section(experiment)
+            lines.append([heading])
+        cost = textwrap.shorten(experiment.cost.split(";")[0].split(",")[0], 17, placeholder=" …")
+        label = textwrap.shorten(experiment.label, 24, placeholder=" …")
+        result = last_result(experiment, arguments.out)
+        lines.append([experiment.id, label, experiment.device, cost, result])
     console.table(["id", "paper", "device", "cost", "last result"], lines)
     return 0
 
 
-def last_result(name: str, folders: list[Path]) -> str:
-    """How the last run of an experiment came out."""
-    for folder in folders:
-        here = folder / name
-        if (here / "summary.json").is_file():
-            return _outcome(here)
-        if (here / "units.jsonl").is_file():
-            return f"unfinished in {folder}"
+def last_result(experiment: Experiment, folders: list[Path]) -> str:
+    """How the last run of an experiment came out; one of full size comes before a quick one."""
+    runs = [RunFolder(folder / experiment.id) for folder in folders]
+    states = {run: run.state for run in runs}
+    for run in runs:
+        if states[run] == "complete" and run.header()["size"] == "full":
+            return _outcome(experiment, run)
+    for run, state in states.items():
+        if state == "complete":
+            return _outcome(experiment, run)
+        if state != "empty":
+            text = f"{state} in {run.path.parent}"
+            return console.styled(text, console.RED) if state == "damaged" else text
     return "\u2013"
 
 
-def _outcome(folder: Path) -> str:
-    try:
-        run = read_run(folder)
-    except CheckpointError:
-        return console.styled(f"cannot read {folder / 'summary.json'}", console.RED)
-    summary = run.summary
-    words = console.styled(run.tally, console.RED if DIFFERS in run.verdicts else console.GREEN)
-    about = (summary["size"], str(summary.get("date", ""))[:10], coverage(summary))
-    return ", ".join(filter(None, (words, *about)))
+def _outcome(experiment: Experiment, run: RunFolder) -> str:
+    summary = run.summary()
+    verdicts = [verdict(claim) for claim in summary["claims"] if claim.get("source") != "check"]
+    differ = verdicts.count(DIFFERS)
+    words = f"{verdicts.count(AGREES)}/{len(verdicts)} agree" + f", {differ} differ" * bool(differ)
+    words = console.styled(words, console.RED if differ else console.GREEN)
+    size = coverage(experiment, run.header(), run.done()).partition(",")[0]
+    return f"{words}, {size.replace(' of ', '/')}"
 
 
-def _detail(experiment: Any, folders: list[Path]) -> None:
+def _detail(experiment: Experiment, folders: list[Path]) -> None:
     console.say(console.styled(f"{experiment.id}  {experiment.title}", console.BOLD))
     console.say(f"{experiment.label}; {experiment.device}; {experiment.cost} at full size")
     console.say(experiment.see)
     console.say(f"protocol: {experiment.protocol}")
-    console.say(f"last result: {last_result(experiment.id, folders)}\n")
+    console.say(f"last result: {last_result(experiment, folders)}\n")
     full, quick = dataclasses.asdict(experiment.config), dataclasses.asdict(experiment.quick)
     lines = [[name, _short(full[name]), _short(quick[name])] for name in full]
     console.table(["--set", "full", "quick"], lines)

@@ -1,8 +1,9 @@
-"""Options that several commands have: device, seeds, trained classifiers."""
+"""Options that several commands have: device, seeds, numbers, trained classifiers."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,6 @@ from fsmap.cli import console
 from fsmap.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
     from torch import nn
 
 SEEDS = 2**32
@@ -21,7 +21,7 @@ UNITS = 100_000
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise InputError for a seed, a device or a size of a layer that cannot be used."""
+    """Raise InputError for a seed, a layer, a device or a data folder that cannot be used."""
     for name in ("seed", "split_seed", "label_noise_seed"):
         check_seed(getattr(arguments, name, None), name)
     for units in (getattr(arguments, "hidden", None) or "").split(","):
@@ -29,7 +29,13 @@ def check(arguments: argparse.Namespace) -> None:
             message = f"--hidden: a layer has at most {UNITS:,} units, got {units.strip()}"
             raise InputError(message)
     if getattr(arguments, "device", None) is not None:
-        device_of(arguments.device)
+        from fsmap.types import as_device
+
+        as_device(arguments.device)
+        folder = getattr(arguments, "data_dir", None)
+        if folder is not None and not folder.is_dir():
+            message = f"--data-dir: there is no folder {folder}"
+            raise InputError(message)
 
 
 def check_seed(seed: int | None, name: str) -> None:
@@ -39,25 +45,40 @@ def check_seed(seed: int | None, name: str) -> None:
         raise InputError(message)
 
 
-def device_of(name: str) -> torch.device:
-    """A device by name; auto is CUDA where there is one."""
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def number(text: str) -> float:
+    """The type of an option that is a finite number."""
     try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        message = f"--device: torch knows no {name!r}; there are auto, cpu, cuda, cuda:1 …"
-        raise InputError(message) from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        message = "--device cuda: torch sees no CUDA device here. Use --device cpu."
-        raise InputError(message)
-    return device
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        message = f"must be a finite number, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return value
 
 
-def add_model_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--model``, for checkpoints of models that are not of this package."""
+def count(text: str) -> int:
+    """The type of an option that counts something."""
+    value = number(text)
+    if not (value >= 1 and value.is_integer()):
+        message = f"must be a whole number, 1 or more, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return int(value)
+
+
+def seconds(text: str) -> float:
+    """The type of an option that is a time."""
+    value = number(text)
+    if value < 0:
+        message = f"must be a number of seconds, 0 or more, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return value
+
+
+def add_classifier_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of commands that read a checkpoint of ``fsmap train``."""
+    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
     parser.add_argument(
         "--model",
         metavar="PATH",
@@ -69,8 +90,9 @@ def add_model_option(parser: argparse.ArgumentParser) -> None:
 def load_classifier(path: Path, device: str, model: str | None) -> tuple[nn.Module, dict[str, Any]]:
     """Load a network, and say so if its training has not come to its end."""
     from fsmap.images import load_model
+    from fsmap.types import as_device
 
-    module, progress = load_model(path, device_of(device), model=model)
+    module, progress = load_model(path, as_device(device), model=model)
     epochs, done = progress["settings"].epochs, len(progress["history"])
     if done < epochs:
         console.note(f"{path} is unfinished: {done} of {epochs} epochs")

@@ -41,6 +41,16 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--missing", action="append", default=[], metavar="TEXT", help="as for `fsmap fit`"
     )
+    parser.add_argument(
+        "--clip",
+        action="store_true",
+        help="replace numbers outside the training range by its ends",
+    )
+    parser.add_argument(
+        "--quantiles",
+        metavar="Q,Q",
+        help="of a number, such as 0.1,0.5,0.9, in place of the 90 %% interval",
+    )
     parser.add_argument("--force", action="store_true", help="overwrite --out")
 
 
@@ -58,11 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
     table = read_table(arguments.table, missing=arguments.missing)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UnseenWarning)
-        columns = model.predict(table, arguments.method)
+        options = {"clip": arguments.clip, "quantiles": _quantiles(arguments.quantiles)}
+        columns = model.predict(table, arguments.method, **options)
     for warning in caught:
         console.note(f"fsmap: {warning.message}")
     _tell_columns(model, table)
-    _tell_score(model, table, arguments.method)
+    _tell_score(model, table, arguments)
     values = {name: column.tolist() for name, column in columns.items()}
     path = arguments.out or Path("predictions.csv")
     content = write_table(path, values)
@@ -85,7 +96,20 @@ def _tell_columns(model: TableModel, table: Table) -> None:
         console.note(f"fsmap: columns that the model does not use: {', '.join(extra)}")
 
 
-def _tell_score(model: TableModel, table: Table, method: str | None) -> None:
+def _quantiles(text: str | None) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or not all(0 < level < 1 for level in found):
+        message = f"--quantiles are numbers between 0 and 1, such as 0.1,0.5,0.9; got {text!r}"
+        raise InputError(message)
+    return found
+
+
+def _tell_score(model: TableModel, table: Table, arguments: argparse.Namespace) -> None:
     """If the target is there, say how good the predictions are."""
     import torch
 
@@ -102,7 +126,7 @@ def _tell_score(model: TableModel, table: Table, method: str | None) -> None:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        out = model.outputs(table, method)
+        out = model.outputs(table, arguments.method, clip=arguments.clip)
     if target.task == REGRESSION:
         text = f"RMSE {target.std * metrics.rmse(out, y):.4g}"
     else:

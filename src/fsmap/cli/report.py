@@ -21,36 +21,35 @@ def add_parser(subparsers: Any) -> None:
         examples=[
             "fsmap report runs                      # writes report/index.html",
             "fsmap report runs results --out page   # runs of two folders on one page",
-            "fsmap report runs --redraw             # draw and judge the rows again first",
+            "fsmap report runs --redraw             # also write summaries and pictures anew",
         ],
     )
     parser.add_argument(
         "folders",
         nargs="*",
         type=Path,
-        default=[Path("runs")],
         metavar="DIR",
-        help="folders with runs (default: runs); of two runs of one experiment the full-size one, "
-        "then the first is shown",
+        help="folders with runs (default: runs, and results if it is there); of two runs of one "
+        "experiment the full-size one, then the first is shown",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("report"), metavar="DIR", help="default: report"
     )
     parser.add_argument(
-        "--redraw", action="store_true", help="make tables, claims and pictures anew from the rows"
+        "--redraw", action="store_true", help="also write summary.json and pictures anew"
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and say where it is."""
-    from fsmap.paper.experiment import GROUPS, registry
-    from fsmap.paper.report.page import Entry, build
+    from fsmap.paper.report.page import build
 
+    usual = [folder for folder in (Path("runs"), Path("results")) if folder.is_dir()]
+    folders = arguments.folders or usual or [Path("runs")]
     if arguments.redraw:
-        _redraw(arguments.folders)
-    catalogue = [Entry(e.id, e.label, e.title, GROUPS[e.group]) for e in registry().values()]
-    page = build(arguments.folders, arguments.out, catalogue).resolve()
+        _redraw(folders)
+    page = build(folders, arguments.out).resolve()
     console.say(str(page))
     if arguments.open:
         import webbrowser
@@ -67,7 +66,7 @@ def _redraw(folders: list[Path]) -> None:
 
     known = registry()
     for found in find_runs(folders):
-        if found.id not in known:
+        if found.id not in known or found.trouble:
             continue
         folder = found.folder.resolve()
         with ExitStack() as stack:

@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         _tell_interrupted(ids, options)
         return 130
-    return _conclude(outcomes, options)
+    return _conclude(outcomes, ids, options)
 
 
 def options_of(arguments: argparse.Namespace, assignments: tuple[str, ...]) -> Options:
@@ -187,12 +187,12 @@ def _tell_interrupted(ids: list[str], options: Options) -> None:
     )
 
 
-def _conclude(outcomes: list[Outcome], options: Options) -> int:
+def _conclude(outcomes: list[Outcome], ids: list[str], options: Options) -> int:
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if len(outcomes) > 1 and failed:
         console.note(f"fsmap: {len(failed)} of {len(outcomes)} failed.")
-    elif not failed and any(outcome.status == "finished" for outcome in outcomes):
-        console.say(f"See it with: fsmap report {options.out}")
+    elif not failed and ids != ["all"] and any(o.status == "finished" for o in outcomes):
+        console.say(f"Make a page of it with: fsmap report {options.out}")
     if not failed:
         return 0
     from fsmap.paper.engine import is_bug

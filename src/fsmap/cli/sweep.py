@@ -11,7 +11,6 @@ from fsmap.cli import console
 from fsmap.cli.run import add_options, options_of, pool_of, terminate_as_interrupt
 from fsmap.errors import FsmapError, InputError, require
 from fsmap.paper.rows import tally
-from fsmap.paper.run_folder import coverage
 from fsmap.progress import duration
 
 if TYPE_CHECKING:
@@ -85,12 +84,10 @@ def _show(points: list[Point], lines: list[dict[str, Any]], metric: str | None) 
 
 
 def _state(point: Point) -> tuple[str, str]:
-    if point.run.state not in ("growing", "complete"):
-        return "unfinished", ""
+    if point.run.state != "complete":
+        return point.run.state, ""
     summary = point.run.summary()
-    covered = coverage(summary)
-    state = tally(summary["claims"]) + (f" ({covered})" if covered else "")
-    return state, duration(summary["seconds"])
+    return tally(summary["claims"]), duration(summary["seconds"])
 
 
 def _show_metric(keys: list[str], lines: list[dict[str, Any]], metric: str) -> None:

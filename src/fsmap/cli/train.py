@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fsmap.cli import console
-from fsmap.cli.options import check_seed, device_of
+from fsmap.cli.options import check_seed, count, number, seconds
 from fsmap.errors import FsmapError, InputError
 from fsmap.files import exclusive
 from fsmap.progress import duration
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from fsmap.images import ImageRun, ImageSettings
-    from fsmap.images.parallel import Group
+    from fsmap.images.step import Group
 
 QUICK: dict[str, Any] = {
     "generated": True,
@@ -61,9 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Train."""
     if arguments.deterministic:  # cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from fsmap.images.parallel import LostPeerError, processes, torchrun_device
+    from fsmap.images.step import LostPeerError, processes, torchrun_device
+    from fsmap.types import as_device
 
-    device = torchrun_device(device_of(arguments.device))
+    if arguments.reg_nats is not None and arguments.reg_strength is not None:
+        message = "--reg-nats and --reg-strength are two ways to say how strong: give one of them"
+        raise InputError(message)
+    device = torchrun_device(as_device(arguments.device))
     seeds = _seeds(arguments)
     with processes(device) as group:
         complete = True
@@ -162,26 +166,18 @@ def _opening(run: ImageRun, folder: Path) -> str:
     s, task = run.settings, run.task
     size = sum(p.numel() for p in run.module.parameters())
     where = f"from step {run.step} of {run.steps}" if run.step else f"{run.steps} steps"
+    strength = f"λ {s.reg_strength:g}" if s.reg_nats is None else f"{s.reg_nats:g} nats"
+    about_r = f", {strength}, p_X = {s.px}, {s.estimator}, {s.batchnorm}" * s.regularized
     parts = [
         f"{s.data}{' (generated images)' * s.generated}: {len(task.train.x)} training, "
         f"{len(task.valid.x)} held-out, {len(task.test.x)} test images; "
         f"{s.model} with {size:,} parameters",
-        s.method + (_about_r(run) if s.regularized else ""),
+        s.method + about_r,
         f"{where} on {run.device}, {s.precision}; writing {folder}",
     ]
     if task.note:
         parts.insert(1, f"note: {task.note}.")
     return "\n".join(parts)
-
-
-def _about_r(run: ImageRun) -> str:
-    s = run.settings
-    slow = ""
-    if s.estimator == "exact" and s.batchnorm != "frozen":
-        points = s.num_points + (s.batch_size if s.batchnorm == "joint" else 0)
-        slow = f" (slow: every output of {points} images is differentiated by itself)"
-    strength = f"λ {s.reg_strength:g}" if s.reg_nats is None else f"{s.reg_nats:g} nats"
-    return f", {strength}, p_X = {s.px}, {s.estimator}, {s.batchnorm}{slow}"
 
 
 def _closing(run: ImageRun) -> str:
@@ -255,126 +251,90 @@ class TerminatedError(FsmapError):
     exit_code = 128 + signal.SIGTERM
 
 
+FLAG, TOGGLE = "flag", "toggle"  # an option without a value, and one with a --no- form
+
+SETTINGS: dict[str, dict[str, tuple[Any, str]]] = {
+    "data and model": {
+        "--data NAME": (
+            str,
+            "fmnist (default), mnist, cifar10, cifar100 (not the official split), or a folder of "
+            "your own images with one sub-folder per class (photos, photos?size=64)",
+        ),
+        "--model PATH": (
+            str,
+            "resnet18 (default), or package.module:factory?key=value, torchvision's and timm's "
+            "included; its code is imported and run",
+        ),
+        "--width N": (int, "channels of resnet18's first stage (64)"),
+        "--valid N": (int, "images held out (the protocol's)"),
+        "--split-seed N": (int, "which images are held out (0)"),
+        "--label-noise SHARE": (float, "labels drawn anew (0)"),
+        "--label-noise-seed N": (int, "seed of that (0)"),
+        "--augment": (TOGGLE, "crop and flip (as the protocol has it)"),
+        "--limit N": (int, "use only N training and N test images"),
+        "--generated": (FLAG, "generated images of the same shape: needs no data"),
+    },
+    "optimizer: SGD; the defaults are the paper's": {
+        "--epochs N": (int, "passes over the data (50)"),
+        "--batch-size B": (int, "over all processes (128)"),
+        "--lr X": (float, "learning rate (0.1)"),
+        "--momentum X": (float, "(0.9)"),
+        "--nesterov": (FLAG, "Nesterov's form"),
+        "--weight-decay X": (float, "(5e-4)"),
+        "--decay NAME": (str, "of the learning rate: cosine (default) or none"),
+        "--warmup-epochs X": (float, "linear rise of it (0)"),
+        "--clip X": (float, "largest global norm of the gradient (1); 0: no clipping"),
+        "--label-smoothing X": (float, "baseline (0)"),
+        "--sam RHO": (float, "SAM's radius, with either method (0)"),
+    },
+    "the regularizer R": {
+        "--method NAME": (str, "ps-map or l-map (default)"),
+        "--px PX": (
+            str,
+            "evaluation images: train (default), kmnist, cifar100, white-noise, or a mixture such "
+            "as 0.8*train+0.2*white-noise (weights are relative)",
+        ),
+        "--reg-strength LAMBDA": (number, "lambda (1e-6)"),
+        "--reg-nats C": (
+            number,
+            "strength in nats per training image instead of lambda, such as 0.05 (fsmap.LogTrace)",
+        ),
+        "--num-points S": (int, "evaluation images a step (128)"),
+        "--estimator NAME": (str, "jvp (default), fd, fd_central, vjp, exact"),
+        "--beta X": (float, "step of the differences (1e-3)"),
+        "--batchnorm MODE": (str, "joint (default), frozen, batch"),
+        "--every K": (int, "R on every K-th step (1)"),
+    },
+    "how it is computed": {
+        "--precision NAME": (str, "fp32, tf32, bf16 (default: bf16 on CUDA, fp32 on a CPU)"),
+        "--compile": (TOGGLE, "compile the step with inductor (default: on CUDA)"),
+        "--graph": (TOGGLE, "capture the step in a CUDA graph (default: on CUDA)"),
+        "--channels-last": (TOGGLE, "memory layout (default: yes)"),
+        "--deterministic": (FLAG, "the same bits every time on CUDA too, slower"),
+    },
+}
+"""Options that are fields of ``ImageSettings``; one that is not given keeps its default."""
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options; a setting that is not given keeps its default."""
-    _add_model(parser)
-    _add_optimizer(parser)
-    _add_regularizer(parser)
-    _add_how(parser)
-    _add_files(parser)
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("data and model")
-    group.add_argument(
-        "--data",
-        default="fmnist",
-        help="fmnist (default), mnist, cifar10, cifar100 (not the official split), or a folder of "
-        "your own images with one sub-folder per class (photos, photos?size=64)",
-    )
-    group.add_argument(
-        "--model",
-        help="resnet18 (default), or package.module:factory?key=value, torchvision's and timm's "
-        "included; its code is imported and run",
-    )
-    group.add_argument("--width", type=int, help="channels of resnet18's first stage (64)")
-    group.add_argument("--valid", type=int, metavar="N", help="images held out (the protocol's)")
-    group.add_argument("--split-seed", type=int, help="which images are held out (0)")
-    group.add_argument("--label-noise", type=float, metavar="SHARE", help="labels drawn anew (0)")
-    group.add_argument("--label-noise-seed", type=int, help="seed of that (0)")
-    group.add_argument(
-        "--augment",
-        action=argparse.BooleanOptionalAction,
-        default=None,
-        help="crop and flip (as the protocol has it)",
-    )
-    group.add_argument(
-        "--limit", type=int, metavar="N", help="use only N training and N test images"
-    )
-    group.add_argument(
-        "--generated",
-        action="store_true",
-        default=None,
-        help="generated images of the same shape: needs no data",
-    )
-
-
-def _add_optimizer(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("optimizer: SGD; the defaults are the paper's")
-    group.add_argument("--epochs", type=int, help="passes over the data (50)")
-    group.add_argument("--batch-size", type=int, metavar="B", help="over all processes (128)")
-    group.add_argument("--lr", type=float, help="learning rate (0.1)")
-    group.add_argument("--momentum", type=float, help="(0.9)")
-    group.add_argument("--nesterov", action="store_true", default=None, help="Nesterov's form")
-    group.add_argument("--weight-decay", type=float, help="(5e-4)")
-    group.add_argument("--decay", help="of the learning rate: cosine (default) or none")
-    group.add_argument("--warmup-epochs", type=float, help="linear rise of it (0)")
-    group.add_argument(
-        "--clip", type=float, help="largest global norm of the gradient (1); 0: no clipping"
-    )
-    group.add_argument("--label-smoothing", type=float, help="baseline (0)")
-    group.add_argument(
-        "--sam", type=float, metavar="RHO", help="SAM's radius, with either method (0)"
-    )
-
-
-def _add_regularizer(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("the regularizer R")
-    group.add_argument("--method", default="l-map", help="ps-map or l-map (default)")
-    group.add_argument(
-        "--px",
-        help="evaluation images: train (default), kmnist, cifar100, white-noise, or a mixture such "
-        "as 0.8*train+0.2*white-noise (weights are relative)",
-    )
-    group.add_argument(
-        "--reg-strength",
-        type=_strength,
-        metavar="LAMBDA",
-        help="lambda (1e-6)",
-    )
-    group.add_argument(
-        "--reg-nats",
-        type=_strength,
-        metavar="C",
-        help="strength in nats per training image instead of lambda, such as 0.05 (fsmap.LogTrace)",
-    )
-    group.add_argument("--num-points", type=int, metavar="S", help="evaluation images a step (128)")
-    group.add_argument("--estimator", help="jvp (default), fd, fd_central, vjp, exact")
-    group.add_argument("--beta", type=float, help="step of the differences (1e-3)")
-    group.add_argument("--batchnorm", help="joint (default), frozen, batch")
-    group.add_argument("--every", type=int, metavar="K", help="R on every K-th step (1)")
-
-
-def _add_how(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how it is computed")
+    """Add the options."""
+    for title, rows in SETTINGS.items():
+        group = parser.add_argument_group(title)
+        for words, (kind, text) in rows.items():
+            name, _, metavar = words.partition(" ")
+            if kind == FLAG:
+                group.add_argument(name, action="store_true", default=None, help=text)
+            elif kind == TOGGLE:
+                toggle = argparse.BooleanOptionalAction
+                group.add_argument(name, action=toggle, default=None, help=text)
+            else:
+                group.add_argument(name, type=kind, metavar=metavar, help=text)
+    parser.set_defaults(data="fmnist", method="l-map")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
-    group.add_argument(
-        "--precision", help="fp32, tf32, bf16 (default: bf16 on CUDA, fp32 on a CPU)"
-    )
     group.add_argument(
         "--bf16", dest="precision", action="store_const", const="bf16", help="--precision bf16"
     )
-    for name, text in (
-        ("compile", "compile the step with inductor"),
-        ("graph", "capture the step in a CUDA graph"),
-        ("channels-last", "memory layout"),
-    ):
-        group.add_argument(
-            f"--{name}",
-            action=argparse.BooleanOptionalAction,
-            default=None,
-            help=f"{text} (default: {'yes' if name == 'channels-last' else 'on CUDA'})",
-        )
-    group.add_argument(
-        "--deterministic",
-        action="store_true",
-        default=False,
-        help="the same bits every time on CUDA too, slower",
-    )
     group.add_argument("--quick", action="store_true", help="a run of seconds, generated images")
-
-
-def _add_files(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("files and time")
     group.add_argument("--seeds", default="0", metavar="N,N", help="one run each (default: 0)")
     group.add_argument(
@@ -383,13 +343,13 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--resume", action="store_true", help="go on from the checkpoint, if any")
     group.add_argument(
         "--checkpoint-every",
-        type=_steps,
+        type=count,
         metavar="STEPS",
         help="(default: at the end of an epoch, at most once a minute)",
     )
     group.add_argument(
         "--max-seconds",
-        type=_seconds,
+        type=seconds,
         default=math.inf,
         metavar="T",
         help="stop with a checkpoint after T seconds; exit code 3",
@@ -410,34 +370,3 @@ def settings_of(arguments: argparse.Namespace, seed: int, device: torch.device) 
     if chosen.get("clip") == 0:
         chosen["clip"] = None
     return ImageSettings(**{**chosen, "seed": seed})
-
-
-def _strength(text: str) -> float:
-    value = _number(text)
-    if not math.isfinite(value):
-        message = f"must be a finite number, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
-    return value
-
-
-def _seconds(text: str) -> float:
-    value = _number(text)
-    if not value >= 0:
-        message = f"must be a number of seconds, 0 or more, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
-    return value
-
-
-def _steps(text: str) -> int:
-    value = _number(text)
-    if not (value >= 1 and value.is_integer()):
-        message = f"must be a whole number of steps, 1 or more, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
-    return int(value)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan

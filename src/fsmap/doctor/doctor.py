@@ -52,7 +52,7 @@ VALID = 0.1  # relative error up to which the first-order form of L-MAP is said 
 class Rank(NamedTuple):
     """Theorem 1: is 𝒥 singular on these points?"""
 
-    method: str  # "svd", "values", "eigh" or "lanczos"
+    method: str  # "svd", "values" or "power"
     rank: int | None  # None: too large to be computed
     deficit: int | None  # P − rank
     missing_rows: int  # max(0, P − S·K): zero eigenvalues because there are too few points
@@ -70,7 +70,7 @@ class Rank(NamedTuple):
 class Eigenvalues(NamedTuple):
     """Of 𝒥. None: not known."""
 
-    largest: float  # a lower bound if the method is "lanczos"
+    largest: float  # a lower bound if the method is "power"
     largest_upper: float
     smallest: float | None  # the P-th
     smallest_nonzero: float | None

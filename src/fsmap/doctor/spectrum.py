@@ -2,14 +2,13 @@ r"""Theorem 1: eigenvalues, rank and null vectors of $\mathcal J(\theta; p_X)$.
 
 𝒥 = AᵀA with whitened rows A ``[Q, P]``, so 𝒥v = 0 exactly if Av = 0. Rank and null vectors come
 from the singular values of A, not from 𝒥: a relative singular value of 1e-9 is 1e-18 in 𝒥, below
-rounding. If A is too large, Lanczos bounds the largest eigenvalue and the trace is estimated.
+rounding. If A is too large, the largest eigenvalue is bounded by power iteration.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -35,21 +34,21 @@ NULL = 1e-12  # ‖Jv‖/(‖v‖σ_max) up to which v counts as a null vector i
 LARGEST_SVD = 1500  # parameters up to which null vectors are computed: about five seconds
 LARGEST_ROWS = 512 * 2**20  # bytes of A
 LARGEST_FACTOR = 3e10  # operations of a QR decomposition: a few seconds
-PROBES = 4  # random combinations of rows, if A is too large
-STEPS = (4, 40)  # of Lanczos: least, most
+PROBES = 8  # random combinations of rows, if A is too large
+STEPS = (4, 40)  # of the power iteration: least, most
 SMALL = 1e-6  # entries of a null vector below this fraction of its largest are not named
 
 
 class Spectrum(NamedTuple):
-    """Eigenvalues of 𝒥: all of them, or bounds if ``method`` is ``lanczos``."""
+    """Eigenvalues of 𝒥: all of them, or bounds if ``method`` is ``power``."""
 
-    method: str  # "svd" (with null vectors), "values" or "lanczos"
+    method: str  # "svd" (with null vectors), "values" or "power"
     parameters: int  # P
     rows: int  # Q: S·K unless a metric says otherwise
     points: int  # S that were used
     eigenvalues: Tensor | None  # [min(Q, P)], descending; the other P − Q are zero
     null: Tensor | None  # [P − rank, P]  orthonormal null vectors
-    largest: Estimate  # "lanczos": value is a lower bound, value + stderr an upper bound
+    largest: Estimate  # "power": value is a lower bound, value + stderr an upper bound
     trace: Estimate
     floor: float  # eigenvalues up to this one count as zero
     resolution: float  # ‖Jv‖/(‖v‖σ_max) up to which v is null
@@ -96,7 +95,7 @@ def spectrum(
     tolerance: float | None = None,
     seconds: float = 4.0,
 ) -> Spectrum:
-    """Eigenvalues of 𝒥 at ``params``, by SVD if A fits and by Lanczos for ``seconds`` otherwise."""
+    """Eigenvalues of 𝒥 at ``params``, by SVD if A fits, else by passes for ``seconds``."""
     params = {name: p.detach() for name, p in params.items()}
     P, rounding = count(params), torch.finfo(next(iter(params.values())).dtype).eps
     whiten = None
@@ -117,7 +116,7 @@ def spectrum(
     large = 8 * Q * P > LARGEST_ROWS or 2.0 * max(Q, P) * min(Q, P) ** 2 > LARGEST_FACTOR
     needed, device = 24 * Q * P, next(iter(params.values())).device
     if large or (needed > ALWAYS and not fits(needed, device)):
-        return _by_lanczos(f, params, x, metric, relative, resolution, seconds)
+        return _by_passes(f, params, x, metric, relative, resolution, seconds)
     with torch.no_grad():
         J = jacobian(f, params, x).double()  # [S, K, P]
     A = (J / math.sqrt(len(J))).flatten(0, 1) if whiten is None else whiten.rows(J)
@@ -152,7 +151,7 @@ def from_rows(A: Tensor, num_points: int, tolerance: float, resolution: float = 
     )
 
 
-def _by_lanczos(
+def _by_passes(
     f: ModelFn,
     params: Params,
     x: Inputs,
@@ -161,7 +160,7 @@ def _by_lanczos(
     resolution: float,
     seconds: float,
 ) -> Spectrum:
-    """Bounds of the largest eigenvalue; the trace by Hutchinson on the rest of the space."""
+    """Bounds of the largest eigenvalue by power iteration; the trace from random combinations."""
     like = next(iter(params.values()))
     used = num_points(x)
     if metric is None and is_pointwise(f):
@@ -174,59 +173,36 @@ def _by_lanczos(
         used = max(1, min(used, int(seconds / (2 * STEPS[0] + PROBES) / each)))
     products = Products(f, params, take_points(x, slice(0, used)), metric)
     Q, generator = products.whiten.size, torch.Generator(like.device).manual_seed(0)
-
-    def draw(number: int) -> Tensor:
-        shape = (number, Q)
-        return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
-
-    basis, T, rest = lanczos(products.gram, draw(1)[0], time.perf_counter() + seconds)
-    ritz, vectors = torch.linalg.eigh(T)
-    signs = draw(PROBES).sign()
-    outside = signs - (signs @ basis.mT) @ basis  # [R, Q]
-    tails = torch.stack([products.transpose(z).square().sum() for z in outside])
-    trace = Estimate(T.diagonal().sum() + tails.mean(), tails.std() / math.sqrt(PROBES))
-    upper = torch.minimum(ritz[-1] + rest * vectors[-1, -1].abs(), trace.value + 2 * trace.stderr)
-    largest = Estimate(ritz[-1], (upper - ritz[-1]).clamp_min(0))
-    probes = torch.stack([products.transpose(u) for u in draw(PROBES)])
+    u, *combinations = torch.randn(
+        1 + PROBES, Q, generator=generator, dtype=like.dtype, device=like.device
+    )
+    until = time.perf_counter() + seconds
+    for step in range(STEPS[1]):
+        u = u / u.norm().clamp_min(1e-300)
+        w = products.gram(u)
+        value = u @ w
+        rest = (w - value * u).norm()
+        if rest <= 1e-9 * value or (step >= STEPS[0] and time.perf_counter() > until):
+            break
+        u = w
+    probes = torch.stack([products.transpose(u) for u in combinations])
+    traces = probes.square().sum(1)
+    trace = Estimate(traces.mean(), traces.std() / math.sqrt(PROBES))
+    upper = torch.minimum(value + rest, trace.value + 2 * trace.stderr)
     return Spectrum(
-        method="lanczos",
+        method="power",
         parameters=count(params),
         rows=Q,
         points=used,
         eigenvalues=None,
         null=None,
-        largest=largest,
+        largest=Estimate(value, (upper - value).clamp_min(0)),
         trace=trace,
-        floor=tolerance**2 * float(largest.value),
+        floor=tolerance**2 * float(value),
         resolution=resolution,
         probes=probes,
         exact=False,
     )
-
-
-def lanczos(
-    matvec: Callable[[Tensor], Tensor], start: Tensor, until: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Basis ``[k, n]``, tridiagonal matrix ``[k, k]`` and norm of the residual after k steps."""
-    basis = [start / start.norm()]
-    alphas: list[Tensor] = []
-    betas: list[Tensor] = []
-    while True:
-        w = matvec(basis[-1])
-        alphas.append(w @ basis[-1])
-        stacked = torch.stack(basis)
-        for _ in range(2):  # full reorthogonalization; two passes are enough
-            w = w - stacked.mT @ (stacked @ w)
-        k, norm = len(basis), w.norm()
-        late = time.perf_counter() > until and k >= STEPS[0]
-        exhausted = bool(norm <= 1e-12 * torch.stack(alphas).abs().max())
-        if late or exhausted or k == min(STEPS[1], len(start)):
-            T = torch.diag(torch.stack(alphas))
-            if betas:
-                T = T + torch.diag(torch.stack(betas), 1) + torch.diag(torch.stack(betas), -1)
-            return stacked, T, torch.zeros_like(norm) if exhausted else norm
-        betas.append(norm)
-        basis.append(w / norm)
 
 
 class Products:

@@ -20,9 +20,8 @@ from fsmap.data.images.task import ImageTask
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.files import write_whole
 from fsmap.images.build import FILE, build_model, check_model, load_data, logits_of, placed
-from fsmap.images.parallel import Group
 from fsmap.images.settings import ImageSettings
-from fsmap.images.step import COLUMNS, Feeder, Step
+from fsmap.images.step import COLUMNS, Feeder, Group, Step
 from fsmap.progress import progress as progress_bar
 from fsmap.train import checkpoint
 
@@ -208,16 +207,12 @@ class ImageRun:
             "seconds": self.seconds,
             "history": self.history,
         }
-        state = checkpoint.Checkpoint(self.tensors(), self.config, progress)
-        checkpoint.save(self.path, state)
+        tensors = self.taken.tensors()
+        checkpoint.save(self.path, checkpoint.Checkpoint(tensors, self.config, progress))
 
     def stop(self) -> None:
         """End :meth:`train` after the present step, with a checkpoint; for a single process."""
         self._stopping = True
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The live tensors that steps change, by their name in a checkpoint."""
-        return self.taken.tensors() | {"step/totals": self.taken.totals}
 
     def _restore(self, path: Path, *, resume: bool) -> None:
         """Continue from a checkpoint."""
@@ -234,7 +229,7 @@ class ImageRun:
             self.reg_strength = float(saved.progress["reg_strength"])
             self.seconds = float(saved.progress["seconds"])
             self.history = list(saved.progress["history"])
-            for name, t in self.tensors().items():
+            for name, t in self.taken.tensors().items():
                 t.copy_(saved.tensors[name])
 
     def _start_log(self, path: Path, about: dict[str, Any]) -> None:

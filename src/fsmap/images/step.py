@@ -1,20 +1,29 @@
-"""One step: images, loss + λR by :class:`fsmap.LMAP`, clipping, SGD, sums for the log."""
+"""One step: images, loss + λR by :class:`fsmap.LMAP`, clipping, SGD, sums for the log.
+
+Several processes (``torchrun``) have the same ψ, evaluation points of their own and shares of each
+batch. Gradients and running statistics are averaged in one collective, so that all processes hold
+the same weights after every step. BatchNorm normalizes each share by itself, as under
+``DistributedDataParallel``.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from fsmap.data.images.evaluation import Picks, Shifts
 from fsmap.data.images.task import ImageTask
-from fsmap.errors import InputError
+from fsmap.errors import FsmapError, InputError
 from fsmap.functional import is_random
 from fsmap.images.build import autocast, layout_of
-from fsmap.images.parallel import Group
 from fsmap.images.settings import ImageSettings
 from fsmap.linalg.estimators import by_name
 from fsmap.lmap.core import Drawn
@@ -28,6 +37,59 @@ PLAIN, JOINED, REGULARIZED = "plain", "joined", "regularized"
 
 COLUMNS = ("loss", "laplacian", "correct", "grad_norm", "regularized", "steps")
 """Sums over the steps of an epoch."""
+
+
+class LostPeerError(FsmapError, RuntimeError):
+    """Another process of the job went away."""
+
+
+class Group(NamedTuple):
+    """The processes of a job; one, unless ``torchrun`` started more."""
+
+    rank: int = 0
+    size: int = 1
+
+    def average(self, tensors: list[Tensor]) -> None:
+        """Replace tensors by their means over all processes."""
+        if self.size == 1:
+            return
+        flat = torch.cat([t.reshape(-1) for t in tensors])
+        try:
+            dist.all_reduce(flat)
+        except RuntimeError as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            message = (
+                f"process {self.rank} of {self.size} lost the others ({reason}): one of them was "
+                "killed or failed"
+            )
+            raise LostPeerError(message) from error
+        flat /= self.size
+        parts = flat.split([t.numel() for t in tensors])
+        for t, part in zip(tensors, parts, strict=True):
+            t.copy_(part.reshape(t.shape))
+
+
+def torchrun_device(device: torch.device) -> torch.device:
+    """The device of this process: under ``torchrun`` on CUDA, that of its local rank."""
+    local = os.environ.get("LOCAL_RANK")
+    bare = device == torch.device("cuda")  # no index: any of them
+    return device if local is None or not bare else torch.device("cuda", int(local))
+
+
+@contextmanager
+def processes(device: torch.device) -> Iterator[Group]:
+    """Join the job that ``torchrun`` started, or be alone."""
+    if dist.is_available() and dist.is_initialized():
+        yield Group(dist.get_rank(), dist.get_world_size())
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Group()
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Group(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()
 
 
 class Batch(NamedTuple):
@@ -205,7 +267,8 @@ class Step:
             self.advance(kind)
             return
         if kind not in self.captured:
-            self.captured[kind] = CapturedStep(lambda: self.advance(kind), self.state)
+            state = lambda: list(self.tensors().values())  # noqa: E731
+            self.captured[kind] = CapturedStep(lambda: self.advance(kind), state)
         self.captured[kind]()
 
     def advance(self, kind: str) -> None:
@@ -285,12 +348,8 @@ class Step:
                 p.grad = torch.zeros_like(p)
         return [p.grad for p in self.params.values() if p.grad is not None]
 
-    def state(self) -> list[Tensor]:
-        """Every tensor that a step changes."""
-        return [*self.tensors().values(), self.totals]
-
     def tensors(self) -> dict[str, Tensor]:
-        """What makes the model, its optimizer and the strength; live."""
+        """Every tensor that a step changes, live, by its name in a checkpoint."""
         found = {f"params/{n}": p.detach() for n, p in self.module.named_parameters()}
         found |= {f"buffers/{n}": b for n, b in self.module.named_buffers()}
         for name, p in self.params.items():
@@ -299,7 +358,7 @@ class Step:
                 found[f"momentum/{name}"] = momentum
         if self.penalty is not None:
             found |= {f"penalty/{n}": b for n, b in self.penalty.named_buffers()}
-        return found
+        return found | {"step/totals": self.totals}
 
 
 def _check_how(module: nn.Module, settings: ImageSettings, device: torch.device) -> None:

@@ -10,16 +10,13 @@
             out, R = self.lm(x)                                    # new
             return F.cross_entropy(out, y) + self.reg_strength * R
 
-With a strength in nats, ``self.penalty = fsmap.LogTrace(0.05)`` and ``+ self.penalty(R)``.
-
-Precision, accumulation, devices and checkpoints are the Trainer's business, as ever: ψ follows the
-optimizer's steps, not the micro-batches, is the same on all ranks, and goes on where a checkpoint
-left it.
+With a strength in nats, ``self.penalty = fsmap.LogTrace(0.05)`` and ``+ self.penalty(R)``. ψ is a
+function of the optimizer step, the same on all ranks and after a resume.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,15 +39,14 @@ PENALTIES = "fsmap_penalties"  # key of a checkpoint
 class LMAPCallback(pl.Callback):
     """Lets the optimizer's steps count ψ, and logs R, λR and λR's share of the loss.
 
-    It finds every :class:`fsmap.LMAP` in the module, and every :class:`fsmap.LaplacianPenalty`
-    among its attributes; a penalty is no module, so that its step is kept in the checkpoint here,
-    and its values are not logged. A :class:`fsmap.LogTrace` in the module is attached to the
-    optimizer too; its running mean is in the module's own state, the same on all ranks.
+    It finds every :class:`fsmap.LMAP` and :class:`fsmap.LogTrace` in the module, and every
+    :class:`fsmap.LaplacianPenalty` among its attributes; the step of a penalty, which is no module,
+    is kept in the checkpoint here, and its values are not logged.
 
     Args:
         reg_strength: λ, or the name of an attribute or hyper-parameter of the module that holds it.
-            Where the module calls ``self.lm(x, reg_strength=...)``, that λ is taken. Unknown, R is
-            logged alone. With a ``LogTrace`` in the module its λ and its value are logged.
+            If the module calls ``self.lm(x, reg_strength=...)``, that λ is taken. If it is unknown,
+            R is logged alone. With a ``LogTrace`` in the module its λ and value are logged.
         prefix: Of the logged names: ``lmap/R``, ``lmap/strength``, ``lmap/term`` (λR) and
             ``lmap/share`` (λR relative to the rest of the loss).
         sync_dist: Average what is logged over the processes.
@@ -69,8 +65,8 @@ class LMAPCallback(pl.Callback):
         self.reg_strength = reg_strength
         self.prefix = prefix
         self.sync_dist = sync_dist
-        self._seen: dict[str, tuple[Tensor, Any]] = {}
-        self._added: dict[str, Tensor] = {}  # values of LogTrace
+        self._values: dict[str, tuple[Tensor, Any]] = {}  # of LMAPs, and the λ they were given
+        self._added: dict[str, Tensor] = {}  # of LogTraces
         self._hooks: list[Any] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -83,25 +79,31 @@ class LMAPCallback(pl.Callback):
             )
             raise InputError(message)
         for term in terms:
-            term.regularizer.steps.detach()
+            term.detach()
             term.attach(_optimizer_of(term, trainer.optimizers))
         for number, (name, trace) in enumerate(_traces(pl_module).items()):
             trace.detach()
             term = terms[min(number, len(terms) - 1)]
             trace.attach(_optimizer_of(term, trainer.optimizers))
-            self._hooks.append(trace.register_forward_hook(self._watch_value(name)))
+            self._hooks.append(trace.register_forward_hook(partial(self._keep_added, name)))
         for name, module in _modules(pl_module).items():
-            self._hooks.append(module.register_forward_hook(self._watch(name), with_kwargs=True))
+            keep = partial(self._keep_value, name)
+            self._hooks.append(module.register_forward_hook(keep, with_kwargs=True))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let go of the optimizers; another fit has others."""
-        self._release(pl_module)
+        """Detach from the optimizers; another fit has others."""
+        for hook in self._hooks:
+            hook.remove()
+        for kept in (self._hooks, self._values, self._added):
+            kept.clear()
+        for term in (*_terms(pl_module), *_traces(pl_module).values()):
+            term.detach()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """As at the end."""
-        self._release(pl_module)
+        self.on_train_end(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *args: Any
@@ -109,7 +111,7 @@ class LMAPCallback(pl.Callback):
         """Log what this batch's pass gave; nothing on steps that ``every`` leaves out."""
         loss = _loss(trainer, pl_module, outputs)
         modules, traces = _modules(pl_module), _traces(pl_module)
-        for name, (value, given) in self._seen.items():
+        for name, (value, given) in self._values.items():
             every = modules[name].regularizer.every
             logged = self._describe(value, given, loss, every, pl_module)
             self._log(pl_module, logged, name if len(modules) > 1 else "")
@@ -120,7 +122,7 @@ class LMAPCallback(pl.Callback):
             if loss is not None:
                 logged["share"] = value / (loss - value).abs()
             self._log(pl_module, logged, name if len(traces) > 1 else "")
-        self._seen.clear()
+        self._values.clear()
         self._added.clear()
 
     def on_save_checkpoint(
@@ -145,26 +147,20 @@ class LMAPCallback(pl.Callback):
         named = {f"{place}/{key}": number for key, number in logged.items()}
         pl_module.log_dict(named, on_step=True, on_epoch=False, sync_dist=self.sync_dist)
 
-    def _watch(self, name: str) -> Any:
-        def hook(module: LMAP, args: Any, kwargs: dict[str, Any], result: Any) -> None:
-            value = result[1]
-            if isinstance(value, Tensor) and module.regularizer.active:
-                given = kwargs.get("reg_strength")
-                self._seen[name] = (value.detach(), given)
+    def _keep_value(
+        self, name: str, module: LMAP, args: Any, kwargs: dict[str, Any], result: Any
+    ) -> None:
+        if isinstance(result[1], Tensor) and module.regularizer.active:
+            self._values[name] = (result[1].detach(), kwargs.get("reg_strength"))
 
-        return hook
-
-    def _watch_value(self, name: str) -> Any:
-        def hook(module: LogTrace, args: Any, value: Tensor) -> None:
-            if value.requires_grad:  # not on steps that ``every`` leaves out
-                self._added[name] = value.detach()
-
-        return hook
+    def _keep_added(self, name: str, module: LogTrace, args: Any, value: Tensor) -> None:
+        if value.requires_grad:  # not on steps that ``every`` leaves out
+            self._added[name] = value.detach()
 
     def _describe(
         self, value: Tensor, given: Any, loss: Tensor | None, every: int, pl_module: nn.Module
     ) -> dict[str, Any]:
-        """R, λ, λR and its share, as far as they are known; ``value`` is R, or λR where λ came."""
+        """R, λ, λR and its share, as far as they are known; ``value`` is λR if λ was given."""
         strength = self._strength(pl_module) if given is None else given
         if strength is None:
             return {"R": value / every}
@@ -186,17 +182,6 @@ class LMAPCallback(pl.Callback):
         found = getattr(pl_module, self.reg_strength, None)
         return pl_module.hparams.get(self.reg_strength) if found is None else found
 
-    def _release(self, pl_module: nn.Module) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
-        self._seen.clear()
-        self._added.clear()
-        for term in _terms(pl_module):
-            term.regularizer.steps.detach()
-        for trace in _traces(pl_module).values():
-            trace.detach()
-
 
 class LMAPMixin:
     """Brings :class:`LMAPCallback` along: ``class Net(LMAPMixin, L.LightningModule)``.
@@ -207,14 +192,11 @@ class LMAPMixin:
     def configure_callbacks(self) -> Any:
         """The module's callbacks and ours."""
         parent: Any = super()
-        own = list(_sequence(parent.configure_callbacks()))
+        own = parent.configure_callbacks()
+        own = list(own) if isinstance(own, list | tuple) else [own]
         trainer: Any = getattr(self, "_trainer", None)
         there = [*own, *(trainer.callbacks if trainer is not None else [])]
         return own if any(isinstance(c, LMAPCallback) for c in there) else [*own, LMAPCallback()]
-
-
-def _sequence(callbacks: Any) -> Iterator[Any]:
-    yield from callbacks if isinstance(callbacks, list | tuple) else [callbacks]
 
 
 def _modules(pl_module: nn.Module) -> dict[str, LMAP]:

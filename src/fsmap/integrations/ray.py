@@ -37,18 +37,11 @@ OPEN_PORTS = (
 
 
 class Trial(NamedTuple):
-    """How one trial ended.
+    """How one trial ended."""
 
-    Attributes:
-        number: Its place among the items.
-        value: What the function returned.
-        error: What it failed with, in the last attempt; None if it did not.
-        attempts: How often it was tried.
-    """
-
-    number: int
+    number: int  # its place among the items
     value: Any = None
-    error: BaseException | None = None
+    error: BaseException | None = None  # of the last attempt
     attempts: int = 1
 
 
@@ -102,16 +95,10 @@ class RayPool:
         num_gpus: Callable[[Any], float] = lambda _: 0,
         name: Callable[[Any], str] = str,
     ) -> Iterator[Trial]:
-        """Call a function with every item.
+        """Call a function with every item, and yield trials as they end.
 
-        Args:
-            function: Runs on a worker; it, the items and the results must be picklable.
-            items: Its argument, trial by trial.
-            num_gpus: GPUs that an item needs; ignored on a cluster that has none.
-            name: What messages call an item.
-
-        Yields:
-            A trial as it ends, in that order. One that fails does not disturb the others.
+        Function, items and results must be picklable. ``num_gpus``, which an item needs, is ignored
+        on a cluster that has none; ``name`` is what messages call an item.
         """
         gpus = ray.cluster_resources().get("GPU", 0) > 0
         remote = ray.remote(_guarded)
@@ -163,7 +150,7 @@ class RayPool:
 
 
 def _reach(address: str) -> None:
-    """Raise at once if nobody listens there: Ray itself would try for ten minutes."""
+    """Raise at once if the port is closed: Ray itself would try for ten minutes."""
     if "://" in address:
         message = "Only HOST:PORT and auto are supported, on a machine that is part of the cluster."
         raise ValueError(message)
@@ -178,13 +165,13 @@ def _reach(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
     except (OSError, OverflowError) as error:
-        message = f"nobody answers at {where} ({error})."
+        message = f"cannot connect to {where} ({error})."
         raise ConnectionError(message) from error
 
 
 @contextmanager
 def _one_attempt() -> Iterator[None]:
-    """What listens but is no Ray cluster is given up after one attempt (40 s)."""
+    """Within, Ray tries once (40 s) to connect."""
     before = os.environ.get(ATTEMPTS)
     os.environ[ATTEMPTS] = before or "1"
     try:

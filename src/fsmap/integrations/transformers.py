@@ -4,10 +4,9 @@
     trainer.train()
 
 The loss of a step is the Trainer's + λR, or + c·log(1 + R/R₀) with ``reg_nats=c``
-(:class:`fsmap.LogTrace`). R is taken at fresh evaluation points in every micro-batch
-and scaled as the Trainer scales its own loss, in whichever of its ways. ψ changes with the
-optimizer's steps and goes on where a checkpoint left it. ``evaluate`` and ``predict`` see the plain
-model and the plain loss.
+(:class:`fsmap.LogTrace`). R is taken at fresh evaluation points in every micro-batch and scaled as
+the Trainer scales its own loss. ψ changes with the optimizer's steps and continues where a
+checkpoint left it. ``evaluate`` and ``predict`` use the plain model and the plain loss.
 
 For another Trainer put the mixin before it: ``class Mine(LMAPTrainerMixin, Seq2SeqTrainer)``.
 """
@@ -48,19 +47,11 @@ INFLATED = (
 
 
 class Collated:
-    """Items of a data set, drawn and then padded to one batch by a collator.
+    """Items ``dict[str, ...]`` of a data set, drawn and then padded to one batch by a collator.
 
-    The collator is handed its own random stream, so that one which masks or augments draws the same
-    in every run and leaves torch's stream alone.
-
-    Args:
-        dataset: Items ``dict[str, ...]`` by number.
-        collate: Makes a batch of a list of items, such as ``DataCollatorWithPadding(tokenizer)``.
-        columns: Entries of an item that the collator gets to see; None: all.
-        labels: Entries of the batch that are left out: labels need not be there.
-
-    Raises:
-        InputError: If the data set has no length, or none of its items.
+    The collator (``DataCollatorWithPadding(tokenizer)``) has a random stream of its own, so that
+    one which masks or augments draws the same in every run and leaves torch's stream alone. It gets
+    ``columns`` of an item (None: all), and ``labels`` of the batch are left out.
     """
 
     def __init__(
@@ -84,7 +75,11 @@ class Collated:
         """Draw ``n`` items."""
         check_draw(n, generator)
         rows = choose(len(self.dataset), n, None, generator).tolist()
-        items = [self._seen(self.dataset[row]) for row in rows]
+        chosen = self.columns
+        items = [
+            {k: v for k, v in self.dataset[row].items() if chosen is None or k in chosen}
+            for row in rows
+        ]
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(integer(generator.initial_seed(), *rows))
             batch = self.collate(items)
@@ -96,9 +91,6 @@ class Collated:
             )
             raise InputError(message)
         return kept
-
-    def _seen(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        return {k: v for k, v in item.items() if self.columns is None or k in self.columns}
 
     def to(self, *_: Any, **__: Any) -> Collated:
         """Itself: what is drawn is moved afterwards."""
@@ -123,9 +115,9 @@ class LMAPTrainerMixin:
         reg_nats: c, or a :class:`fsmap.LogTrace`: c·log(1 + R/R₀) instead of λR. Its running mean
             is kept in checkpoints and starts anew with a run that starts at step 0.
         num_points: S, evaluation points of a micro-batch.
-        px: Where the function is held still: a data set of tokenized items, with or without labels
-            (collated as training items are), one of ``fsmap.px``, or a function ``(n, generator)``;
-            by default the training set.
+        px: Evaluation distribution: a data set of tokenized items, with or without labels (collated
+            as training items are), one of ``fsmap.px``, or a function ``(n, generator)``; by
+            default the training set.
         lmap: Further options of :class:`fsmap.LaplacianPenalty`: ``every``, ``estimator``,
             ``seed``, ``forward`` …
         **kwargs: The Trainer's.
@@ -156,7 +148,7 @@ class LMAPTrainerMixin:
         self.px, self.lmap = px, dict(lmap)
         self._penalty: LaplacianPenalty | None = None
         self._counts: bool | None = None  # whether the loss was divided by num_items_in_batch
-        self._seen: list[Tensor] = []  # [3] each: R, term and loss, since the last log
+        self._values: list[Tensor] = []  # [3] each: R, term and loss, since the last log
         trainer: Any = self
         trainer.add_callback(_Steps(self))
         if trainer.model is not None:
@@ -183,11 +175,10 @@ class LMAPTrainerMixin:
         """The Trainer's loss + λR while training; the Trainer's alone in evaluation."""
         parent: Any = super()
         training = model.training and torch.is_grad_enabled()
-        parts = (
-            self._parts(parent.compute_loss, model, inputs, num_items_in_batch) if training else 1
-        )
-        loss, outputs = parent.compute_loss(
-            model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch, **kwargs
+        plain, items = parent.compute_loss, num_items_in_batch
+        parts = self._parts(plain, model, inputs, items) if training else 1
+        loss, outputs = plain(
+            model, inputs, return_outputs=True, num_items_in_batch=items, **kwargs
         )
         if training:
             loss = self._with_term(loss, parts)
@@ -200,13 +191,13 @@ class LMAPTrainerMixin:
         if self.log_trace is not None:
             R = self.penalty()
             term: Tensor = self.log_trace(R, every=every)
-            seen = [R / every, term, parts * loss]
+            values = [R / every, term, parts * loss]
         else:
             term = self.penalty(strength)
             active = active and bool(strength)
-            seen = [term / (strength * every), term / every, parts * loss] if active else []
+            values = [term / (strength * every), term / every, parts * loss] if active else []
         if active:
-            self._seen.append(torch.stack(seen).detach())
+            self._values.append(torch.stack(values).detach())
         return loss + term / parts
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -229,12 +220,8 @@ class LMAPTrainerMixin:
         trainer: Any = self
         parent: Any = super()
         parent.save_model(output_dir, _internal_call)
-        if (
-            self.log_trace is not None
-            and _internal_call
-            and output_dir
-            and trainer.args.should_save
-        ):
+        saves = _internal_call and output_dir and trainer.args.should_save
+        if self.log_trace is not None and saves:
             torch.save(self.log_trace.state_dict(), Path(output_dir) / STATE)
 
     def _parts(self, compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> int:
@@ -254,13 +241,13 @@ class LMAPTrainerMixin:
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add R and λR's share of the loss, means since the last log, to the training's log."""
-        if self._seen and "loss" in logs:
-            R, term, loss = torch.stack(self._seen).mean(0).tolist()
+        if self._values and "loss" in logs:
+            R, term, loss = torch.stack(self._values).mean(0).tolist()
             logs["lmap_R"] = R
             logs["lmap_share"] = term / loss if loss else float("inf")
             known = self.reg_strength if self.log_trace is None else self.log_trace.reg_strength
             logs["lmap_strength"] = float(known)
-            self._seen.clear()
+            self._values.clear()
         parent: Any = super()
         parent.log(logs, *args, **kwargs)
 
@@ -277,8 +264,8 @@ class _Steps(hf.TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Start where the Trainer starts."""
-        self.trainer.penalty.regularizer.steps.detach()
-        self.trainer.penalty.regularizer.steps.set_step(state.global_step)
+        self.trainer.penalty.detach()
+        self.trainer.penalty.step = state.global_step
         trace, optimizer = self.trainer.log_trace, given["optimizer"]
         if trace is not None:
             if state.global_step == 0:
@@ -291,11 +278,11 @@ class _Steps(hf.TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The next ψ."""
-        self.trainer.penalty.regularizer.steps.set_step(state.global_step)
+        self.trainer.penalty.step = state.global_step
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Nobody counts any more."""
-        self.trainer.penalty.regularizer.steps.detach()
+        """Count passes again."""
+        self.trainer.penalty.detach()
         if self.trainer.log_trace is not None:
             self.trainer.log_trace.detach()
 

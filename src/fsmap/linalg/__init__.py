@@ -1,1 +1,1 @@
-"""Numbers of the Jacobian: log-determinants and traces. Nothing of priors, data or training."""
+"""The Jacobian of a model at evaluation points: products, traces, log-determinants."""

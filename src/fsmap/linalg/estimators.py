@@ -9,7 +9,7 @@ r"""Estimators of Tr 𝒥, the Laplacian R(θ) of L-MAP (``eq:mc-laplace``), as 
 ==============  =================================  ============================================
 
 All are means over evaluation points and sums over outputs, in the metric g. A new estimator is a
-subclass of :class:`Estimator` and one entry of :data:`KINDS`.
+subclass of :class:`Estimator` under :func:`register`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -88,7 +88,26 @@ class Estimator:
         """The estimate from one probe: pure, without a branch on values."""
         raise NotImplementedError
 
+    def combine(self, values: Tensor) -> Estimate:
+        """The estimate from all probes: the mean, and its standard error (nan for one probe)."""
+        if len(values) < 2:
+            return Estimate(values.mean(), torch.full_like(values[0], torch.nan))
+        return Estimate(values.mean(), values.detach().std() / math.sqrt(len(values)))
 
+
+ESTIMATORS: dict[str, Callable[..., Estimator]] = {}
+"""By name, in the order in which messages list them."""
+
+Kind = TypeVar("Kind", bound=type[Estimator])
+
+
+def register(kind: Kind) -> Kind:
+    """Make an estimator known by its name."""
+    ESTIMATORS[kind.name] = kind
+    return kind
+
+
+@register
 @dataclass(frozen=True)
 class Jvp(Estimator):
     """‖Jψ‖² by one pass in forward mode."""
@@ -103,6 +122,7 @@ class Jvp(Estimator):
         return Pass(site.resolve(out).quadratic(accumulate(tangent)), out, state)
 
 
+@register
 @dataclass(frozen=True)
 class Forward(Estimator):
     """The paper's ‖f(θ+βψ) − f(θ)‖²/β², in full precision."""
@@ -146,6 +166,7 @@ class Forward(Estimator):
             return Pass(site.resolve(out).quadratic(difference), out, state)
 
 
+@register
 @dataclass(frozen=True)
 class Central(Forward):
     """‖f(θ+βψ/2) − f(θ−βψ/2)‖²/β², even in ψ."""
@@ -154,6 +175,7 @@ class Central(Forward):
     ends: ClassVar[tuple[float, float]] = (0.5, -0.5)
 
 
+@register
 @dataclass(frozen=True)
 class Vjp(Estimator):
     """‖Jᵀv‖² with random signs v in output space."""
@@ -183,6 +205,7 @@ class Vjp(Estimator):
         return Pass(torch.stack(terms).sum(), out, state)
 
 
+@register
 @dataclass(frozen=True)
 class Exact(Estimator):
     """Σ_k ‖∇f_k‖² over all outputs; ``chunk`` points at a time."""
@@ -196,11 +219,6 @@ class Exact(Estimator):
         return Pass(exact(site, chunk=self.chunk), None, None)
 
 
-KINDS: tuple[Any, ...] = (Forward, Central, Jvp, Vjp, Exact)
-ESTIMATORS: dict[str, Callable[..., Estimator]] = {kind.name: kind for kind in KINDS}
-"""By name, in the order in which messages list them."""
-
-
 def draws_normal(estimator: Estimator) -> bool:
     """Whether its probes are the ψ ~ N(0, I) of the source, which can be drawn as one vector."""
     return estimator.parameter_probes and getattr(type(estimator), "draw", None) is Estimator.draw
@@ -208,9 +226,9 @@ def draws_normal(estimator: Estimator) -> bool:
 
 def by_name(name: str | Estimator, **options: Any) -> Estimator:
     """An estimator from its name, with those ``options`` that it has; an object as it is."""
-    if not isinstance(name, str):
+    if not isinstance(name, str) and hasattr(name, "draw"):
         return name
-    if name not in ESTIMATORS:
+    if not isinstance(name, str) or name not in ESTIMATORS:
         message = f"unknown trace estimator {name!r}; known: {', '.join(ESTIMATORS)}"
         raise InputError(message)
     kind = ESTIMATORS[name]
@@ -285,6 +303,10 @@ def trace(
     check_params(params)
     check_chunk(chunk)
     estimator.check(params)
+    source: object = generator
+    if not isinstance(source, torch.Generator | None):
+        message = f"generator must be a torch.Generator, got {generator!r}"
+        raise InputError(message)
     if isinstance(probes, int | float):
         if probes < 1 or probes != int(probes):
             message = f"probes must be an integer of at least 1, got {probes}"
@@ -305,7 +327,7 @@ def estimate(
     values = evaluate(estimator, site, probes, chunk=chunk, with_output=False).values
     if probes is None:
         return Estimate(values[0], torch.zeros_like(values[0]))
-    return Estimate(values.mean(), _standard_error(values))
+    return estimator.combine(values)
 
 
 class Evaluated(NamedTuple):
@@ -389,12 +411,6 @@ def last_layer_trace(f: Functional, out: Tensor, features: Tensor) -> Tensor:
     if any(n.endswith("bias") for n in names):
         value = value + out[0].numel()
     return value
-
-
-def _standard_error(values: Tensor) -> Tensor:
-    if len(values) < 2:
-        return torch.full_like(values[0], torch.nan)
-    return values.detach().std() / math.sqrt(len(values))
 
 
 ROUNDING_SHARE = 0.1  # of a step, and of a trace, that may be rounding

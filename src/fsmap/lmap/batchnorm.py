@@ -27,22 +27,23 @@ they are (r = 1), so R does not change, only its gradient. In J they are constan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import Functional, Replacing, State, Wrapped, accumulate
 from fsmap.linalg.estimators import Estimator
 from fsmap.linalg.second_order import BatchNorm
-from fsmap.lmap.syncbatchnorm import sync_batch_norm, synchronizes
 from fsmap.types import Inputs, Params
 
 MODES = ("joint", "batch", "frozen")
@@ -50,15 +51,16 @@ MODES = ("joint", "batch", "frozen")
 Change = tuple[Tensor, Tensor]  # r and m − r m₀, [C]
 
 
-def present(module: nn.Module) -> bool:
-    """Whether there is any BatchNorm (SyncBatchNorm included)."""
-    return any(isinstance(m, _BatchNorm) for m in module.modules())
-
-
 def unfrozen(module: nn.Module) -> list[_BatchNorm]:
     """BatchNorm layers in training mode; all of them if the model itself is in ``eval()``."""
     layers = [m for m in module.modules() if isinstance(m, _BatchNorm)]
     return [m for m in layers if m.training or not module.training]
+
+
+def without_statistics(module: nn.Module) -> list[str]:
+    """Names of BatchNorm layers that keep no running statistics."""
+    layers = [(n, m) for n, m in module.named_modules() if isinstance(m, _BatchNorm)]
+    return [name for name, layer in layers if layer.running_mean is None]
 
 
 def check_mode(mode: str, allowed: tuple[str, ...], instead: str = "") -> None:
@@ -68,84 +70,27 @@ def check_mode(mode: str, allowed: tuple[str, ...], instead: str = "") -> None:
         raise InputError(message)
 
 
-def deployed(module: nn.Module) -> str:
-    """The mode of the function that will be deployed."""
-    return "batch" if _without_statistics(module) else "frozen"
+def recording(changes: list[Change]) -> Replacing:
+    """Within, BatchNorm layers in training mode record how statistics follow."""
 
-
-def check_running(module: nn.Module) -> None:
-    """Raise InputError if a BatchNorm keeps no running statistics."""
-    bare = _without_statistics(module)
-    if bare:
-        message = (
-            f"batchnorm='frozen' needs running statistics, and {bare} keep none "
-            "(track_running_stats=False). Use 'batch' or 'joint'."
-        )
-        raise InputError(message)
-
-
-def _without_statistics(module: nn.Module) -> list[str]:
-    layers = [(n, m) for n, m in module.named_modules() if isinstance(m, _BatchNorm)]
-    return [name for name, layer in layers if layer.running_mean is None]
-
-
-@contextmanager
-def frozen(module: nn.Module, wanted: bool = True) -> Iterator[None]:
-    """Put BatchNorm layers into ``eval()`` mode; everything else stays in its mode."""
-    active = [m for m in module.modules() if wanted and isinstance(m, _BatchNorm) and m.training]
-    for m in active:
-        m.training = False
-    try:
-        yield
-    finally:
-        for m in active:
-            m.training = True
-
-
-def write_back(module: nn.Module, buffers: dict[str, Tensor]) -> None:
-    """Give the module the running statistics that a pass on cloned buffers made."""
-    own = dict(module.named_buffers())
-    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for name, new in buffers.items():
-        targets, sources = kinds.setdefault(own[name].dtype, ([], []))
-        targets.append(own[name])
-        sources.append(new)
-    with torch.no_grad():
-        for targets, sources in kinds.values():
-            torch._foreach_copy_(targets, sources)
-
-
-class Recorder:
-    """Within :meth:`mode`, BatchNorm layers in training mode record how statistics follow."""
-
-    def __init__(self) -> None:
-        self.changes: list[Change] = []
-
-    def mode(self) -> Replacing:
-        """Replaces batch normalization; outputs stay the same."""
-        return Replacing({F.batch_norm: self._batch_norm, sync_batch_norm: self._sync})
-
-    def _batch_norm(self, *args: Any, **options: Any) -> Tensor:
+    def batch_norm(*args: Any, **options: Any) -> Tensor:
         call = BatchNorm(*args, **options)
         if call.training:
-            self.changes.append(_change(call.input, call.eps))
+            changes.append(_change(call.input, call.eps))
         return F.batch_norm(*call)
 
-    def _sync(self, layer: nn.SyncBatchNorm, input: Tensor) -> Tensor:
-        self.changes.append(_change(input, layer.eps))
+    def sync(layer: nn.SyncBatchNorm, input: Tensor) -> Tensor:
+        changes.append(_change(input, layer.eps))
         return sync_batch_norm(layer, input)
+
+    return Replacing({F.batch_norm: batch_norm, sync_batch_norm: sync})
 
 
 class Deployed(Wrapped):
     """A model function whose BatchNorm layers use running statistics that follow the weights.
 
-    BatchNorm layers are matched by the order in which a pass calls them. Layers in ``eval()`` mode
-    are left alone.
-
-    Args:
-        f: The model function.
-        changes: How the statistics follow, from a :class:`Recorder`; None: from the first
-            unperturbed pass.
+    ``changes``, made by :func:`recording`, say how; None: the first unperturbed pass does. They are
+    matched to layers by the order of calls. Layers in ``eval()`` mode are left alone.
     """
 
     def __init__(self, f: Functional, changes: list[Change] | None) -> None:
@@ -169,14 +114,11 @@ class Deployed(Wrapped):
             else:
                 change = given[place[0]]
                 place[0] += 1
-            weight, bias = _moved(change, call)
+            weight, bias = _adjusted(change, call)
             return call._replace(weight=weight, bias=bias).fixed()
 
-        def sync(layer: Any, input: Tensor) -> Tensor:
-            m = layer
-            return batch_norm(
-                input, m.running_mean, m.running_var, m.weight, m.bias, True, 0, m.eps
-            )
+        def sync(m: Any, x: Tensor) -> Tensor:
+            return batch_norm(x, m.running_mean, m.running_var, m.weight, m.bias, True, 0, m.eps)
 
         with Replacing({F.batch_norm: batch_norm, sync_batch_norm: sync}):
             out = self.inner.with_state(params, x, buffers)
@@ -184,7 +126,7 @@ class Deployed(Wrapped):
             self._changes = found
         return out
 
-    def settle(self, params: Params, x: Inputs, buffers: dict[str, Tensor] | None) -> None:
+    def prepare(self, params: Params, x: Inputs, buffers: dict[str, Tensor] | None) -> None:
         """Make an unperturbed pass if it is not known yet how the statistics follow."""
         if self._changes is None and torch.is_grad_enabled():
             self.with_state(params, x, buffers)
@@ -220,7 +162,7 @@ class _Follow(torch.autograd.Function):
         return (scale * (x - mean) + dtau) * (x.shape[1] / x.numel()), None
 
 
-def _moved(change: Change, call: BatchNorm) -> tuple[Tensor, Tensor]:
+def _adjusted(change: Change, call: BatchNorm) -> tuple[Tensor, Tensor]:
     """Weight and bias with which fixed statistics act as statistics that follow."""
     # (x − rμ − τ)/rσ·w + b, τ = m − r m₀, is torch's own function with another weight and bias:
     # (x − μ)/σ·w' + b' with w' = w/r and b' = b + (μ − rμ − τ)/rσ·w. One product of w, which may
@@ -231,8 +173,8 @@ def _moved(change: Change, call: BatchNorm) -> tuple[Tensor, Tensor]:
     assert var is not None
     inverse = 1 / ratio
     both = torch.stack([inverse, (mean - ratio * mean - tau) * inverse * (var + call.eps).rsqrt()])
-    scale, moved = (both if weight is None else both * weight).unbind()
-    bias = moved if bias is None else bias + moved
+    scale, shift = (both if weight is None else both * weight).unbind()
+    bias = shift if bias is None else bias + shift
     return scale.to(mean.dtype), bias.to(mean.dtype)
 
 
@@ -245,19 +187,85 @@ def _is_dual(x: Tensor) -> bool:
 
 
 @contextmanager
-def differentiable_sync(module: nn.Module, estimator: Estimator, mode: str) -> Iterator[None]:
-    """Let SyncBatchNorm layers that synchronize use arithmetic that has all derivatives.
+def fresh_statistics(
+    module: nn.Module,
+    batches: Iterable[Tensor],
+    average: Callable[[list[Tensor]], object] = lambda _: None,
+) -> Iterator[None]:
+    """Within, the module is in ``eval()`` mode with the statistics of some batches.
+
+    Running statistics are averages over the last dozen steps. At a high learning rate the weights
+    have moved on by then: held-out accuracy in ``eval()`` mode jumps by tens of percent from one
+    epoch to the next. A few batches give the statistics that belong to the weights. Afterwards
+    modes and running statistics are what they were.
 
     Args:
         module: The model.
-        estimator: What R is estimated by.
-        mode: One of :data:`MODES`.
+        batches: Training batches; statistics are the mean over them.
+        average: Called with the new statistics, to average them over processes in place.
 
-    Raises:
-        UnsupportedModuleError: If the estimator goes backwards through the points of one rank: a
-            backward pass through the layer adds up what the ranks ask for.
+    Example:
+        >>> import torch
+        >>> model = torch.nn.BatchNorm1d(1)
+        >>> x = torch.tensor([[1.0], [3.0]])
+        >>> with fresh_statistics(model, [x]):
+        ...     model(torch.tensor([[2.0]])).item()
+        0.0
+        >>> model.running_mean, model.training
+        (tensor([0.]), True)
     """
-    layers = [m for m in module.modules() if isinstance(m, nn.SyncBatchNorm) and synchronizes(m)]
+    norms = [m for m in unfrozen(module) if m.track_running_stats]
+    buffers = [b for m in norms for b in m.buffers(recurse=False)]
+    kept = [b.clone() for b in buffers]
+    momenta = [m.momentum for m in norms]
+    modes = [(layer, layer.training) for layer in module.modules()]
+    module.eval()
+    try:
+        if norms:
+            _measure(module, norms, batches)
+            average([b for b in buffers if b.is_floating_point()])
+        yield
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
+        for m, momentum in zip(norms, momenta, strict=True):
+            m.momentum = momentum
+        with torch.no_grad():
+            for b, before in zip(buffers, kept, strict=True):
+                b.copy_(before)
+
+
+@torch.no_grad()
+def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Tensor]) -> None:
+    for m in norms:
+        m.reset_running_stats()
+        m.momentum = None  # the mean over batches
+        m.training = True
+    x = None
+    for x in batches:
+        module(x)
+    if x is None:
+        message = "fresh_statistics needs at least one batch; was the iterator used up before?"
+        raise InputError(message)
+    for m in norms:
+        m.training = False
+
+
+@contextmanager
+def differentiable_sync(module: nn.Module, estimator: Estimator, mode: str) -> Iterator[None]:
+    """Let SyncBatchNorm layers that synchronize use :func:`sync_batch_norm`.
+
+    Raises UnsupportedModuleError if the estimator goes backwards through the points of one rank: a
+    backward pass through the layer adds up what the ranks ask for.
+    """
+    layers = [
+        m
+        for m in module.modules()
+        if isinstance(m, nn.SyncBatchNorm)
+        and m.training
+        and dist.is_available()
+        and dist.is_initialized()
+    ]
     if layers and estimator.reverse_mode and mode != "frozen":
         message = (
             f"the estimator {estimator.name!r} cannot go through SyncBatchNorm: a backward pass "
@@ -272,3 +280,73 @@ def differentiable_sync(module: nn.Module, estimator: Estimator, mode: str) -> I
     finally:
         for m in layers:
             del m.forward
+
+
+def sync_batch_norm(layer: nn.SyncBatchNorm, x: Tensor) -> Tensor:
+    """SyncBatchNorm in training mode by arithmetic that has all derivatives, on any device.
+
+    torch's own has neither a forward mode nor a second derivative, and runs on a GPU only. This has
+    the same mean, variance and running statistics over the points of all ranks.
+    """
+    if has_torch_function_unary(x):  # a mode may replace it, like torch's own functions
+        replaced: Tensor = handle_torch_function(sync_batch_norm, (x,), layer, x)
+        return replaced
+    wide = accumulate(x)
+    dims = [d for d in range(x.ndim) if d != 1]
+    shape = [1, -1, *[1] * (x.ndim - 2)]
+    here = torch.full((), x.numel() / x.shape[1], dtype=wide.dtype, device=x.device)
+    count = _total(here, layer.process_group)  # points of all ranks
+    mean = _total(wide.sum(dims), layer.process_group) / count  # [C]
+    centered = wide - mean.reshape(shape)
+    variance = _total(centered.square().sum(dims), layer.process_group) / count
+    _update_running(layer, mean.detach(), variance.detach(), count)
+    out = centered * (variance + layer.eps).rsqrt().reshape(shape)
+    if layer.affine:
+        out = out * layer.weight.reshape(shape) + layer.bias.reshape(shape)
+    return out.to(x.dtype)
+
+
+def _update_running(layer: nn.SyncBatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    if layer.running_mean is None or layer.running_var is None:
+        return
+    assert layer.num_batches_tracked is not None
+    with torch.no_grad():
+        layer.num_batches_tracked.add_(1)
+        share: Any = layer.momentum
+        if share is None:  # cumulative average
+            share = 1 / layer.num_batches_tracked.to(mean.dtype)
+        unbiased = variance * (count / (count - 1))
+        layer.running_mean.mul_(1 - share).add_(share * mean)
+        layer.running_var.mul_(1 - share).add_(share * unbiased)
+
+
+def _total(x: Tensor, group: Any = None) -> Tensor:
+    """Sum over ranks, differentiable in forward and reverse mode, any number of times."""
+    summed: Tensor = _AllReduce.apply(x, group)  # type: ignore[no-untyped-call]
+    return summed
+
+
+class _AllReduce(torch.autograd.Function):
+    """Σ over ranks. Linear and symmetric: its derivative in either mode is itself."""
+
+    @staticmethod
+    def forward(x: Tensor, group: Any) -> Tensor:
+        out = x.clone()
+        dist.all_reduce(out, group=group)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.group = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return _total(grad, ctx.group), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: Any) -> Any:
+        return _total(tangent, ctx.group)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, group: Any) -> Any:
+        return _total(x, group), in_dims[0]

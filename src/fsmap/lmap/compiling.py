@@ -7,13 +7,10 @@ whole, drawing and counting stay outside, and compiled modules inside never see 
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import wraps
 from types import FunctionType, MethodType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,151 +18,95 @@ from torch import Tensor, nn
 from fsmap.errors import FallbackWarning, FsmapError
 from fsmap.functional import is_random
 
-P = ParamSpec("P")
-T = TypeVar("T")
-
 TOLERANCE = 0.02
 """Largest relative difference between compiled and eager, besides what rounding explains."""
 
 
-WHAT = ("R", "the gradient of R")
-
-
-def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Run a function as written if it is called from code that is being compiled."""
-    # torch.compiler.disable imports the compiler at once (seconds); this one at the first call.
-    disabled: Callable[P, T] = torch._disable_dynamo(function, True)  # type: ignore[attr-defined]
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if torch.compiler.is_dynamo_compiling():
-            return disabled(*args, **kwargs)
-        return function(*args, **kwargs)
-
-    return call
-
-
-def as_written(module: nn.Module, *, forward_mode: bool) -> AbstractContextManager[Any]:
-    """Compiled modules inside run as written, so that tangents are not lost in them."""
-    if not forward_mode or "torch._dynamo" not in sys.modules or not _holds_compiled(module):
-        return nullcontext()
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
-
-
-def _holds_compiled(module: nn.Module) -> bool:
-    return any(
-        hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None
-        for m in module.modules()
-    )
-
-
 class Compiled:
-    """Functions that are compiled on their first use, checked once, and eager where that fails."""
+    """Compile functions on their first use, check them once, and run eagerly if that fails."""
 
     def __init__(self, options: dict[str, Any] | None = None) -> None:
         """Keep the options of ``torch.compile``; None: nothing is compiled unless asked for."""
         self.options = options
-        self._functions: dict[str, Callable[..., Any]] = {}
+        self._functions: dict[bool, Callable[..., Any]] = {}
         self._checked = self._failed = False
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Compiled:
+    def __reduce__(self) -> Any:
         """A copy belongs to another module, and compiles its own functions."""
-        return Compiled(self.options)
+        return Compiled, (self.options,)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Compiled functions are not pickled."""
-        return {**Compiled(self.options).__dict__}
-
-    def plain(self, function: Callable[..., T], *args: Any) -> T:
+    def plain(self, function: Callable[..., Any], *args: Any) -> Any:
         """An ordinary pass."""
-        found: T = self._get("plain", function)(*args)
-        return found
+        return self._get(function, whole=False)(*args)
 
     def checked(
         self,
-        function: Callable[..., T],
-        eager: Callable[[], T],
+        function: Callable[..., Any],
+        eager: Callable[[], Any],
         args: tuple[Any, ...],
         module: nn.Module,
-        value: Callable[[T], Tensor],
-    ) -> T:
-        """The compiled function, compared with the eager one on its first call.
+    ) -> Any:
+        """The compiled function of ``args``, whose first result is compared with the eager one.
 
-        Args:
-            function: What is compiled, whole.
-            eager: The same, as written.
-            args: Of the function.
-            module: The model, for messages and parameters.
-            value: R of a result.
-
-        Returns:
-            The result.
+        Results have an attribute R.
         """
         if self._failed:
             return eager()
-        if not self._checked and not self._check(function, eager, args, module, value):
-            return eager()
         try:
-            found: T = self._get("whole", function, fullgraph=True)(*args)
+            compiled = self._get(function, whole=True)
+            why = None if self._checked else _difference(compiled, eager, args, module)
+            if why is None:
+                self._checked = True
+                return compiled(*args)
         except (FsmapError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            self._give_up(module, f"it cannot be compiled: {_first_line(error)}")
-            return eager()
-        return found
-
-    def _get(self, name: str, function: Callable[..., Any], **fixed: Any) -> Callable[..., Any]:
-        if name not in self._functions:
-            options = {**(self.options or {}), **fixed}
-            self._functions[name] = torch.compile(_with_own_code(function), **options)
-        return self._functions[name]
-
-    def _check(
-        self,
-        function: Callable[..., T],
-        eager: Callable[[], T],
-        args: tuple[Any, ...],
-        module: nn.Module,
-        value: Callable[[T], Tensor],
-    ) -> bool:
-        """Whether compiled and eager agree in R and its gradient."""
-        params = [p for p in module.parameters() if p.requires_grad]
-        device = params[0].device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            eagerly = _with_gradient(value(eager()), params)
-            with torch.autocast(device.type, enabled=False):
-                wanted = _with_gradient(value(eager()), params)
-            try:
-                result = self._get("whole", function, fullgraph=True)(*args)
-                got = _with_gradient(value(result), params)
-            except (FsmapError, torch.OutOfMemoryError):
-                raise
-            except Exception as error:
-                self._give_up(module, f"it cannot be compiled: {_first_line(error)}")
-                return False
-        self._checked = True
-        if any(is_random(m) for m in module.modules()):
-            return True  # random layers draw other numbers in a compiled graph
-        for what, ours, theirs, exact in zip(WHAT, got, eagerly, wanted, strict=True):
-            # In half precision eager passes are off by tens of percent in deep networks: compiled
-            # ones may be twice as far from full precision, no more.
-            size = exact.norm().clamp_min(1e-30)
-            off, usual = float((ours - exact).norm() / size), float((theirs - exact).norm() / size)
-            if not off <= 2 * usual + TOLERANCE:
-                self._give_up(
-                    module,
-                    f"{what} of the compiled model differs from full precision by {off:.1%}, of "
-                    f"the eager one by {usual:.1%}",
-                )
-                return False
-        return True
-
-    def _give_up(self, module: nn.Module, why: str) -> None:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            why = f"it cannot be compiled: {reason}"
         self._failed = True
-        name = type(module).__name__
-        message = f"R of {name} runs eagerly from now on: {why}"
-        warnings.warn(message, FallbackWarning, stacklevel=6)
+        message = f"R of {type(module).__name__} runs eagerly from now on: {why}"
+        warnings.warn(message, FallbackWarning, stacklevel=5)
+        return eager()
+
+    def _get(self, function: Callable[..., Any], *, whole: bool) -> Callable[..., Any]:
+        if whole not in self._functions:
+            options = {**(self.options or {}), **({"fullgraph": True} if whole else {})}
+            self._functions[whole] = torch.compile(_with_own_code(function), **options)
+        return self._functions[whole]
+
+
+def _difference(
+    compiled: Callable[..., Any], eager: Callable[[], Any], args: tuple[Any, ...], module: nn.Module
+) -> str | None:
+    """How compiled and eager differ in R or its gradient; None if they agree."""
+    params = [p for p in module.parameters() if p.requires_grad]
+    device = params[0].device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        ordinary = _with_gradient(eager().R, params)
+        with torch.autocast(device.type, enabled=False):
+            exact = _with_gradient(eager().R, params)
+        found = _with_gradient(compiled(*args).R, params)
+    if any(is_random(m) for m in module.modules()):
+        return None  # random layers draw other numbers in a compiled graph
+    for what, ours, theirs, right in zip(
+        ("R", "the gradient of R"), found, ordinary, exact, strict=True
+    ):
+        # In half precision eager passes are off by tens of percent in deep networks: compiled ones
+        # may be twice as far from full precision, no more.
+        size = right.norm().clamp_min(1e-30)
+        off, usual = float((ours - right).norm() / size), float((theirs - right).norm() / size)
+        if not off <= 2 * usual + TOLERANCE:
+            return (
+                f"{what} of the compiled model differs from full precision by {off:.1%}, of the "
+                f"eager one by {usual:.1%}"
+            )
+    return None
+
+
+def _with_gradient(value: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """R, and its gradient as one vector, in float64."""
+    grads = torch.autograd.grad(value, params, allow_unused=True, materialize_grads=True)
+    return value.detach().double(), torch.cat([g.detach().double().flatten() for g in grads])
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -177,17 +118,3 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
         plain.__closure__,
     )  # fmt: skip
     return MethodType(copy, inner.__self__)
-
-
-def _with_gradient(value: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """R, and its gradient as one vector, in float64."""
-    grads = torch.autograd.grad(value, params, allow_unused=True)
-    parts = [
-        (torch.zeros_like(p) if g is None else g).detach().double().flatten()
-        for g, p in zip(grads, params, strict=True)
-    ]
-    return value.detach().double(), torch.cat(parts)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

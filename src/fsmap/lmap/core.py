@@ -8,17 +8,28 @@ compiled whole and captured. :class:`Regularizer` draws, counts steps, compiles,
 
 from __future__ import annotations
 
+import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
 
-from fsmap.errors import FallbackWarning, ForwardModeError, IgnoredProbesWarning, InputError
+from fsmap.errors import (
+    FallbackWarning,
+    ForwardModeError,
+    IgnoredProbesWarning,
+    InputError,
+    NonFiniteWarning,
+    UnsupportedModuleError,
+)
 from fsmap.functional import (
     Functional,
     State,
@@ -36,26 +47,38 @@ from fsmap.linalg.estimators import evaluate as evaluate_trace
 from fsmap.linalg.jacobian import Site
 from fsmap.linalg.metric import Metric, Weights
 from fsmap.lmap import batchnorm as bn
-from fsmap.lmap.compiling import Compiled, as_written, uncompiled
-from fsmap.lmap.options import Options
-from fsmap.lmap.selection import Outputs, SomeOutputs, cut, survey, trainable
-from fsmap.lmap.sharding import refuse_sharded
-from fsmap.lmap.steps import Steps
+from fsmap.lmap.compiling import Compiled
+from fsmap.lmap.options import Options, Outputs, SomeOutputs, trainable
 from fsmap.px import Stream, sample
 from fsmap.types import Inputs, Params
 
+P = ParamSpec("P")
+T = TypeVar("T")
 Buffers = dict[str, Tensor]
 Noise = Callable[[], AbstractContextManager[Any]]
 
 NO_EFFECT = (
     "R is exactly 0: the output does not change with the parameters that R is about. Either all "
     "its weights are zero, or a wrapper around or inside the model (FSDP, offloading, "
-    "quantization) replaces the parameters that it is given."
+    "quantization) replaces the parameters that it is given: then use fsmap.InPlacePenalty."
 )
 
+CHECK_EVERY = 100
+"""Evaluations between checks whether values on a GPU are finite: each waits for the device."""
 
-LOOK_EVERY = 100
-"""Steps between looks at whether evaluation points on a GPU are finite: each waits for it."""
+
+def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
+    """Run a function eagerly if it is called from code that is being compiled."""
+    # torch.compiler.disable imports the compiler at once (seconds); this one at the first call.
+    disabled: Callable[P, T] = torch._disable_dynamo(function, True)  # type: ignore[attr-defined]
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if torch.compiler.is_dynamo_compiling():
+            return disabled(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
 
 
 class Drawn(NamedTuple):
@@ -87,18 +110,9 @@ def evaluate(
 ) -> Evaluation:
     """The output at training points, R, and the buffers that training leaves.
 
-    Args:
-        f: The model as a function.
-        params: The parameters that R is about; others are the module's own.
-        buffers: Running statistics.
-        x: Training points; None if only R is wanted.
-        drawn: Evaluation points and probes.
-        options: How R is measured.
-        outputs: What makes the output, if a sample of outputs was drawn.
-        noise: Context in which random layers of a separate evaluation pass draw.
-
-    Returns:
-        Tensors; the module is unchanged.
+    ``params`` are those that R is about, others are the module's own. ``x`` is None if only R is
+    asked for. ``outputs`` is needed if a sample of outputs was drawn, and random layers of a
+    separate evaluation pass draw within ``noise``. The module is unchanged.
     """
     if options.batchnorm == "joint" and x is not None:
         size = num_points(x)
@@ -112,24 +126,24 @@ def evaluate(
         return Evaluation(whole[:size], value, state.buffers, state.parts)
     frozen = options.batchnorm == "frozen"
     out: Tensor | None = None
-    recorder = bn.Recorder()
+    changes: list[bn.Change] = []
     parts: tuple[Tensor, ...] = ()
     if x is not None:
-        recording = frozen and any(m.training for m in bn.unfrozen(f.module))
-        with recorder.mode() if recording else nullcontext():
+        records = frozen and any(m.training for m in bn.unfrozen(f.module))
+        with bn.recording(changes) if records else nullcontext():
             out, state = f.with_state(params, x, buffers)
         buffers, parts = state.buffers, state.parts
     share = 1.0
     if drawn.rows is not None:
         assert outputs is not None
-        f, share = cut(f, drawn.rows, outputs.head), outputs.size / len(drawn.rows)
+        f, share = outputs.only(f, drawn.rows), outputs.size / len(drawn.rows)
     if frozen:
-        f = bn.Deployed(f, None if x is None else recorder.changes)
+        f = bn.Deployed(f, None if x is None else changes)
     with noise():
         if isinstance(f, bn.Deployed) and (
             options.estimator.reverse_mode or torch.compiler.is_compiling()
         ):
-            f.settle(params, drawn.points, buffers)
+            f.prepare(params, drawn.points, buffers)
         value, _, _ = _laplacian(f, params, buffers, drawn.points, drawn, options, options.metric)
     return Evaluation(out, share * value, buffers, parts)
 
@@ -196,71 +210,104 @@ def _in_memory_order(drawn: Tensor, p: Tensor) -> Tensor:
     return moved.reshape(len(drawn), -1).float()
 
 
-class Regularizer:
+class StepCounter:
+    """Counts optimizer steps: by passes, by an optimizer's hook, or as the loop says.
+
+    ψ is a function of (seed, step), evaluation points of (seed, step, rank, micro-batch).
+    """
+
+    def __init__(self, module: nn.Module, seed: int, every: int) -> None:
+        """Start at step 0, counting passes."""
+        self.module, self.seed, self.every = module, seed, every
+        self.step = 0
+        self._micro = 0  # passes since the last step, if passes are not steps
+        self._counts_passes = True
+        self._hook: RemovableHandle | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy belongs to another model: it counts passes."""
+        return {**self.__dict__, "_hook": None, "_counts_passes": True}
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count an optimizer's steps from now on; one that a GradScaler skips does not count."""
+        check_optimizer(optimizer)
+        own = {id(p) for p in self.module.parameters()}
+        if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            message = (
+                f"this {type(optimizer).__name__} holds no parameter of the model. Attach the "
+                "model's own optimizer, or count steps yourself: lm.step = n."
+            )
+            raise InputError(message)
+        if self._hook is not None:
+            message = "this is attached to an optimizer already: a second one would count twice"
+            raise InputError(message)
+        self._counts_passes = False
+        self._hook = optimizer.register_step_post_hook(lambda *_: self.set_step(self.step + 1))
+
+    def detach(self) -> None:
+        """Count passes again; another optimizer may be attached."""
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook, self._counts_passes, self._micro = None, True, 0
+
+    def set_step(self, step: int) -> None:
+        """The loop says which step it is; passes are micro-batches from now on."""
+        if step < 0:
+            message = f"step must be at least 0, got {step}"
+            raise InputError(message)
+        self._counts_passes = False
+        if step != self.step:
+            self.step, self._micro = int(step), 0
+
+    def after_pass(self) -> None:
+        """Go to the next step, or to the next micro-batch if others count steps."""
+        if self._counts_passes:
+            self.step += 1
+        else:
+            self._micro += 1
+
+    @property
+    def active(self) -> bool:
+        """Whether R is evaluated on this step."""
+        return self.step % self.every == 0
+
+    def stream(self) -> Stream:
+        """This step's random numbers: ψ the same on every rank, evaluation points its own."""
+        dist = torch.distributed
+        rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+        return Stream(self.seed, self.step, rank, self._micro)
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raise InputError for a scheduler and other things that are no optimizer."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        message = f"attach takes a torch.optim.Optimizer, got {type(optimizer).__name__}"
+        raise InputError(message)
+
+
+class Regularizer(StepCounter):
     """R(θ) of a live module: draws, steps, fallback and compilation around :func:`evaluate`."""
 
     def __init__(self, module: nn.Module, options: Options) -> None:
         """Check the options and start at step 0."""
         self.options = options.checked(module)
-        self.module = module
+        super().__init__(module, options.seed, options.every)
         self.f = Functional(module, self._call_module, options.last_layer)
         self.keywords: dict[str, Any] = {}  # for the model, in this pass
-        self.steps = Steps(options.seed, options.every)
         self.compiled = Compiled()
-        self._looked = self._moved = False
+        self._evaluations = 0  # with gradients
+        self._points_checked = self._warned = False
         self._outputs: Outputs | None = None
         self._names: tuple[str, ...] = ()
         self._synchronizes = any(isinstance(m, nn.SyncBatchNorm) for m in module.modules())
 
-    @property
-    def step(self) -> int:
-        """Number of the current step; setting it does not change who counts."""
-        return self.steps.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self.steps.step = step
-
-    @property
-    def every(self) -> int:
-        """R is evaluated on every so many steps."""
-        return self.options.every
-
-    @property
-    def active(self) -> bool:
-        """Whether R is evaluated on this step."""
-        return self.steps.active
-
-    @property
-    def px(self) -> Any:
-        """Evaluation distribution."""
-        return self.options.px
-
-    @property
-    def num_points(self) -> int:
-        """S."""
-        return self.options.num_points
-
-    def stream(self) -> Stream:
-        """This step's random numbers."""
-        return self.steps.stream()
-
     def params(self) -> Params:
         """The parameters that R is about, as they are now."""
-        refuse_sharded(self.module)
+        _check_not_sharded(self.module)
         return trainable(self.module, self.options.layers)
 
     def _call_module(self, module: nn.Module, x: Inputs) -> Any:
         return (self.options.forward or call_module)(module, x, **self.keywords)
-
-    @contextmanager
-    def given(self, keywords: dict[str, Any]) -> Iterator[None]:
-        """Within, the model is called with these keyword arguments."""
-        self.keywords = keywords
-        try:
-            yield
-        finally:
-            self.keywords = {}
 
     def output(self, found: Evaluation, size: int) -> Any:
         """The output of the training points as the model returned it, an object if it is one."""
@@ -268,35 +315,36 @@ class Regularizer:
             return found.out
         assert self.f.output is not None
         out = self.f.output(found.parts)
-        return first(out, size, self.num_points) if self.options.batchnorm == "joint" else out
+        joint = self.options.batchnorm == "joint"
+        return first(out, size, self.options.num_points) if joint else out
 
     @uncompiled
     def draw(self, x: Inputs | None = None, params: Params | None = None) -> Drawn:
         """Evaluation points, probes and sampled outputs of the current step.
 
-        Args:
-            x: Training points; their number decides the size of a cotangent in ``joint``.
-            params: What :meth:`params` returns.
-
-        Returns:
-            Tensors on the device of the parameters; no probes on a step without R.
+        The number of training points ``x`` decides the size of a cotangent in ``joint``. There are
+        no probes on a step without R.
         """
         options, stream = self.options, self.stream()
         params = self.params() if params is None else params
-        drawn = sample(options.px, options.num_points, params, stream)
-        on_cpu = next(iter(params.values())).device.type == "cpu"
-        if not self._looked or on_cpu or stream.step % LOOK_EVERY == 0:
-            check_points(drawn)
-        if not self._looked:
-            if x is not None:
-                check_points(x)
-                if options.batchnorm == "joint":
-                    _joined(x, drawn)
-            self._looked = True
+        evaluation = sample(options.px, options.num_points, params, stream)
+        device = next(iter(params.values())).device
+        if not self._points_checked or device.type == "cpu" or stream.step % CHECK_EVERY == 0:
+            check_points(evaluation)
+        if not self._points_checked and x is not None:
+            check_points(x)
+            if options.batchnorm == "joint":
+                _joined(x, evaluation)
+        self._points_checked = True
         if not self.active:
-            return Drawn(drawn, None)
-        rows = self._draw_rows(params, drawn, stream)
-        return Drawn(drawn, self.probes(x, drawn, params, rows), rows)
+            return Drawn(evaluation, None)
+        rows = None
+        if options.outputs is not None:
+            if self._outputs is None:
+                self._outputs = Outputs.of(self.f, params, evaluation)
+            if options.outputs < self._outputs.size:
+                rows = self._outputs.draw(options.outputs, stream).to(device)
+        return Drawn(evaluation, self.probes(x, evaluation, params, rows), rows)
 
     def psi_dtype(self, device: torch.device) -> torch.dtype:
         """Half precision on CUDA under autocast, where tangents are rounded to it anyway."""
@@ -329,34 +377,18 @@ class Regularizer:
         f = self.f
         if rows is not None and not joint:
             assert self._outputs is not None
-            f = cut(self.f, rows, self._outputs.head)
+            f = self._outputs.only(f, rows)
         site = Site(f, params, at, options.metric)
         found: Any = options.estimator.draw(stream, site, options.probes)
         return found  # type: ignore[no-any-return]
-
-    def _draw_rows(self, params: Params, x: Inputs, stream: Stream) -> Tensor | None:
-        """This step's sample of outputs; None if all of them count."""
-        wanted = self.options.outputs
-        if wanted is None:
-            return None
-        if self._outputs is None:
-            self._outputs = survey(self.f, params, x)
-        if wanted >= self._outputs.size:
-            return None
-        return self._outputs.draw(wanted, stream).to(next(iter(params.values())).device)
 
     def __call__(
         self, x: Inputs | None = None, *, drawn: Drawn | None = None, compiled: bool = False
     ) -> Evaluation:
         """R of the current step, and the output at ``x`` if training points are given.
 
-        Args:
-            x: Training points.
-            drawn: What :meth:`draw` returned; by default it is drawn here.
-            compiled: Whether to compile, if :attr:`compiled` has no options of its own.
-
-        Returns:
-            Output, R and buffers; nothing of the module is changed.
+        ``drawn`` is what :meth:`draw` returned, by default it is drawn here; ``compiled`` asks to
+        compile even if :attr:`compiled` has no options. Nothing of the module is changed.
         """
         params = self.params()
         self._names = tuple(params)
@@ -369,8 +401,29 @@ class Regularizer:
             warnings.warn(f"{error} Using 'fd_central' from now on.", FallbackWarning, stacklevel=4)
             self.options = replace(self.options, estimator=Central(self.options.beta))
             found = self._evaluate(x, drawn, params, compiled)
-        self._check_moved(found.R)
         return found
+
+    def scaled(self, R: Tensor, reg_strength: float | Tensor | None) -> Tensor:
+        """R, or λR; warns once each if R is zero at first, and if the value is not finite."""
+        value = R if reg_strength is None else reg_strength * R
+        if not torch.is_grad_enabled():
+            return value
+        new, self._evaluations = self._evaluations == 0, self._evaluations + 1
+        due = new or R.device.type == "cpu" or self._evaluations % CHECK_EVERY == 0
+        if not due or self._warned:
+            return value
+        found = number(value)
+        if found is not None and not math.isfinite(found):
+            self._warned = True
+            message = (
+                f"{'R' if reg_strength is None else 'λR'} is {found} at step {self.step}. "
+                "Lower the learning rate or the strength, or look for overflow in half precision "
+                "and for evaluation points far from the data."
+            )
+            warnings.warn(message, NonFiniteWarning, stacklevel=5)
+        elif new and number(R) == 0:
+            warnings.warn(NO_EFFECT, IgnoredProbesWarning, stacklevel=5)
+        return value
 
     @uncompiled
     def joined(self, x: Inputs, drawn: Drawn | None = None) -> Inputs:
@@ -395,7 +448,7 @@ class Regularizer:
         compiled = compiled or self.compiled.options is not None
         if not compiled or self._synchronizes or not torch.is_grad_enabled():
             return eager()
-        found = self.compiled.checked(self._pure, eager, (x, drawn), self.module, lambda e: e.R)
+        found: Evaluation = self.compiled.checked(self._pure, eager, (x, drawn), self.module)
         return found._replace(R=found.R.clone())  # a CUDA graph would overwrite it on the next step
 
     def _eager(self, x: Inputs | None, drawn: Drawn, params: Params) -> Evaluation:
@@ -407,7 +460,8 @@ class Regularizer:
             if self._synchronizes
             else nullcontext()
         )
-        with sync, as_written(self.module, forward_mode=not options.estimator.full_precision):
+        tangents = not options.estimator.full_precision
+        with sync, _compiled_parts_eager(self.module) if tangents else nullcontext():
             return self._pure(x, drawn, params, nullcontext if joint else self.own_noise)
 
     def _pure(
@@ -435,12 +489,41 @@ class Regularizer:
             torch.manual_seed(self.stream().noise())
             yield
 
-    def _check_moved(self, value: Tensor) -> None:
-        """Warn once if R is zero: some wrapper may give the model other parameters than ours."""
-        if torch.is_grad_enabled() and not self._moved and number(value) == 0:
-            message = f"{NO_EFFECT} fsmap.InPlacePenalty may serve such a model."
-            warnings.warn(message, IgnoredProbesWarning, stacklevel=5)
-        self._moved |= torch.is_grad_enabled()
+
+def _compiled_parts_eager(module: nn.Module) -> AbstractContextManager[Any]:
+    """Within, compiled modules inside run eagerly, so that tangents are not lost in them."""
+    compiled = "torch._dynamo" in sys.modules and any(
+        hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None
+        for m in module.modules()
+    )
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def _check_not_sharded(module: nn.Module) -> None:
+    """Raise if FSDP manages a part: a functional pass would ignore the parameters it is given."""
+    sharded = any(hasattr(p, "placements") for p in module.parameters() if p.requires_grad)
+    # FSDP marks what it manages for the compiler: the only trace that a wrapper outside leaves
+    if sharded or any(getattr(m, "_is_fsdp_managed_module", False) for m in module.modules()):
+        message = (
+            "the parameters are sharded (FSDP): a functional pass would ignore ψ and return R = 0 "
+            "without an error. Under FSDP2 (fully_shard) use fsmap.InPlacePenalty, which moves the "
+            "shards themselves (docs/guide/distributed.md); move from FSDP1 "
+            "(FullyShardedDataParallel) to FSDP2 first, or use DDP."
+        )
+        raise UnsupportedModuleError(message)
+
+
+def write_back(module: nn.Module, buffers: dict[str, Tensor]) -> None:
+    """Give the module the running statistics that a pass on cloned buffers made."""
+    own = dict(module.named_buffers())
+    kinds: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for name, new in buffers.items():
+        targets, sources = kinds.setdefault(own[name].dtype, ([], []))
+        targets.append(own[name])
+        sources.append(new)
+    with torch.no_grad():
+        for targets, sources in kinds.values():
+            torch._foreach_copy_(targets, sources)
 
 
 def first(out: Any, size: int, rest: int) -> Any:
@@ -454,18 +537,12 @@ def first(out: Any, size: int, rest: int) -> Any:
 
 def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
     for ours, theirs in zip(tree_leaves(x), tree_leaves(evaluation), strict=False):
-        if ours.is_floating_point() != theirs.is_floating_point():
+        same_kind = ours.is_floating_point() == theirs.is_floating_point()
+        if not same_kind or ours.shape[1:] != theirs.shape[1:]:
             message = (
-                f"p_X draws {theirs.dtype} and the training batch is {ours.dtype}: one joint batch "
-                "would cast them. Convert the one to the other's kind."
+                f"p_X draws {theirs.dtype} {list(theirs.shape)} and the training batch is "
+                f"{ours.dtype} {list(ours.shape)}: they cannot form one joint batch. Points must "
+                "have the shape of training points, and both be floating-point or neither."
             )
             raise InputError(message)
-    try:
-        return concat_points(x, evaluation)
-    except (RuntimeError, ValueError) as error:
-        first = str(error).splitlines()[0]
-        message = (
-            "p_X draws points that do not fit the training batch, so they cannot form one joint "
-            f"batch: {first}"
-        )
-        raise InputError(message) from error
+    return concat_points(x, evaluation)

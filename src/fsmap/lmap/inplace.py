@@ -13,7 +13,6 @@ backward pass. No graph ever sees a parameter change: three forward and two back
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Unpack
@@ -21,15 +20,13 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from fsmap.errors import IgnoredProbesWarning, InputError, UnsupportedModuleError
-from fsmap.functional import HALF, Functional, accumulate, check_points, flat, number
+from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.functional import HALF, Functional, accumulate, check_points, flat
 from fsmap.linalg.jacobian import resolve
-from fsmap.lmap import batchnorm as bn
-from fsmap.lmap import sharding
-from fsmap.lmap.core import NO_EFFECT
-from fsmap.lmap.options import MoreOptions, Options, check_module, check_strength
-from fsmap.lmap.selection import trainable
-from fsmap.lmap.steps import Steps
+from fsmap.lmap.batchnorm import unfrozen
+from fsmap.lmap.core import write_back
+from fsmap.lmap.module import Penalty, is_zero
+from fsmap.lmap.options import MoreOptions, check_module, check_strength, trainable
 from fsmap.px import EvalDistribution, Stream, sample
 from fsmap.types import Inputs, Params
 
@@ -39,7 +36,7 @@ from fsmap.types import Inputs, Params
 SMALLEST_IN_HALF = 3e-3
 
 
-class InPlacePenalty:
+class InPlacePenalty(Penalty):
     """λ∇R(θ) added to the gradients: ``loss.backward(); penalty.backward(lam)``.
 
     As ``LaplacianPenalty(estimator="fd")`` with a ψ that is drawn parameter by parameter; with
@@ -81,21 +78,14 @@ class InPlacePenalty:
         if other:
             message = f"InPlacePenalty has no option {other[0]!r}: its estimator is 'fd'"
             raise InputError(message)
-        bn.check_mode(batchnorm, ("auto", "frozen", "batch"), "For 'joint' use fsmap.LMAP.")
         check_module(module)
-        mode = bn.deployed(module) if batchnorm == "auto" else batchnorm
         options["estimator"] = "fd"
-        made = Options(px, num_points, mode, **options)
-        self.options = made.checked(sharding.unwrapped(module))
-        self.f = Functional(module, made.forward)
+        inner = unwrapped(module)
+        super().__init__(inner, px, num_points=num_points, batchnorm=batchnorm, **options)
+        self.options = self.regularizer.options
         self.module = module
-        self.steps = Steps(made.seed, made.every)
-        self._looked = self._judged = False
-
-    @property
-    def batchnorm(self) -> str:
-        """How BatchNorm sees the evaluation points."""
-        return self.options.batchnorm
+        self.f = Functional(module, self.options.forward)
+        self._precision_checked = False
 
     def backward(self, reg_strength: float | Tensor = 1.0) -> Tensor:
         """Add λ∇R to every ``.grad``, as ``(lam * R).backward()`` would.
@@ -108,36 +98,34 @@ class InPlacePenalty:
             R of this rank's points, a number without history; 0 on steps that ``every`` leaves out.
         """
         check_strength(reg_strength)
-        params = trainable(sharding.unwrapped(self.module), self.options.layers)
+        reg, options = self.regularizer, self.options
+        params = trainable(reg.module, options.layers)
         like = next(iter(params.values()))
         value = torch.zeros((), device=like.device, dtype=like.dtype)
-        zero = isinstance(reg_strength, int | float) and reg_strength == 0
-        if self.steps.active and not zero:
-            stream = self.steps.stream()
-            x = sample(self.options.px, self.options.num_points, params, stream)
-            if not self._looked:
+        if reg.active and not is_zero(reg_strength):
+            stream = reg.stream()
+            x = sample(options.px, options.num_points, params, stream)
+            if not self._precision_checked:
                 check_points(x)
-            share = self.options.every / self.options.probes
-            with bn.frozen(self.module, self.batchnorm == "frozen"), _kept_buffers(self.module):
-                for probe in range(self.options.probes):
+            share = options.every / options.probes
+            with self._kept_buffers():
+                for probe in range(options.probes):
                     value += share * self._one(params, x, stream, probe, share * reg_strength)
-            if not self._judged and number(value) == 0:
-                warnings.warn(NO_EFFECT, IgnoredProbesWarning, stacklevel=2)
-            self._judged = True
-        self.steps.passed()
+            reg.scaled(value, reg_strength)
+        reg.after_pass()
         return value
 
     def _one(
         self, params: Params, x: Inputs, stream: Stream, probe: int, weight: float | Tensor
     ) -> Tensor:
         with torch.no_grad():
-            base = self._pass(x, stream)
+            base = self._pass(x)
         with torch.enable_grad():
-            with self._moved(params, stream, probe):
-                there = self._pass(x, stream)
+            with self._perturbed(params, stream, probe):
+                there = self._pass(x)
                 value, at_there, at_base = self._cotangents(x, there, base, weight)
                 torch.autograd.backward(there, at_there)
-            torch.autograd.backward(self._pass(x, stream), at_base)
+            torch.autograd.backward(self._pass(x), at_base)
         return value
 
     def _cotangents(
@@ -152,91 +140,60 @@ class InPlacePenalty:
         at_there, at_base = torch.autograd.grad(weight * value, ends)
         return value.detach(), at_there, at_base
 
-    def _pass(self, x: Inputs, stream: Stream) -> Tensor:
+    def _pass(self, x: Inputs) -> Tensor:
         """An ordinary pass in full precision, with this step's noise in random layers."""
         device = next(self.module.parameters()).device
-        with torch.autocast(device.type, enabled=False), self._noise(stream, device):
-            if self._looked:
+        with torch.autocast(device.type, enabled=False), self.regularizer.own_noise():
+            if self._precision_checked:
                 return self.f.plain(x)
             with _precise(self.module, self.options.beta):
                 out = self.f.plain(x)
-            self._looked = True
+            self._precision_checked = True
             return out
 
     @contextmanager
-    def _noise(self, stream: Stream, device: torch.device) -> Iterator[None]:
-        if self.f.pointwise:
-            yield
-            return
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(stream.noise())
-            yield
-
-    @contextmanager
-    def _moved(self, params: Params, stream: Stream, probe: int) -> Iterator[None]:
+    def _perturbed(self, params: Params, stream: Stream, probe: int) -> Iterator[None]:
         """The parameters at θ + βψ; afterwards at θ, to the last bit."""
-        kept = {name: sharding.local(p).detach().clone() for name, p in params.items()}
-        whole = None if any(map(sharding.is_cut, params.values())) else self._whole(params, stream)
+        probes = self.options.probes
+        kept = {name: _local(p).detach().clone() for name, p in params.items()}
+        psi: Params = {}
+        if not any(map(_is_sharded, params.values())):  # as LaplacianPenalty draws it
+            psi = stream.psi(trainable(self.regularizer.module), probes)
         try:
             with torch.no_grad():
                 for name, p in params.items():
-                    if whole is None:  # no rank holds more than one parameter whole
-                        drawn = stream.psi_of(name, sharding.whole_like(p), self.options.probes)
-                    else:
-                        drawn = whole[name]
-                    moved = sharding.own_part(drawn[probe], p)
-                    sharding.local(p).add_(moved, alpha=self.options.beta)
-            sharding.forget_gathered(self.module)
+                    # a rank never holds more than one sharded parameter whole
+                    drawn = psi[name] if psi else stream.psi_of(name, _whole_like(p), probes)
+                    _local(p).add_(_own_part(drawn[probe], p), alpha=self.options.beta)
+            _drop_gathered(self.module)
             yield
         finally:
             with torch.no_grad():
                 for name, p in params.items():
-                    sharding.local(p).copy_(kept[name])
-            sharding.forget_gathered(self.module)
+                    _local(p).copy_(kept[name])
+            _drop_gathered(self.module)
 
-    def _whole(self, params: Params, stream: Stream) -> Params:
-        """ψ as :class:`fsmap.LaplacianPenalty` draws it."""
-        every = trainable(sharding.unwrapped(self.module))
-        return {n: p for n, p in stream.psi(every, self.options.probes).items() if n in params}
-
-    def attach(self, optimizer: torch.optim.Optimizer) -> InPlacePenalty:
-        """Count this optimizer's steps instead of calls."""
-        self.steps.attach(optimizer, self.module)
-        return self
-
-    @property
-    def step(self) -> int:
-        """Number of the current step. Set it before a call to count steps yourself."""
-        return self.steps.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self.steps.set_step(step)
-
-    def state_dict(self) -> dict[str, int]:
-        """The step; the model's own state is the model's."""
-        return {"step": self.steps.step}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the step."""
-        self.steps.step = int(state["step"])
-
-
-@contextmanager
-def _kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Running statistics as they were before."""
-    kept = {name: b.clone() for name, b in module.named_buffers()}
-    try:
-        yield
-    finally:
-        bn.write_back(module, kept)
+    @contextmanager
+    def _kept_buffers(self) -> Iterator[None]:
+        """Buffers as they were before; BatchNorm layers in ``eval()`` mode if ``frozen``."""
+        kept = {name: b.clone() for name, b in self.module.named_buffers()}
+        frozen = self.batchnorm == "frozen"
+        layers = [m for m in unfrozen(self.module) if frozen and m.training]
+        for m in layers:
+            m.training = False
+        try:
+            yield
+        finally:
+            for m in layers:
+                m.training = True
+            write_back(self.module, kept)
 
 
 @contextmanager
 def _precise(module: nn.Module, beta: float) -> Iterator[None]:
-    """Refuse a pass in half precision (FSDP2's MixedPrecisionPolicy) where beta is too small."""
+    """Raise for a pass in half precision (FSDP2's MixedPrecisionPolicy) if beta is too small."""
 
-    def look(layer: nn.Module, *_: Any) -> None:
+    def check(layer: nn.Module, *_: Any) -> None:
         half = next((p.dtype for p in layer.parameters(recurse=False) if p.dtype in HALF), None)
         if half is not None and beta < SMALLEST_IN_HALF:
             message = (
@@ -246,9 +203,58 @@ def _precise(module: nn.Module, beta: float) -> Iterator[None]:
             )
             raise UnsupportedModuleError(message)
 
-    hooks = [m.register_forward_pre_hook(look) for m in module.modules()]
+    hooks = [m.register_forward_pre_hook(check) for m in module.modules()]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel, whose names are those of an undistributed run."""
+    if any(type(m).__name__ == "FullyShardedDataParallel" for m in module.modules()):
+        message = (
+            "FullyShardedDataParallel (FSDP1) keeps flat parameters that cannot be moved by name. "
+            "Use torch.distributed.fsdp.fully_shard (FSDP2)."
+        )
+        raise UnsupportedModuleError(message)
+    inner = getattr(module, "module", None)
+    wrapper = isinstance(module, nn.parallel.DistributedDataParallel)
+    return inner if wrapper and isinstance(inner, nn.Module) else module
+
+
+def _is_sharded(p: Tensor) -> bool:
+    return hasattr(p, "placements")
+
+
+def _local(p: Tensor) -> Tensor:
+    """What this rank holds of a parameter: memory that is shared with it."""
+    part: Any = p
+    held: Tensor = part.to_local() if _is_sharded(p) else p
+    return held
+
+
+def _whole_like(p: Tensor) -> Tensor:
+    """A tensor of the parameter's full shape, dtype and device that takes no memory."""
+    return torch.empty((), dtype=p.dtype, device=p.device).expand(p.shape)
+
+
+def _own_part(whole: Tensor, p: Tensor) -> Tensor:
+    """This rank's part of a tensor that every rank has in full; nothing is sent."""
+    if not _is_sharded(p):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    like: Any = p
+    placed = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
+    part: Tensor = placed.to_local()
+    return part
+
+
+def _drop_gathered(module: nn.Module) -> None:
+    """Drop full parameters that FSDP2 still holds, so that the next pass sees the shards."""
+    for part in module.modules():
+        reshard = getattr(part, "reshard", None)
+        if reshard is not None and hasattr(part, "unshard"):
+            reshard()

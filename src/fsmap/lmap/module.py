@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
-from typing import Any, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from fsmap.errors import InputError
 from fsmap.functional import num_points, tensor_of
 from fsmap.lmap import batchnorm as bn
-from fsmap.lmap.compiling import uncompiled
-from fsmap.lmap.core import Drawn, Regularizer, first
+from fsmap.lmap.core import Drawn, Regularizer, first, uncompiled, write_back
 from fsmap.lmap.options import MoreOptions, Options, check_module, check_strength
 from fsmap.px import EvalDistribution
 from fsmap.types import Inputs
@@ -40,8 +39,37 @@ def _with_all_options(cls: C) -> C:
     return cls
 
 
+class Term:
+    """What LMAP and the penalties share: how R is measured, and which optimizer step it is."""
+
+    regularizer: Regularizer
+
+    @property
+    def batchnorm(self) -> str:
+        """How BatchNorm sees the evaluation points."""
+        return self.regularizer.options.batchnorm
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> Self:
+        """Count this optimizer's steps instead of passes."""
+        self.regularizer.attach(optimizer)
+        return self
+
+    def detach(self) -> None:
+        """Count passes again."""
+        self.regularizer.detach()
+
+    @property
+    def step(self) -> int:
+        """Number of the current step. Set it before a pass to count steps yourself."""
+        return self.regularizer.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.regularizer.set_step(step)
+
+
 @_with_all_options
-class LMAP(nn.Module):
+class LMAP(Term, nn.Module):
     r"""A model that also returns R(θ): ``out, R = lm(x)``; add a multiple of R to any loss.
 
     Args:
@@ -90,11 +118,6 @@ class LMAP(nn.Module):
         self.regularizer = Regularizer(module, Options(px, num_points, batchnorm, **options))
         self.module = module
 
-    @property
-    def batchnorm(self) -> str:
-        """How BatchNorm sees the evaluation points."""
-        return self.regularizer.options.batchnorm
-
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile the passes of training, R and its tangent included; options of ``torch.compile``.
 
@@ -116,7 +139,7 @@ class LMAP(nn.Module):
         drawn: Drawn | None = None,
         **keywords: Any,
     ) -> tuple[Any, Tensor | None]:
-        """The model's output and R.
+        """The model's output at training points and R.
 
         Args:
             x: Training points.
@@ -130,47 +153,39 @@ class LMAP(nn.Module):
             Output, and R (λR); R is None in ``eval()`` and under ``no_grad``. An output object with
             ``.logits`` is returned as it is, and R is that of the logits.
         """
-        if torch.compiler.is_dynamo_compiling():
-            return self._outside_graph(x, reg_strength, drawn, keywords)
-        with self.regularizer.given(keywords):
-            return self._forward(x, reg_strength, drawn)
+        compiled = torch.compiler.is_dynamo_compiling()
+        return self._forward(x, reg_strength, drawn, keywords, compiled)
 
     @uncompiled
-    def _outside_graph(
-        self,
-        x: Inputs,
-        reg_strength: float | Tensor | None,
-        drawn: Drawn | None,
-        keywords: dict[str, Any],
-    ) -> tuple[Any, Tensor | None]:
-        with self.regularizer.given(keywords):
-            return self._forward(x, reg_strength, drawn, compiled=True)
-
     def _forward(
         self,
         x: Inputs,
         reg_strength: float | Tensor | None,
         drawn: Drawn | None,
-        *,
-        compiled: bool = False,
+        keywords: dict[str, Any],
+        compiled: bool,
     ) -> tuple[Any, Tensor | None]:
         reg = self.regularizer
-        training = self.training or self.module.training
-        if not (training and torch.is_grad_enabled()):
-            return reg.plain(x, compiled=compiled), None
-        check_strength(reg_strength)
-        _check_keywords(reg.keywords, x)
-        if reg.active and not _is_zero(reg_strength):
-            found = reg(x, drawn=drawn, compiled=compiled)
-            out, value = reg.output(found, num_points(x)), found.R
-            bn.write_back(reg.module, found.buffers)
-        else:
-            joint = self.batchnorm == "joint"
-            out = reg.plain(reg.joined(x, drawn) if joint else x, compiled=compiled)
-            value = _zero(tensor_of(out))
-            out = first(out, num_points(x), reg.num_points) if joint else out
-        reg.steps.passed()
-        return out, value if reg_strength is None else reg_strength * value
+        reg.keywords = keywords
+        try:
+            if not ((self.training or self.module.training) and torch.is_grad_enabled()):
+                return reg.plain(x, compiled=compiled), None
+            check_strength(reg_strength)
+            size = num_points(x)
+            _check_keywords(keywords, size)
+            if reg.active and not is_zero(reg_strength):
+                found = reg(x, drawn=drawn, compiled=compiled)
+                out, value = reg.output(found, size), reg.scaled(found.R, reg_strength)
+                write_back(reg.module, found.buffers)
+            else:
+                joint = self.batchnorm == "joint"
+                out = reg.plain(reg.joined(x, drawn) if joint else x, compiled=compiled)
+                value = _zero(tensor_of(out))
+                out = first(out, size, reg.options.num_points) if joint else out
+        finally:
+            reg.keywords = {}
+        reg.after_pass()
+        return out, value
 
     def draw(self, x: Inputs | None = None) -> Drawn:
         """Evaluation points and probes of the current step, as tensors.
@@ -180,23 +195,9 @@ class LMAP(nn.Module):
         """
         return self.regularizer.draw(x)
 
-    def attach(self, optimizer: torch.optim.Optimizer) -> LMAP:
-        """Count this optimizer's steps instead of forward passes."""
-        self.regularizer.steps.attach(optimizer, self.regularizer.module)
-        return self
-
-    @property
-    def step(self) -> int:
-        """Number of the current step. Set it before a pass to count steps yourself."""
-        return self.regularizer.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self.regularizer.steps.set_step(step)
-
     def get_extra_state(self) -> Tensor:
         """The step, so that a resumed run draws what an uninterrupted one would."""
-        return torch.tensor(self.regularizer.step)
+        return torch.tensor(self.step)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the step."""
@@ -211,15 +212,8 @@ class LMAP(nn.Module):
         )
 
 
-@_with_all_options
-class LaplacianPenalty:
-    """R(θ) as a term: ``loss = criterion(model(x), y) + lam * penalty()``.
-
-    Takes the options of :class:`LMAP`, except that ``batchnorm`` is ``frozen`` (what ``auto``
-    means) or ``batch``: a term that does not see the training batch cannot normalize with it. Under
-    DDP use :class:`LMAP`: a pass that bypasses the wrapper is not synchronized unless it is in the
-    same ``backward`` as one through it. Under ``no_grad`` it returns R as a number to look at.
-    """
+class Penalty(Term):
+    """A term that does not see the training batch, so that it cannot normalize with it."""
 
     def __init__(
         self,
@@ -233,13 +227,28 @@ class LaplacianPenalty:
         """See :class:`LMAP`."""
         bn.check_mode(batchnorm, ("auto", "frozen", "batch"), "For 'joint' use fsmap.LMAP.")
         check_module(module)
-        mode = bn.deployed(module) if batchnorm == "auto" else batchnorm
-        self.regularizer = Regularizer(module, Options(px, num_points, mode, **options))
+        if batchnorm == "auto":
+            batchnorm = "batch" if bn.without_statistics(module) else "frozen"
+        self.regularizer = Regularizer(module, Options(px, num_points, batchnorm, **options))
 
-    @property
-    def batchnorm(self) -> str:
-        """How BatchNorm sees the evaluation points."""
-        return self.regularizer.options.batchnorm
+    def state_dict(self) -> dict[str, int]:
+        """The step; the model's own state is the model's."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Restore the step."""
+        self.regularizer.step = int(state["step"])
+
+
+@_with_all_options
+class LaplacianPenalty(Penalty):
+    """R(θ) as a term: ``loss = criterion(model(x), y) + lam * penalty()``.
+
+    Takes the options of :class:`LMAP`, except that ``batchnorm`` is ``frozen`` (what ``auto`` means
+    if there are running statistics) or ``batch``. Under DDP use :class:`LMAP`: a pass that bypasses
+    the wrapper is not synchronized unless it is in the same ``backward`` as one through it. Under
+    ``no_grad`` it returns R as a number to look at.
+    """
 
     def compile(self, **options: Any) -> None:
         """Compile R; see :meth:`LMAP.compile`."""
@@ -248,45 +257,21 @@ class LaplacianPenalty:
     def __call__(self, reg_strength: float | Tensor | None = None) -> Tensor:
         """R, or λR if ``reg_strength`` is given; a plain 0 makes no pass."""
         check_strength(reg_strength)
-        value = self._value(reg_strength)
-        return value if reg_strength is None else reg_strength * value
+        return self._value(reg_strength)
 
     @uncompiled
     def _value(self, reg_strength: float | Tensor | None) -> Tensor:
         reg = self.regularizer
-        if reg.active and not _is_zero(reg_strength):
-            value = reg().R
+        if reg.active and not is_zero(reg_strength):
+            value = reg.scaled(reg().R, reg_strength)
         else:
             value = _zero(next(iter(reg.params().values())))
         if torch.is_grad_enabled():
-            reg.steps.passed()
+            reg.after_pass()
         return value
 
-    def attach(self, optimizer: torch.optim.Optimizer) -> LaplacianPenalty:
-        """Count this optimizer's steps instead of calls."""
-        self.regularizer.steps.attach(optimizer, self.regularizer.module)
-        return self
 
-    @property
-    def step(self) -> int:
-        """Number of the current step. Set it before a call to count steps yourself."""
-        return self.regularizer.step
-
-    @step.setter
-    def step(self, step: int) -> None:
-        self.regularizer.steps.set_step(step)
-
-    def state_dict(self) -> dict[str, int]:
-        """The step; the model's own state is the model's."""
-        return {"step": self.regularizer.step}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Restore the step."""
-        self.regularizer.step = int(state["step"])
-
-
-def _check_keywords(keywords: dict[str, Any], x: Inputs) -> None:
-    size = num_points(x)
+def _check_keywords(keywords: dict[str, Any], size: int) -> None:
     for name, value in keywords.items():
         if isinstance(value, Tensor) and value.ndim and len(value) == size:
             message = (
@@ -296,7 +281,8 @@ def _check_keywords(keywords: dict[str, Any], x: Inputs) -> None:
             raise InputError(message)
 
 
-def _is_zero(strength: float | Tensor | None) -> bool:
+def is_zero(strength: float | Tensor | None) -> bool:
+    """Whether λ is a plain 0; a tensor is not looked at."""
     return isinstance(strength, int | float) and strength == 0
 
 

@@ -1,20 +1,31 @@
-"""The options of L-MAP, in one place: every way in takes these names, with these meanings."""
+"""The options of L-MAP, in one place, and the part of a model that R is about.
+
+Every way in takes these names, with these meanings.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, TypedDict
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsmap.errors import InputError, UnsupportedModuleError
-from fsmap.functional import Forward, functional
+from fsmap.functional import Forward, Functional, NoiseReplay, functional
 from fsmap.linalg.estimators import Estimator, by_name
+from fsmap.linalg.jacobian import Whitening
 from fsmap.linalg.metric import Metric, Weights
-from fsmap.lmap import batchnorm as bn
-from fsmap.lmap.selection import Layers, trainable
-from fsmap.px import EvalDistribution, as_px
+from fsmap.lmap.batchnorm import without_statistics
+from fsmap.px import EvalDistribution, Stream, as_px, generator
+from fsmap.types import Inputs, Params
+
+Layers = str | Iterable[str] | Callable[[str], bool]
+"""Names of layers or parameters, with ``*`` and ``?``, or a function of a parameter's name."""
 
 
 class MoreOptions(TypedDict, total=False):
@@ -73,7 +84,7 @@ class Options:
 
     def checked(self, module: nn.Module) -> Options:
         """The same with p_X and the estimator as objects; raises if something does not fit."""
-        _check_numbers(self)
+        self._check_numbers()
         check_module(module)
         if any(getattr(m, "_is_lmap", False) for m in module.modules()):
             message = "the module is, or contains, an LMAP already: give the model inside it"
@@ -83,12 +94,55 @@ class Options:
         if found:
             message = f"{found[0]!r} is complex; R is defined for real parameters"
             raise UnsupportedModuleError(message)
-        if self.batchnorm == "frozen":
-            bn.check_running(module)
+        bare = without_statistics(module)
+        if self.batchnorm == "frozen" and bare:
+            message = (
+                f"batchnorm='frozen' needs running statistics, and {bare} keep none "
+                "(track_running_stats=False). Use 'batch' or 'joint'."
+            )
+            raise InputError(message)
         estimator = by_name(self.estimator, beta=self.beta)
-        made = Options(**{**self.__dict__, "px": as_px(self.px), "estimator": estimator})
-        _check_combinations(made, module)
+        made = replace(self, px=as_px(self.px), estimator=estimator)
+        made._check_combinations(module)
         return made
+
+    def _check_numbers(self) -> None:
+        names = ("num_points", "every", "probes", *["outputs"] * (self.outputs is not None))
+        for name in (*names, "seed"):
+            given = getattr(self, name)
+            whole = isinstance(given, int) and not isinstance(given, bool)
+            if not whole or (given < 1 and name != "seed"):
+                least = "" if name == "seed" else " of at least 1"
+                message = f"{name} must be a whole number{least}, got {given!r}"
+                raise InputError(message)
+        if not 0 < self.beta < math.inf:
+            message = f"beta must be > 0 and finite, got {self.beta:g}"
+            raise InputError(message)
+
+    def _check_combinations(self, module: nn.Module) -> None:
+        names = trainable(module, self.layers)
+        estimator, metric, message = self.estimator, self.metric, None
+        if self.last_layer is not None:
+            layer = module.get_submodule(self.last_layer)
+            own = [n for n, p in layer.named_parameters() if p.requires_grad]
+            if metric is not None or not estimator.parameter_probes:
+                message = (
+                    "last_layer goes with the Euclidean metric and with estimators that probe the "
+                    f"parameters (jvp, fd, fd_central); got estimator={estimator.name!r} and "
+                    f"{'a' if metric is not None else 'no'} metric"
+                )
+            elif not all(f"{self.last_layer}.{n}" in names for n in own):
+                message = (
+                    f"last_layer={self.last_layer!r} is not among layers={self.layers!r}, so its "
+                    "block is no part of R. Add it there, or leave last_layer out."
+                )
+        if self.outputs and not (metric is None or isinstance(metric, Weights)):
+            message = (
+                "outputs=k goes with no metric or with fsmap.metric.Weights: a metric between "
+                f"outputs needs all of them; got {type(metric).__name__}"
+            )
+        if message:
+            raise InputError(message)
 
 
 def check_module(module: object) -> None:
@@ -101,53 +155,119 @@ def check_module(module: object) -> None:
         raise UnsupportedModuleError(message)
 
 
-def _check_numbers(options: Options) -> None:
-    for name in ("num_points", "every", "probes", "outputs"):
-        given = getattr(options, name)
-        if given is None and name == "outputs":
-            continue
-        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-            message = f"{name} must be a whole number of at least 1, got {given!r}"
-            raise InputError(message)
-    if isinstance(options.seed, bool) or not isinstance(options.seed, int):
-        message = f"seed must be a whole number, got {options.seed!r}"
-        raise InputError(message)
-    if not 0 < options.beta < math.inf:
-        message = f"beta must be > 0 and finite, got {options.beta:g}"
-        raise InputError(message)
-
-
-def _check_combinations(options: Options, module: nn.Module) -> None:
-    names = trainable(module, options.layers)
-    estimator, metric, message = options.estimator, options.metric, None
-    if options.last_layer is not None:
-        layer = module.get_submodule(options.last_layer)
-        own = [n for n, p in layer.named_parameters() if p.requires_grad]
-        if metric is not None or not estimator.parameter_probes:
-            message = (
-                "last_layer goes with the Euclidean metric and with estimators that probe the "
-                f"parameters (jvp, fd, fd_central); got estimator={estimator.name!r} and "
-                f"{'a' if metric is not None else 'no'} metric"
-            )
-        elif not all(f"{options.last_layer}.{n}" in names for n in own):
-            message = (
-                f"last_layer={options.last_layer!r} is not among layers={options.layers!r}, so its "
-                "block is no part of R. Add it there, or leave last_layer out."
-            )
-    if options.outputs and not (metric is None or isinstance(metric, Weights)):
-        message = (
-            "outputs=k goes with no metric or with fsmap.metric.Weights: a metric between outputs "
-            f"needs all of them; got {type(metric).__name__}"
-        )
-    if message:
-        raise InputError(message)
-
-
-def check_strength(value: Any, *, required: bool = False) -> None:
-    """Raise InputError if λ is not a tensor, a finite number ≥ 0, or None where that is allowed."""
-    if isinstance(value, Tensor) or (value is None and not required):
+def check_strength(value: Any) -> None:
+    """Raise InputError if λ is not None, a tensor, or a finite number ≥ 0."""
+    if value is None or isinstance(value, Tensor):
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf:
         message = f"reg_strength must be finite and at least 0, got {value!r}"
         raise InputError(message)
+
+
+def trainable(module: nn.Module, layers: Layers | None = None) -> Params:
+    """The trainable parameters, live, or those among ``layers``.
+
+    Raises UnsupportedModuleError if there is none (any more), InputError if none is in ``layers``.
+    """
+    found: Params = {n: p for n, p in module.named_parameters() if p.requires_grad}
+    if not found:
+        message = (
+            f"no parameter of {type(module).__name__} is trainable, so there is no R. Set "
+            "requires_grad on some of them, or call the model alone."
+        )
+        raise UnsupportedModuleError(message)
+    if layers is None:
+        return found
+    chosen = {n: p for n, p in found.items() if _matches(n.replace("_orig_mod.", ""), layers)}
+    if not chosen:
+        known = sorted({n.rpartition(".")[0] or n for n in found})
+        message = (
+            f"layers={layers!r} matches no trainable parameter. Layers with trainable parameters: "
+            f"{known[:8]}{' ...' if len(known) > 8 else ''}. Give names, patterns such as "
+            "'block.*', or a function of a parameter's name."
+        )
+        raise InputError(message)
+    return chosen
+
+
+def _matches(name: str, layers: Layers) -> bool:
+    if callable(layers):
+        return bool(layers(name))
+    patterns = (layers,) if isinstance(layers, str) else layers
+    return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in patterns)
+
+
+class Outputs(NamedTuple):
+    """What a model returns: the size V of its last dimension, and the linear layer behind it."""
+
+    size: int
+    head: str | None  # None if there is no such layer, or it is compiled
+
+    @classmethod
+    def of(cls, f: Functional, params: Params, x: Inputs) -> Outputs:
+        """Find them by one pass; the random stream is left as it was."""
+        layers = {n: m for n, m in f.module.named_modules() if type(m) is nn.Linear}
+        made: dict[str, list[Tensor]] = {name: [] for name in layers}
+        hooks = [
+            m.register_forward_hook(lambda _, __, out, name=n: made[name].append(out))
+            for n, m in layers.items()
+            if "_orig_mod" not in n
+        ]
+        replay = NoiseReplay(f, params)
+        try:
+            with torch.no_grad():
+                out = f(params, x)
+        finally:
+            replay()
+            for hook in hooks:
+                hook.remove()
+        heads = [n for n, outs in made.items() if len(outs) == 1 and outs[0] is out]
+        return cls(int(out.shape[-1]), f.last_layer or (heads[0] if heads else None))
+
+    def draw(self, num: int, stream: Stream) -> Tensor:
+        """``[num]`` of them without replacement, the same on every rank and micro-batch."""
+        source = generator(stream.seed, stream.step, "outputs")
+        return torch.randperm(self.size, generator=source)[:num].sort().values
+
+    def only(self, f: Functional, rows: Tensor) -> Functional:
+        """The model with only some of its outputs, ``[S, ..., k]``.
+
+        If the linear layer behind them is known only those rows of it are multiplied, so that
+        nothing of size V exists; otherwise the output is indexed.
+        """
+
+        def some(module: nn.Module, x: Inputs) -> Tensor:
+            if self.head is None:
+                return f.tensor(module, x)[..., rows]
+            layer = module.get_submodule(self.head)
+            assert isinstance(layer, nn.Linear)
+
+            def forward(h: Tensor) -> Tensor:
+                bias: Tensor | None = layer.bias
+                return F.linear(h, layer.weight[rows], None if bias is None else bias[rows])
+
+            layer.forward = forward  # type: ignore[method-assign, assignment]
+            try:
+                return f.tensor(module, x)
+            finally:
+                del layer.forward
+
+        return Functional(f.module, some, f.last_layer)
+
+
+class SomeOutputs(NamedTuple):
+    """A metric in which only some outputs count, each V/k times: for a pass that returns all."""
+
+    rows: Tensor  # [k]
+    size: int  # V
+    metric: Metric | None = None  # None or per-point weights
+
+    def at(self, x: Inputs, out: Tensor) -> Whitening:
+        """Weights that are zero on the other outputs."""
+        mask = out.new_zeros(self.size)
+        mask[self.rows] = self.size / len(self.rows)
+        weights = mask.repeat(out.shape[1] // self.size)  # [K]
+        if isinstance(self.metric, Weights):
+            weights = weights * self.metric.spread(x, out)
+        return Weights(weights.expand(out.shape)).at(x, out)

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fsmap.errors import CollapseWarning, InputError, MissingEveryWarning, NonFiniteWarning
 from fsmap.functional import accumulate, number
-from fsmap.lmap.steps import check_optimizer
+from fsmap.lmap.core import check_optimizer
 from fsmap.objective.geometry import SHARE
 
 NATS = 0.05  # by held-out log loss on four sets: docs/guide/strength.md
@@ -26,9 +26,9 @@ MEMORY = 20
 class LogTrace(nn.Module):
     r"""The penalty c·log(1 + R/R₀) of R = Tr 𝒥: ``loss = criterion(out, y) + penalty(R)``.
 
-    c is given in nats per training point. The size of R drops out: if R is multiplied by a constant
-    (other units of the output, another metric), the penalty and training stay the same. The right
-    λ of a penalty λR differs by orders of magnitude between models, the right c by much less.
+    c is given in nats per training point. If R is multiplied by a constant (other units of the
+    output, another metric), the penalty and training stay the same. The right λ of a penalty λR
+    differs by orders of magnitude between models, the right c by much less.
 
     **Why a logarithm.** The exact objective holds ½ log det(I + 𝒥/ε)/N. For any 𝒥 of rank d it is
     at most c·log(1 + R/R₀) with c = d/(2N) and R₀ = dε (Jensen's inequality; see the proof in
@@ -40,33 +40,25 @@ class LogTrace(nn.Module):
     and includes this step. (∇R/R of one draw would be biased: both have the same noise.) R₀ is
     ``SHARE`` times the mean of R over the first ``MEMORY`` steps and constant afterwards.
 
-    - **No R.** None, which :class:`fsmap.LMAP` returns in ``eval()`` and under ``no_grad``, gives 0
-      under ``no_grad`` and in ``penalty.eval()``; otherwise it is an error.
-    - **every.** With ``LMAP(every=k)`` call ``penalty(R, every=k)``. R is then k times as large on
-      one step in k and 0 on the others. A 0 adds nothing and is no step; else the value is that of
-      R itself and the gradient k times as strong. k is an argument because a factor of R has no
-      effect: without it the penalty is k times too weak, and a ``MissingEveryWarning`` is given.
-    - **Accumulation.** Each call is a step, unless :meth:`attach` names the optimizer: then R̄ moves
-      once per optimizer step, by the mean over its micro-batches. :meth:`detach` ends this.
-    - **torch.distributed.** R is averaged over ranks before it enters R̄, the same on all of them.
-    - **Not finite.** An R that is inf, nan or negative does not enter R̄ and is counted in
-      ``skipped``. If R is inf or nan, so is the value: the loss shows it, and a ``GradScaler``
-      skips the step. A ``NonFiniteWarning`` is given.
-    - **Collapse.** If R̄ falls below R₀, a ``CollapseWarning`` is given: the network may have become
-      constant. What is left of R then, the part of the last bias, may be more than R₀ in a small
-      network, and nothing is said: look at held-out data.
+    - R = None, which :class:`fsmap.LMAP` returns in ``eval()`` and under ``no_grad``, gives 0 under
+      ``no_grad`` and in ``penalty.eval()``; otherwise it is an error.
+    - With ``LMAP(every=k)`` call ``penalty(R, every=k)``: R is then k times as large on one step in
+      k and 0 on the others, which are no steps. Without it the penalty is k times too weak, and a
+      ``MissingEveryWarning`` is given.
+    - Each call is a step, unless :meth:`attach` names the optimizer: then R̄ moves once per
+      optimizer step, by the mean over its micro-batches.
+    - Under ``torch.distributed`` R is averaged over ranks before it enters R̄.
+    - An R that is inf, nan or negative does not enter R̄ and is counted in ``skipped``. The value is
+      inf or nan then, so that a ``GradScaler`` skips the step. A ``NonFiniteWarning`` is given.
+    - If R̄ falls below R₀, a ``CollapseWarning`` is given: the network may have become constant.
 
     Warnings are given once; the values are looked at on one call in 5 · ``MEMORY``, and not within
-    ``torch.compile`` or a CUDA graph.
-
-    R̄ and R₀ are float32 buffers: ``state_dict`` resumes to the same bits. They move to the device
-    of R on the first call; for ``torch.compile(fullgraph=True)`` or a CUDA graph move them before.
+    ``torch.compile`` or a CUDA graph. R̄ and R₀ are float32 buffers: ``state_dict`` resumes to the
+    same bits. They move to the device of R on the first call; for ``torch.compile(fullgraph=True)``
+    or a CUDA graph move them before.
 
     Args:
         nats: c ≥ 0; can be changed while training. 0 adds nothing.
-
-    Raises:
-        InputError: If c is negative or not finite.
 
     Example:
         >>> import torch, fsmap
@@ -91,7 +83,7 @@ class LogTrace(nn.Module):
         self.register_buffer("first", torch.zeros((), dtype=torch.float32))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.register_buffer("sums", torch.zeros(3, dtype=torch.float32))
-        self._said = False
+        self._warned = False
         self._hook: RemovableHandle | None = None
         self._calls = self._idle = 0
 
@@ -102,10 +94,13 @@ class LogTrace(nn.Module):
 
     @nats.setter
     def nats(self, nats: float) -> None:
-        if not 0 <= nats < math.inf:
-            message = f"nats must be at least 0 and finite, got {nats}; 0.01 to 0.1 is usual"
+        try:
+            self._nats = float(nats)
+        except (TypeError, ValueError):
+            self._nats = math.nan
+        if not 0 <= self._nats < math.inf:
+            message = f"nats must be at least 0 and finite, got {nats!r}; 0.01 to 0.1 is usual"
             raise InputError(message)
-        self._nats = float(nats)
 
     @property
     def skipped(self) -> int:
@@ -119,18 +114,7 @@ class LogTrace(nn.Module):
         return self.nats / below if below > 0 else math.nan
 
     def forward(self, R: Tensor | None, *, every: int = 1) -> Tensor:
-        """The penalty, in nats per training point.
-
-        Args:
-            R: What ``LMAP`` or ``LaplacianPenalty`` returned, a tensor with one entry.
-            every: Their ``every``.
-
-        Returns:
-            A scalar, float32 or wider.
-
-        Raises:
-            InputError: If R is None where the model is trained, or an argument is out of range.
-        """
+        """The penalty in nats per training point, of what ``LMAP(every=every)`` returned."""
         if R is None:
             return self._without_r()
         if R.numel() != 1 or every < 1:
@@ -144,16 +128,16 @@ class LogTrace(nn.Module):
         R = accumulate(R.reshape(()))
         now = R.detach() / every
         trains = self.training and torch.is_grad_enabled()
-        moves = trains and R.requires_grad  # where R is left out it is a 0 without a graph
-        one = self._with(now) if moves else (now.float(), torch.ones_like(self.mean))
-        mean, first = self._moved(*one)
+        counts = trains and R.requires_grad  # where R is left out it is a 0 without a graph
+        one = self._with(now) if counts else (now.float(), torch.ones_like(self.mean))
+        mean, first = self._means(*one)
         below = torch.add(mean, first, alpha=SHARE)
         strength = torch.where(below > 0, self.nats / below, 0.0)
         value = self.nats * (now / (SHARE * first).clamp(min=1e-30)).log1p()
-        if moves and self._hook is None:
+        if counts and self._hook is None:
             self._step(mean, first)
         if trains and not torch.compiler.is_compiling():
-            self._look(idle=every == 1 and not moves)
+            self._warn(idle=every == 1 and not counts)
         return torch.addcmul(value, strength, R - R.detach())
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LogTrace:
@@ -163,7 +147,7 @@ class LogTrace(nn.Module):
             message = "this LogTrace is attached to an optimizer already: R̄ would move twice a step"
             raise InputError(message)
         self._hook = optimizer.register_step_post_hook(
-            lambda *_: self._step(*self._moved(*self.sums[:2]))
+            lambda *_: self._step(*self._means(*self.sums[:2]))
         )
         return self
 
@@ -208,7 +192,7 @@ class LogTrace(nn.Module):
         self.sums.add_(found)
         return self.sums[0], self.sums[1]
 
-    def _moved(self, total: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    def _means(self, total: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         """R̄, and its value in the first steps, after a step with so many R of this sum."""
         weight = (count > 0) / (self.steps + 1).clamp(max=MEMORY)
         mean = torch.lerp(self.mean, total / count.clamp(min=1), weight.to(self.mean.dtype))
@@ -222,29 +206,29 @@ class LogTrace(nn.Module):
         self.steps.add_(self.sums[1] > 0)
         self.sums[:2].zero_()
 
-    def _look(self, *, idle: bool) -> None:
+    def _warn(self, *, idle: bool) -> None:
         """Warn of R that were left out or fell to almost nothing; once."""
         self._calls += 1
         self._idle += idle
-        if self._said or self._calls % (5 * MEMORY):
+        if self._warned or self._calls % (5 * MEMORY):
             return
         bad, low = number(self.sums[2]), number(self.mean < SHARE * self.first)
-        said: dict[type[Warning], str] = {}
+        found: dict[type[Warning], str] = {}
         if bad:
-            said[NonFiniteWarning] = (
+            found[NonFiniteWarning] = (
                 f"{bad:g} times R was inf, nan or negative: it did not enter the running mean of "
                 "LogTrace. Lower the learning rate or nats, or look for overflow in half precision."
             )
         if self._idle:
-            said[MissingEveryWarning] = (
+            found[MissingEveryWarning] = (
                 f"{self._idle} times R had no gradient. With LMAP(every=k) call "
                 "penalty(R, every=k): without it the penalty is k times too weak."
             )
         if low:
-            said[CollapseWarning] = (
+            found[CollapseWarning] = (
                 f"R is below {SHARE:.0%} of what it was at first: the network may have become a "
                 "constant. If held-out data say so too, lower nats."
             )
-        self._said = bool(said)
-        for kind, message in said.items():
+        self._warned = bool(found)
+        for kind, message in found.items():
             warnings.warn(message, kind, stacklevel=5)

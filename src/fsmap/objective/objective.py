@@ -68,6 +68,10 @@ class Objective(NamedTuple):
 
     def check(self, f: ModelFn, params: Params, batch: Batch) -> None:
         """Raise InputError if data, model, prior and p_X do not fit each other; looks at values."""
+        for name, term in (("likelihood", self.likelihood), ("prior", self.prior)):
+            if not hasattr(term, "check"):
+                message = f"the {name} must be an object such as fsmap.Gaussian(0.1), got {term!r}"
+                raise InputError(message)
         check_points(batch.x)
         if num_points(batch.x) != len(batch.y):
             message = f"x has {num_points(batch.x)} points and y has {len(batch.y)}"
@@ -275,7 +279,7 @@ def _scalar(value: float | Tensor) -> Tensor:
 
 
 def _positive(name: str, value: int) -> int:
-    if value < 1:
+    if not value >= 1:  # nan, too
         message = f"{name} must be at least 1, got {value}"
         raise InputError(message)
     return value

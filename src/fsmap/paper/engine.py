@@ -27,20 +27,11 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from fsmap.errors import CheckpointError, FsmapError, InputError, MissingDataError
-from fsmap.files import write_whole
-from fsmap.paper.experiment import Context, Experiment, get, registry
+from fsmap.paper.experiment import Context, Experiment, coverage, get, registry
 from fsmap.paper.options import Options, check_settings, choose_device, configure
 from fsmap.paper.report import figures
-from fsmap.paper.rows import Claim, Content, Row, circumstances, encode, key_of, machine, plain
-from fsmap.paper.run_folder import (
-    COVERS,
-    DAMAGED,
-    Place,
-    RunFolder,
-    coverage,
-    locked,
-    write_summary,
-)
+from fsmap.paper.rows import Content, Row, circumstances, claim_entry, key_of, machine, plain
+from fsmap.paper.run_folder import DAMAGED, Place, RunFolder, locked
 from fsmap.progress import progress
 
 Say = Callable[[str], None]
@@ -48,9 +39,6 @@ Unit = Mapping[str, Any]
 
 NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 """Errors of a disk that takes no more: no bug, so no traceback."""
-
-MEASURED = ("seconds", "machine", "date", "command")
-"""Entries of ``summary.json`` that stay when a run is drawn again."""
 
 
 class Outcome(NamedTuple):
@@ -183,18 +171,20 @@ def run(
 def run_plans(plans: Sequence[Plan], say: Say, pool: Pool | None = None) -> Iterator[Outcome]:
     """As :func:`run`, for plans."""
     if pool is None:
-        return (_run_here(plan, say) for plan in plans)
+        many = len(plans) > 1
+        labels = (f"{place}/{len(plans)} " * many for place in range(1, len(plans) + 1))
+        return (_run_here(plan, say, label) for plan, label in zip(plans, labels, strict=True))
     return _run_on(pool, plans, say)
 
 
-def _run_here(plan: Plan, say: Say) -> Outcome:
+def _run_here(plan: Plan, say: Say, place: str) -> Outcome:
     with ExitStack() as stack:
         try:
             job = begin(plan, say, stack)
             if isinstance(job, Outcome):
                 return job
             silent = plan.options.silent or not job.tasks
-            with progress(len(job.tasks), plan.experiment.id, silent=silent) as bar:
+            with progress(len(job.tasks), place + plan.experiment.id, silent=silent) as bar:
                 for index, task in enumerate(job.tasks):
 
                     def advance(news: float | str, index: int = index) -> None:
@@ -339,7 +329,7 @@ def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Jo
     if not (options.resume or options.force) and place.final.finished:
         lost = _lost(place.final, units, options)
         if lost and lenient:
-            return _kept(experiment, place.final, "finished before at full size")
+            return Outcome(experiment.id, "kept", place.final.path, "finished before at full size")
         if lost:
             message = (
                 f"{place.final.path} holds a finished full-size run, {lost}. Choose another --out, "
@@ -348,7 +338,7 @@ def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Jo
             raise InputError(message)
     folder = _open(plan, place, units, say)
     if folder is None:
-        return _kept(experiment, place.final, "finished before")
+        return Outcome(experiment.id, "kept", place.final.path, "finished before")
     done = folder.done()
     return Job(plan, place, folder, [unit for unit in units if key_of(unit) not in done])
 
@@ -363,15 +353,15 @@ def _open(plan: Plan, place: Place, units: Sequence[Unit], say: Say) -> RunFolde
     pending = place.pending()
     found = pending or (place.final if place.final.finished else None)
     if options.resume and not options.force and found is not None:
-        done = found.done()
-        finished = found.finished and not (found.state == "damaged" and done)
-        if finished and found.header()["size"] == "full" and options.quick:
-            return None  # a full run satisfies --quick
+        whole = found.state == "complete"
+        if found.finished and options.quick and found.header()["size"] == "full":
+            if found.state != "damaged":
+                return None  # a full run satisfies --quick
         _check_same(found, header, plan.experiment.selecting)
-        if finished:
-            if found.state != "growing" and all(key_of(unit) in done for unit in units):
-                return None
-            ask_for_more(found, units)
+        done = found.done()
+        if whole and all(key_of(unit) in done for unit in units):
+            return None
+        header["units"] = len({*done, *map(key_of, units)})
         say(f"{plan.experiment.id}: {_resuming(found.repair(header))}")
         return found
     if pending is not None and not options.force and (done := pending.done()):
@@ -387,7 +377,7 @@ def _open(plan: Plan, place: Place, units: Sequence[Unit], say: Say) -> RunFolde
         if not run.finished:
             place.drop(run)
     folder = place.fresh if place.final.finished else place.final
-    folder.begin(header)
+    folder.begin({**header, "units": len(units)})
     return folder
 
 
@@ -400,13 +390,6 @@ def _resuming(content: Content) -> str:
     if content.dropped:
         text += f", {content.dropped} rows of an unfinished unit dropped"
     return text
-
-
-def _kept(experiment: Experiment, run: RunFolder, reason: str) -> Outcome:
-    """The outcome of a run that stays as it is; one that lacks units says so."""
-    covered = coverage(run.summary())
-    reason += f", covers {covered} that were asked for" if covered else ""
-    return Outcome(experiment.id, "kept", run.path, reason)
 
 
 def _lost(run: RunFolder, units: Sequence[Unit], options: Options) -> str:
@@ -436,125 +419,60 @@ def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence
     raise InputError(message)
 
 
-def ask_for_more(run: RunFolder, units: Iterable[Unit]) -> None:
-    """Note in the summary of a finished run how many of the units now asked for it covers."""
-    old, done = run.summary(), run.done()
-    if not done:
-        message = (
-            f"{run.units_file} is missing or empty, so that nothing can be added to {run.path}. "
-            "Choose another --out, or start anew without --resume."
-        )
-        raise CheckpointError(message)
-    here = old[COVERS]["units"] if old.get(COVERS) else len(done)
-    covers = {"units": here, "of": len({*done, *map(key_of, units)})}
-    write_summary(run.path, {**old, COVERS: covers})
-
-
 def publish(
     experiment: Experiment, run: RunFolder, header: Mapping[str, Any], keep: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Draw and judge a run whose rows are complete; write ``summary.json`` last of all.
+    """Draw and judge the rows of a run; write ``summary.json`` last of all.
 
-    Args:
-        experiment: The experiment.
-        run: Its folder.
-        header: Size and config of the run.
-        keep: Entries that are known already, such as the ``command`` that repeats the run.
-
-    Returns:
-        What stands in ``summary.json``.
+    ``keep`` are entries that are known already, such as the ``command`` that repeats the run.
     """
-    rows = run.rows()
-    missing = [] if COVERS in keep else _missing(experiment, run, header["config"])
+    rows, done = run.rows(), run.done()
     with figures.style():
-        pictures = experiment.draw(rows)
-        for name, figure in pictures.items():
+        for name, figure in experiment.draw(rows).items():
             figures.save(figure, run.path, name)
-        _save_slider(experiment, rows, run.path / "interactive.json")
-    claims = [_plain_claim(claim) for claim in experiment.claims(rows)]
+    size = coverage(experiment, header, done)
+    missing = [] if size in ("quick", "full") else [size]
     summary = {
         "experiment": experiment.id,
         "size": header["size"],
         "protocol": experiment.protocol,
-        "seconds": round(sum(run.done().values()), 3),
+        "seconds": round(sum(done.values()), 3),
         "device": _joined(row.device for row in rows),
         "commit": _joined(row.commit for row in rows),
-        "claims": claims,
+        "claims": [claim_entry(claim) for claim in experiment.claims(rows)],
         "table": experiment.table(rows),
         "label": experiment.label,
         "title": experiment.title,
-        "see": experiment.see,
-        "group": experiment.group,
         "config": header["config"],
+        "units": size,
         "torch": _joined(row.torch for row in rows),
         "machine": machine(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "rows": len(rows),
         "deviations": [*missing, *dict.fromkeys(d for row in rows for d in row.deviations)],
-        "figures": list(pictures),
         **keep,
     }
-    return write_summary(run.path, summary)
-
-
-def _plain_claim(claim: Claim) -> dict[str, Any]:
-    holds = None if claim.holds is None else bool(claim.holds)  # a numpy or torch bool is not JSON
-    return {**claim._asdict(), "holds": holds}
+    return run.write_summary(summary)
 
 
 def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
-    """Draw and judge the rows of a finished run again, with the code of today.
-
-    Raises:
-        CheckpointError: If no rows of finished units are there, or they cannot be drawn.
-    """
+    """Draw and judge the rows of a run again, with the code of today."""
     if not run.rows():
         message = (
             f"{run.path} has no rows of finished units, so that there is nothing to draw. Restore "
             f"{run.rows_file.name} and {run.units_file.name}, or run the experiment again."
         )
         raise CheckpointError(message)
-    old, units = run.summary(), len(run.done())
-    keep = {key: old[key] for key in MEASURED if key in old}
-    if covers := old.get(COVERS):
-        keep.pop("seconds", None)  # units that were added since took some, too
-        if units < covers["of"]:
-            keep[COVERS] = {**covers, "units": units}
+    try:
+        old = run.summary()
+    except CheckpointError:
+        old = {}
+    keep = {key: old[key] for key in ("machine", "date", "command") if key in old}
     try:
         return publish(experiment, run, run.header(), keep)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         message = f"the rows of {run.path} cannot be drawn ({error!r}); --debug shows where."
         raise CheckpointError(message) from error
-
-
-def _missing(experiment: Experiment, run: RunFolder, config: Mapping[str, Any]) -> list[str]:
-    """That units are missing, as in results that were put together from several runs."""
-    known = {field.name for field in dataclasses.fields(experiment.config)}
-    asked = {name: _frozen(value) for name, value in config.items() if name in known}
-    try:
-        units = experiment.units(dataclasses.replace(experiment.config, **asked))
-    except InputError:  # a config that was allowed once
-        return []
-    done = run.done()
-    here = sum(key_of(unit) in done for unit in units)
-    some = 0 < here < len(units)
-    return [f"{here} of {len(units)} units of this config are here"] if some else []
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
-def _save_slider(experiment: Experiment, rows: Sequence[Row], target: Path) -> None:
-    slider = experiment.interactive(rows)
-    if slider is None:
-        target.unlink(missing_ok=True)
-        return
-    described = slider.describe()
-    for frame, shown in zip(slider.frames, described["frames"], strict=True):
-        if frame.figure is not None:
-            shown["svg"] = figures.to_svg(frame.figure)
-    write_whole(target, encode(described) + "\n")
 
 
 def _joined(values: Iterable[str]) -> str:

@@ -7,17 +7,18 @@ defines a subclass of :class:`Experiment` with an ``id`` is found by itself.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from fsmap.errors import InputError, did_you_mean
+from fsmap.errors import FsmapError, InputError, did_you_mean
 from fsmap.paper.report.figures import Curve, Frame, Interactive
-from fsmap.paper.rows import Claim, Row, Value, judge, not_tested
+from fsmap.paper.rows import Claim, Row, Value, judge, key_of, not_tested, plain
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,7 @@ __all__ = [
     "Context", "Experiment", "Measured",  # what an experiment is made of
     "Claim", "judge", "not_tested", "Row",  # what it measures and states
     "Curve", "Frame", "Interactive",  # what the page can move
-    "GROUPS", "get", "registry",  # which there are
+    "coverage", "get", "registry", "section",  # which there are
 ]
 # fmt: on
 
@@ -73,7 +74,9 @@ class Experiment:
     device: ClassVar[str] = "cpu"  # or "gpu" for what needs one at full size
     cost: ClassVar[str] = ""  # time at full size, such as "20 s"
     protocol: ClassVar[str] = ""  # true objective, or the paper's numerical protocol, in words
-    group: ClassVar[str] = "closed-form"  # a key of GROUPS
+    group: ClassVar[str] = "closed-form"  # or "theory", "networks", "uci", "images"
+    # where all its numbers depart from the paper's protocol; a row can name more
+    departures: ClassVar[tuple[str, ...]] = ()
     # fields of the config that choose among units, or say how they are computed, and change none:
     # a run can be resumed with other values, and so be made in pieces
     selecting: ClassVar[tuple[str, ...]] = ()
@@ -108,24 +111,53 @@ class Experiment:
         """A slider for the page, if it helps to understand."""
         return None
 
+    def live(self, rows: Sequence[Row]) -> Mapping[str, Any] | None:
+        """What a script of the page needs to compute this figure anew, if there is one."""
+        return None
 
-GROUPS = {
-    "closed-form": "Models with a closed form",
-    "theory": "Statements without a figure",
-    "networks": "Small networks",
-    "uci": "UCI regression",
-    "tables": "Tables",
-    "images": "Images",
-}
-"""Groups of experiments, in the order of the report."""
 
 ORDER = """
-    mixture-posterior mixture-bma fourier fourier-points fourier-pX fourier-noise reparam
-    theory-metric theory-any-parameter theory-symmetry theory-flat theory-large-data
-    logdet-mc laplacian-vs-logdet moons-eigs moons-solutions moons-pathology
-    uci-table tables-bench image-table image-S label-noise landscape laplacian-trace shift transfer
+    mixture-posterior fourier fourier-points fourier-pX fourier-noise mixture-bma
+    uci-table image-table transfer landscape laplacian-trace image-S label-noise shift
+    reparam logdet-mc laplacian-vs-logdet moons-eigs moons-solutions
+    theory-any-parameter theory-metric theory-flat theory-large-data theory-symmetry moons-pathology
+    tables-bench
 """.split()
-"""Order within a group: that of the paper. An id that is not here comes last."""
+"""Ids in the paper's order: its figures and tables, then statements. Others come last."""
+
+
+def section(experiment: Experiment) -> str:
+    """The heading that an experiment stands under."""
+    if experiment.label.startswith(("Fig.", "Table ")):
+        return "Appendix" if "A." in experiment.label else "Figures and tables of the main text"
+    stated = experiment.label.startswith(("Sec.", "Theorem", "Abstract", "App."))
+    return "Statements without a figure" if stated else "Beyond the paper"
+
+
+def coverage(experiment: Experiment, header: Mapping[str, Any], done: Container[str]) -> str:
+    """How much of the protocol a run has: ``"full"``, ``"quick"`` or ``"11 of 45 units"``.
+
+    Args:
+        experiment: The experiment.
+        header: Size and config of the run.
+        done: Keys of its finished units.
+    """
+    quick = header["size"] == "quick"
+    protocol = experiment.quick if quick else experiment.config
+    try:
+        units = experiment.units(protocol)
+    except FsmapError:  # its data are not here
+        return str(header["size"])
+    here = sum(key_of(unit) in done for unit in units)
+    asked = {f.name: plain(getattr(protocol, f.name)) for f in dataclasses.fields(protocol)}
+    changed = [
+        f"{name} = {value}"
+        for name, value in plain(header["config"] or {}).items()
+        if name in asked and name not in experiment.selecting and value != asked[name]
+    ]
+    parts = ["quick"] if quick else []
+    parts += [f"{here} of {len(units)} units"] if here < len(units) else []
+    return ", ".join([*parts, *changed]) or "full"
 
 
 def _modules() -> Iterable[ModuleType]:
@@ -142,10 +174,8 @@ def _classes(module: ModuleType) -> Iterable[type[Experiment]]:
             yield item
 
 
-def _place(experiment: Experiment) -> tuple[int, int, str]:
-    group = list(GROUPS).index(experiment.group)
-    place = ORDER.index(experiment.id) if experiment.id in ORDER else len(ORDER)
-    return group, place, experiment.id
+def _place(experiment: Experiment) -> tuple[int, str]:
+    return ORDER.index(experiment.id) if experiment.id in ORDER else len(ORDER), experiment.id
 
 
 @functools.cache

@@ -95,6 +95,12 @@ def verdict(claim: Mapping[str, Any]) -> str:
     return AGREES if claim["holds"] else DIFFERS
 
 
+def claim_entry(claim: Claim) -> dict[str, Any]:
+    """A claim as ``summary.json`` holds it."""
+    holds = None if claim.holds is None else bool(claim.holds)  # a numpy or torch bool is not JSON
+    return {**claim._asdict(), "holds": holds}
+
+
 def tally(claims: Iterable[Mapping[str, Any]]) -> str:
     """Verdicts in words; checks are not counted.
 
@@ -233,10 +239,10 @@ class Line(NamedTuple):
 class Content(NamedTuple):
     """``rows.jsonl`` and ``units.jsonl`` of a run, checked against each other."""
 
-    header: dict[str, Any]  # what the run was asked for; empty where it is missing or damaged
+    header: dict[str, Any]  # what the run was asked for; empty if it is missing or damaged
     # lines of finished units whose rows are as they were written, by key
     units: dict[str, dict[str, Any]]
-    lines: list[Line]  # rows of these units; all of them where there is no units.jsonl
+    lines: list[Line]  # rows of these units
     damaged: list[str]  # units that do not match their checksum
     dropped: int  # rows of no finished unit, and lines that are no rows
 
@@ -249,8 +255,6 @@ class Content(NamedTuple):
 def read_content(folder: Path) -> Content:
     """Read and check the rows and units of a run."""
     lines, dropped = read_rows(folder / "rows.jsonl")
-    if not (folder / "units.jsonl").is_file():
-        return Content({}, {}, lines, [], dropped)
     by_unit: dict[str, list[Line]] = {}
     for line in lines:
         by_unit.setdefault(key_of(line.row.unit), []).append(line)
@@ -258,7 +262,8 @@ def read_content(folder: Path) -> Content:
     head, units, damaged = parse(first), {}, []
     for record in map(parse, texts):
         key = key_of(record["unit"]) if _is_unit(record) else "a line that cannot be read"
-        if _is_unit(record) and intact(record, [line.text for line in by_unit.get(key, [])]):
+        mine = [line.text for line in by_unit.get(key, [])]
+        if _is_unit(record) and record["rows"] == len(mine) and intact(record, mine):
             units[key] = record
         else:
             damaged.append(key)
@@ -355,7 +360,7 @@ def _is_value(value: Any) -> bool:
     return all(map(_is_value, value)) if isinstance(value, list) else isinstance(value, int | float)
 
 
-PACKAGE = Path(__file__).resolve().parents[2]
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class Circumstances(NamedTuple):

@@ -1,14 +1,14 @@
 """The folder of a run: what is finished, what can be resumed, and how one run replaces another.
 
-    OUT/ID/rows.jsonl  units.jsonl  *.png  *.svg  interactive.json  summary.json (last of all)
+    OUT/ID/rows.jsonl  units.jsonl  *.png  *.svg  summary.json (last of all)
     OUT/.fsmap/ID.lock        held while a run writes
     OUT/.fsmap/ID.new/        a run that will replace a finished one when it is finished itself
     OUT/.fsmap/ID.previous/   the finished run that was replaced last
     OUT/.fsmap/ID.dropped/    an unfinished run that is being removed
 
-A folder with ``summary.json`` is finished. One with ``units.jsonl`` and no summary is unfinished.
 ``units.jsonl`` is the first file of a run, so a kill at any moment leaves a folder that can be
-resumed.
+resumed. ``summary.json`` is made from the rows; one that is missing, damaged or of other rows is
+made again by ``--resume``.
 """
 
 from __future__ import annotations
@@ -30,90 +30,20 @@ from fsmap.paper.rows import (
     encode,
     intact,
     key_of,
+    parse,
     plain,
     read_content,
-    revive,
     sealed,
-    tally,
     unsealed,
-    verdict,
 )
-
-COVERS = "covers"
-"""Entry of the summary of a finished run that is asked for more units."""
 
 ROWS = "rows_sha256"
 """Entry of a summary: the checksum of the rows that it was made from."""
 
-
-class Run(NamedTuple):
-    """A finished run on disk."""
-
-    folder: Path
-    summary: dict[str, Any]
-
-    @property
-    def id(self) -> str:
-        """The experiment."""
-        return str(self.summary["experiment"])
-
-    @property
-    def tally(self) -> str:
-        """How the claims come out, in words."""
-        return tally(self.summary["claims"])
-
-    @property
-    def verdicts(self) -> list[str]:
-        """The verdict of each claim."""
-        return [verdict(claim) for claim in self.summary["claims"]]
-
-
-def read_run(folder: Path) -> Run:
-    """Read a finished run, and check it against its rows.
-
-    Raises:
-        CheckpointError: If ``summary.json`` is damaged, or the rows are not those it was made from.
-    """
-    file = folder / "summary.json"
-    content = read_content(folder)
-    try:
-        run = Run(folder, revive(json.loads(file.read_text())))
-        # what readers rely on
-        _ = run.id, "" + run.summary["size"], run.tally, 0 + run.summary.get("seconds", 0)
-        growing = coverage(run.summary)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        wrong = f"{file} is not a summary of fsmap ({error})"
-    else:
-        wrong = ""
-        if not intact(run.summary):
-            wrong = f"{file} was altered, or written by an earlier version: its checksum is wrong"
-        elif content.damaged or not (growing or run.summary.get(ROWS) == content.sha256):
-            wrong = f"the rows of {folder} are not those its summary was made from"
-    if wrong:
-        again = " with --resume, which keeps the units that match" if content.units else ""
-        message = f"{wrong}. Restore a copy, or run the experiment again{again}."
-        raise CheckpointError(message)
-    return run
-
-
-def write_summary(folder: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Write ``summary.json``, with checksums of the rows and of itself."""
-    entries = sealed({**unsealed(summary), ROWS: read_content(folder).sha256})
-    text = json.dumps(plain(entries), indent=1, allow_nan=False, ensure_ascii=False)
-    write_whole(folder / "summary.json", text + "\n")
-    return entries
-
-
-def coverage(summary: Mapping[str, Any]) -> str:
-    """How much of what was asked for a summary covers, as ``"2 of 4 units"``; "" if all."""
-    covers = summary.get(COVERS)
-    return f"{covers['units']:d} of {covers['of']:d} units" if covers else ""
-
-
 HIDDEN = ".fsmap"
 
 DAMAGED = "rows.damaged.jsonl"
-"""A copy of rows that do not match their checksums, for a person to look at."""
+"""A copy of rows that do not match their checksums."""
 
 
 class RunFolder:
@@ -127,22 +57,27 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether a run was brought to its end here."""
+        """Whether there is a summary, of these rows or of fewer."""
         return self.summary_file.is_file()
 
     @property
     def state(self) -> str:
-        """``"empty"``, ``"unfinished"``, ``"damaged"``, ``"growing"`` or ``"complete"``.
+        """``"empty"``, ``"unfinished"``, ``"damaged"`` or ``"complete"``.
 
-        Damaged: finished, but the summary cannot be read or is not that of the rows. Growing:
-        finished, and asked for more units than the summary covers.
+        Unfinished: units or a summary of all of them are missing. Damaged: the header or a unit
+        does not match its checksum.
         """
-        if not self.finished:
-            return "unfinished" if self.units_file.is_file() else "empty"
-        try:
-            return "growing" if coverage(self.summary()) else "complete"
-        except CheckpointError:
+        if not self.units_file.is_file():
+            return "damaged" if self.finished else "empty"
+        content = self.content()
+        if not content.header or content.damaged:
             return "damaged"
+        if content.header.get("units", 0) > len(content.units):
+            return "unfinished"
+        try:
+            return "complete" if self.summary()[ROWS] == content.sha256 else "unfinished"
+        except CheckpointError:
+            return "unfinished"
 
     def check(self) -> None:
         """Refuse a folder that no command of fsmap leaves behind."""
@@ -150,9 +85,7 @@ class RunFolder:
             if file.is_dir():
                 message = f"{file} is a folder, not a file. Remove it, or choose another --out."
                 raise CheckpointError(message)
-        if self.state == "unfinished" or (
-            self.rows_file.is_file() and self.rows_file.stat().st_size
-        ):
+        if self.state != "empty" or (self.rows_file.is_file() and self.rows_file.stat().st_size):
             self.header()
 
     @property
@@ -172,33 +105,46 @@ class RunFolder:
         """Rows and units, checked against each other."""
         return read_content(self.path)
 
-    def summary(self) -> dict[str, Any]:
-        """What stands in ``summary.json``."""
-        return read_run(self.path).summary
+    def rows(self) -> list[Row]:
+        """Rows of finished units."""
+        return [line.row for line in self.content().lines]
+
+    def done(self) -> dict[str, float]:
+        """Finished units by key, and how many seconds they took."""
+        return {key: line["seconds"] for key, line in self.content().units.items()}
 
     def header(self) -> dict[str, Any]:
         """What the run in this folder was asked for."""
         if header := self.content().header:
             return header
-        if self.finished:
-            summary = self.summary()
-            return {key: summary.get(key) for key in ("experiment", "size", "config")}
         message = (
             f"the first line of {self.units_file}, which says what this run is, is missing or "
             "damaged: nothing can be resumed here. Restore a copy, or start anew with --force."
         )
         raise CheckpointError(message)
 
-    def done(self) -> dict[str, float]:
-        """Finished units."""
-        return {key: line["seconds"] for key, line in self.content().units.items()}
+    def summary(self) -> dict[str, Any]:
+        """What ``summary.json`` says; CheckpointError if it was altered."""
+        found = parse(self.summary_file.read_bytes()) if self.finished else None
+        if not isinstance(found, dict) or not intact(found):
+            message = f"{self.summary_file} is missing or damaged. Make it again with --resume."
+            raise CheckpointError(message)
+        return found
+
+    def write_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Write ``summary.json``, with checksums of the rows and of itself."""
+        entries = sealed({**unsealed(summary), ROWS: self.content().sha256})
+        text = json.dumps(plain(entries), indent=1, allow_nan=False, ensure_ascii=False)
+        write_whole(self.summary_file, text + "\n")
+        return entries
 
     def repair(self, header: Mapping[str, Any]) -> Content:
         """Drop what is no finished unit: what a kill left, and what does not match its checksum."""
         for file in (self.rows_file, self.units_file, self.summary_file):
             remove_partial(file)
         content = self.content()
-        if content.damaged and self.rows_file.exists():
+        lost = content.damaged or (content.dropped and self.finished)
+        if lost and self.rows_file.exists():
             write_whole(self.path / DAMAGED, self.rows_file.read_bytes())
         self._write_units(header, content.units.values())
         self._write_rows(content.lines)
@@ -222,10 +168,6 @@ class RunFolder:
         if done != list(content.units) or lines != content.lines:
             self._write_rows(lines)
             self._write_units(self.header(), [content.units[key] for key in done])
-
-    def rows(self) -> list[Row]:
-        """Rows of finished units; all rows if there is no ``units.jsonl`` (copied results)."""
-        return [line.row for line in self.content().lines]
 
     def _write_rows(self, lines: Iterable[Line]) -> None:
         write_whole(self.rows_file, b"".join(line.text + b"\n" for line in lines))
@@ -271,7 +213,7 @@ class Place(NamedTuple):
     def pending(self) -> RunFolder | None:
         """The run that lacks units or its summary, if there is one."""
         runs = (self.fresh, self.final)
-        return next((run for run in runs if run.state in ("unfinished", "growing")), None)
+        return next((run for run in runs if run.state in ("unfinished", "damaged")), None)
 
 
 @contextmanager

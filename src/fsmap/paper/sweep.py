@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_origin
 
-from fsmap.errors import CheckpointError, InputError
+from fsmap.errors import InputError
 from fsmap.files import write_whole
 from fsmap.paper.engine import Plan, Say
 from fsmap.paper.experiment import Experiment, get
@@ -132,13 +132,12 @@ def earlier(made: Sequence[Point], say: Say = lambda _: None) -> list[Finished]:
     found = []
     for file in sorted(options.out.parent.glob(f"*/{experiment.id}/summary.json")):
         run = RunFolder(file.parent)
-        if run.path in mine or run.state == "growing":
+        if run.path in mine:
             continue
-        try:
-            summary = run.summary()
-        except CheckpointError as error:
-            say(f"left out of the table: {error}")
+        if run.state != "complete":
+            say(f"left out of the table: {run.path} is {run.state}")
             continue
+        summary = run.summary()
         values = _assigned(summary.get("command", ""))
         if summary["size"] == options.size and values:
             found.append(Finished(values, run))

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from fsmap.errors import InputError, did_you_mean
 from fsmap.tables.reader import Cells, Table
@@ -58,47 +59,41 @@ class UnseenWarning(UserWarning):
 
 
 class Column(NamedTuple):
-    """How one column becomes numbers.
+    """How one column becomes numbers."""
 
-    Attributes:
-        name: Its name in the table.
-        kind: ``"number"``, ``"category"``, ``"date"`` or ``"left out"``.
-        levels: The categories that have a place of their own, most frequent first.
-        others: The categories that were seen too rarely for one.
-        fill: What stands for a missing number: the median.
-        missing: Whether values were missing when this was learned.
-        reason: Why it is left out.
-        form: How it is written: the decimal mark of numbers, the format of dates.
-        low: The smallest number seen.
-        high: The largest.
-    """
+    name: str  # in the table
+    kind: str  # "number", "category", "date" or "left out"
+    levels: tuple[str, ...] = ()  # categories that have a number of their own, frequent ones first
+    others: tuple[str, ...] = ()  # categories that were too rare for one
+    fill: float = 0.0  # what stands for a missing number: the median
+    missing: bool = False  # whether values were missing when this was learned
+    reason: str = ""  # why it is left out
+    form: str = "."  # how it is written: the decimal mark of numbers, the format of dates
+    low: float = 0.0  # the smallest number in training
+    high: float = 0.0  # the largest
 
-    name: str
-    kind: str
-    levels: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    fill: float = 0.0
-    missing: bool = False
-    reason: str = ""
-    form: str = "."
-    low: float = 0.0
-    high: float = 0.0
+    def places(self) -> tuple[str, ...]:
+        """The categories that have a number each."""
+        return (*self.levels, ABSENT) if self.missing else self.levels
+
+    def names(self) -> list[str]:
+        """What each of its numbers is: ``age``, ``age is missing``, ``town=Bern``."""
+        if self.kind == CATEGORY:
+            return [f"{self.name}={level}" for level in self.places()]
+        ends = [""]
+        if self.kind == DATE:
+            cycles = [f": {cycle} {f}" for cycle in ("year", "week", "day") for f in "cs"]
+            ends = [": days", *cycles]
+        return [self.name + end for end in ends] + [f"{self.name} is missing"] * self.missing
 
 
 class Encoder(NamedTuple):
-    """What was learned from the training rows.
+    """What was learned from the training rows."""
 
-    Attributes:
-        columns: All columns but the target, in the order of the training table.
-        mean: Subtracted from the encoded numbers, ``[D]``.
-        std: What they are divided by, ``[D]``.
-        notes: What is worth saying about the columns.
-    """
-
-    columns: tuple[Column, ...]
-    mean: Floats
-    std: Floats
-    notes: tuple[str, ...] = ()
+    columns: tuple[Column, ...]  # all but the target, in the order of the training table
+    mean: Floats  # subtracted from the encoded numbers, [D]
+    std: Floats  # what they are divided by, [D]
+    notes: tuple[str, ...] = ()  # what is worth saying about the columns
 
     @property
     def used(self) -> list[Column]:
@@ -106,23 +101,24 @@ class Encoder(NamedTuple):
         return [column for column in self.columns if column.kind != LEFT_OUT]
 
     def names(self) -> list[str]:
-        """What each of the D numbers is: ``age``, ``age is missing``, ``town=Bern``."""
-        return [name for column in self.used for name in _names(column)]
+        """What each of the D numbers is."""
+        return [name for column in self.used for name in column.names()]
 
-    def encode(self, table: Table) -> npt.NDArray[np.float32]:
-        """Rows as standardized numbers ``[N, D]``; columns are found by name, in any order."""
+    def encode(self, table: Table, clip: bool = False) -> npt.NDArray[np.float32]:
+        """Rows as standardized numbers ``[N, D]``; columns are found by name, in any order.
+
+        Args:
+            table: The rows.
+            clip: Replace numbers outside the training range by its ends.
+        """
         check_columns(table, [column.name for column in self.used])
-        blocks = [_encoded(column, table.columns[column.name]) for column in self.used]
+        blocks = [_encoded(column, table.columns[column.name], clip) for column in self.used]
         standard = (np.concatenate(blocks, axis=1) - self.mean) / self.std
         return standard.astype(np.float32)
 
-    def to_json(self) -> list[dict[str, Any]]:
-        """The columns in plain values; mean and std are kept as tensors."""
-        return [column._asdict() for column in self.columns]
-
     @classmethod
     def from_json(cls, columns: Iterable[Mapping[str, Any]], mean: Floats, std: Floats) -> Encoder:
-        """Undo :meth:`to_json`."""
+        """From plain values of the columns (``_asdict``)."""
         made = (
             Column(**{**c, "levels": tuple(c["levels"]), "others": tuple(c["others"])})
             for c in columns
@@ -135,37 +131,39 @@ def learn_encoder(
     features: Sequence[str],
     *,
     category: Sequence[str] = (),
-    forms: Mapping[str, str] | None = None,
+    rows: npt.NDArray[np.int64] | None = None,
 ) -> Encoder:
     """Learn how to encode these columns.
 
     Args:
-        table: The training rows, and no others.
+        table: All rows. They decide what a column is, so that messages name the right row.
         features: The columns to look at.
         category: Those that hold categories although they look like numbers or free text.
-        forms: How columns are written, where more rows than these have shown it.
-
-    Returns:
-        The encoder.
+        rows: The training rows, which decide the rest; None: all.
 
     Raises:
         InputError: If a column cannot be used, or none can.
     """
     check_columns(table, [*features, *category])
-    known = forms or {}
-    columns = tuple(
-        infer(n, table.columns[n], category=n in category, form=known.get(n)) for n in features
-    )
+    train = table if rows is None else table.take(rows)
+    columns, notes = [], []
+    for name in features:
+        column = infer(name, table.columns[name], category=name in category)
+        if column.kind != LEFT_OUT and rows is not None:
+            form = column.form if column.kind in (NUMBER, DATE) else None
+            cells, as_category = train.columns[name], column.kind == CATEGORY
+            column = infer(name, cells, category=as_category, form=form)
+        columns.append(column)
+        notes += _remarks(column, train.columns[name])
     used = [column for column in columns if column.kind != LEFT_OUT]
     if not used:
         reasons = "; ".join(f"{column.name!r}: {column.reason}" for column in columns)
         message = f"no column is left to predict from. {reasons or 'There is only the target'}."
         raise InputError(message)
-    raw = np.concatenate([_encoded(c, table.columns[c.name]) for c in used], axis=1)
-    flag = np.concatenate([_flags(column) for column in used])
+    raw = np.concatenate([_encoded(c, train.columns[c.name]) for c in used], axis=1)
+    flag = [c.kind == CATEGORY or k > 0 for c in used for k in range(len(c.names()))]
     std = np.where(flag, np.maximum(raw.std(0), FLAG_STD), raw.std(0))
-    notes = tuple(note for c in columns for note in _remarks(c, table.columns[c.name]))
-    return Encoder(columns, raw.mean(0), np.where(std > 0, std, 1.0), notes)
+    return Encoder(tuple(columns), raw.mean(0), np.where(std > 0, std, 1.0), tuple(notes))
 
 
 def infer(name: str, cells: Cells, *, category: bool = False, form: str | None = None) -> Column:
@@ -202,7 +200,7 @@ def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[
 
     Args:
         cells: A column.
-        form: Its decimal mark; None: found out.
+        form: Its decimal mark; None: the cells decide.
 
     Returns:
         The numbers, which cells hold something that is not a finite number, and the decimal mark.
@@ -357,37 +355,21 @@ def _remarks(column: Column, cells: Cells) -> Iterable[str]:
             )
 
 
-def _names(column: Column) -> list[str]:
-    if column.kind == CATEGORY:
-        return [f"{column.name}={level}" for level in _places(column)]
-    ends = [""]
-    if column.kind == DATE:
-        ends = [": days", *(f": {cycle} {f}" for cycle in ("year", "week", "day") for f in "cs")]
-    return [column.name + end for end in ends] + [f"{column.name} is missing"] * column.missing
-
-
-def _flags(column: Column) -> npt.NDArray[np.bool_]:
-    """Which of the column's numbers are 0/1, or angles."""
-    return np.array([column.kind == CATEGORY or k > 0 for k in range(len(_names(column)))])
-
-
-def _places(column: Column) -> tuple[str, ...]:
-    """The levels that have a number each."""
-    return (*column.levels, ABSENT) if column.missing else column.levels
-
-
-def _encoded(column: Column, cells: Cells) -> Floats:
+def _encoded(column: Column, cells: Cells, clip: bool = False) -> Floats:
     if column.kind == CATEGORY:
         return _categories(column, cells)
     block, absent = (_dates if column.kind == DATE else _numbers)(column, cells)
-    known = block[~absent, 0]
-    room = FAR * (column.high - column.low)
-    far = known[(known < column.low - room) | (known > column.high + room)]
-    if len(far) and column.high > column.low:
+    known, (low, high) = block[~absent, 0], (column.low, column.high)
+    room = FAR * (high - low)
+    far = known[(known < low - room) | (known > high + room)]
+    if len(far) and high > low:
+        more = f"{low:g} or {high:g} is used" if clip else "predictions are guesses (see --clip)"
         _warn(
-            f"column {column.name!r} was between {column.low:g} and {column.high:g} in training "
-            f"and is {far[0]:g} here (far outside in {len(far)} rows): predictions are guesses"
+            f"column {column.name!r} was between {low:g} and {high:g} in training "
+            f"and is {far[0]:g} here (far outside in {len(far)} rows): {more}"
         )
+    if clip:
+        block[:, 0] = block[:, 0].clip(low, high)
     if column.missing:
         return np.concatenate([block, absent[:, None].astype(np.float64)], axis=1)
     if absent.any():
@@ -426,7 +408,7 @@ def _dates(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]
 
 
 def _categories(column: Column, cells: Cells) -> Floats:
-    place = {level: k for k, level in enumerate(_places(column))}
+    place = {level: k for k, level in enumerate(column.places())}
     named = [ABSENT if cell is None else cell for cell in texts(cells)]
     unseen = [level for level in named if level not in place and level not in column.others]
     if unseen:
@@ -445,25 +427,15 @@ def _warn(message: str) -> None:
 
 
 class Target(NamedTuple):
-    """What the target column is.
-
-    Attributes:
-        name: Its name.
-        task: ``"regression"`` or ``"classification"``.
-        why: How that was decided, in words.
-        classes: The classes in order of their label.
-        mean: Of the numbers in the training rows.
-        std: Of the same.
-        form: The decimal mark.
-    """
+    """What the target column is."""
 
     name: str
-    task: str
-    why: str = ""
-    classes: tuple[str, ...] = ()
-    mean: float = 0.0
-    std: float = 1.0
-    form: str = "."
+    task: str  # "regression" or "classification"
+    why: str = ""  # how that was decided, in words
+    classes: tuple[str, ...] = ()  # in the order of their labels
+    mean: float = 0.0  # of the numbers in the training rows
+    std: float = 1.0  # of the same
+    form: str = "."  # the decimal mark
 
     @property
     def outputs(self) -> int:
@@ -474,14 +446,10 @@ class Target(NamedTuple):
         """The same target with mean and standard deviation of these values."""
         return self._replace(mean=float(rows.mean()), std=float(rows.std()) or 1.0)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**self._asdict(), "classes": list(self.classes)}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Target:
-        """Undo :meth:`to_json`."""
-        return cls(**{**values, "classes": tuple(values["classes"])})
+    def unscaled(self, out: Tensor) -> Floats:
+        """Standardized targets ``[N, 1]`` as numbers in their own unit, ``[N]``."""
+        found: Floats = self.mean + self.std * out[:, 0].double().numpy()
+        return found
 
     def values(self, table: Table) -> Floats:
         """The target column as numbers; InputError if a cell is none."""
@@ -523,17 +491,12 @@ def with_target(table: Table, name: str) -> Table:
 
 
 def find_target(table: Table, name: str, task: str = "auto") -> Target:
-    """Look at the target column and decide what the task is.
-
-    Text is classes. Two distinct numbers are classes. Other numbers are numbers.
+    """Decide what the task is: text or two distinct numbers are classes, other numbers are numbers.
 
     Args:
         table: The table; every row has a target.
         name: The target column.
         task: ``"auto"``, ``"regression"`` or ``"classification"``.
-
-    Returns:
-        The target.
 
     Raises:
         InputError: If it is constant, or does not fit the task.

@@ -1,56 +1,68 @@
-"""A model of a table in one file: encoder, networks, intervals, and nothing that is executed.
+"""A model of a table: chosen on held-out rows, tested once, trained on all rows, kept in one file.
 
-The file is a checkpoint (:mod:`fsmap.train.checkpoint`): safetensors and JSON, with a checksum,
-written in one piece.
+Test rows are kept apart. Each of the other rows is held out by one member of each ensemble; that
+decides the strengths and the method. Then the chosen method is trained again on all rows. The file
+is a checkpoint (:mod:`fsmap.train.checkpoint`): safetensors and JSON; loading it executes nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from fsmap.errors import CheckpointError, DivergedError, InputError
-from fsmap.models.mlp import MLP
-from fsmap.tables.encoder import REGRESSION, TASKS, Encoder, Target
-from fsmap.tables.network import Members, TableNet
+from fsmap import metrics
+from fsmap.errors import CheckpointError, InputError
+from fsmap.tables import network
+from fsmap.tables.encoder import (
+    CATEGORY,
+    REGRESSION,
+    TASKS,
+    Encoder,
+    Target,
+    UnseenWarning,
+    check_columns,
+    find_target,
+    learn_encoder,
+    with_target,
+)
+from fsmap.tables.network import AUTO, Learned, Members, Options, TableNet, deal, learn, row_losses
 from fsmap.tables.reader import Table
 from fsmap.train import checkpoint as files
 
-KIND = "table-model-2"
+KIND = "table-model-3"
 HINT = "A model is a file that `fsmap fit` wrote, as it wrote it."
 LEVELS = np.linspace(0.005, 0.995, 199)
 COVER = (0.05, 0.95)  # ends of the intervals that are reported
+FEWEST = 20  # rows
+CONSTANT, BOOSTING = "constant", "boosting"
+IMPORTANCE_ROWS = 2_000
 
 Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
 
 
 class Spread(NamedTuple):
     """How far targets lie from predictions, by the size of the prediction.
 
-    Errors of rows that were held out are divided by a scale: the mean absolute error of rows with
-    similar predictions. An interval is the prediction plus quantiles of the scaled errors times the
-    scale (split conformal prediction).
-
-    Attributes:
-        knots: Predictions at which the scale is known.
-        scale: The scale there; between them it is interpolated.
-        table: Quantiles of scaled errors at ``LEVELS``.
-        std: Standard deviation of scaled errors.
-        floor: No interval goes below: 0 if no target was negative.
+    Errors of held-out rows are divided by a scale: the mean absolute error of rows with similar
+    predictions. An interval is the prediction plus quantiles of the scaled errors times the scale
+    (split conformal prediction).
     """
 
-    knots: Floats
-    scale: Floats
-    table: Floats
-    std: float
-    floor: float
+    knots: Floats  # predictions at which the scale is known
+    scale: Floats  # the scale there; between them it is interpolated
+    table: Floats  # quantiles of scaled errors at LEVELS
+    std: float  # standard deviation of scaled errors
+    floor: float  # no interval goes below: 0 if no target was negative
 
     @classmethod
     def learn(cls, guess: Floats, truth: Floats) -> Spread:
@@ -80,93 +92,80 @@ class Spread(NamedTuple):
 
 
 class TableModel(NamedTuple):
-    """Everything that predicting needs.
+    """Everything that predicting needs."""
 
-    Attributes:
-        encoder: From cells to numbers.
-        target: From numbers to cells.
-        networks: An ensemble per method, of encoded rows.
-        chosen: The method that is used unless another is asked for.
-        spreads: Of regression, by method.
-        results: What was measured, by method, in plain values.
-    """
+    encoder: Encoder  # from cells to numbers
+    target: Target  # from numbers to cells
+    networks: dict[str, Members]  # an ensemble per method, of encoded rows
+    chosen: str  # the method that is used unless another is asked for
+    spreads: dict[str, Spread]  # of regression, by method
+    results: dict[str, dict[str, Any]]  # what was measured, by method, in plain values
 
-    encoder: Encoder
-    target: Target
-    networks: dict[str, Members]
-    chosen: str
-    spreads: dict[str, Spread]
-    results: dict[str, dict[str, Any]]
-
-    def outputs(self, table: Table, method: str | None = None) -> Tensor:
-        """What an ensemble says: standardized targets ``[N, 1]``, or log-probabilities ``[N, K]``.
+    def outputs(self, table: Table, method: str | None = None, *, clip: bool = False) -> Tensor:
+        """Standardized targets ``[N, 1]`` or log-probabilities ``[N, K]``, in float64.
 
         Args:
             table: Rows; columns are found by name.
             method: Which ensemble; None: the chosen one.
-
-        Returns:
-            float64.
-
-        Raises:
-            InputError: If there is no such method.
-            DivergedError: If a prediction is not finite.
+            clip: Replace numbers outside the training range by its ends.
         """
         method = method or self.chosen
         if method not in self.networks:
             message = f"this model holds {', '.join(self.networks)}, not {method!r}"
             raise InputError(message)
-        out = self.networks[method].outputs(torch.from_numpy(self.encoder.encode(table)))
-        wrong = torch.isnan(out).any(1) | (out == torch.inf).any(1)
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0]) + 1
-            message = (
-                f"the prediction for row {row} is not finite. Are its numbers of a usual size?"
-            )
-            raise DivergedError(message)
-        return out
+        return self.networks[method].outputs(torch.from_numpy(self.encoder.encode(table, clip)))
 
-    def predict(self, table: Table, method: str | None = None) -> dict[str, npt.NDArray[Any]]:
-        """Predictions as columns.
+    def predict(
+        self,
+        table: Table,
+        method: str | None = None,
+        *,
+        clip: bool = False,
+        quantiles: Sequence[float] | None = None,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Predictions as columns; arguments as for :meth:`outputs`.
 
         Returns:
-            ``prediction`` with ``low`` and ``high`` (a 90 % interval), or with the probability of
-            each class, ``p(class)``.
+            ``prediction`` with ``low`` and ``high`` (a 90 % interval) or with ``quantiles``
+            (``q0.1`` …) of a number, or with the probability of each class, ``p(class)``.
         """
-        out = self.outputs(table, method)
+        if quantiles is not None and self.target.classes:
+            message = f"{self.target.name!r} has classes: there are probabilities, no quantiles"
+            raise InputError(message)
+        out = self.outputs(table, method, clip=clip)
         if self.target.task == REGRESSION:
-            value = self.target.mean + self.target.std * out[:, 0].numpy()
-            ends = self.spreads[method or self.chosen].quantiles(value, COVER)
-            return {"prediction": value, "low": ends[:, 0], "high": ends[:, 1]}
-        names = np.array(self.target.classes)
+            value = self.target.unscaled(out)
+            ends = self.spreads[method or self.chosen].quantiles(value, quantiles or COVER)
+            names = [f"q{level:g}" for level in quantiles] if quantiles else ["low", "high"]
+            return {"prediction": value, **dict(zip(names, ends.T, strict=True))}
+        classes = np.array(self.target.classes)
         chance = out.exp().numpy()
-        columns: dict[str, npt.NDArray[Any]] = {"prediction": names[chance.argmax(1)]}
-        return columns | {f"p({name})": chance[:, k] for k, name in enumerate(names.tolist())}
+        columns: dict[str, npt.NDArray[Any]] = {"prediction": classes[chance.argmax(1)]}
+        return columns | {f"p({name})": chance[:, k] for k, name in enumerate(classes.tolist())}
 
     def save(self, path: Path) -> None:
         """Write the file; the one that was there stays until the new one is complete."""
         encoder = {"mean": self.encoder.mean, "std": self.encoder.std}
         tensors = {f"encoder/{n}": torch.from_numpy(v) for n, v in encoder.items()}
-        networks = {}
+        networks: dict[str, dict[str, Any]] = {}
         for method, ensemble in self.networks.items():
             first: Any = ensemble.members[0]
             tensors |= {f"{method}/{n}": t.float() for n, t in ensemble.state_dict().items()}
-            binned = isinstance(first, TableNet)
             networks[method] = {
                 "members": len(ensemble.members),
                 "sizes": list(first.sizes),
-                "activation": first.activation if binned else "",
-                "edges": first.edges.shape[1] if binned else 0,
+                "activation": first.activation,
+                "edges": first.edges.shape[1],
             }
         for method, spread in self.spreads.items():
             arrays = {"knots": spread.knots, "scale": spread.scale, "table": spread.table}
             tensors |= {f"spread {method}/{n}": torch.from_numpy(v) for n, v in arrays.items()}
-            lowest = None if math.isinf(spread.floor) else spread.floor
-            networks[method] |= {"std": spread.std, "floor": lowest}
+            floor = None if math.isinf(spread.floor) else spread.floor
+            networks[method] |= {"std": spread.std, "floor": floor}
         config = {
             "kind": KIND,
-            "columns": self.encoder.to_json(),
-            "target": self.target.to_json(),
+            "columns": [column._asdict() for column in self.encoder.columns],
+            "target": self.target._asdict(),
             "networks": networks,
             "chosen": self.chosen,
         }
@@ -174,95 +173,311 @@ class TableModel(NamedTuple):
 
 
 def load_model(path: str | Path) -> TableModel:
-    """Read a model that ``fsmap fit`` saved.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The model.
-
-    Raises:
-        CheckpointError: If it is missing, damaged, or something else.
-    """
+    """Read a model that ``fsmap fit`` saved; CheckpointError if it is damaged or something else."""
     found = files.load(Path(path), hint=HINT)
     kind = found.config.get("kind")
     if kind != KIND:
-        old = " It was made by an older version: fit again." if kind == "table-model" else ""
-        message = f"{path} is a checkpoint of {kind!r}, not a model from `fsmap fit`.{old}"
+        old = str(kind).startswith("table-model")
+        more = " It was made by another version of fsmap: fit again." if old else ""
+        message = f"{path} is a checkpoint of {kind!r}, not a model from `fsmap fit`.{more}"
         raise CheckpointError(message)
     with files.readable(Path(path), hint=HINT):
         return _decode(found)
 
 
 def _decode(found: files.Checkpoint) -> TableModel:
-    config = found.config
-    scale = found.group("encoder")
+    config, scale = found.config, found.group("encoder")
     encoder = Encoder.from_json(config["columns"], scale["mean"].numpy(), scale["std"].numpy())
-    target = Target.from_json(config["target"])
+    target = Target(**{**config["target"], "classes": tuple(config["target"]["classes"])})
     networks, spreads = {}, {}
     for method, about in config["networks"].items():
-        state = found.group(method)
-        networks[method] = _ensemble(about, state, target)
+        networks[method] = _ensemble(about, found.group(method), bool(target.classes))
         if target.task == REGRESSION:
             parts = {n: t.double().numpy() for n, t in found.group(f"spread {method}").items()}
             floor = -math.inf if about["floor"] is None else float(about["floor"])
             spreads[method] = Spread(**parts, std=float(about["std"]), floor=floor)
-    model = TableModel(
-        encoder, target, networks, config["chosen"], spreads, found.progress["results"]
-    )
+    results = found.progress["results"]
+    model = TableModel(encoder, target, networks, config["chosen"], spreads, results)
     _check(model)
     return model
 
 
-def _ensemble(about: dict[str, Any], state: dict[str, Tensor], target: Target) -> Members:
+def _ensemble(about: dict[str, Any], state: dict[str, Tensor], labels: bool) -> Members:
     """The networks; nothing is allocated unless the tensors have the numbers that they need."""
     sizes, edges = [int(n) for n in about["sizes"]], int(about["edges"])
-    first = sizes[0] * max(edges, 1)
-    units = [first, *sizes[1:]]
-    count = sum((a + 1) * b for a, b in zip(units, units[1:], strict=False)) + sizes[0] * edges
+    units = [sizes[0] * edges, *sizes[1:]]
+    count = sum((a + 1) * b for a, b in zip(units, units[1:], strict=False)) + units[0]
     there = sum(map(Tensor.numel, state.values()))
-    if min(sizes) < 1 or about["members"] < 1 or count * about["members"] != there:
+    if min(*sizes, edges, about["members"]) < 1 or count * about["members"] != there:
         message = f"the tensors do not make {about['members']} networks of sizes {sizes}"
         raise ValueError(message)
-    members: list[nn.Module] = []
-    for _ in range(about["members"]):
-        generator = torch.Generator().manual_seed(0)  # what it draws is overwritten
-        if edges:
-            code = torch.zeros(sizes[0], edges)
-            members.append(TableNet(sizes, about["activation"], code, generator))
-        else:
-            members.append(MLP(sizes, generator=generator))
-    ensemble = Members(members, labels=bool(target.classes)).float()
+    generator, code = torch.Generator(), torch.zeros(sizes[0], edges)  # overwritten
+    members = [
+        TableNet(sizes, about["activation"], code.clone(), generator)
+        for _ in range(about["members"])
+    ]
+    ensemble = Members(members, labels=labels).float()
     ensemble.load_state_dict(state)
     return ensemble.double().eval()
 
 
 def _check(model: TableModel) -> None:
     """Raise if parts do not fit each other, or are no finite numbers."""
-    encoder, target = model.encoder, model.target
+    encoder, target, spreads = model.encoder, model.target, model.spreads.values()
     width = len(encoder.names())
     texts = [target.name, *target.classes, *(c.name for c in encoder.columns)]
-    numbers = [target.mean, target.std, *(c.fill for c in encoder.columns)]
-    arrays = [encoder.mean, encoder.std]
-    for spread in model.spreads.values():
-        numbers.append(spread.std)
-        arrays += [spread.knots, spread.scale, spread.table]
-        if spread.table.shape != LEVELS.shape or spread.knots.shape != spread.scale.shape:
-            message = "the intervals have tables of another size"
-            raise ValueError(message)
-    tensors = [t for network in model.networks.values() for t in network.state_dict().values()]
-    sizes: list[Any] = [m.sizes for network in model.networks.values() for m in network.members]
+    values = [target.mean, target.std, *(c.fill for c in encoder.columns)]
+    arrays = [encoder.mean, encoder.std, np.array([*values, *(s.std for s in spreads)])]
+    arrays += [array for s in spreads for array in (s.knots, s.scale, s.table)]
+    arrays += [t.numpy() for n in model.networks.values() for t in n.state_dict().values()]
+    sizes: list[Any] = [m.sizes for n in model.networks.values() for m in n.members]
     fits = (
         model.chosen in model.networks
         and all(s[0] == width and s[-1] == target.outputs for s in sizes)
         and len(encoder.mean) == len(encoder.std) == width
+        and all(s.table.shape == LEVELS.shape and len(s.knots) == len(s.scale) for s in spreads)
         and target.task in TASKS
         and all(isinstance(text, str) for text in texts)
-        and all(map(math.isfinite, numbers))
-        and all(np.isfinite(a).all() for a in arrays)
-        and all(bool(torch.isfinite(t).all()) for t in tensors)
+        and all(np.isfinite(array).all() for array in arrays)
     )
     if not fits:
         message = "encoder, target, networks and results do not fit each other, or are not finite"
         raise ValueError(message)
+
+
+class TableOptions(NamedTuple):
+    """What a user may decide; the rest is decided by the rows."""
+
+    task: str = AUTO
+    drop: tuple[str, ...] = ()
+    category: tuple[str, ...] = ()
+    method: str = AUTO
+    ensemble: int = 4
+    hidden: tuple[int, ...] | str = AUTO
+    activation: str = "silu"
+    px: str = "normal"
+    steps: int | None = None
+    test: float = 0.15
+    seed: int = 0
+    device: str = AUTO
+    progress: bool = True
+
+
+class Fitted(NamedTuple):
+    """A tested model, and everything that a page about it shows."""
+
+    model: TableModel  # trained on all rows
+    train: Rows  # rows to train and to choose by
+    test: Rows
+    y: Tensor  # targets of the test rows: standardized [n, 1], or labels [n]
+    out: dict[str, Tensor]  # outputs for the test rows by method; also of a constant and boosting
+    measured: dict[str, dict[str, float]]  # numbers on the test rows by method
+    learned: dict[str, Learned]  # what was trained, by method
+    spread: Spread | None  # of the chosen method before it saw the test rows; regression only
+    importance: list[tuple[str, float]]  # see _importance
+    notes: list[str]  # what is worth saying about the table
+    seconds: float
+
+
+def fit_table(
+    table: Table,
+    target: str,
+    options: TableOptions,
+    say: Callable[[str], None] = lambda text: None,
+) -> Fitted:
+    """Train, choose, test, and train again on all rows.
+
+    Args:
+        table: All rows.
+        target: The column to predict.
+        options: What the user decided.
+        say: Called with a line of text for each step.
+    """
+    start = time.perf_counter()
+    table = with_target(table, target)
+    if table.num_rows < FEWEST:
+        count = f"{table.num_rows} row{'s' if table.num_rows != 1 else ''}"
+        message = f"the table has {count}; at least {FEWEST} are needed to train and to test."
+        raise InputError(message)
+    goal = find_target(table, target, options.task)
+    say(f"target {target!r}: {goal.task} ({goal.why})")
+    test, train = _split(table, goal, options)
+    check_columns(table, options.drop)
+    if target in options.drop:
+        message = f"--drop {target} would leave out the target"
+        raise InputError(message)
+    features = [name for name in table.columns if name != target and name not in options.drop]
+    encoder = learn_encoder(table, features, category=options.category, rows=train)
+    notes = [*table.notes, *encoder.notes, *_rare(table, goal)]
+    for note in notes:
+        say(note)
+    if goal.task == REGRESSION:
+        goal = goal.standardized(goal.values(table)[train])
+    with warnings.catch_warnings():  # unseen values of test rows are no mistake of the user
+        warnings.simplefilter("ignore", UnseenWarning)
+        x = torch.from_numpy(encoder.encode(table))
+    y = torch.from_numpy(goal.labels(table))
+    say(f"rows: {len(train)} to train and to choose by, {len(test)} to test; {_width(encoder)}")
+
+    def fit(rows: Rows, **given: Any) -> dict[str, Learned]:
+        own = {n: v for n, v in options._asdict().items() if n in Options.__annotations__}
+        labels = y[rows] if goal.classes else None
+        folds = deal(len(rows), options.ensemble, 0.15, options.seed, labels)
+        settings = Options(**{**own, **given})
+        seed, progress = options.seed, options.progress
+        return learn(x[rows], y[rows], folds, settings, seed=seed, progress=progress)
+
+    learned = fit(train)
+    chosen = network.best(learned)
+    for method, one in learned.items():
+        say(f"{method}: {len(one.search)} configurations, held-out loss {one.loss:.4g}")
+    spreads = {m: _spread(one, y[train], goal) for m, one in learned.items()}
+    out = {m: one.module.outputs(x[test]) for m, one in learned.items()}
+    out |= _others(x[train].numpy(), y[train], x[test].numpy(), options.seed)
+    measured = {m: _measure(o, y[test], goal, spreads.get(m)) for m, o in out.items()}
+    importance = _importance(learned[chosen], encoder, x[test], y[test], options.seed)
+    say(f"{chosen} is best on held-out rows; it is trained again on all rows")
+    config = learned[chosen].config
+    strengths = {"weight_decay": config.weight_decay, "reg_strength": config.reg_strength}
+    final = fit(np.arange(table.num_rows), method=chosen, **strengths)
+    networks = {m: one.module for m, one in {**learned, **final}.items()}
+    kept = {**spreads, chosen: _spread(final[chosen], y, goal)}
+    results = {m: {**measured[m], **one.config._asdict()} for m, one in learned.items()}
+    given = {m: s for m, s in kept.items() if s}
+    return Fitted(
+        model=TableModel(encoder, goal, networks, chosen, given, results),
+        train=train,
+        test=test,
+        y=y[test],
+        out=out,
+        measured=measured,
+        learned=learned,
+        spread=spreads[chosen],
+        importance=importance,
+        notes=notes,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _split(table: Table, target: Target, options: TableOptions) -> tuple[Rows, Rows]:
+    """Test rows and the others; every class in both if it has three rows."""
+    if not 0 < options.test < 0.9:
+        message = (
+            f"--test must lie between 0 and 0.9 and leave rows to train on, got {options.test:g}"
+        )
+        raise InputError(message)
+    labels = torch.from_numpy(target.labels(table)) if target.classes else None
+    place = deal(table.num_rows, 1, options.test, options.seed, labels)
+    if labels is not None:
+        place[labels.bincount()[labels] < 3] = -1
+    test = place == 0
+    return test.nonzero()[:, 0].numpy(), (~test).nonzero()[:, 0].numpy()
+
+
+def _rare(table: Table, target: Target) -> Iterator[str]:
+    """A remark for each class that is too rare to be tested."""
+    if target.classes:
+        counts = np.bincount(target.labels(table)).tolist()
+        for name, count in zip(target.classes, counts, strict=True):
+            if count < 3:
+                yield f"class {name!r} has {count} row{'' if count == 1 else 's'}: none to test on"
+
+
+def _spread(found: Learned, y: Tensor, target: Target) -> Spread | None:
+    if target.classes:
+        return None
+    held = torch.isfinite(found.out[:, 0])
+    return Spread.learn(target.unscaled(found.out[held]), target.unscaled(y[held]))
+
+
+def _constant(y: Tensor) -> Tensor:
+    """Output of the best constant, ``[1, K]``."""
+    if y.is_floating_point():
+        return y.double().mean(0, keepdim=True)
+    return ((y.bincount().double() + 1e-9) / len(y)).log()[None]
+
+
+def _others(x: Any, y: Tensor, test: Any, seed: int) -> dict[str, Tensor]:
+    """What the best constant says, and scikit-learn's gradient boosting if it is installed."""
+    n = len(test)
+    found = {CONSTANT: _constant(y).expand(n, -1)}
+    try:
+        from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+    except ImportError:
+        return found
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if y.is_floating_point():
+            guess = HistGradientBoostingRegressor(random_state=seed).fit(x, y[:, 0]).predict(test)
+            return {**found, BOOSTING: torch.from_numpy(guess)[:, None].double()}
+        model = HistGradientBoostingClassifier(random_state=seed).fit(x, y)
+        chance = torch.full((n, int(y.max()) + 1), 1e-9, dtype=torch.float64)
+        chance[:, model.classes_] = torch.from_numpy(model.predict_proba(test)).clamp_min(1e-9)
+        return {**found, BOOSTING: chance.log()}
+
+
+def _measure(out: Tensor, y: Tensor, target: Target, spread: Spread | None) -> dict[str, float]:
+    """Numbers on test rows, in the unit of the target."""
+    if target.classes:
+        names = ("accuracy", "nll", "brier", "ece", "temperature")
+        return {name: float(getattr(metrics, name)(out, y)) for name in names}
+    guess, truth = target.unscaled(out), target.unscaled(y)
+    error = truth - guess
+    found = {
+        "rmse": float(np.sqrt(np.mean(error**2))),
+        "mae": float(np.abs(error).mean()),
+        "r2": float(1 - np.mean(error**2) / truth.var()) if np.ptp(truth) else math.nan,
+    }
+    if spread is not None:
+        sigma = np.maximum(spread.deviation(guess), 1e-12)
+        nll = 0.5 * (error / sigma) ** 2 + np.log(sigma) + 0.5 * math.log(2 * math.pi)
+        ends = spread.quantiles(guess, COVER)
+        inside = (ends[:, 0] <= truth) & (truth <= ends[:, 1])
+        found |= {"nll": float(nll.mean()), "coverage": float(inside.mean())}
+    return found
+
+
+def _importance(
+    found: Learned, encoder: Encoder, x: Tensor, y: Tensor, seed: int
+) -> list[tuple[str, float]]:
+    """By how much the loss grows if a column is shuffled, as a share of the loss of a constant."""
+    x, y = x[:IMPORTANCE_ROWS], y[:IMPORTANCE_ROWS]
+    before = float(row_losses(found.module.outputs(x), y).mean())
+    unit = float(row_losses(_constant(y).expand(len(y), -1), y).mean()) or 1.0
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    grown, start = [], 0
+    for column in encoder.used:
+        end = start + len(column.names())
+        shuffled = x.clone()
+        shuffled[:, start:end] = x[order, start:end]
+        after = float(row_losses(found.module.outputs(shuffled), y).mean())
+        grown.append((column.name, (after - before) / unit))
+        start = end
+    return sorted(grown, key=lambda pair: -pair[1])
+
+
+def _width(encoder: Encoder) -> str:
+    categories = sum(column.kind == CATEGORY for column in encoder.used)
+    gaps = sum(column.missing for column in encoder.used)
+    numeric = len(encoder.used) - categories
+    text = f"{numeric} column{'' if numeric == 1 else 's'} of numbers, {categories} of categories"
+    return text + (f", {gaps} with missing values" if gaps else "")
+
+
+class Difference(NamedTuple):
+    """Mean difference of the loss per test row between two methods, and its standard error."""
+
+    mean: float
+    stderr: float
+
+    @property
+    def clear(self) -> bool:
+        """Whether it is more than two standard errors."""
+        return abs(self.mean) > 2 * self.stderr
+
+
+def difference(fitted: Fitted, first: str, second: str) -> Difference:
+    """First minus second: negative if the first is better."""
+    rows = row_losses(fitted.out[first], fitted.y) - row_losses(fitted.out[second], fitted.y)
+    rows = rows.double()
+    return Difference(float(rows.mean()), float(rows.std() / math.sqrt(len(rows))))

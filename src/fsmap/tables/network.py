@@ -30,7 +30,7 @@ from fsmap.models.mlp import ACTIVATIONS, MLP
 from fsmap.objective.geometry import SHARE
 from fsmap.progress import progress as progress_bar
 from fsmap.px import Empirical, EvalDistribution, Normal, as_px
-from fsmap.types import Params
+from fsmap.types import ModelFn, Params, as_device
 
 AUTO, LINEAR = "auto", "linear"
 METHODS = (LINEAR, "ps-map", "l-map", "fs-map")
@@ -42,6 +42,7 @@ EVERY = 2  # steps from one evaluation of R, which then counts so many times, to
 LINEAR_DECAYS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 VALIDATIONS, MOST_HELD = 50, 1_500  # rows of a fold that are looked at
 BINS, MOST_BINNED = 8, 100  # intervals that a column is cut into; columns beyond which none is
+MOST_CODED = 50_000_000  # numbers of coded rows that are kept; beyond, each batch is coded
 CODE_SCALE = 0.3  # of the numbers of these intervals, beside standardized columns
 PREDICT_ROWS = 65_536
 
@@ -81,21 +82,23 @@ class TableNet(nn.Module):
         self.mlp = MLP([first, *sizes[1:]], activation, generator=generator)
         self.sizes, self.activation = tuple(sizes), activation
 
+    def coded(self, x: Tensor) -> Tensor:
+        """``[N, D]`` to the inputs of the first layer, ``[N, D(1 + T)]``."""
+        if self.edges.shape[1] == 1 or x.shape[-1] != self.sizes[0]:
+            return x
+        low, high = self.edges[:, :-1], self.edges[:, 1:]
+        code = ((x[..., None] - low) / (high - low)).clamp(0, 1) - 0.5
+        return torch.cat([x, CODE_SCALE * code.flatten(-2)], dim=-1)
+
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]`` to ``[N, K]``."""
-        if self.edges.shape[1] > 1:
-            low, high = self.edges[:, :-1], self.edges[:, 1:]
-            code = ((x[..., None] - low) / (high - low)).clamp(0, 1) - 0.5
-            x = torch.cat([x, CODE_SCALE * code.flatten(-2)], dim=-1)
-        return self.mlp(x)  # type: ignore[no-any-return]
+        """``[N, D]``, or rows that are coded already, to ``[N, K]``."""
+        return self.mlp(self.coded(x))  # type: ignore[no-any-return]
 
 
 class Members(nn.Module):
     """Networks of one architecture; the output is the average of theirs.
 
-    Args:
-        members: The networks.
-        labels: Probabilities are averaged (the output is their logarithm), not outputs.
+    With ``labels`` probabilities are averaged (the output is their logarithm), not outputs.
     """
 
     def __init__(self, members: Sequence[nn.Module], *, labels: bool) -> None:
@@ -108,9 +111,22 @@ class Members(nn.Module):
         return average(_apply(self.members[0], params, buffers, x, shared=True), self.labels)
 
     def outputs(self, x: Tensor) -> Tensor:
-        """The average in float64, some rows at a time, without a graph."""
+        """The average in float64, some rows at a time, without a graph.
+
+        Raises:
+            DivergedError: If one is not finite (-inf is the logarithm of a probability of 0).
+        """
         with torch.no_grad():
-            return torch.cat([self(part.double()) for part in x.split(PREDICT_ROWS)])
+            out = torch.cat([self(part.double()) for part in x.split(PREDICT_ROWS)])
+        wrong = (torch.isnan(out) | (out == torch.inf)).any(1)
+        wrong |= (out == -torch.inf).any(1) & (not self.labels)
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0]) + 1
+            message = (
+                f"the prediction for row {row} is not finite. Are its numbers of a usual size?"
+            )
+            raise DivergedError(message)
+        return out
 
 
 class Learned(NamedTuple):
@@ -149,11 +165,10 @@ class Options:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        if self.method not in (AUTO, *METHODS):
-            _refuse(f"method must be 'auto' or one of {', '.join(METHODS)}, got {self.method!r}")
-        if self.activation not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
-            _refuse(f"activation must be one of {known}, got {self.activation!r}")
+        known = {"method": (AUTO, *METHODS), "activation": tuple(ACTIVATIONS)}
+        for name, names in known.items():
+            if getattr(self, name) not in names:
+                _refuse(f"{name} must be one of {', '.join(names)}, got {getattr(self, name)!r}")
         for name in ("ensemble", "steps", "batch_size", "num_points", "patience"):
             count = getattr(self, name)
             if count is not None and count < 1:
@@ -205,7 +220,7 @@ def learn(
     seed: int = 0,
     progress: bool = False,
 ) -> dict[str, Learned]:
-    """Train a method, or all that ``"auto"`` chooses among.
+    """Train a method, or all that ``"auto"`` chooses among; returns what was learned by method.
 
     Args:
         x: Standardized rows, ``[N, D]``.
@@ -215,9 +230,6 @@ def learn(
         weight: How much each row counts, ``[N]``.
         seed: Of first parameters, batches and draws.
         progress: Show a progress bar.
-
-    Returns:
-        By method.
     """
     labels, method = not y.is_floating_point(), options.method
     if not labels and bool((y == y[:1]).all()):
@@ -241,9 +253,7 @@ def learn(
 
 def best(found: dict[str, Learned]) -> str:
     """The method with the lowest held-out loss."""
-    return min(
-        found, key=lambda method: (not math.isfinite(found[method].loss), found[method].loss)
-    )
+    return min(found, key=lambda m: (not math.isfinite(found[m].loss), found[m].loss))
 
 
 def deal(num_rows: int, ensemble: int, share: float, seed: int, labels: Tensor | None) -> Tensor:
@@ -302,13 +312,18 @@ class _Run:
     def __init__(
         self, x: Tensor, y: Tensor, folds: Tensor, weight: Tensor, options: Options, seed: int
     ) -> None:
-        where, self.labels = _device(options.device), not y.is_floating_point()
+        where, self.labels = as_device(options.device), not y.is_floating_point()
         outputs = int(y.max()) + 1 if self.labels else y.shape[1]
         self.make = _factory(options, x, weight, outputs, where)
-        self.f, _ = functional(self.make(0))
         self.x, self.weight = x.float().to(where), weight.float().to(where)
         self.y = (y if self.labels else y.float()).to(where)
         self.px, self.options = _points(options.px, self.x), options
+        net, self.rows = self.make(0), self.x  # what the networks are trained on
+        self.f: ModelFn = lambda params, z: functional_call(net, params, (z,))
+        if not isinstance(net, TableNet):
+            self.f, _ = functional(net)
+        elif net.edges.numel() * len(x) < MOST_CODED:
+            self.rows = net.coded(self.x)
         self.F, self.seed = options.ensemble, seed
         self.generator = torch.Generator().manual_seed(seed)  # of points and ψ
         self.shuffle = torch.Generator().manual_seed(seed)
@@ -323,16 +338,14 @@ class _Run:
         large = len(self.x) > LARGE[0] or self.x.shape[1] > LARGE[1]
         for kind in kinds:
             nats = self.options.reg_nats if kind == "l-map" else None
-            pairs = [(w, 0.0) for w, _ in STRENGTHS]
+            shares = [(w, 0.0) for w, _ in STRENGTHS]
             if kind != "ps-map" and nats is None:
-                unit = self._unit() if strength == AUTO else 0.0
-                given = None if strength == AUTO else float(strength)
-                pairs = [
-                    (w, float(f"{share * unit:.1e}") if given is None else given)
+                unit = self._unit() if strength == AUTO else math.nan
+                shares = [
+                    (w, float(f"{share * unit:.1e}") if strength == AUTO else float(strength))
                     for w, share in STRENGTHS
                 ]
-            if decay != AUTO:
-                pairs = [(float(decay), lam) for _, lam in pairs]
+            pairs = [(w if decay == AUTO else float(decay), lam) for w, lam in shares]
             pairs = pairs[:1] if large or not self.validates else pairs
             found += [Config(kind, w, lam, nats) for w, lam in dict.fromkeys(pairs)]
         return found
@@ -376,11 +389,10 @@ class _Run:
         modules = [self.make(self.seed + m % F).train() for m in range(C * F)]
         params, buffers = stack_module_state(modules)
         optimizer = torch.optim.Adam(params.values(), lr=plan.learning_rate, fused=True)
-        spread = torch.arange(C).repeat_interleave(F)
-        decay = torch.tensor([c.weight_decay for c in configs])[spread].to(self.x)
-        strength = torch.tensor([c.reg_strength for c in configs])[spread].to(self.x)
+        per_config = [[c.weight_decay, c.reg_strength, c.reg_nats or 0.0] for c in configs]
+        decay, strength, nats = torch.tensor(per_config).repeat_interleave(F, 0).to(self.x).T
+        strength = strength.clone()
         fs_map = configs[0].method == "fs-map"
-        nats = torch.tensor([c.reg_nats or 0.0 for c in configs])[spread].to(self.x)
         active = (strength + nats).nonzero()[:, 0]  # members with R
         usual = torch.zeros_like(active, dtype=self.x.dtype)  # running mean of R, and at the start
         first = usual
@@ -391,7 +403,7 @@ class _Run:
                 for group in optimizer.param_groups:
                     angle = math.pi * (step - 1) / plan.steps
                     group["lr"] = plan.learning_rate * 0.5 * (1 + math.cos(angle))
-                out = _apply(modules[0], params, buffers, self.x[rows])
+                out = _apply(modules[0], params, buffers, self.rows[rows])
                 losses = row_losses(out, self.y[rows]) * self.weight[rows]
                 loss = losses.mean(1).sum() + _decayed(params, decay)
                 if fs_map:
@@ -450,7 +462,7 @@ class _Run:
         with torch.no_grad():
             for k, rows in enumerate(self.held):
                 p, b = ({n: t[k :: self.F] for n, t in s.items()} for s in (params, buffers))
-                found = _apply(module, p, b, self.x[rows], shared=True)  # [C, n, K]
+                found = _apply(module, p, b, self.rows[rows], shared=True)  # [C, n, K]
                 if outputs is None:
                     outputs = found.new_full((C, N, found.shape[-1]), torch.nan)
                 outputs[:, rows] = found
@@ -465,7 +477,7 @@ class _Run:
             if value < track.value:
                 own = {n: p.detach()[c * self.F :][: self.F].clone() for n, p in params.items()}
                 track.value, track.step, track.params = value, step, own
-                track.out = outputs[c].cpu()
+                track.out = outputs[c].double().cpu()
 
     def _chosen(self, configs: list[Config], tracks: list[_Track]) -> dict[str, Learned]:
         found = {}
@@ -475,18 +487,19 @@ class _Run:
             if not track.params:
                 message = f"no configuration of {method} stayed finite. Lower the learning rate."
                 raise DivergedError(message)
-            search = [{**c._asdict(), "value": t.value, "step": t.step} for c, t in lines]
             members = []
             for k in range(self.F):
                 net = self.make(0).cpu()
                 net.load_state_dict({n: p[k].cpu() for n, p in track.params.items()}, strict=False)
                 members.append(net.double().eval())
-            nothing = torch.full((len(self.x), 1), torch.nan)
-            out = nothing if track.out is None else track.out
-            value = track.value if self.validates else math.nan
-            whole = Members(members, labels=self.labels).eval()
             found[method] = Learned(
-                config, whole, value, track.step, out.double(), search, track.curve
+                config,
+                Members(members, labels=self.labels).eval(),
+                loss=track.value if self.validates else math.nan,
+                step=track.step,
+                out=track.out if track.out is not None else torch.full((len(self.x), 1), torch.nan),
+                search=[{**c._asdict(), "value": t.value, "step": t.step} for c, t in lines],
+                curve=track.curve,
             )
         return found
 
@@ -529,36 +542,33 @@ def learn_linear(
         x = u * root
     rows = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], dim=1)
     solve = _classes if labels else _numbers
-    names = [k for k in folds.unique().tolist() if k >= 0]
-    search: list[dict[str, Any]] = []
-    best_out, chosen = torch.full((len(x), outputs), torch.nan, dtype=torch.float64), 0
-    held = folds >= 0
-    starts = {k: torch.zeros(rows.shape[1], outputs, dtype=torch.float64) for k in names}
-    for decay in decays if names else ():
-        out = torch.full_like(best_out, torch.nan)
+    names, held = [k for k in folds.unique().tolist() if k >= 0], folds >= 0
+    zero = torch.zeros(rows.shape[1], outputs, dtype=torch.float64)
+    starts, tried = dict.fromkeys(names, zero), []
+    for decay in decays if names else [decays[len(decays) // 2]]:
+        out = torch.full((len(x), outputs), torch.nan, dtype=torch.float64)
         for k in names:
-            seen = folds != k
-            starts[k] = solve(rows[seen], y[seen], weight[seen], decay, starts[k])
+            train = folds != k
+            starts[k] = solve(rows[train], y[train], weight[train], decay, starts[k])
             out[folds == k] = rows[folds == k] @ starts[k]
-        value = float(mean_loss(row_losses(out[held], y[held]), weight[held], labels))
-        search.append({**Config(LINEAR, decay)._asdict(), "value": value, "step": 1})
-        if value <= min(line["value"] for line in search):
-            chosen, best_out = len(search) - 1, out
-    if not search:
-        search = [
-            {**Config(LINEAR, decays[len(decays) // 2])._asdict(), "value": math.nan, "step": 1}
-        ]
-    decay = search[chosen]["weight_decay"]
-    theta = torch.zeros(rows.shape[1], outputs, dtype=torch.float64)
-    for step in decays:  # on all rows; L-BFGS follows the path of the weight decay
-        theta = solve(rows, y, weight, step, theta) if labels or step == decay else theta
-        if step == decay:
+        losses = row_losses(out[held], y[held])
+        value = float(mean_loss(losses, weight[held], labels)) if names else math.nan
+        tried.append((value, decay, out))
+    value, chosen, out = min(reversed(tried), key=lambda line: line[0])
+    theta = zero
+    for decay in decays:  # on all rows; L-BFGS follows the path of the weight decay
+        theta = solve(rows, y, weight, decay, theta) if labels or decay == chosen else theta
+        if decay == chosen:
             break
     slope = theta[:-1] if back is None else back @ theta[:-1]
-    net = MLP([len(slope), outputs], generator=torch.Generator().manual_seed(0)).double().eval()
-    net.load_state_dict({"layers.0.weight": slope.T.clone(), "layers.0.bias": theta[-1].clone()})
+    no_code = torch.zeros(len(slope), 1)
+    net = TableNet([len(slope), outputs], "identity", no_code, torch.Generator()).double().eval()
+    net.mlp.load_state_dict(
+        {"layers.0.weight": slope.T.clone(), "layers.0.bias": theta[-1].clone()}
+    )
+    search = [{**Config(LINEAR, w)._asdict(), "value": v, "step": 1} for v, w, _ in tried]
     module = Members([net], labels=labels).eval()
-    return Learned(Config(LINEAR, decay), module, search[chosen]["value"], 1, best_out, search, [])
+    return Learned(Config(LINEAR, chosen), module, value, 1, out, search, [])
 
 
 def _numbers(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tensor) -> Tensor:
@@ -636,20 +646,6 @@ def _apart(edges: list[Tensor]) -> list[Tensor]:
 
 def _refuse(message: str) -> None:
     raise InputError(message)
-
-
-def _device(name: str) -> torch.device:
-    if name == AUTO:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        found = torch.device(name)
-    except RuntimeError as error:
-        message = f"device must be 'auto', 'cpu', 'cuda' or 'cuda:1' …, got {name!r}"
-        raise InputError(message) from error
-    if found.type == "cuda" and not torch.cuda.is_available():
-        message = f"device {name!r} was asked for, and torch sees no CUDA device here. Use 'cpu'."
-        raise InputError(message)
-    return found
 
 
 def _points(px: Any, x: Tensor) -> EvalDistribution:

@@ -12,7 +12,7 @@ with the weight decay w as torch counts it and λ = 1/(2εN); see docs/guide/sca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import numpy as np
@@ -45,51 +45,38 @@ SPARSE = ("csr", "csc", "coo")
 Array = npt.NDArray[Any]
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class TableEstimator(BaseEstimator):
     """Stores its arguments, and trains when a subclass hands it standardized targets."""
 
-    def __init__(
-        self,
-        *,
-        method: str = AUTO,
-        ensemble: int = 4,
-        hidden: int | Sequence[int] | str = AUTO,
-        activation: str = "silu",
-        module: Factory | None = None,
-        weight_decay: float | str = AUTO,
-        reg_strength: float | str = AUTO,
-        reg_nats: float | None = None,
-        px: Any = "normal",
-        num_points: int | None = None,
-        steps: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | None = None,
-        early_stopping: bool = True,
-        validation_fraction: float = 0.15,
-        patience: int = 15,
-        device: str = "cpu",
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.method = method
-        self.ensemble = ensemble
-        self.hidden = hidden
-        self.activation = activation
-        self.module = module
-        self.weight_decay = weight_decay
-        self.reg_strength = reg_strength
-        self.reg_nats = reg_nats
-        self.px = px
-        self.num_points = num_points
-        self.steps = steps
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.patience = patience
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
+    method: str = AUTO
+    ensemble: int = 4
+    hidden: int | Sequence[int] | str = AUTO
+    activation: str = "silu"
+    module: Factory | None = None
+    weight_decay: float | str = AUTO
+    reg_strength: float | str = AUTO
+    reg_nats: float | None = None
+    px: Any = "normal"
+    num_points: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    early_stopping: bool = True
+    validation_fraction: float = 0.15
+    patience: int = 15
+    device: str = "cpu"
+    random_state: Any = None
+    verbose: bool = False
+
+    @property
+    def partial_fit(self) -> None:
+        """Not there, so that ``hasattr`` is False; the error says why."""
+        message = (
+            f"{type(self).__name__} has no partial_fit: scales, strengths and intervals are "
+            "learned from all rows. Call fit again on old and new rows together."
+        )
+        raise AttributeError(message)
 
     def _validated(self, X: Any, y: Any, **options: Any) -> Any:
         X, y = validate_data(
@@ -255,6 +242,7 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         return tags
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class LMAPClassifier(ClassifierMixin, TableEstimator):
     """Classification by an ensemble of networks that are most likely functions (or parameters).
 
@@ -271,35 +259,7 @@ class LMAPClassifier(ClassifierMixin, TableEstimator):
         (True, (3, 2))
     """
 
-    def __init__(
-        self,
-        *,
-        method: str = AUTO,
-        ensemble: int = 4,
-        hidden: int | Sequence[int] | str = AUTO,
-        activation: str = "silu",
-        module: Factory | None = None,
-        weight_decay: float | str = AUTO,
-        reg_strength: float | str = AUTO,
-        reg_nats: float | None = None,
-        px: Any = "normal",
-        num_points: int | None = None,
-        steps: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | None = None,
-        early_stopping: bool = True,
-        validation_fraction: float = 0.15,
-        patience: int = 15,
-        class_weight: Any = None,
-        device: str = "cpu",
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        given = dict(locals())
-        for name in ("self", "class_weight", "__class__"):
-            given.pop(name, None)
-        super().__init__(**given)
-        self.class_weight = class_weight
+    class_weight: Any = None
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train on rows ``X [N, D]`` and classes ``y [N]`` of any kind."""

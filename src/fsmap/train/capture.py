@@ -12,14 +12,13 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fsmap.errors import FallbackWarning, InputError
 from fsmap.functional import is_pointwise
 from fsmap.objective.geometry import Geometry, Laplacian, NoGeometry, TraceBound
 from fsmap.train.ensemble import Feed
-from fsmap.types import ModelFn, Params
+from fsmap.types import ModelFn
 
 WARMUP_STEPS = 3  # torch's recommendation: lazy initialization and compilation must be over
 
@@ -33,7 +32,7 @@ class CapturedStep:
         state: Every tensor that the step changes: put back after the warm-up, so that capturing
             takes no step. Tensors that the warm-up adds at the end of the list are set to zero.
         strict: Raise a RuntimeError before the capture if the step waits for the device: a capture
-            that fails leaves torch's generator on the device unusable (seen with 2.11).
+            that fails leaves torch's generator on the device unusable (torch 2.11).
 
     Example:
         >>> import torch
@@ -111,7 +110,7 @@ def restore(state: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
 
 
 class Graphed:
-    """A step of a population, captured; takes the place of ``Ensemble.step``.
+    """The step of an ensemble, captured.
 
     Batches and draws are made outside and copied into buffers that the graph reads. Steps whose
     feed has another shape (``every=k`` leaves draws out) have a graph of their own. If a step
@@ -121,27 +120,21 @@ class Graphed:
     def __init__(
         self,
         step: Callable[[Feed], Tensor],
-        params: Params,
-        optimizer: Optimizer,
-        flags: Tensor,
+        state: Callable[[], Sequence[Tensor]],
         *,
         required: bool,
     ) -> None:
-        self.step, self.params, self.optimizer, self.flags = step, params, optimizer, flags
-        self.required = required
-        self.captured: dict[object, _Replay] = {}
-        self.eager = False
+        self.step, self.state, self.required, self.eager = step, state, required, False
+        self.captured: dict[object, tuple[CapturedStep, list[Tensor], dict[str, Tensor]]] = {}
 
     def __call__(self, feed: Feed) -> Tensor:
         """One step."""
-        if self.eager:
-            return self.step(feed)
         leaves, structure = tree_flatten(feed[:2])
         key = (str(structure), *(None if t is None else tuple(t.shape) for t in leaves))
-        if key not in self.captured:
-            replay = _Replay(self.step, self.state, feed)
+        if key not in self.captured and not self.eager:
+            captured, buffers, measured = self._prepare(feed)
             try:
-                replay.step.warm_up()
+                captured.warm_up()
             except RuntimeError as error:
                 if self.required:
                     raise
@@ -149,43 +142,24 @@ class Graphed:
                 why = str(error).splitlines()[0]
                 message = f"no CUDA graph: {why}. Training goes on without one, slower."
                 warnings.warn(message, FallbackWarning, stacklevel=2)
-                return self.step(feed)
-            replay.step.capture()
-            self.captured[key] = replay
-        return self.captured[key](leaves)
-
-    def state(self) -> list[Tensor]:
-        """Every tensor that a step changes. Adam and SGD add theirs at the first step."""
-        moments = [
-            t
-            for p in self.params.values()
-            for t in self.optimizer.state[p].values()
-            if isinstance(t, Tensor)
-        ]
-        return [*(p.detach() for p in self.params.values()), self.flags, *moments]
-
-
-class _Replay:
-    """A captured step, the buffers it reads and the row it writes."""
-
-    def __init__(
-        self, step: Callable[[Feed], Tensor], state: Callable[[], list[Tensor]], feed: Feed
-    ) -> None:
-        static: Feed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
-        self.buffers = tree_flatten(static[:2])[0]
-        self.row = torch.empty(0)
-
-        def run() -> None:
-            self.row = step(static)
-
-        self.step = CapturedStep(run, state, strict=True)
-
-    def __call__(self, leaves: Sequence[Tensor | None]) -> Tensor:
-        for buffer, t in zip(self.buffers, leaves, strict=True):
+            else:
+                captured.capture()
+                self.captured[key] = captured, buffers, measured
+        if self.eager:
+            return self.step(feed)
+        captured, buffers, measured = self.captured[key]
+        for buffer, t in zip(buffers, leaves, strict=True):
             if t is not None:
                 buffer.copy_(t)
-        self.step()
-        return self.row.clone()
+        captured()
+        return measured["row"].clone()
+
+    def _prepare(self, feed: Feed) -> tuple[CapturedStep, list[Tensor], dict[str, Tensor]]:
+        """The step, the buffers it reads and what it measures."""
+        fixed: Feed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
+        measured: dict[str, Tensor] = {}
+        step = CapturedStep(lambda: measured.update(row=self.step(fixed)), self.state, strict=True)
+        return step, tree_flatten(fixed[:2])[0], measured
 
 
 def use_graph(graph: bool | str, device: torch.device, f: ModelFn, geometry: Geometry) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only
 
 from fsmap.errors import InputError
 from fsmap.functional import (
@@ -53,57 +53,11 @@ PASSES = 4  # memory of a pass over evaluation points, derivative included, in t
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
-class Splits(NamedTuple):
-    """Several training sets of equal size N."""
-
-    data: Batch  # all points that occur
-    rows: Tensor  # [G, N]  the points of each set
-    names: tuple[Hashable, ...]  # what the ``split`` axis calls them
-
-    def batch(self, place: int) -> Batch:
-        """One of the sets."""
-        return _rows(self.data, self.rows[place])
-
-
-def as_splits(data: Any, names: tuple[Hashable, ...] | None, params: Params) -> Splits:
-    """Training data in one form.
-
-    Args:
-        data: One training set; or, if the grid has a ``split`` axis, a dict or list of them, or
-            a pair of one training set and a dict or list of row indices.
-        names: Values of the ``split`` axis, None if there is no such axis.
-        params: Decide device and dtype.
-    """
-    if names is None:
-        batch = as_batch(data, params)
-        return Splits(batch, torch.arange(len(batch.y), device=batch.y.device)[None], (0,))
-    if isinstance(data, tuple) and len(data) == 2 and not isinstance(data, Batch):
-        whole = as_batch(data[0], params)
-        picked = [torch.as_tensor(r, device=whole.y.device) for r in by_split(data[1], names)]
-    else:
-        batches = [as_batch(batch, params) for batch in by_split(data, names)]
-        xs = tree_map(lambda *parts: torch.cat(parts), *(b.x for b in batches))
-        whole = Batch(xs, torch.cat([b.y for b in batches]))
-        places = torch.arange(len(whole.y), device=whole.y.device)
-        picked = list(places.split([len(b.y) for b in batches]))
-    sizes = {name: len(r) for name, r in zip(names, picked, strict=True)}
-    if len(set(sizes.values())) > 1:
-        message = (
-            f"training sets of one population must have the same size, got {sizes}: N is a "
-            "constant of the objective. Train one population per size, or cut the sets to the "
-            "smallest."
-        )
-        raise InputError(message)
-    return Splits(whole, torch.stack(picked), names)
-
-
 def by_split(sets: Any, names: tuple[Hashable, ...]) -> list[Any]:
     """What a dict or list has for each value of the ``split`` axis."""
     if not isinstance(sets, Mapping | list):
-        message = (
-            "the grid has a 'split' axis, so data must be a dict or list of sets, or a pair of "
-            f"one set and a dict or list of row indices; got {type(sets).__name__}"
-        )
+        kind = type(sets).__name__
+        message = f"the grid has a 'split' axis, so data must be a dict or list of sets, got {kind}"
         raise InputError(message)
     known = dict(sets) if isinstance(sets, Mapping) else dict(enumerate(sets))
     missing = [name for name in names if name not in known]
@@ -111,6 +65,22 @@ def by_split(sets: Any, names: tuple[Hashable, ...]) -> list[Any]:
         message = f"the grid has the splits {missing}, and data has only {list(known)}"
         raise InputError(message)
     return [known[name] for name in names]
+
+
+def _joined_sets(sets: list[Batch]) -> Batch:
+    """Training sets of equal size one after the other."""
+    sizes = [len(one.y) for one in sets]
+    if len(set(sizes)) > 1:
+        message = (
+            f"training sets of one population must have the same size, got {sizes}: N is a "
+            "constant of the objective. Train one population per size, or cut the sets to the "
+            "smallest."
+        )
+        raise InputError(message)
+    if len(sets) == 1:
+        return sets[0]
+    xs = tree_map(lambda *parts: torch.cat(parts), *(one.x for one in sets))
+    return Batch(xs, torch.cat([one.y for one in sets]))
 
 
 class Members:
@@ -133,7 +103,10 @@ class Members:
         }
         self.like = next(iter(names.values()))
         self.hypers = grid.hypers(self.like)
-        self.splits = as_splits(data, grid.axes.get(SPLIT), names)
+        self.splits: tuple[Hashable, ...] = grid.axes.get(SPLIT, (0,))
+        sets = by_split(data, self.splits) if SPLIT in grid.names else [data]
+        self.data = _joined_sets([as_batch(one, names) for one in sets])  # [splits·N]
+        self.num_data = len(self.data.y) // len(sets)  # N
         self.extra: dict[str, Tensor] = {}  # further state of a checkpoint
         self._objectives: dict[tuple[Any, ...], Objective] = {}
 
@@ -160,9 +133,10 @@ class Members:
 
     def check(self, batch_size: int | None) -> None:
         """Check every configuration on every split, on plain numbers."""
+        N = self.num_data
         samples = {
-            name: sample_batch(self.splits.batch(g), batch_size)
-            for g, name in enumerate(self.splits.names)
+            name: sample_batch(_rows(self.data, slice(g * N, (g + 1) * N)), batch_size)
+            for g, name in enumerate(self.splits)
         }
         check_pure(self.f, self.first(0), next(iter(samples.values())).x)
         for members in self.grid.groups(SPLIT, *self.grid.hyper_names).values():
@@ -205,24 +179,19 @@ class Feeder:
 
     def __init__(self, members: Members, settings: Settings) -> None:
         self.members = members
-        grid, splits, seeds = members.grid, members.splits, members.seeds
+        grid, seeds, N = members.grid, members.seeds, members.num_data
         whole = settings.batch_size is None  # every step sees all data: then seeds do not matter
         streams = grid.groups(SPLIT) if whole else grid.groups(SEED, SPLIT)
-        self._places = [
-            splits.names.index(key[-1]) if SPLIT in grid.names else 0 for key in streams
-        ]
-        num_data, size, replace = splits.rows.shape[1], settings.batch_size, settings.replace
+        places = [members.splits.index(key[-1]) if SPLIT in grid.names else 0 for key in streams]
+        self._starts = N * torch.tensor(places)[:, None]  # [G, 1]  first row of the training set
         self._orders = [
-            Batches(num_data, size, seed=seeds[group[0]], replace=replace)
+            Batches(N, settings.batch_size, seed=seeds[group[0]], replace=settings.replace)
             for group in streams.values()
         ]
-        self._table = splits.rows.cpu()  # [splits, N]
-        in_order = torch.equal(self._table[0], torch.arange(len(splits.data.y)))
-        in_order &= len(streams) == 1
+        device = members.data.y.device
         self._whole, self._everything = whole, None
-        if whole and not in_order:
-            self._everything = splits.rows[self._places]  # [G, N]
-        device = splits.data.y.device
+        if whole and len(streams) > 1:
+            self._everything = (self._starts + torch.arange(N)).to(device)  # [G, N]
         self._stream_of = _group_of(streams, len(grid), device)  # [M]
         by_seed = grid.groups(SEED)
         self.adaptive = any(members.objective(k).adaptive for k in range(len(grid)))
@@ -253,27 +222,24 @@ class Feeder:
         draws: Draws = tree_map(lambda *t: None if t[0] is None else torch.stack(t), *drawn)
         if self._whole:
             return Feed(self._everything, draws, step)
-        orders = zip(self._orders, self._places, strict=True)
-        rows = torch.stack([self._table[g][order.rows(step)] for order, g in orders])  # [G, B]
+        found = [order.rows(step) for order in self._orders]
+        rows = self._starts + torch.stack([r for r in found if r is not None])  # [G, B]
         device = self._stream_of.device
         if device.type == "cuda":
             rows = rows.pin_memory()  # one transfer for all, without waiting
         return Feed(rows.to(device, non_blocking=True), draws, step)
 
     def chunk(self, feed: Feed, members: slice) -> tuple[Batch, Draws, tuple[Any, Any]]:
-        """Inputs of some members, and the dimension in which they differ between members.
-
-        That is None for what all members of the population share, else 0.
-        """
-        batch, batch_dim = self.members.splits.data, None
+        """Inputs of some members, and the dimension of the member: None for what all share."""
+        batch, batch_dim = self.members.data, None
         if feed.rows is not None and len(self._orders) == 1:
             batch = _rows(batch, feed.rows[0])  # [B, ...]
         elif feed.rows is not None:
             batch, batch_dim = _rows(batch, feed.rows[self._stream_of[members]]), 0  # [c, B, ...]
         shared = len(self._drawing) == 1
         which: Any = 0 if shared else self._draw_of[members]
-        draws = _map(lambda t: t[which], feed.draws)
-        draw_dims = _map(lambda _: None if shared else 0, feed.draws)
+        draws = tree_map_only(Tensor, lambda t: t[which], feed.draws)
+        draw_dims = tree_map_only(Tensor, lambda _: None if shared else 0, feed.draws)
         return batch, draws, (batch_dim, draw_dims)
 
     def single(self, feed: Feed, member: int) -> tuple[Batch, Draws]:
@@ -281,16 +247,13 @@ class Feeder:
         batch, draws, (batch_dim, _) = self.chunk(feed, slice(member, member + 1))
         if batch_dim is not None:
             batch = tree_map(lambda t: t[0], batch)
-        return batch, draws if len(self._drawing) == 1 else _map(lambda t: t[0], draws)
+        if len(self._drawing) > 1:
+            draws = tree_map_only(Tensor, lambda t: t[0], draws)
+        return batch, draws
 
 
-def _rows(data: Batch, rows: Tensor) -> Batch:
+def _rows(data: Batch, rows: Tensor | slice) -> Batch:
     return Batch(take_points(data.x, rows), data.y[rows])
-
-
-def _map(function: Callable[[Tensor], Any], draws: Draws) -> Any:
-    """``tree_map`` that leaves None alone."""
-    return tree_map(lambda t: None if t is None else function(t), draws)
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:
@@ -332,6 +295,13 @@ class Ensemble:
         """Differentiate and update; the measured columns, [C, M], on the device."""
         grads, row = self.gradients(feed)
         return update(self.members.params, grads, row, self.optimizer, self.clip, self.alive)
+
+    def state(self) -> list[Tensor]:
+        """Every tensor that a step changes. Adam and SGD add theirs at the first step."""
+        params = list(self.members.params.values())
+        moments = [t for p in params for t in self.optimizer.state[p].values()]
+        tensors = [*(p.detach() for p in params), self.alive, *moments]
+        return [t for t in tensors if isinstance(t, Tensor)]
 
     def gradients(self, feed: Feed) -> tuple[Params, Tensor]:
         """Gradients [M, ...] and the loss with its terms, [4, M]."""
@@ -382,8 +352,7 @@ class Ensemble:
     def _compile(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """The operators that the gradient runs, recorded and compiled once for each shape.
 
-        ``build`` looks at numbers, which torch.compile cannot follow; a record of the operators
-        holds the constants it made.
+        torch.compile cannot follow ``build``, which looks at numbers; a record has its constants.
         """
         key = tuple(None if t is None else t.shape for t in tree_leaves(inputs))
         if key not in self._compiled:

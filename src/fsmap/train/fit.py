@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -28,6 +28,7 @@ from fsmap.px import Stream
 from fsmap.train.checkpoint import describe, describe_model
 from fsmap.train.loop import (
     PARTS,
+    Best,
     History,
     Loop,
     Metric,
@@ -41,14 +42,6 @@ from fsmap.types import Batch, Draws, Inputs, ModelFn, Params
 
 Hypers = dict[str, Tensor]
 LossFn = Callable[[Params, Hypers, Batch, Draws], tuple[Tensor, Parts]]
-
-
-class Best(NamedTuple):
-    """The parameters with the lowest validation value."""
-
-    params: Params
-    step: int  # steps taken when it was measured
-    value: float
 
 
 class TrainState(NamedTuple):
@@ -85,8 +78,8 @@ def fit(
         seed: Seed of everything random.
         **options: All optional:
 
-            - ``optimizer``: ``fsmap.adam(lr)`` or ``fsmap.sgd(lr)``; None is ``adam(1e-3)``.
-            - ``schedule``: ``fsmap.cosine()``; None is a constant learning rate.
+            - ``optimizer``: ``fsmap.adam(lr)`` (1e-3) or ``fsmap.sgd(lr)``.
+            - ``schedule``: ``fsmap.cosine()``; by default the learning rate is constant.
             - ``batch_size``: B; None is all data on every step.
             - ``replace``: draw batches with replacement.
             - ``clip``: largest norm of the gradient; None leaves it alone.
@@ -117,6 +110,10 @@ def fit(
     settings = Settings(steps, **options)
     check_params(params)
     train = as_batch(data, params)
+    given: object = objective
+    if not isinstance(given, Objective):
+        message = f"the objective must be one of fsmap.fs_map(...) and its kin, got {objective!r}"
+        raise InputError(message)
     _compare(objective.num_data, len(train.y))
     size, replace = settings.batch_size, settings.replace
     batches = Batches(len(train.y), size, seed=seed, replace=replace)
@@ -136,20 +133,17 @@ def fit(
     if settings.by is not None:
         held_out, by = as_batch(settings.on, params), settings.by
         validation = lambda params: measure(f, params, held_out, by)  # noqa: E731
-    optimizer = settings.optimizer_spec.build(leaves.values())
+    optimizer = settings.optimizer.build(leaves.values())
     loss = make_loss(f, lambda: started)
     extra = {} if started is objective else {"r0": started.geometry.r0}  # type: ignore[attr-defined]
     loop = Loop(settings, leaves, optimizer, stop_if_diverged, config, validation, extra)
-    noisy = not is_pointwise(f)
+    noisy = not is_pointwise(f)  # asked once: it walks through the module
 
     def take_step(step: int) -> Tensor:
         stream = Stream(seed, step)
         draws = objective.draw(f, leaves, stream)
         batch = take(train, batches.rows(step))
-        if noisy:
-            with layer_noise(f, stream, device):
-                grads, row = gradient(loss, leaves, {}, batch, draws)
-        else:
+        with layer_noise(f, stream, device) if noisy else nullcontext():
             grads, row = gradient(loss, leaves, {}, batch, draws)
         return update(leaves, grads, row, optimizer, settings.clip)
 

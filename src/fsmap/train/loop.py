@@ -19,7 +19,7 @@ from fsmap.files import beside, exclusive, remove_partial
 from fsmap.functional import detached
 from fsmap.progress import progress as progress_bar
 from fsmap.train import checkpoint as files
-from fsmap.train.optim import OptimizerSpec, Schedule, adam, constant, expand
+from fsmap.train.optim import OptimizerSpec, Schedule, adam, expand
 from fsmap.types import Params
 
 Metric = Callable[[Tensor, Tensor], Any]
@@ -30,7 +30,8 @@ PARTS = ("likelihood", "prior", "geometry")
 COLUMNS = ("loss", *PARTS, "grad_norm")
 """What a step measures before its update; the three terms are in nats for the whole data set."""
 FLUSH_STEPS = 100  # steps whose numbers stay on the device before they are fetched together
-BAR_SECONDS = 0.2  # least time between two movements of the bar
+BAR_SECONDS = 0.2  # time before the bar is shown, and between two of its movements
+ADAM = adam(1e-3)  # the default optimizer
 
 
 class Options(TypedDict, total=False):
@@ -39,8 +40,8 @@ class Options(TypedDict, total=False):
     :class:`Settings` has the defaults, ``fit`` the descriptions.
     """
 
-    optimizer: OptimizerSpec | None
-    schedule: Schedule | None
+    optimizer: OptimizerSpec
+    schedule: Schedule
     batch_size: int | None
     replace: bool
     clip: float | None
@@ -61,8 +62,8 @@ class Settings:
     """The options of a run, checked."""
 
     steps: int
-    optimizer: OptimizerSpec | None = None
-    schedule: Schedule | None = None
+    optimizer: OptimizerSpec = ADAM
+    schedule: Schedule = Schedule()
     batch_size: int | None = None
     replace: bool = False
     clip: float | None = None
@@ -86,36 +87,23 @@ class Settings:
                 message = f"{name} must be at least 1, got {value}"
                 raise InputError(message)
         given: object = self.optimizer
-        if not isinstance(given, OptimizerSpec | None):
-            message = (
-                f"optimizer must be a description without parameters, got {type(given).__name__}. "
-                "Use fsmap.adam(lr) or fsmap.sgd(lr, momentum=...)."
-            )
-            raise InputError(message)
-        if self.clip is not None and not self.clip > 0:
-            message = f"clip must be > 0, or None for no clipping, got {self.clip:g}"
-            raise InputError(message)
-        if (self.on is None) != (self.by is None):
-            message = "validation needs both: on, the held-out data, and by, a metric"
-            raise InputError(message)
-        if self.patience is not None and self.by is None:
-            message = (
-                "patience counts validations: it needs on, the held-out data, and by, a metric"
-            )
-            raise InputError(message)
-        if self.resume and self.checkpoint is None:
-            message = "resume=True needs checkpoint=PATH, the file to resume from"
-            raise InputError(message)
-
-    @property
-    def optimizer_spec(self) -> OptimizerSpec:
-        """The optimizer, or its default."""
-        return self.optimizer or adam(1e-3)
-
-    @property
-    def lr_schedule(self) -> Schedule:
-        """The schedule, or its default."""
-        return self.schedule or constant()
+        checks = {
+            f"optimizer must be a description without parameters, got {type(given).__name__}. Use "
+            "fsmap.adam(lr) or fsmap.sgd(lr, momentum=...).": isinstance(given, OptimizerSpec),
+            f"clip must be > 0, or None, got {self.clip}": self.clip is None or self.clip > 0,
+            "validation needs both: on, the held-out data, and by, a metric": (
+                (self.on is None) == (self.by is None)
+            ),
+            "patience counts validations: it needs on, the held-out data, and by, a metric": (
+                self.patience is None or self.by is not None
+            ),
+            "resume=True needs checkpoint=PATH, the file to resume from": (
+                not self.resume or self.checkpoint is not None
+            ),
+        }
+        for message, holds in checks.items():
+            if not holds:
+                raise InputError(message)
 
     def describe(self) -> dict[str, Any]:
         """What must agree for a resumed run to equal an uninterrupted one, in plain values.
@@ -123,7 +111,7 @@ class Settings:
         The number of steps counts only if the learning rate depends on it: a run with a constant
         learning rate can be extended.
         """
-        optimizer, schedule = self.optimizer_spec, self.lr_schedule
+        optimizer, schedule = self.optimizer, self.schedule
         return {
             "optimizer": {"name": optimizer.name, "lr": optimizer.lr, **dict(optimizer.options)},
             "schedule": schedule._asdict(),
@@ -147,18 +135,13 @@ def check_integer(name: str, value: Any) -> None:
 class History(NamedTuple):
     """Numbers of the recorded steps, measured before each step's update; float64 on the CPU.
 
-    Attributes:
-        columns: ``step``, ``lr``, ``seconds`` [T]; ``loss``, ``likelihood``, ``prior``,
-            ``geometry``, ``grad_norm`` [T], for a population [T, M]. The terms are in nats for the
-            whole data set, the loss is per point.
-        validation: ``step`` [V] (steps taken so far) and ``value`` [V] or [V, M].
-        diverged: For a population: the step at which a member stopped being finite, -1 for the
-            others, [M]. None for one model, where divergence is an error.
+    ``columns`` are ``step``, ``lr``, ``seconds`` [T]; ``loss`` per point, ``likelihood``, ``prior``
+    and ``geometry`` in nats for the whole data set, ``grad_norm``: [T], for a population [T, M].
     """
 
     columns: dict[str, Tensor]
-    validation: dict[str, Tensor]
-    diverged: Tensor | None = None
+    validation: dict[str, Tensor]  # step [V] (steps taken so far) and value [V] or [V, M]
+    diverged: Tensor | None = None  # [M]  step at which a member stopped being finite, or -1
 
     @property
     def parts(self) -> list[dict[str, Any]]:
@@ -192,17 +175,16 @@ class Recorder:
         self._blocks = [saved.columns] if saved else []
         self._validation = [saved.validation] if saved else []
         self._rows: list[tuple[int, float, float, Tensor]] = []
-        earlier = saved is not None and len(saved.columns["step"]) > 0
-        elapsed = float(saved.columns["seconds"][-1]) if saved and earlier else 0.0
-        self._start = time.perf_counter() - elapsed
+        elapsed = saved.columns["seconds"][-1:].sum() if saved else 0.0
+        self._start = time.perf_counter() - float(elapsed)
 
     def add(self, step: int, lr: float, row: Tensor) -> None:
         """Keep the numbers of one step on the device."""
         self._rows.append((step, lr, time.perf_counter() - self._start, row))
 
-    def full(self) -> bool:
-        """Whether it is time to flush."""
-        return len(self._rows) >= FLUSH_STEPS
+    def __len__(self) -> int:
+        """Rows that were not fetched yet."""
+        return len(self._rows)
 
     def flush(self, last: bool = False) -> Tensor:
         """Fetch all rows since the last flush, [T, C] or [T, C, M]; keep those of the history.
@@ -245,16 +227,12 @@ def _joined(blocks: list[dict[str, Tensor]], names: tuple[str, ...]) -> dict[str
 
 
 ADVICE = {
-    "likelihood": "Lower the learning rate, clip the gradient (clip=1.0), or look for outliers in "
-    "the data.",
-    "prior": "The parameters themselves left the finite numbers: lower the learning rate, or clip "
-    "the gradient (clip=1.0).",
     "geometry": "J(theta; p_X) + eps*I is singular or overflows here: raise jitter or num_points, "
     "lower the learning rate, or ask fsmap.doctor.",
-    "loss": "The sum of the terms overflows: lower the learning rate.",
     "grad_norm": "A term has no derivative here, or an infinite one: lower the learning rate, "
     "raise jitter, or move the starting point.",
 }
+GENERAL = "Lower the learning rate, clip the gradient (clip=1.0), or look for outliers in the data."
 
 
 def stop_if_diverged(recorder: Recorder, values: Tensor) -> None:
@@ -275,46 +253,33 @@ def stop_if_diverged(recorder: Recorder, values: Tensor) -> None:
     last = ", ".join(f"{name} {columns[name][rows[-1]]:.6g}" for name in COLUMNS if rows)
     message = (
         f"training diverged at step {recorder.first + at}: {where} is not finite; last finite "
-        f"values: {last or 'none'}. {ADVICE[(terms or names)[0]]}"
+        f"values: {last or 'none'}. {ADVICE.get((terms or names)[0], GENERAL)}"
     )
     raise DivergedError(message)
 
 
-class BestSoFar(NamedTuple):
-    """The lowest validation value so far: [] for one model, [M] for a population."""
+class Best(NamedTuple):
+    """The parameters with the lowest validation value; of each member, [M], of a population."""
 
     params: Params
-    step: Tensor  # steps taken when it was measured; 0 while there is none
-    value: Tensor
-    stale: Tensor  # validations since
+    step: Any  # steps taken when it was measured; 0 while there is none
+    value: Any
+    stale: Any = 0  # validations since
 
 
 @dataclass
 class Loop:
-    """Takes the steps of one run and does everything around them.
-
-    Attributes:
-        settings: The options.
-        params: Leaves that ``optimizer`` updates in place.
-        optimizer: The optimizer.
-        judge: Checks freshly fetched numbers ``[T, C]`` or ``[T, C, M]``; raises, or marks
-            members as diverged.
-        config: What run this is, for the checkpoint.
-        validation: The held-out metric of some parameters, [] or [M]; smaller is better.
-        extra: Further state that a checkpoint must hold; restored in place.
-        step: Steps taken.
-        best: The best validation so far.
-    """
+    """Takes the steps of one run and does everything around them."""
 
     settings: Settings
-    params: Params
+    params: Params  # leaves that the optimizer updates in place
     optimizer: Optimizer
-    judge: Callable[[Recorder, Tensor], None]
-    config: dict[str, Any]
-    validation: Callable[[Params], Tensor] | None
-    extra: dict[str, Tensor]
-    step: int = 0
-    best: BestSoFar | None = None
+    judge: Callable[[Recorder, Tensor], None]  # checks fetched numbers, [T, C] or [T, C, M]
+    config: dict[str, Any]  # what run this is, for the checkpoint
+    validation: Callable[[Params], Tensor] | None  # held-out metric, [] or [M]; smaller is better
+    extra: dict[str, Tensor]  # further state that a checkpoint must hold; restored in place
+    step: int = 0  # steps taken
+    best: Best | None = None
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -323,7 +288,7 @@ class Loop:
         self.lock = ExitStack()  # held until run() ends
         if self.path is not None:
             self._open(self.path)
-        self.schedule = settings.lr_schedule.build(self.optimizer, settings.steps, self.step)
+        self.schedule = settings.schedule.build(self.optimizer, settings.steps, self.step)
 
     def _open(self, path: Path) -> None:
         lock = beside(path, "lock")
@@ -343,23 +308,21 @@ class Loop:
         ``take_step`` takes the step of the given number and returns its numbers, ``[C]`` or
         ``[C, M]``.
         """
-        settings = self.settings
-        base, schedule = settings.optimizer_spec.lr, settings.lr_schedule
+        settings, bar, shown = self.settings, None, time.perf_counter()
         stopped = self._out_of_patience()
-        with self.lock, progress_bar(settings.steps, label, silent=not settings.progress) as bar:
-            shown = 0.0
+        with self.lock as stack:
             while self.step < settings.steps and not stopped:
-                lr = base * schedule.factor(self.step, settings.steps)
-                self.recorder.add(self.step, lr, take_step(self.step))
+                factor = settings.schedule.factor(self.step, settings.steps)
+                self.recorder.add(self.step, settings.optimizer.lr * factor, take_step(self.step))
                 self.step += 1
                 self.schedule.step()
                 stopped = self._after_step()
                 last = stopped or self.step == settings.steps
-                if last or self.recorder.full():
-                    bar.update(self.step, self._flush(last))
-                elif time.perf_counter() - shown > BAR_SECONDS:
+                text = self._flush(last) if last or len(self.recorder) >= FLUSH_STEPS else None
+                if settings.progress and time.perf_counter() - shown > BAR_SECONDS:
+                    bar = bar or stack.enter_context(progress_bar(settings.steps, label))
+                    bar.update(self.step, text)
                     shown = time.perf_counter()
-                    bar.update(self.step)
                 if self.path and (last or self.step % settings.checkpoint_every == 0):
                     self._flush(last)
                     files.save(self.path, self._checkpoint())
@@ -380,11 +343,11 @@ class Loop:
         if old is None:
             zero = torch.zeros(value.shape, dtype=torch.long)
             copies = {n: p.clone() for n, p in params.items()}
-            old = BestSoFar(copies, zero, torch.full_like(value, torch.inf), zero)
+            old = Best(copies, zero, torch.full_like(value, torch.inf), zero)
         better = value < old.value
         if self.settings.patience is not None:
             better &= old.stale < self.settings.patience  # alone, this member would have stopped
-        self.best = BestSoFar(
+        self.best = Best(
             params={n: torch.where(expand(better, p), p, old.params[n]) for n, p in params.items()},
             step=torch.where(better, self.step, old.step),
             value=torch.where(better, value, old.value),
@@ -454,7 +417,7 @@ class Loop:
         best, kept = saved.group("best"), saved.group("best_params")
         if best:
             on_device = {n: kept.pop(n).to(p.device) for n, p in self.params.items()}
-            self.best = BestSoFar(on_device, best["step"], best["value"], best["stale"])
+            self.best = Best(on_device, best["step"], best["value"], best["stale"])
         history = History(saved.group("history"), saved.group("validation"))
         self.recorder = Recorder(every=self.settings.log_every, saved=history)
 

@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from fsmap.errors import InputError
 from fsmap.types import Params
 
-CLASSES: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW, "sgd": SGD}
+CLASSES: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "sgd": SGD}
 CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, which this agrees with
 
 
 class OptimizerSpec(NamedTuple):
-    """An optimizer that has no parameters yet; made by :func:`adam`, :func:`adamw`, :func:`sgd`."""
+    """An optimizer that has no parameters yet; made by :func:`adam` or :func:`sgd`."""
 
     name: str
     lr: float
@@ -52,10 +52,10 @@ class OptimizerSpec(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A factor on the learning rate; made by :func:`constant`, :func:`warmup`, :func:`cosine`."""
+    """A factor on the learning rate: a linear rise over ``warmup`` steps, then the decay."""
 
     warmup: int = 0
-    decay: str = "none"
+    decay: str = "none"  # or "cosine"
 
     def factor(self, step: int, steps: int) -> float:
         """What the learning rate of a step, counted from 0, is multiplied by; in [0, 1]."""
@@ -85,21 +85,6 @@ def adam(
     return OptimizerSpec("adam", _positive_lr(lr), (("betas", tuple(betas)), ("eps", eps)))
 
 
-def adamw(
-    lr: float,
-    *,
-    weight_decay: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-) -> OptimizerSpec:
-    """Adam with decoupled weight decay: each step multiplies θ by ``1 - lr * weight_decay``.
-
-    The decay comes on top of the prior.
-    """
-    options = (("betas", tuple(betas)), ("eps", eps), ("weight_decay", weight_decay))
-    return OptimizerSpec("adamw", _positive_lr(lr), options)
-
-
 def sgd(lr: float, *, momentum: float = 0.0, nesterov: bool = False) -> OptimizerSpec:
     """Stochastic gradient descent, as in ``torch.optim.SGD``.
 
@@ -111,16 +96,6 @@ def sgd(lr: float, *, momentum: float = 0.0, nesterov: bool = False) -> Optimize
     return OptimizerSpec("sgd", _positive_lr(lr), options)
 
 
-def constant() -> Schedule:
-    """The same learning rate throughout."""
-    return Schedule()
-
-
-def warmup(steps: int) -> Schedule:
-    """A linear rise over the first ``steps`` steps, then constant."""
-    return Schedule(warmup=_count(steps))
-
-
 def cosine(*, warmup: int = 0) -> Schedule:
     """Half a cosine from 1 to 0 at the end, after a linear rise over ``warmup`` steps.
 
@@ -128,7 +103,10 @@ def cosine(*, warmup: int = 0) -> Schedule:
         >>> [round(cosine().factor(step, 4), 2) for step in range(5)]
         [1.0, 0.85, 0.5, 0.15, 0.0]
     """
-    return Schedule(warmup=_count(warmup), decay="cosine")
+    if warmup < 0:
+        message = f"warmup must be at least 0 steps, got {warmup}"
+        raise InputError(message)
+    return Schedule(warmup=warmup, decay="cosine")
 
 
 def global_norm(grads: Params, *, stacked: bool = False) -> Tensor:
@@ -157,10 +135,3 @@ def _positive_lr(lr: float) -> float:
         message = f"lr must be positive and finite, got {lr:g}"
         raise InputError(message)
     return float(lr)
-
-
-def _count(steps: int) -> int:
-    if steps < 0:
-        message = f"warmup steps must be at least 0, got {steps}"
-        raise InputError(message)
-    return steps

@@ -19,21 +19,13 @@ from fsmap.px import integer
 from fsmap.train.capture import Graphed, use_graph
 from fsmap.train.checkpoint import describe, describe_model
 from fsmap.train.ensemble import Ensemble, Feed, Feeder, Members, by_split, choose_chunk
-from fsmap.train.fit import Best, TrainState, as_batch, measure, random_layers_off
+from fsmap.train.fit import TrainState, as_batch, measure, random_layers_off
 from fsmap.train.grid import SEED, SPLIT, Grid
-from fsmap.train.loop import History, Loop, Metric, Options, Recorder, Settings
-from fsmap.train.optim import constant
+from fsmap.train.loop import Best, History, Loop, Metric, Options, Recorder, Settings
+from fsmap.train.optim import Schedule
 from fsmap.types import Batch, Inputs, ModelFn, Params
 
 Init = Callable[[int], Params | nn.Module] | Params
-
-
-class PopulationBest(NamedTuple):
-    """The parameters with the lowest validation value of every member."""
-
-    params: Params  # [M, ...]
-    step: Tensor  # [M]  steps taken when it was measured; 0 if nothing was measured
-    value: Tensor  # [M]
 
 
 class PopulationState(NamedTuple):
@@ -44,7 +36,7 @@ class PopulationState(NamedTuple):
     grid: Grid
     f: ModelFn  # all members share it
     diverged: Tensor  # [M]  the step at which a member stopped being finite, -1 for the others
-    best: PopulationBest | None = None  # if there was a validation
+    best: Best | None = None  # if there was a validation
 
     def member(self, index: int) -> TrainState:
         """One member, as ``fit`` returns it; a DivergedError if it diverged."""
@@ -103,7 +95,7 @@ def fit_population(
         grid: The members.
         f: Model function, from ``functional``.
         data: Training points, as for ``fit``; if the grid has a ``split`` axis, a dict or list
-            of them, or ``(data, rows)`` with a dict or list of row indices.
+            of them.
         steps: Length of the whole run.
         init: Where a seed starts: a function from seed to parameters or to a module, or parameters
             for all. None lets the layers of ``f``'s module initialize themselves.
@@ -141,17 +133,20 @@ def fit_population(
         message = "compile=True needs a model without random layers, and this one has some"
         raise InputError(message)
     settings = Settings(steps, **options)
-    check_names(build, grid)
+    _check_names(build, grid)
     starts = {seed: start(init, f, int(seed)) for seed in grid.axes.get(SEED, (0,))}
-    _check_shapes(starts)
+    shapes = [{n: tuple(p.shape) for n, p in params.items()} for params in starts.values()]
+    if any(found != shapes[0] for found in shapes):
+        message = f"all members share one architecture, but init gives different shapes: {shapes}"
+        raise InputError(message)
     members = Members(build, grid, f, starts, data)
     config = _describe(members, settings) if settings.checkpoint is not None else {}
     members.check(settings.batch_size)
     members.start()
     feeder = Feeder(members, settings)
     capture = use_graph(graph, members.like.device, f, members.objective(0).geometry)
-    optimizer = settings.optimizer_spec.build(
-        members.params.values(), capturable=capture, moving_lr=settings.lr_schedule != constant()
+    optimizer = settings.optimizer.build(
+        members.params.values(), capturable=capture, moving_lr=settings.schedule != Schedule()
     )
     ensemble = Ensemble(
         members,
@@ -171,15 +166,12 @@ def fit_population(
     ensemble.alive.copy_(divergence.steps < 0)
     take_step: Callable[[Feed], Tensor] = ensemble.step
     if capture:
-        required = graph is True
-        take_step = Graphed(take_step, members.params, optimizer, ensemble.alive, required=required)
+        take_step = Graphed(ensemble.step, ensemble.state, required=graph is True)
     loop.run(lambda step: take_step(feeder.make(step)), f"fit {len(grid)} members")
     divergence.warn()
     params = {n: p.detach().clone() for n, p in loop.params.items()}
-    best = loop.best and PopulationBest(loop.best.params, loop.best.step, loop.best.value)
-    diverged = divergence.steps
-    states = PopulationState(params, loop.step, grid, f, diverged.clone(), best)
-    return states, loop.recorder.history(diverged)
+    states = PopulationState(params, loop.step, grid, f, divergence.steps.clone(), loop.best)
+    return states, loop.recorder.history(divergence.steps)
 
 
 def _describe(members: Members, settings: Settings) -> dict[str, Any]:
@@ -190,7 +182,7 @@ def _describe(members: Members, settings: Settings) -> dict[str, Any]:
         "objective of member 0": describe(members.objective(0)),
         "model": describe_model(members.f, members.first(0)),
         "starts": describe(list(members.starts.values())),
-        "data": describe(members.splits._asdict()),
+        "data": describe({"points": members.data, "splits": members.splits}),
         **settings.describe(),
     }
 
@@ -217,7 +209,7 @@ def measure_members(states: PopulationState, *, on: Any, by: Metric) -> Tensor:
     return _measure(states.f, states.params, _held_out(on, states.grid, states.params), by)
 
 
-def check_names(build: Callable[..., Objective], grid: Grid) -> None:
+def _check_names(build: Callable[..., Objective], grid: Grid) -> None:
     """Raise an InputError for axes that ``build`` does not know."""
     signature = inspect.signature(build)
     try:
@@ -229,17 +221,6 @@ def check_names(build: Callable[..., Objective], grid: Grid) -> None:
             "of the optimizer are the same for all members: train one population for each value."
         )
         raise InputError(message) from error
-
-
-def _check_shapes(starts: Mapping[Any, Params]) -> None:
-    shapes = [{n: tuple(p.shape) for n, p in params.items()} for params in starts.values()]
-    for seed, found in zip(starts, shapes, strict=True):
-        if found != shapes[0]:
-            message = (
-                f"all members share one architecture, but seed {seed} starts with parameters "
-                f"{found}, and the first seed with {shapes[0]}"
-            )
-            raise InputError(message)
 
 
 def initialize(module: nn.Module, seed: int) -> Params:

@@ -222,6 +222,15 @@ class MixturePosterior(Experiment):
         legend_above(figure, right)
         return {"mixture-posterior": figure}
 
+    def live(self, rows: Sequence[Row]) -> dict[str, Any] | None:
+        """The model and the first data set, for ``mixture.js``."""
+        for row in tables.select(rows, metric="data"):
+            model = build()
+            about = {"centers": model.centers, "width": model.width, "scale": model.scale}
+            x, y = row.value
+            return {**about, "x": x, "y": y, "alpha": self.config.prior_std, "sigma": 0.1}
+        return None
+
 
 def _look(row: Row) -> dict[str, Any]:
     if row.config["objective"] == DOUBLED:

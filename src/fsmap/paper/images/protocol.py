@@ -1,25 +1,32 @@
-"""The sizes that all image experiments share, and what they have in common as experiments."""
+"""Training runs of the image experiments: sizes, rows of ``image-table``, and what is measured."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fsmap import metrics
 from fsmap.assess.landscape import draw_psi, laplacian
+from fsmap.assess.shift import Predictions, measure
 from fsmap.data.images.read import read_images
 from fsmap.data.images.task import ImageTask, load_task
 from fsmap.errors import InputError, MissingDataError, did_you_mean
 from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.settings import PRECISIONS
-from fsmap.paper.experiment import Context
+from fsmap.lmap.strength import NATS
+from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.solvers import one_thread
 from fsmap.types import Params
 
 OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
@@ -28,14 +35,59 @@ OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
 SELECTING = ("datasets", "seeds", "compile", "graph")
 """Fields that choose runs, or how they are computed, and change none."""
 
-ROWS = ("ps-map", "white-noise", "train", "other")
-"""The paper's rows of ``image-table``."""
 
-BASELINES = ("label-smoothing", "sam")
+class Kind(NamedTuple):
+    """What a run is, apart from its data set and seed."""
+
+    name: str  # as tables call it
+    method: str = "l-map"  # ps-map, l-map, or the name of a baseline
+    px: str | None = None  # p_X: train, white-noise, other (D'), or None
+    changes: Mapping[str, Any] = {}  # settings that differ from the config's
+
+
+LOG_TRACE = {"reg_nats": NATS, "estimator": "jvp"}
+SAM_RADIUS = 0.05
+"""ρ of sharpness-aware minimization, as its authors have it for CIFAR-10."""
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("ps-map", "ps-map"),
+        Kind("white-noise", px="white-noise"),
+        Kind("train", px="train"),
+        Kind("other", px="other"),
+        Kind("nats", px="other", changes=LOG_TRACE),
+        Kind("label-smoothing", "label-smoothing", changes={"label_smoothing": 0.05}),
+        Kind("sam", "sam", changes={"sam": SAM_RADIUS}),
+        Kind("sam+nats", px="other", changes={**LOG_TRACE, "sam": SAM_RADIUS}),
+    )
+}
+"""Rows of ``image-table``. The first four are the paper's; ``nats`` is L-MAP with LogTrace."""
+
+ROWS = tuple(KINDS)
+BASELINES = ("label-smoothing", "sam", "sam+nats")
 """Rows of ``image-table`` on FashionMNIST alone."""
+
+DECAY = "wd-"
+"""Rows such as ``wd-1e-3``: PS-MAP with this weight decay, to tune it on held-out images."""
 
 COMPARED = ("ps-map", "other")
 """Rows that the figures compare: PS-MAP, and L-MAP with D'."""
+
+
+def kind_of(name: str) -> Kind:
+    """A row of the table as a kind of run."""
+    if name.startswith(DECAY):
+        try:
+            return Kind(name, "ps-map", changes={"weight_decay": float(name[len(DECAY) :])})
+        except ValueError:
+            pass
+    if name not in KINDS:
+        hint = did_you_mean(name, ROWS)
+        message = f"rows: no {name!r}; there are {', '.join(ROWS)}, and {DECAY}1e-3 (PS-MAP).{hint}"
+        raise InputError(message)
+    return KINDS[name]
+
 
 SMALL: dict[str, Any] = {
     **{"width": 4, "limit": 256, "batch": 16, "points": 8, "lr": 0.1, "reg_strength": 1e-4},
@@ -85,13 +137,12 @@ class ImageConfig:
 class RowsConfig(ImageConfig):
     """Sizes of an experiment that looks at rows of ``image-table``; see :class:`ImageConfig`."""
 
-    # ps-map, L-MAP with p_X white-noise, train or other (D'), and the baselines
-    # label-smoothing and sam (FashionMNIST only)
-    rows: tuple[str, ...] = COMPARED
+    rows: tuple[str, ...] = COMPARED  # of KINDS: ps-map, other (L-MAP with D'), nats, …
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("rows", self.rows, (*ROWS, *BASELINES))
+        for row in self.rows:
+            kind_of(row)
 
 
 def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) -> None:
@@ -171,13 +222,8 @@ DONE = "done"
 """A file that says that the run in its folder is at its end."""
 
 
-class Kind(NamedTuple):
-    """What a run is, apart from its data set and seed."""
-
-    name: str  # as tables call it
-    method: str = "l-map"  # ps-map, l-map, or the name of a baseline
-    px: str | None = None  # p_X: train, white-noise, other (D'), or None
-    changes: Mapping[str, Any] = {}  # settings that differ from the config's
+SAME = ("width", "lr", "estimator", "batchnorm", "every", "reg_strength", "limit")
+"""Fields of a config that settings have by the same name."""
 
 
 def settings_of(
@@ -185,32 +231,23 @@ def settings_of(
 ) -> ImageSettings:
     """The settings of one run."""
     cuda = context.device.type == "cuda"
-    changes = {**kind.changes}
-    if kind.method == "ps-map" or kind.px is None:
-        changes.setdefault("method", "ps-map")
     px = kind.px if kind.px in ("train", "white-noise") or kind.px is None else OTHER[dataset]
     return ImageSettings(
         **{
             "data": dataset,
-            "method": "l-map",
+            "method": "ps-map" if px is None else "l-map",
             "px": px or "train",
             "epochs": getattr(config, f"{dataset}_epochs"),
             "batch_size": config.batch,
             "num_points": config.points,
-            "width": config.width,
-            "lr": config.lr,
             "weight_decay": getattr(config, f"{dataset}_weight_decay"),
-            "estimator": config.estimator,
-            "batchnorm": config.batchnorm,
-            "every": config.every,
-            "reg_strength": config.reg_strength,
-            "limit": config.limit,
             "generated": generated(config, dataset, context),
             "seed": seed,
             "precision": config.precision if cuda else "fp32",
             "compile": config.compile and cuda,
             "graph": config.graph and cuda,
-            **changes,
+            **{name: getattr(config, name) for name in SAME},
+            **kind.changes,
         }
     )
 
@@ -324,22 +361,153 @@ def _folder(context: Context, name: str) -> Path:
     return others[0] if others and not mine.exists() else mine
 
 
-SMOOTHING = 0.05
-"""Of the label-smoothing baseline."""
+PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")
+"""Metrics that tables show in percent, as the paper does; rows hold fractions."""
 
-SAM_RADIUS = 0.05
-"""ρ of sharpness-aware minimization, as its authors have it for CIFAR-10."""
+LAPLACIAN_POINTS = 256
+OOD_IMAGES = 10_000
+
+GENERATED = "generated images in place of the data set, which is not here"
+SPLIT = "validation images chosen by us; the authors' choice is not known"
 
 
-def kind_of(name: str) -> Kind:
-    """A row of the table as a kind of run."""
-    if name == "ps-map":
-        return Kind(name, "ps-map")
-    if name == "label-smoothing":
-        return Kind(name, name, changes={"label_smoothing": SMOOTHING})
-    if name == "sam":
-        return Kind(name, name, changes={"sam": SAM_RADIUS})
-    if name in ROWS:
-        return Kind(name, px=name)
-    message = f"no row {name!r}; there are {', '.join((*ROWS, *BASELINES))}"
-    raise InputError(message)
+def describe(run: ImageRun, kind: Kind) -> dict[str, Any]:
+    """What varies, for the ``config`` of a row."""
+    s = run.settings
+    mine = ("estimator", "batchnorm", "num_points", "every", "reg_nats")
+    return {
+        "dataset": s.data,
+        "row": kind.name,
+        "px": _px_name(s.px, s.data) if s.regularized else None,
+        **{name: getattr(s, name) if s.regularized else None for name in mine},
+        "reg_strength": s.reg_strength if s.regularized else 0.0,
+        "weight_decay": s.weight_decay,
+        "epochs": s.epochs,
+        "images": len(run.task.train.x),
+        "label_noise": s.label_noise,
+        "generated": s.generated,
+    }
+
+
+def _px_name(px: str, data: str) -> str:
+    return {"white-noise": "N(0, I)", OTHER[data]: f"D' = {OTHER[data]}"}.get(px, px)
+
+
+def rows_of(run: ImageRun, kind: Kind, **more: Any) -> Callable[..., Measured]:
+    """A maker of rows that all carry the run's description."""
+    notes = (GENERATED,) if run.settings.generated else (SPLIT,)
+    about = {**describe(run, kind), **more}
+
+    def row(metric: str, value: Any, **where: Any) -> Measured:
+        config = {**about, **where}
+        return Measured(metric, value, kind.method, run.settings.seed, config, notes)
+
+    return row
+
+
+def held_out_temperature(run: ImageRun) -> float | None:
+    """T of the held-out images; None where there are none."""
+    if not len(run.task.valid.x):
+        return None
+    return metrics.temperature(*run.logits("valid"))
+
+
+def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
+    """Everything a table needs to know about a trained run."""
+    row = rows_of(run, kind)
+    T = held_out_temperature(run)
+    test = Predictions(*run.logits("test"))
+    for name, value in measure(test, T).items():
+        yield row(name, value)
+    if T is not None:
+        yield row("temperature", T)
+        yield row("test_temperature", metrics.temperature(*test))
+        yield row("valid_nll", metrics.nll(*run.logits("valid")))
+    size = len(test.y)
+    s = run.settings
+    number = min(size, OOD_IMAGES)
+    foreign = other_images(run.task, s.data, number, s.generated, context.data_dir)
+    yield row("ood_auroc", metrics.ood_auroc(test.logits, run.logits_of(foreign.to(run.device))))
+    for place, images in (("other", foreign), ("train", run.task.train.x)):
+        yield row(f"laplacian_{place}", laplacian_at(run, images))
+    yield row("laplacian_joint", joint_laplacian(run, foreign))
+    yield row("reg_strength", run.history[-1]["reg_strength"])  # λ of the last step
+    yield row("seconds_per_step", _seconds_per_step(run))
+
+
+def _seconds_per_step(run: ImageRun) -> float:
+    """Median over epochs, evaluation and checkpoints included; compilation is in the first."""
+    times = [float(line["seconds"]) for line in run.history]
+    epochs = [after - before for before, after in itertools.pairwise(times)]
+    return statistics.median(epochs or times) / run.steps_per_epoch
+
+
+def curves(run: ImageRun, kind: Kind) -> Iterator[Measured]:
+    """How R went, epoch by epoch."""
+    row = rows_of(run, kind)
+    for name in ("laplacian_other", "laplacian_joint"):
+        known = [line for line in run.history if name in line]
+        if known:
+            epochs = [line["epoch"] for line in known]
+            yield row(f"{name}_curve", [line[name] for line in known], at=epochs)
+
+
+def laplacian_at(run: ImageRun, images: Tensor, points: int = LAPLACIAN_POINTS) -> float:
+    """R(θ) of the deployed network at the first of some images given as bytes."""
+    x = run.task.normalize(images[:points].to(run.device))
+    return laplacian(run.module, x, probes=2)[0]
+
+
+def shown(metric: str, value: float) -> float:
+    """A value in the unit of the paper's tables."""
+    return 100 * value if metric in PERCENT else value
+
+
+NARROW = 16
+"""Networks up to this width are too small for two threads."""
+
+
+class ImageExperiment(Experiment):
+    """An experiment whose units are training runs."""
+
+    device = "gpu"
+    group = "images"
+    selecting: ClassVar[tuple[str, ...]] = SELECTING
+    departures: ClassVar[tuple[str, ...]] = (
+        "D' of FashionMNIST: the 10,000 test images of KMNIST",
+        "D' of CIFAR-10: all images of CIFAR-100, without its split",
+        "the gradient is clipped to norm 1, where the authors clip the update",
+        "selective prediction is a normalized area; the paper's numbers are rescaled to it",
+    )
+
+    def run(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+        """Measure a unit; a narrow network on a CPU computes on one thread, a second would spin."""
+        narrow = context.device.type == "cpu" and config.width <= NARROW
+        with one_thread() if narrow else nullcontext():
+            yield from self.measure(config, unit, context)
+
+    def measure(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+        """Train and measure one unit."""
+        kind = self.kind(unit)
+        run = trained(config, Run(unit["dataset"], kind, unit["seed"]), context)
+        return measured(run, kind, context)
+
+    def kind(self, unit: dict[str, Any]) -> Kind:
+        """What a unit trains: a row of ``image-table``."""
+        return kind_of(unit["row"])
+
+
+class RowsExperiment(ImageExperiment):
+    """An image experiment whose units are rows of ``image-table``."""
+
+    selecting: ClassVar[tuple[str, ...]] = (*SELECTING, "rows")
+
+    def units(self, config: Any) -> list[dict[str, Any]]:
+        """One training run each: seeds outermost, so that an interrupted table is balanced."""
+        return [
+            {"dataset": dataset, "row": row, "seed": seed}
+            for dataset in config.datasets
+            for seed in range(config.seeds)
+            for row in config.rows
+            if dataset == "fmnist" or row not in BASELINES
+        ]

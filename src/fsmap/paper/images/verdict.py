@@ -1,16 +1,17 @@
-"""Tables, pictures and claims that several image experiments share."""
+"""Tables, pictures and comparisons that several image experiments share."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fsmap.assess.shift import METRICS
-from fsmap.paper.images.measure import shown
+from fsmap.paper.experiment import judge
+from fsmap.paper.images.protocol import DECAY, shown
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.tables import Mean
-from fsmap.paper.rows import Claim, Row, key_of
+from fsmap.paper.report.tables import Mean, with_error
+from fsmap.paper.rows import Claim, Row, not_tested
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,13 +23,17 @@ WORDS = {
     "white-noise": "L-MAP, N(0, I)",
     "train": "L-MAP, train",
     "other": "L-MAP, D'",
+    "nats": "LogTrace, D'",
     "label-smoothing": "label smoothing",
     "sam": "SAM",
+    "sam+nats": "SAM + LogTrace",
 }
 LINES = {
     "white-noise": (":", "<"),
     "train": ("-.", ">"),
     "other": ("-", "^"),
+    "nats": ((0, (5, 1)), "v"),
+    "sam+nats": ((0, (1, 1)), "P"),
     "label-smoothing": ("-", "s"),
     "sam": ("--", "D"),
 }
@@ -127,12 +132,8 @@ def _line(ax: Axes, rows: Sequence[Row], x: str, metric: str) -> None:
 SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")
 FULL_EPOCHS = {"fmnist": 50, "cifar10": 200}
 
-IN_A_SENTENCE = {
-    "white-noise": "L-MAP with white noise",
-    "train": "L-MAP with training images",
-    "other": "L-MAP with D'",
-}
-"""Kinds of L-MAP in claims."""
+TUNED = "ps-map, wd tuned"
+"""PS-MAP with the weight decay that has the lowest NLL on held-out images."""
 
 LONG = 12
 """Epochs from which on runs are compared."""
@@ -166,53 +167,44 @@ def lines(
     return found
 
 
-def mean_of(rows: Sequence[Row], metric: str, **where: Any) -> Mean:
-    """Mean over seeds of one metric, in the unit of the tables; n = 0 where nothing was run."""
-    return tables.mean(
-        shown(metric, row.value) for row in tables.select(rows, metric=metric, **where)
-    )
+def with_tuned(rows: Sequence[Row]) -> list[Row]:
+    """Rows, and those of PS-MAP's best weight decay again as :data:`TUNED`, for each set."""
+    found = list(rows)
+    for (dataset,), mine in tables.group(rows, "dataset").items():
+        tried = [n for n in {r.config["row"] for r in mine} if n == "ps-map" or n.startswith(DECAY)]
+        if len(tried) < 2:
+            continue
+        best = min(tried, key=lambda n: tables.mean_of(mine, metric="valid_nll", row=n))
+        chosen = tables.select(mine, dataset=dataset, row=best)
+        found += [r._replace(config={**r.config, "row": TUNED}) for r in chosen]
+    return [row for row in found if not row.config["row"].startswith(DECAY)]
 
 
-def shared(*sides: Sequence[Row]) -> list[Mean]:
-    """Means over the seeds that all sides have, in the unit of the tables."""
+def compare(
+    claim: str,
+    rows: Sequence[Row],
+    metric: str,
+    *,
+    one: Mapping[str, Any],
+    other: Mapping[str, Any],
+    command: str,
+    paper: str | None = None,
+    **bound: float,
+) -> Claim:
+    """A claim about the difference of two kinds of runs, over the seeds that both have."""
+    sides = [tables.select(rows, metric=metric, **where) for where in (one, other)]
+    unit = 100 if shown(metric, 1.0) == 100 else 1
+    difference = tables.paired(*sides)
+    effect = Mean(unit * difference.mean, unit * difference.stderr, difference.n)
+    source: Any = "paper" if paper else "ours"
+    if not effect.n:
+        return not_tested(claim, command, paper, source)
     seeds = set.intersection(*({row.seed for row in side} for side in sides))
-    return [
-        tables.mean(shown(row.metric, row.value) for row in side if row.seed in seeds)
-        for side in sides
+    means = [
+        unit * tables.mean(row.value for row in side if row.seed in seeds).mean for side in sides
     ]
-
-
-class Compared(NamedTuple):
-    """A kind of L-MAP beside PS-MAP, in the unit of the tables."""
-
-    kind: str  # its row of image-table
-    words: str  # the kind in a sentence
-    mine: Mean  # mean over the seeds that both have
-    plain: Mean  # PS-MAP's over the same seeds
-
-
-def against_plain(rows: Sequence[Row], metric: str, **where: Any) -> Iterator[Compared]:
-    """Every kind of L-MAP there is beside PS-MAP."""
-    for kind, words in IN_A_SENTENCE.items():
-        mine, plain = _beside(rows, metric, kind, "ps-map", **where)
-        if mine.n:
-            yield Compared(kind, words, mine, plain)
-
-
-def _beside(rows: Sequence[Row], metric: str, one: str, other: str, **where: Any) -> list[Mean]:
-    """Two rows of the table over the seeds that both have."""
-    return shared(*(tables.select(rows, metric=metric, row=row, **where) for row in (one, other)))
-
-
-def table_claims(rows: Sequence[Row]) -> Iterator[Claim]:
-    """Claims of Table 2; thresholds only where runs have their full length."""
-    yield from ran(rows)
-    for dataset in FULL_EPOCHS:
-        mine = full_length(rows, dataset)
-        if mine:
-            yield from _paper_claims(mine, dataset)
-    yield from _fashion_claims(full_length(rows, "fmnist"))
-    yield from _cifar_claims(full_length(rows, "cifar10"))
+    ours = f"{means[0]:.4g} against {means[1]:.4g}, {with_error(effect.mean, effect.stderr)}"
+    return judge(claim, *effect, ours=ours, paper=paper, source=source, **bound)
 
 
 def full_length(rows: Sequence[Row], dataset: str) -> list[Row]:
@@ -230,64 +222,7 @@ def long_enough(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not row.config["generated"] and row.config["epochs"] >= LONG]
 
 
-def ran(rows: Sequence[Row]) -> Iterator[Claim]:
-    """That training went well at all: at every size."""
-    measured = tables.select(rows, metric="nll")
-    nll = [row.value for row in measured]
-    runs = len({key_of(row.unit) if row.unit else number for number, row in enumerate(measured)})
-    yield Claim(
-        "no run diverged, and none is left collapsed",
-        bool(nll) and all(map(math.isfinite, nll)) and not _constant(rows),
-        f"{runs} runs, NLL at most {max(nll, default=0):.3g}",
-        None,
-    )
-
-
-def _constant(rows: Sequence[Row]) -> list[Row]:
-    """Runs whose outputs no longer depend on the input: R is zero."""
-    return [row for row in tables.select(rows, metric="laplacian_train") if not row.value > 1e-8]
-
-
-def _paper_claims(rows: Sequence[Row], dataset: str) -> Iterator[Claim]:
-    mine, plain = _beside(rows, "accuracy", "other", "ps-map")
-    if mine.n:
-        yield Claim(
-            f"{dataset}: L-MAP with D' is about as accurate as PS-MAP (not lower by more than 0.2)",
-            mine.mean >= plain.mean - 0.2,
-            f"{mine.mean:.2f} against {plain.mean:.2f} %",
-            {"fmnist": "94.1 against 93.9 %", "cifar10": "95.5 against 95.4 %"}[dataset],
-        )
-    mine, plain = _beside(rows, "ece", "other", "ps-map")
-    if mine.n:
-        yield Claim(
-            f"{dataset}: L-MAP with D' is better calibrated than PS-MAP (lower ECE)",
-            mine.mean < plain.mean,
-            f"{mine.mean:.2f} against {plain.mean:.2f} %",
-            {"fmnist": "4.1 against 4.0 %", "cifar10": "1.4 against 2.5 %"}[dataset],
-        )
-
-
-def _fashion_claims(rows: Sequence[Row]) -> Iterator[Claim]:
-    plain = mean_of(rows, "accuracy", row="ps-map")
-    if plain.n:
-        yield Claim(
-            "fmnist: PS-MAP's accuracy is the paper's within 0.3",
-            abs(plain.mean - 93.9) <= 0.3,
-            f"{plain.mean:.2f} % over {_seeds(plain.n)}",
-            "93.9 ± 0.1 %",
-        )
-
-
-def _cifar_claims(rows: Sequence[Row]) -> Iterator[Claim]:
-    plain = mean_of(rows, "accuracy", row="ps-map")
-    if plain.n:
-        yield Claim(
-            "cifar10: PS-MAP's accuracy is at least 95.0 %",
-            plain.mean >= 95.0,
-            f"{plain.mean:.2f} % over {_seeds(plain.n)}",
-            "95.4 ± 0.1 %",
-        )
-
-
-def _seeds(number: int) -> str:
-    return f"{number} seed" + "s" * (number != 1)
+def command(experiment: str, **settings: str) -> str:
+    """The command that would measure what is missing."""
+    given = " ".join(f"--set {name}={value}" for name, value in settings.items())
+    return f"fsmap run {experiment} --resume {given}".rstrip()

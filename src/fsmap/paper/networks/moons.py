@@ -288,7 +288,7 @@ def _draw_function(ax: Axes, rows: Sequence[Row], jitter: float) -> Any:
         ax.contour(x, y, field, [0.5], colors=[figures.BLACK], linewidths=1.2)
     inputs = torch.tensor(tables.select(rows, metric="inputs")[0].value)
     labels = torch.tensor(tables.select(rows, metric="labels")[0].value)
-    for label, color in ((0, figures.COLORS["fs-map"]), (1, figures.COLORS["ps-map"])):
+    for label, color in ((0, figures.COLORS["ps-map"]), (1, figures.COLORS["fs-map"])):
         chosen = inputs[labels == label]
         ax.scatter(chosen[:, 0], chosen[:, 1], s=9, color=color, edgecolor=figures.WHITE,
                    linewidth=0.4, label=f"class {label}")  # fmt: skip

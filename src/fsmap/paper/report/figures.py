@@ -1,28 +1,24 @@
-"""Figures: the shared style, lines with errors, sliders, and values for hovering."""
+"""Figures: the shared style, lines with errors, sliders, and pictures of image classifiers."""
 
 from __future__ import annotations
 
 import io
-import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
-from xml.sax.saxutils import escape, unescape
-
-import numpy as np
 
 from fsmap.errors import require
 from fsmap.files import write_whole
-from fsmap.paper.rows import plain
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Transform
+
+    from fsmap.assess.landscape import Landscape
+    from fsmap.assess.shift import Assessment
 
 
 class Curve(NamedTuple):
@@ -55,113 +51,6 @@ class Interactive(NamedTuple):
     ylabel: str = ""  # label of the vertical axis (curves only)
     start: int = 0  # index of the frame that is shown first
 
-    def describe(self) -> dict[str, Any]:
-        """Everything but the figures, ready for JSON."""
-        frames = [
-            {"label": f.label, "note": f.note, "curves": [c._asdict() for c in f.curves]}
-            for f in self.frames
-        ]
-        return {**self._asdict(), "frames": frames}
-
-
-MOST_POINTS = 300
-"""Per line; a denser line is thinned, for hovering only."""
-
-OPEN, CLOSE = '<metadata id="fsmap-hover">', "</metadata>"
-
-
-def _series(ax: Axes) -> Iterator[tuple[Artist, np.ndarray, Transform]]:
-    from matplotlib.collections import PathCollection
-
-    for line in ax.get_lines():
-        # A line that mixes coordinates (axhline, axvline) marks a place and holds no values.
-        if line.get_transform().contains_branch(ax.transData):
-            yield line, np.asarray(line.get_xydata(), dtype=float), line.get_transform()
-    for dots in ax.collections:
-        if isinstance(dots, PathCollection):
-            points: np.ndarray = np.ma.filled(
-                np.ma.asarray(dots.get_offsets(), dtype=float), np.nan
-            )
-            yield dots, points, dots.get_offset_transform()
-
-
-def _color(artist: Artist) -> str:
-    from matplotlib.colors import to_hex
-
-    if hasattr(artist, "get_color"):
-        return to_hex(artist.get_color())
-    faces = artist.get_facecolor()  # type: ignore[attr-defined]
-    return to_hex(faces[0]) if len(faces) == 1 else ""
-
-
-def _points(ax: Axes, data: np.ndarray, transform: Transform, figure: Figure) -> list[list[float]]:
-    step = -(-len(data) // MOST_POINTS) if len(data) else 1
-    data = np.asarray(data[::step], dtype=float)
-    data = data[np.isfinite(data).all(axis=1)]
-    if not len(data):
-        return []
-    place = transform.transform(data)  # [points, 2]  pixels from the lower left corner
-    box = ax.bbox.padded(1.0)
-    inside = [box.contains(px, py) for px, py in place]
-    scale = 72.0 / figure.dpi  # an SVG of matplotlib's is in points
-    height = figure.bbox.height
-    return [
-        [round(px * scale, 2), round((height - py) * scale, 2), float(x), float(y)]
-        for (px, py), (x, y), keep in zip(place, data, inside, strict=True)
-        if keep and np.isfinite([px, py]).all()
-    ]
-
-
-def collect(figure: Figure) -> list[dict[str, Any]]:
-    """Names, colors and points of all lines and scatters of a figure that has been drawn.
-
-    Args:
-        figure: The figure, after ``savefig``.
-
-    Returns:
-        One dict per series: panel, axis labels, name, color and ``points``, each of which is
-        ``[svg x, svg y, x, y]``.
-    """
-    found = []
-    for panel, ax in enumerate(figure.axes):
-        labels = {"x": ax.get_xlabel(), "y": ax.get_ylabel()}
-        for artist, data, transform in _series(ax):
-            points = _points(ax, data, transform, figure)
-            name = str(artist.get_label())
-            if points:
-                name = "" if name.startswith("_") else name
-                series = {"panel": panel, **labels, "name": name, "color": _color(artist)}
-                found.append({**series, "points": points})
-    return found
-
-
-def embed(svg: str, figure: Figure) -> str:
-    """Put the values into the SVG.
-
-    Args:
-        svg: What ``savefig`` wrote.
-        figure: The figure it was called on.
-
-    Returns:
-        The SVG with a ``metadata`` element that other programs ignore.
-    """
-    text = escape(json.dumps(plain(collect(figure)), ensure_ascii=False, separators=(",", ":")))
-    head, end, _ = svg.rpartition("</svg>")
-    return f"{head}{OPEN}{text}{CLOSE}\n{end}\n"
-
-
-def extract(svg: str) -> tuple[str, list[dict[str, Any]]]:
-    """Take the values out again.
-
-    Returns:
-        The SVG without them, and the values; an empty list where there are none.
-    """
-    head, found, rest = svg.partition(OPEN)
-    if not found:
-        return svg, []
-    text, _, tail = rest.partition(CLOSE)
-    return head + tail.lstrip("\n"), json.loads(unescape(text))
-
 
 INK, MUTED, GRID, PAPER = "#24292f", "#6b7280", "#d8dce2", "#fffffe"
 """Colors of text, axes, grid and background; the page replaces them on a dark background."""
@@ -170,29 +59,31 @@ BLACK, WHITE = "#101010", "#fefefe"
 """The same on every background: for marks that lie on an image."""
 
 COLORS = {
-    "ps-map": "#c8552d",
-    "fs-map": "#2468b2",
-    "l-map": "#17806b",
-    "bma": "#7a4fa3",
+    "ps-map": "#1f5fae",
+    "fs-map": "#d0312d",
+    "l-map": "#c98200",
+    "bma": "#5f6b2f",
     "truth": INK,
     "data": MUTED,
 }
-"""Color by method; ``bma`` is the Bayesian model average, ``truth`` what made the data."""
+"""Color by method, red and blue as in the paper; ``bma`` is the Bayesian model average, ``truth``
+what made the data. Methods differ in lightness, marker and line as well."""
 
 DARK = {
     INK: "#e6e8eb",
     MUTED: "#9aa3af",
     GRID: "#353b44",
     PAPER: "#15181c",
-    COLORS["ps-map"]: "#f0895f",
-    COLORS["fs-map"]: "#6cb0f5",
-    COLORS["l-map"]: "#4fc9ab",
-    COLORS["bma"]: "#bd93e8",
+    COLORS["ps-map"]: "#6aa9f5",
+    COLORS["fs-map"]: "#ff7468",
+    COLORS["l-map"]: "#f2c14e",
+    COLORS["bma"]: "#b5c46a",
 }
 """What stands for each color on a dark page."""
 
 NAMES = {"ps-map": "PS-MAP", "fs-map": "FS-MAP", "l-map": "L-MAP", "bma": "BMA"}
 MARKERS = {"ps-map": "o", "fs-map": "s", "l-map": "^", "bma": "D"}
+DASHES: dict[str, Any] = {"ps-map": (0, (5, 2)), "fs-map": "-", "l-map": (0, (6, 1.5, 1.5, 1.5))}
 
 _CYCLE = "cycler('color', [{}])".format(
     ", ".join(f"'{COLORS[name]}'" for name in ("fs-map", "ps-map", "l-map", "bma", "data"))
@@ -249,22 +140,11 @@ def style() -> Iterator[None]:
 
 
 def axes(
-    columns: int = 1,
-    rows: int = 1,
-    *,
-    panel: tuple[float, float] = PANEL,
-    **subplots: Any,
+    columns: int = 1, rows: int = 1, *, panel: tuple[float, float] = PANEL, **subplots: Any
 ) -> tuple[Figure, Any]:
-    """A figure of equal panels.
+    """A figure of equal panels, and one ``Axes`` (a single panel) or an array of them.
 
-    Args:
-        columns: Panels beside each other.
-        rows: Panels below each other.
-        panel: Width and height of one panel in inches.
-        **subplots: Passed to ``Figure.subplots`` (``sharex``, ``sharey``, ``width_ratios``, …).
-
-    Returns:
-        The figure, and one ``Axes`` (a single panel) or an array of them.
+    ``panel`` is the size of one panel in inches; ``subplots`` go to ``Figure.subplots``.
     """
     require("matplotlib", extra="report")
     from matplotlib.figure import Figure
@@ -275,17 +155,9 @@ def axes(
 
 
 def method_style(method: str, **changes: Any) -> dict[str, Any]:
-    """Color, marker and label of a method, for ``ax.plot(x, y, **method_style("fs-map"))``.
-
-    Args:
-        method: ``"ps-map"``, ``"fs-map"``, ``"l-map"``, ``"bma"``.
-        **changes: What to add or replace.
-
-    Returns:
-        Keywords of ``plot``.
-    """
+    """Color, line, marker and label of a method: ``ax.plot(x, y, **method_style("fs-map"))``."""
     look = {"color": COLORS[method], "marker": MARKERS[method], "label": NAMES[method]}
-    return {**look, **changes}
+    return {"linestyle": DASHES.get(method, "-"), **look, **changes}
 
 
 def plot_mean(
@@ -296,16 +168,7 @@ def plot_mean(
     method: str | None = None,
     **changes: Any,
 ) -> None:
-    """A line with a band of one standard error.
-
-    Args:
-        ax: Where to draw.
-        x: Abscissae.
-        mean: Means.
-        stderr: Standard errors; nan draws no band.
-        method: Decides color, marker and label; None: ``changes`` do.
-        **changes: What to add or replace in the line's look.
-    """
+    """A line with a band of one standard error (nan: no band); ``changes`` go to ``plot``."""
     look = changes if method is None else method_style(method, **changes)
     low = [m - s for m, s in zip(mean, stderr, strict=True)]
     high = [m + s for m, s in zip(mean, stderr, strict=True)]
@@ -314,30 +177,24 @@ def plot_mean(
 
 
 def to_svg(figure: Figure) -> str:
-    """A figure as SVG text: transparent, deterministic, with its values for hovering."""
+    """A figure as SVG text: transparent, and the same for the same values."""
     from matplotlib.collections import QuadMesh
 
     for mesh in figure.findobj(QuadMesh):  # thousands of cells: an image is smaller and sharper
         mesh.set_rasterized(True)
     with style():
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", dpi=220, metadata={"Date": None, "Creator": None})
-        return embed(buffer.getvalue(), figure)
+        figure.savefig(buffer, format="svg", dpi=160, metadata={"Date": None, "Creator": None})
+        return buffer.getvalue()
 
 
 def save(figure: Figure, folder: Path, name: str) -> None:
-    """Write ``name.svg`` and ``name.png`` (on white), each in one piece.
-
-    Args:
-        figure: The figure.
-        folder: Where to; it must exist.
-        name: File name without ending.
-    """
+    """Write ``name.svg`` and ``name.png`` (on white) to a folder, each in one piece."""
     write_whole(folder / f"{name}.svg", to_svg(figure))
     with style():
         buffer = io.BytesIO()
         figure.savefig(
-            buffer, format="png", dpi=200, facecolor="white", metadata={"Software": None}
+            buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None}
         )
     write_whole(folder / f"{name}.png", buffer.getvalue())
 
@@ -369,13 +226,9 @@ def power(jitter: float) -> str:
 
 
 def log_scale(ax: Axes, which: str = "xy") -> None:
-    """Logarithmic axes with plain numbers: at 1, 2 and 5, or at powers of ten where there are many.
+    """Logarithmic axes with plain numbers: at 1, 2 and 5, or at powers of ten if there are many.
 
-    Call it after plotting: the range decides.
-
-    Args:
-        ax: The axes.
-        which: ``"x"``, ``"y"`` or both.
+    Call it after plotting: the range decides. ``which`` is ``"x"``, ``"y"`` or both.
     """
     for name, axis in (("x", ax.xaxis), ("y", ax.yaxis)):
         if name in which:
@@ -403,3 +256,38 @@ def legend_once(ax: Axes, target: Figure | Axes | None = None, **options: Any) -
     handles, labels = ax.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     (target or ax).legend(list(unique.values()), list(unique), **options)
+
+
+RELIABILITY = {
+    "as trained": {"color": COLORS["fs-map"], "marker": "o"},
+    "scaled": {"color": COLORS["l-map"], "marker": "^", "linestyle": "--"},
+}
+
+
+def assessment_figure(found: Assessment) -> Figure:
+    """Reliability before and after temperature scaling, and selective accuracy."""
+    figure, (left, right) = axes(2, panel=(3.8, 3.0))
+    left.axline((0, 0), (1, 1), color=MUTED, linewidth=0.8)
+    for name, table in found.reliability.items():
+        full = table.count > 0
+        words = name if name != "scaled" else f"after T = {found.temperature:.2f}"
+        left.plot(table.confidence[full], table.accuracy[full], label=words, **RELIABILITY[name])
+    left.set(title="Reliability", xlabel="confidence", ylabel="accuracy")
+    left.legend()
+    curve = found.selective
+    right.plot(100 * curve.coverage, 100 * curve.accuracy, color=COLORS["fs-map"])
+    right.set(title="Selective prediction", xlabel="most confident, %", ylabel="accuracy, %")
+    return figure
+
+
+def landscape_figure(found: Mapping[str, Landscape]) -> Figure:
+    """Training loss along random directions: mean, and the middle two thirds."""
+    figure, ax = axes(panel=(4.6, 3.2))
+    for name, one in found.items():
+        low, high = (one.loss.quantile(q, dim=0) for q in (1 / 6, 5 / 6))
+        (line,) = ax.plot(one.steps, one.mean, label=name)
+        ax.fill_between(one.steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    ax.set(xlabel="step, filter norms", ylabel="training loss")
+    ax.set_yscale("symlog", linthresh=1.0)
+    ax.legend()
+    return figure

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import datetime
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+import fsmap
 from fsmap import metrics
-from fsmap.errors import require
-from fsmap.paper.report import figures
-from fsmap.paper.report.inline_svg import Glyphs, inline
 from fsmap.paper.report.page import environment, theme
-from fsmap.paper.report.tables import MINUS, number
-from fsmap.paper.rows import circumstances
 from fsmap.progress import duration
 from fsmap.tables.encoder import CATEGORY, LEFT_OUT, NUMBER, REGRESSION, Column
-from fsmap.tables.fit import BOOSTING, CONSTANT, Fitted, difference
-from fsmap.tables.model import COVER
+from fsmap.tables.model import BOOSTING, CONSTANT, COVER, Fitted, difference
 
 HEADINGS = {
     "rmse": "RMSE",
@@ -31,59 +28,82 @@ HEADINGS = {
     "ece": "ECE",
     "temperature": "T",
 }
-NAMES = {**figures.NAMES, "linear": "Linear", CONSTANT: "Constant", BOOSTING: "Boosting"}
+NAMES = {
+    **{"l-map": "L-MAP", "ps-map": "PS-MAP", "linear": "Linear"},
+    **{CONSTANT: "Constant", BOOSTING: "Boosting"},
+}
 PERCENT = ("coverage", "accuracy", "ece")
 LEVELS_SHOWN, COLUMNS_SHOWN, MOST_CLASSES = 6, 15, 20
-MOST_DOTS = 600  # in a picture: more would be a blot, and a slow page
+MOST_DOTS = 600  # in a picture
 BINS = 10
+BOX = (74, 16, 352, 210)  # left, top, right and bottom of the axes in a picture
 COLDEST, HOTTEST = 1e-2, 1e2
-"""Where the search for a temperature ends: what lies there may lie beyond."""
+"""Ends of the search for a temperature: a value there is a bound."""
 
 Grid = tuple[list[str], list[list[str]]]
+Details = list[dict[str, Any]]
+Axis = tuple[str, Any, Any]
 
 
 def results(fitted: Fitted) -> Grid:
     """The table of methods: test metrics and chosen strengths, the chosen method first."""
     chosen = fitted.model.chosen
     names = list(fitted.measured[chosen])
-    header = ["", *(HEADINGS[name] for name in names), "weight decay", "λ"]
-    order = [chosen, *(m for m in reversed(list(fitted.learned)) if m != chosen)]
     lines = []
-    for method in [*order, *(m for m in (BOOSTING, CONSTANT) if m in fitted.out)]:
+    for method in [chosen, *_others(fitted), *(m for m in (BOOSTING, CONSTANT) if m in fitted.out)]:
         found = fitted.measured[method]
         cells = [_cell(name, found[name]) if name in found else "—" for name in names]
         strengths = ["—", "—"]
         if method in fitted.learned:
             _, decay, strength, _ = fitted.learned[method].config
-            strengths = [number(decay, 2), number(strength, 2) if strength else "—"]
+            strengths = [_number(decay, 2), _number(strength, 2) if strength else "—"]
         lines.append([NAMES[method], *cells, *strengths])
-    return header, lines
+    return ["", *(HEADINGS[name] for name in names), "weight decay", "λ"], lines
 
 
 def verdict(fitted: Fitted) -> str:
-    """Which method is used, how good it is beside the base rate, and by how much it is better."""
-    chosen = fitted.model.chosen
-    main = _main(fitted)
+    """Which method is used, how good it is beside the base rate, and what is recommended."""
+    chosen, main = fitted.model.chosen, _main(fitted)
     mine, base = (_cell(main, fitted.measured[m][main]) for m in (chosen, CONSTANT))
+    unit = "squared error (standardized)" if main == "rmse" else "log loss"
     text = (
         f"{NAMES[chosen]} is used: it is best on held-out rows. On {len(fitted.test)} test rows "
-        f"its {HEADINGS[main]} is {mine}; the base rate, a constant, has {base}."
+        f"its {HEADINGS[main]} is {mine}; the base rate, a constant, has {base}. "
+        f"{_recommendation(fitted)} Its {unit} per test row"
     )
-    regression = fitted.model.target.task == REGRESSION
-    unit = "squared error (standardized)" if regression else "log loss"
-    for other in (m for m in reversed(list(fitted.learned)) if m != chosen):
+    parts = []
+    for other in _others(fitted):
         found = difference(fitted, chosen, other)
-        size = f"{number(abs(found.mean), 2)} ± {number(found.stderr, 2)}"
-        if not found.clear:
-            text += f" It cannot be told apart from {NAMES[other]} ({unit}: {size} per row)."
-        else:
-            word = "lower" if found.mean < 0 else "higher"
-            text += f" Its {unit} is {word} than {NAMES[other]}'s, by {size} per row."
+        size = f"{_number(abs(found.mean), 2)} ± {_number(found.stderr, 2)}"
+        word = "lower" if found.mean < 0 else "higher"
+        parts.append(
+            f"is {word} than that of {NAMES[other]} by {size}"
+            if found.clear
+            else f"cannot be told apart from that of {NAMES[other]} ({size})"
+        )
+    return f"{text} {'; it '.join(parts)}." if parts else text.rpartition(" Its ")[0]
+
+
+def _recommendation(fitted: Fitted) -> str:
+    """What to do with the model, by test rows."""
+    chosen = fitted.model.chosen
+    base = difference(fitted, chosen, CONSTANT)
+    if not (base.clear and base.mean < 0):
+        return (
+            "Recommendation: do not use it yet. It is not clearly better than the base rate; it "
+            "needs more rows or other columns."
+        )
     if BOOSTING in fitted.out:
         found = difference(fitted, chosen, BOOSTING)
         if found.clear and found.mean > 0:
-            text += " Gradient boosting is better on these rows."
-    return text
+            return "Recommendation: use gradient boosting, which is better on these rows."
+    if chosen != "linear" and "linear" in fitted.out:
+        if not difference(fitted, chosen, "linear").clear:
+            return (
+                "Recommendation: use it, or the linear model (--method linear), which is simpler "
+                "and not clearly worse."
+            )
+    return "Recommendation: use it."
 
 
 def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
@@ -94,53 +114,42 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
         source: Name of the table.
         command: What made it.
         model: Name of the model's file.
-
-    Returns:
-        The text.
     """
-    glyphs = Glyphs()
     target, main = fitted.model.target, _main(fitted)
-    shown = []
-    for name, caption, figure in _pictures(fitted):
-        drawn = inline(figures.to_svg(figure), name, caption, glyphs)
-        shown.append({"name": name, "caption": caption, **drawn._asdict()})
     header, lines = results(fitted)
-    order = [fitted.model.chosen, *(m for m in fitted.learned if m != fitted.model.chosen)]
     totals = [
         {
             "name": f"{NAMES[method]}: test {HEADINGS[main]}",
             "value": _cell(main, fitted.measured[method][main]),
             "more": _calibration(fitted.measured[method]),
         }
-        for method in [*order, CONSTANT]
+        for method in [fitted.model.chosen, *_others(fitted), CONSTANT]
     ]
-    origin = circumstances("cpu")
+    facts = {
+        "rows": f"{len(fitted.train)} to train and choose by, {len(fitted.test)} to test",
+        "ensemble": str(len(fitted.model.networks[fitted.model.chosen].members)),
+        "time": duration(fitted.seconds),
+        "torch": torch.__version__,
+        "fsmap": fsmap.__version__,
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+    }
+    regression = target.task == REGRESSION
     text: str = (
         environment()
         .get_template("table.html.j2")
         .render(
             title=f"{target.name} from {source}",
             target=target,
-            source=source,
             verdict=verdict(fitted),
             totals=totals,
             header=header,
             lines=lines,
-            pictures=shown,
-            tables=_tables(fitted),
+            picture=_predictions(fitted) if regression else _reliability(fitted),
+            tables=_details(fitted),
             columns=[_about(column) for column in fitted.model.encoder.columns],
             notes=fitted.notes,
-            command=command,
-            predict=f"fsmap predict {model} new.csv --out predictions.csv",
-            facts={
-                "rows": f"{len(fitted.train)} to train and choose by, {len(fitted.test)} to test",
-                "ensemble": str(len(fitted.model.networks[fitted.model.chosen].members)),
-                "time": duration(fitted.seconds),
-                "torch": origin.torch,
-                "fsmap": origin.commit,
-                "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-            },
-            glyphs=glyphs.markup(),
+            commands=[command, f"fsmap predict {model} new.csv --out predictions.csv"],
+            facts=facts,
             theme=theme(),
         )
     )
@@ -156,48 +165,45 @@ def _main(fitted: Fitted) -> str:
     return "rmse" if fitted.model.target.task == REGRESSION else "accuracy"
 
 
-def _tables(fitted: Fitted) -> list[dict[str, Any]]:
+def _others(fitted: Fitted) -> list[str]:
+    return [m for m in reversed(list(fitted.learned)) if m != fitted.model.chosen]
+
+
+def _details(fitted: Fitted) -> Details:
     """What matters, where it errs, how sure it may be, and what was tried."""
-    columns = fitted.importance[:COLUMNS_SHOWN]
-    lines = [[name, _cell("r2", value)] for name, value in columns]
-    found = [
-        _table(
-            "importance",
-            "What matters",
-            "By how much the loss on test rows grows if a column is shuffled; 1 is the loss of a "
-            "constant.",
-            ["column", "growth"],
-            lines,
-        )
-    ]
+    text = (
+        "By how much the loss on test rows grows if a column is shuffled; 1 is the loss of a "
+        "constant."
+    )
+    lines = [[name, _cell("r2", value)] for name, value in fitted.importance[:COLUMNS_SHOWN]]
+    found = [_table("importance", "What matters", text, ["column", "growth"], lines)]
     found += _deciles(fitted) if fitted.spread is not None else _classes(fitted)
-    search = [line for one in fitted.learned.values() for line in one.search]
     lines = [
         [
             NAMES[line["method"]],
-            number(line["weight_decay"], 2),
-            number(line["reg_strength"], 2),
-            number(line["value"]),
+            _number(line["weight_decay"], 2),
+            _number(line["reg_strength"], 2),
+            _number(line["value"]),
             str(line["step"]),
         ]
-        for line in search
+        for one in fitted.learned.values()
+        for line in one.search
     ]
     header = ["method", "weight decay", "λ", "held-out loss", "steps"]
-    text = "Every configuration and its loss on rows that its networks had not seen."
+    text = "Every configuration and its loss on rows that its networks were not trained on."
     return [*found, _table("search", "How the strengths were chosen", text, header, lines)]
 
 
-def _deciles(fitted: Fitted) -> list[dict[str, Any]]:
+def _deciles(fitted: Fitted) -> Details:
     guess, truth = _units(fitted)
     assert fitted.spread is not None
     ends = fitted.spread.quantiles(guess, COVER)
     lines = []
     for rows in np.array_split(np.argsort(guess), min(BINS, max(1, len(guess) // 5))):
         inside = (ends[rows, 0] <= truth[rows]) & (truth[rows] <= ends[rows, 1])
-        span = f"{number(float(guess[rows].min()), 3)} to {number(float(guess[rows].max()), 3)}"
-        width = float((ends[rows, 1] - ends[rows, 0]).mean())
-        share = _cell("coverage", float(inside.mean()))
-        lines.append([span, str(len(rows)), share, number(width, 3)])
+        span = f"{_number(guess[rows].min(), 3)} to {_number(guess[rows].max(), 3)}"
+        width = _number((ends[rows, 1] - ends[rows, 0]).mean(), 3)
+        lines.append([span, str(len(rows)), _cell("coverage", inside.mean()), width])
     text = "Test rows by the size of the prediction: how often the 90 % interval holds the truth."
     if np.isfinite(fitted.spread.floor):
         text += " No target is negative, so no interval goes below 0."
@@ -205,7 +211,7 @@ def _deciles(fitted: Fitted) -> list[dict[str, Any]]:
     return [_table("coverage", "Intervals", text, header, lines)]
 
 
-def _classes(fitted: Fitted) -> list[dict[str, Any]]:
+def _classes(fitted: Fitted) -> Details:
     out, names = fitted.out[fitted.model.chosen], fitted.model.target.classes
     found = []
     if len(names) <= MOST_CLASSES:
@@ -231,77 +237,94 @@ def _table(
     return {"name": name, "title": title, "text": text, "header": header, "lines": lines}
 
 
-def _pictures(fitted: Fitted) -> list[tuple[str, str, Any]]:
-    matplotlib = require("matplotlib", extra="report")
-    with figures.style(), matplotlib.rc_context({"text.parse_math": False}):
-        if fitted.model.target.task == REGRESSION:
-            return [_predictions(fitted)]
-        return [_reliability(fitted)]
-
-
 def _units(fitted: Fitted) -> tuple[Any, Any]:
     """Predictions of the chosen method and truth on test rows, in the unit of the target."""
     target = fitted.model.target
-    both = (fitted.out[fitted.model.chosen], fitted.y)
-    guess, truth = (target.mean + target.std * t[:, 0].double().numpy() for t in both)
-    return guess, truth
+    return target.unscaled(fitted.out[fitted.model.chosen]), target.unscaled(fitted.y)
 
 
-def _look(fitted: Fitted, **changes: Any) -> dict[str, Any]:
-    method = fitted.model.chosen
-    known = method if method in figures.COLORS and method in figures.MARKERS else "ps-map"
-    return figures.method_style(known, label=NAMES[method], **changes)
-
-
-def _predictions(fitted: Fitted) -> tuple[str, str, Any]:
+def _predictions(fitted: Fitted) -> dict[str, Any]:
     guess, truth = _units(fitted)
-    figure, (left, right) = figures.axes(2)
     rows = np.linspace(0, len(truth) - 1, min(len(truth), MOST_DOTS)).astype(int)
-    look = _look(fitted, linestyle="none", alpha=0.55, markersize=4)
-    left.plot(truth[rows], guess[rows], **look)
-    ends = [min(truth.min(), guess.min()), max(truth.max(), guess.max())]
-    left.axline((ends[0], ends[0]), (ends[1], ends[1]), color=figures.MUTED, linewidth=0.8)
-    left.set_xlabel(f"{fitted.model.target.name}, true")
-    left.set_ylabel("predicted")
-    right.plot(guess[rows], (truth - guess)[rows], **look)
-    right.axhline(0, color=figures.MUTED, linewidth=0.8)
-    right.set_xlabel("predicted")
-    right.set_ylabel("true − predicted")
+    guess, truth = guess[rows], truth[rows]
+    both = np.concatenate([guess, truth])
+    diagonal, ends = [both.min(), both.max()], [guess.min(), guess.max()]
+    name = f"{fitted.model.target.name}, true"
+    panels = [
+        _panel(fitted, (name, truth, diagonal), ("predicted", guess, diagonal)),
+        _panel(fitted, ("predicted", guess, ends), ("true − predicted", truth - guess, [0, 0])),
+    ]
     caption = "Test rows: predictions against truth, and what is left, against the prediction."
-    return "predictions", caption, figure
+    return {"name": "predictions", "caption": caption, "panels": panels}
 
 
-def _reliability(fitted: Fitted) -> tuple[str, str, Any]:
-    figure, ax = figures.axes()
-    ax.axline((0, 0), (1, 1), color=figures.MUTED, linewidth=0.8)
+def _reliability(fitted: Fitted) -> dict[str, Any]:
     table = metrics.reliability(fitted.out[fitted.model.chosen], fitted.y, BINS)
     full = table.count > 0
-    ax.plot(table.confidence[full], table.accuracy[full], **_look(fitted))
-    ax.set_xlabel("confidence")
-    ax.set_ylabel("accuracy on test rows")
+    x = ("confidence", table.confidence[full], [0, 1])
+    panel = _panel(fitted, x, ("accuracy on test rows", table.accuracy[full], [0, 1]))
     caption = (
         "Calibration: of the rows predicted with some confidence, the share that is right. Below "
         "the line the model is over-confident, above it under-confident."
     )
-    return "calibration", caption, figure
+    return {"name": "calibration", "caption": caption, "panels": [panel]}
 
 
-def _cell(name: str, value: float) -> str:
+def _panel(fitted: Fitted, x: Axis, y: Axis) -> dict[str, Any]:
+    """Dots, a guide line and ticks, in pixels; an axis is a name, values and ends of the line."""
+    method = fitted.model.chosen
+    left, top, right, bottom = BOX
+    pixels, guides, ticks = [], [], []
+    for (_, values, guide), begin, end in ((x, left, right), (y, bottom, top)):
+        low, high = min(*values, *guide), max(*values, *guide)
+        span = (high - low) or 1.0
+        at = [begin + end_ * (end - begin) for end_ in (0.04, 0.96)]
+
+        def place(value: float, low: float = low, span: float = span, at: Any = at) -> float:
+            return round(float(at[0] + (value - low) / span * (at[1] - at[0])), 1)
+
+        step = 10.0 ** math.floor(math.log10(span / 3))
+        step *= next(m for m in (1, 2, 5, 10) if span / (m * step) <= 5)
+        marks = step * np.arange(math.ceil(low / step), math.floor(high / step) + 1)
+        pixels.append([place(value) for value in values])
+        guides.append([place(value) for value in guide])
+        ticks.append([(place(value), _number(value, 5)) for value in marks])
+    points = [
+        [px, py, float(u), float(v)] for px, py, u, v in zip(*pixels, x[1], y[1], strict=True)
+    ]
+    return {
+        "name": NAMES[method],
+        "color": f"var(--{method})" if method in ("l-map", "ps-map") else "var(--fs-map)",
+        "x": x[0],
+        "y": y[0],
+        "points": points,
+        "guide": [guides[0][0], guides[1][0], guides[0][1], guides[1][1]],
+        "xticks": ticks[0],
+        "yticks": ticks[1],
+        "box": BOX,
+        "size": (right + 16, bottom + 44),
+    }
+
+
+def _number(value: Any, digits: int = 4) -> str:
+    text = f"{float(f'{value:.{digits}g}'):.10g}"  # 20800, not 2.08e+04
+    return text.replace("e-0", "e-").replace("e+", "e").replace("-", "−")
+
+
+def _cell(name: str, value: Any) -> str:
     if name == "temperature" and not COLDEST < value < HOTTEST:
         return f"≤ {COLDEST:g}" if value <= COLDEST else f"≥ {HOTTEST:g}"
     if name in PERCENT:
         return f"{100 * value:.1f} %"
     # three digits, zeros included, so that a column can be compared
-    text = f"{value:#.3g}" if 1e-3 <= abs(value) < 1e3 else number(value, 4)
-    return text.rstrip(".").replace("-", MINUS)
+    text = f"{value:#.3g}" if 1e-3 <= abs(value) < 1e3 else _number(value)
+    return text.rstrip(".").replace("-", "−")
 
 
 def _calibration(measured: dict[str, float]) -> str:
     if "coverage" in measured:
         return f"90 % intervals hold {_cell('coverage', measured['coverage'])}"
-    if "ece" in measured:
-        return f"ECE {_cell('ece', measured['ece'])}"
-    return "base rate"
+    return f"ECE {_cell('ece', measured['ece'])}" if "ece" in measured else "base rate"
 
 
 def _about(column: Column) -> dict[str, str]:
@@ -314,8 +337,8 @@ def _about(column: Column) -> dict[str, str]:
         about += f"; {len(column.others)} rare ones count as other" if column.others else ""
         about += "; missing values are a level" if column.missing else ""
     elif column.kind == NUMBER:
-        about = f"{number(column.low)} to {number(column.high)}"
-        about += f"; missing: median {number(column.fill)}, marked" if column.missing else ""
+        about = f"{_number(column.low)} to {_number(column.high)}"
+        about += f"; missing: median {_number(column.fill)}, marked" if column.missing else ""
     else:
         about = f"{column.form}: days, season, weekday, hour"
     return {"name": column.name, "kind": column.kind, "about": about}

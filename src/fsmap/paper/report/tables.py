@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -278,10 +279,174 @@ def shown(table: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]
     header = [name for name in names if name not in ERRORS or ERRORS[name] not in names]
     error_of = {base: error for error, base in ERRORS.items() if error in names}
     lines = [[_cell(entry, name, error_of.get(name)) for name in header] for entry in table]
-    return [SYMBOLS.get(name, name.replace("_", " ")) for name in header], lines
+    return list(map(_heading, header)), lines
 
 
 def _cell(entry: Mapping[str, Any], name: str, error: str | None) -> str:
     if name not in entry:
         return ""
     return with_error(entry[name], entry.get(error)) if error else number(entry[name])
+
+
+class Cell(NamedTuple):
+    """A cell of a table on the page: ours, and the paper's below it."""
+
+    text: str = ""
+    sub: str = ""
+
+
+class Layout(NamedTuple):
+    """A table as the page shows it."""
+
+    name: str  # heading; "" for the main table
+    groups: list[tuple[str, int]]  # names above several columns, and how many; empty: none
+    header: list[str]
+    lines: list[list[Cell]]
+    numeric: list[bool]  # columns of numbers
+    labels: list[str]  # whole names of the columns, for narrow screens
+
+
+METRICS = {
+    **{"accuracy": "Acc. ↑ %", "selective": "Sel. pred. ↑ %", "nll": "NLL ↓", "ece": "ECE ↓ %"},
+    **{"brier": "Brier", "nll_scaled": "NLL after T", "ece_scaled": "ECE after T %"},
+    **{"ood_auroc": "OOD AUROC %", "temperature": "T", "laplacian_joint": "R, training mode"},
+    **{"laplacian_other": "R at D'", "laplacian_train": "R at train", "reg_strength": "λ"},
+    **{"rise": "rise of the loss", "peak": "θ_R at the peak"},
+    **{"left_height": "height of the left bump", "right_height": "height of the right bump"},
+}
+"""What metrics are called in a table; others by their name, with spaces."""
+
+MAIN = ("accuracy", "selective", "nll", "ece")
+"""Metrics of the paper's tables of images."""
+
+PLACES = {"accuracy": (2, 1), "selective": (2, 1), "ece": (2, 1), "nll": (3, 2), "rmse": (3, 3)}
+"""Decimals of ours and of the paper's numbers."""
+
+WORDS = {
+    **{"ps-map": "PS-MAP", "fs-map": "FS-MAP", "l-map": "L-MAP", "bma": "BMA", "sam": "SAM"},
+    **{"l-map \u2212 ps-map": "L-MAP \u2212 PS-MAP", "log-trace": "LogTrace"},
+    **{"sklearn-mlp": "MLP (scikit-learn)", "boosting": "boosting", "ridge": "ridge"},
+    **{"white-noise": "L-MAP, N(0, I)", "train": "L-MAP, train", "other": "L-MAP, D'"},
+    **{"label-smoothing": "label smoothing", "fmnist": "FashionMNIST", "cifar10": "CIFAR-10"},
+}
+"""What methods, rows of Table 2 and data sets are called."""
+
+VALUES = ("ours", "stderr", "paper", "paper_stderr", "runs", "edge")
+TUNED = ("weight_decay", "reg_strength", "alpha")
+"""What was chosen for one method: not shown in a table with a line per method."""
+
+
+def arranged(table: Sequence[Mapping[str, Any]], group: str) -> list[Layout]:
+    """A table as the paper arranges those of this group of experiments, with words for ids."""
+    if not table:
+        return []
+    if group == "uci" and all("dataset" in entry for entry in table):
+        entries = [{**entry, "metric": "rmse"} for entry in table]
+        return [crossed(entries, ("protocol", "method"), ("dataset",))]
+    if group == "images" and all("metric" in entry for entry in table):
+        across = ("dataset", "metric") if all("dataset" in e for e in table) else ("metric",)
+        hidden = {*across, *VALUES, *(("method", "px") if "row" in table[0] else ("px",))}
+        by = tuple(name for name in columns(table) if name not in hidden)
+        main = [entry for entry in table if entry["metric"] in MAIN]
+        more = [entry for entry in table if entry["metric"] not in MAIN]
+        if not main:
+            return [crossed(more, by, across)]
+        return [crossed(main, by, across)] + [crossed(more, by, across, "More metrics")] * any(more)
+    named = [
+        {k: _word(k, v) if isinstance(v, str) else v for k, v in entry.items()} for entry in table
+    ]
+    header, texts = shown(named)
+    lines = [[Cell(text) for text in line] for line in texts]
+    return [Layout("", [], header, lines, _numeric(lines), header)]
+
+
+def crossed(
+    table: Sequence[Mapping[str, Any]], by: Sequence[str], across: Sequence[str], name: str = ""
+) -> Layout:
+    """A line per value of ``by``, a column per value of ``across``; the paper's value in each cell.
+
+    Examples:
+        >>> entry = {"dataset": "a", "method": "l-map", "metric": "ece", "ours": 1, "paper": 2.0}
+        >>> crossed([entry], ("method",), ("dataset", "metric")).lines
+        [[Cell(text='L-MAP', sub=''), Cell(text='1.00', sub='(2.0)')]]
+    """
+    by = [key for key in by if len({str(entry.get(key)) for entry in table}) > 1] or list(by[-1:])
+    found = dict.fromkeys(tuple(entry[key] for key in across) for entry in table)
+    first = list(dict.fromkeys(place[:-1] for place in found))
+    places = sorted(found, key=lambda place: first.index(place[:-1]))
+    cells: dict[tuple[Any, ...], dict[tuple[Any, ...], Mapping[str, Any]]] = {}
+    for entry in table:
+        line = cells.setdefault(tuple(entry.get(key) for key in by), {})
+        line[tuple(entry[key] for key in across)] = entry
+    lines = []
+    for key, line in cells.items():
+        runs = max((entry.get("runs") or 0 for entry in line.values()), default=0)
+        words = [Cell(str(_word(name, value))) for name, value in zip(by, key, strict=True)]
+        values = [_cell_of(line.get(place), runs) for place in places]
+        lines.append([*words, *values, *([Cell(str(runs))] if runs else [])])
+    seeds = ["seeds"] if any(entry.get("runs") for entry in table) else []
+    lines = [line + [Cell()] * (len(by) + len(places) + len(seeds) - len(line)) for line in lines]
+    groups: list[tuple[str, int]] = []
+    if len(across) > 1:
+        counted = Counter(place[0] for place in places)
+        groups = [("", len(by)), *((str(_word("", k)), n) for k, n in counted.items())]
+        groups += [("", len(seeds))] if seeds else []
+    header = [*map(_heading, by), *(str(_word(across[-1], place[-1])) for place in places), *seeds]
+    named = [
+        " ".join(str(_word(k, p)) for k, p in zip(across, place, strict=True)) for place in places
+    ]
+    labels = [*header[: len(by)], *named, *seeds]
+    numeric = [False] * len(by) + [True] * (len(header) - len(by))
+    return Layout(name, groups, header, lines, numeric, labels)
+
+
+def _cell_of(entry: Mapping[str, Any] | None, runs: int) -> Cell:
+    if entry is None:
+        return Cell("\u2014")
+    ours, theirs = PLACES.get(entry["metric"], (None, None))
+    text = rounded(entry["ours"], entry.get("stderr"), ours)
+    notes = []
+    if entry.get("paper") is not None:
+        notes.append(f"({rounded(entry['paper'], entry.get('paper_stderr'), theirs)})")
+    if entry.get("edge"):
+        notes.append(str(entry["edge"]))
+    if (fewer := entry.get("runs")) and fewer != runs:
+        notes.append(f"{fewer} seed{'s' * (fewer != 1)}")
+    return Cell(text, " ".join(notes))
+
+
+def rounded(value: Any, stderr: Any, places: int | None) -> str:
+    """Mean ± standard error with so many decimals; by its error if None.
+
+    Examples:
+        >>> rounded(93.9, 0.1, 1), rounded(0.2913, None, 3)
+        ('93.9 ± 0.1', '0.291')
+    """
+    if places is None or not isinstance(value, int | float) or not math.isfinite(value):
+        return with_error(value, stderr)
+    error = isinstance(stderr, int | float) and math.isfinite(stderr)
+    text = f"{value:.{places}f} ± {stderr:.{places}f}" if error else f"{value:.{places}f}"
+    return text.replace("-", MINUS)
+
+
+def _word(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return number(value)
+    return (
+        METRICS.get(value, value.replace("_", " ")) if name == "metric" else WORDS.get(value, value)
+    )
+
+
+def _heading(name: str) -> str:
+    return SYMBOLS.get(name, name.replace("_", " "))
+
+
+def _numeric(lines: Sequence[Sequence[Cell]]) -> list[bool]:
+    """Columns in which every filled cell starts like a number."""
+
+    def starts(cell: str) -> bool:
+        return (
+            not cell or cell.lstrip("\u2212+<>≈ ")[:1].isdigit() or cell in ("\u2014", "nan", "∞")
+        )
+
+    return [all(starts(cell.text) for cell in column) for column in zip(*lines, strict=True)]

@@ -4,6 +4,7 @@
   const { number, tell, hide, element } = window.fsmap;
   const NAMESPACE = "http://www.w3.org/2000/svg";
   const PALETTE = ["--fs-map", "--ps-map", "--l-map", "--bma", "--muted"];
+  const DASHES = { dashed: "6 4", dotted: "2 3" };
   const MARGIN = { left: 52, right: 12, top: 10, bottom: 40 };
 
   const shape = (name, attributes, parent) => {
@@ -29,11 +30,12 @@
     return [low - room, high + room];
   };
 
+  // data: frames of curves with axis labels; xlim and ylim fix the axes, drag(point, x, y) makes points movable.
   const chart = (stage, data) => {
     const legend = element("div", "", stage);
     legend.className = "legend";
     const svg = shape("svg", { class: "chart", role: "img" }, stage);
-    const [x0, x1] = limits(data.frames, "x"), [y0, y1] = limits(data.frames, "y");
+    const [x0, x1] = data.xlim || limits(data.frames, "x"), [y0, y1] = data.ylim || limits(data.frames, "y");
     let shown = 0, scale = null;
 
     const path = (curve) => {
@@ -49,7 +51,7 @@
     const key = (curve, index) => {
       const item = element("span", "", legend), mark = shape("svg", { viewBox: "0 0 22 10" }, item);
       if (curve.style === "points") shape("circle", { cx: 11, cy: 5, r: 3, fill: color(curve, index) }, mark);
-      else shape("path", { d: "M1 5H21", stroke: color(curve, index), "stroke-width": 2.2, "stroke-dasharray": curve.style === "dashed" ? "4 3" : "none" }, mark);
+      else shape("path", { d: "M1 5H21", stroke: color(curve, index), "stroke-width": 2.2, "stroke-dasharray": DASHES[curve.style] || "none" }, mark);
       item.append(curve.name);
     };
     const axes = (width, height) => {
@@ -82,14 +84,38 @@
       data.frames[index].curves.forEach((curve, i) => {
         key(curve, i);
         if (curve.style !== "points") {
-          shape("path", { class: "curve", d: path(curve), stroke: color(curve, i), "stroke-dasharray": curve.style === "dashed" ? "6 4" : "none" }, svg);
+          shape("path", { class: "curve", d: path(curve), stroke: color(curve, i), "stroke-dasharray": DASHES[curve.style] || "none" }, svg);
           return;
         }
-        curve.x.forEach((x, k) => { if (typeof curve.y[k] === "number") shape("circle", { cx: scale.x(x), cy: scale.y(curve.y[k]), r: 3, fill: color(curve, i) }, svg); });
+        curve.x.forEach((x, k) => {
+          if (typeof curve.y[k] !== "number") return;
+          const dot = shape("circle", { cx: scale.x(x), cy: scale.y(curve.y[k]), r: data.drag ? 7 : 3, fill: color(curve, i) }, svg);
+          if (data.drag) handle(dot, k, x, curve.y[k]);
+        });
       });
     };
+    let held = null;
+    const value = (event) => {
+      const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()), box = svg.viewBox.baseVal;
+      const inside = (share, low, high) => low + Math.min(Math.max(share, 0), 1) * (high - low);
+      return [inside((at.x - MARGIN.left) / (box.width - MARGIN.left - MARGIN.right), x0, x1), inside((box.height - MARGIN.bottom - at.y) / (box.height - MARGIN.top - MARGIN.bottom), y0, y1)];
+    };
+    const handle = (dot, k, x, y) => {
+      for (const [key, text] of Object.entries({ class: "handle", tabindex: 0, role: "slider", "aria-label": `data point ${k + 1}`, "aria-valuenow": y, "aria-valuetext": `x ${number(x)}, y ${number(y)}` })) dot.setAttribute(key, text);
+      dot.addEventListener("pointerdown", (event) => { held = k; svg.setPointerCapture(event.pointerId); event.preventDefault(); });
+      dot.addEventListener("keydown", (event) => {
+        const step = { ArrowUp: [0, 0.02], ArrowDown: [0, -0.02], ArrowLeft: [-0.02, 0], ArrowRight: [0.02, 0] }[event.key];
+        if (!step) return;
+        event.preventDefault();
+        data.drag(k, x + step[0], y + step[1]);
+        svg.querySelectorAll(".handle")[k].focus();
+      });
+    };
+    svg.addEventListener("pointermove", (event) => { if (held !== null) { hide(); data.drag(held, ...value(event)); } });
+    for (const name of ["pointerup", "pointercancel"]) svg.addEventListener(name, () => { held = null; });
     const cross = shape("line", { class: "cross" });
     svg.addEventListener("pointermove", (event) => {
+      if (held !== null) return;
       const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
       const x = x0 + (at.x - MARGIN.left) / (svg.viewBox.baseVal.width - MARGIN.left - MARGIN.right) * (x1 - x0);
       if (x < x0 || x > x1) { hide(); cross.remove(); return; }
@@ -108,6 +134,8 @@
     new ResizeObserver(() => { if (stage.clientWidth) draw(shown); }).observe(stage);
     return draw;
   };
+
+  window.fsmap.chart = chart;
 
   for (const slider of document.querySelectorAll(".slider")) {
     const input = slider.querySelector("input"), output = slider.querySelector("output"), note = slider.querySelector(".note");

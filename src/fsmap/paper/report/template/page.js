@@ -44,39 +44,39 @@
     try { localStorage.setItem("fsmap-theme", root.dataset.theme); } catch (error) { /* for this visit only */ }
   });
 
-  // hover values: the nearest point of any line of the figure
+  // hover values: the nearest point of any line of the figure, or of one of its panels
   for (const plot of document.querySelectorAll(".plot")) {
     const data = plot.querySelector("script.hover");
     if (!data) continue;
-    const svg = plot.querySelector("svg");
     const series = JSON.parse(data.textContent);
-    const ring = document.createElementNS("http://www.w3.org/2000/svg", "circle");
-    ring.setAttribute("class", "ring");
-    ring.setAttribute("r", "4.5");
-    ring.setAttribute("visibility", "hidden");
-    svg.append(ring);
-    const clear = () => { hide(); ring.setAttribute("visibility", "hidden"); };
-    const look = (event) => {
-      const matrix = svg.getScreenCTM();
-      if (!matrix) return;
-      const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(matrix.inverse());
-      let best = null, nearest = (28 / matrix.a) ** 2;
-      for (const line of series) {
-        for (const point of line.points) {
-          const distance = (point[0] - at.x) ** 2 + (point[1] - at.y) ** 2;
-          if (distance < nearest) { nearest = distance; best = { line, point }; }
+    for (const svg of plot.querySelectorAll("svg")) {
+      const ring = document.createElementNS("http://www.w3.org/2000/svg", "circle");
+      for (const [key, value] of Object.entries({ class: "ring", r: 4.5, visibility: "hidden" })) ring.setAttribute(key, value);
+      svg.append(ring);
+      const clear = () => { hide(); ring.setAttribute("visibility", "hidden"); };
+      const show = (event) => {
+        const matrix = svg.getScreenCTM();
+        if (!matrix) return;
+        const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(matrix.inverse());
+        let best = null, nearest = (28 / matrix.a) ** 2;
+        for (const line of series) {
+          for (const point of line.points) {
+            const distance = (point[0] - at.x) ** 2 + (point[1] - at.y) ** 2;
+            if (distance < nearest) { nearest = distance; best = { line, point }; }
+          }
         }
-      }
-      if (!best) { clear(); return; }
-      const { line, point } = best;
-      ring.setAttribute("cx", point[0]);
-      ring.setAttribute("cy", point[1]);
-      ring.setAttribute("visibility", "visible");
-      tell(event, line.name, line.color, [`${line.x || "x"}: ${number(point[2])}`, `${line.y || "y"}: ${number(point[3])}`]);
-    };
-    svg.addEventListener("pointermove", look);
-    svg.addEventListener("pointerdown", look);
-    svg.addEventListener("pointerleave", clear);
+        if (!best) { clear(); return; }
+        const { line, point } = best;
+        ring.setAttribute("cx", point[0]);
+        ring.setAttribute("cy", point[1]);
+        ring.setAttribute("visibility", "visible");
+        const x = typeof point[2] === "number" ? `${line.x || "x"}: ${number(point[2])}` : point[2];
+        tell(event, line.name || (typeof point[2] === "number" ? "" : point[2]), line.color, [...(line.name || typeof point[2] === "number" ? [x] : []), `${line.y || "y"}: ${number(point[3])}`]);
+      };
+      svg.addEventListener("pointermove", show);
+      svg.addEventListener("pointerdown", show);
+      svg.addEventListener("pointerleave", clear);
+    }
   }
   addEventListener("scroll", hide, { passive: true });
 
@@ -102,23 +102,6 @@
       setTimeout(() => { button.textContent = "copy"; }, 1500);
     });
   }
-
-  // contents: folded on small screens, and the current experiment marked
-  const contents = document.querySelector(".contents details");
-  const wide = matchMedia("(min-width: 78rem)");
-  const fold = () => { contents.open = wide.matches; };
-  wide.addEventListener("change", fold);
-  fold();
-  const links = new Map([...document.querySelectorAll(".contents a")].map((link) => [link.hash.slice(1), link]));
-  const watcher = new IntersectionObserver((entries) => {
-    for (const entry of entries) {
-      if (!entry.isIntersecting) continue;
-      for (const link of links.values()) link.removeAttribute("aria-current");
-      const link = links.get(entry.target.id);
-      if (link) link.setAttribute("aria-current", "true");
-    }
-  }, { rootMargin: "-10% 0px -80% 0px" });
-  for (const article of document.querySelectorAll("article")) watcher.observe(article);
 
   // on paper everything is unfolded
   addEventListener("beforeprint", () => { for (const details of document.querySelectorAll("article details")) details.open = true; });

@@ -1,0 +1,406 @@
+"""Measured before training: what R adds to a step, and which λ to try."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fsmap.errors import InputError, UnseenStatisticsWarning
+from fsmap.functional import accumulate
+from fsmap.lmap.inplace import InPlacePenalty
+from fsmap.lmap.module import LMAP, LaplacianPenalty
+from fsmap.lmap.options import check_module
+from fsmap.types import Inputs
+
+EVERY = (1, 2, 4, 8)
+MEASURE_SECONDS = 4.0  # after which no further round is measured
+SHARES = (0.01, 0.1, 1.0)  # shares λR / loss that are offered
+
+
+class StepCost(NamedTuple):
+    """Seconds and peak bytes of a training step, forward and backward; ``print`` it.
+
+    Peaks leave out parameters. An idle step is one on which ``every`` leaves R out (in ``joint`` a
+    larger batch).
+    """
+
+    plain: float  # seconds of a step of the model alone
+    idle: float
+    active: float  # seconds of a step with R
+    plain_bytes: int
+    active_bytes: int
+    every: int
+    settings: str  # what was measured, in words
+    spread: float = 0.0  # largest (max − min)/median of one of the three, over the rounds
+
+    def seconds(self, every: int | None = None) -> float:
+        """Seconds of a step on average, with R on every so many of them."""
+        k = self.every if every is None else every
+        return self.active / k + self.idle * (1 - 1 / k)
+
+    @property
+    def factor(self) -> float:
+        """How many times as long training takes."""
+        return self.seconds() / self.plain
+
+    @property
+    def extra_bytes(self) -> int:
+        """Bytes that R adds to the peak."""
+        return max(0, self.active_bytes - self.plain_bytes)
+
+    def __str__(self) -> str:
+        steps = [("without R", self.plain, self.plain_bytes)]
+        for k in sorted({*EVERY, self.every}):
+            name = f"every={k}" + (" (set)" if k == self.every else "")
+            steps.append((name, self.seconds(k), self.active_bytes))
+        lines = [self.settings, f"{'step':<14}{'time':>10}{'factor':>8}{'peak memory':>13}"]
+        lines += [
+            f"{name:<14}{1e3 * seconds:>7.1f} ms{seconds / self.plain:>7.2f}x{size / 1e6:>10.1f} MB"
+            for name, seconds, size in steps
+        ]
+        lines.append(f"medians of steps measured in turns; spread up to {self.spread:.0%}")
+        return "\n".join(lines)
+
+
+def estimate_cost(
+    term: Any,
+    x: Inputs,
+    *,
+    loss: Callable[[Tensor], Tensor] | None = None,
+    repeats: int = 10,
+) -> StepCost:
+    """Measure a training step with and without R; the model stays as it is.
+
+    Args:
+        term: The LMAP, LaplacianPenalty or InPlacePenalty that will train the model. Call this
+            inside ``torch.autocast`` if you train so; under FSDP or DDP on all ranks.
+        x: A training batch.
+        loss: Loss of an output; by default its mean square. The optimizer's own step is not part of
+            the measurement: it is the same with and without R.
+        repeats: Rounds: in each all three kinds of step are measured; fewer if they take long.
+
+    Example:
+        >>> import torch, fsmap
+        >>> model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 2))
+        >>> lm = fsmap.LMAP(model, fsmap.px.Normal(shape=(8,)), num_points=32)
+        >>> cost = fsmap.estimate_cost(lm, torch.zeros(32, 8))
+        >>> cost.seconds(every=4) < cost.seconds(every=1)
+        True
+    """
+    if repeats < 1:
+        message = f"repeats must be at least 1, got {repeats}"
+        raise InputError(message)
+    if not isinstance(term, LMAP | LaplacianPenalty | InPlacePenalty):
+        message = (
+            "estimate_cost takes an LMAP, a LaplacianPenalty or an InPlacePenalty, got "
+            f"{type(term).__name__}"
+        )
+        raise InputError(message)
+    reg = term.regularizer
+    plain_pass = term.f.plain if isinstance(term, InPlacePenalty) else reg.f.plain
+    objective = loss or (lambda out: accumulate(out).square().mean())
+
+    def plain() -> None:
+        reg.module.zero_grad()
+        objective(plain_pass(x)).backward()
+
+    def with_term(strength: float) -> None:
+        reg.step = 0
+        if isinstance(term, InPlacePenalty):
+            plain()
+            term.backward(strength)
+            return
+        reg.module.zero_grad()
+        if isinstance(term, LMAP):
+            out, value = term(x, reg_strength=strength)
+        else:
+            out, value = plain_pass(x), term(strength)
+        (objective(out) + value).backward()
+
+    device = next(p for p in reg.module.parameters() if p.requires_grad).device
+    runs = (plain, lambda: with_term(0.0), lambda: with_term(1.0))
+    with _unchanged(term, device):
+        seconds, spread = _in_turns(runs, device, repeats)
+        peaks = [_peak(run, device) for run in (runs[0], runs[2])]
+    o = reg.options
+    settings = (
+        f"{o.estimator.name}, num_points={o.num_points}, probes={o.probes}, "
+        f"batchnorm={o.batchnorm!r}, {str(device)}"
+    )
+    cost: Any = (*seconds, *peaks, o.every, settings, spread)
+    return StepCost(*cost)
+
+
+@contextmanager
+def _unchanged(
+    term: LMAP | LaplacianPenalty | InPlacePenalty, device: torch.device
+) -> Iterator[None]:
+    """Training mode; afterwards gradients, mode, buffers, steps and random state as before."""
+    reg = term.regularizer
+    module: nn.Module = term if isinstance(term, LMAP) else reg.module
+    modes = {part: part.training for part in module.modules()}
+    buffers = {name: b.clone() for name, b in module.named_buffers()}
+    grads = [(p, p.grad) for p in module.parameters()]
+    for p, _ in grads:
+        p.grad = None
+    counted = (reg.step, reg._micro, reg._counts_passes)
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+            if not module.training:
+                module.train()
+            yield
+    finally:
+        reg.step, reg._micro, reg._counts_passes = counted
+        for p, grad in grads:
+            p.grad = grad
+        for part, training in modes.items():
+            part.training = training
+        with torch.no_grad():
+            for name, b in module.named_buffers():
+                b.copy_(buffers[name])
+
+
+def _in_turns(
+    runs: Sequence[Callable[[], object]], device: torch.device, repeats: int
+) -> tuple[list[float], float]:
+    """Median seconds of each, measured in turns, and the largest relative spread of one."""
+    for run in runs:
+        run()  # warm-up
+    rounds: list[list[float]] = []
+    while not rounds or (len(rounds) < repeats and sum(map(sum, rounds)) < MEASURE_SECONDS):
+        found = []
+        for run in runs:
+            start = _now(device)
+            run()
+            found.append(_now(device) - start)
+        rounds.append(found)
+    times = list(zip(*rounds, strict=True))
+    medians = [statistics.median(each) for each in times]
+    return medians, max((max(t) - min(t)) / m for t, m in zip(times, medians, strict=True))
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def _peak(run: Callable[[], object], device: torch.device) -> int:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device) - before)
+    with _Alive() as alive:
+        run()
+    return int(alive.peak)
+
+
+class _Alive(TorchDispatchMode):
+    """Bytes of the tensors that operations made and that are still alive, and their maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = self.peak = 0
+        self._known: dict[int, Any] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            self._count(leaf, made=False)  # was there before: parameters, inputs
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            self._count(leaf, made=True)
+        return out
+
+    def _count(self, leaf: Any, *, made: bool) -> None:
+        if not isinstance(leaf, Tensor):
+            return
+        storage = leaf.untyped_storage()
+        key, size = storage._cdata, storage.nbytes() * made
+        if key in self._known:
+            return
+
+        def freed(_: Any) -> None:
+            if self._known.pop(key, None) is not None:
+                self.now -= size
+
+        self._known[key] = weakref.ref(storage, freed)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+class Strength(NamedTuple):
+    """R beside the loss, and the λ that follows from it; ``print`` it."""
+
+    R: float  # mean over the draws
+    stderr: float
+    loss: float
+    share: float
+    reg_strength: float  # λ with λR = share · loss
+    current: float | None = None  # λ as it is now, if it was given
+    jitter: float | None = None  # ε = 1/(2λN) of ``reg_strength``, if N was given
+
+    @property
+    def choices(self) -> dict[float, float]:
+        """λ at which λR is 1, 10 and 100 percent of the loss, by share."""
+        return {share: share * self.loss / self.R for share in SHARES}
+
+    @property
+    def current_share(self) -> float | None:
+        """λR / loss as it is now."""
+        return None if self.current is None else self.current * self.R / self.loss
+
+    def __str__(self) -> str:
+        lines = [f"R = {self.R:.4g} ± {self.stderr:.2g}, loss = {self.loss:.4g}"]
+        for share, strength in self.choices.items():
+            line = f"λ = {strength:.2g}: λR is {share:.0%} of the loss"
+            if self.jitter is not None:
+                line += f" (ε = {self.jitter * self.reg_strength / strength:.2g})"
+            lines.append(line)
+        if self.current is not None:
+            lines.append(f"now λ = {self.current:.2g}: λR is {self.current_share:.2g} of the loss")
+        return "\n".join(lines)
+
+
+def suggest_strength(
+    model: nn.Module | LaplacianPenalty,
+    px: Any = None,
+    /,
+    *,
+    loss: float | Tensor,
+    share: float = 0.01,
+    current: float | None = None,
+    num_data: int | None = None,
+    x: Inputs = None,
+    num_points: int = 128,
+    draws: int = 16,
+    seed: int = 0,
+    **options: Any,
+) -> Strength:
+    r"""Measure R beside the loss, and return the λ at which λR is 1, 10 and 100 percent of it.
+
+    R is averaged over draws of evaluation points and ψ, without gradients; nothing is changed.
+    Before training this gives values of λ to try: the best one on held-out data can lie anywhere
+    between 1 and 100 percent, and R grows while a network is trained. With ``frozen`` statistics
+    of a BatchNorm layer that has seen no data R can be wrong by orders of magnitude, and
+    :class:`fsmap.errors.UnseenStatisticsWarning` is given.
+
+    Args:
+        model: An ``nn.Module``, or the ``LMAP`` or ``LaplacianPenalty`` that trains it, whose
+            settings are then used.
+        px: Evaluation distribution, for a bare module.
+        loss: Your training loss now, without λR: a mean over points, greater than zero.
+        share: λR / loss at ``reg_strength`` of the result.
+        current: λ as it is now.
+        num_data: N, to translate λ to ε = 1/(2λN).
+        x: A training batch. Only ``LMAP(batchnorm="joint")`` needs it: its R averages over both.
+        num_points: S, for a bare module.
+        draws: How often R is estimated.
+        seed: Seed of the draws, for a bare module.
+        **options: More for a bare module: ``estimator``, ``batchnorm``, ``metric``, ``forward``.
+
+    Example:
+        >>> import torch, fsmap
+        >>> model = torch.nn.Linear(3, 1)  # R = E‖x‖² + 1 = 4 whatever the parameters
+        >>> found = fsmap.suggest_strength(
+        ...     model, fsmap.px.Normal(shape=(3,)), loss=0.5, num_points=4096, estimator="exact"
+        ... )
+        >>> round(found.R), round(found.reg_strength, 5)
+        (4, 0.00125)
+    """
+    value = float(loss.detach() if isinstance(loss, Tensor) else loss)
+    if not 0 < value < math.inf:
+        message = (
+            f"loss must be positive and finite, got {value:g}. If your loss is a log-density that "
+            "can be negative, give it without its constants, such as the squared error."
+        )
+        raise InputError(message)
+    for name, number in (("share", share), ("draws", draws)):
+        if not number > 0:
+            message = f"{name} must be positive, got {number:g}"
+            raise InputError(message)
+    term = _term(model, px, num_points=num_points, seed=seed, **options)
+    if term.batchnorm == "frozen":
+        _warn_if_unseen(term.regularizer.module)
+    found = _draws(term, x, draws)
+    R = float(found.mean())
+    if not 0 < R < math.inf:
+        message = (
+            f"R is {R:g} at this p_X, so no λ can be suggested. A model whose output does not "
+            "depend on its parameters has R = 0; points far outside the data can make it infinite."
+        )
+        raise InputError(message)
+    stderr = float(found.std()) / math.sqrt(draws) if draws > 1 else math.nan
+    strength = share * value / R
+    jitter = None if num_data is None else 1 / (2 * strength * num_data)
+    return Strength(R, stderr, value, share, strength, current, jitter)
+
+
+def _term(model: Any, px: Any, **options: Any) -> LMAP | LaplacianPenalty:
+    if isinstance(model, LMAP | LaplacianPenalty):
+        return model
+    check_module(model)
+    if px is None:
+        message = (
+            "a bare module needs px, the evaluation distribution: "
+            "suggest_strength(model, fsmap.px.Normal(shape=(3,)), loss=loss)"
+        )
+        raise InputError(message)
+    return LaplacianPenalty(model, px, **options)
+
+
+def _warn_if_unseen(module: nn.Module) -> None:
+    """Warn if running statistics are still those of a new layer."""
+    unseen = [
+        name
+        for name, layer in module.named_modules()
+        if isinstance(layer, _BatchNorm)
+        and layer.running_mean is not None
+        and layer.running_var is not None
+        and not layer.running_mean.any()
+        and bool((layer.running_var == 1).all())
+    ]
+    if unseen:
+        message = (
+            f"R is measured with running statistics, and {len(unseen)} BatchNorm layers (the first "
+            f"is {unseen[0]!r}) have not seen data: mean 0, variance 1. R of the model in training "
+            "can differ by orders of magnitude. Train for some steps first, or measure within "
+            "fsmap.fresh_statistics(model, [x])."
+        )
+        warnings.warn(message, UnseenStatisticsWarning, stacklevel=3)
+
+
+def _draws(term: LMAP | LaplacianPenalty, x: Inputs, draws: int) -> Tensor:
+    """R of several draws, ``[draws]``; steps and buffers are left as they were."""
+    reg, joint = term.regularizer, term.batchnorm == "joint"
+    if joint and x is None:
+        message = (
+            'LMAP(batchnorm="joint") averages R over training and evaluation points: give x, a '
+            "training batch"
+        )
+        raise InputError(message)
+    kept, found = reg.step, []
+    try:
+        with torch.no_grad():
+            for draw in range(draws):
+                reg.step = draw * reg.every
+                with reg.own_noise():
+                    found.append(reg(x if joint else None).R / reg.every)
+        return torch.stack(found).double().cpu()
+    finally:
+        reg.step = kept

@@ -1,1 +1,0 @@
-"""Files of the report page: HTML (jinja2), CSS and JavaScript."""

@@ -540,7 +540,7 @@ def test_a_dead_member_gets_no_gradient():
     made.members.hypers["prior_std"][2] = torch.nan
     before = {n: p.detach().clone() for n, p in made.members.params.items()}
     made.step(made.feeder.make(0))
-    assert made.alive.tolist() == [k != 2 for k in range(16)]
+    assert made.finite.tolist() == [k != 2 for k in range(16)]
     made.members.hypers["prior_std"][2] = 1.0  # it stays dead
     made.step(made.feeder.make(1))
     for n, p in made.members.params.items():

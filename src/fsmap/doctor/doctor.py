@@ -343,8 +343,8 @@ def _deficit_nearby(params: Params, at: Callable[[Params], Spectrum]) -> int:
             moved[name] = p + size * torch.randn(p.shape, generator=generator).to(p)
         s = at(moved)
         assert s.eigenvalues is not None
-        alive = s.eigenvalues.abs() > WIDE_GAP * s.floor  # surely not zero
-        deficits.append(s.parameters - int(alive.sum()))
+        kept = s.eigenvalues.abs() > WIDE_GAP * s.floor  # surely not zero
+        deficits.append(s.parameters - int(kept.sum()))
     return min(deficits)
 
 
@@ -433,12 +433,12 @@ def _eigenvalues(found: Spectrum) -> Eigenvalues:
     smallest = nonzero = condition = None
     decades: tuple[tuple[int, int], ...] = ()
     if found.eigenvalues is not None:
-        alive = found.eigenvalues[found.eigenvalues.abs() > found.floor]
-        smallest = float(found.eigenvalues[-1]) if len(alive) == found.parameters else 0.0
-        if len(alive):
-            nonzero = float(alive[alive.abs().argmin()])
+        kept = found.eigenvalues[found.eigenvalues.abs() > found.floor]
+        smallest = float(found.eigenvalues[-1]) if len(kept) == found.parameters else 0.0
+        if len(kept):
+            nonzero = float(kept[kept.abs().argmin()])
             condition = abs(low / nonzero)
-            exponents = alive.abs().log10().floor().int().tolist()
+            exponents = kept.abs().log10().floor().int().tolist()
             decades = tuple((n, exponents.count(n)) for n in sorted(set(exponents), reverse=True))
     return Eigenvalues(
         largest=low,
@@ -459,9 +459,9 @@ def recommended(found: Spectrum, dtype: torch.dtype) -> dict[str, float]:
         return {}
     advice = {}
     if found.eigenvalues is not None:
-        alive = found.eigenvalues.abs()
-        alive = alive[alive > found.floor]
-        low = float(alive.quantile(0.1)) if len(alive) < 10**7 else float(alive.min())
+        kept = found.eigenvalues.abs()
+        kept = kept[kept > found.floor]
+        low = float(kept.quantile(0.1)) if len(kept) < 10**7 else float(kept.min())
         advice["fs-map"] = _digit(max(10 * rounding(found, dtype), 0.1 * low), math.floor)
     return advice | {"l-map": _digit(10 * upper, math.ceil)}
 

@@ -289,23 +289,23 @@ class Ensemble:
         self._compiled: dict[object, Callable[..., Any]] = {}
         self._vectorizes = False  # whether a step under vmap has worked
         self.chunk_size = torch.tensor(chunk)  # a tensor, so that a checkpoint can keep it
-        self.alive = torch.ones(len(members.grid), dtype=torch.bool, device=members.like.device)
+        self.finite = torch.ones(len(members.grid), dtype=torch.bool, device=members.like.device)
 
     def step(self, feed: Feed) -> Tensor:
         """Differentiate and update; the measured columns, [C, M], on the device."""
         grads, row = self.gradients(feed)
-        return update(self.members.params, grads, row, self.optimizer, self.clip, self.alive)
+        return update(self.members.params, grads, row, self.optimizer, self.clip, self.finite)
 
     def state(self) -> list[Tensor]:
         """Every tensor that a step changes. Adam and SGD add theirs at the first step."""
         params = list(self.members.params.values())
         moments = [t for p in params for t in self.optimizer.state[p].values()]
-        tensors = [*(p.detach() for p in params), self.alive, *moments]
+        tensors = [*(p.detach() for p in params), self.finite, *moments]
         return [t for t in tensors if isinstance(t, Tensor)]
 
     def gradients(self, feed: Feed) -> tuple[Params, Tensor]:
         """Gradients [M, ...] and the loss with its terms, [4, M]."""
-        size, M = int(self.chunk_size), len(self.alive)
+        size, M = int(self.chunk_size), len(self.finite)
         slices = [slice(first, min(first + size, M)) for first in range(0, M, size)]
         try:
             return _joined([self._chunk(feed, members) for members in slices])

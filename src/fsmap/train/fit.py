@@ -278,20 +278,20 @@ def update(
     row: Tensor,
     optimizer: Optimizer,
     clip: float | None,
-    alive: Tensor | None = None,
+    finite: Tensor | None = None,
 ) -> Tensor:
     """Clip the gradient and move the parameters in place.
 
-    For a stack of members, ``alive`` [M] loses the members whose loss or gradient is not finite;
+    For a stack of members, ``finite`` [M] loses the members whose loss or gradient is not finite;
     they get no gradient any more. Returns the numbers of ``COLUMNS``, [5] or [5, M].
     """
-    norm = global_norm(grads, stacked=alive is not None)
+    norm = global_norm(grads, stacked=finite is not None)
     if clip is not None:
         grads = clip_by_norm(grads, norm, clip)
-    if alive is not None:
-        alive &= torch.isfinite(row[0]) & torch.isfinite(norm)
-        if alive.device.type != "cpu" or not alive.all():
-            grads = {n: torch.where(expand(alive, g), g, 0) for n, g in grads.items()}
+    if finite is not None:
+        finite &= torch.isfinite(row[0]) & torch.isfinite(norm)
+        if finite.device.type != "cpu" or not finite.all():
+            grads = {n: torch.where(expand(finite, g), g, 0) for n, g in grads.items()}
     for name, p in params.items():
         p.grad = grads[name]
     optimizer.step()

@@ -59,14 +59,14 @@ class PopulationState(NamedTuple):
         x = move_points(x, device=first.device, dtype=first.dtype)
         found = []
         with torch.no_grad(), random_layers_off(self.f):
-            for k, gone in enumerate((self.diverged >= 0).tolist()):
+            for k, diverged in enumerate((self.diverged >= 0).tolist()):
                 out = self.f({n: p[k] for n, p in self.params.items()}, x)
-                found.append(torch.full_like(out, torch.nan) if gone else out)
+                found.append(torch.full_like(out, torch.nan) if diverged else out)
         return torch.stack(found)
 
     def __repr__(self) -> str:
-        gone = int((self.diverged >= 0).sum())
-        return f"PopulationState({self.grid!r} after {self.step} steps, {gone} diverged)"
+        diverged = int((self.diverged >= 0).sum())
+        return f"PopulationState({self.grid!r} after {self.step} steps, {diverged} diverged)"
 
 
 def fit_population(
@@ -163,7 +163,7 @@ def fit_population(
         validation = lambda params: _measure(f, params, held_out, by)  # noqa: E731
     extra = {"diverged": divergence.steps, "chunk": ensemble.chunk_size, **members.extra}
     loop = Loop(settings, members.params, optimizer, divergence.judge, config, validation, extra)
-    ensemble.alive.copy_(divergence.steps < 0)
+    ensemble.finite.copy_(divergence.steps < 0)
     take_step: Callable[[Feed], Tensor] = ensemble.step
     if capture:
         take_step = Graphed(ensemble.step, ensemble.state, required=graph is True)
@@ -302,10 +302,10 @@ class Divergence:
 
     def warn(self) -> None:
         """Warn once, with names, if some members diverged."""
-        gone = (self.steps >= 0).nonzero().flatten().tolist()
-        if not gone:
+        diverged = (self.steps >= 0).nonzero().flatten().tolist()
+        if not diverged:
             return
-        shown = "; ".join(f"{self.grid[k]} at step {int(self.steps[k])}" for k in gone[:3])
-        more = f"; and {len(gone) - 3} more" if len(gone) > 3 else ""
-        message = f"{len(gone)} of {len(self.steps)} members diverged: {shown}{more}"
+        shown = "; ".join(f"{self.grid[k]} at step {int(self.steps[k])}" for k in diverged[:3])
+        more = f"; and {len(diverged) - 3} more" if len(diverged) > 3 else ""
+        message = f"{len(diverged)} of {len(self.steps)} members diverged: {shown}{more}"
         warnings.warn(message, DivergedWarning, stacklevel=3)

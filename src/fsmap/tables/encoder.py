@@ -229,17 +229,15 @@ def stray_text(
     name: str, cells: Cells, wrong: npt.NDArray[np.bool_], *, learned: bool = False
 ) -> str:
     """The message for text in a column of numbers: what it is, where, and what can be done."""
-    rows = np.flatnonzero(wrong)
-    shown = texts(cells)
+    rows, shown = np.flatnonzero(wrong), texts(cells)
     examples = ", ".join(f"{shown[row]!r} in row {row + 1}" for row in rows[:3])
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-    several = len(rows) > 1
-    what = "are no finite numbers" if several else "is no finite number"
+    what = "is no finite number" if len(rows) == 1 else "are no finite numbers"
     holds = "held numbers when the model was fitted" if learned else "holds numbers"
     text = (
-        f"column {name!r} {holds}, but {examples}{more} {what}. Correct the "
-        f"cell{'s' if several else ''}; if it means 'no value', say so with --missing "
-        f"{shown[rows[0]]!r}"
+        f"column {name!r} {holds}, but {examples}{more} {what}. Correct "
+        f"{'the cell' if len(rows) == 1 else 'the cells'}; if it means 'no value', say so with "
+        f"--missing {shown[rows[0]]!r}"
     )
     return text if learned else f"{text}; if the column holds categories, with --category {name}"
 
@@ -261,10 +259,8 @@ def check_columns(table: Table, wanted: Sequence[str]) -> None:
     lacking = [name for name in wanted if name not in table.columns]
     if lacking:
         hint = did_you_mean(lacking[0], table.columns, cutoff=0.5)
-        there = ", ".join(map(repr, table.columns))
-        message = (
-            f"there is no column {', '.join(map(repr, lacking))}.{hint} The columns are: {there}."
-        )
+        named, there = (", ".join(map(repr, names)) for names in (lacking, table.columns))
+        message = f"there is no column {named}.{hint} The columns are: {there}."
         raise InputError(message)
 
 
@@ -305,8 +301,7 @@ def _number(name: str, values: Floats, form: str) -> Column:
     if whole and _ID.search(name) and len(np.unique(known)) == len(known) > MANY:
         reason = "an identifier by its name, and another number in every row (to use it: rename it)"
         return Column(name, LEFT_OUT, reason=reason)
-    low, high = float(known.min()), float(known.max())
-    fill = float(np.median(known))
+    low, fill, high = (float(f(known)) for f in (np.min, np.median, np.max))
     return Column(name, NUMBER, fill=fill, missing=missing, form=form, low=low, high=high)
 
 
@@ -344,11 +339,8 @@ def _remarks(column: Column, cells: Cells) -> Iterable[str]:
         yield f"column {name} has codes with leading zeros: categories"
     if column.kind == NUMBER and not column.missing:
         values = numbers(cells, column.form)[0]
-        if (
-            len(values) > MANY
-            and (values == np.round(values)).all()
-            and len(np.unique(values)) == len(values)
-        ):
+        whole = bool((values == np.round(values)).all())
+        if whole and len(np.unique(values)) == len(values) > MANY:
             yield (
                 f"column {name} has another whole number in every row: if it is an identifier, "
                 f"--drop {column.name}"

@@ -469,15 +469,11 @@ class Difference(NamedTuple):
 
     mean: float
     stderr: float
-
-    @property
-    def clear(self) -> bool:
-        """Whether it is more than two standard errors."""
-        return abs(self.mean) > 2 * self.stderr
+    clear: bool  # more than two standard errors
 
 
 def difference(fitted: Fitted, first: str, second: str) -> Difference:
     """First minus second: negative if the first is better."""
     rows = row_losses(fitted.out[first], fitted.y) - row_losses(fitted.out[second], fitted.y)
-    rows = rows.double()
-    return Difference(float(rows.mean()), float(rows.std() / math.sqrt(len(rows))))
+    mean, stderr = float(rows.double().mean()), float(rows.double().std() / math.sqrt(len(rows)))
+    return Difference(mean, stderr, abs(mean) > 2 * stderr)

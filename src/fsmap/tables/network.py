@@ -13,7 +13,6 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -122,9 +121,7 @@ class Members(nn.Module):
         wrong |= (out == -torch.inf).any(1) & (not self.labels)
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0]) + 1
-            message = (
-                f"the prediction for row {row} is not finite. Are its numbers of a usual size?"
-            )
+            message = f"the prediction for row {row} is not finite. Are its numbers too large?"
             raise DivergedError(message)
         return out
 
@@ -373,15 +370,16 @@ class _Run:
         points: Any = self.px.sample(self.options.num_points, self.generator)
         return points.to(self.x)  # type: ignore[no-any-return]
 
-    def _log_dets(self, params: Any, jitter: Tensor) -> Tensor:
-        """½ log det(𝒥 + εI)/N of each member, ``[M]``."""
-        points, values = self._sample(), []
-        for k in range(len(jitter)):
-            own = {name: p[k] for name, p in params.items()}
-            found = log_det(self.f, own, points, jitter=jitter[k])
-            assert isinstance(found, Tensor)
-            values.append(found / (2 * len(self.x)))
-        return torch.stack(values)
+    def _log_dets(self, params: Any, jitter: Tensor) -> Any:
+        """Sum over members of ½ log det(𝒥 + εI)/N."""
+        points, own = (
+            self._sample(),
+            [{n: p[k] for n, p in params.items()} for k in range(len(jitter))],
+        )
+        found: Any = [
+            log_det(self.f, p, points, jitter=e) for p, e in zip(own, jitter, strict=True)
+        ]
+        return torch.stack([value / (2 * len(self.x)) for value in found]).sum()
 
     def train(self, configs: list[Config], progress: bool) -> dict[str, Learned]:
         """Train, keep the best parameters of each configuration, and choose one for each method."""
@@ -405,10 +403,11 @@ class _Run:
                     group["lr"] = plan.learning_rate * 0.5 * (1 + math.cos(angle))
                 out = _apply(modules[0], params, buffers, self.rows[rows])
                 losses = row_losses(out, self.y[rows]) * self.weight[rows]
-                loss = losses.mean(1).sum() + _decayed(params, decay)
+                squares = torch.stack([p.square().flatten(1).sum(1) for p in params.values()])
+                loss = losses.mean(1).sum() + (decay / 2 * squares.sum(0)).sum()
                 if fs_map:
                     jitter = 1 / (2 * strength * len(self.x))
-                    loss = loss + self._log_dets(params, jitter).sum()
+                    loss = loss + self._log_dets(params, jitter)
                 elif len(active) and step % EVERY == 0:
                     R = self._laplacian({n: p[active] for n, p in params.items()})
                     drawn = step // EVERY
@@ -423,7 +422,7 @@ class _Run:
                 bar.advance(1)
                 if self.validates and (step % every == 0 or step == plan.steps):
                     self._validate(modules[0], params, buffers, tracks, step)
-                    if all(track.since(step) >= plan.patience * every for track in tracks):
+                    if all(step - track.step >= plan.patience * every for track in tracks):
                         break
         if bool(nats.any()):  # the λ that c amounts to at the end
             strength[active] += nats[active] / (usual + SHARE * first)
@@ -456,28 +455,23 @@ class _Run:
         self, module: nn.Module, params: Any, buffers: Any, tracks: list[_Track], step: int
     ) -> None:
         """Measure every configuration on what its members hold out."""
-        C, N = len(tracks), len(self.x)
-        outputs: Tensor | None = None
         module.eval()
+        parts = []
         with torch.no_grad():
-            for k, rows in enumerate(self.held):
+            for k, held in enumerate(self.held):
                 p, b = ({n: t[k :: self.F] for n, t in s.items()} for s in (params, buffers))
-                found = _apply(module, p, b, self.rows[rows], shared=True)  # [C, n, K]
-                if outputs is None:
-                    outputs = found.new_full((C, N, found.shape[-1]), torch.nan)
-                outputs[:, rows] = found
+                parts.append(_apply(module, p, b, self.rows[held], shared=True))  # [C, n, K]
         module.train()
-        assert outputs is not None
-        rows = torch.cat(self.held)
-        weight = self.weight[rows]
-        losses = row_losses(outputs[:, rows], self.y[rows])  # [C, n]
-        values = mean_loss(losses, weight, self.labels).tolist()
+        out, rows = torch.cat(parts, dim=1), torch.cat(self.held)
+        losses = row_losses(out, self.y[rows])  # [C, n]
+        values = mean_loss(losses, self.weight[rows], self.labels).tolist()
         for c, (track, value) in enumerate(zip(tracks, values, strict=True)):
             track.curve.append((step, value))
             if value < track.value:
                 own = {n: p.detach()[c * self.F :][: self.F].clone() for n, p in params.items()}
                 track.value, track.step, track.params = value, step, own
-                track.out = outputs[c].double().cpu()
+                track.out = out.new_full((len(self.x), out.shape[-1]), torch.nan).double()
+                track.out[rows] = out[c].double()
 
     def _chosen(self, configs: list[Config], tracks: list[_Track]) -> dict[str, Learned]:
         found = {}
@@ -497,7 +491,9 @@ class _Run:
                 Members(members, labels=self.labels).eval(),
                 loss=track.value if self.validates else math.nan,
                 step=track.step,
-                out=track.out if track.out is not None else torch.full((len(self.x), 1), torch.nan),
+                out=torch.full((len(self.x), 1), torch.nan)
+                if track.out is None
+                else track.out.cpu(),
                 search=[{**c._asdict(), "value": t.value, "step": t.step} for c, t in lines],
                 curve=track.curve,
             )
@@ -516,10 +512,6 @@ class _Track:
         self.value, self.step, self.params = math.inf, 0, dict[str, Tensor]()
         self.out: Tensor | None = None
         self.curve: list[tuple[int, float]] = []
-
-    def since(self, step: int) -> int:
-        """Steps without a new best."""
-        return step - self.step
 
 
 def learn_linear(
@@ -602,12 +594,6 @@ def _classes(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tenso
     return theta.detach()
 
 
-def _decayed(params: Params, decay: Tensor) -> Tensor:
-    """Sum over members of w/2 ‖θ‖²."""
-    squares = [p.square().flatten(1).sum(1) for p in params.values()]
-    return (decay / 2 * torch.stack(squares).sum(0)).sum()
-
-
 def _factory(
     options: Options, x: Tensor, weight: Tensor, outputs: int, device: torch.device
 ) -> Callable[[int], nn.Module]:
@@ -635,13 +621,10 @@ def quantile_edges(x: Tensor, weight: Tensor) -> Tensor:
     mass = weight[rows].double()[order].cumsum(0).T.contiguous()  # [D, n]
     wanted = torch.linspace(0, 1, BINS + 1, dtype=torch.float64) * mass[:, -1:]
     place = torch.searchsorted(mass, wanted * (1 - 1e-9)).clamp_max(len(rows) - 1)
-    return torch.stack(_apart(list(values.T.gather(1, place).T)), dim=1).float()
-
-
-def _apart(edges: list[Tensor]) -> list[Tensor]:
-    for before, k in pairwise(range(len(edges))):
-        edges[k] = torch.maximum(edges[k], edges[before] + 1e-2)
-    return edges
+    edges = values.T.gather(1, place)
+    for k in range(1, BINS + 1):
+        edges[:, k] = torch.maximum(edges[:, k], edges[:, k - 1] + 1e-2)
+    return edges.float()
 
 
 def _refuse(message: str) -> None:

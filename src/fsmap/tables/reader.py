@@ -66,9 +66,6 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
         path: The file.
         missing: Further cells that mean "no value", such as ``-999``.
 
-    Returns:
-        The table, with at least one row.
-
     Raises:
         InputError: If it is a folder, neither of the two, empty, ragged, or has bad column names.
         MissingDataError: If there is no such file.
@@ -99,20 +96,10 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
 
 
 def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> bytes:
-    """The bytes of a table: Parquet if the name ends so, CSV otherwise.
-
-    Args:
-        path: Where it will go; only its ending is used.
-        columns: Values by column, all of one length.
-
-    Returns:
-        The content of the file.
-    """
+    """The bytes of a table, by column: Parquet if the name ends so, CSV otherwise."""
     if path.suffix.lower() in (".parquet", ".pq"):
-        pyarrow, parquet = (
-            require("pyarrow", extra="data"),
-            require("pyarrow.parquet", extra="data"),
-        )
+        pyarrow = require("pyarrow", extra="data")
+        parquet = require("pyarrow.parquet", extra="data")
         buffer = io.BytesIO()
         parquet.write_table(pyarrow.table(dict(columns)), buffer)
         return buffer.getvalue()
@@ -149,13 +136,11 @@ def _parquet(path: Path) -> tuple[dict[str, Cells], list[str]]:
         if numeric or pyarrow.types.is_decimal(kind):
             cells = column.cast(pyarrow.float64()).to_numpy()
         else:
-            cells = _objects([None if v is None else _text(v) for v in column.to_pylist()])
+            values = column.to_pylist()  # "None" is a missing value, as in a CSV
+            texts = [v.isoformat() if hasattr(v, "isoformat") else str(v) for v in values]
+            cells = _objects(texts)
         columns[name] = cells
     return columns, []
-
-
-def _text(value: Any) -> str:
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
@@ -167,10 +152,10 @@ def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
         message = f"{path} is not a CSV: {error}"
         raise InputError(message) from error
     header, *rows = [[cell.strip() for cell in line] for line in lines] or [[]]
-    while (
-        len(header) > 1 and not header[-1] and not any(r[len(header) - 1 :] != [""] for r in rows)
-    ):
-        header, rows = header[:-1], [row[: len(header) - 1] for row in rows]
+    while (last := len(header) - 1) > 0 and not header[last]:
+        if any(row[last:] != [""] for row in rows):
+            break
+        header, rows = header[:last], [row[:last] for row in rows]
         notes.append("the lines end in a separator: the empty last column is left out")
     _check_names(path, header)
     for number, row in enumerate(rows, start=1):

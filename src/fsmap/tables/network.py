@@ -391,9 +391,9 @@ class _Run:
         decay, strength, nats = torch.tensor(per_config).repeat_interleave(F, 0).to(self.x).T
         strength = strength.clone()
         fs_map = configs[0].method == "fs-map"
-        active = (strength + nats).nonzero()[:, 0]  # members with R
-        usual = torch.zeros_like(active, dtype=self.x.dtype)  # running mean of R, and at the start
-        first = usual
+        regularized = (strength + nats).nonzero()[:, 0].tolist()  # they follow each other
+        active = slice(regularized[0], regularized[-1] + 1) if regularized else slice(0, 0)
+        usual = first = torch.zeros_like(strength[active])  # running mean of R, and at the start
         tracks = [_Track() for _ in configs]
         every = max(1, plan.steps // VALIDATIONS)
         with progress_bar(plan.steps, f"fit {C * F} networks", silent=not progress) as bar:
@@ -408,7 +408,7 @@ class _Run:
                 if fs_map:
                     jitter = 1 / (2 * strength * len(self.x))
                     loss = loss + self._log_dets(params, jitter)
-                elif len(active) and step % EVERY == 0:
+                elif regularized and step % EVERY == 0:
                     R = self._laplacian({n: p[active] for n, p in params.items()})
                     drawn = step // EVERY
                     usual = usual + (R.detach() - usual) / min(drawn, MEMORY)

@@ -146,7 +146,8 @@ def learn_encoder(
     """
     check_columns(table, [*features, *category])
     train = table if rows is None else table.take(rows)
-    columns, notes = [], []
+    columns: list[Column] = []
+    notes: list[str] = []
     for name in features:
         column = infer(name, table.columns[name], category=name in category)
         if column.kind != LEFT_OUT and rows is not None:

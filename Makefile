@@ -73,7 +73,7 @@ examples: $(READY) ## run every script in examples/
 	  echo "$$script"; OMP_NUM_THREADS=1 $(PY) $(WARNINGS) $$script > /dev/null; done
 
 docs: $(READY) ## the documentation site, in build/docs; a warning is an error
-	$(PY) -m sphinx -q -W --keep-going -n -b html docs build/docs
+	$(PY) -m sphinx -q -W --keep-going -b html docs build/docs
 	@echo "built: build/docs/index.html"
 
 bench: $(READY) ## time, memory and error of every estimator, beside what one would write today

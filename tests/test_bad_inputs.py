@@ -217,6 +217,7 @@ run fourier --quick --set sizes=                         | value
 run fourier --quick --set sizes                          | key=value
 run fourier --quick --set lr=1e30                        | lr
 run fourier --quick --set nothing=1                      | nothing
+run fourier --quick --set seeds=x                        | seeds
 run fourier --quick --seeds 0                            | seeds
 run fourier --quick --seeds -1                           | seeds
 run fourier --quick --seeds two                          | seeds
@@ -228,6 +229,10 @@ run fourier --quick --retries 5                          | --ray
 run fourier --quick --data-dir nowhere                   | nowhere
 run uci-table --quick --data-dir nowhere                 | nowhere
 sweep fourier --quick                                    | --set
+sweep fourier --quick --set seeds                        | key=value
+sweep fourier --quick --set seeds=1,big                  | big
+sweep fourier --quick --set seeds=1 --set seeds=2        | twice
+sweep fourier --quick --set seeds=1,2 --resume --force   | one of them
 sweep fourier --quick --set sizes=                       | value
 sweep fourier --quick --set lr=1e30                      | lr
 sweep fourier --quick --set nothing=1,2                  | nothing

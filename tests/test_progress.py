@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fsmap import progress as module
-from fsmap.progress import Plain, Silent, duration, progress
+from fsmap.progress import Plain, Silent, progress
 
 
 class Terminal(io.StringIO):
@@ -102,9 +102,3 @@ def test_the_module_itself_needs_the_standard_library_only():
     code = f"import runpy, sys; runpy.run_path({file!r}); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
-
-
-def test_long_times():
-    assert duration(59.6) == "1 min 00 s"
-    assert duration(3599.4) == "59 min 59 s"
-    assert duration(3600) == "1 h 00 min"

@@ -1,4 +1,4 @@
-"""Image sets: real readers on small files of the same format, augmentation, splits, p_X."""
+"""Image sets: readers on small files of the same format, folders, crops, splits, p_X."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
+from fsmap.cli import main
 from fsmap.data import catalogue
 from fsmap.data.catalogue import DataFile
 from fsmap.data.images import evaluation as px
 from fsmap.data.images import read, task
 from fsmap.data.images.evaluation import Augmentation, Normalization, Shifts
-from fsmap.data.images.read import read_idx, read_images, tiles
+from fsmap.data.images.read import read_folder, read_idx, read_images, tiles
 from fsmap.data.images.task import load_task
 from fsmap.errors import InputError, MissingDataError
 
@@ -152,19 +153,16 @@ def test_what_is_not_idx(tmp_path: Path, raw: bytes, message: str):
         read_idx(path)
 
 
-def test_sets_and_splits_that_are_not_there(folder: Path):
-    with pytest.raises(InputError, match="boston"):
-        read_images("boston", "train", folder)
-    with pytest.raises(
-        InputError, match=r"no data set 'cifar'. Did you mean 'cifar10.*'\? Known: f"
-    ):
-        read_images("cifar", "train", folder)
-    with pytest.raises(InputError, match="digits"):
-        load_task("fmnist", px="digits", limit=8, data_dir=folder)
-    with pytest.raises(InputError, match="whitenoise"):
-        load_task("fmnist", px="whitenoise", limit=8, data_dir=folder)
-    with pytest.raises(InputError, match="splits"):
-        read_images("cifar100", "valid", folder)
+@pytest.mark.parametrize(
+    ("name", "split", "word"),
+    [("boston", "train", "boston"), ("cifar", "train", "cifar10"), ("cifar100", "valid", "splits")],
+)
+def test_sets_and_splits_that_are_not_there(folder: Path, name: str, split: str, word: str):
+    with pytest.raises(InputError, match=word):
+        read_images(name, split, folder)
+    for px_name in ("digits", "whitenoise"):
+        with pytest.raises(InputError, match=px_name):
+            load_task("fmnist", px=px_name, limit=8, data_dir=folder)
     with pytest.raises(InputError, match="cannot"):
         load_task("kmnist")
 
@@ -305,6 +303,63 @@ def test_cifar100_is_split_in_file_order(folder: Path, monkeypatch: pytest.Monke
     assert "official" in found.note
 
 
-def test_cifar100_at_full_size_holds_the_protocols_numbers():
-    assert read.CIFAR100_TEST == 10_000
-    assert task.SETS["cifar100"].valid == 5_000
+def photos_in(
+    folder: Path, *, mode: str = "RGB", sizes: tuple[int, ...] = (12,), number: int = 9
+) -> Path:
+    rng = np.random.default_rng(0)
+    for label, name in enumerate(("cat", "dog")):
+        (folder / name).mkdir(parents=True)
+        for i in range(number):
+            size = sizes[i % len(sizes)]
+            shape = (size, size, 3) if mode == "RGB" else (size, size)
+            pixels = rng.integers(100 * label, 100 * label + 60, shape, dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{i}.png")
+    return folder
+
+
+def test_one_image_in_six_is_test(tmp_path: Path):
+    found = read_folder(str(photos_in(tmp_path / "photos")))
+    assert found.classes == ("cat", "dog")
+    assert (len(found.train.x), len(found.test.x)) == (15, 3)
+    assert found.train.x.shape[1:] == (3, 12, 12)
+    assert all((x.float().mean() > 90) == bool(y) for x, y in zip(*found.train, strict=True))
+    own = load_task(f"{tmp_path}/photos", px="train", valid=3)
+    assert (len(own.train.x), len(own.valid.x), own.classes) == (12, 3, 2)
+    x = own.normalize(found.train.x)
+    assert x.mean().abs() < 0.1
+    assert (x.std() - 1).abs() < 0.1
+
+
+def test_own_test_images_grey_and_sizes(tmp_path: Path):
+    photos_in(tmp_path / "train", mode="L", sizes=(12, 16))
+    photos_in(tmp_path / "test", mode="L", number=2)
+    with pytest.raises(InputError, match="size"):
+        read_folder(str(tmp_path))
+    found = read_folder(f"{tmp_path}?size=8")
+    assert found.train.x.shape == (18, 1, 8, 8)
+    assert len(found.test.x) == 4
+
+
+def test_folders_that_are_refused(tmp_path: Path):
+    (tmp_path / "only").mkdir()
+    with pytest.raises(MissingDataError, match="classes"):
+        read_folder(str(tmp_path))
+    photos = photos_in(tmp_path / "photos")
+    with pytest.raises(InputError, match="size"):
+        read_folder(f"{photos}?width=3")
+    (photos / "cat" / "0.png").write_bytes(b"no image")
+    with pytest.raises(InputError, match="0.png"):
+        read_folder(str(photos))
+
+
+def test_a_run_on_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    torch.set_default_dtype(torch.float32)
+    try:
+        photos, out = photos_in(tmp_path / "photos"), str(tmp_path / "run")
+        sizes = ["--width", "2", "--batch-size", "4", "--num-points", "4", "--epochs", "1"]
+        words = ["train", "--data", str(photos), *sizes, "--device", "cpu", "--silent"]
+        assert main([*words, "--reg-nats", "0.05", "--out", out]) == 0
+        assert "0.05 nats" in capsys.readouterr().out
+        assert main(["assess", out, "--device", "cpu", "--points", "4"]) == 0
+    finally:
+        torch.set_default_dtype(torch.float64)

@@ -215,14 +215,6 @@ def test_hovering_shows_values(visit):
     assert "FS-MAP:" in tip.inner_text()
 
 
-def test_the_command_can_be_copied_or_is_selected(visit):
-    page = visit()
-    page.click("#squares .copy")
-    page.wait_for_function(
-        "['copied', 'selected'].includes(document.querySelector('#squares .copy').textContent)"
-    )
-
-
 def test_paper_is_white_and_everything_unfolded(visit):
     page = visit(color_scheme="dark")
     page.emulate_media(media="print")

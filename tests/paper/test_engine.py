@@ -82,29 +82,19 @@ def test_a_folder_with_other_things_is_not_touched(tmp_path):
     assert (tmp_path / "squares" / "thesis.tex").read_text() == "years of work"
 
 
-def test_unknown_id_names_the_closest(tmp_path):
-    with pytest.raises(InputError, match="squares"):
-        run(tmp_path, "sqares")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("step=3", r"no field 'step'.*Known: sizes \(tuple\[int, ...\]\), seeds \(int\)"),
-        ("seed=3", r"no field 'seed'. Did you mean 'seeds'\?"),
-        ("seeds", r"--set takes key=value, got 'seeds'"),
-        ("seeds=many", r"--set seeds=many: seeds is int, got 'many'. Write a whole number.$"),
-        ("seeds=-3", r"--set seeds=-3: seeds is int, got '-3'. It must be at least 1.$"),
-        ("seeds=0", r"seeds is int, got '0'. It must be at least 1.$"),
-        ("sizes=4,0", r"sizes is tuple\[int, ...\], got '4,0'. It must be at least 1.$"),
-        ("seeds=inf", r"Write a whole number.$"),
-        ("scale=0", r"scale is float, got '0'. It must be positive.$"),
-        ("scale=-1e-3", r"scale is float, got '-1e-3'. It must be positive.$"),
-        ("scale=nan", r"scale is float, got 'nan'. Write a finite number."),
-        ("scale=big", r"scale is float, got 'big'. Write a number.$"),
-        ("seeds=1.5", r"seeds is int, got '1.5'. Write a whole number."),
-        ("flip=maybe", r"flip is bool, got 'maybe'. Write true or false."),
-        ("sizes=1,x", r"sizes is tuple\[int, ...\], got '1,x'"),
+        ("step=3", r"no field 'step'.*Known: sizes"),
+        ("seed=3", r"Did you mean 'seeds'\?"),
+        ("seeds", r"key=value"),
+        ("seeds=many", r"whole number"),
+        ("seeds=-3", r"at least 1"),
+        ("sizes=4,0", r"at least 1"),
+        ("sizes=", "at least one value"),
+        ("scale=0", r"positive"),
+        ("scale=nan", r"finite"),
+        ("flip=maybe", r"true or false"),
     ],
 )
 def test_a_bad_setting_is_explained_before_anything_runs(tmp_path, text, message):
@@ -118,13 +108,6 @@ def test_settings_change_the_config(tmp_path):
     assert outcome.summary["config"] == {
         **{"sizes": [7, 8], "seeds": 3, "scale": 1.0, "flip": True, "limit": None}
     }
-
-
-def test_no_seeds_and_no_units_are_refused(tmp_path):
-    with pytest.raises(InputError, match="--seeds"):
-        run(tmp_path, seeds=0)
-    with pytest.raises(InputError, match="sizes"):
-        run(tmp_path, assignments=("sizes=",))
 
 
 def test_a_device_that_is_not_there(tmp_path):
@@ -186,13 +169,6 @@ def test_a_full_disk_is_said_without_a_traceback(tmp_path):
     assert "Traceback" not in outcome.reason
     assert not is_bug(outcome.error)
     assert is_bug(FileNotFoundError(errno.ENOENT, "No such file", "a path of ours"))
-
-
-def test_missing_data_is_an_error_for_who_asked_for_it_by_name(tmp_path):
-    with only(NeedsData):
-        (outcome,) = run(tmp_path, "needs-data")
-    assert outcome.status == "failed"
-    assert isinstance(outcome.error, MissingDataError)
 
 
 def test_all_takes_settings_that_only_some_have(tmp_path):

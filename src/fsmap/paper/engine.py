@@ -146,17 +146,13 @@ class Pool(Protocol):
 def run(
     names: Sequence[str], options: Options, say: Say = lambda _: None, pool: Pool | None = None
 ) -> Iterator[Outcome]:
-    """Run experiments: one after another, or all their units at once on a pool.
+    """Run experiments one after another, or all their units at once on a pool.
 
     Args:
-        names: Ids, or ``["all"]``: then one that lacks its data or its device is skipped, and a
-            failure does not keep the others from running.
+        names: Ids, or ``["all"]``: then one that lacks its data or its device is skipped.
         options: What was asked for.
         say: Takes notes for the user, one line each.
         pool: Where to measure; None: here.
-
-    Returns:
-        An outcome as each one ends.
     """
     everything = list(names) == ["all"]
     experiments = list(registry().values()) if everything else [get(name) for name in names]
@@ -297,19 +293,10 @@ def failure(plan: Plan, error: Exception) -> Outcome:
 
 
 def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Job | Outcome:
-    """Open the folder of a run.
+    """Open the folder of a run: what is left to do, or the outcome if nothing is or it is skipped.
 
-    Args:
-        plan: The experiment.
-        say: Takes notes for the user.
-        stack: Holds the folder's lock.
-        remote: Units are measured on other machines, so this one needs no device for them.
-
-    Returns:
-        What is left to do; or the outcome, if nothing is or it is skipped.
-
-    Raises:
-        InputError: If the config asks for nothing, or the folder holds something else.
+    ``stack`` keeps the folder's lock. ``remote``: units are measured on other machines, so this
+    one needs no device for them.
     """
     experiment, config, options, lenient = plan
     if not remote:

@@ -137,10 +137,7 @@ def section(experiment: Experiment) -> str:
 def coverage(experiment: Experiment, header: Mapping[str, Any], done: Container[str]) -> str:
     """How much of the protocol a run has: ``"full"``, ``"quick"`` or ``"11 of 45 units"``.
 
-    Args:
-        experiment: The experiment.
-        header: Size and config of the run.
-        done: Keys of its finished units.
+    ``header`` is the size and config of the run, ``done`` the keys of its finished units.
     """
     quick = header["size"] == "quick"
     protocol = experiment.quick if quick else experiment.config

@@ -19,17 +19,14 @@ ZERO_IS_NONE = frozenset(
 )
 """Names, in any config, whose zero switches something off."""
 
-
 LARGEST = 1e12
 
 
 def check_range(field: dataclasses.Field[Any], value: Any) -> None:
     """Refuse a number, or one in a tuple, that a field cannot mean: by its name and its default.
 
-    - A whole number counts something: at least 1. Another number whose default is positive is a
-      scale: positive.
-    - Zero is allowed if the default has one, or the name is one of ``ZERO_IS_NONE``.
-    - A field with a negative default may be anything.
+    A whole number is at least 1, another one positive; zero is allowed if the default has one or
+    the name is in ``ZERO_IS_NONE``; anything, if a default is negative.
     """
     if value == () and field.default != ():
         message = "It needs at least one value."
@@ -69,12 +66,7 @@ def fields(config: Any) -> dict[str, Any]:
 
 
 def override(config: Any, assignments: Iterable[str]) -> Any:
-    """Change fields of a config.
-
-    Args:
-        config: An instance of a frozen dataclass.
-        assignments: Texts of the form ``key=value``; a tuple is written ``1,2,3``.
-    """
+    """Change fields of a frozen dataclass by ``key=value`` texts; a tuple is written ``1,2,3``."""
     known = fields(config)
     declared = {field.name: field for field in dataclasses.fields(config)}
     changes = {}
@@ -97,12 +89,7 @@ def override(config: Any, assignments: Iterable[str]) -> Any:
 
 
 def parse(text: str, kind: Any) -> Any:
-    """Read a value of a given type.
-
-    Args:
-        text: What the user wrote.
-        kind: ``int``, ``float``, ``str``, ``bool``, a ``Literal``, a tuple of these, or one of
-            these or None.
+    """Read an int, float, str, bool, ``Literal``, a tuple of these, or one of these or None.
 
     Examples:
         >>> parse("1e4", int), parse("100, 200", tuple[int, ...]), parse("none", float | None)
@@ -118,10 +105,9 @@ def parse(text: str, kind: Any) -> Any:
         parts = [part.strip() for part in text.split(",") if part.strip()]
         return tuple(parse(part, args[0]) for part in parts)
     if origin is Literal:
-        found, allowed = {str(v): v for v in args}, f"Allowed: {', '.join(map(str, args))}."
-        return _look_up(found, text, allowed)
+        return _choose({str(v): v for v in args}, text, f"Allowed: {', '.join(map(str, args))}.")
     if kind is bool:
-        return _look_up(BOOLEANS, text.lower(), "Write true or false.")
+        return _choose(BOOLEANS, text.lower(), "Write true or false.")
     if kind is str:
         return text
     if kind not in (int, float):
@@ -137,7 +123,7 @@ def parse(text: str, kind: Any) -> Any:
     return kind(number)
 
 
-def _look_up(known: Mapping[str, Any], text: str, message: str) -> Any:
+def _choose(known: Mapping[str, Any], text: str, message: str) -> Any:
     if text not in known:
         raise ValueError(message)
     return known[text]
@@ -187,13 +173,7 @@ class Options(NamedTuple):
 
 
 def configure(experiment: Experiment, options: Options, *, lenient: bool = False) -> Any:
-    """The config of a run.
-
-    Args:
-        experiment: The experiment.
-        options: What was asked for.
-        lenient: Leave out settings the experiment does not have (``run all``).
-    """
+    """The config of a run; ``lenient`` leaves out settings the experiment does not have."""
     config = experiment.quick if options.quick else experiment.config
     wanted = list(options.assignments)
     if options.seeds is not None:
@@ -218,12 +198,7 @@ def check_settings(experiments: Sequence[Experiment], options: Options) -> None:
 
 
 def choose_device(experiment: Experiment, wanted: str) -> str:
-    """Where to compute.
-
-    Args:
-        experiment: Its ``device`` says what it is made for.
-        wanted: ``"auto"``: a GPU for what is made for one, if there is one; else what is named.
-    """
+    """Where to compute; ``"auto"``: a GPU for what is made for one, if there is one."""
     import torch
 
     if wanted == "auto":

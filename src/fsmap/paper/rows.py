@@ -131,18 +131,11 @@ def judge(
 ) -> Claim:
     """A claim about a measured effect: decided if it is two standard errors from its bound.
 
-    Args:
-        claim: The statement, in words.
-        effect: The measured difference, such as the mean over seeds of L-MAP's ECE minus PS-MAP's
-            (:func:`fsmap.paper.report.tables.paired`) or ours minus the paper's value.
-        stderr: Its standard error; nan for one seed: then the claim is undecided.
-        seeds: How many seeds (or splits); 0: not tested.
-        below: The claim says that the effect is below this bound.
-        above: The claim says that the effect is above this bound.
-        within: The claim says that the absolute effect is at most this.
-        ours: What to show in place of the effect.
-        paper: What the paper prints.
-        source: Who states it.
+    ``effect`` is the measured difference, such as the mean over seeds of L-MAP's ECE minus PS-MAP's
+    (:func:`fsmap.paper.report.tables.paired`) or ours minus the paper's value. ``stderr`` is its
+    standard error; with one seed it is nan, and the claim undecided. ``seeds`` counts seeds or
+    splits; 0: not tested. One bound says what is claimed: the effect is ``below`` or ``above`` it,
+    or its absolute value ``within`` it.
 
     Examples:
         >>> judge("ECE falls", -0.4, 0.1, 5, below=0).holds
@@ -193,11 +186,7 @@ def plain(value: Any) -> Any:
 
 
 def revive(value: Any, deep: int = DEEPEST) -> Any:
-    """Undo the spelling of non-finite numbers that :func:`plain` chose.
-
-    Returns:
-        The same with floats in place of ``"nan"``, ``"inf"`` and ``"-inf"``.
-    """
+    """Floats in place of the ``"nan"``, ``"inf"`` and ``"-inf"`` of :func:`plain`."""
     if deep < 0:
         message = f"nested deeper than {DEEPEST} levels"
         raise ValueError(message)
@@ -273,11 +262,7 @@ def read_content(folder: Path) -> Content:
 
 
 def read_rows(path: Path) -> tuple[list[Line], int]:
-    """Read the rows of a run, without a check against its units.
-
-    Args:
-        path: A ``rows.jsonl``; a missing one reads as empty.
-    """
+    """Read a ``rows.jsonl`` without a check against its units; a missing one reads as empty."""
     texts, cut = _whole_lines(path)
     lines = [Line(row, text) for text in texts if (row := _row(parse(text))) is not None]
     return lines, len(texts) - len(lines) + cut
@@ -382,11 +367,7 @@ def _git(*arguments: str, folder: Path) -> str | None:
 
 @functools.cache
 def commit(package: Path = PACKAGE) -> str:
-    """The commit of the code that runs, or the installed version where there is no checkout.
-
-    Returns:
-        A short hash, with ``+dirty`` if a file of the package differs from it; or ``v0.1.0``.
-    """
+    """The commit of the code that runs (``+dirty`` if files differ), else the version."""
     # A package installed below somebody else's checkout is not part of it: it is not tracked.
     if _git("ls-files", "--error-unmatch", "errors.py", folder=package) is not None:
         head = _git("rev-parse", "--short", "HEAD", folder=package)
@@ -400,11 +381,7 @@ def commit(package: Path = PACKAGE) -> str:
 
 
 def circumstances(device: str) -> Circumstances:
-    """Collect what every row carries.
-
-    Args:
-        device: ``"cpu"``, ``"cuda"``, ``"cuda:1"`` …
-    """
+    """Collect what every row carries."""
     import torch
 
     name = device

@@ -14,6 +14,7 @@ import csv
 import hashlib
 import io
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,18 +47,10 @@ class Point(NamedTuple):
 
 
 def points(name: str, grid: Sequence[str], options: Options) -> list[Point]:
-    """Every combination of the values.
-
-    Args:
-        name: Id of the experiment.
-        grid: ``key=a,b,c`` texts; for a key whose value is a list, ``key=1,2;3,4``.
-        options: As for ``fsmap run``; ``out`` is the folder of all sweeps.
-    """
+    """Every combination of values given as ``key=a,b,c`` (lists: ``key=1,2;3,4``)."""
     experiment = get(name)
     axes = _axes(experiment, grid, options)
-    total = 1
-    for values in axes.values():
-        total *= len(values)
+    total = math.prod(map(len, axes.values()))
     if total > MAX_POINTS:
         message = (
             f"this grid has {total} points, at most {MAX_POINTS} are allowed. Use fewer values."
@@ -99,13 +92,7 @@ def _axes(
 
 
 def folder_name(texts: Iterable[str]) -> str:
-    """A point's folder: its settings, in characters that every file system takes.
-
-    Args:
-        texts: ``key=value`` texts.
-
-    Returns:
-        The name; what was cut or replaced is told apart by a few digits at the end.
+    """A point's folder: its settings, and a few digits if a file system does not take them all.
 
     Examples:
         >>> folder_name(["steps=500", "lr=0.1"])
@@ -157,12 +144,7 @@ def table_lines(made: Iterable[Point | Finished]) -> list[dict[str, Any]]:
 
 
 def write_table(made: Sequence[Point | Finished], path: Path) -> None:
-    """Write the lines of the finished points as CSV.
-
-    Args:
-        made: The points.
-        path: The file; replaced as a whole.
-    """
+    """Write the lines of the finished points as CSV."""
     lines = table_lines(made)
     swept = [key for point in made for key in point.values]
     header = list(dict.fromkeys([*swept, *(key for line in lines for key in line)]))

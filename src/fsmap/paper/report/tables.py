@@ -32,49 +32,25 @@ class Line(NamedTuple):
 
 
 def field(row: Row, name: str) -> Any:
-    """A field of a row, or an entry of its config.
-
-    Args:
-        row: The row.
-        name: ``"method"``, ``"seed"``, ``"n_train"`` …
-    """
+    """A field of a row (``"seed"``), or an entry of its config (``"n_train"``)."""
     return getattr(row, name) if name in ROW_FIELDS else row.config.get(name)
 
 
 def select(rows: Iterable[Row], **where: Any) -> list[Row]:
-    """Rows that agree with all of ``where``.
-
-    Args:
-        rows: Any rows.
-        **where: Fields or entries of ``config``; a tuple, list or set means any of these.
+    """Rows whose fields and entries of ``config`` are those of ``where`` (a tuple: any of these).
 
     Examples:
         >>> rows = [Row("fourier", "rmse", 0.1, "fs-map", 0, {"n_train": n}) for n in (100, 200)]
         >>> [row.config["n_train"] for row in select(rows, metric="rmse", n_train=200)]
         [200]
     """
-
-    def agrees(row: Row) -> bool:
-        for name, wanted in where.items():
-            found = field(row, name)
-            several = isinstance(wanted, tuple | list | set | frozenset)
-            if found not in wanted if several else found != wanted:
-                return False
-        return True
-
-    return [row for row in rows if agrees(row)]
+    many = tuple | list | set | frozenset
+    allowed = {name: v if isinstance(v, many) else (v,) for name, v in where.items()}
+    return [row for row in rows if all(field(row, name) in v for name, v in allowed.items())]
 
 
 def group(rows: Iterable[Row], *by: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by what they have in common.
-
-    Args:
-        rows: Any rows.
-        *by: Fields or entries of ``config``.
-
-    Returns:
-        Lists of rows by the values of ``by``, in order of first appearance.
-    """
+    """Rows by the values of some fields or entries of ``config``, in order of appearance."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(field(row, name) for name in by), []).append(row)
@@ -123,10 +99,7 @@ def listed(numbers: Mapping[Any, float], name: str, form: str = ".2f") -> str:
 
 
 def mean(values: Iterable[float]) -> Mean:
-    """Mean and standard error, s/√n with s the sample standard deviation.
-
-    Returns:
-        Both, and how many there were. No values: nan; one value: the standard error is nan.
+    """Mean, standard error (s/√n; nan for one value), and how many there were.
 
     Examples:
         >>> mean([1.0, 2.0, 3.0])
@@ -173,11 +146,7 @@ def summarize(rows: Iterable[Row], *by: str, paper: Mapping[Any, Any] | None = N
     Args:
         rows: Rows with scalar values.
         *by: What tells the lines of the table apart, such as ``"n_train", "method", "metric"``.
-        paper: Printed values by the values of ``by`` (a tuple; a bare value for a single one): a
-            number, or ``(number, standard error)``.
-
-    Returns:
-        One dict per group: ``by``, ``ours``, ``stderr``, ``runs``, ``paper``, ``paper_stderr``.
+        paper: Printed values, or ``(value, standard error)``, by the values of ``by``.
     """
     table = []
     for key, members in group(rows, *by).items():
@@ -209,10 +178,7 @@ SYMBOLS = {
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """Write a value as a table shows it.
-
-    Returns:
-        Text; an em dash for None.
+    """A value as a table shows it.
 
     Examples:
         >>> number(0.123456), number(1234567.0), number(2e-7), number(None), number(3)
@@ -240,14 +206,7 @@ def number(value: Any, digits: int = 4) -> str:
 
 
 def with_error(value: Any, stderr: Any) -> str:
-    """Write mean ± standard error, both to the place of the error's second digit.
-
-    Args:
-        value: The mean.
-        stderr: Its standard error; None or nan where there is none.
-
-    Returns:
-        Text such as ``"0.113 ± 0.012"``.
+    """Mean ± standard error (None or nan: no error), to the place of the error's second digit.
 
     Examples:
         >>> with_error(0.11312, 0.01234), with_error(12.0, None), with_error(1234.5, 67.8)
@@ -255,13 +214,7 @@ def with_error(value: Any, stderr: Any) -> str:
         >>> with_error(0.4676981, 2e-9)  # seeds that agree: no error worth a column of zeros
         '0.4677'
     """
-    usable = isinstance(value, float | int) and isinstance(stderr, float | int)
-    if (
-        not usable
-        or not math.isfinite(stderr)
-        or not math.isfinite(value)
-        or stderr <= 1e-6 * abs(value)
-    ):
+    if not (_finite(value) and _finite(stderr)) or stderr <= 1e-6 * abs(value):
         return number(value)
     if not 1e-4 <= max(abs(value), stderr) < 1e6:
         return f"{number(float(value), 3)} ± {number(float(stderr), 2)}"
@@ -269,12 +222,12 @@ def with_error(value: Any, stderr: Any) -> str:
     return f"{value:.{places}f} ± {stderr:.{places}f}".replace("-", MINUS)
 
 
-def shown(table: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """A table as text, errors joined to what they are errors of.
+def _finite(value: Any) -> bool:
+    return isinstance(value, float | int) and math.isfinite(value)
 
-    Args:
-        table: Dicts with ``ours``, ``stderr``, ``paper``, ``paper_stderr`` or any other keys.
-    """
+
+def shown(table: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """A table as text, errors joined to what they are errors of."""
     names = columns(table)
     header = [name for name in names if name not in ERRORS or ERRORS[name] not in names]
     error_of = {base: error for error, base in ERRORS.items() if error in names}
@@ -332,8 +285,6 @@ WORDS = {
 """What methods, rows of Table 2 and data sets are called."""
 
 VALUES = ("ours", "stderr", "paper", "paper_stderr", "runs", "edge")
-TUNED = ("weight_decay", "reg_strength", "alpha")
-"""What was chosen for one method: not shown in a table with a line per method."""
 
 
 def arranged(table: Sequence[Mapping[str, Any]], group: str) -> list[Layout]:
@@ -422,10 +373,10 @@ def rounded(value: Any, stderr: Any, places: int | None) -> str:
         >>> rounded(93.9, 0.1, 1), rounded(0.2913, None, 3)
         ('93.9 ± 0.1', '0.291')
     """
-    if places is None or not isinstance(value, int | float) or not math.isfinite(value):
+    if places is None or not _finite(value):
         return with_error(value, stderr)
-    error = isinstance(stderr, int | float) and math.isfinite(stderr)
-    text = f"{value:.{places}f} ± {stderr:.{places}f}" if error else f"{value:.{places}f}"
+    error = f" ± {stderr:.{places}f}" if _finite(stderr) else ""
+    text = f"{value:.{places}f}{error}"
     return text.replace("-", MINUS)
 
 

@@ -94,17 +94,21 @@ BUILDS = {
 
 def mlp() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
-        return nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1))
+        return nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+f, _ = fsmap.functional(mlp())
 
 
 def assert_members_are_runs_alone(
     build: Callable[..., fsmap.Objective],
     grid: Grid,
     f: object,
-    init: object,
     train: object,
+    init: Callable[[int], Params] | None = None,
     **knobs: object,
 ) -> None:
+    init = init or (lambda seed: initialize(f.module, seed))
     states, history = fit_population(build, grid, f, train, init=init, **knobs)
     alone = {k: v for k, v in knobs.items() if k not in ("chunk", "graph")}
     for k, member in enumerate(grid):
@@ -127,16 +131,12 @@ CHUNKED = [
 @pytest.mark.parametrize(("name", "chunk"), [*((name, "auto") for name in BUILDS), *CHUNKED])
 def test_a_member_is_the_same_run_alone(name: str, chunk: object):
     build, axes = BUILDS[name]
-    f, _ = fsmap.functional(mlp())
     knobs = RUN | {"steps": 8, "chunk": chunk, "clip": 3.0, "schedule": Schedule(warmup=5)}
     grid = Grid(**axes, seed=[0, 7])
-    assert_members_are_runs_alone(
-        build, grid, f, lambda s: initialize(f.module, s), data(), **knobs
-    )
+    assert_members_are_runs_alone(build, grid, f, data(), **knobs)
 
 
 def test_a_resumed_population_keeps_r0(tmp_path: Path):
-    f, _ = fsmap.functional(mlp())
     grid, path = Grid(reg_nats=[0.05, 1.0], seed=[0, 7]), tmp_path / "run.ckpt"
     whole, _ = fit_population(nats, grid, f, data(), **RUN)
     knobs = RUN | {"checkpoint": path, "resume": True}
@@ -153,22 +153,18 @@ def test_a_resumed_population_keeps_r0(tmp_path: Path):
 )
 @pytest.mark.parametrize("batch_size", [None, 40])
 def test_with_every_optimizer_and_kind_of_batch(moving: object, batch_size: int | None):
-    f, _ = fsmap.functional(mlp())
     knobs = RUN | {"optimizer": moving, "batch_size": batch_size, "replace": batch_size == 40}
     grid = Grid(prior_std=[0.5, 2.0], jitter=[0.1], seed=range(3))
     build = BUILDS["l_map_jvp"][0]
-    init = lambda s: initialize(f.module, s)  # noqa: E731
-    assert_members_are_runs_alone(build, grid, f, init, data(), **knobs, schedule=cosine())
+    assert_members_are_runs_alone(build, grid, f, data(), **knobs, schedule=cosine())
 
 
 @pytest.mark.parametrize("batch_size", [None, 8])
 def test_splits(batch_size: int | None):
-    f, _ = fsmap.functional(mlp())
     grid = Grid(prior_std=[0.5, 2.0], jitter=[0.1], split=["a", "b"], seed=range(2))
     train = {"a": data(), "b": data(1.0)}
     build = BUILDS["l_map_jvp"][0]
-    init = lambda s: initialize(f.module, s)  # noqa: E731
-    assert_members_are_runs_alone(build, grid, f, init, train, **RUN | {"batch_size": batch_size})
+    assert_members_are_runs_alone(build, grid, f, train, **RUN | {"batch_size": batch_size})
 
 
 @pytest.mark.parametrize(
@@ -180,7 +176,6 @@ def test_splits(batch_size: int | None):
     ],
 )
 def test_bad_sets_are_refused(train: object, text: str):
-    f, _ = fsmap.functional(mlp())
     with pytest.raises(InputError, match=text):
         fit_population(ps_map, Grid(prior_std=[1.0], split=[0, 1]), f, train, **RUN)
 
@@ -207,7 +202,7 @@ def test_on_other_architectures(name: str):
     init = lambda seed: {n: (1 + 0.1 * seed) * p for n, p in it.params.items()}  # noqa: E731
     knobs = RUN | {"steps": 5, "batch_size": None}
     assert_members_are_runs_alone(
-        build, Grid(prior_std=[0.5, 2.0], seed=range(2)), it.f, init, (it.x, y), **knobs
+        build, Grid(prior_std=[0.5, 2.0], seed=range(2)), it.f, (it.x, y), init, **knobs
     )
 
 
@@ -217,10 +212,7 @@ def test_shared_parameters_and_dropout():
             nn.Sequential(nn.Linear(1, 3), Shared(), nn.Dropout(0.4), nn.Linear(3, 1))
         )
     grid = Grid(prior_std=[0.5, 2.0], jitter=[0.1], seed=range(2))
-    init = lambda s: initialize(f.module, s)  # noqa: E731
-    assert_members_are_runs_alone(
-        BUILDS["l_map_fd"][0], grid, f, init, data(), **RUN | {"steps": 6}
-    )
+    assert_members_are_runs_alone(BUILDS["l_map_fd"][0], grid, f, data(), **RUN | {"steps": 6})
 
 
 def test_p_x_may_depend_on_a_hyper_parameter():
@@ -230,11 +222,7 @@ def test_p_x_may_depend_on_a_hyper_parameter():
         px = fsmap.px.as_px(lambda n, generator: width * torch.rand(n, 1, generator=generator))
         return fsmap.l_map(*terms()[:2], px, num_points=6, jitter=0.1, num_data=24)
 
-    f, _ = fsmap.functional(mlp())
-    init = lambda s: initialize(f.module, s)  # noqa: E731
-    assert_members_are_runs_alone(
-        build, Grid(width=[0.5, 3.0], seed=range(2)), f, init, data(), **RUN
-    )
+    assert_members_are_runs_alone(build, Grid(width=[0.5, 3.0], seed=range(2)), f, data(), **RUN)
 
 
 class Cliff(NamedTuple):
@@ -256,7 +244,6 @@ def line(params: Params, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("chunk", ["auto", 1, 2])
 def test_a_diverging_member_is_reported_and_disturbs_nobody(chunk: object):
-    f, _ = fsmap.functional(mlp())
     build = BUILDS["l_map_jvp"][0]
     knobs = RUN | {"optimizer": adam(0.05), "steps": 40}
     grid = Grid([{"prior_std": 1.0, "jitter": j} for j in (0.1, 1e-306, 5.0)])
@@ -299,7 +286,6 @@ def test_a_member_whose_matrix_cannot_be_factored_disturbs_nobody():
 
 
 def test_all_diverging_is_an_error():
-    f, _ = fsmap.functional(mlp())
     with pytest.raises(DivergedError, match=r"all 2 members diverged"):
         fit_population(ps_map, Grid(prior_std=[1e-200, 1e-180]), f, data(), **RUN)
 
@@ -310,7 +296,6 @@ class Interrupted(Exception):
 
 @pytest.mark.parametrize("at", [3, 17])
 def test_resume_is_bit_exact_with_a_diverged_member(tmp_path: Path, at: int):
-    f, _ = fsmap.functional(mlp())
     build = BUILDS["l_map_jvp"][0]
     grid = Grid(prior_std=[1.0], jitter=[1e-306, 0.1], seed=range(2))
     path = tmp_path / "run.ckpt"
@@ -343,7 +328,6 @@ def test_resume_is_bit_exact_with_a_diverged_member(tmp_path: Path, at: int):
 
 
 def test_another_population_is_refused(tmp_path: Path):
-    f, _ = fsmap.functional(mlp())
     knobs = RUN | {"steps": 2, "checkpoint": tmp_path / "run.ckpt"}
     fit_population(ps_map, Grid(prior_std=[0.5, 2.0]), f, data(), **knobs)
     with pytest.raises(CheckpointError, match=r"members.1.prior_std: 2.0 there, 3.0 here"):
@@ -353,7 +337,6 @@ def test_another_population_is_refused(tmp_path: Path):
 
 
 def test_validation_keeps_the_best_of_every_member():
-    f, _ = fsmap.functional(mlp())
     grid = Grid(prior_std=[0.05, 2.0], seed=range(2))
     knobs = RUN | {"steps": 40, "optimizer": adam(0.1), "validate_every": 4, "patience": 2}
     knobs |= {"on": data(0.3), "by": fsmap.metrics.rmse}
@@ -371,7 +354,6 @@ def test_validation_keeps_the_best_of_every_member():
 
 def test_a_callback_sees_the_stack():
     seen = []
-    f, _ = fsmap.functional(mlp())
     states, _ = fit_population(
         ps_map,
         Grid(prior_std=[0.5, 2.0, 3.0]),
@@ -418,17 +400,14 @@ ONE = Grid(prior_std=[1.0])
 def test_what_cannot_work_is_refused(
     build: object, grid: Grid, knobs: dict[str, object], text: str
 ):
-    f, _ = fsmap.functional(mlp())
     with pytest.raises(InputError, match=text):
         fit_population(build, grid, f, data(), **RUN | knobs)
 
 
 def test_members_one_by_one_may_decide_by_a_hyper_parameter():
-    f, _ = fsmap.functional(mlp())
     knobs = RUN | {"chunk": 1}
-    init = lambda s: initialize(f.module, s)  # noqa: E731
     build = lambda a: ps_map(2.0 if a > 1 else 1.0)  # noqa: E731
-    assert_members_are_runs_alone(build, Grid(a=[0.5, 1.5]), f, init, data(), **knobs)
+    assert_members_are_runs_alone(build, Grid(a=[0.5, 1.5]), f, data(), **knobs)
 
 
 def test_a_plain_function_needs_a_start():

@@ -145,7 +145,7 @@ class Images(Work):
         one = ImageRun(TINY, folder=folder, resume=True)
         one.train(progress=False, checkpoint_every=1)
         rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()[1:]]
-        weights = {name: t.tolist() for name, t in one.taken.tensors().items()}
+        weights = {name: t.tolist() for name, t in one.stepper.tensors().items()}
         return weights, [(row["epoch"], row["loss"]) for row in rows]
 
 

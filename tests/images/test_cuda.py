@@ -38,7 +38,7 @@ def single(seeded: None) -> object:
 
 
 def copied(run: ImageRun) -> dict[str, torch.Tensor]:
-    return {name: t.clone() for name, t in run.taken.tensors().items()}
+    return {name: t.clone() for name, t in run.stepper.tensors().items()}
 
 
 def end(settings: ImageSettings, **options: object) -> dict[str, torch.Tensor]:

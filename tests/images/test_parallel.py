@@ -29,9 +29,9 @@ def worker(rank: int, folder: str, settings: list[ImageSettings]) -> None:
         for one in settings:
             run = ImageRun(one, group=group)
             run.train(progress=False)
-            state = {name: t.clone() for name, t in run.taken.tensors().items()}
+            state = {name: t.clone() for name, t in run.stepper.tensors().items()}
             found.append({"state": state, "history": run.history, "table": run.feeder.table})
-            found[-1]["psi"] = getattr(run.taken, "psi", None)
+            found[-1]["psi"] = getattr(run.stepper, "psi", None)
     torch.save(found, f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
 
@@ -45,7 +45,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, objec
 
 def test_two_processes_are_one_on_the_whole_batch(ranks: list[list[dict[str, object]]]):
     alone = trained(PLAIN)
-    for name, t in alone.taken.tensors().items():
+    for name, t in alone.stepper.tensors().items():
         both = ranks[0][0]["state"][name]
         torch.testing.assert_close(both, t, rtol=1e-10, atol=1e-12, msg=name)
     first = ranks[0][0]["history"][0]

@@ -69,8 +69,8 @@ def test_a_checkpoint_gives_the_deployed_model_back(tmp_path: Path):
 
 def same(run: ImageRun, other: ImageRun) -> None:
     """To the last bit."""
-    for name, t in run.taken.tensors().items():
-        assert torch.equal(t, other.taken.tensors()[name]), name
+    for name, t in run.stepper.tensors().items():
+        assert torch.equal(t, other.stepper.tensors()[name]), name
     assert [r["loss"] for r in run.history] == [r["loss"] for r in other.history]
 
 

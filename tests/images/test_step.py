@@ -37,12 +37,12 @@ def gradient_slow(run: ImageRun, at: dict[str, Tensor] | None = None) -> tuple[T
     f, params = fsmap.functional(module)
     params = {n: p.detach().clone().requires_grad_() for n, p in (at or params).items()}
     R = torch.zeros(())
-    joint = run.settings.batchnorm == "joint" and run.taken.lm is not None
+    joint = run.settings.batchnorm == "joint" and run.stepper.lm is not None
     out = f(params, torch.cat([x, points]) if joint else x)[: len(x)]
     loss = F.cross_entropy(out, y)
-    if run.taken.lm is not None:
-        run.taken.lm.step = STEP
-        psi = {n: p[0] for n, p in run.taken.lm.regularizer.stream().psi(params).items()}
+    if run.stepper.lm is not None:
+        run.stepper.lm.step = STEP
+        psi = {n: p[0] for n, p in run.stepper.lm.regularizer.stream().psi(params).items()}
         R = laplacian_slow(f, params, torch.cat([x, points]) if joint else points, psi)
     total = loss + run.reg_strength * R
     return R, list(torch.autograd.grad(total, list(params.values())))
@@ -54,20 +54,20 @@ def test_the_gradient_is_the_definition_s(batchnorm: str, estimator: str):
     run = prepared(batchnorm=batchnorm, estimator=estimator, beta=1e-5, channels_last=False)
     run.feeder.prepare(STEP)
     R, expected = gradient_slow(run)
-    run.taken(STEP, lr=0.0, reg_strength=run.reg_strength)
+    run.stepper(STEP, lr=0.0, reg_strength=run.reg_strength)
     tolerance = 1e-9 if estimator == "jvp" else 1e-5
     for p, g in zip(run.module.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, g, rtol=tolerance, atol=tolerance / 100)
-    assert float(run.taken.totals[1]) == pytest.approx(R.item(), rel=1e-5)
+    assert float(run.stepper.totals[1]) == pytest.approx(R.item(), rel=1e-5)
 
 
 def test_frozen_is_the_deployed_function():
     run = prepared(batchnorm="frozen", channels_last=False)
-    run.taken(STEP, lr=0.0, reg_strength=run.reg_strength)
+    run.stepper(STEP, lr=0.0, reg_strength=run.reg_strength)
     f, params = fsmap.functional(copy.deepcopy(run.module).eval())  # after this step's statistics
-    psi = {n: p[0] for n, p in run.taken.lm.regularizer.stream().psi(params).items()}
+    psi = {n: p[0] for n, p in run.stepper.lm.regularizer.stream().psi(params).items()}
     slow = laplacian_slow(f, params, run.feeder.assemble().points, psi)
-    assert float(run.taken.totals[1]) == pytest.approx(slow.item(), rel=1e-5)
+    assert float(run.stepper.totals[1]) == pytest.approx(slow.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("method", ["ps-map", "l-map"])
@@ -80,7 +80,7 @@ def test_sam_looks_uphill(method: str):
     there = {n: p + scale * g for (n, p), g in zip(params.items(), first, strict=True)}
     _, expected = gradient_slow(run, there)
     module = copy.deepcopy(run.module)
-    run.taken(STEP, lr=0.0, reg_strength=run.reg_strength)
+    run.stepper(STEP, lr=0.0, reg_strength=run.reg_strength)
     for p, g in zip(params.values(), expected, strict=True):
         torch.testing.assert_close(p.grad, g, rtol=1e-8, atol=1e-10)
     batch = run.feeder.assemble()
@@ -91,8 +91,8 @@ def test_sam_looks_uphill(method: str):
 
 @pytest.mark.parametrize("mode", ["frozen", "batch"])
 def test_no_strength_is_plain_training(mode: str):
-    plain = trained(dataclasses.replace(TINY, method="ps-map")).taken.tensors()
-    none = trained(dataclasses.replace(TINY, batchnorm=mode, reg_strength=0.0)).taken.tensors()
+    plain = trained(dataclasses.replace(TINY, method="ps-map")).stepper.tensors()
+    none = trained(dataclasses.replace(TINY, batchnorm=mode, reg_strength=0.0)).stepper.tensors()
     for name, t in plain.items():
         assert torch.equal(t, none[name]), name
 
@@ -129,8 +129,8 @@ def test_the_compiled_step_is_the_eager_one(change: dict, monkeypatch: pytest.Mo
     # The compiler switches this off for the whole process: put it back after the test.
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     settings = dataclasses.replace(TINY, epochs=1, **change)
-    eager = trained(settings).taken.tensors()
-    compiled = trained(dataclasses.replace(settings, compile=True)).taken.tensors()
+    eager = trained(settings).stepper.tensors()
+    compiled = trained(dataclasses.replace(settings, compile=True)).stepper.tensors()
     torch.compiler.reset()
     for name, t in eager.items():
         torch.testing.assert_close(compiled[name], t, rtol=1e-9, atol=1e-10, msg=name)

@@ -7,7 +7,6 @@ import os
 import runpy
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -152,18 +151,13 @@ def never(**_):
     raise AssertionError("ray.init would wait for minutes")
 
 
-@pytest.mark.parametrize("private", [True, False])
-def test_a_closed_port_is_refused_in_seconds(alone, closed, private, monkeypatch, capsys):
+def test_a_closed_port_is_refused_in_seconds(alone, closed, monkeypatch, capsys):
     monkeypatch.setattr("ray.init", never)
-    if not private:
-        monkeypatch.setitem(sys.modules, "ray._private.services", None)
     began = time.monotonic()
     with pytest.raises(InputError) as refused:
         RayPool(f"127.0.0.1:{closed}").__enter__()
     message = f"cannot use Ray at '127.0.0.1:{closed}': cannot connect to "
     assert message in str(refused.value)
-    assert "Connection refused" in str(refused.value)
-    assert "`ray start --head`" in str(refused.value)
     with only(Squares):
         assert main(["sweep", "squares", "--set", "scale=1", "--ray", f"127.0.0.1:{closed}"]) == 2
     errors = capsys.readouterr().err

@@ -40,21 +40,6 @@ def test_one_process(cell: cells.Cell) -> None:
     assert gradient < TOLERANCE[cell.precision][1]
 
 
-def test_micro_batches_equal_one_large_batch_without_batchnorm() -> None:
-    """Four micro-batches and their points in one pass: the same R and the same gradient."""
-    parts = cells.run(cells.Cell("float64", bn=False, accumulation=4, processes=1))
-    x, y = (torch.cat(t) for t in zip(*(cells.micro_batch(0, m) for m in range(4)), strict=True))
-    streams = [cells.Stream(cells.SEED, 1, 0, m) for m in range(4)]
-    points = torch.cat([cells.px(cells.S, s.points()) for s in streams])
-    net = cells.network(False)
-    lm = cells.fsmap.LMAP(net, lambda n, g: points, num_points=len(points), seed=cells.SEED)
-    lm.step = 1
-    out, R = lm(x)
-    (cells.F.cross_entropy(out, y) + cells.LAM * R).backward()
-    whole = {n: p.grad for n, p in net.named_parameters()}
-    assert max(cells.error(parts, {**whole, "R": R.detach()})) < 1e-12
-
-
 def test_two_processes(tmp_path: Path, subtests: pytest.Subtests) -> None:
     """One launch by torchrun serves all cases: it takes longer than they do."""
     script, out = Path(__file__).with_name("two_processes.py"), tmp_path / "found.json"

@@ -47,7 +47,7 @@ def build_model(
     return make_model(settings.model, offered, seed=settings.seed)
 
 
-def placed(module: nn.Module, settings: ImageSettings, device: torch.device) -> nn.Module:
+def place(module: nn.Module, settings: ImageSettings, device: torch.device) -> nn.Module:
     """A module on its device, in the memory layout it is trained in."""
     layout = layout_of(module, settings.channels_last, device)
     return module.to(device, memory_format=layout)  # type: ignore[call-overload,no-any-return]
@@ -163,7 +163,7 @@ def load_model(
     except RuntimeError as error:
         message = f"{path} does not hold the weights of this model: {error}"
         raise CheckpointError(message) from error
-    module = placed(module, settings, torch.device(device)).eval()
+    module = place(module, settings, torch.device(device)).eval()
     return module, {**saved.progress, "settings": settings}
 
 

@@ -1,4 +1,4 @@
-"""A run: data and model made from settings, steps taken, checkpoints and a log, hooks."""
+"""A run: data and model made from settings, steps, checkpoints and a log, hooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fsmap.data.catalogue import Folder
 from fsmap.data.images.task import ImageTask
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.files import write_whole
-from fsmap.images.build import FILE, build_model, check_model, load_data, logits_of, placed
+from fsmap.images.build import FILE, build_model, check_model, load_data, logits_of, place
 from fsmap.images.settings import ImageSettings
 from fsmap.images.step import COLUMNS, Feeder, Group, Step
 from fsmap.progress import progress as progress_bar
@@ -65,10 +65,10 @@ class ImageRun:
             module = build_model(settings, data_dir=data_dir)
         if not module.training:
             module.train()
-        self.module = placed(module, settings, self.device)
+        self.module = place(module, settings, self.device)
         self.hooks = list(hooks)
         self.feeder = Feeder(self.task, settings, self.module, self.group)
-        self.taken = Step(self.module, settings, self.feeder, self.group)
+        self.stepper = Step(self.module, settings, self.feeder, self.group)
         check_model(self.logits_of, self.task.train.x[:2], settings, self.task.classes)
         self.history: list[Row] = []
         self._stopping = False
@@ -77,7 +77,7 @@ class ImageRun:
         if settings.regularized:
             nats = settings.reg_nats is not None
             self.reg_strength = 1.0 if nats else settings.reg_strength
-        self.lr_used = self.reg_strength_used = 0.0  # of the last step taken
+        self.lr_used = self.reg_strength_used = 0.0  # of the last step
         self.seconds = 0.0  # of training, over all pieces
         self.first_seconds = 0.0  # of the first step of this process: compiling and capturing
         self.seconds_here = 0.0  # of the last call
@@ -111,7 +111,7 @@ class ImageRun:
 
     @property
     def done(self) -> bool:
-        """Whether the last step has been taken."""
+        """Whether the last step was made."""
         return self.step >= self.steps
 
     @property
@@ -155,10 +155,10 @@ class ImageRun:
         ):
             while self.step < end:
                 self.lr_used, self.reg_strength_used = self.lr, self.reg_strength
-                self.taken(self.step, lr=self.lr_used, reg_strength=self.reg_strength_used)
+                self.stepper(self.step, lr=self.lr_used, reg_strength=self.reg_strength_used)
                 self.step += 1
                 if not self.first_seconds:
-                    self.taken.totals.cpu()  # waits
+                    self.stepper.totals.cpu()  # waits
                     self.first_seconds = time.perf_counter() - start
                 self._after_step()
                 self.seconds_here = time.perf_counter() - start
@@ -207,7 +207,7 @@ class ImageRun:
             "seconds": self.seconds,
             "history": self.history,
         }
-        tensors = self.taken.tensors()
+        tensors = self.stepper.tensors()
         checkpoint.save(self.path, checkpoint.Checkpoint(tensors, self.config, progress))
 
     def stop(self) -> None:
@@ -229,7 +229,7 @@ class ImageRun:
             self.reg_strength = float(saved.progress["reg_strength"])
             self.seconds = float(saved.progress["seconds"])
             self.history = list(saved.progress["history"])
-            for name, t in self.taken.tensors().items():
+            for name, t in self.stepper.tensors().items():
                 t.copy_(saved.tensors[name])
 
     def _start_log(self, path: Path, about: dict[str, Any]) -> None:
@@ -255,7 +255,7 @@ class ImageRun:
 
     def _after_epoch(self) -> None:
         totals = self._totals()
-        self.taken.totals.zero_()
+        self.stepper.totals.zero_()
         row = self._epoch_row(totals)
         self.history.append(row)
         for hook in self.hooks:
@@ -266,7 +266,7 @@ class ImageRun:
 
     def _totals(self) -> dict[str, float]:
         """The sums of the epoch so far, by name; raises DivergedError if one is not finite."""
-        totals = dict(zip(COLUMNS, self.taken.totals.tolist(), strict=True))
+        totals = dict(zip(COLUMNS, self.stepper.totals.tolist(), strict=True))
         lost = [words for name, words in WORDS.items() if not math.isfinite(totals[name])]
         if lost:
             message = (
@@ -278,7 +278,7 @@ class ImageRun:
         return totals
 
     def _epoch_row(self, totals: dict[str, float]) -> Row:
-        steps, penalty = totals["steps"], self.taken.penalty
+        steps, penalty = totals["steps"], self.stepper.penalty
         row: Row = {
             "epoch": self.epoch,
             "step": self.step,
@@ -295,7 +295,7 @@ class ImageRun:
             row["reg_strength"] = penalty.reg_strength  # λ that the nats amount to now
             row["skipped"] = penalty.skipped
         if len(self.task.valid.x):
-            logits, y = self.logits_of(self.task.valid.x, self.taken.half), self.task.valid.y
+            logits, y = self.logits_of(self.task.valid.x, self.stepper.half), self.task.valid.y
             if bool(torch.isfinite(logits).all()):
                 for name in ("accuracy", "nll", "ece", "temperature"):
                     row[f"valid_{name}"] = getattr(metrics, name)(logits, y)

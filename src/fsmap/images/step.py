@@ -281,7 +281,7 @@ class Step:
         drawn = Drawn(points, probes)
         measured = self._differentiate(kind, x, y, drawn)
         if self.settings.sam:
-            self._ascend_and_return(kind, x, y, drawn)
+            self._sam_gradient(kind, x, y, drawn)
         self._update(measured, kind)
 
     def _differentiate(self, kind: str, x: Tensor, y: Tensor, drawn: Drawn) -> Tensor:
@@ -309,7 +309,7 @@ class Step:
         right = (out.argmax(1) == y).sum()
         return torch.stack([t.detach().float() for t in (loss, value, right)])
 
-    def _ascend_and_return(self, kind: str, x: Tensor, y: Tensor, drawn: Drawn) -> None:
+    def _sam_gradient(self, kind: str, x: Tensor, y: Tensor, drawn: Drawn) -> None:
         """Sharpness-aware minimization: the gradient at θ + ρ·g/‖g‖, in ``.grad`` of θ."""
         params = list(self.params.values())
         tensors = [*params, *self.module.buffers()]

@@ -154,18 +154,13 @@ def _reach(address: str) -> None:
     if "://" in address:
         message = "Only HOST:PORT and auto are supported, on a machine that is part of the cluster."
         raise ValueError(message)
-    try:
-        from ray._private.services import canonicalize_bootstrap_address as resolve
-    except ImportError:  # it is private; without it, only what is written can be tried
-        resolve = {"auto": None}.get
-    where = resolve(address) or address
-    host, _, port = where.rpartition(":")
+    host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), REACH_SECONDS).close()
     except (OSError, OverflowError) as error:
-        message = f"cannot connect to {where} ({error})."
+        message = f"cannot connect to {address} ({error})."
         raise ConnectionError(message) from error
 
 

@@ -27,7 +27,7 @@ they are (r = 1), so R does not change, only its gradient. In J they are constan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -187,22 +187,13 @@ def _is_dual(x: Tensor) -> bool:
 
 
 @contextmanager
-def fresh_statistics(
-    module: nn.Module,
-    batches: Iterable[Tensor],
-    average: Callable[[list[Tensor]], object] = lambda _: None,
-) -> Iterator[None]:
+def fresh_statistics(module: nn.Module, batches: Iterable[Tensor]) -> Iterator[None]:
     """Within, the module is in ``eval()`` mode with the statistics of some batches.
 
     Running statistics are averages over the last dozen steps. At a high learning rate the weights
     have moved on by then: held-out accuracy in ``eval()`` mode jumps by tens of percent from one
     epoch to the next. A few batches give the statistics that belong to the weights. Afterwards
     modes and running statistics are what they were.
-
-    Args:
-        module: The model.
-        batches: Training batches; statistics are the mean over them.
-        average: Called with the new statistics, to average them over processes in place.
 
     Example:
         >>> import torch
@@ -223,7 +214,6 @@ def fresh_statistics(
     try:
         if norms:
             _measure(module, norms, batches)
-            average([b for b in buffers if b.is_floating_point()])
         yield
     finally:
         for layer, mode in modes:

@@ -39,21 +39,13 @@ SMALLEST_IN_HALF = 3e-3
 class InPlacePenalty(Penalty):
     """λ∇R(θ) added to the gradients: ``loss.backward(); penalty.backward(lam)``.
 
-    As ``LaplacianPenalty(estimator="fd")`` with a ψ that is drawn parameter by parameter; with
-    ``frozen`` statistics are constants in the gradient (:mod:`fsmap.lmap.batchnorm`). It needs
-    nothing from the model but forward and backward passes, so it serves FSDP2 (``fully_shard``),
-    FSDP2 with activation checkpointing, DDP, and any other model. ψ is the same on every rank, each
-    rank draws evaluation points of its own, and gradients are averaged as those of the loss are.
-
-    Args:
-        module: The model as the loop calls it: wrapped, sharded, compiled.
-        px: Evaluation distribution; see :class:`fsmap.LMAP`.
-        num_points: S, fresh points per rank and call.
-        batchnorm: ``frozen`` (what ``auto`` means where there are running statistics) or ``batch``;
-            running statistics stay as they are.
-        **options: ``beta`` (give 1e-2 if the model computes in half precision), ``every``,
-            ``metric``, ``seed``, ``probes`` (each costs three forward and two backward passes),
-            ``layers`` and ``forward`` of :class:`fsmap.lmap.options.Options`.
+    As ``LaplacianPenalty(estimator="fd")``; with ``frozen`` statistics are constants in the
+    gradient. It needs nothing but forward and backward passes, so it serves FSDP2
+    (``fully_shard``), activation checkpointing, DDP, and any other model, given as the loop calls
+    it: wrapped, sharded, compiled. ψ is the same on every rank, each rank draws evaluation points
+    of its own, and gradients are averaged as those of the loss are. Options are those of
+    :class:`fsmap.LaplacianPenalty` but ``estimator``, ``last_layer`` and ``outputs``. Give
+    ``beta=1e-2`` if the model computes in half precision.
 
     Example:
         >>> import torch, fsmap
@@ -133,10 +125,8 @@ class InPlacePenalty(Penalty):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """R, and the derivatives of weight·R with respect to both outputs."""
         ends = [out.detach().requires_grad_() for out in (there, base)]
-        difference = (
-            flat(accumulate(ends[0]) - accumulate(ends[1]), x) / self.options.beta
-        )  # [S, K]
-        value = resolve(self.options.metric, x, ends[1]).quadratic(difference)
+        moved = flat(accumulate(ends[0]) - accumulate(ends[1]), x)  # [S, K]
+        value = resolve(self.options.metric, x, ends[1]).quadratic(moved / self.options.beta)
         at_there, at_base = torch.autograd.grad(weight * value, ends)
         return value.detach(), at_there, at_base
 
@@ -230,9 +220,7 @@ def _is_sharded(p: Tensor) -> bool:
 
 def _local(p: Tensor) -> Tensor:
     """What this rank holds of a parameter: memory that is shared with it."""
-    part: Any = p
-    held: Tensor = part.to_local() if _is_sharded(p) else p
-    return held
+    return p.to_local() if _is_sharded(p) else p  # type: ignore[attr-defined]
 
 
 def _whole_like(p: Tensor) -> Tensor:
@@ -248,8 +236,7 @@ def _own_part(whole: Tensor, p: Tensor) -> Tensor:
 
     like: Any = p
     placed = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
-    part: Tensor = placed.to_local()
-    return part
+    return placed.to_local()
 
 
 def _drop_gathered(module: nn.Module) -> None:

@@ -1,9 +1,4 @@
-"""L-MAP in a training loop you already have: R(θ) of ``eq:lmap-loss``, to be added to any loss.
-
-:class:`LMAP` is a module that returns the output and R, for every loop (DDP, autocast,
-``torch.compile``, BatchNorm as the authors have it). :class:`LaplacianPenalty` is a term for the
-simplest loops.
-"""
+"""R(θ) of ``eq:lmap-loss`` in any training loop: a module around the model, or a penalty."""
 
 from __future__ import annotations
 
@@ -118,7 +113,7 @@ class LMAP(Term, nn.Module):
         self.regularizer = Regularizer(module, Options(px, num_points, batchnorm, **options))
         self.module = module
 
-    def compile(self, *args: Any, **options: Any) -> None:
+    def compile(self, **options: Any) -> None:
         """Compile the passes of training, R and its tangent included; options of ``torch.compile``.
 
         On CUDA ``lm.compile(mode="reduce-overhead")`` is the fastest. The first step compiles, and
@@ -126,10 +121,8 @@ class LMAP(Term, nn.Module):
         traced, a :class:`~fsmap.errors.FallbackWarning` says so and R runs eagerly.
         ``torch.compile(lm)`` does the same with torch's default options.
         """
-        names = ("fullgraph", "dynamic", "backend", "mode", "options")
-        given = {**dict(zip(names, args, strict=False)), **options}
-        given.pop("fullgraph", None)  # R is always one graph, other passes need not be
-        self.regularizer.compiled.options = given
+        options.pop("fullgraph", None)  # R is always one graph, other passes need not be
+        self.regularizer.compiled.options = options
 
     def forward(
         self,

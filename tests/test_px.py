@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from fsmap import px
 from fsmap.errors import InputError
-from fsmap.px import Empirical, Lattice, brief, check_draw, choose
+from fsmap.px import Empirical, Lattice, check_draw, choose
 
 POINTS = torch.arange(24, dtype=torch.float64).reshape(12, 2)
 
@@ -45,28 +45,6 @@ def distribution(request):
     return DISTRIBUTIONS[request.param]()
 
 
-def test_same_seed_same_points(distribution):
-    first, again = (distribution.sample(7, source(3)) for _ in range(2))
-    assert first.shape == (7, 2)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, distribution.sample(7, source(4)))
-
-
-def test_draws_go_on_in_one_stream(distribution):
-    generator = source()
-    assert not torch.equal(distribution.sample(7, generator), distribution.sample(7, generator))
-
-
-def test_one_point(distribution):
-    assert distribution.sample(1, source()).shape == (1, 2)
-    assert distribution.sample(np.int64(3), source()).shape == (3, 2)
-
-
-def test_is_a_distribution_already(distribution):
-    assert isinstance(distribution, px.EvalDistribution)
-    assert px.as_px(distribution) is distribution
-
-
 def test_moves_to_a_dtype(distribution):
     before = distribution.sample(5, source()).dtype
     moved = distribution.to(dtype=torch.float32)
@@ -74,11 +52,6 @@ def test_moves_to_a_dtype(distribution):
     assert moved.sample(5, source()).dtype == torch.float32
     assert distribution.sample(5, source()).dtype == before  # itself unchanged
     assert distribution.to("cpu").sample(5, source()).dtype == before
-
-
-def test_a_copy_draws_the_same(distribution):
-    twin = copy.deepcopy(distribution)
-    assert torch.equal(twin.sample(5, source()), distribution.sample(5, source()))
 
 
 @pytest.mark.gpu
@@ -92,37 +65,6 @@ def test_points_do_not_depend_on_the_device(distribution):
         assert there.sample(6, generator).device.type == "cuda"
         with pytest.raises(InputError, match="distribution"):
             distribution.sample(6, generator)
-
-
-@pytest.mark.parametrize("n", [0, -1, 2.0, True, None])
-def test_number_of_points_is_checked(distribution, n):
-    with pytest.raises(InputError, match=rf"must be an integer >= 1, got {n}"):
-        distribution.sample(n, source())
-
-
-def test_generator_is_required(distribution):
-    with pytest.raises(InputError, match="Generator"):
-        distribution.sample(3, None)
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("uniform", "Uniform([-1, 0], [1, 5], shape=(2,))"),
-        ("normal", "Normal(mean=[0, 1], std=2, shape=(2,))"),
-        ("empirical", "Empirical(12 points, shape=(2,), dtype=float64, device=cpu)"),
-        ("lattice", "Lattice(low=-5, high=5, num=4)"),
-        ("function", "FromFunction(noise)"),
-    ],
-)
-def test_repr(name, text):
-    assert repr(DISTRIBUTIONS[name]()) == text
-
-
-def test_repr_of_a_mixture_names_its_components():
-    text = repr(DISTRIBUTIONS["mixture"]())
-    assert text.startswith("Mixture([Uniform(0, 1, shape=(2,)), Empirical(12 points")
-    assert text.endswith("FromFunction(noise)], weights=[1.0, 2.0, 3.0])")
 
 
 # ---- Mixture
@@ -148,11 +90,6 @@ def test_mixture_is_in_random_order():
     assert abs(first.mean() - 0.5) < 5 * 0.5 / math.sqrt(1000)
 
 
-def test_mixture_leaves_out_what_has_no_weight():
-    x = px.Mixture([torch.zeros(5), torch.ones(5)], [0, 2]).sample(50, source())
-    assert (x == 1).all()
-
-
 def test_mixture_of_dicts():
     part = {"a": torch.zeros(6, 2), "b": torch.zeros(6, dtype=torch.long)}
     other = {"a": torch.ones(6, 2), "b": torch.ones(6, dtype=torch.long)}
@@ -162,42 +99,7 @@ def test_mixture_of_dicts():
     assert 0 < x["b"].sum() < 10
 
 
-def test_a_mixture_is_no_dict():
-    with pytest.raises(InputError, match="components"):
-        px.Mixture({px.Uniform(0, 1): 0.8, px.Normal(): 0.2})
-
-
-@pytest.mark.parametrize("weights", [[1], [1, -1], [1, math.nan], [[1, 1]], [1, 1, 1]])
-def test_mixture_weights_are_checked(weights):
-    with pytest.raises(InputError, match="component"):
-        px.Mixture([POINTS, POINTS], weights)
-
-
-def test_mixture_needs_something_to_draw_from():
-    with pytest.raises(InputError, match="weights"):
-        px.Mixture([POINTS, POINTS], [0, 0])
-    with pytest.raises(InputError, match="components"):
-        px.Mixture([])
-
-
-@pytest.mark.parametrize("other", [px.Normal(shape=3), {"a": POINTS}])
-def test_mixture_components_must_fit(other):
-    with pytest.raises(InputError, match="together"):
-        px.Mixture([POINTS, other]).sample(40, source())
-
-
 # ---- as_px
-
-
-@pytest.mark.parametrize("data", [POINTS, POINTS.numpy(), (POINTS, POINTS), {"x": POINTS}])
-def test_data_become_an_empirical_distribution(data):
-    assert len(px.as_px(data)) == 12
-
-
-def test_a_dataset_becomes_an_empirical_distribution():
-    data = torch.utils.data.TensorDataset(POINTS, torch.zeros(12))
-    for given_data in (data, torch.utils.data.DataLoader(data, batch_size=5)):
-        assert torch.equal(px.as_px(given_data).all(), POINTS)
 
 
 @pytest.mark.parametrize(
@@ -216,32 +118,6 @@ def test_a_dataset_becomes_an_empirical_distribution():
 def test_what_is_no_distribution_is_refused(obj):
     with pytest.raises(InputError, match="distribution"):
         px.as_px(obj)
-
-
-@pytest.mark.parametrize(
-    ("function", "got"),
-    [
-        (
-            lambda n, g: torch.zeros(n + 1, 2),
-            r"asked for 3 points and returned Tensor of .*\(4, 2\)",
-        ),
-        (lambda n, g: torch.zeros(()), r"returned Tensor of shapes \[\(\)\]"),
-        (
-            lambda n, g: {"a": torch.zeros(n), "b": torch.zeros(1)},
-            r"returned dict of .*\(3,\), \(1,\)",
-        ),
-        (lambda n, g: None, r"returned NoneType"),
-    ],
-)
-def test_a_function_must_return_n_points(function, got):
-    with pytest.raises(InputError, match=got):
-        px.as_px(function).sample(3, source())
-
-
-def test_a_function_takes_n_and_a_generator():
-    with pytest.raises(InputError, match="distribution"):
-        px.as_px(lambda n: torch.zeros(n, 2))
-    assert px.as_px(lambda *args: torch.zeros(args[0], 2)).sample(3, source()).shape == (3, 2)
 
 
 @pytest.mark.parametrize("make", [px.Uniform, px.Normal])
@@ -280,42 +156,6 @@ def test_moments(distribution, mean, std):
     error = 5 * std / math.sqrt(len(x))
     assert abs(x.mean() - mean) < error
     assert abs(x.std() - std) < error
-
-
-@pytest.mark.parametrize("make", [px.Uniform, px.Normal])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_dtype_follows_the_bounds(make, dtype):
-    x = make(torch.zeros(2, dtype=dtype), 1.0).sample(100, source())
-    assert x.dtype == dtype
-    assert torch.isfinite(x).all()
-
-
-def test_dtype_of_numbers_is_the_default():
-    assert px.Uniform(-1, 1).sample(2, source()).dtype == torch.float64
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "text"),
-    [(1, 1, "low=1, high=1"), (2, 1, "low=2, high=1"), ([0, 3], [1, 2], r"low=\[0, 3\]")],
-)
-def test_box_must_have_a_volume(low, high, text):
-    with pytest.raises(InputError, match=rf"low must be below high in every dimension, got {text}"):
-        px.Uniform(low, high)
-    with pytest.raises(InputError, match="below"):
-        px.Lattice(low, high, 3)
-
-
-def test_bounds_must_be_finite_and_fit():
-    with pytest.raises(InputError, match="finite"):
-        px.Uniform(0, math.inf)
-    with pytest.raises(InputError, match="finite"):
-        px.Normal(math.nan)
-    with pytest.raises(InputError, match="finite"):
-        px.Normal(0.0, [1.0, 0.0])
-    with pytest.raises(InputError, match="shapes"):
-        px.Uniform([0, 0], [1, 1, 1])
-    with pytest.raises(InputError, match="points"):
-        px.Normal([0.0, 0.0], 1.0, shape=(3,))
 
 
 X = torch.arange(60, dtype=torch.float64).reshape(20, 3)
@@ -369,7 +209,6 @@ def test_transform_gets_the_points_and_the_generator():
     assert len(torch.unique(x % 1)) <= 3  # one shift for all, up to rounding
     assert not torch.equal(x, Empirical(X).sample(5, source()))
     assert torch.equal(px.all(), X)
-    assert repr(px).endswith("transform=shift)")
 
 
 @pytest.mark.parametrize(
@@ -389,11 +228,6 @@ def test_dicts_stay_together(data):
     assert torch.equal(x["ids"] * 3, x["x"][:, 0].long())
 
 
-def test_tuples_are_several_inputs():
-    a, b = Empirical((X, Y)).sample(6, source())
-    assert torch.equal(a[:, 0], 3.0 * b)
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -410,20 +244,9 @@ def test_tuples_are_several_inputs():
     ids=lambda value: type(value).__name__,
 )
 def test_everything_is_read_once_and_in_order(data):
-    px = Empirical(data)
-    assert len(px) == 20
-    assert torch.equal(px.all(), X)
-
-
-def test_items_with_several_inputs():
-    items = [((x, i), i) for x, i in zip(X, Y, strict=True)]
-    a, b = Empirical(Items(items)).all()
-    assert torch.equal(a, X)
-    assert torch.equal(b, Y)
-
-
-def test_numbers_are_points_too():
-    assert torch.equal(Empirical(Items([1.0, 2.0])).all(), torch.tensor([1.0, 2.0]))
+    for found in (Empirical(data), px.as_px(data)):
+        assert len(found) == 20
+        assert torch.equal(found.all(), X)
 
 
 def test_a_shuffling_loader_is_reproducible_and_leaves_the_global_stream_alone():
@@ -453,11 +276,6 @@ def test_a_tensor_is_shared_not_copied():
     assert copy.deepcopy(Model()).px.all().data_ptr() == X.data_ptr()
 
 
-def test_gradients_stay_outside():
-    data = X.clone().requires_grad_()
-    assert not Empirical(data).sample(3, source()).requires_grad
-
-
 def test_what_does_not_fit_into_memory_is_refused_before_it_is_read():
     read = []
 
@@ -468,17 +286,14 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_read():
 
     size = 300 * 3 * 8
     data = Counting(list(X.repeat(15, 1)))  # 300 points, two batches of 256
-    message = r"these points need .* GiB in memory, the limit is .*Subset.*uint8.*\(n, generator\)"
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match="Subset"):
         Empirical(data, max_bytes=size - 1)
     assert len(read) == 256
     assert len(Empirical(data, max_bytes=2 * 256 * 3 * 8)) == 300
-
-
-def test_a_stream_is_stopped_where_it_gets_too_long():
+    loader = DataLoader(Stream(), batch_size=5)  # of unknown length
     with pytest.raises(InputError, match="points"):
-        Empirical(DataLoader(Stream(), batch_size=5), max_bytes=3 * 5 * 3 * 8)
-    assert len(Empirical(DataLoader(Stream(), batch_size=5), max_bytes=4 * 5 * 3 * 8)) == 20
+        Empirical(loader, max_bytes=3 * 5 * 3 * 8)
+    assert len(Empirical(loader, max_bytes=4 * 5 * 3 * 8)) == 20
 
 
 @pytest.mark.parametrize(
@@ -525,23 +340,6 @@ def test_lattice_draws_its_points_without_repeats():
     assert grid.sample(150, source()).shape == (150, 2)
 
 
-def test_lattice_moves_as_a_lattice():
-    moved = Lattice(-1, 1, 3).to(dtype=torch.float32)
-    assert repr(moved) == "Lattice(low=-1, high=1, num=3)"
-    assert moved.all().dtype == torch.float32
-
-
-@pytest.mark.parametrize("num", [1, 0, [3], [3, 3, 3], [3, 1]])
-def test_lattice_sizes_are_checked(num):
-    with pytest.raises(InputError, match="dimensions"):
-        Lattice([0, 0], [1, 1], num)
-
-
-def test_a_lattice_that_is_too_large_is_refused():
-    with pytest.raises(InputError, match="points"):
-        Lattice([0] * 8, [1] * 8, 40)
-
-
 class OnCuda(torch.Generator):
     """A generator that says it lives on a GPU, for machines without one."""
 
@@ -581,18 +379,6 @@ def test_pairs_are_equally_likely():
     assert ((off - p).abs() < 5 * math.sqrt(p / draws)).all()
 
 
-def test_with_replacement():
-    rows = choose(3, 100, None, source())  # more than there are
-    assert rows.unique().tolist() == [0, 1, 2]
-    rows = choose(1000, 1000, True, source())
-    assert len(rows.unique()) < 700  # 1 - 1/e of them
-
-
-def test_too_many_without_replacement_are_refused():
-    with pytest.raises(InputError, match="replacement"):
-        choose(3, 4, False, source())
-
-
 def test_the_generator_must_fit_the_device():
     cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
     for device in (cpu, cuda, None):
@@ -603,15 +389,97 @@ def test_the_generator_must_fit_the_device():
         check_draw(1, OnCuda(), cpu)
 
 
+def test_draws(distribution):
+    first, again = (distribution.sample(7, source(3)) for _ in range(2))
+    assert first.shape == (7, 2)
+    assert torch.equal(first, again)
+    assert torch.equal(first, copy.deepcopy(distribution).sample(7, source(3)))
+    assert not torch.equal(first, distribution.sample(7, source(4)))
+    generator = source()
+    assert not torch.equal(distribution.sample(7, generator), distribution.sample(7, generator))
+    assert distribution.sample(np.int64(1), source()).shape == (1, 2)
+    assert px.as_px(distribution) is distribution
+    assert type(distribution).__name__ in repr(distribution)
+    for n in (0, -1, 2.0, True, None):
+        with pytest.raises(InputError, match="integer"):
+            distribution.sample(n, source())
+    with pytest.raises(InputError, match="Generator"):
+        distribution.sample(3, None)
+
+
 @pytest.mark.parametrize(
-    ("value", "text"),
+    ("make", "word"),
     [
-        (torch.full((3, 4), 2.0), "2"),
-        (torch.tensor([1.0, 2.5]), "[1, 2.5]"),
-        (torch.arange(6.0).reshape(2, 3), "tensor[2, 3]"),
-        (torch.tensor([math.nan]), "nan"),
-        (0.5, "0.5"),
+        (lambda: px.Uniform(1, 1), "below"),
+        (lambda: px.Uniform([0, 3], [1, 2]), "below"),
+        (lambda: px.Lattice(2, 1, 3), "below"),
+        (lambda: px.Uniform(0, math.inf), "finite"),
+        (lambda: px.Normal(math.nan), "finite"),
+        (lambda: px.Normal(0.0, [1.0, 0.0]), "finite"),
+        (lambda: px.Uniform([0, 0], [1, 1, 1]), "shapes"),
+        (lambda: px.Normal([0.0, 0.0], 1.0, shape=(3,)), "points"),
+        (lambda: px.Lattice([0, 0], [1, 1], 1), "dimensions"),
+        (lambda: px.Lattice([0, 0], [1, 1], [3, 3, 3]), "dimensions"),
+        (lambda: px.Lattice([0] * 8, [1] * 8, 40), "points"),
+        (lambda: px.Mixture({px.Uniform(0, 1): 0.8}), "components"),
+        (lambda: px.Mixture([]), "components"),
+        (lambda: px.Mixture([POINTS, POINTS], [0, 0]), "weights"),
+        *[
+            (lambda w=w: px.Mixture([POINTS, POINTS], w), "component")
+            for w in ([1], [1, -1], [1, math.nan], [[1, 1]], [1, 1, 1])
+        ],
+        (lambda: px.as_px(lambda n: torch.zeros(n, 2)), "distribution"),
     ],
 )
-def test_brief(value, text):
-    assert brief(value) == text
+def test_what_cannot_be_drawn_from_is_refused(make, word):
+    with pytest.raises(InputError, match=word):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        (lambda n, g: torch.zeros(n + 1, 2), "returned"),
+        (lambda n, g: torch.zeros(()), "returned"),
+        (lambda n, g: {"a": torch.zeros(n), "b": torch.zeros(1)}, "returned"),
+        (lambda n, g: None, "returned"),
+        (px.Mixture([POINTS, px.Normal(shape=3)]), "together"),
+        (px.Mixture([POINTS, {"a": POINTS}]), "together"),
+        (px.Empirical(POINTS, replace=False), "replacement"),
+    ],
+)
+def test_draws_that_do_not_fit_are_refused(given, word):
+    with pytest.raises(InputError, match=word):
+        px.as_px(given).sample(40, source())
+
+
+@pytest.mark.parametrize("make", [px.Uniform, px.Normal])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_dtype_follows_the_bounds(make, dtype):
+    x = make(torch.zeros(2, dtype=dtype), 1.0).sample(100, source())
+    assert x.dtype == dtype
+    assert torch.isfinite(x).all()
+    assert make(-1, 1).sample(2, source()).dtype == torch.get_default_dtype()
+
+
+def test_a_mixture_leaves_out_what_has_no_weight():
+    x = px.Mixture([torch.zeros(5), torch.ones(5)], [0, 2]).sample(50, source())
+    assert (x == 1).all()
+
+
+def test_several_inputs_and_plain_numbers():
+    a, b = Empirical((X, Y)).sample(6, source())
+    assert torch.equal(a[:, 0], 3.0 * b)
+    items = [((x, i), i) for x, i in zip(X, Y, strict=True)]
+    a, b = Empirical(Items(items)).all()
+    assert torch.equal(a, X)
+    assert torch.equal(b, Y)
+    assert torch.equal(Empirical(Items([1.0, 2.0])).all(), torch.tensor([1.0, 2.0]))
+    assert not Empirical(X.clone().requires_grad_()).sample(3, source()).requires_grad
+
+
+def test_with_replacement():
+    rows = choose(3, 100, None, source())  # more than there are
+    assert rows.unique().tolist() == [0, 1, 2]
+    rows = choose(1000, 1000, True, source())
+    assert len(rows.unique()) < 700  # 1 - 1/e of them

@@ -18,12 +18,7 @@ import oracles
 import strategies
 from cases import symmetric
 from fsmap import metric as m
-from fsmap.errors import (
-    InputError,
-    MemoryLimitError,
-    SingularGeometryError,
-    UnsupportedModuleError,
-)
+from fsmap.errors import InputError, MemoryLimitError, SingularGeometryError
 from fsmap.functional import count
 from fsmap.linalg import logdet
 from fsmap.linalg.jacobian import Site
@@ -45,47 +40,8 @@ ORACLES = {
 ALL = 10**9  # as many probes of slq as there are directions: no randomness is left
 
 
-def slope(value, params, seed):
-    """Derivative of a value along a direction."""
-    grads = torch.autograd.grad(value, params.values(), retain_graph=True, materialize_grads=True)
-    direction = cases.direction(params, seed)
-    return sum(float((g * d).sum()) for g, d in zip(grads, direction.values(), strict=True))
-
-
-@pytest.mark.parametrize("name", cases.MODELS)
-@pytest.mark.parametrize("method", ORACLES)
-def test_value_and_gradient(name, method):
-    case = cases.case(name)
-    value = fsmap.log_det(case.f, case.params, case.x, jitter=1e-2, method=method, probes=ALL)
-    expected = ORACLES[method](case.f, case.params, case.x, 1e-2)
-    torch.testing.assert_close(value.detach(), expected, rtol=1e-9, atol=0)
-    if ORACLES[method] is oracles.logdet_slow:
-        assert value < 0  # as log-determinants mostly are
-    if not value.requires_grad:
-        assert name in ("linear", "frozen")  # linear in what is trained: 𝒥 is a constant
-        return
-    for seed in range(2):
-        wanted = oracles.directional_slow(
-            lambda p: ORACLES[method](case.f, p, case.x, 1e-2),
-            case.params,
-            cases.direction(case.params, seed),
-        )
-        assert slope(value, case.params, seed) == pytest.approx(wanted, rel=1e-7, abs=1e-7)
-
-
-@pytest.mark.parametrize("method", ["dense", "dual", "slq", "svd_clip", "first_order"])
-def test_gradient_in_jitter(method):
-    case = cases.case("wide")
-    eps = torch.tensor(0.05, requires_grad=True)
-    value = fsmap.log_det(case.f, case.params, case.x, jitter=eps, method=method, probes=ALL)
-    (found,) = torch.autograd.grad(value, eps)
-    wanted = oracles.directional_slow(
-        lambda e: ORACLES[method](case.f, case.params, case.x, float(e["eps"])),
-        {"eps": eps},
-        {"eps": torch.tensor(1.0)},
-        step=1e-5,
-    )
-    assert float(found) == pytest.approx(wanted, rel=1e-7)
+def log_det(case, probes=ALL, **options):
+    return fsmap.log_det(case.f, case.params, case.x, probes=probes, **options)
 
 
 @pytest.mark.parametrize("method", ["dense", "dual", "slq"])
@@ -93,7 +49,7 @@ def test_gradient_in_jitter(method):
 def test_large_jitter_is_first_order_with_factor_one(method, name):
     case = cases.case(name)
     eps = 1e6
-    value = fsmap.log_det(case.f, case.params, case.x, jitter=eps, method=method, probes=ALL)
+    value = log_det(case, jitter=eps, method=method)
     excess = float(value.detach()) - count(case.params) * math.log(eps)
     trace = float(oracles.trace_slow(case.f, case.params, case.x))
     assert excess == pytest.approx(trace / eps, rel=1e-3)
@@ -118,7 +74,7 @@ def test_small_eigenvalues_are_kept(method):
 @pytest.mark.parametrize("name", ["wide", "cnn", "sequence", "layernorm"])
 def test_single_precision_model(method, name):
     case = cases.case(name)
-    double = fsmap.log_det(case.f, case.params, case.x, jitter=1e-2, method=method, probes=ALL)
+    double = log_det(case, jitter=1e-2, method=method)
     case.module.float()
     params = dict(case.module.named_parameters())
     single = fsmap.log_det(case.f, params, case.x.float(), jitter=1e-2, method=method, probes=ALL)
@@ -183,30 +139,10 @@ def test_second_derivative_and_forward_mode(method):
         g = grad(value)(p)
         return sum((g[n] * d).sum() for n, d in direction.items())
 
-    wanted = oracles.directional_slow(slope_at, params, direction)
-    assert float(curvature) == pytest.approx(wanted, rel=1e-6)
+    expected = oracles.directional_slow(slope_at, params, direction)
+    assert float(curvature) == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["wide", "sequence", "batchnorm_train"])
-def test_chunks_change_nothing(name):
-    case = cases.case(name)
-    options = {"jitter": 0.1, "method": "dual"}
-    whole = fsmap.log_det(case.f, case.params, case.x, **options)
-    for chunk in (1, 2):
-        part = fsmap.log_det(case.f, case.params, case.x, chunk=chunk, **options)
-        torch.testing.assert_close(part, whole)
-
-
-def test_estimate_has_no_error_where_there_is_none():
-    case = cases.case("wide")
-    for method in ("dense", "dual", "svd_clip", "pseudo", "first_order"):
-        found = fsmap.log_det(
-            case.f, case.params, case.x, jitter=0.1, method=method, return_estimate=True
-        )
-        assert found.stderr == 0
-
-
-ALL_IN_METRICS = 10**9
 METRICS = {
     "weights": lambda S, K: torch.linspace(0.5, 2, S),
     "weights_with_zeros": lambda S, K: torch.linspace(0, 2, S).relu(),
@@ -216,72 +152,6 @@ METRICS = {
     "general": lambda S, K: symmetric(S * K, S * K, definite=True),
     "signed_general": lambda S, K: symmetric(S * K, S * K).reshape(S, K, S, K),
 }
-METHODS = {
-    "dense": oracles.logdet_slow,
-    "dual": oracles.logdet_slow,
-    "slq": oracles.logdet_slow,
-    "svd_clip": oracles.svd_clip_slow,
-    "pseudo": oracles.pseudo_slow,
-}
-
-
-def full(name, g, S, K):
-    """The metric written out: [S, K, S, K]."""
-    return g.reshape(S, K, S, K) if "general" in name else oracles.full_metric(g, S, K)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["wide", "batchnorm_train", "shared"])
-def test_value_and_gradient_in_metrics(metric, method, name):
-    case = cases.case(name)
-    S, K = case.f(case.params, case.x).shape
-    g = METRICS[metric](S, K)
-    written = full(metric, g, S, K)
-    eps = 1e-2
-    if "signed" in metric:  # ε has to lift the negative eigenvalues
-        eps -= 1.5 * float(oracles.eigenvalues_slow(case.f, case.params, case.x, written)[0])
-    options = {"jitter": eps, "method": method, "metric": g, "probes": ALL_IN_METRICS}
-    if "signed" in metric and method in ("svd_clip", "pseudo"):
-        with pytest.raises(InputError, match=f"{method} needs a metric without negative eigenval"):
-            fsmap.log_det(case.f, case.params, case.x, **options)
-        return
-    value = fsmap.log_det(case.f, case.params, case.x, **options)
-    expected = METHODS[method](case.f, case.params, case.x, eps, written)
-    torch.testing.assert_close(value.detach(), expected, rtol=1e-9, atol=1e-9)
-    grads = torch.autograd.grad(value, case.params.values(), materialize_grads=True)
-    direction = cases.direction(case.params)
-    found = sum(float((g * d).sum()) for g, d in zip(grads, direction.values(), strict=True))
-    wanted = oracles.directional_slow(
-        lambda p: METHODS[method](case.f, p, case.x, eps, written), case.params, direction
-    )
-    assert found == pytest.approx(wanted, rel=1e-7, abs=1e-7)
-
-
-@pytest.mark.parametrize("detach", [False, True])
-@pytest.mark.parametrize("method", ["dense", "dual", "slq"])
-def test_softmax_fisher_depends_on_the_parameters(method, detach):
-    case = cases.case("wide")
-    value = fsmap.log_det(
-        case.f,
-        case.params,
-        case.x,
-        jitter=1e-2,
-        method=method,
-        metric=m.SoftmaxFisher(detach),
-        probes=ALL_IN_METRICS,
-    )
-    held = oracles.softmax_fisher_slow(case.f(case.params, case.x)).detach()
-
-    def slow(p):
-        g = held if detach else oracles.softmax_fisher_slow(case.f(p, case.x)).detach()
-        return oracles.logdet_slow(case.f, p, case.x, 1e-2, oracles.full_metric(g, 5, 3))
-
-    torch.testing.assert_close(value.detach(), slow(case.params), rtol=1e-9, atol=0)
-    grads = torch.autograd.grad(value, case.params.values(), materialize_grads=True)
-    found = torch.cat([g.reshape(-1) for g in grads])
-    wanted = oracles.gradient_slow(slow, case.params)
-    torch.testing.assert_close(found, wanted, rtol=1e-7, atol=1e-7)
 
 
 def test_factors_of_a_metric_are_differentiated():
@@ -294,8 +164,8 @@ def test_factors_of_a_metric_are_differentiated():
 
     (found,) = torch.autograd.grad(value(factor), factor)
     direction = {"L": symmetric(3, 3, seed=1)}
-    wanted = oracles.directional_slow(lambda p: value(p["L"]).detach(), {"L": factor}, direction)
-    assert float((found * direction["L"]).sum()) == pytest.approx(wanted, rel=1e-7)
+    expected = oracles.directional_slow(lambda p: value(p["L"]).detach(), {"L": factor}, direction)
+    assert float((found * direction["L"]).sum()) == pytest.approx(expected, rel=1e-7)
 
 
 @pytest.mark.parametrize("method", ["dense", "dual", "slq"])
@@ -305,7 +175,7 @@ def test_an_indefinite_matrix_is_refused_by_all_methods(method, num):
     params = {"w": torch.ones(4)}
     x = 2 * torch.eye(4)  # 𝒥 = diag(weights)
     weights = torch.tensor([-1.0, -1.0, 1.0, 1.0]) if num == 2 else torch.tensor([-1.0, 1, 1, 1])
-    options = {"jitter": 0.5, "method": method, "metric": weights, "probes": ALL_IN_METRICS}
+    options = {"jitter": 0.5, "method": method, "metric": weights, "probes": ALL}
     with pytest.raises(SingularGeometryError, match="eigenvalues"):
         fsmap.log_det(lambda p, x: x @ p["w"], params, x, **options)
 
@@ -441,165 +311,12 @@ def test_the_function_prior_is_invariant_to_reparametrization_and_the_parameter_
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (
-            {"jitter": 0.0},
-            "jitter",
-        ),
-        (
-            {"jitter": 0.0, "method": "slq"},
-            "eigenvalues",
-        ),
-        ({"jitter": -1e-3}, "jitter"),
-        ({"jitter": torch.nan}, "jitter"),
-        (
-            {"jitter": 1.0, "method": "cholesky"},
-            "cholesky",
-        ),
-        ({"jitter": 1.0, "metric": torch.ones(4)}, "neither"),
-        ({"jitter": 1.0, "metric": "fisher"}, "metric"),
-        (
-            {"jitter": 1.0, "method": "slq", "probes": 0},
-            "integer",
-        ),
-        ({"jitter": 1.0, "method": "slq", "probes": 2.5}, "integer"),
-        ({"jitter": None}, "jitter"),
-        ({"jitter": "small"}, "jitter"),
-        ({"jitter": torch.ones(2)}, "jitter"),
-        ({"jitter": 1.0, "chunk": 0}, "integer"),
-        ({"jitter": 1.0, "metric": fsmap.metric.SoftmaxFisher}, "SoftmaxFisher"),
-        (
-            {"jitter": 1.0, "method": "slq", "probes": torch.ones(3, 4)},
-            "probes",
-        ),
-    ],
-)
-def test_bad_options(options, words):
-    case = cases.case("wide")
-    with pytest.raises(InputError, match=words):
-        fsmap.log_det(case.f, case.params, case.x, **options)
-
-
-@pytest.mark.parametrize("method", logdet.METHODS)
-def test_bad_points(method):
-    case = cases.case("wide")
-    for bad, words in [
-        (torch.tensor([[0.0, torch.inf]]), "NaN or inf in 1 of 1 points"),
-        (torch.zeros(0, 2), "x is empty"),
-        (torch.zeros(5, 3), r"x of shape \(5, 3\), in '0' \(Linear\): .*shapes cannot be multip"),
-        (torch.zeros(5, 2, dtype=torch.float32), "Give points of the shape, dtype and device"),
-        ([0.0], "x must be a tensor"),
-    ]:
-        with pytest.raises(InputError, match=words):
-            fsmap.log_det(case.f, case.params, bad, jitter=0.1, method=method)
-
-
-@pytest.mark.parametrize("method", ["dense", "auto"])
-def test_a_singular_geometry_is_named(method):
-    """Two parameters that do the same thing, and no jitter."""
-    params = {"a": torch.ones(1), "b": torch.ones(1)}
-    x = torch.arange(1.0, 5)[:, None]
-    with pytest.raises(SingularGeometryError, match="positive"):
-        fsmap.log_det(
-            lambda p, x: (x * (p["a"] + p["b"]))[:, 0], params, x, jitter=0.0, method=method
-        )
-
-
 def test_a_metric_with_negative_eigenvalues_is_not_called_singular():
     case = cases.case("wide")
     g = torch.linspace(-1, 2, len(case.x))
     with pytest.raises(SingularGeometryError, match="eigenvalues") as told:
         fsmap.log_det(case.f, case.params, case.x, jitter=1e-6, metric=g)
     assert "pseudo" not in str(told.value)  # which takes no such metric
-
-
-@pytest.mark.parametrize("method", ["auto", "dense", "slq", "pseudo", "svd_clip"])
-def test_parameters_that_are_not_finite_are_named(method):
-    case = cases.case("wide")
-    name = next(iter(case.params))
-    broken = case.params | {name: torch.full_like(case.params[name], torch.nan)}
-    with pytest.raises(InputError, match=rf"params\['{name}'\] has NaN or inf"):
-        fsmap.log_det(case.f, broken, case.x, jitter=0.1, method=method)
-
-
-def test_outputs_that_are_not_finite_are_counted():
-    with pytest.raises(InputError, match="returns"):
-        fsmap.log_det(
-            lambda p, x: p["a"] / x, {"a": torch.ones(1)}, torch.tensor([[0.0], [1.0]]), jitter=1.0
-        )
-
-
-@pytest.mark.parametrize(
-    ("params", "words"),
-    [
-        ({}, "functional"),
-        ([torch.ones(1)], "params"),
-        ({"a": 1.0}, "params"),
-    ],
-)
-def test_params_are_a_dict_of_tensors(params, words):
-    x = torch.ones(1, 1)
-    with pytest.raises(InputError, match=words):
-        fsmap.log_det(lambda p, x: x * p["a"], params, x, jitter=1.0)
-    with pytest.raises(InputError, match=words):
-        fsmap.trace(lambda p, x: x * p["a"], params, x, method="exact")
-
-
-def test_a_function_is_no_module():
-    with pytest.raises(UnsupportedModuleError, match="functional"):
-        fsmap.functional(lambda x: x)
-
-
-def test_nothing_to_train():
-    with pytest.raises(UnsupportedModuleError, match="trainable"):
-        fsmap.functional(nn.Flatten())
-
-
-def test_a_jacobian_larger_than_memory(monkeypatch):
-    case = cases.case("sequence")  # S·K = 12, P = 155
-    monkeypatch.setattr(memory, "ALWAYS", 0)
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**5)
-    with pytest.raises(
-        MemoryLimitError,
-        match="Jacobian",
-    ):
-        fsmap.log_det(case.f, case.params, case.x, jitter=0.1, method="dense")
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**3)
-    with pytest.raises(MemoryLimitError, match="method"):
-        fsmap.log_det(case.f, case.params, case.x, jitter=0.1, method="dual")
-    with pytest.raises(MemoryLimitError, match="evaluation"):
-        fsmap.log_det(case.f, case.params, case.x, jitter=0.1, method="pseudo")
-    assert logdet.choose("auto", 12, 155, CPU, gram=logdet.sizes(*case[:3]).gram) == "slq"
-    found = fsmap.log_det(case.f, case.params, case.x, jitter=0.1, probes=12)  # auto: slq
-    monkeypatch.undo()
-    torch.testing.assert_close(found, fsmap.log_det(case.f, case.params, case.x, jitter=0.1))
-
-
-@pytest.mark.parametrize(
-    ("rows", "P", "expected"),
-    [
-        (10, 5, "dense"),
-        (5, 10, "dual"),
-        (5, 5, "dense"),
-        (10**4, 10**4, "slq"),
-        (10, 10**7, "dual"),
-    ],
-)
-def test_auto_chooses_by_shape(rows, P, expected, monkeypatch):
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**11)
-    assert logdet.choose("auto", rows, P, CPU) == expected
-
-
-def test_a_named_method_is_taken():
-    assert logdet.choose("pseudo", 10**6, 10**6, CPU) == "pseudo"
-
-
-def test_shape():
-    assert logdet.sizes(*cases.case("sequence")[:3])[:3] == (3, 4, 155)
-    assert logdet.sizes(*cases.case("batchnorm_train")[:3])[:3] == (6, 2, 30)
-    assert logdet.sizes(*cases.case("dict_input")[:3])[:3] == (5, 2, 8)
 
 
 @pytest.mark.parametrize("method", logdet.METHODS)
@@ -659,3 +376,157 @@ def test_a_value_that_is_rounding_is_refused(seeded):
     f, params = fsmap.functional(net.double())
     estimate = fsmap.log_det(f, params, x.double(), jitter=1e-3, return_estimate=True)
     assert estimate.stderr == 0
+
+
+@pytest.mark.parametrize("name", cases.MODELS)
+@pytest.mark.parametrize("method", ORACLES)
+def test_value_and_gradient(name, method):
+    case = cases.case(name)
+    slow = lambda p: ORACLES[method](case.f, p, case.x, 1e-2)  # noqa: E731
+    for chunk in (None, 2) if method == "dual" else (None,):
+        value = log_det(case, jitter=1e-2, method=method, chunk=chunk)
+        torch.testing.assert_close(value.detach(), slow(case.params), rtol=1e-9, atol=0)
+        if not value.requires_grad:
+            assert name in ("linear", "frozen")  # linear in what is trained: 𝒥 is a constant
+            continue
+        for found, expected in cases.slopes(value, slow, case.params):
+            assert found == pytest.approx(expected, rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize("method", ["dense", "dual", "slq", "svd_clip", "first_order"])
+def test_gradient_in_jitter(method):
+    case = cases.case("wide")
+    eps = {"eps": torch.tensor(0.05, requires_grad=True)}
+    (found,) = torch.autograd.grad(log_det(case, jitter=eps["eps"], method=method), eps["eps"])
+    slow = lambda e: ORACLES[method](*case[:3], float(e["eps"]))  # noqa: E731
+    expected = oracles.directional_slow(slow, eps, {"eps": torch.tensor(1.0)}, step=1e-5)
+    assert float(found) == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("method", ["dense", "dual", "slq", "svd_clip", "pseudo"])
+@pytest.mark.parametrize("name", ["wide", "batchnorm_train", "shared"])
+def test_value_and_gradient_in_metrics(metric, method, name):
+    case = cases.case(name)
+    S, K = case.f(case.params, case.x).shape
+    g = METRICS[metric](S, K)
+    full = g.reshape(S, K, S, K) if "general" in metric else oracles.full_metric(g, S, K)
+    eps = 1e-2
+    if "signed" in metric:  # ε has to lift the negative eigenvalues
+        eps -= 1.5 * float(oracles.eigenvalues_slow(case.f, case.params, case.x, full)[0])
+    options = {"jitter": eps, "method": method, "metric": g}
+    if "signed" in metric and method in ("svd_clip", "pseudo"):
+        with pytest.raises(InputError, match="negative"):
+            log_det(case, **options)
+        return
+    value = log_det(case, **options)
+    slow = lambda p: ORACLES[method](case.f, p, case.x, eps, full)  # noqa: E731
+    torch.testing.assert_close(value.detach(), slow(case.params), rtol=1e-9, atol=1e-9)
+    for found, expected in cases.slopes(value, slow, case.params, num=1):
+        assert found == pytest.approx(expected, rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("method", ["dense", "dual", "slq"])
+def test_softmax_fisher_depends_on_the_parameters(method, detach):
+    case = cases.case("wide")
+    value = log_det(case, jitter=1e-2, method=method, metric=m.SoftmaxFisher(detach))
+    held = oracles.softmax_fisher_slow(case.f(case.params, case.x)).detach()
+
+    def slow(p):
+        g = held if detach else oracles.softmax_fisher_slow(case.f(p, case.x)).detach()
+        return oracles.logdet_slow(case.f, p, case.x, 1e-2, oracles.full_metric(g, 5, 3))
+
+    torch.testing.assert_close(value.detach(), slow(case.params), rtol=1e-9, atol=0)
+    grads = torch.autograd.grad(value, case.params.values(), materialize_grads=True)
+    found = torch.cat([g.reshape(-1) for g in grads])
+    expected = oracles.gradient_slow(slow, case.params)
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"jitter": 0.0}, "jitter"),
+        ({"jitter": 0.0, "method": "slq"}, "eigenvalues"),
+        ({"jitter": -1e-3}, "jitter"),
+        ({"jitter": torch.nan}, "jitter"),
+        ({"jitter": None}, "jitter"),
+        ({"jitter": "small"}, "jitter"),
+        ({"jitter": torch.ones(2)}, "jitter"),
+        ({"method": "cholesky"}, "cholesky"),
+        ({"metric": torch.ones(4)}, "neither"),
+        ({"metric": "fisher"}, "metric"),
+        ({"metric": fsmap.metric.SoftmaxFisher}, "SoftmaxFisher"),
+        ({"method": "slq", "probes": 0}, "integer"),
+        ({"method": "slq", "probes": 2.5}, "integer"),
+        ({"method": "slq", "probes": torch.ones(3, 4)}, "probes"),
+        ({"chunk": 0}, "integer"),
+        ({"params": {}}, "functional"),
+        ({"params": [torch.ones(1)]}, "params"),
+        ({"params": {"a": 1.0}}, "params"),
+    ],
+)
+def test_bad_options(options, word):
+    case = cases.case("wide")
+    with pytest.raises(InputError, match=word):
+        fsmap.log_det(**{"f": case.f, "params": case.params, "x": case.x, "jitter": 1.0, **options})
+
+
+@pytest.mark.parametrize("method", logdet.METHODS)
+def test_bad_points_and_parameters(method):
+    case = cases.case("wide")
+    for bad, word in [
+        (torch.tensor([[0.0, torch.inf]]), "NaN"),
+        (torch.zeros(0, 2), "empty"),
+        (torch.zeros(5, 3), r"'0' \(Linear\)"),
+        (torch.zeros(5, 2, dtype=torch.float32), "dtype"),
+        ([0.0], "tensor"),
+    ]:
+        with pytest.raises(InputError, match=word):
+            log_det(case._replace(x=bad), jitter=0.1, method=method)
+    name = next(iter(case.params))
+    broken = case.params | {name: torch.full_like(case.params[name], torch.nan)}
+    with pytest.raises(InputError, match=name):
+        log_det(case._replace(params=broken), jitter=0.1, method=method)
+
+
+@pytest.mark.parametrize("method", ["dense", "auto"])
+def test_a_singular_geometry_is_named(method):
+    """Two parameters that do the same thing, and no jitter; then a model that is not finite."""
+    params, x = {"a": torch.ones(1), "b": torch.ones(1)}, torch.arange(1.0, 5)[:, None]
+    with pytest.raises(SingularGeometryError, match="positive"):
+        fsmap.log_det(lambda p, x: x * (p["a"] + p["b"]), params, x, jitter=0.0, method=method)
+    with pytest.raises(InputError, match="returns"):
+        fsmap.log_det(lambda p, x: p["a"] / (x - 1), params, x, jitter=1.0, method=method)
+
+
+def test_a_jacobian_larger_than_memory(monkeypatch):
+    case = cases.case("sequence")  # S·K = 12, P = 155
+    sizes = logdet.sizes(*case[:3])
+    assert sizes[:3] == (3, 4, 155)
+    monkeypatch.setattr(memory, "ALWAYS", 0)
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**3)
+    for method in ("dense", "dual", "pseudo"):
+        with pytest.raises(MemoryLimitError, match="Jacobian"):
+            log_det(case, jitter=0.1, method=method)
+    assert logdet.choose("auto", 12, 155, CPU, gram=sizes.gram) == "slq"
+    found = log_det(case, jitter=0.1, probes=12)  # auto: slq
+    monkeypatch.undo()
+    torch.testing.assert_close(found, log_det(case, jitter=0.1))
+
+
+@pytest.mark.parametrize(
+    ("rows", "P", "expected"),
+    [
+        (10, 5, "dense"),
+        (5, 10, "dual"),
+        (5, 5, "dense"),
+        (10**4, 10**4, "slq"),
+        (10, 10**7, "dual"),
+    ],
+)
+def test_auto_chooses_by_shape(rows, P, expected, monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**11)
+    assert logdet.choose("auto", rows, P, CPU) == expected
+    assert logdet.choose("pseudo", rows, P, CPU) == "pseudo"

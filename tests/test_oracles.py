@@ -95,17 +95,6 @@ def test_full_metric_places_blocks_on_the_diagonal():
     torch.testing.assert_close(full, torch.block_diag(block, -block))
 
 
-def test_softmax_fisher_of_even_odds():
-    g = oracles.softmax_fisher_slow(torch.zeros(1, 2))
-    torch.testing.assert_close(g, torch.tensor([[[0.25, -0.25], [-0.25, 0.25]]]))
-
-
-def test_mean_and_sem():
-    mean, sem = oracles.mean_and_sem([1.0, 2.0, 3.0, 4.0])
-    assert mean == 2.5
-    assert math.isclose(sem, math.sqrt(5 / 3) / 2)
-
-
 def test_statistics_follow_a_known_change(seeded):
     layer = nn.BatchNorm1d(2, eps=0.0)
     layer.running_mean.copy_(torch.tensor([1.0, -1.0]))

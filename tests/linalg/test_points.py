@@ -39,25 +39,15 @@ def test_concat_takes_the_first_ones_dtype():
     joined = concat_points(torch.zeros(1, 2), torch.ones(2, 2, dtype=torch.float32))
     assert joined.dtype == torch.float64
     assert joined.shape == (3, 2)
-
-
-def test_concat_names_points_that_do_not_fit():
-    with pytest.raises(InputError, match="cannot"):
-        concat_points(torch.zeros(3, 2), torch.zeros(3, 4))
-    with pytest.raises(InputError, match="cannot"):
-        concat_points(torch.zeros(3, 2), PAIR)
+    for other in (torch.zeros(3, 4), PAIR):
+        with pytest.raises(InputError, match="cannot"):
+            concat_points(torch.zeros(3, 2), other)
 
 
 def test_to_leaves_integers_alone():
     moved = move_points(PAIR, device=torch.device("cpu"), dtype=torch.float32)
     assert moved["a"].dtype == torch.float32
     assert moved["b"].dtype == torch.int64
-
-
-def test_good_points_pass():
-    check_points(torch.zeros(1, 2))
-    check_points(PAIR)
-    check_points((torch.zeros(2, 1), torch.zeros(2, 3, dtype=torch.bool)))
 
 
 @pytest.mark.parametrize(
@@ -80,59 +70,7 @@ def test_bad_points_are_named(x, words):
         check_points(x)
 
 
-def test_outside_vmap():
-    assert number(torch.tensor(1.5)) == 1.5
-    assert holds(torch.tensor(True), otherwise=False)
-    assert not holds(torch.tensor(False), otherwise=True)
-
-
-def test_inside_grad_and_vmap():
-    seen = []
-
-    def look(x):
-        seen.append((number(x), holds(x > 0, otherwise=True), holds(x > 0, otherwise=False)))
-        return x
-
-    grad(look)(torch.tensor(-2.0))
-    vmap(look)(torch.tensor([1.0, -1.0]))
-    assert seen == [(-2.0, False, False), (None, True, False)]
-
-
 CPU = torch.device("cpu")
-
-
-def test_free_bytes_is_plausible():
-    assert 2**26 < memory.free_bytes(CPU) < 2**50
-
-
-def test_a_control_group_can_lower_the_limit(monkeypatch):
-    known = {"/sys/fs/cgroup/memory.max": 3 * 2**30, "/sys/fs/cgroup/memory.current": 2**30}
-    monkeypatch.setattr(memory, "_read_int", known.get)
-    monkeypatch.setattr(memory, "_meminfo_available", lambda: 2**40)
-    assert memory.free_bytes(CPU) == 2 * 2**30
-    monkeypatch.setattr(memory, "_read_int", lambda path: None)
-    assert memory.free_bytes(CPU) == 2**40
-
-
-def test_numbers_are_read_from_files(tmp_path):
-    (tmp_path / "limit").write_text("123\n")
-    (tmp_path / "none").write_text("max\n")
-    assert memory._read_int(str(tmp_path / "limit")) == 123
-    assert memory._read_int(str(tmp_path / "none")) is None
-    assert memory._read_int(str(tmp_path / "missing")) is None
-
-
-def test_small_things_are_not_looked_up(monkeypatch):
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 0)
-    assert memory.fits(memory.ALWAYS, CPU)
-    assert not memory.fits(memory.ALWAYS + 1, CPU)
-
-
-def test_refusal_names_size_limit_and_way_out(monkeypatch):
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**9)
-    memory.check_fits(int(0.79e9), CPU, what="this", instead="")
-    with pytest.raises(MemoryLimitError, match="needs"):
-        memory.check_fits(int(2.5e9), CPU, what="a cube", instead="Cut it.")
 
 
 @pytest.mark.gpu
@@ -142,3 +80,31 @@ def test_free_bytes_on_a_gpu():
     held = torch.empty(2**28, dtype=torch.uint8, device=device)
     assert before - memory.free_bytes(device) >= 2**27
     del held
+
+
+def test_numbers_are_not_known_inside_vmap():
+    found = []
+
+    def record(x):
+        found.append((number(x), holds(x > 0, otherwise=True), holds(x > 0, otherwise=False)))
+        return x
+
+    grad(record)(torch.tensor(-2.0))
+    vmap(record)(torch.tensor([1.0, -1.0]))
+    assert found == [(-2.0, False, False), (None, True, False)]
+
+
+def test_memory(monkeypatch):
+    assert 2**26 < memory.free_bytes(CPU) < 2**50
+    limits = {"/sys/fs/cgroup/memory.max": 3 * 2**30, "/sys/fs/cgroup/memory.current": 2**30}
+    monkeypatch.setattr(memory, "_meminfo_available", lambda: 2**40)
+    for read, expected in ((limits.get, 2 * 2**30), (lambda path: None, 2**40)):
+        monkeypatch.setattr(memory, "_read_int", read)
+        assert memory.free_bytes(CPU) == expected
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 10**9)
+    memory.check_fits(int(0.79e9), CPU, what="this", instead="")
+    with pytest.raises(MemoryLimitError, match="cube"):
+        memory.check_fits(int(2.5e9), CPU, what="a cube", instead="Cut it.")
+    monkeypatch.setattr(memory, "free_bytes", lambda device: 0)
+    assert memory.fits(memory.ALWAYS, CPU)
+    assert not memory.fits(memory.ALWAYS + 1, CPU)

@@ -13,16 +13,7 @@ from torch.func import grad, vmap
 from torch.testing import assert_close
 
 from fsmap.errors import InputError
-from fsmap.functional import accumulate, check_positive
-from fsmap.objective.likelihood import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    LaplaceNoise,
-    aligned,
-    entry,
-    tensor_like,
-)
+from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -82,60 +73,6 @@ def bernoulli(f):
 @pytest.fixture(params=CASES)
 def case(request):
     return CASES[request.param]
-
-
-def test_is_the_sum_of_log_densities(case):
-    likelihood, out, y, density = case
-    target = y.to(out.dtype) if isinstance(density(out), distributions.Bernoulli) else y
-    likelihood.check(out, y)
-    value = likelihood.value(out, y)
-    assert value.shape == ()
-    assert_close(value, density(out).log_prob(target).sum(), rtol=1e-12, atol=1e-12)
-
-
-def test_weights_are_per_point(case):
-    likelihood, out, y, _ = case
-    weight = draw(len(out), seed=3).abs()
-    by_point = [likelihood.value(out[b : b + 1], y[b : b + 1]) for b in range(len(out))]
-    expected = (weight * torch.stack(by_point)).sum()
-    assert_close(likelihood.value(out, y, weight), expected, rtol=1e-12, atol=1e-12)
-    assert_close(likelihood.value(out, y, torch.ones(len(out))), likelihood.value(out, y))
-
-
-def test_a_batch_is_the_sum_of_its_halves(case):
-    likelihood, out, y, _ = case
-    halves = likelihood.value(out[:2], y[:2]) + likelihood.value(out[2:], y[2:])
-    assert_close(likelihood.value(out, y), halves, rtol=1e-12, atol=1e-12)
-
-
-def test_gradients_in_the_outputs(case):
-    likelihood, out, y, _ = case
-    out = out.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lambda f: likelihood.value(f, y), (out,))
-
-
-def test_vmaps_over_members(case):
-    likelihood, out, y, _ = case
-    members = torch.stack([out, out + 1, 2 * out])
-    alone = torch.stack([likelihood.value(f, y) for f in members])
-    assert_close(vmap(lambda f: likelihood.value(f, y))(members), alone, rtol=1e-12, atol=1e-12)
-
-
-def test_float32_keeps_its_dtype(case):
-    likelihood, out, y, _ = case
-    y = y.float() if y.is_floating_point() else y
-    value = likelihood.value(out.float(), y)
-    assert value.dtype == torch.float32
-    exact = likelihood.value(out, y.double() if y.is_floating_point() else y)
-    assert_close(value.double(), exact, rtol=1e-6, atol=1e-6)  # float32 resolves 1e-7
-
-
-def test_half_precision_is_summed_in_float32(case):
-    likelihood, out, y, _ = case
-    out = out.bfloat16()
-    value = likelihood.value(out, y)
-    assert value.dtype == torch.float32
-    assert_close(value, likelihood.value(out.float(), y))
 
 
 @pytest.mark.parametrize("make", [Gaussian, LaplaceNoise])
@@ -214,155 +151,91 @@ def test_densities_integrate_to_one():
         assert_close(torch.trapezoid(log_p.exp(), y), torch.tensor(1.0), rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("std", [0.0, -1.0, float("nan"), float("inf"), torch.tensor([1.0, 0.0])])
-def test_check_refuses_a_bad_scale(std):
-    for name, likelihood in (("std", Gaussian(std)), ("scale", LaplaceNoise(std))):
-        with pytest.raises(InputError, match=rf"{name} must be finite and > 0, got (0|-1|nan|inf)"):
-            likelihood.check(draw(3, 2), draw(3, 2))
+def test_is_the_sum_of_log_densities(case):
+    likelihood, out, y, density = case
+    target = y.to(out.dtype) if isinstance(density(out), distributions.Bernoulli) else y
+    likelihood.check(out, y)
+    value = likelihood.value(out, y)
+    assert value.shape == ()
+    assert_close(value, density(out).log_prob(target).sum(), rtol=1e-12, atol=1e-12)
+    weight = draw(len(out), seed=3).abs()
+    by_point = [likelihood.value(out[b : b + 1], y[b : b + 1]) for b in range(len(out))]
+    expected = (weight * torch.stack(by_point)).sum()
+    assert_close(likelihood.value(out, y, weight), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_scale_of_the_wrong_length_is_refused():
-    with pytest.raises(InputError, match="output"):
-        Gaussian(STD3).value(draw(3, 2), draw(3, 2))
-    with pytest.raises(InputError, match="number"):
-        LaplaceNoise(torch.ones(1, 2)).check(draw(3, 2), draw(3, 2))
+def test_gradients_and_members(case):
+    likelihood, out, y, _ = case
+    leaf = out.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda f: likelihood.value(f, y), (leaf,))
+    members = torch.stack([out, out + 1, 2 * out])
+    alone = torch.stack([likelihood.value(f, y) for f in members])
+    assert_close(vmap(lambda f: likelihood.value(f, y))(members), alone, rtol=1e-12, atol=1e-12)
+
+
+def test_precision(case):
+    likelihood, out, y, _ = case
+    y = y.float() if y.is_floating_point() else y
+    single = likelihood.value(out.float(), y)
+    assert single.dtype == torch.float32
+    exact = likelihood.value(out, y.double() if y.is_floating_point() else y)
+    assert_close(single.double(), exact, rtol=1e-6, atol=1e-6)  # float32 resolves 1e-7
+    half = likelihood.value(out.bfloat16(), y)  # summed in float32
+    assert half.dtype == torch.float32
+    assert_close(half, likelihood.value(out.bfloat16().float(), y))
+
+
+ONE, TWO, NAN = torch.ones(3), torch.ones(3, 2), torch.tensor([0.0, torch.nan, 1.0])
+REGRESSION = (Gaussian(1.0), LaplaceNoise(1.0), Bernoulli())
+SHAPES = [
+    ((7, 2), (7,)),
+    ((7,), (6,)),
+    ((7, 1), (1, 7)),
+    ((7, 2), (7, 3)),
+    ((7,), (7, 7)),
+    ((), ()),
+]
+
+
+@pytest.mark.parametrize("likelihood", REGRESSION)
+@pytest.mark.parametrize(("out", "y"), SHAPES)
+def test_mismatched_shapes_are_refused(likelihood, out, y):
+    for use in (likelihood.value, likelihood.check):
+        with pytest.raises(InputError, match="match"):
+            use(torch.zeros(out), torch.zeros(y))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "out", "y", "word"),
+    [
+        *[(Gaussian(std), TWO, TWO, "std") for std in (0.0, -1.0, torch.nan, torch.inf)],
+        (LaplaceNoise(torch.tensor([1.0, 0.0])), TWO, TWO, "scale"),
+        (Gaussian(STD3), TWO, TWO, "output"),
+        (LaplaceNoise(torch.ones(1, 2)), TWO, TWO, "number"),
+        *[(likelihood, ONE, NAN, "infinite") for likelihood in REGRESSION],
+        *[(likelihood, ONE[:0], ONE[:0], "empty") for likelihood in REGRESSION],
+        *[(likelihood, ONE.long(), ONE, "outputs") for likelihood in REGRESSION],
+        (Bernoulli(), ONE[:2], torch.tensor([-1.0, 1.0]), "values"),
+        (Categorical(), draw(3, 3), torch.tensor([-1, 1, 2]), "labels"),
+        (Categorical(), draw(3, 3), torch.tensor([0, 1, 3]), "labels"),
+        *[
+            (Categorical(), draw(1, 2), torch.tensor([p]), "probability")
+            for p in ([0.6, 0.6], [-0.5, 1.5], [0.0, 0.0])
+        ],
+        (Categorical(), TWO[:0], ONE[:0].long(), "empty"),
+        (Categorical(), ONE, ONE.long(), "Bernoulli"),
+        (Categorical(), ONE[:, None], ONE.long(), "K >= 2"),
+        (Categorical(), TWO, ONE[:, None].long(), "integer"),
+        (Categorical(), TWO, ONE, "probabilities"),
+        (Categorical(), draw(3, 5, 2), ONE.long(), "expected"),
+        (Categorical(), TWO, ONE.bool(), "labels"),
+    ],
+)
+def test_check_refuses(likelihood, out, y, word):
+    with pytest.raises(InputError, match=word):
+        likelihood.check(out, y)
 
 
 def test_weight_of_the_wrong_shape_is_refused():
     with pytest.raises(InputError, match="weight"):
         Gaussian(1.0).value(draw(3), draw(3), torch.ones(3, 1))
-
-
-@pytest.mark.parametrize(("low", "high"), [(-1, 2), (0, 3), (-100, 1)])
-def test_labels_outside_the_classes_are_refused(low, high):
-    y = torch.tensor([low, 1, high])
-    message = rf"labels must lie in 0\.\.2 for 3 logits, got labels from {low} to {high}"
-    with pytest.raises(InputError, match=message):
-        Categorical().check(draw(3, 3), y)
-
-
-@pytest.mark.parametrize("p", [[0.6, 0.6], [-0.5, 1.5], [0.0, 0.0]])
-def test_improper_probabilities_are_refused(p):
-    with pytest.raises(InputError, match="probability"):
-        Categorical().check(draw(1, 2), torch.tensor([p]))
-
-
-def test_bernoulli_refuses_other_targets():
-    with pytest.raises(InputError, match="values"):
-        Bernoulli().check(draw(2), torch.tensor([-1.0, 1.0]))
-
-
-def test_repr_names_the_hyper_parameters():
-    assert repr(Gaussian(0.5)) == "Gaussian(std=0.5)"
-    assert repr(Categorical()) == "Categorical()"
-
-
-def any_numbers(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-def any_labels(*shape: int, classes: int) -> Tensor:
-    return torch.randint(classes, shape, generator=torch.Generator().manual_seed(1))
-
-
-@pytest.mark.parametrize("out", [(4,), (4, 1)])
-@pytest.mark.parametrize("y", [(4,), (4, 1)])
-def test_vectors_and_columns_align_as_columns(out, y):
-    a, b = aligned(torch.arange(4.0).reshape(out), torch.arange(4).reshape(y))
-    assert a.shape == b.shape == (4, 1)
-    assert a.dtype == b.dtype
-    assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize(
-    ("out", "y"),
-    [((7, 2), (7,)), ((7,), (6,)), ((7, 1), (1, 7)), ((7, 2), (7, 3)), ((7,), (7, 7)), ((), ())],
-)
-@pytest.mark.parametrize("likelihood", [Gaussian(1.0), LaplaceNoise(1.0), Bernoulli()])
-def test_mismatched_shapes_are_refused(likelihood, out, y):
-    message = rf"outputs \[{', '.join(map(str, out))}\] and targets .* do not match"
-    with pytest.raises(InputError, match=message):
-        likelihood.value(torch.zeros(out), torch.zeros(y))
-    with pytest.raises(InputError, match=message):
-        likelihood.check(torch.zeros(out), torch.zeros(y))
-
-
-@pytest.mark.parametrize("likelihood", [Gaussian(1.0), LaplaceNoise(1.0), Bernoulli()])
-def test_check_reads_the_batch(likelihood):
-    y = torch.tensor([0.0, float("nan"), 1.0])
-    with pytest.raises(InputError, match="infinite"):
-        likelihood.check(any_numbers(3), y)
-    with pytest.raises(InputError, match="outputs"):
-        likelihood.check(any_numbers(0), any_numbers(0))
-    with pytest.raises(InputError, match="outputs"):
-        likelihood.check(torch.ones(3).long(), torch.ones(3))
-
-
-@pytest.mark.parametrize(
-    ("out", "y", "message"),
-    [
-        (
-            any_numbers(3),
-            any_labels(3, classes=2),
-            "Bernoulli",
-        ),
-        (any_numbers(3, 1), any_labels(3, classes=2), r"K >= 2, got \[3, 1\]"),
-        (
-            any_numbers(3, 2),
-            any_labels(3, 1, classes=2),
-            "integer",
-        ),
-        (
-            any_numbers(3, 2),
-            torch.ones(3),
-            "probabilities",
-        ),
-        (any_numbers(3, 5, 2), any_labels(3, classes=2), "expected"),
-        (any_numbers(3, 2), torch.ones(3, dtype=torch.bool), "labels"),
-    ],
-)
-def test_categorical_refuses_wrong_shapes_and_dtypes(out, y, message):
-    with pytest.raises(InputError, match=message):
-        Categorical().value(out, y)
-    with pytest.raises(InputError, match=message):
-        Categorical().check(out, y)
-
-
-def test_empty_classification_batch_is_refused():
-    with pytest.raises(InputError, match="outputs"):
-        Categorical().check(any_numbers(0, 3), any_labels(0, classes=3))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("value", [2, 2.0, torch.tensor(2.0), torch.tensor([2.0, 2.0])])
-def test_tensor_like_takes_dtype_and_keeps_shape(value, dtype):
-    got = tensor_like(value, torch.zeros(3, dtype=dtype))
-    assert got.dtype == dtype
-    assert got.shape == torch.as_tensor(value).shape
-    assert (got == 2).all()
-
-
-def test_tensor_like_keeps_the_graph_and_the_batch():
-    like = torch.zeros(3, dtype=torch.float32)
-    slopes = vmap(grad(lambda s: tensor_like(s, like).square()))(torch.tensor([1.0, 3.0]))
-    assert_close(slopes, torch.tensor([2.0, 6.0]))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_working_raises_half_precision_only(dtype):
-    assert accumulate(torch.ones(2, dtype=dtype)).dtype == torch.float32
-    for full in (torch.float32, torch.float64):
-        assert accumulate(torch.ones(2, dtype=full)).dtype == full
-
-
-def test_check_positive_counts_what_is_wrong():
-    check_positive("std", torch.tensor([1.0, 2.0]))
-    with pytest.raises(InputError, match="entries"):
-        check_positive("std", torch.tensor([1.0, 0.0, torch.inf]))
-
-
-def test_entry_is_the_value_or_the_named_one():
-    assert entry("std", 3.0, "a", ["a"]) == 3.0
-    assert entry("std", {"a": 1.0, "b": 2.0}, "b", ["a", "b"]) == 2.0
-    with pytest.raises(InputError, match="entry"):
-        entry("std", {"a": 1.0}, "b", ["a", "b", "c"])

@@ -43,6 +43,8 @@ __all__ = [
 Coordinates = float | Sequence[float] | Tensor
 """One number for all dimensions of a point, or one for each."""
 
+Device = torch.device | str | None
+
 MAX_BYTES = 4 * 2**30
 """A Dataset or DataLoader that holds more than this is not read into memory unless told to."""
 
@@ -54,9 +56,7 @@ class EvalDistribution(Protocol):
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
         """Draw ``n`` points, ``[n, ...]``."""
 
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Self:
+    def to(self, device: Device = None, dtype: torch.dtype | None = None) -> Self:
         """The same distribution on another device or in another floating-point dtype."""
 
 
@@ -65,9 +65,7 @@ class _Held:
 
     _tensors: ClassVar[tuple[str, ...]]
 
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Self:
+    def to(self, device: Device = None, dtype: torch.dtype | None = None) -> Self:
         """The same distribution on another device or in another floating-point dtype."""
         other = copy.copy(self)
         for name in self._tensors:
@@ -163,9 +161,6 @@ class Empirical(_Held):
         replace: Whether a point may come twice in one draw; None: only if n > D.
         max_bytes: Largest Dataset or DataLoader to read into memory.
 
-    Raises:
-        InputError: If the data are empty, hold nan or inf, do not fit together, or are too large.
-
     Example:
         >>> import torch
         >>> px = Empirical(torch.arange(10.0))
@@ -190,7 +185,7 @@ class Empirical(_Held):
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
         """Draw ``n`` points, ``[n, ...]``."""
-        device = device_of(self.data)
+        device = tree_leaves(self.data)[0].device
         check_draw(n, generator, device)
         rows = choose(len(self), n, self.replace, generator).to(device, non_blocking=True)
         x = take_points(self.data, rows)
@@ -224,9 +219,6 @@ class Lattice(Empirical):
         low: Lower corner: a number (one dimension), or one for each dimension.
         high: Upper corner.
         num: Points along each dimension, at least 2: one integer, or one for each.
-
-    Raises:
-        InputError: If the corners are not in order, or ``num`` does not fit them.
 
     Example:
         >>> Lattice(-1, 1, 3).all()
@@ -316,9 +308,7 @@ class Mixture:
             )
             raise InputError(message) from error
 
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Self:
+    def to(self, device: Device = None, dtype: torch.dtype | None = None) -> Self:
         """The same mixture with all components on another device or in another dtype."""
         other = copy.copy(self)
         other.components = [component.to(device, dtype) for component in self.components]
@@ -348,9 +338,7 @@ class FromFunction:
             raise InputError(message)
         return move_points(x, *self.target)
 
-    def to(
-        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
-    ) -> Self:
+    def to(self, device: Device = None, dtype: torch.dtype | None = None) -> Self:
         """The same function, its points moved."""
         other = copy.copy(self)
         other.target = (device or self.target[0], dtype or self.target[1])
@@ -368,12 +356,6 @@ def as_px(obj: Any) -> EvalDistribution:
         obj: A distribution of this module (or anything with ``sample(n, generator)`` and ``to``);
             a tensor, array, tuple or dict of tensors, Dataset or DataLoader (points of a data
             set); or a function ``(n, generator) -> x``.
-
-    Returns:
-        The distribution.
-
-    Raises:
-        InputError: If it is something else.
     """
     if isinstance(obj, EvalDistribution) and not isinstance(obj, type):
         return obj
@@ -498,14 +480,16 @@ def _in_memory(data: Any, max_bytes: int) -> Inputs:
 def _read(loader: DataLoader[Any], max_bytes: int) -> Inputs:
     """Everything a loader yields, concatenated."""
     batches: list[Inputs] = []
-    size = 0
+    size, length = 0, 1
+    if not isinstance(loader.dataset, IterableDataset):  # whose length is not known
+        length = len(loader)
     try:
         with _reading_seed():
             for batch in loader:
                 x = _tensors(batch[0] if isinstance(batch, list | tuple) else batch)
                 batches.append(x)
                 size += sum(t.numel() * t.element_size() for t in tree_leaves(x))
-                expected = size * _num_batches(loader) if len(batches) == 1 else size
+                expected = size * length if len(batches) == 1 else size
                 _check_size(expected, max_bytes)
         if batches:
             return tree_map(lambda *ts: torch.cat(ts), *batches)
@@ -517,13 +501,6 @@ def _read(loader: DataLoader[Any], max_bytes: int) -> Inputs:
         raise InputError(message) from error
     message = "the DataLoader yields nothing. At least one point is needed."
     raise InputError(message)
-
-
-def _num_batches(loader: DataLoader[Any]) -> int:
-    try:
-        return len(loader)
-    except TypeError:  # an iterable Dataset of unknown length: its size shows while reading
-        return 1
 
 
 @contextmanager
@@ -652,12 +629,6 @@ def box(
         )
         raise InputError(message)
     return lower, upper
-
-
-def device_of(x: Inputs) -> torch.device:
-    """Where the first tensor of the points lives."""
-    first: Tensor = tree_leaves(x)[0]
-    return first.device
 
 
 def brief(value: Any) -> str:

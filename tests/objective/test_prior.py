@@ -12,8 +12,7 @@ from torch import distributions
 from torch.func import grad, vmap
 from torch.testing import assert_close
 
-from fsmap.errors import InputError, MemoryLimitError
-from fsmap.objective import prior as module
+from fsmap.errors import InputError
 from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
 
 
@@ -67,11 +66,6 @@ PRIORS = {
     "mixed": Reparametrized(
         Normal(SCALES),
         {"weight": torch.asinh, "bias": lambda t: t**3 + t, "gain": lambda t: 2 * t},
-    ),
-    "rotation": Reparametrized(
-        Normal(0.7),
-        lambda p: {"all": torch.cat([t.reshape(-1) for t in p.values()]).cumsum(0)},
-        False,
     ),
 }
 
@@ -156,29 +150,6 @@ def test_there_and_back_is_the_prior(seed, scale):
     assert_close(twice.value(params), Normal(1.3).value(params), rtol=1e-9, atol=1e-9)
 
 
-def test_whole_map_equals_elementwise():
-    whole = Reparametrized(Normal(SCALES), lambda p: {n: t.asinh() for n, t in p.items()}, False)
-    entries = Reparametrized(Normal(SCALES), torch.asinh)
-    assert_close(whole.value(PARAMS), entries.value(PARAMS))
-
-
-def test_linear_whole_map_has_its_determinant(generator):
-    matrix = torch.randn(3, 3, generator=generator)
-    term = Reparametrized(Flat(), lambda p: {"b": matrix @ p["b"]}, elementwise=False)
-    assert_close(term.value({"b": torch.ones(3)}), torch.linalg.det(matrix).abs().log())
-    there = {"b": torch.randn(3, generator=generator)}
-    term = Reparametrized(Normal(1.0), lambda p: {"b": matrix @ p["b"]}, elementwise=False)
-    covariance = torch.linalg.inv(matrix.mT @ matrix)
-    mvn = distributions.MultivariateNormal(torch.zeros(3), covariance)
-    assert_close(term.value(there), mvn.log_prob(there["b"]))
-
-
-def test_a_jacobian_that_is_too_large_is_refused(monkeypatch):
-    monkeypatch.setattr(module, "MAX_JACOBIAN_BYTES", 10 * 10 * 8 - 1)
-    with pytest.raises(MemoryLimitError, match="parameters"):
-        Reparametrized(Normal(1.0), lambda p: p, elementwise=False).value(PARAMS)
-
-
 def test_gradients_and_members(prior):
     prior.check(PARAMS)
     names = [*PARAMS]
@@ -216,7 +187,6 @@ def test_precision():
         (Reparametrized(Normal(1.0), torch.log), "parameters"),
         (Reparametrized(Normal(1.0), lambda t: t * t.square().sum()), "elementwise"),
         (Reparametrized(Normal(1.0), lambda t: t.mT if t.dim() == 2 else t), "parameter"),
-        (Reparametrized(Normal(1.0), lambda p: {"b": p["bias"]}, elementwise=False), "numbers"),
     ],
 )
 def test_check_refuses(term, word):

@@ -83,12 +83,9 @@ def log_det(
         it); for ``slq`` it holds the error of probes and Lanczos as well.
 
     Raises:
-        InputError: For a bad ``x``, ``jitter``, ``method``, ``chunk`` or metric, or where the
-            parameters or the outputs are not finite.
         SingularGeometryError: If 𝒥 + εI is not positive definite; if ε = 0 and eigenvalues cannot
             be told from zero in the model's dtype; and, unless ``return_estimate``, if rounding
             may change the value by more than 1 nat and 5 %.
-        MemoryLimitError: If the Jacobian would not fit.
 
     Example:
         >>> import torch, fsmap
@@ -102,15 +99,14 @@ def log_det(
     check_chunk(chunk)
     eps = _jitter(jitter, next(iter(params.values())).device)
     site, share = Site(f, params, x, metric), math.inf if return_estimate else 0.05
+    options: dict[str, Any] = {"probes": probes, "generator": generator, "chunk": chunk}
     try:
-        value = evaluate(
-            site, eps, method, probes=probes, generator=generator, chunk=chunk, rounding=share
-        )
+        found = evaluate(site, eps, method, rounding=share, **options)
     except LinAlgError:  # what the decompositions raise for a matrix with NaN
         _explain(site, float(eps), method)
-    if not holds(torch.isfinite(value.value), otherwise=True):
+    if not holds(torch.isfinite(found.value), otherwise=True):
         _explain(site, float(eps), method)
-    return value if return_estimate else value.value
+    return found if return_estimate else found.value
 
 
 def _jitter(jitter: float | Tensor, device: torch.device) -> Tensor:
@@ -126,7 +122,7 @@ def _jitter(jitter: float | Tensor, device: torch.device) -> Tensor:
 
 
 def _explain(site: Site, eps: float, method: str) -> NoReturn:
-    """Say why a value is not finite: looked into only when it is not."""
+    """Say why a value is not finite."""
     check_finite(site.params)
     with torch.no_grad():
         indefinite = site.resolve(finite(site.output())).signs is not None
@@ -184,7 +180,7 @@ def evaluate(
         if chosen == "pseudo":  # what counts as zero is up to the model's precision
             value = pseudo(rows, signs, jitter, next(iter(params.values())).dtype)
         else:
-            value = FROM_ROWS[chosen](rows, signs, jitter)
+            value = (dense if chosen == "dense" else svd_clip)(rows, signs, jitter)
             if rounding is not None and signs is None:
                 small = rows.detach() if len(rows) < P else rows.detach().mT
                 return _bounded(small @ small.mT, value, jitter, params, chosen, P, rounding)
@@ -369,9 +365,6 @@ def rounding_bound(
     least = low.log().sum() + (zeros * jitter.log() if zeros else 0)
     most = high.log().sum() + (zeros * jitter.log() if zeros else 0)
     return torch.maximum(value - least, most - value)
-
-
-FROM_ROWS = {"dense": dense, "svd_clip": svd_clip}
 
 
 def positive_log_det(matrix: Tensor) -> Tensor:

@@ -11,15 +11,18 @@ from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.func import jacfwd, jvp
+from torch.func import jvp
 
-from fsmap.errors import InputError, MemoryLimitError
-from fsmap.functional import accumulate, check_positive, ravel, unravel
+from fsmap.errors import InputError
+from fsmap.functional import accumulate, check_positive
 from fsmap.objective.likelihood import LOG_2, LOG_SQRT_2PI, entry, tensor_like
 from fsmap.types import Params
 
 Scale = float | Tensor | Mapping[str, float | Tensor]
 """One number for all parameters, or one per name: a number or a tensor that broadcasts to it."""
+
+Elementwise = Callable[[Tensor], Tensor] | Mapping[str, Callable[[Tensor], Tensor]]
+"""A map that acts on every entry of a tensor alone, or one for each parameter."""
 
 
 class Prior(Protocol):
@@ -103,16 +106,12 @@ class Reparametrized(NamedTuple):
 
     Attributes:
         prior: The prior over $\theta$.
-        inverse: $\mathcal{R}^{-1}$, from $\theta'$ to $\theta$. With ``elementwise``: a function of
-            a tensor that acts on each entry alone (``torch.asinh``), or a dict with one for each
-            parameter. Without: any smooth map from the whole dict to a dict of as many numbers.
-        elementwise: Whether the Jacobian is diagonal (one forward-mode pass). If not, the full
-            P x P Jacobian is formed: for small models.
+        inverse: $\mathcal{R}^{-1}$, from $\theta'$ to $\theta$: a function of a tensor that acts on
+            each entry alone (``torch.asinh``), or a dict with one for each parameter.
     """
 
     prior: Prior
-    inverse: Elementwise | WholeMap
-    elementwise: bool = True
+    inverse: Elementwise
 
     def value(self, params: Params) -> Tensor:
         """Log-density at the new coordinates theta', in nats."""
@@ -130,16 +129,38 @@ class Reparametrized(NamedTuple):
                 "theta' = R(theta) for some theta, inside the domain of the inverse."
             )
             raise InputError(message)
-        if self.elementwise:
-            check_elementwise(cast("Elementwise", self.inverse), params)
+        for name, tensor in params.items():  # J v = D v must hold for a v with distinct entries
+            function = entry("inverse", self.inverse, name, params)
+            v = torch.linspace(1, 2, tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+            along = jvp(function, (tensor,), (v.view_as(tensor),))[1]
+            expected = _slope(function, tensor)[1] * v.view_as(tensor)
+            if not torch.allclose(along, expected, rtol=1e-3, atol=1e-6, equal_nan=True):
+                message = (
+                    f"the inverse map mixes the entries of {name!r}. Give an elementwise map: one "
+                    "whose Jacobian is diagonal."
+                )
+                raise InputError(message)
         self.prior.check(theta)
 
     def _pull_back(self, params: Params) -> tuple[Params, Tensor]:
         """The old coordinates theta, and log |det d theta / d theta'|."""
         _check_any(params)
-        if self.elementwise:
-            return pull_back_elementwise(cast("Elementwise", self.inverse), params)
-        return pull_back(cast("WholeMap", self.inverse), params)
+        pairs = {n: _slope(entry("inverse", self.inverse, n, params), t) for n, t in params.items()}
+        log_slopes = [accumulate(slope).abs().log().sum() for _, slope in pairs.values()]
+        return {name: theta for name, (theta, _) in pairs.items()}, torch.stack(log_slopes).sum()
+
+
+def _slope(inverse: Callable[[Tensor], Tensor], tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and elementwise derivative, by one forward-mode pass along (1, ..., 1)."""
+    pair = jvp(inverse, (tensor,), (torch.ones_like(tensor),))
+    theta, slope = pair[0], pair[1]
+    if theta.shape != tensor.shape:
+        message = (
+            f"the inverse map turned a parameter of shape {list(tensor.shape)} into "
+            f"{list(theta.shape)}. An elementwise map keeps the shape."
+        )
+        raise InputError(message)
+    return theta, slope
 
 
 def _sum_density(
@@ -198,73 +219,3 @@ def _check_location_scale(what: str, scale: Scale, mean: Scale | None, params: P
         if not torch.isfinite(_fitting("mean", mean, name, theta, params)).all():
             message = f"mean of {name!r} holds nan or inf. Give finite weights to stay close to."
             raise InputError(message)
-
-
-Elementwise = Callable[[Tensor], Tensor] | Mapping[str, Callable[[Tensor], Tensor]]
-"""A map that acts on every entry of a tensor alone, or one for each parameter."""
-
-WholeMap = Callable[[Params], Params]
-"""A smooth map of all parameters at once, to as many numbers."""
-
-# A P x P Jacobian above this is refused: 2 GiB is P = 16,384 in float64.
-MAX_JACOBIAN_BYTES = 2**31
-
-
-def pull_back_elementwise(inverse: Elementwise, params: Params) -> tuple[Params, Tensor]:
-    """Old coordinates and Σ log |slope|, for a map that acts entry by entry."""
-    pairs = {n: _slope(entry("inverse", inverse, n, params), t) for n, t in params.items()}
-    log_slopes = [accumulate(slope).abs().log().sum() for _, slope in pairs.values()]
-    return {name: theta for name, (theta, _) in pairs.items()}, torch.stack(log_slopes).sum()
-
-
-def pull_back(inverse: WholeMap, params: Params) -> tuple[Params, Tensor]:
-    """Old coordinates and log |det| of any map, by its full P x P Jacobian."""
-    flat = ravel(params)  # [P]
-    needed = flat.numel() ** 2 * flat.element_size()
-    if needed > MAX_JACOBIAN_BYTES:
-        message = (
-            f"the Jacobian of the map needs {needed / 2**30:.1f} GiB for {flat.numel()} "
-            f"parameters, the limit is {MAX_JACOBIAN_BYTES / 2**30:g} GiB. Use an elementwise map."
-        )
-        raise MemoryLimitError(message)
-
-    def theta_of(flat: Tensor) -> tuple[Tensor, Params]:
-        theta = inverse(unravel(flat, params))
-        return ravel(theta), theta
-
-    jacobian, theta = jacfwd(theta_of, has_aux=True)(flat)  # [P, P]
-    if jacobian.shape[0] != jacobian.shape[1]:
-        message = (
-            f"the inverse map makes {jacobian.shape[0]} numbers of {jacobian.shape[1]}. "
-            "A change of variables keeps their number."
-        )
-        raise InputError(message)
-    return theta, torch.linalg.slogdet(jacobian).logabsdet
-
-
-def check_elementwise(inverse: Elementwise, params: Params) -> None:
-    """Raise InputError if a map mixes entries: J v = D v must hold for a v with distinct ones."""
-    for name, tensor in params.items():
-        function = entry("inverse", inverse, name, params)
-        v = torch.linspace(1, 2, tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-        along = jvp(function, (tensor,), (v.view_as(tensor),))[1]
-        expected = _slope(function, tensor)[1] * v.view_as(tensor)
-        if not torch.allclose(along, expected, rtol=1e-3, atol=1e-6, equal_nan=True):
-            message = (
-                f"the inverse map mixes the entries of {name!r}, so its Jacobian is not diagonal. "
-                "Give a map from the dict of all parameters to a dict, with elementwise=False."
-            )
-            raise InputError(message)
-
-
-def _slope(inverse: Callable[[Tensor], Tensor], tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Value and elementwise derivative, by one forward-mode pass along (1, ..., 1)."""
-    pair = jvp(inverse, (tensor,), (torch.ones_like(tensor),))
-    theta, slope = pair[0], pair[1]
-    if theta.shape != tensor.shape:
-        message = (
-            f"the inverse map turned a parameter of shape {list(tensor.shape)} into "
-            f"{list(theta.shape)}. An elementwise map keeps the shape; else use elementwise=False."
-        )
-        raise InputError(message)
-    return theta, slope

@@ -49,11 +49,6 @@ def test_the_function_is_the_weighted_sum_of_the_features(model, generator):
     assert not params["theta"].any()
 
 
-def test_scale_is_one_over_root_p_unless_given():
-    assert FourierBasis(50).scale == 0.1
-    assert RBFBasis(4).scale == 1.0
-
-
 def test_jacobian_is_slope_times_design(model, generator):
     f, _ = functional(model)
     theta = torch.randn(len(model.theta), generator=generator)

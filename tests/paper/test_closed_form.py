@@ -244,13 +244,6 @@ def test_the_fixed_point_is_singular_and_its_neighbors_are_not():
     )
 
 
-def test_swapping_the_units_leaves_the_function():
-    x = torch.linspace(-2, 2, 9)
-    swapped = torch.tensor([0.5, 1.5, -1.0, 2.0])[[1, 0, 3, 2]]
-    f = theory_geometry.two_units
-    assert_close(f(swapped, x), f(torch.tensor([0.5, 1.5, -1.0, 2.0]), x))
-
-
 def test_the_metrics_sums_are_the_definition():
     generator = torch.Generator().manual_seed(0)
     jacobian = torch.randn(3, 2, 4, generator=generator)

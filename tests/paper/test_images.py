@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
-from torch.testing import assert_close
 
-import fsmap
 from fsmap.data.images.read import generate
-from fsmap.errors import InputError, MissingDataError, UnsupportedModuleError
-from fsmap.images import ImageSettings
-from fsmap.images.build import build_model
+from fsmap.errors import InputError, MissingDataError
 from fsmap.paper.experiment import Context
-from fsmap.paper.images import label_noise, landscape, protocol, shift
+from fsmap.paper.images import figures_6_7, protocol, shift
 from fsmap.paper.images.at_scale import METHODS, FSMAPAtScale
-from fsmap.paper.images.label_noise import LabelNoise, LaplacianTrace, noisy
-from fsmap.paper.images.landscape import LossLandscape
-from fsmap.paper.images.protocol import BASELINES, SMALL, kind_of
+from fsmap.paper.images.figures_6_7 import LabelNoise, LaplacianTrace, LossLandscape
+from fsmap.paper.images.protocol import BASELINES, kind_of
 from fsmap.paper.images.shift import NEW, Shift
-from fsmap.paper.images.table import PAPER, SIZES_PAPER, ImageSize, ImageTable
-from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer, features, heads, without_head
+from fsmap.paper.images.table import ImageSize, ImageTable
+from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer, heads
 from fsmap.paper.images.verdict import TUNED, WORDS, compare, look_of, once_named
 from fsmap.paper.rows import Row
 from fsmap.paper.run_folder import Place
@@ -87,30 +80,14 @@ def test_rows_besides_the_paper_s(tmp_path: Path):
     assert found["wd-1e-2"].weight_decay == 1e-2
 
 
-def test_figures_compare_rows_of_the_table():
-    for row in ("ps-map", "other", "nats"):
-        assert noisy(row, 0.0) == kind_of(row)
-        assert noisy(row, 0.2).changes["label_noise"] == 0.2
-    for figure in (LaplacianTrace, LossLandscape, Shift, LabelNoise):
-        assert {"ps-map", "other"} <= set(figure.config.rows)
-        assert "rows" in figure.selecting  # a row can be added to a run later
-    assert "levels" in LabelNoise.selecting
-
-
-def test_unknown_rows_are_refused():
-    with pytest.raises(InputError, match="kmnist"):
-        kind_of("kmnist")
-    for changes in ({"rows": ("ps-map", "wd-x")}, {"datasets": ("fmnist", "mnist")}):
-        with pytest.raises(InputError, match="wd-x|mnist"):
-            dataclasses.replace(ImageTable.config, **changes)
-
-
 @pytest.mark.parametrize(
     ("experiment", "changes", "word"),
     [
         (LaplacianTrace, {"rows": ("ps-map", "ps-map")}, "twice"),
         (LabelNoise, {"levels": (0.0, 1.5)}, "1.5"),
         (Shift, {"rows": ("othr",)}, "other"),
+        (ImageTable, {"rows": ("wd-x",)}, "wd-x"),
+        (ImageTable, {"datasets": ("mnist",)}, "mnist"),
         (Shift, {"corruptions": ("fogg",)}, "fogg"),
         (Shift, {"severities": (1, 9)}, "9"),
         (LossLandscape, {"steps": 4}, "odd"),
@@ -131,7 +108,7 @@ def test_a_unit_is_measured_on_its_own_network(tmp_path: Path, monkeypatch):
     def stop(config, run, context):
         raise Enough(run)
 
-    for module in (landscape, shift, protocol, label_noise):
+    for module in (figures_6_7, shift, protocol):
         monkeypatch.setattr(module, "trained", stop)
     for kind in (ImageTable, LaplacianTrace, LossLandscape, Shift, LabelNoise):
         experiment = kind()
@@ -142,27 +119,6 @@ def test_a_unit_is_measured_on_its_own_network(tmp_path: Path, monkeypatch):
             dataset, wanted, seed = found.value.args[0]
             assert (dataset, wanted.name, seed) == ("cifar10", row, 3)
             assert wanted.changes.get("label_noise", 0.0) == (0.2 if kind is LabelNoise else 0.0)
-
-
-def test_units_are_single_runs():
-    units = ImageTable().units(ImageTable.config)
-    assert len(units) == 3 * 8 + 3 * 5
-    assert {u["row"] for u in units if u["dataset"] == "cifar10"}.isdisjoint(BASELINES)
-    assert [u["seed"] for u in units[:8]] == [0] * 8  # seeds outermost
-    assert len(ImageSize().units(ImageSize.config)) == 2 * 3 * 8
-    noise = LabelNoise().units(LabelNoise.config)
-    assert len(noise) == 3 * 5 * 3
-    assert {(u["seed"], u["level"]) for u in noise[:6]} == {(0, 0.0), (0, 0.2)}  # whole levels
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_quick_runs_are_of_one_size(kind):
-    """So that experiments can share models."""
-    for name, value in SMALL.items():
-        if name != "reg_strength":
-            assert getattr(kind.quick, name) == value
-    assert kind.group == "images"
-    assert kind.device == "gpu"
 
 
 def tiny() -> dict[str, object]:
@@ -246,7 +202,12 @@ def verdicts(experiment, rows: list[Row]) -> dict[str, bool | None]:
 
 
 def test_claims_of_the_table_come_out_both_ways():
-    good = verdicts(ImageTable(), made_up({"ps-map": PLAIN, "other": GOOD, "sam": BAD}, "fmnist"))
+    rows = made_up({"ps-map": PLAIN, "other": GOOD, "sam": BAD}, "fmnist")
+    contract = {"dataset", "method", "px", "metric", "ours", "stderr", "paper", "paper_stderr"}
+    first = ImageTable().table(rows)[0]
+    assert contract <= first.keys()
+    assert (first["ours"], first["paper"]) == (pytest.approx(93.9), 93.9)
+    good = verdicts(ImageTable(), rows)
     assert list(good.values()) == [True, True, True]
     bad = verdicts(ImageTable(), made_up({"ps-map": BAD, "other": {**BAD, "ece": 0.06}}, "fmnist"))
     assert list(bad.values()) == [False, True, False]
@@ -291,24 +252,6 @@ def test_weight_decay_is_tuned_on_held_out_images():
     )
     table = {line["row"]: line["ours"] for line in ImageTable().table(rows)}
     assert table == {"ps-map": 4.0, TUNED: 2.0}
-
-
-def test_the_table_has_the_contract_s_columns():
-    rows = made_up({"ps-map": PLAIN, "other": GOOD}, "fmnist")
-    lines = ImageTable().table(rows)
-    contract = {"dataset", "method", "px", "metric", "ours", "stderr", "paper", "paper_stderr"}
-    assert all(contract <= line.keys() for line in lines)
-    first = next(line for line in lines if line["metric"] == "accuracy")
-    assert first["ours"] == pytest.approx(93.9)
-    assert (first["paper"], first["paper_stderr"]) == (93.9, 0.1)
-    assert PAPER["fmnist", "ps-map"]["selective"][0] == pytest.approx(98.6 / 0.999)
-
-
-def test_the_tables_agree_where_the_paper_prints_a_row_twice():
-    """S = 128 of Table 4 is the last row of Table 2."""
-    for dataset in ("fmnist", "cifar10"):
-        for metric in ("accuracy", "ece", "nll"):
-            assert SIZES_PAPER[dataset, 128][metric][0] == PAPER[dataset, "other"][metric][0]
 
 
 def test_number_of_points():
@@ -449,12 +392,6 @@ def test_cifar10_1_is_measured_where_it_is(tmp_path: Path, monkeypatch):
     assert torch.equal(y, new.y)
 
 
-def test_every_number_of_a_row_is_written_once():
-    config = ImageTable.config
-    pairs = itertools.product(config.datasets, ("ps-map", "white-noise", "train", "other"))
-    assert set(PAPER) == set(pairs)
-
-
 def folder_of(out: Path) -> Path:
     return protocol._folder(Context(torch.device("cpu"), out), "fmnist-ps-map-0-digest")
 
@@ -488,14 +425,6 @@ def test_a_run_that_starts_anew_takes_nothing_from_the_one_it_replaces(tmp_path:
 SMALL_TRANSFER = dataclasses.replace(Transfer.quick, limit=48, steps=20, width=2, generated=True)
 
 
-def test_the_head_comes_off(seeded: None):
-    settings = ImageSettings(data="cifar10", width=2)
-    bare = without_head(build_model(settings))
-    assert bare(torch.zeros(2, 3, 32, 32)).shape == (2, 16)
-    with pytest.raises(UnsupportedModuleError, match="Conv2d"):
-        without_head(nn.Conv2d(1, 1, 1))
-
-
 def test_missing_weights_say_how_to_get_them(tmp_path: Path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -504,24 +433,8 @@ def test_missing_weights_say_how_to_get_them(tmp_path: Path, monkeypatch):
         list(heads(config, transfer_context(tmp_path)))
 
 
-def test_on_a_linear_head_the_regularizer_is_constant(seeded: None):
-    """Why the head has a hidden layer: appendix B.3."""
-    x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0))
-    f, params = fsmap.functional(nn.Linear(4, 3))
-    moved = {name: 5 * p + 1 for name, p in params.items()}
-    values = [fsmap.trace(f, p, x, method="exact").value for p in (params, moved)]
-    assert_close(*values)
-
-
 def transfer_context(tmp_path: Path) -> Context:
     return Context(torch.device("cpu"), tmp_path, size="quick")
-
-
-def test_features_are_standardized_by_the_training_images(tmp_path: Path):
-    parts = features(SMALL_TRANSFER, transfer_context(tmp_path), made=True)
-    assert_close(parts["train"].x.mean(0), torch.zeros(16), atol=1e-5, rtol=0)
-    assert parts["test"].x.shape == (48, 16)
-    assert len(parts["other"].x) > 0
 
 
 def test_heads_are_one_population_and_the_best_is_chosen_on_held_out_images(tmp_path: Path):
@@ -563,14 +476,6 @@ def test_claims_and_the_paper_s_values():
     }
     assert printed[FINETUNE, "l-map"] == 96.4
     assert printed[FEATURES, "l-map"] is None
-
-
-def test_units_and_full_size():
-    config = Transfer.config
-    assert (config.backbone, config.lr, config.batch) == ("resnet50-imagenet", 1e-3, 64)
-    units = Transfer().units(config)
-    assert units[0] == {"form": FEATURES}
-    assert len(units) == 1 + 2 * config.seeds
 
 
 def test_the_determinant_on_a_network(tmp_path: Path):

@@ -13,26 +13,20 @@ from fsmap import log_det, trace
 from fsmap.data.synthetic import moons
 from fsmap.functional import functional, ravel
 from fsmap.linalg.jacobian import jacobian
-from fsmap.objective.geometry import Laplacian, LogDet, NoGeometry
 from fsmap.paper.experiment import Context
-from fsmap.paper.networks import moons as moons_module
 from fsmap.paper.networks.clouds import (
     LogDetConfig,
     LogDetMC,
     draw_network,
     eigenvalues,
-    jitter_text,
-    jitter_title,
     spearman,
     square,
 )
 from fsmap.paper.networks.moons import (
     METHODS,
-    PAPER_JITTERS,
     Fitted,
     MoonsConfig,
     SolutionsConfig,
-    builder,
     chain,
     network,
     train,
@@ -40,7 +34,6 @@ from fsmap.paper.networks.moons import (
 from fsmap.paper.networks.moons_pathology import (
     PROBLEMS,
     PathologyConfig,
-    between,
     climb,
     merged,
     path,
@@ -52,25 +45,6 @@ TINY_MOONS = MoonsConfig(steps=4, lr=1e-2, grid=6, lap_points=9, det_points=5)
 
 def nothing(share):
     assert 0 <= share <= 1
-
-
-def test_objectives_are_those_of_their_names():
-    jitter = torch.tensor(0.5)
-    kinds = {"ps-map": NoGeometry, "fs-map": LogDet, "l-map": Laplacian}
-    for method in METHODS:
-        objective = builder(TINY_MOONS, method, 200)(*([] if method == "ps-map" else [jitter]))
-        assert isinstance(objective.geometry, kinds[method])
-        assert objective.num_data == 200
-    assert builder(TINY_MOONS, "l-map", 200)(jitter).geometry.probes == 1
-
-
-def test_full_size_is_the_papers():
-    config = MoonsConfig()
-    assert (config.steps, config.lr, len(config.px())) == (10_000, 1e-3, 1600)
-    assert sum(p.numel() for p in network(0).parameters()) == 354
-    assert config.deviations("ps-map") == ()
-    assert len(config.deviations("l-map")) == 1
-    assert len(TINY_MOONS.deviations("ps-map")) == 1
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -112,20 +86,6 @@ def test_numbers_of_a_fit():
     x = TINY_MOONS.px().all()
     exact = trace(f, params, x, method="exact").value
     torch.testing.assert_close(eigenvalues(f, params, x).sum(), exact.detach())
-
-
-def test_the_slider_contains_the_papers_jitters():
-    jitters = SolutionsConfig().jitters()
-    assert len(jitters) == 13
-    assert set(PAPER_JITTERS) <= set(jitters)
-    assert jitters == sorted(jitters)
-
-
-def test_points_of_a_picture_go_row_by_row_from_below():
-    points = moons_module.points(3)
-    assert points[0].tolist() == pytest.approx(list(moons_module.LOW))
-    assert points[2].tolist() == pytest.approx([moons_module.HIGH[0], moons_module.LOW[1]])
-    assert points[-1].tolist() == pytest.approx(list(moons_module.HIGH))
 
 
 def test_networks_are_those_of_the_paper_and_depend_on_their_index_only():
@@ -178,14 +138,6 @@ def test_spearman_is_scipys(shape, generator):
     assert math.isnan(spearman([1.0], [1.0]))
 
 
-def test_titles_of_jitters():
-    assert [jitter_text(j) for j in (1e-6, 0.0562, 1.0, 1e3)] == [
-        "ε = 1e−6", "ε = 0.0562", "ε = 1", "ε = 1000",
-    ]  # fmt: skip
-    assert jitter_title(10.0) == r"$\epsilon = 10$"
-    assert jitter_title(1e-3) == r"$\epsilon = 10^{-3}$"
-
-
 def start(problem):
     f, params = functional(problem.network(0))
     return f, {n: p.detach() for n, p in params.items()}
@@ -203,14 +155,6 @@ def test_merged_units_are_a_fixed_point_and_singular(name):
     assert torch.linalg.matrix_rank(rows) < len(ravel(end))
     before = jacobian(f, params, problem.px.all()).flatten(0, 1)
     assert torch.linalg.matrix_rank(before) == len(ravel(params))
-
-
-def test_the_path_ends_where_it_says():
-    problem = PROBLEMS["1-2-1"]()
-    _, params = start(problem)
-    end = merged(params)
-    assert torch.equal(ravel(between(params, end, 0.0)), ravel(end))
-    torch.testing.assert_close(ravel(between(params, end, 1.0)), ravel(params))
 
 
 def test_the_four_parameter_network_gains_four_log_ten_per_decade():

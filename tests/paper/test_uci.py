@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import numpy as np
@@ -81,23 +80,6 @@ def test_the_objective_is_the_paper_s_loss():
     pairs = zip(torch.autograd.grad(ours, leaves), torch.autograd.grad(theirs, leaves), strict=True)
     for a, b in pairs:
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-9)
-
-
-def test_full_size_is_the_paper_s():
-    config = UCITable.config
-    assert config.datasets == uci.NAMES
-    assert (config.width, config.steps, config.batch, config.points) == (256, 10_000, 512, 512)
-    assert config.decays == config.strengths == (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-    assert len(protocol.grid(config, [0])) == 30
-    assert (config.seeds, config.fair_splits) == (6, 20)
-
-
-def test_units_can_be_resumed_one_by_one():
-    units = UCITable().units(TINY)
-    assert units[0] == {"protocol": "paper", "dataset": "boston"}
-    assert [u["first_split"] for u in units if u["protocol"] == "fair"] == [0, 2]
-    assert len([u for u in units if u["protocol"] == "baselines"]) == 3
-    assert UCITable().units(dataclasses.replace(TINY, protocols=("paper",))) == units[:1]
 
 
 def test_the_paper_s_protocol_tunes_on_split_0_only(made_up, tmp_path):

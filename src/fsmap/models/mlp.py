@@ -102,11 +102,6 @@ class MLP(nn.Module):
             x = self.activation(layer(x))  # [S, units]
         return last(x)  # type: ignore[no-any-return]
 
-    def extra_repr(self) -> str:
-        """What ``repr`` says besides the layers."""
-        name = getattr(self.activation, "__name__", repr(self.activation))
-        return f"{list(self.sizes)}, {name}"
-
 
 def _find(activation: str | Activation) -> Activation:
     if not isinstance(activation, str):

@@ -41,8 +41,6 @@ DEVIATIONS = {EXACT: ("no jitter; the authors' code adds 1e-32 inside the logari
 
 @dataclasses.dataclass(frozen=True)
 class FourierConfig:
-    """Sizes of a Fourier experiment."""
-
     num_frequencies: int = 100  # P/2
     prior_std: float = 10.0  # α, of the truth and of the prior
     noise_std: float = 0.1  # σ*, of the data
@@ -220,8 +218,6 @@ PANELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config(FourierConfig):
-    """Sizes."""
-
     # numbers N of training points
     sizes: tuple[int, ...] = (100, 200, 400, 800, 1_600, 3_200, 6_400)
     # steps of a longer run at the largest N, one seed: 2,500 do not converge there
@@ -265,12 +261,10 @@ class Fourier(Experiment):
         yield from _gains("log_posterior_gain", fitted)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Mean ± standard error over seeds, for every panel."""
         chosen = tables.in_order(rows, *PANELS)
         return tables.summarize(chosen, "metric", "n_train", "method", "objective")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """The four panels, for both objectives."""
         gains = {
             _at(n, objective): tables.mean(row.value for row in members)
             for (n, objective), members in tables.group(
@@ -308,7 +302,6 @@ class Fourier(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Four panels, as in the paper; the paper's protocol is dotted."""
         figure, panels = figures.axes(2, 2)
         for ax, (metric, (title, ylabel)) in zip(panels.flat, PANELS.items(), strict=True):
             lines = tables.group(tables.select(rows, metric=metric), "method", "objective")

@@ -47,8 +47,6 @@ features themselves carry errors of 3e-14."""
 
 @dataclasses.dataclass(frozen=True)
 class AblationConfig(FourierConfig):
-    """Sizes."""
-
     n_train: int = 400  # N
 
     def problems(self) -> list[Problem]:
@@ -58,8 +56,6 @@ class AblationConfig(FourierConfig):
 
 @dataclasses.dataclass(frozen=True)
 class PXConfig(AblationConfig):
-    """Sizes."""
-
     jitters: tuple[float, ...] = (1e-32, 1e-12, 1e-6)  # ε; the first is the authors'
     num_points: int = 10_000  # samples of U(−0.1, 0.1) that Φ is made of
 
@@ -109,12 +105,10 @@ class FourierPX(Experiment):
         yield Measured("rank", len(factor), config={"px": NARROW, "share": FLOOR})
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """RMSE by distribution and jitter."""
         chosen = tables.select(rows, metric="test_rmse")
         return tables.summarize(chosen, "px", "method", "jitter")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Uniform(−1, 1) is best, at every jitter."""
         errors = tables.select(rows, metric="test_rmse")
         wide, plain = (tables.select(errors, px=px) for px in (WIDE, "none"))
         effects = {}
@@ -126,7 +120,6 @@ class FourierPX(Experiment):
         return [judge_all(text, effects, below=0, paper="best")]
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Bars, one group per distribution."""
         figure, ax = figures.axes(panel=(4.6, 3.1))
         groups = tables.group(tables.select(rows, metric="test_rmse"), "px", "method", "jitter")
         ticks: dict[str, list[float]] = {}
@@ -163,8 +156,6 @@ def narrow_factor(config: PXConfig) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class NoiseConfig(AblationConfig):
-    """Sizes."""
-
     ratios: tuple[float, ...] = (1 / 3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)  # σ/σ*
 
 
@@ -202,12 +193,10 @@ class FourierNoise(Experiment):
         yield from fitted.measure("test_rmse")
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """RMSE by noise level."""
         chosen = tables.select(rows, metric="test_rmse")
         return tables.summarize(chosen, "ratio", "method", "objective")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Alike at the lowest ratio; at the highest FS-MAP's error grows, PS-MAP's less."""
         errors = tables.select(rows, metric="test_rmse")
         ratios = [row.config["ratio"] for row in errors] or [math.nan]
         low, high = min(ratios), max(ratios)
@@ -229,7 +218,6 @@ class FourierNoise(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """One line per method."""
         figure, ax = figures.axes(panel=(4.6, 3.1))
         groups = tables.group(tables.select(rows, metric="test_rmse"), "method", "objective")
         for (method, objective), members in groups.items():
@@ -247,8 +235,6 @@ CLOSED_FORM = ("log det in closed form; the authors' code factorizes Φ in float
 
 @dataclasses.dataclass(frozen=True)
 class PointsConfig(AblationConfig):
-    """Sizes."""
-
     jitters: tuple[float, ...] = (1e-32, 1e-12, 1e-6)  # ε; the first is the authors'
     # numbers M of equidistant evaluation points, both ends of [-1, 1] included
     points: tuple[int, ...] = (
@@ -300,12 +286,10 @@ class FourierPoints(Experiment):
         yield from fitted.measure("test_rmse")
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """RMSE by number of points and jitter."""
         chosen = tables.select(rows, metric="test_rmse")
         return tables.summarize(chosen, "points", "method", "jitter")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Falls, then flat, at every jitter."""
         ranks = tables.values_by(rows, "points", metric="rank")
         full = max(ranks.values(), default=0)
         fewer = sorted(m for m in ranks if ranks[m] < full)
@@ -332,7 +316,6 @@ class FourierPoints(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """One line per jitter, and PS-MAP for reference."""
         figure, ax = figures.axes(panel=(4.6, 3.1))
         chosen = tables.select(rows, metric="test_rmse")
         curves = tables.group(tables.select(chosen, method="fs-map"), "jitter")

@@ -48,8 +48,6 @@ GRID = torch.linspace(-8, 3, 2_201, dtype=torch.float64)
 
 @dataclasses.dataclass(frozen=True)
 class MixtureConfig:
-    """Sizes."""
-
     noise_std: float = 0.1  # σ of the data and of the likelihood
     num_points: int = 1_000  # points of Uniform(−1, 1) that Φ is made of
     lr: float = 0.3  # of Adam
@@ -138,8 +136,6 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class PosteriorConfig(MixtureConfig):
-    """Sizes."""
-
     prior_std: float = 1.2  # α
 
 
@@ -187,12 +183,10 @@ class MixturePosterior(Experiment):
         yield Measured("data", torch.stack([data[0].x, data[0].y]), seed=0)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Peaks and heights."""
         chosen = tables.select(rows, metric=("peak", "right_height", "left_height"))
         return tables.summarize(chosen, "metric", "method", "objective")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Different peaks, a lower bump."""
         sides = ({"objective": TRUE}, {"objective": "none"})
         peaks, heights = (
             [tables.select(rows, metric=metric, **side) for side in sides]
@@ -208,7 +202,6 @@ class MixturePosterior(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Densities on the left, functions on the right."""
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
         for row in tables.select(rows, metric="density"):
             left.plot(GRID.tolist(), row.value, **_look(row))
@@ -250,8 +243,6 @@ PRINTED = (1.2, 10.0, 20.0)
 
 @dataclasses.dataclass(frozen=True)
 class BMAConfig(MixtureConfig):
-    """Sizes."""
-
     prior_stds: tuple[float, ...] = (0.5, 1.2, 2.0, 3.0, 4.0, 5.0, 7.0, 10.0, 14.0, 20.0)  # α
     panels: int = 160  # panels of the quadrature in θ_R (a quarter of them in θ_L)
     chain: int = 4_000  # draws of the Markov chain
@@ -303,12 +294,10 @@ class MixtureBMA(Experiment):
             yield from _by_chain(config, data[0], alpha, averages[0])
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Distances to the average by α, and what the other two ways of averaging differ by."""
         chosen = tables.in_order(rows, "distance", "distance_of_grid", "distance_of_chain")
         return tables.summarize(chosen, "metric", "prior_std", "method")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Which is nearer where, and that the averages agree."""
         distances = tables.select(rows, metric="distance")
         gaps = {
             alpha: tables.paired(*(tables.select(members, method=m) for m in ("fs-map", "ps-map")))
@@ -331,7 +320,6 @@ class MixtureBMA(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """The functions at the paper's α, and the distances along α."""
         shown = [a for a in PRINTED if tables.select(rows, metric="average", prior_std=a)]
         figure, panels = figures.axes(len(shown) or 1, panel=(2.9, 2.6), sharey=True, squeeze=False)
         for ax, alpha in zip(panels[0], shown, strict=True):
@@ -353,7 +341,6 @@ class MixtureBMA(Experiment):
         return {"mixture-bma": figure, "mixture-bma-distance": distances}
 
     def interactive(self, rows: Sequence[Row]) -> Interactive | None:
-        """A slider over α."""
         frames = []
         for alpha in sorted({row.config["prior_std"] for row in rows}):
             ps, fs = _mean_distances(rows, alpha).values()

@@ -166,8 +166,6 @@ ORIGINAL, INVERTED = "θ", "1/θ"
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes."""
-
     num_centers: int = 1_000  # radial basis functions
     num_train: int = 30  # N
     num_frequencies: int = 20  # of the target
@@ -204,13 +202,11 @@ class Reparam(Experiment):
             yield from measure_sinh(config.small_steps, config.seeds, context.advance)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Roughness, weights, distances."""
         names = ("roughness", "median_weight", "distance_to_ridge", *SINH_METRICS)
         chosen = tables.in_order(rows, *names)
         return tables.summarize(chosen, "metric", "method", "parameters")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Rougher, away from zero; FS-MAP covariant."""
         rougher, larger = (
             log_ratio(*(tables.values_by(rows, "seed", metric=metric, parameters=name)
                         for name in (INVERTED, ORIGINAL)))
@@ -244,7 +240,6 @@ class Reparam(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Functions and weights; then the functions found in θ and sinh θ."""
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
         looks = {
             ORIGINAL: {"color": figures.COLORS["ps-map"], "label": r"PS-MAP in $\theta$"},

@@ -68,8 +68,6 @@ def polynomial(theta: Tensor, x: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class MetricConfig:
-    """Sizes."""
-
     draws: int = 300  # parameters at which log-determinants are compared
     points: int = 400  # points that stand for a continuous p_X
     metrics: int = 10  # random signed metrics that are checked by brute force
@@ -118,12 +116,10 @@ class TheoryMetric(Experiment):
             yield from _general(seed)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Spreads, and gaps to brute force."""
         chosen = tables.select(rows, metric=("spread", "metric_gap", "expectation_gap"))
         return tables.summarize(chosen, "metric", "model")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Matters for the network, not for the other two; the general metric is right."""
         spread = tables.values_by(rows, "model", metric="spread")
         mlp = spread.pop("mlp", math.nan)
         gaps = tables.values(rows, metric=("metric_gap", "expectation_gap"))
@@ -141,7 +137,6 @@ class TheoryMetric(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """One point per θ: the two log-determinants against each other, means removed."""
         figure, panels = figures.axes(3, panel=(2.7, 2.8))
         names = {"square": ("uniform weights", "random weights")}
         reach = 1.05 * max(
@@ -233,8 +228,6 @@ FUNCTION, PARAMETER = "N(θ, s²(𝒥+εI)⁻¹)", "N(θ, s²I)"
 
 @dataclasses.dataclass(frozen=True)
 class SymmetryConfig:
-    """Sizes."""
-
     points: int = 200  # points that stand for p_X = Uniform(−2, 2)
     jitters: tuple[float, ...] = (1e-8, 1e-4, 1e-2)  # ε of the bounded objective
     path: int = 41  # steps of the path to θ*, from t = 1 to 1e-4
@@ -282,12 +275,10 @@ class TheorySymmetry(Experiment):
         yield from _expectations(config, fixed, x, context)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Singular values, growth, expectations."""
         chosen = tables.in_order(rows, "null_angle", "null_value", "growth", "expected_log_det")
         return tables.summarize(chosen, "metric", "jitter", "family", "samples")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Null space, growth, bound, finiteness."""
         angle, null = (
             largest(tables.values(rows, metric=metric)) for metric in ("null_angle", "null_value")
         )
@@ -306,7 +297,6 @@ class TheorySymmetry(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """The path, and the estimates of the expectation."""
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
         shades = ("-", "--", "-.", ":")
         for line, row in zip(shades, tables.select(rows, metric="path"), strict=False):
@@ -399,8 +389,6 @@ def _finite(rows: Sequence[Row]) -> Claim:
 
 @dataclasses.dataclass(frozen=True)
 class FlatConfig(FourierConfig):
-    """Sizes."""
-
     num_frequencies: int = 50  # P/2
     prior_std: float = 1.0  # α, of the truth: small enough that tanh is not saturated
     n_train: int = 400  # N
@@ -438,12 +426,10 @@ class TheoryFlat(Experiment):
             context.advance((number + 1) / len(config.noise_stds))
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Gap and residual by noise level."""
         chosen = tables.select(rows, metric=("relative_gap", "residual"))
         return tables.summarize(chosen, "metric", "noise_std")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Small where the fit is good, proportional to the residual."""
         gap, residual = _line(rows, "relative_gap"), _line(rows, "residual")
         slope = math.nan
         if len(gap) > 1:  # least squares in logarithms
@@ -460,7 +446,6 @@ class TheoryFlat(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Gap against residual."""
         figure, ax = figures.axes(panel=(4.4, 3.0))
         x, y = _line(rows, "residual"), _line(rows, "relative_gap")
         ax.plot(x, y, color=figures.COLORS["fs-map"], marker="s", label="measured")

@@ -48,8 +48,6 @@ METHODS = ("ps-map", "fs-map")
 
 @dataclasses.dataclass(frozen=True)
 class AnyConfig(MixtureConfig):
-    """Sizes."""
-
     prior_std: float = 1.2  # α
     starts: int = 7  # starting points per axis
     steps: int = 2_000
@@ -93,13 +91,11 @@ class TheoryAnyParameter(Experiment):
             context.advance((number + 1) / 2)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Distances."""
         chosen = tables.select(rows, metric=("distance_to_target", "moved"))
         named = [r._replace(config={"target": str(tuple(r.config["target"]))}) for r in chosen]
         return tables.summarize(named, "metric", "method", "target")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """PS-MAP returns θ₀, FS-MAP does not move."""
         near, far = (
             tables.values(rows, metric="distance_to_target", method=method) for method in METHODS
         )
@@ -114,7 +110,6 @@ class TheoryAnyParameter(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """The plane (θ_L, θ_R): targets, and where each method ends."""
         figure, panels = figures.axes(2, panel=(3.4, 3.1), sharex=True, sharey=True)
         targets = {tuple(row.config["target"]) for row in tables.select(rows, metric="moved")}
         for ax, method in zip(panels, METHODS, strict=True):
@@ -191,8 +186,6 @@ HEIGHTS = (1.0, 0.6)
 
 @dataclasses.dataclass(frozen=True)
 class LargeConfig:
-    """Sizes."""
-
     # numbers N of training points
     sizes: tuple[int, ...] = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
     prior_std: float = 1.2  # α
@@ -233,11 +226,9 @@ class TheoryLargeData(Experiment):
             context.advance((seed + 1) / config.seeds)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Distances by size."""
         return tables.summarize(tables.select(rows, metric="distance"), "n_train", "method")
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Both vanish, FS-MAP faster."""
         error = largest(tables.values(rows, metric="quadrature_error"))
         lines = {m: _line(rows, m) for m in METHODS}
         fs, ps = (_rate(lines[m]) for m in ("fs-map", "ps-map"))
@@ -254,7 +245,6 @@ class TheoryLargeData(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Distances against N."""
         figure, ax = figures.axes(panel=(4.4, 3.0))
         for method in METHODS:
             figures.plot_mean(ax, *_line(rows, method), method)

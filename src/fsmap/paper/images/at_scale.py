@@ -39,8 +39,6 @@ METHODS = {"ps-map": "PS-MAP", "fs-map": "FS-MAP", "l-map": "L-MAP", "nats": "Lo
 
 @dataclasses.dataclass(frozen=True)
 class Config(ImageConfig):
-    """Sizes; see :class:`ImageConfig`."""
-
     datasets: tuple[str, ...] = ("fmnist",)
     seeds: int = 2
     fmnist_epochs: int = 5
@@ -96,7 +94,6 @@ class FSMAPAtScale(Experiment):
             yield row._replace(deviations=notes, config={**row.config, "generated": made})
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Costs and errors, then the metrics of the trained networks."""
         names = ("milliseconds", "gigabytes", "log_det_error", "gradient_cosine")
         by = ("metric", "S", "probes", "jitter")
         metrics = tables.in_order(rows, "accuracy", "nll", "ece", "nll_scaled", "seconds_per_step")
@@ -105,7 +102,6 @@ class FSMAPAtScale(Experiment):
         return [*costs, *tables.summarize(percent, "metric", "row")]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Slq is right on the twin; the determinant against its first order and its bound."""
         cosines = tables.values(rows, metric="gradient_cosine")
         within = [row.value <= 3 for row in tables.select(rows, metric="log_det_z")]
         real = [r for r in rows if not r.config["generated"] and r.config.get("images", 0) > 2e4]
@@ -120,7 +116,6 @@ class FSMAPAtScale(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Milliseconds against S by probes; NLL of the trained networks."""
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
         costs = tables.group(tables.select(rows, metric="milliseconds"), "probes", "jitter")
         for (probes, jitter), members in costs.items():

@@ -135,8 +135,6 @@ class ImageConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RowsConfig(ImageConfig):
-    """Sizes of an experiment that looks at rows of ``image-table``; see :class:`ImageConfig`."""
-
     rows: tuple[str, ...] = COMPARED  # of KINDS: ps-map, other (L-MAP with D'), nats, …
 
     def __post_init__(self) -> None:

@@ -54,8 +54,6 @@ PAPER = {
 
 @dataclasses.dataclass(frozen=True)
 class Config(RowsConfig):
-    """Sizes; see :class:`RowsConfig`."""
-
     datasets: tuple[str, ...] = ("cifar10",)
     corruptions: tuple[str, ...] = tuple(CORRUPTIONS)  # names; all by default
     severities: tuple[int, ...] = SEVERITIES  # 1 to 5
@@ -102,12 +100,10 @@ class Shift(RowsExperiment):
                 yield item._replace(deviations=(*item.deviations, *_absent(unit, context)))
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """CIFAR-10.1, clean images, and the mean over corruptions at each severity."""
         found = lines(over_corruptions(rows), PAPER, by=("dataset", "shift", "row", "severity"))
         return [{k: v for k, v in line.items() if v is not None or k == "paper"} for line in found]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """NLL and ECE under shift."""
         long = over_corruptions(long_enough(tables.select(rows, dataset="cifar10")))
         claims = []
         for shift, words in ((NEW, "on CIFAR-10.1"), (CORRUPTED, "over all corruptions")):
@@ -124,7 +120,6 @@ class Shift(RowsExperiment):
         return claims
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Accuracy, ECE and NLL over severity; severity 0 is clean."""
         metrics = ("accuracy", "ece", "nll")
         graded = [row for row in rows if row.config.get("severity") is not None]
         sets = tables.group(graded, "dataset")

@@ -64,8 +64,6 @@ PAPER = {
 
 @dataclasses.dataclass(frozen=True)
 class Config(RowsConfig):
-    """Sizes; see :class:`RowsConfig`."""
-
     rows: tuple[str, ...] = ROWS
 
 
@@ -89,11 +87,9 @@ class ImageTable(RowsExperiment):
     quick = quick(Config, rows=("ps-map", "other", "nats"))
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """One line per set, row and metric, ours beside the paper's."""
         return lines(with_tuned(rows), PAPER)
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """PS-MAP is as good as the paper's; L-MAP with D' as accurate, and better calibrated."""
         claims = []
         for dataset, name in NAMES.items():
             mine = full_length(rows, dataset)
@@ -124,7 +120,6 @@ class ImageTable(RowsExperiment):
         return claims
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Accuracy against calibration, before and after temperature scaling."""
         return draw_table(with_tuned(rows))
 
 
@@ -154,8 +149,6 @@ SIZES_PAPER = {
 
 @dataclasses.dataclass(frozen=True)
 class SizeConfig(ImageConfig):
-    """Sizes; see :class:`ImageConfig`."""
-
     sizes: tuple[int, ...] = SIZES  # S
 
 
@@ -186,11 +179,9 @@ class ImageSize(ImageExperiment):
         return Kind("other", px="other", changes={"num_points": unit["S"]})
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """One line per set, S and metric."""
         return lines(rows, SIZES_PAPER, by=("dataset", "num_points"))
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """That accuracy does not care, and that calibration on CIFAR-10 does."""
         claims = []
         for dataset, name in NAMES.items():
             mine = full_length(rows, dataset)
@@ -212,7 +203,6 @@ class ImageSize(ImageExperiment):
         return claims
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """ECE, accuracy and NLL over S."""
         return draw_lines(
             rows, "num_points", ("ece", "accuracy", "nll"), xlabel="S", name=self.id, log=True
         )

@@ -52,8 +52,6 @@ FROZEN = "the backbone is frozen; a perceptron with one hidden layer is trained 
 
 @dataclasses.dataclass(frozen=True)
 class Config(ImageConfig):
-    """Sizes; see :class:`ImageConfig`."""
-
     datasets: tuple[str, ...] = ("cifar10",)
     cifar10_epochs: int = 3
     batch: int = 64
@@ -231,11 +229,9 @@ class Transfer(ImageExperiment):
             yield row._replace(config={**row.config, "form": FINETUNE}, deviations=notes)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """One line per form, method and metric."""
         return lines(_chosen(rows), PAPER, by=("form", "method"))
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """NLL, also after temperature scaling, and ECE of both forms."""
         real = [r for r in _chosen(rows) if not r.config["generated"] and r.config["images"] > MANY]
         claims = []
         for form, metric in itertools.product((FINETUNE, FEATURES), COMPARED):
@@ -252,7 +248,6 @@ class Transfer(ImageExperiment):
         return claims
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """ECE and NLL of both forms."""
         named = [
             row._replace(config={**row.config, "row": f"{row.config['form']} {row.method}"})
             for row in _chosen(rows)

@@ -56,8 +56,6 @@ MODERATE = 1.0
 
 @dataclasses.dataclass(frozen=True)
 class CloudConfig:
-    """Sizes."""
-
     draws: int = 300  # random networks
     block: int = 25  # networks per resumable unit
     width: int = 16  # units of each of the four hidden layers
@@ -176,8 +174,6 @@ def _corner(ax: Axes, text: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class LogDetConfig(CloudConfig):
-    """Sizes."""
-
     samples: tuple[int, ...] = (800, 400, 200)  # S
     # ε. The smallest is that of the figure: the default of the authors' code, because the paper
     # does not print one
@@ -246,7 +242,6 @@ class LogDetMC(CloudExperiment):
             yield "dimension", (spectrum / shifted[k]).sum(), {"jitter": jitter}
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Rank correlation and bias for each S and ε."""
         lines = []
         for jitter, samples in _settings(rows):
             found = Cloud.of(rows, samples, jitter)
@@ -268,7 +263,6 @@ class LogDetMC(CloudExperiment):
         return lines
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """On the diagonal at the largest S; below it, but in the same order, at the others."""
         jitter, clouds = _main_clouds(rows)
         biases = {f"S = {s}": tables.mean(c.errors().tolist()) for s, c in clouds.items()}
         most = next(iter(biases), "S = 800")
@@ -290,7 +284,6 @@ class LogDetMC(CloudExperiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """One panel per S, and the bias against s."""
         from matplotlib.colors import LogNorm
 
         jitter, clouds = _main_clouds(rows)
@@ -353,8 +346,6 @@ def _settings(rows: Sequence[Row]) -> list[tuple[float, int]]:
 
 @dataclasses.dataclass(frozen=True)
 class LaplacianConfig(CloudConfig):
-    """Sizes."""
-
     jitters: tuple[float, ...] = (1e-3, 1.0, 10.0, 1e3)  # ε
     probes: int = 10  # draws of ψ per network
     beta: float = 1e-3  # β, the standard deviation of a perturbation
@@ -422,7 +413,6 @@ class LaplacianVsLogDet(CloudExperiment):
         yield "parameters", count(params), {}
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Ratio and rank correlation for each ε."""
         return [
             {
                 "jitter": jitter,
@@ -437,7 +427,6 @@ class LaplacianVsLogDet(CloudExperiment):
         ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """The truth at the largest ε, monotone at the smallest, better and better between."""
         clouds = _panels(rows)
         if not clouds:
             text = "The first-order form is accurate for large ε and monotone for small ε"
@@ -459,7 +448,6 @@ class LaplacianVsLogDet(CloudExperiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """One panel per ε."""
         from matplotlib.colors import LogNorm
 
         clouds = _panels(rows)

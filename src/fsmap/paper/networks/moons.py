@@ -51,8 +51,6 @@ METHODS = ("ps-map", "fs-map", "l-map")
 
 @dataclasses.dataclass(frozen=True)
 class MoonsConfig:
-    """Sizes."""
-
     steps: int = 10_000  # steps of Adam, all data on each
     lr: float = 1e-3  # learning rate
     grid: int = 40  # points of p_X along each side
@@ -152,8 +150,6 @@ def train(
 
 @dataclasses.dataclass(frozen=True)
 class EigsConfig(MoonsConfig):
-    """Sizes."""
-
     jitters: tuple[float, ...] = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0, 1e2)  # ε
 
 
@@ -202,7 +198,6 @@ class MoonsEigs(Experiment):
                 yield Measured(metric, value, method, seed, where, deviations)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Sums, largest eigenvalues and accuracy by method and jitter."""
         lines = []
         for (method, jitter), members in tables.group(rows, "method", "jitter").items():
             mean = tables.mean(tables.values(members, metric="eigenvalue_sum"))
@@ -214,7 +209,6 @@ class MoonsEigs(Experiment):
         return lines
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Far below PS-MAP's for small ε, back to it for large ε."""
         sums = tables.select(rows, metric="eigenvalue_sum")
         jitters = sorted({row.config["jitter"] for row in sums if row.method != "ps-map"})
         low, high = (jitters or [math.nan])[0], (jitters or [math.nan])[-1]
@@ -233,7 +227,6 @@ class MoonsEigs(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Sum of eigenvalues and fit against ε."""
         figure, (left, right) = figures.axes(2, panel=(3.6, 2.9))
         _draw_lines(left, tables.select(rows, metric="eigenvalue_sum"))
         left.set(xscale="log", yscale="log", xlabel=r"jitter $\epsilon$")
@@ -332,8 +325,6 @@ CHAIN_SHARE = 5
 
 @dataclasses.dataclass(frozen=True)
 class SolutionsConfig(MoonsConfig):
-    """Sizes."""
-
     seeds: int = 1
     between: int = 3  # jitters between two of the paper's, for the slider
     pixels: int = 32  # points of the picture along each side
@@ -390,7 +381,6 @@ class MoonsSolutions(Experiment):
             yield Measured("labels", fitted.data.y)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Accuracy, NLL and spread by start and jitter."""
         lines = []
         scalars = ("train_nll", "train_accuracy", "spread", "eigenvalue_sum")
         chosen = tables.select(rows, metric=scalars)
@@ -404,7 +394,6 @@ class MoonsSolutions(Experiment):
         return lines
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Near-constant, then as good as PS-MAP, steadily; and whether there is a jump."""
         spread, nll, accuracy = (
             by_jitter(rows, metric) for metric in ("spread", "train_nll", "train_accuracy")
         )
@@ -443,7 +432,6 @@ class MoonsSolutions(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """The paper's four panels, and the way between them from both starts."""
         found = by_jitter(rows, "spread")
         shown = [j for j in found if any(math.isclose(j, p, rel_tol=1e-6) for p in PAPER_JITTERS)]
         figure, axes = figures.axes(len(shown), panel=(2.6, 2.5), squeeze=False, sharey=True)
@@ -455,7 +443,6 @@ class MoonsSolutions(Experiment):
         return {"moons-solutions": figure, "moons-solutions-path": _path(rows)}
 
     def interactive(self, rows: Sequence[Row]) -> Interactive:
-        """A slider over ε that starts near ε = 1."""
         accuracy, nll = by_jitter(rows, "train_accuracy"), by_jitter(rows, "train_nll")
         frames = []
         for jitter in accuracy:

@@ -61,8 +61,6 @@ TITLES = {
 
 @dataclasses.dataclass(frozen=True)
 class PathologyConfig:
-    """Sizes."""
-
     jitters: tuple[float, ...] = (1e-8, 1e-4, 1e-2)  # ε > 0 that are compared with ε = 0
     decades: int = 4  # how near the path comes to the merged units: 10^-decades
     seeds: int = 5  # first values for the optimizer
@@ -261,7 +259,6 @@ class MoonsPathology(Experiment):
             yield Measured("eigenvalue_ratio", climbed.ratio[:, seed], "fs-map", seed, where)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """Nats gained on the path and by the optimizer."""
         return [
             {
                 "network": network,
@@ -275,7 +272,6 @@ class MoonsPathology(Experiment):
         ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Without bound at ε = 0, bounded at every other ε; the optimizer goes there."""
         free, bounded = {}, {}
         for network, jitter in _settings(rows):
             before, last = [math.nan, *last_decades(rows, network, jitter)][-2:]
@@ -312,7 +308,6 @@ class MoonsPathology(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Path, objective and smallest eigenvalue, one row of panels per network."""
         networks = list(dict.fromkeys(network for network, _ in _settings(rows)))
         figure, axes = figures.axes(3, len(networks), panel=(3.1, 2.5), squeeze=False)
         for line, network in zip(axes, networks, strict=True):

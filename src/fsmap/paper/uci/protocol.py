@@ -45,8 +45,6 @@ NOTES = {
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Sizes."""
-
     datasets: tuple[str, ...] = uci.NAMES  # tables
     protocols: tuple[str, ...] = (PAPER, FAIR, BASELINES)  # paper, fair, baselines
     decays: tuple[float, ...] = POWERS  # weight decays w

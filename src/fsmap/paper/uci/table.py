@@ -331,13 +331,10 @@ class UCITable(Experiment):
         return run_fair(config, dataset, splits, context)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """One line per protocol, table and method, ours beside the paper's."""
         return [cell.line() for cell in cells(rows)]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """The paper's cells and its count of wins; the fair comparison; the baselines."""
         return list(claims(rows))
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Errors beside the paper's, and the paired differences."""
         return draw(rows)

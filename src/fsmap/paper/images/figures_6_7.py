@@ -1,4 +1,7 @@
-"""``laplacian-trace`` and ``label-noise`` (Figs. 6 right, 7 right): R(θ), and random labels."""
+"""``landscape``, ``laplacian-trace``, ``label-noise`` (Figs. 6 and 7 right).
+
+Training loss along random filter-normalized directions, R(θ) over epochs, and random labels.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from fsmap.assess.landscape import check_walk, flatness, landscape
 from fsmap.errors import InputError
 from fsmap.paper.effects import judge_all, log_ratio
 from fsmap.paper.experiment import Context, Measured
@@ -18,6 +24,7 @@ from fsmap.paper.images.protocol import (
     kind_of,
     measured,
     quick,
+    rows_of,
     trained,
 )
 from fsmap.paper.images.verdict import (
@@ -48,8 +55,6 @@ WHERE = {"laplacian_joint": "in training mode", "laplacian_other": "at D' as dep
 
 @dataclasses.dataclass(frozen=True)
 class TraceConfig(RowsConfig):
-    """Sizes; see :class:`RowsConfig`."""
-
     seeds: int = 1
 
 
@@ -77,12 +82,10 @@ class LaplacianTrace(RowsExperiment):
         yield from curves(run, kind)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """R at the end of training."""
         metrics = ("laplacian_joint", "laplacian_other", "laplacian_train", "accuracy", "ece")
         return lines(rows, PAPER, by=("dataset", "row"), metrics=metrics)
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """L-MAP's final Laplacian beside PS-MAP's, for runs of some length on the real data."""
         claims = []
         for dataset, name in NAMES.items():
             long = long_enough(tables.select(rows, dataset=dataset))
@@ -102,7 +105,6 @@ class LaplacianTrace(RowsExperiment):
         return claims
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """R over epochs: a panel for each set and quantity that all its runs have a curve of."""
         curves = {}
         for dataset, mine in tables.group(rows, "dataset").items():
             names = {row.config["row"] for row in mine}
@@ -125,9 +127,7 @@ class LaplacianTrace(RowsExperiment):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(RowsConfig):
-    """Sizes; see :class:`RowsConfig`."""
-
+class NoiseConfig(RowsConfig):
     datasets: tuple[str, ...] = ("cifar10",)
     rows: tuple[str, ...] = ("ps-map", "other", "nats")
     levels: tuple[float, ...] = (0.0, 0.2, 0.4, 0.6, 0.8)  # fractions of labels that are drawn anew
@@ -156,10 +156,10 @@ class LabelNoise(RowsExperiment):
         "training labels replaced by uniformly random ones; held-out and test labels are clean"
     )
     selecting = (*RowsExperiment.selecting, "levels")
-    config = Config()
-    quick = quick(Config, datasets=("cifar10",), levels=(0.0, 0.4), rows=("ps-map", "other"))
+    config = NoiseConfig()
+    quick = quick(NoiseConfig, datasets=("cifar10",), levels=(0.0, 0.4), rows=("ps-map", "other"))
 
-    def units(self, config: Config) -> list[dict[str, Any]]:
+    def units(self, config: NoiseConfig) -> list[dict[str, Any]]:
         """One training run each: seeds outermost, then levels."""
         plain = super().units(config)
         units = [{**unit, "level": level} for level in config.levels for unit in plain]
@@ -170,11 +170,9 @@ class LabelNoise(RowsExperiment):
         return noisy(unit["row"], unit["level"])
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        """One line per level, method and metric; the paper's figure prints no numbers."""
         return lines(rows, {}, by=("dataset", "label_noise", "row"))
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        """Accuracy and calibration at every level above 0."""
         claims = []
         mine = full_length(rows, "cifar10")
         levels = sorted({row.config["label_noise"] for row in mine if row.config["label_noise"]})
@@ -193,7 +191,6 @@ class LabelNoise(RowsExperiment):
         return claims
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Accuracy, ECE and NLL over the level."""
         shown = ("accuracy", "ece", "nll_scaled")
         label = "fraction of random labels"
         return draw_lines(rows, "label_noise", shown, xlabel=label, name=self.id, log=False)
@@ -203,3 +200,86 @@ def noisy(row: str, level: float) -> Kind:
     """A row of the table at a level of noise; without noise as ``image-table`` has it."""
     kind = kind_of(row)
     return kind._replace(changes={**kind.changes, "label_noise": level}) if level else kind
+
+
+@dataclasses.dataclass(frozen=True)
+class LandscapeConfig(RowsConfig):
+    seeds: int = 1
+    directions: int = 20  # how many
+    steps: int = 41  # points between −reach and reach
+    reach: float = 5.0  # largest step, in multiples of each filter's norm
+    images: int = 2_000  # training images of which the loss is the mean
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_walk(self.steps, self.reach)
+        if self.directions < 1 or self.images < 1:
+            message = (
+                f"directions and images must be at least 1, got {self.directions} and {self.images}"
+            )
+            raise InputError(message)
+
+
+class LossLandscape(RowsExperiment):
+    """Mean training loss over 20 directions."""
+
+    id = "landscape"
+    label = "Fig. 6 left"
+    title = "Loss landscape"
+    see = (
+        "How fast the training loss rises around the minimum of each method; in the paper more "
+        "slowly around L-MAP's."
+    )
+    cost = "two runs of a set, or none where image-table has trained them; then a minute"
+    protocol = (
+        "rows of image-table: PS-MAP and L-MAP with D'; cross-entropy of "
+        "training images, evaluation mode; directions normalized filter by filter, biases and "
+        "BatchNorm left alone"
+    )
+    config = LandscapeConfig()
+    quick = quick(LandscapeConfig, directions=3, steps=11, reach=2.5, images=48)
+
+    def measure(
+        self, config: LandscapeConfig, unit: dict[str, Any], context: Context
+    ) -> Iterator[Measured]:
+        """Train, then walk."""
+        wanted = Run(unit["dataset"], kind_of(unit["row"]), unit["seed"])
+        run = trained(config, wanted, context)
+        images = run.task.train.take(slice(config.images))
+        found = landscape(
+            run.module,
+            run.task.normalize(images.x),
+            images.y,
+            steps=torch.linspace(-config.reach, config.reach, config.steps),
+            directions=config.directions,
+            generator=torch.Generator().manual_seed(unit["seed"]),
+        )
+        row = rows_of(run, wanted.kind, directions=config.directions)
+        yield row("loss_along", found.mean, steps=found.steps.tolist())
+        yield row("rise", flatness(found))
+
+    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        return tables.summarize(tables.select(rows, metric="rise"), "dataset", "row", "metric")
+
+    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+        long = long_enough(tables.select(rows, metric="rise"))
+        return [
+            compare(f"{name}: the loss rises less around the minimum of L-MAP with D' than around "
+                    "PS-MAP's (steps up to one norm)", long, "rise",
+                    one={"row": "other", "dataset": dataset},
+                    other={"row": "ps-map", "dataset": dataset},
+                    command=command(self.id, datasets=dataset), paper="visibly flatter", below=0.0)
+            for dataset, name in NAMES.items()
+        ]  # fmt: skip
+
+    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+        sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
+        figure, panels = figures.axes(len(sets), panel=(4.0, 2.8), squeeze=False)
+        for ax, dataset in zip(panels[0], sets, strict=True):
+            mine = tables.select(rows, dataset=dataset, metric="loss_along")
+            for row, look in once_named(mine, marker=""):
+                ax.plot(row.config["steps"], row.value, **look)
+            ax.set(title=NAMES[dataset], xlabel="step, filter norms", ylabel="training loss")
+            ax.set_yscale("symlog", linthresh=1.0)
+            ax.legend()
+        return {self.id: figure}

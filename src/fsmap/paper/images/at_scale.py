@@ -61,7 +61,7 @@ class FSMAPAtScale(Experiment):
     title = "FS-MAP itself on a ResNet"
     see = "Cost and error of log det by Lanczos, and training with it beside its approximations."
     device = "gpu"
-    cost = "about 30 min on an H200"
+    cost = "8 short runs; not yet timed on a GPU"
     protocol = (
         "ResNet-18, log det(𝒥 + εI) and its gradient by slq at images of D' = KMNIST; running "
         "statistics; error against the dual on a narrow twin; FashionMNIST, SGD, cosine, a few "
@@ -141,8 +141,8 @@ def _network(width: int, seed: int, context: Context) -> nn.Module:
 def _points(task: ImageTask, number: int, generator: torch.Generator) -> Tensor:
     assert task.px is not None
     images = task.px.sources[0].images
-    rows = torch.randint(len(images), (number,), generator=generator)
-    return task.normalize(images[rows.to(images.device)])
+    rows = torch.randint(len(images), (number,), generator=generator, device=images.device)
+    return task.normalize(images[rows])
 
 
 def _costs(
@@ -154,7 +154,7 @@ def _costs(
     for probes, jitter in itertools.product(config.probe_counts, config.jitters):
         where = {"S": unit["S"], "probes": probes, "jitter": jitter}
         for repeat in range(config.repeats + 1):
-            generator = torch.Generator().manual_seed(repeat)
+            generator = torch.Generator(context.device).manual_seed(repeat)
             x = _points(task, unit["S"], generator)
             if cuda:
                 torch.cuda.synchronize()
@@ -193,7 +193,7 @@ def _errors(
     jitter = unit["jitter"]
     where = {"S": config.points, "probes": config.probes, "jitter": jitter}
     for seed in range(config.repeats):
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(context.device).manual_seed(seed)
         x = _points(task, config.points, generator)
         dual = fsmap.log_det(f, params, x, jitter=jitter, method="dual")
         assert isinstance(dual, Tensor)
@@ -212,16 +212,17 @@ def _train(
     """A short run with one of the methods, then the metrics of the test images."""
     seed, method = unit["seed"], unit["method"]
     module = _network(config.width, seed, context)
-    steps = config.fmnist_epochs * (len(task.train.x) // config.batch)
+    num_data = len(task.train.x)
+    steps = config.fmnist_epochs * (num_data // config.batch)
     options = {"lr": config.lr, "momentum": 0.9, "weight_decay": config.fmnist_weight_decay}
     optimizer = torch.optim.SGD(module.parameters(), **options)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    draws = torch.Generator().manual_seed(seed)
+    draws = torch.Generator(context.device).manual_seed(seed)
     geometry = _geometry(config, method, module, task, draws)
     begin = time.perf_counter()
     for step in range(steps):
-        rows = torch.randint(len(task.train.x), (config.batch,), generator=draws)
-        rows = rows.to(context.device)
+        size = (config.batch,)
+        rows = torch.randint(num_data, size, generator=draws, device=context.device)
         module.train()
         loss = F.cross_entropy(module(task.normalize(task.train.x[rows])), task.train.y[rows])
         if geometry is not None and step % config.every == 0:
@@ -232,7 +233,7 @@ def _train(
         optimizer.step()
         schedule.step()
         context.advance((step + 1) / steps)
-    where = {"row": method, "epochs": config.fmnist_epochs, "images": len(task.train.x)}
+    where = {"row": method, "epochs": config.fmnist_epochs, "images": num_data}
     kind = "l-map" if method == "nats" else method
     pace = (time.perf_counter() - begin) / max(steps, 1)
     yield Measured("seconds_per_step", pace, kind, seed, where)

@@ -50,6 +50,8 @@ IMAGES = [
         "label-noise",
         {"dataset": "cifar10", "level": 0.2, "row": "other"},
     ),
+    ("the same, 50 epochs", "PS-MAP", "cifar10-50-noise", {"way": "plain"}),
+    ("the same, 50 epochs", "LogTrace()", "cifar10-50-noise", {"way": "nats"}),
 ]
 
 SMALL = {
@@ -83,8 +85,8 @@ def unit_values(experiment: str, unit: Row) -> dict[str, list[float]]:
 
 
 def percent(values: Iterable[float], digits: int = 1) -> str:
-    """A mean in percent."""
-    return f"{100 * fmean(values):.{digits}f} %"
+    """A mean in percent, without the sign."""
+    return f"{100 * fmean(values):.{digits}f}"
 
 
 def table(head: str, lines: Iterable[Iterable[str]]) -> str:
@@ -106,7 +108,7 @@ def _line(found: dict[str, list[float]]) -> list[str]:
 
 def images() -> str:
     """Image training at the paper's length; a line appears as soon as it has rows."""
-    head = "trained on | method | accuracy | NLL | ECE | NLL after temperature scaling | seeds"
+    head = "trained on | method | accuracy, % | NLL | ECE, % | NLL, scaled | seeds"
     found = ((names, unit_values(experiment, unit)) for *names, experiment, unit in IMAGES)
     return table(head, ([*names, *_line(values)] for names, values in found if values))
 
@@ -116,7 +118,7 @@ def frozen() -> str:
     rows = [r for r in rows_of("benchmarks/results/strength-images.jsonl") if "test" in r]
     pairs = sorted({(row["set"], row["way"]) for row in rows})
     lines = ([s, f"`{way}`", *_line(unit_values(s, {"way": way}))] for s, way in pairs)
-    return table("set | way | accuracy | NLL | ECE | NLL after scaling | seeds", lines)
+    return table("set | way | accuracy, % | NLL | ECE, % | NLL, scaled | seeds", lines)
 
 
 def small() -> str:
@@ -129,12 +131,12 @@ def small() -> str:
     for name, way in SMALL.items():
         mine = by_way[tuned if way == "wd" else way]
         label = f"{name} ({float(tuned[3:]):g})" if way == "wd" else name
-        cells = [_spread([100 * r["accuracy"] for r in mine], 1) + " %"]
+        cells = [_spread([100 * r["accuracy"] for r in mine], 1)]
         cells.append(_spread([r["nll"] for r in mine], 3))
-        cells.append(_spread([100 * r["ece"] for r in mine], 1) + " %")
+        cells.append(_spread([100 * r["ece"] for r in mine], 1))
         cells.append(_spread([r["nll_scaled"] for r in mine], 3))
         lines.append([label, *cells])
-    return table("method | accuracy | NLL | ECE | NLL after temperature scaling", lines)
+    return table("method | accuracy, % | NLL | ECE, % | NLL, scaled", lines)
 
 
 def _spread(values: list[float], digits: int) -> str:
@@ -143,10 +145,10 @@ def _spread(values: list[float], digits: int) -> str:
 
 
 COST = [
-    ("ResNet-18, B = S = 128, `joint`", "resnet18", "lmap joint"),
-    ("ResNet-18, B = 128, S = 32, `joint`", "resnet18 S=32", "lmap joint"),
-    ("the same, `every=2`", "resnet18 S=32", "lmap joint every 2"),
-    ("the same, `frozen`", "resnet18 S=32", "lmap frozen"),
+    ("ResNet-18, B = 128, S = 128, `joint`", "resnet18", "lmap joint"),
+    ("ResNet-18, S = 32, `joint`", "resnet18 S=32", "lmap joint"),
+    ("ResNet-18, S = 32, `joint`, `every=2`", "resnet18 S=32", "lmap joint every 2"),
+    ("ResNet-18, S = 32, `frozen`", "resnet18 S=32", "lmap frozen"),
     ("ViT-S, B = 64, S = 16, `frozen`", "vit-s", "lmap frozen"),
     ("GPT-2 small, B = 16, T = 512, S = 4, `frozen`", "gpt2", "lmap frozen"),
 ]
@@ -163,9 +165,9 @@ def cost() -> str:
 
 
 def cost_short() -> str:
-    """The same in multiples of a plain step, for the README."""
+    """Multiples of a plain step, for the README."""
     lines = []
-    for label, task, way in COST:
+    for label, task, way in (COST[0], *COST[2:]):
         plain, sam, ours = (_ms(task, one) for one in ("plain", "sam", way))
         lines.append([label, f"{sam / plain:.1f} ×", f"{ours / plain:.1f} ×"])
     return table("time of a plain step × | SAM | L-MAP", lines)
@@ -215,11 +217,11 @@ def strength_test() -> str:
     """Test metrics by c on the first set."""
     rows = [r for r in rows_of("benchmarks/results/strength.jsonl") if r["set"] == "steering"]
     ways = ["plain", *(f"nats={c}" for c in ("0.0125", "0.025", "0.05", "0.1", "0.2"))]
-    metrics = {"T": "temperature", "log loss": "nll", "accuracy": "accuracy", "ECE": "ece"}
+    metrics = {"T": "temperature", "log loss": "nll", "accuracy, %": "accuracy", "ECE, %": "ece"}
     lines = []
     for label, name in metrics.items():
         means = [[r["test"][name] for r in rows if r["way"] == way] for way in ways]
-        if label in ("accuracy", "ECE"):
+        if label.endswith("%"):
             lines.append([label, *(percent(values) for values in means)])
         else:
             digits = 2 if label == "T" else 3

@@ -253,7 +253,9 @@ def functional(
         raise UnsupportedModuleError(message)
     lazy = [n for n, p in params.items() if is_lazy(p)]
     if lazy:
-        message = f"{lazy[0]!r} has no shape yet (a lazy module). Call the module once on data before."
+        message = (
+            f"{lazy[0]!r} has no shape yet (a lazy module). Call the module once on data before."
+        )
         raise UnsupportedModuleError(message)
     if last_layer is not None:
         _check_last_layer(module, last_layer)

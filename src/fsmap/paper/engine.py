@@ -30,7 +30,7 @@ from fsmap.errors import CheckpointError, FsmapError, InputError, MissingDataErr
 from fsmap.paper.experiment import Context, Experiment, coverage, get, registry
 from fsmap.paper.options import Options, check_settings, choose_device, configure
 from fsmap.paper.report import figures
-from fsmap.paper.rows import Content, Row, circumstances, claim_entry, key_of, machine, plain
+from fsmap.paper.rows import Content, Row, circumstances, claim_entry, key_of, plain
 from fsmap.paper.run_folder import DAMAGED, Place, RunFolder, locked
 from fsmap.progress import progress
 
@@ -433,7 +433,6 @@ def publish(
         "config": header["config"],
         "units": size,
         "torch": _joined(row.torch for row in rows),
-        "machine": machine(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "rows": len(rows),
         "deviations": [*missing, *dict.fromkeys(d for row in rows for d in row.deviations)],
@@ -454,7 +453,7 @@ def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
         old = run.summary()
     except CheckpointError:
         old = {}
-    keep = {key: old[key] for key in ("machine", "date", "command") if key in old}
+    keep = {key: old[key] for key in ("date", "command") if key in old}
     try:
         return publish(experiment, run, run.header(), keep)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

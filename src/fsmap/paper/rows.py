@@ -31,7 +31,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -388,14 +387,3 @@ def circumstances(device: str) -> Circumstances:
     if device.startswith("cuda"):
         name = f"{device} ({torch.cuda.get_device_name(device)})"
     return Circumstances(commit(), torch.__version__, name)
-
-
-def machine() -> dict[str, str | int]:
-    """The machine in a few words, for the report."""
-    ours = getattr(os, "sched_getaffinity", None)  # not on every system
-    return {
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "architecture": platform.machine(),
-        "cores": len(ours(0)) if ours else os.cpu_count() or 1,
-    }

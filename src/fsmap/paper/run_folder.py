@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -216,8 +216,6 @@ class Place(NamedTuple):
         return next((run for run in runs if run.state in ("unfinished", "damaged")), None)
 
 
-@contextmanager
-def locked(place: Place) -> Iterator[None]:
+def locked(place: Place) -> AbstractContextManager[None]:
     """Keep other processes out of a run's folder."""
-    with exclusive(place.lock, place.final.path):
-        yield
+    return exclusive(place.lock, place.final.path)

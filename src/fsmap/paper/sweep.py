@@ -34,16 +34,19 @@ MAX_POINTS = 10_000
 MAX_NAME = 120  # characters; file systems allow 255
 
 
-class Point(NamedTuple):
-    """A point of the grid: what was written for each key, and the run that comes of it."""
+class Finished(NamedTuple):
+    """A point that was measured: what was written for each key, and its run."""
 
     values: Mapping[str, str]
-    plan: Plan
+    run: RunFolder
 
-    @property
-    def run(self) -> RunFolder:
-        """Its run."""
-        return RunFolder(self.plan.folder)
+
+class Point(NamedTuple):
+    """A point of the grid, and the plan of its run."""
+
+    values: Mapping[str, str]
+    run: RunFolder
+    plan: Plan
 
 
 def points(name: str, grid: Sequence[str], options: Options) -> list[Point]:
@@ -61,7 +64,8 @@ def points(name: str, grid: Sequence[str], options: Options) -> list[Point]:
         chosen = dict(zip(axes, combination, strict=True))
         texts = tuple(f"{key}={value}" for key, value in chosen.items())
         here = options._replace(out=options.out / name / folder_name(texts), assignments=texts)
-        made.append(Point(chosen, Plan(experiment, configure(experiment, here), here)))
+        plan = Plan(experiment, configure(experiment, here), here)
+        made.append(Point(chosen, RunFolder(plan.folder), plan))
     return made
 
 
@@ -103,13 +107,6 @@ def folder_name(texts: Iterable[str]) -> str:
     if safe == name:
         return name
     return f"{safe} {hashlib.blake2b(name.encode(), digest_size=3).hexdigest()}"
-
-
-class Finished(NamedTuple):
-    """A point that was measured: what was written for each key, and its run."""
-
-    values: Mapping[str, str]
-    run: RunFolder
 
 
 def earlier(made: Sequence[Point], say: Say = lambda _: None) -> list[Finished]:

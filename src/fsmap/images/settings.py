@@ -8,7 +8,7 @@ from typing import Any
 
 from fsmap.errors import InputError
 from fsmap.linalg.estimators import by_name
-from fsmap.lmap import batchnorm as bn
+from fsmap.lmap.options import MODES, check_mode
 from fsmap.train.optim import OptimizerSpec, Schedule
 
 METHODS = ("ps-map", "l-map")
@@ -93,7 +93,7 @@ class ImageSettings:
         _one_of("precision", self.precision, PRECISIONS)
         _one_of("decay", self.decay, DECAYS)
         by_name(self.estimator)
-        bn.check_mode(self.batchnorm, bn.MODES)
+        check_mode(self.batchnorm, MODES)
         for name in ("epochs", "batch_size", "num_points", "every", "width"):
             _at_least(name, getattr(self, name), 1)
         for name in ("lr", "weight_decay", "momentum", "reg_strength", "sam", "warmup_epochs"):

@@ -46,8 +46,6 @@ from fsmap.linalg.estimators import Estimator
 from fsmap.linalg.second_order import BatchNorm
 from fsmap.types import Inputs, Params
 
-MODES = ("joint", "batch", "frozen")
-
 Change = tuple[Tensor, Tensor]  # r and m − r m₀, [C]
 
 
@@ -55,19 +53,6 @@ def unfrozen(module: nn.Module) -> list[_BatchNorm]:
     """BatchNorm layers in training mode; all of them if the model itself is in ``eval()``."""
     layers = [m for m in module.modules() if isinstance(m, _BatchNorm)]
     return [m for m in layers if m.training or not module.training]
-
-
-def without_statistics(module: nn.Module) -> list[str]:
-    """Names of BatchNorm layers that keep no running statistics."""
-    layers = [(n, m) for n, m in module.named_modules() if isinstance(m, _BatchNorm)]
-    return [name for name, layer in layers if layer.running_mean is None]
-
-
-def check_mode(mode: str, allowed: tuple[str, ...], instead: str = "") -> None:
-    """Raise InputError if a mode is not among the allowed ones."""
-    if mode not in allowed:
-        message = f"batchnorm must be one of {', '.join(allowed)}, got {mode!r}. {instead}".strip()
-        raise InputError(message)
 
 
 def recording(changes: list[Change]) -> Replacing:

@@ -294,7 +294,7 @@ class Regularizer(StepCounter):
         super().__init__(module, options.seed, options.every)
         self.f = Functional(module, self._call_module, options.last_layer)
         self.keywords: dict[str, Any] = {}  # for the model, in this pass
-        self.compiled = Compiled()
+        self.compiled: Compiled | None = None  # made by LMAP.compile, or if torch compiles
         self._evaluations = 0  # with gradients
         self._points_checked = self._warned = False
         self._outputs: Outputs | None = None
@@ -435,9 +435,16 @@ class Regularizer(StepCounter):
 
     def plain(self, x: Inputs, *, compiled: bool = False) -> Any:
         """An ordinary pass through the module, hooks and running statistics included."""
-        if compiled or self.compiled.options is not None:
+        if self._compiles(compiled):
+            assert self.compiled is not None
             return self.compiled.plain(self.f.raw, x)
         return self.f.raw(x)
+
+    def _compiles(self, asked: bool) -> bool:
+        """Whether to compile: asked for by torch.compile around it, or by :attr:`compiled`."""
+        if asked and self.compiled is None:
+            self.compiled = Compiled()
+        return asked or (self.compiled is not None and self.compiled.options is not None)
 
     def _evaluate(
         self, x: Inputs | None, drawn: Drawn, params: Params, compiled: bool
@@ -445,9 +452,10 @@ class Regularizer(StepCounter):
         def eager() -> Evaluation:
             return self._eager(x, drawn, params)
 
-        compiled = compiled or self.compiled.options is not None
-        if not compiled or self._synchronizes or not torch.is_grad_enabled():
+        eagerly = self._synchronizes or not torch.is_grad_enabled()
+        if eagerly or not self._compiles(compiled):
             return eager()
+        assert self.compiled is not None
         found: Evaluation = self.compiled.checked(self._pure, eager, (x, drawn), self.module)
         return found._replace(R=found.R.clone())  # a CUDA graph would overwrite it on the next step
 

@@ -11,9 +11,17 @@ from torch import Tensor, nn
 
 from fsmap.errors import InputError
 from fsmap.functional import num_points, tensor_of
-from fsmap.lmap import batchnorm as bn
+from fsmap.lmap.compiling import Compiled
 from fsmap.lmap.core import Drawn, Regularizer, first, uncompiled, write_back
-from fsmap.lmap.options import MoreOptions, Options, check_module, check_strength
+from fsmap.lmap.options import (
+    MODES,
+    MoreOptions,
+    Options,
+    check_mode,
+    check_module,
+    check_strength,
+    without_statistics,
+)
 from fsmap.px import EvalDistribution
 from fsmap.types import Inputs
 
@@ -109,7 +117,7 @@ class LMAP(Term, nn.Module):
     ) -> None:
         """Wrap a model; see the class."""
         super().__init__()
-        bn.check_mode(batchnorm, bn.MODES)
+        check_mode(batchnorm, MODES)
         self.regularizer = Regularizer(module, Options(px, num_points, batchnorm, **options))
         self.module = module
 
@@ -122,7 +130,7 @@ class LMAP(Term, nn.Module):
         ``torch.compile(lm)`` does the same with torch's default options.
         """
         options.pop("fullgraph", None)  # R is always one graph, other passes need not be
-        self.regularizer.compiled.options = options
+        self.regularizer.compiled = Compiled(options)
 
     def forward(
         self,
@@ -218,10 +226,10 @@ class Penalty(Term):
         **options: Unpack[MoreOptions],
     ) -> None:
         """See :class:`LMAP`."""
-        bn.check_mode(batchnorm, ("auto", "frozen", "batch"), "For 'joint' use fsmap.LMAP.")
+        check_mode(batchnorm, ("auto", "frozen", "batch"), "For 'joint' use fsmap.LMAP.")
         check_module(module)
         if batchnorm == "auto":
-            batchnorm = "batch" if bn.without_statistics(module) else "frozen"
+            batchnorm = "batch" if without_statistics(module) else "frozen"
         self.regularizer = Regularizer(module, Options(px, num_points, batchnorm, **options))
 
     def state_dict(self) -> dict[str, int]:
@@ -245,7 +253,7 @@ class LaplacianPenalty(Penalty):
 
     def compile(self, **options: Any) -> None:
         """Compile R; see :meth:`LMAP.compile`."""
-        self.regularizer.compiled.options = options
+        self.regularizer.compiled = Compiled(options)
 
     def __call__(self, reg_strength: float | Tensor | None = None) -> Tensor:
         """R, or λR if ``reg_strength`` is given; a plain 0 makes no pass."""

@@ -14,16 +14,17 @@ from typing import Any, NamedTuple, TypedDict
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import Forward, Functional, NoiseReplay, functional
 from fsmap.linalg.estimators import Estimator, by_name
 from fsmap.linalg.jacobian import Whitening
 from fsmap.linalg.metric import Metric, Weights
-from fsmap.lmap.batchnorm import without_statistics
 from fsmap.px import EvalDistribution, Stream, as_px, generator
 from fsmap.types import Inputs, Params
 
+MODES = ("joint", "batch", "frozen")  # of BatchNorm: fsmap.lmap.batchnorm
 Layers = str | Iterable[str] | Callable[[str], bool]
 """Names of layers or parameters, with ``*`` and ``?``, or a function of a parameter's name."""
 
@@ -143,6 +144,19 @@ class Options:
             )
         if message:
             raise InputError(message)
+
+
+def without_statistics(module: nn.Module) -> list[str]:
+    """Names of BatchNorm layers that keep no running statistics."""
+    layers = [(n, m) for n, m in module.named_modules() if isinstance(m, _BatchNorm)]
+    return [name for name, layer in layers if layer.running_mean is None]
+
+
+def check_mode(mode: str, allowed: tuple[str, ...], instead: str = "") -> None:
+    """Raise InputError if a mode is not among the allowed ones."""
+    if mode not in allowed:
+        message = f"batchnorm must be one of {', '.join(allowed)}, got {mode!r}. {instead}".strip()
+        raise InputError(message)
 
 
 def check_module(module: object) -> None:

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         test,
         task.valid,
         foreign=foreign,
-        shifted=_shifted(arguments, settings),
+        shifted={n: _images(n, arguments.data_dir, settings) for n in arguments.shift or ()},
         corruptions=corruptions,
         points={"train": task.train.x[: arguments.points]}
         | {name: images[: arguments.points] for name, images in foreign.items()},
@@ -136,53 +136,40 @@ def _foreign(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str
     from fsmap.data.images.read import generate, is_folder
     from fsmap.data.images.task import facts_of
 
+    def first(name: str) -> Tensor:
+        return _images(name, arguments.data_dir, settings).x[:10_000]
+
     if settings.generated:
-        shape = facts_of(settings.data).shape
-        return {"generated": generate(shape, 1_000, seed=2).x}
+        return {"generated": generate(facts_of(settings.data).shape, 1_000, seed=2).x}
     if arguments.ood is not None:
-        asked = {name: _first_images(name, arguments.data_dir) for name in arguments.ood}
-        _check_shapes(asked, settings)
-        return asked
+        return {name: first(name) for name in arguments.ood}
     if is_folder(settings.data):
         return {}
     usual = FOREIGN[find(settings.data).name]
     try:
-        return {usual: _first_images(usual, arguments.data_dir)}
+        return {usual: first(usual)}
     except MissingDataError as error:
         console.note(f"OOD detection is left out: {error}")
         return {}
 
 
-def _first_images(name: str, data_dir: Path | None) -> Tensor:
+def _images(name: str, data_dir: Path | None, settings: ImageSettings) -> Images:
+    """Another set, its test images if it has a split, of the shape of the training images."""
     from fsmap.data.catalogue import find
     from fsmap.data.images.read import READERS, read_images
+    from fsmap.data.images.task import facts_of
 
     known = find(name, READERS).name
     splits = READERS[known][0] if known in READERS else ("test",)
-    split = "test" if "test" in splits else splits[0]
-    return read_images(name, split, data_dir).x[:10_000]
-
-
-def _shifted(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str, Images]:
-    from fsmap.data.images.read import read_images
-
-    names = arguments.shift or ()
-    found = {name: read_images(name, "test", arguments.data_dir) for name in names}
-    _check_shapes({name: images.x for name, images in found.items()}, settings)
-    return found
-
-
-def _check_shapes(sets: dict[str, Tensor], settings: ImageSettings) -> None:
-    from fsmap.data.images.task import facts_of
-
-    trained = tuple(facts_of(settings.data).shape)
-    for name, images in sets.items():
-        if tuple(images.shape[1:]) != trained:
-            message = (
-                f"images of {name} have the shape {tuple(images.shape[1:])}, those of "
-                f"{settings.data}, on which the model was trained, {trained}: name another set"
-            )
-            raise InputError(message)
+    images = read_images(name, "test" if "test" in splits else splits[0], data_dir)
+    shape, trained = tuple(images.x.shape[1:]), tuple(facts_of(settings.data).shape)
+    if shape != trained:
+        message = (
+            f"images of {name} have the shape {shape}, those of {settings.data}, on which the "
+            f"model was trained, {trained}: name another set"
+        )
+        raise InputError(message)
+    return images
 
 
 def _tell(found: Assessment) -> None:

@@ -58,18 +58,12 @@ class UnreachableError(FsmapError, OSError):
 
 
 def get(name: str, into: Folder = None, *, say: Say = lambda _: None) -> dict[str, Path]:
-    """Make the files of a data set available.
+    """Make the files of a data set available, and return their paths by file name.
 
     Args:
         name: The data set.
         into: Data folder to write to; None is the cache.
         say: Takes notes for the user, one line each.
-
-    Returns:
-        Paths by file name.
-
-    Raises:
-        MissingDataError: If no source delivers it: what was tried, and why it failed.
     """
     entry = find(name)
     found = {file: look_for(file, into).path for file in entry.files}
@@ -217,16 +211,7 @@ UNREADABLE = (
 
 
 def convert(raw: bytes, download: Download, limit: int = 2**30) -> bytes:
-    """Turn what was downloaded into the file of the catalogue.
-
-    Args:
-        raw: What was downloaded.
-        download: What it is, and what it should become.
-        limit: Bytes that an uncompressed file may have at most.
-
-    Raises:
-        InputError: If the source does not have the expected form.
-    """
+    """Turn what was downloaded into a file of the catalogue, of at most ``limit`` bytes."""
     if raw[:512].lstrip().startswith(b"<"):
         message = (
             f"{download.url} sent a web page in place of data: this network asks you to sign in, "

@@ -121,18 +121,16 @@ def load_task(
     """Read a training set and the evaluation set that goes with it, to the CPU.
 
     Args:
-        data: ``fmnist``, ``mnist``, ``cifar10``, ``cifar100``, or a folder with one
-            sub-folder per class (:mod:`fsmap.data.images.read`).
+        data: One of ``SETS``, or a folder (:mod:`fsmap.data.images.read`).
         px: p_X, see :mod:`fsmap.data.images.evaluation`; None: none is needed.
-        valid: Images of the training set held out; None is the protocol's number (10,000 of
-            FashionMNIST, 5,000 of CIFAR-10). They are chosen by ``split_seed`` alone, of CIFAR-100
-            in file order.
+        valid: Images of the training set held out; None is the protocol's number. They are chosen
+            by ``split_seed`` alone, of CIFAR-100 in file order.
         split_seed: Which images are held out; the same for runs of different seeds.
         label_noise: Fraction of *training* labels replaced by uniformly random ones.
         label_noise_seed: Seed of that; held-out labels stay clean.
         limit: Use only so many training images (and as many test images), for short runs.
         generated: Use generated images of the same shape instead of reading anything.
-        augment: Crop and flip; None: as the protocol has it (CIFAR-10 yes, MNIST-like sets no).
+        augment: Crop and flip; None: as the protocol has it.
         data_dir: A folder to look into first.
     """
     facts, name = facts_of(data), data if is_folder(data) else find(data).name

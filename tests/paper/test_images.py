@@ -158,6 +158,14 @@ def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
     assert any("CIFAR-10.1 is not here" in note for note in rows[-1].deviations)
 
 
+def test_log_trace_is_a_row(tmp_path: Path):
+    config = dataclasses.replace(ImageTable.quick, **tiny())
+    unit = {"dataset": "fmnist", "row": "sam+nats", "seed": 0}
+    found = {m.metric: m for m in measured(ImageTable(), config, unit, context(tmp_path))}
+    assert (found["nll"].method, found["nll"].config["reg_nats"]) == ("l-map", 0.05)
+    assert found["nll"].value > 0
+
+
 def test_a_killed_run_goes_on_from_its_last_epoch(tmp_path: Path):
     config = dataclasses.replace(ImageTable.quick, **tiny())
     wanted = protocol.Run("fmnist", kind_of("ps-map"), 0)

@@ -84,7 +84,7 @@ class ImageTable(RowsExperiment):
         "selective prediction as a normalized area (the paper's divided by 99.9); percent"
     )
     config = Config()
-    quick = quick(Config, rows=("ps-map", "other", "nats"))
+    quick = quick(Config, rows=("ps-map", "other"))
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         return lines(with_tuned(rows), PAPER)

@@ -271,6 +271,21 @@ def test_a_wrong_compiled_function_is_not_used(monkeypatch: pytest.MonkeyPatch) 
     near(found, wanted, 1e-10)
 
 
+def test_no_memory_for_the_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
+    lm = fsmap.LMAP(net, torch.randn(8, 2), num_points=4)
+    lm.compile(backend="eager")
+
+    def eager(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(lm.regularizer, "_eager", eager)
+    with pytest.warns(FallbackWarning, match="memory"):
+        _, R = lm(torch.randn(3, 2))
+    assert R.grad_fn is not None
+    assert lm(torch.randn(3, 2))[1] > 0  # compiled, no second warning
+
+
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda lm: pickle.loads(pickle.dumps(lm))])
 def test_copies_compile_for_themselves(duplicate: Callable[[fsmap.LMAP], fsmap.LMAP]) -> None:
     net, x = mlp(), torch.randn(B, 3)

@@ -83,14 +83,6 @@ def test_columns_can_be_dropped_but_not_the_target(table):
         fit_table(table, "price", OPTIONS._replace(drop=("sise",)))
 
 
-def test_rows_without_a_target_are_left_out_and_counted(table):
-    changed = {n: c.copy() for n, c in table.columns.items()}
-    changed["price"][[3, 5]] = None
-    found = fit_table(Table(changed), "price", OPTIONS._replace(steps=2))
-    assert "2 of 120 rows have no value of 'price': left out" in found.notes
-    assert len(found.train) + len(found.test) == 118
-
-
 def test_messages_count_rows_of_the_whole_table(table):
     changed = {n: c.copy() for n, c in table.columns.items()}
     changed["size"][97] = "large"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-
 import numpy as np
 import pytest
 
@@ -60,11 +58,6 @@ def test_a_text_that_would_be_a_formula_is_quoted(tmp_path):
     assert text.splitlines() == ["prediction,p(=1+1)", "'=1+1,0.5", "plain,-0.5"]
 
 
-def test_gzip_by_content(written):
-    table = read_table(written(gzip.compress(b"a,b\n1,2\n"), "table.csv.gz"))
-    assert table.columns["b"].tolist() == ["2"]
-
-
 def test_a_nameless_first_column_is_an_index(written):
     table = read_table(written(",a\n0,5\n1,6\n"))
     assert list(table.columns) == ["a"]
@@ -97,11 +90,6 @@ def test_what_is_written_can_be_read(tmp_path):
         table = read_table(path)
         assert [float(v) for v in table.columns["a"]] == [1.5, 2.0]
         assert table.columns["b"].tolist() == ["x, y", 'say "z"']
-
-
-def test_some_rows(written):
-    table = read_table(written("a,b\n1,2\n3,4\n5,6\n")).take(np.array([2, 0]))
-    assert table.columns["a"].tolist() == ["5", "1"]
 
 
 @pytest.mark.parametrize(

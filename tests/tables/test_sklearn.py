@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PolynomialFeatures
@@ -161,15 +156,6 @@ def test_a_strength_in_nats(prices, kinds):
     LMAPRegressor(**options, reg_nats=0.05, early_stopping=False).fit(*prices)
 
 
-def test_probabilities_are_worth_something(kinds):
-    X, y = kinds
-    model = LMAPClassifier(**{**FAST, "steps": 150}, random_state=0).fit(X, y)
-    linear = LogisticRegression().fit(X, y)
-    assert log_loss(y, model.predict_proba(X)) < log_loss(y, linear.predict_proba(X)) + 0.1
-    assert model.predict(X).dtype == y.dtype
-    np.testing.assert_allclose(model.predict_proba(X).sum(1), 1)
-
-
 def test_pipeline_grid_search_and_clone(prices):
     X, y = prices
     model = make_pipeline(PolynomialFeatures(2, include_bias=False), LMAPRegressor(**FAST))
@@ -178,32 +164,6 @@ def test_pipeline_grid_search_and_clone(prices):
     assert search.best_params_ == {"lmapregressor__reg_strength": 1e-4}  # 10 makes it a constant
     assert clone(search.best_estimator_[-1]).get_params()["reg_strength"] == 1e-4
     assert cross_val_score(LMAPRegressor(**FAST, random_state=0), X, y, cv=2).min() > 0.5
-
-
-def test_pickles_predict_the_same(prices):
-    X, y = prices
-    model = LMAPRegressor(**FAST, random_state=0).fit(X, y)
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(X), model.predict(X))
-
-
-def test_data_frames_have_names(prices):
-    X, y = prices
-    frame = pd.DataFrame(X, columns=["a", "b", "c"])
-    model = LMAPRegressor(**FAST, random_state=0).fit(frame, y)
-    assert model.feature_names_in_.tolist() == ["a", "b", "c"]
-    with pytest.raises(ValueError, match="feature names should match"):
-        model.predict(frame.rename(columns={"a": "z"}))
-    bare = LMAPRegressor(**FAST, random_state=0).fit(X, y)
-    np.testing.assert_allclose(model.predict(frame), bare.predict(X))
-
-
-def test_the_seed_decides(prices):
-    X, y = prices
-    first, again, other = (
-        LMAPRegressor(**FAST, random_state=seed).fit(X, y).predict(X) for seed in (1, 1, 2)
-    )
-    np.testing.assert_array_equal(first, again)
-    assert np.abs(first - other).max() > 1e-3
 
 
 @pytest.mark.parametrize("kind", [LMAPRegressor, LMAPClassifier])
@@ -218,6 +178,13 @@ def test_weights_are_repetitions_where_no_rows_are_held_out(prices, kinds, kind)
         m.predict if kind is LMAPRegressor else m.predict_proba for m in (weighted, repeated)
     ]
     np.testing.assert_allclose(outputs[0](X), outputs[1](X), rtol=2e-3)  # float32, 40 steps
+
+
+def test_no_partial_fit(prices):
+    model = LMAPRegressor()
+    assert not hasattr(model, "partial_fit")
+    with pytest.raises(AttributeError, match="Call fit again"):
+        model.partial_fit(*prices)
 
 
 def test_several_targets(prices):
@@ -255,14 +222,6 @@ def test_few_rows_train_without_choosing(prices):
     model = LMAPRegressor(hidden=(4,), steps=5).fit(X[:8], y[:8])
     assert len(model.search_) == 1
     assert model.validation_curve_ == []
-
-
-def test_verbose_shows_a_bar(prices, capsys, monkeypatch):
-    monkeypatch.setattr("fsmap.progress.PLAIN_SECONDS", 0.0)
-    LMAPRegressor(**FAST, verbose=True).fit(*prices)
-    assert "left" in capsys.readouterr().err
-    LMAPRegressor(**FAST).fit(*prices)
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

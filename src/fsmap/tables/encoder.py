@@ -114,7 +114,8 @@ class Encoder(NamedTuple):
         check_columns(table, [column.name for column in self.used])
         blocks = [_encoded(column, table.columns[column.name], clip) for column in self.used]
         standard = (np.concatenate(blocks, axis=1) - self.mean) / self.std
-        return standard.astype(np.float32)
+        with np.errstate(over="ignore"):  # a prediction that is not finite is an error
+            return standard.astype(np.float32)
 
     @classmethod
     def from_json(cls, columns: Iterable[Mapping[str, Any]], mean: Floats, std: Floats) -> Encoder:

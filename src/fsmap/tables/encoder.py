@@ -107,9 +107,7 @@ class Encoder(NamedTuple):
     def encode(self, table: Table, clip: bool = False) -> npt.NDArray[np.float32]:
         """Rows as standardized numbers ``[N, D]``; columns are found by name, in any order.
 
-        Args:
-            table: The rows.
-            clip: Replace numbers outside the training range by its ends.
+        With ``clip`` numbers outside the training range are replaced by its ends.
         """
         check_columns(table, [column.name for column in self.used])
         blocks = [_encoded(column, table.columns[column.name], clip) for column in self.used]
@@ -198,14 +196,9 @@ def texts(cells: Cells) -> list[str | None]:
 
 
 def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[np.bool_], str]:
-    """Every cell as a number, nan where it is missing or none.
+    """The numbers (nan: missing or none), which cells are no finite number, and the decimal mark.
 
-    Args:
-        cells: A column.
-        form: Its decimal mark; None: the cells decide.
-
-    Returns:
-        The numbers, which cells hold something that is not a finite number, and the decimal mark.
+    ``form`` is the decimal mark; None: the cells decide.
     """
     if cells.dtype != object:
         values = cells.astype(np.float64)
@@ -486,11 +479,6 @@ def with_target(table: Table, name: str) -> Table:
 
 def find_target(table: Table, name: str, task: str = "auto") -> Target:
     """Decide what the task is: text or two distinct numbers are classes, other numbers are numbers.
-
-    Args:
-        table: The table; every row has a target.
-        name: The target column.
-        task: ``"auto"``, ``"regression"`` or ``"classification"``.
 
     Raises:
         InputError: If it is constant, or does not fit the task.

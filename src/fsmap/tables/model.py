@@ -104,10 +104,8 @@ class TableModel(NamedTuple):
     def outputs(self, table: Table, method: str | None = None, *, clip: bool = False) -> Tensor:
         """Standardized targets ``[N, 1]`` or log-probabilities ``[N, K]``, in float64.
 
-        Args:
-            table: Rows; columns are found by name.
-            method: Which ensemble; None: the chosen one.
-            clip: Replace numbers outside the training range by its ends.
+        ``method`` None is the chosen one; with ``clip`` numbers outside the training range are
+        replaced by its ends.
         """
         method = method or self.chosen
         if method not in self.networks:

@@ -219,14 +219,9 @@ def learn(
 ) -> dict[str, Learned]:
     """Train a method, or all that ``"auto"`` chooses among; returns what was learned by method.
 
-    Args:
-        x: Standardized rows, ``[N, D]``.
-        y: Standardized targets ``[N, K]`` (floating point), or labels ``[N]`` (integers).
-        folds: By which member a row is held out, ``[N]``; -1: by none. See :func:`deal`.
-        options: What the user decided.
-        weight: How much each row counts, ``[N]``.
-        seed: Of first parameters, batches and draws.
-        progress: Show a progress bar.
+    ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, K]``, or integer labels ``[N]``. ``folds``
+    says by which member a row is held out, ``[N]``; -1: by none (:func:`deal`). ``weight [N]`` is
+    how much each row counts.
     """
     labels, method = not y.is_floating_point(), options.method
     if not labels and bool((y == y[:1]).all()):

@@ -71,8 +71,8 @@ def check(psi: object, params: Params) -> None:
     else:
         for name, p in params.items():
             if psi[name].shape[1:] != p.shape or psi[name].ndim != p.ndim + 1:
-                wanted = ", ".join(map(str, ("R", *p.shape)))
-                message = f"{name!r} must be [{wanted}], got {tuple(psi[name].shape)}"
+                shape = ", ".join(map(str, ("R", *p.shape)))
+                message = f"{name!r} must be [{shape}], got {tuple(psi[name].shape)}"
         numbers = sorted({len(psi[name]) for name in params})
         if message is None and len(numbers) > 1:
             message = f"all names need the same number of probes, got {numbers}"

@@ -295,6 +295,16 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return (inverse @ B[..., None])[..., 0] if vector else inverse @ B
 
 
+def _native_layer_norm(
+    input: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``torch.native_layer_norm``, which returns the statistics as well."""
+    dims = list(range(-len(shape), 0))
+    mean = input.mean(dims, keepdim=True)
+    deviation = ((input - mean).square().mean(dims, keepdim=True) + eps).rsqrt()
+    return layer_norm(input, shape, weight, bias, eps), mean, deviation
+
+
 def _in_torchs_order(function: Callable[..., Tensor], switch: str) -> Callable[..., Tensor]:
     """A function of ``F`` with the arguments of its twin in ``torch``."""
     names = ("input", "weight", "bias", "running_mean", "running_var", switch, "momentum", "eps")
@@ -314,6 +324,7 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.instance_norm: instance_norm,
     torch.batch_norm: _in_torchs_order(batch_norm, "training"),
     torch.instance_norm: _in_torchs_order(instance_norm, "use_input_stats"),
+    torch.native_layer_norm: _native_layer_norm,
     F.glu: glu,
     torch._weight_norm: weight_norm,
     torch.linalg.solve: solve,

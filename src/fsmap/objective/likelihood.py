@@ -2,7 +2,7 @@ r"""Likelihoods: $\log p(y \mid f_\theta(x))$ in nats, summed over the batch, wi
 
 A likelihood is an immutable tuple of its hyper-parameters. ``value`` is pure, differentiable (in
 the hyper-parameters too) and vmaps over stacked ones; it branches on shapes, never on numbers.
-``check`` looks at the numbers once, before training, outside of ``vmap``.
+``check`` tests the numbers once, before training, outside of ``vmap``.
 """
 
 from __future__ import annotations

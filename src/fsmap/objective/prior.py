@@ -1,7 +1,7 @@
 r"""Priors: $\log p(\theta)$ in nats over all P parameters of the dict, with all constants.
 
 A prior is an immutable tuple of its hyper-parameters. ``value`` is pure, differentiable and vmaps
-over parameters and hyper-parameters alike; ``check`` looks at names, shapes and numbers once.
+over parameters and hyper-parameters alike; ``check`` tests names, shapes and numbers once.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Flat(NamedTuple):
 
 
 class Reparametrized(NamedTuple):
-    r"""A prior over $\theta$, seen in other coordinates $\theta' = \mathcal{R}(\theta)$.
+    r"""A prior over $\theta$ in other coordinates $\theta' = \mathcal{R}(\theta)$.
 
     $\log p'(\theta') = \log p(\theta) + \log|\det \mathrm{d}\theta/\mathrm{d}\theta'|$ at
     $\theta = \mathcal{R}^{-1}(\theta')$ (``appsec:psmap_reparam``). DEVIATION: the paper's display

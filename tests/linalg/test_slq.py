@@ -224,7 +224,7 @@ def test_quadrature_and_roots(n, eps):
     ("eigenvalues", "num", "eps", "tolerance", "most"),
     [
         ([1.0] * 30 + [5.0] * 30 + [0.0] * 40, 4, 0.1, 1e-9, 8),  # three distinct ones
-        (torch.logspace(-2, 1, 400), 1, 0.1, 1e-3, 100),  # one probe: by its own value
+        (torch.logspace(-2, 1, 400), 1, 0.1, 1e-3, 99),  # one probe: by its own value
         ([0.0] * 10, 2, 0.5, 1e-9, 4),
     ],
 )
@@ -233,8 +233,9 @@ def test_it_ends_early(eigenvalues, num, eps, tolerance, most):
     z = vectors(num, len(M))
     found = lanczos(lambda V: calls.append(1) or V @ M, z, torch.tensor(eps))
     exact, roots = exact_quadrature(M, z, eps)
-    torch.testing.assert_close(found.values, exact, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(found.roots, roots, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(found.values, exact, rtol=tolerance, atol=0)
+    if num > 1:
+        torch.testing.assert_close(found.roots, roots, rtol=1e-7, atol=1e-7)
     assert len(calls) <= most
 
 

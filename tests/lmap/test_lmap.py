@@ -276,7 +276,7 @@ def test_exact_last_layer_is_unbiased_with_less_spread(mode: str) -> None:
         ({"module": nn.BatchNorm1d(2, track_running_stats=False), "batchnorm": "frozen"}, "keep"),
         ({"x": torch.full((B, 2), torch.nan)}, "points"),
     ],
-    ids=str,
+    ids=lambda given: given if isinstance(given, str) else next(iter(given)),
 )
 def test_bad_input_is_named(options: dict[str, Any], word: str) -> None:
     given = {"module": bn_net(), "px": normal((2,)), "num_points": S, "x": batch()[0], **options}

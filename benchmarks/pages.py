@@ -229,6 +229,36 @@ def strength_test() -> str:
     return table("c | 0 | " + " | ".join(way[5:] for way in ways[1:]), lines)
 
 
+def strength_once() -> str:
+    """Test metrics of the frozen default on sets that played no part in its choice."""
+    rows = rows_of("benchmarks/results/strength.jsonl")
+    lines = []
+    for label, name in (
+        ("wine, red", "wine_red"),
+        ("wine, white", "wine_white"),
+        ("FashionMNIST, MLP with LayerNorm", "layernorm"),
+    ):
+        found: dict[str, list[Row]] = {}
+        for row in rows:
+            if row["set"] == name and row["epochs"] > 1:
+                found.setdefault(row["way"], []).append(row)
+        decays = [way for way in found if way.startswith("wd=")]
+        tuned = min(decays, key=lambda w: fmean(r["held-out"]["nll"] for r in found[w]))
+        for shown, way in (
+            ("plain", "plain"),
+            (f"weight decay, tuned ({float(tuned[3:]):g})", tuned),
+            ("SAM, ρ = 0.05", "sam=0.05"),
+            ("`LogTrace()`", "nats=0.05"),
+            ("`LogTrace()`, trimmed", "trim=0.05"),
+        ):
+            test = [r["test"] for r in found[way]]
+            cells = [_spread([100 * t["accuracy"] for t in test], 1)]
+            cells += [_spread([t[n] for t in test], 3) for n in ("nll", "scaled_nll")]
+            cells.insert(2, _spread([100 * t["ece"] for t in test], 1))
+            lines.append([label, shown, *cells, str(len(test))])
+    return table("set | way | accuracy, % | NLL | ECE, % | NLL, scaled | seeds", lines)
+
+
 def other_points() -> str:
     """R at KMNIST and temperature on FashionMNIST."""
     lines = []
@@ -262,6 +292,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "cost-short": cost_short,
     "strength": strength,
     "strength-test": strength_test,
+    "strength-once": strength_once,
     "other-points": other_points,
     "gradients": gradients,
 }

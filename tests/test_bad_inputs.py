@@ -97,6 +97,7 @@ LogTrace(nan)                                                   | nats
 LogTrace(inf)                                                   | nats
 LogTrace(None)                                                  | nats
 LogTrace("strong")                                              | nats
+LogTrace("0.1")                                                 | nats
 LogTrace()(None)                                                | None
 LogTrace()(torch.ones(3))                                       | shape
 LogTrace().attach(scheduler)                                    | Optimizer

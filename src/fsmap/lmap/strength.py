@@ -94,8 +94,9 @@ class LogTrace(nn.Module):
 
     @nats.setter
     def nats(self, nats: float) -> None:
+        given: object = nats
         try:
-            self._nats = float(nats)
+            self._nats = math.nan if isinstance(given, str) else float(nats)
         except (TypeError, ValueError):
             self._nats = math.nan
         if not 0 <= self._nats < math.inf:

@@ -139,8 +139,11 @@ def test_targets_of_another_kind_are_not_compared(folder, here, capsys):
     code, _, err = run(capsys, "predict", folder / "flowers.pt", "new.csv")
     assert code == 0
     assert "not compared with the target: the target 'kind' has the class 'tulip'" in err
-    (here / "new.csv").write_text("a,b,kind\n1,2,iris\n1,2,lily\n")
-    assert "accuracy" in run(capsys, "predict", folder / "flowers.pt", "new.csv")[2]
+    (here / "new.csv").write_text("a,b,kind\n1,2,iris\n1,2,\n1,2,lily\n")  # one is unknown
+    code, out, err = run(capsys, "predict", folder / "flowers.pt", "new.csv")
+    assert len(out.splitlines()) == 4
+    assert "accuracy" in err
+    assert "2 rows" in err
 
 
 LONG = "\n".join(f"{k},{k % 5},{k * 7 % 11}" for k in range(30)) + "\n"

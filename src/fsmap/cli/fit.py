@@ -100,6 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Fit, compare, save, and write the page."""
     from fsmap.files import write_whole
     from fsmap.paper.report import table_page
+    from fsmap.tables.encoder import check_columns
     from fsmap.tables.model import fit_table
     from fsmap.tables.reader import read_table
 
@@ -108,10 +109,11 @@ def run(arguments: argparse.Namespace) -> int:
     if page == arguments.out:
         message = f"--out {page} is where the page goes. Name the model, such as {page.stem}.pt."
         raise InputError(message)
+    table = read_table(arguments.table, missing=arguments.missing)
+    check_columns(table, [arguments.target])
     for path in (arguments.out, page):
         check_writable(path, force=arguments.force, inputs=(arguments.table,))
     options = _options(arguments)
-    table = read_table(arguments.table, missing=arguments.missing)
     console.say(f"{arguments.table}: {table.num_rows} rows, {len(table.columns)} columns")
     fitted = fit_table(table, arguments.target, options, console.say)
     console.say()

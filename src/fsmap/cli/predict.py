@@ -114,12 +114,13 @@ def _tell_score(model: TableModel, table: Table, arguments: argparse.Namespace) 
     import torch
 
     from fsmap import metrics
-    from fsmap.tables.encoder import REGRESSION
+    from fsmap.tables.encoder import REGRESSION, with_target
 
     target = model.target
     if target.name not in table.columns:
         return
     try:
+        table = with_target(table, target.name)
         y = torch.from_numpy(target.labels(table))
     except InputError as error:
         console.note(f"fsmap: not compared with the target: {error}")

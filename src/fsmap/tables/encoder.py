@@ -15,6 +15,7 @@ from __future__ import annotations
 import datetime
 import math
 import re
+import shlex
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -253,7 +254,7 @@ def check_columns(table: Table, wanted: Sequence[str]) -> None:
     """Raise InputError if a table lacks a column, with the closest name that there is."""
     lacking = [name for name in wanted if name not in table.columns]
     if lacking:
-        hint = did_you_mean(lacking[0], table.columns, cutoff=0.5)
+        hint = did_you_mean(lacking[0], table.columns)
         named, there = (", ".join(map(repr, names)) for names in (lacking, table.columns))
         message = f"there is no column {named}.{hint} The columns are: {there}."
         raise InputError(message)
@@ -304,10 +305,9 @@ def _category(name: str, filled: list[str], rows: int, *, asked: bool) -> Column
     counts = Counter(filled)
     missing = len(filled) < rows
     if len(counts) > max(MANY, len(filled) / 2) and not asked:
-        reason = (
-            f"{len(counts)} different texts in {len(filled)} rows: an identifier or free text "
-            f"(to use it all the same: --category {name})"
-        )
+        reason = f"{len(counts)} different texts in {len(filled)} rows: an identifier or free text"
+        if max(counts.values()) >= MIN_COUNT:
+            reason += f" (to use it all the same: --category {shlex.quote(name)})"
         return Column(name, LEFT_OUT, reason=reason)
     ranked = sorted(counts, key=lambda level: (-counts[level], level))
     levels = tuple(level for level in ranked[:MAX_LEVELS] if counts[level] >= MIN_COUNT)

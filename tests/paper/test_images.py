@@ -15,7 +15,7 @@ from fsmap.paper.experiment import Context
 from fsmap.paper.images import figures_6_7, protocol, shift
 from fsmap.paper.images.at_scale import METHODS, FSMAPAtScale
 from fsmap.paper.images.figures_6_7 import LabelNoise, LaplacianTrace, LossLandscape
-from fsmap.paper.images.protocol import BASELINES, kind_of
+from fsmap.paper.images.protocol import kind_of
 from fsmap.paper.images.shift import NEW, Shift
 from fsmap.paper.images.table import ImageSize, ImageTable
 from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer, heads
@@ -69,14 +69,16 @@ def test_full_size_is_the_paper_s(tmp_path: Path):
 def test_rows_besides_the_paper_s(tmp_path: Path):
     found = {
         row: settings(ImageTable(), row, "fmnist", tmp_path)[0]
-        for row in ("label-smoothing", "sam", "nats", "sam+nats", "wd-1e-2")
+        for row in ("label-smoothing", "sam", "nats", "sam+nats", "wd-1e-2", "ps-map-all")
     }
     assert found["label-smoothing"].label_smoothing == found["sam"].sam == 0.05
-    plain = ("label-smoothing", "sam", "wd-1e-2")
+    plain = ("label-smoothing", "sam", "wd-1e-2", "ps-map-all")
     assert {row: s.regularized for row, s in found.items()} == {r: r not in plain for r in found}
     assert found["nats"].reg_nats == found["sam+nats"].reg_nats == 0.05
     assert (found["nats"].sam, found["sam+nats"].sam) == (0.0, 0.05)
-    assert (found["nats"].px, found["nats"].estimator) == ("kmnist", "jvp")
+    nats = found["nats"]
+    assert (nats.px, nats.estimator, nats.num_points, nats.every) == ("train", "jvp", 32, 2)
+    assert (found["ps-map-all"].valid, nats.valid) == (0, None)
     assert found["wd-1e-2"].weight_decay == 1e-2
 
 
@@ -325,7 +327,9 @@ def test_the_figure_shows_what_was_traced():
 
 def test_rows_can_be_told_apart():
     rows = [
-        row._replace(method=row.config["row"]) if row.config["row"] in BASELINES else row
+        row._replace(method=row.config["row"])
+        if row.config["row"] in ("label-smoothing", "sam")
+        else row
         for row in made_up({row: {"nll": 0.1} for row in WORDS}, "fmnist")
     ]
     looks = [look_of(row) for row in rows if row.seed == 0]

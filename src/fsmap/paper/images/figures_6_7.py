@@ -147,7 +147,7 @@ class LabelNoise(RowsExperiment):
     label = "Fig. 7 right"
     title = "Label noise"
     see = (
-        "Accuracy and calibration as labels become random: PS-MAP, L-MAP and LogTrace with D'. In "
+        "Accuracy and calibration as labels become random: PS-MAP, L-MAP with D' and LogTrace. In "
         "the paper L-MAP is slightly more accurate at every level."
     )
     cost = "15 runs of a seed, about 90 min on an H200"

@@ -112,7 +112,7 @@ class ImageTable(RowsExperiment):
             ):  # fmt: skip
                 paper = f"{ours[metric][0]} against {printed[metric][0]} %"
                 for row, method, source in (("other", "L-MAP with D'", paper),
-                                            ("nats", "LogTrace with D'", None)):  # fmt: skip
+                                            ("nats", "LogTrace", None)):  # fmt: skip
                     claims.append(
                         compare(f"{name}: {method} {words}", mine, metric, one={"row": row},
                                 other={"row": "ps-map"}, command=missing, paper=source, **bound)

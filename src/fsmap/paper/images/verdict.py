@@ -23,7 +23,7 @@ WORDS = {
     "white-noise": "L-MAP, N(0, I)",
     "train": "L-MAP, train",
     "other": "L-MAP, D'",
-    "nats": "LogTrace, D'",
+    "nats": "LogTrace, train",
     "label-smoothing": "label smoothing",
     "sam": "SAM",
     "sam+nats": "SAM + LogTrace",

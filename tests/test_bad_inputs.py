@@ -165,7 +165,6 @@ doctor(Net, x)                                                  | Module
 doctor(net, x * nan)                                            | NaN
 doctor(net, x, jitter=-1.0)                                     | jitter
 doctor(net, x, num_data=0)                                      | num_data
-doctor(net, x, tolerance=-1.0)                                  | tolerance
 px_.Uniform(1.0, 0.0, shape=2)                                  | low
 px_.Uniform(0.0, nan, shape=2)                                  | finite
 px_.Normal(std=-1.0, shape=2)                                   | std
@@ -351,10 +350,8 @@ doctor fine:make --shape 2,x                             | --shape
 doctor fine:make --shape 5                               | shape
 doctor fine:make --points 0                              | points
 doctor fine:make --px uniform --range 2 -2               | low
-doctor fine:make --px normal uniform                     | --px
 doctor fine:make --px missing.pt                         | missing.pt
 doctor fine:make --px few.npy --points 9                 | --points
-doctor fine:make --px few.npy flat.npy                   | flat.npy
 doctor fine:make --px file                               | file
 doctor fine:make --px text.safetensors                   | text.safetensors
 doctor fine:make --px number.pt                          | int
@@ -470,7 +467,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).write_text(text)
     (folder / "empty").mkdir()
     np.save(folder / "few.npy", np.zeros((3, 2), dtype=np.float32))
-    np.save(folder / "flat.npy", np.zeros((3, 5), dtype=np.float32))
     torch.save(3, folder / "number.pt")
     torch.save({"0.weight": torch.zeros(1)}, folder / "other.pt")
     return folder

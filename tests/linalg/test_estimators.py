@@ -171,11 +171,9 @@ def test_single_precision(method):
 
 METRICS = {
     "weights": lambda S, K: torch.linspace(0.5, 2, S),
-    "signed_weights": lambda S, K: torch.linspace(-1, 2, S),
     "output": lambda S, K: symmetric(K, K, definite=True),
-    "signed_output": lambda S, K: symmetric(S, K, K),
+    "output_per_point": lambda S, K: symmetric(S, K, K, definite=True),
     "general": lambda S, K: symmetric(S * K, S * K, definite=True),
-    "signed_general": lambda S, K: symmetric(S * K, S * K).reshape(S, K, S, K),
 }
 
 

@@ -195,13 +195,8 @@ class Vjp(Estimator):
     def at(self, site: Site, probe: Any) -> Pass:
         """The pass also gives f(θ)."""
         out, transpose, state = vjp(site.f, site.params, site.x)
-        whiten = site.resolve(out)
-        grads = transpose(whiten.adjoint(probe))
-        if whiten.signs is None:
-            terms = [accumulate(g).square().sum() for g in grads.values()]
-        else:
-            signed = transpose(whiten.adjoint(whiten.signs * probe))
-            terms = [(accumulate(g) * signed[n]).sum() for n, g in grads.items()]
+        grads = transpose(site.resolve(out).adjoint(probe))
+        terms = [accumulate(g).square().sum() for g in grads.values()]
         return Pass(torch.stack(terms).sum(), out, state)
 
 
@@ -244,11 +239,9 @@ def exact(site: Site, *, chunk: int | None = None) -> Tensor:
         factors = linearize(f, params, x, chunk=chunk)
         whiten = site.resolve(factors.out)
         if not whiten.local:
-            squares = whiten.gram(factors.gram(), S).diagonal()  # [Q]
-        else:
-            mixed = factors.mixed(lambda u: whiten.rows(u).reshape(S, -1, *u.shape[2:]))
-            squares = mixed.to(wide(factors.out.dtype)).squares().flatten()  # [Q]
-        return squares.sum() if whiten.signs is None else (whiten.signs * squares).sum()
+            return whiten.gram(factors.gram(), S).diagonal().sum()
+        mixed = factors.mixed(lambda u: whiten.rows(u).reshape(S, -1, *u.shape[2:]))
+        return mixed.to(wide(factors.out.dtype)).squares().sum()
     if chunk is None:
         width = recorded_calls(f, params, x).numbers_per_point(params)
         chunk = max(1, CHUNK_BYTES // (8 * width))

@@ -41,8 +41,8 @@ from fsmap.functional import (
     number,
 )
 from fsmap.linalg.estimators import exact
-from fsmap.linalg.jacobian import Metric, Site, linearize, recorded_calls
-from fsmap.linalg.slq import normal_matrix, rounding_at_most, slq
+from fsmap.linalg.jacobian import Metric, Site, linearize, recorded_calls, resolve
+from fsmap.linalg.slq import rounding_at_most, slq
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 METHODS = ("auto", "dense", "dual", "slq", "svd_clip", "pseudo", "first_order")
@@ -124,20 +124,13 @@ def _jitter(jitter: float | Tensor, device: torch.device) -> Tensor:
 def _explain(site: Site, eps: float, method: str) -> NoReturn:
     """Say why a value is not finite."""
     check_finite(site.params)
-    with torch.no_grad():
-        indefinite = site.resolve(finite(site.output())).signs is not None
-    what = f"J(theta; p_X) + {eps:.3g} I is not positive definite ({method=})"
-    if indefinite:
-        message = (
-            f"{what}: the metric has negative eigenvalues, and outweighs the jitter. Raise jitter "
-            "above the most negative eigenvalue of J, or leave the negative part of the metric out."
-        )
-    else:
-        message = (
-            f"{what}: the geometry is singular here (Theorems 1, 2), or its small eigenvalues are "
-            "lost in the rounding of the large ones. Raise jitter, leave the zero eigenvalues out "
-            "with method='pseudo', or ask fsmap.doctor where they come from."
-        )
+    finite(site.output())
+    message = (
+        f"J(theta; p_X) + {eps:.3g} I is not positive definite ({method=}): the geometry is "
+        "singular here (Theorems 1, 2), or its small eigenvalues are lost in the rounding of the "
+        "large ones. Raise jitter, leave the zero eigenvalues out with method='pseudo', or ask "
+        "fsmap.doctor where they come from."
+    )
     raise SingularGeometryError(message)
 
 
@@ -171,17 +164,17 @@ def evaluate(
     if chosen == "dual":
         factors = linearize(*site[:3], chunk=chunk)  # without A where layers are linear
         whiten = site.resolve(factors.out)
-        matrix, signs = whiten.gram(factors.gram(), S), whiten.signs
-        value = dual(matrix, signs, jitter, P)
-        if rounding is not None and signs is None:
+        matrix = whiten.gram(factors.gram(), S)
+        value = dual(matrix, jitter, P)
+        if rounding is not None:
             return _bounded(matrix, value, jitter, params, "dual", P, rounding)
     else:
-        rows, signs = whitened_rows(*site[:3], metric=site.metric, chunk=chunk)
+        rows = whitened_rows(*site[:3], metric=site.metric, chunk=chunk)
         if chosen == "pseudo":  # what counts as zero is up to the model's precision
-            value = pseudo(rows, signs, jitter, next(iter(params.values())).dtype)
+            value = pseudo(rows, jitter, next(iter(params.values())).dtype)
         else:
-            value = (dense if chosen == "dense" else svd_clip)(rows, signs, jitter)
-            if rounding is not None and signs is None:
+            value = (dense if chosen == "dense" else svd_clip)(rows, jitter)
+            if rounding is not None:
                 small = rows.detach() if len(rows) < P else rows.detach().mT
                 return _bounded(small @ small.mT, value, jitter, params, chosen, P, rounding)
     return Estimate(value, torch.zeros_like(value))
@@ -227,11 +220,10 @@ def whitened_rows(
     *,
     metric: Metric | Tensor | None = None,
     chunk: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """A = LᵀJ/√S in float64, ``[Q, P]``, and the metric's signs: 𝒥 = Aᵀ diag(signs) A."""
+) -> Tensor:
+    """A = LᵀJ/√S in float64, ``[Q, P]``: 𝒥 = AᵀA."""
     factors = linearize(f, params, x, chunk=chunk)
-    whiten = Site(f, params, x, metric).resolve(factors.out)
-    return whiten.rows(factors.rows().double()), whiten.signs
+    return resolve(metric, x, factors.out).rows(factors.rows().double())
 
 
 class Sizes(NamedTuple):
@@ -300,36 +292,33 @@ def _check_memory(rows: int, P: int, gram: int, method: str, device: torch.devic
     check_fits(needed, device, what=what, instead=instead)
 
 
-# Log-determinants of AᵀDA + εI from the rows A [Q, P] or their Gram matrix, D = diag(signs), in
-# float64, differentiable and vmappable: nan, not an error, if a matrix is not positive definite.
+# Log-determinants of AᵀA + εI from the rows A [Q, P] or their Gram matrix, in float64,
+# differentiable and vmappable: nan, not an error, if a matrix is not positive definite.
 
 
-def dense(rows: Tensor, signs: Tensor | None, jitter: Tensor) -> Tensor:
-    """Cholesky of AᵀDA + εI."""
-    return positive_log_det(normal_matrix(rows, signs) + _identity(rows.shape[1], jitter))
+def dense(rows: Tensor, jitter: Tensor) -> Tensor:
+    """Cholesky of AᵀA + εI."""
+    return positive_log_det(rows.mT @ rows + _identity(rows.shape[1], jitter))
 
 
-def dual(gram: Tensor, signs: Tensor | None, jitter: Tensor, P: int) -> Tensor:
+def dual(gram: Tensor, jitter: Tensor, P: int) -> Tensor:
     """(P − Q) log ε + log det(AAᵀ + εI), Sylvester; from AAᵀ."""
     Q = len(gram)
-    inner = gram + _identity(Q, jitter)
-    value = positive_log_det(inner) if signs is None else _signed(gram, signs, jitter)
+    value = positive_log_det(gram + _identity(Q, jitter))
     return value if P == Q else (P - Q) * jitter.log() + value
 
 
-def svd_clip(rows: Tensor, signs: Tensor | None, jitter: Tensor) -> Tensor:
+def svd_clip(rows: Tensor, jitter: Tensor) -> Tensor:
     """Σ log max(σ², ε) over all P singular values."""
-    squares = _squared_singular_values(rows, signs, "svd_clip")
+    squares = torch.linalg.svdvals(rows).square()
     missing = rows.shape[1] - len(squares)
     clipped = torch.maximum(squares, jitter).log().sum()
     return clipped if missing == 0 else clipped + missing * jitter.log()
 
 
-def pseudo(
-    rows: Tensor, signs: Tensor | None, jitter: Tensor, precision: torch.dtype = torch.float64
-) -> Tensor:
+def pseudo(rows: Tensor, jitter: Tensor, precision: torch.dtype = torch.float64) -> Tensor:
     """Σ log σ² over the singular values with σ² > ε and above the rounding of ``precision``."""
-    squares = _squared_singular_values(rows, signs, "pseudo")
+    squares = torch.linalg.svdvals(rows).square()
     rounding = max(rows.shape) * torch.finfo(precision).eps * squares.max().sqrt()
     kept = squares > torch.maximum(rounding.square(), jitter)
     return torch.where(kept, squares, torch.ones_like(squares)).log().sum()
@@ -411,23 +400,5 @@ class _PositiveLogDet(torch.autograd.Function):
         return (torch.linalg.inv(matrix) * tangent.mT).sum((-2, -1)), None
 
 
-def _signed(gram: Tensor, signs: Tensor, jitter: Tensor) -> Tensor:
-    """Log det(εI + DG) where D has negative entries."""
-    # det(εI + DG) = det D · det(εD + G), and by Haynsworth's inertia additivity AᵀDA + εI is
-    # positive definite if and only if the symmetric εD + G has as many positive eigenvalues as D.
-    D = torch.where(signs < 0, -1.0, 1.0).to(gram)  # a zero sign has a zero row: either is right
-    eigenvalues = torch.linalg.eigvalsh(gram + jitter * torch.diag(D))
-    definite = (eigenvalues > 0).sum() == (D > 0).sum()
-    return torch.where(definite, eigenvalues.abs().log().sum(), torch.nan)
-
-
 def _identity(n: int, jitter: Tensor) -> Tensor:
     return jitter * torch.eye(n, dtype=torch.float64, device=jitter.device)
-
-
-def _squared_singular_values(rows: Tensor, signs: Tensor | None, method: str) -> Tensor:
-    if signs is not None:
-        message = f"{method} needs a metric without negative eigenvalues; use method='dense'"
-        raise InputError(message)
-    values: Tensor = torch.linalg.svdvals(rows)
-    return values.square()

@@ -195,7 +195,6 @@ def _gauss(T: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
     """e₁ᵀ log(I + T/ε) e₁ and (T + εI)^(−½) e₁ of the tridiagonal matrices: [R], [R, k]."""
     eigenvalues, vectors = torch.linalg.eigh(T)
     first = vectors[:, 0]  # [R, k]
-    # A signed metric can push an eigenvalue below -ε: then the logarithm is nan, as it should be.
     values = (first.square() * torch.log1p(eigenvalues / eps)).sum(1)
     return values, (vectors @ (first * (eigenvalues + eps).rsqrt())[:, :, None])[..., 0]
 
@@ -214,7 +213,7 @@ class Operator(NamedTuple):
 
 
 def build(site: Site, chunk: int | None = None, kind: str | None = None) -> Operator:
-    """M on the smaller side; on the parameters' side if g has negative eigenvalues.
+    """M on the smaller side.
 
     ``kind`` is one of ``KINDS``; None takes the first one that fits. On the parameters' side
     "factored" is "passes".
@@ -222,7 +221,7 @@ def build(site: Site, chunk: int | None = None, kind: str | None = None) -> Oper
     with torch.no_grad():
         whiten = site.resolve(site.output())
     P = count(site.params)
-    dual = whiten.size < P and whiten.signs is None
+    dual = whiten.size < P
     kind = kind or cheapest(site, whiten.size, dual=dual)
     if kind == "explicit":
         return _explicit(site, dual=dual)
@@ -257,7 +256,8 @@ def _explicit(site: Site, *, dual: bool) -> Operator:
     if dual:
         matrix = whiten.gram(factors.gram(), num_points(site.x))
     else:
-        matrix = normal_matrix(whiten.rows(factors.rows().double()), whiten.signs)
+        rows = whiten.rows(factors.rows().double())
+        matrix = rows.mT @ rows
     fixed = matrix.detach()
 
     def form(W: Tensor, Z: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ def _by_passes(site: Site, chunk: int | None, *, dual: bool) -> Operator:
         if dual:
             return whiten.rows(push(pull(whiten.adjoint(v.to(out.dtype))))).double()
         u = whiten.rows(push(unravel(v.to(out.dtype), fixed)))
-        return ravel(pull(whiten.adjoint(u if whiten.signs is None else whiten.signs * u))).double()
+        return ravel(pull(whiten.adjoint(u))).double()
 
     def forms(p: Params, W: Tensor, Z: Tensor) -> Tensor:  # wᵀMz of each pair
         replay()
@@ -340,18 +340,12 @@ def _transposed(pull: Callable[[Tensor], Params], out: Tensor) -> Callable[[Para
 
 
 def _in_rows(site: Site, w: Tensor, z: Tensor) -> Tensor:
-    """(Aw)ᵀD(Az)."""
+    """(Aw)ᵀ(Az)."""
     dtype = next(iter(site.params.values())).dtype
     out, left, _ = jvp(*site[:3], unravel(w.to(dtype), site.params))
     _, right, _ = jvp(*site[:3], unravel(z.to(dtype), site.params))
     whiten = site.resolve(out)
-    product = whiten.rows(left) * whiten.rows(right)
-    return (product if whiten.signs is None else whiten.signs * product).sum()
-
-
-def normal_matrix(rows: Tensor, signs: Tensor | None) -> Tensor:
-    """AᵀDA."""
-    return rows.mT @ (rows if signs is None else signs[:, None] * rows)
+    return (whiten.rows(left) * whiten.rows(right)).sum()
 
 
 def rounding_at_most(trace: Tensor, jitter: Tensor, precision: torch.dtype, count: int) -> Tensor:

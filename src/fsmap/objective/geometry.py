@@ -67,9 +67,8 @@ class LogDet(NamedTuple):
             return Draws(x)
         with torch.no_grad():
             whiten = resolve(self.metric, x, f(params, x))
-        dual = whiten.size < P and whiten.signs is None  # the side that slq takes
         like = next(iter(params.values())).detach()
-        return Draws(x, stream.signs(self.probes, whiten.size if dual else P, like))
+        return Draws(x, stream.signs(self.probes, min(whiten.size, P), like))  # the side of slq
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
         """Nats."""

@@ -35,12 +35,12 @@ def complete(case, method):
     if method == "vjp":
         rows = case.f(case.params, case.x).numel()
         return rows**0.5 * torch.eye(rows)
-    return probes.basis(case.params)
+    return oracles.complete_probes(case.params)
 
 
 def both_signs(params):
     """The complete set with both signs: odd orders in β cancel, as on average."""
-    return {n: torch.cat([p, -p]) for n, p in probes.basis(params).items()}
+    return {n: torch.cat([p, -p]) for n, p in oracles.complete_probes(params).items()}
 
 
 @pytest.mark.parametrize("name", cases.MODELS)
@@ -222,7 +222,9 @@ def test_last_layer_in_closed_form(headed, method, generator):
     f, params, x = headed
     truth = oracles.trace_slow(f, params, x)
     options = {"method": method, "beta": 1e-4}
-    found = fsmap.trace(f, params, x, probes=probes.basis(params), **options).value.detach()
+    found = fsmap.trace(
+        f, params, x, probes=oracles.complete_probes(params), **options
+    ).value.detach()
     torch.testing.assert_close(found, truth, rtol=1e-9 if method == "jvp" else 1e-3, atol=0)
     psi = probes.normal(params, 200, generator)
     plain = fsmap.trace(fsmap.functional(f.module)[0], params, x, probes=psi, **options)

@@ -149,22 +149,21 @@ def evaluate(
     ``rounding`` is the share of the value that rounding may change before it is refused. None
     leaves this bound out, which takes the eigenvalues where it is not tiny.
     """
-    params = site.params
-    S, K, P, gram = sizes(*site[:3])
-    chosen = choose(method, S * K, P, jitter.device, gram=gram)
+    params, size = site.params, sizes(*site[:3])
+    P, chosen = size.P, choose(method, size, jitter.device)
     if chosen != "pseudo":
-        check_jitter(jitter, S, K, P)
+        check_jitter(jitter, size.rows, P)
     if chosen == "slq":
         bounded = rounding is not None
         return slq(site, jitter, probes, generator, chunk=chunk, bounded=bounded)
     if chosen == "first_order":
         value = P * jitter.log() + exact(site, chunk=chunk) / jitter
         return Estimate(value, torch.zeros_like(value))
-    _check_memory(S * K, P, gram, chosen, jitter.device)
+    _check_memory(size, chosen, jitter.device)
     if chosen == "dual":
         factors = linearize(*site[:3], chunk=chunk)  # without A where layers are linear
         whiten = site.resolve(factors.out)
-        matrix = whiten.gram(factors.gram(), S)
+        matrix = whiten.gram(factors.gram(), num_points(site.x))
         value = dual(matrix, jitter, P)
         if rounding is not None:
             return _bounded(matrix, value, jitter, params, "dual", P, rounding)
@@ -229,10 +228,16 @@ def whitened_rows(
 class Sizes(NamedTuple):
     """Sizes of the Jacobian, and what ``dual`` needs."""
 
-    S: int
-    K: int
+    rows: int  # S·K
     P: int
     gram: int  # bytes of the factored Jacobian and its Gram matrix, with what a gradient keeps
+
+    def bytes(self, method: str) -> int:
+        """What a method needs."""
+        if method == "dual":
+            return self.gram
+        side = self.P if method == "dense" else min(self.rows, self.P)
+        return 8 * (3 * self.rows * self.P + 2 * side**2)
 
 
 def sizes(f: ModelFn, params: Params, x: Inputs) -> Sizes:
@@ -240,30 +245,26 @@ def sizes(f: ModelFn, params: Params, x: Inputs) -> Sizes:
     calls, S, P = recorded_calls(f, params, x), num_points(x), count(params)
     if not is_pointwise(f):
         rows = calls.outputs
-        return Sizes(S, rows // S, P, 8 * (3 * rows * P + 6 * rows**2))
+        return Sizes(rows, P, 8 * (3 * rows * P + 6 * rows**2))
     rows = S * calls.outputs
     compact = not torch.is_grad_enabled()  # else all that a point takes stays for the gradient
     factors = 3 * S * calls.numbers_per_point(params, compact=compact)
-    return Sizes(S, calls.outputs, P, 8 * (factors + (6 + len(calls.layers)) * rows**2))
+    return Sizes(rows, P, 8 * (factors + (6 + len(calls.layers)) * rows**2))
 
 
-def choose(method: str, rows: int, P: int, device: torch.device, *, gram: int | None = None) -> str:
-    """The method that ``auto`` stands for: by shape and memory, never by values.
-
-    ``rows`` is S·K; ``gram`` the bytes that ``dual`` needs, by default those of a dense Jacobian.
-    """
+def choose(method: str, size: Sizes, device: torch.device) -> str:
+    """The method that ``auto`` stands for: by shape and memory, never by values."""
     if method not in METHODS:
         message = f"unknown log_det method {method!r}; known: {', '.join(METHODS)}"
         raise InputError(message)
     if method != "auto":
         return method
-    needed = 3 * 8 * rows * P if P <= rows or gram is None else gram
-    if min(rows, P) > LARGEST_MATRIX or not fits(needed, device):
-        return "slq"
-    return "dense" if P <= rows else "dual"
+    direct = "dense" if size.P <= size.rows else "dual"
+    small = min(size.rows, size.P) <= LARGEST_MATRIX
+    return direct if small and fits(size.bytes(direct), device) else "slq"
 
 
-def check_jitter(jitter: Tensor, S: int, K: int, P: int) -> None:
+def check_jitter(jitter: Tensor, rows: int, P: int) -> None:
     """Raise InputError if ε < 0, or ε = 0 with S·K < P (inside vmap: nothing)."""
     eps = number(jitter)
     if eps is None:
@@ -271,24 +272,23 @@ def check_jitter(jitter: Tensor, S: int, K: int, P: int) -> None:
     if not eps >= 0:
         message = f"jitter must be >= 0, got {eps:g}"
         raise InputError(message)
-    if eps == 0 and S * K < P:
+    if eps == 0 and rows < P:
         message = (
-            f"jitter must be > 0 when S*K < P, got jitter=0 with S*K={S * K}, {P=}: J has at "
-            f"least {P - S * K} zero eigenvalues. Raise num_points or jitter; see "
+            f"jitter must be > 0 when S*K < P, got jitter=0 with S*K={rows}, {P=}: J has at "
+            f"least {P - rows} zero eigenvalues. Raise num_points or jitter; see "
             "docs/guide/pathologies.md."
         )
         raise InputError(message)
 
 
-def _check_memory(rows: int, P: int, gram: int, method: str, device: torch.device) -> None:
-    side = P if method == "dense" else min(rows, P)
-    needed = gram if method == "dual" else 8 * (3 * rows * P + 2 * side**2)
+def _check_memory(size: Sizes, method: str, device: torch.device) -> None:
+    needed = size.bytes(method)
     instead = "Use method='slq', which needs products only, or fewer evaluation points."
     if method in ("pseudo", "svd_clip"):  # other numbers than those of slq and dual
         instead = "Use fewer evaluation points, or method='slq', which counts zeros as the jitter."
-    elif method != "dual" and gram < needed / 4:
+    elif method != "dual" and size.gram < needed / 4:
         instead = "Use method='dual', whose matrix is [S*K, S*K], or method='slq'."
-    what = f"the Jacobian [{rows}, {P}] with method={method!r}"
+    what = f"the Jacobian [{size.rows}, {size.P}] with method={method!r}"
     check_fits(needed, device, what=what, instead=instead)
 
 

@@ -61,14 +61,13 @@ class LogDet(NamedTuple):
     def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
         """S points; for ``slq`` also a generator's worth of signs."""
         x = sample(self.px, self.num_points, params, stream)
-        S, K, P, gram = logdet.sizes(f, params, x)
-        device = next(iter(params.values())).device
-        if logdet.choose(self.method, S * K, P, device, gram=gram) != "slq":
+        size, like = logdet.sizes(f, params, x), next(iter(params.values())).detach()
+        if logdet.choose(self.method, size, like.device) != "slq":
             return Draws(x)
         with torch.no_grad():
             whiten = resolve(self.metric, x, f(params, x))
-        like = next(iter(params.values())).detach()
-        return Draws(x, stream.signs(self.probes, min(whiten.size, P), like))  # the side of slq
+        side = min(whiten.size, size.P)  # that slq takes
+        return Draws(x, stream.signs(self.probes, side, like))
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
         """Nats."""
@@ -77,8 +76,8 @@ class LogDet(NamedTuple):
         jitter = self.jitter.to(next(iter(params.values())).device)
         method = self.method
         if method == "auto":  # as it was drawn for: what is free may have changed since
-            S, K, P, _ = logdet.sizes(f, params, draws.x)
-            method = "slq" if given is not None else ("dense" if P <= S * K else "dual")
+            size = logdet.sizes(f, params, draws.x)
+            method = "slq" if given is not None else ("dense" if size.P <= size.rows else "dual")
         site = Site(f, params, draws.x, self.metric)
         estimate = logdet.evaluate(site, jitter, method, probes=given)
         return -0.5 * estimate.value

@@ -36,7 +36,6 @@ log_det(f, p, x, jitter=0.0)                                    | jitter
 log_det(f, p, x, jitter=1.0, method="lu")                       | method
 log_det(f, p, x, jitter=1.0, method=None)                       | method
 log_det(f, p, x, jitter=1.0, method="slq", probes=0)            | probes
-log_det(f, p, x, jitter=1.0, chunk=0)                           | chunk
 log_det(f, p, x[:0], jitter=1.0)                                | point
 log_det(f, p, None, jitter=1.0)                                 | tensor
 log_det(f, p, "points", jitter=1.0)                             | tensor
@@ -326,7 +325,6 @@ landscape nowhere --seed -1                              | seed
 landscape nowhere --steps 4                              | steps
 landscape nowhere --reach 0                              | reach
 landscape nowhere --reach nan                            | reach
-landscape nowhere --chunk 0                              | chunk
 landscape nowhere --directions 0                         | directions
 landscape nowhere --images 0                             | images
 landscape nowhere nowhere                                | twice

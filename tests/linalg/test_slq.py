@@ -68,16 +68,15 @@ def larger():
     return f, params, x, value.detach(), gradient
 
 
-def test_the_matrix_and_the_passes_agree_probe_by_probe(larger):
+def test_the_matrix_and_the_passes_agree_probe_by_probe(larger, monkeypatch):
     f, params, x, _, _ = larger
     z = torch.randn(5, 120, generator=torch.Generator().manual_seed(0)).sign()
-    for chunk in (None, 2):
-        pair = [
-            slq(Site(f, params, x), torch.tensor(1e-2), probes=z, kind=kind, chunk=chunk)
-            for kind in KINDS
-        ]
-        torch.testing.assert_close(pair[0].value, pair[1].value)
-        torch.testing.assert_close(pair[0].stderr, pair[1].stderr)
+    for size in (module.PROBE_BYTES, 2 * 8 * 675):  # all at a time, and two
+        monkeypatch.setattr(module, "PROBE_BYTES", size)
+        first, *others = (slq(Site(f, params, x), EPS, probes=z, kind=kind) for kind in KINDS)
+        for other in others:
+            torch.testing.assert_close(other.value, first.value)
+            torch.testing.assert_close(other.stderr, first.stderr)
 
 
 def test_gradient_in_jitter(larger):

@@ -148,9 +148,9 @@ def check_replaceable(f: ModelFn, mode: str) -> None:
         raise ForwardModeError(message) if mode == "forward" else UnsupportedModuleError(message)
 
 
-def jacobian(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Tensor:
-    """J as one tensor ``[S, K, P]``, differentiable; ``chunk`` points (or rows) at a time."""
-    return linearize(f, params, x, chunk=chunk).rows()
+def jacobian(f: ModelFn, params: Params, x: Inputs) -> Tensor:
+    """J as one tensor ``[S, K, P]``, differentiable."""
+    return linearize(f, params, x).rows()
 
 
 def jvp(f: ModelFn, params: Params, x: Inputs, psi: Params) -> tuple[Tensor, Tensor, State]:

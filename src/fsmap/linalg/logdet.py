@@ -27,7 +27,6 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fsmap.errors import InputError, SingularGeometryError
 from fsmap.functional import (
-    check_chunk,
     check_finite,
     check_fits,
     check_params,
@@ -61,7 +60,6 @@ def log_det(
     probes: int | Tensor | None = None,
     generator: torch.Generator | None = None,
     return_estimate: bool = False,
-    chunk: int | None = None,
 ) -> Tensor | Estimate:
     r"""$\log\det(\mathcal J(\theta; p_X) + \epsilon I)$ in nats; differentiable, in ``jitter`` too.
 
@@ -75,7 +73,6 @@ def log_det(
         probes: For ``slq``: how many, or the probes themselves.
         generator: For ``slq``; None is torch's own.
         return_estimate: Return value and standard error instead of the value.
-        chunk: Points of the Jacobian, or probes of ``slq``, at a time.
 
     Returns:
         The value, or an ``Estimate``. Its ``stderr`` bounds what the rounding of the Jacobian to
@@ -96,12 +93,10 @@ def log_det(
     """
     check_points(x)
     check_params(params)
-    check_chunk(chunk)
     eps = _jitter(jitter, next(iter(params.values())).device)
     site, share = Site(f, params, x, metric), math.inf if return_estimate else 0.05
-    options: dict[str, Any] = {"probes": probes, "generator": generator, "chunk": chunk}
     try:
-        found = evaluate(site, eps, method, rounding=share, **options)
+        found = evaluate(site, eps, method, probes=probes, generator=generator, rounding=share)
     except LinAlgError:  # what the decompositions raise for a matrix with NaN
         _explain(site, float(eps), method)
     if not holds(torch.isfinite(found.value), otherwise=True):
@@ -141,7 +136,6 @@ def evaluate(
     *,
     probes: int | Tensor | None = None,
     generator: torch.Generator | None = None,
-    chunk: int | None = None,
     rounding: float | None = None,
 ) -> Estimate:
     """:func:`log_det` without checks of values: it can be vmapped, and is nan where undefined.
@@ -154,21 +148,20 @@ def evaluate(
     if chosen != "pseudo":
         check_jitter(jitter, size.rows, P)
     if chosen == "slq":
-        bounded = rounding is not None
-        return slq(site, jitter, probes, generator, chunk=chunk, bounded=bounded)
+        return slq(site, jitter, probes, generator, bounded=rounding is not None)
     if chosen == "first_order":
-        value = P * jitter.log() + exact(site, chunk=chunk) / jitter
+        value = P * jitter.log() + exact(site) / jitter
         return Estimate(value, torch.zeros_like(value))
     _check_memory(size, chosen, jitter.device)
     if chosen == "dual":
-        factors = linearize(*site[:3], chunk=chunk)  # without A where layers are linear
+        factors = linearize(*site[:3])  # without A where layers are linear
         whiten = site.resolve(factors.out)
         matrix = whiten.gram(factors.gram(), num_points(site.x))
         value = dual(matrix, jitter, P)
         if rounding is not None:
             return _bounded(matrix, value, jitter, params, "dual", P, rounding)
     else:
-        rows = whitened_rows(*site[:3], metric=site.metric, chunk=chunk)
+        rows = whitened_rows(*site)
         if chosen == "pseudo":  # what counts as zero is up to the model's precision
             value = pseudo(rows, jitter, next(iter(params.values())).dtype)
         else:
@@ -213,15 +206,10 @@ def _bounded(
 
 
 def whitened_rows(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    *,
-    metric: Metric | Tensor | None = None,
-    chunk: int | None = None,
+    f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None = None
 ) -> Tensor:
     """A = LᵀJ/√S in float64, ``[Q, P]``: 𝒥 = AᵀA."""
-    factors = linearize(f, params, x, chunk=chunk)
+    factors = linearize(f, params, x)
     return resolve(metric, x, factors.out).rows(factors.rows().double())
 
 

@@ -50,16 +50,15 @@ def slq(
     probes: int | Tensor | None = None,
     generator: torch.Generator | None = None,
     *,
-    chunk: int | None = None,
     kind: str | None = None,
     bounded: bool = False,
 ) -> Estimate:
     """Estimate log det(𝒥 + εI) with its gradient.
 
     ``probes`` are how many (default 16) or a tensor ``[R, n]`` with n = min(Q, P); as many as n or
-    more give the complete set: exact. ``chunk`` probes pass through the model at a time; ``kind``
-    is one of ``KINDS`` (None: by size). The error holds the spread over probes (nan for one), the
-    truncation of Lanczos and, if ``bounded``, the rounding of the Jacobian to the model's dtype.
+    more give the complete set: exact. ``kind`` is one of ``KINDS`` (None: by size). The error holds
+    the spread over probes (nan for one), the truncation of Lanczos and, if ``bounded``, the
+    rounding of the Jacobian to the model's dtype.
     """
     params = site.params
     if number(jitter + 0 * next(iter(params.values())).sum()) is None:
@@ -67,7 +66,7 @@ def slq(
             "slq stops when its error is small, so it cannot be vmapped; use 'dense' or 'dual'"
         )
         raise InputError(message)
-    operator = build(site, chunk, kind)
+    operator = build(site, kind)
     z = _vectors(probes, operator.size, generator, jitter)
     eps = jitter.detach().double()
     complete = len(z) == operator.size and not isinstance(probes, Tensor)
@@ -212,7 +211,7 @@ class Operator(NamedTuple):
     form: Callable[[Tensor, Tensor], Tensor]  # W, Z [R, n] -> mean of wᵀMz, differentiable in θ
 
 
-def build(site: Site, chunk: int | None = None, kind: str | None = None) -> Operator:
+def build(site: Site, kind: str | None = None) -> Operator:
     """M on the smaller side.
 
     ``kind`` is one of ``KINDS``; None takes the first one that fits. On the parameters' side
@@ -227,7 +226,7 @@ def build(site: Site, chunk: int | None = None, kind: str | None = None) -> Oper
         return _explicit(site, dual=dual)
     if kind == "factored" and dual:
         return _factored(site)
-    return _by_passes(site, chunk, dual=dual)
+    return _by_passes(site, dual=dual)
 
 
 KINDS = ("explicit", "factored", "passes")
@@ -287,11 +286,11 @@ def _factored(site: Site) -> Operator:
     return Operator(whiten.size, matvec, form)
 
 
-def _by_passes(site: Site, chunk: int | None, *, dual: bool) -> Operator:
+def _by_passes(site: Site, *, dual: bool) -> Operator:
     """Passes through the model: nothing of size Q·P is ever held."""
     f, params, x, _ = site
     fixed = detached(params)
-    size = chunk or max(1, PROBE_BYTES // (8 * count(params)))
+    size = max(1, PROBE_BYTES // (8 * count(params)))
     replay = NoiseReplay(f, params)
     out, pull, _ = vjp(f, fixed, x)  # one pass: every product sees the same masks
     whiten = site.resolve(out)

@@ -104,6 +104,13 @@ def directional_slow(
     return (8 * near - far) / (12 * step)
 
 
+def complete_probes(params: Params) -> Params:
+    """√P times every unit vector: the mean over these probes is the exact trace."""
+    total = sum(p.numel() for p in params.values())
+    pieces = (math.sqrt(total) * torch.eye(total)).split([p.numel() for p in params.values()], 1)
+    return {n: v.reshape(-1, *p.shape) for (n, p), v in zip(params.items(), pieces, strict=True)}
+
+
 def full_metric(metric: Tensor, S: int, K: int) -> Tensor:
     """Weights [S], output metrics [K, K] and [S, K, K] written out as [S, K, S, K]."""
     full = torch.zeros(S, K, S, K)

@@ -88,16 +88,6 @@ def test_reliability_by_brute_force(seed, bins):
     assert metrics.ece(z, y, bins) == pytest.approx(total, abs=1e-12)
 
 
-def test_ece_of_a_calibrated_table_is_zero():
-    """Two classes; at confidence c a fraction c of the labels is right."""
-    rows = [(c, right) for c in (0.55, 0.65, 0.75, 0.95) for right in range(100)]
-    z = np.log([[c, 1 - c] for c, _ in rows])
-    y = np.array([0 if place < round(100 * c) else 1 for c, place in rows])
-    assert metrics.ece(z, y) == pytest.approx(0, abs=1e-12)
-    assert metrics.ece(z, 1 - y) > 0.3
-    assert metrics.temperature(z, y) == pytest.approx(1, abs=1e-9)
-
-
 @pytest.mark.parametrize("k", [2, 4, 8])
 def test_a_confidence_on_an_edge_belongs_to_the_bin_below(k):
     """Bins are closed on the right; on the other side the two bins below would be one."""
@@ -142,31 +132,28 @@ def test_selective_accuracy_of_the_perfect_and_of_the_clueless():
     assert metrics.selective_accuracy(flat, y) == pytest.approx((y == 0).mean(), abs=1e-12)
 
 
-@pytest.mark.parametrize("score", metrics.SCORES)
 @given(seed=SEEDS)
-def test_ood_auroc_against_scikit_learn(score, seed):
+def test_ood_auroc_against_scikit_learn(seed):
     inside, outside = table(seed)[0], table(seed + 1, n=170, scale=1.0)[0]
     p = softmax(np.concatenate([inside, outside]))
-    uncertainty = -p.max(1) if score == "max_prob" else -(p * np.log(p)).sum(1)
-    theirs = sk.roc_auc_score(np.repeat([0, 1], [300, 170]), uncertainty)
-    assert metrics.ood_auroc(inside, outside, score=score) == pytest.approx(theirs, abs=1e-12)
+    theirs = sk.roc_auc_score(np.repeat([0, 1], [300, 170]), -(p * np.log(p)).sum(1))
+    assert metrics.ood_auroc(inside, outside) == pytest.approx(theirs, abs=1e-12)
 
 
-@pytest.mark.parametrize("score", metrics.SCORES)
-def test_ood_auroc_at_its_ends(score):
+def test_ood_auroc_at_its_ends():
     sure, unsure = 9 * np.eye(4), np.eye(4)
-    assert metrics.ood_auroc(sure, unsure, score=score) == 1
-    assert metrics.ood_auroc(unsure, sure, score=score) == 0
-    assert metrics.ood_auroc(sure, sure, score=score) == 0.5
-    # Probabilities of both round to one; their odds do not.
-    assert metrics.ood_auroc(60 * np.eye(4), 50 * np.eye(4), score=score) == 1
+    assert metrics.ood_auroc(sure, unsure) == 1
+    assert metrics.ood_auroc(unsure, sure) == 0
+    assert metrics.ood_auroc(sure, sure) == 0.5
+    # The largest probabilities of both round to one; entropies do not.
+    assert metrics.ood_auroc(60 * np.eye(4), 50 * np.eye(4)) == 1
 
 
-@given(seed=SEEDS, scale=st.floats(0.05, 20))
+@given(seed=SEEDS, scale=st.floats(0.1, 10))
 def test_temperature_minimizes_the_nll(seed, scale):
     z, y = table(seed, n=200)
     z = scale * z
-    best = metrics.temperature(z, y, bounds=(1e-4, 1e4))
+    best = metrics.temperature(z, y)
     theirs = minimize_scalar(lambda u: metrics.nll(z / math.exp(u), y), bracket=(-1, 1), tol=1e-10)
     assert metrics.nll(z / best, y) <= theirs.fun + 1e-12
     assert math.log(best) == pytest.approx(theirs.x, abs=1e-5)
@@ -175,20 +162,11 @@ def test_temperature_minimizes_the_nll(seed, scale):
     assert metrics.nll(z / best, y) < metrics.nll(z / (best * (1 - step)), y)
 
 
-@given(seed=SEEDS, factor=st.floats(0.1, 10))
-def test_temperature_scales_with_the_logits(seed, factor):
-    z, y = table(seed)
-    ratio = metrics.temperature(factor * z, y) / metrics.temperature(z, y)
-    assert ratio == pytest.approx(factor, rel=1e-9)
-
-
 def test_temperature_at_its_bounds():
     z, y = table()
     assert metrics.temperature(10 * np.eye(5)[y], y) == 1e-2  # no errors: sharper is better
-    assert metrics.temperature(10 * np.eye(5)[y], y, bounds=(0.5, 2)) == 0.5
     assert metrics.temperature(-z - 9 * np.eye(5)[y], y) == 1e2  # worse than nothing
     assert metrics.temperature(np.ones((300, 5)), y) == 1  # any T gives the same
-    assert metrics.temperature(np.ones((300, 5)), y, bounds=(2, 3)) == 2
 
 
 @given(seed=SEEDS, spread=st.floats(0, 3))
@@ -199,9 +177,9 @@ def test_temperature_converges_quickly_whatever_the_logits(seed, spread):
     slope, calls = metrics._slope, []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "_slope", lambda *args: calls.append(args) or slope(*args))
-        best = metrics.temperature(z, y, bounds=(1e-9, 1e9))
+        best = metrics.temperature(z, y)
     assert len(calls) <= 30
-    assume(1e-9 < best < 1e9)  # else the logits are no better than none
+    assume(1e-2 < best < 1e2)  # else the logits are no better than none
     margin = calls[0][0]
     assert slope(margin, (1 - 1e-8) / best)[0] < 0 < slope(margin, (1 + 1e-8) / best)[0]
 
@@ -256,11 +234,6 @@ def test_other_arguments_are_checked():
     for metric in (metrics.ece, metrics.reliability):
         with pytest.raises(InputError, match=r"bins must be an integer of at least 1, got 0"):
             metric(z, y, bins=0)
-    for bounds in ((0, 1), (2, 1), (-1, 1), (1, math.inf)):
-        with pytest.raises(InputError, match=r"bounds must be 0 < low < high < inf, got"):
-            metrics.temperature(z, y, bounds=bounds)
-    with pytest.raises(InputError, match=r"unknown score 'energy'; allowed are entropy, max_prob"):
-        metrics.ood_auroc(z, z, score="energy")
     with pytest.raises(InputError, match=r"logits_in has 5 classes and logits_out 4"):
         metrics.ood_auroc(z, z[:, :4])
     with pytest.raises(InputError, match=r"outputs \[3\] and targets \[2\] do not match"):

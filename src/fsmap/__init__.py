@@ -18,9 +18,9 @@ from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.measure import estimate_cost, suggest_strength
 from fsmap.lmap.module import LMAP, LaplacianPenalty
 from fsmap.lmap.strength import LogTrace
-from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, LaplaceNoise
-from fsmap.objective.objective import Objective, fs_map, l_map, ps_map, variational_fs_map
-from fsmap.objective.prior import Flat, Laplace, Normal, Reparametrized
+from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian
+from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
+from fsmap.objective.prior import Flat, Normal, Reparametrized
 from fsmap.px import Stream
 from fsmap.train.fit import fit
 from fsmap.train.grid import Grid
@@ -36,9 +36,9 @@ __all__ = [
     "__version__",
     "functional", "Batch", "Estimate",  # a module as a function
     "LMAP", "LaplacianPenalty", "InPlacePenalty",  # for a training loop you already have
-    "ps_map", "fs_map", "l_map", "variational_fs_map", "Objective",  # the paper's objectives
-    "Gaussian", "LaplaceNoise", "Categorical", "Bernoulli",  # likelihoods
-    "Normal", "Laplace", "Flat", "Reparametrized",  # priors
+    "ps_map", "fs_map", "l_map", "Objective",  # the paper's objectives
+    "Gaussian", "Categorical", "Bernoulli",  # likelihoods
+    "Normal", "Flat", "Reparametrized",  # priors
     "fit", "fit_population", "Grid", "select",  # train
     "adam", "sgd", "cosine",  # optimizers and a schedule for fit
     "LogTrace", "suggest_strength",  # how strong

@@ -476,13 +476,6 @@ def finite(out: Tensor) -> Tensor:
     return out
 
 
-def check_chunk(chunk: object) -> None:
-    """Raise InputError if ``chunk`` is neither None nor an integer above 0."""
-    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
-        message = f"chunk must be None or an integer of at least 1, got {chunk!r}"
-        raise InputError(message)
-
-
 def detached(params: Params) -> Params:
     """The same values, without their history."""
     return {name: p.detach() for name, p in params.items()}

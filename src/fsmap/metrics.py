@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 # Kept per mille of the points: 100, 99, ..., 1 and 0.1 percent.
 COVERAGES = np.array([1, *range(10, 1001, 10)])
-SCORES = ("entropy", "max_prob")
+COLDEST, HOTTEST = 1e-2, 1e2  # bounds of a temperature
 
 
 class Reliability(NamedTuple):
@@ -115,22 +115,16 @@ def selective_curve(logits: ArrayLike, y: ArrayLike) -> SelectiveCurve:
     return SelectiveCurve(COVERAGES / 1000, (right[kept - 1] / kept).numpy())
 
 
-def ood_auroc(logits_in: ArrayLike, logits_out: ArrayLike, *, score: str = "entropy") -> float:
-    """How well uncertainty tells foreign points from familiar ones.
+def ood_auroc(logits_in: ArrayLike, logits_out: ArrayLike) -> float:
+    """How well the entropy of predictions tells foreign points from familiar ones.
 
-    The probability that a foreign point is more uncertain than a familiar one (one half for ties),
-    which is the area under the ROC curve.
+    The probability that a foreign point has a larger entropy than a familiar one (one half for
+    ties), which is the area under the ROC curve.
 
     Args:
         logits_in: Logits at familiar points, ``[N, K]``.
         logits_out: Logits at foreign points, ``[M, K]``.
-        score: The uncertainty: ``"entropy"`` of the prediction (as the authors' code), or
-            ``"max_prob"``, minus the largest probability (compared through its log-odds, which do
-            not round to one).
     """
-    if score not in SCORES:
-        message = f"unknown score {score!r}; allowed are {', '.join(SCORES)}."
-        raise InputError(message)
     inside, outside = _logits(logits_in).flatten(0, -2), _logits(logits_out).flatten(0, -2)
     if inside.shape[1] != outside.shape[1]:
         message = (
@@ -138,16 +132,13 @@ def ood_auroc(logits_in: ArrayLike, logits_out: ArrayLike, *, score: str = "entr
             "Both must come from one model."
         )
         raise InputError(message)
-    uncertainty = _entropy if score == "entropy" else _odds_against
-    low, high = uncertainty(inside).sort().values, uncertainty(outside)
+    low, high = _entropy(inside).sort().values, _entropy(outside)
     below = torch.searchsorted(low, high) + torch.searchsorted(low, high, right=True)  # [M]
     return float(below.double().mean() / (2 * len(low)))
 
 
-def temperature(
-    logits: ArrayLike, y: ArrayLike, *, bounds: tuple[float, float] = (1e-2, 1e2)
-) -> float:
-    r"""The T > 0 that minimizes the negative log-likelihood of logits/T.
+def temperature(logits: ArrayLike, y: ArrayLike) -> float:
+    r"""The T in [0.01, 100] that minimizes the negative log-likelihood of logits/T.
 
     T > 1 says that the model is over-confident, T < 1 that it is under-confident. The NLL is convex
     in a = 1/T with slope $\frac1N \sum_n (\sum_k p_{nk} z_{nk} - z_{n y_n})$; its zero is found by
@@ -156,18 +147,15 @@ def temperature(
     logits that are worse than none. Logits that are equal in every point have the same NLL at any
     T, and T = 1.
     """
-    if not 0 < bounds[0] < bounds[1] < math.inf:
-        message = f"bounds must be 0 < low < high < inf, got {bounds}."
-        raise InputError(message)
     z, labels = _classified(logits, y)
     margin = z - z.gather(1, labels[:, None])  # [N, K]
     if not margin.any():
-        return min(max(1.0, bounds[0]), bounds[1])
-    if _slope(margin, 1 / bounds[0])[0] <= 0:
-        return bounds[0]
-    if _slope(margin, 1 / bounds[1])[0] >= 0:
-        return bounds[1]
-    return 1 / _root(margin, 1 / bounds[1], 1 / bounds[0])
+        return 1.0
+    if _slope(margin, 1 / COLDEST)[0] <= 0:
+        return COLDEST
+    if _slope(margin, 1 / HOTTEST)[0] >= 0:
+        return HOTTEST
+    return 1 / _root(margin, 1 / HOTTEST, 1 / COLDEST)
 
 
 def _slope(margin: Tensor, a: float) -> tuple[float, float]:
@@ -180,7 +168,7 @@ def _slope(margin: Tensor, a: float) -> tuple[float, float]:
 
 def _root(margin: Tensor, low: float, high: float) -> float:
     """The zero of the slope; Newton, or the middle of the bracket if that is slow."""
-    a, before = min(max(1.0, low), high), math.inf
+    a, before = 1.0, math.inf
     while high - low > 1e-10 * low:
         slope, curvature = _slope(margin, a)
         low, high = (a, high) if slope < 0 else (low, a)
@@ -196,12 +184,6 @@ def _root(margin: Tensor, low: float, high: float) -> float:
 def _entropy(z: Tensor) -> Tensor:
     log_p = z.log_softmax(1)
     return -(log_p.exp() * log_p).sum(1)  # [N]
-
-
-def _odds_against(z: Tensor) -> Tensor:
-    """log((1 - p) / p) of the largest probability p."""
-    ranked = z.sort(1, descending=True).values
-    return ranked[:, 1:].logsumexp(1) - ranked[:, 0]  # [N]
 
 
 def _floats(name: str, values: ArrayLike) -> Tensor:

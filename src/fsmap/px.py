@@ -12,8 +12,7 @@ import hashlib
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -46,7 +45,7 @@ Coordinates = float | Sequence[float] | Tensor
 Device = torch.device | str | None
 
 MAX_BYTES = 4 * 2**30
-"""A Dataset or DataLoader that holds more than this is not read into memory unless told to."""
+"""A Dataset or DataLoader that holds more than this is not read into memory."""
 
 
 @runtime_checkable
@@ -146,20 +145,18 @@ class Normal(_Held):
 
 
 class Empirical(_Held):
-    """Points of a data set, each equally likely.
+    """Points of a data set, each equally likely; none comes twice in a draw of up to D points.
 
     A tensor is shared with the caller and with every ``copy.deepcopy`` (so with an EMA copy of a
     model), and never changed. A Dataset or DataLoader is read through **once**, kept in memory
     (twice its size while reading) and read with a fixed seed, so a shuffling loader gives the same
-    points in every run. Random augmentation inside it is thereby frozen: put it into ``transform``.
+    points in every run. Random augmentation inside it is thereby frozen: use a function
+    ``(n, generator) -> x`` for that.
 
     Args:
         data: A tensor or array ``[D, ...]``; a tuple or dict of them, for modules with several
             inputs; a map-style Dataset or a DataLoader with items ``x`` or ``(x, y, ...)``, of
             which ``x`` is taken.
-        transform: ``(x, generator) -> x``, applied to every draw: augmentation, normalization.
-        replace: Whether a point may come twice in one draw; None: only if n > D.
-        max_bytes: Largest Dataset or DataLoader to read into memory.
 
     Example:
         >>> import torch
@@ -170,29 +167,19 @@ class Empirical(_Held):
 
     _tensors = ("data",)
 
-    def __init__(
-        self,
-        data: Any,
-        transform: Callable[[Inputs, torch.Generator], Inputs] | None = None,
-        *,
-        replace: bool | None = None,
-        max_bytes: int = MAX_BYTES,
-    ) -> None:
-        self.data = _in_memory(data, max_bytes)  # [D, ...]
+    def __init__(self, data: Any) -> None:
+        self.data = _in_memory(data)  # [D, ...]
         check_points(self.data)
-        self.transform = transform
-        self.replace = replace
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
         """Draw ``n`` points, ``[n, ...]``."""
         device = tree_leaves(self.data)[0].device
         check_draw(n, generator, device)
-        rows = choose(len(self), n, self.replace, generator).to(device, non_blocking=True)
-        x = take_points(self.data, rows)
-        return x if self.transform is None else self.transform(x, generator)
+        rows = choose(len(self), n, generator).to(device, non_blocking=True)
+        return take_points(self.data, rows)
 
     def all(self) -> Inputs:
-        """All D points in their order, not transformed."""
+        """All D points in their order."""
         return self.data
 
     def __len__(self) -> int:
@@ -202,14 +189,8 @@ class Empirical(_Held):
         return self  # never changed, so a copy of a model need not carry a copy of the data
 
     def __repr__(self) -> str:
-        leaves: list[Tensor] = tree_leaves(self.data)
-        shapes = ", ".join(str(tuple(t.shape[1:])) for t in leaves)
-        name = getattr(self.transform, "__name__", type(self.transform).__name__)
-        extra = f", transform={name}" if self.transform is not None else ""
-        return (
-            f"{type(self).__name__}({len(self)} points, shape={shapes}, "
-            f"dtype={str(leaves[0].dtype)[6:]}, device={leaves[0].device}{extra})"
-        )
+        shapes = ", ".join(str(tuple(t.shape[1:])) for t in tree_leaves(self.data))
+        return f"{type(self).__name__}({len(self)} points, shape={shapes})"
 
 
 class Lattice(Empirical):
@@ -238,7 +219,7 @@ class Lattice(Empirical):
                 f"of the box, got {num} for corners of shape {list(lower.shape)}."
             )
             raise InputError(message)
-        _check_size(math.prod(counts) * lower.numel() * lower.element_size(), MAX_BYTES)
+        _check_size(math.prod(counts) * lower.numel() * lower.element_size())
         axes = [
             torch.linspace(a, b, k, dtype=lower.dtype, device=lower.device)
             for a, b, k in zip(lower.tolist(), upper.tolist(), counts, strict=True)
@@ -274,15 +255,13 @@ class Mixture:
         self.components = [as_px(component) for component in components]
         given = torch.ones(len(self.components)) if weights is None else torch.as_tensor(weights)
         self.weights = given.detach().to("cpu", torch.float64)
-        wrong = self.weights.shape != (len(self.components),) or not self.components
-        if wrong or not torch.isfinite(self.weights).all() or not (self.weights >= 0).all():
+        total, least = self.weights.sum(), min(self.weights.flatten().tolist(), default=0.0)
+        fit = self.weights.shape == (len(self.components),) and least >= 0
+        if not (fit and 0 < total < math.inf):
             message = (
-                f"a mixture needs one finite weight >= 0 for each component, got "
-                f"{len(self.components)} components and weights {self.weights.tolist()}."
+                "a mixture needs one finite weight >= 0 for each component, at least one of them "
+                f"> 0, got {len(self.components)} components and weights {self.weights.tolist()}."
             )
-            raise InputError(message)
-        if not self.weights.sum() > 0:
-            message = "all weights of the mixture are zero. At least one must be positive."
             raise InputError(message)
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
@@ -457,18 +436,18 @@ def _draw(kind: Callable[..., Tensor], n: int, like: Tensor, generator: torch.Ge
     return unit.to(like)
 
 
-def _in_memory(data: Any, max_bytes: int) -> Inputs:
+def _in_memory(data: Any) -> Inputs:
     """Data of any accepted kind as tensors, by reference where they are tensors already."""
     if isinstance(data, Tensor | np.ndarray | tuple | Mapping):
         return _tensors(data)
     if isinstance(data, DataLoader):
-        return _read(data, max_bytes)
+        return _read(data)
     mapped = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if mapped and not isinstance(data, list | str | IterableDataset):
         if len(data) == 0:
             message = "the data set is empty. At least one point is needed."
             raise InputError(message)
-        return _read(DataLoader(data, batch_size=min(len(data), 256)), max_bytes)
+        return _read(DataLoader(data, batch_size=min(len(data), 256)))
     message = (
         f"Empirical cannot use a {type(data).__name__}. Allowed are a tensor or array [D, ...], a "
         "tuple or dict of them, a map-style Dataset, or a DataLoader (also around an iterable "
@@ -477,20 +456,20 @@ def _in_memory(data: Any, max_bytes: int) -> Inputs:
     raise InputError(message)
 
 
-def _read(loader: DataLoader[Any], max_bytes: int) -> Inputs:
+def _read(loader: DataLoader[Any]) -> Inputs:
     """Everything a loader yields, concatenated."""
     batches: list[Inputs] = []
     size, length = 0, 1
     if not isinstance(loader.dataset, IterableDataset):  # whose length is not known
         length = len(loader)
     try:
-        with _reading_seed():
+        with torch.random.fork_rng(devices=[]):  # loaders draw from torch's global CPU generator
+            torch.default_generator.manual_seed(0)
             for batch in loader:
                 x = _tensors(batch[0] if isinstance(batch, list | tuple) else batch)
                 batches.append(x)
                 size += sum(t.numel() * t.element_size() for t in tree_leaves(x))
-                expected = size * length if len(batches) == 1 else size
-                _check_size(expected, max_bytes)
+                _check_size(size * length if len(batches) == 1 else size)
         if batches:
             return tree_map(lambda *ts: torch.cat(ts), *batches)
     except (TypeError, RuntimeError) as error:
@@ -501,14 +480,6 @@ def _read(loader: DataLoader[Any], max_bytes: int) -> Inputs:
         raise InputError(message) from error
     message = "the DataLoader yields nothing. At least one point is needed."
     raise InputError(message)
-
-
-@contextmanager
-def _reading_seed() -> Iterator[None]:
-    """Loaders draw from torch's global CPU generator: give them a fixed seed, and put it back."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        yield
 
 
 def _tensors(x: Any) -> Inputs:
@@ -524,13 +495,13 @@ def _tensors(x: Any) -> Inputs:
         raise InputError(message) from error
 
 
-def _check_size(size: int, max_bytes: int) -> None:
-    if size > max_bytes:
+def _check_size(size: int) -> None:
+    if size > MAX_BYTES:
         message = (
             f"these points need {size / 2**30:.2f} GiB in memory, the limit is "
-            f"{max_bytes / 2**30:.2f} GiB. Take a random subset (torch.utils.data.Subset; some ten "
-            "thousand points serve as well), keep images as uint8 and convert them in transform, "
-            "raise max_bytes, or pass a function (n, generator) -> x that reads what it draws."
+            f"{MAX_BYTES / 2**30:.2f} GiB. Take a random subset (torch.utils.data.Subset; some ten "
+            "thousand points serve as well), give a tensor that is in memory already, or a "
+            "function (n, generator) -> x that reads what it draws."
         )
         raise InputError(message)
 
@@ -554,20 +525,14 @@ def check_draw(n: object, generator: object, device: torch.device | None = None)
         raise InputError(message)
 
 
-def choose(total: int, n: int, replace: bool | None, generator: torch.Generator) -> Tensor:
+def choose(total: int, n: int, generator: torch.Generator) -> Tensor:
     """Indices ``[n]`` of ``total`` points, in random order, on the generator's device.
 
-    With ``replace`` a point may come twice; None: only if ``n > total``.
+    A point comes twice only if ``n > total``.
     """
     device = generator.device
-    if replace or (replace is None and n > total):
-        return torch.randint(total, (n,), generator=generator, device=device)
     if n > total:
-        message = (
-            f"cannot draw {n} of {total} points without replacement. Ask for at most {total}, or "
-            "set replace=True."
-        )
-        raise InputError(message)
+        return torch.randint(total, (n,), generator=generator, device=device)
     if device.type == "cpu" and 4 * n <= total:
         return _first_distinct(total, n, generator)
     return torch.randperm(total, generator=generator, device=device)[:n]

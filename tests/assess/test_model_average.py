@@ -24,8 +24,6 @@ def test_means_of_lognormals():
     got = posterior_mean(lognormal, torch.exp, interval(-5, 5, 20), interval(-16, 16, 40))
     assert_close(got.mean, torch.tensor([0.3 + 0.125, -1 + 2.0]).exp(), rtol=1e-10, atol=0)
     assert got.error < 1e-8
-    assert got.edge < 1e-10
-    assert got.log_evidence.item() == pytest.approx(math.log(2 * math.pi * 0.5 * 2), rel=1e-12)
 
 
 def test_a_correlated_density_against_scipy():
@@ -53,11 +51,6 @@ def test_the_error_says_when_the_panels_are_too_wide():
     assert fine.error < 1e-8
 
 
-def test_the_edge_says_when_the_interval_is_too_short():
-    got = posterior_mean(lognormal, torch.exp, interval(-5, 5, 20), interval(-16, 0, 20))
-    assert got.edge > 1e-2
-
-
 def test_halving_keeps_both_ends():
     nodes, weights = Interval((0.0, 1.0, 2.0, 5.0)).nodes(every=2)
     assert weights.sum().item() == pytest.approx(5)
@@ -70,27 +63,16 @@ def test_an_empty_interval_is_refused(low, high, panels):
         interval(low, high, panels)
 
 
-@pytest.fixture(scope="module")
-def chain():
+def test_nuts_agrees_within_its_own_error():
     pytest.importorskip("pyro", reason="the extra 'mcmc' is not installed")
     states = torch.random.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-    drawn = nuts_mean(
-        lognormal, torch.exp, torch.zeros(2, dtype=torch.float64),
-        num_samples=300, num_warmup=100, seed=1,
-    )  # fmt: skip
+    sizes = {"num_samples": 300, "num_warmup": 100, "seed": 1}
+    chain = nuts_mean(lognormal, torch.exp, torch.zeros(2, dtype=torch.float64), **sizes)
     assert torch.equal(torch.random.get_rng_state(), states[0])
     assert np.random.get_state()[1].tolist() == states[1]
     assert random.getstate() == states[2]
-    return drawn
-
-
-def test_nuts_agrees_within_its_own_error(chain):
-    true = torch.tensor([0.3 + 0.125, -1 + 2.0]).exp()
-    assert chain.samples.shape == (300, 2)
-    assert abs(chain.mean[0] - true[0]) < 5 * chain.stderr[0]
+    assert abs(chain.mean[0] - math.exp(0.3 + 0.125)) < 5 * chain.stderr[0]
     assert 0 < chain.stderr[0] < 0.2
-    assert chain.samples.mean(0)[1].item() == pytest.approx(-1, abs=1)
-    assert chain.divergences <= 3
 
 
 def test_nuts_without_pyro_names_the_extra(monkeypatch):

@@ -83,7 +83,7 @@ def test_factories_of_all_kinds(folder, capsys):
     assert answer(capsys, f"{name}:conv", "--shape", "1,4,4", "--points", 7)["points"] == 7
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".npy", ".npz", ".csv", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".pt", ".npy", ".csv", ".safetensors"])
 def test_points_from_files(folder, capsys, suffix):
     x = np.arange(24, dtype=np.float32).reshape(12, 2) / 24
     file = folder[0] / f"points{suffix}"
@@ -91,15 +91,13 @@ def test_points_from_files(folder, capsys, suffix):
         torch.save(torch.from_numpy(x), file)
     elif suffix == ".npy":
         np.save(file, x)
-    elif suffix == ".npz":
-        np.savez(file, input=x)
     elif suffix == ".csv":
         file.write_text("a,b\n" + "\n".join(f"{a},{b}" for a, b in x) + "\n")
     else:
         save_file({"input": torch.from_numpy(x)}, file)
     target = f"{folder[1]}:make"
     assert answer(capsys, target, "--px", file)["points"] == 12
-    assert answer(capsys, target, "--px", file, file, "--points", 20)["points"] == 20
+    assert answer(capsys, target, "--px", file, "--points", 8)["points"] == 8
 
 
 @pytest.mark.parametrize("wrapped", [False, True])

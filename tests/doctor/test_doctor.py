@@ -42,10 +42,7 @@ def test_every_module_gets_a_page_and_json_and_does_not_change(name):
     c = case(name)
     before, state = copy.deepcopy(c.module.state_dict()), torch.random.get_rng_state()
     d = fsmap.doctor(c.module, c.x, jitter=0.1, num_data=100)
-    assert d.verdict in examination.VERDICTS
-    given = json.loads(d.to_json())  # no NaN, no infinity
-    assert given["version"] == 3
-    assert set(given) == {"version", *d._fields}
+    assert set(json.loads(d.to_json())) == {"version", *d._fields}  # no NaN, no infinity
     assert max(map(len, str(d).splitlines())) <= 100
     assert d.parameters == sum(p.numel() for p in c.params.values())
     after = c.module.state_dict()
@@ -163,16 +160,6 @@ def test_parameters_without_effect(seeded):
     assert [row.name for row in zero.jitters] == ["given"]
 
 
-def test_units_near_a_fixed_point():
-    near = with_twins()
-    with torch.no_grad():
-        near[0].weight[3] *= 1 + 1e-5
-    d = fsmap.doctor(near, points(60, 2))
-    assert d.verdict == "near-pathological"
-    assert [(f.nearly, f.units) for f in d.symmetries] == [(True, (1, 3))]
-    assert 0 < d.symmetries[0].distance < 1e-4
-
-
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
 def test_constant_units_on_a_few_points_may_be_chance(activation):
     assert fsmap.doctor(net(activation), points(1, 2)).verdict == "undecided"
@@ -216,13 +203,8 @@ def test_recommended_jitters():
 
 def test_rounding_is_the_size_of_eigenvalues_that_should_be_zero(seeded):
     f, params = fsmap.functional(net(nn.ReLU, hidden=8).float())
-    found = spectrum.spectrum(f, params, points(200, 2).float(), tolerance=1e-5)
+    found = spectrum.spectrum(f, params, points(200, 2).float())
     assert float(found.eigenvalues[-8:].max()) <= examination.rounding(found, torch.float32)
-
-
-@pytest.mark.parametrize(("points_", "hidden", "auto"), [(60, 4, "dense"), (5, 4, "dual")])
-def test_the_method_that_auto_takes(points_, hidden, auto):
-    assert fsmap.doctor(net(hidden=hidden), points(points_, 2)).auto == auto
 
 
 def test_a_model_too_large_for_the_jacobian(monkeypatch):
@@ -288,12 +270,6 @@ def test_a_recurrent_network_by_a_forward_of_ones_own(seeded):
     assert "bias_ih_l0" in d.null_vectors[0].text
 
 
-def test_a_metric_is_used():
-    plain = fsmap.doctor(net(), points(60, 2))
-    weighted = fsmap.doctor(net(), points(60, 2), metric=torch.full((60,), 4.0))
-    assert weighted.eigenvalues.trace == pytest.approx(4 * plain.eigenvalues.trace)
-
-
 @pytest.mark.parametrize(
     ("change", "error", "word"),
     [
@@ -305,9 +281,6 @@ def test_a_metric_is_used():
         ({"jitter": 0.0}, InputError, "jitter"),
         ({"jitter": float("inf")}, InputError, "jitter"),
         ({"num_data": 0}, InputError, "num_data"),
-        ({"tolerance": 1.0}, InputError, "tolerance"),
-        ({"metric": torch.ones(7)}, InputError, "metric"),
-        ({"metric": -torch.ones(60)}, InputError, "negative"),
     ],
 )
 def test_wrong_input(change, error, word):

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from cases import MODELS, case
 from fsmap.doctor import spectrum as module
 from fsmap.doctor.spectrum import describe, from_rows, sparse_basis
-from fsmap.functional import count, num_points, ravel
+from fsmap.functional import num_points, ravel
 from oracles import eigenvalues_slow, gram_slow, jacobian_slow
 
 
@@ -64,14 +64,6 @@ def test_a_wide_gap_and_no_gap():
     assert from_rows(torch.eye(3), 3, 1e-12).gap is None
 
 
-def test_a_metric():
-    c = case("tanh_mlp")
-    weights = torch.where(torch.arange(12) % 3 == 0, 0.5, 1.5)
-    found = module.spectrum(c.f, c.params, c.x, metric=weights)
-    expected = eigenvalues_slow(c.f, c.params, c.x, torch.diag(weights).reshape(12, 1, 12, 1))
-    assert_close(found.eigenvalues.sort().values, expected, rtol=1e-9, atol=1e-13)
-
-
 def test_growth_of_the_rank_with_points(generator):
     A = torch.randn(40, 6, generator=generator)
     A[:, 5] = 0.0
@@ -118,16 +110,11 @@ PARAMS = {"0.weight": torch.zeros(4, 3), "0.bias": torch.zeros(4), "2.weight": t
 def test_null_vectors_in_words():
     v = {name: torch.zeros_like(p) for name, p in PARAMS.items()}
     v["0.bias"][0], v["0.bias"][2] = 1.0, -1.0
-    assert describe(ravel(v), PARAMS, 0.0).text == "0.bias[0] and 0.bias[2], with opposite signs"
+    assert describe(ravel(v), PARAMS) == "0.bias[0] and 0.bias[2], with opposite signs"
     v["0.weight"][:, 2] = 2.0
-    found = describe(ravel(v), PARAMS, 1e-15)
-    assert found.text == "0.weight[:, 2], 0.bias[0] and 0.bias[2]"
-    assert [round(part.share, 3) for part in found.parts] == [0.889, 0.056, 0.056]
-    assert [part.sign for part in found.parts] == [1, 1, -1]
-    assert found.residual == 1e-15
+    assert describe(ravel(v), PARAMS) == "0.weight[:, 2], 0.bias[0] and 0.bias[2]"
     many = {f"{i}.bias": torch.zeros(1) for i in range(9)}
-    assert "3 more" in describe(torch.ones(9), many, 0.0).text
-    assert count(many) == 9
+    assert "3 more" in describe(torch.ones(9), many)
 
 
 @given(st.integers(2, 6), st.integers(0, 10**6))

@@ -35,12 +35,12 @@ def complete(case, method):
     if method == "vjp":
         rows = case.f(case.params, case.x).numel()
         return rows**0.5 * torch.eye(rows)
-    return probes.basis(case.params)
+    return oracles.complete_probes(case.params)
 
 
 def both_signs(params):
     """The complete set with both signs: odd orders in β cancel, as on average."""
-    return {n: torch.cat([p, -p]) for n, p in probes.basis(params).items()}
+    return {n: torch.cat([p, -p]) for n, p in oracles.complete_probes(params).items()}
 
 
 @pytest.mark.parametrize("name", cases.MODELS)
@@ -111,23 +111,23 @@ def test_the_reported_error_is_the_theoretical_one(method, generator):
 
 @pytest.mark.parametrize("name", ["wide", "dict_input"])
 @pytest.mark.parametrize("method", RANDOM)
-def test_same_generator_same_value_whatever_the_chunks(name, method):
+def test_same_generator_same_value_however_many_at_a_time(name, method, monkeypatch):
     case = cases.case(name)
-    values = [
-        trace(case, method, 7, generator=torch.Generator().manual_seed(3), chunk=chunk).value
-        for chunk in (None, None, 2, 7)
-    ]
+    values = []
+    for num in (7, 7, 2):
+        size = 8 * sum(p.numel() for p in case.params.values())
+        monkeypatch.setattr(estimators, "PROBE_BYTES", num * size)
+        values.append(trace(case, method, 7, generator=torch.Generator().manual_seed(3)).value)
     assert torch.equal(values[0], values[1])
-    for value in values[2:]:
-        torch.testing.assert_close(value, values[0], rtol=1e-12, atol=0)
+    torch.testing.assert_close(values[2], values[0], rtol=1e-12, atol=0)
 
 
-def test_exact_in_chunks_and_errors_of_one_probe(generator):
+def test_exact_in_parts_and_errors_of_one_probe(generator, monkeypatch):
     case = cases.case("wide")
     whole = trace(case, "exact")
     assert whole.stderr == 0
-    for chunk in (1, 2, 100):
-        torch.testing.assert_close(trace(case, "exact", chunk=chunk).value, whole.value)
+    monkeypatch.setattr(estimators, "CHUNK_BYTES", 1)  # one point at a time
+    torch.testing.assert_close(trace(case, "exact").value, whole.value)
     assert torch.isnan(trace(case, "jvp", generator=generator).stderr)
 
 
@@ -171,11 +171,9 @@ def test_single_precision(method):
 
 METRICS = {
     "weights": lambda S, K: torch.linspace(0.5, 2, S),
-    "signed_weights": lambda S, K: torch.linspace(-1, 2, S),
     "output": lambda S, K: symmetric(K, K, definite=True),
-    "signed_output": lambda S, K: symmetric(S, K, K),
+    "output_per_point": lambda S, K: symmetric(S, K, K, definite=True),
     "general": lambda S, K: symmetric(S * K, S * K, definite=True),
-    "signed_general": lambda S, K: symmetric(S * K, S * K).reshape(S, K, S, K),
 }
 
 
@@ -224,7 +222,9 @@ def test_last_layer_in_closed_form(headed, method, generator):
     f, params, x = headed
     truth = oracles.trace_slow(f, params, x)
     options = {"method": method, "beta": 1e-4}
-    found = fsmap.trace(f, params, x, probes=probes.basis(params), **options).value.detach()
+    found = fsmap.trace(
+        f, params, x, probes=oracles.complete_probes(params), **options
+    ).value.detach()
     torch.testing.assert_close(found, truth, rtol=1e-9 if method == "jvp" else 1e-3, atol=0)
     psi = probes.normal(params, 200, generator)
     plain = fsmap.trace(fsmap.functional(f.module)[0], params, x, probes=psi, **options)
@@ -302,7 +302,6 @@ def test_differences_leave_autocast_and_refuse_half_precision(gelu, method):
         ({"method": "fd", "beta": 0.0}, "beta"),
         ({"method": "fd_central", "beta": torch.nan}, "beta"),
         ({"method": "jvp", "probes": 2.5}, "integer"),
-        ({"method": "exact", "chunk": -1}, "integer"),
         ({"method": "jvp", "probes": 0}, "integer"),
         ({"method": "jvp", "probes": torch.ones(2, 51)}, "stacked"),
         ({"method": "vjp", "probes": torch.ones(2, 7)}, "15"),

@@ -21,17 +21,14 @@ OUT = torch.randn(S, K, dtype=torch.float64, generator=torch.Generator().manual_
 METRICS = {
     "none": lambda: (None, torch.eye(S * K)),
     "weights": lambda: weights(torch.tensor([0.5, 0.0, 2.0, 1.0])),
-    "negative_weights": lambda: weights(torch.tensor([0.5, -1.0, 2.0, 0.0])),
     "weights_of_x": lambda: (
         m.Weights(lambda x: x[:, 0]),
         oracles.full_metric(torch.arange(1.0, S + 1), S, K),
     ),
     "output": lambda: output(symmetric(K, K, definite=True)),
-    "indefinite_output": lambda: output(symmetric(K, K)),
-    "weights_per_output": lambda: positions(torch.tensor([[1.0, 0.0, 2.0]] * 3 + [[-1.0] * 3])),
+    "weights_per_output": lambda: positions(torch.tensor([[1.0, 0.0, 2.0]] * 3 + [[5.0] * 3])),
     "weights_per_position": lambda: positions(torch.tensor([[1.0], [0.0], [2.0], [1.0]])),
     "output_per_point": lambda: output(symmetric(S, K, K, definite=True)),
-    "indefinite_output_per_point": lambda: output(symmetric(S, K, K)),
     "factor": lambda: factor(torch.randn(K, 2, generator=torch.Generator().manual_seed(1))),
     "factor_per_point": lambda: factor(
         torch.randn(S, K, 5, generator=torch.Generator().manual_seed(1))
@@ -41,7 +38,6 @@ METRICS = {
         oracles.full_metric(oracles.softmax_fisher_slow(OUT), S, K),
     ),
     "general": lambda: general(symmetric(S * K, S * K, definite=True)),
-    "indefinite_general": lambda: general(symmetric(S * K, S * K)),
     "rank_one_general": lambda: general(torch.ones(S * K, S * K)),
 }
 
@@ -76,10 +72,7 @@ def test_maps_reproduce_the_metric(name):
     whiten = resolve(metric, x, OUT)
     rows = whiten.rows(torch.eye(S * K).reshape(S, K, S * K))  # [Q, SK]
     assert rows.shape == (whiten.size, S * K)
-    signs = torch.ones(whiten.size) if whiten.signs is None else whiten.signs
-    torch.testing.assert_close(rows.mT @ (signs[:, None] * rows), g, rtol=1e-12, atol=1e-12)
-    negative = bool(torch.linalg.eigvalsh((g + g.mT) / 2)[0] < -1e-9)
-    assert (whiten.signs is not None) == negative
+    torch.testing.assert_close(rows.mT @ rows, g, rtol=1e-12, atol=1e-12)
     u = torch.arange(1.0, S * K + 1).sin()
     v = torch.arange(whiten.size).to(u).cos()
     left, right = whiten.rows(u.reshape(S, K)) @ v, u @ whiten.adjoint(v).flatten()
@@ -132,6 +125,9 @@ def test_tensors_are_recognized_by_shape():
         (m.Weights(torch.ones(5)), "Weights"),
         (m.Weights(torch.ones(4, 2)), "Weights"),
         (m.Weights(torch.tensor([1.0, torch.nan, 1, 1])), "Weights"),
+        (m.Weights(torch.tensor([1.0, -1.0, 1, 1])), "negative"),
+        (m.Output(symmetric(K, K)), "negative"),
+        (m.General(symmetric(S * K, S * K)), "negative"),
         (m.Output(torch.eye(2)), "Output"),
         (m.Output(), "exactly"),
         (m.Output(torch.eye(3), torch.eye(3)), "exactly"),

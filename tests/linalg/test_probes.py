@@ -7,10 +7,8 @@ import math
 import pytest
 import torch
 
-import cases
 from fsmap import px
 from fsmap.errors import InputError
-from fsmap.functional import count, ravel
 from fsmap.linalg import probes
 from fsmap.px import Stream
 
@@ -64,14 +62,6 @@ def test_rademacher_probes_are_signs(generator):
     assert signs.shape == (5, 7)
     assert signs.dtype == torch.float32
     assert set(signs.flatten().tolist()) == {-1.0, 1.0}
-
-
-def test_basis_is_complete():
-    params = cases.case("wide").params
-    psi = probes.basis(params)
-    vectors = torch.stack([ravel({n: p[r] for n, p in psi.items()}) for r in range(51)])
-    P = count(params)
-    torch.testing.assert_close(vectors.mT @ vectors / P, torch.eye(P))
 
 
 def test_psi_of_one_parameter_depends_on_its_name():

@@ -53,8 +53,6 @@ class PosteriorMean(NamedTuple):
 
     mean: Tensor  # [K]  E[statistic(θ)]
     error: float  # largest change if every second cut is left out
-    log_evidence: Tensor  # []  logarithm of the integral of the density
-    edge: float  # largest share of the integrand's mass that lies in an outermost panel
 
 
 def posterior_mean(
@@ -72,9 +70,8 @@ def posterior_mean(
         left: Where the first parameter is integrated.
         right: Where the second parameter is integrated.
     """
-    mean, log_evidence, edge = _integrate(log_density, statistic, left, right, every=1)
-    coarse, _, _ = _integrate(log_density, statistic, left, right, every=2)
-    return PosteriorMean(mean, float((mean - coarse).abs().max()), log_evidence, edge)
+    fine, coarse = (_integrate(log_density, statistic, left, right, every) for every in (1, 2))
+    return PosteriorMean(fine, float((fine - coarse).abs().max()))
 
 
 def _integrate(
@@ -83,16 +80,11 @@ def _integrate(
     left: Interval,
     right: Interval,
     every: int,
-) -> tuple[Tensor, Tensor, float]:
+) -> Tensor:
     (a, weight_a), (b, weight_b) = left.nodes(every), right.nodes(every)
     theta = torch.cartesian_prod(a, b)  # [n, 2]
     log_weight = (weight_a.log()[:, None] + weight_b.log()).flatten()  # [n]
-    log_mass = log_density(theta) + log_weight
-    share = log_mass.softmax(0)  # [n]
-    grid = share.reshape(len(a), len(b))
-    edges = [grid[:NODES], grid[-NODES:], grid[:, :NODES], grid[:, -NODES:]]
-    mean = share @ statistic(theta)
-    return mean, log_mass.logsumexp(0), max(float(edge.sum()) for edge in edges)
+    return (log_density(theta) + log_weight).softmax(0) @ statistic(theta)
 
 
 class ChainMean(NamedTuple):
@@ -100,8 +92,6 @@ class ChainMean(NamedTuple):
 
     mean: Tensor  # [K]  E[statistic(θ)]
     stderr: Tensor  # [K]  Monte Carlo standard error, from the effective sample size
-    samples: Tensor  # [n, P]
-    divergences: int  # transitions that the sampler itself calls divergent
 
 
 @contextmanager
@@ -145,10 +135,7 @@ def nuts_mean(
             disable_progbar=True,
         )
         chain.run()
-        samples = chain.get_samples()["theta"]  # [n, P]
-        values = statistic(samples)  # [n, K]
+        values = statistic(chain.get_samples()["theta"])  # [n, K]
         effective = stats.effective_sample_size(values[:, None], sample_dim=0, chain_dim=1)
     torch.distributions.Distribution.set_default_validate_args(validate)
-    stderr = values.std(0) / effective.sqrt()
-    divergences = sum(len(d) for d in chain.diagnostics()["divergences"].values())
-    return ChainMean(values.mean(0), stderr, samples, divergences)
+    return ChainMean(values.mean(0), values.std(0) / effective.sqrt())

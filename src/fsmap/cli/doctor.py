@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch import nn
 
 from fsmap.cli import console
 from fsmap.cli.options import count
 from fsmap.errors import CheckpointError, InputError, MissingDataError
-from fsmap.functional import check_points, concat_points, num_points, take_points
+from fsmap.functional import check_points, num_points, take_points
 from fsmap.types import Inputs, as_device
 
 NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights
@@ -44,12 +42,11 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--px",
-        nargs="+",
-        metavar="PX",
-        help="normal (default), uniform, or files with points: .pt .safetensors .npy .npz .csv",
+        default="normal",
+        help="normal (default), uniform, or a file of points: .pt .safetensors .npy .csv",
     )
     parser.add_argument(
-        "--points", type=count, metavar="N", help="how many points (default: 256; of files, all)"
+        "--points", type=count, metavar="N", help="how many points (default: 256; of a file, all)"
     )
     parser.add_argument("--shape", metavar="D,D,…", help="shape of one point, for normal, uniform")
     parser.add_argument(
@@ -58,7 +55,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--weights", type=Path, metavar="FILE", help="a state_dict to load first")
     parser.add_argument("--jitter", type=float, metavar="EPS", help="an epsilon to judge")
     parser.add_argument("--num-data", type=int, metavar="N", help="training points, for lambda")
-    parser.add_argument("--tolerance", type=float, help="relative, of singular values")
     parser.add_argument(
         "--train-mode", action="store_true", help="examine it in training mode (default: eval)"
     )
@@ -81,7 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
         _points(module, arguments),
         jitter=arguments.jitter,
         num_data=arguments.num_data,
-        tolerance=arguments.tolerance,
     )
     if arguments.json:
         console.say(diagnosis.to_json())
@@ -92,18 +87,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _points(module: nn.Module, arguments: argparse.Namespace) -> Inputs:
-    kind = arguments.px or ["normal"]
-    if kind[0] not in ("normal", "uniform"):
-        return load_points([Path(file) for file in kind], arguments.points, arguments.seed)
-    if len(kind) > 1:
-        message = f"--px {kind[0]} stands alone, got {' '.join(kind)}"
-        raise InputError(message)
+    if arguments.px not in ("normal", "uniform"):
+        return load_points(Path(arguments.px), arguments.points, arguments.seed)
     from fsmap.px import Normal, Uniform
 
     shape = _shape(module, arguments.shape)
     generator = torch.Generator().manual_seed(arguments.seed)
     low, high = arguments.range
-    px = Normal(shape=shape) if kind[0] == "normal" else Uniform(low, high, shape=shape)
+    px = Normal(shape=shape) if arguments.px == "normal" else Uniform(low, high, shape=shape)
     return px.sample(256 if arguments.points is None else arguments.points, generator)
 
 
@@ -151,21 +142,16 @@ def load_weights(module: nn.Module, file: Path) -> None:
         raise CheckpointError(message) from error
 
 
-def load_points(files: list[Path], number: int | None, seed: int) -> Inputs:
-    """Points out of files, one after another."""
-    parts = [_as_points(_read(file), file) for file in files]
-    for part in parts:
-        check_points(part)
-    try:
-        x = reduce(concat_points, parts)
-    except (ValueError, RuntimeError, TypeError) as error:
-        message = f"the points of {', '.join(map(str, files))} do not fit together: {error}"
-        raise InputError(message) from error
+def load_points(file: Path, number: int | None, seed: int) -> Inputs:
+    """The points of a file, or so many of them at random."""
+    x = _read(file)
+    x = tuple(x) if isinstance(x, list) else x
+    check_points(x)
     S = num_points(x)
     if number is None or number == S:
         return x
-    if not 0 < number < S:
-        message = f"--points {number}: there are {S} points in {', '.join(map(str, files))}"
+    if number > S:
+        message = f"--points {number}: there are {S} points in {file}"
         raise InputError(message)
     order = torch.randperm(S, generator=torch.Generator().manual_seed(seed))
     return take_points(x, order[:number])
@@ -178,11 +164,10 @@ def _read(file: Path) -> Any:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
-        if file.suffix in (".npy", ".npz"):
-            loaded = np.load(file)
-            return dict(loaded) if file.suffix == ".npz" else loaded
+        if file.suffix == ".npy":
+            return torch.from_numpy(np.load(file))
         if file.suffix == ".csv":
-            return _csv(file)
+            return torch.from_numpy(_csv(file))
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # what readers raise for a damaged file has no common base
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -196,12 +181,3 @@ def _csv(file: Path) -> Any:
         return np.loadtxt(file, delimiter=",", ndmin=2)
     except ValueError:
         return np.loadtxt(file, delimiter=",", ndmin=2, skiprows=1)
-
-
-def _as_points(value: Any, file: Path) -> Inputs:
-    arrays = tuple(value) if isinstance(value, list) else value
-    x = tree_map(lambda a: torch.as_tensor(a) if isinstance(a, np.ndarray) else a, arrays)
-    if isinstance(x, Tensor | dict | tuple):
-        return x
-    message = f"{file} holds {type(value).__name__}, not a tensor or a dict of tensors"
-    raise InputError(message)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fsmap.doctor import spectrum as spectra
 from fsmap.doctor import symmetry
-from fsmap.doctor.spectrum import NullVector, Spectrum, clock
+from fsmap.doctor.spectrum import NullVector, Spectrum
 from fsmap.doctor.symmetry import Finding
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import (
@@ -28,24 +28,18 @@ from fsmap.functional import (
     Functional,
     check_points,
     count,
+    detached,
     functional,
     move_points,
     num_points,
     outputs,
     take_points,
 )
-from fsmap.linalg import logdet
-from fsmap.linalg.metric import Metric
 from fsmap.types import Inputs, Params
 
-VERDICTS = (
-    *("regular", "harmless", "pathological", "near-pathological"),
-    *("unused", "ill-conditioned", "unexplained", "undecided"),
-)
-VERSION = 3  # of the JSON; grows when a key changes its meaning or disappears
+VERSION = 4  # of the JSON; grows when a key changes its meaning or disappears
 WIDE_GAP = 1e4  # between eigenvalues kept and dropped, for the rank to be sure
 FEW_POINTS = 20  # below that a unit may be zero, or constant, on all of them by chance
-SECONDS = 0.5  # of one forward pass; fewer points are used if all of them take longer
 VALID = 0.1  # relative error up to which the first-order form of L-MAP is said to hold
 
 
@@ -105,14 +99,13 @@ class Diagnosis(NamedTuple):
     points: int  # S
     points_used: int
     outputs: int  # K
-    verdict: str  # one of ``VERDICTS``
+    verdict: str  # docs/guide/doctor.md has all of them
     summary: str
     rank: Rank
     eigenvalues: Eigenvalues
     symmetries: tuple[Finding, ...]
     null_vectors: tuple[NullVector, ...]
     jitters: tuple[JitterRow, ...]
-    auto: str  # what log_det(method="auto") uses here
     notes: tuple[str, ...]
     seconds: float
 
@@ -136,10 +129,8 @@ def doctor(
     x: Inputs,
     *,
     jitter: float | None = None,
-    metric: Metric | Tensor | None = None,
     num_data: int | None = None,
     forward: Forward | None = None,
-    tolerance: float | None = None,
 ) -> Diagnosis:
     r"""Examine $\mathcal J(\theta; p_X)$ of a module at its present parameters.
 
@@ -155,11 +146,8 @@ def doctor(
         module: Any module.
         x: Evaluation points, a sample of p_X ``[S, ...]``; a tensor, or a dict or tuple of tensors.
         jitter: An ε to judge, besides the recommended ones.
-        metric: g; see :mod:`fsmap.metric`.
         num_data: N, to translate ε into λ = 1/(2εN).
         forward: How to call the module, ``forward(module, x)``.
-        tolerance: Singular values of J up to this fraction of the largest count as zero; by default
-            max(S·K, P) times the rounding of float64.
 
     Example:
         >>> import torch, fsmap
@@ -175,24 +163,15 @@ def doctor(
         ('twin_units', (0, 1))
     """
     begin = time.perf_counter()
-    _check_arguments(module, x, jitter, num_data, tolerance)
+    _check_arguments(module, x, jitter, num_data)
     notes: list[str] = []
     own = next(iter(functional(module)[1].values()))
     devices = {p.device for p in module.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)):
         f, params, wide = _prepare(_without_dropout(module, notes), x, forward, notes)
-        whole = wide
-        affordable = take_points(wide, slice(0, _affordable(f, params, wide)))
-        if not f.pointwise and metric is None and count(params) > spectra.LARGEST_SVD:
-            wide = affordable  # the points depend on each other: every pass uses the same ones
-        affordable = affordable if f.pointwise else wide
-        spaces = symmetry.record(f, params, affordable)
-
-        def spectrum_at(theta: Params) -> Spectrum:
-            return spectra.spectrum(f, theta, wide, metric=metric, tolerance=tolerance)
-
-        params = {name: p.detach() for name, p in params.items()}
-        found = spectrum_at(params)
+        spaces = symmetry.record(f, params, wide)
+        params = detached(params)
+        found = spectra.spectrum(f, params, wide)
         frozen = {n: p.detach() for n, p in f.module.named_parameters() if n not in params}
         candidates = symmetry.families(spaces, params, frozen, found)
         symmetries, known = symmetry.check(candidates, params, found)
@@ -200,12 +179,10 @@ def doctor(
         ranked = _rank(found, symmetries, num_points(x), K)
         unnamed = ranked.unexplained or any(s.kind == "no_effect" for s in symmetries)
         if unnamed and found.null is not None and ranked.sure is not False:
-            ranked = ranked._replace(nearby=_deficit_nearby(params, spectrum_at))
-        S, K, P, gram = logdet.sizes(f, params, whole)
-        auto = logdet.choose("auto", S * K, P, next(iter(params.values())).device, gram=gram)
+            ranked = ranked._replace(nearby=_deficit_nearby(f, params, wide))
     if found.points < num_points(x):
         notes.append(f"eigenvalues were taken on {found.points} of {num_points(x)} points")
-    verdict, summary = _judge(ranked, symmetries, min(num_points(affordable), found.points))
+    verdict, summary = _judge(ranked, symmetries, found.points)
     epsilons = {} if jitter is None else {"given": float(jitter)}
     epsilons |= recommended(found, own.dtype)
     return Diagnosis(
@@ -224,27 +201,20 @@ def doctor(
         symmetries=symmetries,
         null_vectors=_null_vectors(found, known, params),
         jitters=tuple(jitter_row(found, name, eps, num_data) for name, eps in epsilons.items()),
-        auto=auto,
         notes=tuple(notes),
         seconds=time.perf_counter() - begin,
     )
 
 
-def _check_arguments(
-    module: Any, x: Inputs, jitter: float | None, num_data: int | None, tolerance: float | None
-) -> None:
+def _check_arguments(module: Any, x: Inputs, jitter: float | None, num_data: int | None) -> None:
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
         message = f"doctor takes an nn.Module, got {kind}. Call the factory first?"
         raise UnsupportedModuleError(message)
     check_points(x)
-    for name, value, least, most in (
-        ("jitter", jitter, 0.0, math.inf),
-        ("num_data", num_data, 0, math.inf),
-        ("tolerance", tolerance, 0.0, 1.0),
-    ):
-        if value is not None and not least < value < most:
-            message = f"{name} must be above {least} and below {most}, got {value}"
+    for name, value in (("jitter", jitter), ("num_data", num_data)):
+        if value is not None and not 0 < value < math.inf:
+            message = f"{name} must be positive and finite, got {value}"
             raise InputError(message)
 
 
@@ -296,21 +266,11 @@ def _prepare(
         return own
 
 
-def _affordable(f: Functional, params: Params, x: Inputs) -> int:
-    """Points of a forward pass of about ``SECONDS``."""
-    few, device = take_points(x, slice(0, 4)), next(iter(params.values())).device
-    begin = clock(device)
-    with torch.no_grad():
-        f(params, few)
-    return max(8, int(SECONDS * num_points(few) / (clock(device) - begin)))
-
-
 def _rank(found: Spectrum, symmetries: tuple[Finding, ...], num_points: int, K: int) -> Rank:
-    exact = [f for f in symmetries if not f.nearly]
-    counted = all(f.adds is not None for f in exact)
-    known = sum(f.adds or 0 for f in exact)
+    counted = all(f.adds is not None for f in symmetries)
+    known = sum(f.adds or 0 for f in symmetries)
     if not counted:
-        known = sum(f.directions for f in exact if f.kind != "no_effect")
+        known = sum(f.directions for f in symmetries if f.kind != "no_effect")
     P, rank, gap = found.parameters, found.rank, found.gap
     missing, unexplained = max(0, P - K * num_points), None
     if rank is not None and missing == 0 and counted:
@@ -332,7 +292,7 @@ def _rank(found: Spectrum, symmetries: tuple[Finding, ...], num_points: int, K: 
     )
 
 
-def _deficit_nearby(params: Params, at: Callable[[Params], Spectrum]) -> int:
+def _deficit_nearby(f: Functional, params: Params, x: Inputs) -> int:
     """The smaller of the deficits at two random parameters, 1 % away."""
     generator = torch.Generator().manual_seed(0)
     deficits = []
@@ -341,7 +301,7 @@ def _deficit_nearby(params: Params, at: Callable[[Params], Spectrum]) -> int:
         for name, p in params.items():
             size = 0.01 * (p.square().mean().sqrt() + 0.01)
             moved[name] = p + size * torch.randn(p.shape, generator=generator).to(p)
-        s = at(moved)
+        s = spectra.spectrum(f, moved, x)
         assert s.eigenvalues is not None
         kept = s.eigenvalues.abs() > WIDE_GAP * s.floor  # surely not zero
         deficits.append(s.parameters - int(kept.sum()))
@@ -360,7 +320,7 @@ def _null_vectors(found: Spectrum, known: Tensor | None, params: Params) -> tupl
     largest = found.largest.value.abs().sqrt().clamp_min(1e-300)
     residuals = (basis @ found.probes.mT).norm(dim=1) / basis.norm(dim=1) / largest
     pairs = zip(basis, residuals.tolist(), strict=True)
-    return tuple(spectra.describe(v, params, r) for v, r in pairs)
+    return tuple(NullVector(spectra.describe(v, params), r) for v, r in pairs)
 
 
 def _judge(rank: Rank, symmetries: tuple[Finding, ...], used: int) -> tuple[str, str]:
@@ -369,27 +329,18 @@ def _judge(rank: Rank, symmetries: tuple[Finding, ...], used: int) -> tuple[str,
     def kinds(found: list[Finding]) -> str:
         return ", ".join(dict.fromkeys(f.kind.replace("_", " ") for f in found))
 
-    exact = [f for f in symmetries if not f.nearly]
     by_chance = symmetry.ON_POINTS if used < FEW_POINTS else ()
-    bad = [f for f in exact if f.pathological and f.kind not in by_chance]
+    bad = [f for f in symmetries if f.pathological and f.kind not in by_chance]
     if bad:
         return "pathological", (
             f"𝒥 is singular at these parameters ({kinds(bad)}). Exact FS-MAP needs a jitter: "
             "without one its density is infinite here, whatever the data are."
         )
-    chance = [f for f in exact if f.kind in by_chance]
+    chance = [f for f in symmetries if f.kind in by_chance]
     if chance:
         return "undecided", (
             f"there are {kinds(chance)} on the {used} points that were used, which may be chance: "
             f"at least {FEW_POINTS} are needed."
-        )
-    near = [f for f in symmetries if f.nearly and f.pathological]
-    if near:
-        distance = min(f.distance for f in near)
-        return "near-pathological", (
-            f"𝒥 is nearly singular: these parameters are near a fixed point ({kinds(near)}, "
-            f"relative distance {distance:.1g}), where exact FS-MAP without a jitter has infinite "
-            "density."
         )
     if rank.deficit == 0:
         return "regular", "𝒥 has full rank on these points: no singularity here."
@@ -401,7 +352,7 @@ def _judge(rank: Rank, symmetries: tuple[Finding, ...], used: int) -> tuple[str,
             f"𝒥 has {rank.deficit} null directions at these parameters and {rank.nearby} at nearby "
             "ones. Exact FS-MAP needs a jitter: without one its density is infinite here."
         )
-    unused = sum(f.adds or 0 for f in exact if f.kind == "no_effect")
+    unused = sum(f.adds or 0 for f in symmetries if f.kind == "no_effect")
     if rank.unexplained == 0 and unused:
         return "unused", (
             f"{unused} parameters have no effect on any of the points: they are not used, or p_X "

@@ -17,7 +17,7 @@ def page(d: Diagnosis) -> str:
     facts = (
         f"P = {d.parameters:,} parameters{frozen}, S = {d.points:,} points, K = {d.outputs} "
         f"output{'s' * (d.outputs != 1)}; {d.mode} mode, examined in {d.precision} in "
-        f"{d.seconds:.2g} s; log_det(method='auto') is {d.auto!r} here"
+        f"{d.seconds:.2g} s"
     )
     head = [f"fsmap doctor: {d.module}", *_wrap(facts, "  "), ""]
     head += _wrap(f"{d.verdict.upper()}: {d.summary}", "")
@@ -70,41 +70,31 @@ def _rank(d: Diagnosis) -> list[str]:
 
 
 def _symmetries(d: Diagnosis) -> list[str]:
-    exact = [f for f in d.symmetries if not f.nearly]
-    verdict = "only those that hold for all parameters, which are harmless" if exact else "none"
-    if any(f.pathological for f in exact):
-        number = sum(f.pathological for f in exact)
+    number = sum(f.pathological for f in d.symmetries)
+    verdict = "only those that hold for all parameters, which are harmless"
+    if number:
         verdict = f"{number} pathological finding{'s' * (number != 1)} at these parameters"
-    elif any(f.pathological for f in d.symmetries):
-        verdict = "none exact, but these parameters are near a fixed point"
-    ok = not any(f.pathological for f in d.symmetries)
-    lines = _section(ok, "Symmetries (Theorem 2)", verdict)
-    groups: dict[tuple[str, bool], list[Finding]] = {}
+    lines = _section(not number, "Symmetries (Theorem 2)", verdict if d.symmetries else "none")
+    groups: dict[str, list[Finding]] = {}
     for f in d.symmetries:
-        groups.setdefault((f.kind, f.nearly), []).append(f)
-    for group in groups.values():
+        groups.setdefault(f.kind, []).append(f)
+    for kind, group in groups.items():
         mark = "!" if group[0].pathological else "-"
-        head = f"{group[0].kind.replace('_', ' ')}: {group[0].text}"
-        lines += _wrap(head, "       ", f"     {mark} ")
+        lines += _wrap(f"{kind.replace('_', ' ')}: {group[0].text}", "       ", f"     {mark} ")
         for f in group[:LISTED]:
-            lines += _finding(f)
+            lines += _wrap(_finding(f), "           ", "         ")
         if len(group) > LISTED:
             rest = sum(f.directions for f in group[LISTED:])
             lines.append(f"         and {len(group) - LISTED} more with {rest:,} directions")
     return lines
 
 
-def _finding(f: Finding) -> list[str]:
+def _finding(f: Finding) -> str:
     names = [str(unit) for unit in f.units]
     shown = ", ".join(names if len(names) <= 8 else [*names[:7], f"… ({len(names)})"])
     units = f"unit{'s' * (len(names) != 1)} {shown} of " if names else ""
-    size = f"{f.directions:,} null direction{'s' * (f.directions != 1)}"
-    if f.nearly:
-        size = f"nearly null, ‖Jv‖/‖v‖ = {f.residual:.0e} of the largest"
-        size = f"relative distance {f.distance:.1g}; {size}" if f.distance else size
-    elif f.adds is not None and f.adds < f.directions:
-        size += f", {f.adds:,} of them new"
-    return _wrap(f"{units}{f.where}: {size}", "           ", "         ")
+    new = f", {f.adds:,} of them new" if f.adds is not None and f.adds < f.directions else ""
+    return f"{units}{f.where}: {f.directions:,} null direction{'s' * (f.directions != 1)}{new}"
 
 
 def _eigenvalues(d: Diagnosis) -> list[str]:

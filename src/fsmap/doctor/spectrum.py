@@ -1,6 +1,6 @@
 r"""Theorem 1: eigenvalues, rank and null vectors of $\mathcal J(\theta; p_X)$.
 
-𝒥 = AᵀA with whitened rows A ``[Q, P]``, so 𝒥v = 0 exactly if Av = 0. Rank and null vectors come
+𝒥 = AᵀA with rows A = J/√S ``[Q, P]``, so 𝒥v = 0 exactly if Av = 0. Rank and null vectors come
 from the singular values of A, not from 𝒥: a relative singular value of 1e-9 is 1e-18 in 𝒥, below
 rounding. If A is too large, the largest eigenvalue is bounded by power iteration.
 """
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import (
     ALWAYS,
     count,
+    detached,
     fits,
     is_pointwise,
     num_points,
@@ -26,8 +26,8 @@ from fsmap.functional import (
     take_points,
     unravel,
 )
-from fsmap.linalg.jacobian import jacobian, jvp, resolve, vjp
-from fsmap.linalg.metric import Metric, Whitening
+from fsmap.linalg import slq
+from fsmap.linalg.jacobian import Site, jacobian, vjp
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 NULL = 1e-12  # ‖Jv‖/(‖v‖σ_max) up to which v counts as a null vector in float64
@@ -44,7 +44,7 @@ class Spectrum(NamedTuple):
 
     method: str  # "svd" (with null vectors), "values" or "power"
     parameters: int  # P
-    rows: int  # Q: S·K unless a metric says otherwise
+    rows: int  # Q = S·K
     points: int  # S that were used
     eigenvalues: Tensor | None  # [min(Q, P)], descending; the other P − Q are zero
     null: Tensor | None  # [P − rank, P]  orthonormal null vectors
@@ -86,41 +86,24 @@ class Spectrum(NamedTuple):
         return int((sigma > self.tolerance * sigma.max()).sum()) < rank
 
 
-def spectrum(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    *,
-    metric: Metric | Tensor | None = None,
-    tolerance: float | None = None,
-    seconds: float = 4.0,
-) -> Spectrum:
+def spectrum(f: ModelFn, params: Params, x: Inputs, *, seconds: float = 4.0) -> Spectrum:
     """Eigenvalues of 𝒥 at ``params``, by SVD if A fits, else by passes for ``seconds``."""
-    params = {name: p.detach() for name, p in params.items()}
-    P, rounding = count(params), torch.finfo(next(iter(params.values())).dtype).eps
-    whiten = None
-    if metric is None:
-        K = outputs(f, params, take_points(x, slice(0, 4))).shape[1]
-        enough = min(LARGEST_FACTOR / (2.0 * P**2), LARGEST_ROWS / (8 * P))  # rows
-        if enough >= P and is_pointwise(f):
-            x = take_points(x, slice(0, max(1, int(enough / K))))
-        Q = num_points(x) * K
-    else:
-        whiten = resolve(metric, x, outputs(f, params, x).detach())
-        Q = whiten.size
-    if whiten is not None and whiten.signs is not None:
-        message = "the metric has negative eigenvalues; doctor takes positive semi-definite ones"
-        raise InputError(message)
-    relative = max(Q, P) * rounding if tolerance is None else tolerance
+    params = detached(params)
+    like, P = next(iter(params.values())), count(params)
+    K = outputs(f, params, take_points(x, slice(0, 4))).shape[1]
+    enough = min(LARGEST_FACTOR / (2.0 * P**2), LARGEST_ROWS / (8 * P))  # rows
+    if enough >= P and is_pointwise(f):
+        x = take_points(x, slice(0, max(1, int(enough / K))))
+    Q, rounding = num_points(x) * K, torch.finfo(like.dtype).eps
+    tolerance = max(Q, P) * rounding
     resolution = max(NULL, 4 * math.sqrt(max(Q, P)) * rounding)
     large = 8 * Q * P > LARGEST_ROWS or 2.0 * max(Q, P) * min(Q, P) ** 2 > LARGEST_FACTOR
-    needed, device = 24 * Q * P, next(iter(params.values())).device
-    if large or (needed > ALWAYS and not fits(needed, device)):
-        return _by_passes(f, params, x, metric, relative, resolution, seconds)
+    needed = 24 * Q * P
+    if large or (needed > ALWAYS and not fits(needed, like.device)):
+        return _by_passes(f, params, x, tolerance, resolution, seconds)
     with torch.no_grad():
         J = jacobian(f, params, x).double()  # [S, K, P]
-    A = (J / math.sqrt(len(J))).flatten(0, 1) if whiten is None else whiten.rows(J)
-    return from_rows(A, num_points(x), relative, resolution)
+    return from_rows((J / math.sqrt(len(J))).flatten(0, 1), num_points(x), tolerance, resolution)
 
 
 def from_rows(A: Tensor, num_points: int, tolerance: float, resolution: float = NULL) -> Spectrum:
@@ -152,47 +135,42 @@ def from_rows(A: Tensor, num_points: int, tolerance: float, resolution: float = 
 
 
 def _by_passes(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    metric: Metric | Tensor | None,
-    tolerance: float,
-    resolution: float,
-    seconds: float,
+    f: ModelFn, params: Params, x: Inputs, tolerance: float, resolution: float, seconds: float
 ) -> Spectrum:
     """Bounds of the largest eigenvalue by power iteration; the trace from random combinations."""
     like = next(iter(params.values()))
     used = num_points(x)
-    if metric is None and is_pointwise(f):
+    if is_pointwise(f):
         few = take_points(x, slice(0, 2))
         for _ in range(2):  # the first pass imports and allocates
             begin = clock(like.device)
-            trial = Products(f, params, few, None)
-            trial.gram(torch.ones(trial.whiten.size).to(like))
+            trial = slq.build(Site(f, params, few), kind="passes")
+            trial.matvec(torch.ones(1, trial.size).to(like))
         each = (clock(like.device) - begin) / num_points(few)
         used = max(1, min(used, int(seconds / (2 * STEPS[0] + PROBES) / each)))
-    products = Products(f, params, take_points(x, slice(0, used)), metric)
-    Q, generator = products.whiten.size, torch.Generator(like.device).manual_seed(0)
-    u, *combinations = torch.randn(
-        1 + PROBES, Q, generator=generator, dtype=like.dtype, device=like.device
-    )
-    until = time.perf_counter() + seconds
+    x = take_points(x, slice(0, used))
+    generator = torch.Generator(like.device).manual_seed(0)
+    draw: dict[str, Any] = {"generator": generator, "dtype": like.dtype, "device": like.device}
+    operator = slq.build(Site(f, params, x), kind="passes")
+    u, until = torch.randn(1, operator.size, **draw).double(), time.perf_counter() + seconds
     for step in range(STEPS[1]):
         u = u / u.norm().clamp_min(1e-300)
-        w = products.gram(u)
-        value = u @ w
+        w = operator.matvec(u).detach()
+        value = (u * w).sum()
         rest = (w - value * u).norm()
         if rest <= 1e-9 * value or (step >= STEPS[0] and time.perf_counter() > until):
             break
         u = w
-    probes = torch.stack([products.transpose(u) for u in combinations])
+    out, pull, _ = vjp(f, params, x)
+    combinations = torch.randn(PROBES, out.numel(), **draw) / math.sqrt(used)
+    probes = torch.stack([ravel(pull(u)).detach() for u in combinations])
     traces = probes.square().sum(1)
     trace = Estimate(traces.mean(), traces.std() / math.sqrt(PROBES))
     upper = torch.minimum(value + rest, trace.value + 2 * trace.stderr)
     return Spectrum(
         method="power",
         parameters=count(params),
-        rows=Q,
+        rows=out.numel(),
         points=used,
         eigenvalues=None,
         null=None,
@@ -205,31 +183,6 @@ def _by_passes(
     )
 
 
-class Products:
-    """Aᵀu and AAᵀu by passes through the model; the graph of one reverse pass is kept."""
-
-    def __init__(
-        self, f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None
-    ) -> None:
-        out, self.pull, _ = vjp(f, params, x)
-        self.whiten: Whitening = resolve(metric, x, out.detach())
-        self.f, self.params, self.x = f, params, x
-
-    def transpose(self, u: Tensor) -> Tensor:
-        """Aᵀu ``[P]``."""
-        return ravel(self.pull(self.whiten.adjoint(u))).detach()
-
-    def gram(self, u: Tensor) -> Tensor:
-        """AAᵀu ``[Q]``."""
-        cotangent = self.whiten.adjoint(u)
-        v = {name: t.detach() for name, t in self.pull(cotangent).items()}
-        try:
-            tangent = jvp(self.f, self.params, self.x, v)[1]
-        except UnsupportedModuleError:  # Jv as the transpose of the linear map u → Jᵀu
-            tangent = torch.func.vjp(self.pull, cotangent)[1](v)[0]
-        return self.whiten.rows(tangent).detach()
-
-
 def clock(device: torch.device) -> float:
     """Seconds; on CUDA after all queued work is done."""
     if device.type == "cuda":
@@ -237,20 +190,10 @@ def clock(device: torch.device) -> float:
     return time.perf_counter()
 
 
-class Part(NamedTuple):
-    """Entries of a null vector in one parameter."""
-
-    parameter: str
-    entries: str  # like "[3, 1]" or "[3, :]"
-    share: float  # of the squared norm
-    sign: int  # +1 or −1 if all entries have it, 0 if signs are mixed
-
-
 class NullVector(NamedTuple):
     """A direction in parameter space that does not change the function on the points."""
 
     text: str
-    parts: tuple[Part, ...]
     residual: float  # ‖Jv‖/(‖v‖σ_max)
 
 
@@ -286,10 +229,10 @@ def outside(basis: Tensor, known: Tensor) -> Tensor:
     return basis[rest.norm(dim=1) > 1e-5 * basis.norm(dim=1)]
 
 
-def describe(vector: Tensor, params: Params, residual: float) -> NullVector:
+def describe(vector: Tensor, params: Params) -> str:
     """The entries of a null vector ``[P]``: up to three in a parameter one by one, else a slice."""
-    total, threshold = vector.square().sum(), SMALL * vector.abs().max()
-    parts = []
+    threshold = SMALL * vector.abs().max()
+    parts = []  # size, sign (0: mixed), name
     for name, piece in unravel(vector, params).items():
         found = (piece.abs() > threshold).nonzero()  # [entries, dimensions]
         for group in found.split(1 if len(found) <= 3 else len(found)) if len(found) else ():
@@ -297,12 +240,11 @@ def describe(vector: Tensor, params: Params, residual: float) -> NullVector:
             same = [str(int(d[0])) if bool((d == d[0]).all()) else ":" for d in group.mT]
             sign = int(values[0].sign()) if len(values.sign().unique()) == 1 else 0
             label = f"[{', '.join(same)}]" if same else ""
-            parts.append(Part(name, label, float(values.square().sum() / total), sign))
-    parts.sort(key=lambda part: -round(part.share, 4))
-    named = [part.parameter + part.entries for part in parts[:6]]
-    text = " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+            parts.append((float(values.norm() / vector.norm()), sign, name + label))
+    parts.sort(key=lambda part: -round(part[0], 4))
+    named = [name for _, _, name in parts[:6]]
     if len(parts) > 6:
-        text = f"{', '.join(named)} and {len(parts) - 6} more"
-    elif sorted(part.sign for part in parts) == [-1, 1]:
-        text += ", with opposite signs"
-    return NullVector(text, tuple(parts), residual)
+        return f"{', '.join(named)} and {len(parts) - 6} more"
+    text = " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+    opposite = sorted(sign for _, sign, _ in parts) == [-1, 1]
+    return text + ", with opposite signs" * opposite

@@ -45,10 +45,7 @@ ON_POINTS = ("silent_units", "constant_units")  # kinds that a few points show b
 CONTINUOUS = ("scale", "batchnorm_scale", "batchnorm_bias")  # kinds that hold for every θ
 
 EQUAL = 1e-12  # relative distance up to which two units are equal
-NEAR = 1e-2  # and up to which they are reported as nearly equal
 QUIET = 1e-13  # range of a unit, relative to its layer, up to which it is constant
-MOST = 5  # nearly equal pairs of a layer that are reported
-NEARLY = 0.02  # ‖Jv‖ over its value for random signs in v: 1 for a typical v, 0 for a null vector
 
 
 class Slot(NamedTuple):
@@ -107,7 +104,6 @@ class Family(NamedTuple):
     shape: tuple[int, ...]  # of the coefficients
     build: Callable[[Tensor], Params]  # missing names are zero
     units: tuple[int, ...] = ()
-    distance: float = 0.0  # to the fixed point, relative
 
 
 class Finding(NamedTuple):
@@ -119,9 +115,7 @@ class Finding(NamedTuple):
     directions: int  # null directions it implies
     adds: int | None  # those that no finding above it explains; None: not computed
     residual: float  # largest ‖Jv‖/(‖v‖σ_max)
-    nearly: bool  # not null, but close
     pathological: bool  # at special parameters only: unjittered FS-MAP has infinite density there
-    distance: float  # relative distance to the fixed point
     text: str
 
 
@@ -186,16 +180,8 @@ def _spaces(calls: list[Layer]) -> Iterator[Space]:
                 readers = [Slot(reader.weight, reader.read, block)]
                 where += f" → {reader.name}"
         makers = [slot for part in calls[i:after] for slot in part.slots()]
-        fits = reader if readers else None
-        norms = calls[i + 1 : after]
-        yield Space(
-            where=where,
-            layer=layer,
-            norms=norms,
-            reader=fits,
-            makers=makers,
-            readers=readers,
-        )
+        norms, fits = calls[i + 1 : after], reader if readers else None
+        yield Space(where, layer, norms, fits, makers, readers)
 
 
 def families(
@@ -248,25 +234,21 @@ def _twins(space: Space, params: Params, everything: Params) -> Iterator[Family]
     full = torch.cat([_features(slots, everything), *held], dim=1)  # [units, entries]
     incoming = torch.cat([_features(space.makers, everything), *held], dim=1)
     groups: dict[int, list[int]] = {}
-    pairs, taken = _pairs(full), set()
-    for i, j, distance in pairs:
-        if distance <= EQUAL and j not in taken:
+    taken = set()
+    for i, j in _equal(full):
+        if j not in taken:
             groups.setdefault(i, [i]).append(j)
             taken.add(j)
     for group in groups.values():
         mix = torch.cat([-full.new_ones(1, len(group) - 1), torch.eye(len(group) - 1).to(full)])
         yield from _mixed("twin_units", space, tuple(group), mix, slots, params)
-    for i, j, distance in [pair for pair in pairs if pair[2] > EQUAL][:MOST]:
-        exchange = full.new_tensor([[-1.0], [1.0]])
-        for near in _mixed("twin_units", space, (i, j), exchange, slots, params):
-            yield near._replace(distance=distance)
     if not space.readers:
         return
     outgoing = _features(space.readers, everything)
     for sign in (1.0, -1.0):
-        for i, j, distance in _pairs(incoming, sign):
-            if distance > EQUAL or (sign > 0 and _distance(full[i], full[j]) <= EQUAL):
-                continue  # different, or twin units
+        for i, j in _equal(incoming, sign):
+            if sign > 0 and _distance(full[i], full[j]) <= EQUAL:
+                continue  # twin units
             trade = full.new_tensor([[1.0], [-sign]])
             yield from _mixed("twin_inputs", space, (i, j), trade, space.readers, params)
             a, b = outgoing[i], outgoing[j]
@@ -358,7 +340,7 @@ def check(
     """Findings in the order of ``KINDS``, and their null directions ``[m, P]`` if P is small."""
     order = list(KINDS)
     kept = [_check(family, params, found) for family in candidates]
-    kept = [(f, V) for f, V in kept if f.directions or f.nearly]
+    kept = [(f, V) for f, V in kept if f.directions]
     kept.sort(key=lambda pair: order.index(pair[0].kind))
     if count(params) > LARGEST_SVD:
         return tuple(f for f, _ in kept), None
@@ -391,24 +373,19 @@ def _check(family: Family, params: Params, found: Spectrum) -> tuple[Finding, Te
     V = (V / norms.clamp_min(1e-300))[norms[:, 0] > 0]  # the scale of a zero unit is no direction
     weight = 1.0 if found.exact else 1 / len(found.probes)
     squares = weight * (V @ found.probes.mT).square().sum(1)
-    typical = weight * V.square() @ found.probes.square().sum(0)  # with random signs in v
     residual = (squares / found.largest.value.abs().clamp_min(1e-300)).sqrt()
     null = residual <= found.resolution
     if not complete or family.kind in CONTINUOUS:  # as a whole or not at all
         null = null & bool(null.all())
     number = int(null.sum()) if complete else size * bool(null.any())
-    nearly = not number and len(V) > 0 and bool((squares <= NEARLY**2 * typical).all())
-    shown = residual[null] if number else residual
     finding = Finding(
         kind=family.kind,
         where=family.where,
         units=family.units,
-        directions=size if nearly else number,
+        directions=number,
         adds=None,
-        residual=float(shown.max()) if len(shown) else 0.0,
-        nearly=nearly,
+        residual=float(residual[null].max()) if number else 0.0,
         pathological=family.kind in PATHOLOGICAL,
-        distance=family.distance,
         text=KINDS[family.kind],
     )
     return finding, V[null]
@@ -424,12 +401,11 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return float((a - b).norm() / (a.norm() + b.norm()).clamp_min(1e-300))
 
 
-def _pairs(features: Tensor, sign: float = 1.0) -> list[tuple[int, int, float]]:
-    """Pairs i < j of units that are not zero, with a distance of at most ``NEAR``, by distance."""
+def _equal(features: Tensor, sign: float = 1.0) -> list[tuple[int, int]]:
+    """Pairs i < j of units that are not zero and equal, or opposite if ``sign`` is −1."""
     squares = features.square().sum(1)
     apart = squares[:, None] + squares - 2 * sign * features @ features.mT  # accurate to 1e-7
-    near = apart.clamp_min(0).sqrt() <= (NEAR + 1e-6) * (squares.sqrt()[:, None] + squares.sqrt())
+    near = apart.clamp_min(0).sqrt() <= 1e-6 * (squares.sqrt()[:, None] + squares.sqrt())
     near = near.triu(1) & (squares > 0) & (squares > 0)[:, None]
-    found = [(i, j, _distance(features[i], sign * features[j])) for i, j in near.nonzero().tolist()]
-    found = [pair for pair in found if pair[2] <= NEAR]
-    return sorted(found, key=lambda pair: (pair[2] * (pair[2] > EQUAL), pair))
+    pairs = near.nonzero().tolist()
+    return [(i, j) for i, j in pairs if _distance(features[i], sign * features[j]) <= EQUAL]

@@ -74,7 +74,7 @@ class Collated:
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
         """Draw ``n`` items."""
         check_draw(n, generator)
-        rows = choose(len(self.dataset), n, None, generator).tolist()
+        rows = choose(len(self.dataset), n, generator).tolist()
         chosen = self.columns
         items = [
             {k: v for k, v in self.dataset[row].items() if chosen is None or k in chosen}

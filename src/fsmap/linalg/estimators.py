@@ -31,10 +31,10 @@ from fsmap.functional import (
     NoiseReplay,
     State,
     accumulate,
-    check_chunk,
     check_finite,
     check_params,
     check_points,
+    count,
     differentiable_attention,
     finite,
     flat,
@@ -49,6 +49,8 @@ from fsmap.linalg.jacobian import CHUNK_BYTES, Metric, Site, jvp, linearize, rec
 from fsmap.linalg.probes import FromGenerator, Source, check_signs
 from fsmap.linalg.probes import check as check_psi
 from fsmap.types import Estimate, Inputs, ModelFn, Params
+
+PROBE_BYTES = 2**30  # of probes in parameter space that are evaluated together
 
 Probes = Params | Tensor | None
 """Stacked draws: ``{name: [R, ...]}``, cotangents ``[R, Q]``, or None if nothing is random."""
@@ -195,28 +197,22 @@ class Vjp(Estimator):
     def at(self, site: Site, probe: Any) -> Pass:
         """The pass also gives f(θ)."""
         out, transpose, state = vjp(site.f, site.params, site.x)
-        whiten = site.resolve(out)
-        grads = transpose(whiten.adjoint(probe))
-        if whiten.signs is None:
-            terms = [accumulate(g).square().sum() for g in grads.values()]
-        else:
-            signed = transpose(whiten.adjoint(whiten.signs * probe))
-            terms = [(accumulate(g) * signed[n]).sum() for n, g in grads.items()]
+        grads = transpose(site.resolve(out).adjoint(probe))
+        terms = [accumulate(g).square().sum() for g in grads.values()]
         return Pass(torch.stack(terms).sum(), out, state)
 
 
 @register
 @dataclass(frozen=True)
 class Exact(Estimator):
-    """Σ_k ‖∇f_k‖² over all outputs; ``chunk`` points at a time."""
+    """Σ_k ‖∇f_k‖² over all outputs."""
 
     name: ClassVar[str] = "exact"
     reverse_mode: ClassVar[bool] = True
-    chunk: int | None = None
 
     def at(self, site: Site, probe: Any) -> Pass:
         """No unperturbed pass is left over."""
-        return Pass(exact(site, chunk=self.chunk), None, None)
+        return Pass(exact(site), None, None)
 
 
 def draws_normal(estimator: Estimator) -> bool:
@@ -236,22 +232,19 @@ def by_name(name: str | Estimator, **options: Any) -> Estimator:
     return kind(**{key: value for key, value in options.items() if key in known})
 
 
-def exact(site: Site, *, chunk: int | None = None) -> Tensor:
-    """Σ over rows of the whitened Jacobian of ‖row‖², a chunk of points at a time if g allows."""
+def exact(site: Site) -> Tensor:
+    """Σ ‖row‖² over rows of the whitened Jacobian, some points at a time if g allows."""
     f, params, x, metric = site
     S = num_points(x)
     if metric is not None or not is_pointwise(f):
-        factors = linearize(f, params, x, chunk=chunk)
+        factors = linearize(f, params, x)
         whiten = site.resolve(factors.out)
         if not whiten.local:
-            squares = whiten.gram(factors.gram(), S).diagonal()  # [Q]
-        else:
-            mixed = factors.mixed(lambda u: whiten.rows(u).reshape(S, -1, *u.shape[2:]))
-            squares = mixed.to(wide(factors.out.dtype)).squares().flatten()  # [Q]
-        return squares.sum() if whiten.signs is None else (whiten.signs * squares).sum()
-    if chunk is None:
-        width = recorded_calls(f, params, x).numbers_per_point(params)
-        chunk = max(1, CHUNK_BYTES // (8 * width))
+            return whiten.gram(factors.gram(), S).diagonal().sum()
+        mixed = factors.mixed(lambda u: whiten.rows(u).reshape(S, -1, *u.shape[2:]))
+        return mixed.to(wide(factors.out.dtype)).squares().sum()
+    width = recorded_calls(f, params, x).numbers_per_point(params)
+    chunk = max(1, CHUNK_BYTES // (8 * width))
     parts = []
     for i in range(0, S, chunk):
         factors = linearize(f, params, take_points(x, slice(i, i + chunk)))
@@ -269,7 +262,6 @@ def trace(
     beta: float = 1e-3,
     generator: torch.Generator | None = None,
     metric: Metric | Tensor | None = None,
-    chunk: int | None = None,
 ) -> Estimate:
     r"""Tr 𝒥 with 𝒥 = E[JᵀgJ] over the points ``x``, differentiable in ``params``.
 
@@ -285,7 +277,6 @@ def trace(
         beta: Step of the differences (``fd``, ``fd_central``).
         generator: Where probes are drawn from; None is torch's own generator.
         metric: g; see :mod:`fsmap.metric`.
-        chunk: Points (``exact``) or probes (others) at a time.
 
     Returns:
         Estimate: mean and standard error over probes; nan for one probe, zero for ``exact``.
@@ -297,11 +288,10 @@ def trace(
         >>> round(fsmap.trace(f, params, x, method="exact").value.item(), 6)  # mean of ‖x‖² + 1
         2.0
     """
-    estimator = by_name(method, beta=beta, chunk=chunk)
+    estimator = by_name(method, beta=beta)
     site = Site(f, params, x, metric)
     check_points(x)
     check_params(params)
-    check_chunk(chunk)
     estimator.check(params)
     source: object = generator
     if not isinstance(source, torch.Generator | None):
@@ -315,16 +305,14 @@ def trace(
     else:
         estimator.check_probes(probes, site)
         drawn = probes
-    found = estimate(estimator, site, drawn, chunk=chunk)
+    found = estimate(estimator, site, drawn)
     check_trace(found.value, site, getattr(estimator, "beta", None))
     return found
 
 
-def estimate(
-    estimator: Estimator, site: Site, probes: Probes, *, chunk: int | None = None
-) -> Estimate:
+def estimate(estimator: Estimator, site: Site, probes: Probes) -> Estimate:
     """:func:`trace` with the probes given and no check of values: it can be vmapped."""
-    values = evaluate(estimator, site, probes, chunk=chunk, with_output=False).values
+    values = evaluate(estimator, site, probes, with_output=False).values
     if probes is None:
         return Estimate(values[0], torch.zeros_like(values[0]))
     return estimator.combine(values)
@@ -339,12 +327,7 @@ class Evaluated(NamedTuple):
 
 
 def evaluate(
-    estimator: Estimator,
-    site: Site,
-    probes: Probes,
-    *,
-    chunk: int | None = None,
-    with_output: bool = True,
+    estimator: Estimator, site: Site, probes: Probes, *, with_output: bool = True
 ) -> Evaluated:
     """The one place that puts R together: all probes, and the last layer's block if f knows it.
 
@@ -363,6 +346,7 @@ def evaluate(
     def one(probe: Any) -> Tensor:
         return estimator.at(site, probe).value
 
+    chunk = max(1, PROBE_BYTES // (8 * count(site.params)))
     out = state = None
     several = probes is not None and len(tree_leaves(probes)[0]) > 1
     if several and not with_output:
@@ -392,6 +376,7 @@ def over_probes(
     """
     R = len(tree_leaves(probes)[0])
     if R > 1 and is_pointwise(f):
+        chunk = None if chunk is None or chunk >= R else chunk
         try:
             with differentiable_attention():  # the fused kernels cannot be vmapped
                 values: Tensor = vmap(one, chunk_size=chunk)(*probes)

@@ -56,7 +56,6 @@ class Whitening(NamedTuple):
     rows: Callable[[Tensor], Tensor]  # [S, K, *] -> [Q, *]   Lᵀu/√S
     adjoint: Callable[[Tensor], Tensor]  # [Q] -> [S, K]      Lv/√S
     size: int  # Q
-    signs: Tensor | None = None  # [Q]
     local: bool = True  # whether rows of a point depend on that point alone
     scale: float | None = None  # where L/√S is a multiple of the identity: that multiple
 
@@ -64,8 +63,7 @@ class Whitening(NamedTuple):
         """uᵀgu/S of one output perturbation ``[S, K]``."""
         if self.scale is not None:
             return self.scale**2 * u.square().sum()
-        squares = self.rows(u).square()
-        return squares.sum() if self.signs is None else (self.signs * squares).sum()
+        return self.rows(u).square().sum()
 
     def gram(self, gram: Tensor, S: int) -> Tensor:
         """LᵀGL/S of the inner products G of all rows of J: ``[SK, SK]`` → ``[Q, Q]``."""
@@ -150,9 +148,9 @@ def check_replaceable(f: ModelFn, mode: str) -> None:
         raise ForwardModeError(message) if mode == "forward" else UnsupportedModuleError(message)
 
 
-def jacobian(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Tensor:
-    """J as one tensor ``[S, K, P]``, differentiable; ``chunk`` points (or rows) at a time."""
-    return linearize(f, params, x, chunk=chunk).rows()
+def jacobian(f: ModelFn, params: Params, x: Inputs) -> Tensor:
+    """J as one tensor ``[S, K, P]``, differentiable."""
+    return linearize(f, params, x).rows()
 
 
 def jvp(f: ModelFn, params: Params, x: Inputs, psi: Params) -> tuple[Tensor, Tensor, State]:

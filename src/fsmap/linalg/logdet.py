@@ -27,7 +27,6 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fsmap.errors import InputError, SingularGeometryError
 from fsmap.functional import (
-    check_chunk,
     check_finite,
     check_fits,
     check_params,
@@ -41,8 +40,8 @@ from fsmap.functional import (
     number,
 )
 from fsmap.linalg.estimators import exact
-from fsmap.linalg.jacobian import Metric, Site, linearize, recorded_calls
-from fsmap.linalg.slq import normal_matrix, rounding_at_most, slq
+from fsmap.linalg.jacobian import Metric, Site, linearize, recorded_calls, resolve
+from fsmap.linalg.slq import rounding_at_most, slq
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
 METHODS = ("auto", "dense", "dual", "slq", "svd_clip", "pseudo", "first_order")
@@ -61,7 +60,6 @@ def log_det(
     probes: int | Tensor | None = None,
     generator: torch.Generator | None = None,
     return_estimate: bool = False,
-    chunk: int | None = None,
 ) -> Tensor | Estimate:
     r"""$\log\det(\mathcal J(\theta; p_X) + \epsilon I)$ in nats; differentiable, in ``jitter`` too.
 
@@ -75,7 +73,6 @@ def log_det(
         probes: For ``slq``: how many, or the probes themselves.
         generator: For ``slq``; None is torch's own.
         return_estimate: Return value and standard error instead of the value.
-        chunk: Points of the Jacobian, or probes of ``slq``, at a time.
 
     Returns:
         The value, or an ``Estimate``. Its ``stderr`` bounds what the rounding of the Jacobian to
@@ -96,12 +93,10 @@ def log_det(
     """
     check_points(x)
     check_params(params)
-    check_chunk(chunk)
     eps = _jitter(jitter, next(iter(params.values())).device)
     site, share = Site(f, params, x, metric), math.inf if return_estimate else 0.05
-    options: dict[str, Any] = {"probes": probes, "generator": generator, "chunk": chunk}
     try:
-        found = evaluate(site, eps, method, rounding=share, **options)
+        found = evaluate(site, eps, method, probes=probes, generator=generator, rounding=share)
     except LinAlgError:  # what the decompositions raise for a matrix with NaN
         _explain(site, float(eps), method)
     if not holds(torch.isfinite(found.value), otherwise=True):
@@ -124,20 +119,13 @@ def _jitter(jitter: float | Tensor, device: torch.device) -> Tensor:
 def _explain(site: Site, eps: float, method: str) -> NoReturn:
     """Say why a value is not finite."""
     check_finite(site.params)
-    with torch.no_grad():
-        indefinite = site.resolve(finite(site.output())).signs is not None
-    what = f"J(theta; p_X) + {eps:.3g} I is not positive definite ({method=})"
-    if indefinite:
-        message = (
-            f"{what}: the metric has negative eigenvalues, and outweighs the jitter. Raise jitter "
-            "above the most negative eigenvalue of J, or leave the negative part of the metric out."
-        )
-    else:
-        message = (
-            f"{what}: the geometry is singular here (Theorems 1, 2), or its small eigenvalues are "
-            "lost in the rounding of the large ones. Raise jitter, leave the zero eigenvalues out "
-            "with method='pseudo', or ask fsmap.doctor where they come from."
-        )
+    finite(site.output())
+    message = (
+        f"J(theta; p_X) + {eps:.3g} I is not positive definite ({method=}): the geometry is "
+        "singular here (Theorems 1, 2), or its small eigenvalues are lost in the rounding of the "
+        "large ones. Raise jitter, leave the zero eigenvalues out with method='pseudo', or ask "
+        "fsmap.doctor where they come from."
+    )
     raise SingularGeometryError(message)
 
 
@@ -148,7 +136,6 @@ def evaluate(
     *,
     probes: int | Tensor | None = None,
     generator: torch.Generator | None = None,
-    chunk: int | None = None,
     rounding: float | None = None,
 ) -> Estimate:
     """:func:`log_det` without checks of values: it can be vmapped, and is nan where undefined.
@@ -156,32 +143,30 @@ def evaluate(
     ``rounding`` is the share of the value that rounding may change before it is refused. None
     leaves this bound out, which takes the eigenvalues where it is not tiny.
     """
-    params = site.params
-    S, K, P, gram = sizes(*site[:3])
-    chosen = choose(method, S * K, P, jitter.device, gram=gram)
+    params, size = site.params, sizes(*site[:3])
+    P, chosen = size.P, choose(method, size, jitter.device)
     if chosen != "pseudo":
-        check_jitter(jitter, S, K, P)
+        check_jitter(jitter, size.rows, P)
     if chosen == "slq":
-        bounded = rounding is not None
-        return slq(site, jitter, probes, generator, chunk=chunk, bounded=bounded)
+        return slq(site, jitter, probes, generator, bounded=rounding is not None)
     if chosen == "first_order":
-        value = P * jitter.log() + exact(site, chunk=chunk) / jitter
+        value = P * jitter.log() + exact(site) / jitter
         return Estimate(value, torch.zeros_like(value))
-    _check_memory(S * K, P, gram, chosen, jitter.device)
+    _check_memory(size, chosen, jitter.device)
     if chosen == "dual":
-        factors = linearize(*site[:3], chunk=chunk)  # without A where layers are linear
+        factors = linearize(*site[:3])  # without A where layers are linear
         whiten = site.resolve(factors.out)
-        matrix, signs = whiten.gram(factors.gram(), S), whiten.signs
-        value = dual(matrix, signs, jitter, P)
-        if rounding is not None and signs is None:
+        matrix = whiten.gram(factors.gram(), num_points(site.x))
+        value = dual(matrix, jitter, P)
+        if rounding is not None:
             return _bounded(matrix, value, jitter, params, "dual", P, rounding)
     else:
-        rows, signs = whitened_rows(*site[:3], metric=site.metric, chunk=chunk)
+        rows = whitened_rows(*site)
         if chosen == "pseudo":  # what counts as zero is up to the model's precision
-            value = pseudo(rows, signs, jitter, next(iter(params.values())).dtype)
+            value = pseudo(rows, jitter, next(iter(params.values())).dtype)
         else:
-            value = (dense if chosen == "dense" else svd_clip)(rows, signs, jitter)
-            if rounding is not None and signs is None:
+            value = (dense if chosen == "dense" else svd_clip)(rows, jitter)
+            if rounding is not None:
                 small = rows.detach() if len(rows) < P else rows.detach().mT
                 return _bounded(small @ small.mT, value, jitter, params, chosen, P, rounding)
     return Estimate(value, torch.zeros_like(value))
@@ -221,26 +206,26 @@ def _bounded(
 
 
 def whitened_rows(
-    f: ModelFn,
-    params: Params,
-    x: Inputs,
-    *,
-    metric: Metric | Tensor | None = None,
-    chunk: int | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """A = LᵀJ/√S in float64, ``[Q, P]``, and the metric's signs: 𝒥 = Aᵀ diag(signs) A."""
-    factors = linearize(f, params, x, chunk=chunk)
-    whiten = Site(f, params, x, metric).resolve(factors.out)
-    return whiten.rows(factors.rows().double()), whiten.signs
+    f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None = None
+) -> Tensor:
+    """A = LᵀJ/√S in float64, ``[Q, P]``: 𝒥 = AᵀA."""
+    factors = linearize(f, params, x)
+    return resolve(metric, x, factors.out).rows(factors.rows().double())
 
 
 class Sizes(NamedTuple):
     """Sizes of the Jacobian, and what ``dual`` needs."""
 
-    S: int
-    K: int
+    rows: int  # S·K
     P: int
     gram: int  # bytes of the factored Jacobian and its Gram matrix, with what a gradient keeps
+
+    def bytes(self, method: str) -> int:
+        """What a method needs."""
+        if method == "dual":
+            return self.gram
+        side = self.P if method == "dense" else min(self.rows, self.P)
+        return 8 * (3 * self.rows * self.P + 2 * side**2)
 
 
 def sizes(f: ModelFn, params: Params, x: Inputs) -> Sizes:
@@ -248,30 +233,26 @@ def sizes(f: ModelFn, params: Params, x: Inputs) -> Sizes:
     calls, S, P = recorded_calls(f, params, x), num_points(x), count(params)
     if not is_pointwise(f):
         rows = calls.outputs
-        return Sizes(S, rows // S, P, 8 * (3 * rows * P + 6 * rows**2))
+        return Sizes(rows, P, 8 * (3 * rows * P + 6 * rows**2))
     rows = S * calls.outputs
     compact = not torch.is_grad_enabled()  # else all that a point takes stays for the gradient
     factors = 3 * S * calls.numbers_per_point(params, compact=compact)
-    return Sizes(S, calls.outputs, P, 8 * (factors + (6 + len(calls.layers)) * rows**2))
+    return Sizes(rows, P, 8 * (factors + (6 + len(calls.layers)) * rows**2))
 
 
-def choose(method: str, rows: int, P: int, device: torch.device, *, gram: int | None = None) -> str:
-    """The method that ``auto`` stands for: by shape and memory, never by values.
-
-    ``rows`` is S·K; ``gram`` the bytes that ``dual`` needs, by default those of a dense Jacobian.
-    """
+def choose(method: str, size: Sizes, device: torch.device) -> str:
+    """The method that ``auto`` stands for: by shape and memory, never by values."""
     if method not in METHODS:
         message = f"unknown log_det method {method!r}; known: {', '.join(METHODS)}"
         raise InputError(message)
     if method != "auto":
         return method
-    needed = 3 * 8 * rows * P if P <= rows or gram is None else gram
-    if min(rows, P) > LARGEST_MATRIX or not fits(needed, device):
-        return "slq"
-    return "dense" if P <= rows else "dual"
+    direct = "dense" if size.P <= size.rows else "dual"
+    small = min(size.rows, size.P) <= LARGEST_MATRIX
+    return direct if small and fits(size.bytes(direct), device) else "slq"
 
 
-def check_jitter(jitter: Tensor, S: int, K: int, P: int) -> None:
+def check_jitter(jitter: Tensor, rows: int, P: int) -> None:
     """Raise InputError if ε < 0, or ε = 0 with S·K < P (inside vmap: nothing)."""
     eps = number(jitter)
     if eps is None:
@@ -279,57 +260,53 @@ def check_jitter(jitter: Tensor, S: int, K: int, P: int) -> None:
     if not eps >= 0:
         message = f"jitter must be >= 0, got {eps:g}"
         raise InputError(message)
-    if eps == 0 and S * K < P:
+    if eps == 0 and rows < P:
         message = (
-            f"jitter must be > 0 when S*K < P, got jitter=0 with S*K={S * K}, {P=}: J has at "
-            f"least {P - S * K} zero eigenvalues. Raise num_points or jitter; see "
+            f"jitter must be > 0 when S*K < P, got jitter=0 with S*K={rows}, {P=}: J has at "
+            f"least {P - rows} zero eigenvalues. Raise num_points or jitter; see "
             "docs/guide/pathologies.md."
         )
         raise InputError(message)
 
 
-def _check_memory(rows: int, P: int, gram: int, method: str, device: torch.device) -> None:
-    side = P if method == "dense" else min(rows, P)
-    needed = gram if method == "dual" else 8 * (3 * rows * P + 2 * side**2)
+def _check_memory(size: Sizes, method: str, device: torch.device) -> None:
+    needed = size.bytes(method)
     instead = "Use method='slq', which needs products only, or fewer evaluation points."
     if method in ("pseudo", "svd_clip"):  # other numbers than those of slq and dual
         instead = "Use fewer evaluation points, or method='slq', which counts zeros as the jitter."
-    elif method != "dual" and gram < needed / 4:
+    elif method != "dual" and size.gram < needed / 4:
         instead = "Use method='dual', whose matrix is [S*K, S*K], or method='slq'."
-    what = f"the Jacobian [{rows}, {P}] with method={method!r}"
+    what = f"the Jacobian [{size.rows}, {size.P}] with method={method!r}"
     check_fits(needed, device, what=what, instead=instead)
 
 
-# Log-determinants of AᵀDA + εI from the rows A [Q, P] or their Gram matrix, D = diag(signs), in
-# float64, differentiable and vmappable: nan, not an error, if a matrix is not positive definite.
+# Log-determinants of AᵀA + εI from the rows A [Q, P] or their Gram matrix, in float64,
+# differentiable and vmappable: nan, not an error, if a matrix is not positive definite.
 
 
-def dense(rows: Tensor, signs: Tensor | None, jitter: Tensor) -> Tensor:
-    """Cholesky of AᵀDA + εI."""
-    return positive_log_det(normal_matrix(rows, signs) + _identity(rows.shape[1], jitter))
+def dense(rows: Tensor, jitter: Tensor) -> Tensor:
+    """Cholesky of AᵀA + εI."""
+    return positive_log_det(rows.mT @ rows + _identity(rows.shape[1], jitter))
 
 
-def dual(gram: Tensor, signs: Tensor | None, jitter: Tensor, P: int) -> Tensor:
+def dual(gram: Tensor, jitter: Tensor, P: int) -> Tensor:
     """(P − Q) log ε + log det(AAᵀ + εI), Sylvester; from AAᵀ."""
     Q = len(gram)
-    inner = gram + _identity(Q, jitter)
-    value = positive_log_det(inner) if signs is None else _signed(gram, signs, jitter)
+    value = positive_log_det(gram + _identity(Q, jitter))
     return value if P == Q else (P - Q) * jitter.log() + value
 
 
-def svd_clip(rows: Tensor, signs: Tensor | None, jitter: Tensor) -> Tensor:
+def svd_clip(rows: Tensor, jitter: Tensor) -> Tensor:
     """Σ log max(σ², ε) over all P singular values."""
-    squares = _squared_singular_values(rows, signs, "svd_clip")
+    squares = torch.linalg.svdvals(rows).square()
     missing = rows.shape[1] - len(squares)
     clipped = torch.maximum(squares, jitter).log().sum()
     return clipped if missing == 0 else clipped + missing * jitter.log()
 
 
-def pseudo(
-    rows: Tensor, signs: Tensor | None, jitter: Tensor, precision: torch.dtype = torch.float64
-) -> Tensor:
+def pseudo(rows: Tensor, jitter: Tensor, precision: torch.dtype = torch.float64) -> Tensor:
     """Σ log σ² over the singular values with σ² > ε and above the rounding of ``precision``."""
-    squares = _squared_singular_values(rows, signs, "pseudo")
+    squares = torch.linalg.svdvals(rows).square()
     rounding = max(rows.shape) * torch.finfo(precision).eps * squares.max().sqrt()
     kept = squares > torch.maximum(rounding.square(), jitter)
     return torch.where(kept, squares, torch.ones_like(squares)).log().sum()
@@ -411,23 +388,5 @@ class _PositiveLogDet(torch.autograd.Function):
         return (torch.linalg.inv(matrix) * tangent.mT).sum((-2, -1)), None
 
 
-def _signed(gram: Tensor, signs: Tensor, jitter: Tensor) -> Tensor:
-    """Log det(εI + DG) where D has negative entries."""
-    # det(εI + DG) = det D · det(εD + G), and by Haynsworth's inertia additivity AᵀDA + εI is
-    # positive definite if and only if the symmetric εD + G has as many positive eigenvalues as D.
-    D = torch.where(signs < 0, -1.0, 1.0).to(gram)  # a zero sign has a zero row: either is right
-    eigenvalues = torch.linalg.eigvalsh(gram + jitter * torch.diag(D))
-    definite = (eigenvalues > 0).sum() == (D > 0).sum()
-    return torch.where(definite, eigenvalues.abs().log().sum(), torch.nan)
-
-
 def _identity(n: int, jitter: Tensor) -> Tensor:
     return jitter * torch.eye(n, dtype=torch.float64, device=jitter.device)
-
-
-def _squared_singular_values(rows: Tensor, signs: Tensor | None, method: str) -> Tensor:
-    if signs is not None:
-        message = f"{method} needs a metric without negative eigenvalues; use method='dense'"
-        raise InputError(message)
-    values: Tensor = torch.linalg.svdvals(rows)
-    return values.square()

@@ -1,9 +1,8 @@
 r"""The metric g of function space (``eq:JgJ``, appendix B.2): $\mathcal J = E[J^\top g J]$.
 
-A metric is resolved at the evaluation points into linear maps (``Whitening``). With
-g = L diag(s) Lᵀ and rows A = LᵀJ/√S, $\mathcal J = A^\top \mathrm{diag}(s)\,A$.
-Signs s are all +1 (and left out) unless g has negative eigenvalues. No metric means g = I: the
-squared distance of two functions is the sum over outputs of the mean over points.
+A metric is resolved at the evaluation points into linear maps (``Whitening``). With g = LLᵀ and
+rows A = LᵀJ/√S, $\mathcal J = A^\top A$. No metric means g = I: the squared distance of two
+functions is the sum over outputs of the mean over points.
 
 A metric that depends on θ (softmax-Fisher) carries a caveat: the normalizer Z of appendix B.2 then
 depends on θ as well and is *not* part of the objective; what is maximized is no longer a density up
@@ -28,7 +27,7 @@ __all__ = ["General", "Metric", "Output", "SoftmaxFisher", "Weights", "Whitening
 
 
 class Weights(NamedTuple):
-    """Weights g(x) per point ``[S]`` or per output position ``[S, T]``; they may be negative.
+    """Weights g(x) ≥ 0 per point ``[S]`` or per output position ``[S, T]``.
 
     A tensor, or a function of the points. T is the leading output dimension where a point has many
     outputs, ``[S, T, K]``: a padding mask ``Weights(lambda x: x["mask"])`` makes the masked
@@ -38,15 +37,13 @@ class Weights(NamedTuple):
     weights: Tensor | Callable[[Inputs], Tensor]
 
     def at(self, x: Inputs, out: Tensor) -> Whitening:
-        """Rows of point s are scaled by √|g(x_s)|."""
-        w = self.spread(x, out)  # [S, 1] or [S, K]
+        """Rows of point s are scaled by √g(x_s)."""
         S, K = out.shape
-        root = (w.abs() / S).sqrt()
+        root = (self.spread(x, out) / S).sqrt()  # [S, 1] or [S, K]
         return Whitening(
             lambda u: (u * root.reshape(*root.shape, *[1] * (u.ndim - 2))).flatten(0, 1),
             lambda v: v.reshape(S, K) * root,
             S * K,
-            _signs(w.expand(S, K).reshape(-1)),
         )
 
     def spread(self, x: Inputs, out: Tensor) -> Tensor:
@@ -55,7 +52,7 @@ class Weights(NamedTuple):
         S, K = out.shape
         per_position = w.ndim == 2 and len(w) == S and w.shape[1] > 0 and K % w.shape[1] == 0
         words = "[S]" if w.ndim == 1 else f"[S], or [S, T] with T a divisor of {K=}"
-        _check("Weights", w, tuple(w.shape) if per_position else (S,), words)
+        _check("Weights", w, tuple(w.shape) if per_position else (S,), words, negative=False)
         return w.repeat_interleave(K // w.shape[1], dim=1) if per_position else w[:, None]
 
 
@@ -72,7 +69,7 @@ class Output(NamedTuple):
     def at(self, x: Inputs, out: Tensor) -> Whitening:
         """Rows of point s are Lₛᵀ times its outputs."""
         S, K = out.shape
-        factor, signs = self._root(S, K, out)
+        factor = self._root(S, K, out)
         factor = (factor / math.sqrt(S)).expand(S, *factor.shape[-2:])  # [S, K, Q/S]
         size = S * factor.shape[-1]
 
@@ -83,10 +80,10 @@ class Output(NamedTuple):
         def adjoint(v: Tensor) -> Tensor:
             return (factor.to(v) @ v.reshape(S, -1, 1))[..., 0]
 
-        return Whitening(rows, adjoint, size, signs)
+        return Whitening(rows, adjoint, size)
 
-    def _root(self, S: int, K: int, out: Tensor) -> tuple[Tensor, Tensor | None]:
-        """L, ``[K, Q/S]`` or ``[S, K, Q/S]``, and signs."""
+    def _root(self, S: int, K: int, out: Tensor) -> Tensor:
+        """L, ``[K, Q/S]`` or ``[S, K, Q/S]``."""
         if (self.matrix is None) == (self.factor is None):
             message = "Output takes a matrix or a factor, exactly one of them"
             raise InputError(message)
@@ -97,12 +94,11 @@ class Output(NamedTuple):
                     f"got {tuple(self.factor.shape)}"
                 )
                 raise InputError(message)
-            return self.factor.to(out), None
+            return self.factor.to(out)
         assert self.matrix is not None
         shape = (K, K) if self.matrix.ndim == 2 else (S, K, K)
         _check("Output", self.matrix, shape, "[K, K] or [S, K, K]")
-        factor, eigenvalues = _root(self.matrix.to(out))
-        return factor, _signs(eigenvalues.expand(S, K).reshape(-1))
+        return _root(self.matrix.to(out))
 
 
 class SoftmaxFisher(NamedTuple):
@@ -124,15 +120,15 @@ class SoftmaxFisher(NamedTuple):
 
 
 class General(NamedTuple):
-    """Any symmetric metric over points and outputs, ``[S·K, S·K]`` or ``[S, K, S, K]``.
+    """Any metric over points and outputs, ``[S·K, S·K]`` or ``[S, K, S, K]``.
 
-    Entries and eigenvalues may have either sign. The matrix is a constant of the objective.
+    Entries may have either sign, eigenvalues not. The matrix is a constant of the objective.
     """
 
     matrix: Tensor
 
     def at(self, x: Inputs, out: Tensor) -> Whitening:
-        """Rows are |eigenvalue|^½ times eigenvectors, with the eigenvalues' signs."""
+        """Rows are √eigenvalue times eigenvectors."""
         S, K = out.shape
         n = S * K
         if self.matrix.shape not in ((n, n), (S, K, S, K)):
@@ -143,7 +139,7 @@ class General(NamedTuple):
             raise InputError(message)
         matrix = self.matrix.to(out).reshape(n, n)
         _check("General", matrix, (n, n), "[S*K, S*K]")
-        factor, eigenvalues = _root(matrix / S)
+        factor = _root(matrix / S)
 
         def rows(u: Tensor) -> Tensor:
             return (factor.mT.to(u) @ u.reshape(n, -1)).reshape(n, *u.shape[2:])
@@ -151,7 +147,7 @@ class General(NamedTuple):
         def adjoint(v: Tensor) -> Tensor:
             return (factor.to(v) @ v).reshape(S, K)
 
-        return Whitening(rows, adjoint, n, _signs(eigenvalues), local=False)
+        return Whitening(rows, adjoint, n, local=False)
 
 
 def as_metric(metric: Metric | Tensor, S: int, K: int) -> Metric:
@@ -182,29 +178,35 @@ def as_metric(metric: Metric | Tensor, S: int, K: int) -> Metric:
     raise InputError(message)
 
 
-def _root(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """V|Λ|^½ and Λ of a symmetric matrix; constants: eigenvectors have no stable derivative."""
+def _root(matrix: Tensor) -> Tensor:
+    """VΛ^½ of a symmetric matrix; a constant: eigenvectors have no stable derivative."""
     matrix = matrix.detach().double()
     difference = (matrix - matrix.mT).abs().max()
     if not holds(difference <= 1e-6 * matrix.abs().max(), otherwise=True):
         message = f"a metric must be symmetric; it differs from its transpose by {difference:.3g}"
         raise InputError(message)
     eigenvalues, vectors = torch.linalg.eigh(matrix)
-    # Rounding makes zero eigenvalues slightly negative: below this they are zero, not a signature.
+    # Rounding makes zero eigenvalues slightly negative: up to this they are zero.
     largest = eigenvalues.abs().amax(-1, keepdim=True)
     floor = matrix.shape[-1] * torch.finfo(torch.float64).eps * largest
-    eigenvalues = torch.where(eigenvalues.abs() <= floor, 0.0, eigenvalues)
-    return vectors * eigenvalues.abs().sqrt()[..., None, :], eigenvalues
+    if not holds((eigenvalues >= -floor).all(), otherwise=True):
+        message = (
+            f"a metric must not have negative eigenvalues, got {float(eigenvalues.min()):.3g}. "
+            "Leave its negative part out."
+        )
+        raise InputError(message)
+    eigenvalues = torch.where(eigenvalues <= floor, 0.0, eigenvalues)
+    factor: Tensor = vectors * eigenvalues.sqrt()[..., None, :]
+    return factor
 
 
-def _signs(eigenvalues: Tensor) -> Tensor | None:
-    return None if holds((eigenvalues >= 0).all(), otherwise=False) else eigenvalues.sign()
-
-
-def _check(name: str, tensor: Tensor, shape: tuple[int, ...], words: str) -> None:
+def _check(
+    name: str, tensor: Tensor, shape: tuple[int, ...], words: str, *, negative: bool = True
+) -> None:
     if tuple(tensor.shape) != shape:
         message = f"{name} must be {words}, here {shape}, got {tuple(tensor.shape)}"
         raise InputError(message)
-    if not holds(torch.isfinite(tensor).all(), otherwise=True):
-        message = f"{name} has NaN or inf"
+    allowed = torch.isfinite(tensor) & (negative | (tensor >= 0))
+    if not holds(allowed.all(), otherwise=True):
+        message = f"{name} has " + ("NaN or inf" if negative else "NaN, inf or negative entries")
         raise InputError(message)

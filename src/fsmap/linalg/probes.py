@@ -1,4 +1,4 @@
-"""Probes of estimators: draws, complete sets, checks.
+"""Probes of estimators: draws and checks.
 
 A probe ψ in parameter space is a dict of stacked draws ``{name: [R, ...]}``. In training it comes
 from a :class:`fsmap.Stream`.
@@ -6,14 +6,12 @@ from a :class:`fsmap.Stream`.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.functional import count, unravel
 from fsmap.types import Params
 
 
@@ -51,14 +49,6 @@ def randn_like(num: int, p: Tensor, generator: torch.Generator | None) -> Tensor
     dtype = torch.float32 if p.dtype == torch.float64 else p.dtype
     draw = torch.randn((num, *p.shape), dtype=dtype, device=p.device, generator=generator)
     return draw.to(p.dtype)
-
-
-def basis(params: Params) -> Params:
-    """The complete set, √P times every unit vector: the mean over probes is the exact trace."""
-    first = next(iter(params.values()))
-    total = count(params)
-    eye = math.sqrt(total) * torch.eye(total, dtype=first.dtype, device=first.device)
-    return unravel(eye, params)
 
 
 def check(psi: object, params: Params) -> None:

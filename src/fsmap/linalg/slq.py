@@ -50,16 +50,15 @@ def slq(
     probes: int | Tensor | None = None,
     generator: torch.Generator | None = None,
     *,
-    chunk: int | None = None,
     kind: str | None = None,
     bounded: bool = False,
 ) -> Estimate:
     """Estimate log det(𝒥 + εI) with its gradient.
 
     ``probes`` are how many (default 16) or a tensor ``[R, n]`` with n = min(Q, P); as many as n or
-    more give the complete set: exact. ``chunk`` probes pass through the model at a time; ``kind``
-    is one of ``KINDS`` (None: by size). The error holds the spread over probes (nan for one), the
-    truncation of Lanczos and, if ``bounded``, the rounding of the Jacobian to the model's dtype.
+    more give the complete set: exact. ``kind`` is one of ``KINDS`` (None: by size). The error holds
+    the spread over probes (nan for one), the truncation of Lanczos and, if ``bounded``, the
+    rounding of the Jacobian to the model's dtype.
     """
     params = site.params
     if number(jitter + 0 * next(iter(params.values())).sum()) is None:
@@ -67,7 +66,7 @@ def slq(
             "slq stops when its error is small, so it cannot be vmapped; use 'dense' or 'dual'"
         )
         raise InputError(message)
-    operator = build(site, chunk, kind)
+    operator = build(site, kind)
     z = _vectors(probes, operator.size, generator, jitter)
     eps = jitter.detach().double()
     complete = len(z) == operator.size and not isinstance(probes, Tensor)
@@ -195,7 +194,6 @@ def _gauss(T: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
     """e₁ᵀ log(I + T/ε) e₁ and (T + εI)^(−½) e₁ of the tridiagonal matrices: [R], [R, k]."""
     eigenvalues, vectors = torch.linalg.eigh(T)
     first = vectors[:, 0]  # [R, k]
-    # A signed metric can push an eigenvalue below -ε: then the logarithm is nan, as it should be.
     values = (first.square() * torch.log1p(eigenvalues / eps)).sum(1)
     return values, (vectors @ (first * (eigenvalues + eps).rsqrt())[:, :, None])[..., 0]
 
@@ -213,8 +211,8 @@ class Operator(NamedTuple):
     form: Callable[[Tensor, Tensor], Tensor]  # W, Z [R, n] -> mean of wᵀMz, differentiable in θ
 
 
-def build(site: Site, chunk: int | None = None, kind: str | None = None) -> Operator:
-    """M on the smaller side; on the parameters' side if g has negative eigenvalues.
+def build(site: Site, kind: str | None = None) -> Operator:
+    """M on the smaller side.
 
     ``kind`` is one of ``KINDS``; None takes the first one that fits. On the parameters' side
     "factored" is "passes".
@@ -222,13 +220,13 @@ def build(site: Site, chunk: int | None = None, kind: str | None = None) -> Oper
     with torch.no_grad():
         whiten = site.resolve(site.output())
     P = count(site.params)
-    dual = whiten.size < P and whiten.signs is None
+    dual = whiten.size < P
     kind = kind or cheapest(site, whiten.size, dual=dual)
     if kind == "explicit":
         return _explicit(site, dual=dual)
     if kind == "factored" and dual:
         return _factored(site)
-    return _by_passes(site, chunk, dual=dual)
+    return _by_passes(site, dual=dual)
 
 
 KINDS = ("explicit", "factored", "passes")
@@ -257,7 +255,8 @@ def _explicit(site: Site, *, dual: bool) -> Operator:
     if dual:
         matrix = whiten.gram(factors.gram(), num_points(site.x))
     else:
-        matrix = normal_matrix(whiten.rows(factors.rows().double()), whiten.signs)
+        rows = whiten.rows(factors.rows().double())
+        matrix = rows.mT @ rows
     fixed = matrix.detach()
 
     def form(W: Tensor, Z: Tensor) -> Tensor:
@@ -287,11 +286,11 @@ def _factored(site: Site) -> Operator:
     return Operator(whiten.size, matvec, form)
 
 
-def _by_passes(site: Site, chunk: int | None, *, dual: bool) -> Operator:
+def _by_passes(site: Site, *, dual: bool) -> Operator:
     """Passes through the model: nothing of size Q·P is ever held."""
     f, params, x, _ = site
     fixed = detached(params)
-    size = chunk or max(1, PROBE_BYTES // (8 * count(params)))
+    size = max(1, PROBE_BYTES // (8 * count(params)))
     replay = NoiseReplay(f, params)
     out, pull, _ = vjp(f, fixed, x)  # one pass: every product sees the same masks
     whiten = site.resolve(out)
@@ -301,7 +300,7 @@ def _by_passes(site: Site, chunk: int | None, *, dual: bool) -> Operator:
         if dual:
             return whiten.rows(push(pull(whiten.adjoint(v.to(out.dtype))))).double()
         u = whiten.rows(push(unravel(v.to(out.dtype), fixed)))
-        return ravel(pull(whiten.adjoint(u if whiten.signs is None else whiten.signs * u))).double()
+        return ravel(pull(whiten.adjoint(u))).double()
 
     def forms(p: Params, W: Tensor, Z: Tensor) -> Tensor:  # wᵀMz of each pair
         replay()
@@ -340,18 +339,12 @@ def _transposed(pull: Callable[[Tensor], Params], out: Tensor) -> Callable[[Para
 
 
 def _in_rows(site: Site, w: Tensor, z: Tensor) -> Tensor:
-    """(Aw)ᵀD(Az)."""
+    """(Aw)ᵀ(Az)."""
     dtype = next(iter(site.params.values())).dtype
     out, left, _ = jvp(*site[:3], unravel(w.to(dtype), site.params))
     _, right, _ = jvp(*site[:3], unravel(z.to(dtype), site.params))
     whiten = site.resolve(out)
-    product = whiten.rows(left) * whiten.rows(right)
-    return (product if whiten.signs is None else whiten.signs * product).sum()
-
-
-def normal_matrix(rows: Tensor, signs: Tensor | None) -> Tensor:
-    """AᵀDA."""
-    return rows.mT @ (rows if signs is None else signs[:, None] * rows)
+    return (whiten.rows(left) * whiten.rows(right)).sum()
 
 
 def rounding_at_most(trace: Tensor, jitter: Tensor, precision: torch.dtype, count: int) -> Tensor:

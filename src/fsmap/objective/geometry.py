@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.functional import ravel, unravel
 from fsmap.linalg import logdet
 from fsmap.linalg.estimators import Estimator, Jvp, evaluate
 from fsmap.linalg.jacobian import Metric, Site, resolve
 from fsmap.linalg.slq import DEFAULT_PROBES
 from fsmap.px import EvalDistribution, Stream, sample
-from fsmap.types import Draws, Inputs, ModelFn, Params
+from fsmap.types import Draws, ModelFn, Params
 
 SHARE = 0.01
 """R₀ over R at the start: c·log(1 + R/R₀) is linear in R below R₀, a logarithm above."""
@@ -62,15 +61,13 @@ class LogDet(NamedTuple):
     def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
         """S points; for ``slq`` also a generator's worth of signs."""
         x = sample(self.px, self.num_points, params, stream)
-        S, K, P, gram = logdet.sizes(f, params, x)
-        device = next(iter(params.values())).device
-        if logdet.choose(self.method, S * K, P, device, gram=gram) != "slq":
+        size, like = logdet.sizes(f, params, x), next(iter(params.values())).detach()
+        if logdet.choose(self.method, size, like.device) != "slq":
             return Draws(x)
         with torch.no_grad():
             whiten = resolve(self.metric, x, f(params, x))
-        dual = whiten.size < P and whiten.signs is None  # the side that slq takes
-        like = next(iter(params.values())).detach()
-        return Draws(x, stream.signs(self.probes, whiten.size if dual else P, like))
+        side = min(whiten.size, size.P)  # that slq takes
+        return Draws(x, stream.signs(self.probes, side, like))
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
         """Nats."""
@@ -79,8 +76,8 @@ class LogDet(NamedTuple):
         jitter = self.jitter.to(next(iter(params.values())).device)
         method = self.method
         if method == "auto":  # as it was drawn for: what is free may have changed since
-            S, K, P, _ = logdet.sizes(f, params, draws.x)
-            method = "slq" if given is not None else ("dense" if P <= S * K else "dual")
+            size = logdet.sizes(f, params, draws.x)
+            method = "slq" if given is not None else ("dense" if size.P <= size.rows else "dual")
         site = Site(f, params, draws.x, self.metric)
         estimate = logdet.evaluate(site, jitter, method, probes=given)
         return -0.5 * estimate.value
@@ -178,54 +175,6 @@ class TraceBound(NamedTuple):
         return -self.every * self.nats * torch.log1p(R / self.r0)
 
 
-class Variational(NamedTuple):
-    r"""The expectation that jitter stands for (``eq:variational-fs-map``), by sampling.
-
-    $-\tfrac12 E_{q(\theta'|\theta)}[\log\det\mathcal J(\theta'; p_X)]$
-
-    q has constant entropy in *function* space: $q = N(\theta, s^2(\mathcal J(\theta) + \epsilon
-    I)^{-1})$, so that every direction moves the function equally far, up to ε.
-    ``covariance="isotropic"`` is the cruder $N(\theta, s^2 I)$. Needs S·K ≥ P; P×P matrices: small
-    models.
-    """
-
-    px: EvalDistribution
-    num_points: int
-    scale: Tensor  # []  s
-    jitter: Tensor  # []  ε in q
-    samples: int = 8
-    covariance: str = "function"
-    metric: Metric | Tensor | None = None
-
-    def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
-        """S points and standard normal vectors [samples, P]."""
-        x = sample(self.px, self.num_points, params, stream)
-        return Draws(x, stream.psi(params, self.samples))
-
-    def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
-        """Nats."""
-        assert isinstance(draws.psi, dict)
-        rows, _ = logdet.whitened_rows(f, params, draws.x, metric=self.metric)  # [Q, P]
-        z = torch.cat([p.flatten(1) for p in draws.psi.values()], dim=1)  # [R, P]
-        step = self.scale * z
-        if self.covariance == "function":
-            precision = rows.mT @ rows + self.jitter * torch.eye(
-                rows.shape[1], dtype=rows.dtype, device=rows.device
-            )
-            factor = torch.linalg.cholesky(precision)  # LLᵀ = 𝒥 + εI
-            step = torch.linalg.solve_triangular(
-                factor.mT, step.to(rows).mT, upper=True
-            ).mT  # s L⁻ᵀz
-        center = ravel(params)
-        values = [
-            _log_det_by_singular_values(
-                f, unravel(center + s.to(center), params), draws.x, self.metric
-            )
-            for s in step
-        ]
-        return -0.5 * torch.stack(values).mean()
-
-
 def _trace_draws(term: Laplacian | TraceBound, f: ModelFn, params: Params, stream: Stream) -> Draws:
     if stream.step % term.every:
         return Draws()
@@ -236,12 +185,3 @@ def _trace_draws(term: Laplacian | TraceBound, f: ModelFn, params: Params, strea
 def _trace(term: Laplacian | TraceBound, f: ModelFn, params: Params, draws: Draws) -> Tensor:
     site = Site(f, params, draws.x, term.metric)
     return evaluate(term.estimator, site, draws.psi).values.mean()
-
-
-def _log_det_by_singular_values(
-    f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None
-) -> Tensor:
-    """Log det 𝒥 near a singularity, where a Gram matrix has lost small eigenvalues to rounding."""
-    rows, _ = logdet.whitened_rows(f, params, x, metric=metric)
-    singular_values: Tensor = torch.linalg.svdvals(rows)[: rows.shape[1]]
-    return 2 * singular_values.log().sum()

@@ -8,8 +8,7 @@ the hyper-parameters too) and vmaps over stacked ones; it branches on shapes, ne
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +21,8 @@ from fsmap.functional import accumulate, check_positive
 class Likelihood(Protocol):
     """What the objective needs of a likelihood."""
 
-    def value(self, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Sum of ``log p(y | out)`` over the batch, in nats; ``weight`` of the points, ``[B]``."""
+    def value(self, out: Tensor, y: Tensor) -> Tensor:
+        """Sum of ``log p(y | out)`` over the batch, in nats."""
 
     def check(self, out: Tensor, y: Tensor) -> None:
         """Raise InputError if the outputs and targets do not fit this likelihood."""
@@ -40,44 +39,34 @@ class Gaussian(NamedTuple):
 
     std: float | Tensor
 
-    def value(self, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    def value(self, out: Tensor, y: Tensor) -> Tensor:
         """Log-likelihood of outputs and targets ``[B]``, ``[B, K]`` or ``[B, ..., K]``."""
         out, y = aligned(out, y)  # [B, ..., K]
-        std = _per_output("std", self.std, out)  # [] or [K]
-        log_p = -0.5 * ((y - out) / std).square() - std.log() - LOG_SQRT_2PI
-        return _total(log_p, weight)
+        std = self._per_output(out)  # [] or [K]
+        return (-0.5 * ((y - out) / std).square() - std.log() - LOG_SQRT_2PI).sum()
 
     def check(self, out: Tensor, y: Tensor) -> None:
         """Raise InputError on wrong shapes, y that is not finite, or ``std <= 0``."""
-        _check_regression("std", self.std, out, y)
+        check_batch(out, y)
+        check_positive("std", self.std)
+        self._per_output(aligned(out, y)[0])
 
-
-class LaplaceNoise(NamedTuple):
-    r"""Laplace noise: the mean absolute error as a likelihood.
-
-    $\log p = -\sum_{b,k} [|y_{bk} - f_{bk}| / s_k + \log 2 s_k]$
-
-    Attributes:
-        scale: $s$ (standard deviation $\sqrt 2 s$): one number, or a tensor ``[K]``.
-    """
-
-    scale: float | Tensor
-
-    def value(self, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
-        """Log-likelihood of a batch; shapes as in ``Gaussian.value``."""
-        out, y = aligned(out, y)  # [B, ..., K]
-        scale = _per_output("scale", self.scale, out)  # [] or [K]
-        return _total(-((y - out) / scale).abs() - scale.log() - LOG_2, weight)
-
-    def check(self, out: Tensor, y: Tensor) -> None:
-        """Raise InputError on wrong shapes, y that is not finite, or ``scale <= 0``."""
-        _check_regression("scale", self.scale, out, y)
+    def _per_output(self, out: Tensor) -> Tensor:
+        """The scale as ``[]`` or ``[K]`` that fits the last dimension of ``out``."""
+        std = tensor_like(self.std, out)
+        if std.dim() > 1 or (std.dim() == 1 and std.shape[0] != out.shape[-1]):
+            message = (
+                f"std has shape {list(std.shape)}, but the model has {out.shape[-1]} output(s). "
+                f"Give one number, or a tensor [{out.shape[-1]}]."
+            )
+            raise InputError(message)
+        return std
 
 
 class Categorical(NamedTuple):
     r"""One of K classes, $p(y = k) = \mathrm{softmax}(f)_k$: cross-entropy as a likelihood."""
 
-    def value(self, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    def value(self, out: Tensor, y: Tensor) -> Tensor:
         r"""Log-likelihood of a batch.
 
         ``out`` are logits ``[B, K]`` or ``[B, T, K]``, ``y`` integer labels ``[B]`` or ``[B, T]``,
@@ -86,8 +75,8 @@ class Categorical(NamedTuple):
         check_classes(out, y)
         log_p = accumulate(out).log_softmax(-1)  # [B, ..., K]
         if y.is_floating_point():
-            return _total(y.to(log_p.dtype) * log_p, weight)
-        return _total(log_p.gather(-1, y.long().unsqueeze(-1)), weight)
+            return (y.to(log_p.dtype) * log_p).sum()
+        return log_p.gather(-1, y.long().unsqueeze(-1)).sum()
 
     def check(self, out: Tensor, y: Tensor) -> None:
         """Raise InputError on wrong shapes, labels outside 0..K-1, or improper probabilities."""
@@ -115,10 +104,10 @@ class Categorical(NamedTuple):
 class Bernoulli(NamedTuple):
     r"""Yes or no, $p(y = 1) = \mathrm{sigmoid}(f)$, independent over points and outputs."""
 
-    def value(self, out: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+    def value(self, out: Tensor, y: Tensor) -> Tensor:
         r"""Log-likelihood of a batch, $y \log\sigma(f) + (1 - y) \log\sigma(-f)$, y in [0, 1]."""
         out, y = aligned(out, y)
-        return _total(y * F.logsigmoid(out) + (1 - y) * F.logsigmoid(-out), weight)
+        return (y * F.logsigmoid(out) + (1 - y) * F.logsigmoid(-out)).sum()
 
     def check(self, out: Tensor, y: Tensor) -> None:
         """Raise InputError on wrong shapes or targets outside [0, 1]."""
@@ -130,37 +119,6 @@ class Bernoulli(NamedTuple):
                 f"{y.max().item():g}. Map the two classes to 0 and 1."
             )
             raise InputError(message)
-
-
-def _per_output(name: str, value: float | Tensor, out: Tensor) -> Tensor:
-    """A scale as ``[]`` or ``[K]`` that fits the last dimension of ``out``."""
-    scale = tensor_like(value, out)
-    if scale.dim() > 1 or (scale.dim() == 1 and scale.shape[0] != out.shape[-1]):
-        message = (
-            f"{name} has shape {list(scale.shape)}, but the model has {out.shape[-1]} output(s). "
-            f"Give one number, or a tensor [{out.shape[-1]}]."
-        )
-        raise InputError(message)
-    return scale
-
-
-def _total(log_p: Tensor, weight: Tensor | None) -> Tensor:
-    """Sum ``[B, ...]`` over everything, points weighted by ``weight`` [B] if given."""
-    if weight is None:
-        return log_p.sum()
-    if weight.shape != log_p.shape[:1]:
-        message = (
-            f"weight has shape {list(weight.shape)}, but there are {log_p.shape[0]} points. "
-            f"Give one weight per point, [{log_p.shape[0]}]."
-        )
-        raise InputError(message)
-    return (log_p.flatten(1).sum(1) * weight.to(log_p.dtype)).sum()
-
-
-def _check_regression(name: str, scale: float | Tensor, out: Tensor, y: Tensor) -> None:
-    check_batch(out, y)
-    check_positive(name, scale)
-    _per_output(name, scale, aligned(out, y)[0])
 
 
 def aligned(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -225,10 +183,7 @@ def check_batch(out: Tensor, y: Tensor) -> None:
         raise InputError(message)
 
 
-LOG_2 = math.log(2.0)
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
-
-T = TypeVar("T")
 
 
 def tensor_like(value: float | Tensor, like: Tensor) -> Tensor:
@@ -240,17 +195,3 @@ def tensor_like(value: float | Tensor, like: Tensor) -> Tensor:
     if isinstance(value, Tensor):
         return value.to(dtype=like.dtype, device=like.device)
     return like.new_full((), float(value))
-
-
-def entry(what: str, table: T | Mapping[str, T], name: str, names: Iterable[str]) -> T:
-    """What a table says about one parameter; a value that is no table is for all of them."""
-    if not isinstance(table, Mapping):
-        return table
-    if name not in table:
-        missing = [known for known in names if known not in table]
-        message = (
-            f"{what} has no entry for {missing}; it has {sorted(table)}. Give one entry for each "
-            "trainable parameter, named as in named_parameters(), or one value for all."
-        )
-        raise InputError(message)
-    return table[name]

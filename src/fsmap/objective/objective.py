@@ -13,14 +13,7 @@ from fsmap.linalg import logdet
 from fsmap.linalg.estimators import Estimator, by_name
 from fsmap.linalg.metric import Metric
 from fsmap.linalg.slq import DEFAULT_PROBES
-from fsmap.objective.geometry import (
-    Geometry,
-    Laplacian,
-    LogDet,
-    NoGeometry,
-    TraceBound,
-    Variational,
-)
+from fsmap.objective.geometry import Geometry, Laplacian, LogDet, NoGeometry, TraceBound
 from fsmap.objective.likelihood import Likelihood
 from fsmap.objective.prior import Prior
 from fsmap.px import EvalDistribution, Stream, as_px
@@ -223,54 +216,6 @@ def l_map(
     else:
         epsilon = scalar if name == "jitter" else 1 / (2 * scalar * num_data)
         geometry = Laplacian(jitter=epsilon, **options)
-    return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
-
-
-def variational_fs_map(
-    likelihood: Likelihood,
-    prior: Prior,
-    px: EvalDistribution,
-    /,
-    *,
-    num_points: int,
-    num_data: int,
-    scale: float | Tensor,
-    jitter: float | Tensor,
-    samples: int = 8,
-    covariance: str = "function",
-    metric: Metric | Tensor | None = None,
-) -> Objective:
-    r"""The variational bound that jitter stands for (``eq:variational-fs-map``), by sampling q.
-
-    Args:
-        likelihood: log p(y | f).
-        prior: log p(θ).
-        px: Evaluation distribution.
-        num_points: S, with S·K ≥ P.
-        num_data: N.
-        scale: s, the width of q.
-        jitter: ε in q's covariance $s^2(\mathcal J + \epsilon I)^{-1}$.
-        samples: Draws of θ' per step.
-        covariance: ``"function"`` (constant function-space entropy) or ``"isotropic"``.
-        metric: g.
-
-    Returns:
-        The objective.
-    """
-    if covariance not in ("function", "isotropic"):
-        message = f"covariance must be 'function' or 'isotropic', got {covariance!r}"
-        raise InputError(message)
-    _check_range("scale", scale)
-    _check_range("jitter", jitter)
-    geometry = Variational(
-        as_px(px),
-        _positive("num_points", num_points),
-        scale=_scalar(scale),
-        jitter=_scalar(jitter),
-        samples=_positive("samples", samples),
-        covariance=covariance,
-        metric=metric,
-    )
     return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
 
 

@@ -7,7 +7,7 @@ over parameters and hyper-parameters alike; ``check`` tests names, shapes and nu
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.func import jvp
 
 from fsmap.errors import InputError
 from fsmap.functional import accumulate, check_positive
-from fsmap.objective.likelihood import LOG_2, LOG_SQRT_2PI, entry, tensor_like
+from fsmap.objective.likelihood import LOG_SQRT_2PI, tensor_like
 from fsmap.types import Params
 
 Scale = float | Tensor | Mapping[str, float | Tensor]
@@ -53,35 +53,29 @@ class Normal(NamedTuple):
 
     def value(self, params: Params) -> Tensor:
         """Log-density of the parameters, in nats."""
-        return _sum_density(
-            "std", params, self.std, self.mean, lambda z: -0.5 * z.square(), LOG_SQRT_2PI
-        )
+        _check_any(params)
+        terms = []
+        for name, tensor in params.items():
+            theta = accumulate(tensor)
+            std = _fitting("std", self.std, name, theta)
+            centered = theta
+            if self.mean is not None:
+                centered = theta - _fitting("mean", self.mean, name, theta)
+            repeats = theta.numel() // max(std.numel(), 1)  # of each entry of std, by broadcasting
+            log_norm = repeats * std.log().sum() + theta.numel() * LOG_SQRT_2PI
+            terms.append((-0.5 * (centered / std).square()).sum() - log_norm)
+        return torch.stack(terms).sum()
 
     def check(self, params: Params) -> None:
         """Raise InputError on missing names, wrong shapes, or scales that are not positive."""
-        _check_location_scale("std", self.std, self.mean, params)
-
-
-class Laplace(NamedTuple):
-    r"""Independent Laplace densities, $p(\theta) = \prod_i e^{-|\theta_i - \mu_i| / s_i} / 2 s_i$.
-
-    The L1 penalty as a prior. (The *noise* of that shape is ``likelihood.LaplaceNoise``.)
-
-    Attributes:
-        scale: $s$, as ``std`` of ``Normal``; the standard deviation is $\sqrt 2 s$.
-        mean: $\mu$, as in ``Normal``.
-    """
-
-    scale: Scale
-    mean: Scale | None = None
-
-    def value(self, params: Params) -> Tensor:
-        """Log-density of the parameters, in nats."""
-        return _sum_density("scale", params, self.scale, self.mean, lambda z: -z.abs(), LOG_2)
-
-    def check(self, params: Params) -> None:
-        """Raise InputError on missing names, wrong shapes, or scales that are not positive."""
-        _check_location_scale("scale", self.scale, self.mean, params)
+        _check_any(params)
+        for name, theta in params.items():
+            check_positive(f"std of {name!r}", _entry("std", self.std, name))
+            _fitting("std", self.std, name, theta)
+            mean = 0.0 if self.mean is None else self.mean
+            if not torch.isfinite(_fitting("mean", mean, name, theta)).all():
+                message = f"mean of {name!r} holds nan or inf. Give finite weights to stay close to"
+                raise InputError(message)
 
 
 class Flat(NamedTuple):
@@ -130,7 +124,7 @@ class Reparametrized(NamedTuple):
             )
             raise InputError(message)
         for name, tensor in params.items():  # J v = D v must hold for a v with distinct entries
-            function = entry("inverse", self.inverse, name, params)
+            function = _entry("inverse", self.inverse, name)
             v = torch.linspace(1, 2, tensor.numel(), dtype=tensor.dtype, device=tensor.device)
             along = jvp(function, (tensor,), (v.view_as(tensor),))[1]
             expected = _slope(function, tensor)[1] * v.view_as(tensor)
@@ -145,7 +139,7 @@ class Reparametrized(NamedTuple):
     def _pull_back(self, params: Params) -> tuple[Params, Tensor]:
         """The old coordinates theta, and log |det d theta / d theta'|."""
         _check_any(params)
-        pairs = {n: _slope(entry("inverse", self.inverse, n, params), t) for n, t in params.items()}
+        pairs = {n: _slope(_entry("inverse", self.inverse, n), t) for n, t in params.items()}
         log_slopes = [accumulate(slope).abs().log().sum() for _, slope in pairs.values()]
         return {name: theta for name, (theta, _) in pairs.items()}, torch.stack(log_slopes).sum()
 
@@ -163,31 +157,22 @@ def _slope(inverse: Callable[[Tensor], Tensor], tensor: Tensor) -> tuple[Tensor,
     return theta, slope
 
 
-def _sum_density(
-    what: str,
-    params: Params,
-    scale: Scale,
-    mean: Scale | None,
-    log_unit: Callable[[Tensor], Tensor],
-    log_constant: float,
-) -> Tensor:
-    """Sum of ``log_unit((theta - mean) / scale) - log(scale) - log_constant`` over all entries."""
-    _check_any(params)
-    terms = []
-    for name, tensor in params.items():
-        theta = accumulate(tensor)
-        s = _fitting(what, scale, name, theta, params)
-        centered = theta if mean is None else theta - _fitting("mean", mean, name, theta, params)
-        repeats = theta.numel() // max(s.numel(), 1)  # of each entry of s, by broadcasting
-        log_norm = repeats * s.log().sum() + theta.numel() * log_constant
-        terms.append(log_unit(centered / s).sum() - log_norm)
-    return torch.stack(terms).sum()
+def _entry(what: str, table: Any, name: str) -> Any:
+    """What a table says about one parameter; a value that is no table is for all of them."""
+    if not isinstance(table, Mapping):
+        return table
+    if name not in table:
+        message = (
+            f"{what} has no entry for {name!r}; it has {sorted(table)}. Give one entry for each "
+            "trainable parameter, named as in named_parameters(), or one value for all."
+        )
+        raise InputError(message)
+    return table[name]
 
 
-def _fitting(what: str, table: Scale, name: str, theta: Tensor, params: Params) -> Tensor:
+def _fitting(what: str, table: Scale, name: str, theta: Tensor) -> Tensor:
     """A scale or mean as a tensor that broadcasts to the parameter, never beyond it."""
-    given = cast("float | Tensor", entry(what, table, name, params))
-    value = tensor_like(given, theta)
+    value = tensor_like(_entry(what, table, name), theta)
     fits = value.dim() <= theta.dim() and all(
         a in (1, b) for a, b in zip(value.shape[::-1], theta.shape[::-1], strict=False)
     )
@@ -201,21 +186,6 @@ def _fitting(what: str, table: Scale, name: str, theta: Tensor, params: Params) 
 
 
 def _check_any(params: Params) -> None:
-    """There must be something to have a prior over."""
     if not params:
         message = "there is no trainable parameter. Set requires_grad on at least one."
         raise InputError(message)
-
-
-def _check_location_scale(what: str, scale: Scale, mean: Scale | None, params: Params) -> None:
-    """Names, shapes and numbers of a scale and a mean."""
-    _check_any(params)
-    for name, theta in params.items():
-        given = cast("float | Tensor", entry(what, scale, name, params))
-        check_positive(f"{what} of {name!r}", given)
-        _fitting(what, scale, name, theta, params)
-        if mean is None:
-            continue
-        if not torch.isfinite(_fitting("mean", mean, name, theta, params)).all():
-            message = f"mean of {name!r} holds nan or inf. Give finite weights to stay close to."
-            raise InputError(message)

@@ -27,7 +27,7 @@ from fsmap.functional import (
     is_pointwise,
     take_points,
 )
-from fsmap.objective.geometry import LogDet, TraceBound, Variational
+from fsmap.objective.geometry import LogDet, TraceBound
 from fsmap.objective.objective import Objective
 from fsmap.px import Stream
 from fsmap.train.fit import (
@@ -421,7 +421,7 @@ def member_bytes(
         if draws.x is not None:
             outputs = f(params, draws.x).numel()
             needed += PASSES * (counter.bytes - kept)
-            if isinstance(objective.geometry, LogDet | Variational):
+            if isinstance(objective.geometry, LogDet):
                 needed += 3 * outputs * size  # the Jacobian and its gradient
     return needed
 

@@ -71,7 +71,7 @@ def square(side: int) -> Lattice:
 def eigenvalues(f: ModelFn, params: Params, x: Tensor) -> Tensor:
     """All eigenvalues of 𝒥 on these points, ``[P]``; what rounding made negative is zero."""
     with torch.no_grad(), one_thread():
-        rows, _ = whitened_rows(f, params, x)  # [S·K, P]
+        rows = whitened_rows(f, params, x)  # [S·K, P]
         found: Tensor = torch.linalg.eigvalsh(rows.mT @ rows)
     return found.clamp(min=0)
 

@@ -214,7 +214,7 @@ def _grid(dimensions: int, half_width: float, side: int) -> Lattice:
 
 def _ratio(f: ModelFn, params: Params, x: Tensor) -> Tensor:
     with torch.no_grad():
-        rows, _ = whitened_rows(f, params, x)
+        rows = whitened_rows(f, params, x)
     singular: Tensor = torch.linalg.svdvals(rows)
     return (singular[-1] / singular[0]).square()
 

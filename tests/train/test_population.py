@@ -336,7 +336,7 @@ def test_another_population_is_refused(tmp_path: Path):
 
 def test_validation_keeps_the_best_of_every_member():
     grid = Grid(prior_std=[0.05, 2.0], seed=range(2))
-    knobs = RUN | {"steps": 40, "optimizer": adam(0.1), "validate_every": 4, "patience": 2}
+    knobs = RUN | {"steps": 40, "optimizer": adam(0.1), "validate_every": 4}
     knobs |= {"on": data(0.3), "by": fsmap.metrics.rmse}
     states, history = fit_population(ps_map, grid, f, data(), **knobs)
     assert history.validation["value"].shape[1] == 4

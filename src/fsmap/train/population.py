@@ -105,8 +105,7 @@ def fit_population(
         compile: Compile the vectorized gradient with ``torch.compile``, which takes half a minute;
             equal to rounding. Random layers cannot be compiled.
         **options: As for :func:`fsmap.fit`, one value for all members. ``on`` may have one set per
-            split; a member's best is final after ``patience`` validations without a new one, and
-            training ends when all are; ``callback`` gets stacked parameters.
+            split; ``callback`` gets stacked parameters.
 
     Returns:
         The states (stacked parameters; ``states.member(k)`` is what ``fit`` returns) and the
@@ -292,7 +291,9 @@ class Members:
             )
             raise InputError(message)
         self.num_data = sizes[0]  # N
-        self.data: Batch = tree_map(lambda *t: torch.cat(t), *self.sets)  # [splits·N]
+        self.data = self.sets[0]  # [splits·N]
+        if len(self.sets) > 1:
+            self.data = tree_map(lambda *t: torch.cat(t), *self.sets)
         self.extra: dict[str, Tensor] = {}  # further state of a checkpoint
         self._objectives: dict[tuple[Value, ...], Objective] = {}
 

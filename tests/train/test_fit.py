@@ -139,14 +139,6 @@ def test_the_start_is_never_modified_and_the_seed_decides():
     assert not any(p.requires_grad for p in one.params.values())
 
 
-def test_training_helps_and_a_cosine_ends_at_rest():
-    state, history = quiet(fs_map(), steps=120, optimizer=adam(0.05), schedule=cosine())
-    assert history.loss[-1] < 0.2 * history.loss[0]
-    assert history.columns["lr"][0] == 0.05
-    assert history.columns["lr"][-1] < 1e-4
-    assert state.step == 120
-
-
 def test_dropout_is_repeatable_and_leaves_torch_alone(seeded: None):
     f, params = fsmap.functional(
         nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Dropout(0.5), nn.Linear(20, 1))
@@ -458,18 +450,9 @@ def test_another_run_is_refused(tmp_path: Path, objective: dict, train: object, 
 def test_another_architecture_is_refused(tmp_path: Path):
     path, it = tmp_path / "run.ckpt", case("relu")
     quiet(l_map(), **RUN, checkpoint=path)
-    with pytest.raises(
-        CheckpointError, match=r"0.weight: float64 \[3, 1\] there, float64 \[4, 2\]"
-    ):
-        fit(
-            fsmap.ps_map(NOISE, PRIOR, num_data=6),
-            it.f,
-            it.params,
-            (it.x, torch.zeros(6, 1)),
-            steps=3,
-            checkpoint=path,
-            resume=True,
-        )
+    objective, train = fsmap.ps_map(NOISE, PRIOR, num_data=6), (it.x, torch.zeros(6, 1))
+    with pytest.raises(CheckpointError, match=r"0.weight: float64 \[3, 1\] there, .* \[4, 2\]"):
+        fit(objective, it.f, it.params, train, steps=3, checkpoint=path, resume=True)
 
 
 def test_another_number_of_rows_than_the_objective_was_made_for_is_said():

@@ -350,20 +350,6 @@ def test_validation_keeps_the_best_of_every_member():
             torch.testing.assert_close(best.params[n], p, **SAME)
 
 
-def test_a_callback_sees_the_stack():
-    seen = []
-    states, _ = fit_population(
-        ps_map,
-        Grid(prior_std=[0.5, 2.0, 3.0]),
-        f,
-        data(),
-        **RUN,
-        callback=lambda step, params: seen.append(params["0.bias"].shape) or step == 2,
-    )
-    assert seen == [(3, 5), (3, 5)]
-    assert states.step == 2
-
-
 ONE = Grid(prior_std=[1.0])
 
 

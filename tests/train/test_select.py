@@ -141,20 +141,6 @@ def test_an_explicit_list_need_not_be_a_product():
     assert grid.groups() == {(): [0, 1, 2]}
 
 
-def test_members_are_copies():
-    grid = Grid(a=[1.0])
-    grid[0]["a"] = 2.0
-    next(iter(grid))["a"] = 3.0
-    assert grid[0] == {"a": 1.0}
-
-
-def test_hypers_become_tensors_of_the_parameters_kind():
-    hypers = Grid(a=[1, 2.5], seed=[3]).hypers(torch.zeros(1, dtype=torch.float32))
-    assert hypers["a"].dtype == torch.float32
-    assert hypers["a"].tolist() == [1.0, 2.5]
-    assert set(hypers) == {"a"}
-
-
 @pytest.mark.parametrize(
     ("make", "text"),
     [

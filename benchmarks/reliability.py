@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fsmap
-from fsmap.data.images.read import read_images
+from fsmap.data.images import read_images
 from fsmap.paper.rows import circumstances
 
 ROOT = Path(__file__).parents[1]

@@ -85,7 +85,7 @@ def wine(name: str) -> Task:
 
 def layernorm(folder: Path) -> Task:
     """5,000 images of FashionMNIST and an MLP with LayerNorm."""
-    from fsmap.data.images.read import read_idx
+    from fsmap.data.images import read_idx
 
     x = read_idx(folder / "train-images-idx3-ubyte.gz").flatten(1).float() / 255
     y = read_idx(folder / "train-labels-idx1-ubyte.gz").long()

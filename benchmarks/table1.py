@@ -27,9 +27,9 @@ FEATURES, DATA = 13, 2_000
 RESULTS = Path(__file__).parent / "results"
 MODES = {
     "eager": {"graph": False},
-    "captured": {"graph": "auto"},
+    "captured": {"graph": True},
     "compiled": {"graph": False, "compile": True},
-    "compiled, captured": {"graph": "auto", "compile": True},
+    "compiled, captured": {"graph": True, "compile": True},
 }
 
 

@@ -141,7 +141,6 @@ fit(objective, f, p, (x, y), steps=2, batch_size=0)             | batch_size
 fit(objective, f, p, (x, y), steps=2, batch_size=7)             | batch_size
 fit(objective, f, p, (x, y), steps=2, clip=-1.0)                | clip
 fit(objective, f, p, (x, y), steps=2, validate_every=0)         | validate_every
-fit(objective, f, p, (x, y), steps=2, patience=3)               | patience
 fit(objective, f, p, (x, y), steps=2, resume=True)              | checkpoint
 fit(objective, f, p, (x, y[:3]), steps=2)                       | 3
 fit(objective, f, p, x, steps=2)                                | data

@@ -41,18 +41,6 @@ def test_a_file_in_no_folder_names_itself(tmp_path: Path):
         write_whole(tmp_path / "file" / "x.json", "text")
 
 
-def test_text_is_utf_8(tmp_path: Path):
-    write_whole(tmp_path / "a", "λ")
-    write_whole(tmp_path / "b", "λ".encode())
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes() == b"\xce\xbb"
-
-
-def test_a_folder_is_made_and_left_empty(tmp_path: Path):
-    make_folder(tmp_path / "a" / "b")
-    make_folder(tmp_path / "a" / "b")
-    assert not [*(tmp_path / "a" / "b").iterdir()]
-
-
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="directory"):
@@ -193,15 +181,4 @@ def test_a_lock_that_was_removed_meanwhile_is_not_held(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(files, "_held", held)
     with pytest.raises(InputError, match="another process"), exclusive(path, tmp_path):
-        pass
-
-
-def test_one_at_a_time(tmp_path: Path):
-    folder = tmp_path / "one"
-    path = folder / ".lock"
-    with exclusive(path, folder):
-        with pytest.raises(InputError, match="another process"), exclusive(path, folder):
-            pass
-        assert path.exists()
-    with exclusive(path, folder):
         pass

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 
 import pytest
 
@@ -59,8 +57,9 @@ def test_the_time_left_leaves_out_what_came_before_the_first_step(clock):
 
 
 def test_nothing_is_known_at_the_start():
-    assert Plain(10, "a", io.StringIO()).line(3.0) == "a    0%  3.0 s"
-    assert Plain(0, "a", io.StringIO()).line(3.0) == "a    0%  3.0 s"
+    for total in (10, 0):
+        bar = Plain(total, "a", io.StringIO())
+        assert bar.line(bar.start + 3.0) == "a    0%  3.0 s"
 
 
 def test_a_bar_inside_a_bar_and_a_silent_one_say_nothing(clock):
@@ -95,10 +94,3 @@ def test_plain_on_a_terminal_without_rich(monkeypatch):
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     with progress(1, "a", stream=Terminal()) as bar:
         assert isinstance(bar, Plain)
-
-
-def test_the_module_itself_needs_the_standard_library_only():
-    file = module.__file__
-    code = f"import runpy, sys; runpy.run_path({file!r}); print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"

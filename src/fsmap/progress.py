@@ -23,77 +23,72 @@ _active: list[str] = []  # the label of the bar on the screen, if any
 
 
 class Silent:
-    """Shows nothing; what a caller moves."""
+    """Counts and shows nothing; what a caller moves."""
 
-    def advance(self, steps: float = 1.0) -> None:
-        """Count some more of the total."""
-
-    def update(self, done: float | None = None, text: str | None = None) -> None:
-        """Set how much of the total is done, or what is said beside the bar."""
-
-
-class Plain(Silent):
-    """Writes a line now and then."""
-
-    def __init__(self, total: float, label: str, stream: TextIO) -> None:
-        self.total, self.label, self.stream = total, label, stream
+    def __init__(self, total: float = 0.0, label: str = "") -> None:
+        self.total, self.label = total, label
         self.done, self.text = 0.0, ""
-        self.start = self.said = time.monotonic()
-        self.first: tuple[float, float] | None = None  # seconds and what was done at the first step
 
     def advance(self, steps: float = 1.0) -> None:
         """Count some more of the total."""
         self.update(self.done + steps)
 
     def update(self, done: float | None = None, text: str | None = None) -> None:
-        """Set what is done and said; write a line if the last one is old enough."""
+        """Set how much of the total is done, or what is said beside the bar."""
         self.done = self.done if done is None else done
         self.text = self.text if text is None else text
+        self.show()
+
+    def show(self) -> None:
+        """Show where the work stands."""
+
+
+class Plain(Silent):
+    """Writes a line now and then."""
+
+    def __init__(self, total: float, label: str, stream: TextIO) -> None:
+        super().__init__(total, label)
+        self.stream = stream
+        self.start = self.said = time.monotonic()
+        self.first: tuple[float, float] | None = None  # time of the first step, what was done then
+
+    def show(self) -> None:
+        """Write a line if the last one is old enough."""
         now = time.monotonic()
         if self.first is None and self.done > 0:
-            self.first = now - self.start, self.done
+            self.first = now, self.done
         if now - self.said >= PLAIN_SECONDS:
             self.said = now
-            self.stream.write(self.line(now - self.start) + "\n")
+            self.stream.write(self.line(now) + "\n")
             self.stream.flush()
 
-    def line(self, elapsed: float) -> str:
-        """One line of the log."""
+    def line(self, now: float) -> str:
+        """One line of the log; the time left goes by the speed since the first step.
+
+        So compiling, and what an earlier run has done, do not count.
+        """
+        elapsed, left = now - self.start, ""
         share = min(self.done / self.total, 1.0) if self.total else 0.0
-        seconds = self._left(elapsed, share)
-        left = "" if seconds is None else f", {duration(seconds)} left"
+        began, before = self.first or (now, self.done)
+        if self.done == before and share >= 0.01:  # nothing since the first step
+            began, before = self.start, 0.0
+        if self.done > before and (share >= TELLING or elapsed >= SECONDS):
+            seconds = (now - began) / (self.done - before) * max(self.total - self.done, 0.0)
+            left = f", {duration(seconds)} left"
         text = f"  {self.text}" if self.text else ""
         return f"{self.label}  {share:4.0%}  {duration(elapsed)}{left}{text}"
-
-    def _left(self, elapsed: float, share: float) -> float | None:
-        """Seconds left at the speed since the first step: compiling or an earlier run are apart."""
-        if not told(share, elapsed):
-            return None
-        if self.first is not None and self.done > self.first[1]:
-            before, done = self.first
-            return (elapsed - before) / (self.done - done) * max(self.total - self.done, 0.0)
-        return elapsed * (1 - share) / share if share >= 0.01 else None
-
-
-def told(share: float, elapsed: float) -> bool:
-    """Whether enough is done for the time left to be told."""
-    return share >= TELLING or elapsed >= SECONDS
 
 
 class Rich(Silent):
     """A bar of rich's."""
 
-    def __init__(self, bars: Any, task: Any) -> None:
-        self.bars, self.task = bars, task
+    def __init__(self, bars: Any, total: float, label: str) -> None:
+        super().__init__(total, label)
+        self.bars, self.task = bars, bars.add_task(label, total=total, text="")
 
-    def advance(self, steps: float = 1.0) -> None:
-        """Count some more of the total."""
-        self.bars.advance(self.task, steps)
-
-    def update(self, done: float | None = None, text: str | None = None) -> None:
-        """Set what is done and what is said."""
-        said = {} if text is None else {"text": text}
-        self.bars.update(self.task, completed=done, **said)
+    def show(self) -> None:
+        """Move it."""
+        self.bars.update(self.task, completed=self.done, text=self.text)
 
 
 def duration(seconds: float) -> str:
@@ -113,28 +108,18 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-@contextmanager
-def _rich_bar(total: float, label: str, stream: TextIO) -> Iterator[Rich]:
+def _rich_bars(stream: TextIO) -> Any:
     from rich import progress as rich
     from rich.console import Console
-    from rich.markup import escape
-    from rich.text import Text
-
-    class TimeLeft(rich.TimeRemainingColumn):
-        def render(self, task: rich.Task) -> Text:
-            share = task.percentage / 100
-            return super().render(task) if told(share, task.elapsed or 0.0) else Text("-:--:--")
 
     columns = (
-        rich.TextColumn("[bold]{task.description}"),
+        rich.TextColumn("{task.description}", style="bold", markup=False),
         rich.BarColumn(bar_width=28),
         rich.TaskProgressColumn(),
-        TimeLeft(elapsed_when_finished=True),
-        rich.TextColumn("[dim]{task.fields[text]}", markup=True),
+        rich.TimeRemainingColumn(elapsed_when_finished=True),
+        rich.TextColumn("{task.fields[text]}", style="dim", markup=False),
     )
-    with rich.Progress(*columns, console=Console(file=stream), transient=True) as bars:
-        task = bars.add_task(escape(label), total=total, text="")
-        yield Rich(bars, task)
+    return rich.Progress(*columns, console=Console(file=stream), transient=True)
 
 
 @contextmanager
@@ -143,14 +128,14 @@ def progress(
 ) -> Iterator[Silent]:
     """Show on ``stream``, by default standard error, how far some work of ``total`` is."""
     if silent or _active:
-        yield Silent()
+        yield Silent(total, label)
         return
     stream = sys.stderr if stream is None else stream
     _active.append(label)
     try:
         if stream.isatty() and importlib.util.find_spec("rich") is not None:
-            with _rich_bar(total, label, stream) as shown:
-                yield shown
+            with _rich_bars(stream) as bars:
+                yield Rich(bars, total, label)
         else:
             yield Plain(total, label, stream)
     finally:

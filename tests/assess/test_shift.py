@@ -14,7 +14,7 @@ from fsmap.assess.shift import (
     corrupt,
     measure,
 )
-from fsmap.data.images.read import generate
+from fsmap.data.images import generate
 from fsmap.errors import InputError
 
 

@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import http.server
 import io
-import os
 import shutil
 import subprocess
 import tarfile
@@ -116,16 +115,6 @@ def test_what_cannot_be_had(toy, source, monkeypatch):
         fetch.get("cifar100")
 
 
-def test_permissions_are_those_of_the_umask(toy, source):
-    source(SPACED)
-    before = os.umask(0o077)
-    try:
-        found = fetch.get("toy")
-    finally:
-        os.umask(before)
-    assert found["table.csv"].stat().st_mode & 0o777 == 0o600
-
-
 @pytest.mark.parametrize(
     ("raw", "changes"),
     [
@@ -145,9 +134,9 @@ def test_every_format_becomes_the_same_file(raw, changes):
 
 
 def test_rows_on_two_lines():
-    prose = b"about houses\n" * 22
     rows = b" 1 2 3 4 5 6 7 8 9 10 11\n  12 13 14.5\n"
-    made = convert(prose + rows, Download("u", "p", "statlib", header=tuple("abcdefghijklmn")))
+    recipe = Download("u", "p", "statlib", header=tuple("abcdefghijklmn"))
+    made = convert(b"about houses\n" * 22 + rows, recipe)
     assert made.splitlines()[1] == b"1,2,3,4,5,6,7,8,9,10,11,12,13,14.5"
 
 

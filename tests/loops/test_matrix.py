@@ -9,28 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from tests.loops import cells
-from tests.oracles import gradient_slow
 
 # Relative errors of R and of the gradient (norm of the difference over norm): rounding in float64
 # and float32. bf16 has 8 bits, 0.4 % an operation: R within 1 %, its gradient within 1.5 %.
 TOLERANCE = {"float64": (1e-13, 1e-13), "float32": (1e-6, 2e-6), "bf16 autocast": (0.01, 0.015)}
-
-
-def test_the_definition_is_its_own_gradient() -> None:
-    cell = cells.Cell("float64", bn=True, accumulation=1, processes=1)
-    wanted = cells.definition(cell)
-    params = {n: p.detach() for n, p in cells.network(True).named_parameters()}
-
-    def value(moved):
-        moved = {n: p.requires_grad_() for n, p in moved.items()}
-        return cells.objective_slow(moved, cell)[0].detach()
-
-    slow = gradient_slow(value, params)
-    torch.testing.assert_close(
-        torch.cat([wanted[n].reshape(-1) for n in params]), slow, rtol=1e-7, atol=1e-9
-    )
 
 
 @pytest.mark.parametrize("cell", cells.cells(1), ids=str)

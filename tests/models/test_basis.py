@@ -15,13 +15,9 @@ from torch.testing import assert_close
 from fsmap.errors import InputError
 from fsmap.functional import functional
 from fsmap.models.basis import (
-    IDENTITY,
-    TANH,
     BumpBasis,
     FourierBasis,
     RBFBasis,
-    Squash,
-    find_squash,
     log_sech_squared,
 )
 
@@ -108,17 +104,10 @@ def test_gradient_of_the_log_slope_of_tanh(theta):
 
 @pytest.mark.parametrize("name", ["tanh", "exp", "identity"])
 def test_log_slope_is_the_log_of_the_derivative(name):
-    squash = find_squash(name)
+    squash = FourierBasis(1, name).squash
     theta = torch.linspace(-3, 3, 13, requires_grad=True)
     (slope,) = torch.autograd.grad(squash.value(theta).sum() + 0 * theta.sum(), theta)
     assert_close(squash.log_slope(theta.detach()), slope.log())
-
-
-def test_squash_is_found_by_name_by_function_or_as_it_is():
-    assert find_squash("tanh") is find_squash(torch.tanh) is TANH
-    own = Squash("cubic", lambda t: t**3 + t, lambda t: (3 * t**2 + 1).log())
-    assert find_squash(own) is own
-    assert FourierBasis(1, IDENTITY).squash is IDENTITY
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fsmap.data.images.read import generate
+from fsmap.data.images import generate
 from fsmap.errors import InputError, MissingDataError
 from fsmap.paper.experiment import Context
 from fsmap.paper.images import figures_6_7, protocol, shift

@@ -8,10 +8,10 @@ from torch import nn
 
 import fsmap
 from fsmap import Grid, adam, cosine, fit_population, sgd
-from fsmap.errors import DivergedWarning, FallbackWarning, InputError
-from fsmap.train.capture import CapturedStep, Graphed, restore, use_graph
-from fsmap.train.ensemble import Feed
+from fsmap.errors import DivergedWarning, FallbackWarning
+from fsmap.train.capture import CapturedStep, Graphed, restore
 from fsmap.train.optim import Schedule
+from fsmap.train.population import Feed
 from fsmap.types import Batch, Draws
 
 
@@ -41,7 +41,7 @@ def test_a_warm_up_can_be_undone(spec: object, before: int):
 
 def test_without_a_capture_training_goes_on_and_says_so(monkeypatch: pytest.MonkeyPatch):
     calls = []
-    graphed = Graphed(lambda feed: calls.append(feed) or torch.ones(1), list, required=False)
+    graphed = Graphed(lambda feed: calls.append(feed) or torch.ones(1), list)
 
     def fail(step: CapturedStep) -> None:
         raise RuntimeError("called a synchronizing CUDA operation\nmore")
@@ -53,35 +53,6 @@ def test_without_a_capture_training_goes_on_and_says_so(monkeypatch: pytest.Monk
         graphed(Feed(None, Draws()))
     graphed(Feed(None, Draws()))  # said once
     assert len(calls) == 2
-    graphed.eager, graphed.required = False, True
-    with pytest.raises(RuntimeError, match=r"synchronizing"):
-        graphed(Feed(None, Draws()))
-
-
-def test_where_a_graph_is_used(seeded: None):
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    plain, _ = fsmap.functional(nn.Linear(1, 1))
-    random, _ = fsmap.functional(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)))
-    terms = fsmap.Gaussian(1.0), fsmap.Normal(1.0), fsmap.px.Uniform(-1.0, 1.0)
-    knobs = {"num_points": 4, "jitter": 1.0, "num_data": 4}
-    none = fsmap.ps_map(*terms[:2], num_data=4).geometry
-    trace = fsmap.l_map(*terms, **knobs).geometry
-    logdet = fsmap.fs_map(*terms, **knobs).geometry
-    metric = fsmap.l_map(*terms, **knobs, metric=torch.eye(1)).geometry
-    assert use_graph("auto", cuda, plain, none)
-    assert use_graph(True, cuda, plain, trace)
-    assert not use_graph(False, cuda, plain, trace)
-    for place, f, geometry, text in (
-        (cpu, plain, none, r"needs a CUDA device, and the parameters are on cpu"),
-        (cuda, random, none, r"needs a model without random layers"),
-        (cuda, plain, logdet, r"a geometry without matrix decompositions, and LogDet has one"),
-        (cuda, plain, metric, r"a geometry without matrix decompositions, and Laplacian has one"),
-    ):
-        assert not use_graph("auto", place, f, geometry)
-        with pytest.raises(InputError, match=text):
-            use_graph(True, place, f, geometry)
-    with pytest.raises(InputError, match=r"graph must be 'auto', True or False, got 'yes'"):
-        use_graph("yes", cuda, plain, none)
 
 
 @pytest.mark.gpu

@@ -46,10 +46,6 @@ def test_round_trip(path: Path):
     assert set(found.group("params")) == {"a.w", "s"}
 
 
-def test_other_readers_can_open_it(path: Path):
-    assert torch.equal(safetensors.torch.load_file(path)["params/a.w"], SAVED.tensors["params/a.w"])
-
-
 def test_a_truncated_file_is_refused(path: Path):
     whole = path.read_bytes()
     for length in (0, 5, len(whole) // 2, len(whole) - 1):
@@ -131,11 +127,6 @@ def test_of_long_descriptions_the_difference_is_shown():
 def test_the_same_run_passes_after_a_trip_through_json():
     here = {"betas": (0.9, 0.999), "inf": float("inf"), "list": [{"a": 1}, [1, (2, 3)]]}
     files.check_same_run(Path("run.ckpt"), json.loads(json.dumps(here)), here)
-
-
-def test_many_differences_are_counted():
-    with pytest.raises(CheckpointError, match=r"a7: 7 there, absent here; and 12 more"):
-        files.check_same_run(Path("x"), {f"a{i}": i for i in range(20)}, {})
 
 
 def objective(**changes: float) -> fsmap.Objective:

@@ -139,14 +139,6 @@ def test_the_start_is_never_modified_and_the_seed_decides():
     assert not any(p.requires_grad for p in one.params.values())
 
 
-def test_training_helps_and_a_cosine_ends_at_rest():
-    state, history = quiet(fs_map(), steps=120, optimizer=adam(0.05), schedule=cosine())
-    assert history.loss[-1] < 0.2 * history.loss[0]
-    assert history.columns["lr"][0] == 0.05
-    assert history.columns["lr"][-1] < 1e-4
-    assert state.step == 120
-
-
 def test_dropout_is_repeatable_and_leaves_torch_alone(seeded: None):
     f, params = fsmap.functional(
         nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Dropout(0.5), nn.Linear(20, 1))
@@ -167,18 +159,16 @@ def metric(*values: float):
     return lambda out, y: next(found)
 
 
-def test_validation_keeps_the_best_and_patience_ends_it():
+def test_validation_keeps_the_best():
     params = []
     state, history = quiet(
         l_map(),
-        steps=50,
+        steps=20,
         on=data(),
-        by=metric(3.0, 1.0, 2.0, 5.0, 0.5),
+        by=metric(3.0, 1.0, 2.0, 5.0),
         validate_every=5,
-        patience=2,
         callback=lambda step, p: params.append({n: t.clone() for n, t in p.items()}),
     )
-    assert state.step == 20
     assert (state.best.step, state.best.value) == (10, 1.0)
     assert same(state.best.params, params[9])
     assert same(state.params, params[19])
@@ -292,7 +282,6 @@ def test_labels_out_of_range_are_found_before_training():
         ({"steps": 0}, r"steps must be at least 1, got 0"),
         ({"log_every": 0}, r"log_every must be at least 1, got 0"),
         ({"clip": 0.0}, r"clip must be > 0"),
-        ({"patience": 3}, r"patience counts validations"),
         ({"on": data()}, r"needs both: on"),
         ({"resume": True}, r"resume=True needs checkpoint=PATH"),
         ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, r"got SGD. Use fsmap.adam"),
@@ -436,20 +425,6 @@ def test_a_finished_run_is_read_back_and_a_longer_one_goes_on(tmp_path: Path):
     assert torch.equal(history.loss, expected.loss)
 
 
-def test_an_early_stop_stays_stopped_after_a_resume(tmp_path: Path):
-    knobs = {
-        "steps": 50,
-        "on": data(),
-        "by": lambda out, y: 1.0,
-        "validate_every": 2,
-        "patience": 3,
-        "checkpoint": tmp_path / "c",
-    }
-    state, _ = quiet(l_map(), **knobs)
-    again, _ = quiet(l_map(), **knobs, resume=True)
-    assert state.step == again.step == 8
-
-
 @pytest.mark.parametrize(
     ("objective", "train", "knobs", "text"),
     [
@@ -475,18 +450,9 @@ def test_another_run_is_refused(tmp_path: Path, objective: dict, train: object, 
 def test_another_architecture_is_refused(tmp_path: Path):
     path, it = tmp_path / "run.ckpt", case("relu")
     quiet(l_map(), **RUN, checkpoint=path)
-    with pytest.raises(
-        CheckpointError, match=r"0.weight: float64 \[3, 1\] there, float64 \[4, 2\]"
-    ):
-        fit(
-            fsmap.ps_map(NOISE, PRIOR, num_data=6),
-            it.f,
-            it.params,
-            (it.x, torch.zeros(6, 1)),
-            steps=3,
-            checkpoint=path,
-            resume=True,
-        )
+    objective, train = fsmap.ps_map(NOISE, PRIOR, num_data=6), (it.x, torch.zeros(6, 1))
+    with pytest.raises(CheckpointError, match=r"0.weight: float64 \[3, 1\] there, .* \[4, 2\]"):
+        fit(objective, it.f, it.params, train, steps=3, checkpoint=path, resume=True)
 
 
 def test_another_number_of_rows_than_the_objective_was_made_for_is_said():

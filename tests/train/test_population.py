@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +19,9 @@ from fsmap.errors import (
     DivergedError,
     DivergedWarning,
     InputError,
-    MemoryLimitError,
     UnsupportedModuleError,
 )
-from fsmap.train import ensemble
+from fsmap.train import population
 from fsmap.train.loop import Settings
 from fsmap.train.optim import Schedule
 from fsmap.train.population import initialize, start
@@ -338,7 +336,7 @@ def test_another_population_is_refused(tmp_path: Path):
 
 def test_validation_keeps_the_best_of_every_member():
     grid = Grid(prior_std=[0.05, 2.0], seed=range(2))
-    knobs = RUN | {"steps": 40, "optimizer": adam(0.1), "validate_every": 4, "patience": 2}
+    knobs = RUN | {"steps": 40, "optimizer": adam(0.1), "validate_every": 4}
     knobs |= {"on": data(0.3), "by": fsmap.metrics.rmse}
     states, history = fit_population(ps_map, grid, f, data(), **knobs)
     assert history.validation["value"].shape[1] == 4
@@ -352,20 +350,6 @@ def test_validation_keeps_the_best_of_every_member():
             torch.testing.assert_close(best.params[n], p, **SAME)
 
 
-def test_a_callback_sees_the_stack():
-    seen = []
-    states, _ = fit_population(
-        ps_map,
-        Grid(prior_std=[0.5, 2.0, 3.0]),
-        f,
-        data(),
-        **RUN,
-        callback=lambda step, params: seen.append(params["0.bias"].shape) or step == 2,
-    )
-    assert seen == [(3, 5), (3, 5)]
-    assert states.step == 2
-
-
 ONE = Grid(prior_std=[1.0])
 
 
@@ -377,8 +361,6 @@ ONE = Grid(prior_std=[1.0])
         (lambda a: 3, Grid(a=[1.0]), {}, r"build must return an objective .* got int"),
         (ps_map, Grid(prior_std=[1.0, -1.0]), {}, r"must be finite and > 0, got -1"),
         (ps_map, ONE, {"on": data()}, r"validation needs both: on"),
-        (ps_map, ONE, {"graph": True}, r"graph=True needs a CUDA device"),
-        (ps_map, ONE, {"graph": "yes"}, r"graph must be 'auto', True or False, got 'yes'"),
         (ps_map, ONE, {"batch_size": 25}, r"batch_size=25 is larger than the data"),
         (ps_map, ONE, {"chunk": 0}, r"chunk must be a number"),
         (ps_map, ONE, {"chunk": "all"}, r"chunk must be a number"),
@@ -457,40 +439,27 @@ def test_ways_to_start(seeded: None):
     assert all(torch.equal(same[n], p) and same[n] is not p for n, p in it.params.items())
 
 
-def stack(chunk: int | str = "auto", *, width: int = 5, batch: int = 24) -> ensemble.Ensemble:
+def stack(chunk: int | str = "auto", *, width: int = 5, batch: int = 24) -> population.Ensemble:
     """Sixteen members before their first step."""
     with torch.random.fork_rng(devices=[]):
         f, _ = fsmap.functional(nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1)))
     x = torch.linspace(-1, 1, batch)[:, None]
     grid = Grid(prior_std=[0.5, 1.0, 2.0, 4.0], jitter=[1.0], seed=range(4))
     starts = {seed: initialize(f.module, seed) for seed in range(4)}
-    members = ensemble.Members(l_map, grid, f, starts, (x, x.sin()))
-    feeder = ensemble.Feeder(members, Settings(1))
+    members = population.Members(l_map, grid, f, starts, (x, x.sin()))
+    feeder = population.Feeder(members, Settings(1))
     optimizer = sgd(1.0).build(members.params.values())
-    size = ensemble.choose_chunk(chunk, members, feeder)
-    return ensemble.Ensemble(members, feeder, optimizer, clip=None, chunk=size)
+    size = population.choose_chunk(chunk, members, feeder)
+    return population.Ensemble(members, feeder, optimizer, None, size, False)
 
 
-def test_small_members_go_together_and_large_ones_one_by_one():
-    assert int(stack().chunk_size) == 16
-    assert int(stack(5).chunk_size) == 5
-    assert int(stack(99).chunk_size) == 16
-    assert int(stack(width=4_000, batch=5_000).chunk_size) == 1
-
-
-def test_memory_limits_the_chunk(monkeypatch: pytest.MonkeyPatch):
-    members = stack().members
-    objective, sample = members.objective(0), members.data
-    draws = stack().feeder.single(stack().feeder.make(0), 0)[1]
-    needed = ensemble.member_bytes(members.f, members.first(0), sample, objective, draws)
-    functional = sys.modules["fsmap.functional"]  # fsmap.functional is the function
-    for module in (ensemble, functional):
-        monkeypatch.setattr(module, "free_bytes", lambda device: int(6.5 * needed / ensemble.SHARE))
-    assert int(stack().chunk_size) == 6  # 16 members in three chunks
-    monkeypatch.setattr(functional, "ALWAYS", 0)
-    monkeypatch.setattr(functional, "free_bytes", lambda device: needed // 2)
-    with pytest.raises(MemoryLimitError, match=r"one member needs .* GB, .* smaller batch_size"):
-        stack()
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [({}, 16), ({"chunk": 5}, 5), ({"chunk": 99}, 16), ({"width": 400, "batch": 3_000}, 8)]
+    + [({"width": 4_000, "batch": 5_000}, 1)],
+)
+def test_small_members_go_together_and_large_ones_one_by_one(options: dict, size: int):
+    assert int(stack(**options).chunk_size) == size  # of 16
 
 
 def test_too_little_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch):
@@ -509,7 +478,7 @@ def test_too_little_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch):
     assert sizes == [16, 8, 4, 4, 4, 4]
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
     made.chunk_size.fill_(1)
-    monkeypatch.setattr(ensemble, "gradient", lambda *_: limited(None, slice(0, 16)))
+    monkeypatch.setattr(population, "gradient", lambda *_: limited(None, slice(0, 16)))
     with pytest.raises(torch.OutOfMemoryError):
         made.gradients(made.feeder.make(0))
 

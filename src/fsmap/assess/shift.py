@@ -19,8 +19,7 @@ from torch import Tensor, nn
 
 from fsmap import metrics
 from fsmap.assess.landscape import laplacian
-from fsmap.data.images.evaluation import Normalization
-from fsmap.data.images.read import Images
+from fsmap.data.images import Images, Normalization
 from fsmap.errors import InputError
 from fsmap.images.build import logits_of
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fsmap.assess.shift import Assessment
-    from fsmap.data.images.read import Images
+    from fsmap.data.images import Images
     from fsmap.images import ImageSettings
 
 FOREIGN = {
@@ -133,8 +133,7 @@ def _corruptions(arguments: argparse.Namespace) -> list[tuple[str, int]]:
 def _foreign(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str, Tensor]:
     """Images of other sets: those asked for, or the usual one where it is there."""
     from fsmap.data.catalogue import find
-    from fsmap.data.images.read import generate, is_folder
-    from fsmap.data.images.task import facts_of
+    from fsmap.data.images import facts_of, generate, is_folder
 
     def first(name: str) -> Tensor:
         return _images(name, arguments.data_dir, settings).x[:10_000]
@@ -156,8 +155,7 @@ def _foreign(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str
 def _images(name: str, data_dir: Path | None, settings: ImageSettings) -> Images:
     """Another set, its test images if it has a split, of the shape of the training images."""
     from fsmap.data.catalogue import find
-    from fsmap.data.images.read import READERS, read_images
-    from fsmap.data.images.task import facts_of
+    from fsmap.data.images import READERS, facts_of, read_images
 
     known = find(name, READERS).name
     splits = READERS[known][0] if known in READERS else ("test",)

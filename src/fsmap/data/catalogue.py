@@ -126,14 +126,9 @@ def _entry(
 
 
 def find(name: str, offered: Collection[str] | None = None) -> DataSet:
-    """Look a data set up by its name or another spelling of it.
+    """Look a data set up by its name or another spelling of it; an InputError if there is none.
 
-    Args:
-        name: Such as ``"naval"`` or ``"FMNIST"``.
-        offered: What the message suggests if there is none; None: all.
-
-    Raises:
-        InputError: If there is none of that name.
+    ``offered`` is what the message suggests then; None: all.
 
     Examples:
         >>> find("naval").files[0].path
@@ -173,11 +168,14 @@ def cache_folder() -> Path:
 
 def roots(data_dir: Folder = None) -> list[Root]:
     """The folders that are searched, in order."""
-    given = [Root("--data-dir", Path(data_dir))] if data_dir is not None else []
-    named = os.environ.get("FSMAP_DATA")
-    chosen = [Root("$FSMAP_DATA", Path(named))] if named else []
-    rest = [Root("shared", SHARED), Root("system", SYSTEM), Root("cache", cache_folder())]
-    return [*given, *chosen, *rest]
+    folders = [
+        ("--data-dir", data_dir),
+        ("$FSMAP_DATA", os.environ.get("FSMAP_DATA") or None),
+        ("shared", SHARED),
+        ("system", SYSTEM),
+        ("cache", cache_folder()),
+    ]
+    return [Root(why, Path(path)) for why, path in folders if path is not None]
 
 
 def checksum(file: Path | io.BytesIO, *, content: bool = False) -> str:
@@ -243,6 +241,6 @@ def advice(entry: DataSet) -> str:
     if entry.downloads or entry.package:
         return f"Get it with: fsmap data get {entry.name}"
     return (
-        f"It cannot be fetched by a program; put its files into one of these folders. "
+        "It cannot be fetched by a program; put its files into one of these folders. "
         f"Official source: {entry.page}"
     )

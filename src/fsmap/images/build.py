@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.data.catalogue import Folder, locate
-from fsmap.data.images.evaluation import Normalization
-from fsmap.data.images.task import ImageTask, facts_of, load_task
+from fsmap.data.images import ImageTask, Normalization, facts_of, load_task
 from fsmap.errors import CheckpointError, InputError
 from fsmap.images.settings import ImageSettings
 from fsmap.models.by_name import is_ours, make_model

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fsmap import metrics
 from fsmap.data.catalogue import Folder
-from fsmap.data.images.task import ImageTask
+from fsmap.data.images import ImageTask
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.files import write_whole
 from fsmap.images.build import FILE, build_model, check_model, load_data, logits_of, place

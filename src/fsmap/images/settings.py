@@ -24,7 +24,7 @@ class ImageSettings:
         data: ``fmnist``, ``mnist``, ``cifar10``, or a folder with one sub-folder per class.
         method: ``ps-map``, or ``l-map``: cross-entropy + λR.
         px: Evaluation set: ``train``, ``kmnist``, ``cifar100``, ``white-noise``, or a mixture; see
-            :mod:`fsmap.data.images.evaluation`.
+            :mod:`fsmap.data.images`.
         model: ``resnet18`` or an import path; see :mod:`fsmap.models.by_name`.
         width: Channels of the first stage, for ``resnet18``.
         epochs: Passes over the training images; rows that do not fill a batch are left out.

@@ -19,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from fsmap.data.images.evaluation import Picks, Shifts
-from fsmap.data.images.task import ImageTask
+from fsmap.data.images import ImageTask, Picks, Shifts
 from fsmap.errors import FsmapError, InputError
 from fsmap.functional import is_random
 from fsmap.images.build import autocast, layout_of

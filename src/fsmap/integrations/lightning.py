@@ -17,14 +17,13 @@ function of the optimizer step, the same on all ranks and after a resume.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fsmap.errors import InputError, require
-from fsmap.lmap.module import LMAP, LaplacianPenalty
-from fsmap.lmap.options import check_strength
+from fsmap.lmap.module import LMAP
 from fsmap.lmap.strength import LogTrace
 from fsmap.objective.geometry import SHARE
 
@@ -33,62 +32,43 @@ if TYPE_CHECKING:
 else:
     pl = require("lightning.pytorch", extra="lightning")
 
-PENALTIES = "fsmap_penalties"  # key of a checkpoint
+Part = TypeVar("Part", LMAP, LogTrace)
 
 
 class LMAPCallback(pl.Callback):
     """Lets the optimizer's steps count ψ, and logs R, λR and λR's share of the loss.
 
-    It finds every :class:`fsmap.LMAP` and :class:`fsmap.LogTrace` in the module, and every
-    :class:`fsmap.LaplacianPenalty` among its attributes; the step of a penalty, which is no module,
-    is kept in the checkpoint here, and its values are not logged.
-
-    Args:
-        reg_strength: λ, or the name of an attribute or hyper-parameter of the module that holds it.
-            If the module calls ``self.lm(x, reg_strength=...)``, that λ is taken. If it is unknown,
-            R is logged alone. With a ``LogTrace`` in the module its λ and value are logged.
-        prefix: Of the logged names: ``lmap/R``, ``lmap/strength``, ``lmap/term`` (λR) and
-            ``lmap/share`` (λR relative to the rest of the loss).
-        sync_dist: Average what is logged over the processes.
+    It finds every :class:`fsmap.LMAP` and :class:`fsmap.LogTrace` in the module. Logged are
+    ``lmap/R``, ``lmap/strength`` (λ), ``lmap/term`` (λR) and ``lmap/share`` (λR relative to the
+    rest of the loss). λ is that of the ``LogTrace``, that of ``self.lm(x, reg_strength=...)``, or
+    the module's attribute or hyper-parameter ``reg_strength``; if it is unknown, R is logged alone.
     """
 
-    def __init__(
-        self,
-        reg_strength: float | str = "reg_strength",
-        *,
-        prefix: str = "lmap",
-        sync_dist: bool = False,
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        if not isinstance(reg_strength, str):
-            check_strength(reg_strength)
-        self.reg_strength = reg_strength
-        self.prefix = prefix
-        self.sync_dist = sync_dist
         self._values: dict[str, tuple[Tensor, Any]] = {}  # of LMAPs, and the λ they were given
         self._added: dict[str, Tensor] = {}  # of LogTraces
         self._hooks: list[Any] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach every term to the optimizer that trains it."""
-        terms = _terms(pl_module)
+        terms = _parts(pl_module, LMAP)
         if not terms:
             message = (
-                f"{type(pl_module).__name__} holds no fsmap.LMAP and no fsmap.LaplacianPenalty. "
-                "Make one in __init__: self.lm = fsmap.LMAP(network, px, num_points=64)."
+                f"{type(pl_module).__name__} holds no fsmap.LMAP. Make one in __init__: "
+                "self.lm = fsmap.LMAP(network, px, num_points=64)."
             )
             raise InputError(message)
-        for term in terms:
+        optimizers = [_optimizer_of(term, trainer.optimizers) for term in terms.values()]
+        for (name, term), optimizer in zip(terms.items(), optimizers, strict=True):
             term.detach()
-            term.attach(_optimizer_of(term, trainer.optimizers))
-        for number, (name, trace) in enumerate(_traces(pl_module).items()):
-            trace.detach()
-            term = terms[min(number, len(terms) - 1)]
-            trace.attach(_optimizer_of(term, trainer.optimizers))
-            self._hooks.append(trace.register_forward_hook(partial(self._keep_added, name)))
-        for name, module in _modules(pl_module).items():
+            term.attach(optimizer)
             keep = partial(self._keep_value, name)
-            self._hooks.append(module.register_forward_hook(keep, with_kwargs=True))
+            self._hooks.append(term.register_forward_hook(keep, with_kwargs=True))
+        for number, (name, trace) in enumerate(_parts(pl_module, LogTrace).items()):
+            trace.detach()
+            trace.attach(optimizers[min(number, len(optimizers) - 1)])
+            self._hooks.append(trace.register_forward_hook(partial(self._keep_added, name)))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Detach from the optimizers; another fit has others."""
@@ -96,8 +76,10 @@ class LMAPCallback(pl.Callback):
             hook.remove()
         for kept in (self._hooks, self._values, self._added):
             kept.clear()
-        for term in (*_terms(pl_module), *_traces(pl_module).values()):
+        for term in _parts(pl_module, LMAP).values():
             term.detach()
+        for trace in _parts(pl_module, LogTrace).values():
+            trace.detach()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -110,7 +92,7 @@ class LMAPCallback(pl.Callback):
     ) -> None:
         """Log what this batch's pass gave; nothing on steps that ``every`` leaves out."""
         loss = _loss(trainer, pl_module, outputs)
-        modules, traces = _modules(pl_module), _traces(pl_module)
+        modules, traces = _parts(pl_module, LMAP), _parts(pl_module, LogTrace)
         for name, (value, given) in self._values.items():
             every = modules[name].regularizer.every
             logged = self._describe(value, given, loss, every, pl_module)
@@ -125,27 +107,10 @@ class LMAPCallback(pl.Callback):
         self._values.clear()
         self._added.clear()
 
-    def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Keep the steps of penalties; those of LMAPs are in the module's own state."""
-        steps = {name: term.state_dict() for name, term in _penalties(pl_module).items()}
-        if steps:
-            checkpoint[PENALTIES] = steps
-
-    def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        """Restore the steps of penalties."""
-        terms = _penalties(pl_module)
-        for name, state in checkpoint.get(PENALTIES, {}).items():
-            if name in terms:
-                terms[name].load_state_dict(state)
-
     def _log(self, pl_module: pl.LightningModule, logged: dict[str, Any], name: str) -> None:
-        place = f"{self.prefix}/{name}" if name else self.prefix
+        place = f"lmap/{name}" if name else "lmap"
         named = {f"{place}/{key}": number for key, number in logged.items()}
-        pl_module.log_dict(named, on_step=True, on_epoch=False, sync_dist=self.sync_dist)
+        pl_module.log_dict(named, on_step=True, on_epoch=False)
 
     def _keep_value(
         self, name: str, module: LMAP, args: Any, kwargs: dict[str, Any], result: Any
@@ -161,7 +126,7 @@ class LMAPCallback(pl.Callback):
         self, value: Tensor, given: Any, loss: Tensor | None, every: int, pl_module: nn.Module
     ) -> dict[str, Any]:
         """R, λ, λR and its share, as far as they are known; ``value`` is λR if λ was given."""
-        strength = self._strength(pl_module) if given is None else given
+        strength = _strength(pl_module) if given is None else given
         if strength is None:
             return {"R": value / every}
         added = value if given is not None else strength * value  # what the loss holds now
@@ -173,14 +138,6 @@ class LMAPCallback(pl.Callback):
         if loss is not None:
             described["share"] = (added / every) / (loss - added).abs()
         return described
-
-    def _strength(self, pl_module: Any) -> Any:
-        if _traces(pl_module):
-            return None
-        if not isinstance(self.reg_strength, str):
-            return self.reg_strength
-        found = getattr(pl_module, self.reg_strength, None)
-        return pl_module.hparams.get(self.reg_strength) if found is None else found
 
 
 class LMAPMixin:
@@ -199,23 +156,19 @@ class LMAPMixin:
         return own if any(isinstance(c, LMAPCallback) for c in there) else [*own, LMAPCallback()]
 
 
-def _modules(pl_module: nn.Module) -> dict[str, LMAP]:
-    return {name: m for name, m in pl_module.named_modules() if isinstance(m, LMAP)}
+def _strength(pl_module: Any) -> Any:
+    """λ of the module; None if it is unknown, or if a LogTrace has its own."""
+    if _parts(pl_module, LogTrace):
+        return None
+    found = getattr(pl_module, "reg_strength", None)
+    return pl_module.hparams.get("reg_strength") if found is None else found
 
 
-def _traces(pl_module: nn.Module) -> dict[str, LogTrace]:
-    return {name: m for name, m in pl_module.named_modules() if isinstance(m, LogTrace)}
+def _parts(pl_module: nn.Module, kind: type[Part]) -> dict[str, Part]:
+    return {name: m for name, m in pl_module.named_modules() if isinstance(m, kind)}
 
 
-def _penalties(pl_module: nn.Module) -> dict[str, LaplacianPenalty]:
-    return {name: v for name, v in vars(pl_module).items() if isinstance(v, LaplacianPenalty)}
-
-
-def _terms(pl_module: nn.Module) -> list[LMAP | LaplacianPenalty]:
-    return [*_modules(pl_module).values(), *_penalties(pl_module).values()]
-
-
-def _optimizer_of(term: LMAP | LaplacianPenalty, optimizers: list[Any]) -> torch.optim.Optimizer:
+def _optimizer_of(term: LMAP, optimizers: list[Any]) -> torch.optim.Optimizer:
     own = {id(p) for p in term.regularizer.params().values()}
     for optimizer in optimizers:
         if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):

@@ -36,6 +36,7 @@ else:
     hf = require("transformers", extra="transformers")
 
 
+Base: Any = object  # a Trainer, which carries no types
 LABELS = ("label", "labels", "label_ids")
 STATE = "fsmap_log_trace.pt"  # file of a checkpoint
 LOGGER = logging.getLogger(__name__)
@@ -75,11 +76,9 @@ class Collated:
         """Draw ``n`` items."""
         check_draw(n, generator)
         rows = choose(len(self.dataset), n, generator).tolist()
-        chosen = self.columns
-        items = [
-            {k: v for k, v in self.dataset[row].items() if chosen is None or k in chosen}
-            for row in rows
-        ]
+        items = [self.dataset[row] for row in rows]
+        if self.columns is not None:
+            items = [{k: v for k, v in item.items() if k in self.columns} for item in items]
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(integer(generator.initial_seed(), *rows))
             batch = self.collate(items)
@@ -103,7 +102,7 @@ class Collated:
         return f"Collated({len(self.dataset)} items of {type(self.dataset).__name__})"
 
 
-class LMAPTrainerMixin:
+class LMAPTrainerMixin(Base):
     """Adds λR to the loss of a ``transformers.Trainer``.
 
     Logs ``lmap_R``, ``lmap_share`` (λR relative to the loss) and ``lmap_strength`` (λ) beside the
@@ -149,18 +148,16 @@ class LMAPTrainerMixin:
         self._penalty: LaplacianPenalty | None = None
         self._counts: bool | None = None  # whether the loss was divided by num_items_in_batch
         self._values: list[Tensor] = []  # [3] each: R, term and loss, since the last log
-        trainer: Any = self
-        trainer.add_callback(_Steps(self))
-        if trainer.model is not None:
+        self.add_callback(_Steps(self))
+        if self.model is not None:
             _ = self.penalty  # what is wrong with its options shows now, not in training
 
     @property
     def penalty(self) -> LaplacianPenalty:
         """R of the model that is trained now (``model_init`` makes a new one for every run)."""
-        trainer: Any = self
-        if self._penalty is None or self._penalty.regularizer.module is not trainer.model:
+        if self._penalty is None or self._penalty.regularizer.module is not self.model:
             self._penalty = LaplacianPenalty(
-                trainer.model, _distribution(trainer), num_points=self.num_points, **self.lmap
+                self.model, _distribution(self), num_points=self.num_points, **self.lmap
             )
         return self._penalty
 
@@ -173,9 +170,8 @@ class LMAPTrainerMixin:
         **kwargs: Any,
     ) -> Any:
         """The Trainer's loss + λR while training; the Trainer's alone in evaluation."""
-        parent: Any = super()
         training = model.training and torch.is_grad_enabled()
-        plain, items = parent.compute_loss, num_items_in_batch
+        plain, items = super().compute_loss, num_items_in_batch
         parts = self._parts(plain, model, inputs, items) if training else 1
         loss, outputs = plain(
             model, inputs, return_outputs=True, num_items_in_batch=items, **kwargs
@@ -202,25 +198,21 @@ class LMAPTrainerMixin:
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """The Trainer's; R̄ of ``reg_nats`` goes on where the checkpoint left it."""
-        trainer: Any = self
-        parent: Any = super()
         if self.log_trace is not None and resume_from_checkpoint:
             folder = resume_from_checkpoint
             if folder is True:
-                folder = hf.trainer_utils.get_last_checkpoint(trainer.args.output_dir)
+                folder = hf.trainer_utils.get_last_checkpoint(self.args.output_dir)
             path = Path(folder or "") / STATE
             if path.is_file():
                 self.log_trace.load_state_dict(torch.load(path, map_location="cpu"))
             else:
                 LOGGER.warning("%s is missing: the running mean of R starts anew", path)
-        return parent.train(resume_from_checkpoint, *args, **kwargs)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def save_model(self, output_dir: Any = None, _internal_call: bool = False) -> None:
         """The Trainer's; a checkpoint also holds R̄ of ``reg_nats``."""
-        trainer: Any = self
-        parent: Any = super()
-        parent.save_model(output_dir, _internal_call)
-        saves = _internal_call and output_dir and trainer.args.should_save
+        super().save_model(output_dir, _internal_call)
+        saves = _internal_call and output_dir and self.args.should_save
         if self.log_trace is not None and saves:
             torch.save(self.log_trace.state_dict(), Path(output_dir) / STATE)
 
@@ -228,15 +220,14 @@ class LMAPTrainerMixin:
         """How many losses like this one make up a step's: what λR is divided by here."""
         # A mean over a micro-batch is divided by their number afterwards, and what we add to it is
         # too. What was divided by num_items_in_batch is a part of the whole already.
-        trainer: Any = self
-        number = int(trainer.current_gradient_accumulation_steps)
-        if number == 1 or not _complete(trainer, num_items_in_batch):
+        number = int(self.current_gradient_accumulation_steps)
+        if number == 1 or not _complete(self, num_items_in_batch):
             return 1
         if self._counts is None:
-            told = getattr(trainer, "loss_is_scaled_for_ga", None) or num_items_in_batch is None
+            told = getattr(self, "loss_is_scaled_for_ga", None) or num_items_in_batch is None
             self._counts = bool(told) or _counts(compute_loss, model, inputs, num_items_in_batch)
             if not self._counts:
-                LOGGER.warning(INFLATED, type(trainer.model).__name__, number)
+                LOGGER.warning(INFLATED, type(self.model).__name__, number)
         return number if self._counts else 1
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
@@ -248,8 +239,7 @@ class LMAPTrainerMixin:
             known = self.reg_strength if self.log_trace is None else self.log_trace.reg_strength
             logs["lmap_strength"] = float(known)
             self._values.clear()
-        parent: Any = super()
-        parent.log(logs, *args, **kwargs)
+        super().log(logs, *args, **kwargs)
 
 
 class LMAPTrainer(LMAPTrainerMixin, hf.Trainer):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -44,23 +44,6 @@ EXP = Squash("exp", torch.exp, lambda theta: theta)
 IDENTITY = Squash("identity", lambda theta: theta, torch.zeros_like)
 SQUASHES = {squash.name: squash for squash in (TANH, EXP, IDENTITY)}
 
-SquashLike = str | Squash | Callable[[Tensor], Tensor]
-"""A name, torch's function, or a :class:`Squash`."""
-
-
-def find_squash(squash: SquashLike) -> Squash:
-    """Look a squashing function up by its name (tanh, exp, identity) or by torch's function."""
-    if isinstance(squash, Squash):
-        return squash
-    for known in SQUASHES.values():
-        if squash in (known.name, known.value):
-            return known
-    message = (
-        f"squash must be one of {', '.join(map(repr, SQUASHES))} or a Squash, got {squash!r}. "
-        "For another increasing function give Squash(name, value, log_slope)."
-    )
-    raise InputError(message)
-
 
 class BasisModel(nn.Module):
     r"""$f_\theta(x) = s \sum_i \sigma(\theta_i)\,\varphi_i(x)$ with features given by a subclass.
@@ -77,7 +60,7 @@ class BasisModel(nn.Module):
     def __init__(
         self,
         num_features: int,
-        squash: SquashLike,
+        squash: str | Squash,
         *,
         scale: float | None = None,
         dtype: torch.dtype | None = None,
@@ -86,7 +69,13 @@ class BasisModel(nn.Module):
         if num_features < 1:
             message = f"a basis model needs at least one feature, got {num_features}."
             raise InputError(message)
-        self.squash = find_squash(squash)
+        if isinstance(squash, str) and squash not in SQUASHES:
+            message = (
+                f"squash must be one of {', '.join(map(repr, SQUASHES))} or a Squash, got "
+                f"{squash!r}. For another increasing function give Squash(name, value, log_slope)."
+            )
+            raise InputError(message)
+        self.squash = SQUASHES[squash] if isinstance(squash, str) else squash
         self.scale = 1 / math.sqrt(num_features) if scale is None else scale
         self.theta = nn.Parameter(torch.zeros(num_features, dtype=dtype))  # [P]
 
@@ -131,12 +120,10 @@ class FourierBasis(BasisModel):
     def __init__(
         self,
         num_frequencies: int,
-        squash: SquashLike = "tanh",
-        *,
-        scale: float | None = None,
-        dtype: torch.dtype | None = None,
+        squash: str | Squash = "tanh",
+        **options: Any,
     ) -> None:
-        super().__init__(2 * num_frequencies, squash, scale=scale, dtype=dtype)
+        super().__init__(2 * num_frequencies, squash, **options)
         frequencies = math.pi * torch.arange(1, num_frequencies + 1, dtype=self.theta.dtype)
         self.register_buffer("frequencies", frequencies)  # [n]
 
@@ -174,13 +161,12 @@ class BumpBasis(BasisModel):
         self,
         centers: Sequence[float] | Tensor,
         width: float,
-        squash: SquashLike = "exp",
+        squash: str | Squash = "exp",
         *,
         bias: bool = False,
-        scale: float | None = None,
-        dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(len(centers) + bias, squash, scale=scale, dtype=dtype)
+        super().__init__(len(centers) + bias, squash, **options)
         if not width > 0:
             message = f"width must be > 0, got {width:g}. It is the w of exp(-(x - c)²/w)."
             raise InputError(message)
@@ -215,22 +201,15 @@ def _mass(center: Tensor, width: float, low: float, high: float) -> Tensor:
 
 
 class RBFBasis(BumpBasis):
-    """A linear model on evenly spaced radial basis functions and a bias (Fig. A.1).
+    """A linear model on evenly spaced radial basis functions on [0, 1] and a bias (Fig. A.1).
 
     The width of a bump equals the spacing of the centers, and there is no factor 1/√P.
     """
 
-    def __init__(
-        self,
-        num_centers: int,
-        low: float = 0.0,
-        high: float = 1.0,
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> None:
+    def __init__(self, num_centers: int, *, dtype: torch.dtype | None = None) -> None:
         if num_centers < 2:
             message = f"num_centers must be at least 2 to have a spacing, got {num_centers}."
             raise InputError(message)
-        centers = torch.linspace(low, high, num_centers, dtype=dtype)
-        width = (high - low) / (num_centers - 1)
+        centers = torch.linspace(0.0, 1.0, num_centers, dtype=dtype)
+        width = 1 / (num_centers - 1)
         super().__init__(centers, width, "identity", bias=True, scale=1.0, dtype=dtype)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -64,8 +64,7 @@ def _resolve(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     options = dict(_option(part) for part in query.split("&") if part)
     if path in OURS:
         return OURS[path], options
-    package, colon, attribute = path.partition(":")
-    if not colon or not package or not attribute:
+    if not all(path.partition(":")):
         message = (
             f"unknown model {name!r}. Known: {', '.join(OURS)}; or give an import path, "
             "package.module:factory"
@@ -74,9 +73,7 @@ def _resolve(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(package)
-        for part in attribute.split("."):
-            found = getattr(found, part)
+        found = pkgutil.resolve_name(path)
     except Exception as error:  # whatever the model's code raises
         message = f"cannot import the model {path!r}: {type(error).__name__}: {error}"
         raise InputError(message) from error

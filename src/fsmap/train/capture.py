@@ -9,16 +9,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
-from fsmap.errors import FallbackWarning, InputError
-from fsmap.functional import is_pointwise
-from fsmap.objective.geometry import Geometry, Laplacian, NoGeometry, TraceBound
-from fsmap.train.ensemble import Feed
-from fsmap.types import ModelFn
+from fsmap.errors import FallbackWarning
 
 WARMUP_STEPS = 3  # torch's recommendation: lazy initialization and compilation must be over
 
@@ -114,20 +111,16 @@ class Graphed:
 
     Batches and draws are made outside and copied into buffers that the graph reads. Steps whose
     feed has another shape (``every=k`` leaves draws out) have a graph of their own. If a step
-    cannot be captured, the eager one goes on with a warning, or, if ``required``, it is an error.
+    cannot be captured, the eager one goes on with a warning.
     """
 
     def __init__(
-        self,
-        step: Callable[[Feed], Tensor],
-        state: Callable[[], Sequence[Tensor]],
-        *,
-        required: bool,
+        self, step: Callable[[Any], Tensor], state: Callable[[], Sequence[Tensor]]
     ) -> None:
-        self.step, self.state, self.required, self.eager = step, state, required, False
+        self.step, self.state, self.eager = step, state, False
         self.captured: dict[object, tuple[CapturedStep, list[Tensor], dict[str, Tensor]]] = {}
 
-    def __call__(self, feed: Feed) -> Tensor:
+    def __call__(self, feed: Any) -> Tensor:
         """One step."""
         leaves, structure = tree_flatten(feed[:2])
         key = (str(structure), *(None if t is None else tuple(t.shape) for t in leaves))
@@ -136,8 +129,6 @@ class Graphed:
             try:
                 captured.warm_up()
             except RuntimeError as error:
-                if self.required:
-                    raise
                 self.eager = True
                 why = str(error).splitlines()[0]
                 message = f"no CUDA graph: {why}. Training goes on without one, slower."
@@ -154,30 +145,9 @@ class Graphed:
         captured()
         return measured["row"].clone()
 
-    def _prepare(self, feed: Feed) -> tuple[CapturedStep, list[Tensor], dict[str, Tensor]]:
+    def _prepare(self, feed: Any) -> tuple[CapturedStep, list[Tensor], dict[str, Tensor]]:
         """The step, the buffers it reads and what it measures."""
-        fixed: Feed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
+        fixed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
         measured: dict[str, Tensor] = {}
         step = CapturedStep(lambda: measured.update(row=self.step(fixed)), self.state, strict=True)
         return step, tree_flatten(fixed[:2])[0], measured
-
-
-def use_graph(graph: bool | str, device: torch.device, f: ModelFn, geometry: Geometry) -> bool:
-    """Whether to capture; raises an InputError if ``graph=True`` and it is impossible."""
-    if graph not in ("auto", True, False):
-        message = f"graph must be 'auto', True or False, got {graph!r}"
-        raise InputError(message)
-    decomposes = not isinstance(geometry, NoGeometry)
-    if isinstance(geometry, Laplacian | TraceBound):
-        decomposes = geometry.metric is not None
-    why = None
-    if device.type != "cuda":
-        why = f"a CUDA device, and the parameters are on {device}"
-    elif not is_pointwise(f):
-        why = "a model without random layers, and this one has some"
-    elif decomposes:
-        why = f"a geometry without matrix decompositions, and {type(geometry).__name__} has one"
-    if graph is True and why:
-        message = f"graph=True needs {why}. Use graph='auto' or False."
-        raise InputError(message)
-    return why is None and graph is not False

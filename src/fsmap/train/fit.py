@@ -86,7 +86,6 @@ def fit(
             - ``on``, ``by``: held-out data and a metric ``(outputs, y) -> number``, smaller is
               better, such as ``fsmap.metrics.nll``. ``state.best`` keeps the best parameters.
             - ``validate_every`` (100): steps between validations; the last step is always one.
-            - ``patience``: stop after so many validations without a new best.
             - ``callback``: called as ``callback(steps_taken, params)`` after every step; copy what
               you keep. A true answer ends training.
             - ``checkpoint``: a file to write every ``checkpoint_every`` (1,000) steps and at the

@@ -48,7 +48,6 @@ class Options(TypedDict, total=False):
     on: Any
     by: Metric | None
     validate_every: int
-    patience: int | None
     callback: Callback | None
     checkpoint: str | Path | None
     checkpoint_every: int
@@ -70,7 +69,6 @@ class Settings:
     on: Any = None
     by: Metric | None = None
     validate_every: int = 100
-    patience: int | None = None
     callback: Callback | None = None
     checkpoint: str | Path | None = None
     checkpoint_every: int = 1_000
@@ -79,11 +77,10 @@ class Settings:
     progress: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("steps", "validate_every", "checkpoint_every", "log_every", "patience"):
+        for name in ("steps", "validate_every", "checkpoint_every", "log_every"):
             value = getattr(self, name)
-            if value is not None:
-                check_integer(name, value)
-            if value is not None and value < 1:
+            check_integer(name, value)
+            if value < 1:
                 message = f"{name} must be at least 1, got {value}"
                 raise InputError(message)
         given: object = self.optimizer
@@ -93,9 +90,6 @@ class Settings:
             f"clip must be > 0, or None, got {self.clip}": self.clip is None or self.clip > 0,
             "validation needs both: on, the held-out data, and by, a metric": (
                 (self.on is None) == (self.by is None)
-            ),
-            "patience counts validations: it needs on, the held-out data, and by, a metric": (
-                self.patience is None or self.by is not None
             ),
             "resume=True needs checkpoint=PATH, the file to resume from": (
                 not self.resume or self.checkpoint is not None
@@ -120,7 +114,6 @@ class Settings:
             "replace": self.replace,
             "clip": self.clip,
             "validate_every": self.validate_every if self.by else None,
-            "patience": self.patience,
             "log_every": self.log_every,
         }
 
@@ -264,7 +257,6 @@ class Best(NamedTuple):
     params: Params
     step: Any  # steps taken when it was measured; 0 while there is none
     value: Any
-    stale: Any = 0  # validations since
 
 
 @dataclass
@@ -309,7 +301,7 @@ class Loop:
         ``[C, M]``.
         """
         settings, bar, shown = self.settings, None, time.perf_counter()
-        stopped = self._out_of_patience()
+        stopped = False
         with self.lock as stack:
             while self.step < settings.steps and not stopped:
                 factor = settings.schedule.factor(self.step, settings.steps)
@@ -334,30 +326,24 @@ class Loop:
         if self.validation is not None and due:
             self._validate(self.validation(detached(self.params)))
         stop = settings.callback and settings.callback(self.step, detached(self.params))
-        return bool(stop) or self._out_of_patience()
+        return bool(stop)
 
     def _validate(self, value: Tensor) -> None:
         self.recorder.validated(self.step, value)
         params = detached(self.params)
         old = self.best
         if old is None:
-            zero = torch.zeros(value.shape, dtype=torch.long)
-            copies = {n: p.clone() for n, p in params.items()}
-            old = Best(copies, zero, torch.full_like(value, torch.inf), zero)
+            step, none = (
+                torch.zeros(value.shape, dtype=torch.long),
+                torch.full_like(value, torch.inf),
+            )
+            old = Best({n: p.clone() for n, p in params.items()}, step, none)
         better = value < old.value
-        if self.settings.patience is not None:
-            better &= old.stale < self.settings.patience  # alone, this member would have stopped
         self.best = Best(
             params={n: torch.where(expand(better, p), p, old.params[n]) for n, p in params.items()},
             step=torch.where(better, self.step, old.step),
             value=torch.where(better, value, old.value),
-            stale=torch.where(better, 0, old.stale + 1),
         )
-
-    def _out_of_patience(self) -> bool:
-        if self.settings.patience is None or self.best is None:
-            return False
-        return bool((self.best.stale >= self.settings.patience).all())
 
     def _flush(self, last: bool) -> str:
         values = self.recorder.flush(last)
@@ -417,7 +403,7 @@ class Loop:
         best, kept = saved.group("best"), saved.group("best_params")
         if best:
             on_device = {n: kept.pop(n).to(p.device) for n, p in self.params.items()}
-            self.best = Best(on_device, best["step"], best["value"], best["stale"])
+            self.best = Best(on_device, best["step"], best["value"])
         history = History(saved.group("history"), saved.group("validation"))
         self.recorder = Recorder(every=self.settings.log_every, saved=history)
 

@@ -1,4 +1,9 @@
-"""``fit_population``: a grid of one architecture trained as one computation."""
+"""``fit_population``: a grid of one architecture trained as one computation.
+
+Random numbers belong to a seed, not to a member: all configurations of a seed see the same batches,
+evaluation points and ψ, and they are those that ``fit`` makes for that seed. So a member does not
+depend on its neighbors.
+"""
 
 from __future__ import annotations
 
@@ -11,62 +16,55 @@ from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
+from torch.func import grad_and_value, vmap
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only
 
 from fsmap.errors import DivergedError, DivergedWarning, InputError, UnsupportedModuleError
-from fsmap.functional import Functional, functional, is_pointwise, move_points
+from fsmap.functional import (
+    Functional,
+    count,
+    differentiable_attention,
+    functional,
+    is_pointwise,
+    take_points,
+)
+from fsmap.objective.geometry import Laplacian, NoGeometry, TraceBound
 from fsmap.objective.objective import Objective
-from fsmap.px import integer
-from fsmap.train.capture import Graphed, use_graph
+from fsmap.px import Stream, integer
+from fsmap.train.capture import Graphed
 from fsmap.train.checkpoint import describe, describe_model
-from fsmap.train.ensemble import Ensemble, Feed, Feeder, Members, by_split, choose_chunk
-from fsmap.train.fit import TrainState, as_batch, measure, random_layers_off
-from fsmap.train.grid import SEED, SPLIT, Grid
-from fsmap.train.loop import Best, History, Loop, Metric, Options, Recorder, Settings
+from fsmap.train.fit import (
+    Batches,
+    as_batch,
+    check_pure,
+    gradient,
+    layer_noise,
+    make_loss,
+    sample_batch,
+    update,
+)
+from fsmap.train.grid import (
+    SEED,
+    SPLIT,
+    Grid,
+    PopulationState,
+    Value,
+    by_split,
+    held_out_sets,
+    measure_each,
+)
+from fsmap.train.loop import PARTS, History, Loop, Options, Recorder, Settings
 from fsmap.train.optim import Schedule
-from fsmap.types import Batch, Inputs, ModelFn, Params
+from fsmap.types import Batch, Draws, ModelFn, Params
 
 Init = Callable[[int], Params | nn.Module] | Params
 
+CPU_WORK = 3e7
+"""P·(B + S·K) that keeps a CPU busy: vectorizing more members than that gains nothing.
+Measured by ``python -m benchmarks.population``."""
 
-class PopulationState(NamedTuple):
-    """Where a population ended."""
-
-    params: Params  # [M, ...]
-    step: int  # steps taken
-    grid: Grid
-    f: ModelFn  # all members share it
-    diverged: Tensor  # [M]  the step at which a member stopped being finite, -1 for the others
-    best: Best | None = None  # if there was a validation
-
-    def member(self, index: int) -> TrainState:
-        """One member, as ``fit`` returns it; a DivergedError if it diverged."""
-        if self.diverged[index] >= 0:
-            message = (
-                f"member {index} ({self.grid[index]}) diverged at step "
-                f"{int(self.diverged[index])}; its parameters mean nothing. "
-                f"history.member({index}) shows how it went."
-            )
-            raise DivergedError(message)
-        best = None
-        if self.best is not None and self.best.step[index] > 0:
-            kept = {n: p[index] for n, p in self.best.params.items()}
-            best = Best(kept, int(self.best.step[index]), float(self.best.value[index]))
-        return TrainState({n: p[index] for n, p in self.params.items()}, self.step, best)
-
-    def outputs(self, x: Inputs) -> Tensor:
-        """Outputs of every member at the same points, [M, n, ...]; nan for those that diverged."""
-        first = next(iter(self.params.values()))
-        x = move_points(x, device=first.device, dtype=first.dtype)
-        found = []
-        with torch.no_grad(), random_layers_off(self.f):
-            for k, diverged in enumerate((self.diverged >= 0).tolist()):
-                out = self.f({n: p[k] for n, p in self.params.items()}, x)
-                found.append(torch.full_like(out, torch.nan) if diverged else out)
-        return torch.stack(found)
-
-    def __repr__(self) -> str:
-        diverged = int((self.diverged >= 0).sum())
-        return f"PopulationState({self.grid!r} after {self.step} steps, {diverged} diverged)"
+LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 
 
 def fit_population(
@@ -79,7 +77,7 @@ def fit_population(
     steps: int,
     init: Init | None = None,
     chunk: int | str = "auto",
-    graph: bool | str = "auto",
+    graph: bool = True,
     compile: bool = False,
     **options: Unpack[Options],
 ) -> tuple[PopulationState, History]:
@@ -99,15 +97,15 @@ def fit_population(
         steps: Length of the whole run.
         init: Where a seed starts: a function from seed to parameters or to a module, or parameters
             for all. None lets the layers of ``f``'s module initialize themselves.
-        chunk: Members vectorized at a time; ``"auto"`` goes by memory and, on a CPU, by speed.
-        graph: Capture the step as a CUDA graph: ``"auto"`` (if it can be), True or False. Matrix
-            decompositions (``fs_map``) and random layers cannot be captured. A learning rate that
-            moves is then rounded to float32, as torch's fused kernels read it.
+        chunk: Members vectorized at a time. ``"auto"``: on a CPU as many as keep it busy; on a GPU
+            all, and half as many whenever its memory runs out.
+        graph: Capture the step as a CUDA graph if possible: matrix decompositions (``fs_map``) and
+            random layers cannot be captured. A learning rate that moves is then rounded to float32,
+            as torch's fused kernels read it.
         compile: Compile the vectorized gradient with ``torch.compile``, which takes half a minute;
             equal to rounding. Random layers cannot be compiled.
         **options: As for :func:`fsmap.fit`, one value for all members. ``on`` may have one set per
-            split; a member's best is final after ``patience`` validations without a new one, and
-            training ends when all are; ``callback`` gets stacked parameters.
+            split; ``callback`` gets stacked parameters.
 
     Returns:
         The states (stacked parameters; ``states.member(k)`` is what ``fit`` returns) and the
@@ -135,38 +133,28 @@ def fit_population(
     settings = Settings(steps, **options)
     _check_names(build, grid)
     starts = {seed: start(init, f, int(seed)) for seed in grid.axes.get(SEED, (0,))}
-    shapes = [{n: tuple(p.shape) for n, p in params.items()} for params in starts.values()]
-    if any(found != shapes[0] for found in shapes):
-        message = f"all members share one architecture, but init gives different shapes: {shapes}"
-        raise InputError(message)
     members = Members(build, grid, f, starts, data)
     config = _describe(members, settings) if settings.checkpoint is not None else {}
     members.check(settings.batch_size)
     members.start()
     feeder = Feeder(members, settings)
-    capture = use_graph(graph, members.like.device, f, members.objective(0).geometry)
+    capture = graph and _can_capture(members)
     optimizer = settings.optimizer.build(
         members.params.values(), capturable=capture, moving_lr=settings.schedule != Schedule()
     )
-    ensemble = Ensemble(
-        members,
-        feeder,
-        optimizer,
-        clip=settings.clip,
-        chunk=choose_chunk(chunk, members, feeder),
-        compile=compile,
-    )
+    size = choose_chunk(chunk, members, feeder)
+    ensemble = Ensemble(members, feeder, optimizer, settings.clip, size, compile)
     divergence = Divergence(grid)
     validation = None
     if settings.by is not None:
-        held_out, by = _held_out(settings.on, grid, members.params), settings.by
-        validation = lambda params: _measure(f, params, held_out, by)  # noqa: E731
+        held_out, by = held_out_sets(settings.on, grid, members.params), settings.by
+        validation = lambda params: measure_each(f, params, held_out, by)  # noqa: E731
     extra = {"diverged": divergence.steps, "chunk": ensemble.chunk_size, **members.extra}
     loop = Loop(settings, members.params, optimizer, divergence.judge, config, validation, extra)
     ensemble.finite.copy_(divergence.steps < 0)
     take_step: Callable[[Feed], Tensor] = ensemble.step
     if capture:
-        take_step = Graphed(ensemble.step, ensemble.state, required=graph is True)
+        take_step = Graphed(ensemble.step, ensemble.state)
     loop.run(lambda step: take_step(feeder.make(step)), f"fit {len(grid)} members")
     divergence.warn()
     params = {n: p.detach().clone() for n, p in loop.params.items()}
@@ -187,26 +175,13 @@ def _describe(members: Members, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _held_out(on: Any, grid: Grid, params: Params) -> list[Batch]:
-    """The held-out data of every member: one set for all, or one per split."""
-    if SPLIT not in grid.names or not isinstance(on, Mapping | list):
-        return [as_batch(on, params)] * len(grid)
-    names = grid.axes[SPLIT]
-    sets = dict(zip(names, (as_batch(batch, params) for batch in by_split(on, names)), strict=True))
-    return [sets[member[SPLIT]] for member in grid]
-
-
-def _measure(f: ModelFn, params: Params, data: list[Batch], by: Metric) -> Tensor:
-    each = ({n: p[k] for n, p in params.items()} for k in range(len(data)))
-    return torch.stack([measure(f, p, batch, by) for p, batch in zip(each, data, strict=True)])
-
-
-def measure_members(states: PopulationState, *, on: Any, by: Metric) -> Tensor:
-    """A metric of every member, [M], on held-out data: one set, or one per split.
-
-    It is nan for members whose outputs are not finite.
-    """
-    return _measure(states.f, states.params, _held_out(on, states.grid, states.params), by)
+def _can_capture(members: Members) -> bool:
+    """Whether a CUDA graph can hold a step: no decomposition, no layer that is seeded by step."""
+    geometry = members.objective(0).geometry
+    plain = isinstance(geometry, NoGeometry)
+    if isinstance(geometry, Laplacian | TraceBound):
+        plain = geometry.metric is None
+    return plain and members.like.device.type == "cuda" and is_pointwise(members.f)
 
 
 def _check_names(build: Callable[..., Objective], grid: Grid) -> None:
@@ -278,6 +253,325 @@ def _seeded(seed: int) -> Iterator[None]:
         if devices:
             torch.cuda.manual_seed(integer(seed, "init"))
         yield
+
+
+class Members:
+    """Stacked parameters, hyper-parameters, objectives and training data of a grid."""
+
+    def __init__(
+        self,
+        build: Callable[..., Objective],
+        grid: Grid,
+        f: ModelFn,
+        starts: Mapping[Any, Params],
+        data: Any,
+    ) -> None:
+        self.build, self.grid, self.f, self.starts = build, grid, f, starts
+        self.seeds = [int(member.get(SEED, 0)) for member in grid]
+        shapes = [{n: tuple(p.shape) for n, p in params.items()} for params in starts.values()]
+        if any(found != shapes[0] for found in shapes):
+            message = f"all members share one architecture, but init gives other shapes: {shapes}"
+            raise InputError(message)
+        names = self.first(0)
+        self.params: Params = {
+            n: torch.stack([self.first(k)[n] for k in range(len(grid))]).requires_grad_()
+            for n in names
+        }
+        self.like = next(iter(names.values()))
+        self.hypers = grid.hypers(self.like)
+        self.splits: tuple[Value, ...] = grid.axes.get(SPLIT, (0,))
+        given = by_split(data, self.splits) if SPLIT in grid.names else [data]
+        self.sets = [as_batch(one, names) for one in given]
+        sizes = [len(one.y) for one in self.sets]
+        if len(set(sizes)) > 1:
+            message = (
+                f"training sets of one population must have the same size, got {sizes}: N is a "
+                "constant of the objective. Train one population per size, or cut the sets to the "
+                "smallest."
+            )
+            raise InputError(message)
+        self.num_data = sizes[0]  # N
+        self.data = self.sets[0]  # [splits·N]
+        if len(self.sets) > 1:
+            self.data = tree_map(lambda *t: torch.cat(t), *self.sets)
+        self.extra: dict[str, Tensor] = {}  # further state of a checkpoint
+        self._objectives: dict[tuple[Value, ...], Objective] = {}
+
+    def first(self, member: int) -> Params:
+        """The parameters that a member starts from."""
+        return self.starts[self.seeds[member]]
+
+    def present(self, member: int) -> Params:
+        """The parameters of a member."""
+        return {name: p.detach()[member] for name, p in self.params.items()}
+
+    def objective(self, member: int) -> Objective:
+        """What ``build`` makes for a member, on plain numbers; once for equal hyper-parameters."""
+        values = self.grid.members[member]
+        key = tuple(values[name] for name in self.grid.hyper_names)
+        if key not in self._objectives:
+            made: object = self.build(**{n: h[member] for n, h in self.hypers.items()})
+            if not isinstance(made, Objective):
+                kind = type(made).__name__
+                message = f"build must return an objective (ps_map, fs_map, l_map), got {kind}"
+                raise InputError(message)
+            self._objectives[key] = made
+        return self._objectives[key]
+
+    def check(self, batch_size: int | None) -> None:
+        """Check every configuration on every split, on plain numbers."""
+        samples = [sample_batch(one, batch_size) for one in self.sets]
+        check_pure(self.f, self.first(0), samples[0].x)
+        for (split, *_), members in self.grid.groups(SPLIT, *self.grid.hyper_names).items():
+            k, place = members[0], self.splits.index(split)
+            with layer_noise(self.f, Stream(0, 0), self.like.device):
+                self.objective(k).check(self.f, self.first(k), samples[place])
+
+    def start(self) -> None:
+        """Make R₀ of ``reg_nats`` a hyper-parameter, from the start of each member."""
+        geometry = self.objective(0).geometry
+        if not isinstance(geometry, TraceBound) or geometry.r0 is not None:
+            return
+        found = []
+        for k, seed in enumerate(self.seeds):
+            with layer_noise(self.f, Stream(seed, 0), self.like.device):
+                term = self.objective(k).started(self.f, self.first(k), Stream(seed, 0)).geometry
+            found.append(term.r0.to(self.like))  # type: ignore[attr-defined]
+        self.hypers["r0"] = self.extra["r0"] = torch.stack(found)
+        build = self.build
+
+        def with_r0(r0: Tensor, **hypers: Tensor) -> Objective:
+            made = build(**hypers)
+            return made._replace(geometry=made.geometry._replace(r0=r0))  # type: ignore[attr-defined]
+
+        self.build = with_r0
+        self._objectives.clear()
+
+
+class Feed(NamedTuple):
+    """One step's worth: groups stacked in the first dimension."""
+
+    rows: Tensor | None  # [G, B]  None: all points of the only training set, in order
+    draws: Draws  # leaves [D, ...]
+    step: int = 0
+
+
+class Feeder:
+    """Makes the feed of every step, and hands each member its part."""
+
+    def __init__(self, members: Members, settings: Settings) -> None:
+        self.members = members
+        grid, N, device = members.grid, members.num_data, members.data.y.device
+        size = settings.batch_size  # None: every step sees all data, then seeds do not matter
+        streams = grid.groups(SPLIT) if size is None else grid.groups(SPLIT, SEED)
+        places = torch.tensor([members.splits.index(key[0]) for key in streams])
+        self._starts = N * places[:, None]  # [G, 1]  first row of the training set
+        self._orders = [
+            Batches(N, size, seed=members.seeds[group[0]], replace=settings.replace)
+            for group in streams.values()
+        ]
+        self._all: Tensor | None = None
+        if size is None and len(streams) > 1:
+            self._all = (self._starts + torch.arange(N)).to(device)  # [G, N]
+        self._stream_of = _group_of(streams, len(grid), device)  # [M]
+        drawing = grid.groups(SEED)
+        if any(members.objective(k).adaptive for k in range(len(grid))):
+            drawing = {(k,): [k] for k in range(len(grid))}  # each draws at its own parameters
+        elif not self._same_draws(next(iter(drawing.values()))):
+            drawing = grid.groups(SEED, *grid.hyper_names)  # p_X depends on a hyper-parameter
+        self._drawing = [group[0] for group in drawing.values()]
+        self._draw_of = _group_of(drawing, len(grid), device)  # [M]
+
+    def _same_draws(self, group: list[int]) -> bool:
+        """Whether members of a seed draw the same numbers: not if p_X has a hyper-parameter."""
+        first, *others = (tree_flatten(self._draw(k, 0)) for k in group)
+        return all(
+            structure == first[1] and all(map(_equal, leaves, first[0]))
+            for leaves, structure in others
+        )
+
+    def _draw(self, member: int, step: int) -> Draws:
+        members, objective = self.members, self.members.objective(member)
+        stream, params = Stream(members.seeds[member], step), members.first(member)
+        if objective.adaptive:
+            params = members.present(member)
+        return objective.draw(members.f, params, stream)
+
+    def make(self, step: int) -> Feed:
+        """Rows and draws of one step."""
+        drawn = [self._draw(k, step) for k in self._drawing]
+        draws: Draws = tree_map(lambda *t: None if t[0] is None else torch.stack(t), *drawn)
+        found = [rows for order in self._orders if (rows := order.rows(step)) is not None]
+        if not found:
+            return Feed(self._all, draws, step)
+        rows = self._starts + torch.stack(found)  # [G, B]
+        device = self._stream_of.device
+        if device.type == "cuda":
+            rows = rows.pin_memory()  # one transfer for all, without waiting
+        return Feed(rows.to(device, non_blocking=True), draws, step)
+
+    def inputs(self, feed: Feed, members: int | slice) -> tuple[Batch, Draws, tuple[Any, Any]]:
+        """Inputs of one or some members, and the dimension of the member: None if all share it."""
+        batch, batch_dim = self.members.data, None
+        if feed.rows is not None:
+            batch_dim = None if len(feed.rows) == 1 else 0
+            rows = feed.rows[0 if batch_dim is None else self._stream_of[members]]  # [B] or [c, B]
+            batch = Batch(take_points(batch.x, rows), batch.y[rows])
+        draw_dim = None if len(self._drawing) == 1 else 0
+        which: Any = 0 if draw_dim is None else self._draw_of[members]
+        draws = tree_map_only(Tensor, lambda t: t[which], feed.draws)
+        draw_dims = tree_map_only(Tensor, lambda _: draw_dim, feed.draws)
+        return batch, draws, (batch_dim, draw_dims)
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b if a is None or b is None else torch.equal(a, b)
+
+
+def _group_of(
+    groups: dict[tuple[Value, ...], list[int]], size: int, device: torch.device
+) -> Tensor:
+    """The group of every member, [M]."""
+    found = torch.empty(size, dtype=torch.long)
+    for place, members in enumerate(groups.values()):
+        found[members] = place
+    return found.to(device)
+
+
+class Ensemble:
+    """Takes a step of all members: ``chunk`` at a time under ``vmap``, 1 one by one."""
+
+    def __init__(
+        self,
+        members: Members,
+        feeder: Feeder,
+        optimizer: Optimizer,
+        clip: float | None,
+        chunk: int,
+        compile: bool,
+    ) -> None:
+        self.members, self.feeder, self.optimizer = members, feeder, optimizer
+        self.loss = make_loss(members.f, members.build)
+        self.clip, self.compile = clip, compile
+        self._compiled: dict[object, Callable[..., Any]] = {}
+        self._vectorizes = False  # whether a step under vmap has worked
+        self.chunk_size = torch.tensor(chunk)  # a tensor, so that a checkpoint can keep it
+        self.finite = torch.ones(len(members.grid), dtype=torch.bool, device=members.like.device)
+
+    def step(self, feed: Feed) -> Tensor:
+        """Differentiate and update; the measured columns, [C, M], on the device."""
+        grads, row = self.gradients(feed)
+        return update(self.members.params, grads, row, self.optimizer, self.clip, self.finite)
+
+    def state(self) -> list[Tensor]:
+        """Every tensor that a step changes. Adam and SGD add theirs at the first step."""
+        params = list(self.members.params.values())
+        moments = [t for p in params for t in self.optimizer.state[p].values()]
+        tensors = [*(p.detach() for p in params), self.finite, *moments]
+        return [t for t in tensors if isinstance(t, Tensor)]
+
+    def gradients(self, feed: Feed) -> tuple[Params, Tensor]:
+        """Gradients [M, ...] and the loss with its terms, [4, M]."""
+        size, M = int(self.chunk_size), len(self.finite)
+        slices = [slice(first, min(first + size, M)) for first in range(0, M, size)]
+        try:
+            return _joined([self._chunk(feed, members) for members in slices])
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            self.chunk_size.fill_((size + 1) // 2)  # nothing has been updated yet
+            torch.cuda.empty_cache()
+            return self.gradients(feed)
+
+    def _chunk(self, feed: Feed, members: slice) -> tuple[Params, Tensor]:
+        if members.stop - members.start > 1 or self.compile:
+            try:
+                found = self._together(feed, members)
+                self._vectorizes = True
+                return found
+            except LinAlgError:
+                pass  # torch stops all members if one matrix has no decomposition
+            except RuntimeError as error:
+                if self._vectorizes or isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self._alone(feed, members.start)  # raises if vmap is not the reason
+                reason = str(error).strip().splitlines()[0]
+                message = (
+                    f"the objective works for one member, not for many at once: {reason} If build, "
+                    "or a term it makes, decides something by the value of a hyper-parameter (if, "
+                    "float(), .item()), train one population per decision, or give chunk=1."
+                )
+                raise InputError(message) from error
+        return _joined([self._alone(feed, k) for k in range(members.start, members.stop)])
+
+    def _together(self, feed: Feed, members: slice) -> tuple[Params, Tensor]:
+        batch, draws, dims = self.feeder.inputs(feed, members)
+        params = {n: p.detach()[members] for n, p in self.members.params.items()}
+        hypers = {n: h[members] for n, h in self.members.hypers.items()}
+        vectorized = vmap(grad_and_value(self.loss, has_aux=True), in_dims=(0, 0, *dims))
+        inputs = (params, hypers, batch, draws)
+        with differentiable_attention():  # the fused kernels cannot be vectorized
+            if self.compile:
+                vectorized = self._compile(vectorized, inputs)
+            grads, (value, parts) = vectorized(*inputs)
+        return grads, torch.stack([value, *(parts[name].to(value.dtype) for name in PARTS)])
+
+    def _compile(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
+        """The operators that the gradient runs, recorded and compiled once for each shape.
+
+        torch.compile cannot follow ``build``, which looks at numbers; a record has its constants.
+        """
+        key = tuple(None if t is None else t.shape for t in tree_leaves(inputs))
+        if key not in self._compiled:
+            from torch.fx.experimental.proxy_tensor import make_fx  # takes a second
+
+            recorded = make_fx(function)(*inputs)
+            self._compiled[key] = torch.compile(recorded, fullgraph=True, dynamic=False)
+        return self._compiled[key]
+
+    def _alone(self, feed: Feed, member: int) -> tuple[Params, Tensor]:
+        """A chunk of one, without vmap; nan if a matrix has no decomposition."""
+        members = self.members
+        batch, draws, _ = self.feeder.inputs(feed, member)
+        params = {n: p.requires_grad_() for n, p in members.present(member).items()}
+        hypers = {n: h[member] for n, h in members.hypers.items()}
+        stream = Stream(members.seeds[member], feed.step)
+        try:
+            with layer_noise(members.f, stream, members.like.device):
+                grads, row = gradient(self.loss, params, hypers, batch, draws)
+        except LinAlgError:
+            grads = {n: torch.full_like(p.detach(), torch.nan) for n, p in params.items()}
+            row = torch.full((1 + len(PARTS),), torch.nan, device=members.like.device)
+        return {n: g[None] for n, g in grads.items()}, row[:, None]
+
+
+def _joined(found: list[tuple[Params, Tensor]]) -> tuple[Params, Tensor]:
+    if len(found) == 1:
+        return found[0]
+    grads = {n: torch.cat([g[n] for g, _ in found]) for n in found[0][0]}
+    return grads, torch.cat([row for _, row in found], dim=1)
+
+
+def choose_chunk(chunk: int | str, members: Members, feeder: Feeder) -> int:
+    """How many members to vectorize.
+
+    1 means one by one, without ``vmap``; random layers need that, they are seeded member by member.
+    """
+    if chunk != "auto" and (not isinstance(chunk, int) or chunk < 1):
+        message = f"chunk must be a number of members >= 1, or 'auto', got {chunk!r}"
+        raise InputError(message)
+    M = len(members.grid)
+    if not is_pointwise(members.f):
+        return 1
+    if isinstance(chunk, int) or members.like.device.type != "cpu":
+        return min(chunk, M) if isinstance(chunk, int) else M
+    f, params = members.f, members.first(0)
+    batch, draws, _ = feeder.inputs(feeder.make(0), 0)
+    rows = len(batch.y)
+    if draws.x is not None:
+        with torch.no_grad():
+            rows += f(params, draws.x).numel()  # as many as a Jacobian has
+    return min(M, max(1, int(CPU_WORK / (rows * count(params)))))
 
 
 class Divergence:

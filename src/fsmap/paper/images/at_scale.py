@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import fsmap
 from fsmap.assess.shift import Predictions, measure
-from fsmap.data.images.task import ImageTask
+from fsmap.data.images import ImageTask
 from fsmap.images.build import logits_of
 from fsmap.models.resnet import resnet18
 from fsmap.paper.effects import exact

@@ -19,8 +19,7 @@ from torch import Tensor
 from fsmap import metrics
 from fsmap.assess.landscape import draw_psi, laplacian
 from fsmap.assess.shift import Predictions, measure
-from fsmap.data.images.read import read_images
-from fsmap.data.images.task import ImageTask, load_task
+from fsmap.data.images import ImageTask, load_task, read_images
 from fsmap.errors import InputError, MissingDataError, did_you_mean
 from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.settings import PRECISIONS

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fsmap.assess.shift import CORRUPTIONS, SEVERITIES, Predictions, corrupt, measure
-from fsmap.data.images.read import read_images
+from fsmap.data.images import read_images
 from fsmap.errors import MissingDataError
 from fsmap.paper.experiment import Context, Measured
 from fsmap.paper.images.protocol import (

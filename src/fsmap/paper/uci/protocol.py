@@ -25,8 +25,8 @@ from fsmap.models.mlp import MLP
 from fsmap.objective.objective import Objective
 from fsmap.paper.experiment import Context, Measured
 from fsmap.paper.solvers import one_thread
+from fsmap.train.grid import measure_members
 from fsmap.train.optim import adam
-from fsmap.train.population import measure_members
 from fsmap.types import Batch
 
 POWERS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)

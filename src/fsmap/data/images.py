@@ -1,0 +1,658 @@
+"""Images as uint8 tensors: reading, splitting, label noise, augmentation, and p_X of an image task.
+
+A set is a name of the catalogue or a folder with one sub-folder per class: ``folder/class/*.png``
+(a sixth of the images becomes the test set, always the same ones), or ``folder/train/class/*.png``
+with ``folder/test/class/*.png``. Images of one common size keep it; others are scaled and cropped
+to a square of ``?size=N`` pixels: ``photos?size=64``.
+
+p_X is ``train`` (the training images), the name of another set (``kmnist``, ``cifar100``, …),
+``white-noise`` (10,000 fixed images N(0, I) in normalized space), or a mixture such as
+``kmnist+white-noise`` or ``0.8*train+0.2*white-noise``. Draws are tensors of their own
+(:class:`Shifts`, :class:`Picks`): they are made on the CPU for a whole epoch ahead, and a captured
+CUDA graph can read them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from fsmap.data.catalogue import Folder, find, locate
+from fsmap.errors import InputError, MissingDataError, require
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+TEST_SHARE = 6  # one image in six, in a folder without a test folder
+MOST_BYTES = 4 * 2**30
+CIFAR100_TEST = 10_000
+CLASSES = 10  # of generated images
+NOISE = 40.0  # grey levels; makes the task learnable, not trivial
+GENERATED_TRAIN, GENERATED_TEST = 2_000, 1_000
+PADDING = 4  # of the paper's random crops
+WHITE_NOISE = "white-noise"
+NOISE_IMAGES = 10_000
+NOISE_SEED = 0  # the images are fixed: the same in every run
+
+
+# --- reading
+
+
+class Images(NamedTuple):
+    """Labelled images."""
+
+    x: Tensor  # uint8 [N, C, H, W]
+    y: Tensor  # int64 [N]
+
+    def take(self, rows: Tensor | slice) -> Images:
+        """Some of them."""
+        return Images(self.x[rows], self.y[rows])
+
+    def to(self, device: torch.device | str) -> Images:
+        """The same images on a device."""
+        return Images(self.x.to(device), self.y.to(device))
+
+
+def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Images:
+    """Read an image set of the catalogue.
+
+    Args:
+        name: ``fmnist``, ``kmnist``, ``mnist``, ``cifar10``, ``cifar100``,
+            ``cifar10.1``, ``kmnist-train``.
+        split: ``train`` or ``test``; KMNIST's training images are a set of their own. The official
+            split of CIFAR-100 is lost: in file order its first 10,000 images are ``test`` and the
+            others ``train``, so that test accuracy cannot be compared with published ones. It also
+            has ``all``.
+        data_dir: A folder to look into first.
+    """
+    entry = find(name, READERS)
+    if entry.name not in READERS:
+        message = f"{entry.name!r} is no image set; image sets: {', '.join(READERS)}"
+        raise InputError(message)
+    allowed, reader = READERS[entry.name]
+    if split not in allowed:
+        message = f"{entry.name} has the splits {', '.join(allowed)}, got {split!r}"
+        raise InputError(message)
+    return reader(locate(entry.name, data_dir), split)
+
+
+Files = dict[str, Path]
+
+
+def _idx(files: Files, split: str) -> Images:
+    start = "train" if split == "train" else "t10k"
+    x, y = (
+        next(read_idx(path) for name, path in files.items() if name.startswith(f"{start}-{kind}"))
+        for kind in ("images", "labels")
+    )
+    return Images(x[:, None], y.long())
+
+
+def _cifar10(files: Files, split: str) -> Images:
+    numbered = [f"data_batch_{i}.png" for i in range(1, 6)]
+    batches = numbered if split == "train" else ["test_batch.png"]
+    pixels = [_picture(files[batch]).reshape(-1, 32, 32, 3) for batch in batches]
+    labels = json.loads(files[f"{split}_lables.json"].read_text())  # the package's spelling
+    return Images(_planar(np.concatenate(pixels)), torch.tensor(labels))
+
+
+def _cifar100(files: Files, split: str) -> Images:
+    mosaics = [path for name, path in files.items() if name.endswith(".webp")]
+    pixels = np.concatenate([tiles(_picture(path)) for path in mosaics])
+    labels = np.frombuffer(files["labels_fine.bin"].read_bytes(), dtype=np.uint8)
+    whole = Images(_planar(pixels), torch.from_numpy(labels.astype(np.int64)))
+    parts = {"test": slice(CIFAR100_TEST), "train": slice(CIFAR100_TEST, None)}
+    return whole.take(parts.get(split, slice(None)))
+
+
+def _cifar10_1(files: Files, split: str) -> Images:
+    x, y = (np.load(files[f"cifar10.1_v6_{k}.npy"], allow_pickle=False) for k in ("data", "labels"))
+    return Images(_planar(x), torch.from_numpy(y.astype(np.int64)))
+
+
+def tiles(mosaic: np.ndarray) -> np.ndarray:
+    """The 32×32 images of a mosaic, row by row."""
+    rows, columns = mosaic.shape[0] // 32, mosaic.shape[1] // 32
+    cut = mosaic.reshape(rows, 32, columns, 32, 3).transpose(0, 2, 1, 3, 4)
+    return cut.reshape(rows * columns, 32, 32, 3)
+
+
+def _picture(path: Path) -> np.ndarray:
+    image: Any = require("PIL.Image", extra="data")
+    with image.open(path) as opened:
+        return np.asarray(opened.convert("RGB"))
+
+
+def _planar(pixels: np.ndarray) -> Tensor:
+    """``[N, H, W, C]`` to ``[N, C, H, W]``."""
+    return torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).contiguous()
+
+
+def read_idx(path: Path) -> Tensor:
+    """An array of bytes from an IDX file, compressed or not."""
+    raw = gzip.open(path).read() if path.suffix == ".gz" else path.read_bytes()
+    start = 4 + 4 * raw[3]  # two zeros, the type (bytes), the number of dimensions; then the shape
+    shape = struct.unpack(f">{raw[3]}I", raw[4:start])
+    return torch.frombuffer(bytearray(raw[start:]), dtype=torch.uint8).reshape(shape)
+
+
+# Splits and reader; the first split is what p_X draws from.
+READERS: dict[str, tuple[tuple[str, ...], Callable[[Files, str], Images]]] = {
+    "fashion-mnist": (("train", "test"), _idx),
+    "mnist": (("train", "test"), _idx),
+    "kmnist": (("test",), _idx),
+    "kmnist-train": (("train",), _idx),
+    "cifar10": (("train", "test"), _cifar10),
+    "cifar100": (("all", "train", "test"), _cifar100),
+    "cifar10.1": (("test",), _cifar10_1),
+}
+
+
+def generate(shape: tuple[int, int, int], number: int, *, seed: int) -> Images:
+    """Stripes: the class is their direction, phase and contrast vary a little, noise is added."""
+    channels, height, width = shape
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(CLASSES, (number,), generator=generator)
+    angle = (y.float() * math.pi / CLASSES)[:, None, None]  # [N, 1, 1]
+    phase = math.pi / 2 * torch.rand(number, 1, 1, generator=generator, dtype=torch.float32)
+    rows = torch.linspace(-1, 1, height, dtype=torch.float32)[:, None]
+    columns = torch.linspace(-1, 1, width, dtype=torch.float32)
+    wave = torch.sin(9 * (angle.cos() * columns + angle.sin() * rows) + phase)  # [N, H, W]
+    bright = torch.rand(number, channels, 1, 1, generator=generator, dtype=torch.float32)
+    grey = 128 + 90 * (0.5 + bright) * wave[:, None]
+    grey = grey + NOISE * torch.randn(number, *shape, generator=generator, dtype=torch.float32)
+    return Images(grey.clamp(0, 255).to(torch.uint8), y)
+
+
+# --- folders
+
+
+class ImageFolder(NamedTuple):
+    """What a folder holds."""
+
+    train: Images
+    test: Images
+    classes: tuple[str, ...]
+    normalize: Normalization
+
+
+def is_folder(data: str) -> bool:
+    """Whether a data set is named by a path and not by a name of the catalogue."""
+    path = data.partition("?")[0]
+    return "/" in path or "\\" in path or Path(path).is_dir()
+
+
+@lru_cache(maxsize=2)
+def read_folder(data: str) -> ImageFolder:
+    """Read a folder of images; one channel if no image has a colour."""
+    path, size = _folder_and_size(data)
+    parts = [part for name in ("train", "test") if (part := path / name).is_dir()]
+    parts = parts if len(parts) == 2 else [path]
+    listed = [_files_and_classes(part) for part in parts]
+    classes = tuple(sorted({name for one in listed for _, name in one}))
+    for found, place in zip(listed, parts, strict=True):
+        missing = sorted({*classes} - {name for _, name in found})
+        if missing:
+            message = f"{place} has no sub-folder with images for the class {missing[0]!r}"
+            raise InputError(message)
+    if len(classes) < 2:
+        message = (
+            f"{path} has images of {len(classes)} classes; at least two are needed, one sub-folder "
+            f"each ({', '.join(ENDINGS)})"
+        )
+        raise MissingDataError(message)
+    pixels = _pixels([file for one in listed for file, _ in one], size)
+    labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
+    if len(parts) == 2:
+        train, test = torch.arange(len(labels)).tensor_split([len(listed[0])])
+    else:
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        cut = max(1, len(labels) // TEST_SHARE)
+        test, train = order[:cut].sort().values, order[cut:].sort().values
+    some = pixels[train][:: max(1, len(train) // 2_000)].float() / 255
+    mean, std = some.mean((0, 2, 3)), some.std((0, 2, 3)).clamp_min(1e-3)
+    normalize = Normalization(tuple(mean.tolist()), tuple(std.tolist()))
+    images = Images(pixels, labels)
+    return ImageFolder(images.take(train), images.take(test), classes, normalize)
+
+
+def _folder_and_size(data: str) -> tuple[Path, int | None]:
+    text, _, query = data.partition("?")
+    path = Path(text)
+    if not path.is_dir():
+        message = f"there is no folder {path}: --data takes a name (fmnist, cifar10 …) or a folder"
+        raise MissingDataError(message)
+    if not query:
+        return path, None
+    key, _, value = query.partition("=")
+    if key != "size" or not value.isdigit() or not 4 <= int(value) <= 1024:
+        message = f"the option of a folder is ?size=N with N from 4 to 1024, got {query!r}"
+        raise InputError(message)
+    return path, int(value)
+
+
+def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
+    """The images in sub-folders, in order, and the name of the sub-folder."""
+    files = sorted(f for f in folder.rglob("*") if f.suffix.lower() in ENDINGS)
+    named = [(f, f.relative_to(folder).parts) for f in files]
+    return [(f, place[0]) for f, place in named if len(place) > 1 and place[0][0] != "."]
+
+
+def _pixels(files: list[Path], size: int | None) -> Tensor:
+    image: Any = require("PIL.Image", extra="data")
+    ops: Any = require("PIL.ImageOps", extra="data")
+    sizes, grey = set(), True
+    for file in files:
+        try:
+            with image.open(file) as opened:
+                sizes.add(opened.size)
+                grey &= opened.mode in ("1", "L", "LA", "I;16")
+        except OSError as error:
+            message = f"{file} is no image that can be read: {error}"
+            raise InputError(message) from error
+    if size is None and len(sizes) > 1:
+        shown = ", ".join(f"{w}×{h}" for w, h in sorted(sizes)[:3])
+        message = (
+            f"the images have {len(sizes)} different sizes ({shown} …). Add ?size=64 to the folder "
+            "(or another number) to scale and crop them to a square."
+        )
+        raise InputError(message)
+    width, height = (size, size) if size else next(iter(sizes))
+    channels = 1 if grey else 3
+    needed = len(files) * channels * width * height
+    if needed > MOST_BYTES:
+        message = (
+            f"{len(files)} images of {width}×{height} take {needed / 1e9:.1f} GB, at most "
+            f"{MOST_BYTES / 1e9:.1f} are read. Use a smaller ?size=N."
+        )
+        raise InputError(message)
+    pixels = np.empty((len(files), height, width, channels), np.uint8)
+    for row, file in zip(pixels, files, strict=True):
+        with image.open(file) as opened:
+            picture = opened.convert("L" if grey else "RGB")
+            if size:
+                picture = ops.fit(picture, (size, size))
+            row[:] = np.asarray(picture).reshape(row.shape)
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+
+
+# --- normalization, crops and p_X
+
+
+class Normalization(NamedTuple):
+    """(x/255 − mean)/std, channel by channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Normalize bytes."""
+        mean, std = (
+            torch.stack([torch.full((1, 1), v, dtype=dtype, device=images.device) for v in values])
+            for values in self  # made on the device: a captured graph may copy nothing to it
+        )
+        return (images.to(dtype) / 255 - mean) / std
+
+
+class Shifts(NamedTuple):
+    """What a random crop and flip does to each image."""
+
+    down: Tensor  # int64 [...]  0 .. 2·padding
+    right: Tensor  # int64 [...]
+    flip: Tensor  # bool [...]
+
+
+class Augmentation(NamedTuple):
+    """Random crop after padding with zeros, and a flip with probability one half."""
+
+    padding: int = PADDING
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Shifts:
+        """Random numbers for images of any number."""
+        down, right, flip = (
+            torch.randint(top, shape, generator=generator, device=generator.device)
+            for top in (2 * self.padding + 1, 2 * self.padding + 1, 2)
+        )
+        return Shifts(down, right, flip.bool())
+
+    def apply(self, images: Tensor, shifts: Shifts) -> Tensor:
+        """Crop and flip."""
+        height, width = images.shape[-2:]
+        padded = torch.nn.functional.pad(images, (self.padding,) * 4)
+        rows = torch.arange(height, device=images.device)
+        columns = torch.arange(width, device=images.device)
+        mirrored = torch.where(shifts.flip[:, None], columns.flip(0), columns)  # [N, W]
+        i = (shifts.down[:, None] + rows)[:, None, :, None]  # [N, 1, H, 1]
+        j = (shifts.right[:, None] + mirrored)[:, None, None, :]  # [N, 1, 1, W]
+        n = torch.arange(len(images), device=images.device)[:, None, None, None]
+        c = torch.arange(images.shape[1], device=images.device)[None, :, None, None]
+        return padded[n, c, i, j]
+
+
+class Source(NamedTuple):
+    """One component."""
+
+    name: str
+    images: Tensor  # [D, C, H, W]: uint8, or float where already in normalized space
+    augmented: bool = False
+
+
+class Picks(NamedTuple):
+    """Which images are drawn, and how each is cropped."""
+
+    component: Tensor  # int64 [...]
+    row: Tensor  # int64 [...]
+    shifts: Shifts
+
+
+class EvaluationSet(NamedTuple):
+    """A mixture of tables of images; a draw is a set of indices."""
+
+    sources: tuple[Source, ...]
+    weights: tuple[float, ...]
+    normalize: Normalization  # of the *training* set: other sets go through it too
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Picks:
+        """Choose images, independently and with replacement."""
+        size = torch.Size(shape).numel()
+        weights = torch.tensor(self.weights, dtype=torch.float64)
+        component = torch.multinomial(weights, size, replacement=True, generator=generator)
+        sizes = torch.tensor([len(s.images) for s in self.sources])
+        share = torch.rand(size, generator=generator, dtype=torch.float64)
+        row = (share * sizes[component]).long()
+        shifts = Augmentation().draw(shape, generator)
+        return Picks(component.reshape(shape), row.reshape(shape), shifts)
+
+    def take(self, picks: Picks, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The images of a draw, normalized."""
+        x: Tensor | None = None
+        for number, source in enumerate(self.sources):
+            # Rows of other components may lie outside this table; what they give is not used.
+            images = source.images[picks.row.clamp(max=len(source.images) - 1)]
+            if source.augmented:
+                images = Augmentation().apply(images, picks.shifts)
+            if images.dtype == torch.uint8:
+                images = self.normalize(images, dtype)
+            chosen = (picks.component == number)[:, None, None, None]
+            x = images.to(dtype) if x is None else torch.where(chosen, images.to(dtype), x)
+        assert x is not None
+        return x
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Draw ``n`` images: what makes this an evaluation distribution for ``fsmap.LMAP``."""
+        device = self.sources[0].images.device
+        picks: Picks = tree_map(lambda t: t.to(device), self.draw((n,), generator))
+        return self.take(picks, torch.get_default_dtype())
+
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> EvaluationSet:
+        """The same set on another device (bytes stay bytes)."""
+        moved = tuple(s._replace(images=s.images.to(device)) for s in self.sources)
+        return self._replace(sources=moved)
+
+
+def parse(px: str) -> list[tuple[str, float]]:
+    """Components and weights of a description.
+
+    Examples:
+        >>> parse("0.8*train+0.2*white-noise")
+        [('train', 0.8), ('white-noise', 0.2)]
+    """
+    found: list[tuple[str, float]] = []
+    for part in px.split("+"):
+        weight, star, name = part.rpartition("*")
+        try:
+            number = float(weight) if star else 1.0
+        except ValueError:
+            number = -1.0
+        if not name.strip() or not 0 < number < float("inf"):
+            message = (
+                f"p_X {px!r}: {part.strip()!r} is no component. Write a name, or names joined by "
+                "+, each with an optional positive weight and *: 0.8*train+0.2*white-noise"
+            )
+            raise InputError(message)
+        found.append((name.strip(), number))
+    return found
+
+
+def white_noise(shape: tuple[int, ...], number: int = NOISE_IMAGES) -> Tensor:
+    """Fixed images N(0, I), float32 ``[number, *shape]``."""
+    generator = torch.Generator().manual_seed(NOISE_SEED)
+    return torch.randn((number, *shape), generator=generator, dtype=torch.float32)
+
+
+# --- tasks
+
+
+KNOWN = ("train", WHITE_NOISE, *READERS)
+"""What p_X may name."""
+
+
+class ImageSet(NamedTuple):
+    """What the protocol says about a training set (section D of the experiments)."""
+
+    shape: tuple[int, int, int]
+    normalize: Normalization
+    augment: bool
+    valid: int  # images held out by the protocol
+    classes: int = 10
+    ordered: bool = False  # hold out the first training images, whatever split_seed is
+    note: str = ""  # for who trains on it
+
+
+SETS = {
+    "fashion-mnist": ImageSet((1, 28, 28), Normalization((0.2861,), (0.3530,)), False, 10_000),
+    "mnist": ImageSet((1, 28, 28), Normalization((0.1307,), (0.3081,)), False, 10_000),
+    "cifar10": ImageSet(
+        (3, 32, 32),
+        Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        True,
+        5_000,
+    ),
+    "cifar100": ImageSet(
+        (3, 32, 32),
+        Normalization((0.5074, 0.4867, 0.4411), (0.2675, 0.2566, 0.2763)),
+        True,
+        5_000,
+        classes=100,
+        ordered=True,
+        note="the official split of CIFAR-100 is lost: the first 10,000 images of the files are "
+        "test, the next held out, the rest training. Do not compare test accuracy with published "
+        "numbers",
+    ),
+}
+"""Sets that can be trained on."""
+
+
+class ImageTask(NamedTuple):
+    """Everything a run reads; bytes, wherever ``to`` put them."""
+
+    name: str
+    train: Images
+    valid: Images  # may hold no image
+    test: Images
+    normalize: Normalization
+    augment: Augmentation | None
+    classes: int
+    px: EvaluationSet | None
+    note: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(C, H, W)``."""
+        return tuple(self.train.x.shape[1:])
+
+    def to(self, device: torch.device | str) -> ImageTask:
+        """The same data on a device."""
+        train, valid, test = (part.to(device) for part in (self.train, self.valid, self.test))
+        px = None if self.px is None else self.px.to(device)
+        return self._replace(train=train, valid=valid, test=test, px=px)
+
+    def fingerprint(self) -> dict[str, str]:
+        """Checksums of what is trained and evaluated on, for the checkpoint."""
+        found = {"train": _checksum(*self.train), "valid": _checksum(*self.valid)}
+        for source in self.px.sources if self.px else ():
+            images = source.images[:64] if source.name == WHITE_NOISE else source.images
+            bytes_ = images if images.dtype == torch.uint8 else (images * 16).to(torch.int8)
+            found[f"px {source.name}"] = _checksum(bytes_)
+        return found
+
+
+def _checksum(*tensors: Tensor) -> str:
+    digest = hashlib.sha256(repr(tuple(tensors[0].shape)).encode())
+    for tensor in tensors:
+        digest.update(tensor.contiguous().cpu().numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def load_task(
+    data: str,
+    *,
+    px: str | None = None,
+    valid: int | None = None,
+    split_seed: int = 0,
+    label_noise: float = 0.0,
+    label_noise_seed: int = 0,
+    limit: int | None = None,
+    generated: bool = False,
+    augment: bool | None = None,
+    data_dir: Folder = None,
+) -> ImageTask:
+    """Read a training set and the evaluation set that goes with it, to the CPU.
+
+    Args:
+        data: One of ``SETS``, or a folder (:mod:`fsmap.data.images`).
+        px: p_X, see :mod:`fsmap.data.images`; None: none is needed.
+        valid: Images of the training set held out; None is the protocol's number. They are chosen
+            by ``split_seed`` alone, of CIFAR-100 in file order.
+        split_seed: Which images are held out; the same for runs of different seeds.
+        label_noise: Fraction of *training* labels replaced by uniformly random ones.
+        label_noise_seed: Seed of that; held-out labels stay clean.
+        limit: Use only so many training images (and as many test images), for short runs.
+        generated: Use generated images of the same shape instead of reading anything.
+        augment: Crop and flip; None: as the protocol has it.
+        data_dir: A folder to look into first.
+    """
+    facts, folder = facts_of(data), is_folder(data)
+    if folder:
+        train, test = read_folder(data)[:2]
+    elif generated:
+        train = generate(facts.shape, GENERATED_TRAIN, seed=0)
+        test = generate(facts.shape, GENERATED_TEST, seed=1)
+    else:
+        train, test = (read_images(data, split, data_dir) for split in ("train", "test"))
+    train, held_out = _held_out(train, facts, valid, split_seed, limit)
+    train = train._replace(y=noisy_labels(train.y, label_noise, facts.classes, label_noise_seed))
+    flips = facts.augment if augment is None else augment
+    evaluation = None
+    if px is not None:
+        found = [
+            (_source(one, train.x, facts.shape, generated, limit, data_dir), weight)
+            for one, weight in parse(px)
+        ]
+        sources = tuple(s._replace(augmented=flips and s.name != WHITE_NOISE) for s, _ in found)
+        evaluation = EvaluationSet(sources, tuple(w for _, w in found), facts.normalize)
+    return ImageTask(
+        data if folder else find(data).name,
+        train,
+        held_out,
+        test.take(slice(limit)),
+        facts.normalize,
+        Augmentation() if flips else None,
+        facts.classes,
+        evaluation,
+        facts.note,
+    )
+
+
+def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
+    """Replace round(fraction·N) labels by uniformly random ones, some of them right by chance.
+
+    For one seed a larger fraction keeps the noise of a smaller one.
+    """
+    if not 0 <= fraction <= 1:
+        message = f"label_noise is a fraction between 0 and 1, got {fraction:g}"
+        raise InputError(message)
+    if fraction == 0:
+        return y
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(y), generator=generator)
+    drawn = torch.randint(classes, (len(y),), generator=generator)
+    rows = order[: round(fraction * len(y))]
+    noisy = y.clone()
+    noisy[rows] = drawn[rows].to(y.dtype)
+    return noisy
+
+
+def facts_of(data: str) -> ImageSet:
+    """What the protocol says about a training set."""
+    if is_folder(data):
+        folder = read_folder(data)
+        shape: Any = tuple(folder.train.x.shape[1:])
+        return ImageSet(shape, folder.normalize, False, len(folder.train.x), len(folder.classes))
+    name = find(data, SETS).name
+    if name not in SETS:
+        message = f"cannot train on {data!r}; image sets with a protocol: {', '.join(SETS)}"
+        raise InputError(message)
+    return SETS[name]
+
+
+def _held_out(
+    train: Images, facts: ImageSet, valid: int | None, seed: int, limit: int | None
+) -> tuple[Images, Images]:
+    """Training and held-out images."""
+    available = len(train.x)
+    if limit is not None and limit < 1:
+        message = f"limit must be at least 1, got {limit}"
+        raise InputError(message)
+    if valid is None:  # a short run keeps the protocol's proportion
+        valid = facts.valid if limit is None and available > facts.valid else available // 6
+        valid = valid if limit is None else min(valid, max(1, limit // 5))
+    if not 0 <= valid < available:
+        message = (
+            f"valid must lie in 0..{available - 1}, the number of training images, got {valid}"
+        )
+        raise InputError(message)
+    order = torch.arange(available)
+    if not facts.ordered:
+        order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))
+    rest, held_out = order[valid:].sort().values, order[:valid].sort().values
+    return train.take(rest[:limit]), train.take(held_out)
+
+
+def _source(
+    name: str,
+    train: Tensor,
+    shape: tuple[int, int, int],
+    generated: bool,
+    limit: int | None,
+    data_dir: Folder,
+) -> Source:
+    """One component of p_X."""
+    if name == WHITE_NOISE:
+        return Source(name, white_noise(shape, min(NOISE_IMAGES, limit or NOISE_IMAGES)))
+    if name == "train":
+        return Source(name, train)
+    known = find(name, KNOWN).name
+    if generated:
+        return Source(name, generate(shape, GENERATED_TEST, seed=2).x)
+    split = READERS[known][0][0] if known in READERS else "train"
+    images = read_images(name, split, data_dir).x
+    if tuple(images.shape[1:]) != shape:
+        message = (
+            f"p_X {name!r} has images of shape {tuple(images.shape[1:])}, the training images have "
+            f"{shape}. Choose a set of the same shape, or white-noise."
+        )
+        raise InputError(message)
+    return Source(name, images)

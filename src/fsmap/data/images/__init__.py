@@ -1,1 +1,0 @@
-"""Images as uint8 tensors: reading, splitting, label noise, augmentation, evaluation sets."""

@@ -11,6 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -243,18 +244,13 @@ def _check(model: TableModel) -> None:
         raise ValueError(message)
 
 
-class TableOptions(NamedTuple):
+@dataclass(kw_only=True, eq=False)
+class TableOptions(Options):
     """What a user may decide; the rest is decided by the rows."""
 
     task: str = AUTO
-    drop: tuple[str, ...] = ()
-    category: tuple[str, ...] = ()
-    method: str = AUTO
-    ensemble: int = 4
-    hidden: tuple[int, ...] | str = AUTO
-    activation: str = "silu"
-    px: str = "normal"
-    steps: int | None = None
+    drop: Sequence[str] = ()
+    category: Sequence[str] = ()
     test: float = 0.15
     seed: int = 0
     device: str = AUTO
@@ -318,12 +314,10 @@ def fit_table(
     say(f"rows: {len(train)} to train and to choose by, {len(test)} to test; {_width(encoder)}")
 
     def fit(rows: Rows, **given: Any) -> dict[str, Learned]:
-        own = {n: v for n, v in options._asdict().items() if n in Options.__annotations__}
         labels = y[rows] if goal.classes else None
         folds = deal(len(rows), options.ensemble, 0.15, options.seed, labels)
-        settings = Options(**{**own, **given})
-        seed, progress = options.seed, options.progress
-        return learn(x[rows], y[rows], folds, settings, seed=seed, progress=progress)
+        own, seed = replace(options, **given), options.seed
+        return learn(x[rows], y[rows], folds, own, seed=seed, progress=options.progress)
 
     learned = fit(train)
     chosen = network.best(learned)

@@ -12,7 +12,7 @@ with the weight decay w as torch counts it and λ = 1/(2εN); see docs/guide/sca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -38,7 +38,7 @@ except ImportError:
     raise
 
 from fsmap.tables.model import Spread
-from fsmap.tables.network import AUTO, Factory, Options, best, deal, learn
+from fsmap.tables.network import AUTO, Options, best, deal, learn
 
 FEW = 10  # rows below which none are held out
 SPARSE = ("csr", "csc", "coo")
@@ -46,37 +46,13 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TableEstimator(BaseEstimator):
+class TableEstimator(Options, BaseEstimator):
     """Stores its arguments, and trains when a subclass hands it standardized targets."""
 
-    method: str = AUTO
-    ensemble: int = 4
-    hidden: int | Sequence[int] | str = AUTO
-    activation: str = "silu"
-    module: Factory | None = None
-    weight_decay: float | str = AUTO
-    reg_strength: float | str = AUTO
-    reg_nats: float | None = None
-    px: Any = "normal"
-    num_points: int | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | None = None
     early_stopping: bool = True
     validation_fraction: float = 0.15
-    patience: int = 15
-    device: str = "cpu"
     random_state: Any = None
     verbose: bool = False
-
-    @property
-    def partial_fit(self) -> None:
-        """Not there, so that ``hasattr`` is False; the error says why."""
-        message = (
-            f"{type(self).__name__} has no partial_fit: scales, strengths and intervals are "
-            "learned from all rows. Call fit again on old and new rows together."
-        )
-        raise AttributeError(message)
 
     def _validated(self, X: Any, y: Any, **options: Any) -> Any:
         X, y = validate_data(
@@ -92,7 +68,7 @@ class TableEstimator(BaseEstimator):
             torch.from_numpy(self.scaler_.transform(X)),
             y,
             self._folds(y, seed),
-            Options(**{field.name: getattr(self, field.name) for field in fields(Options)}),
+            self,
             weight=None if weight is None else torch.from_numpy(weight),
             seed=seed,
             progress=bool(self.verbose),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,11 +153,6 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
         )
     )
     return text
-
-
-def page_path(model: Path) -> Path:
-    """Where the page of a model goes: beside it."""
-    return model.with_suffix(".html")
 
 
 def _main(fitted: Fitted) -> str:

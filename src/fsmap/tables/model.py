@@ -27,6 +27,7 @@ from fsmap.tables.encoder import (
     CATEGORY,
     REGRESSION,
     TASKS,
+    Column,
     Encoder,
     Target,
     UnseenWarning,
@@ -186,7 +187,11 @@ def load_model(path: str | Path) -> TableModel:
 
 def _decode(found: files.Checkpoint) -> TableModel:
     config, scale = found.config, found.group("encoder")
-    encoder = Encoder.from_json(config["columns"], scale["mean"].numpy(), scale["std"].numpy())
+    columns = (
+        Column(**c | {"levels": tuple(c["levels"]), "others": tuple(c["others"])})
+        for c in config["columns"]
+    )
+    encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())
     target = Target(**{**config["target"], "classes": tuple(config["target"]["classes"])})
     networks, spreads = {}, {}
     for method, about in config["networks"].items():

@@ -91,7 +91,6 @@ def test_summary_names_the_slow_cells(bench):
     assert "at least 0.95 in every cell: no" in text
     assert "S·K = 256: 0.50" in text
     assert "at least 0.95 in every cell: yes" in table.summary([row])
-    assert "(S·K)^1.00" in table.growth([row, slow])
 
 
 def test_strengths_beside_each_other(bench, tmp_path, capsys, monkeypatch, seeded):
@@ -146,18 +145,6 @@ def test_walks_count_the_files_that_a_call_visits(bench, seeded):
     assert {"doctor/doctor.py", "doctor/spectrum.py", "doctor/page.py"} <= set(files)
     assert not any(file.startswith(("train/", "objective/", "cli/")) for file in files)
     assert walks.count(lambda: None).files == []
-
-
-def test_table1_times_both_populations(bench):
-    table1 = bench("table1")
-    sizes = table1.Sizes(width=4, batch=8, points=8, beta=1e-3)
-    for stage, members in (("tune", 30), ("final", 12)):
-        grid = table1.members(stage)
-        assert len(grid) == members
-        how = table1.MODES["eager"]
-        seconds, loss = table1.measure(grid, sizes, how, 2, 1, torch.device("cpu"))
-        assert seconds > 0
-        assert math.isfinite(loss)
 
 
 @pytest.fixture

@@ -59,11 +59,7 @@ OPTIONS = {
         "where L-MAP looks at the function: N(0, I) in standardized columns, or training rows",
         "normal",
     ),
-    "--method": (
-        ("auto", "l-map", "ps-map", "linear"),
-        "auto: the best on held-out rows",
-        "auto",
-    ),
+    "--method": (("auto", "l-map", "ps-map", "linear"), "auto: the best on held-out rows", "auto"),
     "--ensemble N": (int, "networks that are averaged (4)", 4),
     "--test SHARE": (float, "rows to test on (0.15)", 0.15),
     "--seed N": (int, "of the split and the training (0)", 0),
@@ -125,15 +121,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_writable(path: Path, *, force: bool, inputs: Sequence[Path] = ()) -> None:
-    """Check before the work that its result can be written, by writing an empty file beside it.
+    """Raise InputError before the work if its result could not be written to ``path``.
 
-    Args:
-        path: Where it will go.
-        force: Whether a file there may be replaced.
-        inputs: What the command reads; never replaced.
-
-    Raises:
-        InputError: If it is an input, if there is a file already, or it cannot be written.
+    With ``force`` a file there may be replaced, but none of the ``inputs``.
     """
     try:
         os.lstat(path)  # a name that is too long, a folder that may not be read

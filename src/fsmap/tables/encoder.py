@@ -122,16 +122,10 @@ def learn_encoder(
     category: Sequence[str] = (),
     rows: npt.NDArray[np.int64] | None = None,
 ) -> Encoder:
-    """Learn how to encode these columns.
+    """Learn how to encode these columns; InputError if one cannot be used, or none can.
 
-    Args:
-        table: All rows. They decide what a column is, so that messages name the right row.
-        features: The columns to look at.
-        category: Those that hold categories although they look like numbers or free text.
-        rows: The training rows, which decide the rest; None: all.
-
-    Raises:
-        InputError: If a column cannot be used, or none can.
+    All rows decide what a column is, so that messages name the right row; ``rows``, those to train
+    on, decide the rest. ``category`` names columns of categories that look like something else.
     """
     check_columns(table, [*features, *category])
     train = table if rows is None else table.take(rows)

@@ -125,9 +125,8 @@ class TableModel(NamedTuple):
     ) -> dict[str, npt.NDArray[Any]]:
         """Predictions as columns; arguments as for :meth:`outputs`.
 
-        Returns:
-            ``prediction`` with ``low`` and ``high`` (a 90 % interval) or with ``quantiles``
-            (``q0.1`` …) of a number, or with the probability of each class, ``p(class)``.
+        ``prediction`` comes with ``low`` and ``high`` (a 90 % interval) or ``quantiles`` (``q0.1``
+        …) of a number, or with the probability of each class, ``p(class)``.
         """
         if quantiles is not None and self.target.classes:
             message = f"{self.target.name!r} has classes: there are probabilities, no quantiles"
@@ -284,14 +283,7 @@ def fit_table(
     options: TableOptions,
     say: Callable[[str], None] = lambda text: None,
 ) -> Fitted:
-    """Train, choose, test, and train again on all rows.
-
-    Args:
-        table: All rows.
-        target: The column to predict.
-        options: What the user decided.
-        say: Called with a line of text for each step.
-    """
+    """Train, choose, test, and train again on all rows; ``say`` gets a line for each step."""
     start = time.perf_counter()
     table = with_target(table, target)
     if table.num_rows < FEWEST:

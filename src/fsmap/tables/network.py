@@ -61,13 +61,9 @@ class TableNet(nn.Module):
     r"""An MLP of standardized columns and of a piecewise linear code of each.
 
     Column d adds the numbers clip((x_d − e_t)/(e_{t+1} − e_t), 0, 1) − ½ for the intervals between
-    its quantiles e, so that the first layer can bend at them (Gorishniy et al., 2022).
-
-    Args:
-        sizes: Inputs, hidden layers, outputs.
-        activation: See :class:`fsmap.models.mlp.MLP`.
-        edges: Quantiles ``[D, T + 1]``, ascending; T = 0 adds nothing.
-        generator: Source of the first values.
+    its quantiles e, so that the first layer can bend at them (Gorishniy et al., 2022). ``edges``
+    holds these, ``[D, T + 1]`` and ascending; T = 0 adds nothing. ``sizes`` are inputs, hidden
+    layers, outputs.
     """
 
     edges: Tensor
@@ -113,10 +109,9 @@ class Members(nn.Module):
         return out.log_softmax(-1).logsumexp(0) - math.log(len(out))
 
     def outputs(self, x: Tensor) -> Tensor:
-        """The average in float64, some rows at a time, without a graph.
+        """The average in float64, without a graph; DivergedError if it is not finite.
 
-        Raises:
-            DivergedError: If one is not finite (-inf is the logarithm of a probability of 0).
+        -inf is the logarithm of a probability of 0.
         """
         with torch.no_grad():
             out = torch.cat([self(part.double()) for part in x.split(PREDICT_ROWS)])

@@ -106,14 +106,7 @@ def _recommendation(fitted: Fitted) -> str:
 
 
 def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
-    """The page's text: HTML that needs nothing else.
-
-    Args:
-        fitted: A tested model.
-        source: Name of the table.
-        command: What made it.
-        model: Name of the model's file.
-    """
+    """The page's text: HTML that needs nothing else. ``command`` made the file ``model``."""
     chosen, target = fitted.model.chosen, fitted.model.target
     facts = {
         "rows": f"{len(fitted.train)} to train and choose by, {len(fitted.test)} to test",

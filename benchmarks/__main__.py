@@ -22,12 +22,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import cells, limit, measure, others, ours, table
+from benchmarks import cells, measure, others, ours, table
 from benchmarks.cells import Cell
 from benchmarks.table import Row
 from fsmap.paper.rows import circumstances
 
 WORKS = tuple(table.TITLES)
+Works = dict[str, measure.Work]
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -47,10 +48,6 @@ def main() -> None:
             for row in _rows(here, options.work or WORKS):
                 rows.append(row | header)
     print(table.summary(rows))
-    print(table.growth(rows))
-    if not options.quick and not options.network:
-        rows.append(_limit() | header)
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / ("quick.jsonl" if options.quick else "rows.jsonl")
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     print(f"\n{len(rows)} rows: benchmarks/results/{path.name}")
@@ -64,12 +61,12 @@ def _rows(cell: Cell, works: tuple[str, ...]) -> Iterator[Row]:
                 mine, theirs = getattr(ours, work)(cell), getattr(others, work)(cell)
                 found = measure.in_turns({**mine, **theirs}, cell.module, gradient=gradient)
                 rivals = [name for name in theirs if not name.endswith("(reference)")]
-                ratio = _ratio(cell, mine, theirs, rivals, found, gradient=gradient)
+                ratio = _ratio(cell, mine, {n: theirs[n] for n in rivals}, found, gradient)
             for index, (way, measured) in enumerate(found.items()):
-                row = _row(cell, work, gradient, way, measured, reference)
-                row["ours"] = way in mine
-                row["ratio"] = ratio if index == 0 else None
+                row = {"work": work, "gradient": gradient, "ours": way in mine, "ratio": None}
+                row |= _row(cell, way, measured, reference)
                 if index == 0:
+                    row["ratio"] = ratio
                     print(table.title(row))
                 print(table.line(row), flush=True)
                 yield row
@@ -78,13 +75,7 @@ def _rows(cell: Cell, works: tuple[str, ...]) -> Iterator[Row]:
 
 
 def _ratio(
-    cell: Cell,
-    mine: dict[str, measure.Work],
-    theirs: dict[str, measure.Work],
-    rivals: list[str],
-    found: dict[str, measure.Measured],
-    *,
-    gradient: bool,
+    cell: Cell, mine: Works, rivals: Works, found: dict[str, measure.Measured], gradient: bool
 ) -> float | None:
     """Time of the best of the others over ours."""
     if not rivals:
@@ -93,36 +84,16 @@ def _ratio(
     once = found[best].median + found[first].median
     if once > measure.ONCE:
         return found[best].median / found[first].median
-    return measure.ratio(mine[first], theirs[best], cell.module, gradient=gradient, once=once)
+    return measure.ratio(mine[first], rivals[best], cell.module, gradient=gradient, once=once)
 
 
-def _row(
-    cell: Cell,
-    work: str,
-    gradient: bool,
-    way: str,
-    measured: measure.Measured,
-    reference: float | None,
-) -> Row:
-    low, high = measured.quartiles
-    values = measured.values
-    other = way.removeprefix("fsmap ") in ("svd_clip", "pseudo", "first_order")  # other numbers
-    known = reference is not None and not other
+def _row(cell: Cell, way: str, measured: measure.Measured, reference: float) -> Row:
+    (low, high), values = measured.quartiles, measured.values
+    known = way.removeprefix("fsmap ") not in ("svd_clip", "pseudo", "first_order")  # other numbers
     return {
-        "work": work,
-        "gradient": gradient,
-        "network": cell.network,
-        "P": cell.P,
-        "rows": cell.rows,
-        "S": len(cell.x),
-        "K": cell.K,
-        "way": way,
-        "seconds": measured.median,
-        "low": low,
-        "high": high,
-        "n": len(values),
-        "peak_bytes": measured.peak_bytes,
-        "reference": reference,
+        **{"network": cell.network, "P": cell.P, "rows": cell.rows, "S": len(cell.x), "K": cell.K},
+        **{"way": way, "seconds": measured.median, "low": low, "high": high, "n": len(values)},
+        **{"peak_bytes": measured.peak_bytes, "reference": reference},
         "bias": statistics.mean(values) - reference if known else None,
         "std": statistics.stdev(values) if known and len(values) > 2 else math.nan,
     }
@@ -137,34 +108,14 @@ def _reference(cell: Cell, work: str) -> float:
         return float(next(iter(getattr(side, work)(double).values()))())
 
 
-def _limit() -> Row:
-    found = limit.measure()
-    print(f"\nslq with gradient at P = {found['P']:,}, S·K = {found['rows']}, whole process:")
-    for kind in ("explicit", "factored", "passes"):
-        peak = found[f"peak_bytes_{kind}"]
-        verdict = "below" if peak < limit.LIMIT else "ABOVE"
-        seconds = found[f"seconds_{kind}"]
-        print(f"  {kind:10} {seconds:6.1f} s, peak {peak / 1e9:.2f} GB ({verdict} 2 GB)")
-    return {"work": "limit", **found}
-
-
 def _header(options: argparse.Namespace) -> dict[str, str]:
     where = circumstances(options.device)
-    versions = {
-        name: metadata.version(package)
-        for name, package in (
-            ("curvlinops", "curvlinops-for-pytorch"),
-            ("linear_operator", "linear_operator"),
-        )
-        if name not in others.missing()
-    }
+    packages = {"curvlinops": "curvlinops-for-pytorch", "linear_operator": "linear_operator"}
     cores = f"{platform.machine()}, {torch.get_num_threads()} threads"
     return {
-        "device": f"{where.device} ({cores})",
-        "dtype": options.dtype,
-        "torch": where.torch,
-        "commit": where.commit,
-        **versions,
+        **{"device": f"{where.device} ({cores})", "dtype": options.dtype},
+        **{"torch": where.torch, "commit": where.commit},
+        **{n: metadata.version(p) for n, p in packages.items() if n not in others.missing()},
     }
 
 

@@ -20,39 +20,29 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "benchmarks.md")
 MARK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]
 
+FMNIST, CIFAR = {"dataset": "fmnist"}, {"dataset": "cifar10"}
+NOISY, NOISE = "CIFAR-10, 20 % random labels", CIFAR | {"level": 0.2}
 IMAGES = [
     # trained on, method, experiment (or a set of strength-images), unit of its rows
-    ("FashionMNIST", "PS-MAP", "image-table", {"dataset": "fmnist", "row": "ps-map"}),
-    ("FashionMNIST", "L-MAP, λ = 1e-6", "image-table", {"dataset": "fmnist", "row": "other"}),
-    (
-        "FashionMNIST",
-        "label smoothing, 0.05",
-        "image-table",
-        {"dataset": "fmnist", "row": "label-smoothing"},
-    ),
-    ("FashionMNIST", "SAM, ρ = 0.05", "image-table", {"dataset": "fmnist", "row": "sam"}),
+    ("FashionMNIST", "PS-MAP", "image-table", FMNIST | {"row": "ps-map"}),
+    ("FashionMNIST", "L-MAP, λ = 1e-6", "image-table", FMNIST | {"row": "other"}),
+    ("FashionMNIST", "label smoothing, 0.05", "image-table", FMNIST | {"row": "label-smoothing"}),
+    ("FashionMNIST", "SAM, ρ = 0.05", "image-table", FMNIST | {"row": "sam"}),
     ("FashionMNIST", "LogTrace()", "fmnist-50", {"way": "nats"}),
     ("FashionMNIST", "SAM and LogTrace()", "fmnist-50", {"way": "sam+nats"}),
-    ("CIFAR-10", "PS-MAP", "image-table", {"dataset": "cifar10", "row": "ps-map"}),
-    ("CIFAR-10", "L-MAP, λ = 1e-6", "image-table", {"dataset": "cifar10", "row": "other"}),
+    ("CIFAR-10", "PS-MAP", "image-table", CIFAR | {"row": "ps-map"}),
+    ("CIFAR-10", "L-MAP, λ = 1e-6", "image-table", CIFAR | {"row": "other"}),
     ("CIFAR-10", "SAM, ρ = 0.05", "cifar10-200", {"way": "sam"}),
     ("CIFAR-10", "LogTrace()", "cifar10-200", {"way": "nats"}),
     ("CIFAR-10", "SAM and LogTrace()", "cifar10-200", {"way": "sam+nats"}),
-    (
-        "CIFAR-10, 20 % random labels",
-        "PS-MAP",
-        "label-noise",
-        {"dataset": "cifar10", "level": 0.2, "row": "ps-map"},
-    ),
-    (
-        "CIFAR-10, 20 % random labels",
-        "L-MAP, λ = 1e-6",
-        "label-noise",
-        {"dataset": "cifar10", "level": 0.2, "row": "other"},
-    ),
+    (NOISY, "PS-MAP", "label-noise", NOISE | {"row": "ps-map"}),
+    (NOISY, "L-MAP, λ = 1e-6", "label-noise", NOISE | {"row": "other"}),
     ("the same, 50 epochs", "PS-MAP", "cifar10-50-noise", {"way": "plain"}),
     ("the same, 50 epochs", "LogTrace()", "cifar10-50-noise", {"way": "nats"}),
 ]
+METRICS = (("accuracy", 100, 1), ("nll", 1, 3), ("ece", 100, 1), ("nll_scaled", 1, 3))
+"""Columns of most tables: factor and digits."""
+HEAD = "accuracy, % | NLL | ECE, % | NLL, scaled"
 
 SMALL = {
     "plain": "plain",
@@ -70,23 +60,13 @@ def rows_of(path: str) -> list[Row]:
 
 def unit_values(experiment: str, unit: Row) -> dict[str, list[float]]:
     """Values by metric of the units that agree with ``unit``; empty if there is none."""
-    values: dict[str, list[float]] = {}
     if not (ROOT / "results" / experiment).exists():
-        for row in rows_of("benchmarks/results/strength-images.jsonl"):
-            if {"set": experiment, **unit}.items() <= row.items() and "test" in row:
-                for metric, value in row["test"].items():
-                    name = "nll_scaled" if metric == "scaled_nll" else metric
-                    values.setdefault(name, []).append(value)
-        return values
-    for row in rows_of(f"results/{experiment}/rows.jsonl"):
-        if unit.items() <= row["unit"].items():
-            values.setdefault(row["metric"], []).append(row["value"])
-    return values
-
-
-def percent(values: Iterable[float], digits: int = 1) -> str:
-    """A mean in percent, without the sign."""
-    return f"{100 * fmean(values):.{digits}f}"
+        rows, wanted = rows_of("benchmarks/results/strength-images.jsonl"), {"set": experiment}
+        return columns(
+            r["test"] for r in rows if (wanted | unit).items() <= r.items() and "test" in r
+        )
+    rows = rows_of(f"results/{experiment}/rows.jsonl")
+    return columns({r["metric"]: r["value"]} for r in rows if unit.items() <= r["unit"].items())
 
 
 def table(head: str, lines: Iterable[Iterable[str]]) -> str:
@@ -96,52 +76,65 @@ def table(head: str, lines: Iterable[Iterable[str]]) -> str:
     return first + "|---" * len(names) + "|\n" + "".join(rest)
 
 
-def _line(found: dict[str, list[float]]) -> list[str]:
-    return [
-        percent(found["accuracy"]),
-        f"{fmean(found['nll']):.3f}",
-        percent(found["ece"]),
-        f"{fmean(found['nll_scaled']):.3f}",
-        str(len(found["nll"])),
-    ]
+def cells(found: dict[str, list[float]], *, error: bool = False) -> list[str]:
+    """Means of the usual metrics, with or without standard errors."""
+    lines = []
+    for name, factor, digits in METRICS:
+        values = [factor * value for value in found[name]]
+        spread = f" ± {stdev(values) / math.sqrt(len(values)):.{digits}f}" if error else ""
+        lines.append(f"{fmean(values):.{digits}f}{spread}")
+    return lines
+
+
+def columns(rows: Iterable[Row]) -> dict[str, list[float]]:
+    """The values of the usual metrics in rows."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        for metric, value in row.items():
+            found.setdefault("nll_scaled" if metric == "scaled_nll" else metric, []).append(value)
+    return found
+
+
+def tuned(by_way: dict[str, list[Row]], held_out: Callable[[Row], float]) -> str:
+    """The weight decay with the lowest log loss on held-out points."""
+    decays = [way for way in by_way if way.startswith("wd=")]
+    return min(decays, key=lambda way: fmean(map(held_out, by_way[way])))
+
+
+def grouped(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Rows by way."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["way"], []).append(row)
+    return found
 
 
 def images() -> str:
     """Image training at the paper's length; a line appears as soon as it has rows."""
-    head = "trained on | method | accuracy, % | NLL | ECE, % | NLL, scaled | seeds"
     found = ((names, unit_values(experiment, unit)) for *names, experiment, unit in IMAGES)
-    return table(head, ([*names, *_line(values)] for names, values in found if values))
+    lines = ([*names, *cells(v), str(len(v["nll"]))] for names, v in found if v)
+    return table(f"trained on | method | {HEAD} | seeds", lines)
 
 
 def frozen() -> str:
     """Every set and way of ``benchmarks.strength_images``."""
     rows = [r for r in rows_of("benchmarks/results/strength-images.jsonl") if "test" in r]
     pairs = sorted({(row["set"], row["way"]) for row in rows})
-    lines = ([s, f"`{way}`", *_line(unit_values(s, {"way": way}))] for s, way in pairs)
-    return table("set | way | accuracy, % | NLL | ECE, % | NLL, scaled | seeds", lines)
+    found = ((s, f"`{way}`", unit_values(s, {"way": way})) for s, way in pairs)
+    lines = ([*names, *cells(v), str(len(v["nll"]))] for *names, v in found)
+    return table(f"set | way | {HEAD} | seeds", lines)
 
 
 def small() -> str:
     """The small network of the README's picture, with rivals."""
-    rows = rows_of("benchmarks/results/reliability.jsonl")
-    by_way = {way: [r for r in rows if r["way"] == way] for way in {r["way"] for r in rows}}
-    decays = [way for way in by_way if way.startswith("wd=")]
-    tuned = min(decays, key=lambda way: fmean(r["held_out_nll"] for r in by_way[way]))
+    by_way = grouped(rows_of("benchmarks/results/reliability.jsonl"))
+    decay = tuned(by_way, lambda row: row["held_out_nll"])
     lines = []
     for name, way in SMALL.items():
-        mine = by_way[tuned if way == "wd" else way]
-        label = f"{name} ({float(tuned[3:]):g})" if way == "wd" else name
-        cells = [_spread([100 * r["accuracy"] for r in mine], 1)]
-        cells.append(_spread([r["nll"] for r in mine], 3))
-        cells.append(_spread([100 * r["ece"] for r in mine], 1))
-        cells.append(_spread([r["nll_scaled"] for r in mine], 3))
-        lines.append([label, *cells])
-    return table("method | accuracy, % | NLL | ECE, % | NLL, scaled", lines)
-
-
-def _spread(values: list[float], digits: int) -> str:
-    error = stdev(values) / math.sqrt(len(values))
-    return f"{fmean(values):.{digits}f} ± {error:.{digits}f}"
+        label = f"{name} ({float(decay[3:]):g})" if way == "wd" else name
+        mine = columns(by_way[decay if way == "wd" else way])
+        lines.append([label, *cells(mine, error=True)])
+    return table(f"method | {HEAD}", lines)
 
 
 COST = [
@@ -220,12 +213,10 @@ def strength_test() -> str:
     metrics = {"T": "temperature", "log loss": "nll", "accuracy, %": "accuracy", "ECE, %": "ece"}
     lines = []
     for label, name in metrics.items():
-        means = [[r["test"][name] for r in rows if r["way"] == way] for way in ways]
-        if label.endswith("%"):
-            lines.append([label, *(percent(values) for values in means)])
-        else:
-            digits = 2 if label == "T" else 3
-            lines.append([label, *(f"{fmean(values):.{digits}f}" for values in means)])
+        digits = {"T": 2, "log loss": 3}.get(label, 1)
+        factor = 100 if label.endswith("%") else 1
+        means = (fmean(r["test"][name] for r in rows if r["way"] == way) for way in ways)
+        lines.append([label, *(f"{factor * mean:.{digits}f}" for mean in means)])
     return table("c | 0 | " + " | ".join(way[5:] for way in ways[1:]), lines)
 
 
@@ -238,25 +229,18 @@ def strength_once() -> str:
         ("wine, white", "wine_white"),
         ("FashionMNIST, MLP with LayerNorm", "layernorm"),
     ):
-        found: dict[str, list[Row]] = {}
-        for row in rows:
-            if row["set"] == name and row["epochs"] > 1:
-                found.setdefault(row["way"], []).append(row)
-        decays = [way for way in found if way.startswith("wd=")]
-        tuned = min(decays, key=lambda w: fmean(r["held-out"]["nll"] for r in found[w]))
+        found = grouped(r for r in rows if r["set"] == name and r["epochs"] > 1)
+        decay = tuned(found, lambda row: row["held-out"]["nll"])
         for shown, way in (
             ("plain", "plain"),
-            (f"weight decay, tuned ({float(tuned[3:]):g})", tuned),
+            (f"weight decay, tuned ({float(decay[3:]):g})", decay),
             ("SAM, ρ = 0.05", "sam=0.05"),
             ("`LogTrace()`", "nats=0.05"),
             ("`LogTrace()`, trimmed", "trim=0.05"),
         ):
-            test = [r["test"] for r in found[way]]
-            cells = [_spread([100 * t["accuracy"] for t in test], 1)]
-            cells += [_spread([t[n] for t in test], 3) for n in ("nll", "scaled_nll")]
-            cells.insert(2, _spread([100 * t["ece"] for t in test], 1))
-            lines.append([label, shown, *cells, str(len(test))])
-    return table("set | way | accuracy, % | NLL | ECE, % | NLL, scaled | seeds", lines)
+            test = columns(row["test"] for row in found[way])
+            lines.append([label, shown, *cells(test, error=True), str(len(test["nll"]))])
+    return table(f"set | way | {HEAD} | seeds", lines)
 
 
 def other_points() -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 import fsmap
+from fsmap.models.mlp import MLP
 from fsmap.paper.rows import circumstances
 from fsmap.train.optim import adam
 from fsmap.train.population import initialize
@@ -49,14 +48,6 @@ SETUPS = (
 )
 
 
-def mlp(width: int) -> nn.Module:
-    """Three hidden layers, as in the UCI experiments."""
-    hidden = [nn.Linear(FEATURES, width), nn.ReLU()]
-    for _ in range(2):
-        hidden += [nn.Linear(width, width), nn.ReLU()]
-    return nn.Sequential(*hidden, nn.Linear(width, 1))
-
-
 def build(setup: Setup) -> Callable[..., fsmap.Objective]:
     noise, px = fsmap.Gaussian(1.0), fsmap.px.Normal(torch.zeros(FEATURES), 1.0)
 
@@ -83,25 +74,19 @@ def measure(
     setup: Setup, members: int, repeats: int, device: torch.device
 ) -> list[tuple[float, float]]:
     """Seconds of the members one by one and of the population, for every repeat."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(DATA, FEATURES, generator=generator).to(device)
+    x = torch.randn(DATA, FEATURES, generator=torch.Generator().manual_seed(0)).to(device)
     data = Batch(x, x.sin().sum(1, keepdim=True))
-    f, _ = fsmap.functional(mlp(setup.width).to(device))
+    f, _ = fsmap.functional(MLP([FEATURES, *[setup.width] * 3, 1], "relu").to(device))
     grid = fsmap.Grid(prior_std=torch.linspace(0.5, 2.0, members).tolist())
-    knobs = {
-        "steps": setup.steps,
-        "batch_size": setup.batch,
-        "optimizer": adam(1e-3),
-        "progress": False,
-    }
+    knobs = {"steps": setup.steps, "batch_size": setup.batch, "optimizer": adam(1e-3)}
 
     def one_by_one() -> None:
         for member in grid:
-            objective = build(setup)(**member)
-            fsmap.fit(objective, f, initialize(f.module, 0), data, **knobs)
+            start = initialize(f.module, 0)
+            fsmap.fit(build(setup)(**member), f, start, data, progress=False, **knobs)
 
     def together() -> None:
-        fsmap.fit_population(build(setup), grid, f, data, **knobs)
+        fsmap.fit_population(build(setup), grid, f, data, progress=False, **knobs)
 
     timed(together, device)  # lazy initialization of torch
     return [(timed(one_by_one, device), timed(together, device)) for _ in range(repeats)]
@@ -114,38 +99,28 @@ def main() -> int:
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--device", default="cpu")
     chosen = options.parse_args()
-    device = torch.device(chosen.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-    versions = f"{torch.get_num_threads()} threads, torch {torch.__version__}"
-    print(f"# {name or platform.machine()}, {versions}, {chosen.members} members, ", end="")
-    print(f"median of {chosen.repeats}")
+    device, about = torch.device(chosen.device), circumstances(chosen.device)._asdict()
+    sizes = {"members": chosen.members, "repeats": chosen.repeats}
+    print(f"# {about['device']}, {torch.get_num_threads()} threads, {sizes}")
     print("width  batch  method   one by one   together   ratio (least .. most)   promised")
     broken, rows = False, []
     for setup in SETUPS:
         seconds = measure(setup, chosen.members, chosen.repeats, device)
         unit = 1e3 / (setup.steps * chosen.members)
-        alone, together = (
-            unit * statistics.median(column) for column in zip(*seconds, strict=True)
-        )
+        alone, together = (unit * statistics.median(part) for part in zip(*seconds, strict=True))
         ratios = sorted(a / b for a, b in seconds)
         middle = statistics.median(ratios)
-        line = f"{setup.width:5d}  {setup.batch:5d}  {setup.method:7s} "
-        line += f"{alone:8.3f} ms {together:8.3f} ms"
         print(
-            f"{line}   {middle:5.2f} ({ratios[0]:.2f} .. {ratios[-1]:.2f})   {setup.least:10.1f}",
+            f"{setup.width:5d}  {setup.batch:5d}  {setup.method:7s} {alone:8.3f} ms "
+            f"{together:8.3f} ms   {middle:5.2f} ({ratios[0]:.2f} .. {ratios[-1]:.2f})   "
+            f"{setup.least:10.1f}",
             flush=True,
         )
-        rows.append(
-            {
-                **{"work": "population", "members": chosen.members, "repeats": chosen.repeats},
-                **{"width": setup.width, "batch": setup.batch, "method": setup.method},
-                **{"ms_alone": alone, "ms_together": together, "promised": setup.least},
-                **{"ratio": middle, "ratio_least": ratios[0], "ratio_most": ratios[-1]},
-                **circumstances(chosen.device)._asdict(),
-            }
-        )
+        row = {"width": setup.width, "batch": setup.batch, "method": setup.method}
+        row |= {"ms_alone": alone, "ms_together": together, "promised": setup.least}
+        row |= {"ratio": middle, "ratio_least": ratios[0], "ratio_most": ratios[-1]}
+        rows.append({"work": "population", **sizes, **row, **about})
         broken |= device.type == "cpu" and middle < setup.least
-    RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"population-{device.type}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return int(broken)

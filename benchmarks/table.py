@@ -39,7 +39,7 @@ def line(row: Row) -> str:
 
 
 def summary(rows: Iterable[Row]) -> str:
-    """Ratios over all cells, growth, and what does not hold."""
+    """Ratios over all cells, and what does not hold."""
     ratios = [row for row in rows if row["ratio"] is not None]
     lines = ["", "Ratio: time of the best of the others over ours, median of pairs of runs.", ""]
     for work in TITLES:
@@ -61,37 +61,6 @@ def summary(rows: Iterable[Row]) -> str:
             f"    below: {title(row).strip().splitlines()[0]}: {row['ratio']:.2f}" for row in slow
         ]
     return "\n".join(lines)
-
-
-def growth(rows: Iterable[Row]) -> str:
-    """Exponents of time in P and in S·K, fitted to our medians."""
-    lines = ["", "Growth of our time (exponent of a power law through the medians):"]
-    found = [row for row in rows if row["ours"]]
-    for way in dict.fromkeys((row["work"], row["way"], row["gradient"]) for row in found):
-        mine = [row for row in found if (row["work"], row["way"], row["gradient"]) == way]
-        mlps = [row for row in mine if row["network"].startswith("mlp")]
-        in_P = _exponents(mlps, along="P", fixed="rows")
-        in_rows = _exponents(mine, along="rows", fixed="network")
-        if in_P or in_rows:
-            kind = "value and gradient" if way[2] else "value"
-            name = f"{way[1]} ({way[0]}), {kind}"
-            lines.append(f"  {name:66} P^{_mean(in_P)}  (S·K)^{_mean(in_rows)}")
-    return "\n".join(lines)
-
-
-def _exponents(rows: list[Row], *, along: str, fixed: str) -> list[float]:
-    found = []
-    for value in dict.fromkeys(row[fixed] for row in rows):
-        points = [(r[along], r["seconds"]) for r in rows if r[fixed] == value]
-        logs = [(math.log(a), math.log(b)) for a, b in points]
-        if len({a for a, _ in logs}) > 1:
-            xs, ys = zip(*logs, strict=True)
-            found.append(statistics.linear_regression(xs, ys).slope)
-    return found
-
-
-def _mean(values: list[float]) -> str:
-    return f"{statistics.mean(values):.2f}" if values else "  – "
 
 
 def _ms(seconds: float) -> str:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,15 +29,8 @@ import fsmap
 ROOT = Path(fsmap.__file__).parent
 
 
-class Visited(NamedTuple):
-    """Files of fsmap, and how many of their functions ran."""
-
-    files: list[str]
-    functions: int
-
-
-def count(call: Callable[[], object]) -> Visited:
-    """The files of fsmap whose functions run during a call."""
+def count(call: Callable[[], object]) -> tuple[list[str], int]:
+    """The files of fsmap whose functions run during a call, and how many functions."""
     seen: set[CodeType] = set()
 
     def profile(frame: Any, event: str, argument: Any) -> None:
@@ -52,8 +45,8 @@ def count(call: Callable[[], object]) -> Visited:
         sys.setprofile(None)
         threading.setprofile(None)
     ours = [code for code in seen if Path(code.co_filename).is_relative_to(ROOT)]
-    files = sorted({Path(code.co_filename).relative_to(ROOT).as_posix() for code in ours})
-    return Visited(files, len(ours))
+    files = {Path(code.co_filename).relative_to(ROOT).as_posix() for code in ours}
+    return sorted(files), len(ours)
 
 
 def _network() -> nn.Module:
@@ -84,7 +77,7 @@ def doctor() -> Callable[[], object]:
     return lambda: str(fsmap.doctor(net, torch.linspace(-1, 1, 50)[:, None]))
 
 
-def command(*arguments: str) -> Callable[[], Callable[[], object]]:
+def command(words: str) -> Callable[[], Callable[[], object]]:
     """A command of ``fsmap``, in an empty folder with a small table."""
 
     def prepare() -> Callable[[], object]:
@@ -96,9 +89,9 @@ def command(*arguments: str) -> Callable[[], Callable[[], object]]:
 
         def run() -> None:
             with contextlib.chdir(folder):
-                code = main(list(arguments))
+                code = main(words.split())
             if code:
-                message = f"fsmap {' '.join(arguments)} ended with code {code}"
+                message = f"fsmap {words} ended with code {code}"
                 raise RuntimeError(message)
 
         return run
@@ -110,21 +103,9 @@ def command(*arguments: str) -> Callable[[], Callable[[], object]]:
 WALKS: dict[str, tuple[str, Callable[[], Callable[[], object]], int]] = {
     "lmap": ("out, R = lm(x)", lmap, 8),
     "fit": ("one step of fit(fs_map)", fit, 12),
-    "fourier": (
-        "fsmap run fourier --quick",
-        command("run", "fourier", "--quick", "--out", "runs"),
-        14,
-    ),
-    "train": (
-        "fsmap train … --quick",
-        command("train", "--data", "fmnist", "--method", "l-map", "--quick", "--out", "run"),
-        20,
-    ),
-    "table": (
-        "fsmap fit data.csv",
-        command("fit", "data.csv", "--target", "y", "--out", "model.pt"),
-        25,
-    ),
+    "fourier": ("fsmap run fourier --quick", command("run fourier --quick --out runs"), 14),
+    "train": ("fsmap train … --quick", command("train --data fmnist --quick --out run"), 20),
+    "table": ("fsmap fit data.csv", command("fit data.csv --target y --out model.pt"), 25),
     "doctor": ("print(doctor(net, x))", doctor, 10),
 }
 
@@ -141,13 +122,13 @@ def main() -> None:
         try:
             with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
                 prepare()()  # imports happen here
-                visited = count(prepare())
+                files, functions = count(prepare())
         except (Exception, SystemExit) as error:
             print(f"{title:28}  did not run: {error}")
             continue
-        print(f"{title:28}{len(visited.files):6}{most:5}{visited.functions:11}")
+        print(f"{title:28}{len(files):6}{most:5}{functions:11}")
         if sys.argv[1:]:
-            print("  " + "\n  ".join(visited.files))
+            print("  " + "\n  ".join(files))
 
 
 if __name__ == "__main__":

@@ -43,22 +43,14 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"fsmap {__version__}\n"
 
 
-def test_help_without_a_command(capsys):
+def test_help(capsys):
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert "fsmap run fourier --quick" in out
     assert out.index(" list ") < out.index(" run ") < out.index(" report ")
-
-
-@pytest.mark.parametrize("command", ["list", "run", "report"])
-def test_every_command_has_help_with_examples(command, capsys):
     with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
+        main(["run", "--help"])
     assert ended.value.code == 0
-    out = capsys.readouterr().out
-    assert "examples:" in out
-    assert f"fsmap {command}" in out
-    assert "--debug" not in out
+    assert "examples:\n  fsmap run" in capsys.readouterr().out
 
 
 def test_run_list_report(here, capsys):
@@ -108,10 +100,9 @@ def test_missing_data_is_one_message_and_exit_code_two(capsys):
 
 
 def test_debug_shows_the_traceback(capsys):
-    assert main(["--debug", "report", "nowhere"]) == 2
-    assert "Traceback" in capsys.readouterr().err
-    assert main(["report", "nowhere", "--debug"]) == 2
-    assert "Traceback" in capsys.readouterr().err
+    for words in (["--debug", "report", "nowhere"], ["report", "nowhere", "--debug"]):
+        assert main(words) == 2
+        assert "Traceback" in capsys.readouterr().err
 
 
 def test_all_skips_in_one_line_and_ends_with_one_after_a_bug(capsys):

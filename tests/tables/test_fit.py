@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -21,7 +23,7 @@ def table(tmp_path_factory) -> Table:
 
 @pytest.fixture(scope="module")
 def fitted(table):
-    return fit_table(table, "price", OPTIONS._replace(steps=200))
+    return fit_table(table, "price", replace(OPTIONS, steps=200))
 
 
 def test_the_best_on_held_out_rows_is_used(fitted):
@@ -48,12 +50,12 @@ def test_the_saved_model_predicts_the_same(table, fitted, tmp_path):
 
 
 def test_the_choice_is_made_without_test_rows(table):
-    fitted = fit_table(table, "price", OPTIONS._replace(steps=10))
+    fitted = fit_table(table, "price", replace(OPTIONS, steps=10))
     changed = {n: c.copy() for n, c in table.columns.items()}
     for row in fitted.test:
         changed["size"][row], changed["price"][row] = "1e6", "1e6"
         changed["town"][row] = "Atlantis"
-    again = fit_table(Table(changed), "price", OPTIONS._replace(steps=10))
+    again = fit_table(Table(changed), "price", replace(OPTIONS, steps=10))
     assert again.model.encoder.columns == fitted.model.encoder.columns
     np.testing.assert_array_equal(again.model.encoder.mean, fitted.model.encoder.mean)
     for method in CHOICES:
@@ -74,13 +76,13 @@ def test_what_matters_comes_first(fitted):
 
 
 def test_columns_can_be_dropped_but_not_the_target(table):
-    options = OPTIONS._replace(drop=("id", "country"), steps=2)
+    options = replace(OPTIONS, drop=("id", "country"), steps=2)
     found = fit_table(table, "price", options)
     assert [c.name for c in found.model.encoder.columns] == ["size", "age", "town"]
     with pytest.raises(InputError, match="would leave out the target"):
-        fit_table(table, "price", OPTIONS._replace(drop=("price",)))
+        fit_table(table, "price", replace(OPTIONS, drop=("price",)))
     with pytest.raises(InputError, match="Did you mean 'size'"):
-        fit_table(table, "price", OPTIONS._replace(drop=("sise",)))
+        fit_table(table, "price", replace(OPTIONS, drop=("sise",)))
 
 
 def test_messages_count_rows_of_the_whole_table(table):
@@ -93,7 +95,7 @@ def test_messages_count_rows_of_the_whole_table(table):
 def test_a_rare_class_is_named(tmp_path):
     path = flowers(tmp_path / "flowers.csv")
     path.write_text(path.read_text() + "9.0;9.0;tulip\n-9.0;9.0;orchid\n-9.1;9.0;orchid\n")
-    found = fit_table(read_table(path), "kind", OPTIONS._replace(steps=2))
+    found = fit_table(read_table(path), "kind", replace(OPTIONS, steps=2))
     assert [n for n in found.notes if "orchid" in n or "tulip" in n] == [
         "class 'orchid' has 2 rows: none to test on",
         "class 'tulip' has 1 row: none to test on",
@@ -102,8 +104,8 @@ def test_a_rare_class_is_named(tmp_path):
 
 def test_how_dates_are_written_is_seen_in_all_rows(table):
     days = [f"{k % 12 + 1:02d}/{k % 11 + 1:02d}/2024" for k in range(120)]
-    found = fit_table(table, "price", OPTIONS._replace(steps=2))
+    found = fit_table(table, "price", replace(OPTIONS, steps=2))
     days[found.test[0]] = "31/01/2024"  # the only cell that tells days from months
     columns = {**table.columns, "when": np.array(days, dtype=object)}
-    found = fit_table(Table(columns), "price", OPTIONS._replace(steps=2))
+    found = fit_table(Table(columns), "price", replace(OPTIONS, steps=2))
     assert {c.name: c.form for c in found.model.encoder.columns}["when"] == "%d/%m/%Y"

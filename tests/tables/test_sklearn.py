@@ -180,13 +180,6 @@ def test_weights_are_repetitions_where_no_rows_are_held_out(prices, kinds, kind)
     np.testing.assert_allclose(outputs[0](X), outputs[1](X), rtol=2e-3)  # float32, 40 steps
 
 
-def test_no_partial_fit(prices):
-    model = LMAPRegressor()
-    assert not hasattr(model, "partial_fit")
-    with pytest.raises(AttributeError, match="Call fit again"):
-        model.partial_fit(*prices)
-
-
 def test_several_targets(prices):
     X, y = prices
     model = LMAPRegressor(**FAST, random_state=0).fit(X, np.stack([y, -5 * y], axis=1))

@@ -7,6 +7,7 @@ import importlib
 import os
 import pkgutil
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -83,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         options.check(arguments)
+        arguments.command = shlex.join(["fsmap", *words])
         return int(arguments.handler(arguments))
     except KeyboardInterrupt:
         return 130

@@ -1,12 +1,11 @@
-"""Output of the commands: rich on a terminal where it is installed, plain text elsewhere."""
+"""Output of the commands: lines and columns, in color on a terminal."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 GREEN, RED, DIM, BOLD = "green", "red", "dim", "bold"
 CODES = {GREEN: "32", RED: "31", DIM: "2", BOLD: "1"}
@@ -30,57 +29,28 @@ def add_command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(handler=handler)
-    parser.add_argument(
-        "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-    )
+    hidden = argparse.SUPPRESS
+    parser.add_argument("--debug", action="store_true", default=hidden, help=hidden)
     return parser
 
 
-def styled(text: str, style: str, stream: TextIO | None = None) -> str:
+def styled(text: str, style: str) -> str:
     """Text in a color, on a terminal."""
-    stream = sys.stdout if stream is None else stream
-    return f"\x1b[{CODES[style]}m{text}\x1b[0m" if stream.isatty() else text
+    return f"\x1b[{CODES[style]}m{text}\x1b[0m" if sys.stdout.isatty() else text
 
 
 def say(text: str = "") -> None:
     """A line on standard output."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    print(text, flush=True)
 
 
 def note(text: str) -> None:
     """A line on standard error: what is going on, not the result."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    print(text, file=sys.stderr, flush=True)
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    """Columns."""
-    if sys.stdout.isatty() and importlib.util.find_spec("rich") is not None:
-        _rich_table(header, lines)
-    else:
-        _plain_table(header, lines)
-
-
-def _rich_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=None, pad_edge=False, header_style="dim")
-    for place, name in enumerate(header):
-        last = place == len(header) - 1
-        grid.add_column(name, no_wrap=not last, overflow="fold" if last else "ellipsis")
-    for line in lines:
-        if len(line) == 1:
-            grid.add_row()
-            grid.add_row(Text(line[0], style="bold"))
-        else:
-            grid.add_row(*(Text.from_ansi(cell) for cell in line))
-    Console().print(grid)
-
-
-def _plain_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Columns; a line of one cell is a heading, and only last cells may be styled."""
     full = [line for line in lines if len(line) > 1]
     widths = [max(len(line[i]) for line in [header, *full]) for i in range(len(header))]
     for line in [header, *lines]:

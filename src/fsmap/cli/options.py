@@ -1,9 +1,10 @@
-"""Options that several commands have: device, seeds, numbers, trained classifiers."""
+"""Options that several commands have: tables of them, device, seeds, numbers, classifiers."""
 
 from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +17,44 @@ if TYPE_CHECKING:
 SEEDS = 2**32
 """Seeds are smaller: numpy takes no larger ones."""
 
-UNITS = 100_000
-"""Most units of a hidden layer."""
+FLAG, TOGGLE, MANY = "flag", "toggle", "many"
+"""Kinds of options: without a value, with a ``--no-`` form, and one that can be repeated."""
+
+DEVICE = {"--device NAME": (str, "auto, cpu, cuda … (default: auto)", "auto")}
+DATA_DIR = {"--data-dir DIR": (Path, "where to look for data first")}
+CLASSIFIER = {
+    **DATA_DIR,
+    **DEVICE,
+    "--model PATH": (
+        str,
+        "the import path given to `fsmap train --model`, if the checkpoint is of a model of "
+        "your own; its code is imported and run",
+    ),
+}
+
+
+def add(parser: Any, table: Mapping[str, tuple[Any, ...]]) -> None:
+    """Add options: ``--name VALUE`` to its kind (or type, or choices), help and default."""
+    for words, (kind, text, *default) in table.items():
+        name, _, metavar = words.partition(" ")
+        own: dict[str, Any] = {"help": text, "default": default[0] if default else None}
+        if kind == FLAG:
+            own |= {"action": "store_true", "default": False}
+        elif kind == TOGGLE:
+            own["action"] = argparse.BooleanOptionalAction
+        elif kind == MANY:
+            own |= {"action": "append", "default": [], "metavar": metavar}
+        elif isinstance(kind, tuple):
+            own["choices"] = kind
+        else:
+            own |= {"type": kind, "metavar": metavar}
+        parser.add_argument(name, **own)
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise InputError for a seed, a layer, a device or a data folder that cannot be used."""
+    """Raise InputError for a seed, a device or a data folder that cannot be used."""
     for name in ("seed", "split_seed", "label_noise_seed"):
         check_seed(getattr(arguments, name, None), name)
-    for units in (getattr(arguments, "hidden", None) or "").split(","):
-        if units.strip().isdecimal() and int(units) > UNITS:
-            message = f"--hidden: a layer has at most {UNITS:,} units, got {units.strip()}"
-            raise InputError(message)
     if getattr(arguments, "device", None) is not None:
         from fsmap.types import as_device
 
@@ -51,40 +78,32 @@ def number(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        message = f"must be a finite number, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
-    return value
+    return _known(value, math.isfinite(value), "a finite number", text)
 
 
 def count(text: str) -> int:
     """The type of an option that counts something."""
     value = number(text)
-    if not (value >= 1 and value.is_integer()):
-        message = f"must be a whole number, 1 or more, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
-    return int(value)
+    whole = value >= 1 and value.is_integer()
+    return int(_known(value, whole, "a whole number, 1 or more", text))
 
 
 def seconds(text: str) -> float:
     """The type of an option that is a time."""
     value = number(text)
-    if value < 0:
-        message = f"must be a number of seconds, 0 or more, got {text!r}"
+    return _known(value, value >= 0, "a number of seconds, 0 or more", text)
+
+
+def _known(value: float, holds: bool, allowed: str, text: str) -> float:
+    if not holds:
+        message = f"must be {allowed}, got {text!r}"
         raise argparse.ArgumentTypeError(message)
     return value
 
 
 def add_classifier_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of commands that read a checkpoint of ``fsmap train``."""
-    parser.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda … (default: auto)")
-    parser.add_argument(
-        "--model",
-        metavar="PATH",
-        help="the import path given to `fsmap train --model`, if the checkpoint is of a model of "
-        "your own; its code is imported and run",
-    )
+    add(parser, CLASSIFIER)
 
 
 def load_classifier(path: Path, device: str, model: str | None) -> tuple[nn.Module, dict[str, Any]]:

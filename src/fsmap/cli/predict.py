@@ -8,13 +8,34 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsmap.cli import console
+from fsmap.cli import console, options
 from fsmap.cli.fit import check_writable
 from fsmap.errors import InputError
 
 if TYPE_CHECKING:
     from fsmap.tables.model import TableModel
     from fsmap.tables.reader import Table
+
+
+def levels(text: str) -> list[float]:
+    """The type of ``--quantiles``."""
+    found = [options.number(word) for word in text.split(",")]
+    if not all(0 < level < 1 for level in found):
+        message = f"must be numbers between 0 and 1, such as 0.1,0.5,0.9; got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return found
+
+
+OPTIONS = {
+    "model MODEL": (Path, "what `fsmap fit` wrote"),
+    "table FILE": (Path, "CSV or Parquet, columns by name"),
+    "--out FILE": (Path, "CSV or Parquet (default: CSV to the terminal)"),
+    "--method": (("l-map", "ps-map", "linear"), "another one than was chosen"),
+    "--missing TEXT": (options.MANY, "as for `fsmap fit`"),
+    "--clip": (options.FLAG, "replace numbers outside the training range by its ends"),
+    "--quantiles Q,Q": (levels, "of a number, such as 0.1,0.5,0.9, in place of the interval"),
+    "--force": (options.FLAG, "overwrite --out"),
+}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -30,28 +51,7 @@ def add_parser(subparsers: Any) -> None:
             "fsmap predict model.pt new.csv --method ps-map         # not the chosen one",
         ],
     )
-    parser.add_argument("model", type=Path, metavar="MODEL", help="what `fsmap fit` wrote")
-    parser.add_argument("table", type=Path, metavar="FILE", help="CSV or Parquet, columns by name")
-    parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="CSV or Parquet (default: CSV to the terminal)"
-    )
-    parser.add_argument(
-        "--method", choices=("l-map", "ps-map", "linear"), help="another one than was chosen"
-    )
-    parser.add_argument(
-        "--missing", action="append", default=[], metavar="TEXT", help="as for `fsmap fit`"
-    )
-    parser.add_argument(
-        "--clip",
-        action="store_true",
-        help="replace numbers outside the training range by its ends",
-    )
-    parser.add_argument(
-        "--quantiles",
-        metavar="Q,Q",
-        help="of a number, such as 0.1,0.5,0.9, in place of the 90 %% interval",
-    )
-    parser.add_argument("--force", action="store_true", help="overwrite --out")
+    options.add(parser, OPTIONS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -68,15 +68,17 @@ def run(arguments: argparse.Namespace) -> int:
     table = read_table(arguments.table, missing=arguments.missing)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UnseenWarning)
-        options = {"clip": arguments.clip, "quantiles": _quantiles(arguments.quantiles)}
-        columns = model.predict(table, arguments.method, **options)
+        how = {"clip": arguments.clip, "quantiles": arguments.quantiles}
+        columns = model.predict(table, arguments.method, **how)
     for warning in caught:
         console.note(f"fsmap: {warning.message}")
-    _tell_columns(model, table)
+    known = {column.name for column in model.encoder.columns} | {model.target.name}
+    extra = [name for name in table.columns if name not in known]
+    if extra:
+        console.note(f"fsmap: columns that the model does not use: {', '.join(extra)}")
     _tell_score(model, table, arguments)
     values = {name: column.tolist() for name, column in columns.items()}
-    path = arguments.out or Path("predictions.csv")
-    content = write_table(path, values)
+    content = write_table(arguments.out or Path("predictions.csv"), values)
     if arguments.out is None:
         sys.stdout.write(content.decode())
         return 0
@@ -87,26 +89,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _rows(table: Table) -> str:
     return f"{table.num_rows} row{'' if table.num_rows == 1 else 's'}"
-
-
-def _tell_columns(model: TableModel, table: Table) -> None:
-    known = {column.name for column in model.encoder.columns} | {model.target.name}
-    extra = [name for name in table.columns if name not in known]
-    if extra:
-        console.note(f"fsmap: columns that the model does not use: {', '.join(extra)}")
-
-
-def _quantiles(text: str | None) -> list[float] | None:
-    if text is None:
-        return None
-    try:
-        found = [float(word) for word in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or not all(0 < level < 1 for level in found):
-        message = f"--quantiles are numbers between 0 and 1, such as 0.1,0.5,0.9; got {text!r}"
-        raise InputError(message)
-    return found
 
 
 def _tell_score(model: TableModel, table: Table, arguments: argparse.Namespace) -> None:

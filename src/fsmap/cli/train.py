@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import shlex
 import signal
-import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
 
-from fsmap.cli import console
-from fsmap.cli.options import check_seed, count, number, seconds
+from fsmap.cli import console, options
 from fsmap.errors import FsmapError, InputError
 from fsmap.files import exclusive
 from fsmap.progress import duration
@@ -33,6 +31,74 @@ QUICK: dict[str, Any] = {
     "num_points": 32,
 }
 """A run of seconds on a CPU, through the same code; what is given on the command line wins."""
+
+SETTINGS = {
+    "data and model": {
+        "data NAME": "fmnist (default), mnist, cifar10, cifar100 (not the official split), or a "
+        "folder of your own images with one sub-folder per class (photos, photos?size=64)",
+        "model PATH": "resnet18 (default), or package.module:factory?key=value, torchvision's and "
+        "timm's included; its code is imported and run",
+        "width N": "channels of resnet18's first stage (64)",
+        "valid N": "images held out (the protocol's)",
+        "split_seed N": "which images are held out (0)",
+        "label_noise SHARE": "labels drawn anew (0)",
+        "label_noise_seed N": "seed of that (0)",
+        "augment": "crop and flip (as the protocol has it)",
+        "limit N": "use only N training and N test images",
+        "generated": "generated images of the same shape: needs no data",
+    },
+    "optimizer: SGD; the defaults are the paper's": {
+        "epochs N": "passes over the data (50)",
+        "batch_size B": "over all processes (128)",
+        "lr X": "learning rate (0.1)",
+        "momentum X": "(0.9)",
+        "nesterov": "Nesterov's form",
+        "weight_decay X": "(5e-4)",
+        "decay NAME": "of the learning rate: cosine (default) or none",
+        "warmup_epochs X": "linear rise of it (0)",
+        "clip X": "largest global norm of the gradient (1); 0: no clipping",
+        "label_smoothing X": "baseline (0)",
+        "sam RHO": "SAM's radius, with either method (0)",
+    },
+    "the regularizer R": {
+        "method NAME": "ps-map or l-map (default)",
+        "px PX": "evaluation images: train (default), kmnist, cifar100, white-noise, or a mixture "
+        "such as 0.8*train+0.2*white-noise (weights are relative)",
+        "reg_strength LAMBDA": "lambda (1e-6)",
+        "reg_nats C": "strength in nats per training image instead of lambda, such as 0.05 "
+        "(fsmap.LogTrace)",
+        "num_points S": "evaluation images a step (128)",
+        "estimator NAME": "jvp (default), fd, fd_central, vjp, exact",
+        "beta X": "step of the differences (1e-3)",
+        "batchnorm MODE": "joint (default), frozen, batch",
+        "every K": "R on every K-th step (1)",
+    },
+    "how it is computed": {
+        "precision NAME": "fp32, tf32, bf16 (default: bf16 on CUDA, fp32 on a CPU)",
+        "compile": "compile the step with inductor (default: on CUDA)",
+        "graph": "capture the step in a CUDA graph (default: on CUDA)",
+        "channels_last": "memory layout (default: yes)",
+        "deterministic": "the same bits every time on CUDA too, slower",
+    },
+}
+"""Help of the options that are fields of ``ImageSettings``; one not given keeps its default."""
+
+FILES = {
+    "--seeds N,N": (str, "one run each (default: 0)", "0"),
+    "--out DIR": (Path, "checkpoint.safetensors and log.jsonl go there"),
+    "--resume": (options.FLAG, "go on from the checkpoint, if any"),
+    "--checkpoint-every STEPS": (
+        options.count,
+        "(default: at the end of an epoch, at most once a minute)",
+    ),
+    "--max-seconds T": (
+        options.seconds,
+        "stop with a checkpoint after T seconds; exit code 3",
+        math.inf,
+    ),
+    **options.DATA_DIR,
+    "--silent": (options.FLAG, "no progress bar"),
+}
 
 LOCK = ".lock"
 """In the folder of a run; held while it is written to."""
@@ -54,7 +120,24 @@ def add_parser(subparsers: Any) -> None:
             "torchrun --nproc-per-node 2 -m fsmap train --data cifar10 ...",
         ],
     )
-    add_options(parser)
+    from fsmap.images.settings import ImageSettings
+
+    types = get_type_hints(ImageSettings)
+    kinds = {bool: options.TOGGLE, float: options.number}
+    for title, rows in SETTINGS.items():
+        group = parser.add_argument_group(title)
+        for words, text in rows.items():
+            name, _, metavar = words.partition(" ")
+            kind = next(iter(get_args(types[name])), types[name])  # int of `int | None`
+            option = f"--{name.replace('_', '-')} {metavar}"
+            options.add(group, {option: (kinds.get(kind, kind), text)})
+    parser.set_defaults(data="fmnist", method="l-map")
+    group.add_argument(
+        "--bf16", dest="precision", action="store_const", const="bf16", help="--precision bf16"
+    )
+    quick = {"--quick": (options.FLAG, "a run of seconds, generated images")}
+    options.add(group, options.DEVICE | quick)
+    options.add(parser.add_argument_group("files and time"), FILES)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -105,7 +188,7 @@ def _train(
     from fsmap.images import ImageRun
     from fsmap.paper.rows import circumstances
 
-    about = {"commit": circumstances("cpu").commit, "command": shlex.join(["fsmap", *sys.argv[1:]])}
+    about = {"commit": circumstances("cpu").commit, "command": arguments.command}
     with exclusive(folder / LOCK, folder) if group.rank == 0 else nullcontext():
         run = ImageRun(
             settings,
@@ -136,7 +219,7 @@ def _seeds(arguments: argparse.Namespace) -> list[int]:
         message = f"--seeds is written 0 or 0,1,2, got {arguments.seeds!r}"
         raise InputError(message) from error
     for seed in seeds:
-        check_seed(seed, "seeds")
+        options.check_seed(seed, "seeds")
     if len(set(seeds)) < len(seeds):
         message = f"--seeds names a seed twice: {arguments.seeds}"
         raise InputError(message)
@@ -208,154 +291,43 @@ def _how_to_resume(folder: Path) -> str:
     return f"The last checkpoint is {path}; the same command with --resume goes on from it."
 
 
-class _signals:
+@contextmanager
+def _signals(run: ImageRun) -> Iterator[None]:
     """Within it, Ctrl-C and SIGTERM end a run after its present step, with a checkpoint.
 
     The second one ends it at once, as does the first where there are several processes: there it is
     what torchrun sends when another one died, and the step would wait for that one.
     """
+    several, seen = run.group.size > 1, list[int]()
 
-    def __init__(self, run: ImageRun) -> None:
-        self.run = run
-        self.seen: int | None = None
-
-    def __enter__(self) -> None:
-        kinds = (signal.SIGINT, signal.SIGTERM)
-        self.before = {kind: signal.signal(kind, self._stop) for kind in kinds}
-
-    def __exit__(self, failed: object, *_: object) -> None:
-        for kind, handler in self.before.items():
-            signal.signal(kind, handler)
-        if self.seen is not None and failed is None and not self.run.done:
-            self._raise(self.seen)
-
-    def _stop(self, kind: int, _: object) -> None:
-        if self.seen is not None or self.run.group.size > 1:
-            self._raise(kind)
-        self.seen = kind
-        self.run.stop()
-        console.note("stopping after this step, with a checkpoint (once more: at once)")
-
-    def _raise(self, kind: int) -> NoReturn:
+    def end(kind: int) -> NoReturn:
         if kind == signal.SIGINT:
             raise KeyboardInterrupt
-        several = self.run.group.size > 1
         died = ", as when another process of the job died" if several else ""
         message = f"asked to terminate (SIGTERM){died}"
         raise TerminatedError(message)
+
+    def stop(kind: int, _: object) -> None:
+        if seen or several:
+            end(kind)
+        seen.append(kind)
+        run.stop()
+        console.note("stopping after this step, with a checkpoint (once more: at once)")
+
+    before = {kind: signal.signal(kind, stop) for kind in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+    if seen and not run.done:
+        end(seen[0])
 
 
 class TerminatedError(FsmapError):
     """The process was asked to end."""
 
     exit_code = 128 + signal.SIGTERM
-
-
-FLAG, TOGGLE = "flag", "toggle"  # an option without a value, and one with a --no- form
-
-SETTINGS: dict[str, dict[str, tuple[Any, str]]] = {
-    "data and model": {
-        "--data NAME": (
-            str,
-            "fmnist (default), mnist, cifar10, cifar100 (not the official split), or a folder of "
-            "your own images with one sub-folder per class (photos, photos?size=64)",
-        ),
-        "--model PATH": (
-            str,
-            "resnet18 (default), or package.module:factory?key=value, torchvision's and timm's "
-            "included; its code is imported and run",
-        ),
-        "--width N": (int, "channels of resnet18's first stage (64)"),
-        "--valid N": (int, "images held out (the protocol's)"),
-        "--split-seed N": (int, "which images are held out (0)"),
-        "--label-noise SHARE": (float, "labels drawn anew (0)"),
-        "--label-noise-seed N": (int, "seed of that (0)"),
-        "--augment": (TOGGLE, "crop and flip (as the protocol has it)"),
-        "--limit N": (int, "use only N training and N test images"),
-        "--generated": (FLAG, "generated images of the same shape: needs no data"),
-    },
-    "optimizer: SGD; the defaults are the paper's": {
-        "--epochs N": (int, "passes over the data (50)"),
-        "--batch-size B": (int, "over all processes (128)"),
-        "--lr X": (float, "learning rate (0.1)"),
-        "--momentum X": (float, "(0.9)"),
-        "--nesterov": (FLAG, "Nesterov's form"),
-        "--weight-decay X": (float, "(5e-4)"),
-        "--decay NAME": (str, "of the learning rate: cosine (default) or none"),
-        "--warmup-epochs X": (float, "linear rise of it (0)"),
-        "--clip X": (float, "largest global norm of the gradient (1); 0: no clipping"),
-        "--label-smoothing X": (float, "baseline (0)"),
-        "--sam RHO": (float, "SAM's radius, with either method (0)"),
-    },
-    "the regularizer R": {
-        "--method NAME": (str, "ps-map or l-map (default)"),
-        "--px PX": (
-            str,
-            "evaluation images: train (default), kmnist, cifar100, white-noise, or a mixture such "
-            "as 0.8*train+0.2*white-noise (weights are relative)",
-        ),
-        "--reg-strength LAMBDA": (number, "lambda (1e-6)"),
-        "--reg-nats C": (
-            number,
-            "strength in nats per training image instead of lambda, such as 0.05 (fsmap.LogTrace)",
-        ),
-        "--num-points S": (int, "evaluation images a step (128)"),
-        "--estimator NAME": (str, "jvp (default), fd, fd_central, vjp, exact"),
-        "--beta X": (float, "step of the differences (1e-3)"),
-        "--batchnorm MODE": (str, "joint (default), frozen, batch"),
-        "--every K": (int, "R on every K-th step (1)"),
-    },
-    "how it is computed": {
-        "--precision NAME": (str, "fp32, tf32, bf16 (default: bf16 on CUDA, fp32 on a CPU)"),
-        "--compile": (TOGGLE, "compile the step with inductor (default: on CUDA)"),
-        "--graph": (TOGGLE, "capture the step in a CUDA graph (default: on CUDA)"),
-        "--channels-last": (TOGGLE, "memory layout (default: yes)"),
-        "--deterministic": (FLAG, "the same bits every time on CUDA too, slower"),
-    },
-}
-"""Options that are fields of ``ImageSettings``; one that is not given keeps its default."""
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
-    for title, rows in SETTINGS.items():
-        group = parser.add_argument_group(title)
-        for words, (kind, text) in rows.items():
-            name, _, metavar = words.partition(" ")
-            if kind == FLAG:
-                group.add_argument(name, action="store_true", default=None, help=text)
-            elif kind == TOGGLE:
-                toggle = argparse.BooleanOptionalAction
-                group.add_argument(name, action=toggle, default=None, help=text)
-            else:
-                group.add_argument(name, type=kind, metavar=metavar, help=text)
-    parser.set_defaults(data="fmnist", method="l-map")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 …")
-    group.add_argument(
-        "--bf16", dest="precision", action="store_const", const="bf16", help="--precision bf16"
-    )
-    group.add_argument("--quick", action="store_true", help="a run of seconds, generated images")
-    group = parser.add_argument_group("files and time")
-    group.add_argument("--seeds", default="0", metavar="N,N", help="one run each (default: 0)")
-    group.add_argument(
-        "--out", type=Path, metavar="DIR", help="checkpoint.safetensors and log.jsonl go there"
-    )
-    group.add_argument("--resume", action="store_true", help="go on from the checkpoint, if any")
-    group.add_argument(
-        "--checkpoint-every",
-        type=count,
-        metavar="STEPS",
-        help="(default: at the end of an epoch, at most once a minute)",
-    )
-    group.add_argument(
-        "--max-seconds",
-        type=seconds,
-        default=math.inf,
-        metavar="T",
-        help="stop with a checkpoint after T seconds; exit code 3",
-    )
-    group.add_argument("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
-    group.add_argument("--silent", action="store_true", help="no progress bar")
 
 
 def settings_of(arguments: argparse.Namespace, seed: int, device: torch.device) -> ImageSettings:

@@ -18,7 +18,7 @@ import re
 import shlex
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,6 +52,7 @@ _THOUSANDS = {
 }
 _COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _ID = re.compile(r"(^|[^a-z])(id|uuid|guid|key|index|nr|number)s?$", re.IGNORECASE)
+_CYCLES = tuple(f": {cycle} {f}" for cycle in ("year", "week", "day") for f in "cs")
 _FORMATS = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%y", "%m/%d/%y")
 
 
@@ -81,10 +82,7 @@ class Column(NamedTuple):
         """What each of its numbers is: ``age``, ``age is missing``, ``town=Bern``."""
         if self.kind == CATEGORY:
             return [f"{self.name}={level}" for level in self.places()]
-        ends = [""]
-        if self.kind == DATE:
-            cycles = [f": {cycle} {f}" for cycle in ("year", "week", "day") for f in "cs"]
-            ends = [": days", *cycles]
+        ends = (": days", *_CYCLES) if self.kind == DATE else ("",)
         return [self.name + end for end in ends] + [f"{self.name} is missing"] * self.missing
 
 
@@ -116,15 +114,6 @@ class Encoder(NamedTuple):
         with np.errstate(over="ignore"):  # a prediction that is not finite is an error
             return standard.astype(np.float32)
 
-    @classmethod
-    def from_json(cls, columns: Iterable[Mapping[str, Any]], mean: Floats, std: Floats) -> Encoder:
-        """From plain values of the columns (``_asdict``)."""
-        made = (
-            Column(**{**c, "levels": tuple(c["levels"]), "others": tuple(c["others"])})
-            for c in columns
-        )
-        return cls(tuple(made), mean, std)
-
 
 def learn_encoder(
     table: Table,
@@ -133,21 +122,14 @@ def learn_encoder(
     category: Sequence[str] = (),
     rows: npt.NDArray[np.int64] | None = None,
 ) -> Encoder:
-    """Learn how to encode these columns.
+    """Learn how to encode these columns; InputError if one cannot be used, or none can.
 
-    Args:
-        table: All rows. They decide what a column is, so that messages name the right row.
-        features: The columns to look at.
-        category: Those that hold categories although they look like numbers or free text.
-        rows: The training rows, which decide the rest; None: all.
-
-    Raises:
-        InputError: If a column cannot be used, or none can.
+    All rows decide what a column is, so that messages name the right row; ``rows``, those to train
+    on, decide the rest. ``category`` names columns of categories that look like something else.
     """
     check_columns(table, [*features, *category])
     train = table if rows is None else table.take(rows)
     columns: list[Column] = []
-    notes: list[str] = []
     for name in features:
         column = infer(name, table.columns[name], category=name in category)
         if column.kind != LEFT_OUT and rows is not None:
@@ -155,7 +137,6 @@ def learn_encoder(
             cells, as_category = train.columns[name], column.kind == CATEGORY
             column = infer(name, cells, category=as_category, form=form)
         columns.append(column)
-        notes += _remarks(column, train.columns[name])
     used = [column for column in columns if column.kind != LEFT_OUT]
     if not used:
         reasons = "; ".join(f"{column.name!r}: {column.reason}" for column in columns)
@@ -164,7 +145,8 @@ def learn_encoder(
     raw = np.concatenate([_encoded(c, train.columns[c.name]) for c in used], axis=1)
     flag = [c.kind == CATEGORY or k > 0 for c in used for k in range(len(c.names()))]
     std = np.where(flag, np.maximum(raw.std(0), FLAG_STD), raw.std(0))
-    return Encoder(tuple(columns), raw.mean(0), np.where(std > 0, std, 1.0), tuple(notes))
+    notes = tuple(note for c in columns for note in _remarks(c, train.columns[c.name]))
+    return Encoder(tuple(columns), raw.mean(0), np.where(std > 0, std, 1.0), notes)
 
 
 def infer(name: str, cells: Cells, *, category: bool = False, form: str | None = None) -> Column:
@@ -210,12 +192,10 @@ def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[
         whole = all(_THOUSANDS["."].fullmatch(c) for c in commas)
         points = any("." in c and "," not in c and not _THOUSANDS[","].fullmatch(c) for c in bare)
         form = "," if commas and not whole and not points else "."
+    thousands = "." if form == "," else ","
+    bare = [c.replace(thousands, "") if _THOUSANDS[form].fullmatch(c) else c for c in bare]
     if form == ",":
-        pattern = _THOUSANDS[","]
-        bare = [c.replace(".", "") if pattern.fullmatch(c) else c for c in bare]
         bare = [c.replace(",", ".") if _COMMA.fullmatch(c) else c for c in bare]
-    else:
-        bare = [c.replace(",", "") if _THOUSANDS["."].fullmatch(c) else c for c in bare]
     values = np.array([_float(c) for c in bare], dtype=np.float64)
     empty = np.array([c is None for c in cells], dtype=bool)
     return values, np.isnan(values) & ~empty, form
@@ -228,11 +208,12 @@ def stray_text(
     rows, shown = np.flatnonzero(wrong), texts(cells)
     examples = ", ".join(f"{shown[row]!r} in row {row + 1}" for row in rows[:3])
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-    what = "is no finite number" if len(rows) == 1 else "are no finite numbers"
-    holds = "held numbers when the model was fitted" if learned else "holds numbers"
+    one = len(rows) == 1
     text = (
-        f"column {name!r} {holds}, but {examples}{more} {what}. Correct "
-        f"{'the cell' if len(rows) == 1 else 'the cells'}; if it means 'no value', say so with "
+        f"column {name!r} {'held' if learned else 'holds'} numbers"
+        f"{' when the model was fitted' if learned else ''}, but {examples}{more} "
+        f"{'is no finite number' if one else 'are no finite numbers'}. Correct "
+        f"{'the cell' if one else 'the cells'}; if it means 'no value', say so with "
         f"--missing {shown[rows[0]]!r}"
     )
     return text if learned else f"{text}; if the column holds categories, with --category {name}"
@@ -323,23 +304,24 @@ def _remarks(column: Column, cells: Cells) -> Iterable[str]:
         yield f"column {name} is left out: {column.reason}"
     if column.kind == DATE:
         yield f"column {name} holds dates ({column.form}): days, season, weekday and hour are used"
-    if column.kind == NUMBER and column.form == ",":
-        yield f"column {name} has decimal commas"
-    if column.kind == NUMBER and cells.dtype == object:
-        odd = next((c for c in cells if c is not None and math.isnan(_float(c))), None)
-        if odd is not None and column.form == ".":
-            value = numbers(cells[cells == odd], ".")[0][0]
-            yield f"column {name} is read as numbers: {odd!r} is {value:g}"
     if column.kind == CATEGORY and _are_codes(column.levels):
         yield f"column {name} has codes with leading zeros: categories"
-    if column.kind == NUMBER and not column.missing:
-        values = numbers(cells, column.form)[0]
-        whole = bool((values == np.round(values)).all())
-        if whole and len(np.unique(values)) == len(values) > MANY:
-            yield (
-                f"column {name} has another whole number in every row: if it is an identifier, "
-                f"--drop {column.name}"
-            )
+    if column.kind != NUMBER:
+        return
+    values, _, form = numbers(cells, column.form)
+    if form == ",":
+        yield f"column {name} has decimal commas"
+    elif cells.dtype == object:
+        for cell, value in zip(cells, values, strict=True):
+            if cell is not None and math.isnan(_float(cell)):
+                yield f"column {name} is read as numbers: {cell!r} is {value:g}"
+                break
+    whole = not column.missing and bool((values == np.round(values)).all())
+    if whole and len(np.unique(values)) == len(values) > MANY:
+        yield (
+            f"column {name} has another whole number in every row: if it is an identifier, "
+            f"--drop {column.name}"
+        )
 
 
 def _encoded(column: Column, cells: Cells, clip: bool = False) -> Floats:
@@ -478,13 +460,9 @@ def with_target(table: Table, name: str) -> Table:
 
 
 def find_target(table: Table, name: str, task: str = "auto") -> Target:
-    """Decide what the task is: text or two distinct numbers are classes, other numbers are numbers.
-
-    Raises:
-        InputError: If it is constant, or does not fit the task.
-    """
+    """Decide what the task is: text or two distinct numbers are classes, other numbers are not."""
     cells = table.columns[name]
-    distinct = Counter(texts(cells))
+    distinct = dict.fromkeys(texts(cells))
     if len(distinct) == 1:
         message = (
             f"the target {name!r} is {next(iter(distinct))!r} in every row: there is nothing to "
@@ -494,9 +472,18 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
     values, wrong, form = numbers(cells)
     why = "as --task says"
     if task == "auto":
-        task, why = _decide(values, int(wrong.sum()), len(distinct))
+        task, why = REGRESSION, f"{len(distinct)} distinct numbers"
+        if 1 - wrong.sum() / len(values) < MOSTLY:
+            task, why = CLASSIFICATION, f"text with {len(distinct)} distinct values"
+        elif len(distinct) == 2 and not wrong.any():
+            task, why = CLASSIFICATION, "two distinct numbers"
+        elif len(distinct) <= FEW_NUMBERS and (values == np.round(values)).all():
+            why = f"{len(distinct)} distinct whole numbers"
+            why += "; if these are classes: --task classification"
     if task == CLASSIFICATION:
-        return Target(name, task, why, _classes(name, distinct))
+        return Target(
+            name, task, why, _classes(name, [text for text in distinct if text is not None])
+        )
     if wrong.any():
         hint = stray_text(name, cells, wrong).partition(" Correct")[0]
         message = f"the target of a regression is a number: {hint} Or use --task classification."
@@ -504,21 +491,7 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
     return Target(name, task, why, form=form).standardized(values)
 
 
-def _decide(values: Floats, wrong: int, distinct: int) -> tuple[str, str]:
-    if 1 - wrong / len(values) < MOSTLY:
-        return CLASSIFICATION, f"text with {distinct} distinct values"
-    if wrong:
-        return REGRESSION, "numbers"  # with stray text, which is refused by name
-    if distinct == 2:
-        return CLASSIFICATION, "two distinct numbers"
-    if distinct <= FEW_NUMBERS and (values == np.round(values)).all():
-        why = f"{distinct} distinct whole numbers; if these are classes: --task classification"
-        return REGRESSION, why
-    return REGRESSION, f"{distinct} distinct numbers"
-
-
-def _classes(name: str, distinct: Counter[str | None]) -> tuple[str, ...]:
-    found = [level for level in distinct if level is not None]
+def _classes(name: str, found: list[str]) -> tuple[str, ...]:
     if len(found) > MANY_CLASSES:
         message = (
             f"the target {name!r} has {len(found)} distinct values, more classes than the "

@@ -11,6 +11,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from fsmap.tables.encoder import (
     CATEGORY,
     REGRESSION,
     TASKS,
+    Column,
     Encoder,
     Target,
     UnseenWarning,
@@ -123,9 +125,8 @@ class TableModel(NamedTuple):
     ) -> dict[str, npt.NDArray[Any]]:
         """Predictions as columns; arguments as for :meth:`outputs`.
 
-        Returns:
-            ``prediction`` with ``low`` and ``high`` (a 90 % interval) or with ``quantiles``
-            (``q0.1`` …) of a number, or with the probability of each class, ``p(class)``.
+        ``prediction`` comes with ``low`` and ``high`` (a 90 % interval) or ``quantiles`` (``q0.1``
+        …) of a number, or with the probability of each class, ``p(class)``.
         """
         if quantiles is not None and self.target.classes:
             message = f"{self.target.name!r} has classes: there are probabilities, no quantiles"
@@ -185,7 +186,11 @@ def load_model(path: str | Path) -> TableModel:
 
 def _decode(found: files.Checkpoint) -> TableModel:
     config, scale = found.config, found.group("encoder")
-    encoder = Encoder.from_json(config["columns"], scale["mean"].numpy(), scale["std"].numpy())
+    columns = (
+        Column(**c | {"levels": tuple(c["levels"]), "others": tuple(c["others"])})
+        for c in config["columns"]
+    )
+    encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())
     target = Target(**{**config["target"], "classes": tuple(config["target"]["classes"])})
     networks, spreads = {}, {}
     for method, about in config["networks"].items():
@@ -243,18 +248,13 @@ def _check(model: TableModel) -> None:
         raise ValueError(message)
 
 
-class TableOptions(NamedTuple):
+@dataclass(kw_only=True, eq=False)
+class TableOptions(Options):
     """What a user may decide; the rest is decided by the rows."""
 
     task: str = AUTO
-    drop: tuple[str, ...] = ()
-    category: tuple[str, ...] = ()
-    method: str = AUTO
-    ensemble: int = 4
-    hidden: tuple[int, ...] | str = AUTO
-    activation: str = "silu"
-    px: str = "normal"
-    steps: int | None = None
+    drop: Sequence[str] = ()
+    category: Sequence[str] = ()
     test: float = 0.15
     seed: int = 0
     device: str = AUTO
@@ -283,14 +283,7 @@ def fit_table(
     options: TableOptions,
     say: Callable[[str], None] = lambda text: None,
 ) -> Fitted:
-    """Train, choose, test, and train again on all rows.
-
-    Args:
-        table: All rows.
-        target: The column to predict.
-        options: What the user decided.
-        say: Called with a line of text for each step.
-    """
+    """Train, choose, test, and train again on all rows; ``say`` gets a line for each step."""
     start = time.perf_counter()
     table = with_target(table, target)
     if table.num_rows < FEWEST:
@@ -318,12 +311,10 @@ def fit_table(
     say(f"rows: {len(train)} to train and to choose by, {len(test)} to test; {_width(encoder)}")
 
     def fit(rows: Rows, **given: Any) -> dict[str, Learned]:
-        own = {n: v for n, v in options._asdict().items() if n in Options.__annotations__}
         labels = y[rows] if goal.classes else None
         folds = deal(len(rows), options.ensemble, 0.15, options.seed, labels)
-        settings = Options(**{**own, **given})
-        seed, progress = options.seed, options.progress
-        return learn(x[rows], y[rows], folds, settings, seed=seed, progress=progress)
+        own, seed = replace(options, **given), options.seed
+        return learn(x[rows], y[rows], folds, own, seed=seed, progress=options.progress)
 
     learned = fit(train)
     chosen = network.best(learned)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -61,13 +61,9 @@ class TableNet(nn.Module):
     r"""An MLP of standardized columns and of a piecewise linear code of each.
 
     Column d adds the numbers clip((x_d − e_t)/(e_{t+1} − e_t), 0, 1) − ½ for the intervals between
-    its quantiles e, so that the first layer can bend at them (Gorishniy et al., 2022).
-
-    Args:
-        sizes: Inputs, hidden layers, outputs.
-        activation: See :class:`fsmap.models.mlp.MLP`.
-        edges: Quantiles ``[D, T + 1]``, ascending; T = 0 adds nothing.
-        generator: Source of the first values.
+    its quantiles e, so that the first layer can bend at them (Gorishniy et al., 2022). ``edges``
+    holds these, ``[D, T + 1]`` and ascending; T = 0 adds nothing. ``sizes`` are inputs, hidden
+    layers, outputs.
     """
 
     edges: Tensor
@@ -107,13 +103,15 @@ class Members(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[N, D]`` to ``[N, K]``, one pass for all members."""
         params, buffers = stack_module_state(list(self.members))
-        return average(_apply(self.members[0], params, buffers, x, shared=True), self.labels)
+        out = _apply(self.members[0], params, buffers, x, shared=True)  # [M, N, K]
+        if not self.labels:
+            return out.mean(0)
+        return out.log_softmax(-1).logsumexp(0) - math.log(len(out))
 
     def outputs(self, x: Tensor) -> Tensor:
-        """The average in float64, some rows at a time, without a graph.
+        """The average in float64, without a graph; DivergedError if it is not finite.
 
-        Raises:
-            DivergedError: If one is not finite (-inf is the logarithm of a probability of 0).
+        -inf is the logarithm of a probability of 0.
         """
         with torch.no_grad():
             out = torch.cat([self(part.double()) for part in x.split(PREDICT_ROWS)])
@@ -138,11 +136,11 @@ class Learned(NamedTuple):
     curve: list[tuple[int, float]]  # steps and held-out loss of the chosen configuration
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Options:
     """What a user may decide about the networks; the rows decide what is None or ``"auto"``.
 
-    The arguments are those of :class:`fsmap.tables.sklearn.LMAPRegressor`.
+    :class:`fsmap.tables.sklearn.LMAPRegressor` says what each is.
     """
 
     method: str = AUTO
@@ -158,14 +156,14 @@ class Options:
     steps: Any = None
     batch_size: Any = None
     learning_rate: Any = None
-    patience: Any = None
+    patience: int = 15
     device: str = "cpu"
 
-    def __post_init__(self) -> None:
-        known = {"method": (AUTO, *METHODS), "activation": tuple(ACTIVATIONS)}
-        for name, names in known.items():
-            if getattr(self, name) not in names:
-                _refuse(f"{name} must be one of {', '.join(names)}, got {getattr(self, name)!r}")
+    def check(self) -> None:
+        """Raise InputError for a value that cannot be used."""
+        for name, known in (("method", (AUTO, *METHODS)), ("activation", tuple(ACTIVATIONS))):
+            if getattr(self, name) not in known:
+                _refuse(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
         for name in ("ensemble", "steps", "batch_size", "num_points", "patience"):
             count = getattr(self, name)
             if count is not None and count < 1:
@@ -185,12 +183,13 @@ class Options:
             _refuse("fs-map needs reg_strength > 0: its jitter is ε = 1/(2λN)")
 
     def sized(self, num_data: int) -> Options:
-        """With sizes for N rows.
+        """Checked, and with sizes for N rows.
 
         Examples:
             >>> Options().sized(400).hidden, Options(hidden=32).sized(400).hidden
             ((64, 64, 64), (32,))
         """
+        self.check()
         units: Any = (64 if num_data < 2_000 else 128,) * 3 if self.hidden == AUTO else self.hidden
         units = (units,) if isinstance(units, int) else tuple(units)
         if min(units, default=1) < 1:
@@ -203,8 +202,11 @@ class Options:
             batch_size=min(self.batch_size or min(max(usual, 32), 256), num_data),
             num_points=self.num_points or 32,
             learning_rate=self.learning_rate or 1e-2,
-            patience=self.patience or 15,
         )
+
+
+def _refuse(message: str) -> None:
+    raise InputError(message)
 
 
 def learn(
@@ -279,13 +281,6 @@ def mean_loss(losses: Tensor, weight: Tensor, labels: bool) -> Tensor:
     return mean if labels else mean.sqrt()
 
 
-def average(out: Tensor, labels: bool) -> Tensor:
-    """Of members ``[M, N, K]``: outputs, or log-probabilities of averaged probabilities."""
-    if not labels:
-        return out.mean(0)
-    return out.log_softmax(-1).logsumexp(0) - math.log(len(out))
-
-
 def _apply(
     module: nn.Module, params: Any, buffers: Any, x: Tensor, *, shared: bool = False
 ) -> Tensor:
@@ -330,14 +325,15 @@ class _Run:
         large = len(self.x) > LARGE[0] or self.x.shape[1] > LARGE[1]
         for kind in kinds:
             nats = self.options.reg_nats if kind == "l-map" else None
-            shares = [(w, 0.0) for w, _ in STRENGTHS]
-            if kind != "ps-map" and nats is None:
-                unit = self._unit() if strength == AUTO else math.nan
-                shares = [
-                    (w, float(f"{share * unit:.1e}") if strength == AUTO else float(strength))
-                    for w, share in STRENGTHS
-                ]
-            pairs = [(w if decay == AUTO else float(decay), lam) for w, lam in shares]
+            lam = 0.0 if kind == "ps-map" or nats is not None else strength
+            unit = self._unit() if lam == AUTO else math.nan
+            pairs = [
+                (
+                    w if decay == AUTO else float(decay),
+                    float(f"{share * unit:.1e}") if lam == AUTO else float(lam),
+                )
+                for w, share in STRENGTHS
+            ]
             pairs = pairs[:1] if large or not self.validates else pairs
             found += [Config(kind, w, lam, nats) for w, lam in dict.fromkeys(pairs)]
         return found
@@ -365,16 +361,13 @@ class _Run:
         points: Any = self.px.sample(self.options.num_points, self.generator)
         return points.to(self.x)  # type: ignore[no-any-return]
 
-    def _log_dets(self, params: Any, jitter: Tensor) -> Any:
+    def _log_dets(self, params: Any, jitter: Tensor) -> Tensor:
         """Sum over members of ½ log det(𝒥 + εI)/N."""
-        points, own = (
-            self._sample(),
-            [{n: p[k] for n, p in params.items()} for k in range(len(jitter))],
-        )
-        found: Any = [
-            log_det(self.f, p, points, jitter=e) for p, e in zip(own, jitter, strict=True)
-        ]
-        return torch.stack([value / (2 * len(self.x)) for value in found]).sum()
+        points = self._sample()
+        members: Any = [{n: p[k] for n, p in params.items()} for k in range(len(jitter))]
+        pairs = zip(members, jitter, strict=True)
+        found: Any = [log_det(self.f, own, points, jitter=eps) for own, eps in pairs]
+        return (torch.stack(found) / (2 * len(self.x))).sum()
 
     def train(self, configs: list[Config], progress: bool) -> dict[str, Learned]:
         """Train, keep the best parameters of each configuration, and choose one for each method."""
@@ -424,12 +417,15 @@ class _Run:
             lambdas = strength.view(C, F).mean(1).tolist()
             configs = [c._replace(reg_strength=v) for c, v in zip(configs, lambdas, strict=True)]
         if not self.validates:
-            last = {n: p.detach() for n, p in params.items()}
             for c, track in enumerate(tracks):
-                own = {n: p[c * F : (c + 1) * F].clone() for n, p in last.items()}
+                own = self._own(params, c)
                 finite = all(bool(torch.isfinite(p).all()) for p in own.values())
                 track.params, track.step = own if finite else {}, plan.steps
         return self._chosen(configs, tracks)
+
+    def _own(self, params: Any, c: int) -> dict[str, Tensor]:
+        """A copy of the parameters of one configuration."""
+        return {n: p.detach()[c * self.F :][: self.F].clone() for n, p in params.items()}
 
     def _batches(self, C: int) -> Any:
         """Rows of every member, ``[CF, B]`` a step; member k of all configurations has the same."""
@@ -463,8 +459,7 @@ class _Run:
         for c, (track, value) in enumerate(zip(tracks, values, strict=True)):
             track.curve.append((step, value))
             if value < track.value:
-                own = {n: p.detach()[c * self.F :][: self.F].clone() for n, p in params.items()}
-                track.value, track.step, track.params = value, step, own
+                track.value, track.step, track.params = value, step, self._own(params, c)
                 track.out = out.new_full((len(self.x), out.shape[-1]), torch.nan).double()
                 track.out[rows] = out[c].double()
 
@@ -481,17 +476,11 @@ class _Run:
                 net = self.make(0).cpu()
                 net.load_state_dict({n: p[k].cpu() for n, p in track.params.items()}, strict=False)
                 members.append(net.double().eval())
-            found[method] = Learned(
-                config,
-                Members(members, labels=self.labels).eval(),
-                loss=track.value if self.validates else math.nan,
-                step=track.step,
-                out=torch.full((len(self.x), 1), torch.nan)
-                if track.out is None
-                else track.out.cpu(),
-                search=[{**c._asdict(), "value": t.value, "step": t.step} for c, t in lines],
-                curve=track.curve,
-            )
+            out = torch.full((len(self.x), 1), torch.nan) if track.out is None else track.out.cpu()
+            module = Members(members, labels=self.labels).eval()
+            loss = track.value if self.validates else math.nan
+            search = [{**c._asdict(), "value": t.value, "step": t.step} for c, t in lines]
+            found[method] = Learned(config, module, loss, track.step, out, search, track.curve)
         return found
 
 
@@ -500,13 +489,15 @@ def _some(rows: Tensor) -> Tensor:
     return rows[torch.linspace(0, len(rows) - 1, min(len(rows), MOST_HELD)).long()]
 
 
+@dataclass
 class _Track:
     """The best of one configuration so far."""
 
-    def __init__(self) -> None:
-        self.value, self.step, self.params = math.inf, 0, dict[str, Tensor]()
-        self.out: Tensor | None = None
-        self.curve: list[tuple[int, float]] = []
+    value: float = math.inf
+    step: int = 0
+    params: dict[str, Tensor] = field(default_factory=dict)
+    out: Tensor | None = None
+    curve: list[tuple[int, float]] = field(default_factory=list)
 
 
 def learn_linear(
@@ -571,13 +562,8 @@ def _numbers(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tenso
 def _classes(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tensor) -> Tensor:
     """Mean cross-entropy + w/2 ‖θ‖², by L-BFGS."""
     theta = start.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS(
-        [theta],
-        max_iter=200,
-        tolerance_grad=1e-6,
-        tolerance_change=0.0,
-        line_search_fn="strong_wolfe",
-    )
+    stop: Any = {"max_iter": 200, "tolerance_grad": 1e-6, "tolerance_change": 0.0}
+    optimizer = torch.optim.LBFGS([theta], line_search_fn="strong_wolfe", **stop)
 
     def loss() -> Tensor:
         optimizer.zero_grad()
@@ -620,10 +606,6 @@ def quantile_edges(x: Tensor, weight: Tensor) -> Tensor:
     for k in range(1, BINS + 1):
         edges[:, k] = torch.maximum(edges[:, k], edges[:, k - 1] + 1e-2)
     return edges.float()
-
-
-def _refuse(message: str) -> None:
-    raise InputError(message)
 
 
 def _points(px: Any, x: Tensor) -> EvalDistribution:

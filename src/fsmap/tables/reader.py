@@ -62,13 +62,8 @@ class Table(NamedTuple):
 def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
     """Read a CSV or Parquet file; the content decides which, not the name.
 
-    Args:
-        path: The file.
-        missing: Further cells that mean "no value", such as ``-999``.
-
-    Raises:
-        InputError: If it is a folder, neither of the two, empty, ragged, or has bad column names.
-        MissingDataError: If there is no such file.
+    ``missing`` are further cells that mean "no value", such as ``-999``. Raises InputError if it is
+    neither of the two, empty, ragged, or has bad column names.
     """
     path = Path(path)
     if path.is_dir():

@@ -11,8 +11,8 @@ with the weight decay w as torch counts it and λ = 1/(2εN); see docs/guide/sca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -38,7 +38,7 @@ except ImportError:
     raise
 
 from fsmap.tables.model import Spread
-from fsmap.tables.network import AUTO, Factory, Options, best, deal, learn
+from fsmap.tables.network import AUTO, Options, best, deal, learn
 
 FEW = 10  # rows below which none are held out
 SPARSE = ("csr", "csc", "coo")
@@ -46,37 +46,13 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TableEstimator(BaseEstimator):
+class TableEstimator(Options, BaseEstimator):
     """Stores its arguments, and trains when a subclass hands it standardized targets."""
 
-    method: str = AUTO
-    ensemble: int = 4
-    hidden: int | Sequence[int] | str = AUTO
-    activation: str = "silu"
-    module: Factory | None = None
-    weight_decay: float | str = AUTO
-    reg_strength: float | str = AUTO
-    reg_nats: float | None = None
-    px: Any = "normal"
-    num_points: int | None = None
-    steps: int | None = None
-    batch_size: int | None = None
-    learning_rate: float | None = None
     early_stopping: bool = True
     validation_fraction: float = 0.15
-    patience: int = 15
-    device: str = "cpu"
     random_state: Any = None
     verbose: bool = False
-
-    @property
-    def partial_fit(self) -> None:
-        """Not there, so that ``hasattr`` is False; the error says why."""
-        message = (
-            f"{type(self).__name__} has no partial_fit: scales, strengths and intervals are "
-            "learned from all rows. Call fit again on old and new rows together."
-        )
-        raise AttributeError(message)
 
     def _validated(self, X: Any, y: Any, **options: Any) -> Any:
         X, y = validate_data(
@@ -92,7 +68,7 @@ class TableEstimator(BaseEstimator):
             torch.from_numpy(self.scaler_.transform(X)),
             y,
             self._folds(y, seed),
-            Options(**{field.name: getattr(self, field.name) for field in fields(Options)}),
+            self,
             weight=None if weight is None else torch.from_numpy(weight),
             seed=seed,
             progress=bool(self.verbose),
@@ -164,8 +140,6 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         random_state: Seed, generator or None, as everywhere in scikit-learn.
         verbose: Show a progress bar with the time left.
 
-    There is no ``partial_fit``: scales, strengths and intervals belong to all rows. Fit again.
-
     After ``fit``: ``method_``, ``losses_`` (by method), ``weight_decay_``, ``reg_strength_``,
     ``search_`` (a dict per configuration), ``validation_loss_`` (root mean squared error of
     standardized targets), ``validation_curve_``, ``n_iter_``, ``module_`` (of standardized
@@ -207,16 +181,13 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         mean = self._unscaled(self._forward(X))
         if not return_std:
             return mean[:, 0] if self._single else mean
-        self._need_spread()
-        std = np.stack([s.deviation(m) for s, m in zip(self.spreads_, mean.T, strict=True)], 1)
+        std = np.stack([s.deviation(m) for s, m in self._pairs(mean)], axis=1)
         return (mean[:, 0], std[:, 0]) if self._single else (mean, std)
 
     def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Array:
         """Quantiles of new targets, ``[N, Q]`` or ``[N, K, Q]``."""
         mean = self._unscaled(self._forward(X))
-        self._need_spread()
-        pairs = zip(self.spreads_, mean.T, strict=True)
-        found: Array = np.stack([s.quantiles(m, quantiles) for s, m in pairs], axis=1)
+        found = np.stack([s.quantiles(m, quantiles) for s, m in self._pairs(mean)], axis=1)
         return found[:, 0] if self._single else found
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
@@ -227,14 +198,15 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         ends = self.predict_quantiles(X, (0.5 - coverage / 2, 0.5 + coverage / 2))
         return ends[..., 0], ends[..., 1]
 
-    def _need_spread(self) -> None:
+    def _pairs(self, mean: Array) -> Iterator[tuple[Spread, Array]]:
+        """The spread of each target with its predictions."""
         if not self.spreads_:
             message = "the uncertainty comes from held-out rows: fit with early_stopping=True"
             raise InputError(message)
+        return zip(self.spreads_, mean.T, strict=True)
 
     def _unscaled(self, out: Tensor) -> Array:
-        found: Array = self.target_scaler_.inverse_transform(out.numpy())
-        return found
+        return self.target_scaler_.inverse_transform(out.numpy())
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -280,33 +252,26 @@ class LMAPClassifier(ClassifierMixin, TableEstimator):
 
     def predict(self, X: Any) -> Array:
         """The most likely class of every row."""
-        best = self.predict_log_proba(X).argmax(1)
-        found: Array = self.classes_[best]
-        return found
+        return self.classes_[self.predict_log_proba(X).argmax(1)]
 
     def predict_proba(self, X: Any) -> Array:
         """Probabilities ``[N, K]`` in the order of ``classes_``."""
-        found: Array = np.exp(self.predict_log_proba(X))
-        return found
+        return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: Any) -> Array:
         """Logarithms of the probabilities."""
-        found: Array = self._forward(X).log_softmax(1).numpy()
-        return found
+        return self._forward(X).log_softmax(1).numpy()
 
 
 def _dense(X: Any) -> Array:
-    found: Array = X.toarray() if hasattr(X, "toarray") else X
-    return found
+    return X.toarray() if hasattr(X, "toarray") else X
 
 
 def _weighted(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Array | None]:
     """The rows that count, their targets and weights; rows of weight zero are left out."""
     if sample_weight is None:
         return X, y, None
-    weight: Array = _check_sample_weight(
-        sample_weight, X, dtype=np.float64, ensure_non_negative=True
-    )
+    weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
     kept = weight > 0
     if kept.sum() < 2:
         message = f"sample_weight is positive for {int(kept.sum())} rows; at least 2 are needed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ import fsmap
 from fsmap import metrics
 from fsmap.paper.report.page import environment, theme
 from fsmap.progress import duration
-from fsmap.tables.encoder import CATEGORY, LEFT_OUT, NUMBER, REGRESSION, Column
 from fsmap.tables.model import BOOSTING, CONSTANT, COVER, Fitted, difference
 
 HEADINGS = {
@@ -41,7 +39,8 @@ COLDEST, HOTTEST = 1e-2, 1e2
 """Ends of the search for a temperature: a value there is a bound."""
 
 Grid = tuple[list[str], list[list[str]]]
-Details = list[dict[str, Any]]
+Tables = dict[str, list[list[str]]]
+Panel = dict[str, Any]
 Axis = tuple[str, Any, Any]
 
 
@@ -107,94 +106,64 @@ def _recommendation(fitted: Fitted) -> str:
 
 
 def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
-    """The page's text: HTML that needs nothing else.
-
-    Args:
-        fitted: A tested model.
-        source: Name of the table.
-        command: What made it.
-        model: Name of the model's file.
-    """
-    target, main = fitted.model.target, _main(fitted)
-    header, lines = results(fitted)
-    totals = [
-        {
-            "name": f"{NAMES[method]}: test {HEADINGS[main]}",
-            "value": _cell(main, fitted.measured[method][main]),
-            "more": _calibration(fitted.measured[method]),
-        }
-        for method in [fitted.model.chosen, *_others(fitted), CONSTANT]
-    ]
+    """The page's text: HTML that needs nothing else. ``command`` made the file ``model``."""
+    chosen, target = fitted.model.chosen, fitted.model.target
     facts = {
         "rows": f"{len(fitted.train)} to train and choose by, {len(fitted.test)} to test",
-        "ensemble": str(len(fitted.model.networks[fitted.model.chosen].members)),
+        "ensemble": str(len(fitted.model.networks[chosen].members)),
         "time": duration(fitted.seconds),
         "torch": torch.__version__,
         "fsmap": fsmap.__version__,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
     }
-    regression = target.task == REGRESSION
-    text: str = (
-        environment()
-        .get_template("table.html.j2")
-        .render(
-            title=f"{target.name} from {source}",
-            target=target,
-            verdict=verdict(fitted),
-            totals=totals,
-            header=header,
-            lines=lines,
-            picture=_predictions(fitted) if regression else _reliability(fitted),
-            tables=_details(fitted),
-            columns=[_about(column) for column in fitted.model.encoder.columns],
-            notes=fitted.notes,
-            commands=[command, f"fsmap predict {model} new.csv --out predictions.csv"],
-            facts=facts,
-            theme=theme(),
-        )
+    tables = {
+        "importance": [[n, _cell("r2", value)] for n, value in fitted.importance[:COLUMNS_SHOWN]],
+        **(_classes(fitted) if target.classes else _deciles(fitted)),
+        "search": [
+            [
+                NAMES[line["method"]],
+                *(_number(line[name], 2) for name in ("weight_decay", "reg_strength")),
+                *(_number(line["value"]), str(line["step"])),
+            ]
+            for one in fitted.learned.values()
+            for line in one.search
+        ],
+    }
+    template = environment().get_template("table.html.j2")
+    text: str = template.render(
+        title=f"{target.name} from {source}",
+        fitted=fitted,
+        target=target,
+        verdict=verdict(fitted),
+        methods=[chosen, *_others(fitted), CONSTANT],
+        main=_main(fitted),
+        names=NAMES,
+        headings=HEADINGS,
+        results=results(fitted),
+        tables=tables,
+        panels=_reliability(fitted) if target.classes else _predictions(fitted),
+        box=BOX,
+        most_levels=LEVELS_SHOWN,
+        color=f"var(--{chosen})" if chosen in ("l-map", "ps-map") else "var(--fs-map)",
+        commands=[command, f"fsmap predict {model} new.csv --out predictions.csv"],
+        facts=facts,
+        theme=theme(),
+        cell=_cell,
+        number=_number,
     )
     return text
 
 
-def page_path(model: Path) -> Path:
-    """Where the page of a model goes: beside it."""
-    return model.with_suffix(".html")
-
-
 def _main(fitted: Fitted) -> str:
-    return "rmse" if fitted.model.target.task == REGRESSION else "accuracy"
+    return "accuracy" if fitted.model.target.classes else "rmse"
 
 
 def _others(fitted: Fitted) -> list[str]:
     return [m for m in reversed(list(fitted.learned)) if m != fitted.model.chosen]
 
 
-def _details(fitted: Fitted) -> Details:
-    """What matters, where it errs, how sure it may be, and what was tried."""
-    text = (
-        "By how much the loss on test rows grows if a column is shuffled; 1 is the loss of a "
-        "constant."
-    )
-    lines = [[name, _cell("r2", value)] for name, value in fitted.importance[:COLUMNS_SHOWN]]
-    found = [_table("importance", "What matters", text, ["column", "growth"], lines)]
-    found += _deciles(fitted) if fitted.spread is not None else _classes(fitted)
-    lines = [
-        [
-            NAMES[line["method"]],
-            _number(line["weight_decay"], 2),
-            _number(line["reg_strength"], 2),
-            _number(line["value"]),
-            str(line["step"]),
-        ]
-        for one in fitted.learned.values()
-        for line in one.search
-    ]
-    header = ["method", "weight decay", "λ", "held-out loss", "steps"]
-    text = "Every configuration and its loss on rows that its networks were not trained on."
-    return [*found, _table("search", "How the strengths were chosen", text, header, lines)]
-
-
-def _deciles(fitted: Fitted) -> Details:
+def _deciles(fitted: Fitted) -> Tables:
+    """How often intervals hold the truth, by the size of the prediction."""
     guess, truth = _units(fitted)
     assert fitted.spread is not None
     ends = fitted.spread.quantiles(guess, COVER)
@@ -204,37 +173,21 @@ def _deciles(fitted: Fitted) -> Details:
         span = f"{_number(guess[rows].min(), 3)} to {_number(guess[rows].max(), 3)}"
         width = _number((ends[rows, 1] - ends[rows, 0]).mean(), 3)
         lines.append([span, str(len(rows)), _cell("coverage", inside.mean()), width])
-    text = "Test rows by the size of the prediction: how often the 90 % interval holds the truth."
-    if np.isfinite(fitted.spread.floor):
-        text += " No target is negative, so no interval goes below 0."
-    header = ["prediction", "rows", "held", "width"]
-    return [_table("coverage", "Intervals", text, header, lines)]
+    return {"coverage": lines}
 
 
-def _classes(fitted: Fitted) -> Details:
+def _classes(fitted: Fitted) -> Tables:
+    """The matrix of confusion, unless it is too large, and the bins of a reliability diagram."""
     out, names = fitted.out[fitted.model.chosen], fitted.model.target.classes
-    found = []
+    found: Tables = {}
     if len(names) <= MOST_CLASSES:
         counts = np.zeros((len(names), len(names)), dtype=int)
         np.add.at(counts, (fitted.y.numpy(), out.argmax(1).numpy()), 1)
-        lines = [[n, *map(str, row)] for n, row in zip(names, counts.tolist(), strict=True)]
-        text = "Test rows: true classes down, predicted ones across."
-        found.append(_table("confusion", "Confusion", text, ["", *names], lines))
-    bins = metrics.reliability(out, fitted.y, BINS)
-    lines = [
-        [f"{c:.2f}", f"{a:.2f}", str(int(n))]
-        for c, a, n in zip(bins.confidence, bins.accuracy, bins.count, strict=True)
-        if n
-    ]
-    header = ["confidence", "accuracy", "rows"]
-    text = "Test rows by the probability of the predicted class: the two columns should agree."
-    return [*found, _table("bins", "Calibration", text, header, lines)]
-
-
-def _table(
-    name: str, title: str, text: str, header: list[str], lines: list[list[str]]
-) -> dict[str, Any]:
-    return {"name": name, "title": title, "text": text, "header": header, "lines": lines}
+        pairs = zip(names, counts.tolist(), strict=True)
+        found["confusion"] = [[name, *map(str, row)] for name, row in pairs]
+    bins = zip(*metrics.reliability(out, fitted.y, BINS)[:3], strict=True)
+    found["bins"] = [[f"{c:.2f}", f"{a:.2f}", str(int(n))] for c, a, n in bins if n]
+    return found
 
 
 def _units(fitted: Fitted) -> tuple[Any, Any]:
@@ -243,67 +196,47 @@ def _units(fitted: Fitted) -> tuple[Any, Any]:
     return target.unscaled(fitted.out[fitted.model.chosen]), target.unscaled(fitted.y)
 
 
-def _predictions(fitted: Fitted) -> dict[str, Any]:
+def _predictions(fitted: Fitted) -> list[Panel]:
     guess, truth = _units(fitted)
     rows = np.linspace(0, len(truth) - 1, min(len(truth), MOST_DOTS)).astype(int)
     guess, truth = guess[rows], truth[rows]
     both = np.concatenate([guess, truth])
     diagonal, ends = [both.min(), both.max()], [guess.min(), guess.max()]
     name = f"{fitted.model.target.name}, true"
-    panels = [
-        _panel(fitted, (name, truth, diagonal), ("predicted", guess, diagonal)),
-        _panel(fitted, ("predicted", guess, ends), ("true − predicted", truth - guess, [0, 0])),
+    return [
+        _panel((name, truth, diagonal), ("predicted", guess, diagonal)),
+        _panel(("predicted", guess, ends), ("true − predicted", truth - guess, [0, 0])),
     ]
-    caption = "Test rows: predictions against truth, and what is left, against the prediction."
-    return {"name": "predictions", "caption": caption, "panels": panels}
 
 
-def _reliability(fitted: Fitted) -> dict[str, Any]:
+def _reliability(fitted: Fitted) -> list[Panel]:
     table = metrics.reliability(fitted.out[fitted.model.chosen], fitted.y, BINS)
     full = table.count > 0
     x = ("confidence", table.confidence[full], [0, 1])
-    panel = _panel(fitted, x, ("accuracy on test rows", table.accuracy[full], [0, 1]))
-    caption = (
-        "Calibration: of the rows predicted with some confidence, the share that is right. Below "
-        "the line the model is over-confident, above it under-confident."
-    )
-    return {"name": "calibration", "caption": caption, "panels": [panel]}
+    return [_panel(x, ("accuracy on test rows", table.accuracy[full], [0, 1]))]
 
 
-def _panel(fitted: Fitted, x: Axis, y: Axis) -> dict[str, Any]:
+def _panel(x: Axis, y: Axis) -> Panel:
     """Dots, a guide line and ticks, in pixels; an axis is a name, values and ends of the line."""
-    method = fitted.model.chosen
     left, top, right, bottom = BOX
     pixels, guides, ticks = [], [], []
     for (_, values, guide), begin, end in ((x, left, right), (y, bottom, top)):
         low, high = min(*values, *guide), max(*values, *guide)
         span = (high - low) or 1.0
-        at = [begin + end_ * (end - begin) for end_ in (0.04, 0.96)]
-
-        def place(value: float, low: float = low, span: float = span, at: Any = at) -> float:
-            return round(float(at[0] + (value - low) / span * (at[1] - at[0])), 1)
-
+        first, last = (begin + share * (end - begin) for share in (0.04, 0.96))
         step = 10.0 ** math.floor(math.log10(span / 3))
         step *= next(m for m in (1, 2, 5, 10) if span / (m * step) <= 5)
         marks = step * np.arange(math.ceil(low / step), math.floor(high / step) + 1)
-        pixels.append([place(value) for value in values])
-        guides.append([place(value) for value in guide])
-        ticks.append([(place(value), _number(value, 5)) for value in marks])
-    points = [
-        [px, py, float(u), float(v)] for px, py, u, v in zip(*pixels, x[1], y[1], strict=True)
-    ]
-    return {
-        "name": NAMES[method],
-        "color": f"var(--{method})" if method in ("l-map", "ps-map") else "var(--fs-map)",
-        "x": x[0],
-        "y": y[0],
-        "points": points,
-        "guide": [guides[0][0], guides[1][0], guides[0][1], guides[1][1]],
-        "xticks": ticks[0],
-        "yticks": ticks[1],
-        "box": BOX,
-        "size": (right + 16, bottom + 44),
-    }
+        dots, line, at = (
+            [round(float(first + (value - low) / span * (last - first)), 1) for value in some]
+            for some in (values, guide, marks)
+        )
+        pixels.append(dots)
+        guides.append(line)
+        ticks.append([(place, _number(mark, 5)) for place, mark in zip(at, marks, strict=True)])
+    points = zip(*pixels, map(float, x[1]), map(float, y[1]), strict=True)
+    ends = zip(*guides, strict=True)
+    return {"x": x[0], "y": y[0], "points": [*points], "guide": [*ends], "ticks": ticks}
 
 
 def _number(value: Any, digits: int = 4) -> str:
@@ -319,26 +252,3 @@ def _cell(name: str, value: Any) -> str:
     # three digits, zeros included, so that a column can be compared
     text = f"{value:#.3g}" if 1e-3 <= abs(value) < 1e3 else _number(value)
     return text.rstrip(".").replace("-", "−")
-
-
-def _calibration(measured: dict[str, float]) -> str:
-    if "coverage" in measured:
-        return f"90 % intervals hold {_cell('coverage', measured['coverage'])}"
-    return f"ECE {_cell('ece', measured['ece'])}" if "ece" in measured else "base rate"
-
-
-def _about(column: Column) -> dict[str, str]:
-    """A line about a column."""
-    if column.kind == LEFT_OUT:
-        about = column.reason
-    elif column.kind == CATEGORY:
-        more = len(column.levels) - LEVELS_SHOWN
-        about = ", ".join(column.levels[:LEVELS_SHOWN]) + (f" and {more} more" if more > 0 else "")
-        about += f"; {len(column.others)} rare ones count as other" if column.others else ""
-        about += "; missing values are a level" if column.missing else ""
-    elif column.kind == NUMBER:
-        about = f"{_number(column.low)} to {_number(column.high)}"
-        about += f"; missing: median {_number(column.fill)}, marked" if column.missing else ""
-    else:
-        about = f"{column.form}: days, season, weekday, hour"
-    return {"name": column.name, "kind": column.kind, "about": about}

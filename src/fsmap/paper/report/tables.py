@@ -282,9 +282,22 @@ WORDS = {
     **{"l-map \u2212 ps-map": "L-MAP \u2212 PS-MAP", "log-trace": "LogTrace"},
     **{"sklearn-mlp": "MLP (scikit-learn)", "boosting": "boosting", "ridge": "ridge"},
     **{"white-noise": "L-MAP, N(0, I)", "train": "L-MAP, train", "other": "L-MAP, D'"},
-    **{"label-smoothing": "label smoothing", "fmnist": "FashionMNIST", "cifar10": "CIFAR-10"},
+    **{"nats": "LogTrace, D'", "sam+nats": "SAM + LogTrace", "label-smoothing": "label smoothing"},
+    **{"fmnist": "FashionMNIST", "cifar10": "CIFAR-10"},
 }
 """What methods, rows of Table 2 and data sets are called."""
+
+
+def word(name: str) -> str:
+    """A name as tables and legends show it.
+
+    Examples:
+        >>> word("l-map"), word("other@lambda-1e-5"), word("boston")
+        ('L-MAP', "L-MAP, D', lambda-1e-5", 'boston')
+    """
+    base, _, change = name.partition("@")
+    return ", ".join([WORDS.get(base, base), *([change] if change else [])])
+
 
 VALUES = ("ours", "stderr", "paper", "paper_stderr", "runs", "edge")
 
@@ -385,9 +398,7 @@ def rounded(value: Any, stderr: Any, places: int | None) -> str:
 def _word(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return number(value)
-    return (
-        METRICS.get(value, value.replace("_", " ")) if name == "metric" else WORDS.get(value, value)
-    )
+    return METRICS.get(value, value.replace("_", " ")) if name == "metric" else word(value)
 
 
 def _heading(name: str) -> str:

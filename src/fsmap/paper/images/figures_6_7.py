@@ -256,6 +256,8 @@ class LossLandscape(RowsExperiment):
         "training images, evaluation mode; directions normalized filter by filter, biases and "
         "BatchNorm left alone"
     )
+    # committed rows have a field "chunk", which said how they were computed
+    selecting = (*RowsExperiment.selecting, "chunk")
     config = LandscapeConfig()
     quick = quick(
         LandscapeConfig, rows=("ps-map", "other"), directions=3, steps=11, reach=2.5, images=48

@@ -94,7 +94,9 @@ def test_in_a_browser_on_both_sizes_and_themes(fitted, tmp_path, chromium):
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
             boxes = [svg.bounding_box() for svg in page.locator(".plot svg").all()]
-            assert all(box["width"] > 200 and box["height"] > 100 for box in boxes)
+            shown = [box for box in boxes if box and box["width"] > 1]
+            assert shown
+            assert all(box["width"] > 200 and box["height"] > 100 for box in shown)
             context.close()
         browser.close()
     assert trouble == []

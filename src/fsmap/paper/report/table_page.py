@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,16 @@ import torch
 
 import fsmap
 from fsmap import metrics
+from fsmap.paper.report import figures
 from fsmap.paper.report.page import environment, theme
+from fsmap.paper.report.picture import Glyphs, picture
 from fsmap.progress import duration
 from fsmap.tables.encoder import CATEGORY, LEFT_OUT, NUMBER, REGRESSION, Column
 from fsmap.tables.model import BOOSTING, CONSTANT, COVER, Fitted, difference
 
 HEADINGS = {
-    "rmse": "RMSE",
-    "mae": "MAE",
-    "r2": "R²",
-    "nll": "NLL",
-    "coverage": "90 % intervals hold",
-    "accuracy": "accuracy",
-    "brier": "Brier",
-    "ece": "ECE",
-    "temperature": "T",
+    **{"rmse": "RMSE", "mae": "MAE", "r2": "R²", "nll": "NLL", "coverage": "90 % intervals hold"},
+    **{"accuracy": "accuracy", "brier": "Brier", "ece": "ECE", "temperature": "T"},
 }
 NAMES = {
     **{"l-map": "L-MAP", "ps-map": "PS-MAP", "linear": "Linear"},
@@ -36,13 +30,11 @@ PERCENT = ("coverage", "accuracy", "ece")
 LEVELS_SHOWN, COLUMNS_SHOWN, MOST_CLASSES = 6, 15, 20
 MOST_DOTS = 600  # in a picture
 BINS = 10
-BOX = (74, 16, 352, 210)  # left, top, right and bottom of the axes in a picture
 COLDEST, HOTTEST = 1e-2, 1e2
 """Ends of the search for a temperature: a value there is a bound."""
 
 Grid = tuple[list[str], list[list[str]]]
 Details = list[dict[str, Any]]
-Axis = tuple[str, Any, Any]
 
 
 def results(fitted: Fitted) -> Grid:
@@ -133,7 +125,8 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
         "fsmap": fsmap.__version__,
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
     }
-    regression = target.task == REGRESSION
+    glyphs = Glyphs()
+    drawn = _predictions(fitted) if target.task == REGRESSION else _reliability(fitted)
     text: str = (
         environment()
         .get_template("table.html.j2")
@@ -144,7 +137,8 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
             totals=totals,
             header=header,
             lines=lines,
-            picture=_predictions(fitted) if regression else _reliability(fitted),
+            picture=drawn | picture(drawn.pop("figure"), drawn["name"], glyphs)._asdict(),
+            glyphs=glyphs.markup(),
             tables=_details(fitted),
             columns=[_about(column) for column in fitted.model.encoder.columns],
             notes=fitted.notes,
@@ -181,10 +175,8 @@ def _details(fitted: Fitted) -> Details:
     lines = [
         [
             NAMES[line["method"]],
-            _number(line["weight_decay"], 2),
-            _number(line["reg_strength"], 2),
-            _number(line["value"]),
-            str(line["step"]),
+            *(_number(line[key], 2) for key in ("weight_decay", "reg_strength")),
+            *(_number(line["value"]), str(line["step"])),
         ]
         for one in fitted.learned.values()
         for line in one.search
@@ -247,63 +239,36 @@ def _predictions(fitted: Fitted) -> dict[str, Any]:
     guess, truth = _units(fitted)
     rows = np.linspace(0, len(truth) - 1, min(len(truth), MOST_DOTS)).astype(int)
     guess, truth = guess[rows], truth[rows]
-    both = np.concatenate([guess, truth])
-    diagonal, ends = [both.min(), both.max()], [guess.min(), guess.max()]
-    name = f"{fitted.model.target.name}, true"
-    panels = [
-        _panel(fitted, (name, truth, diagonal), ("predicted", guess, diagonal)),
-        _panel(fitted, ("predicted", guess, ends), ("true − predicted", truth - guess, [0, 0])),
-    ]
+    figure, (left, right) = figures.axes(2, panel=(4.4, 3.0))
+    left.axline((truth.min(), truth.min()), slope=1, color=figures.MUTED, linewidth=1)
+    left.plot(truth, guess, **_dots(fitted))
+    name = fitted.model.target.name.replace("$", r"\$")  # no mathematics
+    left.set(xlabel=f"{name}, true", ylabel="predicted")
+    right.axhline(0, color=figures.MUTED, linewidth=1)
+    right.plot(guess, truth - guess, **_dots(fitted))
+    right.set(xlabel="predicted", ylabel="true − predicted")
     caption = "Test rows: predictions against truth, and what is left, against the prediction."
-    return {"name": "predictions", "caption": caption, "panels": panels}
+    return {"name": "predictions", "caption": caption, "figure": figure}
 
 
 def _reliability(fitted: Fitted) -> dict[str, Any]:
     table = metrics.reliability(fitted.out[fitted.model.chosen], fitted.y, BINS)
     full = table.count > 0
-    x = ("confidence", table.confidence[full], [0, 1])
-    panel = _panel(fitted, x, ("accuracy on test rows", table.accuracy[full], [0, 1]))
+    figure, ax = figures.axes(panel=(4.4, 3.0))
+    ax.plot([0, 1], [0, 1], color=figures.MUTED, linewidth=1, label="_as confident as right")
+    ax.plot(table.confidence[full], table.accuracy[full], **_dots(fitted))
+    ax.set(xlabel="confidence", ylabel="accuracy on test rows")
     caption = (
         "Calibration: of the rows predicted with some confidence, the share that is right. Below "
         "the line the model is over-confident, above it under-confident."
     )
-    return {"name": "calibration", "caption": caption, "panels": [panel]}
+    return {"name": "calibration", "caption": caption, "figure": figure}
 
 
-def _panel(fitted: Fitted, x: Axis, y: Axis) -> dict[str, Any]:
-    """Dots, a guide line and ticks, in pixels; an axis is a name, values and ends of the line."""
+def _dots(fitted: Fitted) -> dict[str, Any]:
     method = fitted.model.chosen
-    left, top, right, bottom = BOX
-    pixels, guides, ticks = [], [], []
-    for (_, values, guide), begin, end in ((x, left, right), (y, bottom, top)):
-        low, high = min(*values, *guide), max(*values, *guide)
-        span = (high - low) or 1.0
-        at = [begin + end_ * (end - begin) for end_ in (0.04, 0.96)]
-
-        def place(value: float, low: float = low, span: float = span, at: Any = at) -> float:
-            return round(float(at[0] + (value - low) / span * (at[1] - at[0])), 1)
-
-        step = 10.0 ** math.floor(math.log10(span / 3))
-        step *= next(m for m in (1, 2, 5, 10) if span / (m * step) <= 5)
-        marks = step * np.arange(math.ceil(low / step), math.floor(high / step) + 1)
-        pixels.append([place(value) for value in values])
-        guides.append([place(value) for value in guide])
-        ticks.append([(place(value), _number(value, 5)) for value in marks])
-    points = [
-        [px, py, float(u), float(v)] for px, py, u, v in zip(*pixels, x[1], y[1], strict=True)
-    ]
-    return {
-        "name": NAMES[method],
-        "color": f"var(--{method})" if method in ("l-map", "ps-map") else "var(--fs-map)",
-        "x": x[0],
-        "y": y[0],
-        "points": points,
-        "guide": [guides[0][0], guides[1][0], guides[0][1], guides[1][1]],
-        "xticks": ticks[0],
-        "yticks": ticks[1],
-        "box": BOX,
-        "size": (right + 16, bottom + 44),
-    }
+    look = {"color": figures.COLORS.get(method, figures.COLORS["fs-map"]), "alpha": 0.6}
+    return {**look, "linestyle": "", "marker": "o", "label": f"_{NAMES[method]}"}
 
 
 def _number(value: Any, digits: int = 4) -> str:

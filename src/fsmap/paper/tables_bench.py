@@ -7,10 +7,9 @@ The defaults were chosen on yacht, energy, kin8nm, diabetes, iris and digits. Th
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,17 +26,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OURS = {"fsmap": "auto", "l-map": "l-map", "ps-map": "ps-map"}
-RIVALS = ("mlp-tuned", "mlp", "boosting", "lightgbm", "forest", "linear")
+RIVALS = ("mlp-tuned", "mlp", "boosting", "forest", "linear")
 NAMES = {
-    "fsmap": "fsmap (default)",
-    "l-map": "L-MAP × 4",
-    "ps-map": "PS-MAP × 4",
-    "mlp-tuned": "MLP, tuned",
-    "mlp": "MLP",
-    "boosting": "boosting",
-    "lightgbm": "LightGBM",
-    "forest": "random forest",
-    "linear": "linear",
+    **{"fsmap": "fsmap (default)", "l-map": "L-MAP × 4", "ps-map": "PS-MAP × 4"},
+    **{"mlp-tuned": "MLP, tuned", "mlp": "MLP", "boosting": "boosting"},
+    **{"forest": "random forest", "linear": "linear"},
 }
 CLASSES = {"wine": "load_wine", "breast_cancer": "load_breast_cancer"}
 LIMITS = {"1000x20": 10.0, "100000x50": 120.0, "1000x5000": 60.0}  # CPU seconds by size
@@ -96,10 +89,8 @@ class TablesBench(Experiment):
     )
 
     def units(self, config: Config) -> list[dict[str, Any]]:
-        """A method on a set; LightGBM if it is installed. Then sizes."""
-        there = importlib.util.find_spec("lightgbm") is not None
-        methods = [m for m in config.methods if m != "lightgbm" or there]
-        found = [{"dataset": d, "method": m} for d in config.datasets for m in methods]
+        """A method on a set; then sizes."""
+        found = [{"dataset": d, "method": m} for d in config.datasets for m in config.methods]
         return found + [{"size": size} for size in config.sizes]
 
     def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
@@ -109,7 +100,7 @@ class TablesBench(Experiment):
             return
         name, method = unit["dataset"], unit["method"]
         x, y = read(name, config.most_rows, context)
-        selection = require("sklearn.model_selection", extra="data")
+        selection = _sklearn("model_selection")
         kind = selection.StratifiedKFold if name in CLASSES else selection.KFold
         splits = list(kind(config.folds, shuffle=True, random_state=0).split(x, y))
         for fold, (train, test) in enumerate(splits[: config.measured_folds]):
@@ -151,11 +142,8 @@ class TablesBench(Experiment):
         names = _datasets(rows)
         losses = {d: _losses(rows, d) for d in names}
         styles = {
-            "fsmap": ("fs-map", "s"),
-            "mlp-tuned": ("bma", "D"),
-            "boosting": ("ps-map", "o"),
-            "forest": ("ps-map", "^"),
-            "linear": ("data", "x"),
+            **{"fsmap": ("fs-map", "s"), "mlp-tuned": ("bma", "D"), "boosting": ("ps-map", "o")},
+            **{"forest": ("ps-map", "^"), "linear": ("data", "x")},
         }
         for method, (color, marker) in styles.items():
             at = [k for k, d in enumerate(names) if method in losses[d]]
@@ -174,7 +162,7 @@ class TablesBench(Experiment):
 def read(name: str, most_rows: int, context: Context) -> tuple[np.ndarray, np.ndarray]:
     """Rows and targets of a set, at most so many of them."""
     if name in CLASSES:
-        x, y = getattr(require("sklearn.datasets", extra="data"), CLASSES[name])(return_X_y=True)
+        x, y = getattr(_sklearn("datasets"), CLASSES[name])(return_X_y=True)
     else:
         table = uci.read_table(name, context.data_dir)
         x, y = table.x, table.y[:, 0]
@@ -182,52 +170,27 @@ def read(name: str, most_rows: int, context: Context) -> tuple[np.ndarray, np.nd
     return x[rows], y[rows]
 
 
+def _sklearn(name: str) -> Any:
+    return require(f"sklearn.{name}", extra="data")
+
+
 def estimator(method: str, classes: bool, seed: int) -> Any:
-    """A new estimator of fsmap, of scikit-learn or of LightGBM."""
+    """A new estimator of fsmap or of scikit-learn."""
     if method in OURS:
         from fsmap.tables.sklearn import LMAPClassifier, LMAPRegressor
 
         ours = LMAPClassifier if classes else LMAPRegressor
         return ours(method=OURS[method], random_state=seed)
+    end = "Classifier" if classes else "Regressor"
+    if method in ("boosting", "forest"):
+        name = {"boosting": "HistGradientBoosting", "forest": "RandomForest"}[method]
+        return getattr(_sklearn("ensemble"), name + end)(random_state=seed)
     if method == "linear":
         return _scaled(_linear(classes))
-    if method.startswith("mlp"):
-        return _network(classes, seed, tuned=method == "mlp-tuned")
-    module, name = {
-        "boosting": ("sklearn.ensemble", "HistGradientBoosting"),
-        "forest": ("sklearn.ensemble", "RandomForest"),
-        "lightgbm": ("lightgbm", "LGBM"),
-    }[method]
-    kind: Callable[..., Any] = getattr(
-        require(module, extra="data"), name + ("Classifier" if classes else "Regressor")
-    )
-    return kind(random_state=seed)
-
-
-def _scaled(model: Any) -> Any:
-    scaler = require("sklearn.preprocessing", extra="data").StandardScaler()
-    return require("sklearn.pipeline", extra="data").make_pipeline(scaler, model)
-
-
-def _linear(classes: bool) -> Any:
-    linear = require("sklearn.linear_model", extra="data")
-    if not classes:
-        return linear.RidgeCV(np.logspace(-4, 4, 17))
-    return linear.LogisticRegressionCV(
-        Cs=7,
-        scoring="neg_log_loss",
-        max_iter=2_000,
-        l1_ratios=(0.0,),
-        use_legacy_attributes=False,
-    )
-
-
-def _network(classes: bool, seed: int, *, tuned: bool) -> Any:
-    networks = require("sklearn.neural_network", extra="data")
-    kind = networks.MLPClassifier if classes else networks.MLPRegressor
+    kind = getattr(_sklearn("neural_network"), f"MLP{end}")
     model = kind(random_state=seed)
-    if tuned:
-        selection = require("sklearn.model_selection", extra="data")
+    if method == "mlp-tuned":
+        selection = _sklearn("model_selection")
         model = selection.RandomizedSearchCV(
             kind(max_iter=300, random_state=seed),
             GRID,
@@ -238,19 +201,28 @@ def _network(classes: bool, seed: int, *, tuned: bool) -> Any:
         )
     if classes:
         return _scaled(model)
-    scaler = require("sklearn.preprocessing", extra="data").StandardScaler()
-    compose = require("sklearn.compose", extra="data")
-    return compose.TransformedTargetRegressor(_scaled(model), transformer=scaler)
+    scaler = _sklearn("preprocessing").StandardScaler()
+    return _sklearn("compose").TransformedTargetRegressor(_scaled(model), transformer=scaler)
+
+
+def _scaled(model: Any) -> Any:
+    scaler = _sklearn("preprocessing").StandardScaler()
+    return _sklearn("pipeline").make_pipeline(scaler, model)
+
+
+def _linear(classes: bool) -> Any:
+    linear = _sklearn("linear_model")
+    if not classes:
+        return linear.RidgeCV(np.logspace(-4, 4, 17))
+    options = {"scoring": "neg_log_loss", "l1_ratios": (0.0,), "use_legacy_attributes": False}
+    return linear.LogisticRegressionCV(Cs=7, max_iter=2_000, **options)
 
 
 def _classification(fitted: Any, x: np.ndarray, y: np.ndarray) -> dict[str, float]:
     logits = torch.from_numpy(np.log(np.clip(fitted.predict_proba(x), 1e-12, 1)))
     labels = torch.from_numpy(np.searchsorted(fitted.classes_, y))
-    return {
-        "log_loss": float(metrics.nll(logits, labels)),
-        "ece": float(metrics.ece(logits, labels)),
-        "accuracy": float(metrics.accuracy(logits, labels)),
-    }
+    measures = {"log_loss": metrics.nll, "ece": metrics.ece, "accuracy": metrics.accuracy}
+    return {name: float(measure(logits, labels)) for name, measure in measures.items()}
 
 
 def _regression(fitted: Any, x: np.ndarray, y: np.ndarray) -> dict[str, float]:

@@ -57,7 +57,7 @@ class FSMAPAtScale(Experiment):
     """Cost and error of the log-determinant on a ResNet, and a short training run."""
 
     id = "fsmap-at-scale"
-    label = "beyond the paper"
+    label = "FS-MAP"
     title = "FS-MAP itself on a ResNet"
     see = "Cost and error of log det by Lanczos, and training with it beside its approximations."
     device = "gpu"
@@ -86,7 +86,7 @@ class FSMAPAtScale(Experiment):
     def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """One part."""
         made = generated(config, "fmnist", context)
-        task = task_of("fmnist", "kmnist", 0.0, config.limit, made, context.data_dir)
+        task = task_of("fmnist", "kmnist", config.limit, made, context.data_dir)
         task = task.to(context.device)
         part = {"cost": _costs, "error": _errors, "train": _train}[unit["part"]]
         notes = (GENERATED,) if made else ()

@@ -66,31 +66,46 @@ KINDS = {
 """Rows of ``image-table``. The first four are the paper's; ``nats`` is L-MAP with LogTrace."""
 
 ROWS = tuple(KINDS)
-DECAY = "wd-"
-"""Rows such as ``wd-1e-3``: PS-MAP with this weight decay, to tune it on held-out images."""
+COMPARED = ("ps-map", "other", "nats")
+"""Rows that the figures compare: PS-MAP, L-MAP with D', and LogTrace."""
 
-ALL = "-all"
-"""Rows such as ``ps-map-all``: no image is held out, as in the paper's CIFAR-10 runs."""
+CHANGES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "wd": ("weight_decay", float),
+    "lambda": ("reg_strength", float),
+    "nats": ("reg_nats", float),
+    "valid": ("valid", int),
+}
+"""Changes of a row: ``other@lambda-1e-5@wd-1e-3``, ``ps-map@valid-0`` (nothing held out)."""
 
-COMPARED = ("ps-map", "other")
-"""Rows that the figures compare: PS-MAP, and L-MAP with D'."""
+
+def _parts(name: str) -> list[str]:
+    """A row and its changes; ``wd-1e-3`` is short for ``ps-map@wd-1e-3``."""
+    return (f"ps-map@{name}" if name.startswith("wd-") else name).split("@")
+
+
+def base_of(name: str) -> str:
+    """A row without its changes."""
+    return _parts(name)[0]
 
 
 def kind_of(name: str) -> Kind:
-    """A row of the table as a kind of run."""
-    if name.startswith(DECAY):
-        try:
-            return Kind(name, "ps-map", changes={"weight_decay": float(name[len(DECAY) :])})
-        except ValueError:
-            pass
-    base = KINDS.get(name.removesuffix(ALL))
-    if base is not None and name.endswith(ALL):
-        return base._replace(name=name, changes={**base.changes, "valid": 0})
-    if name not in KINDS:
-        hint = did_you_mean(name, ROWS)
-        message = f"rows: no {name!r}; there are {', '.join(ROWS)}, {DECAY}1e-3, ps-map{ALL}.{hint}"
-        raise InputError(message)
-    return KINDS[name]
+    """A row of the table, as it is or changed, as a kind of run."""
+    base, *texts = _parts(name)
+    changes = {}
+    try:
+        kind = KINDS[base]
+        for text in texts:
+            key, _, value = text.partition("-")
+            field, parse = CHANGES[key]
+            changes[field] = parse(value)
+    except (KeyError, ValueError):
+        hint = did_you_mean(base, ROWS)
+        message = (
+            f"rows: no {name!r}; there are {', '.join(ROWS)}, changed by @wd-1e-3, @lambda-1e-5, "
+            f"@nats-0.1 or @valid-0.{hint}"
+        )
+        raise InputError(message) from None
+    return kind._replace(name=name, changes={**kind.changes, **changes})
 
 
 SMALL: dict[str, Any] = {
@@ -169,11 +184,16 @@ JOINT = 128
 """B and S of R in training mode, the paper's."""
 
 
-class Advance:
-    """Moves the progress bar."""
+class Watch:
+    """Moves the progress bar, and measures R(θ) as training goes on (``fig:loss_landscape``).
 
-    def __init__(self, context: Context) -> None:
-        self.context = context
+    R after every epoch, or in long runs :data:`LOOKS` times, always at the same images and ψ; of
+    the deployed network at images of D', and in training mode (:func:`joint_laplacian`).
+    """
+
+    def __init__(self, context: Context, images: Tensor) -> None:
+        self.context, self.images = context, images
+        self.psi: Params = {}
 
     def on_step(self, run: ImageRun) -> None:
         """Every ten steps."""
@@ -181,23 +201,8 @@ class Advance:
             self.context.advance(run.step / run.steps)
 
     def on_epoch(self, run: ImageRun) -> None:
-        """Say where it is."""
+        """Say where it is, and add R to the epoch's row."""
         self.context.advance(f"epoch {run.epoch} of {run.settings.epochs}")
-
-
-class TraceLaplacian:
-    """R(θ) at fixed images as training goes on (``fig:loss_landscape``).
-
-    After every epoch, or in long runs :data:`LOOKS` times, always with the same ψ; of the deployed
-    network at images of D', and in training mode as the authors log it (:func:`joint_laplacian`).
-    """
-
-    def __init__(self, images: Tensor) -> None:
-        self.images = images
-        self.psi: Params = {}
-
-    def on_epoch(self, run: ImageRun) -> None:
-        """Add it to the epoch's row."""
         if run.epoch % max(1, run.settings.epochs // LOOKS) and not run.done:
             return
         x = run.task.normalize(self.images.to(run.device))
@@ -277,15 +282,13 @@ def is_here(name: str, data_dir: Path | None) -> bool:
 def task_of(
     data: str,
     px: str | None,
-    label_noise: float,
     limit: int | None,
     generated: bool,
     data_dir: Path | None,
-    valid: int | None = None,
+    **more: Any,
 ) -> ImageTask:
     """The data of a run, read once for all runs of a process."""
-    what = {"px": px, "valid": valid, "label_noise": label_noise, "limit": limit}
-    return load_task(data, **what, generated=generated, data_dir=data_dir)
+    return load_task(data, px=px, limit=limit, generated=generated, data_dir=data_dir, **more)
 
 
 def other_images(
@@ -329,16 +332,15 @@ def prepare(config: ImageConfig, run: Run, context: Context) -> ImageRun:
     settings = settings_of(config, dataset, kind, seed, context)
     px = settings.px if settings.regularized else None
     where = settings.generated, context.data_dir
-    task = task_of(settings.data, px, settings.label_noise, settings.limit, *where, settings.valid)
+    more = {"label_noise": settings.label_noise, "valid": settings.valid}
+    task = task_of(settings.data, px, settings.limit, *where, **more)
     points = other_images(task, dataset, config.trace_points, *where)
-    hooks: list[Any] = [TraceLaplacian(points), Advance(context)]
-    folder = _folder(context, run_name(settings, kind))
     return ImageRun(
         settings,
         device=context.device,
-        folder=folder,
+        folder=_folder(context, run_name(settings, kind)),
         resume=True,
-        hooks=hooks,
+        hooks=[Watch(context, points)],
         task=task,
         data_dir=context.data_dir,
     )
@@ -490,9 +492,13 @@ class ImageExperiment(Experiment):
 
     def measure(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train and measure one unit."""
+        return measured(*self.trained(config, unit, context), context)
+
+    def trained(self, config: Any, unit: dict[str, Any], context: Context) -> tuple[ImageRun, Kind]:
+        """The network of a unit, and what it is."""
         kind = self.kind(unit)
-        run = trained(config, Run(unit["dataset"], kind, unit["seed"]), context)
-        return measured(run, kind, context)
+        dataset = unit.get("dataset", "cifar10")
+        return trained(config, Run(dataset, kind, unit["seed"]), context), kind
 
     def kind(self, unit: dict[str, Any]) -> Kind:
         """What a unit trains: a row of ``image-table``."""
@@ -500,15 +506,20 @@ class ImageExperiment(Experiment):
 
 
 class RowsExperiment(ImageExperiment):
-    """An image experiment whose units are rows of ``image-table``."""
+    """An image experiment whose units are rows of ``image-table``, along something or not."""
 
     selecting: ClassVar[tuple[str, ...]] = (*SELECTING, "rows")
 
     def units(self, config: Any) -> list[dict[str, Any]]:
         """One training run each: seeds outermost, so that an interrupted table is balanced."""
         return [
-            {"dataset": dataset, "row": row, "seed": seed}
+            {"dataset": dataset, "row": row, "seed": seed, **place}
             for dataset in config.datasets
             for seed in range(config.seeds)
+            for place in self.along(config)
             for row in config.rows
         ]
+
+    def along(self, config: Any) -> list[dict[str, Any]]:
+        """What else tells units apart."""
+        return [{}]

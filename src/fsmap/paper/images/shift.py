@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.assess.shift import CORRUPTIONS, SEVERITIES, Predictions, corrupt, measure
 from fsmap.data.images import read_images
-from fsmap.errors import MissingDataError
 from fsmap.paper.experiment import Context, Measured
 from fsmap.paper.images.protocol import (
+    ImageExperiment,
     RowsConfig,
     RowsExperiment,
-    Run,
     check_choice,
     held_out_temperature,
-    kind_of,
     quick,
     rows_of,
     shown,
-    trained,
 )
 from fsmap.paper.images.table import printed
 from fsmap.paper.images.verdict import (
@@ -39,11 +36,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from fsmap.images import ImageRun
-
 NEW = "cifar10.1"
 CORRUPTED = "corruptions"
-ABSENT = "CIFAR-10.1 is not here (fsmap data get cifar10.1): only corruptions were measured"
 
 PAPER = {
     ("cifar10", NEW, "ps-map", None): printed(89.2, 0.4, 97.8, 0.2, 0.43, 0.03, 6.2, 0.3),
@@ -55,11 +49,13 @@ PAPER = {
 @dataclasses.dataclass(frozen=True)
 class Config(RowsConfig):
     datasets: tuple[str, ...] = ("cifar10",)
+    shifts: tuple[str, ...] = (CORRUPTED, NEW)
     corruptions: tuple[str, ...] = tuple(CORRUPTIONS)  # names; all by default
     severities: tuple[int, ...] = SEVERITIES  # 1 to 5
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("shifts", self.shifts, (CORRUPTED, NEW))
         check_choice("corruptions", self.corruptions, tuple(CORRUPTIONS))
         check_choice("severities", self.severities, SEVERITIES)
 
@@ -76,28 +72,38 @@ class Shift(RowsExperiment):
     )
     cost = "no training where image-table has trained the models; then a minute a model"
     protocol = (
-        "models of image-table; temperature from clean held-out images; CIFAR-10.1 v6 where its "
-        "files are; ten corruptions of the test images in five severities, computed here"
+        "models of image-table; temperature from clean held-out images; CIFAR-10.1 v6; the mean of "
+        "ten corruptions of the test images, computed here, in each of five severities"
     )
+    selecting = (*RowsExperiment.selecting, "shifts")
+    departures = ImageExperiment.departures[1:]
     config = Config()
     quick = quick(
         Config,
         rows=("ps-map", "other"),
+        shifts=(CORRUPTED,),
         corruptions=("gaussian-noise", "contrast"),
         severities=(2, 5),
     )
 
+    def units(self, config: Config) -> list[dict[str, Any]]:
+        """Corruptions first: CIFAR-10.1 cannot be had everywhere."""
+        plain = super().units(config)
+        places = [{} if shift == CORRUPTED else {"shift": shift} for shift in config.shifts]
+        return [{**unit, **place} for place in sorted(places, key=len) for unit in plain]
+
     def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
         """Train (or take the model from ``image-table``), then measure shifted images."""
-        wanted = Run(unit["dataset"], kind_of(unit["row"]), unit["seed"])
-        run = trained(config, wanted, context)
-        row = rows_of(run, wanted.kind)
-        T = held_out_temperature(run)
-        for about, images, y in _shifted(config, run, context):
-            found = measure(Predictions(run.logits_of(images), y), T)
-            for name, value in found.items():
-                item = row(name, value, **about)
-                yield item._replace(deviations=(*item.deviations, *_absent(unit, context)))
+        new = read_images(NEW, "test", context.data_dir) if unit.get("shift") == NEW else None
+        run, kind = self.trained(config, unit, context)
+        row, T = rows_of(run, kind), held_out_temperature(run)
+        if new is not None:
+            shifted = iter([({"shift": NEW}, new.x.to(run.device), new.y.to(run.device))])
+        else:
+            shifted = _corrupted(config, *run.task.test)
+        for about, images, y in shifted:
+            for name, value in measure(Predictions(run.logits_of(images), y), T).items():
+                yield row(name, value, **about)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         found = lines(over_corruptions(rows), PAPER, by=("dataset", "shift", "row", "severity"))
@@ -105,19 +111,16 @@ class Shift(RowsExperiment):
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         long = over_corruptions(long_enough(tables.select(rows, dataset="cifar10")))
-        claims = []
-        for shift, words in ((NEW, "on CIFAR-10.1"), (CORRUPTED, "over all corruptions")):
-            for metric in ("nll", "ece"):
-                cells = [PAPER["cifar10", NEW, row, None][metric][0] for row in ("other", "ps-map")]
-                paper = f"{cells[0]} against {cells[1]}" if shift == NEW else None
-                get = "fsmap data get cifar10.1; " if shift == NEW else ""
-                claims.append(
-                    compare(f"{metric.upper()} of L-MAP with D' is below PS-MAP's {words}", long,
-                            metric, one={"row": "other", "shift": shift},
-                            other={"row": "ps-map", "shift": shift}, below=0.0, paper=paper,
-                            command=get + command(self.id))
-                )  # fmt: skip
-        return claims
+        return [
+            compare(f"{metric.upper()} of {method} with D' is below PS-MAP's {words}", long, metric,
+                    one={"row": row, "shift": shift}, other={"row": "ps-map", "shift": shift},
+                    below=0.0, paper=_printed(metric) if row == "other" and shift == NEW else None,
+                    command=get + command(self.id, shifts=shift))
+            for row, method in (("other", "L-MAP"), ("nats", "LogTrace"))
+            for shift, words, get in ((NEW, "on CIFAR-10.1", "fsmap data get cifar10.1; "),
+                                      (CORRUPTED, "over all corruptions", ""))
+            for metric in ("nll", "ece")
+        ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         metrics = ("accuracy", "ece", "nll")
@@ -144,26 +147,14 @@ def over_corruptions(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def _absent(unit: dict[str, Any], context: Context) -> tuple[str, ...]:
-    return (ABSENT,) if unit["dataset"] == "cifar10" and _new_images(context) is None else ()
+def _printed(metric: str) -> str:
+    ours, plain = (PAPER["cifar10", NEW, row, None][metric][0] for row in ("other", "ps-map"))
+    return f"{ours} against {plain}"
 
 
-def _new_images(context: Context) -> Any:
-    try:
-        return read_images(NEW, "test", context.data_dir)
-    except MissingDataError:
-        return None
-
-
-def _shifted(
-    config: Config, run: ImageRun, context: Context
-) -> Iterator[tuple[dict[str, Any], Tensor, Tensor]]:
-    test = run.task.test
-    yield {"shift": "clean", "severity": 0}, test.x, test.y
+def _corrupted(config: Config, x: Tensor, y: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    yield {"shift": "clean", "severity": 0}, x, y
     for severity in config.severities:
         for name in config.corruptions:
             about = {"shift": CORRUPTED, "corruption": name, "severity": severity}
-            yield about, corrupt(test.x, name, severity), test.y
-    new = _new_images(context) if run.settings.data == "cifar10" else None
-    if new is not None and not run.settings.generated:
-        yield {"shift": NEW}, new.x.to(run.device), new.y.to(run.device)
+            yield about, corrupt(x, name, severity), y

@@ -20,12 +20,13 @@ import fsmap
 from fsmap import metrics
 from fsmap.assess.shift import Predictions, measure
 from fsmap.errors import UnsupportedModuleError
-from fsmap.images import ImageSettings
+from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import build_model
 from fsmap.models.mlp import MLP
 from fsmap.paper.experiment import Context, Measured
 from fsmap.paper.images.protocol import (
     GENERATED,
+    KINDS,
     SELECTING,
     ImageConfig,
     ImageExperiment,
@@ -74,13 +75,15 @@ def heads(config: Config, context: Context) -> Iterator[Measured]:
     px = fsmap.px.Empirical(parts["other"].x)
     f, _ = fsmap.functional(_head(config, width, 0, context))
 
+    num_data = len(parts["train"].y)
+
     def build(strength: Tensor) -> fsmap.Objective:
         return fsmap.l_map(
             fsmap.Categorical(),
-            fsmap.Normal((1 / (config.cifar10_weight_decay * len(parts["train"].y))) ** 0.5),
+            fsmap.Normal((1 / (config.cifar10_weight_decay * num_data)) ** 0.5),
             px,
             num_points=config.points,
-            num_data=len(parts["train"].y),
+            num_data=num_data,
             reg_strength=strength,
             estimator="jvp",
         )
@@ -138,7 +141,7 @@ def _rows_of_heads(
 
 def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Batch]:
     """Features of the frozen backbone, standardized by those of the training images."""
-    task = task_of("cifar10", None, 0.0, config.limit, made, context.data_dir)
+    task = task_of("cifar10", None, config.limit, made, context.data_dir)
     settings = ImageSettings(data="cifar10", model=config.backbone, width=config.width)
     module = without_head(build_model(settings, data_dir=context.data_dir))
     module = module.to(context.device).eval()
@@ -171,9 +174,11 @@ def without_head(network: nn.Module) -> nn.Module:
     return network
 
 
-METHODS = {"ps-map": None, "l-map": "other"}
+METHODS = {"ps-map": "ps-map", "l-map": "other", "log-trace": "nats"}
+"""Rows of ``image-table`` that are fine-tuned."""
+
 COMPARED = {"nll": "NLL", "ece": "ECE", "nll_scaled": "NLL after temperature scaling of both"}
-WORDS = {FINETUNE: "Fine-tuned", FEATURES: "Frozen features"}
+WORDS = {FINETUNE: "fine-tuned", FEATURES: "frozen features"}
 MANY = 20_000
 """Methods are compared where there are more training images than that."""
 
@@ -199,6 +204,7 @@ class Transfer(ImageExperiment):
         "features: Adam on features of the frozen backbone, λ chosen on held-out images"
     )
     selecting = (*SELECTING, "forms")
+    departures = ImageExperiment.departures[1:]
     config = Config()
     quick = quick(
         Config, backbone="resnet18", hidden=16, steps=60, strengths=(1e-4, 1e-2), batch=16
@@ -220,41 +226,50 @@ class Transfer(ImageExperiment):
         if unit["form"] == FEATURES:
             yield from heads(config, context)
             return
-        method = unit["method"]
-        px, changes = METHODS[method], {"model": config.backbone}
-        kind = Kind(f"{FINETUNE}-{method}", method, px, changes=changes)
-        run = trained(config, Run("cifar10", kind, unit["seed"]), context)
+        run, kind = self.trained(config, unit, context)
         for row in measured(run, kind, context):
             notes = (*row.deviations, SHORT)
             yield row._replace(config={**row.config, "form": FINETUNE}, deviations=notes)
 
+    def trained(self, config: Any, unit: dict[str, Any], context: Context) -> tuple[ImageRun, Kind]:
+        """The fine-tuned network of a unit."""
+        kind = KINDS[METHODS[unit["method"]]]
+        changes = {**kind.changes, "model": config.backbone}
+        kind = kind._replace(name=unit["method"], changes=changes)
+        return trained(config, Run("cifar10", kind, unit["seed"]), context), kind
+
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        return lines(_chosen(rows), PAPER, by=("form", "method"))
+        return lines(_chosen(rows), PAPER, by=("form", "row"))
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         real = [r for r in _chosen(rows) if not r.config["generated"] and r.config["images"] > MANY]
         claims = []
         for form, metric in itertools.product((FINETUNE, FEATURES), COMPARED):
-            cells = [PAPER[FINETUNE, m].get(metric) for m in ("l-map", "ps-map")]
-            paper = None
-            if form == FINETUNE and cells[0] and cells[1]:
-                paper = f"{cells[0][0]} against {cells[1][0]}"
+            cells = [PAPER.get((form, row), {}).get(metric) for row in ("l-map", "ps-map")]
+            paper = f"{cells[0][0]} against {cells[1][0]}" if cells[0] and cells[1] else None
+            text = f"{WORDS[form].capitalize()}: L-MAP's {COMPARED[metric]} is below PS-MAP's"
             claims.append(
-                compare(f"{WORDS[form]}: L-MAP's {COMPARED[metric]} is below PS-MAP's", real,
-                        metric, one={"form": form, "method": "l-map"},
-                        other={"form": form, "method": "ps-map"}, below=0.0, paper=paper,
+                compare(text, real, metric, one={"form": form, "row": "l-map"},
+                        other={"form": form, "row": "ps-map"}, below=0.0, paper=paper,
                         command=command(self.id, forms=form))
             )  # fmt: skip
         return claims
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         named = [
-            row._replace(config={**row.config, "row": f"{row.config['form']} {row.method}"})
-            for row in _chosen(rows)
+            r._replace(config={**r.config, "row": f"{r.config['row']}@{WORDS[r.config['form']]}"})
+            for r in _chosen(rows)
         ]
-        return {self.id: draw_table(named)["image-table"]}
+        paper = {("cifar10", f"{row}@{WORDS[form]}"): cells for (form, row), cells in PAPER.items()}
+        return {self.id: draw_table(named, paper)["image-table"]}
 
 
 def _chosen(rows: Sequence[Row]) -> list[Row]:
-    """Without heads whose λ is not the best on held-out images."""
-    return [row for row in rows if row.config.get("chosen", True)]
+    """Rows by method, without heads whose λ is not the best on held-out images."""
+    return [
+        row
+        if row.config["form"] == FINETUNE
+        else row._replace(config={**row.config, "row": row.method})
+        for row in rows
+        if row.config.get("chosen", True)
+    ]

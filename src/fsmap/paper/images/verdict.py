@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from fsmap.assess.shift import METRICS
 from fsmap.paper.experiment import judge
-from fsmap.paper.images.protocol import DECAY, shown
+from fsmap.paper.images.protocol import base_of, shown
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.tables import Mean, with_error
+from fsmap.paper.report.tables import Mean, with_error, word
 from fsmap.paper.rows import Claim, Row, not_tested
 
 if TYPE_CHECKING:
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAMES = {"fmnist": "FashionMNIST", "cifar10": "CIFAR-10"}
-WORDS = {
-    "ps-map": "PS-MAP",
-    "white-noise": "L-MAP, N(0, I)",
-    "train": "L-MAP, train",
-    "other": "L-MAP, D'",
-    "nats": "LogTrace, train",
-    "label-smoothing": "label smoothing",
-    "sam": "SAM",
-    "sam+nats": "SAM + LogTrace",
-}
 LINES = {
     "white-noise": (":", "<"),
     "train": ("-.", ">"),
@@ -39,21 +29,22 @@ LINES = {
 }
 """Line and marker of a row where its method's would not tell it from others."""
 
-UNITS = {
-    "accuracy": "accuracy, %",
-    "ece": "ECE, %",
-    "nll": "NLL",
-    "nll_scaled": "NLL after T",
-}
+UNITS = {"accuracy": "accuracy, %", "ece": "ECE, %", "nll": "NLL", "nll_scaled": "NLL after T"}
+
+PRINTED: dict[str, Any] = {"color": figures.INK, "linestyle": ":", "linewidth": 1.0}
+"""Look of the paper's values."""
+
+Cells = Mapping[str, tuple[float, float | None]]
+Printed = Mapping[tuple[Any, ...], Cells]
+"""Value and error of the metrics that the paper prints, by row of a table."""
 
 
 def look_of(row: Row, **changes: Any) -> dict[str, Any]:
     """Color by method (baselines are grey), line, marker and label by row of ``image-table``."""
     name, method = row.config["row"], str(row.method)
-    line, marker = LINES.get(name, ("-", figures.MARKERS.get(method, "D")))
+    line, marker = LINES.get(base_of(name), ("-", figures.MARKERS.get(method, "D")))
     color = figures.COLORS.get(method, figures.MUTED)
-    look = {"color": color, "linestyle": line, "marker": marker, "label": WORDS.get(name, name)}
-    return {**look, **changes}
+    return {"color": color, "linestyle": line, "marker": marker, "label": word(name), **changes}
 
 
 def once_named(rows: Sequence[Row], **changes: Any) -> Iterator[tuple[Row, dict[str, Any]]]:
@@ -61,55 +52,75 @@ def once_named(rows: Sequence[Row], **changes: Any) -> Iterator[tuple[Row, dict[
     named: set[str] = set()
     for row in rows:
         look = look_of(row, **changes)
-        yield row, {**look, "label": "_" if look["label"] in named else look["label"]}
-        named.add(look["label"])
+        name = look["label"]
+        yield row, {**look, "label": f"_{name}, seed {row.seed}" if name in named else name}
+        named.add(name)
 
 
-def draw_table(rows: Sequence[Row]) -> dict[str, Figure]:
-    """Each row of the table as a point: ECE, and NLL before (hollow) and after scaling (filled)."""
+def draw_table(rows: Sequence[Row], paper: Printed) -> dict[str, Figure]:
+    """Each row of the table as a point: ECE, and NLL before (hollow) and after scaling (filled).
+
+    The paper's values are short lines.
+    """
     sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
-    figure, panels = figures.axes(2, len(sets), panel=(4.4, 2.9), squeeze=False)
+    figure, panels = figures.axes(2, len(sets), panel=(5.2, 2.9), squeeze=False)
     for line, dataset in zip(panels, sets, strict=True):
         mine = tables.select(rows, dataset=dataset)
         names = list(dict.fromkeys(row.config["row"] for row in mine))
         for place, name in enumerate(names):
-            some = tables.select(mine, row=name)
-            _bar(line[0], place, some, "ece", filled=True)
-            _bar(line[1], place - 0.12, some, "nll", filled=False)
-            _bar(line[1], place + 0.12, some, "nll_scaled", filled=True)
+            some, printed = tables.select(mine, row=name), paper.get((dataset, name), {})
+            _point(line[0], place, some, "ece", printed, filled=True)
+            _point(line[1], place - 0.12, some, "nll", printed, filled=False)
+            _point(line[1], place + 0.12, some, "nll_scaled", {}, filled=True)
         for ax, title in zip(line, ("ECE, %", "NLL: ○ as trained, ● scaled"), strict=True):
-            ax.set(title=f"{NAMES[dataset]}: {title}")
-            ax.set_xticks(
-                range(len(names)), [WORDS.get(n, n) for n in names], rotation=30, ha="right"
-            )
+            ax.set(title=f"{NAMES[dataset]}: {title} (lines: paper)")
+            ax.set_xticks(range(len(names)), map(word, names), rotation=30, ha="right")
             ax.set_xlim(-0.6, len(names) - 0.4)
         line[0].set_ylim(bottom=0)
     return {"image-table": figure}
 
 
-def _bar(ax: Axes, place: float, rows: Sequence[Row], metric: str, *, filled: bool) -> None:
+def _point(
+    ax: Axes, place: float, rows: Sequence[Row], metric: str, paper: Cells, *, filled: bool
+) -> None:
     mine = tables.select(rows, metric=metric)
     if not mine:
         return
     mean = tables.mean(shown(metric, row.value) for row in mine)
-    look = look_of(mine[0], linestyle="", label=None)
+    look = look_of(mine[0], linestyle="")
+    name = f"_{look.pop('label')}, {mean.n} seed{'s' * (mean.n != 1)}"
     if not filled:
         look |= {"markerfacecolor": "none", "markeredgecolor": look["color"], "mew": 0.9}
     error = None if math.isnan(mean.stderr) else mean.stderr
-    ax.errorbar(place, mean.mean, yerr=error, elinewidth=0.9, **look)
+    ax.errorbar(place, mean.mean, yerr=error, elinewidth=0.9, **look)[0].set_label(name)
+    if metric in paper:
+        at = [place - 0.18, place + 0.18]
+        ax.plot(at, [paper[metric][0]] * 2, color=figures.INK, linewidth=1.2, label="_paper")
 
 
 def draw_lines(
-    rows: Sequence[Row], x: str, metrics: Sequence[str], *, xlabel: str, name: str, log: bool
+    rows: Sequence[Row],
+    x: str,
+    metrics: Sequence[str],
+    paper: Printed,
+    *,
+    xlabel: str,
+    name: str,
+    log: bool,
 ) -> dict[str, Figure]:
     """Metrics along ``x``: a line per row of ``image-table``, a line of panels per data set."""
     sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
-    figure, panels = figures.axes(len(metrics), len(sets), squeeze=False)
+    figure, panels = figures.axes(len(metrics), len(sets), panel=(3.6, 2.6), squeeze=False)
     for line, dataset in zip(panels, sets, strict=True):
         for ax, metric in zip(line, metrics, strict=True):
             mine = tables.select(rows, dataset=dataset, metric=metric)
             for some in tables.group(mine, "row").values():
-                _line(ax, some, x, metric)
+                found = tables.line(some, x)
+                mean, stderr = ([shown(metric, v) for v in part] for part in found[1:])
+                figures.plot_mean(ax, found.x, mean, stderr, **look_of(some[0]))
+            known = {key[1]: cells[metric][0] for key, cells in paper.items() if key[0] == dataset}
+            if known:
+                ax.plot(list(known), list(known.values()), label="L-MAP, paper", **PRINTED)
             ax.set(title=NAMES[dataset], xlabel=xlabel, ylabel=UNITS.get(metric, metric))
             if log:
                 ax.set_xscale("log", base=2)
@@ -117,28 +128,14 @@ def draw_lines(
     return {name: figure}
 
 
-def _line(ax: Axes, rows: Sequence[Row], x: str, metric: str) -> None:
-    look = look_of(rows[0])
-    along = [row for row in rows if row.config.get(x) is not None]
-    if not along:  # what does not vary is a level
-        level = tables.mean(shown(metric, row.value) for row in rows)
-        ax.axhline(level.mean, color=look["color"], linestyle=":", label=look["label"])
-        return
-    found = tables.line(along, x)
-    mean, stderr = ([shown(metric, v) for v in values] for values in (found.mean, found.stderr))
-    figures.plot_mean(ax, found.x, mean, stderr, **look)
-
-
 SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")
 FULL_EPOCHS = {"fmnist": 50, "cifar10": 200}
 
-TUNED = "ps-map, wd tuned"
-"""PS-MAP with the weight decay that has the lowest NLL on held-out images."""
+TUNED = "@tuned"
+"""``ps-map@tuned``: the change of a row that has the lowest NLL on held-out images."""
 
 LONG = 12
 """Epochs from which on runs are compared."""
-
-Printed = Mapping[tuple[Any, ...], Mapping[str, tuple[float, float]]]
 
 
 def lines(
@@ -149,35 +146,35 @@ def lines(
     metrics: Sequence[str] = SHOWN,
 ) -> list[dict[str, Any]]:
     """A table: mean ± standard error over seeds, in the paper's units, beside the paper's."""
+    printed = {(*key, m): cell for key, cells in paper.items() for m, cell in cells.items()}
     found = []
-    for key, members in tables.group(tables.select(rows, metric=tuple(metrics)), *by).items():
-        first = members[0]
-        printed = paper.get(tuple(key), {})
-        for metric in metrics:
-            mine = tables.select(members, metric=metric)
-            if not mine:
-                continue
-            mean = tables.mean(shown(metric, row.value) for row in mine)
-            entry = dict(zip(by, key, strict=True))
-            entry.update(method=first.method, px=first.config.get("px"), metric=metric)
-            entry.update(ours=mean.mean, stderr=mean.stderr)
-            value, error = printed.get(metric, (None, None))
-            entry.update(paper=value, paper_stderr=error, runs=mean.n)
-            found.append(entry)
+    for members in tables.group(tables.select(rows, metric=tuple(metrics)), *by).values():
+        about = {"method": members[0].method, "px": members[0].config.get("px")}
+        mine = tables.in_order(members, *metrics)
+        percent = [row._replace(value=shown(row.metric, row.value)) for row in mine]
+        table = tables.summarize(percent, *by, "metric", paper=printed)
+        found += [{**entry, **about} for entry in table]
     return found
 
 
 def with_tuned(rows: Sequence[Row]) -> list[Row]:
-    """Rows, and those of PS-MAP's best weight decay again as :data:`TUNED`, for each set."""
-    found = list(rows)
-    for (dataset,), mine in tables.group(rows, "dataset").items():
-        tried = [n for n in {r.config["row"] for r in mine} if n == "ps-map" or n.startswith(DECAY)]
-        if len(tried) < 2:
-            continue
-        best = min(tried, key=lambda n: tables.mean_of(mine, metric="valid_nll", row=n))
-        chosen = tables.select(mine, dataset=dataset, row=best)
-        found += [r._replace(config={**r.config, "row": TUNED}) for r in chosen]
-    return [row for row in found if not row.config["row"].startswith(DECAY)]
+    """Rows as the table has them, and for each one that was tried in several ways the best again.
+
+    Rows that hold out other images (``@valid-0``) are no such ways: they stay as they are.
+    """
+    found = []
+    for members in tables.group(rows, "dataset").values():
+        tried: dict[str, dict[str, float]] = {}
+        for (name,), mine in tables.group(members, "row").items():
+            if (nll := tables.mean(tables.values(mine, metric="valid_nll"))).n:
+                tried.setdefault(base_of(name), {})[name] = nll.mean
+            if "@" not in name or "@valid" in name:
+                found += mine
+        for base, losses in tried.items():
+            if len(losses) > 1:
+                best = tables.select(members, row=min(losses, key=losses.__getitem__))
+                found += [r._replace(config={**r.config, "row": base + TUNED}) for r in best]
+    return found
 
 
 def compare(
@@ -193,7 +190,7 @@ def compare(
 ) -> Claim:
     """A claim about the difference of two kinds of runs, over the seeds that both have."""
     sides = [tables.select(rows, metric=metric, **where) for where in (one, other)]
-    unit = 100 if shown(metric, 1.0) == 100 else 1
+    unit = shown(metric, 1.0)
     difference = tables.paired(*sides)
     effect = Mean(unit * difference.mean, unit * difference.stderr, difference.n)
     source: Any = "paper" if paper else "ours"
@@ -209,10 +206,9 @@ def compare(
 
 def full_length(rows: Sequence[Row], dataset: str) -> list[Row]:
     """Rows of a set that were trained on the real data for the protocol's number of epochs."""
-    long = tables.select(rows, dataset=dataset, generated=False)
     return [
         row
-        for row in long
+        for row in tables.select(rows, dataset=dataset, generated=False)
         if row.config["epochs"] >= FULL_EPOCHS[dataset] and row.config["images"] > 2e4
     ]
 

@@ -62,6 +62,13 @@ class Found(NamedTuple):
         """Whether it is of full size; parts of it may be missing."""
         return self.content.header.get("size") == "full"
 
+    @property
+    def damage(self) -> str:
+        """What is wrong with it, and what to do."""
+        again = _command(self.id, self.folder.parent) + " --resume"
+        todo = f"Restore a copy, or measure again with: {again}"
+        return f"{self.folder} is damaged: {self.trouble}. {todo}"
+
 
 def build(folders: Sequence[Path], out: Path) -> Path:
     """Write the page of some folders of runs (or of runs) to ``out/index.html``."""
@@ -121,20 +128,23 @@ def render(runs: Sequence[Found]) -> str:
     # An intact run comes before a damaged one, full size before quick, then the first folder.
     for run in sorted(runs, key=lambda run: (bool(run.trouble), not run.full)):
         by_id.setdefault(run.id, []).append(run)
-    items = [view(e, by_id.pop(e.id, []), glyphs) for e in registry().values()]
-    items += [unknown(name, same) for name, same in by_id.items()]
+    place = runs[0].folder.parent
+    items = [view(e, by_id.pop(e.id, []), glyphs, place) for e in registry().values()]
+    for name, same in by_id.items():
+        blank = _blank(name, name, "", "Other runs")
+        items.append(blank | {"trouble": same[0].damage, "others": list(map(_other, same[1:]))})
     sections: dict[str, list[dict[str, Any]]] = {}
     for item in items:
         sections.setdefault(item["section"], []).append(item)
-    shown = [item for item in items if not item["trouble"] and item["units"]]
+    claims = [claim for item in items for claim in item["claims"]]
     text: str = (
         environment()
         .get_template("page.html.j2")
         .render(
             title=TITLE,
             sections=sections,
-            totals=totals(shown),
-            live=next((item for item in shown if item["live"]), None),
+            totals={source: _totals(claims, source) for source in ("paper", "ours")},
+            live=next((item for item in items if item["live"]), None),
             glyphs=glyphs.markup(),
             theme=theme(),
             date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
@@ -143,104 +153,100 @@ def render(runs: Sequence[Found]) -> str:
     return text
 
 
-def view(experiment: Experiment, runs: Sequence[Found], glyphs: Glyphs) -> dict[str, Any]:
+def _totals(claims: Iterable[Mapping[str, Any]], source: str) -> dict[str, int]:
+    found = Counter(claim["verdict"] for claim in claims if claim["source"] == source)
+    return {name: found[name] for name in VERDICTS}
+
+
+def view(
+    experiment: Experiment, runs: Sequence[Found], glyphs: Glyphs, place: Path
+) -> dict[str, Any]:
     """Everything the template needs for one experiment; most of it is empty without a run."""
     item = _blank(experiment.id, experiment.label, experiment.title, section(experiment))
     item["departures"] = list(experiment.departures)
-    item["command"] = f"fsmap run {experiment.id}"
+    item["command"] = _command(experiment.id, place)
     if not runs:
         return item
     run, *others = runs
-    item["others"] = [_other(other) for other in others]
+    item["others"] = list(map(_other, others))
     if run.trouble:
-        return {**item, "trouble": _damaged(run)}
-    rows = [line.row for line in run.content.lines]
-    header = run.content.header
-    size = coverage(experiment, header, run.content.units)
-    item["units"] = size
+        return item | {"trouble": run.damage}
+    item["units"] = coverage(experiment, run.content.header, run.content.units)
     try:
         with style():
-            return item | _measured(experiment, rows, run, glyphs)
+            return item | _measured(experiment, run, item["units"], glyphs)
     except TROUBLE as error:
-        reason = f"its rows ({size}) cannot be drawn: {type(error).__name__}: {error}"
-        return {**item, "trouble": f"{run.folder}: {reason}"}
+        reason = f"its rows ({item['units']}) cannot be drawn: {type(error).__name__}: {error}"
+        return item | {"trouble": f"{run.folder}: {reason}"}
 
 
 def _blank(name: str, label: str, title: str, heading: str) -> dict[str, Any]:
     lists = ("claims", "checks", "figures", "tables", "facts", "config", "departures", "others")
-    about = {"id": name, "label": label or name, "title": title, "section": heading}
-    texts = dict.fromkeys(("trouble", "units", "sentence", "finish", "command"), "")
+    texts = ("trouble", "units", "sentence", "finish", "command", "slider", "live", "seeds")
     return {
-        **about,
-        **texts,
+        **{"id": name, "label": label or name, "title": title, "section": heading},
+        **dict.fromkeys((*texts, "headline", "quick"), ""),
         **{key: [] for key in lists},
-        **{"slider": None, "live": None, "seeds": None, "headline": None, "quick": False},
         "verdict": NOT_TESTED,
         "tally": NOT_TESTED,
     }
 
 
-def unknown(name: str, runs: Sequence[Found]) -> dict[str, Any]:
-    """A run of which nothing can be shown but its name."""
-    item = _blank(name, name, "", "Other runs")
-    return {**item, "trouble": _damaged(runs[0]), "others": [_other(run) for run in runs[1:]]}
-
-
-def _damaged(run: Found) -> str:
-    again = f"fsmap run {run.id} --out {shlex.quote(str(run.folder.parent))} --resume"
-    return f"{run.folder} is damaged: {run.trouble}. Restore a copy, or measure again with: {again}"
+def _command(name: str, out: Path, options: str = "") -> str:
+    return f"fsmap run {name}{options} --out {shlex.quote(str(out))}"
 
 
 def _other(run: Found) -> str:
-    return _damaged(run) if run.trouble else f"{run.folder}: {run.content.header['size']}"
+    return run.damage if run.trouble else f"{run.folder}: {run.content.header['size']}"
 
 
-def _measured(
-    experiment: Experiment, rows: Sequence[Row], run: Found, glyphs: Glyphs
-) -> dict[str, Any]:
+def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> dict[str, Any]:
     """What is computed from rows."""
     header, units = run.content.header, run.content.units
-    size = coverage(experiment, header, units)
+    rows = [line.row for line in run.content.lines]
+    out = run.folder.parent
     claims = [claim_entry(claim) for claim in experiment.claims(rows)]
     stated = [c for c in claims if c["source"] != "check"]
     judged = [c for c in stated if c["source"] == "paper"] or stated
+    shown = [_claim(claim, _command(experiment.id, out)) for claim in claims]
     pictures = [
         {"name": name, **picture(figure, f"{experiment.id}-{place}", glyphs)._asdict()}
         for place, (name, figure) in enumerate(experiment.draw(rows).items())
     ]
-    out = shlex.quote(str(run.folder.parent))
-    again = f"fsmap run {experiment.id}{' --quick' * (header['size'] == 'quick')} --out {out}"
+    quick = header["size"] == "quick"
+    finish = _command(experiment.id, out) + " --resume" * (not quick)
     seeds = len({row.seed for row in rows if row.seed is not None})
-    tables = arranged(experiment.table(rows), experiment.group)
-    said = [note for row in rows for note in row.deviations]
-    strengths = {r.value for r in rows if r.metric == "reg_strength" and r.method == "l-map"}
-    if len(strengths) == 1:
-        said.append(f"λ was not searched: L-MAP's is {strengths.pop():g} everywhere")
     return {
-        "quick": header["size"] == "quick",
-        "claims": [_claim(claim) for claim in stated],
-        "checks": [_claim(c) for c in claims if c["source"] == "check"],
+        "quick": quick,
+        "claims": [claim for claim in shown if claim["source"] != "check"],
+        "checks": [claim for claim in shown if claim["source"] == "check"],
         "verdict": _overall(judged),
         "tally": tally(judged).replace(" claims", "") if judged else "no claims",
-        "headline": _claim(judged[0]) if judged else None,
+        "headline": next((_claim(claim) for claim in judged), None),
         "seeds": max((c["seeds"] or 0 for c in judged), default=0) or seeds or None,
         "sentence": _sentence(experiment.see, judged),
         "figures": pictures,
         "slider": _slider(experiment.interactive(rows), experiment.id, glyphs),
         "live": experiment.live(rows),
-        "tables": [_folded(t, experiment.label) for t in tables if t.lines],
-        "command": again,
-        "finish": "" if size == "full" else _finish(experiment, header, out),
+        "tables": [
+            {**layout._asdict(), "fold": _folded(layout, experiment.label)}
+            for layout in arranged(experiment.table(rows), experiment.group)
+        ],
+        "command": _command(experiment.id, out, " --quick" * quick),
+        "finish": "" if size == "full" else finish,
         "facts": _facts(experiment, rows, units, size),
-        "config": [(key, number(value)) for key, value in (header["config"] or {}).items()],
-        "departures": list(dict.fromkeys([*experiment.departures, *said])),
+        "config": [(key, number(value)) for key, value in header["config"].items()],
+        "departures": list(dict.fromkeys([*experiment.departures, *_departures(rows)])),
     }
 
 
-def _finish(experiment: Experiment, header: Mapping[str, Any], out: str) -> str:
-    """The command that measures what is missing of the paper's protocol."""
-    full = header["size"] == "full"
-    return f"fsmap run {experiment.id}" + (f" --out {out} --resume" if full else "")
+def _departures(rows: Sequence[Row]) -> list[str]:
+    said = [note for row in rows for note in row.deviations]
+    fixed = [row.config for row in rows if row.method == "l-map" and not row.config.get("reg_nats")]
+    strengths = {config["reg_strength"] for config in fixed if "reg_strength" in config}
+    if len(strengths) == 1:
+        said.append(f"λ was not searched: L-MAP's is {strengths.pop():g} everywhere")
+    return said
 
 
 def _overall(claims: Iterable[Mapping[str, Any]]) -> str:
@@ -254,83 +260,53 @@ def _sentence(see: str, claims: Sequence[Mapping[str, Any]]) -> str:
     if claims and all(verdict(claim) == AGREES for claim in claims):
         return see
     counted = tally(claims) if claims else "no claim was judged"
-    return f"These rows do not show all of the following ({counted}): {see}" if see else ""
+    return f"Look for this; so far {counted}: {see}" if see else ""
 
 
-def _claim(claim: Mapping[str, Any]) -> dict[str, Any]:
+def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
+    """A claim in texts; ``command`` runs its experiment in the folder of the rows."""
     ours, paper = (None if claim[k] is None else number(claim[k]) for k in ("ours", "paper"))
     effect = ""
     if claim["effect"] is not None:
         effect = with_error(claim["effect"], claim["stderr"])
         ours = None if claim["ours"] == claim["effect"] else ours
         effect = "" if effect in str(ours) else effect  # said once
-    texts = {"claim": claim["claim"], "reason": claim["reason"], "source": claim["source"]}
-    return {
-        **texts,
-        "seeds": claim["seeds"],
-        "verdict": verdict(claim),
-        "ours": ours,
-        "paper": paper,
-        "effect": effect,
-    }
+    reason = claim["reason"]
+    if command:
+        bare = command.partition(" --out ")[0]
+        reason = f"{reason} ".replace(f"{bare} ", f"{command} ").strip()
+    texts = {"verdict": verdict(claim), "reason": reason}
+    return {**claim, **texts, "ours": ours, "paper": paper, "effect": effect}
 
 
 def _slider(slider: Interactive | None, name: str, glyphs: Glyphs) -> dict[str, Any] | None:
     if slider is None:
         return None
-    frames = []
+    frames: list[dict[str, Any]] = []
     for place, frame in enumerate(slider.frames):
-        curves = [curve._asdict() for curve in frame.curves]
-        shown: dict[str, Any] = {"label": frame.label, "note": frame.note, "curves": curves}
-        if frame.figure is not None:
-            shown |= picture(frame.figure, f"{name}-slider-{place}", glyphs)._asdict()
-        frames.append(shown)
-    about = {**slider._asdict(), "frames": frames, "id": f"{name}-slider"}
+        frames.append({**frame._asdict(), "curves": [curve._asdict() for curve in frame.curves]})
+        if (figure := frames[-1].pop("figure")) is not None:
+            frames[-1] |= picture(figure, f"{name}-slider-{place}", glyphs)._asdict()
+    data = {"xlabel": slider.xlabel, "ylabel": slider.ylabel, "frames": frames}
     drawn = any(frame["curves"] for frame in frames)
-    data = {key: about[key] for key in ("xlabel", "ylabel", "frames")}
+    about = {**slider._asdict(), "frames": frames, "id": f"{name}-slider"}
     return {**about, "data": data if drawn else None}
 
 
-def _folded(layout: Layout, label: str) -> dict[str, Any]:
+def _folded(layout: Layout, label: str) -> bool:
     long = len(layout.lines) > LONG_TABLE and not label.startswith("Table")
-    return {**layout._asdict(), "fold": long or bool(layout.name)}
+    return long or bool(layout.name)
 
 
 def _facts(
     experiment: Experiment, rows: Sequence[Row], units: Mapping[str, Any], size: str
 ) -> list[tuple[str, str]]:
-    def distinct(name: str) -> str:
-        return ", ".join(dict.fromkeys(getattr(row, name) for row in rows))
-
-    facts = {
-        "protocol": experiment.protocol,
-        "size": size,
-        "device": distinct("device"),
-        "time": duration(sum(unit["seconds"] for unit in units.values())),
-        "torch": distinct("torch"),
-        "commit": distinct("commit"),
-        "rows": number(len(rows)),
-    }
+    seconds = sum(unit["seconds"] for unit in units.values())
+    facts = {"protocol": experiment.protocol, "size": size, "time": duration(seconds)}
+    for name in ("device", "torch", "commit"):
+        facts[name] = ", ".join(dict.fromkeys(getattr(row, name) for row in rows))
+    facts["rows"] = number(len(rows))
     return [(name, value) for name, value in facts.items() if value]
-
-
-def totals(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many experiments, and verdicts of the paper's claims and of ours."""
-
-    def count(source: str) -> dict[str, int]:
-        claims = [c for item in items for c in item["claims"] if c["source"] == source]
-        found = Counter(claim["verdict"] for claim in claims)
-        return {name: found[name] for name in VERDICTS}
-
-    sizes = Counter(
-        "quick" if i["quick"] else "full" if i["units"] == "full" else "part" for i in items
-    )
-    return {
-        "experiments": len(items),
-        "sizes": sizes,
-        "paper": count("paper"),
-        "ours": count("ours"),
-    }
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -108,14 +109,11 @@ def mean(values: Iterable[float]) -> Mean:
         Mean(mean=2.0, stderr=0.5773502691896258, n=3)
     """
     numbers = [float(value) for value in values]
-    if not numbers:
-        return Mean(math.nan, math.nan, 0)
+    n = len(numbers)
     if not all(map(math.isfinite, numbers)):
-        return Mean(sum(numbers) / len(numbers), math.nan, len(numbers))
-    centre = statistics.fmean(numbers)
-    if len(numbers) == 1:
-        return Mean(centre, math.nan, 1)
-    return Mean(centre, statistics.stdev(numbers) / math.sqrt(len(numbers)), len(numbers))
+        return Mean(sum(numbers) / n, math.nan, n)
+    centre = statistics.fmean(numbers) if numbers else math.nan
+    return Mean(centre, statistics.stdev(numbers) / math.sqrt(n) if n > 1 else math.nan, n)
 
 
 def paired(one: Iterable[Row], other: Iterable[Row], *by: str) -> Mean:
@@ -228,21 +226,6 @@ def _finite(value: Any) -> bool:
     return isinstance(value, float | int) and math.isfinite(value)
 
 
-def shown(table: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """A table as text, errors joined to what they are errors of."""
-    names = columns(table)
-    header = [name for name in names if name not in ERRORS or ERRORS[name] not in names]
-    error_of = {base: error for error, base in ERRORS.items() if error in names}
-    lines = [[_cell(entry, name, error_of.get(name)) for name in header] for entry in table]
-    return list(map(_heading, header)), lines
-
-
-def _cell(entry: Mapping[str, Any], name: str, error: str | None) -> str:
-    if name not in entry:
-        return ""
-    return with_error(entry[name], entry.get(error)) if error else number(entry[name])
-
-
 class Cell(NamedTuple):
     """A cell of a table on the page: ours, and the paper's below it."""
 
@@ -282,9 +265,22 @@ WORDS = {
     **{"l-map \u2212 ps-map": "L-MAP \u2212 PS-MAP", "log-trace": "LogTrace"},
     **{"sklearn-mlp": "MLP (scikit-learn)", "boosting": "boosting", "ridge": "ridge"},
     **{"white-noise": "L-MAP, N(0, I)", "train": "L-MAP, train", "other": "L-MAP, D'"},
-    **{"label-smoothing": "label smoothing", "fmnist": "FashionMNIST", "cifar10": "CIFAR-10"},
+    **{"nats": "LogTrace, D'", "sam+nats": "SAM + LogTrace", "label-smoothing": "label smoothing"},
+    **{"fmnist": "FashionMNIST", "cifar10": "CIFAR-10"},
 }
 """What methods, rows of Table 2 and data sets are called."""
+
+
+def word(name: str) -> str:
+    """A name as tables and legends show it.
+
+    Examples:
+        >>> word("l-map"), word("other@lambda-1e-5"), word("boston")
+        ('L-MAP', "L-MAP, D', lambda-1e-5", 'boston')
+    """
+    base, _, change = name.partition("@")
+    return ", ".join([WORDS.get(base, base), *([change] if change else [])])
+
 
 VALUES = ("ours", "stderr", "paper", "paper_stderr", "runs", "edge")
 
@@ -305,12 +301,21 @@ def arranged(table: Sequence[Mapping[str, Any]], group: str) -> list[Layout]:
         if not main:
             return [crossed(more, by, across)]
         return [crossed(main, by, across)] + [crossed(more, by, across, "More metrics")] * any(more)
-    named = [
-        {k: _word(k, v) if isinstance(v, str) else v for k, v in entry.items()} for entry in table
+    names = columns(table)
+    header = [name for name in names if ERRORS.get(name) not in names]
+    error_of = {base: error for error, base in ERRORS.items()}
+    lines = [
+        [Cell(_text(entry, name, entry.get(error_of.get(name, "")))) for name in header]
+        for entry in table
     ]
-    header, texts = shown(named)
-    lines = [[Cell(text) for text in line] for line in texts]
-    return [Layout("", [], header, lines, _numeric(lines), header)]
+    headings = list(map(_heading, header))
+    return [Layout("", [], headings, lines, _numeric(lines), headings)]
+
+
+def _text(entry: Mapping[str, Any], name: str, stderr: Any) -> str:
+    """An entry with its error behind ±; empty if the line has none."""
+    value = entry.get(name, "")
+    return _word(name, value) if isinstance(value, str) else with_error(value, stderr)
 
 
 def crossed(
@@ -324,31 +329,28 @@ def crossed(
         [[Cell(text='L-MAP', sub=''), Cell(text='1.00', sub='(2.0)')]]
     """
     by = [key for key in by if len({str(entry.get(key)) for entry in table}) > 1] or list(by[-1:])
+    first = dict.fromkeys(entry[across[0]] for entry in table)
     found = dict.fromkeys(tuple(entry[key] for key in across) for entry in table)
-    first = list(dict.fromkeys(place[:-1] for place in found))
-    places = sorted(found, key=lambda place: first.index(place[:-1]))
+    places = [place for name in first for place in found if place[0] == name]
     cells: dict[tuple[Any, ...], dict[tuple[Any, ...], Mapping[str, Any]]] = {}
     for entry in table:
         line = cells.setdefault(tuple(entry.get(key) for key in by), {})
         line[tuple(entry[key] for key in across)] = entry
+    counted = any(entry.get("runs") for entry in table)
     lines = []
     for key, line in cells.items():
-        runs = max((entry.get("runs") or 0 for entry in line.values()), default=0)
-        words = [Cell(str(_word(name, value))) for name, value in zip(by, key, strict=True)]
+        runs = max(entry.get("runs") or 0 for entry in line.values())
+        words = [Cell(_word(name, value)) for name, value in zip(by, key, strict=True)]
         values = [_cell_of(line.get(place), runs) for place in places]
-        lines.append([*words, *values, *([Cell(str(runs))] if runs else [])])
-    seeds = ["seeds"] if any(entry.get("runs") for entry in table) else []
-    lines = [line + [Cell()] * (len(by) + len(places) + len(seeds) - len(line)) for line in lines]
+        lines.append([*words, *values, *[Cell(str(runs) if runs else "")] * counted])
+    named = [[_word(k, p) for k, p in zip(across, place, strict=True)] for place in places]
+    left, right = list(map(_heading, by)), ["seeds"] * counted
     groups: list[tuple[str, int]] = []
     if len(across) > 1:
-        counted = Counter(place[0] for place in places)
-        groups = [("", len(by)), *((str(_word("", k)), n) for k, n in counted.items())]
-        groups += [("", len(seeds))] if seeds else []
-    header = [*map(_heading, by), *(str(_word(across[-1], place[-1])) for place in places), *seeds]
-    named = [
-        " ".join(str(_word(k, p)) for k, p in zip(across, place, strict=True)) for place in places
-    ]
-    labels = [*header[: len(by)], *named, *seeds]
+        spans = Counter(words[0] for words in named)
+        groups = [("", len(by)), *spans.items(), *[("", 1)] * counted]
+    header = [*left, *(words[-1] for words in named), *right]
+    labels = [*left, *map(" ".join, named), *right]
     numeric = [False] * len(by) + [True] * (len(header) - len(by))
     return Layout(name, groups, header, lines, numeric, labels)
 
@@ -382,12 +384,10 @@ def rounded(value: Any, stderr: Any, places: int | None) -> str:
     return text.replace("-", MINUS)
 
 
-def _word(name: str, value: Any) -> Any:
+def _word(name: str, value: Any) -> str:
     if not isinstance(value, str):
         return number(value)
-    return (
-        METRICS.get(value, value.replace("_", " ")) if name == "metric" else WORDS.get(value, value)
-    )
+    return METRICS.get(value, value.replace("_", " ")) if name == "metric" else word(value)
 
 
 def _heading(name: str) -> str:
@@ -396,10 +396,5 @@ def _heading(name: str) -> str:
 
 def _numeric(lines: Sequence[Sequence[Cell]]) -> list[bool]:
     """Columns in which every filled cell starts like a number."""
-
-    def starts(cell: str) -> bool:
-        return (
-            not cell or cell.lstrip("\u2212+<>≈ ")[:1].isdigit() or cell in ("\u2014", "nan", "∞")
-        )
-
-    return [all(starts(cell.text) for cell in column) for column in zip(*lines, strict=True)]
+    number = re.compile(r"[\u2212+<>≈ ]*\d|(\u2014|nan|∞)?$")
+    return [all(number.match(cell.text) for cell in column) for column in zip(*lines, strict=True)]

@@ -226,18 +226,8 @@ run fourier --quick --device tpu                         | device
 run fourier --quick --device cuda:99                     | device
 run fourier --quick --device meta                        | device
 run fourier --quick --out file/runs                      | file/runs
-run fourier --quick --retries 5                          | --ray
 run fourier --quick --data-dir nowhere                   | nowhere
 run uci-table --quick --data-dir nowhere                 | nowhere
-sweep fourier --quick                                    | --set
-sweep fourier --quick --set seeds                        | key=value
-sweep fourier --quick --set seeds=1,big                  | big
-sweep fourier --quick --set seeds=1 --set seeds=2        | twice
-sweep fourier --quick --set seeds=1,2 --resume --force   | one of them
-sweep fourier --quick --set sizes=                       | value
-sweep fourier --quick --set lr=1e30                      | lr
-sweep fourier --quick --set nothing=1,2                  | nothing
-sweep furier --set seeds=1,2                             | fourier
 report nowhere                                           | nowhere
 report empty                                             | empty
 report file                                              | file

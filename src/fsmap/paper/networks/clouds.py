@@ -35,11 +35,19 @@ from fsmap.linalg.estimators import trace
 from fsmap.linalg.jacobian import Site
 from fsmap.linalg.logdet import evaluate, whitened_rows
 from fsmap.models.mlp import MLP
-from fsmap.paper.effects import exact, judge_all
-from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.experiment import (
+    Claim,
+    Context,
+    Experiment,
+    Figures,
+    Measured,
+    Rows,
+    Unit,
+    exact,
+    judge_all,
+)
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import log_scale, power
-from fsmap.paper.rows import Claim, Row
 from fsmap.paper.solvers import one_thread
 from fsmap.px import Lattice, generator
 from fsmap.types import ModelFn, Params
@@ -100,11 +108,11 @@ class CloudExperiment(Experiment):
 
     group = "networks"
 
-    def units(self, config: Any) -> list[dict[str, Any]]:
+    def units(self, config: Any) -> list[Unit]:
         """Blocks of networks, each with the index of its first one."""
         return [{"first": first} for first in range(0, config.draws, config.block)]
 
-    def run(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         """One row for each number, with a value for each network of the block."""
         x = square(config.grid).all()
         columns: dict[tuple[str, tuple[tuple[str, Any], ...]], list[float]] = {}
@@ -130,13 +138,13 @@ class CloudExperiment(Experiment):
         raise NotImplementedError
 
 
-def joined(rows: Sequence[Row], **where: Any) -> list[float]:
+def joined(rows: Rows, **where: Any) -> list[float]:
     """Values of all units, in the order of the networks."""
     chosen = sorted(tables.select(rows, **where), key=lambda row: row.config["first"])
     return [value for row in chosen for value in row.value]
 
 
-def scales(rows: Sequence[Row], **where: Any) -> list[float]:
+def scales(rows: Rows, **where: Any) -> list[float]:
     """Scales s of the same networks."""
     chosen = sorted(tables.select(rows, **where), key=lambda row: row.config["first"])
     return [scale for row in chosen for scale in row.config["scale"]]
@@ -188,7 +196,7 @@ class Cloud(NamedTuple):
     estimate: list[float]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], samples: int, jitter: float) -> Cloud:
+    def of(cls, rows: Rows, samples: int, jitter: float) -> Cloud:
         """The points of one panel."""
         here = {"metric": "log_det", "jitter": jitter}
         estimate = joined(rows, points=samples, **here)
@@ -241,7 +249,7 @@ class LogDetMC(CloudExperiment):
                 yield "log_det", found[k], where
             yield "dimension", (spectrum / shifted[k]).sum(), {"jitter": jitter}
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
         lines = []
         for jitter, samples in _settings(rows):
             found = Cloud.of(rows, samples, jitter)
@@ -262,7 +270,7 @@ class LogDetMC(CloudExperiment):
             )
         return lines
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         jitter, clouds = _main_clouds(rows)
         biases = {f"S = {s}": tables.mean(c.errors().tolist()) for s, c in clouds.items()}
         most = next(iter(biases), "S = 800")
@@ -283,7 +291,7 @@ class LogDetMC(CloudExperiment):
                   "strong correlation", seeds=len(first.exact) if first and rhos else 0),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Figures:
         from matplotlib.colors import LogNorm
 
         jitter, clouds = _main_clouds(rows)
@@ -317,7 +325,7 @@ def log_dets(network: ScaledNetwork, x: Tensor, jitters: Tensor) -> Tensor:
     return values
 
 
-def _draw_bias(rows: Sequence[Row], jitter: float, clouds: dict[int, Cloud]) -> Figure:
+def _draw_bias(rows: Rows, jitter: float, clouds: dict[int, Cloud]) -> Figure:
     figure, (left, right) = figures.axes(2, panel=(3.5, 2.8), sharey=True)
     dimension = joined(rows, metric="dimension", jitter=jitter)
     for (samples, found), name in zip(clouds.items(), ("truth", "bma", "data"), strict=False):
@@ -331,7 +339,7 @@ def _draw_bias(rows: Sequence[Row], jitter: float, clouds: dict[int, Cloud]) -> 
     return figure
 
 
-def _main_clouds(rows: Sequence[Row]) -> tuple[float, dict[int, Cloud]]:
+def _main_clouds(rows: Rows) -> tuple[float, dict[int, Cloud]]:
     """The smallest jitter, and its clouds from the largest sample to the smallest."""
     settings = _settings(rows)
     main = min((jitter for jitter, _ in settings), default=1e-6)
@@ -339,7 +347,7 @@ def _main_clouds(rows: Sequence[Row]) -> tuple[float, dict[int, Cloud]]:
     return main, {samples: Cloud.of(rows, samples, main) for samples in sizes}
 
 
-def _settings(rows: Sequence[Row]) -> list[tuple[float, int]]:
+def _settings(rows: Rows) -> list[tuple[float, int]]:
     estimates = tables.select(rows, metric="log_det", exact=False)
     return [(jitter, points) for jitter, points in tables.group(estimates, "jitter", "points")]
 
@@ -360,7 +368,7 @@ class FirstOrder(NamedTuple):
     color: list[float]  # mean eigenvalue/ε
 
     @classmethod
-    def of(cls, rows: Sequence[Row], jitter: float) -> FirstOrder:
+    def of(cls, rows: Rows, jitter: float) -> FirstOrder:
         """The points of one panel."""
         log_det = joined(rows, metric="log_det", jitter=jitter)
         estimate, exact_trace, number = (
@@ -412,7 +420,7 @@ class LaplacianVsLogDet(CloudExperiment):
         yield "trace_estimate", estimate.value, {}
         yield "parameters", count(params), {}
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
         return [
             {
                 "jitter": jitter,
@@ -426,7 +434,7 @@ class LaplacianVsLogDet(CloudExperiment):
             for jitter, found in _panels(rows).items()
         ]
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         clouds = _panels(rows)
         if not clouds:
             text = "The first-order form is accurate for large ε and monotone for small ε"
@@ -447,7 +455,7 @@ class LaplacianVsLogDet(CloudExperiment):
                   "more accurate", seeds=n),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Figures:
         from matplotlib.colors import LogNorm
 
         clouds = _panels(rows)
@@ -469,7 +477,7 @@ class LaplacianVsLogDet(CloudExperiment):
         return {"laplacian-vs-logdet": figure}
 
 
-def _panels(rows: Sequence[Row]) -> dict[float, FirstOrder]:
+def _panels(rows: Rows) -> dict[float, FirstOrder]:
     """By jitter, from the smallest to the largest."""
     jitters = {row.config["jitter"] for row in tables.select(rows, metric="log_det")}
     return {jitter: FirstOrder.of(rows, jitter) for jitter in sorted(jitters)}

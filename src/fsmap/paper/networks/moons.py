@@ -26,12 +26,21 @@ from fsmap.models.mlp import MLP
 from fsmap.objective.likelihood import Categorical
 from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
 from fsmap.objective.prior import Normal
-from fsmap.paper.effects import exact, judge_all, log_ratio
-from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.experiment import (
+    Claim,
+    Context,
+    Experiment,
+    Figures,
+    Measured,
+    Rows,
+    Unit,
+    exact,
+    judge_all,
+    log_ratio,
+)
 from fsmap.paper.networks.clouds import eigenvalues, jitter_text, jitter_title, square
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import Frame, Interactive, legend_above
-from fsmap.paper.rows import Claim, Row
 from fsmap.paper.solvers import one_thread
 from fsmap.px import Lattice, generator
 from fsmap.train.grid import Grid
@@ -175,12 +184,12 @@ class MoonsEigs(Experiment):
         steps=500, lr=1e-2, lap_points=100, det_points=48, seeds=1, jitters=(1e-10, 1e-4, 1.0, 1e2)
     )
 
-    def units(self, config: EigsConfig) -> list[dict[str, Any]]:
+    def units(self, config: EigsConfig) -> list[Unit]:
         """One unit per method and seed; its jitters are one population."""
         seeds = range(config.seeds)
         return [{"method": method, "seed": seed} for method in METHODS for seed in seeds]
 
-    def run(self, config: EigsConfig, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def run(self, config: EigsConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         """Train all jitters of one method and seed, and look at 𝒥."""
         method, seed = unit["method"], unit["seed"]
         x = config.px().all()
@@ -197,7 +206,7 @@ class MoonsEigs(Experiment):
             for metric, value in found.items():
                 yield Measured(metric, value, method, seed, where, deviations)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
         lines = []
         for (method, jitter), members in tables.group(rows, "method", "jitter").items():
             mean = tables.mean(tables.values(members, metric="eigenvalue_sum"))
@@ -208,7 +217,7 @@ class MoonsEigs(Experiment):
             lines.append(line)
         return lines
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         sums = tables.select(rows, metric="eigenvalue_sum")
         jitters = sorted({row.config["jitter"] for row in sums if row.method != "ps-map"})
         low, high = (jitters or [math.nan])[0], (jitters or [math.nan])[-1]
@@ -226,7 +235,7 @@ class MoonsEigs(Experiment):
                       ratio=True, within=2, source="ours"),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Figures:
         figure, (left, right) = figures.axes(2, panel=(3.6, 2.9))
         _draw_lines(left, tables.select(rows, metric="eigenvalue_sum"))
         left.set(xscale="log", yscale="log", xlabel=r"jitter $\epsilon$")
@@ -237,7 +246,7 @@ class MoonsEigs(Experiment):
         return {"moons-eigs": figure}
 
 
-def _draw_lines(ax: Axes, rows: Sequence[Row]) -> None:
+def _draw_lines(ax: Axes, rows: Rows) -> None:
     base = tables.mean_of(rows, method="ps-map")
     jitters = sorted({row.config["jitter"] for row in rows if "jitter" in row.config})
     look = figures.method_style("ps-map", marker="", linestyle=(0, (4, 2)))
@@ -269,7 +278,7 @@ def points(pixels: int) -> Tensor:
     return torch.stack([columns.reshape(-1), rows.reshape(-1)], dim=-1)
 
 
-def _draw_function(ax: Axes, rows: Sequence[Row], jitter: float) -> Any:
+def _draw_function(ax: Axes, rows: Rows, jitter: float) -> Any:
     where = {"metric": "probability", "method": "l-map", "start": "random", "seed": 0}
     (row,) = tables.select(rows, jitter=jitter, **where)
     field = _smooth(row.value)
@@ -356,7 +365,7 @@ class MoonsSolutions(Experiment):
     config = SolutionsConfig()
     quick = SolutionsConfig(steps=400, lr=1e-2, lap_points=100, between=1, pixels=48)
 
-    def units(self, config: SolutionsConfig) -> list[dict[str, Any]]:
+    def units(self, config: SolutionsConfig) -> list[Unit]:
         """Per seed: PS-MAP, and L-MAP with all jitters from each start."""
         kinds = [("ps-map", RANDOM), ("l-map", RANDOM), ("l-map", CHAIN)]
         return [
@@ -365,9 +374,7 @@ class MoonsSolutions(Experiment):
             for method, start in kinds
         ]
 
-    def run(
-        self, config: SolutionsConfig, unit: dict[str, Any], context: Context
-    ) -> Iterator[Measured]:
+    def run(self, config: SolutionsConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         """Train, and look at the function on the picture and on p_X."""
         method, seed = unit["method"], unit["seed"]
         way = chain if unit["start"] == CHAIN else train
@@ -380,7 +387,7 @@ class MoonsSolutions(Experiment):
             yield Measured("inputs", fitted.data.x)
             yield Measured("labels", fitted.data.y)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
         lines = []
         scalars = ("train_nll", "train_accuracy", "spread", "eigenvalue_sum")
         chosen = tables.select(rows, metric=scalars)
@@ -393,7 +400,7 @@ class MoonsSolutions(Experiment):
             lines.append({**line, **dict(zip(scalars[1:], others, strict=True))})
         return lines
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         spread, nll, accuracy = (
             by_jitter(rows, metric) for metric in ("spread", "train_nll", "train_accuracy")
         )
@@ -431,7 +438,7 @@ class MoonsSolutions(Experiment):
                   source="ours", seeds=seeds),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Figures:
         found = by_jitter(rows, "spread")
         shown = [j for j in found if any(math.isclose(j, p, rel_tol=1e-6) for p in PAPER_JITTERS)]
         figure, axes = figures.axes(len(shown), panel=(2.6, 2.5), squeeze=False, sharey=True)
@@ -442,7 +449,7 @@ class MoonsSolutions(Experiment):
         _color_bar(figure, image, axes)
         return {"moons-solutions": figure, "moons-solutions-path": _path(rows)}
 
-    def interactive(self, rows: Sequence[Row]) -> Interactive:
+    def interactive(self, rows: Rows) -> Interactive:
         accuracy, nll = by_jitter(rows, "train_accuracy"), by_jitter(rows, "train_nll")
         frames = []
         for jitter in accuracy:
@@ -457,7 +464,7 @@ class MoonsSolutions(Experiment):
         return Interactive(title, "ε", frames, start=away.index(min(away)))
 
 
-def _path(rows: Sequence[Row]) -> Figure:
+def _path(rows: Rows) -> Figure:
     """Numbers against ε, from both starts."""
     figure, axes = figures.axes(3, panel=(2.9, 2.6))
     looks: dict[str, dict[str, Any]] = {
@@ -510,7 +517,7 @@ def _look(config: SolutionsConfig, fitted: Fitted) -> dict[str, Any]:
     }
 
 
-def largest_jump(rows: Sequence[Row], start: str) -> tuple[float, float]:
+def largest_jump(rows: Rows, start: str) -> tuple[float, float]:
     """The largest change of the function between neighbors, and the ε where it ends."""
     chosen = tables.select(rows, metric="probability", method="l-map", start=start, seed=0)
     ordered = sorted(chosen, key=lambda row: row.config["jitter"])
@@ -521,6 +528,6 @@ def largest_jump(rows: Sequence[Row], start: str) -> tuple[float, float]:
     return float(share[place]), float(ordered[place + 1].config["jitter"])
 
 
-def by_jitter(rows: Sequence[Row], metric: str, start: str = RANDOM) -> dict[float, float]:
+def by_jitter(rows: Rows, metric: str, start: str = RANDOM) -> dict[float, float]:
     """A number of L-MAP, mean over seeds, in the order of ε."""
     return tables.means_by(rows, "jitter", metric=metric, method="l-map", start=start)

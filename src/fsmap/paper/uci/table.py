@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from fsmap.paper.effects import exact
-from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.experiment import (
+    Claim,
+    Context,
+    Experiment,
+    Figures,
+    Measured,
+    Row,
+    Rows,
+    Unit,
+    exact,
+    not_tested,
+)
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean
-from fsmap.paper.rows import Claim, Row, not_tested
 from fsmap.paper.uci.protocol import (
     BASELINES,
     FAIR,
@@ -21,9 +30,6 @@ from fsmap.paper.uci.protocol import (
     run_fair,
     run_paper,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 METHODS = ("ps-map", "l-map")
 DIFFERENCE = "l-map \u2212 ps-map"
@@ -92,7 +98,7 @@ class Cell(NamedTuple):
         }
 
 
-def cells(rows: Sequence[Row]) -> list[Cell]:
+def cells(rows: Rows) -> list[Cell]:
     """The table: protocols, tables and methods in order; after ``fair``, the paired differences."""
     found: list[Cell] = []
     for protocol, names in ((PAPER, METHODS), (FAIR, METHODS), (BASELINES, tuple(NAMES))):
@@ -106,7 +112,7 @@ def cells(rows: Sequence[Row]) -> list[Cell]:
     return found
 
 
-def _cell(dataset: str, protocol: str, method: str, rows: Sequence[Row]) -> Cell | None:
+def _cell(dataset: str, protocol: str, method: str, rows: Rows) -> Cell | None:
     """The chosen configuration and its test errors; None where nothing was run."""
     if protocol == PAPER:
         final = tables.select(rows, metric="test_rmse", stage="final")
@@ -137,7 +143,7 @@ def _edges(chosen: dict[str, float], tried: Sequence[dict[str, float]]) -> tuple
     return tuple(found)
 
 
-def _by_config(rows: Sequence[Row]) -> dict[tuple[tuple[str, float], ...], dict[int, float]]:
+def _by_config(rows: Rows) -> dict[tuple[tuple[str, float], ...], dict[int, float]]:
     """Values by split, by configuration; pieces of the run joined."""
     found: dict[tuple[tuple[str, float], ...], dict[int, float]] = {}
     for row in rows:
@@ -160,7 +166,7 @@ def _difference(ps: Cell, lm: Cell) -> Cell:
     return Cell(ps.dataset, DIFFERENCE, FAIR, values, {})
 
 
-def claims(rows: Sequence[Row]) -> Iterator[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """The paper's cells and its count of wins; the fair comparison; the baselines."""
     table = cells(rows)
     paper = [cell for cell in table if cell.protocol == PAPER]
@@ -217,7 +223,7 @@ def _against(table: Sequence[Cell], protocol: str, one: str, other: str) -> dict
     return {d: m for d, m in found.items() if m.n}
 
 
-def draw(rows: Sequence[Row]) -> dict[str, Figure]:
+def draw(rows: Rows) -> Figures:
     """Errors beside the paper's, and the paired differences of the fair protocol."""
     table = cells(rows)
     figure, (left, right) = figures.axes(2, panel=(5.2, 3.2))
@@ -304,7 +310,7 @@ class UCITable(Experiment):
         epochs=40,
     )
 
-    def units(self, config: Config) -> list[dict[str, Any]]:
+    def units(self, config: Config) -> list[Unit]:
         """The paper's protocol table by table, then pieces of the fair one, then baselines."""
         pieces = range(0, config.fair_splits, config.chunk)
         units: dict[str, list[dict[str, Any]]] = {
@@ -319,7 +325,7 @@ class UCITable(Experiment):
             for unit in some
         ]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         """One piece."""
         dataset = unit["dataset"]
         if unit["protocol"] == PAPER:
@@ -330,11 +336,11 @@ class UCITable(Experiment):
         splits = range(first, min(first + config.chunk, config.fair_splits))
         return run_fair(config, dataset, splits, context)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
         return [cell.line() for cell in cells(rows)]
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         return list(claims(rows))
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Figures:
         return draw(rows)

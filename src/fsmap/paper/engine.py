@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, Protocol, get_args, get_origin
 import torch
 
 from fsmap.errors import CheckpointError, FsmapError, InputError, MissingDataError, did_you_mean
-from fsmap.paper.experiment import Context, Experiment, Unit, coverage, get, registry
+from fsmap.paper.experiment import Context, Experiment, coverage, get, registry
 from fsmap.paper.report import figures
 from fsmap.paper.rows import (
     DAMAGED,
@@ -43,6 +43,7 @@ from fsmap.paper.rows import (
     Place,
     Row,
     RunFolder,
+    Unit,
     circumstances,
     claim_entry,
     key_of,

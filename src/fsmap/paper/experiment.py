@@ -12,7 +12,7 @@ import functools
 import importlib
 import math
 import pkgutil
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
@@ -20,7 +20,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 from fsmap.errors import FsmapError, InputError, did_you_mean
 from fsmap.paper.report.figures import Curve, Frame, Interactive
 from fsmap.paper.report.tables import Mean, in_order, mean, summarize, with_error
-from fsmap.paper.rows import Claim, Row, Source, Value, judge, key_of, lead, not_tested, plain
+from fsmap.paper.rows import (
+    Claim,
+    Row,
+    Rows,
+    Source,
+    Unit,
+    Value,
+    judge,
+    key_of,
+    lead,
+    not_tested,
+    plain,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -28,19 +40,15 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "Context", "Experiment", "Measured",  # what an experiment is made of
-    "Figures", "Rows", "Unit",  # types
+    "Context", "Experiment", "Measured", "Plots",  # what an experiment is made of
     "Claim", "Row", "exact", "judge", "judge_all", "log_ratio", "not_tested",  # what it states
     "Curve", "Frame", "Interactive",  # what the page can move
     "coverage", "get", "registry", "section",  # which there are
 ]
 # fmt: on
 
-Unit: TypeAlias = dict[str, Any]
-"""Key of a part that a killed run does not repeat: a small dict of JSON values."""
-Rows: TypeAlias = Sequence[Row]
-Figures: TypeAlias = "dict[str, Figure]"
-"""Figures by file name (without ending)."""
+Plots: TypeAlias = "dict[str, Figure]"
+"""Plots by file name (without ending)."""
 
 
 class Measured(NamedTuple):
@@ -114,8 +122,8 @@ class Experiment:
         """What the paper states, judged by the rows; the forms are in :mod:`fsmap.paper.rows`."""
         return []
 
-    def draw(self, rows: Rows) -> Figures:
-        """Figures by file name (without ending). Reads rows, trains nothing."""
+    def draw(self, rows: Rows) -> Plots:
+        """Plots by file name (without ending). Reads rows, trains nothing."""
         return {}
 
     def interactive(self, rows: Rows) -> Interactive | None:
@@ -198,7 +206,7 @@ ORDER = """
 def section(experiment: Experiment) -> str:
     """The heading that an experiment stands under."""
     if experiment.label.startswith(("Fig.", "Table ")):
-        return "Appendix" if "A." in experiment.label else "Figures and tables of the main text"
+        return "Appendix" if "A." in experiment.label else "Plots and tables of the main text"
     stated = experiment.label.startswith(("Sec.", "Theorem", "Abstract", "App."))
     return "Statements without a figure" if stated else "Beyond the paper"
 

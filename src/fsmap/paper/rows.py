@@ -84,6 +84,11 @@ class Row(NamedTuple):
     deviations: tuple[str, ...] = ()  # where this number's protocol departs from the paper's
 
 
+Rows = Sequence[Row]
+Unit = dict[str, Any]
+"""Key of a part that a killed run does not repeat: a small dict of JSON values."""
+
+
 class Claim(NamedTuple):
     """A statement and what the rows of this run say about it."""
 

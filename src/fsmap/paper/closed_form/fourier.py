@@ -32,21 +32,11 @@ from fsmap.objective.closed_form import (
 )
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
-from fsmap.paper.experiment import (
-    Claim,
-    Context,
-    Experiment,
-    Figures,
-    Measured,
-    Rows,
-    Unit,
-    exact,
-    judge_all,
-    log_ratio,
-)
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all, log_ratio
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, PAPER_LOOK, epsilon, legend_above, log_scale, power
 from fsmap.paper.report.tables import Mean
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import Advance, log_density, objective_of, solve
 from fsmap.types import Batch
 
@@ -248,8 +238,6 @@ class Config(FourierConfig):
 
 
 class Fourier(Experiment):
-    """Seven sizes, a few seeds, PS-MAP and FS-MAP by two protocols."""
-
     id = "fourier"
     label = "Fig. 2 a–d"
     title = "FS-MAP on a Fourier model"
@@ -268,11 +256,9 @@ class Fourier(Experiment):
     quick = Config(sizes=(100, 200, 400, 1_600), steps=1_500, long_steps=3_000)
 
     def units(self, config: Config) -> list[Unit]:
-        """Everything at the paper's number of steps, then the long run."""
         return [{"part": "sizes"}, {"part": "long"}]
 
     def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
-        """Draw, fit and measure."""
         if unit["part"] == "long":
             problems = [draw_problem(config, max(config.sizes), 0)]
             longer = dataclasses.replace(config, steps=config.long_steps)
@@ -311,7 +297,7 @@ class Fourier(Experiment):
                       above=0.05, paper="near zero against 0.1"),
         ]  # fmt: skip
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         figure, panels = figures.axes(2, 2)
         for ax, (metric, (title, ylabel)) in zip(panels.flat, PANELS.items(), strict=True):
             _plot(ax, rows, metric, "n_train")
@@ -395,8 +381,6 @@ class PXConfig(JitterConfig):
 
 
 class FourierPX(Experiment):
-    """Test RMSE for two evaluation distributions."""
-
     id = "fourier-pX"
     label = "Fig. 3 b"
     title = "Which evaluation distribution"
@@ -415,7 +399,6 @@ class FourierPX(Experiment):
     quick = PXConfig(steps=500, seeds=2, num_points=3_000)
 
     def run(self, config: PXConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        """Both distributions at all jitters, and PS-MAP."""
         noise, factor = config.noise_std, narrow_factor(config)
         exactly = Variant("fs-map", {"px": WIDE, "jitter": 0.0}, noise, DEVIATIONS[EXACT])
         blocks = [
@@ -438,7 +421,7 @@ class FourierPX(Experiment):
         text = f"Test RMSE with p_X = {WIDE} is below that with {NARROW} and PS-MAP's, at every ε"
         return [judge_all(text, effects, below=0, paper="best")]
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.6, 3.1))
         groups = tables.group(tables.select(rows, metric="test_rmse"), "px", "method", "jitter")
         ticks: dict[str, list[float]] = {}
@@ -477,8 +460,6 @@ class NoiseConfig(AblationConfig):
 
 
 class FourierNoise(Experiment):
-    """Test RMSE against the noise that the likelihood assumes."""
-
     id = "fourier-noise"
     label = "Fig. 4"
     title = "A wrong noise level"
@@ -494,7 +475,6 @@ class FourierNoise(Experiment):
     quick = NoiseConfig(ratios=(1 / 3, 1.0, 3.0, 10.0), steps=800)
 
     def run(self, config: NoiseConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        """All noise levels and methods."""
         blocks = []
         for form, (plain,) in uniform_blocks(config):
             variants = [
@@ -528,7 +508,7 @@ class FourierNoise(Experiment):
                       paper="PS-MAP relatively stable"),
         ]  # fmt: skip
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.6, 3.1))
         _plot(ax, rows, "test_rmse", "ratio")
         ax.axvline(1.0, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
@@ -548,8 +528,6 @@ class PointsConfig(JitterConfig):
 
 
 class FourierPoints(Experiment):
-    """Test RMSE against the number of equidistant evaluation points."""
-
     id = "fourier-points"
     label = "Fig. 3 a"
     title = "How many evaluation points"
@@ -568,11 +546,9 @@ class FourierPoints(Experiment):
     quick = PointsConfig(points=(10, 40, 100, 160, 202, 300), steps=800, seeds=2)
 
     def units(self, config: PointsConfig) -> list[Unit]:
-        """One unit per number of points; infinity is the continuous p_X, with PS-MAP beside it."""
         return [{"points": m} for m in (math.inf, *config.points)]
 
     def run(self, config: PointsConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        """All jitters and seeds of one number of points."""
         variants = config.variants(unit, CLOSED_FORM)
         if math.isinf(unit["points"]):
             reference = Block(None, [Variant("ps-map", unit, config.noise_std)])
@@ -608,7 +584,7 @@ class FourierPoints(Experiment):
                       ratio=True, within=1.02, paper="saturates at 200"),
         ]  # fmt: skip
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.6, 3.1))
         chosen = tables.select(rows, metric="test_rmse")
         curves = tables.group(tables.select(chosen, method="fs-map"), "jitter")

@@ -23,22 +23,11 @@ from fsmap.objective.closed_form import Invertible
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
 from fsmap.paper import solvers
-from fsmap.paper.experiment import (
-    Claim,
-    Context,
-    Experiment,
-    Figures,
-    Measured,
-    Row,
-    Rows,
-    Unit,
-    exact,
-    judge_all,
-    log_ratio,
-)
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all, log_ratio
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, Curve, Frame, Interactive, legend_above
 from fsmap.paper.report.tables import largest, listed
+from fsmap.paper.rows import Claim, Row, Rows, Unit
 from fsmap.paper.solvers import Advance, objective_of, one_thread
 from fsmap.types import Batch
 
@@ -147,8 +136,6 @@ class PosteriorConfig(MixtureConfig):
 
 
 class MixturePosterior(Experiment):
-    """Posterior densities of the right bump's weight, and the functions at their peaks."""
-
     id = "mixture-posterior"
     label = "Fig. 1 a, b"
     title = "Most likely functions or parameters"
@@ -167,7 +154,6 @@ class MixturePosterior(Experiment):
     quick = PosteriorConfig(seeds=3)
 
     def run(self, config: PosteriorConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        """Solve all data sets at once, then walk along θ_R with θ_L at its PS-MAP value."""
         model, data = build(), draw_data(config)
         design, form = model.design(CURVE), log_det_form(config)
         solutions = solve(config, data, config.prior_std, context.advance)
@@ -204,7 +190,7 @@ class MixturePosterior(Experiment):
                       {"": ratio}, ratio=True, below=0.75, paper="lower"),
         ]  # fmt: skip
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
         for row in tables.select(rows, metric="density"):
             left.plot(GRID.tolist(), row.value, **_look(row))
@@ -253,8 +239,6 @@ class BMAConfig(MixtureConfig):
 
 
 class MixtureBMA(Experiment):
-    """Distances of PS-MAP and FS-MAP to the model average as the prior widens."""
-
     id = "mixture-bma"
     label = "Fig. 5"
     title = "Which MAP function is nearer to the model average"
@@ -272,11 +256,9 @@ class MixtureBMA(Experiment):
     )
 
     def units(self, config: BMAConfig) -> list[Unit]:
-        """One unit per α."""
         return [{"prior_std": alpha} for alpha in config.prior_stds]
 
     def run(self, config: BMAConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        """MAP solutions of all data sets, then their averages."""
         alpha, where = unit["prior_std"], dict(unit)
         design, data = build().design(CURVE), draw_data(config)
         found = solve(config, data, alpha, lambda done: context.advance(done / 2))
@@ -320,7 +302,7 @@ class MixtureBMA(Experiment):
                   source="ours", seeds=len({row.seed for row in distances})),
         ]  # fmt: skip
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         shown = [a for a in PRINTED if tables.select(rows, metric="average", prior_std=a)]
         figure, panels = figures.axes(len(shown) or 1, panel=(2.9, 2.6), sharey=True, squeeze=False)
         for ax, alpha in zip(panels[0], shown, strict=True):

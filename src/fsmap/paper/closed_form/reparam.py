@@ -20,21 +20,11 @@ from fsmap.models.basis import IDENTITY, TANH, FourierBasis, RBFBasis, Squash
 from fsmap.objective.closed_form import Invertible
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal, Reparametrized
-from fsmap.paper.experiment import (
-    Claim,
-    Context,
-    Experiment,
-    Figures,
-    Measured,
-    Rows,
-    Unit,
-    exact,
-    judge_all,
-    log_ratio,
-)
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all, log_ratio
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_above
 from fsmap.paper.report.tables import largest, smallest
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import log_density, objective_of, solve
 from fsmap.types import Batch, Params
 
@@ -185,8 +175,6 @@ class Config:
 
 
 class Reparam(Experiment):
-    """PS-MAP under θ and 1/θ; then both methods under θ and sinh θ."""
-
     id = "reparam"
     label = "Fig. A.1"
     title = "Another parametrization, another PS-MAP"
@@ -200,11 +188,9 @@ class Reparam(Experiment):
     quick = Config(steps=1_200, seeds=2, small_steps=1_500)
 
     def units(self, config: Config) -> list[Unit]:
-        """The paper's experiment, and what goes beyond it."""
         return [{"part": "invert"}, {"part": "sinh"}]
 
     def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
-        """One of the two parts."""
         if unit["part"] == "invert":
             yield from _invert(config, context)
         else:
@@ -248,7 +234,7 @@ class Reparam(Experiment):
                   seeds=seeds),
         ]  # fmt: skip
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
         looks = {
             ORIGINAL: {"color": figures.COLORS["ps-map"], "label": r"PS-MAP in $\theta$"},

@@ -28,10 +28,11 @@ from fsmap.linalg.logdet import log_det
 from fsmap.linalg.metric import General
 from fsmap.models.basis import TANH
 from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem
-from fsmap.paper.experiment import Claim, Context, Experiment, Figures, Measured, Rows, Unit, exact
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import epsilon, log_scale, power
 from fsmap.paper.report.tables import largest
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import log_density, maximize
 from fsmap.types import Batch, Params
 
@@ -69,8 +70,6 @@ class MetricConfig:
 
 
 class TheoryMetric(Experiment):
-    """Log-determinants under two evaluation distributions, at random parameters."""
-
     id = "theory-metric"
     label = "Sec. 3.2, App. B.2, B.3"
     title = "When the evaluation distribution matters"
@@ -87,7 +86,6 @@ class TheoryMetric(Experiment):
     quick = MetricConfig(draws=100, points=200, metrics=3)
 
     def run(self, config: MetricConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        """Three models under two distributions each, then the general metric."""
         generator = torch.Generator().manual_seed(0)
         narrow = torch.linspace(-1, 1, config.points, dtype=torch.float64)
         wide = torch.linspace(-3, 3, config.points, dtype=torch.float64)
@@ -127,7 +125,7 @@ class TheoryMetric(Experiment):
                   seeds=len(gaps)),
         ]  # fmt: skip
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         figure, panels = figures.axes(3, panel=(2.7, 2.8))
         names = {"square": ("uniform weights", "random weights")}
         reach = 1.05 * max(
@@ -228,8 +226,6 @@ class SymmetryConfig:
 
 
 class TheorySymmetry(Experiment):
-    """The path to a fixed point of the permutation, and the expectation over q."""
-
     id = "theory-symmetry"
     label = "Theorem 2, App. B.6–B.8"
     title = "Symmetric networks have infinite prior density"
@@ -246,7 +242,6 @@ class TheorySymmetry(Experiment):
     quick = SymmetryConfig(points=60, path=25, samples=10_000, seeds=3)
 
     def run(self, config: SymmetryConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        """Null space at θ*, the path, and the expectation."""
         fixed = torch.tensor(FIXED, dtype=torch.float64)
         x = torch.linspace(-2, 2, config.points, dtype=torch.float64)
         _, singular, right = torch.linalg.svd(scaled_jacobian(fixed[None], x)[0])
@@ -283,7 +278,7 @@ class TheorySymmetry(Experiment):
             _finite(rows),
         ]  # fmt: skip
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
         shades = ("-", "--", "-.", ":")
         for line, row in zip(shades, tables.select(rows, metric="path"), strict=False):
@@ -384,8 +379,6 @@ class FlatConfig(FourierConfig):
 
 
 class TheoryFlat(Experiment):
-    """Relative difference of Hessian and 𝒥 against the residual."""
-
     id = "theory-flat"
     label = "Sec. 3.3"
     title = "The geometry term is the curvature of the loss"
@@ -399,7 +392,6 @@ class TheoryFlat(Experiment):
     quick = FlatConfig(num_frequencies=20, n_train=200, noise_stds=(0.001, 0.01, 0.1, 1.0))
 
     def run(self, config: FlatConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        """Fit at every noise level, then compare the two matrices."""
         for number, noise in enumerate(config.noise_stds):
             drawn, where = dataclasses.replace(config, noise_std=noise), {"noise_std": noise}
             for seed in range(config.seeds):
@@ -430,7 +422,7 @@ class TheoryFlat(Experiment):
                   f"like residual^{slope:.2f}", source="ours", seeds=seeds),
         ]  # fmt: skip
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.4, 3.0))
         x, y = _line(rows, "residual"), _line(rows, "relative_gap")
         ax.plot(x, y, color=figures.COLORS["fs-map"], marker="s", label="measured")

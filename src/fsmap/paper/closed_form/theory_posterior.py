@@ -27,10 +27,11 @@ from fsmap.objective.closed_form import Invertible
 from fsmap.objective.prior import Normal
 from fsmap.paper.closed_form import mixture
 from fsmap.paper.closed_form.mixture import MixtureConfig
-from fsmap.paper.experiment import Claim, Context, Experiment, Figures, Measured, Rows, Unit, exact
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_once, log_scale
 from fsmap.paper.report.tables import largest, smallest
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import log_density, maximize, objective_of, one_thread
 from fsmap.types import Batch
 
@@ -51,8 +52,6 @@ class AnyConfig(MixtureConfig):
 
 
 class TheoryAnyParameter(Experiment):
-    """The mixture model of Fig. 1 in θ' = (θ − θ₀)³, for several θ₀ and data sets."""
-
     id = "theory-any-parameter"
     label = "Abstract, App. A"
     title = "PS-MAP can be made to return anything"
@@ -66,7 +65,6 @@ class TheoryAnyParameter(Experiment):
     quick = AnyConfig(starts=4, steps=800, seeds=3)
 
     def run(self, config: AnyConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        """All θ₀, data sets and starts as one stack per method."""
         data = mixture.draw_data(config)
         task = Task(data, mixture.log_det_form(config), config)
         found = mixture.solve(MixtureConfig(), data, config.prior_std)
@@ -104,7 +102,7 @@ class TheoryAnyParameter(Experiment):
                   f"stays {smallest(far):.2f} or more from θ₀", "invariant", seeds=seeds),
         ]  # fmt: skip
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         figure, panels = figures.axes(2, panel=(3.4, 3.1), sharex=True, sharey=True)
         targets = {tuple(row.config["target"]) for row in tables.select(rows, metric="moved")}
         for ax, method in zip(panels, METHODS, strict=True):
@@ -190,8 +188,6 @@ class LargeConfig:
 
 
 class TheoryLargeData(Experiment):
-    """Distances of both MAP functions to the model average as N grows."""
-
     id = "theory-large-data"
     label = "Sec. 4.3"
     title = "With much data FS-MAP becomes the model average"
@@ -205,11 +201,9 @@ class TheoryLargeData(Experiment):
     quick = LargeConfig(sizes=(20, 100, 500, 2_000), panels=14, seeds=3)
 
     def units(self, config: LargeConfig) -> list[Unit]:
-        """One unit per size."""
         return [{"n_train": n} for n in config.sizes]
 
     def run(self, config: LargeConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        """Both optima and the average, data set by data set."""
         for seed in range(config.seeds):
             data = _draw(config, unit["n_train"], seed)
             found = {method: _mode(config, data, method) for method in METHODS}
@@ -236,7 +230,7 @@ class TheoryLargeData(Experiment):
                   "at the largest N", "PS-MAP generally differs", seeds=seeds),
         ]  # fmt: skip
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.4, 3.0))
         for method in METHODS:
             figures.plot_mean(ax, *_line(rows, method), method)

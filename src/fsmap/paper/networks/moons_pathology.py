@@ -27,10 +27,11 @@ from fsmap.models.mlp import MLP
 from fsmap.objective.likelihood import Bernoulli, Gaussian, Likelihood
 from fsmap.objective.objective import Objective, fs_map
 from fsmap.objective.prior import Normal
-from fsmap.paper.experiment import Claim, Context, Experiment, Figures, Measured, Rows, Unit, exact
-from fsmap.paper.networks.clouds import jitter_text
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
+from fsmap.paper.networks.clouds import jitter_text, square
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import one_thread
 from fsmap.px import Lattice, Stream, generator
 from fsmap.train.grid import Grid
@@ -109,14 +110,14 @@ def four_parameters() -> Problem:
     x = torch.linspace(-2, 2, 20, dtype=torch.float64)[:, None]
     noise = torch.randn(20, 1, generator=generator("four-parameters"), dtype=torch.float64)
     y = torch.tanh(2 * x) - 0.5 * torch.tanh(0.5 * x) + 0.3 * noise
-    return Problem((1, 2, 1), False, Batch(x, y), Gaussian(0.3), _grid(1, 3.0, 41))
+    return Problem((1, 2, 1), False, Batch(x, y), Gaussian(0.3), square(41, 3.0, 1))
 
 
 def two_moons() -> Problem:
     """A 2-4-1 network with one logit on the two moons."""
     data = moons(dtype=torch.float64)
     batch = Batch(data.x, data.y[:, None].double())
-    return Problem((2, 4, 1), True, batch, Bernoulli(), _grid(2, 5.0, 12))
+    return Problem((2, 4, 1), True, batch, Bernoulli(), square(12))
 
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {"1-2-1": four_parameters, "2-4-1": two_moons}
@@ -204,11 +205,6 @@ def climb(
     return Climb(torch.tensor(step), torch.stack(values), torch.stack(ratios))
 
 
-def _grid(dimensions: int, half_width: float, side: int) -> Lattice:
-    corner = torch.full((dimensions,), half_width, dtype=torch.float64)
-    return Lattice(-corner, corner, side)
-
-
 def _ratio(f: ModelFn, params: Params, x: Tensor) -> Tensor:
     with torch.no_grad():
         rows, _ = whitened_rows(f, params, x)
@@ -217,8 +213,6 @@ def _ratio(f: ModelFn, params: Params, x: Tensor) -> Tensor:
 
 
 class MoonsPathology(Experiment):
-    """Unjittered and jittered objectives on the way to a singular configuration."""
-
     id = "moons-pathology"
     label = "Theorems 1, 2"
     title = "Pathological optima without jitter"
@@ -236,12 +230,10 @@ class MoonsPathology(Experiment):
     quick = PathologyConfig(jitters=(1e-8, 1e-4), seeds=2, steps=50)
 
     def units(self, config: PathologyConfig) -> list[Unit]:
-        """One unit per network and jitter."""
         jitters = (0.0, *config.jitters)
         return [{"network": name, "jitter": jitter} for name in PROBLEMS for jitter in jitters]
 
     def run(self, config: PathologyConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        """The straight path, then the optimizer."""
         problem, jitter = PROBLEMS[unit["network"]](), unit["jitter"]
         distances = config.distances()
         yield Measured("distance", distances, config=unit)
@@ -302,7 +294,7 @@ class MoonsPathology(Experiment):
                   "no pathological optima", seeds=seeds if bounded else 0),
         ]  # fmt: skip
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         networks = list(dict.fromkeys(network for network, _ in _settings(rows)))
         figure, axes = figures.axes(3, len(networks), panel=(3.1, 2.5), squeeze=False)
         for line, network in zip(axes, networks, strict=True):

@@ -23,20 +23,10 @@ from fsmap.data import uci
 from fsmap.errors import require
 from fsmap.models.mlp import MLP
 from fsmap.objective.objective import Objective
-from fsmap.paper.experiment import (
-    Claim,
-    Context,
-    Experiment,
-    Figures,
-    Measured,
-    Row,
-    Rows,
-    Unit,
-    exact,
-    not_tested,
-)
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean
+from fsmap.paper.rows import Claim, Row, Rows, Unit, not_tested
 from fsmap.paper.solvers import one_thread
 from fsmap.train.optim import adam
 from fsmap.train.population import measure_members
@@ -470,7 +460,7 @@ def _against(table: Sequence[Cell], protocol: str, one: str, other: str) -> dict
     return {d: m for d, m in found.items() if m.n}
 
 
-def draw(rows: Rows) -> Figures:
+def draw(rows: Rows) -> Plots:
     """Errors beside the paper's, and the paired differences of the fair protocol."""
     table = cells(rows)
     figure, (left, right) = figures.axes(2, panel=(5.2, 3.2))
@@ -521,8 +511,6 @@ def _draw_difference(ax: Any, place: int, cell: Cell) -> None:
 
 
 class UCITable(Experiment):
-    """Normalized test RMSE, two protocols, beside the paper's and scikit-learn's."""
-
     id = "uci-table"
     label = "Table 1"
     title = "UCI regression"
@@ -558,7 +546,6 @@ class UCITable(Experiment):
     )
 
     def units(self, config: Config) -> list[Unit]:
-        """The paper's protocol table by table, then pieces of the fair one, then baselines."""
         pieces = range(0, config.fair_splits, config.chunk)
         units: dict[str, list[dict[str, Any]]] = {
             PAPER: [{"dataset": d} for d in config.datasets],
@@ -573,7 +560,6 @@ class UCITable(Experiment):
         ]
 
     def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
-        """One piece."""
         dataset = unit["dataset"]
         if unit["protocol"] == PAPER:
             return run_paper(config, dataset, context)
@@ -589,5 +575,5 @@ class UCITable(Experiment):
     def claims(self, rows: Rows) -> list[Claim]:
         return list(claims(rows))
 
-    def draw(self, rows: Rows) -> Figures:
+    def draw(self, rows: Rows) -> Plots:
         return draw(rows)

@@ -29,7 +29,7 @@ from fake_experiment import Squares, only, run
 from fsmap.data.catalogue import DataFile, look_for
 from fsmap.errors import FsmapError
 from fsmap.paper.report.page import build
-from fsmap.paper.run_folder import RunFolder
+from fsmap.paper.rows import RunFolder
 from fsmap.tables.model import TableOptions, fit_table
 from fsmap.tables.reader import read_table
 from fsmap.train import checkpoint

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fsmap.paper.closed_form.fourier_ablations import NARROW, WIDE
+from fsmap.paper.closed_form.fourier import NARROW, WIDE
 from fsmap.paper.closed_form.mixture import TRUE
 from fsmap.paper.closed_form.theory_geometry import FUNCTION, PARAMETER
 from fsmap.paper.experiment import Context, get

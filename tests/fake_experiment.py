@@ -17,8 +17,8 @@ from pathlib import Path
 
 from fsmap.paper import engine
 from fsmap.paper import experiment as registry_module
+from fsmap.paper.engine import Options
 from fsmap.paper.experiment import Claim, Curve, Experiment, Frame, Interactive, Measured
-from fsmap.paper.options import Options
 from fsmap.paper.report import figures, tables
 
 

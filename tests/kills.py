@@ -37,7 +37,7 @@ from fsmap.data.catalogue import DataFile, DataSet, Download
 from fsmap.errors import InputError
 from fsmap.images import ImageRun
 from fsmap.paper.report.page import build
-from fsmap.paper.run_folder import RunFolder
+from fsmap.paper.rows import RunFolder
 from fsmap.tables.model import TableOptions, fit_table, load_model
 from fsmap.tables.reader import read_table
 from image_cases import TINY

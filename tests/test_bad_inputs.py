@@ -167,16 +167,11 @@ COMMANDS = {
         --set sizes= | value; --set sizes | key=value; --set lr=1e30 | lr;
         --set nothing=1 | nothing; --set seeds=x | seeds; --seeds 0; --seeds -1; --seeds two;
         --device tpu; --device cuda:99; --device meta; --out file/runs | file/runs;
-        --retries 5 | --ray; --data-dir nowhere | nowhere
+        --data-dir nowhere | nowhere
     """,
     "run {}": """
         furier | fourier; fourier all | all; fourier --resume --force | one of them;
         uci-table --quick --data-dir nowhere | nowhere
-    """,
-    "sweep fourier --quick {}": """
-        --set seeds | key=value; --set seeds=1,big | big; --set seeds=1 --set seeds=2 | twice;
-        --set seeds=1,2 --resume --force | one of them; --set sizes= | value; --set lr=1e30 | lr;
-        --set nothing=1,2 | nothing
     """,
     "report {}": """
         nowhere | nowhere; empty | empty; file | file; --out file/page empty | empty
@@ -232,8 +227,8 @@ COMMANDS = {
         fetch boston | fetch
     """,
     "{}": """
-        list nothing | nothing; run | ID; sweep fourier --quick | --set;
-        sweep furier --set seeds=1,2 | fourier; predict nowhere.pt table.csv | nowhere.pt;
+        list nothing | nothing; run | ID;
+        predict nowhere.pt table.csv | nowhere.pt;
         predict file table.csv | file; assess nowhere | nowhere; assess file | file;
         landscape nowhere | nowhere; fitt | fitt
     """,

@@ -11,7 +11,7 @@ from fake_experiment import Squares, only
 from fsmap import __version__
 from fsmap.cli import main
 from fsmap.errors import MissingDataError
-from fsmap.paper.run_folder import Place, locked
+from fsmap.paper.rows import Place, locked
 
 
 class NeedsData(Squares):

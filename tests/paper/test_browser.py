@@ -9,11 +9,11 @@ import pytest
 from fake_experiment import Squares, only
 from fsmap.paper import engine
 from fsmap.paper.closed_form import mixture
+from fsmap.paper.engine import Options
 from fsmap.paper.experiment import Claim, Curve, Frame, Interactive
-from fsmap.paper.options import Options
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.page import build
-from fsmap.paper.run_folder import RunFolder
+from fsmap.paper.rows import RunFolder
 
 pytestmark = [pytest.mark.browser, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

@@ -17,13 +17,14 @@ from fsmap.paper.closed_form import mixture, reparam, theory_geometry
 from fsmap.paper.closed_form.fourier import (
     EXACT,
     FourierConfig,
+    FourierPX,
     compress,
     draw_problem,
     fit,
+    narrow_factor,
     uniform_blocks,
     uniform_forms,
 )
-from fsmap.paper.closed_form.fourier_ablations import FourierPX, narrow_factor
 from fsmap.paper.closed_form.mixture import DOUBLED, TRUE, MixtureConfig, draw_data, log_det_form
 from fsmap.paper.closed_form.theory_geometry import compare
 from fsmap.paper.closed_form.theory_posterior import TARGETS, Task, TheoryAnyParameter

@@ -12,8 +12,7 @@ import fake_experiment
 from fake_experiment import Squares, only, run
 from fsmap.errors import CheckpointError, InputError, MissingDataError
 from fsmap.paper.engine import is_bug, redraw
-from fsmap.paper.rows import read_rows
-from fsmap.paper.run_folder import RunFolder
+from fsmap.paper.rows import RunFolder, read_rows
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from experiment_cases import INF, MAKERS, TINY, good, measure
-from fsmap.paper.closed_form.fourier_ablations import NARROW
-from fsmap.paper.effects import judge_all, log_ratio
-from fsmap.paper.experiment import get
+from fsmap.paper.closed_form.fourier import NARROW
+from fsmap.paper.experiment import get, judge_all, log_ratio
 from fsmap.paper.report import figures
 from fsmap.paper.report.tables import Mean
 from fsmap.paper.rows import Row, encode

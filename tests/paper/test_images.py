@@ -19,8 +19,7 @@ from fsmap.paper.images.shift import NEW, Shift
 from fsmap.paper.images.table import ImageSize, ImageTable, ImageTuning
 from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer, heads
 from fsmap.paper.images.verdict import compare, look_of, once_named
-from fsmap.paper.rows import Row
-from fsmap.paper.run_folder import Place
+from fsmap.paper.rows import Place, Row
 
 ALL = (ImageTable, ImageSize, LabelNoise, LossLandscape, LaplacianTrace, Shift)
 

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
+from fsmap.paper.engine import ZERO_IS_NONE, check_range
 from fsmap.paper.experiment import registry
-from fsmap.paper.options import ZERO_IS_NONE, check_range
 
 
 @dataclasses.dataclass(frozen=True)

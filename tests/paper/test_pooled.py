@@ -10,8 +10,8 @@ import pytest
 from fake_experiment import Squares, only
 from fsmap.errors import MissingDataError
 from fsmap.paper import engine
-from fsmap.paper.options import Options
-from fsmap.paper.run_folder import RunFolder
+from fsmap.paper.engine import Options
+from fsmap.paper.rows import RunFolder
 
 
 class Backwards:
@@ -20,13 +20,13 @@ class Backwards:
     def __init__(self):
         self.asked: list[tuple[str, float]] = []
 
-    def map(self, function, items, *, num_gpus, name):
-        self.asked = [(name(item), num_gpus(item)) for item in items]
+    def map(self, function, items, *, num_gpus):
+        self.asked = [(f"{item.experiment.id} {item}", num_gpus(item)) for item in items]
         for number in reversed(range(len(items))):
             try:
-                yield number, function(items[number]), None, 1
+                yield number, function(items[number]), None
             except Exception as error:
-                yield number, None, error, 3
+                yield number, None, error
 
 
 class Large(Squares):

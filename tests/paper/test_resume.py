@@ -17,8 +17,7 @@ from fake_experiment import Squares, only, run
 from fsmap.cli.list import last_result
 from fsmap.errors import CheckpointError
 from fsmap.paper.report.page import build
-from fsmap.paper.rows import read_rows
-from fsmap.paper.run_folder import DAMAGED, Place, RunFolder
+from fsmap.paper.rows import DAMAGED, Place, RunFolder, read_rows
 
 
 @pytest.fixture(autouse=True)

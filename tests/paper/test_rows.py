@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from fake_experiment import Squares, only
 from fsmap.cli import main
 from fsmap.paper import rows as records
-from fsmap.paper.rows import Row, append_lines, key_of, read_rows, revive
-from fsmap.paper.run_folder import RunFolder
+from fsmap.paper.rows import Row, RunFolder, append_lines, key_of, read_rows, revive
 
 ROW = Row("fourier", "rmse", 0.1, "fs-map", 0, {"n_train": 100}, unit={"n": 1}, deviations=("a",))
 

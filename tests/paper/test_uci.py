@@ -13,9 +13,16 @@ from fsmap.data import uci
 from fsmap.paper.experiment import Context
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Row
-from fsmap.paper.uci import protocol as protocol
-from fsmap.paper.uci.protocol import run_baseline
-from fsmap.paper.uci.table import DIFFERENCE, PRINTED, UCITable, cells, claims, on_most
+from fsmap.paper.uci import table as protocol
+from fsmap.paper.uci.table import (
+    DIFFERENCE,
+    PRINTED,
+    UCITable,
+    cells,
+    claims,
+    on_most,
+    run_baseline,
+)
 from fsmap.px import Stream
 
 TINY = protocol.Config(

@@ -17,7 +17,7 @@ from fsmap import __version__
 from fsmap.cli import options
 from fsmap.errors import FsmapError
 
-ORDER = "list run sweep report fit predict train assess landscape doctor".split()
+ORDER = "list run report fit predict train assess landscape doctor".split()
 """Commands in the order of the help; others follow."""
 
 EPILOG = """\

@@ -10,8 +10,7 @@ from typing import Any
 
 from fsmap.cli import console
 from fsmap.paper.experiment import Experiment, coverage, get, registry, section
-from fsmap.paper.rows import AGREES, DIFFERS, verdict
-from fsmap.paper.run_folder import RunFolder
+from fsmap.paper.rows import AGREES, DIFFERS, RunFolder, verdict
 
 
 def add_parser(subparsers: Any) -> None:

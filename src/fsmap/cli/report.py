@@ -62,7 +62,7 @@ def _redraw(folders: list[Path]) -> None:
     from fsmap.paper.engine import redraw
     from fsmap.paper.experiment import registry
     from fsmap.paper.report.page import find_runs
-    from fsmap.paper.run_folder import Place, RunFolder, locked
+    from fsmap.paper.rows import Place, RunFolder, locked
 
     known = registry()
     for found in find_runs(folders):

@@ -11,14 +11,12 @@ written. Every machine of a cluster needs the same fsmap, torch and Python.
 from __future__ import annotations
 
 import os
-import pickle
 import socket
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from fsmap.errors import FsmapError, InputError, require
+from fsmap.errors import InputError, require
 
 if TYPE_CHECKING:
     import ray
@@ -27,7 +25,7 @@ else:
 
 LOCAL = "local"
 REACH_SECONDS = 5.0
-ATTEMPTS = "RAY_gcs_server_port_wait_time_s"  # read by ray.init, which tries 20 times otherwise
+RETRIES = 2  # after a worker died; a trial that raises is not repeated
 STORE_BYTES = 128 * 2**20  # results are rows; Ray's default is a third of the memory
 OPEN_PORTS = (
     "fsmap: the Ray cluster that starts here can be reached from the network and runs what it is "
@@ -41,8 +39,7 @@ class Trial(NamedTuple):
 
     number: int  # its place among the items
     value: Any = None
-    error: BaseException | None = None  # of the last attempt
-    attempts: int = 1
+    error: BaseException | None = None
 
 
 class RayPool:
@@ -52,28 +49,19 @@ class RayPool:
         address: Of a cluster that this machine belongs to: ``"auto"`` or ``"host:6379"``. None:
             that of ``$RAY_ADDRESS``, else a cluster of this machine's cores is started here, and
             ended with the pool.
-        retries: How often a trial is tried again after its worker died or it failed. An error of
-            fsmap's own is not: the same input gives the same answer.
-        num_cpus: Cores of one trial.
         workers: Cores of a cluster that is started here; None: all.
-        say: Takes a line about the address, and about every trial that is tried again.
+        say: Takes a line about the address.
     """
 
     def __init__(
         self,
         address: str | None = None,
         *,
-        retries: int = 2,
-        num_cpus: float = 1,
         workers: int | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        if retries < 0:
-            message = f"retries must be at least 0, got {retries}"
-            raise InputError(message)
         self.address = address or os.environ.get("RAY_ADDRESS") or LOCAL
-        self.retries, self.num_cpus, self.workers, self.say = retries, num_cpus, workers, say
-        self._mine = False
+        self.workers, self.say, self._mine = workers, say, False
 
     def __enter__(self) -> Self:
         """Connect, or start a cluster; one that this process is connected to already is used."""
@@ -93,34 +81,22 @@ class RayPool:
         items: Sequence[Any],
         *,
         num_gpus: Callable[[Any], float] = lambda _: 0,
-        name: Callable[[Any], str] = str,
     ) -> Iterator[Trial]:
         """Call a function with every item, and yield trials as they end.
 
-        Function, items and results must be picklable. ``num_gpus``, which an item needs, is ignored
-        on a cluster that has none; ``name`` is what messages call an item.
+        Function, items and results must be picklable. A trial whose worker dies is tried again,
+        twice. ``num_gpus``, which an item needs, is ignored on a cluster that has none.
         """
         gpus = ray.cluster_resources().get("GPU", 0) > 0
-        remote = ray.remote(_guarded)
-
-        def submit(item: Any) -> Any:
-            needs = {"num_cpus": self.num_cpus, "num_gpus": num_gpus(item) if gpus else 0}
-            return remote.options(max_retries=0, **needs).remote(function, item)
-
-        running = {submit(item): (index, 1) for index, item in enumerate(items)}
+        remote = ray.remote(function)
+        running = {}
+        for number, item in enumerate(items):
+            needs = {"num_cpus": 1, "num_gpus": num_gpus(item) if gpus else 0}
+            running[remote.options(max_retries=RETRIES, **needs).remote(item)] = number
         try:
             while running:
                 (ref,), _ = ray.wait([*running], num_returns=1)
-                index, attempt = running.pop(ref)
-                value, error = _result(ref)
-                again = error is not None and not isinstance(error, FsmapError)
-                if again and attempt <= self.retries:
-                    reason = f"{type(error).__name__}: {error}".splitlines()[0]
-                    tries = f"attempt {attempt + 1} of {self.retries + 1}"
-                    self.say(f"{name(items[index])}: {reason} Trying again, {tries}.")
-                    running[submit(items[index])] = (index, attempt + 1)
-                else:
-                    yield Trial(index, value, error, attempt)
+                yield Trial(running.pop(ref), *_result(ref))
         finally:
             for ref in running:  # an interrupt: the cluster may live on
                 with suppress(Exception):
@@ -137,8 +113,9 @@ class RayPool:
             else:
                 self.say(f"connecting to Ray at {self.address}")
                 _reach(self.address)
-                with _one_attempt():
-                    ray.init(address=self.address, **settings)
+                # one attempt (40 s) to connect; Ray makes 20
+                os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
+                ray.init(address=self.address, **settings)
         except (OSError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             message = (
@@ -164,35 +141,11 @@ def _reach(address: str) -> None:
         raise ConnectionError(message) from error
 
 
-@contextmanager
-def _one_attempt() -> Iterator[None]:
-    """Within, Ray tries once (40 s) to connect."""
-    before = os.environ.get(ATTEMPTS)
-    os.environ[ATTEMPTS] = before or "1"
-    try:
-        yield
-    finally:
-        os.environ.pop(ATTEMPTS)
-        if before is not None:
-            os.environ[ATTEMPTS] = before
-
-
-def _guarded(function: Callable[[Any], Any], item: Any) -> tuple[Any, Exception | None]:
-    """On the worker: the value, or the error with the text of its traceback."""
-    try:
-        return function(item), None
-    except Exception as error:
-        text = "".join(traceback.format_exception(error)).rstrip()
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            return None, RuntimeError(text)
-        error.add_note(f"On the worker:\n{text}")
-        return None, error
-
-
 def _result(ref: Any) -> tuple[Any, BaseException | None]:
     try:
-        return ray.get(ref)  # type: ignore[no-any-return]
+        return ray.get(ref), None
+    except ray.exceptions.RayTaskError as error:  # the function raised
+        error.cause.add_note(f"On the worker:\n{error}")
+        return None, error.cause
     except ray.exceptions.RayError as error:  # the worker died, or its machine
         return None, error

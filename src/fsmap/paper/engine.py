@@ -1,15 +1,21 @@
 """Run experiments unit by unit, write each unit when it is done, then draw and judge the rows.
 
-What happens to a folder that is there already:
+    OUT/ID/rows.jsonl  units.jsonl  *.png  *.svg  summary.json (last of all)
+    OUT/.fsmap/ID.lock        held while a run writes
+    OUT/.fsmap/ID.new/        a run that will replace a finished one when it is finished itself
+    OUT/.fsmap/ID.previous/   the finished run that was replaced last
+    OUT/.fsmap/ID.dropped/    an unfinished run that is being removed
 
-- A finished run is replaced when the new one is finished; the old one is kept in
-  ``OUT/.fsmap/ID.previous``. A quick run, or one that lacks units of it, replaces a full-size run
-  only with ``--force``.
+``units.jsonl`` is the first file of a run, so a kill at any moment leaves a folder that can be
+resumed. What happens to a folder that is there already:
+
+- A finished run is replaced when the new one is finished. A quick run, or one that lacks units of
+  it, replaces a full-size run only with ``--force``.
 - With ``--resume`` a finished run stays as it is, and a full run satisfies ``--quick``, as in
   ``run all --quick``. Fields that only choose units (``Experiment.selecting``) may differ: missing
   units are added, and the summary stays until one of all units replaces it.
 - An unfinished run is continued with ``--resume``, dropped with ``--force``, else refused.
-- With ``--resume`` a run whose summary cannot be read is continued as an unfinished one.
+- A summary that is missing, damaged or of other rows is made again by ``--resume``.
 """
 
 from __future__ import annotations
@@ -17,28 +23,200 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import errno
+import shlex
 import time
 import traceback
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, get_args, get_origin
 
 import torch
 
-from fsmap.errors import CheckpointError, FsmapError, InputError, MissingDataError
+from fsmap.errors import CheckpointError, FsmapError, InputError, MissingDataError, did_you_mean
 from fsmap.paper.experiment import Context, Experiment, coverage, get, registry
-from fsmap.paper.options import Options, check_settings, choose_device, configure
 from fsmap.paper.report import figures
-from fsmap.paper.rows import Content, Row, circumstances, claim_entry, key_of, plain
-from fsmap.paper.run_folder import DAMAGED, Place, RunFolder, locked
+from fsmap.paper.rows import (
+    DAMAGED,
+    Content,
+    Place,
+    Row,
+    RunFolder,
+    Unit,
+    circumstances,
+    claim_entry,
+    key_of,
+    locked,
+    plain,
+)
 from fsmap.progress import progress
 
 Say = Callable[[str], None]
-Unit = Mapping[str, Any]
+
+ZERO_IS_NONE = frozenset(
+    ("warmup", "chain_warmup", "decays", "reg_strength", "strengths")
+    + ("fmnist_weight_decay", "cifar10_weight_decay")
+)
+"""Names, in any config, whose zero switches something off."""
+
+LARGEST = 1e12
+
+BOOLEANS = {
+    **dict.fromkeys(("true", "yes", "1", "on"), True),
+    **dict.fromkeys(("false", "no", "0", "off"), False),
+}
 
 NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 """Errors of a disk that takes no more: no bug, so no traceback."""
+
+
+class Options(NamedTuple):
+    """Options of a run, as on the command line."""
+
+    out: Path = Path("runs")  # folder of all runs
+    quick: bool = False  # quick size
+    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1" …
+    seeds: int | None = None  # how many seeds, or None for the experiment's own number
+    assignments: tuple[str, ...] = ()  # key=value texts
+    resume: bool = False  # continue an unfinished run
+    # start anew although an unfinished run is there, or a full-size one with more units
+    force: bool = False
+    data_dir: Path | None = None  # where to look for data first
+    silent: bool = False  # no progress bar
+
+    @property
+    def size(self) -> str:
+        """``"quick"`` or ``"full"``."""
+        return "quick" if self.quick else "full"
+
+    def command(self, *names: str, resume: bool = False) -> str:
+        """The command line that means the same."""
+        words = ["fsmap", "run", *names]
+        words += ["--quick"] if self.quick else []
+        words += [] if self.out == Path("runs") else ["--out", str(self.out)]
+        words += [] if self.device == "auto" else ["--device", self.device]
+        words += [] if self.seeds is None else ["--seeds", str(self.seeds)]
+        words += [] if self.data_dir is None else ["--data-dir", str(self.data_dir)]
+        words += [word for text in self.assignments for word in ("--set", text)]
+        words += ["--resume"] if resume else []
+        return shlex.join(words)
+
+
+def configure(experiment: Experiment, options: Options, *, lenient: bool = False) -> Any:
+    """The config of a run; ``lenient`` leaves out settings the experiment does not have."""
+    config = experiment.quick if options.quick else experiment.config
+    wanted = list(options.assignments)
+    if options.seeds is not None:
+        wanted.append(f"seeds={options.seeds}")
+    if lenient:
+        wanted = [text for text in wanted if _key(text) in _names(config)]
+    return override(config, wanted)
+
+
+def _key(assignment: str) -> str:
+    return assignment.partition("=")[0].strip()
+
+
+def _names(config: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(config)]
+
+
+def override(config: Any, assignments: Iterable[str]) -> Any:
+    """Change fields of a frozen dataclass by ``key=value`` texts; a tuple is written ``1,2,3``."""
+    kinds = typing.get_type_hints(type(config))
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    known = "Known: " + ", ".join(f"{name} ({_spell(kinds[name])})" for name in fields) + "."
+    changes = {}
+    for text in assignments:
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not key:
+            message = f"--set takes key=value, got {text!r}. {known}"
+            raise InputError(message)
+        if key not in fields:
+            message = f"--set {text}: there is no field {key!r}.{did_you_mean(key, fields)} {known}"
+            raise InputError(message)
+        try:
+            changes[key] = parse(value, kinds[key])
+            check_range(fields[key], changes[key])
+        except ValueError as error:
+            message = f"--set {text}: {key} is {_spell(kinds[key])}, got {value!r}. {error}"
+            raise InputError(message) from error
+    return dataclasses.replace(config, **changes)
+
+
+def _spell(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and not get_args(kind) else str(kind)
+
+
+def parse(text: str, kind: Any) -> Any:
+    """Read an int, float, str or bool, a tuple of these, or one of these or None.
+
+    Examples:
+        >>> parse("1e4", int), parse("100, 200", tuple[int, ...]), parse("none", float | None)
+        (10000, (100, 200), None)
+    """
+    args = get_args(kind)
+    if get_origin(kind) is tuple:
+        return tuple(parse(part.strip(), args[0]) for part in text.split(",") if part.strip())
+    if type(None) in args:
+        return None if text.lower() == "none" else parse(text, args[0])
+    if kind is str:
+        return text
+    if kind is bool:
+        if text.lower() not in BOOLEANS:
+            message = "Write true or false."
+            raise ValueError(message)
+        return BOOLEANS[text.lower()]
+    try:
+        number = float(text)  # 1e4 is a fine way to write ten thousand
+    except ValueError:
+        number = None
+    if number is None or (kind is int and not number.is_integer()):
+        message = "Write a whole number." if kind is int else "Write a number."
+        raise ValueError(message)
+    return kind(number)
+
+
+def check_range(field: dataclasses.Field[Any], value: Any) -> None:
+    """Refuse a number, or one in a tuple, that a field cannot mean: by its name and its default.
+
+    A whole number is at least 1, another one positive; zero is allowed if the default has one or
+    the name is in ``ZERO_IS_NONE``; anything, if a default is negative.
+    """
+    if value == () and field.default != ():
+        message = "It needs at least one value."
+        raise ValueError(message)
+    usual = _numbers(field.default)
+    zero = 0 in usual or field.name in ZERO_IS_NONE
+    for number in _numbers(value):
+        if not abs(number) <= LARGEST:
+            message = f"Write a finite number. At most {LARGEST:g} is allowed."
+            raise ValueError(message)
+        counts = isinstance(number, int)
+        free = min(usual, default=0) < 0 or not (usual or counts)
+        if not (free or number > 0 or (number == 0 and zero)):
+            bound = "at least 0" if zero else "at least 1" if counts else "positive"
+            message = f"It must be {bound}."
+            raise ValueError(message)
+
+
+def _numbers(value: Any) -> list[int | float]:
+    values = value if isinstance(value, tuple) else (value,)
+    return [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+
+
+def choose_device(experiment: Experiment, wanted: str) -> str:
+    """Where to compute; ``"auto"``: a GPU for what is made for one, if there is one."""
+    if wanted == "auto":
+        return "cuda" if experiment.device == "gpu" and torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=wanted)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        message = f"--device {wanted} cannot be used here: {reason} Use cpu, cuda or auto."
+        raise InputError(message) from error
+    return wanted
 
 
 class Outcome(NamedTuple):
@@ -53,80 +231,42 @@ class Outcome(NamedTuple):
     error: BaseException | None = None  # what it failed with
 
 
-class Plan(NamedTuple):
-    """One experiment with its config, and what was asked for.
-
-    With ``lenient`` it is one of many: skipped if its data or its device is missing.
-    """
-
-    experiment: Experiment
-    config: Any
-    options: Options
-    lenient: bool = False
-
-    @property
-    def folder(self) -> Path:
-        """Where its files go."""
-        return self.options.out / self.experiment.id
-
-    def header(self) -> dict[str, Any]:
-        """What must agree for a run to be resumed, as JSON holds it."""
-        config = plain(dataclasses.asdict(self.config))
-        return {"experiment": self.experiment.id, "size": self.options.size, "config": config}
-
-
 class Task(NamedTuple):
     """A unit and all that is needed to measure it; it can be sent to another process."""
 
     experiment: Experiment
     config: Any
-    unit: Unit
     options: Options
     folder: Path
+    unit: Unit
 
-    def anywhere(self) -> Task:
-        """The same for a process that works in another folder."""
-        data = self.options.data_dir
-        options = self.options._replace(data_dir=None if data is None else data.absolute())
-        return self._replace(options=options, folder=self.folder.absolute())
+    @property
+    def num_gpus(self) -> float:
+        """One for what is made for a GPU, unless another device was asked for."""
+        wanted, made_for = self.options.device, self.experiment.device
+        return float(wanted.startswith("cuda") or (made_for == "gpu" and wanted == "auto"))
 
     def __str__(self) -> str:
-        unit = (f"{key}={value}" for key, value in self.unit.items())
-        return " ".join([self.experiment.id, *self.options.assignments, *unit])
+        return " ".join(f"{key}={value}" for key, value in self.unit.items())
 
 
-class Result(NamedTuple):
-    """The rows of a unit, and what it took."""
-
-    rows: list[Row]
-    seconds: float
-
-
-def measure(task: Task, advance: Callable[[float | str], None] = lambda _: None) -> Result:
-    """Measure a unit on the device of the machine this runs on; write nothing."""
-    experiment, config, unit, options, folder = task
+def measure(
+    task: Task, advance: Callable[[float | str], None] = lambda _: None
+) -> tuple[list[Row], float]:
+    """Rows of a unit and seconds it took, on the device of the machine this runs on."""
+    experiment, config, options, folder, unit = task
     device = choose_device(experiment, options.device)
     context = Context(torch.device(device), folder, advance, options.size, options.data_dir)
     start = time.perf_counter()
     measured = list(experiment.run(config, dict(unit), context))
     seconds = time.perf_counter() - start
-    around = circumstances(device)._asdict()
-    rows = [
-        Row(
-            experiment=experiment.id,
-            metric=item.metric,
-            value=plain(item.value),
-            method=item.method,
-            seed=item.seed,
-            config=dict(item.config),
-            **around,
-            seconds=round(seconds if item.seconds is None else item.seconds, 4),
-            unit=unit,
-            deviations=tuple(item.deviations),
-        )
-        for item in measured
-    ]
-    return Result(rows, seconds)
+    around = {"experiment": experiment.id, "unit": unit, **circumstances(device)._asdict()}
+    rows = []
+    for item in measured:
+        took = round(seconds if item.seconds is None else item.seconds, 4)
+        entries = {**item._asdict(), "value": plain(item.value), "seconds": took}
+        rows.append(Row(**around, **entries))
+    return rows, seconds
 
 
 class Pool(Protocol):
@@ -138,9 +278,8 @@ class Pool(Protocol):
         items: Sequence[Any],
         *,
         num_gpus: Callable[[Any], float],
-        name: Callable[[Any], str],
-    ) -> Iterator[tuple[int, Any, BaseException | None, int]]:
-        """Place of the item, value, error and number of attempts, as each one ends."""
+    ) -> Iterator[tuple[int, Any, BaseException | None]]:
+        """Place of the item, value and error, as each one ends."""
 
 
 def run(
@@ -157,30 +296,28 @@ def run(
     everything = list(names) == ["all"]
     experiments = list(registry().values()) if everything else [get(name) for name in names]
     if everything:
-        check_settings(experiments, options)
-    plans = [
-        Plan(e, configure(e, options, lenient=everything), options, everything) for e in experiments
-    ]
-    return run_plans(plans, say, pool)
+        known = {name for experiment in experiments for name in _names(experiment.config)}
+        for text in options.assignments:
+            if _key(text) not in known:
+                message = (
+                    f"--set {text}: no experiment has a field {_key(text)!r}. "
+                    f"Known: {sorted(known)}."
+                )
+                raise InputError(message)
+    jobs = [Job(experiment, options, everything) for experiment in experiments]
+    if pool is not None:
+        return _run_on(pool, jobs, say)
+    many = len(jobs) > 1
+    return (_run_here(job, say, f"{n}/{len(jobs)} " * many) for n, job in enumerate(jobs, start=1))
 
 
-def run_plans(plans: Sequence[Plan], say: Say, pool: Pool | None = None) -> Iterator[Outcome]:
-    """As :func:`run`, for plans."""
-    if pool is None:
-        many = len(plans) > 1
-        labels = (f"{place}/{len(plans)} " * many for place in range(1, len(plans) + 1))
-        return (_run_here(plan, say, label) for plan, label in zip(plans, labels, strict=True))
-    return _run_on(pool, plans, say)
-
-
-def _run_here(plan: Plan, say: Say, place: str) -> Outcome:
+def _run_here(job: Job, say: Say, place: str) -> Outcome:
     with ExitStack() as stack:
         try:
-            job = begin(plan, say, stack)
-            if isinstance(job, Outcome):
-                return job
-            silent = plan.options.silent or not job.tasks
-            with progress(len(job.tasks), place + plan.experiment.id, silent=silent) as bar:
+            if (ended := job.begin(say, stack)) is not None:
+                return ended
+            silent = job.options.silent or not job.tasks
+            with progress(len(job.tasks), place + job.experiment.id, silent=silent) as bar:
                 for index, task in enumerate(job.tasks):
 
                     def advance(news: float | str, index: int = index) -> None:
@@ -189,34 +326,31 @@ def _run_here(plan: Plan, say: Say, place: str) -> Outcome:
                         else:
                             bar.update(index + min(max(float(news), 0.0), 1.0))
 
-                    advance(" ".join(f"{key}={value}" for key, value in task.unit.items()))
+                    advance(str(task))
                     job.folder.add(task.unit, *measure(task, advance))
                     bar.update(index + 1)
             return job.finish()
         except Exception as error:  # a bug in one experiment must not take the others with it
-            return failure(plan, error)
+            return job.failed(error)
 
 
-def _run_on(pool: Pool, plans: Sequence[Plan], say: Say) -> Iterator[Outcome]:
+def _run_on(pool: Pool, jobs: Sequence[Job], say: Say) -> Iterator[Outcome]:
     """All units of all runs at once; this process writes each as it ends."""
     with ExitStack() as stack:
-        jobs: list[Job] = []
-        for plan in plans:
+        owners: list[tuple[Job, Task]] = []
+        for job in jobs:
             try:
-                job = begin(plan, say, stack, remote=True)
+                ended = job.begin(say, stack, remote=True)
             except Exception as error:
-                job = failure(plan, error)
-            if isinstance(job, Outcome):
-                yield job
-            else:
-                jobs.append(job)
-        yield from (job.outcome() for job in jobs if not job.left)
-        owners = [(job, task.anywhere()) for job in jobs for task in job.tasks]
+                ended = job.failed(error)
+            if ended is not None or not job.tasks:
+                yield ended or job.outcome()
+            owners += [(job, task) for task in job.tasks]
         if not owners:
             return
         tasks = [task for _, task in owners]
-        with progress(len(tasks), "units", silent=plans[0].options.silent) as bar:
-            for index, result, raised, _ in pool.map(measure, tasks, num_gpus=_num_gpus, name=str):
+        with progress(len(tasks), "units", silent=jobs[0].options.silent) as bar:
+            for index, result, raised in pool.map(measure, tasks, num_gpus=lambda t: t.num_gpus):
                 job, task = owners[index]
                 job.take(task, result, raised)
                 bar.advance()
@@ -224,23 +358,110 @@ def _run_on(pool: Pool, plans: Sequence[Plan], say: Say) -> Iterator[Outcome]:
                     yield job.outcome()
 
 
-def _num_gpus(task: Task) -> float:
-    """One for what is made for a GPU, unless another device was asked for."""
-    wanted, made_for = task.options.device, task.experiment.device
-    return float(wanted.startswith("cuda") or (made_for == "gpu" and wanted == "auto"))
-
-
 class Job:
-    """An experiment whose folder is open, and the units that are left to do."""
+    """The run of one experiment: its config, its folder and the units that are left to do.
 
-    def __init__(self, plan: Plan, place: Place, folder: RunFolder, todo: Sequence[Unit]) -> None:
-        self.plan, self.place, self.folder = plan, place, folder
-        experiment, config, options, _ = plan
-        self.tasks = [Task(experiment, config, unit, options, folder.path) for unit in todo]
-        self.left = len(self.tasks)
+    With ``lenient`` it is one of many: skipped if its data or its device is missing.
+    """
+
+    def __init__(self, experiment: Experiment, options: Options, lenient: bool) -> None:
+        self.experiment, self.options, self.lenient = experiment, options, lenient
+        self.config = configure(experiment, options, lenient=lenient)
+        self.place = Place.of(options.out, experiment.id)
+        self.folder = self.place.final
+        self.tasks: list[Task] = []
+        self.left = 0
         self.errors: dict[str, Exception] = {}
 
-    def take(self, task: Task, result: Result, error: BaseException | None) -> None:
+    def header(self) -> dict[str, Any]:
+        """What must agree for a run to be resumed, as JSON holds it."""
+        config = plain(dataclasses.asdict(self.config))
+        return {"experiment": self.experiment.id, "size": self.options.size, "config": config}
+
+    def end(self, status: str, reason: str = "", **more: Any) -> Outcome:
+        """The outcome of this run."""
+        return Outcome(self.experiment.id, status, self.place.final.path, reason, **more)
+
+    def begin(self, say: Say, stack: ExitStack, *, remote: bool = False) -> Outcome | None:
+        """Open the folder and note the units that are left; the outcome if there is nothing to do.
+
+        ``stack`` keeps the folder's lock. ``remote``: units are measured on other machines, so this
+        one needs no device for them.
+        """
+        experiment, options, place = self.experiment, self.options, self.place
+        if not remote:
+            device = choose_device(experiment, options.device)
+            lacks = experiment.device == "gpu" and device == "cpu" and not options.quick
+            if self.lenient and lacks:
+                again = options.command(experiment.id)
+                return self.end("skipped", f"needs a GPU at full size. Try: {again} --quick")
+        units = experiment.units(self.config)
+        if not units:
+            asked = self.header()["config"]
+            empty = [f"{name} is empty" for name, value in asked.items() if value == []]
+            message = f"there is nothing to do with this config: {', '.join(empty) or asked}."
+            raise InputError(message)
+        stack.enter_context(locked(place))
+        place.settle()
+        if not (options.resume or options.force) and place.final.finished:
+            if lost := _lost(place.final, units, options):
+                if self.lenient:
+                    return self.end("kept", "finished before at full size")
+                message = (
+                    f"{place.final.path} holds a finished full-size run, {lost}. Choose another "
+                    "--out, keep it with --resume, or replace it with --force."
+                )
+                raise InputError(message)
+        folder = self._open(units, say)
+        if folder is None:
+            return self.end("kept", "finished before")
+        self.folder, done = folder, folder.done()
+        if options.data_dir is not None:  # absolute, because a worker has another current folder
+            options = options._replace(data_dir=options.data_dir.absolute())
+        about = experiment, self.config, options, folder.path.absolute()
+        self.tasks = [Task(*about, unit) for unit in units if key_of(unit) not in done]
+        self.left = len(self.tasks)
+        return None
+
+    def _open(self, units: Sequence[Unit], say: Say) -> RunFolder | None:
+        """The folder to write to, ready for the next unit; None if there is nothing left to do."""
+        options, place, header = self.options, self.place, self.header()
+        if not options.force:
+            for run in (place.fresh, place.final):
+                if not run.finished or options.resume:
+                    run.check()
+        pending = place.pending()
+        found = pending or (place.final if place.final.finished else None)
+        if options.resume and found is not None:
+            full = found.finished and found.header()["size"] == "full"
+            if full and options.quick and found.state != "damaged":
+                return None  # a full run satisfies --quick
+            _check_same(found, header, self.experiment.selecting)
+            done = found.done()
+            if found.state == "complete" and all(key_of(unit) in done for unit in units):
+                return None
+            header["units"] = len({*done, *map(key_of, units)})
+            say(f"{self.experiment.id}: {_resuming(found.repair(header))}")
+            return found
+        if pending is not None and not options.force and (done := pending.done()):
+            message = (
+                f"{pending.path} holds an unfinished run ({len(done)} units done). "
+                "Continue it with --resume, or start anew with --force."
+            )
+            raise InputError(message)
+        if place.final.foreign:
+            message = f"{place.final.path} exists and holds no run of fsmap. Choose another --out."
+            raise InputError(message)
+        for run in (place.fresh, place.final):
+            if not run.finished:
+                place.drop(run)
+        folder = place.fresh if place.final.finished else place.final
+        folder.begin({**header, "units": len(units)})
+        return folder
+
+    def take(
+        self, task: Task, result: tuple[list[Row], float], error: BaseException | None
+    ) -> None:
         """Write a unit that came back from a pool, or note its error."""
         self.left -= 1
         try:
@@ -248,15 +469,15 @@ class Job:
                 raise error
             self.folder.add(task.unit, *result)
         except Exception as failed:
-            self.errors[str(task)] = failed
+            self.errors[f"{self.experiment.id} {task}"] = failed
 
     def finish(self) -> Outcome:
         """Draw and judge the rows, and let the run take its place."""
-        experiment = self.plan.experiment
-        self.folder.arrange(experiment.units(self.plan.config))
-        keep = {"command": self.plan.options.command(experiment.id)}
-        summary = publish(experiment, self.folder, self.plan.header(), keep)
-        return Outcome(experiment.id, "finished", self.place.settle().path, summary=summary)
+        self.folder.arrange(self.experiment.units(self.config))
+        keep = {"command": self.options.command(self.experiment.id)}
+        summary = publish(self.experiment, self.folder, self.header(), keep)
+        self.place.settle()
+        return self.end("finished", summary=summary)
 
     def outcome(self) -> Outcome:
         """As :meth:`finish`, but whatever failed becomes the outcome."""
@@ -264,108 +485,30 @@ class Job:
             try:
                 return self.finish()
             except Exception as error:
-                return failure(self.plan, error)
-        outcome = failure(self.plan, next(iter(self.errors.values())))
+                return self.failed(error)
+        outcome = self.failed(next(iter(self.errors.values())))
         if outcome.status == "skipped":
             return outcome
         counted = f"{len(self.errors)} of {len(self.tasks)} units failed ({'; '.join(self.errors)})"
         return outcome._replace(reason=f"{counted}. The first: {outcome.reason}")
+
+    def failed(self, error: Exception) -> Outcome:
+        """Skipped, if it lacks its data and is one of many; else failed, with the reason."""
+        if isinstance(error, FsmapError):
+            skip = self.lenient and isinstance(error, MissingDataError)
+            return self.end("skipped" if skip else "failed", str(error), error=error)
+        reason = str(error)
+        if is_bug(error):
+            reason = "".join(traceback.format_exception(error)).rstrip()
+        again = self.options.command(self.experiment.id, resume=True)
+        reason += f"\nFinished units are kept. When this is mended, continue with: {again}"
+        return self.end("failed", reason, error=error)
 
 
 def is_bug(error: BaseException | None) -> bool:
     """Whether an error is neither one of fsmap's own nor a disk that takes no more."""
     full = isinstance(error, OSError) and error.errno in NO_PLACE
     return not (full or isinstance(error, FsmapError))
-
-
-def failure(plan: Plan, error: Exception) -> Outcome:
-    """Skipped, if it lacks its data and is one of many; else failed, with the reason."""
-    name, folder = plan.experiment.id, plan.folder
-    if isinstance(error, FsmapError):
-        skip = plan.lenient and isinstance(error, MissingDataError)
-        return Outcome(name, "skipped" if skip else "failed", folder, str(error), error=error)
-    reason = str(error)
-    if is_bug(error):
-        reason = "".join(traceback.format_exception(error)).rstrip()
-    again = plan.options.command(name, resume=True)
-    reason += f"\nFinished units are kept. When this is mended, continue with: {again}"
-    return Outcome(name, "failed", folder, reason, error=error)
-
-
-def begin(plan: Plan, say: Say, stack: ExitStack, *, remote: bool = False) -> Job | Outcome:
-    """Open the folder of a run: what is left to do, or the outcome if nothing is or it is skipped.
-
-    ``stack`` keeps the folder's lock. ``remote``: units are measured on other machines, so this
-    one needs no device for them.
-    """
-    experiment, config, options, lenient = plan
-    if not remote:
-        device = choose_device(experiment, options.device)
-        if lenient and experiment.device == "gpu" and device == "cpu" and not options.quick:
-            reason = f"needs a GPU at full size. Try: {options.command(experiment.id)} --quick"
-            return Outcome(experiment.id, "skipped", plan.folder, reason)
-    units = experiment.units(config)
-    if not units:
-        asked = plan.header()["config"]
-        empty = [f"{name} is empty" for name, value in asked.items() if value == []]
-        message = f"there is nothing to do with this config: {', '.join(empty) or asked}."
-        raise InputError(message)
-    place = Place.of(options.out, experiment.id)
-    stack.enter_context(locked(place))
-    place.settle()
-    if not (options.resume or options.force) and place.final.finished:
-        lost = _lost(place.final, units, options)
-        if lost and lenient:
-            return Outcome(experiment.id, "kept", place.final.path, "finished before at full size")
-        if lost:
-            message = (
-                f"{place.final.path} holds a finished full-size run, {lost}. Choose another --out, "
-                "keep it with --resume, or replace it with --force."
-            )
-            raise InputError(message)
-    folder = _open(plan, place, units, say)
-    if folder is None:
-        return Outcome(experiment.id, "kept", place.final.path, "finished before")
-    done = folder.done()
-    return Job(plan, place, folder, [unit for unit in units if key_of(unit) not in done])
-
-
-def _open(plan: Plan, place: Place, units: Sequence[Unit], say: Say) -> RunFolder | None:
-    """The folder to write to, ready for the next unit; None if there is nothing left to do."""
-    options, header = plan.options, plan.header()
-    if not options.force:
-        for run in (place.fresh, place.final):
-            if not run.finished or options.resume:
-                run.check()
-    pending = place.pending()
-    found = pending or (place.final if place.final.finished else None)
-    if options.resume and not options.force and found is not None:
-        whole = found.state == "complete"
-        if found.finished and options.quick and found.header()["size"] == "full":
-            if found.state != "damaged":
-                return None  # a full run satisfies --quick
-        _check_same(found, header, plan.experiment.selecting)
-        done = found.done()
-        if whole and all(key_of(unit) in done for unit in units):
-            return None
-        header["units"] = len({*done, *map(key_of, units)})
-        say(f"{plan.experiment.id}: {_resuming(found.repair(header))}")
-        return found
-    if pending is not None and not options.force and (done := pending.done()):
-        message = (
-            f"{pending.path} holds an unfinished run ({len(done)} units done). "
-            "Continue it with --resume, or start anew with --force."
-        )
-        raise InputError(message)
-    if place.final.foreign:
-        message = f"{place.final.path} exists and holds no run of fsmap. Choose another --out."
-        raise InputError(message)
-    for run in (place.fresh, place.final):
-        if not run.finished:
-            place.drop(run)
-    folder = place.fresh if place.final.finished else place.final
-    folder.begin({**header, "units": len(units)})
-    return folder
 
 
 def _resuming(content: Content) -> str:
@@ -392,18 +535,19 @@ def _lost(run: RunFolder, units: Sequence[Unit], options: Options) -> str:
 
 def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence[str]) -> None:
     there = plain(found.header())
-    before, now = ({"size": h["size"], **(h["config"] or {})} for h in (there, header))
-    keys = [
-        key for key in {**before, **now} if key not in selecting and before.get(key) != now.get(key)
+    names = ("experiment", "size")
+    before, now = ({**{n: h[n] for n in names}, **h["config"]} for h in (there, header))
+    changed = [
+        f"{key}: {before.get(key)} there, {now.get(key)} now"
+        for key in {**before, **now}
+        if key not in selecting and before.get(key) != now.get(key)
     ]
-    if not keys and there["experiment"] == header["experiment"]:
-        return
-    changed = ", ".join(f"{key}: {before.get(key)} there, {now.get(key)} now" for key in keys)
-    message = (
-        f"{found.path} holds a run with another config ({changed}). Resume it with its own "
-        "settings, choose another --out, or start anew with --force."
-    )
-    raise InputError(message)
+    if changed:
+        message = (
+            f"{found.path} holds a run with another config ({', '.join(changed)}). Resume it with "
+            "its own settings, choose another --out, or start anew with --force."
+        )
+        raise InputError(message)
 
 
 def publish(
@@ -419,20 +563,22 @@ def publish(
             figures.save(figure, run.path, name)
     size = coverage(experiment, header, done)
     missing = [] if size in ("quick", "full") else [size]
+    around = {
+        name: ", ".join(dict.fromkeys(filter(None, (getattr(row, name) for row in rows))))
+        for name in ("device", "commit", "torch")
+    }
     summary = {
         "experiment": experiment.id,
         "size": header["size"],
         "protocol": experiment.protocol,
         "seconds": round(sum(done.values()), 3),
-        "device": _joined(row.device for row in rows),
-        "commit": _joined(row.commit for row in rows),
+        **around,
         "claims": [claim_entry(claim) for claim in experiment.claims(rows)],
         "table": experiment.table(rows),
         "label": experiment.label,
         "title": experiment.title,
         "config": header["config"],
         "units": size,
-        "torch": _joined(row.torch for row in rows),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "rows": len(rows),
         "deviations": [*missing, *dict.fromkeys(d for row in rows for d in row.deviations)],
@@ -459,7 +605,3 @@ def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         message = f"the rows of {run.path} cannot be drawn ({error!r}); --debug shows where."
         raise CheckpointError(message) from error
-
-
-def _joined(values: Iterable[str]) -> str:
-    return ", ".join(dict.fromkeys(value for value in values if value))

@@ -10,15 +10,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import math
 import pkgutil
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from fsmap.errors import FsmapError, InputError, did_you_mean
 from fsmap.paper.report.figures import Curve, Frame, Interactive
-from fsmap.paper.rows import Claim, Row, Value, judge, key_of, not_tested, plain
+from fsmap.paper.report.tables import Mean, in_order, mean, summarize, with_error
+from fsmap.paper.rows import (
+    Claim,
+    Row,
+    Rows,
+    Source,
+    Unit,
+    Value,
+    judge,
+    key_of,
+    lead,
+    not_tested,
+    plain,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -26,12 +40,15 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "Context", "Experiment", "Measured",  # what an experiment is made of
-    "Claim", "judge", "not_tested", "Row",  # what it measures and states
+    "Context", "Experiment", "Measured", "Plots",  # what an experiment is made of
+    "Claim", "Row", "exact", "judge", "judge_all", "log_ratio", "not_tested",  # what it states
     "Curve", "Frame", "Interactive",  # what the page can move
     "coverage", "get", "registry", "section",  # which there are
 ]
 # fmt: on
+
+Plots: TypeAlias = "dict[str, Figure]"
+"""Plots by file name (without ending)."""
 
 
 class Measured(NamedTuple):
@@ -80,40 +97,100 @@ class Experiment:
     # fields of the config that choose among units, or say how they are computed, and change none:
     # a run can be resumed with other values, and so be made in pieces
     selecting: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()  # scalars that the table shows, in this order
+    columns: ClassVar[tuple[str, ...]] = ()  # what tells its lines apart: "metric", "n_train", …
     config: ClassVar[Any]  # full size
     quick: ClassVar[Any]  # quick size
 
-    def units(self, config: Any) -> list[dict[str, Any]]:
-        """Keys of the parts that a killed run does not repeat: small dicts of JSON values."""
+    def units(self, config: Any) -> list[Unit]:
+        """Keys of the parts that a killed run does not repeat."""
         return [{}]
 
-    def run(self, config: Any, unit: dict[str, Any], context: Context) -> Iterable[Measured]:
+    def run(self, config: Any, unit: Unit, context: Context) -> Iterable[Measured]:
         """Measure one of ``units(config)``; its values are written when it is done."""
         raise NotImplementedError
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
         """The paper's table or figure in numbers, a dict per line.
 
         Columns ``ours, stderr, paper, paper_stderr`` are shown as ``ours ± stderr`` beside the
-        paper's.
+        paper's. By default: means of ``metrics`` over the rows that agree in ``columns``.
         """
-        return []
+        return summarize(in_order(rows, *self.metrics), *self.columns)
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         """What the paper states, judged by the rows; the forms are in :mod:`fsmap.paper.rows`."""
         return []
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        """Figures by file name (without ending). Reads rows, trains nothing."""
+    def draw(self, rows: Rows) -> Plots:
+        """Plots by file name (without ending). Reads rows, trains nothing."""
         return {}
 
-    def interactive(self, rows: Sequence[Row]) -> Interactive | None:
+    def interactive(self, rows: Rows) -> Interactive | None:
         """A slider for the page, if it helps to understand."""
         return None
 
-    def live(self, rows: Sequence[Row]) -> Mapping[str, Any] | None:
+    def live(self, rows: Rows) -> Mapping[str, Any] | None:
         """What a script of the page needs to compute this figure anew, if there is one."""
         return None
+
+
+def judge_all(
+    claim: str, effects: Mapping[str, Mean], *, ratio: bool = False, **options: Any
+) -> Claim:
+    """A claim that holds at every N (or ε, or set): :func:`judge` of the weakest effect.
+
+    Args:
+        claim: The statement, in words.
+        effects: Mean, standard error and number of seeds by where they were measured; without
+            any the claim is not tested.
+        ratio: Effects are of :func:`log_ratio`, bounds are factors.
+        **options: ``below``, ``above`` or ``within``, ``paper``, ``source``; see :func:`judge`.
+
+    Examples:
+        >>> found = {"N = 100": Mean(-0.4, 0.1, 5), "N = 200": Mean(-0.3, 0.02, 5)}
+        >>> judge_all("the error falls", found, below=0).ours
+        '−0.40 ± 0.10 (N = 100)'
+    """
+    (kind,) = {"below", "above", "within"} & options.keys()
+    if ratio:
+        options[kind] = math.log(options[kind])
+    effects = {place: effect for place, effect in effects.items() if effect.n}
+    if not effects:
+        return judge(claim, math.nan, math.nan, 0, **options)
+
+    def support(effect: Mean) -> float:
+        """By how many standard errors the effect is on the right side of its bound."""
+        ahead = lead(effect.mean, **{kind: options[kind]})
+        if not math.isfinite(ahead):
+            return -math.inf
+        if math.isnan(effect.stderr):
+            return 0.0
+        return ahead / effect.stderr if effect.stderr else math.copysign(math.inf, ahead)
+
+    place, weakest = min(effects.items(), key=lambda item: support(item[1]))
+    if ratio:
+        factor = math.exp(weakest.mean)
+        shown = f"{with_error(factor, factor * weakest.stderr)} times"
+    else:
+        shown = with_error(weakest.mean, weakest.stderr)
+    options.setdefault("ours", f"{shown} ({place})" if place else shown)
+    return judge(claim, *weakest, **options)
+
+
+def log_ratio(one: Mapping[Any, float], other: Mapping[Any, float]) -> Mean:
+    """Mean and error of log(one/other) over the keys (seeds) that both have."""
+    pairs = [(one[k], other[k]) for k in one if k in other]
+    return mean(math.log(a / b) if a > 0 and b > 0 else math.nan for a, b in pairs)
+
+
+def exact(
+    claim: str, holds: bool, ours: Any, paper: Any = None, *, seeds: int, source: Source = "paper"
+) -> Claim:
+    """A claim about an exact quantity; not tested without ``seeds`` (or other repetitions)."""
+    if not seeds:
+        return not_tested(claim, "no rows", paper, source)
+    return Claim(claim, bool(holds), ours, paper, seeds=seeds, source=source)
 
 
 ORDER = """
@@ -129,7 +206,7 @@ ORDER = """
 def section(experiment: Experiment) -> str:
     """The heading that an experiment stands under."""
     if experiment.label.startswith(("Fig.", "Table ")):
-        return "Appendix" if "A." in experiment.label else "Figures and tables of the main text"
+        return "Appendix" if "A." in experiment.label else "Plots and tables of the main text"
     stated = experiment.label.startswith(("Sec.", "Theorem", "Abstract", "App."))
     return "Statements without a figure" if stated else "Beyond the paper"
 
@@ -146,15 +223,12 @@ def coverage(experiment: Experiment, header: Mapping[str, Any], done: Container[
     except FsmapError:  # its data are not here
         return str(header["size"])
     here = sum(key_of(unit) in done for unit in units)
-    asked = {f.name: plain(getattr(protocol, f.name)) for f in dataclasses.fields(protocol)}
-    changed = [
-        f"{name} = {value}"
-        for name, value in plain(header["config"] or {}).items()
-        if name in asked and name not in experiment.selecting and value != asked[name]
-    ]
     parts = ["quick"] if quick else []
     parts += [f"{here} of {len(units)} units"] if here < len(units) else []
-    return ", ".join([*parts, *changed]) or "full"
+    asked, config = plain(dataclasses.asdict(protocol)), plain(header["config"])
+    fields = [name for name in config if name in asked and name not in experiment.selecting]
+    parts += [f"{name} = {config[name]}" for name in fields if config[name] != asked[name]]
+    return ", ".join(parts) or "full"
 
 
 def _modules() -> Iterable[ModuleType]:
@@ -164,32 +238,22 @@ def _modules() -> Iterable[ModuleType]:
         yield importlib.import_module(found.name)
 
 
-def _classes(module: ModuleType) -> Iterable[type[Experiment]]:
-    for item in vars(module).values():
-        is_class = isinstance(item, type) and issubclass(item, Experiment)
-        if is_class and item.id and item.__module__ == module.__name__:
-            yield item
-
-
-def _place(experiment: Experiment) -> tuple[int, str]:
-    return ORDER.index(experiment.id) if experiment.id in ORDER else len(ORDER), experiment.id
-
-
 @functools.cache
 def registry() -> Mapping[str, Experiment]:
     """Every experiment by id, in the order of the report."""
     found: dict[str, Experiment] = {}
     for module in _modules():
-        for cls in _classes(module):
+        for cls in vars(module).values():
+            is_class = isinstance(cls, type) and issubclass(cls, Experiment)
+            if not (is_class and cls.id and cls.__module__ == module.__name__):
+                continue
             if cls.id in found:
-                other = type(found[cls.id]).__qualname__
-                message = (
-                    f"two experiments have the id {cls.id!r}: {other} and {cls.__qualname__}. "
-                    "Rename one of them."
-                )
+                names = f"{type(found[cls.id]).__qualname__} and {cls.__qualname__}"
+                message = f"two experiments have the id {cls.id!r}: {names}. Rename one of them."
                 raise InputError(message)
             found[cls.id] = cls()
-    return MappingProxyType({e.id: e for e in sorted(found.values(), key=_place)})
+    order = [*ORDER, *sorted(found.keys() - {*ORDER})]
+    return MappingProxyType({name: found[name] for name in order if name in found})
 
 
 def get(name: str) -> Experiment:

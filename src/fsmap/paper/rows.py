@@ -1,10 +1,11 @@
-"""Rows: one measured number a line, with its circumstances, in a file that survives a kill.
+"""Rows: one measured number a line, with its circumstances, in a folder that survives a kill.
 
 A run folder holds
 
 - ``rows.jsonl``: one :class:`Row` a line;
 - ``units.jsonl``: a header (experiment, size, config), then one line per finished unit, written
-  after its rows are on disk, with their number and the SHA-256 of the line and its rows.
+  after its rows are on disk, with their number and the SHA-256 of the line and its rows;
+- ``summary.json``: what was drawn and judged, with the checksum of the rows it was made from.
 
 A unit is finished if, and only if, its line stands in ``units.jsonl`` and its rows match the
 checksum. A resumed run drops all other rows. JSON has no nan and no infinities, so they are
@@ -31,13 +32,18 @@ import hashlib
 import json
 import math
 import os
+import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
+
+from fsmap.errors import CheckpointError
+from fsmap.files import exclusive, remove_partial, write_whole
 
 Value = float | Sequence[Any]
 """A number, or a (nested) list of numbers: a curve, a histogram, an image."""
@@ -47,6 +53,14 @@ DEEPEST = 50
 
 SEAL = "sha256"
 """Entry of a record that holds its checksum."""
+
+SUMMARIZED = "rows_sha256"
+"""Entry of a summary: the checksum of the rows that it was made from."""
+
+DAMAGED = "rows.damaged.jsonl"
+"""A copy of rows that do not match their checksums."""
+
+Source = Literal["paper", "ours", "check"]
 
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -70,6 +84,11 @@ class Row(NamedTuple):
     deviations: tuple[str, ...] = ()  # where this number's protocol departs from the paper's
 
 
+Rows = Sequence[Row]
+Unit = dict[str, Any]
+"""Key of a part that a killed run does not repeat: a small dict of JSON values."""
+
+
 class Claim(NamedTuple):
     """A statement and what the rows of this run say about it."""
 
@@ -80,7 +99,7 @@ class Claim(NamedTuple):
     effect: float | None = None  # the measured difference that decides it
     stderr: float | None = None  # standard error of the effect
     seeds: int | None = None  # how many seeds (or splits) the effect is a mean of; 0: not tested
-    source: Literal["paper", "ours", "check"] = "paper"  # who states it
+    source: Source = "paper"  # who states it
     reason: str = ""  # why it is undecided, or the command that would test it
 
 
@@ -126,7 +145,7 @@ def judge(
     within: float | None = None,
     ours: Any = None,
     paper: Any = None,
-    source: Literal["paper", "ours", "check"] = "paper",
+    source: Source = "paper",
 ) -> Claim:
     """A claim about a measured effect: decided if it is two standard errors from its bound.
 
@@ -142,29 +161,38 @@ def judge(
         >>> judge("ECE falls", -0.1, 0.1, 5, below=0).reason
         'within two standard errors'
     """
-    bounds = {"below": below, "above": above, "within": within}
-    given = {name: bound for name, bound in bounds.items() if bound is not None}
-    if len(given) != 1:
-        message = f"give one of below, above and within, got {given}"
-        raise TypeError(message)
-    ((name, bound),) = given.items()
-    lead = {"below": bound - effect, "above": effect - bound, "within": bound - abs(effect)}[name]
+    ahead = lead(effect, below, above, within)
     shown = effect if ours is None else ours
     made = Claim(claim, None, shown, paper, effect, stderr, seeds, source)
     if seeds == 0:
         return made._replace(ours=None, effect=None, stderr=None, reason="no rows")
-    if not math.isfinite(lead):
+    if not math.isfinite(ahead):
         return made._replace(holds=False)
     if math.isnan(stderr):
         return made._replace(reason="one seed: the error is not known")
-    if abs(lead) <= 2 * stderr:
+    if abs(ahead) <= 2 * stderr:
         return made._replace(reason="within two standard errors")
-    return made._replace(holds=lead > 0)
+    return made._replace(holds=ahead > 0)
 
 
-def not_tested(
-    claim: str, reason: str, paper: Any = None, source: Literal["paper", "ours"] = "paper"
-) -> Claim:
+def lead(
+    effect: float,
+    below: float | None = None,
+    above: float | None = None,
+    within: float | None = None,
+) -> float:
+    """How far an effect is on the claimed side of its bound; negative on the other side."""
+    if below is not None:
+        return below - effect
+    if above is not None:
+        return effect - above
+    if within is not None:
+        return within - abs(effect)
+    message = "give one of below, above and within"
+    raise TypeError(message)
+
+
+def not_tested(claim: str, reason: str, paper: Any = None, source: Source = "paper") -> Claim:
     """A claim without rows; ``reason`` is the command that would measure them."""
     return Claim(claim, None, None, paper, seeds=0, source=source, reason=reason)
 
@@ -249,14 +277,15 @@ def read_content(folder: Path) -> Content:
     first, *texts = _whole_lines(folder / "units.jsonl")[0] or [b""]
     head, units, damaged = parse(first), {}, []
     for record in map(parse, texts):
-        key = key_of(record["unit"]) if _is_unit(record) else "a line that cannot be read"
+        whole = _has(record, UNIT)
+        key = key_of(record["unit"]) if whole else "a line that cannot be read"
         mine = [line.text for line in by_unit.get(key, [])]
-        if _is_unit(record) and record["rows"] == len(mine) and intact(record, mine):
+        if whole and record["rows"] == len(mine) and intact(record, mine):
             units[key] = record
         else:
             damaged.append(key)
     kept = [line for line in lines if key_of(line.row.unit) in units]
-    header = unsealed(head) if _is_header(head) and intact(head) else {}
+    header = unsealed(head) if _has(head, HEADER) and intact(head) else {}
     return Content(header, units, kept, damaged, dropped + len(lines) - len(kept))
 
 
@@ -306,42 +335,206 @@ def _whole_lines(path: Path) -> tuple[list[bytes], int]:
     return whole, int(bool(rest.strip()))
 
 
-def _is_header(record: Any) -> bool:
-    named = isinstance(record, dict) and all(
-        isinstance(record.get(key), str) for key in ("experiment", "size")
-    )
-    return named and isinstance(record.get("config"), dict)
+def _has(record: Any, types: Mapping[str, Any]) -> bool:
+    """Whether a record has entries of these types."""
+    return isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in types.items())
 
 
-def _is_unit(record: Any) -> bool:
-    return (
-        isinstance(record, dict)
-        and isinstance(record.get("unit"), dict)
-        and isinstance(record.get("rows"), int)
-        and isinstance(record.get("seconds"), int | float)
-    )
+HEADER = {"experiment": str, "size": str, "config": dict}
+UNIT = {"unit": dict, "rows": int, "seconds": int | float}
+ROW = {
+    **dict.fromkeys(("experiment", "metric", "commit", "torch", "device"), str),
+    **{"method": str | None, "seed": int | None, "seconds": int | float, "deviations": list},
+    **{"config": dict, "unit": dict},
+}
+"""Types of the entries of a line."""
 
 
 def _row(record: Any) -> Row | None:
-    try:
-        row = Row(**{**record, "deviations": tuple(record["deviations"])})
-    except (TypeError, KeyError):
+    if not _has(record, ROW) or not record.keys() <= {*Row._fields}:
         return None
-    texts = (row.experiment, row.metric, row.commit, row.torch, row.device, *row.deviations)
-    right = (
-        all(isinstance(text, str) for text in texts)
-        and isinstance(row.method, str | None)
-        and isinstance(row.seed, int | None)
-        and isinstance(row.seconds, int | float)
-        and isinstance(row.config, dict)
-        and isinstance(row.unit, dict)
-        and _is_value(row.value)
-    )
-    return row if right else None
+    row = Row(**{"value": None, **record, "deviations": tuple(record["deviations"])})
+    texts = all(isinstance(text, str) for text in row.deviations)
+    return row if texts and _is_value(row.value) else None
 
 
 def _is_value(value: Any) -> bool:
     return all(map(_is_value, value)) if isinstance(value, list) else isinstance(value, int | float)
+
+
+class RunFolder:
+    """Rows and units of one run on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows_file = path / "rows.jsonl"
+        self.units_file = path / "units.jsonl"
+        self.summary_file = path / "summary.json"
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is a summary, of these rows or of fewer."""
+        return self.summary_file.is_file()
+
+    @property
+    def state(self) -> str:
+        """``"empty"``, ``"unfinished"``, ``"damaged"`` or ``"complete"``.
+
+        Unfinished: units or a summary of all of them are missing. Damaged: the header or a unit
+        does not match its checksum.
+        """
+        if not self.units_file.is_file():
+            return "damaged" if self.finished else "empty"
+        content = self.content()
+        if not content.header or content.damaged:
+            return "damaged"
+        if content.header.get("units", 0) > len(content.units):
+            return "unfinished"
+        try:
+            return "complete" if self.summary()[SUMMARIZED] == content.sha256 else "unfinished"
+        except CheckpointError:
+            return "unfinished"
+
+    def check(self) -> None:
+        """Refuse a folder that no command of fsmap leaves behind."""
+        for file in (self.rows_file, self.units_file, self.summary_file):
+            if file.is_dir():
+                message = f"{file} is a folder, not a file. Remove it, or choose another --out."
+                raise CheckpointError(message)
+        if self.state != "empty" or (self.rows_file.is_file() and self.rows_file.stat().st_size):
+            self.header()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether something else is here. Hidden files and rows are what a kill may leave."""
+        if not self.path.exists() or self.state != "empty":
+            return False
+        files = self.path.iterdir() if self.path.is_dir() else [self.path]
+        return any(not f.name.startswith(".") and f != self.rows_file for f in files)
+
+    def begin(self, header: Mapping[str, Any]) -> None:
+        """Start an empty run. The header is the first file: a folder with it can be resumed."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._write_units(header, [])
+
+    def content(self) -> Content:
+        """Rows and units, checked against each other."""
+        return read_content(self.path)
+
+    def rows(self) -> list[Row]:
+        """Rows of finished units."""
+        return [line.row for line in self.content().lines]
+
+    def done(self) -> dict[str, float]:
+        """Finished units by key, and how many seconds they took."""
+        return {key: line["seconds"] for key, line in self.content().units.items()}
+
+    def header(self) -> dict[str, Any]:
+        """What the run in this folder was asked for."""
+        if header := self.content().header:
+            return header
+        message = (
+            f"the first line of {self.units_file}, which says what this run is, is missing or "
+            "damaged: nothing can be resumed here. Restore a copy, or start anew with --force."
+        )
+        raise CheckpointError(message)
+
+    def summary(self) -> dict[str, Any]:
+        """What ``summary.json`` says; CheckpointError if it was altered."""
+        found = parse(self.summary_file.read_bytes()) if self.finished else None
+        if not isinstance(found, dict) or not intact(found):
+            message = f"{self.summary_file} is missing or damaged. Make it again with --resume."
+            raise CheckpointError(message)
+        return found
+
+    def write_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Write ``summary.json``, with checksums of the rows and of itself."""
+        entries = sealed({**unsealed(summary), SUMMARIZED: self.content().sha256})
+        text = json.dumps(plain(entries), indent=1, allow_nan=False, ensure_ascii=False)
+        write_whole(self.summary_file, text + "\n")
+        return entries
+
+    def repair(self, header: Mapping[str, Any]) -> Content:
+        """Drop what is no finished unit: what a kill left, and what does not match its checksum."""
+        for file in (self.rows_file, self.units_file, self.summary_file):
+            remove_partial(file)
+        content = self.content()
+        lost = content.damaged or (content.dropped and self.finished)
+        if lost and self.rows_file.exists():
+            write_whole(self.path / DAMAGED, self.rows_file.read_bytes())
+        self._write_units(header, content.units.values())
+        self._write_rows(content.lines)
+        return content
+
+    def add(self, unit: Mapping[str, Any], rows: Sequence[Row], seconds: float) -> None:
+        """Write a finished unit: its rows, then the line that says so."""
+        lines = [encode(row._asdict()) for row in rows]
+        append_lines(self.rows_file, lines)
+        about = {"unit": unit, "rows": len(rows), "seconds": seconds}
+        done = sealed(about, [line.encode() for line in lines])
+        append_lines(self.units_file, [encode(done)])
+
+    def arrange(self, units: Sequence[Mapping[str, Any]]) -> None:
+        """Put units that were added in any order into theirs; others, added before, come first."""
+        place = {key_of(unit): number for number, unit in enumerate(units)}
+        content = self.content()
+        done = sorted(content.units, key=lambda key: place.get(key, -1))
+        order = {key: number for number, key in enumerate(done)}
+        lines = sorted(content.lines, key=lambda line: order[key_of(line.row.unit)])
+        if done != list(content.units) or lines != content.lines:
+            self._write_rows(lines)
+            self._write_units(self.header(), [content.units[key] for key in done])
+
+    def _write_rows(self, lines: Iterable[Line]) -> None:
+        write_whole(self.rows_file, b"".join(line.text + b"\n" for line in lines))
+
+    def _write_units(self, header: Mapping[str, Any], units: Iterable[Mapping[str, Any]]) -> None:
+        lines = [sealed(plain(header)), *units]
+        write_whole(self.units_file, "".join(encode(line) + "\n" for line in lines))
+
+
+class Place(NamedTuple):
+    """Where a run's folders are."""
+
+    final: RunFolder
+    fresh: RunFolder
+    previous: Path
+    dropped: Path
+    lock: Path
+
+    @classmethod
+    def of(cls, out: Path, name: str) -> Place:
+        """The folders of one experiment."""
+        fresh, *beside = (
+            out / ".fsmap" / f"{name}.{end}" for end in ("new", "previous", "dropped", "lock")
+        )
+        return cls(RunFolder(out / name), RunFolder(fresh), *beside)
+
+    def settle(self) -> RunFolder:
+        """Let a finished new run take its place; the finished run that was there is kept aside."""
+        if self.fresh.finished:
+            if self.final.path.exists():
+                shutil.rmtree(self.previous, ignore_errors=True)
+                self.final.path.rename(self.previous)
+            self.fresh.path.rename(self.final.path)
+        return self.final
+
+    def drop(self, run: RunFolder) -> None:
+        """Remove a run: in one piece, so that a kill leaves no part of it in its place."""
+        shutil.rmtree(self.dropped, ignore_errors=True)
+        if run.path.exists():
+            run.path.rename(self.dropped)
+            shutil.rmtree(self.dropped, ignore_errors=True)
+
+    def pending(self) -> RunFolder | None:
+        """The run that lacks units or its summary, if there is one."""
+        runs = (self.fresh, self.final)
+        return next((run for run in runs if run.state in ("unfinished", "damaged")), None)
+
+
+def locked(place: Place) -> AbstractContextManager[None]:
+    """Keep other processes out of a run's folder."""
+    return exclusive(place.lock, place.final.path)
 
 
 PACKAGE = Path(__file__).resolve().parents[1]

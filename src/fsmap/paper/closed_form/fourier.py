@@ -1,35 +1,44 @@
-r"""``fourier`` (Fig. 2 a-d): FS-MAP finds more probable, flatter, better functions.
+r"""``fourier``, ``fourier-points``, ``fourier-pX``, ``fourier-noise`` (Figs. 2 to 4).
 
 $f = \sum_i \tanh(\theta_i)\varphi_i/\sqrt P$, $\varphi = \{\cos i\pi x, \sin i\pi x\}$,
-$\theta_i \sim N(0, 10^2)$. Each method is one ``fit_population`` over all sizes and seeds.
+$\theta_i \sim N(0, 10^2)$. Variants of an objective that share a closed form of the log-determinant
+are fitted to all data sets by one ``fit_population``.
+
+For an invertible $\Phi$ and no jitter the FS-MAP objective of this model does not depend on $p_X$
+(appendix B.3). What Fig. 3 shows is therefore an effect of the rank of $\Phi$ and of the jitter,
+and every number carries its jitter.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fsmap.data import synthetic
 from fsmap.models.basis import TANH, FourierBasis
-from fsmap.objective.closed_form import PAPER_JITTER, Diagonal, Form, Invertible
+from fsmap.objective.closed_form import (
+    PAPER_JITTER,
+    Diagonal,
+    Dual,
+    Form,
+    Invertible,
+    fourier_lattice,
+)
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
-from fsmap.paper.effects import exact, judge_all
-from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all, log_ratio
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.figures import PAPER_LOOK, legend_above, log_scale
+from fsmap.paper.report.figures import LINES, PAPER_LOOK, epsilon, legend_above, log_scale, power
 from fsmap.paper.report.tables import Mean
-from fsmap.paper.rows import Claim, Row
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import Advance, log_density, objective_of, solve
 from fsmap.types import Batch
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 EXACT = "exact"
 """True objective in log space, no jitter."""
@@ -61,6 +70,10 @@ class FourierConfig:
     def objective(self, form: Form | None, num_data: int) -> Objective:
         """FS-MAP with this form, or PS-MAP, with the data's own noise."""
         return objective_of(TANH, self.noise_std, Normal(self.prior_std), form, num_data)
+
+    def diagonal(self, jitter: float | Tensor) -> Diagonal:
+        """The log-determinant for p_X = Uniform(-1, 1) with a jitter."""
+        return Diagonal(self.model().uniform_gram(-1.0, 1.0).diagonal(), jitter)  # Φ = I/(2P)
 
 
 class Problem(NamedTuple):
@@ -106,8 +119,8 @@ def draw_problem(config: FourierConfig, n_train: int, seed: int) -> Problem:
 
 def uniform_forms(config: FourierConfig) -> dict[str, Form]:
     """The log-determinant for p_X = Uniform(-1, 1), exact and by the paper's protocol."""
-    gram = config.model().uniform_gram(-1.0, 1.0)  # I/(2P)
-    return {EXACT: Invertible.from_gram(gram), PAPER: Diagonal(gram.diagonal(), PAPER_JITTER)}
+    gram = config.model().uniform_gram(-1.0, 1.0)
+    return {EXACT: Invertible.from_gram(gram), PAPER: config.diagonal(PAPER_JITTER)}
 
 
 def uniform_blocks(config: FourierConfig) -> list[Block]:
@@ -146,17 +159,15 @@ class Fitted(NamedTuple):
         ours = self.config.objective(form, problem.n_train)
         return log_density(ours, TANH, theta, self.config.rows(problem.train))
 
-    def rmse(self, theta: Tensor, batch: Batch) -> Tensor:
-        """Root mean squared residual."""
-        out: Tensor = self.config.model().design(batch.x) @ theta.tanh()
-        return (out - batch.y).square().mean().sqrt()
-
-    def curvature(self, theta: Tensor, problem: Problem) -> Tensor:
-        """Mean eigenvalue of the Hessian of the training error."""
-        rows: Tensor = self.config.model().design(problem.train.x)
+    def value(self, metric: str, theta: Tensor, problem: Problem) -> Tensor:
+        """Root mean squared residual, or mean eigenvalue of the Hessian of the training error."""
+        design, y = self.config.rows(problem.test if metric == "test_rmse" else problem.train)
         value, slope = theta.tanh(), TANH.log_slope(theta).exp()
-        pull = rows.mT @ (rows @ value - problem.train.y)  # half the gradient in tanh θ
-        trace = slope.square() @ rows.square().sum(0) - 2 * (value * slope) @ pull
+        residual: Tensor = design @ value - y
+        if metric != "curvature":
+            return residual.square().mean().sqrt()
+        pull = design.mT @ residual  # half the gradient in tanh θ
+        trace: Tensor = slope.square() @ design.square().sum(0) - 2 * (value * slope) @ pull
         return 2 * trace / (problem.n_train * len(theta))
 
     def measure(self, *metrics: str) -> Iterator[Measured]:
@@ -166,12 +177,7 @@ class Fitted(NamedTuple):
                 config = {"n_train": problem.n_train, **variant.config}
                 about = variant.method, problem.seed, config, variant.deviations
                 for metric in metrics:
-                    if metric == "curvature":
-                        value = self.curvature(theta, problem)
-                    else:
-                        batch = problem.test if metric == "test_rmse" else problem.train
-                        value = self.rmse(theta, batch)
-                    yield Measured(metric, value, *about)
+                    yield Measured(metric, self.value(metric, theta, problem), *about)
 
 
 def fit(
@@ -183,6 +189,7 @@ def fit(
     """Fit every variant to every problem, from θ = 0: a population for each block."""
     model, prior = config.model(), Normal(config.prior_std)
     data = [compress(model, problem.train) for problem in problems]
+    sizes = {"lr": config.lr, "steps": config.steps, "warmup": config.warmup}
     found = []
     for number, block in enumerate(blocks):
 
@@ -190,7 +197,7 @@ def fit(
             noise_std: Tensor, jitter: Tensor, num_data: Tensor, block: Block = block
         ) -> Objective:
             form = None if block.form is None else block.form(jitter)
-            return objective_of(model.squash, noise_std, prior, form, num_data)
+            return objective_of(TANH, noise_std, prior, form, num_data)
 
         def tell(done: float, number: int = number) -> None:
             advance((number + done) / len(blocks))
@@ -200,12 +207,18 @@ def fit(
             for v in block.variants
             for q, p in enumerate(problems)
         ]
-        sizes = {"lr": config.lr, "steps": config.steps, "warmup": config.warmup}
-        start = model.theta.detach()
-        theta = solve(build, model.squash, members, data, start, advance=tell, **sizes)
+        theta = solve(build, TANH, members, data, model.theta.detach(), advance=tell, **sizes)
         found.append(theta.unflatten(0, (-1, len(problems))))  # [k, Q, P]
     variants = [variant for block in blocks for variant in block.variants]
     return Fitted(config, problems, variants, torch.cat(found))
+
+
+def _plot(ax: Any, rows: Rows, metric: str, x: str) -> None:
+    """A line for each method and objective."""
+    lines = tables.group(tables.select(rows, metric=metric), "method", "objective")
+    for (method, objective), members in lines.items():
+        look = PAPER_LOOK if objective == PAPER else {}
+        figures.plot_mean(ax, *tables.line(members, x), method, **look)
 
 
 PANELS = {
@@ -225,8 +238,6 @@ class Config(FourierConfig):
 
 
 class Fourier(Experiment):
-    """Seven sizes, a few seeds, PS-MAP and FS-MAP by two protocols."""
-
     id = "fourier"
     label = "Fig. 2 a–d"
     title = "FS-MAP on a Fourier model"
@@ -239,15 +250,15 @@ class Fourier(Experiment):
         "exact: true objective in log space, no jitter. paper: 1e-32 inside the logarithm "
         "(authors' code). Full-batch Adam from θ = 0."
     )
+    metrics = tuple(PANELS)
+    columns = ("metric", "n_train", "method", "objective")
     config = Config()
     quick = Config(sizes=(100, 200, 400, 1_600), steps=1_500, long_steps=3_000)
 
-    def units(self, config: Config) -> list[dict[str, Any]]:
-        """Everything at the paper's number of steps, then the long run."""
+    def units(self, config: Config) -> list[Unit]:
         return [{"part": "sizes"}, {"part": "long"}]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Draw, fit and measure."""
+    def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         if unit["part"] == "long":
             problems = [draw_problem(config, max(config.sizes), 0)]
             longer = dataclasses.replace(config, steps=config.long_steps)
@@ -260,27 +271,11 @@ class Fourier(Experiment):
         yield from fitted.measure("test_rmse", "train_rmse", "curvature")
         yield from _gains("log_posterior_gain", fitted)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        chosen = tables.in_order(rows, *PANELS)
-        return tables.summarize(chosen, "metric", "n_train", "method", "objective")
-
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        gains = {
-            _at(n, objective): tables.mean(row.value for row in members)
-            for (n, objective), members in tables.group(
-                tables.select(rows, metric="log_posterior_gain"), "n_train", "objective"
-            ).items()
-        }
-        test = _against_ps(rows, "test_rmse", 200)
+    def claims(self, rows: Rows) -> list[Claim]:
+        gains = _by_place(rows, metric="log_posterior_gain")
+        errors = _by_place(rows, 200, 0.1, metric="train_rmse", method="fs-map")
         train = _against_ps(rows, "train_rmse")
         few = min((row.config["n_train"] for row in rows), default=0)
-        noise = {
-            _at(n, objective): tables.mean(row.value - 0.1 for row in members)
-            for (n, objective), members in tables.group(
-                tables.select(rows, metric="train_rmse", method="fs-map"), "n_train", "objective"
-            ).items()
-            if n >= 200
-        }
         # At large N Adam needs more steps: its second moment remembers the first, large gradients.
         long = tables.select(rows, metric="log_posterior_gain_long")
         return [
@@ -292,22 +287,20 @@ class Fourier(Experiment):
                   "thousands of nats", seeds=len({row.seed for row in long})),
             judge_all("The loss is less curved at FS-MAP's minimum, at every N",
                       _against_ps(rows, "curvature"), below=0, paper="lower"),
-            judge_all("FS-MAP's test RMSE is lower than PS-MAP's for N ≥ 200", test, below=0,
+            judge_all("FS-MAP's test RMSE is lower than PS-MAP's for N ≥ 200",
+                      _against_ps(rows, "test_rmse", 200), below=0,
                       paper="lower; 0.5 to 0.7 of PS-MAP's at N = 400"),
-            judge_all("FS-MAP's train RMSE is within 0.015 of the noise (0.1) for N ≥ 200", noise,
+            judge_all("FS-MAP's train RMSE is within 0.015 of the noise (0.1) for N ≥ 200", errors,
                       within=0.015, paper="around 0.1"),
             judge_all(f"PS-MAP's train RMSE at N = {few} is lower by more than 0.05: it overfits",
                       {at: gap for at, gap in train.items() if at.startswith(f"N = {few},")},
                       above=0.05, paper="near zero against 0.1"),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         figure, panels = figures.axes(2, 2)
         for ax, (metric, (title, ylabel)) in zip(panels.flat, PANELS.items(), strict=True):
-            lines = tables.group(tables.select(rows, metric=metric), "method", "objective")
-            for (method, objective), members in lines.items():
-                look = PAPER_LOOK if objective == PAPER else {}
-                figures.plot_mean(ax, *tables.line(members, "n_train"), method, **look)
+            _plot(ax, rows, metric, "n_train")
             ax.set(title=title, ylabel=ylabel, xlabel="training points $N$")
             log_scale(ax, "x" if metric == "train_rmse" else "xy")
         train = panels[1, 1]
@@ -330,16 +323,283 @@ def _gains(metric: str, fitted: Fitted) -> Iterator[Measured]:
             yield Measured(metric, fs - ps, "fs-map", problem.seed, where, DEVIATIONS[objective])
 
 
-def _at(n_train: int, objective: str) -> str:
-    return f"N = {n_train}, {objective}"
+def _by_place(rows: Rows, least: int = 0, minus: float = 0.0, **where: Any) -> dict[str, Mean]:
+    """Means over seeds by N (from the least on) and objective."""
+    groups = tables.group(tables.select(rows, **where), "n_train", "objective")
+    return {
+        f"N = {n}, {objective}": tables.mean(row.value - minus for row in members)
+        for (n, objective), members in groups.items()
+        if n >= least
+    }
 
 
-def _against_ps(rows: Sequence[Row], metric: str, least: int = 0) -> dict[str, Mean]:
+def _against_ps(rows: Rows, metric: str, least: int = 0) -> dict[str, Mean]:
     """FS-MAP − PS-MAP, paired by seed, by N and objective."""
     chosen = [row for row in tables.select(rows, metric=metric) if row.config["n_train"] >= least]
-    found = {}
-    for (n, objective), members in tables.group(chosen, "n_train", "objective").items():
-        if objective != "none":
-            plain = tables.select(chosen, n_train=n, objective="none")
-            found[_at(n, objective)] = tables.paired(members, plain)
-    return found
+    return {
+        f"N = {n}, {objective}": tables.paired(
+            members, tables.select(chosen, n_train=n, objective="none")
+        )
+        for (n, objective), members in tables.group(chosen, "n_train", "objective").items()
+        if objective != "none"
+    }
+
+
+WIDE, NARROW = "U(−1, 1)", "U(−0.1, 0.1)"
+QR = ("log det by QR of the features; the authors' code factorizes Φ in float32",)
+CLOSED_FORM = ("log det in closed form; the authors' code factorizes Φ in float32",)
+FLOOR = 1e-14
+"""Singular values of the feature matrix below this share of the largest are rounding errors: the
+features themselves carry errors of 3e-14."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AblationConfig(FourierConfig):
+    n_train: int = 400  # N
+
+    def fit(self, blocks: Sequence[Block], advance: Advance) -> Iterator[Measured]:
+        """Test errors on one data set per seed."""
+        problems = [draw_problem(self, self.n_train, seed) for seed in range(self.seeds)]
+        return fit(self, problems, blocks, advance).measure("test_rmse")
+
+
+@dataclasses.dataclass(frozen=True)
+class JitterConfig(AblationConfig):
+    jitters: tuple[float, ...] = (1e-32, 1e-12, 1e-6)  # ε; the first is the authors'
+
+    def variants(self, where: Mapping[str, Any], notes: tuple[str, ...]) -> list[Variant]:
+        """FS-MAP at every jitter."""
+        return [
+            Variant("fs-map", {**where, "jitter": jitter}, self.noise_std, notes, jitter)
+            for jitter in self.jitters
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class PXConfig(JitterConfig):
+    num_points: int = 10_000  # samples of U(−0.1, 0.1) that Φ is made of
+
+
+class FourierPX(Experiment):
+    id = "fourier-pX"
+    label = "Fig. 3 b"
+    title = "Which evaluation distribution"
+    see = (
+        "The test error with p_X where the test points are, and with a narrower one. How far apart "
+        "they are depends on the jitter alone: without it the objectives differ by a constant."
+    )
+    cost = "90 s"
+    protocol = (
+        "jittered objective at ε = 1e-32 (authors), 1e-12, 1e-6, log det by QR of the features at "
+        "10,000 samples; exact: true objective in log space, the same for both p_X"
+    )
+    metrics = ("test_rmse",)
+    columns = ("px", "method", "jitter")
+    config = PXConfig()
+    quick = PXConfig(steps=500, seeds=2, num_points=3_000)
+
+    def run(self, config: PXConfig, unit: Unit, context: Context) -> Iterator[Measured]:
+        noise, factor = config.noise_std, narrow_factor(config)
+        exactly = Variant("fs-map", {"px": WIDE, "jitter": 0.0}, noise, DEVIATIONS[EXACT])
+        blocks = [
+            Block(None, [Variant("ps-map", {"px": "none"}, noise)]),
+            Block(lambda _: uniform_forms(config)[EXACT], [exactly]),
+            Block(config.diagonal, config.variants({"px": WIDE}, QR)),
+            Block(lambda jitter: Dual(factor, jitter), config.variants({"px": NARROW}, QR)),
+        ]
+        yield from config.fit(blocks, context.advance)
+        yield Measured("rank", len(factor), config={"px": NARROW, "share": FLOOR})
+
+    def claims(self, rows: Rows) -> list[Claim]:
+        errors = tables.select(rows, metric="test_rmse")
+        wide, plain = (tables.select(errors, px=px) for px in (WIDE, "none"))
+        effects = {}
+        for (jitter,), members in tables.group(tables.select(errors, px=NARROW), "jitter").items():
+            mine = tables.select(wide, jitter=jitter)
+            effects[f"{NARROW}, {epsilon(jitter)}"] = tables.paired(mine, members)
+            effects[f"PS-MAP, {epsilon(jitter)}"] = tables.paired(mine, plain)
+        text = f"Test RMSE with p_X = {WIDE} is below that with {NARROW} and PS-MAP's, at every ε"
+        return [judge_all(text, effects, below=0, paper="best")]
+
+    def draw(self, rows: Rows) -> Plots:
+        figure, ax = figures.axes(panel=(4.6, 3.1))
+        groups = tables.group(tables.select(rows, metric="test_rmse"), "px", "method", "jitter")
+        ticks: dict[str, list[float]] = {}
+        for place, ((px, method, jitter), members) in enumerate(groups.items()):
+            mean = tables.mean(row.value for row in members)
+            x = place + len(ticks) * 0.6 + (0.6 if px not in ticks else 0.0)
+            ticks.setdefault(px, []).append(x)
+            shade = (
+                1.0 if not jitter else 0.95 if jitter < 1e-20 else 0.8 if jitter < 1e-9 else 0.65
+            )
+            ax.bar(x, mean.mean, yerr=mean.stderr, color=figures.COLORS[method], width=0.85,
+                   alpha=shade, error_kw={"ecolor": figures.INK, "elinewidth": 1})  # fmt: skip
+            name = "" if jitter is None else "no jitter" if jitter == 0 else power(jitter)
+            ax.annotate(name, (x, 0.002), rotation=90, ha="center", va="bottom",
+                        color=figures.PAPER)  # fmt: skip
+        names = {"none": "none (PS-MAP)", WIDE: "Uniform(−1, 1)", NARROW: "Uniform(−0.1, 0.1)"}
+        ax.set_xticks([sum(xs) / len(xs) for xs in ticks.values()], [names[px] for px in ticks])
+        ax.set(ylabel="test RMSE", xlabel=r"evaluation distribution $p_X$")
+        ax.grid(visible=False, axis="x")
+        return {"fourier-pX": figure}
+
+
+def narrow_factor(config: PXConfig) -> Tensor:
+    """F with FᵀF = Φ of samples of U(−0.1, 0.1), less what is rounding error, ``[r, P]``."""
+    generator = torch.Generator().manual_seed(0)
+    x = 0.2 * torch.rand(config.num_points, generator=generator, dtype=torch.float64) - 0.1
+    _, singular, right = torch.linalg.svd(config.model().factor(x))
+    rank = int((singular > FLOOR * singular[0]).sum())
+    factor: Tensor = singular[:rank, None] * right[:rank]
+    return factor
+
+
+@dataclasses.dataclass(frozen=True)
+class NoiseConfig(AblationConfig):
+    ratios: tuple[float, ...] = (1 / 3, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)  # σ/σ*
+
+
+class FourierNoise(Experiment):
+    id = "fourier-noise"
+    label = "Fig. 4"
+    title = "A wrong noise level"
+    see = (
+        "Test error of both methods if the likelihood's noise is not that of the data, from a "
+        "third of it to ten times as much."
+    )
+    cost = "60 s"
+    protocol = "exact: true objective in log space. paper: 1e-32 inside the logarithm"
+    metrics = ("test_rmse",)
+    columns = ("ratio", "method", "objective")
+    config = NoiseConfig()
+    quick = NoiseConfig(ratios=(1 / 3, 1.0, 3.0, 10.0), steps=800)
+
+    def run(self, config: NoiseConfig, unit: Unit, context: Context) -> Iterator[Measured]:
+        blocks = []
+        for form, (plain,) in uniform_blocks(config):
+            variants = [
+                plain._replace(
+                    config={**plain.config, "ratio": round(ratio, 6)},
+                    noise_std=ratio * config.noise_std,
+                )
+                for ratio in config.ratios
+            ]
+            blocks.append(Block(form, variants))
+        yield from config.fit(blocks, context.advance)
+
+    def claims(self, rows: Rows) -> list[Claim]:
+        errors = tables.select(rows, metric="test_rmse")
+        ratios = [row.config["ratio"] for row in errors] or [math.nan]
+        low, high = min(ratios), max(ratios)
+
+        def rmse(ratio: float, objective: str) -> dict[int, float]:
+            return tables.values_by(errors, "seed", ratio=ratio, objective=objective)
+
+        forms = (EXACT, PAPER) if errors else ()
+        near = {form: log_ratio(rmse(low, form), rmse(low, "none")) for form in forms}
+        far = {form: log_ratio(rmse(high, form), rmse(1.0, form)) for form in forms}
+        apart = {form: log_ratio(rmse(high, form), rmse(high, "none")) for form in forms}
+        return [
+            judge_all(f"At σ/σ* = {low:.2g} FS-MAP's test RMSE is PS-MAP's, to a factor of 1.25",
+                      near, ratio=True, within=1.25, paper="similar"),
+            judge_all(f"At σ/σ* = {high:g} FS-MAP's is more than 5 times that at σ = σ*", far,
+                      ratio=True, above=5, paper="high test error"),
+            judge_all("… and more than twice PS-MAP's", apart, ratio=True, above=2,
+                      paper="PS-MAP relatively stable"),
+        ]  # fmt: skip
+
+    def draw(self, rows: Rows) -> Plots:
+        figure, ax = figures.axes(panel=(4.6, 3.1))
+        _plot(ax, rows, "test_rmse", "ratio")
+        ax.axvline(1.0, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
+        ax.set(xlabel=r"assumed noise $\sigma/\sigma^*$", ylabel="test RMSE")
+        log_scale(ax)
+        ax.legend()
+        return {"fourier-noise": figure}
+
+
+@dataclasses.dataclass(frozen=True)
+class PointsConfig(JitterConfig):
+    # numbers M of equidistant evaluation points, both ends of [-1, 1] included
+    points: tuple[int, ...] = (
+        *(10, 20, 40, 60, 80, 100, 120, 140, 160, 180),
+        *(200, 201, 202, 204, 250, 300, 500, 1_000),
+    )
+
+
+class FourierPoints(Experiment):
+    id = "fourier-points"
+    label = "Fig. 3 a"
+    title = "How many evaluation points"
+    see = (
+        "Test error against the number M of evaluation points. Φ has full rank from M = 202 on: "
+        "sin(100πx) is zero on 201 points."
+    )
+    cost = "4 min"
+    protocol = (
+        "jittered objective at ε = 1e-32 (authors), 1e-12, 1e-6; log det by the alias classes of "
+        "the lattice, exact at any rank. M = ∞ is Uniform(−1, 1) at the same ε"
+    )
+    metrics = ("test_rmse",)
+    columns = ("points", "method", "jitter")
+    config = PointsConfig()
+    quick = PointsConfig(points=(10, 40, 100, 160, 202, 300), steps=800, seeds=2)
+
+    def units(self, config: PointsConfig) -> list[Unit]:
+        return [{"points": m} for m in (math.inf, *config.points)]
+
+    def run(self, config: PointsConfig, unit: Unit, context: Context) -> Iterator[Measured]:
+        variants = config.variants(unit, CLOSED_FORM)
+        if math.isinf(unit["points"]):
+            reference = Block(None, [Variant("ps-map", unit, config.noise_std)])
+            blocks = [reference, Block(config.diagonal, variants)]
+        else:
+            form = fourier_lattice(config.num_frequencies, unit["points"], 0.0)
+            yield Measured("rank", form.rank, config=unit)
+            blocks = [Block(lambda jitter: form._replace(jitter=jitter), variants)]
+        yield from config.fit(blocks, context.advance)
+
+    def claims(self, rows: Rows) -> list[Claim]:
+        ranks = tables.values_by(rows, "points", metric="rank")
+        full = max(ranks.values(), default=0)
+        fewer = sorted(m for m in ranks if ranks[m] < full)
+        enough = sorted(m for m in ranks if ranks[m] == full)
+        fall, rise, flat = {}, {}, {}
+        errors = tables.select(rows, metric="test_rmse", method="fs-map")
+        for (jitter,), members in tables.group(errors, "jitter").items():
+            rmse = {m: tables.values_by(members, "seed", points=m) for m in (*ranks, math.inf)}
+            at = epsilon(jitter)
+            fall[at] = log_ratio(rmse[enough[0]], rmse[fewer[0]])
+            for a, b in itertools.pairwise([*fewer, enough[0]]):
+                rise[f"M = {b}, {at}"] = log_ratio(rmse[b], rmse[a])
+            for m in enough:
+                flat[f"M = {m}, {at}"] = log_ratio(rmse[m], rmse[math.inf])
+        path = f"from M = {fewer[0]} to {enough[0]}" if ranks else "until Φ has full rank"
+        return [
+            judge_all(f"Test RMSE falls by more than 10 % {path}, at every ε", fall, ratio=True,
+                      below=0.9, paper="decreases"),
+            judge_all("… and rises by no more than 10 % from one M to the next", rise, ratio=True,
+                      below=1.1, paper="monotonically until 200"),
+            judge_all("… and is that of Uniform(−1, 1) to 2 % once Φ has full rank", flat,
+                      ratio=True, within=1.02, paper="saturates at 200"),
+        ]  # fmt: skip
+
+    def draw(self, rows: Rows) -> Plots:
+        figure, ax = figures.axes(panel=(4.6, 3.1))
+        chosen = tables.select(rows, metric="test_rmse")
+        curves = tables.group(tables.select(chosen, method="fs-map"), "jitter")
+        for look, ((jitter,), members) in zip(LINES, curves.items(), strict=False):
+            line = tables.line([r for r in members if math.isfinite(r.config["points"])], "points")
+            stderr = line.stderr if look is LINES[0] else [math.nan] * len(line.x)
+            label = f"FS-MAP, {power(jitter)}"
+            figures.plot_mean(ax, line.x, line.mean, stderr, "fs-map", label=label, **look)
+        base = tables.mean(tables.values(chosen, method="ps-map"))
+        ends = [min(line.x), max(line.x)]
+        figures.plot_mean(ax, ends, [base.mean] * 2, [base.stderr] * 2, "ps-map", marker="")
+        ax.axvline(201.5, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
+        ax.annotate("full rank", (201.5, 1), xycoords=("data", "axes fraction"), ha="left",
+                    va="top", xytext=(3, -2), textcoords="offset points", fontsize=9)  # fmt: skip
+        ax.set(xlabel="evaluation points $M$", ylabel="test RMSE")
+        log_scale(ax, "x")
+        ax.legend()
+        return {"fourier-points": figure}

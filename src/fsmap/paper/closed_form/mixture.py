@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,17 +23,13 @@ from fsmap.objective.closed_form import Invertible
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
 from fsmap.paper import solvers
-from fsmap.paper.effects import exact, judge_all, log_ratio
-from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all, log_ratio
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, Curve, Frame, Interactive, legend_above
 from fsmap.paper.report.tables import largest, listed
-from fsmap.paper.rows import Claim, Row
+from fsmap.paper.rows import Claim, Row, Rows, Unit
 from fsmap.paper.solvers import Advance, objective_of, one_thread
 from fsmap.types import Batch
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TRUE, DOUBLED = "true log det", "doubled log det"
 WEIGHTS = {("ps-map", "none"): 0.0, ("fs-map", TRUE): 0.5, ("fs-map", DOUBLED): 1.0}
@@ -140,8 +136,6 @@ class PosteriorConfig(MixtureConfig):
 
 
 class MixturePosterior(Experiment):
-    """Posterior densities of the right bump's weight, and the functions at their peaks."""
-
     id = "mixture-posterior"
     label = "Fig. 1 a, b"
     title = "Most likely functions or parameters"
@@ -154,13 +148,12 @@ class MixturePosterior(Experiment):
         "true objective in log space; the authors' notebook doubles the log-determinant, shown as "
         "a marked comparison only"
     )
+    metrics = ("peak", "right_height", "left_height")
+    columns = ("metric", "method", "objective")
     config = PosteriorConfig()
     quick = PosteriorConfig(seeds=3)
 
-    def run(
-        self, config: PosteriorConfig, unit: dict[str, Any], context: Context
-    ) -> Iterator[Measured]:
-        """Solve all data sets at once, then walk along θ_R with θ_L at its PS-MAP value."""
+    def run(self, config: PosteriorConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         model, data = build(), draw_data(config)
         design, form = model.design(CURVE), log_det_form(config)
         solutions = solve(config, data, config.prior_std, context.advance)
@@ -182,11 +175,7 @@ class MixturePosterior(Experiment):
                     yield Measured("density", density, method, 0, where)
         yield Measured("data", torch.stack([data[0].x, data[0].y]), seed=0)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        chosen = tables.select(rows, metric=("peak", "right_height", "left_height"))
-        return tables.summarize(chosen, "metric", "method", "objective")
-
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         sides = ({"objective": TRUE}, {"objective": "none"})
         peaks, heights = (
             [tables.select(rows, metric=metric, **side) for side in sides]
@@ -201,7 +190,7 @@ class MixturePosterior(Experiment):
                       {"": ratio}, ratio=True, below=0.75, paper="lower"),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
         for row in tables.select(rows, metric="density"):
             left.plot(GRID.tolist(), row.value, **_look(row))
@@ -215,7 +204,7 @@ class MixturePosterior(Experiment):
         legend_above(figure, right)
         return {"mixture-posterior": figure}
 
-    def live(self, rows: Sequence[Row]) -> dict[str, Any] | None:
+    def live(self, rows: Rows) -> dict[str, Any] | None:
         """The model and the first data set, for ``mixture.js``."""
         for row in tables.select(rows, metric="data"):
             model = build()
@@ -250,8 +239,6 @@ class BMAConfig(MixtureConfig):
 
 
 class MixtureBMA(Experiment):
-    """Distances of PS-MAP and FS-MAP to the model average as the prior widens."""
-
     id = "mixture-bma"
     label = "Fig. 5"
     title = "Which MAP function is nearer to the model average"
@@ -261,17 +248,17 @@ class MixtureBMA(Experiment):
         "true objective in log space. BMA by 2-d Gauss-Legendre quadrature, by NUTS (pyro), and by "
         "the authors' grid over θ_R with θ_L at its MAP value"
     )
+    metrics = ("distance", "distance_of_grid", "distance_of_chain")
+    columns = ("metric", "prior_std", "method")
     config = BMAConfig()
     quick = BMAConfig(
         prior_stds=(1.2, 3.0, 10.0, 20.0), panels=160, chain=250, chain_warmup=120, seeds=3
     )
 
-    def units(self, config: BMAConfig) -> list[dict[str, Any]]:
-        """One unit per α."""
+    def units(self, config: BMAConfig) -> list[Unit]:
         return [{"prior_std": alpha} for alpha in config.prior_stds]
 
-    def run(self, config: BMAConfig, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """MAP solutions of all data sets, then their averages."""
+    def run(self, config: BMAConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         alpha, where = unit["prior_std"], dict(unit)
         design, data = build().design(CURVE), draw_data(config)
         found = solve(config, data, alpha, lambda done: context.advance(done / 2))
@@ -293,11 +280,7 @@ class MixtureBMA(Experiment):
         if alpha in PRINTED:
             yield from _by_chain(config, data[0], alpha, averages[0])
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        chosen = tables.in_order(rows, "distance", "distance_of_grid", "distance_of_chain")
-        return tables.summarize(chosen, "metric", "prior_std", "method")
-
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         distances = tables.select(rows, metric="distance")
         gaps = {
             alpha: tables.paired(*(tables.select(members, method=m) for m in ("fs-map", "ps-map")))
@@ -319,7 +302,7 @@ class MixtureBMA(Experiment):
                   source="ours", seeds=len({row.seed for row in distances})),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         shown = [a for a in PRINTED if tables.select(rows, metric="average", prior_std=a)]
         figure, panels = figures.axes(len(shown) or 1, panel=(2.9, 2.6), sharey=True, squeeze=False)
         for ax, alpha in zip(panels[0], shown, strict=True):
@@ -340,7 +323,7 @@ class MixtureBMA(Experiment):
         ax.legend()
         return {"mixture-bma": figure, "mixture-bma-distance": distances}
 
-    def interactive(self, rows: Sequence[Row]) -> Interactive | None:
+    def interactive(self, rows: Rows) -> Interactive | None:
         frames = []
         for alpha in sorted({row.config["prior_std"] for row in rows}):
             ps, fs = _mean_distances(rows, alpha).values()
@@ -402,7 +385,7 @@ def _by_chain(config: BMAConfig, data: Batch, alpha: float, average: Tensor) -> 
     yield Measured("distance_of_chain", gap, seed=0, config=where)
 
 
-def _chain_agrees(rows: Sequence[Row]) -> Claim:
+def _chain_agrees(rows: Rows) -> Claim:
     scores = tables.values_by(rows, "prior_std", metric="chain_z")
     claim = Claim("Quadrature in 2-d and NUTS agree on the model average, within 4 Monte Carlo "
                   "errors", None, source="ours", seeds=0)  # fmt: skip
@@ -415,12 +398,12 @@ def _chain_agrees(rows: Sequence[Row]) -> Claim:
     return claim._replace(holds=holds, ours=ours, seeds=1)
 
 
-def _mean_distances(rows: Sequence[Row], alpha: float) -> dict[str, float]:
+def _mean_distances(rows: Rows, alpha: float) -> dict[str, float]:
     where = {"metric": "distance", "prior_std": alpha}
     return {m: tables.mean_of(rows, method=m, **where) for m in ("ps-map", "fs-map")}
 
 
-def _curves(rows: Sequence[Row], alpha: float) -> list[Curve]:
+def _curves(rows: Rows, alpha: float) -> list[Curve]:
     here, x = tables.select(rows, prior_std=alpha, seed=0), CURVE.tolist()
     curves = []
     for row in tables.select(here, metric="function"):

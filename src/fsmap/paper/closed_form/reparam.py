@@ -20,12 +20,11 @@ from fsmap.models.basis import IDENTITY, TANH, FourierBasis, RBFBasis, Squash
 from fsmap.objective.closed_form import Invertible
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal, Reparametrized
-from fsmap.paper.effects import exact, judge_all, log_ratio
-from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all, log_ratio
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_above
 from fsmap.paper.report.tables import largest, smallest
-from fsmap.paper.rows import Claim, Row
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import log_density, objective_of, solve
 from fsmap.types import Batch, Params
 
@@ -142,7 +141,7 @@ def _covariance(task: Task, method: str) -> dict[str, float]:
     return {"value_gap": float(value_gap), "gradient_gap": float(gradient_gap)}
 
 
-def draw_sinh(rows: Sequence[Row]) -> Figure:
+def draw_sinh(rows: Rows) -> Figure:
     """Functions found in both coordinates, by method."""
     figure, panels = figures.axes(2, panel=(3.9, 2.9), sharey=True)
     for ax, method in zip(panels, ("ps-map", "fs-map"), strict=True):
@@ -176,8 +175,6 @@ class Config:
 
 
 class Reparam(Experiment):
-    """PS-MAP under θ and 1/θ; then both methods under θ and sinh θ."""
-
     id = "reparam"
     label = "Fig. A.1"
     title = "Another parametrization, another PS-MAP"
@@ -190,23 +187,21 @@ class Reparam(Experiment):
     config = Config()
     quick = Config(steps=1_200, seeds=2, small_steps=1_500)
 
-    def units(self, config: Config) -> list[dict[str, Any]]:
-        """The paper's experiment, and what goes beyond it."""
+    def units(self, config: Config) -> list[Unit]:
         return [{"part": "invert"}, {"part": "sinh"}]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """One of the two parts."""
+    def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         if unit["part"] == "invert":
             yield from _invert(config, context)
         else:
             yield from measure_sinh(config.small_steps, config.seeds, context.advance)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
         names = ("roughness", "median_weight", "distance_to_ridge", *SINH_METRICS)
         chosen = tables.in_order(rows, *names)
         return tables.summarize(chosen, "metric", "method", "parameters")
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         rougher, larger = (
             log_ratio(*(tables.values_by(rows, "seed", metric=metric, parameters=name)
                         for name in (INVERTED, ORIGINAL)))
@@ -239,7 +234,7 @@ class Reparam(Experiment):
                   seeds=seeds),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
         looks = {
             ORIGINAL: {"color": figures.COLORS["ps-map"], "label": r"PS-MAP in $\theta$"},

@@ -19,7 +19,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,17 +28,13 @@ from fsmap.linalg.logdet import log_det
 from fsmap.linalg.metric import General
 from fsmap.models.basis import TANH
 from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem
-from fsmap.paper.effects import exact
-from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import epsilon, log_scale, power
 from fsmap.paper.report.tables import largest
-from fsmap.paper.rows import Claim, Row
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import log_density, maximize
 from fsmap.types import Batch, Params
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Function = Callable[[Tensor, Tensor], Tensor]
 """θ ``[P]`` and x ``[S]`` to ``[S]``."""
@@ -74,8 +70,6 @@ class MetricConfig:
 
 
 class TheoryMetric(Experiment):
-    """Log-determinants under two evaluation distributions, at random parameters."""
-
     id = "theory-metric"
     label = "Sec. 3.2, App. B.2, B.3"
     title = "When the evaluation distribution matters"
@@ -86,13 +80,12 @@ class TheoryMetric(Experiment):
     cost = "5 s"
     protocol = "true objective, ε = 0, float64, Jacobians by automatic differentiation"
     group = "theory"
+    metrics = ("spread", "metric_gap", "expectation_gap")
+    columns = ("metric", "model")
     config = MetricConfig()
     quick = MetricConfig(draws=100, points=200, metrics=3)
 
-    def run(
-        self, config: MetricConfig, unit: dict[str, Any], context: Context
-    ) -> Iterator[Measured]:
-        """Three models under two distributions each, then the general metric."""
+    def run(self, config: MetricConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         generator = torch.Generator().manual_seed(0)
         narrow = torch.linspace(-1, 1, config.points, dtype=torch.float64)
         wide = torch.linspace(-3, 3, config.points, dtype=torch.float64)
@@ -115,11 +108,7 @@ class TheoryMetric(Experiment):
         for seed in range(config.metrics):
             yield from _general(seed)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        chosen = tables.select(rows, metric=("spread", "metric_gap", "expectation_gap"))
-        return tables.summarize(chosen, "metric", "model")
-
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         spread = tables.values_by(rows, "model", metric="spread")
         mlp = spread.pop("mlp", math.nan)
         gaps = tables.values(rows, metric=("metric_gap", "expectation_gap"))
@@ -136,7 +125,7 @@ class TheoryMetric(Experiment):
                   seeds=len(gaps)),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         figure, panels = figures.axes(3, panel=(2.7, 2.8))
         names = {"square": ("uniform weights", "random weights")}
         reach = 1.05 * max(
@@ -237,8 +226,6 @@ class SymmetryConfig:
 
 
 class TheorySymmetry(Experiment):
-    """The path to a fixed point of the permutation, and the expectation over q."""
-
     id = "theory-symmetry"
     label = "Theorem 2, App. B.6–B.8"
     title = "Symmetric networks have infinite prior density"
@@ -249,13 +236,12 @@ class TheorySymmetry(Experiment):
         "entropy, N(θ, s²(𝒥+εI)⁻¹); N(θ, s²I) is a labelled variant"
     )
     group = "theory"
+    metrics = ("null_angle", "null_value", "growth", "expected_log_det")
+    columns = ("metric", "jitter", "family", "samples")
     config = SymmetryConfig()
     quick = SymmetryConfig(points=60, path=25, samples=10_000, seeds=3)
 
-    def run(
-        self, config: SymmetryConfig, unit: dict[str, Any], context: Context
-    ) -> Iterator[Measured]:
-        """Null space at θ*, the path, and the expectation."""
+    def run(self, config: SymmetryConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         fixed = torch.tensor(FIXED, dtype=torch.float64)
         x = torch.linspace(-2, 2, config.points, dtype=torch.float64)
         _, singular, right = torch.linalg.svd(scaled_jacobian(fixed[None], x)[0])
@@ -274,11 +260,7 @@ class TheorySymmetry(Experiment):
             yield Measured("growth", log_p[-1] - log_p[decade], config=where)
         yield from _expectations(config, fixed, x, context)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        chosen = tables.in_order(rows, "null_angle", "null_value", "growth", "expected_log_det")
-        return tables.summarize(chosen, "metric", "jitter", "family", "samples")
-
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         angle, null = (
             largest(tables.values(rows, metric=metric)) for metric in ("null_angle", "null_value")
         )
@@ -296,7 +278,7 @@ class TheorySymmetry(Experiment):
             _finite(rows),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
         shades = ("-", "--", "-.", ":")
         for line, row in zip(shades, tables.select(rows, metric="path"), strict=False):
@@ -368,12 +350,12 @@ def _expectations(
     yield Measured("jittered_log_det", jittered, config={"jitter": jitter})
 
 
-def _expected(rows: Sequence[Row], family: str) -> tables.Line:
+def _expected(rows: Rows, family: str) -> tables.Line:
     chosen = tables.select(rows, metric="expected_log_det", family=family)
     return tables.line(chosen, "samples")
 
 
-def _finite(rows: Sequence[Row]) -> Claim:
+def _finite(rows: Rows) -> Claim:
     """The last tenfold of draws moves the estimate by no more than its error."""
     steady, shown = True, []
     for family in (FUNCTION, PARAMETER):
@@ -397,8 +379,6 @@ class FlatConfig(FourierConfig):
 
 
 class TheoryFlat(Experiment):
-    """Relative difference of Hessian and 𝒥 against the residual."""
-
     id = "theory-flat"
     label = "Sec. 3.3"
     title = "The geometry term is the curvature of the loss"
@@ -406,11 +386,12 @@ class TheoryFlat(Experiment):
     cost = "30 s"
     protocol = "PS-MAP fits by Newton's method, Hessians by automatic differentiation in float64"
     group = "theory"
+    metrics = ("relative_gap", "residual")
+    columns = ("metric", "noise_std")
     config = FlatConfig()
     quick = FlatConfig(num_frequencies=20, n_train=200, noise_stds=(0.001, 0.01, 0.1, 1.0))
 
-    def run(self, config: FlatConfig, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Fit at every noise level, then compare the two matrices."""
+    def run(self, config: FlatConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         for number, noise in enumerate(config.noise_stds):
             drawn, where = dataclasses.replace(config, noise_std=noise), {"noise_std": noise}
             for seed in range(config.seeds):
@@ -425,11 +406,7 @@ class TheoryFlat(Experiment):
                 yield Measured("residual", residual, "ps-map", seed, where)
             context.advance((number + 1) / len(config.noise_stds))
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        chosen = tables.select(rows, metric=("relative_gap", "residual"))
-        return tables.summarize(chosen, "metric", "noise_std")
-
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         gap, residual = _line(rows, "relative_gap"), _line(rows, "residual")
         slope = math.nan
         if len(gap) > 1:  # least squares in logarithms
@@ -445,7 +422,7 @@ class TheoryFlat(Experiment):
                   f"like residual^{slope:.2f}", source="ours", seeds=seeds),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.4, 3.0))
         x, y = _line(rows, "residual"), _line(rows, "relative_gap")
         ax.plot(x, y, color=figures.COLORS["fs-map"], marker="s", label="measured")
@@ -479,5 +456,5 @@ def compare(config: FourierConfig, theta: Tensor, train: Batch) -> tuple[Tensor,
     return gap, (out(theta) - train.y).square().mean().sqrt()
 
 
-def _line(rows: Sequence[Row], metric: str) -> list[float]:
+def _line(rows: Rows, metric: str) -> list[float]:
     return tables.line(tables.select(rows, metric=metric), "noise_std").mean

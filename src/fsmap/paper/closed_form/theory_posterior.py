@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,17 +27,13 @@ from fsmap.objective.closed_form import Invertible
 from fsmap.objective.prior import Normal
 from fsmap.paper.closed_form import mixture
 from fsmap.paper.closed_form.mixture import MixtureConfig
-from fsmap.paper.effects import exact
-from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_once, log_scale
 from fsmap.paper.report.tables import largest, smallest
-from fsmap.paper.rows import Claim, Row
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import log_density, maximize, objective_of, one_thread
 from fsmap.types import Batch
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 TARGETS = ((-1.0, 1.0), (1.0, 0.5), (-2.0, -2.5))
 """Values of θ₀ that PS-MAP is made to return."""
@@ -56,8 +52,6 @@ class AnyConfig(MixtureConfig):
 
 
 class TheoryAnyParameter(Experiment):
-    """The mixture model of Fig. 1 in θ' = (θ − θ₀)³, for several θ₀ and data sets."""
-
     id = "theory-any-parameter"
     label = "Abstract, App. A"
     title = "PS-MAP can be made to return anything"
@@ -70,8 +64,7 @@ class TheoryAnyParameter(Experiment):
     config = AnyConfig()
     quick = AnyConfig(starts=4, steps=800, seeds=3)
 
-    def run(self, config: AnyConfig, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """All θ₀, data sets and starts as one stack per method."""
+    def run(self, config: AnyConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         data = mixture.draw_data(config)
         task = Task(data, mixture.log_det_form(config), config)
         found = mixture.solve(MixtureConfig(), data, config.prior_std)
@@ -90,12 +83,12 @@ class TheoryAnyParameter(Experiment):
                 yield Measured("theta", theta, method, seed, {"target": None})
             context.advance((number + 1) / 2)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
         chosen = tables.select(rows, metric=("distance_to_target", "moved"))
         named = [r._replace(config={"target": str(tuple(r.config["target"]))}) for r in chosen]
         return tables.summarize(named, "metric", "method", "target")
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         near, far = (
             tables.values(rows, metric="distance_to_target", method=method) for method in METHODS
         )
@@ -109,7 +102,7 @@ class TheoryAnyParameter(Experiment):
                   f"stays {smallest(far):.2f} or more from θ₀", "invariant", seeds=seeds),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         figure, panels = figures.axes(2, panel=(3.4, 3.1), sharex=True, sharey=True)
         targets = {tuple(row.config["target"]) for row in tables.select(rows, metric="moved")}
         for ax, method in zip(panels, METHODS, strict=True):
@@ -195,8 +188,6 @@ class LargeConfig:
 
 
 class TheoryLargeData(Experiment):
-    """Distances of both MAP functions to the model average as N grows."""
-
     id = "theory-large-data"
     label = "Sec. 4.3"
     title = "With much data FS-MAP becomes the model average"
@@ -204,17 +195,15 @@ class TheoryLargeData(Experiment):
     cost = "30 s"
     protocol = "true objective, ε = 0, optima by Newton's method, average by 2-d quadrature"
     group = "theory"
+    metrics = ("distance",)
+    columns = ("n_train", "method")
     config = LargeConfig()
     quick = LargeConfig(sizes=(20, 100, 500, 2_000), panels=14, seeds=3)
 
-    def units(self, config: LargeConfig) -> list[dict[str, Any]]:
-        """One unit per size."""
+    def units(self, config: LargeConfig) -> list[Unit]:
         return [{"n_train": n} for n in config.sizes]
 
-    def run(
-        self, config: LargeConfig, unit: dict[str, Any], context: Context
-    ) -> Iterator[Measured]:
-        """Both optima and the average, data set by data set."""
+    def run(self, config: LargeConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         for seed in range(config.seeds):
             data = _draw(config, unit["n_train"], seed)
             found = {method: _mode(config, data, method) for method in METHODS}
@@ -225,10 +214,7 @@ class TheoryLargeData(Experiment):
                 yield Measured("distance", gap, method, seed, unit)
             context.advance((seed + 1) / config.seeds)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        return tables.summarize(tables.select(rows, metric="distance"), "n_train", "method")
-
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         error = largest(tables.values(rows, metric="quadrature_error"))
         lines = {m: _line(rows, m) for m in METHODS}
         fs, ps = (_rate(lines[m]) for m in ("fs-map", "ps-map"))
@@ -244,7 +230,7 @@ class TheoryLargeData(Experiment):
                   "at the largest N", "PS-MAP generally differs", seeds=seeds),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.4, 3.0))
         for method in METHODS:
             figures.plot_mean(ax, *_line(rows, method), method)
@@ -289,7 +275,7 @@ def _average(config: LargeConfig, data: Batch, peak: Tensor) -> PosteriorMean:
         return posterior_mean(posterior, torch.exp, *sides)
 
 
-def _line(rows: Sequence[Row], method: str) -> tables.Line:
+def _line(rows: Rows, method: str) -> tables.Line:
     return tables.line(tables.select(rows, metric="distance", method=method), "n_train")
 
 

@@ -23,8 +23,7 @@ from fsmap.assess.shift import Predictions, measure
 from fsmap.data.images import ImageTask
 from fsmap.images.build import logits_of
 from fsmap.models.resnet import resnet18
-from fsmap.paper.effects import exact
-from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.experiment import Context, Experiment, Measured, exact
 from fsmap.paper.images.protocol import GENERATED, ImageConfig, generated, quick, shown, task_of
 from fsmap.paper.images.verdict import command, compare
 from fsmap.paper.report import figures, tables

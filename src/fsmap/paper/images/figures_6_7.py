@@ -13,8 +13,7 @@ import torch
 
 from fsmap.assess.landscape import check_walk, flatness, landscape
 from fsmap.errors import InputError
-from fsmap.paper.effects import judge_all, log_ratio
-from fsmap.paper.experiment import Context, Measured
+from fsmap.paper.experiment import Context, Measured, judge_all, log_ratio
 from fsmap.paper.images.protocol import (
     ImageExperiment,
     Kind,

@@ -24,6 +24,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from statistics import median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -35,11 +36,11 @@ from fsmap.linalg.estimators import trace
 from fsmap.linalg.jacobian import Site
 from fsmap.linalg.logdet import evaluate, whitened_rows
 from fsmap.models.mlp import MLP
-from fsmap.paper.effects import exact, judge_all
-from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import log_scale, power
-from fsmap.paper.rows import Claim, Row
+from fsmap.paper.report.tables import Mean
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import one_thread
 from fsmap.px import Lattice, generator
 from fsmap.types import ModelFn, Params
@@ -62,9 +63,9 @@ class CloudConfig:
     grid: int = 40  # points of p_X along each side
 
 
-def square(side: int) -> Lattice:
+def square(side: int, half_width: float = 5.0, dimensions: int = 2) -> Lattice:
     """The evaluation distribution of appendix B.9: a grid of [-5, 5]², in float64."""
-    corner = torch.full((2,), 5.0, dtype=torch.float64)
+    corner = torch.full((dimensions,), half_width, dtype=torch.float64)
     return Lattice(-corner, corner, side)
 
 
@@ -100,12 +101,10 @@ class CloudExperiment(Experiment):
 
     group = "networks"
 
-    def units(self, config: Any) -> list[dict[str, Any]]:
-        """Blocks of networks, each with the index of its first one."""
+    def units(self, config: Any) -> list[Unit]:
         return [{"first": first} for first in range(0, config.draws, config.block)]
 
-    def run(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """One row for each number, with a value for each network of the block."""
+    def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         x = square(config.grid).all()
         columns: dict[tuple[str, tuple[tuple[str, Any], ...]], list[float]] = {}
         scales = []
@@ -130,26 +129,16 @@ class CloudExperiment(Experiment):
         raise NotImplementedError
 
 
-def joined(rows: Sequence[Row], **where: Any) -> list[float]:
+def joined(rows: Rows, **where: Any) -> list[float]:
     """Values of all units, in the order of the networks."""
     chosen = sorted(tables.select(rows, **where), key=lambda row: row.config["first"])
     return [value for row in chosen for value in row.value]
 
 
-def scales(rows: Sequence[Row], **where: Any) -> list[float]:
-    """Scales s of the same networks."""
-    chosen = sorted(tables.select(rows, **where), key=lambda row: row.config["first"])
-    return [scale for row in chosen for scale in row.config["scale"]]
-
-
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:
     """Spearman's rank correlation ρ: 1 if y grows with x, whatever the shape of the curve."""
-    n = len(x)
-    if n < 2:
-        return math.nan
-    ranks = [torch.tensor(v, dtype=torch.float64).argsort().argsort().double() for v in (x, y)]
-    squares = (ranks[0] - ranks[1]).square().sum().item()
-    return 1 - 6 * squares / (n * (n * n - 1))
+    ranks = torch.tensor([x, y], dtype=torch.float64).argsort().argsort().double()  # [2, n]
+    return float(torch.corrcoef(ranks)[0, 1]) if len(x) > 1 else math.nan
 
 
 def jitter_text(jitter: float) -> str:
@@ -160,6 +149,14 @@ def jitter_text(jitter: float) -> str:
 def jitter_title(jitter: float) -> str:
     r"""A jitter as a panel's title, such as ``$\epsilon = 10$`` or ``$\epsilon = 10^{-3}$``."""
     return rf"$\epsilon = {jitter:g}$" if 0.1 <= jitter <= 10 else power(jitter)
+
+
+def color_bar(figure: Figure, image: Any, axes: Any, label: str, **options: Any) -> Any:
+    """A color bar without a frame."""
+    bar = figure.colorbar(image, ax=axes, **options)
+    bar.set_label(label)
+    bar.outline.set_visible(False)
+    return bar
 
 
 def _diagonal(ax: Axes, low: float, high: float) -> None:
@@ -188,11 +185,12 @@ class Cloud(NamedTuple):
     estimate: list[float]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], samples: int, jitter: float) -> Cloud:
+    def of(cls, rows: Rows, samples: int, jitter: float) -> Cloud:
         """The points of one panel."""
-        here = {"metric": "log_det", "jitter": jitter}
-        estimate = joined(rows, points=samples, **here)
-        return cls(scales(rows, exact=True, **here), joined(rows, exact=True, **here), estimate)
+        here = tables.select(rows, metric="log_det", jitter=jitter)
+        truth = tables.select(here, exact=True)
+        scale = joined([row._replace(value=row.config["scale"]) for row in truth])
+        return cls(scale, joined(truth), joined(here, points=samples))
 
     def errors(self, largest: float = math.inf) -> Tensor:
         """Estimate − exact in percent of the range, for networks with s up to ``largest``."""
@@ -201,14 +199,17 @@ class Cloud(NamedTuple):
         return torch.tensor(kept, dtype=torch.float64)
 
     @property
+    def bias(self) -> Mean:
+        """Mean error, in percent of the range."""
+        return tables.mean(self.errors().tolist())
+
+    @property
     def rho(self) -> float:
         """Spearman's ρ."""
         return spearman(self.exact, self.estimate)
 
 
 class LogDetMC(CloudExperiment):
-    """The S-sample estimate of the log-determinant against the exact one."""
-
     id = "logdet-mc"
     label = "Fig. A.2"
     title = "Log-determinant from a sample of points"
@@ -241,30 +242,27 @@ class LogDetMC(CloudExperiment):
                 yield "log_det", found[k], where
             yield "dimension", (spectrum / shifted[k]).sum(), {"jitter": jitter}
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        lines = []
-        for jitter, samples in _settings(rows):
-            found = Cloud.of(rows, samples, jitter)
-            mean = tables.mean(found.errors().tolist())
-            lines.append(
-                {
-                    "jitter": jitter,
-                    "S": samples,
-                    "metric": "mean bias, % of the range",
-                    "ours": mean.mean,
-                    "stderr": mean.stderr,
-                    "median distance, %": float(found.errors().abs().median()),
-                    "mean bias, s ≤ 1, %": float(found.errors(MODERATE).mean()),
-                    "Spearman ρ": found.rho,
-                    "range, nats": max(found.exact) - min(found.exact),
-                    "networks": mean.n,
-                }
-            )
-        return lines
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
+        return [
+            {
+                "jitter": jitter,
+                "S": samples,
+                "metric": "mean bias, % of the range",
+                "ours": found.bias.mean,
+                "stderr": found.bias.stderr,
+                "median distance, %": float(found.errors().abs().median()),
+                "mean bias, s ≤ 1, %": float(found.errors(MODERATE).mean()),
+                "Spearman ρ": found.rho,
+                "range, nats": max(found.exact) - min(found.exact),
+                "networks": found.bias.n,
+            }
+            for jitter, samples in _settings(rows)
+            for found in [Cloud.of(rows, samples, jitter)]
+        ]
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         jitter, clouds = _main_clouds(rows)
-        biases = {f"S = {s}": tables.mean(c.errors().tolist()) for s, c in clouds.items()}
+        biases = {f"S = {s}": cloud.bias for s, cloud in clouds.items()}
         most = next(iter(biases), "S = 800")
         first = next(iter(clouds.values()), None)
         moderate = [] if first is None else first.errors(MODERATE).tolist()
@@ -283,7 +281,7 @@ class LogDetMC(CloudExperiment):
                   "strong correlation", seeds=len(first.exact) if first and rhos else 0),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         from matplotlib.colors import LogNorm
 
         jitter, clouds = _main_clouds(rows)
@@ -299,13 +297,10 @@ class LogDetMC(CloudExperiment):
             name = f"$S = {samples}$"
             dots = ax.scatter(*thousands[samples], c=found.scale, label=name, **colors)
             ax.set(title=name, xlabel=r"exact $\log\det$ / 1000", aspect="equal")
-            mean = float(found.errors().mean())
-            _corner(ax, f"$\\rho = {found.rho:.3f}$\nmean bias {mean:.1f} %")
+            _corner(ax, f"$\\rho = {found.rho:.3f}$\nmean bias {found.bias.mean:.1f} %")
         grid[0][0].set_ylabel(r"estimated $\log\det$ / 1000")
-        bar = figure.colorbar(dots, ax=grid[0], shrink=0.8, pad=0.02)
-        bar.set_label("scale $s$")
+        bar = color_bar(figure, dots, grid[0], "scale $s$", shrink=0.8, pad=0.02)
         bar.set_ticks([0.1, 1.0, 10.0], labels=["0.1", "1", "10"])
-        bar.outline.set_visible(False)
         return {"logdet-mc": figure, "logdet-mc-bias": _draw_bias(rows, jitter, clouds)}
 
 
@@ -317,7 +312,7 @@ def log_dets(network: ScaledNetwork, x: Tensor, jitters: Tensor) -> Tensor:
     return values
 
 
-def _draw_bias(rows: Sequence[Row], jitter: float, clouds: dict[int, Cloud]) -> Figure:
+def _draw_bias(rows: Rows, jitter: float, clouds: dict[int, Cloud]) -> Figure:
     figure, (left, right) = figures.axes(2, panel=(3.5, 2.8), sharey=True)
     dimension = joined(rows, metric="dimension", jitter=jitter)
     for (samples, found), name in zip(clouds.items(), ("truth", "bma", "data"), strict=False):
@@ -331,7 +326,7 @@ def _draw_bias(rows: Sequence[Row], jitter: float, clouds: dict[int, Cloud]) -> 
     return figure
 
 
-def _main_clouds(rows: Sequence[Row]) -> tuple[float, dict[int, Cloud]]:
+def _main_clouds(rows: Rows) -> tuple[float, dict[int, Cloud]]:
     """The smallest jitter, and its clouds from the largest sample to the smallest."""
     settings = _settings(rows)
     main = min((jitter for jitter, _ in settings), default=1e-6)
@@ -339,7 +334,7 @@ def _main_clouds(rows: Sequence[Row]) -> tuple[float, dict[int, Cloud]]:
     return main, {samples: Cloud.of(rows, samples, main) for samples in sizes}
 
 
-def _settings(rows: Sequence[Row]) -> list[tuple[float, int]]:
+def _settings(rows: Rows) -> list[tuple[float, int]]:
     estimates = tables.select(rows, metric="log_det", exact=False)
     return [(jitter, points) for jitter, points in tables.group(estimates, "jitter", "points")]
 
@@ -360,7 +355,7 @@ class FirstOrder(NamedTuple):
     color: list[float]  # mean eigenvalue/ε
 
     @classmethod
-    def of(cls, rows: Sequence[Row], jitter: float) -> FirstOrder:
+    def of(cls, rows: Rows, jitter: float) -> FirstOrder:
         """The points of one panel."""
         log_det = joined(rows, metric="log_det", jitter=jitter)
         estimate, exact_trace, number = (
@@ -373,7 +368,7 @@ class FirstOrder(NamedTuple):
     def ratio(self, *, exact: bool = False) -> float:
         """Median of estimate/log det; with the exact trace without the noise of ψ."""
         above = self.exact if exact else self.estimate
-        return _median([y / x for x, y in zip(self.log_det, above, strict=True)])
+        return median_low(y / x for x, y in zip(self.log_det, above, strict=True))
 
     @property
     def rho(self) -> float:
@@ -382,8 +377,6 @@ class FirstOrder(NamedTuple):
 
 
 class LaplacianVsLogDet(CloudExperiment):
-    """The Laplacian estimate against the log-determinant."""
-
     id = "laplacian-vs-logdet"
     label = "Fig. A.3"
     title = "First-order form of the log-determinant"
@@ -404,15 +397,15 @@ class LaplacianVsLogDet(CloudExperiment):
         spectrum = eigenvalues(f, params, x)  # [P]
         for jitter in config.jitters:
             yield "log_det", torch.log1p(spectrum / jitter).sum(), {"jitter": jitter}
-        draws = {"generator": generator("laplacian-vs-logdet", network.draw)}
+        how = {"method": "fd", "probes": config.probes, "beta": config.beta}
         with torch.no_grad():
-            sizes = {"probes": config.probes, "beta": config.beta}
-            estimate = trace(f, params, x, method="fd", **sizes, **draws)
+            source = generator("laplacian-vs-logdet", network.draw)
+            estimate = trace(f, params, x, generator=source, **how)
         yield "trace", spectrum.sum(), {}
         yield "trace_estimate", estimate.value, {}
         yield "parameters", count(params), {}
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
         return [
             {
                 "jitter": jitter,
@@ -420,13 +413,13 @@ class LaplacianVsLogDet(CloudExperiment):
                 "ours": found.ratio(),
                 "… with the exact trace": found.ratio(exact=True),
                 "Spearman ρ": found.rho,
-                "median of mean eigenvalue / ε": _median(found.color),
+                "median of mean eigenvalue / ε": median_low(found.color),
                 "networks": len(found.log_det),
             }
             for jitter, found in _panels(rows).items()
         ]
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         clouds = _panels(rows)
         if not clouds:
             text = "The first-order form is accurate for large ε and monotone for small ε"
@@ -447,7 +440,7 @@ class LaplacianVsLogDet(CloudExperiment):
                   "more accurate", seeds=n),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         from matplotlib.colors import LogNorm
 
         clouds = _panels(rows)
@@ -463,17 +456,11 @@ class LaplacianVsLogDet(CloudExperiment):
             _corner(ax, f"$\\rho = {found.rho:.3f}$")
         figure.supxlabel(r"$\log\det(\mathcal{J} + \epsilon I) - P\log\epsilon$", fontsize=11)
         axes[0, 0].set_ylabel(r"Laplacian estimate of $\mathrm{Tr}\,\mathcal{J}/\epsilon$")
-        bar = figure.colorbar(dots, ax=axes, shrink=0.85, pad=0.015)
-        bar.set_label(r"$\bar\lambda/\epsilon$")
-        bar.outline.set_visible(False)
+        color_bar(figure, dots, axes, r"$\bar\lambda/\epsilon$", shrink=0.85, pad=0.015)
         return {"laplacian-vs-logdet": figure}
 
 
-def _panels(rows: Sequence[Row]) -> dict[float, FirstOrder]:
+def _panels(rows: Rows) -> dict[float, FirstOrder]:
     """By jitter, from the smallest to the largest."""
     jitters = {row.config["jitter"] for row in tables.select(rows, metric="log_det")}
     return {jitter: FirstOrder.of(rows, jitter) for jitter in sorted(jitters)}
-
-
-def _median(values: list[float]) -> float:
-    return float(torch.tensor(values, dtype=torch.float64).median())

@@ -14,7 +14,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,12 +27,11 @@ from fsmap.models.mlp import MLP
 from fsmap.objective.likelihood import Categorical
 from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
 from fsmap.objective.prior import Normal
-from fsmap.paper.effects import exact, judge_all, log_ratio
-from fsmap.paper.experiment import Context, Experiment, Measured
-from fsmap.paper.networks.clouds import eigenvalues, jitter_text, jitter_title, square
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all, log_ratio
+from fsmap.paper.networks.clouds import color_bar, eigenvalues, jitter_text, jitter_title, square
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import Frame, Interactive, legend_above
-from fsmap.paper.rows import Claim, Row
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import one_thread
 from fsmap.px import Lattice, generator
 from fsmap.train.grid import Grid
@@ -69,27 +69,22 @@ class MoonsConfig:
         """The evaluation distribution."""
         return square(self.grid)
 
-
-def network(seed: int) -> MLP:
-    """The network with the first values of a seed, as ``nn.Linear`` draws them, in float64."""
-    model = MLP([2, 16, 16, 2], "tanh", generator=generator("moons", seed))
-    return model.double()
-
-
-def builder(config: MoonsConfig, method: str, num_data: int) -> Callable[..., Objective]:
-    """What makes a method's objective from a jitter (PS-MAP: from nothing)."""
-    terms, px = (Categorical(), Normal(PRIOR_STD)), config.px()
-    points = min(config.det_points if method == "fs-map" else config.lap_points, len(px))
-
-    def build(jitter: Tensor | None = None) -> Objective:
+    def objective(self, method: str, num_data: int, jitter: Tensor | None = None) -> Objective:
+        """The objective of a method at a jitter (PS-MAP: without one)."""
+        terms, px = (Categorical(), Normal(PRIOR_STD)), self.px()
         if jitter is None:
             return ps_map(*terms, num_data=num_data)
+        points = min(self.det_points if method == "fs-map" else self.lap_points, len(px))
         sizes: dict[str, Any] = {"num_points": points, "jitter": jitter, "num_data": num_data}
         if method == "fs-map":
             return fs_map(*terms, px, **sizes)
         return l_map(*terms, px, estimator="fd", **sizes)
 
-    return build
+
+def network(seed: int) -> MLP:
+    """The network with the first values of a seed, as ``nn.Linear`` draws them, in float64."""
+    model = MLP([2, 16, 16, 2], "tanh", generator=generator("moons", seed))
+    return model.double()
 
 
 class Fitted(NamedTuple):
@@ -133,7 +128,7 @@ def train(
     grid = Grid(**axes, seed=[seed])
     with one_thread():
         states, _ = fit_population(
-            builder(config, method, len(data.y)),
+            partial(config.objective, method, len(data.y)),
             grid,
             f,
             data,
@@ -148,14 +143,25 @@ def train(
         yield Fitted(member, f, states.member(index).params, data)
 
 
+def _wide_table(
+    rows: Rows, by: Sequence[str], name: str, metric: str, *more: str
+) -> list[dict[str, Any]]:
+    """A line for each value of ``by``: a metric with its error, and means of others beside it."""
+    lines = []
+    for key, members in tables.group(tables.select(rows, metric=(metric, *more)), *by).items():
+        ours = tables.mean(tables.values(members, metric=metric))
+        line = {**dict(zip(by, key, strict=True)), "metric": name}
+        line |= {"ours": ours.mean, "stderr": ours.stderr, "runs": ours.n}
+        lines.append(line | {other: tables.mean_of(members, metric=other) for other in more})
+    return lines
+
+
 @dataclasses.dataclass(frozen=True)
 class EigsConfig(MoonsConfig):
     jitters: tuple[float, ...] = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 1.0, 1e2)  # ε
 
 
 class MoonsEigs(Experiment):
-    """Sums of eigenvalues after training, for three methods."""
-
     id = "moons-eigs"
     label = "Fig. A.4"
     title = "Eigenvalues after training on two moons"
@@ -175,13 +181,11 @@ class MoonsEigs(Experiment):
         steps=500, lr=1e-2, lap_points=100, det_points=48, seeds=1, jitters=(1e-10, 1e-4, 1.0, 1e2)
     )
 
-    def units(self, config: EigsConfig) -> list[dict[str, Any]]:
-        """One unit per method and seed; its jitters are one population."""
+    def units(self, config: EigsConfig) -> list[Unit]:
         seeds = range(config.seeds)
         return [{"method": method, "seed": seed} for method in METHODS for seed in seeds]
 
-    def run(self, config: EigsConfig, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Train all jitters of one method and seed, and look at 𝒥."""
+    def run(self, config: EigsConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         method, seed = unit["method"], unit["seed"]
         x = config.px().all()
         deviations = config.deviations(method)
@@ -197,18 +201,12 @@ class MoonsEigs(Experiment):
             for metric, value in found.items():
                 yield Measured(metric, value, method, seed, where, deviations)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        lines = []
-        for (method, jitter), members in tables.group(rows, "method", "jitter").items():
-            mean = tables.mean(tables.values(members, metric="eigenvalue_sum"))
-            line = {"method": method, "jitter": jitter, "metric": "sum of eigenvalues"}
-            line |= {"ours": mean.mean, "stderr": mean.stderr, "runs": mean.n}
-            for metric in ("largest_eigenvalue", "train_accuracy", "train_nll"):
-                line[metric] = tables.mean_of(members, metric=metric)
-            lines.append(line)
-        return lines
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
+        more = ("largest_eigenvalue", "train_accuracy", "train_nll")
+        name = "sum of eigenvalues"
+        return _wide_table(rows, ("method", "jitter"), name, "eigenvalue_sum", *more)
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         sums = tables.select(rows, metric="eigenvalue_sum")
         jitters = sorted({row.config["jitter"] for row in sums if row.method != "ps-map"})
         low, high = (jitters or [math.nan])[0], (jitters or [math.nan])[-1]
@@ -226,7 +224,7 @@ class MoonsEigs(Experiment):
                       ratio=True, within=2, source="ours"),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         figure, (left, right) = figures.axes(2, panel=(3.6, 2.9))
         _draw_lines(left, tables.select(rows, metric="eigenvalue_sum"))
         left.set(xscale="log", yscale="log", xlabel=r"jitter $\epsilon$")
@@ -237,11 +235,15 @@ class MoonsEigs(Experiment):
         return {"moons-eigs": figure}
 
 
-def _draw_lines(ax: Axes, rows: Sequence[Row]) -> None:
-    base = tables.mean_of(rows, method="ps-map")
-    jitters = sorted({row.config["jitter"] for row in rows if "jitter" in row.config})
+def _draw_ps_map(ax: Axes, rows: Rows, jitters: Iterable[float]) -> None:
+    """PS-MAP, which has no ε, as a line across."""
+    ends, base = sorted(jitters), tables.mean_of(rows, method="ps-map")
     look = figures.method_style("ps-map", marker="", linestyle=(0, (4, 2)))
-    ax.plot([jitters[0], jitters[-1]], [base, base], **look)
+    ax.plot([ends[0], ends[-1]], [base, base], **look)
+
+
+def _draw_lines(ax: Axes, rows: Rows) -> None:
+    _draw_ps_map(ax, rows, {row.config["jitter"] for row in rows if "jitter" in row.config})
     for method in ("fs-map", "l-map"):
         figures.plot_mean(ax, *tables.line(tables.select(rows, method=method), "jitter"), method)
 
@@ -269,7 +271,7 @@ def points(pixels: int) -> Tensor:
     return torch.stack([columns.reshape(-1), rows.reshape(-1)], dim=-1)
 
 
-def _draw_function(ax: Axes, rows: Sequence[Row], jitter: float) -> Any:
+def _draw_function(ax: Axes, rows: Rows, jitter: float) -> Any:
     where = {"metric": "probability", "method": "l-map", "start": "random", "seed": 0}
     (row,) = tables.select(rows, jitter=jitter, **where)
     field = _smooth(row.value)
@@ -307,9 +309,8 @@ def _color_map() -> Any:
 
 
 def _color_bar(figure: Figure, image: Any, axes: Any) -> None:
-    bar = figure.colorbar(image, ax=axes, shrink=0.9, pad=0.02, ticks=[0, 0.5, 1])
-    bar.set_label("probability of class 1")
-    bar.outline.set_visible(False)
+    look = {"shrink": 0.9, "pad": 0.02, "ticks": [0, 0.5, 1]}
+    color_bar(figure, image, axes, "probability of class 1", **look)
 
 
 PAPER_JITTERS = (1e-2, 1e-1, 1.0, 10.0)
@@ -338,8 +339,6 @@ class SolutionsConfig(MoonsConfig):
 
 
 class MoonsSolutions(Experiment):
-    """Decision functions of L-MAP."""
-
     id = "moons-solutions"
     label = "Fig. A.5"
     title = "L-MAP on two moons as ε grows"
@@ -356,8 +355,7 @@ class MoonsSolutions(Experiment):
     config = SolutionsConfig()
     quick = SolutionsConfig(steps=400, lr=1e-2, lap_points=100, between=1, pixels=48)
 
-    def units(self, config: SolutionsConfig) -> list[dict[str, Any]]:
-        """Per seed: PS-MAP, and L-MAP with all jitters from each start."""
+    def units(self, config: SolutionsConfig) -> list[Unit]:
         kinds = [("ps-map", RANDOM), ("l-map", RANDOM), ("l-map", CHAIN)]
         return [
             {"method": method, "start": start, "seed": seed}
@@ -365,10 +363,7 @@ class MoonsSolutions(Experiment):
             for method, start in kinds
         ]
 
-    def run(
-        self, config: SolutionsConfig, unit: dict[str, Any], context: Context
-    ) -> Iterator[Measured]:
-        """Train, and look at the function on the picture and on p_X."""
+    def run(self, config: SolutionsConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         method, seed = unit["method"], unit["seed"]
         way = chain if unit["start"] == CHAIN else train
         for fitted in way(config, method, config.jitters(), seed, context.advance):
@@ -380,20 +375,12 @@ class MoonsSolutions(Experiment):
             yield Measured("inputs", fitted.data.x)
             yield Measured("labels", fitted.data.y)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        lines = []
-        scalars = ("train_nll", "train_accuracy", "spread", "eigenvalue_sum")
-        chosen = tables.select(rows, metric=scalars)
-        for (method, start, jitter), members in tables.group(
-            chosen, "method", "start", "jitter"
-        ).items():
-            nll, *others = (tables.mean_of(members, metric=m) for m in scalars)
-            about = {"method": method, "start": start, "jitter": jitter}
-            line = {**about, "metric": "train NLL, nats", "ours": nll}
-            lines.append({**line, **dict(zip(scalars[1:], others, strict=True))})
-        return lines
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
+        more = ("train_accuracy", "spread", "eigenvalue_sum")
+        by = ("method", "start", "jitter")
+        return _wide_table(rows, by, "train NLL, nats", "train_nll", *more)
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         spread, nll, accuracy = (
             by_jitter(rows, metric) for metric in ("spread", "train_nll", "train_accuracy")
         )
@@ -431,7 +418,7 @@ class MoonsSolutions(Experiment):
                   source="ours", seeds=seeds),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         found = by_jitter(rows, "spread")
         shown = [j for j in found if any(math.isclose(j, p, rel_tol=1e-6) for p in PAPER_JITTERS)]
         figure, axes = figures.axes(len(shown), panel=(2.6, 2.5), squeeze=False, sharey=True)
@@ -442,7 +429,7 @@ class MoonsSolutions(Experiment):
         _color_bar(figure, image, axes)
         return {"moons-solutions": figure, "moons-solutions-path": _path(rows)}
 
-    def interactive(self, rows: Sequence[Row]) -> Interactive:
+    def interactive(self, rows: Rows) -> Interactive:
         accuracy, nll = by_jitter(rows, "train_accuracy"), by_jitter(rows, "train_nll")
         frames = []
         for jitter in accuracy:
@@ -457,24 +444,19 @@ class MoonsSolutions(Experiment):
         return Interactive(title, "ε", frames, start=away.index(min(away)))
 
 
-def _path(rows: Sequence[Row]) -> Figure:
+def _path(rows: Rows) -> Figure:
     """Numbers against ε, from both starts."""
     figure, axes = figures.axes(3, panel=(2.9, 2.6))
+    dotted = {"linestyle": (0, (1, 1.2)), "marker": "v"}
     looks: dict[str, dict[str, Any]] = {
         RANDOM: {"label": "L-MAP, from random values"},
-        CHAIN: {
-            "label": "L-MAP, from the next larger ε",
-            "linestyle": (0, (1, 1.2)),
-            "marker": "v",
-        },
+        CHAIN: {"label": "L-MAP, from the next larger ε", **dotted},
     }
     for ax, (metric, label) in zip(axes, PATH.items(), strict=True):
         for start, look in looks.items():
             values = by_jitter(rows, metric, start)
             ax.plot(list(values), list(values.values()), **figures.method_style("l-map", **look))
-        base = tables.mean_of(rows, metric=metric, method="ps-map")
-        plain = figures.method_style("ps-map", marker="", linestyle=(0, (4, 2)))
-        ax.plot([min(values), max(values)], [base] * 2, **plain)
+        _draw_ps_map(ax, tables.select(rows, metric=metric), values)
         ax.set(xscale="log", xlabel=r"$\epsilon$", ylabel=label)
     axes[2].set_yscale("log")
     legend_above(figure, axes[0])
@@ -510,7 +492,7 @@ def _look(config: SolutionsConfig, fitted: Fitted) -> dict[str, Any]:
     }
 
 
-def largest_jump(rows: Sequence[Row], start: str) -> tuple[float, float]:
+def largest_jump(rows: Rows, start: str) -> tuple[float, float]:
     """The largest change of the function between neighbors, and the ε where it ends."""
     chosen = tables.select(rows, metric="probability", method="l-map", start=start, seed=0)
     ordered = sorted(chosen, key=lambda row: row.config["jitter"])
@@ -521,6 +503,6 @@ def largest_jump(rows: Sequence[Row], start: str) -> tuple[float, float]:
     return float(share[place]), float(ordered[place + 1].config["jitter"])
 
 
-def by_jitter(rows: Sequence[Row], metric: str, start: str = RANDOM) -> dict[float, float]:
+def by_jitter(rows: Rows, metric: str, start: str = RANDOM) -> dict[float, float]:
     """A number of L-MAP, mean over seeds, in the order of ε."""
     return tables.means_by(rows, "jitter", metric=metric, method="l-map", start=start)

@@ -27,12 +27,11 @@ from fsmap.models.mlp import MLP
 from fsmap.objective.likelihood import Bernoulli, Gaussian, Likelihood
 from fsmap.objective.objective import Objective, fs_map
 from fsmap.objective.prior import Normal
-from fsmap.paper.effects import exact
-from fsmap.paper.experiment import Context, Experiment, Measured
-from fsmap.paper.networks.clouds import jitter_text
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
+from fsmap.paper.networks.clouds import jitter_text, square
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power
-from fsmap.paper.rows import Claim, Row
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import one_thread
 from fsmap.px import Lattice, Stream, generator
 from fsmap.train.grid import Grid
@@ -42,7 +41,6 @@ from fsmap.types import Batch, ModelFn, Params
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 IN, OUT = "layers.0.", "layers.1.weight"
 """Parameters of hidden units: what comes in (first dimension: the unit), what goes out (last)."""
@@ -112,14 +110,14 @@ def four_parameters() -> Problem:
     x = torch.linspace(-2, 2, 20, dtype=torch.float64)[:, None]
     noise = torch.randn(20, 1, generator=generator("four-parameters"), dtype=torch.float64)
     y = torch.tanh(2 * x) - 0.5 * torch.tanh(0.5 * x) + 0.3 * noise
-    return Problem((1, 2, 1), False, Batch(x, y), Gaussian(0.3), _grid(1, 3.0, 41))
+    return Problem((1, 2, 1), False, Batch(x, y), Gaussian(0.3), square(41, 3.0, 1))
 
 
 def two_moons() -> Problem:
     """A 2-4-1 network with one logit on the two moons."""
     data = moons(dtype=torch.float64)
     batch = Batch(data.x, data.y[:, None].double())
-    return Problem((2, 4, 1), True, batch, Bernoulli(), _grid(2, 5.0, 12))
+    return Problem((2, 4, 1), True, batch, Bernoulli(), square(12))
 
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {"1-2-1": four_parameters, "2-4-1": two_moons}
@@ -207,11 +205,6 @@ def climb(
     return Climb(torch.tensor(step), torch.stack(values), torch.stack(ratios))
 
 
-def _grid(dimensions: int, half_width: float, side: int) -> Lattice:
-    corner = torch.full((dimensions,), half_width, dtype=torch.float64)
-    return Lattice(-corner, corner, side)
-
-
 def _ratio(f: ModelFn, params: Params, x: Tensor) -> Tensor:
     with torch.no_grad():
         rows = whitened_rows(f, params, x)
@@ -220,8 +213,6 @@ def _ratio(f: ModelFn, params: Params, x: Tensor) -> Tensor:
 
 
 class MoonsPathology(Experiment):
-    """Unjittered and jittered objectives on the way to a singular configuration."""
-
     id = "moons-pathology"
     label = "Theorems 1, 2"
     title = "Pathological optima without jitter"
@@ -238,15 +229,11 @@ class MoonsPathology(Experiment):
     config = PathologyConfig()
     quick = PathologyConfig(jitters=(1e-8, 1e-4), seeds=2, steps=50)
 
-    def units(self, config: PathologyConfig) -> list[dict[str, Any]]:
-        """One unit per network and jitter."""
+    def units(self, config: PathologyConfig) -> list[Unit]:
         jitters = (0.0, *config.jitters)
         return [{"network": name, "jitter": jitter} for name in PROBLEMS for jitter in jitters]
 
-    def run(
-        self, config: PathologyConfig, unit: dict[str, Any], context: Context
-    ) -> Iterator[Measured]:
-        """The straight path, then the optimizer."""
+    def run(self, config: PathologyConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         problem, jitter = PROBLEMS[unit["network"]](), unit["jitter"]
         distances = config.distances()
         yield Measured("distance", distances, config=unit)
@@ -258,7 +245,7 @@ class MoonsPathology(Experiment):
             yield Measured("objective", climbed.objective[:, seed], "fs-map", seed, where)
             yield Measured("eigenvalue_ratio", climbed.ratio[:, seed], "fs-map", seed, where)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
         return [
             {
                 "network": network,
@@ -271,7 +258,7 @@ class MoonsPathology(Experiment):
             for network, jitter in _settings(rows)
         ]
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         free, bounded = {}, {}
         for network, jitter in _settings(rows):
             before, last = [math.nan, *last_decades(rows, network, jitter)][-2:]
@@ -307,7 +294,7 @@ class MoonsPathology(Experiment):
                   "no pathological optima", seeds=seeds if bounded else 0),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         networks = list(dict.fromkeys(network for network, _ in _settings(rows)))
         figure, axes = figures.axes(3, len(networks), panel=(3.1, 2.5), squeeze=False)
         for line, network in zip(axes, networks, strict=True):
@@ -334,14 +321,14 @@ class MoonsPathology(Experiment):
         return {"moons-pathology": figure}
 
 
-def last_decades(rows: Sequence[Row], network: str, jitter: float) -> list[float]:
+def last_decades(rows: Rows, network: str, jitter: float) -> list[float]:
     """Nats that the objective gains in each decade of the path."""
     values = _value(rows, "path", network, jitter)[::PER_DECADE]
     gains: list[float] = (values[1:] - values[:-1]).tolist()
     return gains
 
 
-def stages(rows: Sequence[Row], network: str, jitter: float) -> list[float]:
+def stages(rows: Rows, network: str, jitter: float) -> list[float]:
     """Objective of each stage: median over seeds and over the second half of its records."""
     chosen = tables.select(rows, metric="objective", network=network, jitter=jitter)
     values = torch.tensor([row.value for row in chosen], dtype=torch.float64)  # [M, T]
@@ -349,7 +336,7 @@ def stages(rows: Sequence[Row], network: str, jitter: float) -> list[float]:
     return [float(part[:, part.shape[1] // 2 :].median()) for part in parts]
 
 
-def final_ratio(rows: Sequence[Row], network: str, jitter: float) -> float:
+def final_ratio(rows: Rows, network: str, jitter: float) -> float:
     """The ratio of eigenvalues at the end: that of the seed farthest from singular."""
     chosen = tables.select(rows, metric="eigenvalue_ratio", network=network, jitter=jitter)
     return max(float(row.value[-1]) for row in chosen)
@@ -360,18 +347,18 @@ def _gains(values: list[float]) -> list[float]:
     return [b - a for a, b in zip(values, values[1:], strict=False)] or [math.nan]
 
 
-def _settings(rows: Sequence[Row]) -> list[tuple[str, float]]:
+def _settings(rows: Rows) -> list[tuple[str, float]]:
     found = tables.group(tables.select(rows, metric="path"), "network", "jitter")
     return [(network, jitter) for network, jitter in found]
 
 
-def _value(rows: Sequence[Row], metric: str, network: str, jitter: float) -> Tensor:
+def _value(rows: Rows, metric: str, network: str, jitter: float) -> Tensor:
     (row,) = tables.select(rows, metric=metric, network=network, jitter=jitter)
     return torch.tensor(row.value, dtype=torch.float64)
 
 
 def _draw_setting(
-    axes: Sequence[Axes], rows: Sequence[Row], network: str, jitter: float, look: dict[str, Any]
+    axes: Sequence[Axes], rows: Rows, network: str, jitter: float, look: dict[str, Any]
 ) -> None:
     distances = _value(rows, "distance", network, jitter)
     axes[0].plot(distances, _value(rows, "path", network, jitter), **look)
@@ -386,7 +373,7 @@ def _draw_setting(
         ax.plot(step, values.median(0).values, **look)
 
 
-def _floor(rows: Sequence[Row], network: str) -> float:
+def _floor(rows: Rows, network: str) -> float:
     """Lower end of the axis: the first steps, from random values, are left out."""
     chosen = tables.select(rows, metric="objective", network=network)
     values = torch.tensor([row.value for row in chosen], dtype=torch.float64)  # [runs, T]
@@ -394,7 +381,7 @@ def _floor(rows: Sequence[Row], network: str) -> float:
     return float(later.min() - 0.05 * (later.max() - later.min()))
 
 
-def _mark_stages(ax: Axes, rows: Sequence[Row], network: str) -> None:
+def _mark_stages(ax: Axes, rows: Rows, network: str) -> None:
     row = tables.select(rows, metric="step", network=network)[0]
     length = max(row.value) / row.config["stages"]
     for stage in range(1, row.config["stages"]):

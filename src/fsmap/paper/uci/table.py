@@ -1,32 +1,57 @@
-"""``uci-table`` (Table 1): cells, claims and the picture."""
+r"""``uci-table`` (Table 1): training by two protocols, baselines, cells, claims and the picture.
+
+The paper's loss is mean squared error $+\; w\|\theta\|^2 + \lambda R$. In our scale that is
+Gaussian noise with $\sigma^2 = 1/2$, a Normal prior with $\alpha^2 = 1/(2wN)$, and
+``reg_strength`` λ; the constants of the log-densities drop out of the gradient. PS-MAP is the
+configuration λ = 0. Networks are trained as one population per table and protocol.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
-from fsmap.paper.effects import exact
-from fsmap.paper.experiment import Context, Experiment, Measured
+import numpy as np
+import torch
+from torch import Tensor
+
+import fsmap
+from fsmap.data import uci
+from fsmap.errors import require
+from fsmap.models.mlp import MLP
+from fsmap.objective.objective import Objective
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean
-from fsmap.paper.rows import Claim, Row, not_tested
-from fsmap.paper.uci.protocol import (
-    BASELINES,
-    FAIR,
-    NAMES,
-    PAPER,
-    Config,
-    run_baseline,
-    run_fair,
-    run_paper,
-)
+from fsmap.paper.rows import Claim, Row, Rows, Unit, not_tested
+from fsmap.paper.solvers import one_thread
+from fsmap.train.grid import measure_members
+from fsmap.train.optim import adam
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
+POWERS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+RIDGE_ALPHAS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
+PAPER, FAIR, BASELINES = "paper", "fair", "baselines"
+SCALING = {PAPER: "authors", FAIR: "train"}
+METRICS = ("valid_rmse", "test_rmse")
 METHODS = ("ps-map", "l-map")
 DIFFERENCE = "l-map \u2212 ps-map"
+MLP_METHOD, BOOSTING, RIDGE = "sklearn-mlp", "boosting", "ridge"
+NAMES = {
+    MLP_METHOD: "MLPRegressor",
+    BOOSTING: "HistGradientBoostingRegressor",
+    RIDGE: "Ridge",
+}
+
+NOTES = {
+    PAPER: (
+        "first weights N(0, 1/fan-in), not truncated at two standard deviations",
+        "naval: two constant columns dropped",
+    ),
+    FAIR: ("not the paper's protocol: every configuration on every split",),
+}
 
 SYMBOLS = {"weight_decay": "w", "reg_strength": "λ", "alpha": "α"}
 """What was tuned."""
@@ -42,6 +67,224 @@ PRINTED = {
     "winewhite": ((0.758, 0.013), (0.714, 0.017)),
 }
 """Table 1 of the paper: (mean, standard error) of PS-MAP and L-MAP."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    datasets: tuple[str, ...] = uci.NAMES  # tables
+    protocols: tuple[str, ...] = (PAPER, FAIR, BASELINES)  # paper, fair, baselines
+    decays: tuple[float, ...] = POWERS  # weight decays w
+    strengths: tuple[float, ...] = POWERS  # strengths λ of L-MAP
+    seeds: int = 6  # splits of the final runs of paper
+    fair_splits: int = 20  # splits of fair
+    chunk: int = 5  # splits of fair that are trained, and can be resumed, together
+    baseline_splits: int = 5  # splits on which scikit-learn's slow network is tuned and tested
+    steps: int = 10_000  # adam steps
+    batch: int = 512  # B
+    points: int = 512  # S
+    width: int = 256  # units of each of the three hidden layers
+    lr: float = 1e-3  # learning rate
+    beta: float = 1e-3  # β
+    max_rows: int | None = None  # rows of a table that are used; None is all
+    epochs: int = 200  # most epochs of scikit-learn's network
+
+
+class Setting(NamedTuple):
+    """One configuration on one split."""
+
+    decay: float
+    strength: float
+    split: int
+
+    @property
+    def method(self) -> str:
+        """PS-MAP or L-MAP."""
+        return "l-map" if self.strength else "ps-map"
+
+
+class Result(NamedTuple):
+    """Root mean squared errors of one setting; nan where training diverged."""
+
+    setting: Setting
+    valid: float
+    test: float
+
+
+def run_paper(config: Config, dataset: str, context: Context) -> Iterator[Measured]:
+    """Tune on split 0, then train the best of each method on all splits."""
+    tuned = train(config, dataset, PAPER, grid(config, [0]), context)
+    for result in tuned:
+        yield from _rows(dataset, PAPER, "tune", [result])
+    context.advance(0.7)
+    best = [choose(tuned, method) for method in METHODS]
+    finals = [b._replace(split=split) for b in best for split in range(config.seeds)]
+    for result in train(config, dataset, PAPER, finals, context):
+        yield from _rows(dataset, PAPER, "final", [result])
+
+
+def run_fair(
+    config: Config, dataset: str, splits: Sequence[int], context: Context
+) -> Iterator[Measured]:
+    """Train every configuration on some of the splits."""
+    by_config: dict[tuple[float, float], list[Result]] = {}
+    for result in train(config, dataset, FAIR, grid(config, splits), context):
+        by_config.setdefault(result.setting[:2], []).append(result)
+    for found in by_config.values():
+        yield from _rows(dataset, FAIR, "all", found)
+
+
+def grid(config: Config, splits: Sequence[int]) -> list[Setting]:
+    """Every configuration of both methods on every split."""
+    strengths = (0.0, *config.strengths)
+    return [Setting(w, s, split) for split in splits for w in config.decays for s in strengths]
+
+
+def choose(results: Sequence[Result], method: str) -> Setting:
+    """The configuration of a method with the lowest validation error."""
+    mine = [r for r in results if r.setting.method == method]
+    return min(mine, key=lambda r: math.inf if math.isnan(r.valid) else r.valid).setting
+
+
+def train(
+    config: Config, dataset: str, protocol: str, settings: Sequence[Setting], context: Context
+) -> list[Result]:
+    """Train settings as one population."""
+    table = uci.read_table(dataset, context.data_dir)
+    parts = {
+        split: uci.split(table, split, scaling=SCALING[protocol], max_rows=config.max_rows)
+        for split in dict.fromkeys(s.split for s in settings)
+    }
+    data = {split: part.train for split, part in parts.items()}
+    features, num_data = table.x.shape[1], len(next(iter(data.values())).y)
+    # The authors start all runs from the same weights; in `fair` every split has its own.
+    shared = protocol == PAPER
+    with one_thread():
+        states, _ = fsmap.fit_population(
+            lambda decay, strength: objective(config, features, num_data, decay, strength),
+            fsmap.Grid([{**s._asdict(), "seed": s.split} for s in settings]),
+            fsmap.functional(network(config, features, 0, context.device))[0],
+            data,
+            steps=config.steps,
+            init=lambda seed: network(config, features, 0 if shared else seed, context.device),
+            optimizer=adam(config.lr),
+            batch_size=config.batch,
+            replace=True,
+            log_every=100,
+            compile=context.device.type == "cuda",
+            progress=False,
+        )
+        errors = [
+            measure_members(
+                states, on={k: getattr(p, name) for k, p in parts.items()}, by=fsmap.metrics.rmse
+            )
+            for name in ("valid", "test")
+        ]
+    return [Result(s, float(a), float(b)) for s, a, b in zip(settings, *errors, strict=True)]
+
+
+def network(config: Config, features: int, seed: int, device: torch.device) -> MLP:
+    """The paper's network: three hidden layers, ReLU."""
+    sizes = [features, config.width, config.width, config.width, 1]
+    generator = torch.Generator().manual_seed(seed)
+    return MLP(sizes, "relu", init="lecun", generator=generator).to(device, torch.float32)
+
+
+def objective(
+    config: Config, features: int, num_data: int, decay: Tensor, strength: Tensor
+) -> Objective:
+    """Mean squared error + w‖θ‖² + λR, as an objective."""
+    return fsmap.l_map(
+        fsmap.Gaussian(math.sqrt(0.5)),
+        fsmap.Normal((2 * decay * num_data) ** -0.5),
+        fsmap.px.Normal(shape=features),
+        num_points=config.points,
+        num_data=num_data,
+        reg_strength=strength,
+        estimator="fd",
+        beta=config.beta,
+    )
+
+
+def _rows(dataset: str, protocol: str, stage: str, results: Sequence[Result]) -> Iterator[Measured]:
+    """Both errors of one configuration; a list where there are several splits."""
+    setting, several = results[0].setting, stage == "all"
+    config = {
+        **{"dataset": dataset, "protocol": protocol, "stage": stage},
+        **{"weight_decay": setting.decay, "reg_strength": setting.strength},
+        "split": [r.setting.split for r in results] if several else setting.split,
+    }
+    seed = None if several else setting.split
+    for name, *values in zip(METRICS, *(r[1:] for r in results), strict=True):
+        value = values if several else values[0]
+        yield Measured(name, value, setting.method, seed, config, NOTES[protocol])
+
+
+class Baseline(NamedTuple):
+    """An estimator and the values of what is tuned."""
+
+    make: Callable[[Any, int], Any]  # from a value of α and a seed to an estimator
+    alphas: tuple[float | None, ...]  # what it is tuned over; None: nothing
+
+
+def baselines(config: Config) -> dict[str, Baseline]:
+    """The three estimators."""
+    networks = require("sklearn.neural_network", extra="data")
+    ensembles = require("sklearn.ensemble", extra="data")
+    linear = require("sklearn.linear_model", extra="data")
+
+    def network(alpha: float, seed: int) -> Any:
+        return networks.MLPRegressor(
+            hidden_layer_sizes=(config.width,) * 3,
+            alpha=alpha,
+            max_iter=config.epochs,
+            early_stopping=True,
+            random_state=seed,
+        )
+
+    def boosting(_: Any, seed: int) -> Any:
+        return ensembles.HistGradientBoostingRegressor(random_state=seed)
+
+    return {
+        MLP_METHOD: Baseline(network, POWERS),
+        BOOSTING: Baseline(boosting, (None,)),
+        RIDGE: Baseline(lambda alpha, _: linear.Ridge(alpha), RIDGE_ALPHAS),
+    }
+
+
+def run_baseline(config: Config, dataset: str, method: str, context: Context) -> Iterator[Measured]:
+    """Fit one estimator with every value of what is tuned, on every split."""
+    joblib = require("joblib", extra="data")
+    table = uci.read_table(dataset, context.data_dir)
+    splits = range(config.baseline_splits if method == MLP_METHOD else config.fair_splits)
+    # at full size a process per core; what a fit draws depends on its own seed alone
+    parallel = joblib.Parallel(n_jobs=-1 if context.size == "full" else 1)
+    for alpha in baselines(config)[method].alphas:
+        errors = parallel(
+            joblib.delayed(_fit_baseline)(config, table, method, alpha, split) for split in splits
+        )
+        found: dict[str, Any] = {"dataset": dataset, "protocol": BASELINES, "stage": "all"}
+        found["split"] = list(splits)
+        if alpha is not None:
+            found["alpha"] = alpha
+        for name, *column in zip(METRICS, *errors, strict=True):
+            yield Measured(name, column, method, config=found)
+
+
+def _fit_baseline(
+    config: Config, table: uci.Table, method: str, alpha: float | None, split: int
+) -> list[float]:
+    """Validation and test error of an estimator on one split."""
+    parts = uci.split(table, split, scaling=SCALING[FAIR], max_rows=config.max_rows)
+    estimator = baselines(config)[method].make(alpha, split)
+    x, y = (t.double().numpy() for t in parts.train)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a network that stops at max_iter says so
+        estimator.fit(x, y[:, 0])
+    found = []
+    for part in (parts.valid, parts.test):
+        x, y = (t.double().numpy() for t in part)
+        found.append(float(np.sqrt(np.mean((estimator.predict(x) - y[:, 0]) ** 2))))
+    return found
 
 
 class Cell(NamedTuple):
@@ -92,7 +335,7 @@ class Cell(NamedTuple):
         }
 
 
-def cells(rows: Sequence[Row]) -> list[Cell]:
+def cells(rows: Rows) -> list[Cell]:
     """The table: protocols, tables and methods in order; after ``fair``, the paired differences."""
     found: list[Cell] = []
     for protocol, names in ((PAPER, METHODS), (FAIR, METHODS), (BASELINES, tuple(NAMES))):
@@ -106,7 +349,7 @@ def cells(rows: Sequence[Row]) -> list[Cell]:
     return found
 
 
-def _cell(dataset: str, protocol: str, method: str, rows: Sequence[Row]) -> Cell | None:
+def _cell(dataset: str, protocol: str, method: str, rows: Rows) -> Cell | None:
     """The chosen configuration and its test errors; None where nothing was run."""
     if protocol == PAPER:
         final = tables.select(rows, metric="test_rmse", stage="final")
@@ -137,7 +380,7 @@ def _edges(chosen: dict[str, float], tried: Sequence[dict[str, float]]) -> tuple
     return tuple(found)
 
 
-def _by_config(rows: Sequence[Row]) -> dict[tuple[tuple[str, float], ...], dict[int, float]]:
+def _by_config(rows: Rows) -> dict[tuple[tuple[str, float], ...], dict[int, float]]:
     """Values by split, by configuration; pieces of the run joined."""
     found: dict[tuple[tuple[str, float], ...], dict[int, float]] = {}
     for row in rows:
@@ -160,7 +403,7 @@ def _difference(ps: Cell, lm: Cell) -> Cell:
     return Cell(ps.dataset, DIFFERENCE, FAIR, values, {})
 
 
-def claims(rows: Sequence[Row]) -> Iterator[Claim]:
+def claims(rows: Rows) -> Iterator[Claim]:
     """The paper's cells and its count of wins; the fair comparison; the baselines."""
     table = cells(rows)
     paper = [cell for cell in table if cell.protocol == PAPER]
@@ -217,7 +460,7 @@ def _against(table: Sequence[Cell], protocol: str, one: str, other: str) -> dict
     return {d: m for d, m in found.items() if m.n}
 
 
-def draw(rows: Sequence[Row]) -> dict[str, Figure]:
+def draw(rows: Rows) -> Plots:
     """Errors beside the paper's, and the paired differences of the fair protocol."""
     table = cells(rows)
     figure, (left, right) = figures.axes(2, panel=(5.2, 3.2))
@@ -268,8 +511,6 @@ def _draw_difference(ax: Any, place: int, cell: Cell) -> None:
 
 
 class UCITable(Experiment):
-    """Normalized test RMSE, two protocols, beside the paper's and scikit-learn's."""
-
     id = "uci-table"
     label = "Table 1"
     title = "UCI regression"
@@ -304,8 +545,7 @@ class UCITable(Experiment):
         epochs=40,
     )
 
-    def units(self, config: Config) -> list[dict[str, Any]]:
-        """The paper's protocol table by table, then pieces of the fair one, then baselines."""
+    def units(self, config: Config) -> list[Unit]:
         pieces = range(0, config.fair_splits, config.chunk)
         units: dict[str, list[dict[str, Any]]] = {
             PAPER: [{"dataset": d} for d in config.datasets],
@@ -319,8 +559,7 @@ class UCITable(Experiment):
             for unit in some
         ]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """One piece."""
+    def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         dataset = unit["dataset"]
         if unit["protocol"] == PAPER:
             return run_paper(config, dataset, context)
@@ -330,11 +569,11 @@ class UCITable(Experiment):
         splits = range(first, min(first + config.chunk, config.fair_splits))
         return run_fair(config, dataset, splits, context)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
         return [cell.line() for cell in cells(rows)]
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         return list(claims(rows))
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         return draw(rows)

@@ -206,7 +206,7 @@ ORDER = """
 def section(experiment: Experiment) -> str:
     """The heading that an experiment stands under."""
     if experiment.label.startswith(("Fig.", "Table ")):
-        return "Appendix" if "A." in experiment.label else "Plots and tables of the main text"
+        return "Appendix" if "A." in experiment.label else "Figures and tables of the main text"
     stated = experiment.label.startswith(("Sec.", "Theorem", "Abstract", "App."))
     return "Statements without a figure" if stated else "Beyond the paper"
 

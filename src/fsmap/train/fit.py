@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -297,17 +297,19 @@ def update(
     return torch.cat([row, norm[None].to(row.dtype)])
 
 
+def layer_noise(f: ModelFn, stream: Stream, device: torch.device) -> AbstractContextManager[None]:
+    """Random layers (dropout) drawn from (seed, step)."""
+    return nullcontext() if is_pointwise(f) else seeded(stream.noise(), device)
+
+
 @contextmanager
-def layer_noise(f: ModelFn, stream: Stream, device: torch.device) -> Iterator[None]:
-    """Random layers (dropout) drawn from (seed, step); torch's own generator is left as it was."""
-    if is_pointwise(f):
-        yield
-        return
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's own generators of the CPU and of a device, seeded, and put back afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(stream.noise())
+        torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             with torch.cuda.device(device):
-                torch.cuda.manual_seed(stream.noise())
+                torch.cuda.manual_seed(seed)
         yield
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -42,6 +41,7 @@ from fsmap.train.fit import (
     layer_noise,
     make_loss,
     sample_batch,
+    seeded,
     update,
 )
 from fsmap.train.grid import (
@@ -206,7 +206,7 @@ def initialize(module: nn.Module, seed: int) -> Params:
     """
     places = {n: p.device for n, p in module.named_parameters()}
     fresh = copy.deepcopy(module).cpu()  # so that a seed means the same on every device
-    with _seeded(seed):
+    with seeded(integer(seed, "init"), _device()):
         for name, part in fresh.named_modules():
             if not any(p.requires_grad for p in part.parameters(recurse=False)):
                 continue
@@ -234,7 +234,7 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
         return initialize(f.module, seed)
     made: object = init
     if callable(init):
-        with _seeded(seed):
+        with seeded(integer(seed, "init"), _device()):
             made = init(seed)
     if isinstance(made, nn.Module):
         made = functional(made)[1]
@@ -244,15 +244,10 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
     return {n: p.detach().clone() for n, p in made.items()}
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Torch's own generators, seeded, and put back afterwards."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(integer(seed, "init"))
-        if devices:
-            torch.cuda.manual_seed(integer(seed, "init"))
-        yield
+def _device() -> torch.device:
+    """Where torch draws at the moment, besides the CPU."""
+    initialized = torch.cuda.is_initialized()
+    return torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu")
 
 
 class Members:

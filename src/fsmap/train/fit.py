@@ -292,7 +292,9 @@ def update(
         if finite.device.type != "cpu" or not finite.all():
             grads = {n: torch.where(expand(finite, g), g, 0) for n, g in grads.items()}
     for name, p in params.items():
-        p.grad = grads[name]
+        grad = grads[name]
+        # torch's fused optimizers read memory in order, whatever the strides (torch 2.13)
+        p.grad = grad if grad.stride() == p.stride() else torch.empty_like(p).copy_(grad)
     optimizer.step()
     return torch.cat([row, norm[None].to(row.dtype)])
 

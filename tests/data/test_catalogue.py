@@ -58,11 +58,6 @@ def test_the_order_of_folders(monkeypatch, tmp_path):
     ]
 
 
-def test_the_cache_without_xdg(monkeypatch):
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert sources.cache_folder() == Path.home() / ".cache" / "fsmap"
-
-
 def test_the_first_folder_wins(monkeypatch, tmp_path):
     for name in ("given", "named", "system", "xdg/fsmap"):
         put(tmp_path / name)
@@ -120,12 +115,6 @@ def test_a_truncated_archive_is_damaged_not_an_error(tmp_path):
     assert sources.checksum(file, content=True).startswith("unreadable")
 
 
-def test_what_no_program_can_fetch_names_its_official_source():
-    text = sources.advice(find("cifar100"))
-    assert "cannot be fetched by a program" in text
-    assert "https://www.cs.toronto.edu" in text
-
-
 @pytest.mark.parametrize("name", ENTRIES)
 def test_an_entry_is_complete(name):
     entry = ENTRIES[name]
@@ -141,11 +130,6 @@ def test_an_entry_is_complete(name):
         assert download.kind in {"copy", "gunzip", *READERS}
         if download.columns:
             assert len(download.columns) == len(download.header)
-
-
-def test_no_file_belongs_to_two_sets():
-    paths = [file.path for entry in ENTRIES.values() for file in entry.files]
-    assert len(paths) == len(set(paths))
 
 
 @pytest.mark.parametrize(

@@ -58,22 +58,6 @@ def test_a_seed_of_a_population_keeps_the_kind_of_initialization(init, generator
     assert (first["layers.0.bias"] == 0).all() == (init == "lecun")
 
 
-def test_activations_by_name_or_by_function(generator):
-    x = torch.randn(5, 2, generator=generator)
-    for name, function in (
-        ("relu", torch.relu),
-        ("gelu", nn.functional.gelu),
-        ("tanh", torch.tanh),
-    ):
-        by_name, by_function = (
-            MLP([2, 4, 1], name, generator=seeded()),
-            MLP([2, 4, 1], function, generator=seeded()),
-        )
-        assert torch.equal(by_name(x), by_function(x))
-    linear = MLP([2, 4, 1], "identity", bias=False, generator=generator)
-    torch.testing.assert_close(linear(2 * x), 2 * linear(x))
-
-
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

@@ -17,7 +17,7 @@ from fsmap.errors import CheckpointError, DivergedError, InputError, Unsupported
 from fsmap.px import Stream
 from fsmap.train.fit import Batches
 from fsmap.train.optim import Schedule
-from fsmap.types import Batch, Params
+from fsmap.types import Batch, Draws, Params
 from oracles import logdet_slow
 
 NOISE, PRIOR = fsmap.Gaussian(0.2), fsmap.Normal(1.0)
@@ -123,6 +123,24 @@ def test_l_map_equals_a_plain_loop():
         moving.step()
     for n, p in twin.items():
         torch.testing.assert_close(state.params[n], p.detach(), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("spec", "theirs"), [(sgd(0.1), torch.optim.SGD), (adam(0.1), torch.optim.Adam)]
+)
+def test_a_gradient_with_other_strides(spec: object, theirs: type, generator: torch.Generator):
+    """Torch's fused optimizers ignore them."""
+    x, w = torch.randn(24, 2, generator=generator), torch.randn(3, 2, generator=generator)
+    train, objective = Batch(x, x @ w.mT + 1), fsmap.ps_map(NOISE, fsmap.Flat(), num_data=24)
+    f = lambda p, x: x @ p["w"].mT.contiguous()  # noqa: E731
+    state, _ = fit(objective, f, {"w": w}, train, steps=3, optimizer=spec, progress=False)
+    twin = w.clone().requires_grad_()
+    moving = theirs([twin], lr=0.1, fused=False)
+    for _ in range(3):
+        moving.zero_grad()
+        objective.loss(f, {"w": twin}, train, Draws())[0].backward()
+        moving.step()
+    torch.testing.assert_close(state.params["w"], twin.detach())
 
 
 def test_the_start_is_never_modified_and_the_seed_decides():

@@ -49,19 +49,6 @@ def test_schedules():
     assert {optim.Schedule().factor(s, steps) for s in range(steps)} == {1.0}
 
 
-@pytest.mark.parametrize("start", [0, 7])
-def test_the_scheduler_sets_the_rate_of_the_step_about_to_be_taken(start: int):
-    p = torch.zeros(1, requires_grad=True)
-    p.grad = torch.ones(1)
-    moving = optim.sgd(0.5).build([p])
-    schedule = optim.cosine().build(moving, 10, start)
-    for step in range(start, 10):
-        expected = 0.5 * 0.5 * (1 + math.cos(math.pi * step / 10))
-        assert moving.param_groups[0]["lr"] == pytest.approx(expected, rel=1e-15)
-        moving.step()
-        schedule.step()
-
-
 def test_norm_and_clipping_agree_with_torch(generator: torch.Generator):
     shapes = {"w": (3, 2), "b": (3,), "s": ()}
     grads = {n: torch.randn(shape, generator=generator) for n, shape in shapes.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -292,22 +292,26 @@ def update(
         if finite.device.type != "cpu" or not finite.all():
             grads = {n: torch.where(expand(finite, g), g, 0) for n, g in grads.items()}
     for name, p in params.items():
-        p.grad = grads[name]
+        grad = grads[name]
+        # torch's fused optimizers read memory in order, whatever the strides (torch 2.13)
+        p.grad = grad if grad.stride() == p.stride() else torch.empty_like(p).copy_(grad)
     optimizer.step()
     return torch.cat([row, norm[None].to(row.dtype)])
 
 
+def layer_noise(f: ModelFn, stream: Stream, device: torch.device) -> AbstractContextManager[None]:
+    """Random layers (dropout) drawn from (seed, step)."""
+    return nullcontext() if is_pointwise(f) else seeded(stream.noise(), device)
+
+
 @contextmanager
-def layer_noise(f: ModelFn, stream: Stream, device: torch.device) -> Iterator[None]:
-    """Random layers (dropout) drawn from (seed, step); torch's own generator is left as it was."""
-    if is_pointwise(f):
-        yield
-        return
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's own generators of the CPU and of a device, seeded, and put back afterwards."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(stream.noise())
+        torch.default_generator.manual_seed(seed)
         if device.type == "cuda":
             with torch.cuda.device(device):
-                torch.cuda.manual_seed(stream.noise())
+                torch.cuda.manual_seed(seed)
         yield
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -24,6 +23,7 @@ from fsmap.errors import DivergedError, DivergedWarning, InputError, Unsupported
 from fsmap.functional import (
     Functional,
     count,
+    detached,
     differentiable_attention,
     functional,
     is_pointwise,
@@ -42,6 +42,7 @@ from fsmap.train.fit import (
     layer_noise,
     make_loss,
     sample_batch,
+    seeded,
     update,
 )
 from fsmap.train.grid import (
@@ -206,7 +207,7 @@ def initialize(module: nn.Module, seed: int) -> Params:
     """
     places = {n: p.device for n, p in module.named_parameters()}
     fresh = copy.deepcopy(module).cpu()  # so that a seed means the same on every device
-    with _seeded(seed):
+    with seeded(integer(seed, "init"), _device()):
         for name, part in fresh.named_modules():
             if not any(p.requires_grad for p in part.parameters(recurse=False)):
                 continue
@@ -234,7 +235,7 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
         return initialize(f.module, seed)
     made: object = init
     if callable(init):
-        with _seeded(seed):
+        with seeded(integer(seed, "init"), _device()):
             made = init(seed)
     if isinstance(made, nn.Module):
         made = functional(made)[1]
@@ -244,15 +245,10 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
     return {n: p.detach().clone() for n, p in made.items()}
 
 
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Torch's own generators, seeded, and put back afterwards."""
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(integer(seed, "init"))
-        if devices:
-            torch.cuda.manual_seed(integer(seed, "init"))
-        yield
+def _device() -> torch.device:
+    """Where torch draws at the moment, besides the CPU."""
+    initialized = torch.cuda.is_initialized()
+    return torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu")
 
 
 class Members:
@@ -411,11 +407,11 @@ class Feeder:
         return Feed(rows.to(device, non_blocking=True), draws, step)
 
     def inputs(self, feed: Feed, members: int | slice) -> tuple[Batch, Draws, tuple[Any, Any]]:
-        """Inputs of one or some members, and the dimension of the member: None if all share it."""
+        """Inputs of one or all members, and the dimension of the member: None if all share it."""
         batch, batch_dim = self.members.data, None
         if feed.rows is not None:
             batch_dim = None if len(feed.rows) == 1 else 0
-            rows = feed.rows[0 if batch_dim is None else self._stream_of[members]]  # [B] or [c, B]
+            rows = feed.rows[0 if batch_dim is None else self._stream_of[members]]  # [B] or [M, B]
             batch = Batch(take_points(batch.x, rows), batch.y[rows])
         draw_dim = None if len(self._drawing) == 1 else 0
         which: Any = 0 if draw_dim is None else self._draw_of[members]
@@ -472,29 +468,24 @@ class Ensemble:
 
     def gradients(self, feed: Feed) -> tuple[Params, Tensor]:
         """Gradients [M, ...] and the loss with its terms, [4, M]."""
-        size, M = int(self.chunk_size), len(self.finite)
-        slices = [slice(first, min(first + size, M)) for first in range(0, M, size)]
-        try:
-            return _joined([self._chunk(feed, members) for members in slices])
-        except torch.OutOfMemoryError:
-            if size == 1:
-                raise
-            self.chunk_size.fill_((size + 1) // 2)  # nothing has been updated yet
-            torch.cuda.empty_cache()
-            return self.gradients(feed)
-
-    def _chunk(self, feed: Feed, members: slice) -> tuple[Params, Tensor]:
-        if members.stop - members.start > 1 or self.compile:
+        size = int(self.chunk_size)
+        if size > 1 or self.compile:
             try:
-                found = self._together(feed, members)
+                found = self._together(feed, size)
                 self._vectorizes = True
                 return found
             except LinAlgError:
                 pass  # torch stops all members if one matrix has no decomposition
-            except RuntimeError as error:
-                if self._vectorizes or isinstance(error, torch.OutOfMemoryError):
+            except torch.OutOfMemoryError:
+                if size == 1:
                     raise
-                self._alone(feed, members.start)  # raises if vmap is not the reason
+                self.chunk_size.fill_((size + 1) // 2)  # nothing has been updated yet
+                torch.cuda.empty_cache()
+                return self.gradients(feed)
+            except RuntimeError as error:
+                if self._vectorizes:
+                    raise
+                self._alone(feed, 0)  # raises if vmap is not the reason
                 reason = str(error).strip().splitlines()[0]
                 message = (
                     f"the objective works for one member, not for many at once: {reason} If build, "
@@ -502,14 +493,15 @@ class Ensemble:
                     "float(), .item()), train one population per decision, or give chunk=1."
                 )
                 raise InputError(message) from error
-        return _joined([self._alone(feed, k) for k in range(members.start, members.stop)])
+        grads, rows = zip(*(self._alone(feed, k) for k in range(len(self.finite))), strict=True)
+        return tree_map(lambda *g: torch.stack(g), *grads), torch.stack(rows, dim=1)
 
-    def _together(self, feed: Feed, members: slice) -> tuple[Params, Tensor]:
-        batch, draws, dims = self.feeder.inputs(feed, members)
-        params = {n: p.detach()[members] for n, p in self.members.params.items()}
-        hypers = {n: h[members] for n, h in self.members.hypers.items()}
-        vectorized = vmap(grad_and_value(self.loss, has_aux=True), in_dims=(0, 0, *dims))
-        inputs = (params, hypers, batch, draws)
+    def _together(self, feed: Feed, size: int) -> tuple[Params, Tensor]:
+        batch, draws, dims = self.feeder.inputs(feed, slice(None))
+        inputs = (detached(self.members.params), self.members.hypers, batch, draws)
+        vectorized = vmap(
+            grad_and_value(self.loss, has_aux=True), in_dims=(0, 0, *dims), chunk_size=size
+        )
         with differentiable_attention():  # the fused kernels cannot be vectorized
             if self.compile:
                 vectorized = self._compile(vectorized, inputs)
@@ -530,7 +522,7 @@ class Ensemble:
         return self._compiled[key]
 
     def _alone(self, feed: Feed, member: int) -> tuple[Params, Tensor]:
-        """A chunk of one, without vmap; nan if a matrix has no decomposition."""
+        """One member, without vmap; nan if a matrix has no decomposition."""
         members = self.members
         batch, draws, _ = self.feeder.inputs(feed, member)
         params = {n: p.requires_grad_() for n, p in members.present(member).items()}
@@ -542,14 +534,7 @@ class Ensemble:
         except LinAlgError:
             grads = {n: torch.full_like(p.detach(), torch.nan) for n, p in params.items()}
             row = torch.full((1 + len(PARTS),), torch.nan, device=members.like.device)
-        return {n: g[None] for n, g in grads.items()}, row[:, None]
-
-
-def _joined(found: list[tuple[Params, Tensor]]) -> tuple[Params, Tensor]:
-    if len(found) == 1:
-        return found[0]
-    grads = {n: torch.cat([g[n] for g, _ in found]) for n in found[0][0]}
-    return grads, torch.cat([row for _, row in found], dim=1)
+        return grads, row
 
 
 def choose_chunk(chunk: int | str, members: Members, feeder: Feeder) -> int:

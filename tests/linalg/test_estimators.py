@@ -14,7 +14,7 @@ import fsmap
 import oracles
 from cases import symmetric
 from fsmap import metric as m
-from fsmap.errors import FallbackWarning, ForwardModeError, InputError, UnsupportedModuleError
+from fsmap.errors import FallbackWarning, ForwardModeError, InputError
 from fsmap.linalg import estimators, probes, second_order
 from fsmap.linalg.estimators import Estimator, Jvp, Pass, by_name
 from fsmap.linalg.jacobian import Site
@@ -327,21 +327,6 @@ def test_bad_points_and_parameters_are_named(method, generator):
     broken = case.params | {name: torch.full_like(case.params[name], torch.nan)}
     with pytest.raises(InputError, match="NaN"):
         trace(case._replace(params=broken), method, generator=generator)
-
-
-def test_a_module_without_forward_mode_has_another_estimator(seeded):
-    class Recurrent(nn.LSTM):
-        def forward(self, x):
-            return super().forward(x)[0][:, -1]
-
-    f, params = fsmap.functional(Recurrent(2, 3, batch_first=True).float())
-    x = torch.randn(4, 5, 2, dtype=torch.float32)
-    with pytest.raises(UnsupportedModuleError, match="Recurrent"):
-        fsmap.trace(f, params, x, method="jvp")
-    truth = float(oracles.trace_slow(f, params, x))
-    for method in ("fd_central", "vjp"):
-        found = fsmap.trace(f, params, x, method=method, probes=200, beta=1e-2)
-        assert abs(float(found.value.detach()) - truth) < 5 * found.stderr
 
 
 S = 4

@@ -145,17 +145,6 @@ def test_models_without_forward_mode(seeded):
         assert float(found) == pytest.approx(float(truth), rel=1e-4)
 
 
-def test_products_come_from_the_first_kind_that_fits(monkeypatch):
-    case = cases.case("wide")
-    options = {"Q": 15, "dual": True}
-    assert module.cheapest(Site(*case[:3]), **options) == "explicit"
-    monkeypatch.setattr(module, "LARGEST_EXPLICIT", 14)
-    assert module.cheapest(Site(*case[:3]), **options) == "factored"
-    assert module.cheapest(Site(*case[:3]), **{**options, "dual": False}) == "passes"
-    monkeypatch.setattr(module, "FACTOR_BYTES", 100)
-    assert module.cheapest(Site(*case[:3]), **options) == "passes"
-
-
 def test_vmap_is_refused():
     case = cases.case("wide")
     with pytest.raises(InputError, match="cannot"):

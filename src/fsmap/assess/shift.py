@@ -100,15 +100,10 @@ def assess_images(
 ) -> Assessment:
     """Measure a classifier.
 
-    Args:
-        classifier: The network.
-        test: Clean test images.
-        held_out: Images for the temperature, which nothing else has used; None: nothing is scaled.
-        foreign: Images of other sets, for OOD detection.
-        shifted: Labelled images of other distributions.
-        corruptions: Names and severities, applied to ``test``.
-        points: Where R(θ) is taken.
-        advance: Called with the name of what is measured next.
+    The temperature comes from ``held_out``, which nothing else has used; without it nothing is
+    scaled. ``foreign`` images are for OOD detection, ``shifted`` ones are labelled images of other
+    distributions, ``corruptions`` are names and severities, applied to ``test``. R(θ) is taken at
+    ``points``; ``advance`` is called with the name of what is measured next.
     """
     T = None
     if held_out is not None and len(held_out.x):
@@ -257,13 +252,9 @@ def check_corruption(name: str, severity: int) -> None:
 
 
 def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tensor:
-    """Corrupt images, bytes ``[N, C, H, W]``.
+    """Corrupt images, bytes ``[N, C, H, W]``, with a severity of 1 (hardly visible) to 5.
 
-    Args:
-        images: Bytes.
-        name: A key of ``CORRUPTIONS``.
-        severity: 1 (hardly visible) to 5.
-        seed: Of what is random; severities of one corruption share it, corruptions do not.
+    Severities of one corruption share what is random, corruptions do not.
     """
     check_corruption(name, severity)
     if images.dtype != torch.uint8 or images.dim() != 4:

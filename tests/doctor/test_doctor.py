@@ -270,26 +270,6 @@ def test_a_recurrent_network_by_a_forward_of_ones_own(seeded):
     assert "bias_ih_l0" in d.null_vectors[0].text
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "word"),
-    [
-        ({"module": net}, UnsupportedModuleError, "factory"),
-        ({"module": nn.Tanh()}, UnsupportedModuleError, "trainable"),
-        ({"x": torch.empty(0, 2)}, InputError, "empty"),
-        ({"x": torch.tensor([[float("nan"), 0.0]])}, InputError, "NaN"),
-        ({"x": torch.zeros(5, 3)}, InputError, "shape"),
-        ({"jitter": 0.0}, InputError, "jitter"),
-        ({"jitter": float("inf")}, InputError, "jitter"),
-        ({"num_data": 0}, InputError, "num_data"),
-    ],
-)
-def test_wrong_input(change, error, word):
-    arguments = {"module": net(), "x": points(60, 2)} | change
-    module, x = arguments.pop("module"), arguments.pop("x")
-    with pytest.raises(error, match=word):
-        fsmap.doctor(module, x, **arguments)
-
-
 def test_modules_that_cannot_be_examined():
     broken, fixed = net(), net()
     with torch.no_grad():

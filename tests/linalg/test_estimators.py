@@ -295,40 +295,6 @@ def test_differences_leave_autocast_and_refuse_half_precision(gelu, method):
         trace(gelu._replace(params=params, x=gelu.x.bfloat16()), method)
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"method": "hutch"}, "fd_central"),
-        ({"method": "fd", "beta": 0.0}, "beta"),
-        ({"method": "fd_central", "beta": torch.nan}, "beta"),
-        ({"method": "jvp", "probes": 2.5}, "integer"),
-        ({"method": "jvp", "probes": 0}, "integer"),
-        ({"method": "jvp", "probes": torch.ones(2, 51)}, "stacked"),
-        ({"method": "vjp", "probes": torch.ones(2, 7)}, "15"),
-        ({"method": "vjp", "probes": {}}, "dict"),
-    ],
-)
-def test_bad_options_are_named(options, word):
-    with pytest.raises(InputError, match=word):
-        trace(cases.case("wide"), **options)
-
-
-@pytest.mark.parametrize("method", estimators.ESTIMATORS)
-def test_bad_points_and_parameters_are_named(method, generator):
-    case = cases.case("wide")
-    for bad, word in [
-        (torch.full((2, 2), torch.nan), "NaN"),
-        (torch.zeros(0, 2), "empty"),
-        (torch.zeros(5, 3), r"'0' \(Linear\)"),
-    ]:
-        with pytest.raises(InputError, match=word):
-            trace(case._replace(x=bad), method, generator=generator)
-    name = next(iter(case.params))
-    broken = case.params | {name: torch.full_like(case.params[name], torch.nan)}
-    with pytest.raises(InputError, match="NaN"):
-        trace(case._replace(params=broken), method, generator=generator)
-
-
 S = 4
 
 

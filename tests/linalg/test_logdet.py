@@ -310,34 +310,6 @@ def test_softmax_fisher_depends_on_the_parameters(method, detach):
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"jitter": 0.0}, "jitter"),
-        ({"jitter": 0.0, "method": "slq"}, "eigenvalues"),
-        ({"jitter": -1e-3}, "jitter"),
-        ({"jitter": torch.nan}, "jitter"),
-        ({"jitter": None}, "jitter"),
-        ({"jitter": "small"}, "jitter"),
-        ({"jitter": torch.ones(2)}, "jitter"),
-        ({"method": "cholesky"}, "cholesky"),
-        ({"metric": torch.ones(4)}, "neither"),
-        ({"metric": "fisher"}, "metric"),
-        ({"metric": fsmap.metric.SoftmaxFisher}, "SoftmaxFisher"),
-        ({"method": "slq", "probes": 0}, "integer"),
-        ({"method": "slq", "probes": 2.5}, "integer"),
-        ({"method": "slq", "probes": torch.ones(3, 4)}, "probes"),
-        ({"params": {}}, "functional"),
-        ({"params": [torch.ones(1)]}, "params"),
-        ({"params": {"a": 1.0}}, "params"),
-    ],
-)
-def test_bad_options(options, word):
-    case = cases.case("wide")
-    with pytest.raises(InputError, match=word):
-        fsmap.log_det(**{"f": case.f, "params": case.params, "x": case.x, "jitter": 1.0, **options})
-
-
 @pytest.mark.parametrize("method", logdet.METHODS)
 def test_bad_points_and_parameters(method):
     case = cases.case("wide")

@@ -203,9 +203,7 @@ def test_it_ends_early(eigenvalues, num, eps, tolerance, most):
     assert len(calls) <= most
 
 
-def test_many_steps_and_indefinite_matrices(monkeypatch):
-    M = matrix([-1.0, 1.0, 2.0])
-    assert torch.isnan(lanczos(lambda V: V @ M, vectors(2, 3), torch.tensor(0.5)).values).all()
+def test_many_steps(monkeypatch):
     monkeypatch.setattr(module, "OF_SPREAD", 0.0)  # until nothing changes any more
     M, z = matrix(torch.logspace(-4, 4, 200)), vectors(2, 200)
     found = lanczos(lambda V: V @ M, z, torch.tensor(1e-3))

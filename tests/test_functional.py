@@ -7,7 +7,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map
 
 import cases
 import fsmap
@@ -197,12 +196,3 @@ def test_noise_replay_repeats_the_mask(seeded):
     assert not torch.equal(f(params, x), first)
     replay()
     assert torch.equal(f(params, x), first)
-
-
-def test_vmaps_over_members():
-    case = cases.case("wide")
-    stacked = {n: torch.stack([p.detach(), 2 * p.detach()]) for n, p in case.params.items()}
-    outs = torch.func.vmap(case.f, in_dims=(0, None))(stacked, case.x)
-    for m in range(2):
-        alone = case.f(tree_map(lambda t, m=m: t[m], stacked), case.x)
-        torch.testing.assert_close(outs[m], alone)

@@ -118,12 +118,8 @@ def selective_curve(logits: ArrayLike, y: ArrayLike) -> SelectiveCurve:
 def ood_auroc(logits_in: ArrayLike, logits_out: ArrayLike) -> float:
     """How well the entropy of predictions tells foreign points from familiar ones.
 
-    The probability that a foreign point has a larger entropy than a familiar one (one half for
-    ties), which is the area under the ROC curve.
-
-    Args:
-        logits_in: Logits at familiar points, ``[N, K]``.
-        logits_out: Logits at foreign points, ``[M, K]``.
+    The probability that a foreign point (of ``logits_out``) has a larger entropy than a familiar
+    one (one half for ties), which is the area under the ROC curve.
     """
     inside, outside = _logits(logits_in).flatten(0, -2), _logits(logits_out).flatten(0, -2)
     if inside.shape[1] != outside.shape[1]:

@@ -14,7 +14,7 @@ import fsmap
 import oracles
 from cases import symmetric
 from fsmap import metric as m
-from fsmap.errors import FallbackWarning, ForwardModeError, InputError, UnsupportedModuleError
+from fsmap.errors import FallbackWarning, ForwardModeError, InputError
 from fsmap.linalg import estimators, probes, second_order
 from fsmap.linalg.estimators import Estimator, Jvp, Pass, by_name
 from fsmap.linalg.jacobian import Site
@@ -293,55 +293,6 @@ def test_differences_leave_autocast_and_refuse_half_precision(gelu, method):
     params = dict(gelu.module.bfloat16().named_parameters())
     with pytest.raises(InputError, match="bfloat16"):
         trace(gelu._replace(params=params, x=gelu.x.bfloat16()), method)
-
-
-@pytest.mark.parametrize(
-    ("options", "word"),
-    [
-        ({"method": "hutch"}, "fd_central"),
-        ({"method": "fd", "beta": 0.0}, "beta"),
-        ({"method": "fd_central", "beta": torch.nan}, "beta"),
-        ({"method": "jvp", "probes": 2.5}, "integer"),
-        ({"method": "jvp", "probes": 0}, "integer"),
-        ({"method": "jvp", "probes": torch.ones(2, 51)}, "stacked"),
-        ({"method": "vjp", "probes": torch.ones(2, 7)}, "15"),
-        ({"method": "vjp", "probes": {}}, "dict"),
-    ],
-)
-def test_bad_options_are_named(options, word):
-    with pytest.raises(InputError, match=word):
-        trace(cases.case("wide"), **options)
-
-
-@pytest.mark.parametrize("method", estimators.ESTIMATORS)
-def test_bad_points_and_parameters_are_named(method, generator):
-    case = cases.case("wide")
-    for bad, word in [
-        (torch.full((2, 2), torch.nan), "NaN"),
-        (torch.zeros(0, 2), "empty"),
-        (torch.zeros(5, 3), r"'0' \(Linear\)"),
-    ]:
-        with pytest.raises(InputError, match=word):
-            trace(case._replace(x=bad), method, generator=generator)
-    name = next(iter(case.params))
-    broken = case.params | {name: torch.full_like(case.params[name], torch.nan)}
-    with pytest.raises(InputError, match="NaN"):
-        trace(case._replace(params=broken), method, generator=generator)
-
-
-def test_a_module_without_forward_mode_has_another_estimator(seeded):
-    class Recurrent(nn.LSTM):
-        def forward(self, x):
-            return super().forward(x)[0][:, -1]
-
-    f, params = fsmap.functional(Recurrent(2, 3, batch_first=True).float())
-    x = torch.randn(4, 5, 2, dtype=torch.float32)
-    with pytest.raises(UnsupportedModuleError, match="Recurrent"):
-        fsmap.trace(f, params, x, method="jvp")
-    truth = float(oracles.trace_slow(f, params, x))
-    for method in ("fd_central", "vjp"):
-        found = fsmap.trace(f, params, x, method=method, probes=200, beta=1e-2)
-        assert abs(float(found.value.detach()) - truth) < 5 * found.stderr
 
 
 S = 4

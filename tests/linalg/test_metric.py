@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-import cases
-import fsmap
 import oracles
 from cases import symmetric
 from fsmap import metric as m
@@ -82,18 +80,6 @@ def test_maps_reproduce_the_metric(name):
     assert abs(float(single) - float(u @ g @ u)) < 1e-6 * float(u.abs() @ g.abs() @ u.abs())
 
 
-def test_softmax_fisher_gradient_and_its_absence():
-    logits = OUT.clone().requires_grad_()
-    u = torch.arange(1.0, S * K + 1).sin().reshape(S, K)
-    expected = torch.einsum("sk,skl,sl->", u, oracles.softmax_fisher_slow(logits), u) / S
-    (right,) = torch.autograd.grad(expected, logits)
-    (found,) = torch.autograd.grad(m.SoftmaxFisher().at(None, logits).quadratic(u), logits)
-    torch.testing.assert_close(found, right)
-    held = m.SoftmaxFisher(detach=True).at(None, logits).quadratic(u)
-    torch.testing.assert_close(held, expected.detach())
-    assert not held.requires_grad
-
-
 def test_softmax_fisher_survives_certainty():
     logits = torch.tensor([[800.0, 0.0, -800.0]]).requires_grad_()
     value = m.SoftmaxFisher().at(None, logits).quadratic(torch.ones(1, 3))
@@ -142,11 +128,3 @@ def test_tensors_are_recognized_by_shape():
 def test_what_is_no_metric_is_named(metric, words):
     with pytest.raises(InputError, match=words):
         metric.at(torch.zeros(S, 1), OUT)
-
-
-def test_a_metric_of_ones_is_no_metric():
-    case = cases.case("wide")
-    plain = fsmap.log_det(case.f, case.params, case.x, jitter=0.1)
-    for ones in (torch.ones(5), torch.eye(3), torch.eye(15)):
-        value = fsmap.log_det(case.f, case.params, case.x, jitter=0.1, metric=ones)
-        torch.testing.assert_close(value, plain)

@@ -14,7 +14,6 @@ from fsmap.functional import (
     concat_points,
     holds,
     move_points,
-    num_points,
     number,
     take_points,
 )
@@ -22,15 +21,6 @@ from fsmap.functional import (
 memory = sys.modules["fsmap.functional"]  # fsmap.functional is the function
 
 PAIR = {"a": torch.arange(6.0).reshape(3, 2), "b": torch.tensor([1, 2, 3])}
-
-
-def test_count_and_take():
-    assert num_points(torch.zeros(4, 2)) == 4
-    assert num_points(PAIR) == 3
-    taken = take_points(PAIR, slice(1, 3))
-    assert torch.equal(taken["b"], torch.tensor([2, 3]))
-    taken = take_points((PAIR["a"],), torch.tensor([2, 0]))
-    assert torch.equal(taken[0], PAIR["a"][[2, 0]])
 
 
 def test_concat_takes_the_first_ones_dtype():

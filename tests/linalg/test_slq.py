@@ -145,17 +145,6 @@ def test_models_without_forward_mode(seeded):
         assert float(found) == pytest.approx(float(truth), rel=1e-4)
 
 
-def test_products_come_from_the_first_kind_that_fits(monkeypatch):
-    case = cases.case("wide")
-    options = {"Q": 15, "dual": True}
-    assert module.cheapest(Site(*case[:3]), **options) == "explicit"
-    monkeypatch.setattr(module, "LARGEST_EXPLICIT", 14)
-    assert module.cheapest(Site(*case[:3]), **options) == "factored"
-    assert module.cheapest(Site(*case[:3]), **{**options, "dual": False}) == "passes"
-    monkeypatch.setattr(module, "FACTOR_BYTES", 100)
-    assert module.cheapest(Site(*case[:3]), **options) == "passes"
-
-
 def test_vmap_is_refused():
     case = cases.case("wide")
     with pytest.raises(InputError, match="cannot"):
@@ -214,9 +203,7 @@ def test_it_ends_early(eigenvalues, num, eps, tolerance, most):
     assert len(calls) <= most
 
 
-def test_many_steps_and_indefinite_matrices(monkeypatch):
-    M = matrix([-1.0, 1.0, 2.0])
-    assert torch.isnan(lanczos(lambda V: V @ M, vectors(2, 3), torch.tensor(0.5)).values).all()
+def test_many_steps(monkeypatch):
     monkeypatch.setattr(module, "OF_SPREAD", 0.0)  # until nothing changes any more
     M, z = matrix(torch.logspace(-4, 4, 200)), vectors(2, 200)
     found = lanczos(lambda V: V @ M, z, torch.tensor(1e-3))

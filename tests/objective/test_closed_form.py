@@ -79,16 +79,6 @@ def test_invertible_is_exact_where_the_slopes_underflow(spread):
     assert value.item() == pytest.approx(definition(log_slope, root, 0.0), rel=1e-12)
 
 
-def test_invertible_depends_on_px_by_a_constant_only():
-    """Appendix B.3: the image of a basis model is flat."""
-    model = FourierBasis(4)
-    forms = [Invertible.from_gram(model.uniform_gram(*ends)) for ends in [(-1.0, 1.0), (-0.6, 0.9)]]
-    values = torch.stack([f.value(log_sech_squared(draws(8, 5, s))) for f in forms for s in (0, 1)])
-    a, b, c, d = values
-    assert abs(a - c) > 0.1
-    assert_close(a - b, c - d)
-
-
 @pytest.mark.parametrize("jitter", [0.0, *JITTERS])
 def test_diagonal(jitter):
     log_slope = log_sech_squared(draws(5, 20, 3))

@@ -48,15 +48,6 @@ def test_laplacian_is_minus_trace_over_two_epsilon(estimator: str) -> None:
     assert value == pytest.approx(expected, rel=1e-9 if estimator == "exact" else 0.1)
 
 
-def test_laplacian_is_the_first_order_of_logdet_with_factor_one() -> None:
-    m, big = model(), torch.tensor(1e6)
-    x = PX.sample(6, torch.Generator().manual_seed(0)).double()
-    P = sum(p.numel() for p in m.params.values())
-    exact = LogDet(PX, 6, big).value(m.f, m.params, Draws(x)) + 0.5 * P * math.log(1e6)
-    first = Laplacian(PX, 6, big, by_name("exact")).value(m.f, m.params, Draws(x))
-    assert first.item() == pytest.approx(exact.item(), rel=1e-4)
-
-
 def test_every_leaves_steps_out_and_keeps_the_mean() -> None:
     m = model()
     term = Laplacian(PX, 6, EPS, by_name("exact"), every=3)

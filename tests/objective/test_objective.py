@@ -137,34 +137,6 @@ def test_fs_map_is_invariant_to_reparametrization_and_ps_map_is_not(
     assert abs(there_ps - here_ps) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({}, "exactly"),
-        ({"jitter": 1.0, "reg_strength": 1.0}, "exactly"),
-        ({"reg_strength": 1.0, "reg_nats": 1.0}, "exactly"),
-        ({"jitter": 1.0, "r0": 1.0}, "r0"),
-        ({"reg_nats": -0.1}, "reg_nats"),
-        ({"reg_nats": 0.1, "r0": 0.0}, "positive"),
-        ({"jitter": -1.0}, "positive"),
-        ({"reg_strength": float("nan")}, "reg_strength"),
-        ({"jitter": 1.0, "every": 0}, "every"),
-        ({"jitter": 1.0, "estimator": "magic"}, "estimator"),
-    ],
-)
-def test_l_map_refuses(arguments: dict, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        fsmap.l_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=5, num_data=N, **arguments)
-
-
-def test_others_refuse() -> None:
-    px = fsmap.px.Uniform(-1, 1)
-    with pytest.raises(InputError, match="unknown"):
-        fsmap.fs_map(*terms(), px, num_points=5, jitter=1.0, num_data=N, method="qr")
-    with pytest.raises(InputError, match="num_data"):
-        fsmap.ps_map(*terms(), num_data=0)
-
-
 def test_check_names_what_does_not_fit() -> None:
     m, batch = case("tanh_mlp"), data()
     fits = fsmap.fs_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=20, jitter=0.1, num_data=N)

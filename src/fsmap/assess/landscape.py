@@ -75,18 +75,9 @@ def landscape(
     generator: torch.Generator,
     batch_size: int = 500,
 ) -> Landscape:
-    """Mean cross-entropy along filter-normalized directions.
+    """Mean cross-entropy of a classifier at ``steps`` α along filter-normalized directions.
 
     The network is taken as it is deployed, in evaluation mode.
-
-    Args:
-        module: A classifier.
-        x: Training points ``[N, ...]``.
-        y: Their labels.
-        steps: α.
-        directions: How many.
-        generator: Source of randomness.
-        batch_size: Points at a time.
     """
     if directions < 1 or not len(x) or steps.dim() != 1 or not len(steps):
         message = (
@@ -149,15 +140,10 @@ def laplacian(
 ) -> tuple[float, float]:
     """R(θ) = E‖J(x)ψ‖² by forward mode, and its standard error over probes (nan for one probe).
 
-    Args:
-        module: A network; taken in evaluation mode.
-        x: Points ``[N, ...]``.
-        probes: Draws of ψ, each used at all points, or what :func:`draw_psi` drew.
-        generator: Source of randomness; None: seed 0.
-        batch_size: Points at a time.
-        batch_statistics: BatchNorm normalizes every batch by itself, and ψ moves its statistics
-            too, as in training; running statistics stay what they are. Layers in ``eval()`` mode
-            within a module in ``train()`` mode keep theirs.
+    ``probes`` are draws of ψ, each used at all points, or what :func:`draw_psi` drew. The network
+    is taken in evaluation mode. With ``batch_statistics`` BatchNorm normalizes every batch by
+    itself, and ψ moves its statistics too, as in training; running statistics stay what they are.
+    Layers in ``eval()`` mode within a module in ``train()`` mode keep theirs.
     """
     if isinstance(probes, int):
         probes = draw_psi(module, probes, generator or torch.Generator().manual_seed(0))

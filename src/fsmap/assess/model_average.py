@@ -63,12 +63,9 @@ def posterior_mean(
 ) -> PosteriorMean:
     r"""$\int g(\theta)\,p(\theta)\,d\theta / \int p(\theta)\,d\theta$ over two parameters.
 
-    Args:
-        log_density: ``theta [n, 2]`` to the log-density up to a constant, ``[n]``.
-        statistic: ``theta [n, 2]`` to ``g [n, K]``; for a basis model $\sigma(\theta)$, since the
-            average function is the function of the average coefficients.
-        left: Where the first parameter is integrated.
-        right: Where the second parameter is integrated.
+    ``log_density`` takes ``theta [n, 2]`` to ``[n]``, up to a constant, and ``statistic`` to
+    ``g [n, K]``; for a basis model $\sigma(\theta)$, since the average function is the function of
+    the average coefficients.
     """
     fine, coarse = (_integrate(log_density, statistic, left, right, every) for every in (1, 2))
     return PosteriorMean(fine, float((fine - coarse).abs().max()))

@@ -43,19 +43,15 @@ def measure(test: Predictions, temperature: float | None) -> dict[str, float]:
     scales nothing. Selective prediction ranks by entropy, which temperature changes a little; the
     unscaled value is the paper's.
     """
-    logits, y = test
+    calibration = {"nll": metrics.nll, "ece": metrics.ece, "brier": metrics.brier}
     found = {
-        "accuracy": metrics.accuracy(logits, y),
-        "selective": metrics.selective_accuracy(logits, y),
-        "nll": metrics.nll(logits, y),
-        "ece": metrics.ece(logits, y),
-        "brier": metrics.brier(logits, y),
+        "accuracy": metrics.accuracy(*test),
+        "selective": metrics.selective_accuracy(*test),
+        **{name: metric(*test) for name, metric in calibration.items()},
     }
     if temperature is not None:
-        scaled = logits.double() / temperature
-        found[f"nll{SCALED}"] = metrics.nll(scaled, y)
-        found[f"ece{SCALED}"] = metrics.ece(scaled, y)
-        found[f"brier{SCALED}"] = metrics.brier(scaled, y)
+        scaled = test.logits.double() / temperature
+        found |= {f"{name}{SCALED}": metric(scaled, test.y) for name, metric in calibration.items()}
     return found
 
 
@@ -103,15 +99,10 @@ def assess_images(
 ) -> Assessment:
     """Measure a classifier.
 
-    Args:
-        classifier: The network.
-        test: Clean test images.
-        held_out: Images for the temperature, which nothing else has used; None: nothing is scaled.
-        foreign: Images of other sets, for OOD detection.
-        shifted: Labelled images of other distributions.
-        corruptions: Names and severities, applied to ``test``.
-        points: Where R(θ) is taken.
-        advance: Called with the name of what is measured next.
+    The temperature comes from ``held_out``, which nothing else has used; without it nothing is
+    scaled. ``foreign`` images are for OOD detection, ``shifted`` ones are labelled images of other
+    distributions, ``corruptions`` are names and severities, applied to ``test``. R(θ) is taken at
+    ``points``; ``advance`` is called with the name of what is measured next.
     """
     T = None
     if held_out is not None and len(held_out.x):
@@ -249,21 +240,22 @@ CORRUPTIONS: dict[str, tuple[Corruption, tuple[float, ...]]] = {
 """Each corruption with its strength at severities 1 to 5."""
 
 
-def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tensor:
-    """Corrupt images, bytes ``[N, C, H, W]``.
-
-    Args:
-        images: Bytes.
-        name: A key of ``CORRUPTIONS``.
-        severity: 1 (hardly visible) to 5.
-        seed: Of what is random; severities of one corruption share it, corruptions do not.
-    """
+def check_corruption(name: str, severity: int) -> None:
+    """Raise InputError for a corruption or a severity that there is not."""
     if name not in CORRUPTIONS:
         message = f"unknown corruption {name!r}; known: {', '.join(CORRUPTIONS)}"
         raise InputError(message)
     if severity not in SEVERITIES:
         message = f"severity must be 1, 2, 3, 4 or 5, got {severity}"
         raise InputError(message)
+
+
+def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tensor:
+    """Corrupt images, bytes ``[N, C, H, W]``, with a severity of 1 (hardly visible) to 5.
+
+    Severities of one corruption share what is random, corruptions do not.
+    """
+    check_corruption(name, severity)
     if images.dtype != torch.uint8 or images.dim() != 4:
         message = (
             f"images must be bytes [N, C, H, W], got {images.dtype} of shape {list(images.shape)}"

@@ -26,7 +26,6 @@ FOREIGN = {
 }
 """The set that a classifier is shown as foreign, unless another is asked for."""
 
-LINES = ("accuracy", "selective", "nll", "ece", "brier", "nll_scaled", "ece_scaled")
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled")
 
 
@@ -51,8 +50,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--corruptions", nargs="*", default=[], metavar="NAME", help="names, or all"
     )
+    every = [1, 2, 3, 4, 5]
     parser.add_argument(
-        "--severities", nargs="+", type=int, default=[1, 2, 3, 4, 5], metavar="N", help="1 to 5"
+        "--severities", nargs="+", type=int, choices=every, default=every, metavar="N", help="1–5"
     )
     parser.add_argument("--shift", nargs="*", metavar="NAME", help="other test sets: cifar10.1")
     parser.add_argument("--ood", nargs="*", metavar="NAME", help="foreign sets (by data set)")
@@ -116,18 +116,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _corruptions(arguments: argparse.Namespace) -> list[tuple[str, int]]:
-    from fsmap.assess.shift import CORRUPTIONS, SEVERITIES
+    from fsmap.assess.shift import CORRUPTIONS, check_corruption
 
     names = list(CORRUPTIONS) if arguments.corruptions == ["all"] else arguments.corruptions
-    unknown = [name for name in names if name not in CORRUPTIONS]
-    if unknown:
-        message = f"unknown corruption {unknown[0]!r}; known: all, {', '.join(CORRUPTIONS)}"
-        raise InputError(message)
-    wrong = [severity for severity in arguments.severities if severity not in SEVERITIES]
-    if wrong:
-        message = f"--severities must be among {', '.join(map(str, SEVERITIES))}, got {wrong[0]}"
-        raise InputError(message)
-    return [(name, severity) for name in names for severity in arguments.severities]
+    chosen = [(name, severity) for name in names for severity in arguments.severities]
+    for one in chosen:
+        check_corruption(*one)
+    return chosen
 
 
 def _foreign(arguments: argparse.Namespace, settings: ImageSettings) -> dict[str, Tensor]:
@@ -171,17 +166,16 @@ def _images(name: str, data_dir: Path | None, settings: ImageSettings) -> Images
 
 
 def _tell(found: Assessment) -> None:
+    from fsmap.assess.shift import METRICS
     from fsmap.paper.report.tables import number
 
-    header = ["", *(name.replace("_", " ") for name in LINES)]
-    lines = []
-    for name, values in found.sets.items():
-        cells = [
-            number(100 * values[m] if m in PERCENT else values[m], 4) if m in values else ""
-            for m in LINES
-        ]
-        lines.append([name, *cells])
-    console.table(header, lines)
+    def cell(values: dict[str, float], metric: str) -> str:
+        scale = 100 if metric in PERCENT else 1
+        return number(scale * values[metric], 4) if metric in values else ""
+
+    header = ["", *(name.replace("_", " ") for name in METRICS)]
+    sets = found.sets.items()
+    console.table(header, [[name, *(cell(values, m) for m in METRICS)] for name, values in sets])
     console.say()
     if found.temperature is not None:
         confident = "over" if found.temperature > 1 else "under"

@@ -51,8 +51,7 @@ class Rank(NamedTuple):
     deficit: int | None  # P − rank
     missing_rows: int  # max(0, P − S·K): zero eigenvalues because there are too few points
     points_needed: int  # least number of points that could show the full rank
-    known: int  # null directions of known symmetries, independent ones
-    known_exactly: bool  # False: they were counted, and may overlap
+    known: int  # null directions of known symmetries; if P is large, they may overlap
     unexplained: int | None  # null directions that no known symmetry explains; None: unknown
     nearby: int | None  # deficit at parameters 1 % away, if some have no name
     tolerance: float  # σ/σ_max up to which a singular value counts as zero
@@ -282,7 +281,6 @@ def _rank(found: Spectrum, symmetries: tuple[Finding, ...], num_points: int, K: 
         missing_rows=missing,
         points_needed=math.ceil((P - known * counted) / max(K, 1)),
         known=known,
-        known_exactly=counted,
         unexplained=unexplained,
         nearby=None,
         tolerance=found.tolerance,
@@ -303,7 +301,7 @@ def _deficit_nearby(f: Functional, params: Params, x: Inputs) -> int:
             moved[name] = p + size * torch.randn(p.shape, generator=generator).to(p)
         s = spectra.spectrum(f, moved, x)
         assert s.eigenvalues is not None
-        kept = s.eigenvalues.abs() > WIDE_GAP * s.floor  # surely not zero
+        kept = s.eigenvalues > WIDE_GAP * s.floor  # surely not zero
         deficits.append(s.parameters - int(kept.sum()))
     return min(deficits)
 
@@ -317,7 +315,7 @@ def _null_vectors(found: Spectrum, known: Tensor | None, params: Params) -> tupl
     if len(rest) and found.gap is not None and found.gap < WIDE_GAP:
         return ()  # without a gap any direction of little effect would be listed
     basis = rest[:5] if len(rest) else basis[:3]
-    largest = found.largest.value.abs().sqrt().clamp_min(1e-300)
+    largest = found.largest.value.sqrt().clamp_min(1e-300)
     residuals = (basis @ found.probes.mT).norm(dim=1) / basis.norm(dim=1) / largest
     pairs = zip(basis, residuals.tolist(), strict=True)
     return tuple(NullVector(spectra.describe(v, params), r) for v, r in pairs)
@@ -380,20 +378,19 @@ def _judge(rank: Rank, symmetries: tuple[Finding, ...], used: int) -> tuple[str,
 
 
 def _eigenvalues(found: Spectrum) -> Eigenvalues:
-    low, up = float(found.largest.value), float(found.largest.value + found.largest.stderr)
     smallest = nonzero = condition = None
     decades: tuple[tuple[int, int], ...] = ()
     if found.eigenvalues is not None:
-        kept = found.eigenvalues[found.eigenvalues.abs() > found.floor]
-        smallest = float(found.eigenvalues[-1]) if len(kept) == found.parameters else 0.0
+        kept = found.kept
+        smallest = float(kept[-1]) if len(kept) == found.parameters else 0.0
         if len(kept):
-            nonzero = float(kept[kept.abs().argmin()])
-            condition = abs(low / nonzero)
-            exponents = kept.abs().log10().floor().int().tolist()
+            nonzero = float(kept[-1])
+            condition = float(found.largest.value) / nonzero
+            exponents = kept.log10().floor().int().tolist()
             decades = tuple((n, exponents.count(n)) for n in sorted(set(exponents), reverse=True))
     return Eigenvalues(
-        largest=low,
-        largest_upper=up,
+        largest=float(found.largest.value),
+        largest_upper=float(found.largest.value + found.largest.stderr),
         smallest=smallest,
         smallest_nonzero=nonzero,
         condition=condition,
@@ -405,14 +402,12 @@ def _eigenvalues(found: Spectrum) -> Eigenvalues:
 
 def recommended(found: Spectrum, dtype: torch.dtype) -> dict[str, float]:
     """ε by method, for a model evaluated in ``dtype``; FS-MAP only if all eigenvalues are known."""
-    upper = float(found.largest.value.abs() + found.largest.stderr)
+    upper = float(found.largest.value + found.largest.stderr)
     if not upper > 0:
         return {}
     advice = {}
     if found.eigenvalues is not None:
-        kept = found.eigenvalues.abs()
-        kept = kept[kept > found.floor]
-        low = float(kept.quantile(0.1)) if len(kept) < 10**7 else float(kept.min())
+        low = float(found.kept.quantile(0.1))
         advice["fs-map"] = _digit(max(10 * rounding(found, dtype), 0.1 * low), math.floor)
     return advice | {"l-map": _digit(10 * upper, math.ceil)}
 
@@ -421,7 +416,7 @@ def rounding(found: Spectrum, dtype: torch.dtype) -> float:
     """Size of computed eigenvalues that are zero in exact arithmetic."""
     double = found.parameters * torch.finfo(torch.float64).eps
     single = found.rows * torch.finfo(dtype).eps ** 2
-    return max(double, single) * float(found.largest.value.abs())
+    return max(double, single) * float(found.largest.value)
 
 
 def _digit(value: float, towards: Callable[[float], int]) -> float:
@@ -433,14 +428,13 @@ def _digit(value: float, towards: Callable[[float], int]) -> float:
 
 def jitter_row(found: Spectrum, name: str, jitter: float, num_data: int | None) -> JitterRow:
     """What one ε does to the eigenvalues."""
-    ratio = float(found.largest.value.abs() + found.largest.stderr) / jitter
+    ratio = float(found.largest.value + found.largest.stderr) / jitter
     effective = log_det = first = error = None
     if found.eigenvalues is not None:
         scaled = found.eigenvalues / jitter
         effective, first = float((scaled / (1 + scaled)).sum()), float(scaled.sum())
-        if bool((scaled > -1).all()):
-            log_det = float(scaled.log1p().sum())
-            error = (first - log_det) / log_det if log_det != 0 else None
+        log_det = float(scaled.log1p().sum())
+        error = (first - log_det) / log_det if log_det != 0 else None
     return JitterRow(
         name=name,
         jitter=jitter,

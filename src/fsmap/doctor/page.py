@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from itertools import groupby
 
 from fsmap.doctor.doctor import VALID, Diagnosis
 from fsmap.doctor.symmetry import Finding
 
 MARKS = {True: "ok", False: "!!", None: "??"}  # at the beginning of a section
-LISTED = 6  # lines of a list before it is cut
+LISTED = 6  # findings of a kind before the list is cut
 
 
 def page(d: Diagnosis) -> str:
@@ -19,82 +20,60 @@ def page(d: Diagnosis) -> str:
         f"output{'s' * (d.outputs != 1)}; {d.mode} mode, examined in {d.precision} in "
         f"{d.seconds:.2g} s"
     )
-    head = [f"fsmap doctor: {d.module}", *_wrap(facts, "  "), ""]
-    head += _wrap(f"{d.verdict.upper()}: {d.summary}", "")
+    head = [f"fsmap doctor: {d.module}", *_wrap(facts, 2), ""]
+    head += _wrap(f"{d.verdict.upper()}: {d.summary}", 0)
     sections = [head, _rank(d), _symmetries(d), _eigenvalues(d), _jitters(d)]
     if d.notes:
-        sections.append(
-            ["Notes", *(ln for note in d.notes for ln in _wrap(note, "       ", "     - "))]
-        )
+        sections.append(["Notes", *(line for n in d.notes for line in _wrap(f"- {n}", 5))])
     return "\n\n".join("\n".join(lines) for lines in sections)
 
 
 def _rank(d: Diagnosis) -> list[str]:
-    r, title = d.rank, "Rank (Theorem 1)"
-    body: list[str] = []
-    if r.rank is None:
-        lines = _section(None, title, "not computed, the model is too large")
-    elif r.missing_rows:
-        most = d.points_used * d.outputs
-        verdict = f"{r.rank:,} of at most {most:,} with {d.points_used:,} points: too few"
-        lines = _section(None, title, verdict)
-        body.append(
-            f"{r.missing_rows:,} of the {r.deficit:,} zero eigenvalues exist because there are too "
-            f"few points. At least {r.points_needed:,} points are needed to see the others."
+    r = d.rank
+    facts = [f"{r.rank:,} of {d.parameters:,}" if r.rank is not None else "not computed"]
+    if r.missing_rows:
+        facts.append(
+            f"{r.missing_rows:,} eigenvalues are zero because there are too few points, at least "
+            f"{r.points_needed:,} are needed to see the others"
         )
-    elif r.deficit == 0:
-        lines = _section(True, title, f"full, {d.parameters:,} of {d.parameters:,}")
-    else:
-        verdict = f"{r.rank:,} of {d.parameters:,}: {r.deficit:,} null directions"
-        lines = _section(d.verdict == "harmless", title, verdict)
-        if r.unexplained is None:
-            body.append(f"The symmetries below explain at most {r.known:,} (they may overlap).")
-        else:
-            body.append(f"The symmetries below explain {r.known:,} of them.")
-        if r.sure is False:
-            body.append(
-                "The eigenvalues fall below rounding without a gap: which of them are zero in "
-                f"exact arithmetic is not known (tolerance {r.tolerance:.0e})."
-            )
-        elif r.grows is not None:
-            added = "added to the rank: more points may help" if r.grows else "did not add to it"
-            body.append(f"The second half of the points {added}.")
-        if r.nearby is not None:
-            body.append(f"At parameters 1 % away there are {r.nearby:,} null directions.")
-    for text in body:
-        lines += _wrap(text, "     ")
-    if d.null_vectors:
-        which = "that no symmetry explains" if r.unexplained else "(the sparsest)"
-        lines.append(f"     Null vectors {which}:")
-    return lines + [ln for v in d.null_vectors for ln in _wrap(v.text, "         ", "       - ")]
+    if r.unexplained is not None and r.deficit:
+        facts.append(f"the symmetries below explain {r.known:,} of {r.deficit:,} null directions")
+    if r.sure is False:
+        facts.append(
+            "the eigenvalues fall below rounding without a gap: which of them are zero in exact "
+            f"arithmetic is not known (tolerance {r.tolerance:.0e})"
+        )
+    if r.grows is not None:
+        facts.append(f"the second half of the points {'added to' if r.grows else 'kept'} it")
+    if r.nearby is not None:
+        facts.append(f"at parameters 1 % away there are {r.nearby:,} null directions")
+    known = r.unexplained is not None or r.deficit == 0
+    ok = d.verdict in ("regular", "harmless") if known else None
+    lines = _section(ok, "Rank (Theorem 1)", facts)
+    return lines + [line for v in d.null_vectors for line in _wrap(f"- null vector: {v.text}", 5)]
 
 
 def _symmetries(d: Diagnosis) -> list[str]:
     number = sum(f.pathological for f in d.symmetries)
-    verdict = "only those that hold for all parameters, which are harmless"
-    if number:
-        verdict = f"{number} pathological finding{'s' * (number != 1)} at these parameters"
-    lines = _section(not number, "Symmetries (Theorem 2)", verdict if d.symmetries else "none")
-    groups: dict[str, list[Finding]] = {}
-    for f in d.symmetries:
-        groups.setdefault(f.kind, []).append(f)
-    for kind, group in groups.items():
+    verdict = f"{number} pathological at these parameters" if number else "none pathological"
+    lines = _section(not number, "Symmetries (Theorem 2)", [verdict])
+    for kind, found in groupby(d.symmetries, key=lambda f: f.kind):
+        group = list(found)
         mark = "!" if group[0].pathological else "-"
-        lines += _wrap(f"{kind.replace('_', ' ')}: {group[0].text}", "       ", f"     {mark} ")
-        for f in group[:LISTED]:
-            lines += _wrap(_finding(f), "           ", "         ")
+        lines += _wrap(f"{mark} {kind.replace('_', ' ')}: {group[0].text}", 5)
+        lines += [line for f in group[:LISTED] for line in _wrap(_finding(f), 9)]
         if len(group) > LISTED:
             rest = sum(f.directions for f in group[LISTED:])
-            lines.append(f"         and {len(group) - LISTED} more with {rest:,} directions")
+            lines += _wrap(f"and {len(group) - LISTED} more with {rest:,} null directions", 9)
     return lines
 
 
 def _finding(f: Finding) -> str:
     names = [str(unit) for unit in f.units]
     shown = ", ".join(names if len(names) <= 8 else [*names[:7], f"… ({len(names)})"])
-    units = f"unit{'s' * (len(names) != 1)} {shown} of " if names else ""
+    units = f"units {shown} of " if names else ""
     new = f", {f.adds:,} of them new" if f.adds is not None and f.adds < f.directions else ""
-    return f"{units}{f.where}: {f.directions:,} null direction{'s' * (f.directions != 1)}{new}"
+    return f"{units}{f.where}: {f.directions:,} null directions{new}"
 
 
 def _eigenvalues(d: Diagnosis) -> list[str]:
@@ -102,59 +81,47 @@ def _eigenvalues(d: Diagnosis) -> list[str]:
     verdict = f"largest between {e.largest:.3g} and {e.largest_upper:.3g}"
     if e.condition is not None:
         verdict = f"{e.largest:.3g} … {e.smallest_nonzero:.3g}, condition {e.condition:.1e}"
-    lines = _section(None if e.condition is None else True, "Eigenvalues", verdict)
     error = f" ± {e.trace_stderr:.1g}" if e.trace_stderr else ""
-    lines += _wrap(f"Trace {e.trace:.4g}{error}: the regularizer R of L-MAP, before λ.", "     ")
-    if e.decades:
-        zeros = d.parameters - sum(number for _, number in e.decades)
-        shown = [f"1e{n}:\xa0{number:,}" for n, number in e.decades]
-        shown = shown if len(shown) <= 14 else [*shown[:7], "…", *shown[-6:]]
-        shown += [f"zero:\xa0{zeros:,}"] if zeros else []
-        lines += _wrap("By decade: " + "  ".join(shown), "     ")
-    return lines
+    trace = f"trace {e.trace:.4g}{error} (the regularizer R of L-MAP, before λ)"
+    lines = _section(None if e.condition is None else True, "Eigenvalues", [verdict, trace])
+    shown = [f"1e{n}:\xa0{number:,}" for n, number in e.decades]
+    shown = shown if len(shown) <= 14 else [*shown[:7], "…", *shown[-6:]]
+    return lines + (_wrap("By decade: " + "  ".join(shown), 5) if shown else [])
 
 
 def _jitters(d: Diagnosis) -> list[str]:
     rows = {row.name: row for row in d.jitters}
     advice = [
-        f"ε {sign} {rows[name].jitter:.0e} for {what}"
+        f"recommended ε {sign} {rows[name].jitter:.0e} for {what}"
         for name, sign, what in (("fs-map", "=", "exact FS-MAP"), ("l-map", "≥", "L-MAP"))
         if name in rows
     ]
     if not advice:
-        return _section(None, "Jitter", "𝒥 is zero, no ε can be recommended")
-    given = rows.get("given")
-    error = 0.0 if given is None else given.error_bound if given.error is None else given.error
-    lines = _section(error <= VALID, "Jitter", "recommended " + ", ".join(advice))
-    if given is not None:
-        holds = "holds" if error <= VALID else "does not hold"
-        lines += _wrap(f"At ε = {given.jitter:.3g} the first-order form of L-MAP {holds}.", "     ")
+        return _section(None, "Jitter", ["𝒥 is zero, no ε can be recommended"])
+    errors = {row.name: row.error_bound if row.error is None else row.error for row in d.jitters}
+    holds = errors.get("given", 0.0) <= VALID
+    if not holds:
+        advice.append("at the given one the first-order form of L-MAP does not hold")
     table = [["ε", "from", "λ_max/ε", "effective rank", "log det(I+𝒥/ε)", "first order", "error"]]
     table[0] += ["λ=1/(2εN)"] if d.jitters[0].lam is not None else []
     for row in d.jitters:
         known = [(row.effective, ".1f"), (row.log_det, ".5g"), (row.first_order, ".5g")]
         cells = [f"{row.jitter:.3g}", row.name, f"{row.ratio:.2g}"]
         cells += ["–" if value is None else format(value, form) for value, form in known]
-        bound = "≤ " if row.error is None else ""
-        relative = row.error_bound if row.error is None else row.error
-        cells.append(bound + (f"{100 * relative:.2g} %" if relative < 10 else "> 10×"))
+        cells.append(("≤ " if row.error is None else "") + f"{100 * errors[row.name]:.2g} %")
         table.append(cells + ([f"{row.lam:.2g}"] if row.lam is not None else []))
-    return lines + _columns(table)
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    padded = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in table]
+    return _section(holds, "Jitter", advice) + [("     " + "  ".join(p)).rstrip() for p in padded]
 
 
-def _section(ok: bool | None, title: str, verdict: str) -> list[str]:
-    return _wrap(f"[{MARKS[ok]}] {title}: {verdict}", "     ", "")
+def _section(ok: bool | None, title: str, facts: list[str]) -> list[str]:
+    return _wrap(f"[{MARKS[ok]}] {title}: {'; '.join(facts)}", 0, hanging=5)
 
 
-def _wrap(text: str, indent: str, first: str | None = None) -> list[str]:
-    start = indent if first is None else first
+def _wrap(text: str, indent: int, hanging: int = 2) -> list[str]:
+    first, rest = " " * indent, " " * (indent + hanging)
     lines = textwrap.wrap(
-        text, 98, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False
+        text, 98, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
     )
     return [line.replace("\xa0", " ") for line in lines]
-
-
-def _columns(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [[cell.ljust(w) for cell, w in zip(row, widths, strict=True)] for row in rows]
-    return [("     " + "  ".join(row)).rstrip() for row in cells]

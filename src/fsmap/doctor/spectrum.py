@@ -56,11 +56,15 @@ class Spectrum(NamedTuple):
     exact: bool  # whether ``probes`` is A
 
     @property
+    def kept(self) -> Tensor:
+        """The eigenvalues above the floor, if they are known."""
+        assert self.eigenvalues is not None
+        return self.eigenvalues[self.eigenvalues > self.floor]
+
+    @property
     def rank(self) -> int | None:
         """Number of eigenvalues above the floor."""
-        if self.eigenvalues is None:
-            return None
-        return int((self.eigenvalues.abs() > self.floor).sum())
+        return None if self.eigenvalues is None else len(self.kept)
 
     @property
     def gap(self) -> float | None:
@@ -68,13 +72,13 @@ class Spectrum(NamedTuple):
         rank = self.rank
         if rank is None or self.eigenvalues is None or rank in (0, len(self.eigenvalues)):
             return None
-        kept, dropped = self.eigenvalues.abs()[rank - 1 : rank + 1].tolist()
+        kept, dropped = self.eigenvalues[rank - 1 : rank + 1].tolist()
         return float(kept / dropped) if dropped > 0 else math.inf
 
     @property
     def tolerance(self) -> float:
         """σ/σ_max up to which a singular value counts as zero."""
-        largest = float(self.largest.value.abs())
+        largest = float(self.largest.value)
         return math.sqrt(self.floor / largest) if largest > 0 else 0.0
 
     def grows(self) -> bool | None:

@@ -373,7 +373,7 @@ def _check(family: Family, params: Params, found: Spectrum) -> tuple[Finding, Te
     V = (V / norms.clamp_min(1e-300))[norms[:, 0] > 0]  # the scale of a zero unit is no direction
     weight = 1.0 if found.exact else 1 / len(found.probes)
     squares = weight * (V @ found.probes.mT).square().sum(1)
-    residual = (squares / found.largest.value.abs().clamp_min(1e-300)).sqrt()
+    residual = (squares / found.largest.value.clamp_min(1e-300)).sqrt()
     null = residual <= found.resolution
     if not complete or family.kind in CONTINUOUS:  # as a whole or not at all
         null = null & bool(null.all())

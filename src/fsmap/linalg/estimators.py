@@ -346,19 +346,22 @@ def evaluate(
     def one(probe: Any) -> Tensor:
         return estimator.at(site, probe).value
 
-    chunk = max(1, PROBE_BYTES // (8 * count(site.params)))
+    def each(some: Params | Tensor) -> Tensor:
+        size = max(1, PROBE_BYTES // (8 * count(site.params)))
+        return over_probes(f, one, some, chunk=size)
+
     out = state = None
     several = probes is not None and len(tree_leaves(probes)[0]) > 1
     if several and not with_output:
         assert probes is not None
-        values = over_probes(f, one, probes, chunk=chunk)
+        values = each(probes)
     else:
         first = None if probes is None else tree_map(lambda t: t[0], probes)
         value, out, state = estimator.at(site, first)
         values = value[None]
         if several:
             rest = tree_map(lambda t: t[1:], probes)
-            values = torch.cat([values, over_probes(f, one, rest, chunk=chunk)])
+            values = torch.cat([values, each(rest)])
     if in_closed_form:
         assert isinstance(f, Functional)
         if out is None or state is None:

@@ -78,7 +78,10 @@ def slq(
         inverse_trace = u.square().sum(1).mean() + (count(params) - operator.size) / eps
         linear = operator.form(u, u) + jitter * inverse_trace
         value = value + (linear - linear.detach())
-    error = _error(values, quadrature, complete)
+    spread = torch.zeros_like(value)
+    if not complete:
+        spread = values.std() / math.sqrt(len(z)) if len(z) > 1 else spread + torch.nan
+    error = torch.hypot(spread, (quadrature.truncation + quadrature.rounding).mean())
     if bounded:
         trace = (z * operator.matvec(z)).sum(1).mean().detach()
         dtype = next(iter(params.values())).dtype
@@ -101,16 +104,6 @@ def _vectors(
     if num >= size:
         return math.sqrt(size) * torch.eye(size, dtype=torch.float64, device=like.device)
     return draw.rademacher(num, size, generator, like.double())
-
-
-def _error(values: Tensor, found: Quadrature, complete: bool) -> Tensor:
-    """Spread over probes (none for the complete set, nan for one), truncation and rounding."""
-    R = len(values)
-    spread = torch.zeros_like(values[0])
-    if not complete:
-        spread = values.std() / math.sqrt(R) if R > 1 else torch.full_like(spread, torch.nan)
-    error: Tensor = torch.hypot(spread, (found.truncation + found.rounding).mean())
-    return error
 
 
 CHECK_EVERY = 4  # steps between two checks of the truncation error
@@ -294,12 +287,13 @@ def _by_passes(site: Site, *, dual: bool) -> Operator:
     replay = NoiseReplay(f, params)
     out, pull, _ = vjp(f, fixed, x)  # one pass: every product sees the same masks
     whiten = site.resolve(out)
-    push = _transposed(pull, flat(out, x))
+    # Jv as the transpose of the linear map u → Jᵀu: nothing of the first pass is repeated.
+    push = torch.func.vjp(pull, torch.zeros_like(flat(out, x)))[1]
 
     def product(v: Tensor) -> Tensor:  # Mv
         if dual:
-            return whiten.rows(push(pull(whiten.adjoint(v.to(out.dtype))))).double()
-        u = whiten.rows(push(unravel(v.to(out.dtype), fixed)))
+            return whiten.rows(push(pull(whiten.adjoint(v.to(out.dtype))))[0]).double()
+        u = whiten.rows(push(unravel(v.to(out.dtype), fixed))[0])
         return ravel(pull(whiten.adjoint(u))).double()
 
     def forms(p: Params, W: Tensor, Z: Tensor) -> Tensor:  # wᵀMz of each pair
@@ -330,12 +324,6 @@ def _by_passes(site: Site, *, dual: bool) -> Operator:
         return over_probes(f, product, V, chunk=size)
 
     return Operator(whiten.size if dual else count(params), matvec, form)
-
-
-def _transposed(pull: Callable[[Tensor], Params], out: Tensor) -> Callable[[Params], Tensor]:
-    """Jv as the transpose of the linear map u → Jᵀu: nothing of the first pass is repeated."""
-    push = torch.func.vjp(pull, torch.zeros_like(out))[1]
-    return lambda v: push(v)[0]
 
 
 def _in_rows(site: Site, w: Tensor, z: Tensor) -> Tensor:

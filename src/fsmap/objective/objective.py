@@ -85,15 +85,9 @@ class Objective(NamedTuple):
 
 
 def ps_map(likelihood: Likelihood, prior: Prior, /, *, num_data: int) -> Objective:
-    r"""The most likely parameters (``eq:psmap``): what ordinary regularised training does.
+    """The most likely parameters (``eq:psmap``): what ordinary regularised training does.
 
-    Args:
-        likelihood: log p(y | f), see :mod:`fsmap.objective.likelihood`.
-        prior: log p(θ), see :mod:`fsmap.objective.prior`.
-        num_data: N.
-
-    Returns:
-        The objective, for :func:`fsmap.fit`.
+    An objective for :func:`fsmap.fit` of log p(y | f), log p(θ) and N.
     """
     return Objective(likelihood, prior, NoGeometry(), _positive("num_data", num_data))
 
@@ -123,9 +117,6 @@ def fs_map(
         method: See :func:`fsmap.log_det`.
         metric: g, see :mod:`fsmap.metric`.
         probes: Number of probes of ``slq``.
-
-    Returns:
-        The objective.
     """
     if method not in logdet.METHODS:
         message = f"unknown log_det method {method!r}; known: {', '.join(logdet.METHODS)}"
@@ -181,9 +172,6 @@ def l_map(
         probes: ψ per step.
         metric: g, see :mod:`fsmap.metric`.
         every: Evaluate the term on every k-th step only, k times as strong.
-
-    Returns:
-        The objective.
     """
     _check_range("beta", beta)
     named = {"jitter": jitter, "reg_strength": reg_strength, "reg_nats": reg_nats}

@@ -310,7 +310,7 @@ def names() -> dict[str, Any]:
 
 @pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize(("call", "word"), cases(CALLS, r"(\w+)=[^=]"))
-def test_a_call_is_refused_by_a_typed_error(call: str, word: str) -> None:
+def test_a_call_is_refused_by_a_typed_error(call, word):
     known = names()
     with pytest.raises(FsmapError) as refused:
         eval(call, known)
@@ -336,13 +336,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize(("line", "word"), cases(COMMANDS, "--([a-z-]+)"))
-def test_a_command_ends_with_one_message_and_exit_code_two(
-    line: str,
-    word: str,
-    files: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_command_ends_with_one_message_and_exit_code_two(line, word, files, monkeypatch, capsys):
     monkeypatch.chdir(files)
     before = sorted(path for path in files.rglob("*") if "__pycache__" not in path.parts)
     try:

@@ -84,26 +84,6 @@ def test_a_point_that_fails_does_not_stop_the_others_and_is_repeated_alone(capsy
     assert done == [4, 5, 4, 5]  # what was finished is not repeated
 
 
-def test_a_larger_grid_keeps_what_it_shares(monkeypatch, capsys):
-    assert main(["sweep", "squares", "--quick", "--silent", "--set", "scale=1,2"]) == 0
-    done = []
-    monkeypatch.setattr(Squares, "trouble", staticmethod(lambda unit: done.append(unit["n"])))
-    grid = ["--set", "scale=1,2,3", "--resume"]
-    assert main(["sweep", "squares", "--quick", "--silent", *grid]) == 0
-    assert done == [1, 2]
-    assert "1/3  scale=1  kept" in capsys.readouterr().err
-
-
-def test_a_point_that_is_asked_for_more_is_unfinished(monkeypatch, capsys):
-    point = ["sweep", "squares", "--quick", "--silent", "--set", "scale=1"]
-    assert main(point) == 0
-    monkeypatch.setattr(Squares, "selecting", ("sizes",))
-    monkeypatch.setattr(Squares, "quick", dataclasses.replace(Squares.quick, sizes=(1, 2, 3)))
-    monkeypatch.setattr(Squares, "trouble", raising(RuntimeError("boom")))
-    assert main([*point, "--resume"]) == 1
-    assert "unfinished" in capsys.readouterr().out
-
-
 def scales_in_the_table(here):
     with (here / "sweeps" / "squares" / "table.csv").open(newline="") as file:
         return {line["scale"] for line in csv.DictReader(file)}

@@ -184,8 +184,8 @@ COMMANDS = {
     "fit table.csv --target y {}": """
         --seed -1; --seed 9999999999999; --seed x; --device tpu; --hidden 9999999; --hidden -3;
         --hidden a,b; --steps -1; --ensemble 0; --test 1.5; --drop z | z; --drop y | y;
-        --category z | z; --px uniform; --method magic; --out file/model.pt | file/model.pt;
-        --task sorting
+        --category z | z; --out m.html | page; --px uniform; --method magic; --task sorting;
+        --out file/model.pt | file/model.pt
     """,
     "fit {}": """
         nowhere.csv --target y | nowhere.csv; file --target y | file; table.csv | --target;

@@ -72,18 +72,6 @@ def test_measuring(bench, seeded):
     assert measure.ratio(short, long, module, gradient=False, once=0.1) > 1
 
 
-def test_summary_names_the_slow_cells(bench):
-    table = bench("table")
-    row = {"work": "log_det", "gradient": False, "network": "mlp-1e3", "P": 1000, "rows": 64}
-    row |= {"way": "fsmap auto", "seconds": 0.01, "ours": True, "ratio": 2.0}
-    slow = row | {"rows": 256, "seconds": 0.04, "ratio": 0.5}
-    text = table.summary([row, slow])
-    assert "geometric mean 1.00" in text
-    assert "at least 0.95 in every cell: no" in text
-    assert "S·K = 256: 0.50" in text
-    assert "at least 0.95 in every cell: yes" in table.summary([row])
-
-
 def test_strengths_beside_each_other(bench, tmp_path, monkeypatch, seeded):
     strength = bench("strength")
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the other tests' business

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,8 +33,7 @@ RESULTS = Path(__file__).parent / "results" / "strength.jsonl"
 LAMBDAS, NATS = ("1e-3", "1.4e-3", "2e-3"), ("0.0125", "0.025", "0.05", "0.1", "0.2")
 WAYS = ("plain", *(f"lam={lam}" for lam in LAMBDAS), *(f"nats={c}" for c in NATS))
 SPLITS = ("held-out", "test")
-METRICS = {"accuracy": (100, 2), "nll": (1, 4), "ece": (100, 2), "temperature": (1, 3)}
-"""What is measured on each split; factor and digits in the table."""
+METRICS = ("accuracy", "nll", "ece", "temperature")
 BATCH, KAPPA, FACTOR = 50, 4, 4
 KINDS = ("wd", "sam", "lam", "nats", "trim")
 
@@ -168,30 +166,6 @@ def logits(model: nn.Module, x: Tensor) -> Tensor:
     return out
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """Means over seeds with standard errors, held-out and test numbers apart."""
-    heads = {"accuracy": "accuracy %", "nll": "NLL", "ece": "ECE %", "temperature": "T"}
-    names = [f"{split} {heads[name]}" for split in SPLITS for name in METRICS]
-    lines = [" | ".join([f"{'way':9}", "seeds", *(f"{n:20}" for n in names), "λ at the end"])]
-    for way in dict.fromkeys(row["way"] for row in rows):
-        mine = [row for row in rows if row["way"] == way]
-        cells = [
-            f"{_mean([factor * row[split][name] for row in mine], digits):20}"
-            for split in SPLITS
-            for name, (factor, digits) in METRICS.items()
-        ]
-        lam = f"{statistics.median(row['lam'] for row in mine):.2g}"
-        lines.append(" | ".join([f"{way:9}", f"{len(mine):5}", *cells, lam]))
-    return "\n".join(lines)
-
-
-def _mean(values: list[float], digits: int) -> str:
-    mean = f"{statistics.mean(values):.{digits}f}"
-    if len(values) < 2:
-        return mean
-    return f"{mean} ± {statistics.stdev(values) / math.sqrt(len(values)):.{digits}f}"
-
-
 def _way(word: str) -> str:
     kind, _, number = word.partition("=")
     try:
@@ -213,7 +187,7 @@ SETS: dict[str, Callable[[], Task]] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Train all, print a table, append rows."""
+    """Train all, print and append rows; ``benchmarks.pages`` makes tables of them."""
     parser = argparse.ArgumentParser(description="Strengths of R on a small network.")
     parser.add_argument(
         "--ways", nargs="+", type=_way, default=list(WAYS), help="plain, lam=λ or nats=c"
@@ -227,15 +201,14 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)  # the network is small
     task = layernorm(options.images) if options.set == "layernorm" else SETS[options.set]()
     task = task if options.epochs is None else task._replace(epochs=options.epochs)
-    about, rows = {"set": options.set, **circumstances("cpu")._asdict()}, []
+    about = {"set": options.set, **circumstances("cpu")._asdict()}
     with options.out.open("a") as file:
         for way in options.ways:
             for seed in range(options.seeds):
-                rows.append(train(task, way, seed))
-                print(rows[-1], flush=True)
-                file.write(json.dumps({**rows[-1], **about}) + "\n")
+                row = train(task, way, seed)
+                print(row, flush=True)
+                file.write(json.dumps({**row, **about}) + "\n")
                 file.flush()
-    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -179,8 +179,8 @@ COMMANDS = {
     "fit table.csv --target y {}": """
         --seed -1; --seed 9999999999999; --seed x; --device tpu; --hidden 9999999; --hidden -3;
         --hidden a,b; --steps -1; --ensemble 0; --test 1.5; --drop z | z; --drop y | y;
-        --category z | z; --px uniform; --method magic; --out file/model.pt | file/model.pt;
-        --task sorting
+        --category z | z; --out m.html | page; --px uniform; --method magic; --task sorting;
+        --out file/model.pt | file/model.pt
     """,
     "fit {}": """
         nowhere.csv --target y | nowhere.csv; file --target y | file; table.csv | --target;
@@ -305,7 +305,7 @@ def names() -> dict[str, Any]:
 
 @pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize(("call", "word"), cases(CALLS, r"(\w+)=[^=]"))
-def test_a_call_is_refused_by_a_typed_error(call: str, word: str) -> None:
+def test_a_call_is_refused_by_a_typed_error(call, word):
     known = names()
     with pytest.raises(FsmapError) as refused:
         eval(call, known)
@@ -330,13 +330,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize(("line", "word"), cases(COMMANDS, "--([a-z-]+)"))
-def test_a_command_ends_with_one_message_and_exit_code_two(
-    line: str,
-    word: str,
-    files: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_command_ends_with_one_message_and_exit_code_two(line, word, files, monkeypatch, capsys):
     monkeypatch.chdir(files)
     before = sorted(path for path in files.rglob("*") if "__pycache__" not in path.parts)
     try:

@@ -72,19 +72,7 @@ def test_measuring(bench, seeded):
     assert measure.ratio(short, long, module, gradient=False, once=0.1) > 1
 
 
-def test_summary_names_the_slow_cells(bench):
-    table = bench("table")
-    row = {"work": "log_det", "gradient": False, "network": "mlp-1e3", "P": 1000, "rows": 64}
-    row |= {"way": "fsmap auto", "seconds": 0.01, "ours": True, "ratio": 2.0}
-    slow = row | {"rows": 256, "seconds": 0.04, "ratio": 0.5}
-    text = table.summary([row, slow])
-    assert "geometric mean 1.00" in text
-    assert "at least 0.95 in every cell: no" in text
-    assert "S·K = 256: 0.50" in text
-    assert "at least 0.95 in every cell: yes" in table.summary([row])
-
-
-def test_strengths_beside_each_other(bench, tmp_path, capsys, monkeypatch, seeded):
+def test_strengths_beside_each_other(bench, tmp_path, monkeypatch, seeded):
     strength = bench("strength")
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)  # the other tests' business
     task = strength.steering()
@@ -93,22 +81,12 @@ def test_strengths_beside_each_other(bench, tmp_path, capsys, monkeypatch, seede
     options = ["--epochs", "3", "--seeds", "2", "--out", str(tmp_path / "rows")]
     strength.main(["--ways", "plain", "lam=0", "lam=0.1", "nats=0.05", "trim=0.05", *options])
     rows = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
-    assert [(row["way"], row["seed"]) for row in rows][1:4] == [
-        *(("plain", 1), ("lam=0", 0), ("lam=0", 1))
-    ]
     plain, zero, large, nats, trimmed = (rows[i] for i in range(0, 10, 2))
     assert zero["test"]["nll"] != plain["test"]["nll"]  # `joint` has p_X's points in its batches
     assert large["test"]["nll"] > zero["test"]["nll"]
     assert nats["lam"] > 0
-    assert nats["nats"] == 0.05
     assert 0.05 / 4 <= trimmed["nats"] <= 0.05 * 4
-    assert trimmed["nats"] != 0.05
-    assert nats["held-out"]["nll"] != nats["test"]["nll"]
-    assert capsys.readouterr().out.count(" ± ") == 5 * 2 * 4
-    for word in ("abc", "lam=-1", "nats=nan", "lam"):
-        with pytest.raises(SystemExit):
-            strength.main([f"--ways={word}", *options])
-        assert f"'{word}' is neither" in capsys.readouterr().err
+    assert trimmed["nats"] != nats["nats"] == 0.05
 
 
 def test_walks_count_the_files_that_a_call_visits(bench, seeded):

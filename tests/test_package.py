@@ -97,22 +97,6 @@ def test_versions_agree():
     assert f"\nversion: {fsmap.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
-@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
-@pytest.mark.parametrize(
-    ("target", "line"),
-    [
-        ("paper", "fsmap report runs results --out report"),
-        ("full", "fsmap run all --device cpu --out results --resume"),
-    ],
-)
-def test_make_runs_and_shows_what_is_kept_in_results(target: str, line: str):
-    """A full-size run in results/ is worth more than a quick one in runs/."""
-    command = ("make", "-n", "-o", ".venv/.ready", target)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert line in done.stdout
-    assert list((ROOT / "results").glob("*/summary.json"))
-
-
 def test_pages_that_messages_name_exist():
     named = {
         (page, str(source.relative_to(ROOT)))

@@ -87,14 +87,13 @@ def test_factories_of_all_kinds(folder, capsys):
 def test_points_from_files(folder, capsys, suffix):
     x = np.arange(24, dtype=np.float32).reshape(12, 2) / 24
     file = folder[0] / f"points{suffix}"
-    if suffix == ".pt":
-        torch.save(torch.from_numpy(x), file)
-    elif suffix == ".npy":
-        np.save(file, x)
-    elif suffix == ".csv":
-        file.write_text("a,b\n" + "\n".join(f"{a},{b}" for a, b in x) + "\n")
-    else:
-        save_file({"input": torch.from_numpy(x)}, file)
+    write = {
+        ".pt": lambda: torch.save(torch.from_numpy(x), file),
+        ".npy": lambda: np.save(file, x),
+        ".csv": lambda: np.savetxt(file, x, delimiter=",", header="a,b", comments=""),
+        ".safetensors": lambda: save_file({"input": torch.from_numpy(x)}, file),
+    }
+    write[suffix]()
     target = f"{folder[1]}:make"
     assert answer(capsys, target, "--px", file)["points"] == 12
     assert answer(capsys, target, "--px", file, "--points", 8)["points"] == 8

@@ -36,7 +36,7 @@ def single() -> object:
     torch.set_default_dtype(torch.float64)
 
 
-def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_run(tmp_path, capsys):
     out = tmp_path / "run"
     assert main([*TINY, "--epochs", "2", "--out", str(out), "--batchnorm", "frozen"]) == 0
     said = capsys.readouterr().out
@@ -50,7 +50,7 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert load_model(out, model=MODEL)[1]["settings"].reg_strength == 1e-3
 
 
-def test_in_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_in_pieces(tmp_path, capsys):
     out = ["--out", str(tmp_path), "--epochs", "2", "--seeds", "0,1"]
     assert main([*TINY, *out, "--max-seconds", "0"]) == 3
     assert "time is up. The last checkpoint is" in capsys.readouterr().out
@@ -61,9 +61,7 @@ def test_in_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert steps == [8, 8]
 
 
-def test_missing_data_says_how_to_get_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_missing_data_says_how_to_get_it(tmp_path, monkeypatch, capsys):
     for name in ("FSMAP_DATA", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -99,7 +97,7 @@ def workers(launcher: int) -> list[int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
-def test_a_killed_process_ends_the_job_which_resumes(tmp_path: Path):
+def test_a_killed_process_ends_the_job_which_resumes(tmp_path):
     words = [*TINY, "--epochs", "40", "--checkpoint-every", "4"]
     job = start(words, tmp_path, processes=2)
     path, began = tmp_path / FILE, time.monotonic()
@@ -117,14 +115,14 @@ def test_a_killed_process_ends_the_job_which_resumes(tmp_path: Path):
     assert load_model(tmp_path, model=MODEL)[1]["step"] == 160
 
 
-def test_several_seeds_beside_a_single_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_several_seeds_beside_a_single_run(tmp_path, capsys):
     words = [*TINY, "--epochs", "1", "--silent", "--out", str(tmp_path / "run")]
     assert main(words) == 0
     assert main([*words, "--seeds", "0,1", "--resume"]) == 2
     assert "holds a single run; those of several seeds go into folders" in capsys.readouterr().err
 
 
-def test_the_default_folder_needs_no_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_default_folder_needs_no_quotes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     mixed = ["--px", "0.8*train+0.2*white-noise", "--silent"]
     assert main([*TINY, "--epochs", "1", *mixed]) == 0
@@ -132,25 +130,11 @@ def test_the_default_folder_needs_no_quotes(tmp_path: Path, monkeypatch: pytest.
     assert folder.name.endswith("-l-map-0.8train-0.2white-noise-generated-seed0")
 
 
-def test_an_interrupt_says_how_to_resume(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    from fsmap.images.run import ImageRun
-
-    def stop(run: ImageRun, **_: object) -> None:
-        run.save()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ImageRun, "train", stop)
-    assert main([*TINY, "--epochs", "2", "--out", str(tmp_path)]) == 130
-    assert "interrupted. The last checkpoint is" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("kind", "code", "words"),
     [(signal.SIGINT, 130, "interrupted."), (signal.SIGTERM, 143, "asked to terminate (SIGTERM).")],
 )
-def test_ctrl_c_ends_a_run_with_a_checkpoint(tmp_path: Path, kind: int, code: int, words: str):
+def test_ctrl_c_ends_a_run_with_a_checkpoint(tmp_path, kind, code, words):
     job = start([*TINY, "--epochs", "100000"], tmp_path)
     log, began = tmp_path / "log.jsonl", time.monotonic()
     while not (log.exists() and len(log.read_text().splitlines()) > 1):
@@ -164,14 +148,14 @@ def test_ctrl_c_ends_a_run_with_a_checkpoint(tmp_path: Path, kind: int, code: in
     assert load_model(tmp_path, model=MODEL)[1]["step"] >= 4
 
 
-def test_two_processes_do_not_write_one_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_two_processes_do_not_write_one_folder(tmp_path, capsys):
     with exclusive(tmp_path / LOCK, tmp_path):
         assert main([*TINY, "--epochs", "1", "--out", str(tmp_path)]) == 2
     assert "another process is writing to" in capsys.readouterr().err
     assert main([*TINY, "--epochs", "1", "--out", str(tmp_path)]) == 0
 
 
-def test_all_processes_stop_when_time_is_up(tmp_path: Path):
+def test_all_processes_stop_when_time_is_up(tmp_path):
     """And the exit code says so: the documented loop goes on."""
     words = [*TINY, "--epochs", "60", "--seeds", "0,1", "--max-seconds", "1"]
     out, errors = start(words, tmp_path, processes=2).communicate(timeout=120)

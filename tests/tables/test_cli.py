@@ -56,12 +56,9 @@ def test_a_table_a_verdict_two_files(here, capsys):
 def test_classes_can_be_asked_for(here, capsys):
     lines = [f"{k % 7},{k % 3}" for k in range(60)]
     (here / "t.csv").write_text("\n".join(["x,y", *lines]))
-    _, out, _ = run(capsys, "fit", "t.csv", "--target", "y", *FAST)
-    assert "regression (3 distinct whole numbers; if these are classes: --task class" in out
-    options = ["--task", "classification", "--force", *FAST]
-    _, out, _ = run(capsys, "fit", "t.csv", "--target", "y", *options)
-    assert "classification (as --task says)" in out
-    assert "accuracy" in out
+    fit = ["fit", "t.csv", "--target", "y", "--force", *FAST]
+    assert "if these are classes: --task classification" in run(capsys, *fit)[1]
+    assert "accuracy" in run(capsys, *fit, "--task", "classification")[1]
 
 
 def test_nothing_is_overwritten_without_force(folder, here, capsys):
@@ -75,9 +72,8 @@ def test_nothing_is_overwritten_without_force(folder, here, capsys):
     (here / "pred.csv").write_text("precious")
     arguments = ["predict", folder / "houses.pt", folder / "houses.csv", "--out", "pred.csv"]
     code, _, err = run(capsys, *arguments)
-    assert code == 2
+    assert (code, (here / "pred.csv").read_text()) == (2, "precious")
     assert "pred.csv exists already" in err
-    assert (here / "pred.csv").read_text() == "precious"
     assert run(capsys, *arguments, "--force")[0] == 0
     assert (here / "pred.csv").read_text().startswith("prediction,low,high\n")
 
@@ -100,12 +96,12 @@ def test_inputs_are_never_overwritten(folder, here, capsys):
             code, _, err = run(capsys, *arguments, *force)
             assert code == 2
             assert "is what this command reads" in err
-            assert "Choose another --out" in err
     assert {path.name: path.read_bytes() for path in here.iterdir()} == kept
 
 
 def test_predictions_to_the_terminal_and_to_files(folder, here, capsys):
-    code, out, err = run(capsys, "predict", folder / "houses.pt", folder / "houses.csv")
+    inputs = folder / "houses.pt", folder / "houses.csv"
+    code, out, err = run(capsys, "predict", *inputs)
     rows = list(csv.DictReader(out.splitlines()))
     assert code == 0
     assert len(rows) == 120
@@ -113,7 +109,6 @@ def test_predictions_to_the_terminal_and_to_files(folder, here, capsys):
     assert all(float(r["low"]) < float(r["prediction"]) < float(r["high"]) for r in rows)
     assert "'price' is in the table: RMSE" in err
     for name in ("pred.csv", "pred.parquet"):
-        inputs = folder / "houses.pt", folder / "houses.csv"
         assert run(capsys, "predict", *inputs, "--out", name)[0] == 0
         column = read_table(here / name).columns["prediction"]
         assert [float(v) for v in column] == pytest.approx([float(r["prediction"]) for r in rows])
@@ -183,24 +178,6 @@ def test_bad_tables_at_prediction(folder, here, capsys, content, message):
     (here / "t.csv").write_text(content)
     code, out, err = run(capsys, "predict", folder / "houses.pt", "t.csv")
     assert (code, out) == (2, "")
-    assert message in err
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--hidden", "a,b"], "--hidden: is written 128,128, got 'a,b'"),
-        (["--out", "no/such/folder/m.pt"], "is no folder"),
-        (["--out", "m.html"], "m.html is where the page goes. Name the model, such as m.pt."),
-        (["--steps", "0"], "steps must be at least 1, got 0"),
-        (["--device", "abacus"], "device"),
-        (["--test", "0.95"], "leave rows to train on"),
-        (["--category", "town,"], "there is no column 'town,'. Did you mean 'town'?"),
-    ],
-)
-def test_options_out_of_range(folder, capsys, options, message):
-    code, _, err = run(capsys, "fit", folder / "houses.csv", "--target", "price", *options)
-    assert code == 2
     assert message in err
 
 

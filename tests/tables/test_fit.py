@@ -43,9 +43,8 @@ def test_the_saved_model_predicts_the_same(table, fitted, tmp_path):
         before, after = fitted.model.predict(table, method), again.predict(table, method)
         for name in ("prediction", "low", "high"):
             np.testing.assert_allclose(after[name], before[name], rtol=1e-5)
-    error = (
-        np.array([float(c) for c in table.columns["price"]]) - again.predict(table)["prediction"]
-    )
+    truth = np.array([float(c) for c in table.columns["price"]])
+    error = truth - again.predict(table)["prediction"]
     assert np.sqrt(np.mean(error**2)) < 15  # the noise is 10
 
 

@@ -16,14 +16,8 @@ from torch import nn
 from fsmap.errors import ConstantTargetWarning, InputError
 from fsmap.integrations.sklearn import LMAPClassifier, LMAPRegressor
 
-FAST = {
-    "method": "l-map",
-    "hidden": (16,),
-    "steps": 40,
-    "learning_rate": 0.02,
-    "weight_decay": 1e-4,
-    "reg_strength": 1e-3,
-}
+FAST = {"method": "l-map", "hidden": (16,), "steps": 40, "learning_rate": 0.02}
+FAST |= {"weight_decay": 1e-4, "reg_strength": 1e-3}
 REASON = (
     "rows are held out and put into batches by their number, so a row of weight 2 and two equal "
     "rows are not held out together"
@@ -148,9 +142,8 @@ def test_a_strength_in_nats(prices, kinds):
         for given in ({"reg_nats": 0.0}, {"method": "ps-map"})
     )
     np.testing.assert_array_equal(none, plain)
-    model = LMAPClassifier(method="l-map", hidden=(4,), steps=6, reg_nats=0.05, random_state=0).fit(
-        *kinds
-    )
+    quick = {"method": "l-map", "hidden": (4,), "steps": 6, "reg_nats": 0.05}
+    model = LMAPClassifier(**quick, random_state=0).fit(*kinds)
     assert len(model.search_) == 2  # weight decays
     assert clone(model).get_params()["reg_nats"] == 0.05
     LMAPRegressor(**options, reg_nats=0.05, early_stopping=False).fit(*prices)
@@ -223,6 +216,7 @@ def test_few_rows_train_without_choosing(prices):
         ({"early_stopping": False}, "choose on held-out rows, so they need early_stopping=True"),
         ({"validation_fraction": 1.5}, r"validation_fraction must lie in \(0, 1\), got 1.5"),
         ({**FAST, "method": "map"}, "method must be .* got 'map'"),
+        ({**FAST, "steps": 0}, "steps must be at least 1, got 0"),
         ({**FAST, "reg_strength": 0.1, "reg_nats": 0.1}, "reg_strength or reg_nats"),
         ({**FAST, "reg_strength": "auto", "reg_nats": 0.1, "method": "fs-map"}, "method='fs-map'"),
         ({**FAST, "reg_strength": "auto", "reg_nats": -1}, "finite number"),
@@ -235,20 +229,17 @@ def test_refusals(prices, options, message):
 
 
 def test_targets_and_weights_that_teach_nothing(prices, kinds):
-    with pytest.raises(InputError, match="only one class, 'same': nothing to tell apart"):
+    with pytest.raises(InputError, match="only one class, 'same'"):
         LMAPClassifier(**FAST).fit(kinds[0], ["same"] * 150)
-    weight = np.zeros(150)
-    weight[0] = 1
+    weight = np.eye(150)[0]
     with pytest.raises(InputError, match="sample_weight is positive for 1 rows; at least 2"):
         LMAPRegressor(**FAST).fit(*prices, sample_weight=weight)
     with pytest.raises(NotFittedError):
         LMAPRegressor().predict(prices[0])
 
 
-def test_a_constant_target_and_no_steps(prices):
+def test_a_constant_target(prices):
     X, y = prices
     with pytest.warns(ConstantTargetWarning, match="the model will be that constant"):
         model = LMAPRegressor(**{**FAST, "steps": 300}, random_state=0).fit(X, np.full(len(y), 7.0))
     np.testing.assert_allclose(model.predict(X), 7.0, atol=0.5)
-    with pytest.raises(InputError, match="steps must be at least 1, got 0"):
-        LMAPRegressor(**{**FAST, "steps": 0}).fit(X, y)

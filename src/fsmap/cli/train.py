@@ -131,7 +131,6 @@ def add_parser(subparsers: Any) -> None:
             kind = next(iter(get_args(types[name])), types[name])  # int of `int | None`
             option = f"--{name.replace('_', '-')} {metavar}"
             options.add(group, {option: (kinds.get(kind, kind), text)})
-    parser.set_defaults(data="fmnist", method="l-map")
     group.add_argument(
         "--bf16", dest="precision", action="store_const", const="bf16", help="--precision bf16"
     )
@@ -214,7 +213,7 @@ def _train(
 
 def _seeds(arguments: argparse.Namespace) -> list[int]:
     try:
-        seeds = [int(word) for word in str(arguments.seeds).split(",")]
+        seeds = [int(word) for word in arguments.seeds.split(",")]
     except ValueError as error:
         message = f"--seeds is written 0 or 0,1,2, got {arguments.seeds!r}"
         raise InputError(message) from error

@@ -151,12 +151,12 @@ def learn_encoder(
 
 def infer(name: str, cells: Cells, *, category: bool = False, form: str | None = None) -> Column:
     """Decide what a column is, by the rules at the top of this module."""
-    filled = [cell for cell in texts(cells) if cell is not None]
+    filled = [cell for cell in cells if cell is not None]
     if not filled:
         return Column(name, LEFT_OUT, reason="it has no value in any row")
     if len(set(filled)) == 1 and len(filled) == len(cells):
         return Column(name, LEFT_OUT, reason=f"it is {filled[0]!r} in every row")
-    if category or (cells.dtype == object and _are_codes(filled)):
+    if category or _are_codes(filled):
         return _category(name, filled, len(cells), asked=category)
     values, wrong, mark = numbers(cells, form if form in _THOUSANDS else None)
     if not wrong.any():
@@ -171,21 +171,15 @@ def infer(name: str, cells: Cells, *, category: bool = False, form: str | None =
     return _category(name, filled, len(cells), asked=False)
 
 
-def texts(cells: Cells) -> list[str | None]:
-    """Every cell as text, whole numbers without a point; None where there is no value."""
-    if cells.dtype != object:
-        return [None if math.isnan(v) else f"{v:.15g}" for v in cells.tolist()]
-    return list(cells)
-
-
 def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[np.bool_], str]:
     """The numbers (nan: missing or none), which cells are no finite number, and the decimal mark.
 
     ``form`` is the decimal mark; None: the cells decide.
     """
-    if cells.dtype != object:
-        values = cells.astype(np.float64)
-        return np.where(np.isinf(values), np.nan, values), np.isinf(values), "."
+    absent = np.array([c is None for c in cells], dtype=bool)
+    values = np.array([_float(c or "") for c in cells])
+    if form != "," and not (np.isnan(values) & ~absent).any():  # plain numbers, the usual case
+        return values, np.zeros_like(absent), "."
     bare = ["" if c is None else _parenthesized(_UNIT.sub("", c)) for c in cells]
     if form is None:
         commas = [c for c in bare if "," in c]
@@ -196,17 +190,16 @@ def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[
     bare = [c.replace(thousands, "") if _THOUSANDS[form].fullmatch(c) else c for c in bare]
     if form == ",":
         bare = [c.replace(",", ".") if _COMMA.fullmatch(c) else c for c in bare]
-    values = np.array([_float(c) for c in bare], dtype=np.float64)
-    empty = np.array([c is None for c in cells], dtype=bool)
-    return values, np.isnan(values) & ~empty, form
+    values = np.array([_float(c) for c in bare])
+    return values, np.isnan(values) & ~absent, form
 
 
 def stray_text(
     name: str, cells: Cells, wrong: npt.NDArray[np.bool_], *, learned: bool = False
 ) -> str:
     """The message for text in a column of numbers: what it is, where, and what can be done."""
-    rows, shown = np.flatnonzero(wrong), texts(cells)
-    examples = ", ".join(f"{shown[row]!r} in row {row + 1}" for row in rows[:3])
+    rows = np.flatnonzero(wrong)
+    examples = ", ".join(f"{cells[row]!r} in row {row + 1}" for row in rows[:3])
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
     one = len(rows) == 1
     text = (
@@ -214,7 +207,7 @@ def stray_text(
         f"{' when the model was fitted' if learned else ''}, but {examples}{more} "
         f"{'is no finite number' if one else 'are no finite numbers'}. Correct "
         f"{'the cell' if one else 'the cells'}; if it means 'no value', say so with "
-        f"--missing {shown[rows[0]]!r}"
+        f"--missing {cells[rows[0]]!r}"
     )
     return text if learned else f"{text}; if the column holds categories, with --category {name}"
 
@@ -311,11 +304,10 @@ def _remarks(column: Column, cells: Cells) -> Iterable[str]:
     values, _, form = numbers(cells, column.form)
     if form == ",":
         yield f"column {name} has decimal commas"
-    elif cells.dtype == object:
-        for cell, value in zip(cells, values, strict=True):
-            if cell is not None and math.isnan(_float(cell)):
-                yield f"column {name} is read as numbers: {cell!r} is {value:g}"
-                break
+    pairs = zip(cells, values, strict=True)
+    odd = [(c, v) for c, v in pairs if c is not None and math.isnan(_float(c))]
+    if odd and form == ".":
+        yield f"column {name} is read as numbers: {odd[0][0]!r} is {odd[0][1]:g}"
     whole = not column.missing and bool((values == np.round(values)).all())
     if whole and len(np.unique(values)) == len(values) > MANY:
         yield (
@@ -358,8 +350,8 @@ def _numbers(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_
 
 
 def _dates(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    rows, shown = [], texts(cells)
-    for row, cell in enumerate(shown):
+    rows = []
+    for row, cell in enumerate(cells):
         if cell is None:
             rows.append([column.fill] + [0.0] * 6)
             continue
@@ -373,12 +365,12 @@ def _dates(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]
         turns = [when.timetuple().tm_yday / 365.25, when.weekday() / 7, days % 1]
         waves = [f(2 * math.pi * t) for t in turns for f in (math.cos, math.sin)]
         rows.append([days, *waves])
-    return np.array(rows), np.array([cell is None for cell in shown])
+    return np.array(rows), np.array([cell is None for cell in cells])
 
 
 def _categories(column: Column, cells: Cells) -> Floats:
     place = {level: k for k, level in enumerate(column.places())}
-    named = [ABSENT if cell is None else cell for cell in texts(cells)]
+    named = [ABSENT if cell is None else cell for cell in cells]
     unseen = [level for level in named if level not in place and level not in column.others]
     if unseen:
         shown = ", ".join(map(repr, list(dict.fromkeys(unseen))[:3]))
@@ -434,21 +426,21 @@ class Target(NamedTuple):
         if self.task == REGRESSION:
             return ((self.values(table) - self.mean) / self.std).astype(np.float32)[:, None]
         place = {name: k for k, name in enumerate(self.classes)}
-        shown = texts(table.columns[self.name])
-        strange = [cell for cell in shown if cell not in place]
+        cells = table.columns[self.name]
+        strange = [cell for cell in cells if cell not in place]
         if strange:
             message = (
                 f"the target {self.name!r} has the class {strange[0]!r}, which was not seen in "
                 f"training. The classes are: {', '.join(self.classes)}."
             )
             raise InputError(message)
-        return np.array([place[cell] for cell in shown if cell is not None], dtype=np.int64)
+        return np.array([place[cell] for cell in cells], dtype=np.int64)
 
 
 def with_target(table: Table, name: str) -> Table:
     """The rows that have a target; how many have none becomes a note."""
     check_columns(table, [name])
-    known = np.array([cell is not None for cell in texts(table.columns[name])])
+    known = np.array([cell is not None for cell in table.columns[name]])
     if known.all():
         return table
     if not known.any():
@@ -462,7 +454,7 @@ def with_target(table: Table, name: str) -> Table:
 def find_target(table: Table, name: str, task: str = "auto") -> Target:
     """Decide what the task is: text or two distinct numbers are classes, other numbers are not."""
     cells = table.columns[name]
-    distinct = dict.fromkeys(texts(cells))
+    distinct = dict.fromkeys(cells)
     if len(distinct) == 1:
         message = (
             f"the target {name!r} is {next(iter(distinct))!r} in every row: there is nothing to "

@@ -534,10 +534,8 @@ def learn_linear(
         tried.append((value, decay, out))
     value, chosen, out = min(reversed(tried), key=lambda line: line[0])
     theta = zero
-    for decay in decays:  # on all rows; L-BFGS follows the path of the weight decay
-        theta = solve(rows, y, weight, decay, theta) if labels or decay == chosen else theta
-        if decay == chosen:
-            break
+    for decay in decays[: decays.index(chosen) + 1]:  # L-BFGS follows the path of the weight decay
+        theta = solve(rows, y, weight, decay, theta)
     slope = theta[:-1] if back is None else back @ theta[:-1]
     no_code = torch.zeros(len(slope), 1)
     net = TableNet([len(slope), outputs], "identity", no_code, torch.Generator()).double().eval()

@@ -1,8 +1,7 @@
 """Tables in files: CSV (any usual separator, gzip too) and Parquet, as columns by name.
 
-A file that is something else is refused with what it looks like. Cells are text or numbers; what
-stands for "no value" is None (text) or nan (numbers). What a column means is decided by
-:mod:`fsmap.tables.encoder`.
+A file that is something else is refused with what it looks like. Cells are text, or None where
+there is no value. What a column means is decided by :mod:`fsmap.tables.encoder`.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import numpy.typing as npt
 from fsmap.errors import InputError, MissingDataError, require
 
 Cells = npt.NDArray[Any]
-"""One column: float64 with nan, or objects that are str or None."""
+"""One column: objects that are str or None."""
 
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?"})
 """Cells (in any case) that hold no value; ``?`` is what the UCI archive writes."""
@@ -80,7 +79,10 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
         raise InputError(message)
     empty = MISSING | {token.strip().lower() for token in missing}
     columns, notes = _parquet(path) if data[:4] == b"PAR1" else _csv(path, data)
-    table = {name: _emptied(cells, empty) for name, cells in columns.items()}
+    table = {
+        name: _objects([None if c.strip().lower() in empty else c for c in cells])
+        for name, cells in columns.items()
+    }
     if not len(next(iter(table.values()))):
         message = f"{path} has column names ({_some(list(table))}) and no rows."
         raise InputError(message)
@@ -120,22 +122,16 @@ def _parquet(path: Path) -> tuple[dict[str, Cells], list[str]]:
     except (pyarrow.ArrowException, OSError) as error:
         message = f"{path} begins like a Parquet file and cannot be read: {error}"
         raise InputError(message) from error
-    names = list(found.column_names)
-    _check_names(path, names)
-    columns = {}
-    for name, column in zip(names, found.columns, strict=True):
-        kind = column.type
-        if pyarrow.types.is_dictionary(kind):
-            column = column.cast(kind.value_type)
-        numeric = pyarrow.types.is_integer(kind) or pyarrow.types.is_floating(kind)
-        if numeric or pyarrow.types.is_decimal(kind):
-            cells = column.cast(pyarrow.float64()).to_numpy()
-        else:
-            values = column.to_pylist()  # "None" is a missing value, as in a CSV
-            texts = [v.isoformat() if hasattr(v, "isoformat") else str(v) for v in values]
-            cells = _objects(texts)
-        columns[name] = cells
-    return columns, []
+    _check_names(path, names := list(found.column_names))
+    columns = {name: map(_text, found[name].to_pylist()) for name in names}
+    return {name: _objects(list(cells)) for name, cells in columns.items()}, []
+
+
+def _text(value: Any) -> str:
+    """A value of a Parquet file as a CSV would have it; "None" is a missing one there too."""
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
@@ -220,13 +216,6 @@ def _is_number(text: str) -> bool:
         return not math.isnan(float(text))
     except ValueError:
         return False
-
-
-def _emptied(cells: Cells, empty: frozenset[str]) -> Cells:
-    if cells.dtype != object:
-        numbers = [float(token) for token in empty - MISSING if _is_number(token)]
-        return np.where(np.isin(cells, numbers), np.nan, cells)
-    return _objects([None if c is None or c.strip().lower() in empty else c for c in cells])
 
 
 def _objects(values: Sequence[Any]) -> Cells:

@@ -99,7 +99,7 @@ def test_the_command_line(cluster, tmp_path, monkeypatch, capsys):
     with only(Squares):
         assert main(["run", "squares", "--silent", "--ray"]) == 1
         errors = capsys.readouterr().err
-        assert "1 of 4 units failed (squares n=4). The first:" in errors
+        assert "RuntimeError: boom" in errors
         assert "in trouble" in errors
         assert "fsmap run squares --resume" in errors
         began = (tmp_path / "began").read_text().split()

@@ -10,7 +10,6 @@ from torch.testing import assert_close
 
 from fsmap.errors import DivergedError
 from fsmap.functional import functional
-from fsmap.objective.closed_form import Diagonal, Dual
 from fsmap.objective.likelihood import Gaussian
 from fsmap.objective.prior import Normal
 from fsmap.paper.closed_form import mixture, reparam, theory_geometry
@@ -28,7 +27,7 @@ from fsmap.paper.closed_form.fourier import (
 from fsmap.paper.closed_form.mixture import DOUBLED, TRUE, MixtureConfig, draw_data, log_det_form
 from fsmap.paper.closed_form.theory_geometry import compare
 from fsmap.paper.closed_form.theory_posterior import TARGETS, Task, TheoryAnyParameter
-from fsmap.paper.solvers import maximize, one_thread
+from fsmap.paper.solvers import maximize
 from fsmap.types import Batch
 from oracles import logdet_slow
 
@@ -94,17 +93,6 @@ def test_a_problem_in_the_stack_ends_where_it_would_end_alone():
     assert_close(together.theta[2, 3], alone.theta[0, 0], rtol=1e-9, atol=1e-12)
 
 
-def test_the_truth_depends_on_the_seed_only():
-    one, other = draw_problem(SMALL, 10, 4), draw_problem(SMALL, 200, 4)
-    noiseless = dataclasses.replace(SMALL, noise_std=0.0)
-    design = SMALL.model().design
-    long = draw_problem(noiseless, 200, 4).train
-    weights = torch.linalg.lstsq(design(long.x), long.y).solution
-    assert_close(design(one.test.x) @ weights, one.test.y)
-    assert_close(design(other.test.x) @ weights, other.test.y)
-    assert abs((other.train.y - design(other.train.x) @ weights).std() - 0.1) < 0.02
-
-
 def test_where_data_do_not_decide_the_exact_optimum_is_twice_the_prior_variance():
     """−θ²/2α² + 2 log cosh θ peaks where θ = 2α² tanh θ; the paper's jitter stops it near 18."""
     config = FourierConfig(
@@ -129,16 +117,6 @@ def test_the_narrow_distribution_keeps_what_is_not_rounding():
     assert 40 <= len(factor) <= 50
     x = 0.2 * torch.rand(500, generator=torch.Generator().manual_seed(0)) - 0.1
     assert_close(factor.mT @ factor, config.model().gram(x), rtol=0, atol=1e-15)
-
-
-@pytest.mark.parametrize("jitter", [1e-6, 1e-2])
-def test_wide_and_dual_forms_are_the_same_where_both_apply(jitter):
-    model = SMALL.model()
-    period = torch.linspace(-1, 1, 65)[:-1]
-    log_slope = model.squash.log_slope(torch.linspace(-3, 3, 12))
-    dual = Dual(model.factor(period), jitter).value(log_slope)
-    diagonal = Diagonal(model.uniform_gram(-1.0, 1.0).diagonal(), jitter).value(log_slope)
-    assert_close(dual, diagonal)
 
 
 CONFIG = MixtureConfig(seeds=2, steps=1_500, lr=0.1)
@@ -203,13 +181,6 @@ def test_three_ways_to_average(solved):
     assert (chain.stderr < 0.05).all()
 
 
-def test_with_a_wide_prior_fs_map_removes_the_right_bump(solved):
-    data, _ = solved
-    found = mixture.solve(CONFIG, data, 20.0)
-    assert (found["fs-map", TRUE][:, 1].exp() < 1e-3).all()
-    assert (found["ps-map", "none"][:, 1].exp() > 0.4).all()
-
-
 @pytest.mark.parametrize("chart", reparam.CHARTS, ids=lambda chart: chart.name)
 def test_charts_know_their_derivatives(chart):
     t = torch.linspace(-2, 2, 9)
@@ -244,12 +215,11 @@ def test_the_fixed_point_is_singular_and_its_neighbors_are_not():
     )
 
 
-def test_the_metrics_sums_are_the_definition():
+def test_the_mean_over_a_metric_is_its_sum():
     generator = torch.Generator().manual_seed(0)
     jacobian = torch.randn(3, 2, 4, generator=generator)
     metric = torch.randn(3, 2, 3, 2, generator=generator)
     exact = torch.einsum("ika,ikjl,jlb->ab", jacobian, metric, jacobian)
-    assert_close(theory_geometry.sum_over_metric(jacobian, metric), exact)
     assert_close(theory_geometry.mean_over_metric(jacobian, metric), exact)
 
 
@@ -277,16 +247,3 @@ def test_newton_finds_a_maximum_to_the_last_digit_or_says_that_it_did_not():
     assert maximize(bumps, torch.tensor([0.4])).item() == pytest.approx(2, abs=1e-6)
     with pytest.raises(DivergedError, match="step 5"):
         maximize(lambda t: t.sum(), torch.zeros(2), steps=5)
-
-
-def test_threads_are_put_back_even_after_an_error():
-    before = torch.get_num_threads()
-
-    def fail() -> None:
-        with one_thread():
-            assert torch.get_num_threads() == 1
-            raise RuntimeError("boom")
-
-    with pytest.raises(RuntimeError, match="boom"):
-        fail()
-    assert torch.get_num_threads() == before

@@ -1,18 +1,25 @@
-"""What a run writes, what is refused before it starts, and what `all` skips."""
+"""What a run writes, what is refused, what `all` skips, and units on a pool."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import math
+import sys
+from contextlib import nullcontext
 
 import pytest
 
 import fake_experiment
 from fake_experiment import Squares, only, run
+from fsmap.cli import main
 from fsmap.errors import CheckpointError, InputError, MissingDataError
-from fsmap.paper.engine import is_bug, redraw
+from fsmap.paper.engine import ZERO_IS_NONE, check_range, is_bug, override, redraw
+from fsmap.paper.experiment import registry
 from fsmap.paper.rows import RunFolder, read_rows
+
+ALL = registry()
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +100,8 @@ def test_a_folder_with_other_things_is_not_touched(tmp_path):
         ("sizes=", "at least one value"),
         ("scale=0", r"positive"),
         ("scale=nan", r"finite"),
+        ("scale=-1", r"positive"),
+        ("limit=often", r"Write a number"),
         ("flip=maybe", r"true or false"),
     ],
 )
@@ -107,13 +116,6 @@ def test_settings_change_the_config(tmp_path):
     assert outcome.summary["config"] == {
         **{"sizes": [7, 8], "seeds": 3, "scale": 1.0, "flip": True, "limit": None}
     }
-
-
-def test_a_device_that_is_not_there(tmp_path):
-    (outcome,) = run(tmp_path, device="cuda:77")
-    assert "--device cuda:77 cannot be used here" in outcome.reason
-    (outcome,) = run(tmp_path, device="abacus")
-    assert "--device abacus cannot be used here" in outcome.reason
 
 
 class NeedsData(Squares):
@@ -220,3 +222,112 @@ def test_nothing_to_redraw_is_said(tmp_path, name, lines):
     with pytest.raises(CheckpointError, match="rows.jsonl"):
         redraw(Squares(), here)
     assert here.summary_file.read_bytes() == before
+
+
+class Backwards:
+    """A pool in this process that ends with what was begun first."""
+
+    def __init__(self):
+        self.asked: dict[str, float] = {}
+
+    def map(self, function, items, *, num_gpus):
+        self.asked = {f"{item.experiment.id} {item}": num_gpus(item) for item in items}
+        for number in reversed(range(len(items))):
+            try:
+                yield number, function(items[number]), None
+            except Exception as error:
+                yield number, None, error
+
+
+def comparable(folder):
+    rows = [row._replace(seconds=0.0)._asdict() for row in RunFolder(folder).rows()]
+    return [json.dumps(row, default=str) for row in rows]
+
+
+def test_a_pool_leaves_the_same_rows_in_the_same_order(tmp_path):
+    (pooled,) = run(tmp_path / "pooled", pool=Backwards())
+    (alone,) = run(tmp_path / "alone")
+    assert pooled.status == "finished"
+    assert comparable(pooled.folder) == comparable(alone.folder)
+    assert pooled.summary["table"] == alone.summary["table"]
+    assert list(RunFolder(pooled.folder).done()) == list(RunFolder(alone.folder).done())
+
+
+def test_units_that_fail_on_a_pool_are_named_and_only_they_are_repeated(tmp_path, monkeypatch):
+    def trouble(unit):
+        if unit["n"] in (2, 4):
+            raise RuntimeError(f"boom {unit['n']}")
+
+    monkeypatch.setattr(Squares, "trouble", staticmethod(trouble))
+    (failed,) = run(tmp_path, pool=Backwards())
+    assert failed.reason.startswith("2 of 4 units failed (squares n=4; squares n=2). The first:")
+    assert "RuntimeError: boom 4" in failed.reason
+    assert f"fsmap run squares --out {tmp_path} --resume" in failed.reason
+    monkeypatch.setattr(Squares, "trouble", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(Squares, "draw", lambda self, rows: 1 / 0)
+        pool = Backwards()
+        (failed,) = run(tmp_path, pool=pool, resume=True)
+    assert "ZeroDivisionError" in failed.reason
+    assert list(pool.asked) == ["squares n=2", "squares n=4"]
+    (outcome,) = run(tmp_path, pool=(pool := Backwards()), resume=True)
+    assert (outcome.status, pool.asked) == ("finished", {})  # nothing was left but to draw
+    assert [row.unit["n"] for row in RunFolder(outcome.folder).rows()][::3] == [1, 2, 3, 4]
+
+
+def test_all_experiments_share_a_pool(tmp_path):
+    pool = Backwards()
+    with only(Squares, NeedsGpu, NeedsData):
+        outcomes = {o.id: o for o in run(tmp_path, "all", pool=pool)}
+        (named,) = run(tmp_path / "named", "needs-data", pool=Backwards())
+        run(tmp_path / "cpu", "needs-gpu", pool=(cpu := Backwards()), device="cpu")
+    assert {name: o.status for name, o in outcomes.items()} == {
+        **{"squares": "finished", "needs-gpu": "finished", "needs-data": "skipped"}
+    }  # what needs a GPU may find one elsewhere
+    assert "4 of 4 units failed" in named.reason
+    assert (pool.asked["needs-gpu n=1"], pool.asked["squares n=1"]) == (1, 0)
+    assert set(cpu.asked.values()) == {0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ranges:
+    """One field for each rule."""
+
+    warmup: int = 10
+    strengths: tuple[float, ...] = (1e-3, 1e-2)
+    levels: tuple[float, ...] = (0.0, 0.5)
+    shift: float = -1.0
+    limit: int | None = None
+    offset: float | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        *(("warmup=0", ""), ("strengths=0,1", ""), ("shift=-7", ""), ("levels=0,1", "")),
+        *(("limit=none", ""), ("offset=-2", ""), ("warmup=-1", "at least 0")),
+        *(("strengths=1,-1", "at least 0"), ("limit=0", "at least 1"), ("shift=inf", "finite")),
+    ],
+)
+def test_what_a_field_may_be_follows_from_its_type_name_and_default(text, message):
+    with pytest.raises(InputError, match=message) if message else nullcontext():
+        override(Ranges(), [text])
+
+
+def test_every_config_keeps_to_the_rule_and_every_name_is_used():
+    names = set()
+    for experiment in ALL.values():
+        for config in (experiment.config, experiment.quick):
+            for field in dataclasses.fields(config):
+                value = getattr(config, field.name)
+                if value != ():  # a quick size may leave out all values, a user may not
+                    check_range(field, value)
+                names.add(field.name)
+    assert names >= ZERO_IS_NONE
+
+
+def test_pictures_that_cannot_be_drawn_are_said_before_the_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["run", "squares", "--quick", "--silent", "--out", str(tmp_path / "runs")]) == 2
+    assert "pip install 'fsmap[report]'" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

@@ -35,15 +35,11 @@ def test_every_number_is_there_and_is_a_number(measured):
         encode(row._asdict())
 
 
-def test_units_are_different(measured):
-    experiment, _ = measured
+def test_tables_claims_pictures_and_sliders_come_from_the_rows(measured):
+    experiment, rows = measured
     for config in (experiment.config, experiment.quick):
         keys = [encode(unit) for unit in experiment.units(config)]
         assert len(keys) == len(set(keys)) >= 1
-
-
-def test_tables_claims_pictures_and_sliders_come_from_the_rows(measured):
-    experiment, rows = measured
     table, claims = experiment.table(rows), experiment.claims(rows)
     assert table
     assert all(math.isfinite(entry["ours"]) for entry in table)
@@ -59,14 +55,10 @@ def test_tables_claims_pictures_and_sliders_come_from_the_rows(measured):
     assert all(figure.axes for figure in drawn.values())
     encode([claim._asdict() for claim in claims])
     assert (slider is not None) == (experiment.id in ("mixture-bma", "moons-solutions"))
-
-
-def test_the_slider_of_mixture_bma(tmp_path):
-    experiment, rows = get("mixture-bma"), measure("mixture-bma", tmp_path)
-    slider = experiment.interactive(rows)
-    assert [frame.label for frame in slider.frames] == ["α = 1.2", "α = 20"]
-    assert {c.name for c in slider.frames[0].curves} == {"PS-MAP", "FS-MAP", "BMA", "data"}
-    assert experiment.interactive([]) is None
+    if experiment.id == "mixture-bma":
+        assert [frame.label for frame in slider.frames] == ["α = 1.2", "α = 20"]
+        assert {c.name for c in slider.frames[0].curves} == {"PS-MAP", "FS-MAP", "BMA", "data"}
+        assert experiment.interactive([]) is None
 
 
 @pytest.mark.parametrize("name", MAKERS)

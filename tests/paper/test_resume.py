@@ -153,37 +153,27 @@ def test_a_finished_run_is_replaced_only_by_a_finished_one(tmp_path, monkeypatch
     assert not place.fresh.path.exists()
 
 
-def test_a_quick_run_replaces_a_full_one_only_by_force(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"quick": True}, "which a quick one would replace"),
+        ({"assignments": ("sizes=2,9",)}, "3 of its 4 units would not be in the new one"),
+    ],
+)
+def test_a_full_run_is_replaced_by_less_only_by_force(tmp_path, options, reason):
     run(tmp_path)
     before = (tmp_path / "squares" / "rows.jsonl").read_bytes()
-    (refused,) = run(tmp_path, quick=True)
+    (refused,) = run(tmp_path, **options)
     assert refused.status == "failed"
-    assert "holds a finished full-size run, which a quick one would replace" in refused.reason
-    assert "Choose another --out, keep it with --resume, or replace it with --force." in (
-        refused.reason
-    )
-    (kept,) = run(tmp_path, "all", quick=True)
+    assert reason in refused.reason
+    assert "keep it with --resume, or replace it with --force" in refused.reason
+    (kept,) = run(tmp_path, "all", **options)
     assert (kept.status, kept.reason) == ("kept", "finished before at full size")
     assert (tmp_path / "squares" / "rows.jsonl").read_bytes() == before
-    (forced,) = run(tmp_path, quick=True, force=True)
-    assert forced.status == "finished"
-    assert forced.summary["size"] == "quick"
-    (full,) = run(tmp_path)  # the other way round nothing is lost
+    (forced,) = run(tmp_path, force=True, **options)
+    assert (forced.status, len(RunFolder(tmp_path / "squares").done())) == ("finished", 2)
+    (full,) = run(tmp_path, assignments=("sizes=9,4,3,2,1",))  # nothing is lost
     assert full.summary["size"] == "full"
-
-
-def test_a_run_that_lacks_units_replaces_a_full_one_only_by_force(tmp_path):
-    run(tmp_path)
-    before = (tmp_path / "squares" / "rows.jsonl").read_bytes()
-    (refused,) = run(tmp_path, assignments=("sizes=2,9",))
-    assert refused.status == "failed"
-    assert "and 3 of its 4 units would not be in the new one. Choose another" in refused.reason
-    assert (tmp_path / "squares" / "rows.jsonl").read_bytes() == before
-    (same,) = run(tmp_path, assignments=("sizes=5,4,3,2,1",))  # nothing is lost
-    assert same.status == "finished"
-    (forced,) = run(tmp_path, assignments=("sizes=2",), force=True)
-    assert forced.status == "finished"
-    assert len(RunFolder(tmp_path / "squares").done()) == 1
 
 
 def test_a_kill_between_the_two_renames_is_mended(tmp_path):
@@ -328,25 +318,34 @@ def test_nothing_is_added_to_a_run_that_does_not_name_its_units(tmp_path):
     assert "is damaged" in page(tmp_path)
 
 
+def altered_unit(key):
+    def alter(lines):
+        line = json.loads(lines[2]) | {key: {"n": 77} if key == "unit" else 77}
+        return [*lines[:2], json.dumps(line) + "\n", *lines[3:]]
+
+    return alter
+
+
 ALTERED = {
     "rows are lost": lambda rows: rows[3:],
-    "a row in the middle is lost": lambda rows: [*rows[:4], *rows[5:]],
     "a value is changed": lambda rows: [rows[0].replace('"value": 1.0', '"value": 7.0'), *rows[1:]],
     "a row is repeated": lambda rows: [rows[0], *rows],
     "rows change places": lambda rows: [rows[1], rows[0], *rows[2:]],
     "a row is no JSON": lambda rows: [rows[0][:-2], *rows[1:]],
     "no row is left": lambda rows: [],
+    **{f"unit: {key}": altered_unit(key) for key in ("rows", "seconds", "sha256", "unit")},
 }
 
 
 @pytest.mark.parametrize("finished", [True, False])
 @pytest.mark.parametrize("name", ALTERED)
-def test_a_unit_whose_rows_were_altered_runs_again(tmp_path, monkeypatch, name, finished):
+def test_a_unit_that_was_altered_runs_again(tmp_path, name, finished):
     run(tmp_path)
     here = RunFolder(tmp_path / "squares")
     expected = here.rows()
-    rows = here.rows_file.read_text().splitlines(keepends=True)
-    here.rows_file.write_text("".join(ALTERED[name](rows)))
+    file = here.units_file if name.startswith("unit") else here.rows_file
+    file.write_text("".join(ALTERED[name](file.read_text().splitlines(keepends=True))))
+    before = here.rows_file.read_bytes()
     assert "is damaged" in page(tmp_path)
     assert "damaged in" in last_result(Squares(), [tmp_path])
     if not finished:
@@ -355,27 +354,10 @@ def test_a_unit_whose_rows_were_altered_runs_again(tmp_path, monkeypatch, name, 
     (outcome,) = run(tmp_path, resume=True, notes=notes)
     assert outcome.status == "finished"
     assert "do not match" in notes[0]
-    assert (here.path / DAMAGED).read_text() == "".join(ALTERED[name](rows))
-    assert sorted(row.value for row in here.rows() if row.metric == "square") == sorted(
+    assert (here.path / DAMAGED).read_bytes() == before
+    assert [row.value for row in here.rows() if row.metric == "square"] == [
         row.value for row in expected if row.metric == "square"
-    )
-    assert page(tmp_path)
-
-
-@pytest.mark.parametrize("key", ["rows", "seconds", "sha256", "unit"])
-def test_a_unit_whose_line_was_altered_runs_again(tmp_path, key):
-    run(tmp_path)
-    here = RunFolder(tmp_path / "squares")
-    header, *lines = here.units_file.read_text().splitlines(keepends=True)
-    line = json.loads(lines[1]) | {key: {"n": 77} if key == "unit" else 77}
-    lines[1] = json.dumps(line) + "\n"
-    here.units_file.write_text(header + "".join(lines))
-    assert "is damaged" in page(tmp_path)
-    notes: list[str] = []
-    (outcome,) = run(tmp_path, resume=True, notes=notes)
-    assert outcome.status == "finished"
-    assert "1 do not match" in notes[0]
-    assert len(here.rows()) == 12
+    ]
 
 
 def test_a_summary_that_was_altered_changes_nothing_on_the_page_and_is_made_again(tmp_path):
@@ -388,25 +370,6 @@ def test_a_summary_that_was_altered_changes_nothing_on_the_page_and_is_made_agai
     (outcome,) = run(tmp_path, resume=True)
     assert outcome.status == "finished"
     assert '"holds": false' in here.summary_file.read_text()
-
-
-def first_writes(folder: RunFolder, count: int) -> None:
-    """What a kill leaves after so many steps of a run's first writes."""
-    steps = [
-        lambda: folder.path.mkdir(parents=True),
-        lambda: (folder.path / ".units.jsonl.1234.partial").write_text("{"),
-        lambda: folder.units_file.write_text(""),
-    ]
-    for step in steps[:count]:
-        step()
-
-
-@pytest.mark.parametrize("count", [0, 1, 2])
-@pytest.mark.parametrize("how", ["resume", "force", None])
-def test_a_kill_within_the_first_writes_is_mended(tmp_path, count, how):
-    first_writes(RunFolder(tmp_path / "squares"), count)
-    (outcome,) = run(tmp_path, **{how: True} if how else {})
-    assert outcome.status == "finished"
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "units.jsonl", "summary.json"])
@@ -432,4 +395,12 @@ def test_force_helps_where_the_header_is_lost(tmp_path, monkeypatch):
         assert isinstance(refused.error, CheckpointError)
         assert "--force" in refused.reason
     (outcome,) = run(tmp_path, force=True)
+    assert outcome.status == "finished"
+
+
+@pytest.mark.parametrize("how", ["resume", "force", None])
+def test_a_kill_within_the_first_writes_is_mended(tmp_path, how):
+    (tmp_path / "squares").mkdir()
+    (tmp_path / "squares" / ".units.jsonl.1234.partial").write_text("{")
+    (outcome,) = run(tmp_path, **{how: True} if how else {})
     assert outcome.status == "finished"

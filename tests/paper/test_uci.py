@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -25,19 +26,9 @@ from fsmap.paper.uci.table import (
 )
 from fsmap.px import Stream
 
-TINY = protocol.Config(
-    datasets=("boston",),
-    decays=(1e-4, 1e-2),
-    strengths=(1e-3,),
-    seeds=2,
-    fair_splits=3,
-    chunk=2,
-    baseline_splits=1,
-    steps=60,
-    batch=16,
-    points=8,
-    width=8,
-    epochs=5,
+SIZES = {"fair_splits": 3, "baseline_splits": 1, "steps": 60, "batch": 16, "points": 8, "width": 8}
+TINY = dataclasses.replace(
+    UCITable.quick, datasets=("boston",), strengths=(1e-3,), epochs=5, lr=1e-3, **SIZES
 )
 
 
@@ -158,6 +149,13 @@ def test_a_linear_table_is_ridge_s(monkeypatch, tmp_path):
     assert cell.mean.mean < 1e-4
 
 
+def rows_of(method, name, values, dataset="boston", **config) -> list[Row]:
+    """Validation and test errors that are the same, a value per split."""
+    where = {"dataset": dataset, "protocol": name, "stage": "all", **config}
+    where["split"] = list(range(len(values)))
+    return [Row("uci-table", m, values, method, None, where) for m in protocol.METRICS]
+
+
 def printed_rows(shift: float = 0.0) -> list[Row]:
     """The paper's table as if we had measured it, L-MAP's cells moved by ``shift`` std. errors."""
     rows = []
@@ -189,21 +187,6 @@ def test_tables_are_counted_with_their_errors(means, stderr, holds):
     assert (claim.holds, claim.seeds, claim.source) == (holds, 20, "ours")
 
 
-def fair_rows(lm: list[float]) -> list[Row]:
-    rows = []
-    for method, name, values in (
-        ("ps-map", "fair", [0.2, 0.21, 0.22]),
-        ("l-map", "fair", lm),
-        ("ridge", "baselines", [0.25, 0.25]),
-    ):
-        splits = list(range(len(values)))
-        where = {"dataset": "boston", "protocol": name, "stage": "all", "split": splits}
-        rows += [
-            Row("uci-table", m, values, method, None, where) for m in ("valid_rmse", "test_rmse")
-        ]
-    return rows
-
-
 @pytest.mark.parametrize(
     ("lm", "plain", "ridge"),
     [
@@ -213,25 +196,18 @@ def fair_rows(lm: list[float]) -> list[Row]:
     ],
 )
 def test_the_fair_comparison_is_paired_on_the_splits_that_both_have(lm, plain, ridge):
-    found = [claim for claim in claims(fair_rows(lm)) if claim.seeds]
+    rows = rows_of("ps-map", "fair", [0.2, 0.21, 0.22]) + rows_of("l-map", "fair", lm)
+    rows += rows_of("ridge", "baselines", [0.25, 0.25])
+    found = [claim for claim in claims(rows) if claim.seeds]
     assert [(claim.holds, claim.seeds) for claim in found] == [(plain, 3), (ridge, 2)]
-
-
-def tuned_rows(best: float) -> list[Row]:
-    """L-MAP at three λ, the validation error smallest at ``best``."""
-    rows = []
-    for strength in (1e-3, 1e-2, 1e-1):
-        where = {"dataset": "boston", "protocol": "fair", "stage": "all", "split": [0]}
-        where |= {"weight_decay": 1e-4, "reg_strength": strength}
-        values = [abs(math.log10(strength / best)) + 0.1]
-        rows += [
-            Row("uci-table", m, values, "l-map", None, where) for m in ("valid_rmse", "test_rmse")
-        ]
-    return rows
 
 
 @pytest.mark.parametrize(("best", "edge"), [(1e-3, "λ↓"), (1e-2, None), (1e-1, "λ↑")])
 def test_a_choice_at_the_edge_of_the_grid_is_marked(best, edge):
-    (cell,) = cells(tuned_rows(best))
+    rows = []
+    for strength in (1e-3, 1e-2, 1e-1):
+        tuned = {"weight_decay": 1e-4, "reg_strength": strength}
+        rows += rows_of("l-map", "fair", [abs(math.log10(strength / best)) + 0.1], **tuned)
+    (cell,) = cells(rows)
     assert cell.config["reg_strength"] == best
     assert cell.line()["edge"] == edge  # one w was tried: that has no edge

@@ -50,7 +50,7 @@ from fsmap.paper.rows import (
     locked,
     plain,
 )
-from fsmap.progress import progress
+from fsmap.progress import Silent, progress
 
 Say = Callable[[str], None]
 
@@ -240,7 +240,6 @@ class Task(NamedTuple):
     folder: Path
     unit: Unit
 
-    @property
     def num_gpus(self) -> float:
         """One for what is made for a GPU, unless another device was asked for."""
         wanted, made_for = self.options.device, self.experiment.device
@@ -269,6 +268,10 @@ def measure(
     return rows, seconds
 
 
+Ended = tuple[int, Any, BaseException | None]
+"""Place of an item, its value and its error."""
+
+
 class Pool(Protocol):
     """Calls a function with many items, somewhere: :class:`fsmap.integrations.ray.RayPool`."""
 
@@ -278,8 +281,8 @@ class Pool(Protocol):
         items: Sequence[Any],
         *,
         num_gpus: Callable[[Any], float],
-    ) -> Iterator[tuple[int, Any, BaseException | None]]:
-        """Place of the item, value and error, as each one ends."""
+    ) -> Iterator[Ended]:
+        """What came of the items, as each one ends."""
 
 
 def run(
@@ -306,42 +309,20 @@ def run(
                 raise InputError(message)
     jobs = [Job(experiment, options, everything) for experiment in experiments]
     if pool is not None:
-        return _run_on(pool, jobs, say)
-    many = len(jobs) > 1
-    return (_run_here(job, say, f"{n}/{len(jobs)} " * many) for n, job in enumerate(jobs, start=1))
+        return _run(jobs, say, pool, "units")
+    places = (f"{n}/{len(jobs)} " * (len(jobs) > 1) for n in range(1, len(jobs) + 1))
+    pairs = zip(jobs, places, strict=True)
+    return (ended for job, n in pairs for ended in _run([job], say, None, n + job.experiment.id))
 
 
-def _run_here(job: Job, say: Say, place: str) -> Outcome:
-    with ExitStack() as stack:
-        try:
-            if (ended := job.begin(say, stack)) is not None:
-                return ended
-            silent = job.options.silent or not job.tasks
-            with progress(len(job.tasks), place + job.experiment.id, silent=silent) as bar:
-                for index, task in enumerate(job.tasks):
-
-                    def advance(news: float | str, index: int = index) -> None:
-                        if isinstance(news, str):
-                            bar.update(text=news)
-                        else:
-                            bar.update(index + min(max(float(news), 0.0), 1.0))
-
-                    advance(str(task))
-                    job.folder.add(task.unit, *measure(task, advance))
-                    bar.update(index + 1)
-            return job.finish()
-        except Exception as error:  # a bug in one experiment must not take the others with it
-            return job.failed(error)
-
-
-def _run_on(pool: Pool, jobs: Sequence[Job], say: Say) -> Iterator[Outcome]:
-    """All units of all runs at once; this process writes each as it ends."""
+def _run(jobs: Sequence[Job], say: Say, pool: Pool | None, label: str) -> Iterator[Outcome]:
+    """All units of some jobs, on a pool or here; each is written by this process as it ends."""
     with ExitStack() as stack:
         owners: list[tuple[Job, Task]] = []
         for job in jobs:
             try:
-                ended = job.begin(say, stack, remote=True)
-            except Exception as error:
+                ended = job.begin(say, stack, remote=pool is not None)
+            except Exception as error:  # a bug in one experiment must not take the others with it
                 ended = job.failed(error)
             if ended is not None or not job.tasks:
                 yield ended or job.outcome()
@@ -349,13 +330,40 @@ def _run_on(pool: Pool, jobs: Sequence[Job], say: Say) -> Iterator[Outcome]:
         if not owners:
             return
         tasks = [task for _, task in owners]
-        with progress(len(tasks), "units", silent=jobs[0].options.silent) as bar:
-            for index, result, raised in pool.map(measure, tasks, num_gpus=lambda t: t.num_gpus):
+        with progress(len(tasks), label, silent=jobs[0].options.silent) as bar:
+            results = (
+                _measure_here(tasks, bar)
+                if pool is None
+                else pool.map(measure, tasks, num_gpus=Task.num_gpus)
+            )
+            for done, (index, result, raised) in enumerate(results, start=1):
                 job, task = owners[index]
                 job.take(task, result, raised)
-                bar.advance()
-                if not job.left:
+                bar.update(done)
+                if pool is not None and not job.left:
                     yield job.outcome()
+                if pool is None and job.errors:
+                    break
+        if pool is None:
+            yield job.outcome()
+
+
+def _measure_here(tasks: Sequence[Task], bar: Silent) -> Iterator[Ended]:
+    for index, task in enumerate(tasks):
+
+        def advance(news: float | str, index: int = index) -> None:
+            if isinstance(news, str):
+                bar.update(text=news)
+            else:
+                bar.update(index + min(max(float(news), 0.0), 1.0))
+
+        advance(str(task))
+        try:
+            result = measure(task, advance)
+        except Exception as error:
+            yield index, None, error
+        else:
+            yield index, result, None
 
 
 class Job:
@@ -459,10 +467,8 @@ class Job:
         folder.begin({**header, "units": len(units)})
         return folder
 
-    def take(
-        self, task: Task, result: tuple[list[Row], float], error: BaseException | None
-    ) -> None:
-        """Write a unit that came back from a pool, or note its error."""
+    def take(self, task: Task, result: Any, error: BaseException | None) -> None:
+        """Write a unit that was measured, or note its error."""
         self.left -= 1
         try:
             if error is not None:
@@ -471,26 +477,24 @@ class Job:
         except Exception as failed:
             self.errors[f"{self.experiment.id} {task}"] = failed
 
-    def finish(self) -> Outcome:
-        """Draw and judge the rows, and let the run take its place."""
-        self.folder.arrange(self.experiment.units(self.config))
-        keep = {"command": self.options.command(self.experiment.id)}
-        summary = publish(self.experiment, self.folder, self.header(), keep)
-        self.place.settle()
-        return self.end("finished", summary=summary)
-
     def outcome(self) -> Outcome:
-        """As :meth:`finish`, but whatever failed becomes the outcome."""
-        if not self.errors:
-            try:
-                return self.finish()
-            except Exception as error:
-                return self.failed(error)
-        outcome = self.failed(next(iter(self.errors.values())))
-        if outcome.status == "skipped":
-            return outcome
-        counted = f"{len(self.errors)} of {len(self.tasks)} units failed ({'; '.join(self.errors)})"
-        return outcome._replace(reason=f"{counted}. The first: {outcome.reason}")
+        """Draw and judge the rows, and let the run take its place; or say what failed."""
+        if self.errors:
+            outcome = self.failed(next(iter(self.errors.values())))
+            if outcome.status == "skipped" or len(self.errors) == 1:
+                return outcome
+            units = (
+                f"{len(self.errors)} of {len(self.tasks)} units failed ({'; '.join(self.errors)})"
+            )
+            return outcome._replace(reason=f"{units}. The first: {outcome.reason}")
+        try:
+            self.folder.arrange(self.experiment.units(self.config))
+            keep = {"command": self.options.command(self.experiment.id)}
+            summary = publish(self.experiment, self.folder, self.header(), keep)
+            self.place.settle()
+        except Exception as error:
+            return self.failed(error)
+        return self.end("finished", summary=summary)
 
     def failed(self, error: Exception) -> Outcome:
         """Skipped, if it lacks its data and is one of many; else failed, with the reason."""

@@ -82,21 +82,11 @@ def solve(
     warmup: int = 0,
     advance: Advance = lambda _: None,
 ) -> Tensor:
-    """Train a population with full-batch Adam, on one thread.
+    """Train a population with full-batch Adam, on one thread; the last parameters, ``[M, P]``.
 
-    Args:
-        build: Makes the objective from the numbers of a member.
-        squash: σ of the model.
-        members: Numbers of each member, and its ``split``: the place of its data.
-        data: Rows of the design matrix and targets, each of the same size.
-        start: First parameters: ``[P]``, or ``[M, P]`` with those of each member.
-        lr: Learning rate.
-        steps: How many.
-        warmup: Steps of linear warm-up.
-        advance: Called now and then with the fraction that is done.
-
-    Returns:
-        The last parameters, ``[M, P]``.
+    ``build`` makes the objective from the numbers of a member, whose ``split`` is the place of its
+    ``data``: rows of the design matrix and targets, each of the same size. ``start`` is ``[P]``, or
+    ``[M, P]`` with the first parameters of each member. ``advance`` gets the fraction that is done.
     """
 
     def tell(step: int, _: Params) -> None:

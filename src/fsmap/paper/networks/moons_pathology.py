@@ -11,9 +11,10 @@ from singular values of the Jacobian.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -40,7 +41,7 @@ from fsmap.train.population import fit_population
 from fsmap.types import Batch, ModelFn, Params
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    pass
 
 IN, OUT = "layers.0.", "layers.1.weight"
 """Parameters of hidden units: what comes in (first dimension: the unit), what goes out (last)."""
@@ -248,143 +249,139 @@ class MoonsPathology(Experiment):
     def table(self, rows: Rows) -> list[dict[str, Any]]:
         return [
             {
-                "network": network,
-                "jitter": jitter,
+                "network": one.network,
+                "jitter": one.jitter,
                 "metric": "nats gained in the last decade of the path",
-                "ours": last_decades(rows, network, jitter)[-1],
-                "objective after each stage": [round(v, 2) for v in stages(rows, network, jitter)],
-                "smallest / largest eigenvalue": final_ratio(rows, network, jitter),
+                "ours": one.decades[-1],
+                "objective after each stage": [round(v, 2) for v in one.stages],
+                "smallest / largest eigenvalue": one.final_ratio,
             }
-            for network, jitter in _settings(rows)
+            for one in settings(rows)
         ]
 
     def claims(self, rows: Rows) -> list[Claim]:
-        free, bounded = {}, {}
-        for network, jitter in _settings(rows):
-            before, last = [math.nan, *last_decades(rows, network, jitter)][-2:]
-            gains = _gains(stages(rows, network, jitter))
-            if jitter == 0:
-                free[network] = before, last, gains, final_ratio(rows, network, 0.0)
-            else:
-                bounded[f"{network}, {jitter_text(jitter)}"] = network, last, gains[-1]
+        found = settings(rows)
+        free = {one.network: one for one in found if one.jitter == 0}
+        bounded = {f"{one.network}, {jitter_text(one.jitter)}": one for one in found if one.jitter}
         seeds = len({row.seed for row in tables.select(rows, metric="objective")})
 
         def shown(numbers: Mapping[str, str]) -> str:
             return "; ".join(f"{text} ({place})" for place, text in numbers.items())
 
+        def ends(one: Setting) -> tuple[float, float]:
+            """What the last two decades of the path gain."""
+            before, last = [math.nan, *one.decades][-2:]
+            return before, last
+
         return [
             exact("Without jitter the objective has no bound on the way to equal units: the last "
                   "tenfold step gains more than 1 nat and at least 0.9 of the one before",
-                  all(last > max(0.9 * before, 1.0) for before, last, *_ in free.values()),
-                  shown({k: f"{v[0]:.2f}, then {v[1]:.2f} nats" for k, v in free.items()}),
+                  all(last > max(0.9 * before, 1.0) for before, last in map(ends, free.values())),
+                  shown({k: "{:.2f}, then {:.2f} nats".format(*ends(v)) for k, v in free.items()}),
                   "infinite density", seeds=len(free)),
             exact("… the optimizer goes there: every run ends with a ratio of eigenvalues below "
-                  "1e−10", all(ratio < 1e-10 for *_, ratio in free.values()),
-                  shown({k: f"{v[3]:.0e}" for k, v in free.items()}), "pathological optima",
-                  seeds=seeds),
+                  "1e−10", all(one.final_ratio < 1e-10 for one in free.values()),
+                  shown({k: f"{v.final_ratio:.0e}" for k, v in free.items()}),
+                  "pathological optima", seeds=seeds),
             exact("… and every stage of smaller steps gains more than 1 nat",
-                  all(min(gains) > 1 for _, _, gains, _ in free.values()),
-                  shown({k: f"{min(v[2]):.1f} nats or more" for k, v in free.items()}),
+                  all(min(one.gains) > 1 for one in free.values()),
+                  shown({k: f"{min(v.gains):.1f} nats or more" for k, v in free.items()}),
                   "no finite optimum", seeds=seeds),
             exact("With jitter it is bounded: path and optimizer, in the end, gain less than a "
                   "tenth of what they gain without",
-                  all(last < 0.1 * free[network][1] and gain < 0.1 * free[network][2][-1]
-                      for network, last, gain in bounded.values()),
-                  shown({k: f"{v[1]:.2f} and {v[2]:.2f} nats" for k, v in bounded.items()}),
+                  all(one.decades[-1] < 0.1 * free[one.network].decades[-1]
+                      and one.gains[-1] < 0.1 * free[one.network].gains[-1]
+                      for one in bounded.values()),
+                  shown({k: f"{v.decades[-1]:.2f} and {v.gains[-1]:.2f} nats"
+                         for k, v in bounded.items()}),
                   "no pathological optima", seeds=seeds if bounded else 0),
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        networks = list(dict.fromkeys(network for network, _ in _settings(rows)))
+        found = settings(rows)
+        networks = list(dict.fromkeys(one.network for one in found))
         figure, axes = figures.axes(3, len(networks), panel=(3.1, 2.5), squeeze=False)
         for line, network in zip(axes, networks, strict=True):
-            jitters = [jitter for name, jitter in _settings(rows) if name == network]
-            for jitter, style in zip(
-                jitters, ("-", *(look["linestyle"] for look in LINES)), strict=False
-            ):
-                color = figures.COLORS["fs-map" if jitter else "ps-map"]
-                label = power(jitter) if jitter else "no jitter"
+            mine = [one for one in found if one.network == network]
+            for one, style in zip(mine, ("-", *(x["linestyle"] for x in LINES)), strict=False):
+                color = figures.COLORS["fs-map" if one.jitter else "ps-map"]
+                label = power(one.jitter) if one.jitter else "no jitter"
                 look = {"color": color, "label": label, "linestyle": style}
-                _draw_setting(line, rows, network, jitter, look)
+                line[0].plot(one.distance, one.path, **look)
+                ratio = one.ratio.clamp(min=ROUNDING)
+                for ax, values in ((line[1], one.objective), (line[2], ratio)):  # [M, T]
+                    ax.fill_between(one.step, values.amin(0), values.amax(0), color=color,
+                                    alpha=0.12, linewidth=0)  # fmt: skip
+                    ax.plot(one.step, values.median(0).values, **look)
             line[0].set(xscale="log", xlabel="distance to equal units", ylabel="objective, nats")
             line[0].invert_xaxis()
             line[0].set_title(TITLES.get(network, network), loc="left")
             line[1].set(xlabel="step of Adam", ylabel="objective, nats")
-            line[1].set_ylim(bottom=_floor(rows, network))
+            # the first steps, from random values, are left out
+            later = torch.cat([one.objective[:, len(one.step) // 10 :] for one in mine])
+            line[1].set_ylim(bottom=float(later.min() - 0.05 * (later.max() - later.min())))
             line[2].set(
                 xlabel="step of Adam", yscale="log", ylabel=r"$\lambda_{\min}/\lambda_{\max}$"
             )
             line[2].axhline(ROUNDING, color=figures.MUTED, linewidth=0.8, linestyle=":")
+            edges = [int(mine[0].step.max()) / mine[0].parts * k for k in range(mine[0].parts + 1)]
             for ax in line[1:]:
-                _mark_stages(ax, rows, network)
+                for edge in edges[1:-1]:
+                    ax.axvline(edge, color=figures.GRID, linewidth=0.8)
+                ax.grid(visible=False, axis="x")
+                ax.set_xticks([math.floor(edge) for edge in edges])
         legend_above(figure, axes[0, 0])
         return {"moons-pathology": figure}
 
 
-def last_decades(rows: Rows, network: str, jitter: float) -> list[float]:
-    """Nats that the objective gains in each decade of the path."""
-    values = _value(rows, "path", network, jitter)[::PER_DECADE]
-    gains: list[float] = (values[1:] - values[:-1]).tolist()
-    return gains
+class Setting(NamedTuple):
+    """What the rows say about one network at one jitter."""
+
+    network: str
+    jitter: float
+    parts: int  # stages of the optimizer
+    distance: Tensor  # [k]  to equal units
+    path: Tensor  # [k]  objective there
+    step: Tensor  # [T]
+    objective: Tensor  # [M, T]
+    ratio: Tensor  # [M, T]  smallest eigenvalue over the largest
+
+    @property
+    def decades(self) -> list[float]:
+        """Nats that the objective gains in each decade of the path."""
+        gains: list[float] = self.path[::PER_DECADE].diff().tolist()
+        return gains
+
+    @property
+    def stages(self) -> list[float]:
+        """Objective of each stage: median over seeds and over the second half of its records."""
+        parts = self.objective.tensor_split(self.parts, dim=1)
+        return [float(part[:, part.shape[1] // 2 :].median()) for part in parts]
+
+    @property
+    def gains(self) -> list[float]:
+        """What each stage gains; nan where there is only one."""
+        return [b - a for a, b in itertools.pairwise(self.stages)] or [math.nan]
+
+    @property
+    def final_ratio(self) -> float:
+        """The ratio of eigenvalues at the end: that of the seed farthest from singular."""
+        return float(self.ratio[:, -1].max())
 
 
-def stages(rows: Rows, network: str, jitter: float) -> list[float]:
-    """Objective of each stage: median over seeds and over the second half of its records."""
-    chosen = tables.select(rows, metric="objective", network=network, jitter=jitter)
-    values = torch.tensor([row.value for row in chosen], dtype=torch.float64)  # [M, T]
-    parts = values.tensor_split(chosen[0].config["stages"], dim=1)
-    return [float(part[:, part.shape[1] // 2 :].median()) for part in parts]
-
-
-def final_ratio(rows: Rows, network: str, jitter: float) -> float:
-    """The ratio of eigenvalues at the end: that of the seed farthest from singular."""
-    chosen = tables.select(rows, metric="eigenvalue_ratio", network=network, jitter=jitter)
-    return max(float(row.value[-1]) for row in chosen)
-
-
-def _gains(values: list[float]) -> list[float]:
-    """What each stage gains; nan where there is only one."""
-    return [b - a for a, b in zip(values, values[1:], strict=False)] or [math.nan]
-
-
-def _settings(rows: Rows) -> list[tuple[str, float]]:
-    found = tables.group(tables.select(rows, metric="path"), "network", "jitter")
-    return [(network, jitter) for network, jitter in found]
-
-
-def _value(rows: Rows, metric: str, network: str, jitter: float) -> Tensor:
-    (row,) = tables.select(rows, metric=metric, network=network, jitter=jitter)
-    return torch.tensor(row.value, dtype=torch.float64)
-
-
-def _draw_setting(
-    axes: Sequence[Axes], rows: Rows, network: str, jitter: float, look: dict[str, Any]
-) -> None:
-    distances = _value(rows, "distance", network, jitter)
-    axes[0].plot(distances, _value(rows, "path", network, jitter), **look)
-    step = _value(rows, "step", network, jitter)
-    for ax, metric in zip(axes[1:], ("objective", "eigenvalue_ratio"), strict=True):
-        chosen = tables.select(rows, metric=metric, network=network, jitter=jitter)
-        values = torch.tensor([row.value for row in chosen], dtype=torch.float64)  # [M, T]
-        if metric == "eigenvalue_ratio":
-            values = values.clamp(min=ROUNDING)
-        ax.fill_between(step, values.amin(0), values.amax(0), color=look["color"], alpha=0.12,
-                        linewidth=0)  # fmt: skip
-        ax.plot(step, values.median(0).values, **look)
-
-
-def _floor(rows: Rows, network: str) -> float:
-    """Lower end of the axis: the first steps, from random values, are left out."""
-    chosen = tables.select(rows, metric="objective", network=network)
-    values = torch.tensor([row.value for row in chosen], dtype=torch.float64)  # [runs, T]
-    later = values[:, values.shape[1] // 10 :]
-    return float(later.min() - 0.05 * (later.max() - later.min()))
-
-
-def _mark_stages(ax: Axes, rows: Rows, network: str) -> None:
-    row = tables.select(rows, metric="step", network=network)[0]
-    length = max(row.value) / row.config["stages"]
-    for stage in range(1, row.config["stages"]):
-        ax.axvline(stage * length, color=figures.GRID, linewidth=0.8)
-    ax.grid(visible=False, axis="x")
-    ax.set_xticks([math.floor(stage * length) for stage in range(row.config["stages"] + 1)])
+def settings(rows: Rows) -> list[Setting]:
+    """Every network at every jitter, in the order of the rows."""
+    found = []
+    for network, jitter in tables.group(tables.select(rows, metric="path"), "network", "jitter"):
+        here = tables.select(rows, network=network, jitter=jitter)
+        distance, path, step, objective, ratio = (
+            torch.tensor(tables.values(here, metric=metric), dtype=torch.float64)
+            for metric in ("distance", "path", "step", "objective", "eigenvalue_ratio")
+        )
+        parts = tables.select(here, metric="objective")[0].config["stages"]
+        found.append(
+            Setting(
+                network, jitter, parts, distance[0], path[0], step[:1].ravel(), objective, ratio
+            )
+        )
+    return found

@@ -37,10 +37,10 @@ def run(name, strength):
     with torch.no_grad():
         fitted = F.cross_entropy(model(x[train]), y[train])
         logits = model(x[test])
-    found = fsmap.suggest_strength(penalty, loss=fitted, current=strength)
+    R = fsmap.suggest_strength(penalty, loss=fitted).R
     accuracy, nll = fsmap.metrics.accuracy(logits, y[test]), fsmap.metrics.nll(logits, y[test])
     print(
-        f"{name:22} λ {strength:.1e}  R {found.R:8.1f}  λR/loss {found.current_share:5.2f}  "
+        f"{name:22} λ {strength:.1e}  R {R:8.1f}  λR/loss {strength * R / fitted:5.2f}  "
         f"test accuracy {accuracy:.3f}  test NLL {nll:.3f}"
     )
 

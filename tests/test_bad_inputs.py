@@ -77,7 +77,7 @@ CALLS = {
         -0.1 | nats; nan | nats; inf | nats; None | nats; "strong" | nats; "0.1" | nats
     """,
     "suggest_strength(net, px, {})": """
-        loss=nan; loss=-1.0; loss=1.0, share=0.0; loss=1.0, num_points=0; loss=1.0, draws=0
+        loss=nan; loss=-1.0; loss=1.0, num_points=0; loss=1.0, draws=0
     """,
     "l_map(noise, prior, px, num_points=4, num_data=6, {})": """
         reg_strength=-1.0; reg_strength=nan; reg_strength=1.0, jitter=1.0 | reg_strength;

@@ -43,14 +43,14 @@ def test_the_model_stays_as_it_is(mode: str) -> None:
     assert not module[1].training
 
 
-def test_more_points_cost_more_time_and_memory() -> None:
+def test_more_points_cost_more_time() -> None:
     x = torch.randn(64, 16, generator=torch.Generator().manual_seed(0))
     small, large = (
         fsmap.estimate_cost(fsmap.LaplacianPenalty(network(), PX, num_points=n), x)
         for n in (8, 2048)
     )
     assert 1 < small.factor < large.factor
-    assert 0 < small.extra_bytes < large.extra_bytes
+    assert small.active_bytes is None  # on a CPU
     assert large.seconds(every=8) < large.seconds(every=2) < large.seconds(every=1) == large.active
 
 

@@ -25,8 +25,6 @@ def test_a_linear_model_has_a_closed_form(seeded):
         nn.Linear(3, 2),
         PX,
         loss=0.6,
-        share=0.05,
-        current=0.03,
         num_data=50,
         num_points=256,
         draws=64,
@@ -34,13 +32,10 @@ def test_a_linear_model_has_a_closed_form(seeded):
     exact = 2 * (3 + 1)  # K (E‖x‖² + 1)
     assert abs(found.R - exact) < 5 * found.stderr
     assert found.stderr < 1.0
-    assert_close(found.reg_strength, 0.05 * 0.6 / found.R)
-    assert_close(found.current_share, 0.03 * found.R / 0.6)
-    assert_close(found.jitter, 1 / (2 * found.reg_strength * 50))
     assert {s: round(v * found.R / 0.6, 9) for s, v in found.choices.items()} == {
         0.01: 0.01, 0.1: 0.1, 1.0: 1.0,
     }  # fmt: skip
-    assert "now λ = 0.03" in str(found)
+    assert f"ε = {found.R / (2 * 0.6 * 50):.2g}" in str(found)  # 1/(2λN) at λR = loss
 
 
 def normalized(track: bool = True) -> nn.Sequential:
@@ -112,7 +107,6 @@ def test_a_model_that_cannot_move_has_no_strength(seeded):
     [
         ({"loss": 0.0}, "loss"),
         ({"loss": math.inf}, "loss"),
-        ({"share": -1.0}, "share"),
         ({"draws": 0}, "draws"),
         ({"px": None}, "px"),
         ({"model": 3}, "int"),

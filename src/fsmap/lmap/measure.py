@@ -6,7 +6,6 @@ import math
 import statistics
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,8 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fsmap.errors import InputError, UnseenStatisticsWarning
 from fsmap.functional import accumulate
@@ -30,7 +27,7 @@ SHARES = (0.01, 0.1, 1.0)  # shares λR / loss that are offered
 
 
 class StepCost(NamedTuple):
-    """Seconds and peak bytes of a training step, forward and backward; ``print`` it.
+    """Seconds of a training step, forward and backward, and on CUDA its peak bytes; ``print`` it.
 
     Peaks leave out parameters. An idle step is one on which ``every`` leaves R out (in ``joint`` a
     larger batch).
@@ -39,8 +36,8 @@ class StepCost(NamedTuple):
     plain: float  # seconds of a step of the model alone
     idle: float
     active: float  # seconds of a step with R
-    plain_bytes: int
-    active_bytes: int
+    plain_bytes: int | None  # None on a CPU
+    active_bytes: int | None
     every: int
     settings: str  # what was measured, in words
     spread: float = 0.0  # largest (max − min)/median of one of the three, over the rounds
@@ -55,19 +52,15 @@ class StepCost(NamedTuple):
         """How many times as long training takes."""
         return self.seconds() / self.plain
 
-    @property
-    def extra_bytes(self) -> int:
-        """Bytes that R adds to the peak."""
-        return max(0, self.active_bytes - self.plain_bytes)
-
     def __str__(self) -> str:
         steps = [("without R", self.plain, self.plain_bytes)]
         for k in sorted({*EVERY, self.every}):
             name = f"every={k}" + (" (set)" if k == self.every else "")
             steps.append((name, self.seconds(k), self.active_bytes))
-        lines = [self.settings, f"{'step':<14}{'time':>10}{'factor':>8}{'peak memory':>13}"]
+        lines = [self.settings, f"{'step':<14}{'time':>10}{'factor':>8}"]
         lines += [
-            f"{name:<14}{1e3 * seconds:>7.1f} ms{seconds / self.plain:>7.2f}x{size / 1e6:>10.1f} MB"
+            f"{name:<14}{1e3 * seconds:>7.1f} ms{seconds / self.plain:>7.2f}x"
+            + (f"{size / 1e6:>10.1f} MB" if size is not None else "")
             for name, seconds, size in steps
         ]
         lines.append(f"medians of steps measured in turns; spread up to {self.spread:.0%}")
@@ -197,83 +190,37 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _peak(run: Callable[[], object], device: torch.device) -> int:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        run()
-        torch.cuda.synchronize(device)
-        return int(torch.cuda.max_memory_allocated(device) - before)
-    with _Alive() as alive:
-        run()
-    return int(alive.peak)
-
-
-class _Alive(TorchDispatchMode):
-    """Bytes of the tensors that operations made and that are still alive, and their maximum."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.now = self.peak = 0
-        self._known: dict[int, Any] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        for leaf in tree_leaves((args, kwargs)):
-            self._count(leaf, made=False)  # was there before: parameters, inputs
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            self._count(leaf, made=True)
-        return out
-
-    def _count(self, leaf: Any, *, made: bool) -> None:
-        if not isinstance(leaf, Tensor):
-            return
-        storage = leaf.untyped_storage()
-        key, size = storage._cdata, storage.nbytes() * made
-        if key in self._known:
-            return
-
-        def freed(_: Any) -> None:
-            if self._known.pop(key, None) is not None:
-                self.now -= size
-
-        self._known[key] = weakref.ref(storage, freed)
-        self.now += size
-        self.peak = max(self.peak, self.now)
+def _peak(run: Callable[[], object], device: torch.device) -> int | None:
+    """Bytes that a step adds to what is allocated; None on a CPU."""
+    if device.type != "cuda":
+        return None
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    run()
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device) - before)
 
 
 class Strength(NamedTuple):
-    """R beside the loss, and the λ that follows from it; ``print`` it."""
+    """R beside the loss, and the λ that follow from it; ``print`` it."""
 
     R: float  # mean over the draws
     stderr: float
     loss: float
-    share: float
-    reg_strength: float  # λ with λR = share · loss
-    current: float | None = None  # λ as it is now, if it was given
-    jitter: float | None = None  # ε = 1/(2λN) of ``reg_strength``, if N was given
+    num_data: int | None = None  # N
 
     @property
     def choices(self) -> dict[float, float]:
         """λ at which λR is 1, 10 and 100 percent of the loss, by share."""
         return {share: share * self.loss / self.R for share in SHARES}
 
-    @property
-    def current_share(self) -> float | None:
-        """λR / loss as it is now."""
-        return None if self.current is None else self.current * self.R / self.loss
-
     def __str__(self) -> str:
         lines = [f"R = {self.R:.4g} ± {self.stderr:.2g}, loss = {self.loss:.4g}"]
         for share, strength in self.choices.items():
             line = f"λ = {strength:.2g}: λR is {share:.0%} of the loss"
-            if self.jitter is not None:
-                line += f" (ε = {self.jitter * self.reg_strength / strength:.2g})"
+            if self.num_data is not None:
+                line += f" (ε = {1 / (2 * strength * self.num_data):.2g})"
             lines.append(line)
-        if self.current is not None:
-            lines.append(f"now λ = {self.current:.2g}: λR is {self.current_share:.2g} of the loss")
         return "\n".join(lines)
 
 
@@ -283,8 +230,6 @@ def suggest_strength(
     /,
     *,
     loss: float | Tensor,
-    share: float = 0.01,
-    current: float | None = None,
     num_data: int | None = None,
     x: Inputs = None,
     num_points: int = 128,
@@ -305,8 +250,6 @@ def suggest_strength(
             settings are then used.
         px: Evaluation distribution, for a bare module.
         loss: Your training loss now, without λR: a mean over points, greater than zero.
-        share: λR / loss at ``reg_strength`` of the result.
-        current: λ as it is now.
         num_data: N, to translate λ to ε = 1/(2λN).
         x: A training batch. Only ``LMAP(batchnorm="joint")`` needs it: its R averages over both.
         num_points: S, for a bare module.
@@ -320,7 +263,7 @@ def suggest_strength(
         >>> found = fsmap.suggest_strength(
         ...     model, fsmap.px.Normal(shape=(3,)), loss=0.5, num_points=4096, estimator="exact"
         ... )
-        >>> round(found.R), round(found.reg_strength, 5)
+        >>> round(found.R), round(found.choices[0.01], 5)
         (4, 0.00125)
     """
     value = float(loss.detach() if isinstance(loss, Tensor) else loss)
@@ -330,10 +273,9 @@ def suggest_strength(
             "can be negative, give it without its constants, such as the squared error."
         )
         raise InputError(message)
-    for name, number in (("share", share), ("draws", draws)):
-        if not number > 0:
-            message = f"{name} must be positive, got {number:g}"
-            raise InputError(message)
+    if not draws > 0:
+        message = f"draws must be positive, got {draws:g}"
+        raise InputError(message)
     term = _term(model, px, num_points=num_points, seed=seed, **options)
     if term.batchnorm == "frozen":
         _warn_if_unseen(term.regularizer.module)
@@ -346,9 +288,7 @@ def suggest_strength(
         )
         raise InputError(message)
     stderr = float(found.std()) / math.sqrt(draws) if draws > 1 else math.nan
-    strength = share * value / R
-    jitter = None if num_data is None else 1 / (2 * strength * num_data)
-    return Strength(R, stderr, value, share, strength, current, jitter)
+    return Strength(R, stderr, value, num_data)
 
 
 def _term(model: Any, px: Any, **options: Any) -> LMAP | LaplacianPenalty:

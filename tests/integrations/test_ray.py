@@ -144,23 +144,16 @@ def never(**_):
 
 def test_a_closed_port_is_refused_in_seconds(alone, closed, monkeypatch, capsys):
     monkeypatch.setattr("ray.init", never)
-    began = time.monotonic()
-    with pytest.raises(InputError) as refused:
-        RayPool(f"127.0.0.1:{closed}").__enter__()
-    message = f"cannot use Ray at '127.0.0.1:{closed}': cannot connect to "
-    assert message in str(refused.value)
     with only(Squares):
         assert main(["run", "squares", "--ray", f"127.0.0.1:{closed}"]) == 2
     errors = capsys.readouterr().err
     assert f"connecting to Ray at 127.0.0.1:{closed}" in errors
-    assert message in errors
-    assert time.monotonic() - began < 10
-
-
-def test_what_is_refused(alone, monkeypatch):
+    assert f"cannot use Ray at '127.0.0.1:{closed}': cannot connect to " in errors
     with pytest.raises(InputError, match="Only"):
         RayPool("ray://far:1").__enter__()
 
+
+def test_a_server_that_is_no_ray_is_asked_once(alone, monkeypatch):
     def refuse(**_):
         assert os.environ[ATTEMPTS] == "1"
         raise ConnectionError("no Ray there.")

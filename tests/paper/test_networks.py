@@ -33,8 +33,6 @@ from fsmap.paper.networks.moons import (
 )
 from fsmap.paper.networks.moons_pathology import (
     PROBLEMS,
-    PathologyConfig,
-    climb,
     merged,
     path,
 )
@@ -84,12 +82,6 @@ def test_networks_are_those_of_the_paper_and_depend_on_their_index_only():
     points = square(40).all()
     assert (points.shape, points.dtype) == ((1600, 2), torch.float64)
     assert points.abs().max() == 5
-
-
-def test_scales_are_log_uniform():
-    scales = torch.tensor([draw_network(k, width=1).scale for k in range(120)])
-    share = scales.log10().add(1).div(2)  # uniform on [0, 1]
-    assert scipy.stats.kstest(share.numpy(), "uniform").pvalue > 0.01
 
 
 def test_eigenvalues_are_those_of_the_jacobian():
@@ -167,15 +159,3 @@ def test_the_path_is_the_objective(jitter):
     torch.testing.assert_close(
         value, likelihood + prior - 0.5 * torch.logdet(gram), rtol=1e-6, atol=1e-6
     )
-
-
-def test_climbing_gains_and_records():
-    shares = []
-    problem, config = PROBLEMS["1-2-1"](), PathologyConfig(seeds=2, steps=20, stages=2)
-    climbed = climb(problem, 1e-2, config, shares.append)
-    assert climbed.step.tolist() == list(range(2, 42, 2))
-    assert climbed.objective.shape == climbed.ratio.shape == (20, 2)
-    assert (climbed.objective[-1] > climbed.objective[0]).all()
-    assert shares[-1] == 1.0
-    again = climb(problem, 1e-2, config, lambda _: None)
-    assert torch.equal(climbed.objective, again.objective)

@@ -116,17 +116,6 @@ def test_an_interrupted_process_says_how_to_go_on(tmp_path):
     assert len(RunFolder(out / "squares").done()) == 1
 
 
-def test_resume_keeps_a_finished_run(tmp_path, monkeypatch):
-    run(tmp_path)
-    before = (tmp_path / "squares" / "summary.json").read_bytes()
-    monkeypatch.setattr(Squares, "trouble", raise_at(1))
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "kept"
-    (outcome,) = run(tmp_path, resume=True, quick=True)  # the full size serves the quick one
-    assert outcome.status == "kept"
-    assert (tmp_path / "squares" / "summary.json").read_bytes() == before
-
-
 def test_resume_with_another_config_is_refused(tmp_path):
     run(tmp_path, quick=True)
     (outcome,) = run(tmp_path, quick=True, resume=True, assignments=("scale=2",))
@@ -136,53 +125,29 @@ def test_resume_with_another_config_is_refused(tmp_path):
     assert "size: quick there, full now" in outcome.reason
 
 
-def test_a_finished_run_is_replaced_only_by_a_finished_one(tmp_path, monkeypatch):
-    run(tmp_path, quick=True)
+def test_a_finished_run_is_replaced_only_by_force_and_kept_aside(tmp_path, monkeypatch):
+    run(tmp_path)
     before = (tmp_path / "squares" / "rows.jsonl").read_bytes()
-    monkeypatch.setattr(Squares, "trouble", raise_at(2))
-    (failed,) = run(tmp_path, assignments=("scale=5",))
-    assert failed.status == "failed"
+    for options in ({}, {"quick": True}, {"assignments": ("scale=5",)}):
+        (refused,) = run(tmp_path, **options)
+        assert refused.status == "failed"
+        assert "holds a finished run (4 units done)" in refused.reason
+        assert "--resume" in refused.reason
+        assert "--force" in refused.reason
+        (kept,) = run(tmp_path, "all", **options)
+        assert kept.status == "kept"
     assert (tmp_path / "squares" / "rows.jsonl").read_bytes() == before
+    previous = Place.of(tmp_path, "squares").previous / "rows.jsonl"
+    monkeypatch.setattr(Squares, "trouble", raise_at(2))
+    for _ in range(2):  # an unfinished run does not replace what is kept aside
+        (failed,) = run(tmp_path, assignments=("scale=5",), force=True)
+        assert failed.status == "failed"
+        assert previous.read_bytes() == before
     monkeypatch.setattr(Squares, "trouble", None)
     (outcome,) = run(tmp_path, assignments=("scale=5",), resume=True)
     assert outcome.status == "finished"
-    assert outcome.folder == tmp_path / "squares"
     assert RunFolder(tmp_path / "squares").rows()[0].value == 5.0
-    place = Place.of(tmp_path, "squares")
-    assert (place.previous / "rows.jsonl").read_bytes() == before
-    assert not place.fresh.path.exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"quick": True}, "which a quick one would replace"),
-        ({"assignments": ("sizes=2,9",)}, "3 of its 4 units would not be in the new one"),
-    ],
-)
-def test_a_full_run_is_replaced_by_less_only_by_force(tmp_path, options, reason):
-    run(tmp_path)
-    before = (tmp_path / "squares" / "rows.jsonl").read_bytes()
-    (refused,) = run(tmp_path, **options)
-    assert refused.status == "failed"
-    assert reason in refused.reason
-    assert "keep it with --resume, or replace it with --force" in refused.reason
-    (kept,) = run(tmp_path, "all", **options)
-    assert (kept.status, kept.reason) == ("kept", "finished before at full size")
-    assert (tmp_path / "squares" / "rows.jsonl").read_bytes() == before
-    (forced,) = run(tmp_path, force=True, **options)
-    assert (forced.status, len(RunFolder(tmp_path / "squares").done())) == ("finished", 2)
-    (full,) = run(tmp_path, assignments=("sizes=9,4,3,2,1",))  # nothing is lost
-    assert full.summary["size"] == "full"
-
-
-def test_a_kill_between_the_two_renames_is_mended(tmp_path):
-    run(tmp_path)
-    place = Place.of(tmp_path, "squares")
-    place.final.path.rename(place.fresh.path)
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "kept"
-    assert place.final.finished
+    assert previous.read_bytes() == before
 
 
 def test_a_run_in_pieces(tmp_path, monkeypatch):
@@ -228,26 +193,18 @@ def test_a_run_that_lacks_units_is_shown_with_those_it_has(tmp_path, grown):
 
 def test_a_summary_is_replaced_although_no_unit_is_missing(tmp_path, grown):
     """As after a kill between the last unit and the summary."""
+    (refused,) = run(tmp_path, assignments=("sizes=1,2,3",))
+    assert "holds an unfinished run (3 units done)" in refused.reason
     (outcome,) = run(tmp_path, assignments=("sizes=3",), resume=True)
     assert outcome.status == "finished"
     assert outcome.summary["rows"] == 3 * 3
     assert RunFolder(tmp_path / "squares").state == "complete"
 
 
-def test_a_run_in_pieces_that_is_started_anew_is_refused_or_kept_aside(
-    tmp_path, grown, monkeypatch
-):
-    (refused,) = run(tmp_path, assignments=("sizes=1,2,3",))
-    assert "holds an unfinished run (3 units done)" in refused.reason
-    monkeypatch.setattr(Squares, "trouble", raise_at(2))
-    (failed,) = run(tmp_path, force=True)
-    assert failed.status == "failed"
-    assert len(RunFolder(tmp_path / "squares").done()) == 3
-    monkeypatch.setattr(Squares, "trouble", None)
-    (forced,) = run(tmp_path, force=True, assignments=("scale=2",))
-    assert forced.status == "finished"
-    assert RunFolder(tmp_path / "squares").rows()[0].value == 2.0
-    assert len(RunFolder(Place.of(tmp_path, "squares").previous).done()) == 3
+def test_resume_keeps_a_finished_run(tmp_path, monkeypatch):
+    run(tmp_path)
+    monkeypatch.setattr(Squares, "trouble", raise_at(1))
+    assert run(tmp_path, resume=True)[0].status == "kept"
 
 
 @pytest.mark.parametrize(("name", "resume"), [("squares", True), ("all", False)])

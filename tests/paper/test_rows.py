@@ -88,18 +88,7 @@ def test_a_cut_off_last_line_is_left_out_and_counted(tmp_path, cut):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        '{"experiment": ',
-        '{"hello": "world"}',
-        "[]",
-        "7",
-        "null",
-        "",
-        "[" * 100_000,
-        "\x00",
-        "1" * 5000,
-    ],
+    "text", ['{"experiment": ', '{"hello": "world"}', "[]", "null", "", "[" * 100_000, "1" * 5000]
 )
 def test_a_line_that_is_no_row_is_counted(tmp_path, text):
     file = tmp_path / "rows.jsonl"
@@ -178,8 +167,6 @@ def nested(depth: int) -> Any:
 
 ROWS = {
     "nested": lambda row: {**row, "value": nested(400)},
-    "nested a little": lambda row: {**row, "value": nested(30)},
-    "value": lambda row: {**row, "value": "text"},
     "metric": lambda row: {**row, "metric": "other"},
     "row config": lambda row: {**row, "config": {}},
     "unit": lambda row: {**row, "unit": 7},
@@ -188,10 +175,8 @@ ROWS = {
 }
 SUMMARIES = {
     "claims": 7,
-    "claims.": [7],
     "claims..": [{"claim": 7, "holds": "x", "ours": {}, "paper": [[]]}],
     "size": 7,
-    "seconds": "long",
     "config": 7,
     "command": {"a": 1},
 }

@@ -22,7 +22,6 @@ from fsmap.paper.uci.table import (
     cells,
     claims,
     on_most,
-    run_baseline,
 )
 from fsmap.px import Stream
 
@@ -136,17 +135,6 @@ def test_a_run_that_diverged_is_never_chosen():
     ]
     assert protocol.choose(results, "ps-map").decay == 1e-3
     assert protocol.choose(results, "l-map").decay == 1e-2
-
-
-def test_a_linear_table_is_ridge_s(monkeypatch, tmp_path):
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(100, 2))
-    table = uci.Table("boston", x, x @ [[1.0], [2.0]], ("a", "b"), "y")
-    monkeypatch.setattr(uci, "read_table", lambda *_: table)
-    rows = as_rows(run_baseline(TINY, "boston", "ridge", context(tmp_path)))
-    (cell,) = cells(rows)
-    assert cell.config == {"alpha": 1e-3}
-    assert cell.mean.mean < 1e-4
 
 
 def rows_of(method, name, values, dataset="boston", **config) -> list[Row]:

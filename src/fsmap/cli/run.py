@@ -48,8 +48,8 @@ def add_parser(subparsers: Any) -> None:
         help="continue an unfinished run, add units that are missing to a finished one, else keep "
         "it; finished units are not repeated")  # fmt: skip
     add("--force", action="store_true",
-        help="start anew although an unfinished run is there, or a full-size one that has "
-        "more")  # fmt: skip
+        help="start anew although a run is there; a finished one is kept in "
+        "DIR/.fsmap/ID.previous")  # fmt: skip
     add("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
     add("--silent", action="store_true", help="no progress bar")
     add("--ray", nargs="?", const="", metavar="ADDRESS",

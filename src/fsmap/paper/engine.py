@@ -2,20 +2,16 @@
 
     OUT/ID/rows.jsonl  units.jsonl  *.png  *.svg  summary.json (last of all)
     OUT/.fsmap/ID.lock        held while a run writes
-    OUT/.fsmap/ID.new/        a run that will replace a finished one when it is finished itself
     OUT/.fsmap/ID.previous/   the finished run that was replaced last
-    OUT/.fsmap/ID.dropped/    an unfinished run that is being removed
 
 ``units.jsonl`` is the first file of a run, so a kill at any moment leaves a folder that can be
-resumed. What happens to a folder that is there already:
+resumed. A run that is there already is refused, unless
 
-- A finished run is replaced when the new one is finished. A quick run, or one that lacks units of
-  it, replaces a full-size run only with ``--force``.
-- With ``--resume`` a finished run stays as it is, and a full run satisfies ``--quick``, as in
-  ``run all --quick``. Fields that only choose units (``Experiment.selecting``) may differ: missing
-  units are added, and the summary stays until one of all units replaces it.
-- An unfinished run is continued with ``--resume``, dropped with ``--force``, else refused.
-- A summary that is missing, damaged or of other rows is made again by ``--resume``.
+- ``--resume``: an unfinished run is continued; a finished one stays as it is, and a full run
+  satisfies ``--quick``, as in ``run all --quick``. Fields that only choose units
+  (``Experiment.selecting``) may differ: missing units are added, and the summary stays until one of
+  all units replaces it. A summary that is missing, damaged or of other rows is made again;
+- ``--force``: it makes room for the new run. A finished one is kept aside.
 """
 
 from __future__ import annotations
@@ -80,8 +76,7 @@ class Options(NamedTuple):
     seeds: int | None = None  # how many seeds, or None for the experiment's own number
     assignments: tuple[str, ...] = ()  # key=value texts
     resume: bool = False  # continue an unfinished run
-    # start anew although an unfinished run is there, or a full-size one with more units
-    force: bool = False
+    force: bool = False  # start anew although a run is there
     data_dir: Path | None = None  # where to look for data first
     silent: bool = False  # no progress bar
 
@@ -396,7 +391,7 @@ class Job:
         ``stack`` keeps the folder's lock. ``remote``: units are measured on other machines, so this
         one needs no device for them.
         """
-        experiment, options, place = self.experiment, self.options, self.place
+        experiment, options = self.experiment, self.options
         if not remote:
             device = choose_device(experiment, options.device)
             lacks = experiment.device == "gpu" and device == "cpu" and not options.quick
@@ -409,63 +404,48 @@ class Job:
             empty = [f"{name} is empty" for name, value in asked.items() if value == []]
             message = f"there is nothing to do with this config: {', '.join(empty) or asked}."
             raise InputError(message)
-        stack.enter_context(locked(place))
-        place.settle()
-        if not (options.resume or options.force) and place.final.finished:
-            if lost := _lost(place.final, units, options):
-                if self.lenient:
-                    return self.end("kept", "finished before at full size")
-                message = (
-                    f"{place.final.path} holds a finished full-size run, {lost}. Choose another "
-                    "--out, keep it with --resume, or replace it with --force."
-                )
-                raise InputError(message)
-        folder = self._open(units, say)
-        if folder is None:
+        stack.enter_context(locked(self.place))
+        if self.lenient and self.folder.finished and not (options.resume or options.force):
+            return self.end("kept", "finished before; --force runs it again")
+        if not self._open(units, say):
             return self.end("kept", "finished before")
-        self.folder, done = folder, folder.done()
+        done = self.folder.done()
         if options.data_dir is not None:  # absolute, because a worker has another current folder
             options = options._replace(data_dir=options.data_dir.absolute())
-        about = experiment, self.config, options, folder.path.absolute()
+        about = experiment, self.config, options, self.folder.path.absolute()
         self.tasks = [Task(*about, unit) for unit in units if key_of(unit) not in done]
         self.left = len(self.tasks)
         return None
 
-    def _open(self, units: Sequence[Unit], say: Say) -> RunFolder | None:
-        """The folder to write to, ready for the next unit; None if there is nothing left to do."""
-        options, place, header = self.options, self.place, self.header()
+    def _open(self, units: Sequence[Unit], say: Say) -> bool:
+        """Make the folder ready for the next unit; False if there is nothing left to do."""
+        options, found, header = self.options, self.folder, self.header()
         if not options.force:
-            for run in (place.fresh, place.final):
-                if not run.finished or options.resume:
-                    run.check()
-        pending = place.pending()
-        found = pending or (place.final if place.final.finished else None)
-        if options.resume and found is not None:
+            found.check()
+        if found.foreign:
+            message = f"{found.path} exists and holds no run of fsmap. Choose another --out."
+            raise InputError(message)
+        state, done = found.state, found.done()
+        if options.resume and state != "empty":
             full = found.finished and found.header()["size"] == "full"
-            if full and options.quick and found.state != "damaged":
-                return None  # a full run satisfies --quick
+            if full and options.quick and state != "damaged":
+                return False  # a full run satisfies --quick
             _check_same(found, header, self.experiment.selecting)
-            done = found.done()
-            if found.state == "complete" and all(key_of(unit) in done for unit in units):
-                return None
+            if state == "complete" and all(key_of(unit) in done for unit in units):
+                return False
             header["units"] = len({*done, *map(key_of, units)})
             say(f"{self.experiment.id}: {_resuming(found.repair(header))}")
-            return found
-        if pending is not None and not options.force and (done := pending.done()):
+            return True
+        if not options.force and (found.finished or done):
+            there = "a finished" if state == "complete" else "an unfinished"
             message = (
-                f"{pending.path} holds an unfinished run ({len(done)} units done). "
-                "Continue it with --resume, or start anew with --force."
+                f"{found.path} holds {there} run ({len(done)} units done). Continue or keep it "
+                "with --resume, start anew with --force, or choose another --out."
             )
             raise InputError(message)
-        if place.final.foreign:
-            message = f"{place.final.path} exists and holds no run of fsmap. Choose another --out."
-            raise InputError(message)
-        for run in (place.fresh, place.final):
-            if not run.finished:
-                place.drop(run)
-        folder = place.fresh if place.final.finished else place.final
-        folder.begin({**header, "units": len(units)})
-        return folder
+        self.place.clear()
+        found.begin({**header, "units": len(units)})
+        return True
 
     def take(self, task: Task, result: Any, error: BaseException | None) -> None:
         """Write a unit that was measured, or note its error."""
@@ -491,7 +471,6 @@ class Job:
             self.folder.arrange(self.experiment.units(self.config))
             keep = {"command": self.options.command(self.experiment.id)}
             summary = publish(self.experiment, self.folder, self.header(), keep)
-            self.place.settle()
         except Exception as error:
             return self.failed(error)
         return self.end("finished", summary=summary)
@@ -524,17 +503,6 @@ def _resuming(content: Content) -> str:
     if content.dropped:
         text += f", {content.dropped} rows of an unfinished unit dropped"
     return text
-
-
-def _lost(run: RunFolder, units: Sequence[Unit], options: Options) -> str:
-    """What a finished full-size run would lose if a new one took its place; "" if nothing."""
-    if run.header()["size"] != "full":
-        return ""
-    if options.quick:
-        return "which a quick one would replace"
-    done = run.done()
-    less = len(done.keys() - map(key_of, units))
-    return f"and {less} of its {len(done)} units would not be in the new one" if less else ""
 
 
 def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence[str]) -> None:

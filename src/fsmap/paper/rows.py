@@ -494,42 +494,26 @@ class RunFolder:
 
 
 class Place(NamedTuple):
-    """Where a run's folders are."""
+    """Where a run is, and what belongs to it in ``OUT/.fsmap``."""
 
     final: RunFolder
-    fresh: RunFolder
-    previous: Path
-    dropped: Path
-    lock: Path
+    previous: Path  # the finished run that was replaced last
+    dropped: Path  # an unfinished run that is being removed
+    lock: Path  # held while a run writes
 
     @classmethod
     def of(cls, out: Path, name: str) -> Place:
         """The folders of one experiment."""
-        fresh, *beside = (
-            out / ".fsmap" / f"{name}.{end}" for end in ("new", "previous", "dropped", "lock")
-        )
-        return cls(RunFolder(out / name), RunFolder(fresh), *beside)
+        beside = (out / ".fsmap" / f"{name}.{end}" for end in ("previous", "dropped", "lock"))
+        return cls(RunFolder(out / name), *beside)
 
-    def settle(self) -> RunFolder:
-        """Let a finished new run take its place; the finished run that was there is kept aside."""
-        if self.fresh.finished:
-            if self.final.path.exists():
-                shutil.rmtree(self.previous, ignore_errors=True)
-                self.final.path.rename(self.previous)
-            self.fresh.path.rename(self.final.path)
-        return self.final
-
-    def drop(self, run: RunFolder) -> None:
-        """Remove a run: in one piece, so that a kill leaves no part of it in its place."""
+    def clear(self) -> None:
+        """Keep a finished run aside, remove another one: by one rename, which no kill divides."""
+        if self.final.path.exists():
+            aside = self.previous if self.final.finished else self.dropped
+            shutil.rmtree(aside, ignore_errors=True)
+            self.final.path.rename(aside)
         shutil.rmtree(self.dropped, ignore_errors=True)
-        if run.path.exists():
-            run.path.rename(self.dropped)
-            shutil.rmtree(self.dropped, ignore_errors=True)
-
-    def pending(self) -> RunFolder | None:
-        """The run that lacks units or its summary, if there is one."""
-        runs = (self.fresh, self.final)
-        return next((run for run in runs if run.state in ("unfinished", "damaged")), None)
 
 
 def locked(place: Place) -> AbstractContextManager[None]:

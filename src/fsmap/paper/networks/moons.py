@@ -262,55 +262,48 @@ PATH = {
 """What is drawn against ε, and its name."""
 
 
+def axes_of(pixels: int) -> list[Tensor]:
+    """Coordinates of the picture's columns and rows, ``[pixels]`` each."""
+    ends = zip(LOW, HIGH, strict=True)
+    return [torch.linspace(a, b, pixels, dtype=torch.float64) for a, b in ends]
+
+
 def points(pixels: int) -> Tensor:
     """Points of the picture, row by row from below, ``[pixels², 2]``."""
-    x, y = (
-        torch.linspace(a, b, pixels, dtype=torch.float64) for a, b in zip(LOW, HIGH, strict=True)
-    )
-    rows, columns = torch.meshgrid(y, x, indexing="ij")
-    return torch.stack([columns.reshape(-1), rows.reshape(-1)], dim=-1)
+    x, y = axes_of(pixels)
+    return torch.cartesian_prod(y, x).flip(-1)
 
 
-def _draw_function(ax: Axes, rows: Rows, jitter: float) -> Any:
-    where = {"metric": "probability", "method": "l-map", "start": "random", "seed": 0}
-    (row,) = tables.select(rows, jitter=jitter, **where)
-    field = _smooth(row.value)
-    look = {"origin": "lower", "aspect": "auto", "interpolation": "none", "vmin": 0, "vmax": 1}
-    box = (LOW[0], HIGH[0], LOW[1], HIGH[1])
-    image = ax.imshow(field, extent=box, cmap=_color_map(), **look)
-    if field.min() < 0.45 and field.max() > 0.55:  # the boundary of a constant is an accident
-        x, y = (torch.linspace(a, b, SMOOTH) for a, b in zip(LOW, HIGH, strict=True))
-        ax.contour(x, y, field, [0.5], colors=[figures.BLACK], linewidths=1.2)
-    inputs = torch.tensor(tables.select(rows, metric="inputs")[0].value)
-    labels = torch.tensor(tables.select(rows, metric="labels")[0].value)
-    for label, color in ((0, figures.COLORS["ps-map"]), (1, figures.COLORS["fs-map"])):
-        chosen = inputs[labels == label]
-        ax.scatter(chosen[:, 0], chosen[:, 1], s=9, color=color, edgecolor=figures.WHITE,
-                   linewidth=0.4, label=f"class {label}")  # fmt: skip
-    ax.set(xlabel="$x_1$", xlim=(LOW[0], HIGH[0]), ylim=(LOW[1], HIGH[1]))
-    ax.grid(visible=False)
-    return image
-
-
-def _smooth(values: Sequence[float]) -> Any:
-    """The measured points, interpolated to a picture, ``[SMOOTH, SMOOTH]``."""
-    pixels = math.isqrt(len(values))
-    field = torch.tensor(values, dtype=torch.float64).reshape(1, 1, pixels, pixels)
-    size = (SMOOTH, SMOOTH)
-    larger = torch.nn.functional.interpolate(field, size=size, mode="bilinear", align_corners=True)
-    return larger[0, 0].numpy()
-
-
-def _color_map() -> Any:
+def _draw_functions(
+    figure: Figure, axes: Sequence[Axes], rows: Rows, jitters: Sequence[float]
+) -> None:
+    """Probabilities of L-MAP at each ε, with the data, and one color bar."""
     from matplotlib.colors import LinearSegmentedColormap
 
     # paler than the points that lie on it
-    return LinearSegmentedColormap.from_list("moons", ["#86addb", "#f4f2ee", "#e8a88f"])
-
-
-def _color_bar(figure: Figure, image: Any, axes: Any) -> None:
-    look = {"shrink": 0.9, "pad": 0.02, "ticks": [0, 0.5, 1]}
-    color_bar(figure, image, axes, "probability of class 1", **look)
+    colors = LinearSegmentedColormap.from_list("moons", ["#86addb", "#f4f2ee", "#e8a88f"])
+    look = {"origin": "lower", "aspect": "auto", "interpolation": "none", "vmin": 0, "vmax": 1}
+    where = {"metric": "probability", "method": "l-map", "start": "random", "seed": 0}
+    inputs, labels = (torch.tensor(tables.values(rows, metric=m)[0]) for m in ("inputs", "labels"))
+    for ax, jitter in zip(axes, jitters, strict=True):
+        (row,) = tables.select(rows, jitter=jitter, **where)
+        pixels = math.isqrt(len(row.value))
+        coarse = torch.tensor(row.value, dtype=torch.float64).reshape(1, 1, pixels, pixels)
+        size = {"size": (SMOOTH, SMOOTH), "mode": "bilinear", "align_corners": True}
+        field = torch.nn.functional.interpolate(coarse, **size)[0, 0]
+        box = (LOW[0], HIGH[0], LOW[1], HIGH[1])
+        image = ax.imshow(field, extent=box, cmap=colors, **look)
+        if field.min() < 0.45 and field.max() > 0.55:  # the boundary of a constant is an accident
+            ax.contour(*axes_of(SMOOTH), field, [0.5], colors=[figures.BLACK], linewidths=1.2)
+        for label, color in ((0, figures.COLORS["ps-map"]), (1, figures.COLORS["fs-map"])):
+            chosen = inputs[labels == label]
+            ax.scatter(chosen[:, 0], chosen[:, 1], s=9, color=color, edgecolor=figures.WHITE,
+                       linewidth=0.4, label=f"class {label}")  # fmt: skip
+        ax.set(xlabel="$x_1$", xlim=(LOW[0], HIGH[0]), ylim=(LOW[1], HIGH[1]))
+        ax.grid(visible=False)
+    axes[0].set_ylabel("$x_2$")
+    bar = {"shrink": 0.9, "pad": 0.02, "ticks": [0, 0.5, 1]}
+    color_bar(figure, image, axes, "probability of class 1", **bar)
 
 
 PAPER_JITTERS = (1e-2, 1e-1, 1.0, 10.0)
@@ -422,11 +415,9 @@ class MoonsSolutions(Experiment):
         found = by_jitter(rows, "spread")
         shown = [j for j in found if any(math.isclose(j, p, rel_tol=1e-6) for p in PAPER_JITTERS)]
         figure, axes = figures.axes(len(shown), panel=(2.6, 2.5), squeeze=False, sharey=True)
+        _draw_functions(figure, list(axes[0]), rows, shown)
         for ax, jitter in zip(axes[0], shown, strict=True):
-            image = _draw_function(ax, rows, jitter)
             ax.set_title(jitter_title(jitter))
-        axes[0, 0].set_ylabel("$x_2$")
-        _color_bar(figure, image, axes)
         return {"moons-solutions": figure, "moons-solutions-path": _path(rows)}
 
     def interactive(self, rows: Rows) -> Interactive:
@@ -434,9 +425,7 @@ class MoonsSolutions(Experiment):
         frames = []
         for jitter in accuracy:
             figure, ax = figures.axes(panel=(4.6, 3.4))
-            image = _draw_function(ax, rows, jitter)
-            ax.set_ylabel("$x_2$")
-            _color_bar(figure, image, ax)
+            _draw_functions(figure, [ax], rows, [jitter])
             note = f"train accuracy {accuracy[jitter]:.3f}, NLL {nll[jitter]:.3f} nats"
             frames.append(Frame(f"ε = {jitter:.3g}", figure=figure, note=note))
         away = [abs(math.log10(jitter)) for jitter in accuracy]

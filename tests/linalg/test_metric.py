@@ -37,6 +37,7 @@ METRICS = {
     ),
     "general": lambda: general(symmetric(S * K, S * K, definite=True)),
     "rank_one_general": lambda: general(torch.ones(S * K, S * K)),
+    "low_rank_general": lambda: general(OUT.mT.repeat(4, 1) @ OUT.repeat(1, 4)),
 }
 
 

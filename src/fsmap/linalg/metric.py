@@ -98,7 +98,7 @@ class Output(NamedTuple):
         assert self.matrix is not None
         shape = (K, K) if self.matrix.ndim == 2 else (S, K, K)
         _check("Output", self.matrix, shape, "[K, K] or [S, K, K]")
-        return _root(self.matrix.to(out))
+        return _root(self.matrix, out)
 
 
 class SoftmaxFisher(NamedTuple):
@@ -137,9 +137,9 @@ class General(NamedTuple):
                 f"got {tuple(self.matrix.shape)}"
             )
             raise InputError(message)
-        matrix = self.matrix.to(out).reshape(n, n)
+        matrix = self.matrix.reshape(n, n)
         _check("General", matrix, (n, n), "[S*K, S*K]")
-        factor = _root(matrix / S)
+        factor = _root(matrix / S, out)
 
         def rows(u: Tensor) -> Tensor:
             return (factor.mT.to(u) @ u.reshape(n, -1)).reshape(n, *u.shape[2:])
@@ -178,25 +178,25 @@ def as_metric(metric: Metric | Tensor, S: int, K: int) -> Metric:
     raise InputError(message)
 
 
-def _root(matrix: Tensor) -> Tensor:
+def _root(matrix: Tensor, out: Tensor) -> Tensor:
     """VΛ^½ of a symmetric matrix; a constant: eigenvectors have no stable derivative."""
-    matrix = matrix.detach().double()
+    rounding = max(torch.finfo(t.dtype).eps for t in (matrix, out) if t.is_floating_point())
+    matrix = matrix.to(out).detach().double()
     difference = (matrix - matrix.mT).abs().max()
     if not holds(difference <= 1e-6 * matrix.abs().max(), otherwise=True):
         message = f"a metric must be symmetric; it differs from its transpose by {difference:.3g}"
         raise InputError(message)
     eigenvalues, vectors = torch.linalg.eigh(matrix)
     # Rounding makes zero eigenvalues slightly negative: up to this they are zero.
-    largest = eigenvalues.abs().amax(-1, keepdim=True)
-    floor = matrix.shape[-1] * torch.finfo(torch.float64).eps * largest
-    if not holds((eigenvalues >= -floor).all(), otherwise=True):
+    size = matrix.shape[-1] * eigenvalues.abs().amax(-1, keepdim=True)
+    if not holds((eigenvalues >= -rounding * size).all(), otherwise=True):
         message = (
             f"a metric must not have negative eigenvalues, got {float(eigenvalues.min()):.3g}. "
             "Leave its negative part out."
         )
         raise InputError(message)
-    eigenvalues = torch.where(eigenvalues <= floor, 0.0, eigenvalues)
-    factor: Tensor = vectors * eigenvalues.sqrt()[..., None, :]
+    zero = eigenvalues <= torch.finfo(torch.float64).eps * size
+    factor: Tensor = vectors * torch.where(zero, 0.0, eigenvalues).sqrt()[..., None, :]
     return factor
 
 

@@ -22,12 +22,12 @@ import struct
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from fsmap.data.catalogue import Folder, find, locate
 from fsmap.errors import InputError, MissingDataError, require
@@ -43,6 +43,8 @@ PADDING = 4  # of the paper's random crops
 WHITE_NOISE = "white-noise"
 NOISE_IMAGES = 10_000
 NOISE_SEED = 0  # the images are fixed: the same in every run
+
+Moved = TypeVar("Moved")
 
 
 # --- reading
@@ -60,7 +62,12 @@ class Images(NamedTuple):
 
     def to(self, device: torch.device | str) -> Images:
         """The same images on a device."""
-        return Images(self.x.to(device), self.y.to(device))
+        return _moved(self, device)
+
+
+def _moved(value: Moved, device: torch.device | str | None) -> Moved:
+    moved: Moved = tree_map_only(Tensor, lambda t: t.to(device), value)
+    return moved
 
 
 def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Images:
@@ -390,16 +397,14 @@ class EvaluationSet(NamedTuple):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw ``n`` images: what makes this an evaluation distribution for ``fsmap.LMAP``."""
-        device = self.sources[0].images.device
-        picks: Picks = tree_map(lambda t: t.to(device), self.draw((n,), generator))
+        picks = _moved(self.draw((n,), generator), self.sources[0].images.device)
         return self.take(picks, torch.get_default_dtype())
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> EvaluationSet:
         """The same set on another device (bytes stay bytes)."""
-        moved = tuple(s._replace(images=s.images.to(device)) for s in self.sources)
-        return self._replace(sources=moved)
+        return _moved(self, device)
 
 
 def parse(px: str) -> list[tuple[str, float]]:
@@ -435,8 +440,7 @@ def white_noise(shape: tuple[int, ...], number: int = NOISE_IMAGES) -> Tensor:
 # --- tasks
 
 
-KNOWN = ("train", WHITE_NOISE, *READERS)
-"""What p_X may name."""
+KNOWN = ("train", WHITE_NOISE, *READERS)  # what p_X may name
 
 
 class ImageSet(NamedTuple):
@@ -495,9 +499,7 @@ class ImageTask(NamedTuple):
 
     def to(self, device: torch.device | str) -> ImageTask:
         """The same data on a device."""
-        train, valid, test = (part.to(device) for part in (self.train, self.valid, self.test))
-        px = None if self.px is None else self.px.to(device)
-        return self._replace(train=train, valid=valid, test=test, px=px)
+        return _moved(self, device)
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of what is trained and evaluated on, for the checkpoint."""
@@ -555,14 +557,30 @@ def load_task(
     train, held_out = _held_out(train, facts, valid, split_seed, limit)
     train = train._replace(y=noisy_labels(train.y, label_noise, facts.classes, label_noise_seed))
     flips = facts.augment if augment is None else augment
+
+    def source(name: str) -> Source:
+        """One component of p_X."""
+        if name == WHITE_NOISE:
+            return Source(name, white_noise(facts.shape, min(NOISE_IMAGES, limit or NOISE_IMAGES)))
+        if name == "train":
+            return Source(name, train.x, flips)
+        known = find(name, KNOWN).name
+        if generated:
+            return Source(name, generate(facts.shape, GENERATED_TEST, seed=2).x, flips)
+        split = READERS[known][0][0] if known in READERS else "train"
+        images = read_images(name, split, data_dir).x
+        if tuple(images.shape[1:]) != facts.shape:
+            message = (
+                f"p_X {name!r} has images of shape {tuple(images.shape[1:])}, the training images "
+                f"have {facts.shape}. Choose a set of the same shape, or white-noise."
+            )
+            raise InputError(message)
+        return Source(name, images, flips)
+
     evaluation = None
     if px is not None:
-        found = [
-            (_source(one, train.x, facts.shape, generated, limit, data_dir), weight)
-            for one, weight in parse(px)
-        ]
-        sources = tuple(s._replace(augmented=flips and s.name != WHITE_NOISE) for s, _ in found)
-        evaluation = EvaluationSet(sources, tuple(w for _, w in found), facts.normalize)
+        names, weights = zip(*parse(px), strict=True)
+        evaluation = EvaluationSet(tuple(map(source, names)), weights, facts.normalize)
     return ImageTask(
         data if folder else find(data).name,
         train,
@@ -629,30 +647,3 @@ def _held_out(
         order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))
     rest, held_out = order[valid:].sort().values, order[:valid].sort().values
     return train.take(rest[:limit]), train.take(held_out)
-
-
-def _source(
-    name: str,
-    train: Tensor,
-    shape: tuple[int, int, int],
-    generated: bool,
-    limit: int | None,
-    data_dir: Folder,
-) -> Source:
-    """One component of p_X."""
-    if name == WHITE_NOISE:
-        return Source(name, white_noise(shape, min(NOISE_IMAGES, limit or NOISE_IMAGES)))
-    if name == "train":
-        return Source(name, train)
-    known = find(name, KNOWN).name
-    if generated:
-        return Source(name, generate(shape, GENERATED_TEST, seed=2).x)
-    split = READERS[known][0][0] if known in READERS else "train"
-    images = read_images(name, split, data_dir).x
-    if tuple(images.shape[1:]) != shape:
-        message = (
-            f"p_X {name!r} has images of shape {tuple(images.shape[1:])}, the training images have "
-            f"{shape}. Choose a set of the same shape, or white-noise."
-        )
-        raise InputError(message)
-    return Source(name, images)

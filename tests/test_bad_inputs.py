@@ -24,7 +24,7 @@ from fsmap.tables.sklearn import LMAPClassifier, LMAPRegressor
 
 CALLS = {
     "functional({})": """
-        Net | Module; torch.tanh | Module; nn.Tanh() | trainable; net, last_layer="head" | head;
+        Net | Module; torch.tanh | Module; nn.Tanh() | trainable;
         net, forward=3
     """,
     "log_det(f, p, x, jitter=1.0, {})": """
@@ -49,7 +49,7 @@ CALLS = {
     """,
     "LMAP(net, px, num_points=4, {})": """
         estimator="exakt"; beta=-1e-3; batchnorm="eval"; every=0; probes=0; seed=0.5;
-        last_layer="nothing" | nothing; layers=["nothing"] | nothing; outputs=0
+        layers=["nothing"] | nothing; outputs=0
     """,
     "LMAP(net, px, num_points=4).attach({})": """
         scheduler | Optimizer; None | Optimizer; optimizer(Net()) | parameter

@@ -148,23 +148,6 @@ def test_a_lazy_module_has_to_see_data_first(seeded):
         fsmap.functional(nn.LazyLinear(2))
 
 
-def test_last_layer_is_checked(seeded):
-    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2))
-    with pytest.raises(UnsupportedModuleError, match="linear"):
-        fsmap.functional(net, last_layer="1")
-    f, params = fsmap.functional(net, last_layer="0")
-    with pytest.raises(UnsupportedModuleError, match="produce"):
-        f(params, torch.zeros(1, 2))
-    f, params = fsmap.functional(net, last_layer="2")
-    x = torch.randn(4, 2)
-    out, state = f.with_state(params, x)
-    torch.testing.assert_close(out, net(x))
-    torch.testing.assert_close(state.features[0], net[:2](x))
-    assert f.last_layer_names() == ["2.weight", "2.bias"]
-    with pytest.raises(UnsupportedModuleError, match="second"):
-        fsmap.functional(cases.case("shared").module, last_layer="second")
-
-
 def test_ravel_and_unravel_are_inverse():
     params = cases.case("wide").params
     vector = ravel(params)

@@ -35,7 +35,6 @@ class State(NamedTuple):
     """What one pass through a module made besides its output."""
 
     buffers: dict[str, Tensor]  # after the pass: running statistics
-    features: tuple[Tensor, ...] = ()  # input of the last linear layer, where it was asked for
     parts: tuple[Tensor, ...] = ()  # tensors of the output, if the module returned an object
 
 
@@ -80,12 +79,9 @@ class Functional:
     forward-mode differentiation works. The mode (``train`` or ``eval``) is read at the call.
     """
 
-    def __init__(
-        self, module: nn.Module, forward: Forward | None = None, last_layer: str | None = None
-    ) -> None:
+    def __init__(self, module: nn.Module, forward: Forward | None = None) -> None:
         """Arguments as in :func:`functional`."""
         self.module = module
-        self.last_layer = last_layer
         self._call = _Call(module, forward or call_module)
         self._parts = tuple(module.modules())
         self._names: set[str] = set()
@@ -114,7 +110,7 @@ class Functional:
     def with_state(
         self, params: Params, x: Inputs, buffers: dict[str, Tensor] | None = None
     ) -> tuple[Tensor, State]:
-        """The output, the buffers as the pass left them, and the last layer's input.
+        """The output, and the buffers as the pass left them.
 
         ``buffers`` are used instead of the module's own; they are not changed.
         """
@@ -124,24 +120,8 @@ class Functional:
             buffers = dict(self.module.named_buffers()) if any(self.modes) else {}
         buffers = {n: b.clone() for n, b in buffers.items()}
         values = {f"module.{name}": t for name, t in {**params, **buffers}.items()}
-        if self.last_layer is None:
-            out, parts = self._pass(values, x)
-            return out, State(buffers, (), parts)
-        layer = self.module.get_submodule(self.last_layer)
-        calls: list[tuple[Tensor, Tensor]] = []
-        hook = layer.register_forward_hook(lambda _, args, out: calls.append((args[0], out)))
-        try:
-            out, parts = self._pass(values, x)
-        finally:
-            hook.remove()
-        if len(calls) != 1 or calls[0][1] is not out:
-            message = (
-                f"last_layer={self.last_layer!r} does not produce the module's output as it is: it "
-                f"was called {len(calls)} times. Name the linear layer whose output is returned, "
-                "or leave last_layer out."
-            )
-            raise UnsupportedModuleError(message)
-        return out, State(buffers, (calls[0][0],), parts)
+        out, parts = self._pass(values, x)
+        return out, State(buffers, parts)
 
     def _check_names(self, params: Params) -> None:
         """Refuse names that ``functional_call`` would ignore; a part of the names is allowed."""
@@ -183,13 +163,6 @@ class Functional:
         """What an ordinary call returns, as it is."""
         return self._call(x)
 
-    def last_layer_names(self) -> list[str]:
-        """Names of the last layer's trainable parameters; empty when there is no last layer."""
-        if self.last_layer is None:
-            return []
-        layer = self.module.get_submodule(self.last_layer)
-        return [f"{self.last_layer}.{n}" for n, p in layer.named_parameters() if p.requires_grad]
-
 
 class Wrapped(Functional):
     """A model function around another one; subclasses define :meth:`with_state`."""
@@ -197,7 +170,7 @@ class Wrapped(Functional):
     def __init__(self, inner: Functional) -> None:
         """Share the module and its attributes."""
         self.inner = inner
-        self.module, self.last_layer, self.scripted = inner.module, inner.last_layer, inner.scripted
+        self.module, self.scripted = inner.module, inner.scripted
         self._call = inner._call
 
     @property
@@ -211,9 +184,7 @@ class Wrapped(Functional):
         return self.inner.modes
 
 
-def functional(
-    module: nn.Module, *, forward: Forward | None = None, last_layer: str | None = None
-) -> tuple[Functional, Params]:
+def functional(module: nn.Module, *, forward: Forward | None = None) -> tuple[Functional, Params]:
     """Split a module into a pure function and its trainable parameters.
 
     Args:
@@ -221,8 +192,6 @@ def functional(
             of ``f``, a parameter that is used twice appears once.
         forward: ``forward(module, x)``; by default ``module(x)``, ``module(**x)`` for a dict and
             ``module(*x)`` for a tuple.
-        last_layer: Name of the linear layer whose output is the module's: :func:`fsmap.trace` then
-            takes its block in closed form.
 
     Returns:
         ``f`` and ``params``: ``f(params, x)`` equals ``module(x)``. The parameters are the module's
@@ -257,9 +226,7 @@ def functional(
             f"{lazy[0]!r} has no shape yet (a lazy module). Call the module once on data before."
         )
         raise UnsupportedModuleError(message)
-    if last_layer is not None:
-        _check_last_layer(module, last_layer)
-    return Functional(module, forward, last_layer), params
+    return Functional(module, forward), params
 
 
 class _Call(nn.Module):
@@ -293,21 +260,6 @@ def tensor_of(out: Any) -> Tensor:
         f".logits. {PICK}"
     )
     raise UnsupportedModuleError(message)
-
-
-def _check_last_layer(module: nn.Module, name: str) -> None:
-    linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-    message = None
-    if name not in linear:
-        message = f"is not a linear layer of {type(module).__name__}; its linear layers: {linear}"
-    else:
-        own = {id(p) for p in module.get_submodule(name).parameters()}
-        elsewhere = (m for n, m in module.named_modules() if n != name)
-        if any(id(p) in own for m in elsewhere for p in m.parameters(recurse=False)):
-            message = "shares its weight with another layer: its block of the trace is not its own"
-    if message:
-        message = f"last_layer={name!r} {message}"
-        raise UnsupportedModuleError(message)
 
 
 def ravel(params: Params) -> Tensor:

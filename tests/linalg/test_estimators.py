@@ -209,44 +209,6 @@ def test_softmax_fisher_and_its_gradient(method, detach):
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-8)
 
 
-@pytest.fixture
-def headed(seeded):
-    """A network that knows its last layer, and points."""
-    net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 3))
-    f, params = fsmap.functional(net, last_layer="2")
-    return f, params, torch.randn(6, 2)
-
-
-@pytest.mark.parametrize("method", ["fd", "fd_central", "jvp"])
-def test_last_layer_in_closed_form(headed, method, generator):
-    f, params, x = headed
-    truth = oracles.trace_slow(f, params, x)
-    options = {"method": method, "beta": 1e-4}
-    found = fsmap.trace(
-        f, params, x, probes=oracles.complete_probes(params), **options
-    ).value.detach()
-    torch.testing.assert_close(found, truth, rtol=1e-9 if method == "jvp" else 1e-3, atol=0)
-    psi = probes.normal(params, 200, generator)
-    plain = fsmap.trace(fsmap.functional(f.module)[0], params, x, probes=psi, **options)
-    better = fsmap.trace(f, params, x, probes=psi, **options)
-    assert better.stderr < 0.8 * plain.stderr
-    assert abs(better.value.detach() - truth) < 5 * better.stderr
-
-
-@pytest.mark.parametrize(("frozen", "size"), [("bias", 8), ("weight", 2), (None, 10)])
-def test_last_layer_counts_places_and_leaves_out_what_is_frozen(seeded, frozen, size):
-    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    if frozen is not None:
-        getattr(net[2], frozen).requires_grad_(False)
-    f, params = fsmap.functional(net, last_layer="2")
-    x = torch.randn(5, 7, 3)  # the layer is applied at 7 places of each point
-    out, state = f.with_state(params, x)
-    block = estimators.last_layer_trace(f, out, state.features[0])
-    jac = oracles.jacobian_slow(f, params, x)
-    expected = jac[..., -size:].square().sum() / 5  # the last parameters are the layer's
-    torch.testing.assert_close(block.detach(), expected)
-
-
 def test_dropout_has_the_same_mask_in_all_passes(seeded):
     net = nn.Sequential(nn.Linear(2, 50), nn.Tanh(), nn.Dropout(0.5), nn.Linear(50, 2))
     f, params = fsmap.functional(net)

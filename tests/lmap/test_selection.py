@@ -92,7 +92,7 @@ def test_modes_agree_with_the_definition(mode: str) -> None:
     assert value.item() == pytest.approx(slow(module, points, rows), rel=1e-10)
 
 
-@pytest.mark.parametrize("options", [{}, {"last_layer": "2"}, {"estimator": "exact"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"estimator": "exact"}], ids=str)
 @pytest.mark.parametrize("mode", ["joint", "frozen"])
 def test_sampling_is_unbiased_and_exact_with_all_outputs(mode: str, options: dict) -> None:
     module, x = mlp(), torch.ones(3, 2)
@@ -192,8 +192,6 @@ def test_bad_input_is_named() -> None:
     module = mlp()
     with pytest.raises(InputError, match=r"layers='body\.\*' matches no .*: \['0', '2'\]"):
         fsmap.LMAP(module, PX, num_points=S, layers="body.*")
-    with pytest.raises(InputError, match="last_layer"):
-        fsmap.LMAP(module, PX, num_points=S, layers="0", last_layer="2")
     with pytest.raises(InputError, match="outputs"):
         fsmap.LMAP(module, PX, num_points=S, outputs=0)
     with pytest.raises(InputError, match="SoftmaxFisher"):

@@ -27,7 +27,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import (
     HALF,
-    Functional,
     NoiseReplay,
     State,
     accumulate,
@@ -265,9 +264,6 @@ def trace(
 ) -> Estimate:
     r"""Tr 𝒥 with 𝒥 = E[JᵀgJ] over the points ``x``, differentiable in ``params``.
 
-    If f was made by ``functional(module, last_layer=NAME)``, the block of that layer is taken in
-    closed form, K·(‖h‖² + 1), by the estimators that probe the parameters in the Euclidean metric.
-
     Args:
         f: Model function.
         params: Parameters.
@@ -329,19 +325,12 @@ class Evaluated(NamedTuple):
 def evaluate(
     estimator: Estimator, site: Site, probes: Probes, *, with_output: bool = True
 ) -> Evaluated:
-    """The one place that puts R together: all probes, and the last layer's block if f knows it.
+    """The one place that puts R together, from all probes.
 
     The values can be differentiated, vmapped and compiled. Several probes are evaluated together if
     the output of a pass is not needed.
     """
     f = site.f
-    in_closed_form = isinstance(f, Functional) and f.last_layer is not None
-    in_closed_form &= estimator.parameter_probes and site.metric is None
-    if in_closed_form:
-        assert isinstance(f, Functional)
-        assert isinstance(probes, dict)
-        own = f.last_layer_names()
-        probes = {n: torch.zeros_like(p) if n in own else p for n, p in probes.items()}
 
     def one(probe: Any) -> Tensor:
         return estimator.at(site, probe).value
@@ -362,11 +351,6 @@ def evaluate(
         if several:
             rest = tree_map(lambda t: t[1:], probes)
             values = torch.cat([values, each(rest)])
-    if in_closed_form:
-        assert isinstance(f, Functional)
-        if out is None or state is None:
-            out, state = run(f, site.params, site.x)
-        values = values + last_layer_trace(f, out, state.features[0])
     return Evaluated(values, out, state)
 
 
@@ -387,18 +371,6 @@ def over_probes(
         except (RuntimeError, UnsupportedModuleError):
             pass  # if vmap is not the reason it fails again below
     return torch.stack([one(*tree_map(lambda t, r=r: t[r], probes)) for r in range(R)])
-
-
-def last_layer_trace(f: Functional, out: Tensor, features: Tensor) -> Tensor:
-    """K·‖h‖² for the weight and K for the bias of the last layer with inputs h ``features``."""
-    names = f.last_layer_names()
-    S, K = out.shape[0], out.shape[-1]
-    value = out.new_zeros((), dtype=wide(out.dtype))
-    if any(n.endswith("weight") for n in names):
-        value = value + K * accumulate(features).square().sum() / S
-    if any(n.endswith("bias") for n in names):
-        value = value + out[0].numel()
-    return value
 
 
 ROUNDING_SHARE = 0.1  # of a step, and of a trace, that may be rounding

@@ -292,7 +292,7 @@ class Regularizer(StepCounter):
         """Check the options and start at step 0."""
         self.options = options.checked(module)
         super().__init__(module, options.seed, options.every)
-        self.f = Functional(module, self._call_module, options.last_layer)
+        self.f = Functional(module, self._call_module)
         self.keywords: dict[str, Any] = {}  # for the model, in this pass
         self.compiled: Compiled | None = None  # made by LMAP.compile, or if torch compiles
         self._evaluations = 0  # with gradients

@@ -44,7 +44,7 @@ class InPlacePenalty(Penalty):
     (``fully_shard``), activation checkpointing, DDP, and any other model, given as the loop calls
     it: wrapped, sharded, compiled. ψ is the same on every rank, each rank draws evaluation points
     of its own, and gradients are averaged as those of the loss are. Options are those of
-    :class:`fsmap.LaplacianPenalty` but ``estimator``, ``last_layer`` and ``outputs``. Give
+    :class:`fsmap.LaplacianPenalty` but ``estimator`` and ``outputs``. Give
     ``beta=1e-2`` if the model computes in half precision.
 
     Example:
@@ -66,7 +66,7 @@ class InPlacePenalty(Penalty):
         **options: Unpack[MoreOptions],
     ) -> None:
         """See the class."""
-        other = [name for name in options if name in ("estimator", "last_layer", "outputs")]
+        other = [name for name in options if name in ("estimator", "outputs")]
         if other:
             message = f"InPlacePenalty has no option {other[0]!r}: its estimator is 'fd'"
             raise InputError(message)

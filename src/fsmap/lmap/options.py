@@ -38,7 +38,6 @@ class MoreOptions(TypedDict, total=False):
     metric: Metric | Tensor | None
     seed: int
     probes: int
-    last_layer: str | None
     layers: Layers | None
     outputs: int | None
     forward: Forward | None
@@ -60,8 +59,6 @@ class Options:
         metric: g, see :mod:`fsmap.metric`.
         seed: ψ is a function of the seed, the step and the model's parameters.
         probes: ψ per step.
-        last_layer: Name of the linear layer that makes the output: its block of the trace is then
-            exact, at no cost.
         layers: R over these parameters only: names of layers or parameters, patterns such as
             ``"block.*"``, or a function of a parameter's name. None: all that are trainable.
         outputs: R over so many entries of the last output dimension, another random sample on each
@@ -78,7 +75,6 @@ class Options:
     metric: Metric | Tensor | None = None
     seed: int = 0
     probes: int = 1
-    last_layer: str | None = None
     layers: Layers | None = None
     outputs: int | None = None
     forward: Forward | None = None
@@ -90,7 +86,7 @@ class Options:
         if any(getattr(m, "_is_lmap", False) for m in module.modules()):
             message = "the module is, or contains, an LMAP already: give the model inside it"
             raise UnsupportedModuleError(message)
-        _, params = functional(module, last_layer=self.last_layer)
+        _, params = functional(module)
         found = [name for name, p in params.items() if p.is_complex()]
         if found:
             message = f"{found[0]!r} is complex; R is defined for real parameters"
@@ -102,10 +98,15 @@ class Options:
                 "(track_running_stats=False). Use 'batch' or 'joint'."
             )
             raise InputError(message)
+        trainable(module, self.layers)
+        if self.outputs and not isinstance(self.metric, Weights | None):
+            message = (
+                "outputs=k goes with no metric or with fsmap.metric.Weights: a metric between "
+                f"outputs needs all of them; got {type(self.metric).__name__}"
+            )
+            raise InputError(message)
         estimator = by_name(self.estimator, beta=self.beta)
-        made = replace(self, px=as_px(self.px), estimator=estimator)
-        made._check_combinations(module)
-        return made
+        return replace(self, px=as_px(self.px), estimator=estimator)
 
     def _check_numbers(self) -> None:
         names = ("num_points", "every", "probes", *["outputs"] * (self.outputs is not None))
@@ -118,31 +119,6 @@ class Options:
                 raise InputError(message)
         if not 0 < self.beta < math.inf:
             message = f"beta must be > 0 and finite, got {self.beta:g}"
-            raise InputError(message)
-
-    def _check_combinations(self, module: nn.Module) -> None:
-        names = trainable(module, self.layers)
-        estimator, metric, message = self.estimator, self.metric, None
-        if self.last_layer is not None:
-            layer = module.get_submodule(self.last_layer)
-            own = [n for n, p in layer.named_parameters() if p.requires_grad]
-            if metric is not None or not estimator.parameter_probes:
-                message = (
-                    "last_layer goes with the Euclidean metric and with estimators that probe the "
-                    f"parameters (jvp, fd, fd_central); got estimator={estimator.name!r} and "
-                    f"{'a' if metric is not None else 'no'} metric"
-                )
-            elif not all(f"{self.last_layer}.{n}" in names for n in own):
-                message = (
-                    f"last_layer={self.last_layer!r} is not among layers={self.layers!r}, so its "
-                    "block is no part of R. Add it there, or leave last_layer out."
-                )
-        if self.outputs and not (metric is None or isinstance(metric, Weights)):
-            message = (
-                "outputs=k goes with no metric or with fsmap.metric.Weights: a metric between "
-                f"outputs needs all of them; got {type(metric).__name__}"
-            )
-        if message:
             raise InputError(message)
 
 
@@ -237,7 +213,7 @@ class Outputs(NamedTuple):
             for hook in hooks:
                 hook.remove()
         heads = [n for n, outs in made.items() if len(outs) == 1 and outs[0] is out]
-        return cls(int(out.shape[-1]), f.last_layer or (heads[0] if heads else None))
+        return cls(int(out.shape[-1]), heads[0] if heads else None)
 
     def draw(self, num: int, stream: Stream) -> Tensor:
         """``[num]`` of them without replacement, the same on every rank and micro-batch."""
@@ -267,7 +243,7 @@ class Outputs(NamedTuple):
             finally:
                 del layer.forward
 
-        return Functional(f.module, some, f.last_layer)
+        return Functional(f.module, some)
 
 
 class SomeOutputs(NamedTuple):

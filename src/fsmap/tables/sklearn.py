@@ -252,7 +252,8 @@ class LMAPClassifier(ClassifierMixin, TableEstimator):
 
     def predict(self, X: Any) -> Array:
         """The most likely class of every row."""
-        return self.classes_[self.predict_log_proba(X).argmax(1)]
+        best = self.predict_log_proba(X).argmax(1)  # first: it says so if this is not fitted
+        return self.classes_[best]
 
     def predict_proba(self, X: Any) -> Array:
         """Probabilities ``[N, K]`` in the order of ``classes_``."""

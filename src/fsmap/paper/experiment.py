@@ -48,7 +48,7 @@ __all__ = [
 # fmt: on
 
 Plots: TypeAlias = "dict[str, Figure]"
-"""Plots by file name (without ending)."""
+"""Figures by file name (without ending)."""
 
 
 class Measured(NamedTuple):
@@ -123,7 +123,7 @@ class Experiment:
         return []
 
     def draw(self, rows: Rows) -> Plots:
-        """Plots by file name (without ending). Reads rows, trains nothing."""
+        """Figures by file name (without ending). Reads rows, trains nothing."""
         return {}
 
     def interactive(self, rows: Rows) -> Interactive | None:
@@ -206,7 +206,7 @@ ORDER = """
 def section(experiment: Experiment) -> str:
     """The heading that an experiment stands under."""
     if experiment.label.startswith(("Fig.", "Table ")):
-        return "Appendix" if "A." in experiment.label else "Plots and tables of the main text"
+        return "Appendix" if "A." in experiment.label else "Figures and tables of the main text"
     stated = experiment.label.startswith(("Sec.", "Theorem", "Abstract", "App."))
     return "Statements without a figure" if stated else "Beyond the paper"
 

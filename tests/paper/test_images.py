@@ -19,7 +19,7 @@ from fsmap.paper.images.shift import NEW, Shift
 from fsmap.paper.images.table import ImageSize, ImageTable, ImageTuning
 from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer, heads
 from fsmap.paper.images.verdict import compare, look_of, once_named
-from fsmap.paper.rows import Place, Row
+from fsmap.paper.rows import Row
 
 ALL = (ImageTable, ImageSize, LabelNoise, LossLandscape, LaplacianTrace, Shift)
 
@@ -443,20 +443,8 @@ def finish(out: Path) -> Path:
 def test_a_network_that_another_experiment_has_trained_is_taken_from_there(tmp_path: Path):
     there = finish(tmp_path / "image-table")
     assert folder_of(tmp_path / "shift") == there
-    assert folder_of(Place.of(tmp_path, "shift").fresh.path) == there
     mine = finish(tmp_path / "shift")
     assert folder_of(tmp_path / "shift") == mine
-
-
-def test_a_run_that_starts_anew_takes_nothing_from_the_one_it_replaces(tmp_path: Path):
-    """That one is kept aside when the new one is finished, and goes with the next replacement."""
-    place = Place.of(tmp_path, "image-table")
-    finish(place.final.path)
-    mine = place.fresh.path / "models" / "fmnist-ps-map-0-digest"
-    assert folder_of(place.fresh.path) == mine
-    there = finish(tmp_path / "shift")
-    assert folder_of(place.fresh.path) == there
-    assert folder_of(place.final.path) == place.final.path / "models" / mine.name
 
 
 SMALL_TRANSFER = dataclasses.replace(Transfer.quick, limit=48, steps=20, width=2, generated=True)

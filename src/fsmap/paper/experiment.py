@@ -48,7 +48,7 @@ __all__ = [
 # fmt: on
 
 Plots: TypeAlias = "dict[str, Figure]"
-"""Plots by file name (without ending)."""
+"""Figures by file name (without ending)."""
 
 
 class Measured(NamedTuple):
@@ -123,7 +123,7 @@ class Experiment:
         return []
 
     def draw(self, rows: Rows) -> Plots:
-        """Plots by file name (without ending). Reads rows, trains nothing."""
+        """Figures by file name (without ending). Reads rows, trains nothing."""
         return {}
 
     def interactive(self, rows: Rows) -> Interactive | None:

@@ -94,7 +94,6 @@ def test_rows_besides_the_paper_s(tmp_path: Path):
         (Shift, {"severities": (1, 9)}, "9"),
         (LossLandscape, {"steps": 4}, "odd"),
         (LossLandscape, {"reach": 0.0}, "positive"),
-        (LossLandscape, {"directions": 0}, "directions"),
         (ImageTable, {"precision": "foo"}, "foo"),
     ],
 )

@@ -134,9 +134,6 @@ FULL_EPOCHS = {"fmnist": 50, "cifar10": 200}
 TUNED = "@tuned"
 """``ps-map@tuned``: the change of a row that has the lowest NLL on held-out images."""
 
-LONG = 12
-"""Epochs from which on runs are compared."""
-
 
 def lines(
     rows: Sequence[Row],
@@ -211,11 +208,6 @@ def full_length(rows: Sequence[Row], dataset: str) -> list[Row]:
         for row in tables.select(rows, dataset=dataset, generated=False)
         if row.config["epochs"] >= FULL_EPOCHS[dataset] and row.config["images"] > 2e4
     ]
-
-
-def long_enough(rows: Sequence[Row]) -> list[Row]:
-    """Rows of runs on the real data that are long enough to be judged."""
-    return [row for row in rows if not row.config["generated"] and row.config["epochs"] >= LONG]
 
 
 def command(experiment: str, **settings: str) -> str:

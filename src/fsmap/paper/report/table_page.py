@@ -14,6 +14,7 @@ from fsmap import metrics
 from fsmap.paper.report import figures
 from fsmap.paper.report.page import environment, theme
 from fsmap.paper.report.picture import Glyphs, picture
+from fsmap.paper.report.tables import number
 from fsmap.progress import duration
 from fsmap.tables.encoder import CATEGORY, LEFT_OUT, NUMBER, REGRESSION, Column
 from fsmap.tables.model import BOOSTING, CONSTANT, COVER, Fitted, difference
@@ -48,7 +49,7 @@ def results(fitted: Fitted) -> Grid:
         strengths = ["—", "—"]
         if method in fitted.learned:
             _, decay, strength, _ = fitted.learned[method].config
-            strengths = [_number(decay, 2), _number(strength, 2) if strength else "—"]
+            strengths = [number(decay, 2), number(strength, 2) if strength else "—"]
         lines.append([NAMES[method], *cells, *strengths])
     return ["", *(HEADINGS[name] for name in names), "weight decay", "λ"], lines
 
@@ -66,7 +67,7 @@ def verdict(fitted: Fitted) -> str:
     parts = []
     for other in _others(fitted):
         found = difference(fitted, chosen, other)
-        size = f"{_number(abs(found.mean), 2)} ± {_number(found.stderr, 2)}"
+        size = f"{number(float(abs(found.mean)), 2)} ± {number(float(found.stderr), 2)}"
         word = "lower" if found.mean < 0 else "higher"
         parts.append(
             f"is {word} than that of {NAMES[other]} by {size}"
@@ -175,8 +176,8 @@ def _details(fitted: Fitted) -> Details:
     lines = [
         [
             NAMES[line["method"]],
-            *(_number(line[key], 2) for key in ("weight_decay", "reg_strength")),
-            *(_number(line["value"]), str(line["step"])),
+            *(number(line[key], 2) for key in ("weight_decay", "reg_strength")),
+            *(number(line["value"]), str(line["step"])),
         ]
         for one in fitted.learned.values()
         for line in one.search
@@ -193,9 +194,9 @@ def _deciles(fitted: Fitted) -> Details:
     lines = []
     for rows in np.array_split(np.argsort(guess), min(BINS, max(1, len(guess) // 5))):
         inside = (ends[rows, 0] <= truth[rows]) & (truth[rows] <= ends[rows, 1])
-        span = f"{_number(guess[rows].min(), 3)} to {_number(guess[rows].max(), 3)}"
-        width = _number((ends[rows, 1] - ends[rows, 0]).mean(), 3)
-        lines.append([span, str(len(rows)), _cell("coverage", inside.mean()), width])
+        low, high = (number(float(end), 3) for end in (guess[rows].min(), guess[rows].max()))
+        width = number(float((ends[rows, 1] - ends[rows, 0]).mean()), 3)
+        lines.append([f"{low} to {high}", str(len(rows)), _cell("coverage", inside.mean()), width])
     text = "Test rows by the size of the prediction: how often the 90 % interval holds the truth."
     if np.isfinite(fitted.spread.floor):
         text += " No target is negative, so no interval goes below 0."
@@ -271,18 +272,13 @@ def _dots(fitted: Fitted) -> dict[str, Any]:
     return {**look, "linestyle": "", "marker": "o", "label": f"_{NAMES[method]}"}
 
 
-def _number(value: Any, digits: int = 4) -> str:
-    text = f"{float(f'{value:.{digits}g}'):.10g}"  # 20800, not 2.08e+04
-    return text.replace("e-0", "e-").replace("e+", "e").replace("-", "−")
-
-
 def _cell(name: str, value: Any) -> str:
     if name == "temperature" and not COLDEST < value < HOTTEST:
         return f"≤ {COLDEST:g}" if value <= COLDEST else f"≥ {HOTTEST:g}"
     if name in PERCENT:
         return f"{100 * value:.1f} %"
     # three digits, zeros included, so that a column can be compared
-    text = f"{value:#.3g}" if 1e-3 <= abs(value) < 1e3 else _number(value)
+    text = f"{value:#.3g}" if 1e-3 <= abs(value) < 1e3 else number(float(value))
     return text.rstrip(".").replace("-", "−")
 
 
@@ -302,8 +298,8 @@ def _about(column: Column) -> dict[str, str]:
         about += f"; {len(column.others)} rare ones count as other" if column.others else ""
         about += "; missing values are a level" if column.missing else ""
     elif column.kind == NUMBER:
-        about = f"{_number(column.low)} to {_number(column.high)}"
-        about += f"; missing: median {_number(column.fill)}, marked" if column.missing else ""
+        about = f"{number(float(column.low))} to {number(float(column.high))}"
+        about += f"; missing: median {number(float(column.fill))}, marked" if column.missing else ""
     else:
         about = f"{column.form}: days, season, weekday, hour"
     return {"name": column.name, "kind": column.kind, "about": about}

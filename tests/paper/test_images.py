@@ -177,13 +177,16 @@ def test_a_killed_run_goes_on_from_its_last_epoch(tmp_path: Path):
     assert protocol.prepare(config, wanted, here).done
 
 
-def test_missing_data_at_full_size_say_how_to_get_them(tmp_path: Path, monkeypatch):
+def test_missing_data_and_weights_say_how_to_get_them(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = dataclasses.replace(ImageTable.quick, **tiny())
     run = protocol.Run("fmnist", kind_of("ps-map"), 0)
     protocol.task_of.cache_clear()
     with pytest.raises(MissingDataError, match="fsmap data get fashion-mnist"):
         protocol.prepare(config, run, context(tmp_path, "full"))
+    config = dataclasses.replace(SMALL_TRANSFER, backbone="resnet50-imagenet")
+    with pytest.raises(MissingDataError, match="fsmap data get resnet50-imagenet"):
+        list(heads(config, context(tmp_path)))
 
 
 def made_up(values: dict[str, dict[str, float]], dataset: str, **config: object) -> list[Row]:
@@ -424,14 +427,6 @@ def test_a_run_that_starts_anew_takes_nothing_from_the_one_it_replaces(tmp_path:
 
 
 SMALL_TRANSFER = dataclasses.replace(Transfer.quick, limit=48, steps=20, width=2, generated=True)
-
-
-def test_missing_weights_say_how_to_get_them(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    config = dataclasses.replace(SMALL_TRANSFER, backbone="resnet50-imagenet")
-    with pytest.raises(MissingDataError, match="fsmap data get resnet50-imagenet"):
-        list(heads(config, context(tmp_path)))
 
 
 def test_heads_are_one_population_and_the_best_is_chosen_on_held_out_images(tmp_path: Path):

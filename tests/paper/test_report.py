@@ -168,10 +168,12 @@ def test_the_sentence_is_chosen_by_the_rows(runs, monkeypatch, claims, words):
 
 def test_claims_of_the_paper_of_ours_and_checks_are_apart(runs, monkeypatch):
     ours = judge("ours falls", -1.0, 0.1, 5, below=0, source="ours")
-    claims = [ours, not_tested("b", "fsmap run more"), Claim("sane", True, source="check")]
+    missing = not_tested("b", "no rows")
+    claims = [ours, missing, Claim("sane", True, source="check")]
     monkeypatch.setattr(Squares, "claims", lambda self, rows: claims)
     said = page_of(runs, "runs")[1].said
-    assert "Claims of the paper b not tested: fsmap run more" in said
+    out = runs / "runs"
+    assert f"Claims of the paper b not tested: fsmap run squares --out {out} --resume" in said
     assert "Our own claims ours falls effect −1.00 ± 0.10seeds 5" in said
     assert "Checks sane" in said
     assert "The paper's claims 1 not tested Our own 1 agree" in said
@@ -377,13 +379,6 @@ def test_means_of_few_or_bad_values():
     assert math.isnan(tables.mean([]).mean)
     assert math.isnan(tables.mean([1.0, math.nan]).mean)
     assert tables.mean([1.0, math.inf]).mean == math.inf
-
-
-def test_seeds_are_paired():
-    chosen = tables.select(rows(), metric="rmse", n_train=100)
-    found = tables.paired(tables.select(chosen, method="ps-map", seed=(1, 2)),
-                          tables.select(chosen, method="fs-map"))  # fmt: skip
-    assert found == (100.0, 0.0, 2)
 
 
 def test_a_line_is_sorted_and_averaged():

@@ -25,31 +25,13 @@ def rows(losses: dict[str, float], coverage: float, worst: float, seconds: float
     return found
 
 
+GOOD = {"fsmap": 1.01, "mlp-tuned": 2, "boosting": 1, "l-map": 1, "ps-map": 2}
+BAD = {"fsmap": 2, "mlp-tuned": 1, "boosting": 1, "l-map": 2, "ps-map": 1}
+
+
 @pytest.mark.parametrize(
     ("losses", "coverage", "worst", "seconds", "holds"),
-    [
-        (
-            {"fsmap": 1.01, "mlp-tuned": 2, "boosting": 1, "l-map": 1, "ps-map": 2},
-            0.9,
-            0.85,
-            9,
-            True,
-        ),
-        (
-            {"fsmap": 2, "mlp-tuned": 1, "boosting": 1, "l-map": 2, "ps-map": 1},
-            0.95,
-            0.85,
-            11,
-            False,
-        ),
-        (
-            {"fsmap": 2, "mlp-tuned": 1, "boosting": 1, "l-map": 2, "ps-map": 1},
-            0.9,
-            0.75,
-            11,
-            False,
-        ),
-    ],
+    [(GOOD, 0.9, 0.85, 9, True), (BAD, 0.95, 0.85, 11, False), (BAD, 0.9, 0.75, 11, False)],
 )
 def test_claims_follow_the_rows(losses, coverage, worst, seconds, holds):
     claims = BENCH.claims(rows(losses, coverage, worst, seconds))

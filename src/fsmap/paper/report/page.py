@@ -272,7 +272,9 @@ def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
         ours = None if claim["ours"] == claim["effect"] else ours
         effect = "" if effect in str(ours) else effect  # said once
     reason = claim["reason"]
-    if command:
+    if command and reason == "no rows":
+        reason = f"{command} --resume"
+    elif command:
         bare = command.partition(" --out ")[0]
         reason = f"{reason} ".replace(f"{bare} ", f"{command} ").strip()
     texts = {"verdict": verdict(claim), "reason": reason}

@@ -229,7 +229,11 @@ def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> 
         "slider": _slider(experiment.interactive(rows), experiment.id, glyphs),
         "live": experiment.live(rows),
         "tables": [
-            {**layout._asdict(), "fold": _folded(layout, experiment.label)}
+            {
+                **layout._asdict(),
+                "printed": layout.printed,
+                "fold": _folded(layout, experiment.label),
+            }
             for layout in arranged(experiment.table(rows), experiment.group)
         ],
         "command": _command(experiment.id, out, " --quick" * quick),

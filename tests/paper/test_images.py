@@ -11,7 +11,7 @@ import torch
 from fsmap.data.images.read import generate
 from fsmap.errors import InputError, MissingDataError
 from fsmap.paper.experiment import Context
-from fsmap.paper.images import protocol, shift, transfer
+from fsmap.paper.images import protocol, shift
 from fsmap.paper.images.at_scale import METHODS, FSMAPAtScale
 from fsmap.paper.images.figures_6_7 import LabelNoise, LaplacianTrace, LossLandscape
 from fsmap.paper.images.protocol import BASELINES, ROWS, kind_of
@@ -100,8 +100,7 @@ def test_bad_configs_are_refused_before_anything_is_trained(experiment, changes,
         (LossLandscape, 6, {"row": "ps-map"}, {}),
         (LaplacianTrace, 6, {"row": "other"}, {}),
         (Shift, 18, {"row": "ps-map", "shift": NEW}, {}),
-        (Transfer, 10, {"form": FINETUNE, "method": "ps-map", "dataset": None},
-         {"model": "resnet50-imagenet"}),
+        (Transfer, 10, {"form": FINETUNE, "method": "ps-map", "dataset": None}, {}),
     ],
 )  # fmt: skip
 def test_units_of_the_protocol_and_their_networks(
@@ -110,11 +109,10 @@ def test_units_of_the_protocol_and_their_networks(
     class Enough(Exception):
         pass
 
-    def stop(config, run, context):
-        raise Enough(run)
+    def stop(config, *run):
+        raise Enough(*run)
 
-    for module in (transfer, protocol):
-        monkeypatch.setattr(module, "trained", stop)
+    monkeypatch.setattr(protocol, "trained", stop)
     monkeypatch.setattr(shift, "read_images", lambda *_: None)
     made = experiment()
     about = {"dataset": "cifar10", "seed": 0, **unit}
@@ -124,7 +122,7 @@ def test_units_of_the_protocol_and_their_networks(
     assert mine in units
     with pytest.raises(Enough) as found:
         list(made.measure(made.config, mine, context(tmp_path)))
-    dataset, wanted, seed = found.value.args[0]
+    dataset, wanted, seed, _ = found.value.args
     assert (dataset, seed) == (about["dataset"] or "cifar10", 0)
     assert wanted.changes == changes
     assert (wanted.px is None) == (wanted.method != "l-map")
@@ -168,22 +166,20 @@ def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
 
 def test_a_killed_run_goes_on_from_its_last_epoch(tmp_path: Path):
     config = dataclasses.replace(ImageTable.quick, **tiny())
-    wanted = protocol.Run("fmnist", kind_of("ps-map"), 0)
-    here = context(tmp_path / "image-table")
-    protocol.prepare(config, wanted, here).train(until_epoch=1, progress=False)
-    again = protocol.prepare(config, wanted, here)
+    run = (config, "fmnist", kind_of("ps-map"), 0, context(tmp_path / "image-table"))
+    protocol.prepare(*run).train(until_epoch=1, progress=False)
+    again = protocol.prepare(*run)
     assert (again.epoch, again.done) == (1, False)
-    assert protocol.trained(config, wanted, here).done
-    assert protocol.prepare(config, wanted, here).done
+    assert protocol.trained(*run).done
+    assert protocol.prepare(*run).done
 
 
 def test_missing_data_and_weights_say_how_to_get_them(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = dataclasses.replace(ImageTable.quick, **tiny())
-    run = protocol.Run("fmnist", kind_of("ps-map"), 0)
     protocol.task_of.cache_clear()
     with pytest.raises(MissingDataError, match="fsmap data get fashion-mnist"):
-        protocol.prepare(config, run, context(tmp_path, "full"))
+        protocol.prepare(config, "fmnist", kind_of("ps-map"), 0, context(tmp_path, "full"))
     config = dataclasses.replace(SMALL_TRANSFER, backbone="resnet50-imagenet")
     with pytest.raises(MissingDataError, match="fsmap data get resnet50-imagenet"):
         list(heads(config, context(tmp_path)))

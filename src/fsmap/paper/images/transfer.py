@@ -20,7 +20,7 @@ from fsmap import metrics
 from fsmap.assess.shift import Predictions, measure
 from fsmap.data.images.read import Images
 from fsmap.errors import UnsupportedModuleError
-from fsmap.images import ImageRun, ImageSettings
+from fsmap.images import ImageSettings
 from fsmap.images.build import build_model
 from fsmap.models.mlp import MLP
 from fsmap.paper.experiment import Context, Measured
@@ -31,13 +31,11 @@ from fsmap.paper.images.protocol import (
     ImageConfig,
     ImageExperiment,
     Kind,
-    Run,
     generated,
     measured,
     other_images,
     quick,
     task_of,
-    trained,
 )
 from fsmap.paper.images.table import printed
 from fsmap.paper.images.verdict import command, compare, draw_table, lines
@@ -211,12 +209,9 @@ class Transfer(ImageExperiment):
             notes = (*row.deviations, SHORT)
             yield row._replace(config={**row.config, "form": FINETUNE}, deviations=notes)
 
-    def trained(self, config: Any, unit: dict[str, Any], context: Context) -> tuple[ImageRun, Kind]:
-        """The fine-tuned network of a unit."""
-        kind = KINDS[METHODS[unit["method"]]]
-        changes = {**kind.changes, "model": config.backbone}
-        kind = kind._replace(name=unit["method"], changes=changes)
-        return trained(config, Run("cifar10", kind, unit["seed"]), context), kind
+    def kind(self, unit: dict[str, Any]) -> Kind:
+        """The row of ``image-table`` that a unit fine-tunes."""
+        return KINDS[METHODS[unit["method"]]]._replace(name=unit["method"])
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         return lines(_chosen(rows), PAPER, by=("form", "row"))

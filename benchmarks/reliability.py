@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fsmap
-from fsmap.data.images import read_images
+from fsmap.paper.images.reliability import Split, network, splits
 from fsmap.paper.rows import circumstances
 
 ROOT = Path(__file__).parents[1]
@@ -40,24 +40,6 @@ WAYS = (
     "sam=0.05",
 )
 EPOCHS, BATCH, POINTS, EVERY = 20, 64, 16, 2
-Split = tuple[Tensor, Tensor]
-
-
-def splits() -> tuple[Split, Split, Split]:
-    """5,000 training, 5,000 held-out and 10,000 test images."""
-    train, test = (read_images("fmnist", name) for name in ("train", "test"))
-    rows = torch.randperm(len(train.y), generator=torch.Generator().manual_seed(0))[:10_000]
-    mine, held_out = (train.take(part) for part in rows.split(5_000))
-    found = [((part.x / 255 - 0.286) / 0.353, part.y.long()) for part in (mine, held_out, test)]
-    return found[0], found[1], found[2]
-
-
-def network() -> nn.Module:
-    """Two hidden layers of 256 units with LayerNorm."""
-    layers: list[nn.Module] = [nn.Flatten()]
-    for inputs in (784, 256):
-        layers += [nn.Linear(inputs, 256), nn.LayerNorm(256), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(256, 10))
 
 
 def train(way: str, seed: int, data: tuple[Split, Split, Split], epochs: int) -> dict[str, Any]:
@@ -178,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
         figure.savefig(PICTURE, facecolor="white", metadata={"Date": None})
         return
     done = {(row["way"], row["seed"], row["epochs"]) for row in read(options.out)}
-    data, about = splits(), circumstances("cpu")._asdict()
+    data, about = splits(5_000, None), circumstances("cpu")._asdict()
     for seed in range(options.seeds):
         for way in options.ways:
             if (way, seed, options.epochs) not in done:

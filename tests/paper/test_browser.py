@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fake_experiment import Squares, only
@@ -95,19 +98,6 @@ def background(page) -> str:
     return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
 
-def test_it_renders_from_a_file(visit):
-    page = visit()
-    assert page.locator("article").count() == 2
-    box = page.locator("#pictures .figures svg.whole").first.bounding_box()
-    assert box["width"] > 600
-    assert box["height"] > 80
-    letters = page.evaluate(
-        """() => [...document.querySelectorAll("#pictures .plot use")]
-                 .filter((use) => use.getBoundingClientRect().width > 0).length"""
-    )
-    assert letters > 20  # the shared outlines are found
-
-
 @pytest.mark.parametrize("width", [320, 390, 768, 1440])
 def test_the_page_never_scrolls_sideways(visit, width):
     page = visit(width=width)
@@ -144,6 +134,11 @@ def test_dark_follows_the_system_and_the_button_overrules_it(visit):
     light, dark = "rgb(255, 255, 254)", "rgb(21, 24, 28)"
     page = visit(color_scheme="dark")
     assert background(page) == dark
+    strokes = page.locator("#squares .plot path").evaluate_all(
+        "paths => paths.map((path) => getComputedStyle(path).stroke)"
+    )
+    assert "rgb(255, 116, 104)" in strokes  # the dark twin of FS-MAP's red
+    assert "rgb(208, 49, 45)" not in strokes
     page.click("#theme")
     assert background(page) == light
     page.reload()
@@ -151,16 +146,6 @@ def test_dark_follows_the_system_and_the_button_overrules_it(visit):
     page.click("#theme")
     assert background(page) == dark
     assert background(visit(color_scheme="light")) == light
-
-
-def test_lines_and_letters_of_figures_change_with_the_theme(visit):
-    page = visit(color_scheme="dark")
-    strokes = page.evaluate(
-        """() => [...document.querySelectorAll("#squares .plot path")]
-                 .map((path) => getComputedStyle(path).stroke)"""
-    )
-    assert "rgb(255, 116, 104)" in strokes  # the dark twin of FS-MAP's red
-    assert "rgb(208, 49, 45)" not in strokes
 
 
 def test_the_slider_over_curves_works_by_keyboard(visit):
@@ -213,16 +198,6 @@ def test_hovering_shows_values(visit):
     box = chart.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     assert "FS-MAP:" in tip.inner_text()
-
-
-def test_paper_is_white_and_everything_unfolded(visit):
-    page = visit(color_scheme="dark")
-    page.emulate_media(media="print")
-    assert background(page) == "rgb(255, 255, 254)"
-    assert page.locator("#theme").is_hidden()
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    folded = "all => all.filter((details) => !details.open).length"
-    assert page.locator("article details").evaluate_all(folded) == 0
 
 
 MARK = "window.hacked = (window.hacked || 0) + 1"
@@ -288,6 +263,41 @@ def test_the_policy_stops_a_script_that_gets_in(browser, hostile, tmp_path):
     page = browser.new_page()
     page.goto(other.as_uri())
     assert page.evaluate("window.hacked") is None
+    page.close()
+
+
+RELIABILITY = Path(__file__).parents[2] / "results" / "reliability"
+
+
+def test_the_slider_over_strength_shows_the_rows(browser, tmp_path):
+    """Each position has the bins of its rows, beside PS-MAP before and after a temperature."""
+    page = browser.new_page(viewport={"width": 390, "height": 844})
+    page.goto(build([RELIABILITY], tmp_path).as_uri())
+    slider = page.locator("#reliability-slider")
+    slider.locator("input").focus()
+    page.keyboard.press("Home")
+    rows = RunFolder(RELIABILITY).rows()
+    strengths = sorted({row.config["nats"] for row in rows})
+    assert len(strengths) >= 7
+    for place, nats in enumerate(strengths):
+        assert slider.locator("output").inner_text() == f"{nats:g} nats"
+        assert slider.locator("path.curve").count() == 3 + bool(nats)
+        assert "PS-MAP + temperature: accuracy" in slider.locator(".note").inner_text()
+        data = json.loads(slider.locator("script.curves").text_content())
+        curves = {curve["name"]: curve for curve in data["frames"][place]["curves"]}
+        for name, state, at in (
+            ("PS-MAP", "as trained", 0.0),
+            ("PS-MAP + temperature", "after temperature scaling", 0.0),
+            (f"LogTrace, {nats:g} nats" if nats else "PS-MAP", "as trained", nats),
+        ):
+            count, right = (
+                np.array(tables.values(rows, metric=f"bin_{part}", nats=at, state=state))
+                for part in ("count", "accuracy")
+            )
+            total = count.sum(0)
+            mean = (count * right).sum(0)[total > 0] / total[total > 0]
+            assert curves[name]["y"] == pytest.approx(mean[-len(curves[name]["y"]) :].tolist())
+        page.keyboard.press("ArrowRight")
     page.close()
 
 

@@ -11,17 +11,17 @@ import torch
 from fsmap.data.images import generate
 from fsmap.errors import InputError, MissingDataError
 from fsmap.paper.experiment import Context
-from fsmap.paper.images import protocol, shift, transfer
+from fsmap.paper.images import protocol, shift
 from fsmap.paper.images.at_scale import METHODS, FSMAPAtScale
 from fsmap.paper.images.figures_6_7 import LabelNoise, LaplacianTrace, LossLandscape
 from fsmap.paper.images.protocol import ROWS, kind_of
+from fsmap.paper.images.reliability import ReliabilityByStrength
 from fsmap.paper.images.shift import NEW, Shift
 from fsmap.paper.images.table import ImageSize, ImageTable, ImageTuning
 from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer, heads
 from fsmap.paper.images.verdict import compare, look_of, once_named
+from fsmap.paper.report import tables
 from fsmap.paper.rows import Row
-
-ALL = (ImageTable, ImageSize, LabelNoise, LossLandscape, LaplacianTrace, Shift)
 
 
 @pytest.fixture(autouse=True)
@@ -44,41 +44,30 @@ def context(folder: Path, size: str = "quick") -> Context:
     return Context(torch.device("cpu"), folder, size=size, data_dir=empty)
 
 
-def settings(experiment, row: str, dataset: str, tmp_path: Path, size: str = "full"):
-    here = context(tmp_path, size)._replace(device=torch.device("cuda"))
-    kind = kind_of(row)
-    return protocol.settings_of(experiment.config, dataset, kind, 1, here), kind
+def settings(row: str, dataset: str, tmp_path: Path):
+    here = context(tmp_path, "full")._replace(device=torch.device("cuda"))
+    return protocol.settings_of(ImageTable.config, dataset, kind_of(row), 1, here)
 
 
-def test_full_size_is_the_paper_s(tmp_path: Path):
-    s, _ = settings(ImageTable(), "other", "fmnist", tmp_path)
+def test_settings_are_the_paper_s_but_for_what_a_row_changes(tmp_path: Path):
+    s = settings("other", "fmnist", tmp_path)
     assert (s.px, s.epochs, s.batch_size, s.num_points, s.width) == ("kmnist", 50, 128, 128, 64)
     assert (s.lr, s.momentum, s.decay, s.clip, s.estimator) == (0.1, 0.9, "cosine", 1.0, "fd")
     assert (s.batchnorm, s.beta, s.generated, s.seed) == ("joint", 1e-3, False, 1)
     assert s.valid is None  # the protocol's: 10,000 and 5,000
-    s, _ = settings(ImageTable(), "other", "cifar10", tmp_path)
+    s = settings("other", "cifar10", tmp_path)
     assert (s.px, s.epochs, s.reg_strength, s.augment) == ("cifar100", 200, 1e-6, None)
-    s, _ = settings(ImageTable(), "ps-map", "cifar10", tmp_path)
-    assert not s.regularized
     for px in ("train", "white-noise"):
-        assert settings(ImageTable(), px, "cifar10", tmp_path)[0].px == px
-
-
-def test_rows_besides_the_paper_s(tmp_path: Path):
-    found = {
-        row: settings(ImageTable(), row, "fmnist", tmp_path)[0]
-        for row in ("label-smoothing", "sam", "nats", "sam+nats", "ps-map@wd-1e-2", "wd-1e-2")
-    }
-    assert found["label-smoothing"].label_smoothing == found["sam"].sam == 0.05
-    plain = ("label-smoothing", "sam", "ps-map@wd-1e-2", "wd-1e-2")
-    assert {row: s.regularized for row, s in found.items()} == {r: r not in plain for r in found}
-    assert found["nats"].reg_nats == found["sam+nats"].reg_nats == 0.05
-    assert (found["nats"].sam, found["sam+nats"].sam) == (0.0, 0.05)
-    nats = found["nats"]
-    assert (nats.px, nats.estimator, nats.num_points, nats.every) == ("train", "jvp", 32, 2)
-    assert found["ps-map@wd-1e-2"].weight_decay == found["wd-1e-2"].weight_decay == 1e-2
-    both, _ = settings(ImageTable(), "other@lambda-1e-5@valid-0", "fmnist", tmp_path)
-    assert (both.px, both.reg_strength, both.valid) == ("kmnist", 1e-5, 0)
+        assert settings(px, "cifar10", tmp_path).px == px
+    s = settings("other@lambda-1e-5@valid-0", "fmnist", tmp_path)
+    assert (s.px, s.reg_strength, s.valid) == ("kmnist", 1e-5, 0)
+    s = settings("sam+nats", "fmnist", tmp_path)
+    assert (s.px, s.num_points, s.every, s.estimator) == ("train", 32, 2, "jvp")
+    assert (s.reg_nats, s.sam) == (0.05, 0.05)
+    short, long = (settings(row, "fmnist", tmp_path) for row in ("wd-1e-2", "ps-map@wd-1e-2"))
+    assert short.weight_decay == long.weight_decay == 1e-2
+    for row in ("ps-map@wd-1e-2", "label-smoothing", "sam"):
+        assert not settings(row, "cifar10", tmp_path).regularized
 
 
 @pytest.mark.parametrize(
@@ -94,7 +83,6 @@ def test_rows_besides_the_paper_s(tmp_path: Path):
         (Shift, {"severities": (1, 9)}, "9"),
         (LossLandscape, {"steps": 4}, "odd"),
         (LossLandscape, {"reach": 0.0}, "positive"),
-        (LossLandscape, {"directions": 0}, "directions"),
         (ImageTable, {"precision": "foo"}, "foo"),
     ],
 )
@@ -114,8 +102,7 @@ def test_bad_configs_are_refused_before_anything_is_trained(experiment, changes,
         (LossLandscape, 6, {"row": "ps-map"}, {}),
         (LaplacianTrace, 6, {"row": "other"}, {}),
         (Shift, 18, {"row": "ps-map", "shift": NEW}, {}),
-        (Transfer, 10, {"form": FINETUNE, "method": "ps-map", "dataset": None},
-         {"model": "resnet50-imagenet"}),
+        (Transfer, 10, {"form": FINETUNE, "method": "ps-map", "dataset": None}, {}),
     ],
 )  # fmt: skip
 def test_units_of_the_protocol_and_their_networks(
@@ -124,11 +111,10 @@ def test_units_of_the_protocol_and_their_networks(
     class Enough(Exception):
         pass
 
-    def stop(config, run, context):
-        raise Enough(run)
+    def stop(config, *run):
+        raise Enough(*run)
 
-    for module in (transfer, protocol):
-        monkeypatch.setattr(module, "trained", stop)
+    monkeypatch.setattr(protocol, "trained", stop)
     monkeypatch.setattr(shift, "read_images", lambda *_: None)
     made = experiment()
     about = {"dataset": "cifar10", "seed": 0, **unit}
@@ -138,7 +124,7 @@ def test_units_of_the_protocol_and_their_networks(
     assert mine in units
     with pytest.raises(Enough) as found:
         list(made.measure(made.config, mine, context(tmp_path)))
-    dataset, wanted, seed = found.value.args[0]
+    dataset, wanted, seed, _ = found.value.args
     assert (dataset, seed) == (about["dataset"] or "cifar10", 0)
     assert wanted.changes == changes
     assert (wanted.px is None) == (wanted.method != "l-map")
@@ -180,32 +166,25 @@ def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
     assert clean[0] == clean[1]
 
 
-def test_log_trace_is_a_row(tmp_path: Path):
-    config = dataclasses.replace(ImageTable.quick, **tiny())
-    unit = {"dataset": "fmnist", "row": "sam+nats", "seed": 0}
-    found = {m.metric: m for m in measured(ImageTable(), config, unit, context(tmp_path))}
-    assert (found["nll"].method, found["nll"].config["reg_nats"]) == ("l-map", 0.05)
-    assert found["nll"].value > 0
-
-
 def test_a_killed_run_goes_on_from_its_last_epoch(tmp_path: Path):
     config = dataclasses.replace(ImageTable.quick, **tiny())
-    wanted = protocol.Run("fmnist", kind_of("ps-map"), 0)
-    here = context(tmp_path / "image-table")
-    protocol.prepare(config, wanted, here).train(until_epoch=1, progress=False)
-    again = protocol.prepare(config, wanted, here)
+    run = (config, "fmnist", kind_of("ps-map"), 0, context(tmp_path / "image-table"))
+    protocol.prepare(*run).train(until_epoch=1, progress=False)
+    again = protocol.prepare(*run)
     assert (again.epoch, again.done) == (1, False)
-    assert protocol.trained(config, wanted, here).done
-    assert protocol.prepare(config, wanted, here).done
+    assert protocol.trained(*run).done
+    assert protocol.prepare(*run).done
 
 
-def test_missing_data_at_full_size_say_how_to_get_them(tmp_path: Path, monkeypatch):
+def test_missing_data_and_weights_say_how_to_get_them(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = dataclasses.replace(ImageTable.quick, **tiny())
-    run = protocol.Run("fmnist", kind_of("ps-map"), 0)
     protocol.task_of.cache_clear()
     with pytest.raises(MissingDataError, match="fsmap data get fashion-mnist"):
-        protocol.prepare(config, run, context(tmp_path, "full"))
+        protocol.prepare(config, "fmnist", kind_of("ps-map"), 0, context(tmp_path, "full"))
+    config = dataclasses.replace(SMALL_TRANSFER, backbone="resnet50-imagenet")
+    with pytest.raises(MissingDataError, match="fsmap data get resnet50-imagenet"):
+        list(heads(config, context(tmp_path)))
 
 
 def made_up(values: dict[str, dict[str, float]], dataset: str, **config: object) -> list[Row]:
@@ -301,58 +280,46 @@ def test_number_of_points():
     assert list(verdicts(ImageSize(), same).values()) == [True, None]  # no difference
     assert ImageSize().table(rows)[0]["num_points"] == 4
     assert verdicts(ImageSize(), [row for row in rows if row.config["num_points"] == 4]) == {}
+    (figure,) = ImageSize().draw(rows).values()
+    assert [len(ax.get_lines()) for ax in figure.axes] == [2, 2, 2]  # and the paper's
 
 
-def traced_rows(laplacian: float, levels: tuple[float, ...] = (0.0, 0.2)) -> list[Row]:
-    values = {
-        "ps-map": {**PLAIN, "laplacian_other": 7e4, "laplacian_joint": 6e4},
-        "other": {**GOOD, "accuracy": 0.94, "laplacian_other": laplacian, "laplacian_joint": 1e4},
-    }
-    return [r for level in levels for r in made_up(values, "cifar10", label_noise=level)]
+def noisy_rows(levels: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)) -> list[Row]:
+    values = {"ps-map": PLAIN, "other": {**GOOD, "accuracy": 0.94}}
+    return [row for level in levels for row in made_up(values, "cifar10", label_noise=level)]
 
 
 def test_label_noise():
-    rows = traced_rows(1e4, levels=(0.0, 0.2, 0.4, 0.6, 0.8))
+    rows = noisy_rows()
     assert list(verdicts(LabelNoise(), rows).values()) == [True, True]
     same = [row._replace(value=0.5) for row in rows]
     assert list(verdicts(LabelNoise(), same).values()) == [None, None]  # no difference
-    accurate, calibrated, log_trace = LabelNoise().claims(traced_rows(1e4))
-    missing = (
-        "40 %, 60 %, 80 % are missing: fsmap run label-noise --resume --set levels=0.4,0.6,0.8"
-    )
+    accurate, calibrated, log_trace = LabelNoise().claims(noisy_rows((0.0, 0.2)))
+    command = "fsmap run label-noise --resume --set levels="
+    missing = f"0.4,0.6,0.8 missing: {command}0.4,0.6,0.8"
     assert (accurate.holds, accurate.reason, accurate.paper is None) == (None, missing, False)
     assert (calibrated.seeds, calibrated.paper, log_trace.seeds) == (2, None, 0)
-    assert log_trace.reason == "fsmap run label-noise --resume --set levels=0.2,0.4,0.6,0.8"
-    half = [row for row in rows if row.method == "ps-map"]
-    assert verdicts(LabelNoise(), half) == {}  # nothing to compare with yet
-    (figure,) = LabelNoise().draw(rows).values()
-    assert [len(ax.get_lines()) for ax in figure.axes] == [2, 2, 2]
+    assert log_trace.reason.endswith(f"{command}0.2,0.4,0.6,0.8")
+    assert verdicts(LabelNoise(), [row for row in rows if row.method == "ps-map"]) == {}
 
 
-def test_the_laplacian():
+@pytest.mark.parametrize(("laplacian", "holds"), [(1e4, True), (3e4, False)])
+def test_the_laplacian(laplacian, holds):
     """One claim for both quantities: in training mode, and of the deployed network."""
-    for laplacian, holds in ((1e4, True), (3e4, False)):
-        rows = [row for row in traced_rows(laplacian) if row.config["label_noise"] == 0]
-        assert list(verdicts(LaplacianTrace(), rows).values()) == [holds]
+    values = {
+        "ps-map": {**PLAIN, "laplacian_other": 7e4, "laplacian_joint": 6e4},
+        "other": {**GOOD, "laplacian_other": laplacian, "laplacian_joint": 1e4},
+    }
+    rows = made_up(values, "cifar10")
+    assert list(verdicts(LaplacianTrace(), rows).values()) == [holds]
     logged = [line for line in LaplacianTrace().table(rows) if line["paper"] is not None]
-    assert [(line["row"], line["metric"]) for line in logged] == [
+    assert {(line["row"], line["metric"]) for line in logged} == {
         ("ps-map", "laplacian_joint"),
         ("other", "laplacian_joint"),
-    ]
-
-
-def test_the_figure_shows_what_was_traced():
-    curve = {"laplacian_other_curve": [3e5, 2e4]}
-    rows = [
-        *made_up({"ps-map": {**curve, "laplacian_joint_curve": [1e5, 1e4]}}, "cifar10"),
-        *made_up({"ps-map": curve}, "fmnist"),
-    ]
-    assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 3
-    rows += made_up({"train": {**curve, "laplacian_joint_curve": [1e5, 1e4]}}, "cifar10")
-    assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 3
-    rows += made_up({"other": curve}, "cifar10")  # its training mode was not traced
-    assert len(LaplacianTrace().draw(rows)["laplacian-trace"].axes) == 2
-    assert LaplacianTrace().draw(made_up({"ps-map": PLAIN}, "fmnist")) == {}
+    }
+    assert LaplacianTrace().draw(rows) == {}  # no curves
+    curves = made_up({"ps-map": {"laplacian_other_curve": [3e5, 2e4]}}, "cifar10")
+    assert len(LaplacianTrace().draw(curves)["laplacian-trace"].axes) == 1
 
 
 def test_rows_can_be_told_apart():
@@ -450,20 +417,8 @@ def test_a_network_that_another_experiment_has_trained_is_taken_from_there(tmp_p
 SMALL_TRANSFER = dataclasses.replace(Transfer.quick, limit=48, steps=20, width=2, generated=True)
 
 
-def test_missing_weights_say_how_to_get_them(tmp_path: Path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    config = dataclasses.replace(SMALL_TRANSFER, backbone="resnet50-imagenet")
-    with pytest.raises(MissingDataError, match="fsmap data get resnet50-imagenet"):
-        list(heads(config, transfer_context(tmp_path)))
-
-
-def transfer_context(tmp_path: Path) -> Context:
-    return Context(torch.device("cpu"), tmp_path, size="quick")
-
-
 def test_heads_are_one_population_and_the_best_is_chosen_on_held_out_images(tmp_path: Path):
-    rows = list(heads(SMALL_TRANSFER, transfer_context(tmp_path)))
+    rows = list(heads(SMALL_TRANSFER, context(tmp_path)))
     nll = [row for row in rows if row.metric == "nll"]
     assert [row.config["reg_strength"] for row in nll] == [0.0, 1e-4, 1e-2]
     assert sum(row.config["chosen"] for row in nll) == 2
@@ -472,35 +427,44 @@ def test_heads_are_one_population_and_the_best_is_chosen_on_held_out_images(tmp_
     assert any("frozen" in note for note in nll[0].deviations)
 
 
-def test_claims_and_the_paper_s_values():
-    def rows(form: str, method: str, value: float) -> list[Row]:
-        about = {"form": form, "generated": False, "dataset": "cifar10", "row": method, "px": None}
-        about["images"] = 45_000
-        metrics = ("nll", "ece", "nll_scaled", "accuracy")
-        return [Row("transfer", m, value, method, seed, about) for m in metrics for seed in (0, 1)]
+def test_transfer():
+    def rows(form: str, row: str, value: float) -> list[Row]:
+        values = dict.fromkeys(("nll", "ece", "nll_scaled", "accuracy"), value)
+        made = made_up({row: values}, "cifar10", form=form)
+        return [r._replace(method=row) for r in made]
 
     made = [
-        *rows(FINETUNE, "ps-map", 0.2),
-        *rows(FINETUNE, "l-map", 0.1),
-        *rows(FEATURES, "ps-map", 0.1),
-        *rows(FEATURES, "l-map", 0.2),
+        *(*rows(FINETUNE, "ps-map", 0.2), *rows(FINETUNE, "l-map", 0.1)),
+        *(*rows(FEATURES, "ps-map", 0.1), *rows(FEATURES, "l-map", 0.2)),
     ]
-    assert verdicts(Transfer(), made) == {
-        f"{words}: L-MAP's {metric} is below PS-MAP's": holds
-        for words, holds in (("Fine-tuned", True), ("Frozen features", False))
-        for metric in ("NLL", "ECE", "NLL after temperature scaling of both")
-    }
+    assert list(verdicts(Transfer(), made).values()) == [True] * 3 + [False] * 3
     printed = [claim.paper for claim in Transfer().claims(made)]
     assert printed == ["0.15 against 0.18", "2.1 against 2.6", *[None] * 4]
     few = [row._replace(config={**row.config, "images": 256}) for row in made]
     assert verdicts(Transfer(), few) == {}
-    printed = {
-        (line["form"], line["method"]): line["paper"]
-        for line in Transfer().table(made)
-        if line["metric"] == "accuracy"
-    }
-    assert printed[FINETUNE, "l-map"] == 96.4
-    assert printed[FEATURES, "l-map"] is None
+    accuracy = [line["paper"] for line in Transfer().table(made) if line["metric"] == "accuracy"]
+    assert accuracy == [96.3, 96.4, None, None]
+
+
+def test_reliability_by_strength(tmp_path: Path):
+    """Small and with generated images; the bins give the ECE."""
+    experiment = ReliabilityByStrength()
+    config = dataclasses.replace(experiment.quick, images=100, epochs=1)
+    here, before = context(tmp_path), torch.get_rng_state()
+    units = experiment.units(config)
+    rows = [row for unit in units for row in measured(experiment, config, unit, here)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {row.deviations for row in rows} == {(protocol.GENERATED,)}
+    for mine in tables.group(rows, "nats", "state").values():
+        found = {row.metric: row.value for row in mine}
+        gaps = zip(*(found[f"bin_{n}"] for n in ("count", "confidence", "accuracy")), strict=True)
+        count = sum(found["bin_count"])
+        assert found["ece"] == pytest.approx(sum(n * abs(c - a) for n, c, a in gaps) / count)
+    assert [claim.seeds for claim in experiment.claims(rows)] == [0] * 4  # not the data
+    slider = experiment.interactive(rows)
+    assert [frame.label for frame in slider.frames] == ["0 nats", "0.05 nats"]
+    assert slider.start == 1
+    assert experiment.interactive([]) is None
 
 
 def test_the_determinant_on_a_network(tmp_path: Path):

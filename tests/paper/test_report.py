@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -15,11 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_experiment import Squares, only, run
+from fsmap.cli import build_parser
 from fsmap.errors import InputError, MissingExtraError
+from fsmap.paper.engine import override
+from fsmap.paper.experiment import get, registry
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.page import build, embedded, find_runs
-from fsmap.paper.report.picture import MOST_POINTS, Glyphs, collect, picture
-from fsmap.paper.rows import Claim, Row, judge, not_tested
+from fsmap.paper.report.picture import Glyphs, collect, picture
+from fsmap.paper.rows import Claim, Row, encode, judge, not_tested, plain
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 class Absent(Squares):
@@ -128,6 +135,13 @@ def test_a_damaged_run_is_named_and_does_not_stop_the_others(runs):
     assert "The curve is a parabola." not in page.said
 
 
+def test_summaries_are_not_read(runs):
+    before, _ = page_of(runs, "runs")
+    file = runs / "runs" / "squares" / "summary.json"
+    file.write_text(file.read_text().replace('"holds": false', '"holds": true'))
+    assert page_of(runs, "runs")[0] == before
+
+
 def test_rows_that_cannot_be_judged_are_said(runs, monkeypatch):
     monkeypatch.setattr(Squares, "claims", lambda self, rows: {}["gone"])
     _, page = page_of(runs, "runs")
@@ -154,10 +168,12 @@ def test_the_sentence_is_chosen_by_the_rows(runs, monkeypatch, claims, words):
 
 def test_claims_of_the_paper_of_ours_and_checks_are_apart(runs, monkeypatch):
     ours = judge("ours falls", -1.0, 0.1, 5, below=0, source="ours")
-    claims = [ours, not_tested("b", "fsmap run more"), Claim("sane", True, source="check")]
+    missing = not_tested("b", "no rows")
+    claims = [ours, missing, Claim("sane", True, source="check")]
     monkeypatch.setattr(Squares, "claims", lambda self, rows: claims)
     said = page_of(runs, "runs")[1].said
-    assert "Claims of the paper b not tested: fsmap run more" in said
+    out = runs / "runs"
+    assert f"Claims of the paper b not tested: fsmap run squares --out {out} --resume" in said
     assert "Our own claims ours falls effect −1.00 ± 0.10seeds 5" in said
     assert "Checks sane" in said
     assert "The paper's claims 1 not tested Our own 1 agree" in said
@@ -184,6 +200,29 @@ def test_nothing_to_show_and_nowhere_to_write(runs, tmp_path):
     (runs / "file").write_text("in the way")
     with pytest.raises(InputError, match="write"):
         build([runs / "runs"], runs / "file")
+
+
+def test_the_commands_for_what_is_missing_work():
+    reasons = [claim.reason for e in registry().values() for claim in e.claims([])]
+    commands = [reason[reason.index("fsmap run") :] for reason in reasons if "fsmap run" in reason]
+    assert len(commands) > 20
+    for words in (command.split()[1:] for command in commands):
+        parsed = build_parser(words).parse_args(words)
+        (experiment,) = map(get, parsed.ids)
+        config = override(experiment.config, parsed.set)
+        units = [encode(unit) for unit in experiment.units(config)]
+        assert 0 < len(units) <= len(experiment.units(experiment.config))
+        changed = [text.partition("=")[0] for text in parsed.set]
+        assert set(changed) <= set(experiment.selecting), words  # can be added to a run
+
+
+def test_committed_runs_can_be_resumed():
+    for found in find_runs([RESULTS]):
+        assert not found.trouble, found.folder
+        experiment, config = get(found.id), found.content.header["config"]
+        asked = plain(dataclasses.asdict(experiment.config))
+        names = ({*config} | {*asked}) - {*experiment.selecting}
+        assert {n: config.get(n) for n in names} == {n: asked.get(n) for n in names}, found.id
 
 
 def make():
@@ -254,27 +293,6 @@ def test_tooltips_name_series_seed_and_category():
         ("L-MAP", "fmnist", "ECE, %"),
         ("L-MAP", "cifar10", "ECE, %"),
     ]
-
-
-def test_a_dense_line_is_thinned_for_hovering():
-    made, ax = figures.axes()
-    ax.plot(np.linspace(0, 1, 10_000))
-    figures.to_svg(made)
-    (line,) = collect(made)
-    assert 100 < len(line["points"]) <= MOST_POINTS
-
-
-@pytest.mark.parametrize(
-    ("top", "labels"), [(0.8, ["0.1", "0.2", "0.5"]), (100, ["0.1", "1", "10", "100"])]
-)
-def test_logarithmic_axes_have_plain_labels(top, labels):
-    made, ax = figures.axes()
-    ax.plot([1, 2], [0.1, top])
-    figures.log_scale(ax, "y")
-    made.canvas.draw()
-    low, high = ax.get_ylim()
-    shown = [label.get_text() for label in ax.get_yticklabels() if low <= label._y <= high]
-    assert shown == labels
 
 
 def test_pictures_share_letters_and_no_names(figure):
@@ -361,19 +379,6 @@ def test_means_of_few_or_bad_values():
     assert math.isnan(tables.mean([]).mean)
     assert math.isnan(tables.mean([1.0, math.nan]).mean)
     assert tables.mean([1.0, math.inf]).mean == math.inf
-
-
-def test_rows_are_selected_by_field_and_by_config():
-    assert len(tables.select(rows(), metric="rmse", n_train=100)) == 6
-    assert len(tables.select(rows(), method=("ps-map", "fs-map"), seed=0)) == 5
-    assert tables.select(rows(), n_train=300) == []
-
-
-def test_seeds_are_paired():
-    chosen = tables.select(rows(), metric="rmse", n_train=100)
-    found = tables.paired(tables.select(chosen, method="ps-map", seed=(1, 2)),
-                          tables.select(chosen, method="fs-map"))  # fmt: skip
-    assert found == (100.0, 0.0, 2)
 
 
 def test_a_line_is_sorted_and_averaged():

@@ -24,8 +24,8 @@ from fsmap.data.images import ImageTask
 from fsmap.images.build import logits_of
 from fsmap.models.resnet import resnet18
 from fsmap.paper.experiment import Context, Experiment, Measured, exact
-from fsmap.paper.images.protocol import GENERATED, ImageConfig, generated, quick, shown, task_of
-from fsmap.paper.images.verdict import command, compare
+from fsmap.paper.images.protocol import GENERATED, ImageConfig, generated, quick, task_of
+from fsmap.paper.images.verdict import command, compare, lines
 from fsmap.paper.report import figures, tables
 from fsmap.paper.rows import Claim, Row
 from fsmap.types import Estimate, ModelFn, Params
@@ -94,11 +94,12 @@ class FSMAPAtScale(Experiment):
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         names = ("milliseconds", "gigabytes", "log_det_error", "gradient_cosine")
-        by = ("metric", "S", "probes", "jitter")
-        metrics = tables.in_order(rows, "accuracy", "nll", "ece", "nll_scaled", "seconds_per_step")
-        percent = [row._replace(value=shown(row.metric, row.value)) for row in metrics]
-        costs = tables.summarize(tables.in_order(rows, *names), *by)
-        return [*costs, *tables.summarize(percent, "metric", "row")]
+        costs = tables.in_order(rows, *names)
+        metrics = ("accuracy", "nll", "ece", "nll_scaled", "seconds_per_step")
+        return [
+            *tables.summarize(costs, "metric", "S", "probes", "jitter"),
+            *lines(rows, {}, by=("row",), metrics=metrics),
+        ]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         cosines = tables.values(rows, metric="gradient_cosine")

@@ -242,6 +242,7 @@ def settings_of(
     return ImageSettings(
         **{
             "data": dataset,
+            "model": getattr(config, "backbone", "resnet18"),
             "method": "ps-map" if px is None else "l-map",
             "px": px or "train",
             "epochs": getattr(config, f"{dataset}_epochs"),
@@ -318,17 +319,8 @@ def run_name(settings: ImageSettings, kind: Kind) -> str:
     return f"{settings.data}-{kind.name}-{settings.seed}-{digest}"
 
 
-class Run(NamedTuple):
-    """One training run: what an experiment's unit stands for."""
-
-    dataset: str
-    kind: Kind
-    seed: int
-
-
-def prepare(config: ImageConfig, run: Run, context: Context) -> ImageRun:
+def prepare(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: Context) -> ImageRun:
     """A run as its checkpoint left it, or a new one."""
-    dataset, kind, seed = run
     settings = settings_of(config, dataset, kind, seed, context)
     px = settings.px if settings.regularized else None
     where = settings.generated, context.data_dir
@@ -346,13 +338,13 @@ def prepare(config: ImageConfig, run: Run, context: Context) -> ImageRun:
     )
 
 
-def trained(config: ImageConfig, run: Run, context: Context) -> ImageRun:
+def trained(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: Context) -> ImageRun:
     """A run, trained to its end."""
-    made = prepare(config, run, context)
-    made.train(progress=False)  # no step where it is at its end
-    assert made.path is not None
-    (made.path.parent / DONE).touch()
-    return made
+    run = prepare(config, dataset, kind, seed, context)
+    run.train(progress=False)  # no step where it is at its end
+    assert run.path is not None
+    (run.path.parent / DONE).touch()
+    return run
 
 
 def _folder(context: Context, name: str) -> Path:
@@ -496,9 +488,8 @@ class ImageExperiment(Experiment):
 
     def trained(self, config: Any, unit: dict[str, Any], context: Context) -> tuple[ImageRun, Kind]:
         """The network of a unit, and what it is."""
-        kind = self.kind(unit)
-        dataset = unit.get("dataset", "cifar10")
-        return trained(config, Run(dataset, kind, unit["seed"]), context), kind
+        kind, dataset = self.kind(unit), unit.get("dataset", "cifar10")
+        return trained(config, dataset, kind, unit["seed"], context), kind
 
     def kind(self, unit: dict[str, Any]) -> Kind:
         """What a unit trains: a row of ``image-table``."""

@@ -20,8 +20,8 @@ from fsmap import metrics
 from fsmap.data.images import generate, read_images
 from fsmap.lmap.strength import NATS
 from fsmap.paper.experiment import Context, Curve, Experiment, Frame, Interactive, Measured
-from fsmap.paper.images.protocol import GENERATED, is_here
-from fsmap.paper.images.verdict import command, compare
+from fsmap.paper.images.protocol import GENERATED, is_here, shown
+from fsmap.paper.images.verdict import UNITS, command, compare, lines
 from fsmap.paper.report import figures, tables
 from fsmap.paper.rows import Claim, Row
 from fsmap.paper.solvers import one_thread
@@ -84,11 +84,8 @@ class ReliabilityByStrength(Experiment):
             yield Measured(metric, value, method, seed, where, (GENERATED,) * made)
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        shown = tables.in_order(rows, "accuracy", "nll", "ece", "temperature")
-        percent = [
-            r._replace(value=100 * r.value) if r.metric in ("accuracy", "ece") else r for r in shown
-        ]
-        return tables.summarize(percent, "nats", "state", "metric")
+        metrics = ("accuracy", "nll", "ece", "temperature")
+        return lines(rows, {}, by=("nats", "state"), metrics=metrics)
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
         real = [row for row in rows if not row.config["generated"] and row.config["images"] >= 5e3]
@@ -104,13 +101,12 @@ class ReliabilityByStrength(Experiment):
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         figure, panels = figures.axes(2, panel=(3.9, 2.9))
         for ax, metric in zip(panels, ("nll", "ece"), strict=True):
-            unit = 100 if metric == "ece" else 1
             for state, look in ((TRAINED, {}), (SCALED, {"linestyle": ":", "marker": "v"})):
                 line = tables.line(tables.select(rows, metric=metric, state=state), "nats")
                 name = f"LogTrace, {state} (0: PS-MAP)"
-                mean, stderr = ([unit * v for v in part] for part in (line.mean, line.stderr))
+                mean, stderr = ([shown(metric, v) for v in part] for part in line[1:])
                 figures.plot_mean(ax, line.x, mean, stderr, "l-map", label=name, **look)
-            ax.set(xlabel="strength, nats", ylabel={"nll": "NLL", "ece": "ECE, %"}[metric])
+            ax.set(xlabel="strength, nats", ylabel=UNITS[metric])
             ax.set_xscale("symlog", linthresh=0.0125)
         figures.legend_above(figure, panels[0], 2)
         return {self.id: figure}

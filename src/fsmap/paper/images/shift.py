@@ -17,19 +17,10 @@ from fsmap.paper.images.protocol import (
     held_out_temperature,
     quick,
     rows_of,
-    shown,
 )
 from fsmap.paper.images.table import printed
-from fsmap.paper.images.verdict import (
-    NAMES,
-    UNITS,
-    command,
-    compare,
-    lines,
-    long_enough,
-    look_of,
-)
-from fsmap.paper.report import figures, tables
+from fsmap.paper.images.verdict import command, compare, draw_lines, full_length, lines
+from fsmap.paper.report import tables
 from fsmap.paper.rows import Claim, Row
 
 if TYPE_CHECKING:
@@ -110,7 +101,7 @@ class Shift(RowsExperiment):
         return [{k: v for k, v in line.items() if v is not None or k == "paper"} for line in found]
 
     def claims(self, rows: Sequence[Row]) -> list[Claim]:
-        long = over_corruptions(long_enough(tables.select(rows, dataset="cifar10")))
+        long = over_corruptions(full_length(rows, "cifar10"))
         return [
             compare(f"{metric.upper()} of {method} with D' is below PS-MAP's {words}", long, metric,
                     one={"row": row, "shift": shift}, other={"row": "ps-map", "shift": shift},
@@ -123,19 +114,10 @@ class Shift(RowsExperiment):
         ]  # fmt: skip
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        metrics = ("accuracy", "ece", "nll")
         graded = [row for row in rows if row.config.get("severity") is not None]
-        sets = tables.group(graded, "dataset")
-        figure, panels = figures.axes(len(metrics), len(sets), squeeze=False)
-        for line, ((dataset,), mine) in zip(panels, sets.items(), strict=True):
-            for ax, metric in zip(line, metrics, strict=True):
-                for some in tables.group(tables.select(mine, metric=metric), "row").values():
-                    found = tables.line(some, "severity")
-                    values = [shown(metric, value) for value in found.mean]
-                    ax.plot(found.x, values, **look_of(some[0]))
-                ax.set(title=NAMES[dataset], xlabel="severity", ylabel=UNITS[metric])
-            line[0].legend()
-        return {self.id: figure}
+        drawn = ("accuracy", "ece", "nll")
+        some = over_corruptions(graded)
+        return draw_lines(some, "severity", drawn, {}, xlabel="severity", name=self.id, log=False)
 
 
 def over_corruptions(rows: Sequence[Row]) -> list[Row]:

@@ -8,7 +8,6 @@ depend on the parameters of a linear model, appendix B.3.) ``finetune``: all wei
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,9 @@ from torch import Tensor, nn
 import fsmap
 from fsmap import metrics
 from fsmap.assess.shift import Predictions, measure
+from fsmap.data.images import Images
 from fsmap.errors import UnsupportedModuleError
-from fsmap.images import ImageRun, ImageSettings
+from fsmap.images import ImageSettings
 from fsmap.images.build import build_model
 from fsmap.models.mlp import MLP
 from fsmap.paper.experiment import Context, Measured
@@ -31,13 +31,11 @@ from fsmap.paper.images.protocol import (
     ImageConfig,
     ImageExperiment,
     Kind,
-    Run,
     generated,
     measured,
     other_images,
     quick,
     task_of,
-    trained,
 )
 from fsmap.paper.images.table import printed
 from fsmap.paper.images.verdict import command, compare, draw_table, lines
@@ -71,48 +69,34 @@ def heads(config: Config, context: Context) -> Iterator[Measured]:
     """Train heads on frozen features, every λ and seed as one population."""
     made = generated(config, "cifar10", context)
     parts = features(config, context, made)
-    width = parts["train"].x.shape[1]
+    train = parts["train"]
+    num_data, width = train.x.shape
     px = fsmap.px.Empirical(parts["other"].x)
-    f, _ = fsmap.functional(_head(config, width, 0, context))
+    prior = fsmap.Normal((1 / (config.cifar10_weight_decay * num_data)) ** 0.5)
+    points = {"num_points": config.points, "num_data": num_data}
 
-    num_data = len(parts["train"].y)
+    def head(seed: int) -> MLP:
+        draws = torch.Generator().manual_seed(seed)
+        made = MLP([width, config.hidden, 10], "relu", generator=draws)
+        return made.to(context.device, torch.float32)
 
     def build(strength: Tensor) -> fsmap.Objective:
         return fsmap.l_map(
-            fsmap.Categorical(),
-            fsmap.Normal((1 / (config.cifar10_weight_decay * num_data)) ** 0.5),
-            px,
-            num_points=config.points,
-            num_data=num_data,
-            reg_strength=strength,
-            estimator="jvp",
+            fsmap.Categorical(), prior, px, reg_strength=strength, estimator="jvp", **points
         )
 
-    grid = fsmap.Grid(strength=[0.0, *config.strengths], seed=range(config.seeds))
     states, _ = fsmap.fit_population(
         build,
-        grid,
-        f,
-        parts["train"],
+        fsmap.Grid(strength=[0.0, *config.strengths], seed=range(config.seeds)),
+        fsmap.functional(head(0))[0],
+        train,
         steps=config.steps,
-        init=functools.partial(_head, config, width, context=context),
+        init=head,
         optimizer=adam(config.lr),
         batch_size=config.batch,
         log_every=100,
         progress=False,
     )
-    yield from _rows_of_heads(config, states, parts, made)
-
-
-def _head(config: Config, width: int, seed: int, context: Context) -> MLP:
-    draws = torch.Generator().manual_seed(seed)
-    sizes = [width, config.hidden, 10]
-    return MLP(sizes, "relu", generator=draws).to(context.device, torch.float32)
-
-
-def _rows_of_heads(
-    config: Config, states: Any, parts: dict[str, fsmap.Batch], made: bool
-) -> Iterator[Measured]:
     found = []
     for k, member in enumerate(states.grid):
         params = states.member(k).params
@@ -131,9 +115,8 @@ def _rows_of_heads(
     for member, _, values in found:
         strength = member["strength"]
         about = {"dataset": "cifar10", "form": FEATURES, "row": FEATURES, "generated": made}
-        about |= {"reg_strength": strength, "chosen": strength in (0.0, best)}
-        about |= {"px": "D' = cifar100" if strength else None, "epochs": 0}
-        about["images"] = len(parts["train"].y)
+        about |= {"reg_strength": strength, "chosen": strength in (0.0, best), "epochs": 0}
+        about |= {"px": "D' = cifar100" if strength else None, "images": num_data}
         method = "l-map" if strength else "ps-map"
         for name, value in values.items():
             yield Measured(name, value, method, int(member["seed"]), about, notes)
@@ -147,19 +130,14 @@ def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Ba
     module = module.to(context.device).eval()
     foreign = other_images(task, "cifar10", 10_000, made, context.data_dir)
     sets = {"train": task.train, "valid": task.valid, "test": task.test}
-    found = {name: fsmap.Batch(images.x, images.y) for name, images in sets.items()}
-    found["other"] = fsmap.Batch(foreign, torch.zeros(len(foreign)).long())
+    found = {**sets, "other": Images(foreign, torch.zeros(len(foreign)).long())}
     out = {}
-    for name, batch in found.items():
+    for name, images in found.items():
         context.advance(f"features: {name}")
+        batches = (task.normalize(part.to(context.device)) for part in images.x.split(250))
         with torch.no_grad():
-            x = torch.cat(
-                [
-                    module(task.normalize(part.to(context.device))).flatten(1)
-                    for part in batch.x.split(250)
-                ]
-            )
-        out[name] = fsmap.Batch(x, batch.y.to(context.device))
+            x = torch.cat([module(batch).flatten(1) for batch in batches])
+        out[name] = fsmap.Batch(x, images.y.to(context.device))
     centre, spread = out["train"].x.mean(0), out["train"].x.std(0).clamp_min(1e-6)
     return {name: b._replace(x=(b.x - centre) / spread) for name, b in out.items()}
 
@@ -231,12 +209,9 @@ class Transfer(ImageExperiment):
             notes = (*row.deviations, SHORT)
             yield row._replace(config={**row.config, "form": FINETUNE}, deviations=notes)
 
-    def trained(self, config: Any, unit: dict[str, Any], context: Context) -> tuple[ImageRun, Kind]:
-        """The fine-tuned network of a unit."""
-        kind = KINDS[METHODS[unit["method"]]]
-        changes = {**kind.changes, "model": config.backbone}
-        kind = kind._replace(name=unit["method"], changes=changes)
-        return trained(config, Run("cifar10", kind, unit["seed"]), context), kind
+    def kind(self, unit: dict[str, Any]) -> Kind:
+        """The row of ``image-table`` that a unit fine-tunes."""
+        return KINDS[METHODS[unit["method"]]]._replace(name=unit["method"])
 
     def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
         return lines(_chosen(rows), PAPER, by=("form", "row"))

@@ -134,9 +134,6 @@ FULL_EPOCHS = {"fmnist": 50, "cifar10": 200}
 TUNED = "@tuned"
 """``ps-map@tuned``: the change of a row that has the lowest NLL on held-out images."""
 
-LONG = 12
-"""Epochs from which on runs are compared."""
-
 
 def lines(
     rows: Sequence[Row],
@@ -177,6 +174,19 @@ def with_tuned(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
+def difference(
+    rows: Sequence[Row], metric: str, one: Mapping[str, Any], other: Mapping[str, Any]
+) -> tuple[Mean, list[float]]:
+    """Difference of two kinds of runs over the seeds that both have, and the mean of each."""
+    sides = [tables.select(rows, metric=metric, **where) for where in (one, other)]
+    seeds = set.intersection(*({row.seed for row in side} for side in sides))
+    sides = [
+        [row._replace(value=shown(metric, row.value)) for row in side if row.seed in seeds]
+        for side in sides
+    ]
+    return tables.paired(*sides), [tables.mean(row.value for row in side).mean for side in sides]
+
+
 def compare(
     claim: str,
     rows: Sequence[Row],
@@ -189,17 +199,10 @@ def compare(
     **bound: float,
 ) -> Claim:
     """A claim about the difference of two kinds of runs, over the seeds that both have."""
-    sides = [tables.select(rows, metric=metric, **where) for where in (one, other)]
-    unit = shown(metric, 1.0)
-    difference = tables.paired(*sides)
-    effect = Mean(unit * difference.mean, unit * difference.stderr, difference.n)
+    effect, means = difference(rows, metric, one, other)
     source: Any = "paper" if paper else "ours"
     if not effect.n:
         return not_tested(claim, command, paper, source)
-    seeds = set.intersection(*({row.seed for row in side} for side in sides))
-    means = [
-        unit * tables.mean(row.value for row in side if row.seed in seeds).mean for side in sides
-    ]
     ours = f"{means[0]:.4g} against {means[1]:.4g}, {with_error(effect.mean, effect.stderr)}"
     return judge(claim, *effect, ours=ours, paper=paper, source=source, **bound)
 
@@ -211,11 +214,6 @@ def full_length(rows: Sequence[Row], dataset: str) -> list[Row]:
         for row in tables.select(rows, dataset=dataset, generated=False)
         if row.config["epochs"] >= FULL_EPOCHS[dataset] and row.config["images"] > 2e4
     ]
-
-
-def long_enough(rows: Sequence[Row]) -> list[Row]:
-    """Rows of runs on the real data that are long enough to be judged."""
-    return [row for row in rows if not row.config["generated"] and row.config["epochs"] >= LONG]
 
 
 def command(experiment: str, **settings: str) -> str:

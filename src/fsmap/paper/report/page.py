@@ -229,7 +229,11 @@ def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> 
         "slider": _slider(experiment.interactive(rows), experiment.id, glyphs),
         "live": experiment.live(rows),
         "tables": [
-            {**layout._asdict(), "fold": _folded(layout, experiment.label)}
+            {
+                **layout._asdict(),
+                "printed": layout.printed,
+                "fold": _folded(layout, experiment.label),
+            }
             for layout in arranged(experiment.table(rows), experiment.group)
         ],
         "command": _command(experiment.id, out, " --quick" * quick),
@@ -272,7 +276,9 @@ def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
         ours = None if claim["ours"] == claim["effect"] else ours
         effect = "" if effect in str(ours) else effect  # said once
     reason = claim["reason"]
-    if command:
+    if command and reason == "no rows":
+        reason = f"{command} --resume"
+    elif command:
         bare = command.partition(" --out ")[0]
         reason = f"{reason} ".replace(f"{bare} ", f"{command} ").strip()
     texts = {"verdict": verdict(claim), "reason": reason}

@@ -243,6 +243,11 @@ class Layout(NamedTuple):
     numeric: list[bool]  # columns of numbers
     labels: list[str]  # whole names of the columns, for narrow screens
 
+    @property
+    def printed(self) -> bool:
+        """Whether values of the paper are in it."""
+        return any(cell.sub.startswith("(") for line in self.lines for cell in line)
+
 
 METRICS = {
     **{"accuracy": "Acc. ↑ %", "selective": "Sel. pred. ↑ %", "nll": "NLL ↓", "ece": "ECE ↓ %"},

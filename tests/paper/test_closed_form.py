@@ -215,11 +215,12 @@ def test_the_fixed_point_is_singular_and_its_neighbors_are_not():
     )
 
 
-def test_the_mean_over_a_metric_is_its_sum():
+def test_the_metrics_sums_are_the_definition():
     generator = torch.Generator().manual_seed(0)
     jacobian = torch.randn(3, 2, 4, generator=generator)
     metric = torch.randn(3, 2, 3, 2, generator=generator)
     exact = torch.einsum("ika,ikjl,jlb->ab", jacobian, metric, jacobian)
+    assert_close(theory_geometry.sum_over_metric(jacobian, metric), exact)
     assert_close(theory_geometry.mean_over_metric(jacobian, metric), exact)
 
 

@@ -290,7 +290,7 @@ def _draw_functions(
         pixels = math.isqrt(len(row.value))
         coarse = torch.tensor(row.value, dtype=torch.float64).reshape(1, 1, pixels, pixels)
         size = {"size": (SMOOTH, SMOOTH), "mode": "bilinear", "align_corners": True}
-        field = torch.nn.functional.interpolate(coarse, **size)[0, 0]
+        field = torch.nn.functional.interpolate(coarse, **size)[0, 0].numpy()
         box = (LOW[0], HIGH[0], LOW[1], HIGH[1])
         image = ax.imshow(field, extent=box, cmap=colors, **look)
         if field.min() < 0.45 and field.max() > 0.55:  # the boundary of a constant is an accident

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -117,11 +118,15 @@ class FSMAPAtScale(Experiment):
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
-        costs = tables.group(tables.select(rows, metric="milliseconds"), "probes", "jitter")
-        for (probes, jitter), members in costs.items():
-            line = tables.line(members, "S")
-            left.plot(line.x, line.mean, marker="o", label=f"{probes} probes, ε = {jitter:g}")
-        left.set(xlabel="evaluation points $S$", ylabel="ms for log det and gradient")
+        costs = tables.group(tables.select(rows, metric="milliseconds"), "S", "jitter")
+        sizes = dict.fromkeys(size for size, _ in costs)
+        looks = dict(zip(sizes, itertools.cycle(("-", "--", ":")), strict=False))
+        for (size, jitter), members in costs.items():
+            line = tables.line(members, "probes")
+            color = f"C{math.log10(jitter) / 2:.0f}"
+            look = {"color": color, "linestyle": looks[size], "marker": "o"}
+            left.plot(line.x, line.mean, **look, label=f"S = {size}, ε = {jitter:g}")
+        left.set(xlabel="probes", ylabel="ms for log det and gradient")
         left.legend(fontsize=7)
         for place, name in enumerate(METHODS):
             mean = tables.mean(tables.values(rows, metric="nll", row=name))

@@ -270,7 +270,7 @@ WORDS = {
     **{"l-map \u2212 ps-map": "L-MAP \u2212 PS-MAP", "log-trace": "LogTrace"},
     **{"sklearn-mlp": "MLP (scikit-learn)", "boosting": "boosting", "ridge": "ridge"},
     **{"white-noise": "L-MAP, N(0, I)", "train": "L-MAP, train", "other": "L-MAP, D'"},
-    **{"nats": "LogTrace, D'", "sam+nats": "SAM + LogTrace", "label-smoothing": "label smoothing"},
+    **{"nats": "LogTrace", "sam+nats": "SAM + LogTrace", "label-smoothing": "label smoothing"},
     **{"fmnist": "FashionMNIST", "cifar10": "CIFAR-10"},
 }
 """What methods, rows of Table 2 and data sets are called."""
@@ -283,7 +283,7 @@ def word(name: str) -> str:
         >>> word("l-map"), word("other@lambda-1e-5"), word("boston")
         ('L-MAP', "L-MAP, D', lambda-1e-5", 'boston')
     """
-    base, _, change = name.partition("@")
+    base, _, change = (f"ps-map@{name}" if name.startswith("wd-") else name).partition("@")
     return ", ".join([WORDS.get(base, base), *([change] if change else [])])
 
 

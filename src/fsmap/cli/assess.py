@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.cli.options import add_classifier_options, count, load_classifier
+from fsmap.cli.options import CLASSIFIER, add, count, load_classifier
 from fsmap.errors import InputError, MissingDataError, require
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--limit", type=count, metavar="N", help="only so many test images; writes assessment-N"
     )
-    add_classifier_options(parser)
+    add(parser, CLASSIFIER)
     parser.add_argument("--json", action="store_true", help="JSON instead of the table")
 
 

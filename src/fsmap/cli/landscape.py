@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
-from fsmap.cli.options import add_classifier_options, count, load_classifier
+from fsmap.cli.options import CLASSIFIER, add, count, load_classifier
 from fsmap.errors import InputError, require
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--reach", type=float, default=5.0, help="largest step, filter norms (5)")
     parser.add_argument("--images", type=count, default=2_000, metavar="N", help="training images")
     parser.add_argument("--seed", type=int, default=0, help="of the directions (0)")
-    add_classifier_options(parser)
+    add(parser, CLASSIFIER)
 
 
 def run(arguments: argparse.Namespace) -> int:

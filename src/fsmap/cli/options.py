@@ -22,7 +22,7 @@ FLAG, TOGGLE, MANY = "flag", "toggle", "many"
 
 DEVICE = {"--device NAME": (str, "auto, cpu, cuda … (default: auto)", "auto")}
 DATA_DIR = {"--data-dir DIR": (Path, "where to look for data first")}
-CLASSIFIER = {
+CLASSIFIER = {  # of commands that read a checkpoint of ``fsmap train``
     **DATA_DIR,
     **DEVICE,
     "--model PATH": (
@@ -99,11 +99,6 @@ def _known(value: float, holds: bool, allowed: str, text: str) -> float:
         message = f"must be {allowed}, got {text!r}"
         raise argparse.ArgumentTypeError(message)
     return value
-
-
-def add_classifier_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of commands that read a checkpoint of ``fsmap train``."""
-    add(parser, CLASSIFIER)
 
 
 def load_classifier(path: Path, device: str, model: str | None) -> tuple[nn.Module, dict[str, Any]]:

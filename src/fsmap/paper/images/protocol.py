@@ -350,11 +350,8 @@ def trained(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: C
 def _folder(context: Context, name: str) -> Path:
     """This experiment's folder of a run, or that of another one in ``OUT`` which finished it."""
     mine = context.out / "models" / name
-    out = context.out.parent.parent if context.out.parent.name == ".fsmap" else context.out.parent
-    own = context.out.name.removesuffix(".new")  # the run that this one replaces: it goes away
-    found = sorted(done.parent for done in out.glob(f"*/models/{name}/{DONE}"))
-    others = [folder for folder in found if folder.parents[1].name != own]
-    return others[0] if others and not mine.exists() else mine
+    found = sorted(done.parent for done in context.out.parent.glob(f"*/models/{name}/{DONE}"))
+    return found[0] if found and not mine.exists() else mine
 
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")

@@ -49,7 +49,7 @@ CALLS = {
     """,
     "LMAP(net, px, num_points=4, {})": """
         estimator="exakt"; beta=-1e-3; batchnorm="eval"; every=0; probes=0; seed=0.5;
-        layers=["nothing"] | nothing; outputs=0
+        layers=["nothing"] | nothing; outputs=0; estimater="jvp" | estimator
     """,
     "LMAP(net, px, num_points=4).attach({})": """
         scheduler | Optimizer; None | Optimizer; optimizer(Net()) | parameter
@@ -139,7 +139,8 @@ CALLS = {
         LMAP(net, torch.ones(9, 5), num_points=4)(x) | shape;
         freeze(LMAP(net, px, num_points=4))(x) | trainable;
         LaplacianPenalty(net, px, num_points=4).attach(scheduler) | Optimizer;
-        LogTrace()(None) | None; LogTrace()(torch.ones(3)) | shape;
+        LogTrace()(None) | None; LogTrace()(torch.ones(3)) | shape; LogTrace()(3.0) | float;
+        LogTrace()((x, x[0, 0])) | tuple; LMAP(net, (x, x), num_points=4)(x) | Labels;
         LogTrace().attach(scheduler) | Optimizer; suggest_strength(net, loss=1.0) | px;
         suggest_strength(Net, px, loss=1.0) | Module; estimate_cost(net, x) | LMAP;
         estimate_cost(LMAP(net, px, num_points=4), x, repeats=0);

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 import math
 import numbers
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -344,9 +345,9 @@ def as_px(obj: Any) -> EvalDistribution:
         _check_signature(obj)
         return FromFunction(obj)
     message = (
-        f"{obj!r} ({type(obj).__name__}) is no evaluation distribution. Allowed are px.Uniform, "
-        "px.Normal, px.Empirical, px.Lattice and px.Mixture, a tensor, array, tuple or dict of "
-        "tensors, a Dataset or DataLoader, or a function (n, generator) -> x."
+        f"{reprlib.repr(obj)} ({type(obj).__name__}) is no evaluation distribution. Allowed are "
+        "px.Uniform, px.Normal, px.Empirical, px.Lattice and px.Mixture, a tensor, array, tuple or "
+        "dict of tensors, a Dataset or DataLoader, or a function (n, generator) -> x."
     )
     raise InputError(message)
 

@@ -179,6 +179,14 @@ def test_warnings_are_given_once(kind: type[Warning]):
     five_memories(values)
 
 
+def test_a_forgotten_every_is_said_at_once():
+    penalty = fsmap.LogTrace()
+    call(penalty, 2.0)
+    penalty(torch.tensor(0.0))
+    with pytest.warns(MissingEveryWarning):
+        penalty(torch.tensor(0.0))
+
+
 def test_a_resumed_run_has_the_same_bits():
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(()))], lr=0.0)
     penalty = fsmap.LogTrace().attach(optimizer)

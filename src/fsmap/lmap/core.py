@@ -544,6 +544,13 @@ def first(out: Any, size: int, rest: int) -> Any:
 
 
 def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
+    parts, drawn = len(tree_leaves(x)), len(tree_leaves(evaluation))
+    if parts != drawn:
+        message = (
+            f"p_X draws {drawn} tensors a point and the training batch has {parts}: they cannot "
+            "form one joint batch. Labels do not belong into p_X."
+        )
+        raise InputError(message)
     for ours, theirs in zip(tree_leaves(x), tree_leaves(evaluation), strict=False):
         same_kind = ours.is_floating_point() == theirs.is_floating_point()
         if not same_kind or ours.shape[1:] != theirs.shape[1:]:

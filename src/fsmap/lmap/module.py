@@ -9,7 +9,7 @@ from typing import Any, Self, TypeVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from fsmap.errors import InputError
+from fsmap.errors import InputError, did_you_mean
 from fsmap.functional import num_points, tensor_of
 from fsmap.lmap.compiling import Compiled
 from fsmap.lmap.core import Drawn, Regularizer, first, uncompiled, write_back
@@ -40,6 +40,19 @@ def _with_all_options(cls: C) -> C:
     ]
     cls.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     return cls
+
+
+def _regularizer(
+    kind: type, module: nn.Module, px: Any, num_points: int, batchnorm: str, options: Any
+) -> Regularizer:
+    """R of a module; raises InputError for an option that there is not."""
+    known = [o.name for o in fields(Options)]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        hint = did_you_mean(unknown[0], known)
+        message = f"{kind.__name__} has no option {unknown[0]!r}; it has {', '.join(known)}.{hint}"
+        raise InputError(message)
+    return Regularizer(module, Options(px, num_points, batchnorm, **options))
 
 
 class Term:
@@ -118,7 +131,7 @@ class LMAP(Term, nn.Module):
         """Wrap a model; see the class."""
         super().__init__()
         check_mode(batchnorm, MODES)
-        self.regularizer = Regularizer(module, Options(px, num_points, batchnorm, **options))
+        self.regularizer = _regularizer(type(self), module, px, num_points, batchnorm, options)
         self.module = module
 
     def compile(self, **options: Any) -> None:
@@ -230,7 +243,7 @@ class Penalty(Term):
         check_module(module)
         if batchnorm == "auto":
             batchnorm = "batch" if without_statistics(module) else "frozen"
-        self.regularizer = Regularizer(module, Options(px, num_points, batchnorm, **options))
+        self.regularizer = _regularizer(type(self), module, px, num_points, batchnorm, options)
 
     def state_dict(self) -> dict[str, int]:
         """The step; the model's own state is the model's."""

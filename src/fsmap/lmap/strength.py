@@ -52,7 +52,7 @@ class LogTrace(nn.Module):
       inf or nan then, so that a ``GradScaler`` skips the step. A ``NonFiniteWarning`` is given.
     - If R̄ falls below R₀, a ``CollapseWarning`` is given: the network may have become constant.
 
-    Warnings are given once; the values are looked at on one call in 5 · ``MEMORY``, and not within
+    Warnings are given once; values are looked at on one call in 5 · ``MEMORY``, and not within
     ``torch.compile`` or a CUDA graph. R̄ and R₀ are float32 buffers: ``state_dict`` resumes to the
     same bits. They move to the device of R on the first call; for ``torch.compile(fullgraph=True)``
     or a CUDA graph move them before.
@@ -118,10 +118,12 @@ class LogTrace(nn.Module):
         """The penalty in nats per training point, of what ``LMAP(every=every)`` returned."""
         if R is None:
             return self._without_r()
-        if R.numel() != 1 or every < 1:
+        given: object = R
+        if not isinstance(given, Tensor) or R.numel() != 1 or every < 1:
+            shape = f"of shape {list(R.shape)}" if isinstance(given, Tensor) else type(R).__name__
             message = (
-                f"R must have one entry and every must be at least 1, got R of shape "
-                f"{list(R.shape)} and every={every}"
+                f"R must be a tensor with one entry (out, R = lm(x)) and every at least 1, got R "
+                f"{shape} and every={every}"
             )
             raise InputError(message)
         if R.device != self.mean.device:
@@ -211,7 +213,7 @@ class LogTrace(nn.Module):
         """Warn of R that were left out or fell to almost nothing; once."""
         self._calls += 1
         self._idle += idle
-        if self._warned or self._calls % (5 * MEMORY):
+        if self._warned or (self._calls % (5 * MEMORY) and self._idle != 2):
             return
         bad, low = number(self.sums[2]), number(self.mean < SHARE * self.first)
         found: dict[type[Warning], str] = {}

@@ -134,7 +134,7 @@ CUDA_TASKS: dict[str, Callable[[], Task]] = {
         (
             "plain",
             "sam",
-            *(f"lmap {m}" for m in ("joint", "joint every 2", "frozen", "frozen every 2")),
+            *(f"lmap {m}" for m in ("joint", "joint every 2", "frozen", "frozen every 2", "batch")),
         ),
     ),
     "gpt2": lambda: gpt2("cuda"),

@@ -15,6 +15,7 @@ from torch.func import jvp, vjp, vmap
 
 import fsmap
 from fsmap.errors import FallbackWarning, UnsupportedModuleError
+from fsmap.linalg import jacobian
 from fsmap.linalg.jacobian import SecondOrder
 from fsmap.linalg.second_order import REPLACED
 
@@ -52,6 +53,13 @@ LAYERS = {
     "adaptive_pool": (lambda x: F.adaptive_avg_pool1d(x[:, None].sin(), 4), (S, 6)),
     "interpolate": (lambda x: F.interpolate(x[:, None].sin(), size=9, mode="linear"), (S, 6)),
     "std": (lambda x: x.std(-1, keepdim=True), (S, 6)),
+    "softmax_of_torch": (lambda x: torch.softmax(x, -1, torch.float64) * W, (S, 6)),
+    "logsumexp": (lambda x: x.logsumexp(-1, keepdim=True).sin(), (S, 6)),
+    "softmin": (lambda x: F.softmin(x, -1), (S, 6)),  # calls softmax where it is not replaced
+    "numbers": (lambda x: (2 - x.sin() / 3) * (1 + 0.5 * x.cos() - 4), (S, 6)),
+    "constants": (lambda x: (W - x.sin()) * (x * W + W) - (x - W) / W + W / (1 + x * x), (S, 6)),
+    "in_place_after_sum": (lambda x: (x.sin() + W).relu_() * x.sin(), (S, 6)),
+    "broadcast": (lambda x: x[:, :1].sin() * W + (W - x[:, 1:2].cos()), (S, 6)),
 }
 COUPLED = {
     "batch_norm": (lambda x: F.batch_norm(x, None, None, W, W, training=True), (S, 6)),
@@ -68,12 +76,34 @@ COUPLED = {
 }
 
 
+class Layer(nn.Module):
+    """A function whose input is a parameter."""
+
+    def __init__(self, f):
+        super().__init__()
+        self.f, self.x = f, None
+
+    def forward(self, points):
+        return self.f(self.x)
+
+
+def by_duals(f, x, psi):
+    """Jψ as eager passes of L-MAP compute it."""
+    layer = Layer(f.plain)
+    layer.x = nn.Parameter(x.detach())
+    points = torch.zeros(len(f.plain(x)))
+    tangent = jacobian.jvp(fsmap.functional(layer)[0], {"x": x}, points, {"x": psi})[1]
+    by_duals.tried = jacobian.DUALS_WORK.get(layer)
+    return tangent
+
+
 def cotangent(out):
     return torch.arange(out.numel()).to(out).cos().reshape(out.shape)
 
 
 PRODUCTS = {
     "jvp": lambda f, x, psi: jvp(f, (x,), (psi,))[1],
+    "duals": by_duals,
     "jvp_of_probes": lambda f, x, psi: vmap(lambda p: jvp(f, (x,), (p,))[1])(
         torch.stack([psi, 2 * psi])
     ),
@@ -104,6 +134,7 @@ def safe(f):
         with SecondOrder():
             return f(x)
 
+    call.plain = f
     return call
 
 
@@ -134,6 +165,17 @@ def test_gradient_of_products(layer, product):
     near, far = value(h) - value(-h), value(2 * h) - value(-2 * h)
     wanted = (8 * near - far) / (12 * h)
     assert float((found * direction).sum()) == pytest.approx(wanted, rel=1e-7, abs=1e-7)
+
+
+@pytest.mark.parametrize("kind", [*LAYERS, *COUPLED])
+def test_eager_passes_use_dual_tensors(kind):
+    f, shape = {**LAYERS, **COUPLED}[kind]
+    x, psi, _ = draws(shape)
+    leaf = x.clone().requires_grad_()
+    found = by_duals(safe(f), leaf, psi)
+    expected = jvp(safe(f), (x,), (psi,))[1]
+    torch.testing.assert_close(found, expected.reshape(found.shape), rtol=1e-12, atol=1e-12)
+    assert by_duals.tried is (kind != "softmin")
 
 
 @pytest.mark.parametrize("kind", [*LAYERS, *COUPLED])

@@ -18,6 +18,7 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import peek_interpreter_stack
 
 from fsmap.errors import ForwardModeError
 from fsmap.functional import SHARE, accumulate, fits, free_bytes
@@ -98,7 +99,7 @@ def scaled_dot_product_attention(
         scores = scores.masked_fill(~attn_mask, -math.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    weights = torch.softmax(scores, -1)
+    weights = (softmax if eager_duals() else torch.softmax)(scores, -1)
     if attn_mask is not None and attn_mask.dtype == torch.bool and not is_causal:
         weights = weights.masked_fill(~attn_mask.any(-1, keepdim=True), 0.0)  # as torch: not NaN
     if dropout_p:
@@ -329,6 +330,109 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch._weight_norm: weight_norm,
     torch.linalg.solve: solve,
 }
+
+
+def logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    """``torch.logsumexp``; see :data:`REPLACED_FOR_DUALS`."""
+    largest = input.detach().amax(dim, keepdim=True)
+    largest = largest.masked_fill(largest.abs() == math.inf, 0.0)
+    out = (input - largest).exp().sum(dim, keepdim=True).log() + largest
+    return out if keepdim else out.squeeze(dim)
+
+
+def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """``torch.softmax``; see :data:`REPLACED_FOR_DUALS`."""
+    wide = accumulate(input if dtype is None else input.to(dtype))
+    scores = (wide - wide.detach().amax(dim, keepdim=True)).exp()
+    out = scores / scores.sum(dim, keepdim=True)
+    return _in_precision_of_softmax(out, input, dtype)
+
+
+def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """``torch.log_softmax``; see :data:`REPLACED_FOR_DUALS`."""
+    wide = accumulate(input if dtype is None else input.to(dtype))
+    return _in_precision_of_softmax(wide - logsumexp(wide, dim, keepdim=True), input, dtype)
+
+
+def _in_precision_of_softmax(out: Tensor, input: Tensor, dtype: torch.dtype | None) -> Tensor:
+    single = input.is_cuda and torch.is_autocast_enabled("cuda")  # there torch returns float32
+    return out if single and dtype is None else out.to(dtype or input.dtype)
+
+
+def _with_stacklevel(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A softmax with the arguments of its twin in ``F``."""
+
+    def call(
+        input: Tensor,
+        dim: int | None = None,
+        _stacklevel: int = 3,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        if dim is None:  # deprecated
+            dim = 0 if input.ndim in (0, 1, 3) else 1
+        return function(input, dim, dtype)
+
+    return call
+
+
+def eager_duals() -> bool:
+    """Whether dual tensors are torch's own: nothing compiles, no transformation of torch.func."""
+    return not torch.compiler.is_compiling() and peek_interpreter_stack() is None
+
+
+def _arithmetic(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """``torch.add``, ``sub``, ``mul`` or ``div`` if one operand has no tangent.
+
+    For such an operand eager torch finds the shape of a tangent of zeros by Python code, which
+    takes half a millisecond and more.
+    """
+    with_number = getattr(torch.ops.aten, function.__name__).Scalar
+
+    def call(x: Any, y: Any, **options: Any) -> Tensor:
+        if options or not isinstance(x, Tensor) or not eager_duals():
+            return function(x, y, **options)
+        if isinstance(y, int | float):
+            return with_number(x, y)  # type: ignore[no-any-return]
+        if forward_ad._current_level < 0 or not isinstance(y, Tensor):
+            return function(x, y)
+        (a, da), (b, db) = forward_ad.unpack_dual(x), forward_ad.unpack_dual(y)
+        if (da is None) == (db is None) or (function is torch.div and da is None):
+            return function(x, y)
+        value = function(a, b)
+        if function in (torch.mul, torch.div):
+            tangent = function(a if da is None else da, b if db is None else db)
+        else:
+            tangent = da if db is None else (db if function is torch.add else -db)
+            tangent = tangent.expand_as(value).clone()  # in-place operations change it
+        made: Tensor = forward_ad.make_dual(value, tangent.to(value.dtype))
+        return made
+
+    return call
+
+
+add, sub = _arithmetic(torch.add), _arithmetic(torch.sub)
+mul, div = _arithmetic(torch.mul), _arithmetic(torch.div)
+
+
+def _reversed_sub(x: Tensor, y: Any) -> Tensor:
+    if isinstance(y, int | float):
+        return torch.ops.aten.rsub.Scalar(x, y)  # type: ignore[no-any-return]
+    return sub(y, x)
+
+
+REPLACED_FOR_DUALS: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.softmax: _with_stacklevel(softmax),
+    F.log_softmax: _with_stacklevel(log_softmax),
+    **dict.fromkeys((torch.softmax, Tensor.softmax), softmax),
+    **dict.fromkeys((torch.log_softmax, Tensor.log_softmax), log_softmax),
+    **dict.fromkeys((torch.logsumexp, Tensor.logsumexp), logsumexp),
+    **dict.fromkeys((torch.add, Tensor.add), add),
+    **dict.fromkeys((torch.sub, Tensor.sub), sub),
+    **dict.fromkeys((torch.mul, Tensor.mul), mul),
+    **dict.fromkeys((torch.div, Tensor.div), div),
+    Tensor.__rsub__: _reversed_sub,
+}
+"""Functions whose formulas for dual tensors are slow, or change saved tensors in place."""
 
 
 def _per_channel(t: Tensor | None, x: Tensor) -> Tensor | None:

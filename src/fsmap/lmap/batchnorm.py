@@ -43,7 +43,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import Functional, Replacing, State, Wrapped, accumulate
 from fsmap.linalg.estimators import Estimator
-from fsmap.linalg.second_order import BatchNorm
+from fsmap.linalg.second_order import BatchNorm, add, mul
 from fsmap.types import Inputs, Params
 
 Change = tuple[Tensor, Tensor]  # r and m − r m₀, [C]
@@ -158,8 +158,8 @@ def _adjusted(change: Change, call: BatchNorm) -> tuple[Tensor, Tensor]:
     assert var is not None
     inverse = 1 / ratio
     both = torch.stack([inverse, (mean - ratio * mean - tau) * inverse * (var + call.eps).rsqrt()])
-    scale, shift = (both if weight is None else both * weight).unbind()
-    bias = shift if bias is None else bias + shift
+    scale, shift = (both if weight is None else mul(both, weight)).unbind()
+    bias = shift if bias is None else add(bias, shift)
     return scale.to(mean.dtype), bias.to(mean.dtype)
 
 

@@ -198,7 +198,6 @@ ORDER = """
     uci-table image-table image-tuning transfer landscape laplacian-trace image-S label-noise shift
     reparam logdet-mc laplacian-vs-logdet moons-eigs moons-solutions
     theory-any-parameter theory-metric theory-flat theory-large-data theory-symmetry moons-pathology
-    tables-bench
 """.split()
 """Ids in the paper's order: its figures and tables, then statements. Others come last."""
 

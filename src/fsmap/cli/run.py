@@ -6,7 +6,7 @@ import argparse
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,6 @@ def add_parser(subparsers: Any) -> None:
             "fsmap run fourier --set steps=500 --seeds 10   # fields: fsmap list fourier",
             "fsmap run all --quick                          # what lacks its data is skipped",
             "fsmap run fourier --resume                     # go on after an interruption",
-            "fsmap run fourier uci-table --ray              # all units at once, on all cores",
-            "fsmap run fourier --ray head:6379              # ... or on a cluster",
         ],
     )
     add = parser.add_argument
@@ -52,9 +50,6 @@ def add_parser(subparsers: Any) -> None:
         "DIR/.fsmap/ID.previous")  # fmt: skip
     add("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
     add("--silent", action="store_true", help="no progress bar")
-    add("--ray", nargs="?", const="", metavar="ADDRESS",
-        help="measure all units at once on a Ray cluster (HOST:6379, or auto: this machine's); "
-        "without an address one is started on this machine")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,8 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     ids = list(dict.fromkeys(arguments.ids))
     outcomes = []
     try:
-        with _terminate_as_interrupt(), _pool(arguments.ray) as pool:
-            for outcome in engine.run(ids, options, console.note, pool):
+        with _terminate_as_interrupt():
+            for outcome in engine.run(ids, options, console.note):
                 outcomes.append(outcome)
                 _tell(outcome)
     except KeyboardInterrupt:
@@ -91,15 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not failed:
         return 0
     return 1 if any(engine.is_bug(outcome.error) for outcome in failed) else 2
-
-
-def _pool(address: str | None) -> Any:
-    """The pool that ``--ray`` asks for; None without it."""
-    if address is None:
-        return nullcontext()
-    from fsmap.integrations.ray import RayPool
-
-    return RayPool(address or None, say=console.note)
 
 
 @contextmanager

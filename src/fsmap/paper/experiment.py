@@ -47,6 +47,9 @@ __all__ = [
 ]
 # fmt: on
 
+TROUBLE = (FsmapError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What drawing and judging may raise if rows are missing or of an older version."""
+
 Plots: TypeAlias = "dict[str, Figure]"
 """Figures by file name (without ending)."""
 

@@ -308,18 +308,6 @@ def test_a_summary_that_was_altered_changes_nothing_on_the_page_and_is_made_agai
     assert '"holds": false' in here.summary_file.read_text()
 
 
-@pytest.mark.parametrize("name", ["rows.jsonl", "units.jsonl", "summary.json"])
-def test_a_folder_in_place_of_a_file_is_refused(tmp_path, name):
-    run(tmp_path)
-    file = tmp_path / "squares" / name
-    file.unlink()
-    file.mkdir()
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "failed"
-    assert "Traceback" not in outcome.reason
-    assert ("is damaged" in page(tmp_path)) == (name != "summary.json")
-
-
 def test_force_helps_where_the_header_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr(Squares, "trouble", raise_at(3))
     run(tmp_path)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,15 +66,18 @@ def run(arguments: argparse.Namespace) -> int:
     options = engine.Options(**given, assignments=tuple(arguments.set))
     ids = list(dict.fromkeys(arguments.ids))
     outcomes = []
+    # a polite kill ends a run as Ctrl-C does
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with _terminate_as_interrupt():
-            for outcome in engine.run(ids, options, console.note):
-                outcomes.append(outcome)
-                _tell(outcome)
+        for outcome in engine.run(ids, options, console.note):
+            outcomes.append(outcome)
+            _tell(outcome)
     except KeyboardInterrupt:
         again = options.command(*ids, resume=True)
         console.note(f"\nfsmap: interrupted. Finished units are kept. Continue with:\n  {again}")
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if len(outcomes) > 1 and failed:
         console.note(f"fsmap: {len(failed)} of {len(outcomes)} failed.")
@@ -86,19 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not failed:
         return 0
     return 1 if any(engine.is_bug(outcome.error) for outcome in failed) else 2
-
-
-@contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """A polite kill (SIGTERM) ends a run as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may choose what signals do
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _tell(outcome: Outcome) -> None:

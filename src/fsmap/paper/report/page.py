@@ -341,9 +341,6 @@ def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
     reason = claim["reason"]
     if command and reason == "no rows":
         reason = f"{command} --resume"
-    elif command:
-        bare = command.partition(" --out ")[0]
-        reason = f"{reason} ".replace(f"{bare} ", f"{command} ").strip()
     texts = {"verdict": verdict(claim), "reason": reason}
     return {**claim, **texts, "ours": ours, "paper": paper, "effect": effect}
 

@@ -264,12 +264,13 @@ def read_content(folder: Path) -> Content:
     head, units, damaged = parse(first), {}, []
     for record in map(parse, texts):
         key = key_of(record["unit"]) if "unit" in record else "a line that cannot be read"
-        if intact(record, [line.text for line in by_unit.get(key, [])]):
+        mine = [line.text for line in by_unit.get(key, [])]
+        if "unit" in record and intact(record, mine):
             units[key] = record
         else:
             damaged.append(key)
     kept = [line for line in lines if key_of(line.row.unit) in units]
-    header = unsealed(head) if intact(head) else {}
+    header = unsealed(head) if "config" in head and intact(head) else {}
     return Content(header, units, kept, damaged, dropped + len(lines) - len(kept))
 
 

@@ -36,7 +36,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--redraw", action="store_true", help="also write summary.json and pictures anew"
     )
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,12 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     folders = arguments.folders or usual or [Path("runs")]
     if arguments.redraw:
         _redraw(folders)
-    page = build(folders, arguments.out).resolve()
-    console.say(str(page))
-    if arguments.open:
-        import webbrowser
-
-        webbrowser.open(page.as_uri())
+    console.say(str(build(folders, arguments.out).resolve()))
     return 0
 
 

@@ -144,14 +144,6 @@ def test_what_was_there_before_or_belongs_to_others_stays(tmp_path: Path):
     assert not other.exists()
 
 
-def test_a_lock_beside_its_folder_stays(tmp_path: Path):
-    """Locks of several folders lie together, and other processes come and go."""
-    path = tmp_path / "locks" / "one.lock"
-    with exclusive(path, tmp_path / "one"):
-        pass
-    assert path.exists()
-
-
 @pytest.mark.parametrize("again", [False, True])
 def test_a_lock_that_was_removed_meanwhile_is_not_held(tmp_path: Path, monkeypatch, again: bool):
     """Another process removed the file (and a third made a new one) before it was held."""

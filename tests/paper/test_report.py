@@ -145,11 +145,6 @@ def test_rows_that_cannot_be_judged_are_said(runs, monkeypatch):
     [
         ([Claim("a", True)], "Squares of small numbers The curve"),
         ([Claim("a", True), Claim("b", False)], "so far 1 of 2 claims agree, 1 differs: The curve"),
-        ([judge("a", 1.0, 2.0, 5, below=0)], "so far 0 of 1 claims agree, 1 undecided: The curve"),
-        (
-            [not_tested("a", "fsmap run more")],
-            "so far 0 of 1 claims agree, 1 not tested: The curve",
-        ),
         ([Claim("a", True, source="check")], "so far no claim was judged: The curve"),
     ],
 )

@@ -241,17 +241,19 @@ def test_rows_of_different_units_in_each_others_place_are_put_in_order(tmp_path)
     assert here.summary_file.read_bytes() == summary
 
 
-def test_nothing_is_added_to_a_run_that_does_not_name_its_units(tmp_path):
-    """Results that were copied without ``units.jsonl``."""
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda file: file.write_text("")])
+def test_only_force_helps_where_the_header_is_lost(tmp_path, spoil):
     run(tmp_path)
     here = RunFolder(tmp_path / "squares")
-    here.units_file.unlink()
+    spoil(here.units_file)
     files = {file: file.read_bytes() for file in here.path.iterdir()}
     for options in ({}, {"resume": True}):
         (refused,) = run(tmp_path, **options)
         assert isinstance(refused.error, CheckpointError)
+        assert "--force" in refused.reason
     assert {file: file.read_bytes() for file in here.path.iterdir()} == files
     assert "is damaged" in page(tmp_path)
+    assert run(tmp_path, force=True)[0].status == "finished"
 
 
 def altered_unit(key):
@@ -306,20 +308,6 @@ def test_a_summary_that_was_altered_changes_nothing_on_the_page_and_is_made_agai
     (outcome,) = run(tmp_path, resume=True)
     assert outcome.status == "finished"
     assert '"holds": false' in here.summary_file.read_text()
-
-
-def test_force_helps_where_the_header_is_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(Squares, "trouble", raise_at(3))
-    run(tmp_path)
-    here = RunFolder(tmp_path / "squares")
-    here.units_file.write_text("")
-    monkeypatch.setattr(Squares, "trouble", None)
-    for options in ({}, {"resume": True}):
-        (refused,) = run(tmp_path, **options)
-        assert isinstance(refused.error, CheckpointError)
-        assert "--force" in refused.reason
-    (outcome,) = run(tmp_path, force=True)
-    assert outcome.status == "finished"
 
 
 @pytest.mark.parametrize("how", ["resume", "force", None])

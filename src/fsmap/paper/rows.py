@@ -5,7 +5,7 @@ A run folder holds
 - ``rows.jsonl``: one :class:`Row` a line;
 - ``units.jsonl``: a header (experiment, size, config), then one line per finished unit, written
   after its rows are on disk, with their number and the SHA-256 of the line and its rows;
-- ``summary.json``: claims and table, computed from the rows. Nothing is ever read from it.
+- ``summary.json``: claims and table, computed from the rows; it decides nothing.
 
 A unit is finished if, and only if, its line stands in ``units.jsonl`` and its rows match the
 checksum. A resumed run drops all other rows. JSON has no nan and no infinities, so they are

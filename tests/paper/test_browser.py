@@ -169,11 +169,28 @@ def test_the_slider_over_pictures_shows_one_at_a_time(visit):
 
 def test_hovering_shows_values(visit):
     page = visit()
+    plot = page.locator("#squares .plot")
+    plot.scroll_into_view_if_needed()
+    page.wait_for_timeout(100)
+    place = plot.evaluate(
+        """(element) => {
+          const svg = element.querySelector("svg");
+          const [line] = JSON.parse(element.querySelector("script.hover").textContent);
+          const [x, y] = line.points[1];
+          const at = new DOMPoint(x, y).matrixTransform(svg.getScreenCTM());
+          return [at.x, at.y];
+        }"""
+    )
+    page.mouse.move(*place)
+    tip = page.locator("#tip")
+    assert tip.inner_text().split("\n") == ["FS-MAP", "n: 2", "square of n: 4.05"]
+    page.mouse.move(place[0], place[1] - 300)
+    assert tip.is_hidden()
     chart = page.locator("#squares .chart")
     chart.scroll_into_view_if_needed()
     box = chart.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    assert "FS-MAP:" in page.locator("#tip").inner_text()
+    assert "FS-MAP:" in tip.inner_text()
 
 
 MARK = "window.hacked = (window.hacked || 0) + 1"

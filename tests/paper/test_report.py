@@ -22,7 +22,8 @@ from fsmap.errors import InputError
 from fsmap.paper.engine import override
 from fsmap.paper.experiment import get, registry
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.page import build, embedded, find_runs, picture
+from fsmap.paper.report.page import build, embedded, find_runs
+from fsmap.paper.report.picture import Glyphs, collect, picture
 from fsmap.paper.rows import Claim, Row, encode, judge, not_tested, plain
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -248,8 +249,43 @@ def test_files_are_written_and_the_same_for_the_same_values(tmp_path):
     assert "<image" in (tmp_path / "one.svg").read_text()  # a mesh
 
 
-def test_pictures_share_no_names(figure):
-    one, two = (picture(figure, prefix) for prefix in "ab")
+def test_hover_values_lie_where_the_svg_draws_them(figure):
+    made = picture(figure, "p", Glyphs())
+    line, dots = made.hover  # the axhline is no series; nor is the band
+    assert (line["name"], line["color"]) == ("FS-MAP", "var(--fs-map)")
+    assert (line["x"], line["y"]) == ("points N", "ε & <b>")
+    assert [point[2:] for point in line["points"]] == [[1, 1], [10, 2], [100, 4]]
+    uses = re.findall(
+        r'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="fill: var\(--fs-map', made.markup
+    )
+    for px, py, *_ in line["points"]:
+        assert min(abs(px - float(x)) + abs(py - float(y)) for x, y in uses) < 0.05
+    assert dots["name"] == "data"
+    assert [point[2:] for point in dots["points"]] == [[1, 2]]  # the other one is outside
+    assert len(made.panels) == 2
+
+
+def test_tooltips_name_series_seed_and_category():
+    made, ax = figures.axes()
+    ax.plot([0], [1.0], "o", color="red", label="PS-MAP")
+    ax.plot([1.1], [2.0], "o", color="red", label="_PS-MAP, seed 3")
+    ax.errorbar([0.1], [2.0], yerr=[0.1], color="blue", marker="s", label="L-MAP")
+    ax.errorbar([1.2], [2.5], yerr=[0.1], color="blue", marker="s")
+    ax.set_xticks([0, 1], ["fmnist", "cifar10"])
+    ax.set_title("ECE, %")
+    made.canvas.draw()
+    found = [(s["name"], s["points"][0][2], s["y"]) for s in collect(made)]
+    assert found == [
+        ("PS-MAP", "fmnist", "ECE, %"),
+        ("PS-MAP, seed 3", "cifar10", "ECE, %"),
+        ("L-MAP", "fmnist", "ECE, %"),
+        ("L-MAP", "cifar10", "ECE, %"),
+    ]
+
+
+def test_pictures_share_letters_and_no_names(figure):
+    glyphs = Glyphs()
+    one, two = (picture(figure, prefix, glyphs) for prefix in "ab")
     names = []
     for made in (one, two):
         tree = ElementTree.fromstring(made.markup.replace("xlink:", ""))  # still well-formed
@@ -258,8 +294,10 @@ def test_pictures_share_no_names(figure):
         assert not any(color in made.markup for color in figures.DARK)
         assert "<style" not in made.markup
     assert not names[0] & names[1]
-    assert set(re.findall(r'href="#([^"]*)"', one.markup)) <= names[0]
-    assert len(one.panels) == 2
+    letters = {e.get("id") for e in ElementTree.fromstring(glyphs.markup()).iter("path")}
+    used = set(re.findall(r'href="#(STIX[^"]*)"', one.markup))
+    assert used
+    assert used <= letters
     assert (one.width, one.height) == (2 * 3.3 * 72, 2.5 * 72)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Curve(NamedTuple):
-    """One line (or set of points) of a frame, drawn by the page."""
+    """One line (or set of points) of a frame, drawn by the page with hover values."""
 
     name: str  # what the legend says
     x: Sequence[float]  # abscissae

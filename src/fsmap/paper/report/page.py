@@ -1,8 +1,7 @@
 """Folders of runs → one page that works from a file, without a network.
 
 Everything on the page is computed from ``rows.jsonl`` and ``units.jsonl``: tables, claims and
-pictures are made anew, and ``summary.json`` is not read. Pictures have letters as outlines: no text
-of a row gets into an SVG, and no SVG is read from a file.
+pictures are made anew, and ``summary.json`` is not read.
 """
 
 from __future__ import annotations
@@ -12,27 +11,17 @@ import datetime
 import functools
 import hashlib
 import json
-import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fsmap.errors import InputError, require
 from fsmap.files import write_whole
 from fsmap.paper.experiment import TROUBLE, Experiment, coverage, registry, section
-from fsmap.paper.report.figures import (
-    COLORS,
-    DARK,
-    GRID,
-    INK,
-    MUTED,
-    PAPER,
-    Interactive,
-    style,
-    to_svg,
-)
+from fsmap.paper.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER, Interactive, style
+from fsmap.paper.report.picture import METHODS, VARIABLES, Glyphs, picture
 from fsmap.paper.report.tables import Layout, arranged, number, with_error
 from fsmap.paper.rows import (
     AGREES,
@@ -49,71 +38,12 @@ from fsmap.paper.rows import (
 )
 from fsmap.progress import duration
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 TEMPLATE = Path(__file__).with_name("template")
 SCRIPTS = ("theme", "page", "chart", "mixture")
 TITLE = "Should we learn most likely functions or parameters?"
 
 LONG_TABLE = 12
 """Lines; a longer table is folded, unless it is a table of the paper's."""
-
-METHODS = ("ps-map", "fs-map", "l-map", "bma")
-VARIABLES = {
-    INK: "--ink",
-    MUTED: "--muted",
-    GRID: "--grid",
-    PAPER: "--paper",
-    "#000000": "--ink",
-    **{COLORS[name]: f"--{name}" for name in METHODS},
-}
-"""Name of the CSS variable that stands for a color of the shared style."""
-
-_SKIP = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|<style\b.*?</style>", re.DOTALL)
-_GROUP_ID = re.compile(r'<g id="[^"]*"')
-_OPENING = re.compile(r'<svg[^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>')
-_NAME = re.compile(r'(\bid="|href="#|url\(#)([^")]+)')
-_COLOR = re.compile("|".join(map(re.escape, VARIABLES)), re.IGNORECASE)
-_SPACE = re.compile(r"\s*\n\s*")
-
-
-class Picture(NamedTuple):
-    """A figure ready for the page."""
-
-    id: str  # of the group that holds the drawing
-    markup: str  # what is inside the ``svg`` element
-    width: float  # points
-    height: float
-    panels: list[tuple[float, float, float, float]]  # x, y, width, height; for narrow screens
-
-
-def picture(figure: Figure, prefix: str) -> Picture:
-    """Draw a figure for a page with other pictures on it."""
-    svg = _GROUP_ID.sub("<g", _SKIP.sub("", to_svg(figure)))
-    prefix = re.sub(r"[^\w-]", "-", prefix)
-    svg = _NAME.sub(rf"\g<1>{prefix}-\g<2>", svg)
-    svg = _COLOR.sub(lambda match: f"var({VARIABLES[match.group().lower()]})", svg)
-    opening = _OPENING.search(svg)
-    assert opening is not None  # matplotlib always writes one
-    inside = svg[opening.end() : svg.rindex("</svg>")]
-    width, height = (float(number) for number in opening.groups())
-    markup = f'<g id="{prefix}">{_SPACE.sub(" ", inside).strip()}</g>'
-    return Picture(prefix, markup, width, height, _panels(figure))
-
-
-def _panels(figure: Figure) -> list[tuple[float, float, float, float]]:
-    """Boxes of the legend and of each panel, to be stacked; none for a single panel."""
-    scale, height = 72.0 / figure.dpi, figure.bbox.height
-    boxes = [legend.get_window_extent() for legend in figure.legends]
-    boxes += [box for ax in figure.axes if (box := ax.get_tightbbox()) is not None]
-    if len(boxes) < 2:
-        return []
-    boxes = [box.padded(3) for box in boxes]
-    return [
-        (box.x0 * scale, (height - box.y1) * scale, box.width * scale, box.height * scale)
-        for box in boxes
-    ]
 
 
 class Found(NamedTuple):
@@ -190,12 +120,13 @@ def _read(folder: Path) -> Found:
 
 def render(runs: Sequence[Found]) -> str:
     """The page's text."""
+    glyphs = Glyphs()
     by_id: dict[str, list[Found]] = {}
     # An intact run comes before a damaged one, full size before quick, then the first folder.
     for run in sorted(runs, key=lambda run: (bool(run.trouble), not run.full)):
         by_id.setdefault(run.id, []).append(run)
     place = runs[0].folder.parent
-    items = [view(e, by_id.pop(e.id, []), place) for e in registry().values()]
+    items = [view(e, by_id.pop(e.id, []), glyphs, place) for e in registry().values()]
     for name, same in by_id.items():
         blank = _blank(name, name, "", "Other runs")
         items.append(blank | {"trouble": same[0].damage, "others": list(map(_other, same[1:]))})
@@ -211,6 +142,7 @@ def render(runs: Sequence[Found]) -> str:
             sections=sections,
             totals={source: _totals(claims, source) for source in ("paper", "ours")},
             live=next((item for item in items if item["live"]), None),
+            glyphs=glyphs.markup(),
             theme=theme(),
             date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         )
@@ -223,7 +155,9 @@ def _totals(claims: Iterable[Mapping[str, Any]], source: str) -> dict[str, int]:
     return {name: found[name] for name in VERDICTS}
 
 
-def view(experiment: Experiment, runs: Sequence[Found], place: Path) -> dict[str, Any]:
+def view(
+    experiment: Experiment, runs: Sequence[Found], glyphs: Glyphs, place: Path
+) -> dict[str, Any]:
     """Everything the template needs for one experiment; most of it is empty without a run."""
     item = _blank(experiment.id, experiment.label, experiment.title, section(experiment))
     item["departures"] = list(experiment.departures)
@@ -237,7 +171,7 @@ def view(experiment: Experiment, runs: Sequence[Found], place: Path) -> dict[str
     item["units"] = coverage(experiment, run.content.header, run.content.units)
     try:
         with style():
-            return item | _measured(experiment, run, item["units"])
+            return item | _measured(experiment, run, item["units"], glyphs)
     except TROUBLE as error:
         reason = f"its rows ({item['units']}) cannot be drawn: {type(error).__name__}: {error}"
         return item | {"trouble": f"{run.folder}: {reason}"}
@@ -263,7 +197,7 @@ def _other(run: Found) -> str:
     return run.damage if run.trouble else f"{run.folder}: {run.content.header['size']}"
 
 
-def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
+def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> dict[str, Any]:
     """What is computed from rows."""
     header, units = run.content.header, run.content.units
     rows = [line.row for line in run.content.lines]
@@ -273,7 +207,7 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
     judged = [c for c in stated if c["source"] == "paper"] or stated
     shown = [_claim(claim, _command(experiment.id, out)) for claim in claims]
     pictures = [
-        {"name": name, **picture(figure, f"{experiment.id}-{place}")._asdict()}
+        {"name": name, **picture(figure, f"{experiment.id}-{place}", glyphs)._asdict()}
         for place, (name, figure) in enumerate(experiment.draw(rows).items())
     ]
     quick = header["size"] == "quick"
@@ -289,7 +223,7 @@ def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
         "seeds": max((c["seeds"] or 0 for c in judged), default=0) or seeds or None,
         "sentence": _sentence(experiment.see, judged),
         "figures": pictures,
-        "slider": _slider(experiment.interactive(rows), experiment.id),
+        "slider": _slider(experiment.interactive(rows), experiment.id, glyphs),
         "live": experiment.live(rows),
         "tables": [
             {
@@ -345,14 +279,14 @@ def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
     return {**claim, **texts, "ours": ours, "paper": paper, "effect": effect}
 
 
-def _slider(slider: Interactive | None, name: str) -> dict[str, Any] | None:
+def _slider(slider: Interactive | None, name: str, glyphs: Glyphs) -> dict[str, Any] | None:
     if slider is None:
         return None
     frames: list[dict[str, Any]] = []
     for place, frame in enumerate(slider.frames):
         frames.append({**frame._asdict(), "curves": [curve._asdict() for curve in frame.curves]})
         if (figure := frames[-1].pop("figure")) is not None:
-            frames[-1] |= picture(figure, f"{name}-slider-{place}")._asdict()
+            frames[-1] |= picture(figure, f"{name}-slider-{place}", glyphs)._asdict()
     data = {"xlabel": slider.xlabel, "ylabel": slider.ylabel, "frames": frames}
     drawn = any(frame["curves"] for frame in frames)
     about = {**slider._asdict(), "frames": frames, "id": f"{name}-slider"}

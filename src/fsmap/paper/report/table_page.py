@@ -234,7 +234,8 @@ def _panel(x: Axis, y: Axis) -> Panel:
         pixels.append(dots)
         guides.append(line)
         ticks.append([(place, _number(mark, 5)) for place, mark in zip(at, marks, strict=True)])
-    points, ends = zip(*pixels, strict=True), zip(*guides, strict=True)
+    points = zip(*pixels, map(float, x[1]), map(float, y[1]), strict=True)
+    ends = zip(*guides, strict=True)
     return {"x": x[0], "y": y[0], "points": [*points], "guide": [*ends], "ticks": ticks}
 
 

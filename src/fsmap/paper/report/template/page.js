@@ -44,6 +44,40 @@
     try { localStorage.setItem("fsmap-theme", root.dataset.theme); } catch (error) { /* for this visit only */ }
   });
 
+  // hover values: the nearest point of any line of the figure, or of one of its panels
+  for (const plot of document.querySelectorAll(".plot")) {
+    const data = plot.querySelector("script.hover");
+    if (!data) continue;
+    const series = JSON.parse(data.textContent);
+    for (const svg of plot.querySelectorAll("svg")) {
+      const ring = document.createElementNS("http://www.w3.org/2000/svg", "circle");
+      for (const [key, value] of Object.entries({ class: "ring", r: 4.5, visibility: "hidden" })) ring.setAttribute(key, value);
+      svg.append(ring);
+      const clear = () => { hide(); ring.setAttribute("visibility", "hidden"); };
+      const show = (event) => {
+        const matrix = svg.getScreenCTM();
+        if (!matrix) return;
+        const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(matrix.inverse());
+        let best = null, nearest = (28 / matrix.a) ** 2;
+        for (const line of series) {
+          for (const point of line.points) {
+            const distance = (point[0] - at.x) ** 2 + (point[1] - at.y) ** 2;
+            if (distance < nearest) { nearest = distance; best = { line, point }; }
+          }
+        }
+        if (!best) { clear(); return; }
+        const { line, point } = best;
+        ring.setAttribute("cx", point[0]);
+        ring.setAttribute("cy", point[1]);
+        ring.setAttribute("visibility", "visible");
+        const x = typeof point[2] === "number" ? `${line.x || "x"}: ${number(point[2])}` : point[2];
+        tell(event, line.name || (typeof point[2] === "number" ? "" : point[2]), line.color, [...(line.name || typeof point[2] === "number" ? [x] : []), `${line.y || "y"}: ${number(point[3])}`]);
+      };
+      svg.addEventListener("pointermove", show);
+      svg.addEventListener("pointerdown", show);
+      svg.addEventListener("pointerleave", clear);
+    }
+  }
   addEventListener("scroll", hide, { passive: true });
 
   // what scrolls can be reached by keyboard

@@ -1,0 +1,238 @@
+"""A matplotlib figure as a picture of the page: shared letters, colors by theme, hover values.
+
+Figures are drawn from rows when the page is made, with letters as outlines: no text of a row gets
+into the SVG, and no SVG is read from a file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fsmap.paper.report import figures
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.transforms import Transform
+
+METHODS = ("ps-map", "fs-map", "l-map", "bma")
+VARIABLES = {
+    figures.INK: "--ink",
+    figures.MUTED: "--muted",
+    figures.GRID: "--grid",
+    figures.PAPER: "--paper",
+    "#000000": "--ink",
+    **{figures.COLORS[name]: f"--{name}" for name in METHODS},
+}
+"""Name of the CSS variable that stands for a color of the shared style."""
+
+MOST_POINTS = 300
+"""Per line; a denser line is thinned, for hovering only."""
+
+GREEK = {
+    **{"alpha": "α", "beta": "β", "gamma": "γ", "epsilon": "ε", "varepsilon": "ε", "theta": "θ"},
+    **{"lambda": "λ", "mu": "μ", "rho": "ρ", "sigma": "σ", "phi": "φ", "psi": "ψ", "pi": "π"},
+    **{"Phi": "Φ", "Sigma": "Σ", "Delta": "Δ", "nabla": "∇", "sum": "Σ", "infty": "∞"},
+    **{"cdot": "·", "times": "×", "pm": "±", "leq": "≤", "geq": "≥", "approx": "≈", "mid": "|"},
+    **{"Vert": "‖", "|": "‖", "star": "*", "ast": "*", "prime": "′"},
+}
+
+_SKIP = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|<style\b.*?</style>", re.DOTALL)
+_GROUP_ID = re.compile(r'<g id="[^"]*"')
+# A space has no outline, hence no d.
+_GLYPH = re.compile(
+    r'\s*<path id="((?:STIX|DejaVu)[^"]*)"(?: d="([^"]*)")? transform="([^"]*)" ?/>'
+)
+_EMPTY_DEFS = re.compile(r"\s*<defs>\s*</defs>|\s*<defs ?/>")
+_OPENING = re.compile(r'<svg[^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>')
+_NAME = re.compile(r'(\bid="|href="#|url\(#)(?!STIX|DejaVu)([^")]+)')
+_COLOR = re.compile("|".join(map(re.escape, VARIABLES)), re.IGNORECASE)
+_SPACE = re.compile(r"\s*\n\s*")
+
+
+class Glyphs:
+    """Outlines of letters, collected over all pictures of a page so that each stands there once."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, str] = {}
+
+    def take(self, svg: str) -> str:
+        """Move the outlines out of a picture."""
+
+        def remember(match: re.Match[str]) -> str:
+            name, outline, transform = match.groups()
+            outline = " ".join((outline or "").split())
+            self._found.setdefault(
+                name, f'<path id="{name}" d="{outline}" transform="{transform}"/>'
+            )
+            return ""
+
+        return _EMPTY_DEFS.sub("", _GLYPH.sub(remember, svg))
+
+    def markup(self) -> str:
+        """An invisible picture that defines all outlines."""
+        inner = "".join(self._found.values())
+        return f'<svg width="0" height="0" aria-hidden="true"><defs>{inner}</defs></svg>'
+
+
+class Picture(NamedTuple):
+    """A figure ready for the page."""
+
+    id: str  # of the group that holds the drawing
+    markup: str  # what is inside the ``svg`` element
+    hover: list[dict[str, Any]]  # series with ``points``, each ``[svg x, svg y, x, y]``
+    width: float  # points
+    height: float
+    panels: list[tuple[float, float, float, float]]  # x, y, width, height; for narrow screens
+
+
+def picture(figure: Figure, prefix: str, glyphs: Glyphs) -> Picture:
+    """Draw a figure for a page with other pictures on it."""
+    svg = _SKIP.sub("", figures.to_svg(figure))
+    svg = glyphs.take(_GROUP_ID.sub("<g", svg))
+    prefix = re.sub(r"[^\w-]", "-", prefix)
+    svg = _themed(_NAME.sub(rf"\g<1>{prefix}-\g<2>", svg))
+    opening = _OPENING.search(svg)
+    assert opening is not None  # matplotlib always writes one
+    inside = svg[opening.end() : svg.rindex("</svg>")]
+    width, height = (float(number) for number in opening.groups())
+    markup = f'<g id="{prefix}">{_SPACE.sub(" ", inside).strip()}</g>'
+    return Picture(prefix, markup, collect(figure), width, height, _panels(figure))
+
+
+def _themed(text: str) -> str:
+    return _COLOR.sub(lambda match: f"var({VARIABLES[match.group().lower()]})", text)
+
+
+def _panels(figure: Figure) -> list[tuple[float, float, float, float]]:
+    """Boxes of the legend and of each panel, to be stacked; none for a single panel."""
+    scale, height = 72.0 / figure.dpi, figure.bbox.height
+    boxes = [legend.get_window_extent() for legend in figure.legends]
+    boxes += [box for ax in figure.axes if (box := ax.get_tightbbox()) is not None]
+    if len(boxes) < 2:
+        return []
+    boxes = [box.padded(3) for box in boxes]
+    return [
+        (box.x0 * scale, (height - box.y1) * scale, box.width * scale, box.height * scale)
+        for box in boxes
+    ]
+
+
+def collect(figure: Figure) -> list[dict[str, Any]]:
+    """Names, colors and points of all lines and scatters of a figure that has been drawn.
+
+    A line without a label has the name of a labelled one that looks the same. A label
+    ``_text`` is not in the legend, but in the tooltip.
+    """
+    drawn = [(ax, *found) for ax in figure.axes for found in _series(ax)]
+    names = {_look(artist): name for _, artist, *_ in drawn if (name := _label(artist))}
+    for ax in figure.axes:
+        for container in ax.containers:
+            if (name := _label(container)) and hasattr(container[0], "get_color"):
+                names.setdefault(_look(container[0]), name)
+    found = []
+    for ax, artist, data, transform in drawn:
+        if points := _points(ax, data, transform, figure):
+            name = _label(artist) or _label(artist, hidden=True) or names.get(_look(artist), "")
+            labels = {"x": untex(ax.get_xlabel()), "y": untex(ax.get_ylabel() or ax.get_title())}
+            color = _themed(_color(artist))
+            found.append({**labels, "name": untex(name), "color": color, "points": points})
+    return found
+
+
+def _series(ax: Axes) -> Iterator[tuple[Artist, np.ndarray, Transform]]:
+    from matplotlib.collections import PathCollection
+
+    for line in ax.get_lines():
+        # A line that mixes coordinates (axhline, axvline) marks a place and holds no values.
+        if line.get_transform().contains_branch(ax.transData):
+            yield line, np.asarray(line.get_xydata(), dtype=float), line.get_transform()
+    for dots in ax.collections:
+        if isinstance(dots, PathCollection):
+            points: np.ndarray = np.ma.filled(
+                np.ma.asarray(dots.get_offsets(), dtype=float), np.nan
+            )
+            yield dots, points, dots.get_offset_transform()
+
+
+def _label(artist: Any, *, hidden: bool = False) -> str:
+    """The label in the legend; with ``hidden`` that of a line which the legend does not show."""
+    label = str(artist.get_label() or "")
+    if not hidden:
+        return "" if label.startswith("_") or label == "None" else label
+    return "" if re.match(r"_(child|container|line|nolegend)?_?\d*$", label) else label[1:]
+
+
+def _color(artist: Any) -> str:
+    from matplotlib.colors import to_hex
+
+    if hasattr(artist, "get_color"):
+        return to_hex(artist.get_color())
+    faces = artist.get_facecolor()
+    return to_hex(faces[0]) if len(faces) == 1 else ""
+
+
+def _look(artist: Any) -> tuple[str, ...]:
+    line = [str(getattr(artist, f"get_{name}", str)()) for name in ("marker", "linestyle")]
+    return (_color(artist), *line)
+
+
+def _points(ax: Axes, data: np.ndarray, transform: Transform, figure: Figure) -> list[list[Any]]:
+    step = -(-len(data) // MOST_POINTS) if len(data) else 1
+    data = np.asarray(data[::step], dtype=float)
+    data = data[np.isfinite(data).all(axis=1)]
+    if not len(data):
+        return []
+    place = transform.transform(data)  # [points, 2]  pixels from the lower left corner
+    box = ax.bbox.padded(1.0)
+    scale = 72.0 / figure.dpi  # an SVG of matplotlib's is in points
+    height = figure.bbox.height
+    ticks = _named_ticks(ax.xaxis)
+    return [
+        [round(px * scale, 2), round((height - py) * scale, 2), _tick(ticks, float(x)), float(y)]
+        for (px, py), (x, y) in zip(place, data, strict=True)
+        if np.isfinite([px, py]).all() and box.contains(px, py)
+    ]
+
+
+def _named_ticks(axis: Axis) -> dict[float, str]:
+    """Places and words of an axis whose ticks are words."""
+    from matplotlib.ticker import FixedLocator
+
+    if not isinstance(axis.get_major_locator(), FixedLocator):
+        return {}
+    texts = [untex(label.get_text()) for label in axis.get_ticklabels()]
+    if not any(text[:1].isalpha() for text in texts):
+        return {}
+    return dict(zip(map(float, axis.get_ticklocs()), texts, strict=False))
+
+
+def _tick(ticks: dict[float, str], x: float) -> float | str:
+    near = min(ticks, key=lambda place: abs(place - x), default=None)
+    return ticks[near] if near is not None and abs(near - x) < 0.5 else x
+
+
+def untex(label: str) -> str:
+    r"""An axis label without TeX, for a tooltip.
+
+    Examples:
+        >>> untex(r"noise $\sigma/\sigma^*$, $\log p(f\mid\mathcal{D})$")
+        'noise σ/σ*, log p(f|D)'
+    """
+    if "$" not in label and "\\" not in label:
+        return label
+    label = re.sub(r"\\(?:mathcal|mathrm|mathbf|mathit|text|operatorname)\s*", "", label)
+    label = label.replace(r"\|", "‖")
+    label = re.sub(r"\\([A-Za-z]+)\s?", lambda m: _word(m.group(1)), label)
+    return re.sub(r"[${}^_\\]", "", re.sub(r"\\[,;!: ]", "", label)).strip()
+
+
+def _word(name: str) -> str:
+    found = GREEK.get(name, name)
+    return found + " " if found.isascii() and found.isalpha() else found

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import random
 import shutil
 import sys
@@ -112,7 +113,7 @@ def rows_of(out: Path) -> list[Any]:
 
 def numbers(out: Path) -> tuple[Any, Any]:
     """Rows of a run, and what its summary says."""
-    summary = RunFolder(out / "squares").summary()
+    summary = json.loads((out / "squares" / "summary.json").read_text())
     return rows_of(out), (summary["claims"], summary["table"])
 
 
@@ -150,7 +151,7 @@ class Folder:
         """Whether the numbers are there and as they were."""
         try:
             return bool(numbers(folder) == self.expected)
-        except FsmapError:
+        except ValueError:
             return False
 
 

@@ -106,11 +106,11 @@ def only(*classes: type[Experiment]) -> Iterator[None]:
         registry_module.registry.cache_clear()
 
 
-def run(out: Path, *names: str, notes: list[str] | None = None, pool=None, **options):
+def run(out: Path, *names: str, notes: list[str] | None = None, **options):
     """Outcomes of a silent run."""
     say = [].append if notes is None else notes.append
     settings = Options(out=out, silent=True, **options)
-    return list(engine.run(names or ("squares",), settings, say, pool))
+    return list(engine.run(names or ("squares",), settings, say))
 
 
 def kill_at(n: int):

@@ -148,3 +148,12 @@ def test_the_docs_show_hutchpp_as_it_is_measured(bench):
     module = bench("hutchpp")
     for part in (module.HutchPlusPlus, module.products):
         assert inspect.getsource(part) in page
+
+
+def test_tables_are_measured_and_shown(bench, monkeypatch):
+    tables = bench("tables")
+    monkeypatch.setattr(tables, "MOST_ROWS", 60)
+    found = {method: tables.fold("wine", method, 0) for method in ("linear", "boosting")}
+    assert all(row["accuracy"] > 0.7 and 0 < row["log_loss"] < 1 for row in found.values())
+    rows = [{"dataset": "wine", "method": m, "fold": 0} | row for m, row in found.items()]
+    assert tables.table(rows).splitlines()[1].split()[:3] == ["log", "loss", "wine"]

@@ -11,7 +11,7 @@ from fake_experiment import Squares, only
 from fsmap import __version__
 from fsmap.cli import main
 from fsmap.errors import MissingDataError
-from fsmap.paper.rows import Place, locked
+from fsmap.paper.rows import RunFolder
 
 
 class NeedsData(Squares):
@@ -128,10 +128,9 @@ def test_redraw_leaves_a_run_alone_that_another_process_writes(here, capsys):
     main(["run", "squares", "--quick", "--silent"])
     summary = here / "runs" / "squares" / "summary.json"
     before = summary.read_bytes()
-    with locked(Place.of(here / "runs", "squares")):
+    with RunFolder(here / "runs" / "squares").lock():
         assert main(["report", "--redraw"]) == 0
-    said = "squares: not drawn again, because runs/squares is in use or cannot be written"
-    assert said in capsys.readouterr().err
+    assert "squares: not drawn again: another process" in capsys.readouterr().err
     assert summary.read_bytes() == before
 
 

@@ -35,12 +35,6 @@ def test_a_file_is_replaced_in_one_piece(tmp_path: Path, monkeypatch, error, sai
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_a_file_in_no_folder_names_itself(tmp_path: Path):
-    (tmp_path / "file").touch()
-    with pytest.raises(NotADirectoryError, match=r"file/x\.json'$"):
-        write_whole(tmp_path / "file" / "x.json", "text")
-
-
 def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="directory"):
@@ -148,24 +142,6 @@ def test_what_was_there_before_or_belongs_to_others_stays(tmp_path: Path):
         (other / ".lock").unlink()
         other.rmdir()
     assert not other.exists()
-
-
-def test_a_place_that_may_not_be_looked_at(tmp_path: Path, monkeypatch):
-    def forbidden(_: Path) -> bool:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "exists", forbidden)
-    words = "cannot write to .*: Permission denied. Choose another"
-    with pytest.raises(InputError, match=words), exclusive(tmp_path / ".lock", tmp_path):
-        pass
-
-
-def test_a_lock_beside_its_folder_stays(tmp_path: Path):
-    """Locks of several folders lie together, and other processes come and go."""
-    path = tmp_path / "locks" / "one.lock"
-    with exclusive(path, tmp_path / "one"):
-        pass
-    assert path.exists()
 
 
 @pytest.mark.parametrize("again", [False, True])

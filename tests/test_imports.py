@@ -30,10 +30,10 @@ for part in ("train", "images", "assess", "paper", "cli"):
     ALLOWED[part] |= {"data", "models"}
 ALLOWED |= {part: below | {part} for part, below in BESIDE_THE_CHAIN.items()}
 ALLOWED["tables"] = ALLOWED["assess"] | {"tables"}
-ALLOWED["paper"] |= {"tables"}  # `tables-bench`, and the page of `fsmap fit`
+ALLOWED["paper"] |= {"tables"}  # the page of `fsmap fit`
 ALLOWED["integrations"] = ALLOWED["train"] | {"integrations", "tables"}  # sklearn
 ALLOWED["doctor"] = ALLOWED["linalg"] | {"doctor"}
-ALLOWED["cli"] |= {"doctor", "integrations", "tables"}  # `--ray`
+ALLOWED["cli"] |= {"doctor", "tables"}
 # Aliased to the top level: `fsmap.metric`.
 ALLOWED["metric"] = ALLOWED["linalg"]
 ALLOWED["__main__"] = {"cli"}
@@ -44,7 +44,7 @@ HARD_DEPENDENCIES = {"torch", "numpy", "safetensors"}
 WHERE_INSTALLED = {"progress.py": {"rich"}}
 OPTIONAL = {
     *("rich", "sklearn", "matplotlib", "pandas", "scipy", "pyro", "PIL", "pyarrow", "jinja2"),
-    *("lightning", "transformers", "accelerate", "ray"),
+    *("lightning", "transformers", "accelerate"),
 }
 
 

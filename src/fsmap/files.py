@@ -99,7 +99,7 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
     If the lock cannot be written, or another process holds it, InputError is raised.
     """
     try:
-        made = [place for place in lock.parents if not place.exists()]
+        made = not folder.exists() and lock.parent == folder
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("a")
     except OSError as error:
@@ -115,12 +115,10 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if folder in made and lock.parent == folder:
-                with suppress(OSError):  # another process uses or has removed one of them
-                    if [*folder.iterdir()] == [lock]:
-                        lock.unlink()
-                        for place in made:
-                            place.rmdir()
+            with suppress(OSError):  # another process uses or has removed one of them
+                if made and [*folder.iterdir()] == [lock]:
+                    lock.unlink()
+                    folder.rmdir()
 
 
 def _there(lock: Path, descriptor: int) -> bool:

@@ -1,4 +1,4 @@
-"""A progress bar with the time left: rich on a terminal where installed, else plain lines.
+"""A progress bar: rich's on a terminal, with the time left; else plain lines.
 
 Only one bar is shown at a time. A bar that is opened inside another one (``fit`` inside an
 experiment) is silent, so nothing fights for the last line of the terminal.
@@ -15,9 +15,6 @@ from typing import Any, TextIO
 
 PLAIN_SECONDS = 10.0
 """Least time between two plain lines: a log should tell that work goes on, not fill up."""
-
-TELLING, SECONDS = 0.05, 60.0
-"""Share of the work, or seconds, from which on the time left is told: the first steps compile."""
 
 _active: list[str] = []  # the label of the bar on the screen, if any
 
@@ -50,33 +47,16 @@ class Plain(Silent):
         super().__init__(total, label)
         self.stream = stream
         self.start = self.said = time.monotonic()
-        self.first: tuple[float, float] | None = None  # time of the first step, what was done then
 
     def show(self) -> None:
         """Write a line if the last one is old enough."""
         now = time.monotonic()
-        if self.first is None and self.done > 0:
-            self.first = now, self.done
         if now - self.said >= PLAIN_SECONDS:
             self.said = now
-            self.stream.write(self.line(now) + "\n")
+            share = min(self.done / self.total, 1.0) if self.total else 0.0
+            line = f"{self.label}  {share:4.0%}  {duration(now - self.start)}  {self.text}"
+            self.stream.write(line.rstrip() + "\n")
             self.stream.flush()
-
-    def line(self, now: float) -> str:
-        """One line of the log; the time left goes by the speed since the first step.
-
-        So compiling, and what an earlier run has done, do not count.
-        """
-        elapsed, left = now - self.start, ""
-        share = min(self.done / self.total, 1.0) if self.total else 0.0
-        began, before = self.first or (now, self.done)
-        if self.done == before and share >= 0.01:  # nothing since the first step
-            began, before = self.start, 0.0
-        if self.done > before and (share >= TELLING or elapsed >= SECONDS):
-            seconds = (now - began) / (self.done - before) * max(self.total - self.done, 0.0)
-            left = f", {duration(seconds)} left"
-        text = f"  {self.text}" if self.text else ""
-        return f"{self.label}  {share:4.0%}  {duration(elapsed)}{left}{text}"
 
 
 class Rich(Silent):

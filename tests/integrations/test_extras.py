@@ -8,15 +8,13 @@ import sys
 from pathlib import Path
 
 import fsmap.integrations
-from fsmap.cli import main
 
 OPTIONAL = (
     *("sklearn", "pandas", "pyarrow", "PIL", "scipy", "matplotlib", "jinja2", "rich", "pyro"),
-    *("lightning", "transformers", "accelerate", "ray"),
+    *("lightning", "transformers", "accelerate"),
 )
 EXPECTED = {  # the package that is named, and the extra that brings it
     "lightning": ("lightning", "lightning"),
-    "ray": ("ray", "ray"),
     "sklearn": ("sklearn", "data"),
     "transformers": ("accelerate", "transformers"),
 }
@@ -47,11 +45,3 @@ def test_every_module_names_its_extra():
         f"Install it with: pip install 'fsmap[{wanted[1]}]'"
         for name, wanted in EXPECTED.items()
     }
-
-
-def test_the_command_line_names_it_too(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.delitem(sys.modules, "fsmap.integrations.ray", raising=False)
-    command = ["run", "mixture-posterior", "--quick", "--out", str(tmp_path), "--ray"]
-    assert main(command) == 2
-    assert "pip install 'fsmap[ray]'" in capsys.readouterr().err

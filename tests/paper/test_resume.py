@@ -17,7 +17,7 @@ from fake_experiment import Squares, only, run
 from fsmap.cli.list import last_result
 from fsmap.errors import CheckpointError
 from fsmap.paper.report.page import build
-from fsmap.paper.rows import DAMAGED, Place, RunFolder, read_rows
+from fsmap.paper.rows import DAMAGED, RunFolder, read_rows
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +137,7 @@ def test_a_finished_run_is_replaced_only_by_force_and_kept_aside(tmp_path, monke
         (kept,) = run(tmp_path, "all", **options)
         assert kept.status == "kept"
     assert (tmp_path / "squares" / "rows.jsonl").read_bytes() == before
-    previous = Place.of(tmp_path, "squares").previous / "rows.jsonl"
+    previous = tmp_path / ".fsmap" / "squares.previous" / "rows.jsonl"
     monkeypatch.setattr(Squares, "trouble", raise_at(2))
     for _ in range(2):  # an unfinished run does not replace what is kept aside
         (failed,) = run(tmp_path, assignments=("scale=5",), force=True)
@@ -187,7 +187,7 @@ def test_a_run_that_lacks_units_is_shown_with_those_it_has(tmp_path, grown):
     assert "3 of 4 units" in page(tmp_path)
     (more,) = run(tmp_path, assignments=("sizes=4,5",), resume=True)
     assert more.status == "finished"
-    assert here.summary()["rows"] == 5 * 3
+    assert more.summary["rows"] == 5 * 3
     assert last_result(Squares(), [tmp_path]).endswith(", full")
 
 
@@ -199,12 +199,6 @@ def test_a_summary_is_replaced_although_no_unit_is_missing(tmp_path, grown):
     assert outcome.status == "finished"
     assert outcome.summary["rows"] == 3 * 3
     assert RunFolder(tmp_path / "squares").state == "complete"
-
-
-def test_resume_keeps_a_finished_run(tmp_path, monkeypatch):
-    run(tmp_path)
-    monkeypatch.setattr(Squares, "trouble", raise_at(1))
-    assert run(tmp_path, resume=True)[0].status == "kept"
 
 
 @pytest.mark.parametrize(("name", "resume"), [("squares", True), ("all", False)])
@@ -222,8 +216,6 @@ def test_a_run_with_a_damaged_summary_is_resumed_from_its_units(tmp_path, monkey
     run(tmp_path, assignments=("sizes=1,2",))
     here = RunFolder(tmp_path / "squares")
     here.summary_file.write_text(text)
-    with pytest.raises(CheckpointError, match="--resume"):
-        here.summary()
     monkeypatch.setattr(Squares, "trouble", raise_at(1))  # done before: not measured again
     notes: list[str] = []
     (outcome,) = run(tmp_path, assignments=(f"sizes={sizes}",), resume=True, notes=notes)
@@ -236,7 +228,7 @@ def test_a_run_with_a_damaged_summary_is_resumed_from_its_units(tmp_path, monkey
 def test_rows_of_different_units_in_each_others_place_are_put_in_order(tmp_path):
     run(tmp_path)
     here = RunFolder(tmp_path / "squares")
-    before, summary = here.rows_file.read_bytes(), here.summary()
+    before, summary = here.rows_file.read_bytes(), here.summary_file.read_bytes()
     lines = before.splitlines(keepends=True)
     units = [json.loads(line)["unit"] for line in lines]
     edge = next(n for n, unit in enumerate(units) if unit != units[0])
@@ -246,33 +238,22 @@ def test_rows_of_different_units_in_each_others_place_are_put_in_order(tmp_path)
     (outcome,) = run(tmp_path, resume=True)
     assert outcome.status == "finished"
     assert here.rows_file.read_bytes() == before
-    assert (here.summary()["claims"], here.summary()["table"]) == (
-        summary["claims"],
-        summary["table"],
-    )
+    assert here.summary_file.read_bytes() == summary
 
 
-def test_rows_whose_units_are_lost_are_kept_aside(tmp_path):
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda file: file.write_text("")])
+def test_only_force_helps_where_the_header_is_lost(tmp_path, spoil):
     run(tmp_path)
     here = RunFolder(tmp_path / "squares")
-    here.units_file.write_text(here.units_file.read_text().splitlines(keepends=True)[0])
-    before = here.rows_file.read_bytes()
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "finished"
-    assert (here.path / DAMAGED).read_bytes() == before
-
-
-def test_nothing_is_added_to_a_run_that_does_not_name_its_units(tmp_path):
-    """Results that were copied without ``units.jsonl``."""
-    run(tmp_path)
-    here = RunFolder(tmp_path / "squares")
-    here.units_file.unlink()
+    spoil(here.units_file)
     files = {file: file.read_bytes() for file in here.path.iterdir()}
     for options in ({}, {"resume": True}):
         (refused,) = run(tmp_path, **options)
         assert isinstance(refused.error, CheckpointError)
+        assert "--force" in refused.reason
     assert {file: file.read_bytes() for file in here.path.iterdir()} == files
     assert "is damaged" in page(tmp_path)
+    assert run(tmp_path, force=True)[0].status == "finished"
 
 
 def altered_unit(key):
@@ -323,36 +304,10 @@ def test_a_summary_that_was_altered_changes_nothing_on_the_page_and_is_made_agai
     text, before = here.summary_file.read_text(), page(tmp_path)
     here.summary_file.write_text(text.replace('"holds": false', '"holds": true'))
     assert page(tmp_path) == before
-    assert "unfinished" in last_result(Squares(), [tmp_path])
+    assert "1/2 agree, 1 differ" in last_result(Squares(), [tmp_path])
     (outcome,) = run(tmp_path, resume=True)
     assert outcome.status == "finished"
     assert '"holds": false' in here.summary_file.read_text()
-
-
-@pytest.mark.parametrize("name", ["rows.jsonl", "units.jsonl", "summary.json"])
-def test_a_folder_in_place_of_a_file_is_refused(tmp_path, name):
-    run(tmp_path)
-    file = tmp_path / "squares" / name
-    file.unlink()
-    file.mkdir()
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "failed"
-    assert isinstance(outcome.error, CheckpointError)
-    assert ("is damaged" in page(tmp_path)) == (name != "summary.json")
-
-
-def test_force_helps_where_the_header_is_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr(Squares, "trouble", raise_at(3))
-    run(tmp_path)
-    here = RunFolder(tmp_path / "squares")
-    here.units_file.write_text("")
-    monkeypatch.setattr(Squares, "trouble", None)
-    for options in ({}, {"resume": True}):
-        (refused,) = run(tmp_path, **options)
-        assert isinstance(refused.error, CheckpointError)
-        assert "--force" in refused.reason
-    (outcome,) = run(tmp_path, force=True)
-    assert outcome.status == "finished"
 
 
 @pytest.mark.parametrize("how", ["resume", "force", None])

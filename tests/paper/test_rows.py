@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from fake_experiment import Squares, only
 from fsmap.cli import main
 from fsmap.paper import rows as records
-from fsmap.paper.rows import Row, RunFolder, append_lines, key_of, read_rows, revive
+from fsmap.paper.rows import Row, append_lines, key_of, read_rows, revive
 
 ROW = Row("fourier", "rmse", 0.1, "fs-map", 0, {"n_train": 100}, unit={"n": 1}, deviations=("a",))
 
@@ -99,19 +97,6 @@ def test_a_line_that_is_no_row_is_counted(tmp_path, text):
     assert dropped == 1
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"seconds": "long"}, {"value": "text"}, {"value": [1, [None]]}, {"unit": None}),
-        *({"config": 7}, {"deviations": [7]}, {"seed": 1.5}, {"method": 3}, {"more": 1}),
-    ],
-)
-def test_entries_of_another_type_are_no_row(tmp_path, change):
-    file = tmp_path / "rows.jsonl"
-    file.write_text(records.encode({**ROW._asdict(), **change}) + "\n")
-    assert read_rows(file) == ([], 1)
-
-
 def git(folder, *arguments):
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
     command = ["git", "-C", str(folder), *identity, *arguments]
@@ -138,48 +123,6 @@ def test_the_commit_says_whether_the_package_was_changed(tmp_path):
     records.commit.cache_clear()
 
 
-def rewritten(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change each row, and seal the units anew."""
-    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    lines = [records.encode(change(row)) for row in rows]
-    (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    head, *units = map(json.loads, (folder / "units.jsonl").read_text().splitlines())
-    by_unit: dict[str, list[bytes]] = {}
-    for line in lines:
-        found = records.parse(line)
-        unit = found.get("unit") if isinstance(found, dict) else None
-        if isinstance(unit, dict):
-            by_unit.setdefault(records.key_of(unit), []).append(line.encode())
-    sealed = [
-        records.sealed(records.unsealed(unit), by_unit.get(records.key_of(unit["unit"]), []))
-        for unit in units
-    ]
-    text = "".join(records.encode(line) + "\n" for line in (head, *sealed))
-    (folder / "units.jsonl").write_text(text)
-
-
-def nested(depth: int) -> Any:
-    value: Any = 1.0
-    for _ in range(depth):
-        value = [value]
-    return value
-
-
-ROWS = {
-    "nested": lambda row: {**row, "value": nested(400)},
-    "metric": lambda row: {**row, "metric": "other"},
-    "row config": lambda row: {**row, "config": {}},
-    "unit": lambda row: {**row, "unit": 7},
-    "list": lambda row: [],
-    "huge": lambda row: {**row, "value": 10**400},
-}
-SUMMARIES = {
-    "claims": 7,
-    "claims..": [{"claim": 7, "holds": "x", "ours": {}, "paper": [[]]}],
-    "size": 7,
-    "config": 7,
-    "command": {"a": 1},
-}
 COMMANDS = [
     ["report", "runs", "--out", "page"],
     ["report", "runs", "--redraw", "--out", "page"],
@@ -206,17 +149,6 @@ def check(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert {*folder.parent.parent.iterdir()} <= allowed
     page = folder.parent.parent / "page" / "index.html"
     assert not page.exists() or "root:x:" not in page.read_text()
-
-
-@pytest.mark.parametrize("name", [*ROWS, *SUMMARIES])
-def test_odd_rows_and_summaries(folder: Path, name: str, capsys: pytest.CaptureFixture[str]):
-    run = RunFolder(folder)
-    if name in ROWS:
-        rewritten(folder, ROWS[name])
-        run.write_summary(run.summary())
-    else:
-        run.write_summary(run.summary() | {name.rstrip("."): SUMMARIES[name]})
-    check(folder, capsys)
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "units.jsonl", "summary.json", "squares.svg"])

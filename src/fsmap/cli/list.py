@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fsmap.cli import console
-from fsmap.paper.experiment import Experiment, coverage, get, registry, section
-from fsmap.paper.rows import AGREES, DIFFERS, RunFolder, verdict
+from fsmap.paper.experiment import TROUBLE, Experiment, coverage, get, registry, section
+from fsmap.paper.rows import AGREES, DIFFERS, RunFolder, claim_entry, verdict
 
 
 def add_parser(subparsers: Any) -> None:
@@ -58,22 +58,24 @@ def run(arguments: argparse.Namespace) -> int:
 def last_result(experiment: Experiment, folders: list[Path]) -> str:
     """How the last run of an experiment came out; one of full size comes before a quick one."""
     runs = [RunFolder(folder / experiment.id) for folder in folders]
-    states = {run: run.state for run in runs}
-    for run in runs:
-        if states[run] == "complete" and run.header()["size"] == "full":
-            return _outcome(experiment, run)
-    for run, state in states.items():
-        if state == "complete":
-            return _outcome(experiment, run)
-        if state != "empty":
-            text = f"{state} in {run.path.parent}"
-            return console.styled(text, console.RED) if state == "damaged" else text
-    return "\u2013"
+    found = [(run, state) for run in runs if (state := run.state) != "empty"]
+    complete = [run for run, state in found if state == "complete"]
+    full = [run for run in complete if run.header()["size"] == "full"]
+    if full or (found and found[0][1] == "complete"):
+        return _outcome(experiment, (full or complete)[0])
+    if not found:
+        return "\u2013"
+    run, state = found[0]
+    text = f"{state} in {run.path.parent}"
+    return console.styled(text, console.RED) if state == "damaged" else text
 
 
 def _outcome(experiment: Experiment, run: RunFolder) -> str:
-    summary = run.summary()
-    verdicts = [verdict(claim) for claim in summary["claims"] if claim.get("source") != "check"]
+    try:
+        claims = map(claim_entry, experiment.claims(run.rows()))
+        verdicts = [verdict(claim) for claim in claims if claim["source"] != "check"]
+    except TROUBLE as error:
+        return f"cannot be judged: {type(error).__name__}"
     differ = verdicts.count(DIFFERS)
     words = f"{verdicts.count(AGREES)}/{len(verdicts)} agree" + f", {differ} differ" * bool(differ)
     words = console.styled(words, console.RED if differ else console.GREEN)

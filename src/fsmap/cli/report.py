@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from fsmap.cli import console
-from fsmap.errors import InputError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -38,7 +36,6 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--redraw", action="store_true", help="also write summary.json and pictures anew"
     )
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,32 +46,23 @@ def run(arguments: argparse.Namespace) -> int:
     folders = arguments.folders or usual or [Path("runs")]
     if arguments.redraw:
         _redraw(folders)
-    page = build(folders, arguments.out).resolve()
-    console.say(str(page))
-    if arguments.open:
-        import webbrowser
-
-        webbrowser.open(page.as_uri())
+    console.say(str(build(folders, arguments.out).resolve()))
     return 0
 
 
 def _redraw(folders: list[Path]) -> None:
-    from fsmap.paper.engine import redraw
-    from fsmap.paper.experiment import registry
+    from fsmap.paper.engine import publish
+    from fsmap.paper.experiment import TROUBLE, registry
     from fsmap.paper.report.page import find_runs
-    from fsmap.paper.rows import Place, RunFolder, locked
+    from fsmap.paper.rows import RunFolder
 
-    known = registry()
     for found in find_runs(folders):
-        if found.id not in known or found.trouble:
+        if found.trouble:
             continue
-        folder = found.folder.resolve()
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(Place.of(folder.parent, folder.name)))
-            except InputError:  # a run that ends meanwhile draws its own rows
-                reason = f"{found.folder} is in use or cannot be written"
-                console.note(f"{found.id}: not drawn again, because {reason}")
-                continue
-            console.note(f"{found.id}: drawing")
-            redraw(known[found.id], RunFolder(found.folder))
+        console.note(f"{found.id}: drawing")
+        run = RunFolder(found.folder)
+        try:
+            with run.lock():
+                publish(registry()[found.id], run)
+        except TROUBLE as error:  # or a run that goes on: it draws its own rows
+            console.note(f"{found.id}: not drawn again: {error}")

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +28,6 @@ def add_parser(subparsers: Any) -> None:
             "fsmap run fourier --set steps=500 --seeds 10   # fields: fsmap list fourier",
             "fsmap run all --quick                          # what lacks its data is skipped",
             "fsmap run fourier --resume                     # go on after an interruption",
-            "fsmap run fourier uci-table --ray              # all units at once, on all cores",
-            "fsmap run fourier --ray head:6379              # ... or on a cluster",
         ],
     )
     add = parser.add_argument
@@ -52,9 +47,6 @@ def add_parser(subparsers: Any) -> None:
         "DIR/.fsmap/ID.previous")  # fmt: skip
     add("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
     add("--silent", action="store_true", help="no progress bar")
-    add("--ray", nargs="?", const="", metavar="ADDRESS",
-        help="measure all units at once on a Ray cluster (HOST:6379, or auto: this machine's); "
-        "without an address one is started on this machine")  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,15 +66,18 @@ def run(arguments: argparse.Namespace) -> int:
     options = engine.Options(**given, assignments=tuple(arguments.set))
     ids = list(dict.fromkeys(arguments.ids))
     outcomes = []
+    # a polite kill ends a run as Ctrl-C does
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with _terminate_as_interrupt(), _pool(arguments.ray) as pool:
-            for outcome in engine.run(ids, options, console.note, pool):
-                outcomes.append(outcome)
-                _tell(outcome)
+        for outcome in engine.run(ids, options, console.note):
+            outcomes.append(outcome)
+            _tell(outcome)
     except KeyboardInterrupt:
         again = options.command(*ids, resume=True)
         console.note(f"\nfsmap: interrupted. Finished units are kept. Continue with:\n  {again}")
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if len(outcomes) > 1 and failed:
         console.note(f"fsmap: {len(failed)} of {len(outcomes)} failed.")
@@ -91,28 +86,6 @@ def run(arguments: argparse.Namespace) -> int:
     if not failed:
         return 0
     return 1 if any(engine.is_bug(outcome.error) for outcome in failed) else 2
-
-
-def _pool(address: str | None) -> Any:
-    """The pool that ``--ray`` asks for; None without it."""
-    if address is None:
-        return nullcontext()
-    from fsmap.integrations.ray import RayPool
-
-    return RayPool(address or None, say=console.note)
-
-
-@contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """A polite kill (SIGTERM) ends a run as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may choose what signals do
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _tell(outcome: Outcome) -> None:

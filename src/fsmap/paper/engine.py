@@ -9,44 +9,39 @@ resumed. A run that is there already is refused, unless
 
 - ``--resume``: an unfinished run is continued; a finished one stays as it is, and a full run
   satisfies ``--quick``, as in ``run all --quick``. Fields that only choose units
-  (``Experiment.selecting``) may differ: missing units are added, and the summary stays until one of
-  all units replaces it. A summary that is missing, damaged or of other rows is made again;
+  (``Experiment.selecting``) may differ: missing units are added. A summary that does not say what
+  the rows say is made again;
 - ``--force``: it makes room for the new run. A finished one is kept aside.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import errno
 import shlex
 import time
 import traceback
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 import torch
 
-from fsmap.errors import CheckpointError, FsmapError, InputError, MissingDataError, did_you_mean
+from fsmap.errors import FsmapError, InputError, MissingDataError, did_you_mean
 from fsmap.paper.experiment import Context, Experiment, coverage, get, registry
 from fsmap.paper.report import figures
 from fsmap.paper.rows import (
     DAMAGED,
     Content,
-    Place,
     Row,
     RunFolder,
     Unit,
     circumstances,
     claim_entry,
     key_of,
-    locked,
     plain,
 )
-from fsmap.progress import Silent, progress
+from fsmap.progress import progress
 
 Say = Callable[[str], None]
 
@@ -56,15 +51,7 @@ ZERO_IS_NONE = frozenset(
 )
 """Names, in any config, whose zero switches something off."""
 
-LARGEST = 1e12
-
-BOOLEANS = {
-    **dict.fromkeys(("true", "yes", "1", "on"), True),
-    **dict.fromkeys(("false", "no", "0", "off"), False),
-}
-
-NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-"""Errors of a disk that takes no more: no bug, so no traceback."""
+BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class Options(NamedTuple):
@@ -185,8 +172,8 @@ def check_range(field: dataclasses.Field[Any], value: Any) -> None:
     usual = _numbers(field.default)
     zero = 0 in usual or field.name in ZERO_IS_NONE
     for number in _numbers(value):
-        if not abs(number) <= LARGEST:
-            message = f"Write a finite number. At most {LARGEST:g} is allowed."
+        if not abs(number) < 1e12:
+            message = "Write a finite number, below 1e12."
             raise ValueError(message)
         counts = isinstance(number, int)
         free = min(usual, default=0) < 0 or not (usual or counts)
@@ -226,70 +213,13 @@ class Outcome(NamedTuple):
     error: BaseException | None = None  # what it failed with
 
 
-class Task(NamedTuple):
-    """A unit and all that is needed to measure it; it can be sent to another process."""
-
-    experiment: Experiment
-    config: Any
-    options: Options
-    folder: Path
-    unit: Unit
-
-    def num_gpus(self) -> float:
-        """One for what is made for a GPU, unless another device was asked for."""
-        wanted, made_for = self.options.device, self.experiment.device
-        return float(wanted.startswith("cuda") or (made_for == "gpu" and wanted == "auto"))
-
-    def __str__(self) -> str:
-        return " ".join(f"{key}={value}" for key, value in self.unit.items())
-
-
-def measure(
-    task: Task, advance: Callable[[float | str], None] = lambda _: None
-) -> tuple[list[Row], float]:
-    """Rows of a unit and seconds it took, on the device of the machine this runs on."""
-    experiment, config, options, folder, unit = task
-    device = choose_device(experiment, options.device)
-    context = Context(torch.device(device), folder, advance, options.size, options.data_dir)
-    start = time.perf_counter()
-    measured = list(experiment.run(config, dict(unit), context))
-    seconds = time.perf_counter() - start
-    around = {"experiment": experiment.id, "unit": unit, **circumstances(device)._asdict()}
-    rows = []
-    for item in measured:
-        took = round(seconds if item.seconds is None else item.seconds, 4)
-        entries = {**item._asdict(), "value": plain(item.value), "seconds": took}
-        rows.append(Row(**around, **entries))
-    return rows, seconds
-
-
-Ended = tuple[int, Any, BaseException | None]
-"""Place of an item, its value and its error."""
-
-
-class Pool(Protocol):
-    """Calls a function with many items, somewhere: :class:`fsmap.integrations.ray.RayPool`."""
-
-    def map(
-        self,
-        function: Callable[[Any], Any],
-        items: Sequence[Any],
-        *,
-        num_gpus: Callable[[Any], float],
-    ) -> Iterator[Ended]:
-        """What came of the items, as each one ends."""
-
-
-def run(
-    names: Sequence[str], options: Options, say: Say = lambda _: None, pool: Pool | None = None
-) -> Iterator[Outcome]:
-    """Run experiments one after another, or all their units at once on a pool.
+def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> Iterator[Outcome]:
+    """Run experiments one after another.
 
     Args:
         names: Ids, or ``["all"]``: then one that lacks its data or its device is skipped.
         options: What was asked for.
         say: Takes notes for the user, one line each.
-        pool: Where to measure; None: here.
     """
     everything = list(names) == ["all"]
     experiments = list(registry().values()) if everything else [get(name) for name in names]
@@ -297,72 +227,19 @@ def run(
         known = {name for experiment in experiments for name in _names(experiment.config)}
         for text in options.assignments:
             if _key(text) not in known:
-                message = (
-                    f"--set {text}: no experiment has a field {_key(text)!r}. "
-                    f"Known: {sorted(known)}."
-                )
+                message = f"--set {text}: no experiment has such a field. Known: {sorted(known)}."
                 raise InputError(message)
     jobs = [Job(experiment, options, everything) for experiment in experiments]
-    if pool is not None:
-        return _run(jobs, say, pool, "units")
-    places = (f"{n}/{len(jobs)} " * (len(jobs) > 1) for n in range(1, len(jobs) + 1))
-    pairs = zip(jobs, places, strict=True)
-    return (ended for job, n in pairs for ended in _run([job], say, None, n + job.experiment.id))
-
-
-def _run(jobs: Sequence[Job], say: Say, pool: Pool | None, label: str) -> Iterator[Outcome]:
-    """All units of some jobs, on a pool or here; each is written by this process as it ends."""
-    with ExitStack() as stack:
-        owners: list[tuple[Job, Task]] = []
-        for job in jobs:
-            try:
-                ended = job.begin(say, stack, remote=pool is not None)
-            except Exception as error:  # a bug in one experiment must not take the others with it
-                ended = job.failed(error)
-            if ended is not None or not job.tasks:
-                yield ended or job.outcome()
-            owners += [(job, task) for task in job.tasks]
-        if not owners:
-            return
-        tasks = [task for _, task in owners]
-        with progress(len(tasks), label, silent=jobs[0].options.silent) as bar:
-            results = (
-                _measure_here(tasks, bar)
-                if pool is None
-                else pool.map(measure, tasks, num_gpus=Task.num_gpus)
-            )
-            for done, (index, result, raised) in enumerate(results, start=1):
-                job, task = owners[index]
-                job.take(task, result, raised)
-                bar.update(done)
-                if pool is not None and not job.left:
-                    yield job.outcome()
-                if pool is None and job.errors:
-                    break
-        if pool is None:
-            yield job.outcome()
-
-
-def _measure_here(tasks: Sequence[Task], bar: Silent) -> Iterator[Ended]:
-    for index, task in enumerate(tasks):
-
-        def advance(news: float | str, index: int = index) -> None:
-            if isinstance(news, str):
-                bar.update(text=news)
-            else:
-                bar.update(index + min(max(float(news), 0.0), 1.0))
-
-        advance(str(task))
+    for number, job in enumerate(jobs, start=1):
+        place = f"{number}/{len(jobs)} " if len(jobs) > 1 else ""
         try:
-            result = measure(task, advance)
-        except Exception as error:
-            yield index, None, error
-        else:
-            yield index, result, None
+            yield job.run(say, place + job.experiment.id)
+        except Exception as error:  # a bug in one experiment must not take the others with it
+            yield job.failed(error)
 
 
 class Job:
-    """The run of one experiment: its config, its folder and the units that are left to do.
+    """The run of one experiment.
 
     With ``lenient`` it is one of many: skipped if its data or its device is missing.
     """
@@ -370,11 +247,63 @@ class Job:
     def __init__(self, experiment: Experiment, options: Options, lenient: bool) -> None:
         self.experiment, self.options, self.lenient = experiment, options, lenient
         self.config = configure(experiment, options, lenient=lenient)
-        self.place = Place.of(options.out, experiment.id)
-        self.folder = self.place.final
-        self.tasks: list[Task] = []
-        self.left = 0
-        self.errors: dict[str, Exception] = {}
+        self.folder = RunFolder(options.out / experiment.id)
+
+    def run(self, say: Say, label: str) -> Outcome:
+        """Measure the units that are left, then draw and judge the rows."""
+        experiment, options, folder = self.experiment, self.options, self.folder
+        device = choose_device(experiment, options.device)
+        lacks = experiment.device == "gpu" and device == "cpu" and not options.quick
+        if self.lenient and lacks:
+            again = options.command(experiment.id)
+            return self.end("skipped", f"needs a GPU at full size. Try: {again} --quick")
+        units = experiment.units(self.config)
+        if not units:
+            asked = self.header()["config"]
+            empty = [f"{name} is empty" for name, value in asked.items() if value == []]
+            message = f"there is nothing to do with this config: {', '.join(empty) or asked}."
+            raise InputError(message)
+        with folder.lock():
+            if self.lenient and folder.finished and not (options.resume or options.force):
+                return self.end("kept", "finished before; --force runs it again")
+            if not self._open(units, say):
+                return self.end("kept", "finished before")
+            done = folder.done()
+            left = [unit for unit in units if key_of(unit) not in done]
+            with progress(len(left), label, silent=options.silent) as bar:
+                for index, unit in enumerate(left):
+
+                    def advance(news: float | str, index: int = index) -> None:
+                        if isinstance(news, str):
+                            bar.update(text=news)
+                        else:
+                            bar.update(index + min(max(float(news), 0.0), 1.0))
+
+                    advance(" ".join(f"{key}={value}" for key, value in unit.items()))
+                    folder.add(unit, *self._measure(unit, device, advance))
+                    bar.update(index + 1)
+            if options.resume:
+                folder.tidy(folder.header(), units)
+            return self.end("finished", summary=publish(experiment, folder))
+
+    def _measure(
+        self, unit: Unit, device: str, advance: Callable[[float | str], None]
+    ) -> tuple[list[Row], float]:
+        """Rows of a unit and seconds it took."""
+        experiment, options = self.experiment, self.options
+        context = Context(
+            torch.device(device), self.folder.path, advance, options.size, options.data_dir
+        )
+        start = time.perf_counter()
+        measured = list(experiment.run(self.config, dict(unit), context))
+        seconds = time.perf_counter() - start
+        around = {"experiment": experiment.id, "unit": unit, **circumstances(device)._asdict()}
+        rows = []
+        for item in measured:
+            took = round(seconds if item.seconds is None else item.seconds, 4)
+            entries = {**item._asdict(), "value": plain(item.value), "seconds": took}
+            rows.append(Row(**around, **entries))
+        return rows, seconds
 
     def header(self) -> dict[str, Any]:
         """What must agree for a run to be resumed, as JSON holds it."""
@@ -383,97 +312,38 @@ class Job:
 
     def end(self, status: str, reason: str = "", **more: Any) -> Outcome:
         """The outcome of this run."""
-        return Outcome(self.experiment.id, status, self.place.final.path, reason, **more)
-
-    def begin(self, say: Say, stack: ExitStack, *, remote: bool = False) -> Outcome | None:
-        """Open the folder and note the units that are left; the outcome if there is nothing to do.
-
-        ``stack`` keeps the folder's lock. ``remote``: units are measured on other machines, so this
-        one needs no device for them.
-        """
-        experiment, options = self.experiment, self.options
-        if not remote:
-            device = choose_device(experiment, options.device)
-            lacks = experiment.device == "gpu" and device == "cpu" and not options.quick
-            if self.lenient and lacks:
-                again = options.command(experiment.id)
-                return self.end("skipped", f"needs a GPU at full size. Try: {again} --quick")
-        units = experiment.units(self.config)
-        if not units:
-            asked = self.header()["config"]
-            empty = [f"{name} is empty" for name, value in asked.items() if value == []]
-            message = f"there is nothing to do with this config: {', '.join(empty) or asked}."
-            raise InputError(message)
-        stack.enter_context(locked(self.place))
-        if self.lenient and self.folder.finished and not (options.resume or options.force):
-            return self.end("kept", "finished before; --force runs it again")
-        if not self._open(units, say):
-            return self.end("kept", "finished before")
-        done = self.folder.done()
-        if options.data_dir is not None:  # absolute, because a worker has another current folder
-            options = options._replace(data_dir=options.data_dir.absolute())
-        about = experiment, self.config, options, self.folder.path.absolute()
-        self.tasks = [Task(*about, unit) for unit in units if key_of(unit) not in done]
-        self.left = len(self.tasks)
-        return None
+        return Outcome(self.experiment.id, status, self.folder.path, reason, **more)
 
     def _open(self, units: Sequence[Unit], say: Say) -> bool:
         """Make the folder ready for the next unit; False if there is nothing left to do."""
         options, found, header = self.options, self.folder, self.header()
-        if not options.force:
-            found.check()
         if found.foreign:
             message = f"{found.path} exists and holds no run of fsmap. Choose another --out."
             raise InputError(message)
         state, done = found.state, found.done()
-        if options.resume and state != "empty":
-            full = found.finished and found.header()["size"] == "full"
-            if full and options.quick and state != "damaged":
-                return False  # a full run satisfies --quick
-            _check_same(found, header, self.experiment.selecting)
-            if state == "complete" and all(key_of(unit) in done for unit in units):
-                return False
-            header["units"] = len({*done, *map(key_of, units)})
-            say(f"{self.experiment.id}: {_resuming(found.repair(header))}")
-            return True
-        if not options.force and (found.finished or done):
-            there = "a finished" if state == "complete" else "an unfinished"
-            message = (
-                f"{found.path} holds {there} run ({len(done)} units done). Continue or keep it "
-                "with --resume, start anew with --force, or choose another --out."
-            )
-            raise InputError(message)
-        self.place.clear()
+        if state != "empty" and not options.force:
+            there = found.header()
+            if not options.resume and (found.finished or done):
+                kind = "a finished" if state == "complete" else "an unfinished"
+                message = (
+                    f"{found.path} holds {kind} run ({len(done)} units done). Continue or keep it "
+                    "with --resume, start anew with --force, or choose another --out."
+                )
+                raise InputError(message)
+            if options.resume:
+                full = found.finished and there["size"] == "full"
+                if full and options.quick and state != "damaged":
+                    return False  # a full run satisfies --quick
+                _check_same(found, header, self.experiment.selecting)
+                if state == "complete" and all(key_of(unit) in done for unit in units):
+                    if found.summarized(summarize(self.experiment, found)):
+                        return False
+                header["units"] = len({*done, *map(key_of, units)})
+                say(f"{self.experiment.id}: {_resuming(found.tidy(header, units))}")
+                return True
+        found.clear()
         found.begin({**header, "units": len(units)})
         return True
-
-    def take(self, task: Task, result: Any, error: BaseException | None) -> None:
-        """Write a unit that was measured, or note its error."""
-        self.left -= 1
-        try:
-            if error is not None:
-                raise error
-            self.folder.add(task.unit, *result)
-        except Exception as failed:
-            self.errors[f"{self.experiment.id} {task}"] = failed
-
-    def outcome(self) -> Outcome:
-        """Draw and judge the rows, and let the run take its place; or say what failed."""
-        if self.errors:
-            outcome = self.failed(next(iter(self.errors.values())))
-            if outcome.status == "skipped" or len(self.errors) == 1:
-                return outcome
-            units = (
-                f"{len(self.errors)} of {len(self.tasks)} units failed ({'; '.join(self.errors)})"
-            )
-            return outcome._replace(reason=f"{units}. The first: {outcome.reason}")
-        try:
-            self.folder.arrange(self.experiment.units(self.config))
-            keep = {"command": self.options.command(self.experiment.id)}
-            summary = publish(self.experiment, self.folder, self.header(), keep)
-        except Exception as error:
-            return self.failed(error)
-        return self.end("finished", summary=summary)
 
     def failed(self, error: Exception) -> Outcome:
         """Skipped, if it lacks its data and is one of many; else failed, with the reason."""
@@ -489,9 +359,8 @@ class Job:
 
 
 def is_bug(error: BaseException | None) -> bool:
-    """Whether an error is neither one of fsmap's own nor a disk that takes no more."""
-    full = isinstance(error, OSError) and error.errno in NO_PLACE
-    return not (full or isinstance(error, FsmapError))
+    """Whether an error is neither one of fsmap's own nor the disk's."""
+    return not isinstance(error, FsmapError | OSError)
 
 
 def _resuming(content: Content) -> str:
@@ -506,8 +375,8 @@ def _resuming(content: Content) -> str:
 
 
 def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence[str]) -> None:
-    there = plain(found.header())
     names = ("experiment", "size")
+    there = plain(found.header())
     before, now = ({**{n: h[n] for n in names}, **h["config"]} for h in (there, header))
     changed = [
         f"{key}: {before.get(key)} there, {now.get(key)} now"
@@ -522,24 +391,16 @@ def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence
         raise InputError(message)
 
 
-def publish(
-    experiment: Experiment, run: RunFolder, header: Mapping[str, Any], keep: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Draw and judge the rows of a run; write ``summary.json`` last of all.
-
-    ``keep`` are entries that are known already, such as the ``command`` that repeats the run.
-    """
-    rows, done = run.rows(), run.done()
-    with figures.style():
-        for name, figure in experiment.draw(rows).items():
-            figures.save(figure, run.path, name)
+def summarize(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
+    """What ``summary.json`` says: a function of the rows and units of a run."""
+    rows, done, header = run.rows(), run.done(), run.header()
     size = coverage(experiment, header, done)
     missing = [] if size in ("quick", "full") else [size]
     around = {
         name: ", ".join(dict.fromkeys(filter(None, (getattr(row, name) for row in rows))))
         for name in ("device", "commit", "torch")
     }
-    summary = {
+    return {
         "experiment": experiment.id,
         "size": header["size"],
         "protocol": experiment.protocol,
@@ -551,29 +412,16 @@ def publish(
         "title": experiment.title,
         "config": header["config"],
         "units": size,
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "rows": len(rows),
         "deviations": [*missing, *dict.fromkeys(d for row in rows for d in row.deviations)],
-        **keep,
     }
-    return run.write_summary(summary)
 
 
-def redraw(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
-    """Draw and judge the rows of a run again, with the code of today."""
-    if not run.rows():
-        message = (
-            f"{run.path} has no rows of finished units, so that there is nothing to draw. Restore "
-            f"{run.rows_file.name} and {run.units_file.name}, or run the experiment again."
-        )
-        raise CheckpointError(message)
-    try:
-        old = run.summary()
-    except CheckpointError:
-        old = {}
-    keep = {key: old[key] for key in ("date", "command") if key in old}
-    try:
-        return publish(experiment, run, run.header(), keep)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        message = f"the rows of {run.path} cannot be drawn ({error!r}); --debug shows where."
-        raise CheckpointError(message) from error
+def publish(experiment: Experiment, run: RunFolder) -> dict[str, Any]:
+    """Draw and judge the rows of a run; write ``summary.json`` last of all."""
+    with figures.style():
+        for name, figure in experiment.draw(run.rows()).items():
+            figures.save(figure, run.path, name)
+    summary = summarize(experiment, run)
+    run.write_summary(summary)
+    return summary

@@ -47,6 +47,9 @@ __all__ = [
 ]
 # fmt: on
 
+TROUBLE = (FsmapError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What drawing and judging may raise if rows are missing or of an older version."""
+
 Plots: TypeAlias = "dict[str, Figure]"
 """Figures by file name (without ending)."""
 
@@ -198,7 +201,6 @@ ORDER = """
     uci-table image-table image-tuning transfer landscape laplacian-trace image-S label-noise shift
     reparam logdet-mc laplacian-vs-logdet moons-eigs moons-solutions
     theory-any-parameter theory-metric theory-flat theory-large-data theory-symmetry moons-pathology
-    tables-bench
 """.split()
 """Ids in the paper's order: its figures and tables, then statements. Others come last."""
 

@@ -5,7 +5,7 @@ A run folder holds
 - ``rows.jsonl``: one :class:`Row` a line;
 - ``units.jsonl``: a header (experiment, size, config), then one line per finished unit, written
   after its rows are on disk, with their number and the SHA-256 of the line and its rows;
-- ``summary.json``: what was drawn and judged, with the checksum of the rows it was made from.
+- ``summary.json``: claims and table, computed from the rows; it decides nothing.
 
 A unit is finished if, and only if, its line stands in ``units.jsonl`` and its rows match the
 checksum. A resumed run drops all other rows. JSON has no nan and no infinities, so they are
@@ -48,14 +48,8 @@ from fsmap.files import exclusive, remove_partial, write_whole
 Value = float | Sequence[Any]
 """A number, or a (nested) list of numbers: a curve, a histogram, an image."""
 
-DEEPEST = 50
-"""Lists and objects within each other; no file of ours comes near."""
-
 SEAL = "sha256"
 """Entry of a record that holds its checksum."""
-
-SUMMARIZED = "rows_sha256"
-"""Entry of a summary: the checksum of the rows that it was made from."""
 
 DAMAGED = "rows.damaged.jsonl"
 """A copy of rows that do not match their checksums."""
@@ -212,17 +206,14 @@ def plain(value: Any) -> Any:
     return str(value)
 
 
-def revive(value: Any, deep: int = DEEPEST) -> Any:
+def revive(value: Any) -> Any:
     """Floats in place of the ``"nan"``, ``"inf"`` and ``"-inf"`` of :func:`plain`."""
-    if deep < 0:
-        message = f"nested deeper than {DEEPEST} levels"
-        raise ValueError(message)
     if isinstance(value, str):
         return NON_FINITE.get(value, value)
     if isinstance(value, dict):
-        return {key: revive(item, deep - 1) for key, item in value.items()}
+        return {key: revive(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [revive(item, deep - 1) for item in value]
+        return [revive(item) for item in value]
     return value
 
 
@@ -262,11 +253,6 @@ class Content(NamedTuple):
     damaged: list[str]  # units that do not match their checksum
     dropped: int  # rows of no finished unit, and lines that are no rows
 
-    @property
-    def sha256(self) -> str:
-        """Checksum of the rows, in any order."""
-        return digest({}, sorted(line.text for line in self.lines))
-
 
 def read_content(folder: Path) -> Content:
     """Read and check the rows and units of a run."""
@@ -277,15 +263,14 @@ def read_content(folder: Path) -> Content:
     first, *texts = _whole_lines(folder / "units.jsonl")[0] or [b""]
     head, units, damaged = parse(first), {}, []
     for record in map(parse, texts):
-        whole = _has(record, UNIT)
-        key = key_of(record["unit"]) if whole else "a line that cannot be read"
+        key = key_of(record["unit"]) if "unit" in record else "a line that cannot be read"
         mine = [line.text for line in by_unit.get(key, [])]
-        if whole and record["rows"] == len(mine) and intact(record, mine):
+        if "unit" in record and intact(record, mine):
             units[key] = record
         else:
             damaged.append(key)
     kept = [line for line in lines if key_of(line.row.unit) in units]
-    header = unsealed(head) if _has(head, HEADER) and intact(head) else {}
+    header = unsealed(head) if "config" in head and intact(head) else {}
     return Content(header, units, kept, damaged, dropped + len(lines) - len(kept))
 
 
@@ -296,11 +281,20 @@ def read_rows(path: Path) -> tuple[list[Line], int]:
     return lines, len(texts) - len(lines) + cut
 
 
-def parse(text: str | bytes) -> Any:
-    """Parse JSON from a file that may be damaged; None where it is no JSON, or nested too deep."""
+def parse(text: bytes) -> dict[str, Any]:
+    """Parse a JSON object from a file that may be damaged; empty where there is none."""
     try:
-        return revive(json.loads(text))
+        found = revive(json.loads(text))
     except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _row(record: Mapping[str, Any]) -> Row | None:
+    try:
+        row = Row(**record)
+        return row._replace(deviations=tuple(row.deviations))
+    except TypeError:
         return None
 
 
@@ -335,33 +329,6 @@ def _whole_lines(path: Path) -> tuple[list[bytes], int]:
     return whole, int(bool(rest.strip()))
 
 
-def _has(record: Any, types: Mapping[str, Any]) -> bool:
-    """Whether a record has entries of these types."""
-    return isinstance(record, dict) and all(isinstance(record.get(k), t) for k, t in types.items())
-
-
-HEADER = {"experiment": str, "size": str, "config": dict}
-UNIT = {"unit": dict, "rows": int, "seconds": int | float}
-ROW = {
-    **dict.fromkeys(("experiment", "metric", "commit", "torch", "device"), str),
-    **{"method": str | None, "seed": int | None, "seconds": int | float, "deviations": list},
-    **{"config": dict, "unit": dict},
-}
-"""Types of the entries of a line."""
-
-
-def _row(record: Any) -> Row | None:
-    if not _has(record, ROW) or not record.keys() <= {*Row._fields}:
-        return None
-    row = Row(**{"value": None, **record, "deviations": tuple(record["deviations"])})
-    texts = all(isinstance(text, str) for text in row.deviations)
-    return row if texts and _is_value(row.value) else None
-
-
-def _is_value(value: Any) -> bool:
-    return all(map(_is_value, value)) if isinstance(value, list) else isinstance(value, int | float)
-
-
 class RunFolder:
     """Rows and units of one run on disk."""
 
@@ -370,47 +337,41 @@ class RunFolder:
         self.rows_file = path / "rows.jsonl"
         self.units_file = path / "units.jsonl"
         self.summary_file = path / "summary.json"
+        self.files = (self.rows_file, self.units_file, self.summary_file)
+        here = path.absolute()
+        self.beside = here.parent / ".fsmap" / here.name
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Keep other processes out of this folder."""
+        return exclusive(self.beside.with_name(f"{self.beside.name}.lock"), self.path)
 
     @property
     def finished(self) -> bool:
         """Whether there is a summary, of these rows or of fewer."""
-        return self.summary_file.is_file()
+        return self.summary_file.exists()
 
     @property
     def state(self) -> str:
         """``"empty"``, ``"unfinished"``, ``"damaged"`` or ``"complete"``.
 
-        Unfinished: units or a summary of all of them are missing. Damaged: the header or a unit
-        does not match its checksum.
+        Unfinished: units or the summary are missing. Damaged: the header or a unit does not match
+        its checksum.
         """
-        if not self.units_file.is_file():
-            return "damaged" if self.finished else "empty"
+        if not any(file.exists() for file in self.files):
+            return "empty"
         content = self.content()
         if not content.header or content.damaged:
             return "damaged"
-        if content.header.get("units", 0) > len(content.units):
-            return "unfinished"
-        try:
-            return "complete" if self.summary()[SUMMARIZED] == content.sha256 else "unfinished"
-        except CheckpointError:
-            return "unfinished"
-
-    def check(self) -> None:
-        """Refuse a folder that no command of fsmap leaves behind."""
-        for file in (self.rows_file, self.units_file, self.summary_file):
-            if file.is_dir():
-                message = f"{file} is a folder, not a file. Remove it, or choose another --out."
-                raise CheckpointError(message)
-        if self.state != "empty" or (self.rows_file.is_file() and self.rows_file.stat().st_size):
-            self.header()
+        whole = self.finished and content.header.get("units", 0) <= len(content.units)
+        return "complete" if whole else "unfinished"
 
     @property
     def foreign(self) -> bool:
-        """Whether something else is here. Hidden files and rows are what a kill may leave."""
+        """Whether something else is here. Hidden files are what a kill may leave."""
         if not self.path.exists() or self.state != "empty":
             return False
         files = self.path.iterdir() if self.path.is_dir() else [self.path]
-        return any(not f.name.startswith(".") and f != self.rows_file for f in files)
+        return any(not file.name.startswith(".") for file in files)
 
     def begin(self, header: Mapping[str, Any]) -> None:
         """Start an empty run. The header is the first file: a folder with it can be resumed."""
@@ -439,31 +400,36 @@ class RunFolder:
         )
         raise CheckpointError(message)
 
-    def summary(self) -> dict[str, Any]:
-        """What ``summary.json`` says; CheckpointError if it was altered."""
-        found = parse(self.summary_file.read_bytes()) if self.finished else None
-        if not isinstance(found, dict) or not intact(found):
-            message = f"{self.summary_file} is missing or damaged. Make it again with --resume."
-            raise CheckpointError(message)
-        return found
+    def summarized(self, summary: Mapping[str, Any]) -> bool:
+        """Whether ``summary.json`` says this."""
+        try:
+            found = parse(self.summary_file.read_bytes())
+        except OSError:
+            return False
+        return all(encode(found.get(key)) == encode(value) for key, value in summary.items())
 
-    def write_summary(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """Write ``summary.json``, with checksums of the rows and of itself."""
-        entries = sealed({**unsealed(summary), SUMMARIZED: self.content().sha256})
-        text = json.dumps(plain(entries), indent=1, allow_nan=False, ensure_ascii=False)
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``."""
+        text = json.dumps(plain(summary), indent=1, allow_nan=False, ensure_ascii=False)
         write_whole(self.summary_file, text + "\n")
-        return entries
 
-    def repair(self, header: Mapping[str, Any]) -> Content:
-        """Drop what is no finished unit: what a kill left, and what does not match its checksum."""
-        for file in (self.rows_file, self.units_file, self.summary_file):
+    def tidy(self, header: Mapping[str, Any], units: Sequence[Mapping[str, Any]]) -> Content:
+        """Write finished units only, in the order of ``units``; others of them come first.
+
+        So what a kill left, and what does not match its checksum, is dropped.
+        """
+        for file in self.files:
             remove_partial(file)
         content = self.content()
         lost = content.damaged or (content.dropped and self.finished)
         if lost and self.rows_file.exists():
             write_whole(self.path / DAMAGED, self.rows_file.read_bytes())
-        self._write_units(header, content.units.values())
-        self._write_rows(content.lines)
+        place = {key_of(unit): number for number, unit in enumerate(units)}
+        keys = sorted(content.units, key=lambda key: place.get(key, -1))
+        order = {key: number for number, key in enumerate(keys)}
+        lines = sorted(content.lines, key=lambda line: order[key_of(line.row.unit)])
+        self._write_units(header, [content.units[key] for key in keys])
+        write_whole(self.rows_file, b"".join(line.text + b"\n" for line in lines))
         return content
 
     def add(self, unit: Mapping[str, Any], rows: Sequence[Row], seconds: float) -> None:
@@ -474,51 +440,20 @@ class RunFolder:
         done = sealed(about, [line.encode() for line in lines])
         append_lines(self.units_file, [encode(done)])
 
-    def arrange(self, units: Sequence[Mapping[str, Any]]) -> None:
-        """Put units that were added in any order into theirs; others, added before, come first."""
-        place = {key_of(unit): number for number, unit in enumerate(units)}
-        content = self.content()
-        done = sorted(content.units, key=lambda key: place.get(key, -1))
-        order = {key: number for number, key in enumerate(done)}
-        lines = sorted(content.lines, key=lambda line: order[key_of(line.row.unit)])
-        if done != list(content.units) or lines != content.lines:
-            self._write_rows(lines)
-            self._write_units(self.header(), [content.units[key] for key in done])
-
-    def _write_rows(self, lines: Iterable[Line]) -> None:
-        write_whole(self.rows_file, b"".join(line.text + b"\n" for line in lines))
+    def clear(self) -> None:
+        """Keep a finished run aside, remove another one: by one rename, which no kill divides."""
+        previous, dropped = (
+            self.beside.with_name(f"{self.beside.name}.{end}") for end in ("previous", "dropped")
+        )
+        if self.path.exists():
+            aside = previous if self.finished else dropped
+            shutil.rmtree(aside, ignore_errors=True)
+            self.path.rename(aside)
+        shutil.rmtree(dropped, ignore_errors=True)
 
     def _write_units(self, header: Mapping[str, Any], units: Iterable[Mapping[str, Any]]) -> None:
         lines = [sealed(plain(header)), *units]
         write_whole(self.units_file, "".join(encode(line) + "\n" for line in lines))
-
-
-class Place(NamedTuple):
-    """Where a run is, and what belongs to it in ``OUT/.fsmap``."""
-
-    final: RunFolder
-    previous: Path  # the finished run that was replaced last
-    dropped: Path  # an unfinished run that is being removed
-    lock: Path  # held while a run writes
-
-    @classmethod
-    def of(cls, out: Path, name: str) -> Place:
-        """The folders of one experiment."""
-        beside = (out / ".fsmap" / f"{name}.{end}" for end in ("previous", "dropped", "lock"))
-        return cls(RunFolder(out / name), *beside)
-
-    def clear(self) -> None:
-        """Keep a finished run aside, remove another one: by one rename, which no kill divides."""
-        if self.final.path.exists():
-            aside = self.previous if self.final.finished else self.dropped
-            shutil.rmtree(aside, ignore_errors=True)
-            self.final.path.rename(aside)
-        shutil.rmtree(self.dropped, ignore_errors=True)
-
-
-def locked(place: Place) -> AbstractContextManager[None]:
-    """Keep other processes out of a run's folder."""
-    return exclusive(place.lock, place.final.path)
 
 
 PACKAGE = Path(__file__).resolve().parents[1]

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsmap.errors import FsmapError, InputError, require
+from fsmap.errors import InputError, require
 from fsmap.files import write_whole
-from fsmap.paper.experiment import Experiment, coverage, registry, section
+from fsmap.paper.experiment import TROUBLE, Experiment, coverage, registry, section
 from fsmap.paper.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER, Interactive, style
 from fsmap.paper.report.picture import METHODS, VARIABLES, Glyphs, picture
 from fsmap.paper.report.tables import Layout, arranged, number, with_error
@@ -44,9 +44,6 @@ TITLE = "Should we learn most likely functions or parameters?"
 
 LONG_TABLE = 12
 """Lines; a longer table is folded, unless it is a table of the paper's."""
-
-TROUBLE = (FsmapError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""What drawing and judging may raise if rows are missing or of an older version."""
 
 
 class Found(NamedTuple):
@@ -278,9 +275,6 @@ def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
     reason = claim["reason"]
     if command and reason == "no rows":
         reason = f"{command} --resume"
-    elif command:
-        bare = command.partition(" --out ")[0]
-        reason = f"{reason} ".replace(f"{bare} ", f"{command} ").strip()
     texts = {"verdict": verdict(claim), "reason": reason}
     return {**claim, **texts, "ours": ours, "paper": paper, "effect": effect}
 

@@ -9,7 +9,7 @@ import pytest
 
 from fsmap.errors import InputError
 from fsmap.tables.model import TableOptions, fit_table, load_model
-from fsmap.tables.network import CHOICES
+from fsmap.tables.network import METHODS
 from fsmap.tables.reader import Table, read_table
 from small_tables import flowers, houses
 
@@ -28,7 +28,7 @@ def fitted(table):
 
 def test_the_best_on_held_out_rows_is_used(fitted):
     losses = {method: one.loss for method, one in fitted.learned.items()}
-    assert tuple(losses) == CHOICES
+    assert tuple(losses) == METHODS
     assert fitted.model.chosen == min(losses, key=losses.get)
     assert fitted.measured["linear"]["r2"] > 0.9  # the truth is linear
     assert fitted.measured["l-map"]["r2"] > 0.8
@@ -39,10 +39,9 @@ def test_the_best_on_held_out_rows_is_used(fitted):
 def test_the_saved_model_predicts_the_same(table, fitted, tmp_path):
     fitted.model.save(tmp_path / "model.pt")
     again = load_model(tmp_path / "model.pt")
-    for method in CHOICES:
-        before, after = fitted.model.predict(table, method), again.predict(table, method)
-        for name in ("prediction", "low", "high"):
-            np.testing.assert_allclose(after[name], before[name], rtol=1e-5)
+    before, after = fitted.model.predict(table), again.predict(table)
+    for name in ("prediction", "low", "high"):
+        np.testing.assert_allclose(after[name], before[name], rtol=1e-5)
     truth = np.array([float(c) for c in table.columns["price"]])
     error = truth - again.predict(table)["prediction"]
     assert np.sqrt(np.mean(error**2)) < 15  # the noise is 10
@@ -57,7 +56,7 @@ def test_the_choice_is_made_without_test_rows(table):
     again = fit_table(Table(changed), "price", replace(OPTIONS, steps=10))
     assert again.model.encoder.columns == fitted.model.encoder.columns
     np.testing.assert_array_equal(again.model.encoder.mean, fitted.model.encoder.mean)
-    for method in CHOICES:
+    for method in METHODS:
         assert again.learned[method].search == fitted.learned[method].search
 
 

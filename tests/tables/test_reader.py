@@ -40,9 +40,7 @@ def test_cells_without_a_value_are_none(written):
 
 
 def test_trailing_separators_and_latin_1(written):
-    table = read_table(written("a,b,\n1,2,\n3,4,\n"))
-    assert list(table.columns) == ["a", "b"]
-    assert "end in a separator" in table.notes[0]
+    assert list(read_table(written("a,b,\n1,2,\n3,4,\n")).columns) == ["a", "b"]
     assert read_table(written("a,b\n1,2,,\n3,4,,\n,,\n")).num_rows == 2
     table = read_table(written("name,n\nZürich,1\n".encode("latin-1")))
     assert table.columns["name"].tolist() == ["Zürich"]
@@ -102,7 +100,6 @@ def test_what_is_written_can_be_read(tmp_path):
         ("<html><body>404</body></html>", "neither CSV nor Parquet: it looks like HTML or XML"),
         ('{"a": [1, 2]}', "it looks like JSON. Export it as CSV"),
         (b"PK\x03\x04rest", r"a zip archive or an Excel workbook \(.xlsx\)"),
-        (b"\x89PNG\r\n", "it looks like a PNG image"),
         (b"\x7fELF\x00\x01", "it looks like a binary file"),
         ("a,b\n1,2\n".encode("utf-16"), "it looks like text in UTF-16"),
         ("a,b\n" + "x" * 200_000 + ",1\n", "is not a CSV: field larger than field limit"),

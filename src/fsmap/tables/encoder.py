@@ -103,13 +103,10 @@ class Encoder(NamedTuple):
         """What each of the D numbers is."""
         return [name for column in self.used for name in column.names()]
 
-    def encode(self, table: Table, clip: bool = False) -> npt.NDArray[np.float32]:
-        """Rows as standardized numbers ``[N, D]``; columns are found by name, in any order.
-
-        With ``clip`` numbers outside the training range are replaced by its ends.
-        """
+    def encode(self, table: Table) -> npt.NDArray[np.float32]:
+        """Rows as standardized numbers ``[N, D]``; columns are found by name, in any order."""
         check_columns(table, [column.name for column in self.used])
-        blocks = [_encoded(column, table.columns[column.name], clip) for column in self.used]
+        blocks = [_encoded(column, table.columns[column.name]) for column in self.used]
         standard = (np.concatenate(blocks, axis=1) - self.mean) / self.std
         with np.errstate(over="ignore"):  # a prediction that is not finite is an error
             return standard.astype(np.float32)
@@ -180,7 +177,7 @@ def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[
     values = np.array([_float(c or "") for c in cells])
     if form != "," and not (np.isnan(values) & ~absent).any():  # plain numbers, the usual case
         return values, np.zeros_like(absent), "."
-    bare = ["" if c is None else _parenthesized(_UNIT.sub("", c)) for c in cells]
+    bare = ["" if c is None else _UNIT.sub("", c) for c in cells]
     if form is None:
         commas = [c for c in bare if "," in c]
         whole = all(_THOUSANDS["."].fullmatch(c) for c in commas)
@@ -194,22 +191,17 @@ def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[
     return values, np.isnan(values) & ~absent, form
 
 
-def stray_text(
-    name: str, cells: Cells, wrong: npt.NDArray[np.bool_], *, learned: bool = False
-) -> str:
+def stray_text(name: str, cells: Cells, wrong: npt.NDArray[np.bool_]) -> str:
     """The message for text in a column of numbers: what it is, where, and what can be done."""
     rows = np.flatnonzero(wrong)
     examples = ", ".join(f"{cells[row]!r} in row {row + 1}" for row in rows[:3])
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-    one = len(rows) == 1
-    text = (
-        f"column {name!r} {'held' if learned else 'holds'} numbers"
-        f"{' when the model was fitted' if learned else ''}, but {examples}{more} "
-        f"{'is no finite number' if one else 'are no finite numbers'}. Correct "
-        f"{'the cell' if one else 'the cells'}; if it means 'no value', say so with "
-        f"--missing {cells[rows[0]]!r}"
+    verb = "is no finite number" if len(rows) == 1 else "are no finite numbers"
+    return (
+        f"column {name!r} holds numbers, but {examples}{more} {verb}. Correct it; if it means 'no "
+        f"value', say so with --missing {cells[rows[0]]!r}; if the column holds categories, with "
+        f"`fsmap fit --category {name}`"
     )
-    return text if learned else f"{text}; if the column holds categories, with --category {name}"
 
 
 def date_format(filled: list[str], known: str | None = None) -> str | None:
@@ -232,10 +224,6 @@ def check_columns(table: Table, wanted: Sequence[str]) -> None:
         named, there = (", ".join(map(repr, names)) for names in (lacking, table.columns))
         message = f"there is no column {named}.{hint} The columns are: {there}."
         raise InputError(message)
-
-
-def _parenthesized(cell: str) -> str:
-    return f"-{cell[1:-1]}" if cell[:1] == "(" and cell[-1:] == ")" else cell
 
 
 def _float(cell: str) -> float:
@@ -301,22 +289,14 @@ def _remarks(column: Column, cells: Cells) -> Iterable[str]:
         yield f"column {name} has codes with leading zeros: categories"
     if column.kind != NUMBER:
         return
-    values, _, form = numbers(cells, column.form)
-    if form == ",":
-        yield f"column {name} has decimal commas"
+    values = numbers(cells, column.form)[0]
     pairs = zip(cells, values, strict=True)
     odd = [(c, v) for c, v in pairs if c is not None and math.isnan(_float(c))]
-    if odd and form == ".":
+    if odd:
         yield f"column {name} is read as numbers: {odd[0][0]!r} is {odd[0][1]:g}"
-    whole = not column.missing and bool((values == np.round(values)).all())
-    if whole and len(np.unique(values)) == len(values) > MANY:
-        yield (
-            f"column {name} has another whole number in every row: if it is an identifier, "
-            f"--drop {column.name}"
-        )
 
 
-def _encoded(column: Column, cells: Cells, clip: bool = False) -> Floats:
+def _encoded(column: Column, cells: Cells) -> Floats:
     if column.kind == CATEGORY:
         return _categories(column, cells)
     block, absent = (_dates if column.kind == DATE else _numbers)(column, cells)
@@ -324,13 +304,10 @@ def _encoded(column: Column, cells: Cells, clip: bool = False) -> Floats:
     room = FAR * (high - low)
     far = known[(known < low - room) | (known > high + room)]
     if len(far) and high > low:
-        more = f"{low:g} or {high:g} is used" if clip else "predictions are guesses (see --clip)"
         _warn(
-            f"column {column.name!r} was between {low:g} and {high:g} in training "
-            f"and is {far[0]:g} here (far outside in {len(far)} rows): {more}"
+            f"column {column.name!r} was between {low:g} and {high:g} in training and is "
+            f"{far[0]:g} here (far outside in {len(far)} rows): predictions are guesses"
         )
-    if clip:
-        block[:, 0] = block[:, 0].clip(low, high)
     if column.missing:
         return np.concatenate([block, absent[:, None].astype(np.float64)], axis=1)
     if absent.any():
@@ -344,7 +321,7 @@ def _encoded(column: Column, cells: Cells, clip: bool = False) -> Floats:
 def _numbers(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]:
     values, wrong, _ = numbers(cells, column.form)
     if wrong.any():
-        raise InputError(stray_text(column.name, cells, wrong, learned=True))
+        raise InputError(stray_text(column.name, cells, wrong))
     absent = np.isnan(values)
     return np.where(absent, column.fill, values)[:, None], absent
 
@@ -413,28 +390,15 @@ class Target(NamedTuple):
         return found
 
     def values(self, table: Table) -> Floats:
-        """The target column as numbers; InputError if a cell is none."""
-        values, wrong, _ = numbers(table.columns[self.name], self.form)
-        bad = np.isnan(values)
-        if bad.any():
-            message = f"the target {self.name!r} is no number in row {int(np.argmax(bad)) + 1}"
-            raise InputError(message)
-        return values
+        """The target column as numbers."""
+        return numbers(table.columns[self.name], self.form)[0]
 
     def labels(self, table: Table) -> npt.NDArray[Any]:
         """The column as a likelihood takes it: standardized ``[N, 1]``, or labels ``[N]``."""
         if self.task == REGRESSION:
             return ((self.values(table) - self.mean) / self.std).astype(np.float32)[:, None]
         place = {name: k for k, name in enumerate(self.classes)}
-        cells = table.columns[self.name]
-        strange = [cell for cell in cells if cell not in place]
-        if strange:
-            message = (
-                f"the target {self.name!r} has the class {strange[0]!r}, which was not seen in "
-                f"training. The classes are: {', '.join(self.classes)}."
-            )
-            raise InputError(message)
-        return np.array([place[cell] for cell in cells], dtype=np.int64)
+        return np.array([place[cell] for cell in table.columns[self.name]], dtype=np.int64)
 
 
 def with_target(table: Table, name: str) -> Table:

@@ -32,10 +32,6 @@ SIGNATURES = {
     b"PK\x03\x04": "a zip archive or an Excel workbook (.xlsx)",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook (.xls)",
     b"%PDF": "a PDF",
-    b"\x89PNG": "a PNG image",
-    b"\xff\xd8\xff": "a JPEG image",
-    b"\x89HDF": "an HDF5 file",
-    b"SQLite format 3": "an SQLite database",
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
@@ -65,9 +61,6 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
     neither of the two, empty, ragged, or has bad column names.
     """
     path = Path(path)
-    if path.is_dir():
-        message = f"{path} is a folder. Name a CSV or Parquet file in it."
-        raise InputError(message)
     if not path.is_file():
         message = f"there is no file {path}"
         raise MissingDataError(message)
@@ -143,18 +136,16 @@ def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
         message = f"{path} is not a CSV: {error}"
         raise InputError(message) from error
     header, *rows = [[cell.strip() for cell in line] for line in lines] or [[]]
-    while (last := len(header) - 1) > 0 and not header[last]:
-        if any(row[last:] != [""] for row in rows):
-            break
-        header, rows = header[:last], [row[:last] for row in rows]
-        notes.append("the lines end in a separator: the empty last column is left out")
-    _check_names(path, header)
+    width = len(header)
+    while width > 1 and not any(any(row[width - 1 :]) for row in (header, *rows)):
+        width -= 1  # the lines end in a separator
+    _check_names(path, header := header[:width])
     for number, row in enumerate(rows, start=1):
-        if len(row) > len(header) and not any(row[len(header) :]):
-            del row[len(header) :]
-        if len(row) != len(header):
+        if not any(row[width:]):
+            del row[width:]
+        if len(row) != width:
             message = (
-                f"{path}: row {number} has {len(row)} cells and the header has {len(header)} "
+                f"{path}: row {number} has {len(row)} cells and the header has {width} "
                 f"(separator {separator!r}): {_some(row)}. Is this a CSV, and is a text with a "
                 "separator in it quoted?"
             )
@@ -167,16 +158,13 @@ def _decoded(path: Path, data: bytes) -> tuple[str, list[str]]:
     found = next((what for start, what in SIGNATURES.items() if data.startswith(start)), None)
     if found is None and b"\0" in data[:65536]:
         found = "a binary file"
-    text, notes = "", []
-    if found is None:
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            text = data.decode("cp1252", errors="replace")
-            notes.append("the file is not UTF-8: it was read as Latin-1 (Windows-1252)")
-    start = text.lstrip()[:1]
-    if found is None and start in ("<", "{", "["):
-        found = "HTML or XML" if start == "<" else "JSON"
+    notes = []
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("cp1252", errors="replace")
+        notes.append("the file is not UTF-8: it was read as Latin-1 (Windows-1252)")
+    found = found or {"<": "HTML or XML", "{": "JSON", "[": "JSON"}.get(text.lstrip()[:1])
     if found is not None:
         message = f"{path} is neither CSV nor Parquet: it looks like {found}. Export it as CSV."
         raise InputError(message)

@@ -11,7 +11,7 @@ import fsmap.integrations
 from fsmap.cli import main
 
 OPTIONAL = (
-    *("sklearn", "pandas", "pyarrow", "PIL", "scipy", "matplotlib", "jinja2", "rich", "pyro"),
+    *("sklearn", "pandas", "PIL", "scipy", "matplotlib", "jinja2", "rich", "pyro"),
     *("lightning", "transformers", "accelerate", "ray"),
 )
 EXPECTED = {  # the package that is named, and the extra that brings it

@@ -20,7 +20,7 @@ def units(text: str) -> tuple[int, ...]:
 
 
 OPTIONS = {
-    "table FILE": (Path, "CSV (any separator) or Parquet"),
+    "table FILE": (Path, "CSV, with any separator"),
     "--out FILE": (
         Path,
         "the model (default: model.pt); a page with the same name ends in .html",
@@ -62,7 +62,7 @@ def add_parser(subparsers: Any) -> None:
         examples=[
             "fsmap fit houses.csv --target price               # writes model.pt and model.html",
             "fsmap fit wine.csv --target quality --task classification --out wine.pt",
-            "fsmap fit data.parquet --target y --drop id --category zip --missing -999",
+            "fsmap fit data.csv --target y --drop id --category zip --missing -999",
         ],
     )
     parser.add_argument("--target", required=True, metavar="COL", help="the column to predict")

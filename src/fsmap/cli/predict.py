@@ -13,8 +13,8 @@ from fsmap.cli.fit import check_writable
 
 OPTIONS = {
     "model MODEL": (Path, "what `fsmap fit` wrote"),
-    "table FILE": (Path, "CSV or Parquet, columns by name"),
-    "--out FILE": (Path, "CSV or Parquet (default: CSV to the terminal)"),
+    "table FILE": (Path, "CSV, columns by name"),
+    "--out FILE": (Path, "CSV (default: the terminal)"),
     "--missing TEXT": (options.MANY, "as for `fsmap fit`"),
     "--force": (options.FLAG, "overwrite --out"),
 }
@@ -29,7 +29,7 @@ def add_parser(subparsers: Any) -> None:
         summary="predictions of a model that `fsmap fit` saved",
         examples=[
             "fsmap predict model.pt new.csv                         # to the terminal",
-            "fsmap predict model.pt new.csv --out predictions.csv   # or .parquet",
+            "fsmap predict model.pt new.csv --out predictions.csv",
         ],
     )
     options.add(parser, OPTIONS)
@@ -56,10 +56,9 @@ def run(arguments: argparse.Namespace) -> int:
     extra = [name for name in table.columns if name not in known]
     if extra:
         console.note(f"fsmap: columns that the model does not use: {', '.join(extra)}")
-    values = {name: column.tolist() for name, column in columns.items()}
-    content = write_table(arguments.out or Path("predictions.csv"), values)
+    content = write_table({name: column.tolist() for name, column in columns.items()})
     if arguments.out is None:
-        sys.stdout.write(content.decode())
+        sys.stdout.write(content)
         return 0
     write_whole(arguments.out, content)
     console.note(f"{arguments.out}: predictions of {model.target.name!r}, {table.num_rows} rows")

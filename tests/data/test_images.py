@@ -286,7 +286,6 @@ def test_cifar100_is_split_in_file_order(folder: Path, monkeypatch: pytest.Monke
             assert torch.equal(getattr(found, part).x, whole.x[rows])
     assert found.classes == 100
     assert [len(source.images) for source in found.px.sources] == [24, 9]
-    assert "official" in found.note
 
 
 def photos_in(

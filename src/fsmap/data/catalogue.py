@@ -33,7 +33,6 @@ PAPER_TABLES = tuple("boston concrete energy naval power protein winered winewhi
 ALIASES = {
     "wine_red": "winered",
     "wine_white": "winewhite",
-    "snelson1d": "snelson",
     "fmnist": "fashion-mnist",
     "fashionmnist": "fashion-mnist",
     "cifar-10": "cifar10",
@@ -58,7 +57,7 @@ class Download(NamedTuple):
     url: str
     path: str  # the file of the data set that it becomes
     kind: str = "copy"  # or "gunzip", or a reader of tables in fsmap.data.fetch
-    member: str = ""  # end of the name of the file to take out of an archive
+    member: str = ""  # name of the file to take out of an archive
     header: tuple[str, ...] = ()  # column names of the table that is written
     columns: tuple[int, ...] = ()  # columns of the source that become them; empty: all
 
@@ -180,15 +179,12 @@ def roots(data_dir: Folder = None) -> list[Root]:
 
 def checksum(file: Path | io.BytesIO, *, content: bool = False) -> str:
     """SHA-256 of a file."""
-    digest = hashlib.sha256()
-    raw = file.open("rb") if isinstance(file, Path) else file
+    raw: Any = file.open("rb") if isinstance(file, Path) else file
     with raw, gzip.open(raw) if content else raw as stream:
         try:
-            while block := stream.read(2**20):
-                digest.update(block)
+            return hashlib.file_digest(stream, "sha256").hexdigest()
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             return f"unreadable: {error}"
-    return digest.hexdigest()
 
 
 def look_for(file: DataFile, data_dir: Folder = None) -> Found:
@@ -226,8 +222,7 @@ def locate(name: str, data_dir: Folder = None) -> dict[str, Path]:
 def describe_missing(entry: DataSet, found: Iterable[Found], data_dir: Folder = None) -> str:
     """What is missing, where it was looked for, and what to do."""
     lost = [item for item in found if item.path is None]
-    names = ", ".join(item.file.path for item in lost[:4])
-    names += f" and {len(lost) - 4} more files" if len(lost) > 4 else ""
+    names = ", ".join(item.file.path for item in lost)
     places = ", ".join(f"{root.path} ({root.why})" for root in roots(data_dir))
     story = f"data set {entry.name!r}: {names} not found. Looked in {places}."
     bad = [str(path) for item in lost for path in item.damaged]

@@ -52,14 +52,6 @@ def test_a_table_a_verdict_two_files(here, capsys):
     assert command in (here / "model.html").read_text()
 
 
-def test_classes_can_be_asked_for(here, capsys):
-    lines = [f"{k % 7},{k % 3}" for k in range(60)]
-    (here / "t.csv").write_text("\n".join(["x,y", *lines]))
-    fit = ["fit", "t.csv", "--target", "y", "--force", *FAST]
-    assert "if these are classes: --task classification" in run(capsys, *fit)[1]
-    assert "accuracy" in run(capsys, *fit, "--task", "classification")[1]
-
-
 def test_nothing_is_overwritten_without_force(folder, here, capsys):
     for name in ("model.pt", "model.html"):
         (here / name).write_text("precious")

@@ -61,8 +61,8 @@ def test_a_level_of_missing_values():
 @pytest.mark.parametrize(
     ("cells", "message"),
     [
-        (("11", "Chur", "1.6"), r"'town' has values that were not seen in training \('Chur'; in 1"),
-        (("11", None, "1.6"), r"'town' has values that were not seen .* \('\(missing\)'; in 1"),
+        (("11", "Chur", "1.6"), r"'town' has values .* \('Chur'; in 1"),
+        (("11", None, "1.6"), r"'town' has values .* \('\(missing\)'; in 1"),
         (("11", "Bern", None), r"'height' had no missing values .* 1.65"),
         (("500", "Bern", "1.6"), "'age' was between 10 and 30 .* is 500 here"),
     ],

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import re
 import shlex
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fsmap import __version__
 from fsmap.cli import options
@@ -28,15 +27,8 @@ examples:
 """
 
 
-NEGATIVE = re.compile(r"^-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
-
-
 class Parser(argparse.ArgumentParser):
     """Errors in the form of all others: one line on stderr, exit code 2."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._negative_number_matcher = NEGATIVE  # argparse's takes -1e-6 for an option
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where help is."""

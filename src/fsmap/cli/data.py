@@ -91,9 +91,9 @@ def run_check(arguments: argparse.Namespace) -> int:
     failed = False
     for entry in _chosen(arguments.names):
         found = [look_for(file, arguments.data_dir) for file in entry.files]
-        damaged = [path for item in found for path in item.damaged]
+        damaged = any(item.damaged for item in found)
         missing = any(item.path is None for item in found)
-        for path in damaged:
+        for path in (path for item in found for path in item.damaged):
             console.say(f"{entry.name}: {console.styled('wrong checksum', console.RED)}: {path}")
         if not missing:
             console.say(f"{entry.name}: {console.styled('right', console.GREEN)}")
@@ -101,7 +101,7 @@ def run_check(arguments: argparse.Namespace) -> int:
             console.say(describe_missing(entry, found, arguments.data_dir))
         else:
             console.say(f"{entry.name}: not here")
-        failed |= bool(damaged or (missing and arguments.names))
+        failed |= damaged or (missing and bool(arguments.names))
     return 2 if failed else 0
 
 

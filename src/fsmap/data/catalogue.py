@@ -134,8 +134,7 @@ def find(name: str, offered: Collection[str] | None = None) -> DataSet:
     if asked in known:
         return known[asked]
     listed = list(known if offered is None else offered)
-    spellings = [alias for alias, full in ALIASES.items() if full in listed]
-    hint = did_you_mean(asked, [*listed, *spellings], meaning=ALIASES)
+    hint = did_you_mean(asked, listed)
     message = f"there is no data set {name!r}.{hint} Known: {', '.join(listed)}."
     raise InputError(message)
 

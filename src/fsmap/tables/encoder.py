@@ -63,7 +63,6 @@ class Column(NamedTuple):
     name: str  # in the table
     kind: str  # "number", "category" or "left out"
     levels: tuple[str, ...] = ()  # categories that have a number of their own, frequent ones first
-    others: tuple[str, ...] = ()  # categories that were too rare for one
     fill: float = 0.0  # what stands for a missing number: the median
     missing: bool = False  # whether values were missing when this was learned
     reason: str = ""  # why it is left out
@@ -233,7 +232,6 @@ def _number(name: str, values: Floats, form: str) -> Column:
 
 def _category(name: str, filled: list[str], rows: int, *, asked: bool) -> Column:
     counts = Counter(filled)
-    missing = len(filled) < rows
     if len(counts) > max(MANY, len(filled) / 2) and not asked:
         reason = f"{len(counts)} different texts in {len(filled)} rows: an identifier or free text"
         if max(counts.values()) >= MIN_COUNT:
@@ -243,7 +241,7 @@ def _category(name: str, filled: list[str], rows: int, *, asked: bool) -> Column
     levels = tuple(level for level in ranked[:MAX_LEVELS] if counts[level] >= MIN_COUNT)
     if not levels:
         return Column(name, LEFT_OUT, reason="no category occurs twice")
-    return Column(name, CATEGORY, levels, tuple(ranked[len(levels) :]), missing=missing)
+    return Column(name, CATEGORY, levels, missing=len(filled) < rows)
 
 
 def _remarks(column: Column, cells: Cells) -> Iterable[str]:
@@ -288,12 +286,12 @@ def _encoded(column: Column, cells: Cells) -> Floats:
 def _categories(column: Column, cells: Cells) -> Floats:
     place = {level: k for k, level in enumerate(column.places())}
     named = [ABSENT if cell is None else cell for cell in cells]
-    unseen = [level for level in named if level not in place and level not in column.others]
+    unseen = [level for level in named if level not in place]
     if unseen:
         shown = ", ".join(map(repr, list(dict.fromkeys(unseen))[:3]))
         _warn(
-            f"column {column.name!r} has values that were not seen in training ({shown}; in "
-            f"{len(unseen)} rows). They count as 'other': none of the known ones"
+            f"column {column.name!r} has values that were rare or not there in training ({shown}; "
+            f"in {len(unseen)} rows). They count as 'other': none of the known ones"
         )
     code = np.array([place.get(level, -1) for level in named])  # -1: other
     hot: Floats = (code[:, None] == np.arange(len(place))).astype(np.float64)
@@ -360,10 +358,7 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
     cells = table.columns[name]
     distinct = dict.fromkeys(cells)
     if len(distinct) == 1:
-        message = (
-            f"the target {name!r} is {next(iter(distinct))!r} in every row: there is nothing to "
-            "predict. Choose another column, or more rows."
-        )
+        message = f"the target {name!r} is {cells[0]!r} in every row. Choose another column."
         raise InputError(message)
     values, wrong, form = numbers(cells)
     why = "as --task says"
@@ -377,9 +372,7 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
             why = f"{len(distinct)} distinct whole numbers"
             why += "; if these are classes: --task classification"
     if task == CLASSIFICATION:
-        return Target(
-            name, task, why, _classes(name, [text for text in distinct if text is not None])
-        )
+        return Target(name, task, why, _classes(name, list(distinct)))
     if wrong.any():
         hint = stray_text(name, cells, wrong).partition(" Correct")[0]
         message = f"the target of a regression is a number: {hint} Or use --task classification."
@@ -389,10 +382,7 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
 
 def _classes(name: str, found: list[str]) -> tuple[str, ...]:
     if len(found) > MANY_CLASSES:
-        message = (
-            f"the target {name!r} has {len(found)} distinct values, more classes than the "
-            f"{MANY_CLASSES} that fit takes. Is it the right column? For numbers: --task regression"
-        )
+        message = f"the target {name!r} has more classes than {MANY_CLASSES}: {len(found)}"
         raise InputError(message)
     try:
         return tuple(sorted(found, key=float))

@@ -173,10 +173,8 @@ def load_model(path: str | Path) -> TableModel:
 def _decode(found: files.Checkpoint) -> TableModel:
     """The model; networks of other methods, which earlier versions kept, are not read."""
     config, scale, chosen = found.config, found.group("encoder"), found.config["chosen"]
-    columns = (
-        Column(**c | {"levels": tuple(c["levels"]), "others": tuple(c["others"])})
-        for c in config["columns"]
-    )
+    kept = [{n: c[n] for n in Column._fields} for c in config["columns"]]
+    columns = (Column(**c | {"levels": tuple(c["levels"])}) for c in kept)
     encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())
     target = Target(**{**config["target"], "classes": tuple(config["target"]["classes"])})
     about, spread = config["networks"][chosen], None

@@ -179,14 +179,12 @@ def learn(
     y: Tensor,
     options: Options,
     *,
-    weight: Tensor | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> dict[str, Learned]:
     """Train a method, or all that ``"auto"`` chooses among; returns what was learned by method.
 
-    ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, 1]``, or integer labels ``[N]``. ``weight
-    [N]`` is how much each row counts.
+    ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, 1]``, or integer labels ``[N]``.
     """
     options.check()
     if y.is_floating_point() and bool((y == y[:1]).all()):
@@ -194,15 +192,14 @@ def learn(
         warnings.warn(message, ConstantTargetWarning, stacklevel=4)
     folds = deal(len(y), options.ensemble, seed, None if y.is_floating_point() else y)
     wanted = METHODS if options.method == AUTO else (options.method,)
-    weight = torch.ones(len(y)) if weight is None else weight / weight.mean()
     found = {}
     if LINEAR in wanted:
         decay = options.weight_decay
         given = LINEAR_DECAYS if decay == AUTO else (float(decay),)
-        found[LINEAR] = learn_linear(x, y, folds, weight, given)
+        found[LINEAR] = learn_linear(x, y, folds, given)
     kinds = [kind for kind in wanted if kind != LINEAR]
     if kinds:
-        run = _Run(x, y, folds, weight, options, seed)
+        run = _Run(x, y, folds, options, seed)
         found |= run.train(run.configs(kinds), progress)
     return found
 
@@ -239,10 +236,10 @@ def row_losses(out: Tensor, y: Tensor) -> Tensor:
     return -out.log_softmax(-1).gather(-1, y.expand(out.shape[:-1])[..., None])[..., 0]
 
 
-def mean_loss(losses: Tensor, weight: Tensor, labels: bool) -> Tensor:
-    """Log loss, or root mean squared error: ``[..., n]`` to ``[...]``."""
-    mean = (losses * weight).sum(-1) / weight.sum()
-    return mean if labels else mean.sqrt()
+def mean_loss(out: Tensor, y: Tensor) -> Tensor:
+    """Log loss, or root mean squared error: ``[..., n, K]`` to ``[...]``."""
+    mean = row_losses(out, y).mean(-1)
+    return mean.sqrt() if y.is_floating_point() else mean
 
 
 def _apply(
@@ -259,9 +256,7 @@ def _apply(
 class _Run:
     """Training of all configurations at once: C configurations times F members."""
 
-    def __init__(
-        self, x: Tensor, y: Tensor, folds: Tensor, weight: Tensor, options: Options, seed: int
-    ) -> None:
+    def __init__(self, x: Tensor, y: Tensor, folds: Tensor, options: Options, seed: int) -> None:
         where, self.labels = as_device(options.device), not y.is_floating_point()
         num_data = int(len(y) - (folds == 0).sum())
         outputs = int(y.max()) + 1 if self.labels else y.shape[1]
@@ -269,9 +264,8 @@ class _Run:
         usual = 700 * (num_data / 1_000) ** 0.3
         self.steps = options.steps or round(min(max(500, usual), 1_500))
         self.batch = min(max(2 ** round(math.log2(max(num_data, 8) / 8)), 32), 256)
-        self.edges = quantile_edges(x, weight)
-        self.x, self.weight = x.float().to(where), weight.float().to(where)
-        self.y = (y if self.labels else y.float()).to(where)
+        self.edges = quantile_edges(x)
+        self.x, self.y = x.float().to(where), (y if self.labels else y.float()).to(where)
         self.px, self.options = _points(options.px, self.x), options
         self.net, self.rows = self.make(0), self.x  # what the networks are trained on
         if self.net.edges.numel() * len(x) < MOST_CODED:
@@ -345,7 +339,7 @@ class _Run:
                     angle = math.pi * (step - 1) / self.steps
                     group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(angle))
                 out = _apply(self.net, params, buffers, self.rows[rows])
-                losses = row_losses(out, self.y[rows]) * self.weight[rows]
+                losses = row_losses(out, self.y[rows])
                 squares = torch.stack([p.square().flatten(1).sum(1) for p in params.values()])
                 loss = losses.mean(1).sum() + (decay / 2 * squares.sum(0)).sum()
                 if regularized and step % EVERY == 0:
@@ -387,8 +381,7 @@ class _Run:
                 p, b = ({n: t[k :: self.F] for n, t in s.items()} for s in (params, buffers))
                 parts.append(_apply(self.net, p, b, self.rows[held], shared=True))  # [C, n, K]
         out, rows = torch.cat(parts, dim=1), torch.cat(self.held)
-        losses = row_losses(out, self.y[rows])  # [C, n]
-        values = mean_loss(losses, self.weight[rows], self.labels).tolist()
+        values = mean_loss(out, self.y[rows]).tolist()
         for c, (track, value) in enumerate(zip(tracks, values, strict=True)):
             if value < track.value:
                 track.value, track.step, track.params = value, step, self._own(params, c)
@@ -430,9 +423,7 @@ class _Track:
     out: Tensor | None = None
 
 
-def learn_linear(
-    x: Tensor, y: Tensor, folds: Tensor, weight: Tensor, decays: Sequence[float]
-) -> Learned:
+def learn_linear(x: Tensor, y: Tensor, folds: Tensor, decays: Sequence[float]) -> Learned:
     """A linear model, trained to its minimum; the weight decay is chosen by held-out rows.
 
     With more columns than rows it is solved for the projections of the rows on each other: the
@@ -440,9 +431,7 @@ def learn_linear(
     """
     labels = not y.is_floating_point()
     outputs = int(y.max()) + 1 if labels else y.shape[1]
-    y = y if labels else y.double()
-    x, weight = x.double(), weight.double()
-    back = None
+    x, y, back = x.double(), y if labels else y.double(), None
     if x.shape[1] > len(x):
         squares, u = torch.linalg.eigh(x @ x.T)
         root = squares.clamp_min(1e-10 * float(squares.max())).sqrt()
@@ -457,14 +446,13 @@ def learn_linear(
         out = torch.full((len(x), outputs), torch.nan, dtype=torch.float64)
         for k in names:
             train = folds != k
-            starts[k] = solve(rows[train], y[train], weight[train], decay, starts[k])
+            starts[k] = solve(rows[train], y[train], decay, starts[k])
             out[folds == k] = rows[folds == k] @ starts[k]
-        value = float(mean_loss(row_losses(out[held], y[held]), weight[held], labels))
-        tried.append((value, decay, out))
+        tried.append((float(mean_loss(out[held], y[held])), decay, out))
     value, chosen, out = min(reversed(tried), key=lambda line: line[0])
     theta = zero
     for decay in decays[: decays.index(chosen) + 1]:  # L-BFGS follows the path of the weight decay
-        theta = solve(rows, y, weight, decay, theta)
+        theta = solve(rows, y, decay, theta)
     slope = theta[:-1] if back is None else back @ theta[:-1]
     no_code = torch.zeros(len(slope), 1)
     net = TableNet([len(slope), outputs], "identity", no_code, torch.Generator()).double().eval()
@@ -476,9 +464,9 @@ def learn_linear(
     return Learned(Config(LINEAR, chosen), module, value, 1, out, search)
 
 
-def _numbers(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tensor) -> Tensor:
+def _numbers(rows: Tensor, y: Tensor, decay: float, start: Tensor) -> Tensor:
     """Mean of ‖y − Aθ‖²/K + w/2 ‖θ‖², with a free intercept: one linear system."""
-    scaled = rows * (weight[:, None] * 2 / (len(rows) * y.shape[1]))
+    scaled = rows * (2 / (len(rows) * y.shape[1]))
     normal = scaled.T @ rows
     normal.diagonal()[:-1].add_(decay)
     normal.diagonal().add_(1e-12)
@@ -486,7 +474,7 @@ def _numbers(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tenso
     return found
 
 
-def _classes(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tensor) -> Tensor:
+def _classes(rows: Tensor, y: Tensor, decay: float, start: Tensor) -> Tensor:
     """Mean cross-entropy + w/2 ‖θ‖², by L-BFGS."""
     theta = start.clone().requires_grad_()
     stop: Any = {"max_iter": 200, "tolerance_grad": 1e-6, "tolerance_change": 0.0}
@@ -494,7 +482,7 @@ def _classes(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tenso
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        total = (weight * row_losses(rows @ theta, y)).mean() + decay / 2 * theta.square().sum()
+        total = row_losses(rows @ theta, y).mean() + decay / 2 * theta.square().sum()
         total.backward()
         return total
 
@@ -502,16 +490,14 @@ def _classes(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tenso
     return theta.detach()
 
 
-def quantile_edges(x: Tensor, weight: Tensor) -> Tensor:
+def quantile_edges(x: Tensor) -> Tensor:
     """Quantiles of each column, ``[D, T + 1]``; equal ones are moved apart."""
     if x.shape[1] > MOST_BINNED:
         return torch.zeros(x.shape[1], 1)
     rows = torch.linspace(0, len(x) - 1, min(len(x), 10_000)).long()
-    values, order = x[rows].double().sort(0)  # [n, D]
-    mass = weight[rows].double()[order].cumsum(0).T.contiguous()  # [D, n]
-    wanted = torch.linspace(0, 1, BINS + 1, dtype=torch.float64) * mass[:, -1:]
-    place = torch.searchsorted(mass, wanted * (1 - 1e-9)).clamp_max(len(rows) - 1)
-    edges = values.T.gather(1, place)
+    values = x[rows].double().sort(0).values  # [n, D]
+    wanted = torch.linspace(0, 1, BINS + 1, dtype=torch.float64) * len(rows)
+    edges = values[((wanted * (1 - 1e-9)).ceil() - 1).clamp_min(0).long()].T.contiguous()
     for k in range(1, BINS + 1):
         edges[:, k] = torch.maximum(edges[:, k], edges[:, k - 1] + 1e-2)
     return edges.float()

@@ -1,8 +1,8 @@
 r"""scikit-learn estimators: an ensemble of networks for a table, or a linear model if it is better.
 
 They standardize inside, hold out each row from one member of the ensemble, and work wherever
-scikit-learn's own do: pipelines, ``GridSearchCV``, ``clone``, pickles, DataFrames, sample weights.
-The loss per row, in standardized units, is
+scikit-learn's own do: pipelines, ``GridSearchCV``, ``clone``, pickles, DataFrames. The loss per
+row, in standardized units, is
 
     (y − f(x))²  or  cross-entropy,   + w/2 ‖θ‖² + λR(θ; p_X)
 
@@ -25,14 +25,9 @@ from fsmap.errors import InputError, require
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.preprocessing import StandardScaler
-    from sklearn.utils import check_random_state, compute_sample_weight
+    from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import (
-        _check_sample_weight,
-        check_is_fitted,
-        column_or_1d,
-        validate_data,
-    )
+    from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 except ImportError:
     require("sklearn", extra="data")
     raise
@@ -53,18 +48,12 @@ class TableEstimator(Options, BaseEstimator):
     def _validated(self, X: Any, y: Any, **options: Any) -> Any:
         return validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, **options)
 
-    def _learn(self, X: Array, y: Tensor, weight: Array | None) -> Tensor:
+    def _learn(self, X: Array, y: Tensor) -> Tensor:
         """Standardize the inputs, train, and keep the best; returns held-out outputs."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        self.scaler_ = StandardScaler().fit(X, sample_weight=weight)
-        found = learn(
-            torch.from_numpy(self.scaler_.transform(X)),
-            y,
-            self,
-            weight=None if weight is None else torch.from_numpy(weight),
-            seed=seed,
-            progress=bool(self.verbose),
-        )
+        self.scaler_ = StandardScaler().fit(X)
+        rows = torch.from_numpy(self.scaler_.transform(X))
+        found = learn(rows, y, self, seed=seed, progress=bool(self.verbose))
         self.method_ = best(found)
         self.losses_ = {method: learned.loss for method, learned in found.items()}
         chosen = found[self.method_]
@@ -113,13 +102,12 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         True
     """
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any) -> Self:
         """Train on rows ``X [N, D]`` and targets ``y [N]``."""
         X, y = self._validated(X, y, y_numeric=True)
-        X, y, weight = _weighted(X, y, sample_weight)
         target = y.reshape(-1, 1).astype(np.float64)
-        self.target_scaler_ = StandardScaler().fit(target, sample_weight=weight)
-        out = self._learn(X, torch.from_numpy(self.target_scaler_.transform(target)), weight)
+        self.target_scaler_ = StandardScaler().fit(target)
+        out = self._learn(X, torch.from_numpy(self.target_scaler_.transform(target)))
         held = torch.isfinite(out[:, 0]).numpy()
         self.spread_ = Spread.learn(self._unscaled(out)[held], target[held, 0])
         return self
@@ -145,13 +133,12 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         return self.target_scaler_.inverse_transform(out.numpy())[:, 0]
 
 
-@dataclass(kw_only=True, eq=False, repr=False)
 class LMAPClassifier(ClassifierMixin, TableEstimator):
     """Classification by an ensemble of networks that are most likely functions (or parameters).
 
-    Arguments and attributes are those of :class:`LMAPRegressor`, besides ``classes_`` and
-    ``class_weight`` (``"balanced"`` or a dict). Held-out rows are compared by their log loss, so
-    that the strengths are chosen for calibrated probabilities.
+    Arguments and attributes are those of :class:`LMAPRegressor`, besides ``classes_``. Held-out
+    rows are compared by their log loss, so that the strengths are chosen for calibrated
+    probabilities.
 
     Example:
         >>> import numpy as np
@@ -162,23 +149,17 @@ class LMAPClassifier(ClassifierMixin, TableEstimator):
         (True, (3, 2))
     """
 
-    class_weight: Any = None
-
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: Any, y: Any) -> Self:
         """Train on rows ``X [N, D]`` and classes ``y [N]`` of any kind."""
         X, y = self._validated(X, y)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
-        if self.class_weight is not None:
-            classes = compute_sample_weight(self.class_weight, y)
-            sample_weight = classes if sample_weight is None else classes * sample_weight
-        X, y, weight = _weighted(X, y, sample_weight)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             only = self.classes_.tolist()[0]
             message = f"the target has only one class, {only!r}: nothing to tell apart"
             raise InputError(message)
-        self._learn(X, torch.from_numpy(labels.astype(np.int64)), weight)
+        self._learn(X, torch.from_numpy(labels.astype(np.int64)))
         return self
 
     def predict(self, X: Any) -> Array:
@@ -193,15 +174,3 @@ class LMAPClassifier(ClassifierMixin, TableEstimator):
     def predict_log_proba(self, X: Any) -> Array:
         """Logarithms of the probabilities."""
         return self._forward(X).log_softmax(1).numpy()
-
-
-def _weighted(X: Array, y: Array, sample_weight: Any) -> tuple[Array, Array, Array | None]:
-    """The rows that count, their targets and weights; rows of weight zero are left out."""
-    if sample_weight is None:
-        return X, y, None
-    weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-    kept = weight > 0
-    if kept.sum() < 2:
-        message = f"sample_weight is positive for {int(kept.sum())} rows; at least 2 are needed"
-        raise InputError(message)
-    return X[kept], y[kept], weight[kept]

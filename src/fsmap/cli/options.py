@@ -87,9 +87,9 @@ def number(text: str, least: float = -math.inf) -> float:
 
 def count(text: str) -> int:
     """The type of an option that counts something."""
-    value = number(text, 1)
-    if not value.is_integer():
-        message = f"must be a whole number, got {text!r}"
+    value = number(text)
+    if value < 1 or not value.is_integer():
+        message = f"must be a whole number, 1 or more, got {text!r}"
         raise argparse.ArgumentTypeError(message)
     return int(value)
 

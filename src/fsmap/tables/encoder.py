@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -234,8 +233,6 @@ def _category(name: str, filled: list[str], rows: int, *, asked: bool) -> Column
     counts = Counter(filled)
     if len(counts) > max(MANY, len(filled) / 2) and not asked:
         reason = f"{len(counts)} different texts in {len(filled)} rows: an identifier or free text"
-        if max(counts.values()) >= MIN_COUNT:
-            reason += f" (to use it all the same: --category {shlex.quote(name)})"
         return Column(name, LEFT_OUT, reason=reason)
     ranked = sorted(counts, key=lambda level: (-counts[level], level))
     levels = tuple(level for level in ranked[:MAX_LEVELS] if counts[level] >= MIN_COUNT)

@@ -173,8 +173,9 @@ def load_model(path: str | Path) -> TableModel:
 def _decode(found: files.Checkpoint) -> TableModel:
     """The model; networks of other methods, which earlier versions kept, are not read."""
     config, scale, chosen = found.config, found.group("encoder"), found.config["chosen"]
-    kept = [{n: c[n] for n in Column._fields} for c in config["columns"]]
-    columns = (Column(**c | {"levels": tuple(c["levels"])}) for c in kept)
+    for column in config["columns"]:
+        column.pop("others", None)  # rare categories, which earlier versions kept
+    columns = (Column(**c | {"levels": tuple(c["levels"])}) for c in config["columns"])
     encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())
     target = Target(**{**config["target"], "classes": tuple(config["target"]["classes"])})
     about, spread = config["networks"][chosen], None
@@ -271,8 +272,7 @@ def fit_table(
     start = time.perf_counter()
     table = with_target(table, target)
     if table.num_rows < FEWEST:
-        count = f"{table.num_rows} row{'s' if table.num_rows != 1 else ''}"
-        message = f"the table has {count}; at least {FEWEST} are needed to train and to test."
+        message = f"the table has {table.num_rows} rows; at least {FEWEST} are needed."
         raise InputError(message)
     goal = find_target(table, target, options.task)
     say(f"target {target!r}: {goal.task} ({goal.why})")
@@ -282,19 +282,19 @@ def fit_table(
         message = f"--drop {target} would leave out the target"
         raise InputError(message)
     features = [name for name in table.columns if name != target and name not in options.drop]
-    encoder = learn_encoder(table, features, category=options.category, rows=train)
+    with warnings.catch_warnings():  # rare values are no mistake of the user
+        warnings.simplefilter("ignore", UnseenWarning)
+        encoder = learn_encoder(table, features, category=options.category, rows=train)
+        x = torch.from_numpy(encoder.encode(table))
     notes = [*table.notes, *encoder.notes]
     for note in notes:
         say(note)
     if goal.task == REGRESSION:
         goal = goal.standardized(goal.values(table)[train])
-    with warnings.catch_warnings():  # unseen values of test rows are no mistake of the user
-        warnings.simplefilter("ignore", UnseenWarning)
-        x = torch.from_numpy(encoder.encode(table))
     y = torch.from_numpy(goal.labels(table))
     say(f"rows: {len(train)} to train and to choose by, {len(test)} to test")
 
-    how = {"seed": options.seed, "progress": options.progress}
+    how: Any = {"seed": options.seed, "progress": options.progress}
     learned = learn(x[train], y[train], options, **how)
     chosen = best(learned)
     for method, one in learned.items():
@@ -328,9 +328,7 @@ def fit_table(
 def _split(table: Table, target: Target, options: TableOptions) -> tuple[Rows, Rows]:
     """Test rows and the others; every class in both if it has three rows."""
     if not 0 < options.test < 0.9:
-        message = (
-            f"--test must lie between 0 and 0.9 and leave rows to train on, got {options.test:g}"
-        )
+        message = f"--test must lie between 0 and 0.9, got {options.test:g}"
         raise InputError(message)
     labels = torch.from_numpy(target.labels(table)) if target.classes else None
     place = deal(table.num_rows, 1, options.seed, labels, options.test)

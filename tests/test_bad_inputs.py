@@ -129,7 +129,7 @@ CALLS = {
         rmse(x[:0], x[:0]) | 0 values;
         brier(x[:, 0], labels) | logits
     """,
-    "LMAPRegressor({}).fit(x.numpy(), y.numpy())": """
+    "LMAPRegressor({}).fit(x.numpy(), y[:, 0].numpy())": """
         steps=-1; device="tpu"; hidden=(-3,)
     """,
     "{}": """

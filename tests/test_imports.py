@@ -43,7 +43,7 @@ HARD_DEPENDENCIES = {"torch", "numpy", "safetensors"}
 # Used where they are there, with a twin that needs nothing.
 WHERE_INSTALLED = {"progress.py": {"rich"}}
 OPTIONAL = {
-    *("rich", "sklearn", "matplotlib", "pandas", "scipy", "pyro", "PIL", "pyarrow", "jinja2"),
+    *("rich", "sklearn", "matplotlib", "pandas", "scipy", "pyro", "PIL", "jinja2"),
     *("lightning", "transformers", "accelerate"),
 }
 

@@ -188,7 +188,7 @@ def test_a_checkpoint_without_an_entry(tmp_path: Path, drop: str):
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     table = read_table(houses(folder / "table.csv"))
-    options = TableOptions(hidden=(4,), steps=5, device="cpu", progress=False)
+    options = TableOptions(method="l-map", hidden=(4,), steps=5, device="cpu", progress=False)
     fit_table(table, "price", options).model.save(folder / "model.pt")
     return folder / "model.pt"
 
@@ -225,9 +225,7 @@ MODELS = {
     "networks.l-map.activation": "builtins:exec",
     "networks.l-map.std": float("nan"),
     "networks.l-map.floor": "x",
-    "networks.ps-map.sizes": [1],
-    "networks.linear": "x",
-    "networks.more": [1, 1],
+    "networks.l-map": "x",
     "chosen": "best",
 }
 

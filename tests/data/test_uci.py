@@ -37,8 +37,6 @@ def test_the_real_tables(name):
     assert table.x.shape == SHAPES[name]
     assert table.y.shape == (SHAPES[name][0], 1)
     assert len(table.features) == SHAPES[name][1]
-    dropped = ("gt_compressor_inlet_temp", "gt_compressor_inlet_pressure")
-    assert table.dropped == (dropped if name == "naval" else ())
     assert np.isfinite(table.x).all()
 
 
@@ -56,7 +54,6 @@ def test_a_table_with_a_constant_column(tmp_path):
     (tmp_path / "t.csv").write_text("a,b,y\n1,7,3\n2,7,4\n")
     table = uci.parse_table("t", tmp_path / "t.csv")
     assert table.features == ("a",)
-    assert table.dropped == ("b",)
     assert table.target == "y"
     assert table.y.tolist() == [[3.0], [4.0]]
 

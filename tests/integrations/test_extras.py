@@ -10,7 +10,7 @@ from pathlib import Path
 import fsmap.integrations
 
 OPTIONAL = (
-    *("sklearn", "pandas", "pyarrow", "PIL", "scipy", "matplotlib", "jinja2", "rich", "pyro"),
+    *("sklearn", "pandas", "PIL", "scipy", "matplotlib", "jinja2", "rich", "pyro"),
     *("lightning", "transformers", "accelerate"),
 )
 EXPECTED = {  # the package that is named, and the extra that brings it

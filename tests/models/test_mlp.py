@@ -61,7 +61,7 @@ def test_a_seed_of_a_population_keeps_the_kind_of_initialization(init, generator
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (([3],), {}, "two numbers of at least 1 (inputs, hidden layers, outputs), got [3]"),
+        (([3],), {}, "two or more numbers of at least 1, got [3]"),
         (([3, 0, 1],), {}, "got [3, 0, 1]"),
         (([2, 1], "tahn"), {}, "activation must be one of 'tanh', 'relu'"),
         (([2, 1],), {"init": "he"}, "got 'he'"),

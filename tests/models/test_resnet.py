@@ -45,11 +45,6 @@ def test_the_generator_decides_and_torchs_own_is_left_alone():
     assert spread == pytest.approx((2 / (32 * 9)) ** 0.5, rel=0.05)
 
 
-def test_sizes_are_checked():
-    with pytest.raises(InputError, match="positive"):
-        ResNet(0)
-
-
 def test_resnet50_puts_the_stride_first(seeded: None):
     net = resnet50(5, width=2)
     block = net.blocks[3]

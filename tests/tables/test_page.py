@@ -12,10 +12,6 @@ from fsmap.tables.reader import read_table
 from small_tables import flowers, houses
 
 OPTIONS = TableOptions(hidden=(8,), steps=40, device="cpu", progress=False)
-FLAGS = """
-    --headless --no-sandbox --disable-gpu --disable-background-networking
-    --disable-component-update --disable-sync --no-first-run
-""".split()
 
 
 @pytest.fixture(
@@ -68,33 +64,3 @@ def test_the_page_stands_alone_and_escapes(fitted):
 def test_names_are_no_mathematics(fitted):
     odd = fitted.model.target._replace(name=r"$\frac{price$ in $")
     render(fitted._replace(model=fitted.model._replace(target=odd)))
-
-
-@pytest.mark.browser
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_in_a_browser_on_both_sizes_and_themes(fitted, tmp_path, chromium):
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    path = tmp_path / "page.html"
-    path.write_text(render(fitted))
-    trouble = []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
-        for width, scheme, paper in (
-            (320, "dark", "rgb(21, 24, 28)"),
-            (390, "light", "rgb(255, 255, 254)"),
-            (1280, "dark", "rgb(21, 24, 28)"),
-        ):
-            context = browser.new_context(
-                viewport={"width": width, "height": 800}, color_scheme=scheme
-            )
-            page = context.new_page()
-            page.on("console", lambda message: trouble.append(message.text))
-            page.on("pageerror", lambda error: trouble.append(str(error)))
-            page.goto(path.as_uri())
-            assert page.evaluate("document.documentElement.scrollWidth") <= width
-            assert page.evaluate("getComputedStyle(document.body).backgroundColor") == paper
-            boxes = [svg.bounding_box() for svg in page.locator(".plot svg").all()]
-            assert all(box["width"] > 200 and box["height"] > 100 for box in boxes)
-            context.close()
-        browser.close()
-    assert trouble == []

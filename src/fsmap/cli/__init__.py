@@ -1,24 +1,21 @@
-"""The command ``fsmap``. A module of this package with ``add_parser(subparsers)`` is a command."""
+"""The command ``fsmap``. A command is a module of this package with ``add_parser(subparsers)``."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import os
-import pkgutil
-import re
 import shlex
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from fsmap import __version__
 from fsmap.cli import options
 from fsmap.errors import FsmapError
 
-ORDER = "list run report fit predict train assess landscape doctor".split()
-"""Commands in the order of the help; others follow."""
+COMMANDS = "list run report fit predict train assess landscape doctor data".split()
 
 EPILOG = """\
 examples:
@@ -30,15 +27,8 @@ examples:
 """
 
 
-NEGATIVE = re.compile(r"^-(\d+\.?\d*|\.\d+)(e[-+]?\d+)?$", re.IGNORECASE)
-
-
 class Parser(argparse.ArgumentParser):
     """Errors in the form of all others: one line on stderr, exit code 2."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._negative_number_matcher = NEGATIVE  # argparse's takes -1e-6 for an option
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where help is."""
@@ -56,14 +46,9 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"fsmap {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
-    found = [module.name for module in pkgutil.iter_modules(__path__)]
     first = next((word for word in words if word != "--debug"), "")
-    if first in ORDER:
-        found = [first]
-    for name in sorted(found, key=lambda n: (ORDER.index(n) if n in ORDER else len(ORDER), n)):
-        module = importlib.import_module(f"{__name__}.{name}")
-        if hasattr(module, "add_parser"):
-            module.add_parser(subparsers)
+    for name in [first] if first in COMMANDS else COMMANDS:
+        importlib.import_module(f"{__name__}.{name}").add_parser(subparsers)
     return parser
 
 
@@ -76,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     parser = build_parser(words)
     for text in words:
-        if not text.isascii() and text != text.encode(errors="replace").decode():
+        if text != text.encode(errors="replace").decode():
             parser.error(f"{ascii(text)} is not UTF-8. Choose another name.")
     arguments = parser.parse_args(words)
     if not hasattr(arguments, "handler"):

@@ -50,19 +50,17 @@ def run_list(arguments: argparse.Namespace) -> int:
     for entry in _chosen(arguments.names):
         copies = [[root.path / f.path for root in searched] for f in entry.files]
         found = [next((path for path in one if path.is_file()), None) for one in copies]
-        missing = found.count(None)
-        if missing == len(found):
-            place = advice(entry) if arguments.names else "not here"
-        elif missing or found[0] is None:
-            place = f"{missing} of {len(found)} files are missing"
+        if all(found):
+            place = console.styled(str(found[0].parent), console.GREEN)  # type: ignore[union-attr]
+        elif any(found):
+            place = f"{found.count(None)} of {len(found)} files are missing"
         else:
-            place = console.styled(str(found[0].parent), console.GREEN)
-        size = f"{entry.size / 1e6:.1f} MB" if entry.size >= 1e5 else f"{entry.size / 1e3:.0f} kB"
-        lines.append([entry.name, entry.title, size, place])
+            place = advice(entry) if arguments.names else "not here"
+        lines.append([entry.name, entry.title, f"{entry.size / 1e6:.2f} MB", place])
     console.table(["name", "what", "size", "where"], lines)
     console.say()
     for number, root in enumerate(searched, start=1):
-        there = "" if root.path.is_dir() else console.styled("  (not there)", console.DIM)
+        there = "" if root.path.is_dir() else "  (not there)"
         console.say(f"{number}. {root.why}: {root.path}{there}")
     console.say("Get one with: fsmap data get NAME")
     return 0
@@ -93,9 +91,9 @@ def run_check(arguments: argparse.Namespace) -> int:
     failed = False
     for entry in _chosen(arguments.names):
         found = [look_for(file, arguments.data_dir) for file in entry.files]
-        damaged = [path for item in found for path in item.damaged]
+        damaged = any(item.damaged for item in found)
         missing = any(item.path is None for item in found)
-        for path in damaged:
+        for path in (path for item in found for path in item.damaged):
             console.say(f"{entry.name}: {console.styled('wrong checksum', console.RED)}: {path}")
         if not missing:
             console.say(f"{entry.name}: {console.styled('right', console.GREEN)}")
@@ -103,7 +101,7 @@ def run_check(arguments: argparse.Namespace) -> int:
             console.say(describe_missing(entry, found, arguments.data_dir))
         else:
             console.say(f"{entry.name}: not here")
-        failed |= bool(damaged or (missing and arguments.names))
+        failed |= damaged or (missing and bool(arguments.names))
     return 2 if failed else 0
 
 

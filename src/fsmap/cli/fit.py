@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,25 +13,14 @@ from fsmap.errors import InputError, require
 from fsmap.files import make_folder
 from fsmap.progress import duration
 
-UNITS = 100_000
-"""Most units of a hidden layer."""
-
 
 def units(text: str) -> tuple[int, ...]:
     """The type of ``--hidden``."""
-    try:
-        found = tuple(int(word) for word in text.split(","))
-    except ValueError as error:
-        message = f"is written 128,128, got {text!r}"
-        raise argparse.ArgumentTypeError(message) from error
-    if max(found) > UNITS:
-        message = f"a layer has at most {UNITS:,} units, got {max(found)}"
-        raise argparse.ArgumentTypeError(message)
-    return found
+    return tuple(options.count(word) for word in text.split(","))
 
 
 OPTIONS = {
-    "table FILE": (Path, "CSV (any separator) or Parquet"),
+    "table FILE": (Path, "CSV, with any separator"),
     "--out FILE": (
         Path,
         "the model (default: model.pt); a page with the same name ends in .html",
@@ -53,14 +41,9 @@ OPTIONS = {
         "a cell that means 'no value', besides empty, NA, NaN, null, None, ?; can be repeated",
     ),
     "--hidden N,N": (units, "units of the hidden layers (default: by rows)"),
-    "--steps N": (int, "at most (default: by rows)"),
-    "--px": (
-        ("normal", "train"),
-        "where L-MAP looks at the function: N(0, I) in standardized columns, or training rows",
-        "normal",
-    ),
+    "--steps N": (options.count, "at most (default: by rows)"),
     "--method": (("auto", "l-map", "ps-map", "linear"), "auto: the best on held-out rows", "auto"),
-    "--ensemble N": (int, "networks that are averaged (4)", 4),
+    "--ensemble N": (options.count, "networks that are averaged (4)", 4),
     "--test SHARE": (float, "rows to test on (0.15)", 0.15),
     "--seed N": (int, "of the split and the training (0)", 0),
     **options.DEVICE,
@@ -79,7 +62,7 @@ def add_parser(subparsers: Any) -> None:
         examples=[
             "fsmap fit houses.csv --target price               # writes model.pt and model.html",
             "fsmap fit wine.csv --target quality --task classification --out wine.pt",
-            "fsmap fit data.parquet --target y --drop id --category zip --missing -999",
+            "fsmap fit data.csv --target y --drop id --category zip --missing -999",
         ],
     )
     parser.add_argument("--target", required=True, metavar="COL", help="the column to predict")
@@ -120,29 +103,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def check_writable(path: Path, *, force: bool, inputs: Sequence[Path] = ()) -> None:
+def check_writable(path: Path, *, force: bool, inputs: Sequence[Path]) -> None:
     """Raise InputError before the work if its result could not be written to ``path``.
 
     With ``force`` a file there may be replaced, but none of the ``inputs``.
     """
     try:
-        os.lstat(path)  # a name that is too long, a folder that may not be read
+        path.lstat()  # raises OSError for a name that is too long
     except FileNotFoundError:
-        pass
-    except OSError as error:
-        message = f"cannot write {path}: {error.strerror}. Choose another --out."
-        raise InputError(message) from error
-    for source in inputs:
-        if path.exists() and source.exists() and path.samefile(source):
-            message = (
-                f"{path} is what this command reads ({source}), and writing it would destroy it, "
-                "also with --force. Choose another --out."
-            )
-            raise InputError(message)
-    if path.exists() and not force:
-        message = f"{path} exists already. Choose another --out, or overwrite it with --force."
+        make_folder(path.absolute().parent)
+        return
+    if any(source.exists() and path.samefile(source) for source in inputs):
+        message = f"{path} is what this command reads. Choose another --out."
         raise InputError(message)
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        message = f"cannot write {path}: {path.parent} is no folder, or {path} is one."
+    if path.is_dir() or not force:
+        message = f"{path} exists already. Choose another --out, or overwrite it with --force."
         raise InputError(message)
     make_folder(path.absolute().parent)

@@ -72,33 +72,31 @@ def check_seed(seed: int | None, name: str) -> None:
         raise InputError(message)
 
 
-def number(text: str) -> float:
+def number(text: str, least: float = -math.inf) -> float:
     """The type of an option that is a finite number."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    return _known(value, math.isfinite(value), "a finite number", text)
+    if not (math.isfinite(value) and value >= least):
+        more = "" if math.isinf(least) else f", {least:g} or more"
+        message = f"must be a finite number{more}, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return value
 
 
 def count(text: str) -> int:
     """The type of an option that counts something."""
     value = number(text)
-    whole = value >= 1 and value.is_integer()
-    return int(_known(value, whole, "a whole number, 1 or more", text))
+    if value < 1 or not value.is_integer():
+        message = f"must be a whole number, 1 or more, got {text!r}"
+        raise argparse.ArgumentTypeError(message)
+    return int(value)
 
 
 def seconds(text: str) -> float:
     """The type of an option that is a time."""
-    value = number(text)
-    return _known(value, value >= 0, "a number of seconds, 0 or more", text)
-
-
-def _known(value: float, holds: bool, allowed: str, text: str) -> float:
-    if not holds:
-        message = f"must be {allowed}, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
-    return value
+    return number(text, 0)
 
 
 def load_classifier(path: Path, device: str, model: str | None) -> tuple[nn.Module, dict[str, Any]]:

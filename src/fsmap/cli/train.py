@@ -257,8 +257,6 @@ def _opening(run: ImageRun, folder: Path) -> str:
         s.method + about_r,
         f"{where} on {run.device}, {s.precision}; writing {folder}",
     ]
-    if task.note:
-        parts.insert(1, f"note: {task.note}.")
     return "\n".join(parts)
 
 

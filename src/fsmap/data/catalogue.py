@@ -31,15 +31,10 @@ PAPER_TABLES = tuple("boston concrete energy naval power protein winered winewhi
 """The tables of the paper's Table 1."""
 
 ALIASES = {
-    "wine_red": "winered",
-    "wine_white": "winewhite",
-    "snelson1d": "snelson",
     "fmnist": "fashion-mnist",
     "fashionmnist": "fashion-mnist",
     "cifar-10": "cifar10",
     "cifar-100": "cifar100",
-    "cifar-10.1": "cifar10.1",
-    "resnet50": "resnet50-imagenet",
 }
 
 
@@ -58,7 +53,7 @@ class Download(NamedTuple):
     url: str
     path: str  # the file of the data set that it becomes
     kind: str = "copy"  # or "gunzip", or a reader of tables in fsmap.data.fetch
-    member: str = ""  # end of the name of the file to take out of an archive
+    member: str = ""  # name of the file to take out of an archive
     header: tuple[str, ...] = ()  # column names of the table that is written
     columns: tuple[int, ...] = ()  # columns of the source that become them; empty: all
 
@@ -139,8 +134,7 @@ def find(name: str, offered: Collection[str] | None = None) -> DataSet:
     if asked in known:
         return known[asked]
     listed = list(known if offered is None else offered)
-    spellings = [alias for alias, full in ALIASES.items() if full in listed]
-    hint = did_you_mean(asked, [*listed, *spellings], meaning=ALIASES)
+    hint = did_you_mean(asked, listed)
     message = f"there is no data set {name!r}.{hint} Known: {', '.join(listed)}."
     raise InputError(message)
 
@@ -180,15 +174,12 @@ def roots(data_dir: Folder = None) -> list[Root]:
 
 def checksum(file: Path | io.BytesIO, *, content: bool = False) -> str:
     """SHA-256 of a file."""
-    digest = hashlib.sha256()
-    raw = file.open("rb") if isinstance(file, Path) else file
+    raw: Any = file.open("rb") if isinstance(file, Path) else file
     with raw, gzip.open(raw) if content else raw as stream:
         try:
-            while block := stream.read(2**20):
-                digest.update(block)
+            return hashlib.file_digest(stream, "sha256").hexdigest()
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             return f"unreadable: {error}"
-    return digest.hexdigest()
 
 
 def look_for(file: DataFile, data_dir: Folder = None) -> Found:
@@ -226,8 +217,7 @@ def locate(name: str, data_dir: Folder = None) -> dict[str, Path]:
 def describe_missing(entry: DataSet, found: Iterable[Found], data_dir: Folder = None) -> str:
     """What is missing, where it was looked for, and what to do."""
     lost = [item for item in found if item.path is None]
-    names = ", ".join(item.file.path for item in lost[:4])
-    names += f" and {len(lost) - 4} more files" if len(lost) > 4 else ""
+    names = ", ".join(item.file.path for item in lost)
     places = ", ".join(f"{root.path} ({root.why})" for root in roots(data_dir))
     story = f"data set {entry.name!r}: {names} not found. Looked in {places}."
     bad = [str(path) for item in lost for path in item.damaged]

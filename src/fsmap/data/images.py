@@ -18,6 +18,7 @@ import gzip
 import hashlib
 import json
 import math
+import re
 import struct
 from collections.abc import Callable
 from functools import lru_cache
@@ -33,8 +34,8 @@ from fsmap.data.catalogue import Folder, find, locate
 from fsmap.errors import InputError, MissingDataError, require
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+GREY = ("1", "L", "LA", "I;16")  # modes of Pillow
 TEST_SHARE = 6  # one image in six, in a folder without a test folder
-MOST_BYTES = 4 * 2**30
 CIFAR100_TEST = 10_000
 CLASSES = 10  # of generated images
 NOISE = 40.0  # grey levels; makes the task learnable, not trivial
@@ -106,9 +107,9 @@ def _idx(files: Files, split: str) -> Images:
 
 
 def _cifar10(files: Files, split: str) -> Images:
-    numbered = [f"data_batch_{i}.png" for i in range(1, 6)]
-    batches = numbered if split == "train" else ["test_batch.png"]
-    pixels = [_picture(files[batch]).reshape(-1, 32, 32, 3) for batch in batches]
+    start = "data_batch" if split == "train" else "test_batch"
+    batches = [files[name] for name in sorted(files) if name.startswith(start)]
+    pixels = [_picture(batch).reshape(-1, 32, 32, 3) for batch in batches]
     labels = json.loads(files[f"{split}_lables.json"].read_text())  # the package's spelling
     return Images(_planar(np.concatenate(pixels)), torch.tensor(labels))
 
@@ -207,11 +208,6 @@ def read_folder(data: str) -> ImageFolder:
     parts = parts if len(parts) == 2 else [path]
     listed = [_files_and_classes(part) for part in parts]
     classes = tuple(sorted({name for one in listed for _, name in one}))
-    for found, place in zip(listed, parts, strict=True):
-        missing = sorted({*classes} - {name for _, name in found})
-        if missing:
-            message = f"{place} has no sub-folder with images for the class {missing[0]!r}"
-            raise InputError(message)
     if len(classes) < 2:
         message = (
             f"{path} has images of {len(classes)} classes; at least two are needed, one sub-folder "
@@ -239,13 +235,11 @@ def _folder_and_size(data: str) -> tuple[Path, int | None]:
     if not path.is_dir():
         message = f"there is no folder {path}: --data takes a name (fmnist, cifar10 …) or a folder"
         raise MissingDataError(message)
-    if not query:
-        return path, None
-    key, _, value = query.partition("=")
-    if key != "size" or not value.isdigit() or not 4 <= int(value) <= 1024:
+    size = query.removeprefix("size=")
+    if query and (size == query or not size.isdigit() or not 4 <= int(size) <= 1024):
         message = f"the option of a folder is ?size=N with N from 4 to 1024, got {query!r}"
         raise InputError(message)
-    return path, int(value)
+    return path, int(size) if query else None
 
 
 def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
@@ -258,39 +252,26 @@ def _files_and_classes(folder: Path) -> list[tuple[Path, str]]:
 def _pixels(files: list[Path], size: int | None) -> Tensor:
     image: Any = require("PIL.Image", extra="data")
     ops: Any = require("PIL.ImageOps", extra="data")
-    sizes, grey = set(), True
+    found = []
     for file in files:
         try:
             with image.open(file) as opened:
-                sizes.add(opened.size)
-                grey &= opened.mode in ("1", "L", "LA", "I;16")
+                picture = opened.convert("L" if opened.mode in GREY else "RGB")
         except OSError as error:
             message = f"{file} is no image that can be read: {error}"
             raise InputError(message) from error
-    if size is None and len(sizes) > 1:
-        shown = ", ".join(f"{w}×{h}" for w, h in sorted(sizes)[:3])
+        found.append(np.asarray(ops.fit(picture, (size, size)) if size else picture))
+    sizes = sorted({pixels.shape[:2] for pixels in found})
+    if len(sizes) > 1:
+        shown = ", ".join(f"{w}×{h}" for h, w in sizes[:3])
         message = (
             f"the images have {len(sizes)} different sizes ({shown} …). Add ?size=64 to the folder "
             "(or another number) to scale and crop them to a square."
         )
         raise InputError(message)
-    width, height = (size, size) if size else next(iter(sizes))
-    channels = 1 if grey else 3
-    needed = len(files) * channels * width * height
-    if needed > MOST_BYTES:
-        message = (
-            f"{len(files)} images of {width}×{height} take {needed / 1e9:.1f} GB, at most "
-            f"{MOST_BYTES / 1e9:.1f} are read. Use a smaller ?size=N."
-        )
-        raise InputError(message)
-    pixels = np.empty((len(files), height, width, channels), np.uint8)
-    for row, file in zip(pixels, files, strict=True):
-        with image.open(file) as opened:
-            picture = opened.convert("L" if grey else "RGB")
-            if size:
-                picture = ops.fit(picture, (size, size))
-            row[:] = np.asarray(picture).reshape(row.shape)
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+    grey = all(pixels.ndim == 2 for pixels in found)
+    planes = [p[:, :, None].repeat(1 if grey else 3, 2) if p.ndim == 2 else p for p in found]
+    return _planar(np.stack(planes))
 
 
 # --- normalization, crops and p_X
@@ -407,6 +388,9 @@ class EvaluationSet(NamedTuple):
         return _moved(self, device)
 
 
+COMPONENT = re.compile(r"(?:(\d*\.?\d+)\s*\*\s*)?([^*\s]+)")  # an optional weight, a name
+
+
 def parse(px: str) -> list[tuple[str, float]]:
     """Components and weights of a description.
 
@@ -414,20 +398,16 @@ def parse(px: str) -> list[tuple[str, float]]:
         >>> parse("0.8*train+0.2*white-noise")
         [('train', 0.8), ('white-noise', 0.2)]
     """
-    found: list[tuple[str, float]] = []
+    found = []
     for part in px.split("+"):
-        weight, star, name = part.rpartition("*")
-        try:
-            number = float(weight) if star else 1.0
-        except ValueError:
-            number = -1.0
-        if not name.strip() or not 0 < number < float("inf"):
+        matched = COMPONENT.fullmatch(part.strip())
+        if matched is None or (weight := float(matched[1] or 1)) == 0:
             message = (
                 f"p_X {px!r}: {part.strip()!r} is no component. Write a name, or names joined by "
                 "+, each with an optional positive weight and *: 0.8*train+0.2*white-noise"
             )
             raise InputError(message)
-        found.append((name.strip(), number))
+        found.append((matched[2], weight))
     return found
 
 
@@ -452,7 +432,6 @@ class ImageSet(NamedTuple):
     valid: int  # images held out by the protocol
     classes: int = 10
     ordered: bool = False  # hold out the first training images, whatever split_seed is
-    note: str = ""  # for who trains on it
 
 
 SETS = {
@@ -470,10 +449,7 @@ SETS = {
         True,
         5_000,
         classes=100,
-        ordered=True,
-        note="the official split of CIFAR-100 is lost: the first 10,000 images of the files are "
-        "test, the next held out, the rest training. Do not compare test accuracy with published "
-        "numbers",
+        ordered=True,  # the official split is lost; see read_images
     ),
 }
 """Sets that can be trained on."""
@@ -490,7 +466,6 @@ class ImageTask(NamedTuple):
     augment: Augmentation | None
     classes: int
     px: EvaluationSet | None
-    note: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -590,7 +565,6 @@ def load_task(
         Augmentation() if flips else None,
         facts.classes,
         evaluation,
-        facts.note,
     )
 
 

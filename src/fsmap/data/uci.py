@@ -35,7 +35,6 @@ class Table(NamedTuple):
     y: Array  # [N, 1]
     features: tuple[str, ...]
     target: str
-    dropped: tuple[str, ...] = ()
 
 
 class Rows(NamedTuple):
@@ -77,16 +76,12 @@ def parse_table(name: str, path: Path) -> Table:
             message = f"{path} is no table of numbers: {error}"
             raise InputError(message) from error
     if len(header) < 2 or values.shape[1:] != (len(header),):
-        message = (
-            f"{path} has {len(header)} names in its first line and {values.shape[-1]} columns; "
-            "it needs as many names as columns, at least one feature and the target last."
-        )
+        message = f"{path} has {len(header)} names in its first line, {values.shape[-1]} columns"
         raise InputError(message)
     x, y = values[:, :-1], values[:, -1:]
     varies = np.ptp(x, axis=0) > 0
-    names = np.array(header[:-1])
-    kept, dropped = tuple(names[varies].tolist()), tuple(names[~varies].tolist())
-    return Table(name, x[:, varies], y, kept, header[-1], dropped)
+    kept = np.array(header[:-1])[varies].tolist()
+    return Table(name, x[:, varies], y, tuple(kept), header[-1])
 
 
 def split_rows(num_rows: int, seed: int) -> Rows:
@@ -114,15 +109,10 @@ def split(
 ) -> Split:
     """Split a table and standardize it.
 
-    Args:
-        table: The table.
-        seed: 0 is the default split; others reshuffle it.
-        scaling: ``"train"``: inputs and targets by mean and standard deviation of the training
-            rows. ``"authors"``: as the authors' code does. All rows by the statistics of all rows,
-            then training and validation rows, but not test rows, once more by those of the training
-            and validation rows. The test rows then stand on a slightly other scale.
-        dtype: Of the result.
-        max_rows: Use only so many rows of the table, for quick runs.
+    ``scaling`` is ``"train"``: inputs and targets by mean and standard deviation of the training
+    rows. Or ``"authors"``, as the authors' code does: all rows by the statistics of all rows, then
+    training and validation rows, but not test rows, once more by their own. The test rows then
+    stand on a slightly other scale. With ``max_rows`` only so many rows are used.
     """
     if scaling not in SCALINGS:
         message = f"scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}"

@@ -74,15 +74,16 @@ class MLP(nn.Module):
         super().__init__()
         self.sizes = tuple(int(size) for size in sizes)
         if len(self.sizes) < 2 or min(self.sizes) < 1:
-            message = (
-                "sizes must be at least two numbers of at least 1 (inputs, hidden layers, "
-                f"outputs), got {list(sizes)}."
-            )
+            message = f"sizes must be two or more numbers of at least 1, got {list(sizes)}."
             raise InputError(message)
-        self.activation = _find(activation)
+        if isinstance(activation, str) and activation not in ACTIVATIONS:
+            known = ", ".join(map(repr, ACTIVATIONS))
+            message = f"activation must be one of {known} or a function, got {activation!r}."
+            raise InputError(message)
         if init not in ("torch", "lecun"):
             message = f"init must be 'torch' or 'lecun', got {init!r}."
             raise InputError(message)
+        self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         # on "meta" nothing is drawn: torch's own generator is used only if none is given
         layers = [_Linear(a, b, bias=bias, device="meta") for a, b in pairwise(self.sizes)]
         self.layers = nn.ModuleList(layer.to_empty(device="cpu") for layer in layers)
@@ -101,15 +102,3 @@ class MLP(nn.Module):
         for layer in hidden:
             x = self.activation(layer(x))  # [S, units]
         return last(x)  # type: ignore[no-any-return]
-
-
-def _find(activation: str | Activation) -> Activation:
-    if not isinstance(activation, str):
-        return activation
-    if activation not in ACTIVATIONS:
-        message = (
-            f"activation must be one of {', '.join(map(repr, ACTIVATIONS))} or a function, "
-            f"got {activation!r}."
-        )
-        raise InputError(message)
-    return ACTIVATIONS[activation]

@@ -5,17 +5,14 @@ What a column is, in this order; each can be overruled by naming the column.
 1. No value, one value throughout, row numbers, identifiers: left out, with the reason.
 2. Numbers, also ``12 %``, ``$1,200.50``, ``1'200`` and ``3,14``: standardized; a missing one
    becomes the median, and a 0/1 column marks it. Codes such as ``00417`` are categories.
-3. Dates: days since the first one, and the season, the weekday and the hour as angles.
-4. At least four of five are numbers: refused. A stray text among numbers is usually a mistake.
-5. Text: one 0/1 column per category; a rare or unknown one has none of them.
+3. At least four of five are numbers: refused. A stray text among numbers is usually a mistake.
+4. Text: one 0/1 column per category; a rare or unknown one has none of them.
 """
 
 from __future__ import annotations
 
-import datetime
 import math
 import re
-import shlex
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -30,7 +27,8 @@ from fsmap.tables.reader import Cells, Table
 
 Floats = npt.NDArray[np.float64]
 
-NUMBER, CATEGORY, DATE, LEFT_OUT = "number", "category", "date", "left out"
+NUMBER, CATEGORY, LEFT_OUT = "number", "category", "left out"
+KINDS = (NUMBER, CATEGORY, LEFT_OUT)
 REGRESSION, CLASSIFICATION = "regression", "classification"
 TASKS = (REGRESSION, CLASSIFICATION)
 MOSTLY = 0.8  # a column with this share of numbers was meant to be numbers
@@ -52,8 +50,6 @@ _THOUSANDS = {
 }
 _COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _ID = re.compile(r"(^|[^a-z])(id|uuid|guid|key|index|nr|number)s?$", re.IGNORECASE)
-_CYCLES = tuple(f": {cycle} {f}" for cycle in ("year", "week", "day") for f in "cs")
-_FORMATS = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%y", "%m/%d/%y")
 
 
 class UnseenWarning(UserWarning):
@@ -64,13 +60,12 @@ class Column(NamedTuple):
     """How one column becomes numbers."""
 
     name: str  # in the table
-    kind: str  # "number", "category", "date" or "left out"
+    kind: str  # "number", "category" or "left out"
     levels: tuple[str, ...] = ()  # categories that have a number of their own, frequent ones first
-    others: tuple[str, ...] = ()  # categories that were too rare for one
     fill: float = 0.0  # what stands for a missing number: the median
     missing: bool = False  # whether values were missing when this was learned
     reason: str = ""  # why it is left out
-    form: str = "."  # how it is written: the decimal mark of numbers, the format of dates
+    form: str = "."  # the decimal mark
     low: float = 0.0  # the smallest number in training
     high: float = 0.0  # the largest
 
@@ -82,8 +77,7 @@ class Column(NamedTuple):
         """What each of its numbers is: ``age``, ``age is missing``, ``town=Bern``."""
         if self.kind == CATEGORY:
             return [f"{self.name}={level}" for level in self.places()]
-        ends = (": days", *_CYCLES) if self.kind == DATE else ("",)
-        return [self.name + end for end in ends] + [f"{self.name} is missing"] * self.missing
+        return [self.name, f"{self.name} is missing"][: 1 + self.missing]
 
 
 class Encoder(NamedTuple):
@@ -103,13 +97,10 @@ class Encoder(NamedTuple):
         """What each of the D numbers is."""
         return [name for column in self.used for name in column.names()]
 
-    def encode(self, table: Table, clip: bool = False) -> npt.NDArray[np.float32]:
-        """Rows as standardized numbers ``[N, D]``; columns are found by name, in any order.
-
-        With ``clip`` numbers outside the training range are replaced by its ends.
-        """
+    def encode(self, table: Table) -> npt.NDArray[np.float32]:
+        """Rows as standardized numbers ``[N, D]``; columns are found by name, in any order."""
         check_columns(table, [column.name for column in self.used])
-        blocks = [_encoded(column, table.columns[column.name], clip) for column in self.used]
+        blocks = [_encoded(column, table.columns[column.name]) for column in self.used]
         standard = (np.concatenate(blocks, axis=1) - self.mean) / self.std
         with np.errstate(over="ignore"):  # a prediction that is not finite is an error
             return standard.astype(np.float32)
@@ -133,9 +124,8 @@ def learn_encoder(
     for name in features:
         column = infer(name, table.columns[name], category=name in category)
         if column.kind != LEFT_OUT and rows is not None:
-            form = column.form if column.kind in (NUMBER, DATE) else None
-            cells, as_category = train.columns[name], column.kind == CATEGORY
-            column = infer(name, cells, category=as_category, form=form)
+            as_category = column.kind == CATEGORY
+            column = infer(name, train.columns[name], category=as_category, form=column.form)
         columns.append(column)
     used = [column for column in columns if column.kind != LEFT_OUT]
     if not used:
@@ -158,14 +148,9 @@ def infer(name: str, cells: Cells, *, category: bool = False, form: str | None =
         return Column(name, LEFT_OUT, reason=f"it is {filled[0]!r} in every row")
     if category or _are_codes(filled):
         return _category(name, filled, len(cells), asked=category)
-    values, wrong, mark = numbers(cells, form if form in _THOUSANDS else None)
+    values, wrong, mark = numbers(cells, form)
     if not wrong.any():
         return _number(name, values, mark)
-    dates = date_format(filled, form)
-    if dates is not None:
-        days = [_moment(cell, dates)[0] for cell in filled]
-        low, high, missing = min(days), max(days), len(filled) < len(cells)
-        return Column(name, DATE, (), (), low, missing, form=dates, low=low, high=high)
     if 1 - wrong.sum() / len(filled) >= MOSTLY:
         raise InputError(stray_text(name, cells, wrong))
     return _category(name, filled, len(cells), asked=False)
@@ -180,7 +165,7 @@ def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[
     values = np.array([_float(c or "") for c in cells])
     if form != "," and not (np.isnan(values) & ~absent).any():  # plain numbers, the usual case
         return values, np.zeros_like(absent), "."
-    bare = ["" if c is None else _parenthesized(_UNIT.sub("", c)) for c in cells]
+    bare = ["" if c is None else _UNIT.sub("", c) for c in cells]
     if form is None:
         commas = [c for c in bare if "," in c]
         whole = all(_THOUSANDS["."].fullmatch(c) for c in commas)
@@ -194,34 +179,17 @@ def numbers(cells: Cells, form: str | None = None) -> tuple[Floats, npt.NDArray[
     return values, np.isnan(values) & ~absent, form
 
 
-def stray_text(
-    name: str, cells: Cells, wrong: npt.NDArray[np.bool_], *, learned: bool = False
-) -> str:
+def stray_text(name: str, cells: Cells, wrong: npt.NDArray[np.bool_]) -> str:
     """The message for text in a column of numbers: what it is, where, and what can be done."""
     rows = np.flatnonzero(wrong)
     examples = ", ".join(f"{cells[row]!r} in row {row + 1}" for row in rows[:3])
     more = f" and {len(rows) - 3} more" if len(rows) > 3 else ""
-    one = len(rows) == 1
-    text = (
-        f"column {name!r} {'held' if learned else 'holds'} numbers"
-        f"{' when the model was fitted' if learned else ''}, but {examples}{more} "
-        f"{'is no finite number' if one else 'are no finite numbers'}. Correct "
-        f"{'the cell' if one else 'the cells'}; if it means 'no value', say so with "
-        f"--missing {cells[rows[0]]!r}"
+    verb = "is no finite number" if len(rows) == 1 else "are no finite numbers"
+    return (
+        f"column {name!r} holds numbers, but {examples}{more} {verb}. Correct it; if it means 'no "
+        f"value', say so with --missing {cells[rows[0]]!r}; if the column holds categories, with "
+        f"`fsmap fit --category {name}`"
     )
-    return text if learned else f"{text}; if the column holds categories, with --category {name}"
-
-
-def date_format(filled: list[str], known: str | None = None) -> str | None:
-    """The first format in which all cells are dates, with or without a time, or None."""
-    for form in _FORMATS if known is None else (known,):
-        try:
-            for cell in filled:
-                _moment(cell, form)
-        except ValueError:
-            continue
-        return form
-    return None
 
 
 def check_columns(table: Table, wanted: Sequence[str]) -> None:
@@ -232,10 +200,6 @@ def check_columns(table: Table, wanted: Sequence[str]) -> None:
         named, there = (", ".join(map(repr, names)) for names in (lacking, table.columns))
         message = f"there is no column {named}.{hint} The columns are: {there}."
         raise InputError(message)
-
-
-def _parenthesized(cell: str) -> str:
-    return f"-{cell[1:-1]}" if cell[:1] == "(" and cell[-1:] == ")" else cell
 
 
 def _float(cell: str) -> float:
@@ -250,16 +214,6 @@ def _are_codes(cells: Sequence[str]) -> bool:
     """Digits of one length, some with a leading zero: postal codes and their like."""
     one_length = len({len(cell) for cell in cells}) == 1 and all(map(str.isdigit, cells))
     return one_length and len(cells[0]) > 1 and any(cell[0] == "0" for cell in cells)
-
-
-def _moment(cell: str, form: str) -> tuple[float, datetime.datetime]:
-    """Days since 1970, and the moment."""
-    head, _, tail = cell.strip().replace("T", " ", 1).partition(" ")
-    day = datetime.datetime.strptime(head, form)  # noqa: DTZ007
-    if tail:
-        clock = datetime.time.fromisoformat(tail.strip()).replace(tzinfo=None)
-        day = datetime.datetime.combine(day, clock)
-    return (day - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1), day  # noqa: DTZ001
 
 
 def _number(name: str, values: Floats, form: str) -> Column:
@@ -277,17 +231,14 @@ def _number(name: str, values: Floats, form: str) -> Column:
 
 def _category(name: str, filled: list[str], rows: int, *, asked: bool) -> Column:
     counts = Counter(filled)
-    missing = len(filled) < rows
     if len(counts) > max(MANY, len(filled) / 2) and not asked:
         reason = f"{len(counts)} different texts in {len(filled)} rows: an identifier or free text"
-        if max(counts.values()) >= MIN_COUNT:
-            reason += f" (to use it all the same: --category {shlex.quote(name)})"
         return Column(name, LEFT_OUT, reason=reason)
     ranked = sorted(counts, key=lambda level: (-counts[level], level))
     levels = tuple(level for level in ranked[:MAX_LEVELS] if counts[level] >= MIN_COUNT)
     if not levels:
         return Column(name, LEFT_OUT, reason="no category occurs twice")
-    return Column(name, CATEGORY, levels, tuple(ranked[len(levels) :]), missing=missing)
+    return Column(name, CATEGORY, levels, missing=len(filled) < rows)
 
 
 def _remarks(column: Column, cells: Cells) -> Iterable[str]:
@@ -295,88 +246,49 @@ def _remarks(column: Column, cells: Cells) -> Iterable[str]:
     name = repr(column.name)
     if column.kind == LEFT_OUT:
         yield f"column {name} is left out: {column.reason}"
-    if column.kind == DATE:
-        yield f"column {name} holds dates ({column.form}): days, season, weekday and hour are used"
     if column.kind == CATEGORY and _are_codes(column.levels):
         yield f"column {name} has codes with leading zeros: categories"
     if column.kind != NUMBER:
         return
-    values, _, form = numbers(cells, column.form)
-    if form == ",":
-        yield f"column {name} has decimal commas"
+    values = numbers(cells, column.form)[0]
     pairs = zip(cells, values, strict=True)
     odd = [(c, v) for c, v in pairs if c is not None and math.isnan(_float(c))]
-    if odd and form == ".":
+    if odd:
         yield f"column {name} is read as numbers: {odd[0][0]!r} is {odd[0][1]:g}"
-    whole = not column.missing and bool((values == np.round(values)).all())
-    if whole and len(np.unique(values)) == len(values) > MANY:
-        yield (
-            f"column {name} has another whole number in every row: if it is an identifier, "
-            f"--drop {column.name}"
-        )
 
 
-def _encoded(column: Column, cells: Cells, clip: bool = False) -> Floats:
+def _encoded(column: Column, cells: Cells) -> Floats:
     if column.kind == CATEGORY:
         return _categories(column, cells)
-    block, absent = (_dates if column.kind == DATE else _numbers)(column, cells)
-    known, (low, high) = block[~absent, 0], (column.low, column.high)
+    values, wrong, _ = numbers(cells, column.form)
+    if wrong.any():
+        raise InputError(stray_text(column.name, cells, wrong))
+    absent, (low, high) = np.isnan(values), (column.low, column.high)
     room = FAR * (high - low)
-    far = known[(known < low - room) | (known > high + room)]
+    far = values[(values < low - room) | (values > high + room)]
     if len(far) and high > low:
-        more = f"{low:g} or {high:g} is used" if clip else "predictions are guesses (see --clip)"
         _warn(
-            f"column {column.name!r} was between {low:g} and {high:g} in training "
-            f"and is {far[0]:g} here (far outside in {len(far)} rows): {more}"
+            f"column {column.name!r} was between {low:g} and {high:g} in training and is "
+            f"{far[0]:g} here (far outside in {len(far)} rows): predictions are guesses"
         )
-    if clip:
-        block[:, 0] = block[:, 0].clip(low, high)
-    if column.missing:
-        return np.concatenate([block, absent[:, None].astype(np.float64)], axis=1)
-    if absent.any():
+    if absent.any() and not column.missing:
         _warn(
             f"column {column.name!r} had no missing values in training and has "
             f"{int(absent.sum())} here: {column.fill:g} stands in for them"
         )
-    return block
-
-
-def _numbers(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    values, wrong, _ = numbers(cells, column.form)
-    if wrong.any():
-        raise InputError(stray_text(column.name, cells, wrong, learned=True))
-    absent = np.isnan(values)
-    return np.where(absent, column.fill, values)[:, None], absent
-
-
-def _dates(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    rows = []
-    for row, cell in enumerate(cells):
-        if cell is None:
-            rows.append([column.fill] + [0.0] * 6)
-            continue
-        try:
-            days, when = _moment(cell, column.form)
-        except ValueError as error:
-            message = (
-                f"column {column.name!r} held dates ({column.form}), but row {row + 1} is {cell!r}"
-            )
-            raise InputError(message) from error
-        turns = [when.timetuple().tm_yday / 365.25, when.weekday() / 7, days % 1]
-        waves = [f(2 * math.pi * t) for t in turns for f in (math.cos, math.sin)]
-        rows.append([days, *waves])
-    return np.array(rows), np.array([cell is None for cell in cells])
+    block = [np.where(absent, column.fill, values), absent.astype(np.float64)]
+    return np.stack(block[: 1 + column.missing], axis=1)
 
 
 def _categories(column: Column, cells: Cells) -> Floats:
     place = {level: k for k, level in enumerate(column.places())}
     named = [ABSENT if cell is None else cell for cell in cells]
-    unseen = [level for level in named if level not in place and level not in column.others]
+    unseen = [level for level in named if level not in place]
     if unseen:
         shown = ", ".join(map(repr, list(dict.fromkeys(unseen))[:3]))
         _warn(
-            f"column {column.name!r} has values that were not seen in training ({shown}; in "
-            f"{len(unseen)} rows). They count as 'other': none of the known ones"
+            f"column {column.name!r} has values that were rare or not there in training ({shown}; "
+            f"in {len(unseen)} rows). They count as 'other': none of the known ones"
         )
     code = np.array([place.get(level, -1) for level in named])  # -1: other
     hot: Floats = (code[:, None] == np.arange(len(place))).astype(np.float64)
@@ -413,28 +325,15 @@ class Target(NamedTuple):
         return found
 
     def values(self, table: Table) -> Floats:
-        """The target column as numbers; InputError if a cell is none."""
-        values, wrong, _ = numbers(table.columns[self.name], self.form)
-        bad = np.isnan(values)
-        if bad.any():
-            message = f"the target {self.name!r} is no number in row {int(np.argmax(bad)) + 1}"
-            raise InputError(message)
-        return values
+        """The target column as numbers."""
+        return numbers(table.columns[self.name], self.form)[0]
 
     def labels(self, table: Table) -> npt.NDArray[Any]:
         """The column as a likelihood takes it: standardized ``[N, 1]``, or labels ``[N]``."""
         if self.task == REGRESSION:
             return ((self.values(table) - self.mean) / self.std).astype(np.float32)[:, None]
         place = {name: k for k, name in enumerate(self.classes)}
-        cells = table.columns[self.name]
-        strange = [cell for cell in cells if cell not in place]
-        if strange:
-            message = (
-                f"the target {self.name!r} has the class {strange[0]!r}, which was not seen in "
-                f"training. The classes are: {', '.join(self.classes)}."
-            )
-            raise InputError(message)
-        return np.array([place[cell] for cell in cells], dtype=np.int64)
+        return np.array([place[cell] for cell in table.columns[self.name]], dtype=np.int64)
 
 
 def with_target(table: Table, name: str) -> Table:
@@ -456,10 +355,7 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
     cells = table.columns[name]
     distinct = dict.fromkeys(cells)
     if len(distinct) == 1:
-        message = (
-            f"the target {name!r} is {next(iter(distinct))!r} in every row: there is nothing to "
-            "predict. Choose another column, or more rows."
-        )
+        message = f"the target {name!r} is {cells[0]!r} in every row. Choose another column."
         raise InputError(message)
     values, wrong, form = numbers(cells)
     why = "as --task says"
@@ -473,9 +369,7 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
             why = f"{len(distinct)} distinct whole numbers"
             why += "; if these are classes: --task classification"
     if task == CLASSIFICATION:
-        return Target(
-            name, task, why, _classes(name, [text for text in distinct if text is not None])
-        )
+        return Target(name, task, why, _classes(name, list(distinct)))
     if wrong.any():
         hint = stray_text(name, cells, wrong).partition(" Correct")[0]
         message = f"the target of a regression is a number: {hint} Or use --task classification."
@@ -485,10 +379,7 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
 
 def _classes(name: str, found: list[str]) -> tuple[str, ...]:
     if len(found) > MANY_CLASSES:
-        message = (
-            f"the target {name!r} has {len(found)} distinct values, more classes than the "
-            f"{MANY_CLASSES} that fit takes. Is it the right column? For numbers: --task regression"
-        )
+        message = f"the target {name!r} has more classes than {MANY_CLASSES}: {len(found)}"
         raise InputError(message)
     try:
         return tuple(sorted(found, key=float))

@@ -1,8 +1,9 @@
 """A model of a table: chosen on held-out rows, tested once, trained on all rows, kept in one file.
 
 Test rows are kept apart. Each of the other rows is held out by one member of each ensemble; that
-decides the strengths and the method. Then the chosen method is trained again on all rows. The file
-is a checkpoint (:mod:`fsmap.train.checkpoint`): safetensors and JSON; loading it executes nothing.
+decides the strengths and the method. Then the chosen method is trained again on all rows and kept.
+The file is a checkpoint (:mod:`fsmap.train.checkpoint`): safetensors and JSON; loading it executes
+nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,9 +23,8 @@ from torch import Tensor
 
 from fsmap import metrics
 from fsmap.errors import CheckpointError, InputError
-from fsmap.tables import network
 from fsmap.tables.encoder import (
-    CATEGORY,
+    KINDS,
     REGRESSION,
     TASKS,
     Column,
@@ -36,7 +36,17 @@ from fsmap.tables.encoder import (
     learn_encoder,
     with_target,
 )
-from fsmap.tables.network import AUTO, Learned, Members, Options, TableNet, deal, learn, row_losses
+from fsmap.tables.network import (
+    AUTO,
+    Learned,
+    Members,
+    Options,
+    TableNet,
+    best,
+    deal,
+    learn,
+    row_losses,
+)
 from fsmap.tables.reader import Table
 from fsmap.train import checkpoint as files
 
@@ -98,45 +108,22 @@ class TableModel(NamedTuple):
 
     encoder: Encoder  # from cells to numbers
     target: Target  # from numbers to cells
-    networks: dict[str, Members]  # an ensemble per method, of encoded rows
-    chosen: str  # the method that is used unless another is asked for
-    spreads: dict[str, Spread]  # of regression, by method
+    network: Members  # an ensemble, of encoded rows
+    chosen: str  # its method
+    spread: Spread | None  # of regression
     results: dict[str, dict[str, Any]]  # what was measured, by method, in plain values
 
-    def outputs(self, table: Table, method: str | None = None, *, clip: bool = False) -> Tensor:
-        """Standardized targets ``[N, 1]`` or log-probabilities ``[N, K]``, in float64.
+    def predict(self, table: Table) -> dict[str, npt.NDArray[Any]]:
+        """Predictions as columns.
 
-        ``method`` None is the chosen one; with ``clip`` numbers outside the training range are
-        replaced by its ends.
+        ``prediction`` comes with ``low`` and ``high`` (a 90 % interval) of a number, or with the
+        probability of each class, ``p(class)``.
         """
-        method = method or self.chosen
-        if method not in self.networks:
-            message = f"this model holds {', '.join(self.networks)}, not {method!r}"
-            raise InputError(message)
-        return self.networks[method].outputs(torch.from_numpy(self.encoder.encode(table, clip)))
-
-    def predict(
-        self,
-        table: Table,
-        method: str | None = None,
-        *,
-        clip: bool = False,
-        quantiles: Sequence[float] | None = None,
-    ) -> dict[str, npt.NDArray[Any]]:
-        """Predictions as columns; arguments as for :meth:`outputs`.
-
-        ``prediction`` comes with ``low`` and ``high`` (a 90 % interval) or ``quantiles`` (``q0.1``
-        …) of a number, or with the probability of each class, ``p(class)``.
-        """
-        if quantiles is not None and self.target.classes:
-            message = f"{self.target.name!r} has classes: there are probabilities, no quantiles"
-            raise InputError(message)
-        out = self.outputs(table, method, clip=clip)
-        if self.target.task == REGRESSION:
+        out = self.network.outputs(torch.from_numpy(self.encoder.encode(table)))
+        if self.spread is not None:
             value = self.target.unscaled(out)
-            ends = self.spreads[method or self.chosen].quantiles(value, quantiles or COVER)
-            names = [f"q{level:g}" for level in quantiles] if quantiles else ["low", "high"]
-            return {"prediction": value, **dict(zip(names, ends.T, strict=True))}
+            low, high = self.spread.quantiles(value, COVER).T
+            return {"prediction": value, "low": low, "high": high}
         classes = np.array(self.target.classes)
         chance = out.exp().numpy()
         columns: dict[str, npt.NDArray[Any]] = {"prediction": classes[chance.argmax(1)]}
@@ -144,29 +131,28 @@ class TableModel(NamedTuple):
 
     def save(self, path: Path) -> None:
         """Write the file; the one that was there stays until the new one is complete."""
-        encoder = {"mean": self.encoder.mean, "std": self.encoder.std}
-        tensors = {f"encoder/{n}": torch.from_numpy(v) for n, v in encoder.items()}
-        networks: dict[str, dict[str, Any]] = {}
-        for method, ensemble in self.networks.items():
-            first: Any = ensemble.members[0]
-            tensors |= {f"{method}/{n}": t.float() for n, t in ensemble.state_dict().items()}
-            networks[method] = {
-                "members": len(ensemble.members),
-                "sizes": list(first.sizes),
-                "activation": first.activation,
-                "edges": first.edges.shape[1],
-            }
-        for method, spread in self.spreads.items():
-            arrays = {"knots": spread.knots, "scale": spread.scale, "table": spread.table}
-            tensors |= {f"spread {method}/{n}": torch.from_numpy(v) for n, v in arrays.items()}
+        encoder, spread, chosen = self.encoder, self.spread, self.chosen
+        first: Any = self.network.members[0]
+        about = {
+            "members": len(self.network.members),
+            "sizes": list(first.sizes),
+            "activation": first.activation,
+            "edges": first.edges.shape[1],
+        }
+        arrays = {"encoder/mean": encoder.mean, "encoder/std": encoder.std}
+        if spread is not None:
+            found = spread._asdict()
+            arrays |= {f"spread {chosen}/{n}": found[n] for n in ("knots", "scale", "table")}
             floor = None if math.isinf(spread.floor) else spread.floor
-            networks[method] |= {"std": spread.std, "floor": floor}
+            about |= {"std": spread.std, "floor": floor}
+        tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+        tensors |= {f"{chosen}/{n}": t.float() for n, t in self.network.state_dict().items()}
         config = {
             "kind": KIND,
-            "columns": [column._asdict() for column in self.encoder.columns],
+            "columns": [column._asdict() for column in encoder.columns],
             "target": self.target._asdict(),
-            "networks": networks,
-            "chosen": self.chosen,
+            "networks": {chosen: about},
+            "chosen": chosen,
         }
         files.save(path, files.Checkpoint(tensors, config, {"results": self.results}))
 
@@ -185,22 +171,20 @@ def load_model(path: str | Path) -> TableModel:
 
 
 def _decode(found: files.Checkpoint) -> TableModel:
-    config, scale = found.config, found.group("encoder")
-    columns = (
-        Column(**c | {"levels": tuple(c["levels"]), "others": tuple(c["others"])})
-        for c in config["columns"]
-    )
+    """The model; networks of other methods, which earlier versions kept, are not read."""
+    config, scale, chosen = found.config, found.group("encoder"), found.config["chosen"]
+    for column in config["columns"]:
+        column.pop("others", None)  # rare categories, which earlier versions kept
+    columns = (Column(**c | {"levels": tuple(c["levels"])}) for c in config["columns"])
     encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())
     target = Target(**{**config["target"], "classes": tuple(config["target"]["classes"])})
-    networks, spreads = {}, {}
-    for method, about in config["networks"].items():
-        networks[method] = _ensemble(about, found.group(method), bool(target.classes))
-        if target.task == REGRESSION:
-            parts = {n: t.double().numpy() for n, t in found.group(f"spread {method}").items()}
-            floor = -math.inf if about["floor"] is None else float(about["floor"])
-            spreads[method] = Spread(**parts, std=float(about["std"]), floor=floor)
-    results = found.progress["results"]
-    model = TableModel(encoder, target, networks, config["chosen"], spreads, results)
+    about, spread = config["networks"][chosen], None
+    network = _ensemble(about, found.group(chosen), bool(target.classes))
+    if target.task == REGRESSION:
+        parts = {n: t.double().numpy() for n, t in found.group(f"spread {chosen}").items()}
+        floor = -math.inf if about["floor"] is None else float(about["floor"])
+        spread = Spread(**parts, std=float(about["std"]), floor=floor)
+    model = TableModel(encoder, target, network, chosen, spread, found.progress["results"])
     _check(model)
     return model
 
@@ -226,20 +210,21 @@ def _ensemble(about: dict[str, Any], state: dict[str, Tensor], labels: bool) -> 
 
 def _check(model: TableModel) -> None:
     """Raise if parts do not fit each other, or are no finite numbers."""
-    encoder, target, spreads = model.encoder, model.target, model.spreads.values()
-    width = len(encoder.names())
+    encoder, target, spread = model.encoder, model.target, model.spread
+    width, sizes = len(encoder.names()), cast("TableNet", model.network.members[0]).sizes
     texts = [target.name, *target.classes, *(c.name for c in encoder.columns)]
     values = [target.mean, target.std, *(c.fill for c in encoder.columns)]
-    arrays = [encoder.mean, encoder.std, np.array([*values, *(s.std for s in spreads)])]
-    arrays += [array for s in spreads for array in (s.knots, s.scale, s.table)]
-    arrays += [t.numpy() for n in model.networks.values() for t in n.state_dict().values()]
-    sizes: list[Any] = [m.sizes for n in model.networks.values() for m in n.members]
+    arrays = [encoder.mean, encoder.std, np.array(values)]
+    arrays += [t.numpy() for t in model.network.state_dict().values()]
+    if spread is not None:
+        arrays += [spread.knots, spread.scale, spread.table, np.array(spread.std)]
     fits = (
-        model.chosen in model.networks
-        and all(s[0] == width and s[-1] == target.outputs for s in sizes)
+        (sizes[0], sizes[-1]) == (width, target.outputs)
         and len(encoder.mean) == len(encoder.std) == width
-        and all(s.table.shape == LEVELS.shape and len(s.knots) == len(s.scale) for s in spreads)
+        and (spread is None or spread.table.shape == LEVELS.shape)
+        and (spread is None or len(spread.knots) == len(spread.scale))
         and target.task in TASKS
+        and all(column.kind in KINDS for column in encoder.columns)
         and all(isinstance(text, str) for text in texts)
         and all(np.isfinite(array).all() for array in arrays)
     )
@@ -287,8 +272,7 @@ def fit_table(
     start = time.perf_counter()
     table = with_target(table, target)
     if table.num_rows < FEWEST:
-        count = f"{table.num_rows} row{'s' if table.num_rows != 1 else ''}"
-        message = f"the table has {count}; at least {FEWEST} are needed to train and to test."
+        message = f"the table has {table.num_rows} rows; at least {FEWEST} are needed."
         raise InputError(message)
     goal = find_target(table, target, options.task)
     say(f"target {target!r}: {goal.task} ({goal.why})")
@@ -298,26 +282,21 @@ def fit_table(
         message = f"--drop {target} would leave out the target"
         raise InputError(message)
     features = [name for name in table.columns if name != target and name not in options.drop]
-    encoder = learn_encoder(table, features, category=options.category, rows=train)
-    notes = [*table.notes, *encoder.notes, *_rare(table, goal)]
+    with warnings.catch_warnings():  # rare values are no mistake of the user
+        warnings.simplefilter("ignore", UnseenWarning)
+        encoder = learn_encoder(table, features, category=options.category, rows=train)
+        x = torch.from_numpy(encoder.encode(table))
+    notes = [*table.notes, *encoder.notes]
     for note in notes:
         say(note)
     if goal.task == REGRESSION:
         goal = goal.standardized(goal.values(table)[train])
-    with warnings.catch_warnings():  # unseen values of test rows are no mistake of the user
-        warnings.simplefilter("ignore", UnseenWarning)
-        x = torch.from_numpy(encoder.encode(table))
     y = torch.from_numpy(goal.labels(table))
-    say(f"rows: {len(train)} to train and to choose by, {len(test)} to test; {_width(encoder)}")
+    say(f"rows: {len(train)} to train and to choose by, {len(test)} to test")
 
-    def fit(rows: Rows, **given: Any) -> dict[str, Learned]:
-        labels = y[rows] if goal.classes else None
-        folds = deal(len(rows), options.ensemble, 0.15, options.seed, labels)
-        own, seed = replace(options, **given), options.seed
-        return learn(x[rows], y[rows], folds, own, seed=seed, progress=options.progress)
-
-    learned = fit(train)
-    chosen = network.best(learned)
+    how: Any = {"seed": options.seed, "progress": options.progress}
+    learned = learn(x[train], y[train], options, **how)
+    chosen = best(learned)
     for method, one in learned.items():
         say(f"{method}: {len(one.search)} configurations, held-out loss {one.loss:.4g}")
     spreads = {m: _spread(one, y[train], goal) for m, one in learned.items()}
@@ -326,15 +305,13 @@ def fit_table(
     measured = {m: _measure(o, y[test], goal, spreads.get(m)) for m, o in out.items()}
     importance = _importance(learned[chosen], encoder, x[test], y[test], options.seed)
     say(f"{chosen} is best on held-out rows; it is trained again on all rows")
-    config = learned[chosen].config
-    strengths = {"weight_decay": config.weight_decay, "reg_strength": config.reg_strength}
-    final = fit(np.arange(table.num_rows), method=chosen, **strengths)
-    networks = {m: one.module for m, one in {**learned, **final}.items()}
-    kept = {**spreads, chosen: _spread(final[chosen], y, goal)}
+    _, decay, strength = learned[chosen].config
+    again = replace(options, method=chosen, weight_decay=decay, reg_strength=strength)
+    final = learn(x, y, again, **how)[chosen]
     results = {m: {**measured[m], **one.config._asdict()} for m, one in learned.items()}
-    given = {m: s for m, s in kept.items() if s}
+    spread = _spread(final, y, goal)
     return Fitted(
-        model=TableModel(encoder, goal, networks, chosen, given, results),
+        model=TableModel(encoder, goal, final.module, chosen, spread, results),
         train=train,
         test=test,
         y=y[test],
@@ -351,25 +328,14 @@ def fit_table(
 def _split(table: Table, target: Target, options: TableOptions) -> tuple[Rows, Rows]:
     """Test rows and the others; every class in both if it has three rows."""
     if not 0 < options.test < 0.9:
-        message = (
-            f"--test must lie between 0 and 0.9 and leave rows to train on, got {options.test:g}"
-        )
+        message = f"--test must lie between 0 and 0.9, got {options.test:g}"
         raise InputError(message)
     labels = torch.from_numpy(target.labels(table)) if target.classes else None
-    place = deal(table.num_rows, 1, options.test, options.seed, labels)
+    place = deal(table.num_rows, 1, options.seed, labels, options.test)
     if labels is not None:
         place[labels.bincount()[labels] < 3] = -1
     test = place == 0
     return test.nonzero()[:, 0].numpy(), (~test).nonzero()[:, 0].numpy()
-
-
-def _rare(table: Table, target: Target) -> Iterator[str]:
-    """A remark for each class that is too rare to be tested."""
-    if target.classes:
-        counts = np.bincount(target.labels(table)).tolist()
-        for name, count in zip(target.classes, counts, strict=True):
-            if count < 3:
-                yield f"class {name!r} has {count} row{'' if count == 1 else 's'}: none to test on"
 
 
 def _spread(found: Learned, y: Tensor, target: Target) -> Spread | None:
@@ -443,14 +409,6 @@ def _importance(
         grown.append((column.name, (after - before) / unit))
         start = end
     return sorted(grown, key=lambda pair: -pair[1])
-
-
-def _width(encoder: Encoder) -> str:
-    categories = sum(column.kind == CATEGORY for column in encoder.used)
-    gaps = sum(column.missing for column in encoder.used)
-    numeric = len(encoder.used) - categories
-    text = f"{numeric} column{'' if numeric == 1 else 's'} of numbers, {categories} of categories"
-    return text + (f", {gaps} with missing values" if gaps else "")
 
 
 class Difference(NamedTuple):

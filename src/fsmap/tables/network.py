@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -20,32 +20,30 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from fsmap.errors import ConstantTargetWarning, DivergedError, InputError
-from fsmap.functional import functional
 from fsmap.linalg.estimators import Jvp, evaluate
 from fsmap.linalg.jacobian import Site
-from fsmap.linalg.logdet import log_det
-from fsmap.lmap.strength import MEMORY
-from fsmap.models.mlp import ACTIVATIONS, MLP
-from fsmap.objective.geometry import SHARE
+from fsmap.models.mlp import MLP
 from fsmap.progress import progress as progress_bar
 from fsmap.px import Empirical, EvalDistribution, Normal, as_px
-from fsmap.types import ModelFn, Params, as_device
+from fsmap.types import Params, as_device
 
 AUTO, LINEAR = "auto", "linear"
-METHODS = (LINEAR, "ps-map", "l-map", "fs-map")
-CHOICES = METHODS[:3]  # what "auto" chooses among
+METHODS = (LINEAR, "ps-map", "l-map")
+LEARNING_RATE = 1e-2  # Adam's at the start, falling along a cosine
+NUM_POINTS = 32  # S
+MOST_UNITS = 100_000  # of a hidden layer
 STRENGTHS = ((1e-4, 1e-3), (1e-3, 1e-2))
 """The automatic (w, share): λR before training is that share of the loss of a constant."""
 LARGE = (20_000, 1_000)  # rows and columns beyond which only the first of them is tried
 EVERY = 2  # steps from one evaluation of R, which then counts so many times, to the next
 LINEAR_DECAYS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-VALIDATIONS, MOST_HELD = 50, 1_500  # rows of a fold that are looked at
+VALIDATIONS, PATIENCE = 50, 15  # so many validations without a new best end the training
+MOST_HELD = 1_500  # rows of a fold that are looked at
+SHARE = 0.15  # of the rows, which a single network holds out
 BINS, MOST_BINNED = 8, 100  # intervals that a column is cut into; columns beyond which none is
 MOST_CODED = 50_000_000  # numbers of coded rows that are kept; beyond, each batch is coded
 CODE_SCALE = 0.3  # of the numbers of these intervals, beside standardized columns
 PREDICT_ROWS = 65_536
-
-Factory = Callable[[int, int], nn.Module]
 
 
 class Config(NamedTuple):
@@ -54,7 +52,6 @@ class Config(NamedTuple):
     method: str
     weight_decay: float  # w
     reg_strength: float = 0.0  # λ
-    reg_nats: float | None = None  # c of c·log(1 + R/R₀), instead of λR
 
 
 class TableNet(nn.Module):
@@ -109,16 +106,12 @@ class Members(nn.Module):
         return out.log_softmax(-1).logsumexp(0) - math.log(len(out))
 
     def outputs(self, x: Tensor) -> Tensor:
-        """The average in float64, without a graph; DivergedError if it is not finite.
-
-        -inf is the logarithm of a probability of 0.
-        """
+        """The average in float64, without a graph; DivergedError if it is not finite."""
         with torch.no_grad():
             out = torch.cat([self(part.double()) for part in x.split(PREDICT_ROWS)])
-        wrong = (torch.isnan(out) | (out == torch.inf)).any(1)
-        wrong |= (out == -torch.inf).any(1) & (not self.labels)
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0]) + 1
+        finite = torch.isfinite(out.exp() if self.labels else out).all(1)
+        if not finite.all():
+            row = int(finite.int().argmin()) + 1
             message = f"the prediction for row {row} is not finite. Are its numbers too large?"
             raise DivergedError(message)
         return out
@@ -129,11 +122,10 @@ class Learned(NamedTuple):
 
     config: Config
     module: Members  # float64, on the CPU, in eval()
-    loss: float  # RMSE (standardized) or log loss of held-out rows; nan if there were none
+    loss: float  # RMSE (standardized) or log loss of held-out rows
     step: int  # steps taken when the module was best
-    out: Tensor  # [N, K]  of each row by members that had not seen it; nan if none was held out
+    out: Tensor  # [N, K]  of each row by members that had not seen it; nan if there are none
     search: list[dict[str, Any]]  # a line for each configuration
-    curve: list[tuple[int, float]]  # steps and held-out loss of the chosen configuration
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -146,63 +138,36 @@ class Options:
     method: str = AUTO
     ensemble: int = 4
     hidden: int | Sequence[int] | str = AUTO
-    activation: str = "silu"
-    module: Factory | None = None
     weight_decay: float | str = AUTO
     reg_strength: float | str = AUTO
-    reg_nats: float | None = None
     px: Any = "normal"
-    num_points: Any = None
     steps: Any = None
-    batch_size: Any = None
-    learning_rate: Any = None
-    patience: int = 15
     device: str = "cpu"
 
     def check(self) -> None:
         """Raise InputError for a value that cannot be used."""
-        for name, known in (("method", (AUTO, *METHODS)), ("activation", tuple(ACTIVATIONS))):
-            if getattr(self, name) not in known:
-                _refuse(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-        for name in ("ensemble", "steps", "batch_size", "num_points", "patience"):
+        if self.method not in (AUTO, *METHODS):
+            _refuse(f"method must be one of auto, {', '.join(METHODS)}, got {self.method!r}")
+        for name in ("ensemble", "steps"):
             count = getattr(self, name)
             if count is not None and count < 1:
                 _refuse(f"{name} must be at least 1, got {count}")
-        if self.learning_rate is not None and not 0 < self.learning_rate < math.inf:
-            _refuse(f"the learning rate must be positive and finite, got {self.learning_rate:g}")
+        if not all(1 <= units <= MOST_UNITS for units in self.units(0)):
+            _refuse(f"hidden layers have 1 to {MOST_UNITS:,} units each, got {self.hidden}")
         for name in ("weight_decay", "reg_strength"):
             value = getattr(self, name)
             if value != AUTO and not (isinstance(value, float | int) and 0 <= value < math.inf):
                 _refuse(f"{name} must be 'auto' or a finite number >= 0, got {value!r}")
-        if self.reg_nats is not None:
-            if self.reg_strength != AUTO or not 0 <= self.reg_nats < math.inf:
-                _refuse(f"give reg_strength or reg_nats, a finite number >= 0; got {self.reg_nats}")
-            if self.method not in (AUTO, "l-map"):
-                _refuse(f"reg_nats is a strength of l-map, got method={self.method!r}")
-        if self.method == "fs-map" and self.reg_strength == 0:
-            _refuse("fs-map needs reg_strength > 0: its jitter is ε = 1/(2λN)")
 
-    def sized(self, num_data: int) -> Options:
-        """Checked, and with sizes for N rows.
+    def units(self, num_data: int) -> tuple[int, ...]:
+        """Hidden layers for N rows.
 
         Examples:
-            >>> Options().sized(400).hidden, Options(hidden=32).sized(400).hidden
+            >>> Options().units(400), Options(hidden=32).units(400)
             ((64, 64, 64), (32,))
         """
-        self.check()
-        units: Any = (64 if num_data < 2_000 else 128,) * 3 if self.hidden == AUTO else self.hidden
-        units = (units,) if isinstance(units, int) else tuple(units)
-        if min(units, default=1) < 1:
-            _refuse(f"hidden layers have at least 1 unit each, got {units}")
-        usual = 2 ** round(math.log2(max(num_data, 8) / 8))
-        return replace(
-            self,
-            hidden=units,
-            steps=self.steps or round(min(max(500, 700 * (num_data / 1_000) ** 0.3), 1_500)),
-            batch_size=min(self.batch_size or min(max(usual, 32), 256), num_data),
-            num_points=self.num_points or 32,
-            learning_rate=self.learning_rate or 1e-2,
-        )
+        found: Any = (64 if num_data < 2_000 else 128,) * 3 if self.hidden == AUTO else self.hidden
+        return (found,) if isinstance(found, int) else tuple(found)
 
 
 def _refuse(message: str) -> None:
@@ -212,35 +177,29 @@ def _refuse(message: str) -> None:
 def learn(
     x: Tensor,
     y: Tensor,
-    folds: Tensor,
     options: Options,
     *,
-    weight: Tensor | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> dict[str, Learned]:
     """Train a method, or all that ``"auto"`` chooses among; returns what was learned by method.
 
-    ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, K]``, or integer labels ``[N]``. ``folds``
-    says by which member a row is held out, ``[N]``; -1: by none (:func:`deal`). ``weight [N]`` is
-    how much each row counts.
+    ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, 1]``, or integer labels ``[N]``.
     """
-    labels, method = not y.is_floating_point(), options.method
-    if not labels and bool((y == y[:1]).all()):
+    options.check()
+    if y.is_floating_point() and bool((y == y[:1]).all()):
         message = "the target is the same in every row: the model will be that constant"
         warnings.warn(message, ConstantTargetWarning, stacklevel=4)
-    held = bool((folds >= 0).any())
-    wanted = [*CHOICES] if method == AUTO and held else ["l-map" if method == AUTO else method]
-    options = options.sized(int(len(y) - (folds == 0).sum()))
-    weight = torch.ones(len(y)) if weight is None else weight / weight.mean()
+    folds = deal(len(y), options.ensemble, seed, None if y.is_floating_point() else y)
+    wanted = METHODS if options.method == AUTO else (options.method,)
     found = {}
     if LINEAR in wanted:
         decay = options.weight_decay
         given = LINEAR_DECAYS if decay == AUTO else (float(decay),)
-        found[LINEAR] = learn_linear(x, y, folds, weight, given)
+        found[LINEAR] = learn_linear(x, y, folds, given)
     kinds = [kind for kind in wanted if kind != LINEAR]
     if kinds:
-        run = _Run(x, y, folds, weight, options, seed)
+        run = _Run(x, y, folds, options, seed)
         found |= run.train(run.configs(kinds), progress)
     return found
 
@@ -250,7 +209,9 @@ def best(found: dict[str, Learned]) -> str:
     return min(found, key=lambda m: (not math.isfinite(found[m].loss), found[m].loss))
 
 
-def deal(num_rows: int, ensemble: int, share: float, seed: int, labels: Tensor | None) -> Tensor:
+def deal(
+    num_rows: int, ensemble: int, seed: int, labels: Tensor | None, share: float = SHARE
+) -> Tensor:
     """By which member each row is held out: ``[N]``.
 
     Several members hold out a part each, together all rows. One member holds out ``share`` of them.
@@ -275,10 +236,10 @@ def row_losses(out: Tensor, y: Tensor) -> Tensor:
     return -out.log_softmax(-1).gather(-1, y.expand(out.shape[:-1])[..., None])[..., 0]
 
 
-def mean_loss(losses: Tensor, weight: Tensor, labels: bool) -> Tensor:
-    """Log loss, or root mean squared error: ``[..., n]`` to ``[...]``."""
-    mean = (losses * weight).sum(-1) / weight.sum()
-    return mean if labels else mean.sqrt()
+def mean_loss(out: Tensor, y: Tensor) -> Tensor:
+    """Log loss, or root mean squared error: ``[..., n, K]`` to ``[...]``."""
+    mean = row_losses(out, y).mean(-1)
+    return mean.sqrt() if y.is_floating_point() else mean
 
 
 def _apply(
@@ -289,53 +250,53 @@ def _apply(
     def one(p: Params, b: Params, z: Tensor) -> Tensor:
         return functional_call(module, (p, b), (z,))  # type: ignore[no-any-return]
 
-    mapped = vmap(one, in_dims=(0, 0, None if shared else 0), randomness="different")
-    return mapped(params, buffers, x)
+    return vmap(one, in_dims=(0, 0, None if shared else 0))(params, buffers, x)
 
 
 class _Run:
     """Training of all configurations at once: C configurations times F members."""
 
-    def __init__(
-        self, x: Tensor, y: Tensor, folds: Tensor, weight: Tensor, options: Options, seed: int
-    ) -> None:
+    def __init__(self, x: Tensor, y: Tensor, folds: Tensor, options: Options, seed: int) -> None:
         where, self.labels = as_device(options.device), not y.is_floating_point()
+        num_data = int(len(y) - (folds == 0).sum())
         outputs = int(y.max()) + 1 if self.labels else y.shape[1]
-        self.make = _factory(options, x, weight, outputs, where)
-        self.x, self.weight = x.float().to(where), weight.float().to(where)
-        self.y = (y if self.labels else y.float()).to(where)
+        self.sizes = [x.shape[1], *options.units(num_data), outputs]
+        usual = 700 * (num_data / 1_000) ** 0.3
+        self.steps = options.steps or round(min(max(500, usual), 1_500))
+        self.batch = min(max(2 ** round(math.log2(max(num_data, 8) / 8)), 32), 256)
+        self.edges = quantile_edges(x)
+        self.x, self.y = x.float().to(where), (y if self.labels else y.float()).to(where)
         self.px, self.options = _points(options.px, self.x), options
-        net, self.rows = self.make(0), self.x  # what the networks are trained on
-        self.f: ModelFn = lambda params, z: functional_call(net, params, (z,))
-        if not isinstance(net, TableNet):
-            self.f, _ = functional(net)
-        elif net.edges.numel() * len(x) < MOST_CODED:
-            self.rows = net.coded(self.x)
+        self.net, self.rows = self.make(0), self.x  # what the networks are trained on
+        if self.net.edges.numel() * len(x) < MOST_CODED:
+            self.rows = self.net.coded(self.x)
         self.F, self.seed = options.ensemble, seed
         self.generator = torch.Generator().manual_seed(seed)  # of points and ψ
         self.shuffle = torch.Generator().manual_seed(seed)
         members = [folds == k for k in range(self.F)]
         self.held = [_some(rows.nonzero()[:, 0]).to(where) for rows in members]
         self.train_rows = [(~rows).nonzero()[:, 0].to(where) for rows in members]
-        self.validates = bool((folds >= 0).any())
+
+    def make(self, seed: int) -> TableNet:
+        """A network in float32."""
+        generator = torch.Generator().manual_seed(seed)
+        return TableNet(self.sizes, "silu", self.edges, generator).float().to(self.x.device)
 
     def configs(self, kinds: list[str]) -> list[Config]:
-        """The configurations to be compared; without held-out rows one of each method."""
+        """The configurations to be compared."""
         found, strength, decay = [], self.options.reg_strength, self.options.weight_decay
         large = len(self.x) > LARGE[0] or self.x.shape[1] > LARGE[1]
         for kind in kinds:
-            nats = self.options.reg_nats if kind == "l-map" else None
-            lam = 0.0 if kind == "ps-map" or nats is not None else strength
+            lam = 0.0 if kind == "ps-map" else strength
             unit = self._unit() if lam == AUTO else math.nan
             pairs = [
                 (
                     w if decay == AUTO else float(decay),
                     float(f"{share * unit:.1e}") if lam == AUTO else float(lam),
                 )
-                for w, share in STRENGTHS
+                for w, share in (STRENGTHS[:1] if large else STRENGTHS)
             ]
-            pairs = pairs[:1] if large or not self.validates else pairs
-            found += [Config(kind, w, lam, nats) for w, lam in dict.fromkeys(pairs)]
+            found += [Config(kind, w, lam) for w, lam in dict.fromkeys(pairs)]
         return found
 
     def _unit(self) -> float:
@@ -348,91 +309,61 @@ class _Run:
 
     def _laplacian(self, params: Any) -> Tensor:
         """R of each member at S points of p_X, with one probe ψ each: ``[M]``."""
-        points = self._sample()
+        drawn: Any = self.px.sample(NUM_POINTS, self.generator)
+        points = drawn.to(self.x)
         psi = {n: torch.randn(p.shape, generator=self.generator).to(p) for n, p in params.items()}
+
+        def f(own: Params, z: Tensor) -> Tensor:
+            return functional_call(self.net, own, (z,))  # type: ignore[no-any-return]
 
         def one(own: Params, probe: Params) -> Tensor:
             probes = {n: t[None] for n, t in probe.items()}
-            return evaluate(Jvp(), Site(self.f, own, points), probes).values[0]
+            return evaluate(Jvp(), Site(f, own, points), probes).values[0]
 
-        return vmap(one, randomness="different")(params, psi)
-
-    def _sample(self) -> Tensor:
-        points: Any = self.px.sample(self.options.num_points, self.generator)
-        return points.to(self.x)  # type: ignore[no-any-return]
-
-    def _log_dets(self, params: Any, jitter: Tensor) -> Tensor:
-        """Sum over members of ½ log det(𝒥 + εI)/N."""
-        points = self._sample()
-        members: Any = [{n: p[k] for n, p in params.items()} for k in range(len(jitter))]
-        pairs = zip(members, jitter, strict=True)
-        found: Any = [log_det(self.f, own, points, jitter=eps) for own, eps in pairs]
-        return (torch.stack(found) / (2 * len(self.x))).sum()
+        return vmap(one)(params, psi)
 
     def train(self, configs: list[Config], progress: bool) -> dict[str, Learned]:
         """Train, keep the best parameters of each configuration, and choose one for each method."""
-        C, F, plan = len(configs), self.F, self.options
-        modules = [self.make(self.seed + m % F).train() for m in range(C * F)]
-        params, buffers = stack_module_state(modules)
-        optimizer = torch.optim.Adam(params.values(), lr=plan.learning_rate, fused=True)
-        per_config = [[c.weight_decay, c.reg_strength, c.reg_nats or 0.0] for c in configs]
-        decay, strength, nats = torch.tensor(per_config).repeat_interleave(F, 0).to(self.x).T
-        strength = strength.clone()
-        fs_map = configs[0].method == "fs-map"
-        regularized = (strength + nats).nonzero()[:, 0].tolist()  # they follow each other
+        C, F = len(configs), self.F
+        params, buffers = stack_module_state([self.make(self.seed + m % F) for m in range(C * F)])
+        optimizer = torch.optim.Adam(params.values(), lr=LEARNING_RATE, fused=True)
+        per_config = [[c.weight_decay, c.reg_strength] for c in configs]
+        decay, strength = torch.tensor(per_config).repeat_interleave(F, 0).to(self.x).T
+        regularized = strength.nonzero()[:, 0].tolist()  # they follow each other
         active = slice(regularized[0], regularized[-1] + 1) if regularized else slice(0, 0)
-        usual = first = torch.zeros_like(strength[active])  # running mean of R, and at the start
         tracks = [_Track() for _ in configs]
-        every = max(1, plan.steps // VALIDATIONS)
-        with progress_bar(plan.steps, f"fit {C * F} networks", silent=not progress) as bar:
+        every = max(1, self.steps // VALIDATIONS)
+        with progress_bar(self.steps, f"fit {C * F} networks", silent=not progress) as bar:
             for step, rows in enumerate(self._batches(C), start=1):
                 for group in optimizer.param_groups:
-                    angle = math.pi * (step - 1) / plan.steps
-                    group["lr"] = plan.learning_rate * 0.5 * (1 + math.cos(angle))
-                out = _apply(modules[0], params, buffers, self.rows[rows])
-                losses = row_losses(out, self.y[rows]) * self.weight[rows]
+                    angle = math.pi * (step - 1) / self.steps
+                    group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(angle))
+                out = _apply(self.net, params, buffers, self.rows[rows])
+                losses = row_losses(out, self.y[rows])
                 squares = torch.stack([p.square().flatten(1).sum(1) for p in params.values()])
                 loss = losses.mean(1).sum() + (decay / 2 * squares.sum(0)).sum()
-                if fs_map:
-                    jitter = 1 / (2 * strength * len(self.x))
-                    loss = loss + self._log_dets(params, jitter)
-                elif regularized and step % EVERY == 0:
+                if regularized and step % EVERY == 0:
                     R = self._laplacian({n: p[active] for n, p in params.items()})
-                    drawn = step // EVERY
-                    usual = usual + (R.detach() - usual) / min(drawn, MEMORY)
-                    first = usual if drawn <= MEMORY else first
-                    # the gradient of c·log(1 + R/R₀) has R̄ + R₀ below, which does not vary with ψ
-                    weights = strength[active] + nats[active] / (usual + SHARE * first)
-                    loss = loss + EVERY * (weights * R).sum()
+                    loss = loss + EVERY * (strength[active] * R).sum()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
                 bar.advance(1)
-                if self.validates and (step % every == 0 or step == plan.steps):
-                    self._validate(modules[0], params, buffers, tracks, step)
-                    if all(step - track.step >= plan.patience * every for track in tracks):
+                if step % every == 0 or step == self.steps:
+                    self._validate(params, buffers, tracks, step)
+                    if all(step - track.step >= PATIENCE * every for track in tracks):
                         break
-        if bool(nats.any()):  # the λ that c amounts to at the end
-            strength[active] += nats[active] / (usual + SHARE * first)
-            lambdas = strength.view(C, F).mean(1).tolist()
-            configs = [c._replace(reg_strength=v) for c, v in zip(configs, lambdas, strict=True)]
-        if not self.validates:
-            for c, track in enumerate(tracks):
-                own = self._own(params, c)
-                finite = all(bool(torch.isfinite(p).all()) for p in own.values())
-                track.params, track.step = own if finite else {}, plan.steps
         return self._chosen(configs, tracks)
 
     def _own(self, params: Any, c: int) -> dict[str, Tensor]:
         """A copy of the parameters of one configuration."""
         return {n: p.detach()[c * self.F :][: self.F].clone() for n, p in params.items()}
 
-    def _batches(self, C: int) -> Any:
+    def _batches(self, C: int) -> Iterator[Tensor]:
         """Rows of every member, ``[CF, B]`` a step; member k of all configurations has the same."""
         fewest = min(len(rows) for rows in self.train_rows)
-        size, taken = min(self.options.batch_size, fewest), 0
-        at, order = fewest, torch.empty(0)
-        while taken < self.options.steps:
+        size, at, order = min(self.batch, fewest), fewest, torch.empty(0)
+        for _ in range(self.steps):
             if at + size > fewest:
                 shuffled = [
                     rows[torch.randperm(len(rows), generator=self.shuffle).to(rows)[:fewest]]
@@ -440,24 +371,18 @@ class _Run:
                 ]
                 order, at = torch.stack(shuffled), 0
             yield order[:, at : at + size].repeat(C, 1)
-            at, taken = at + size, taken + 1
+            at += size
 
-    def _validate(
-        self, module: nn.Module, params: Any, buffers: Any, tracks: list[_Track], step: int
-    ) -> None:
+    def _validate(self, params: Any, buffers: Any, tracks: list[_Track], step: int) -> None:
         """Measure every configuration on what its members hold out."""
-        module.eval()
         parts = []
         with torch.no_grad():
             for k, held in enumerate(self.held):
                 p, b = ({n: t[k :: self.F] for n, t in s.items()} for s in (params, buffers))
-                parts.append(_apply(module, p, b, self.rows[held], shared=True))  # [C, n, K]
-        module.train()
+                parts.append(_apply(self.net, p, b, self.rows[held], shared=True))  # [C, n, K]
         out, rows = torch.cat(parts, dim=1), torch.cat(self.held)
-        losses = row_losses(out, self.y[rows])  # [C, n]
-        values = mean_loss(losses, self.weight[rows], self.labels).tolist()
+        values = mean_loss(out, self.y[rows]).tolist()
         for c, (track, value) in enumerate(zip(tracks, values, strict=True)):
-            track.curve.append((step, value))
             if value < track.value:
                 track.value, track.step, track.params = value, step, self._own(params, c)
                 track.out = out.new_full((len(self.x), out.shape[-1]), torch.nan).double()
@@ -467,20 +392,19 @@ class _Run:
         found = {}
         for method in dict.fromkeys(c.method for c in configs):
             lines = [(c, t) for c, t in zip(configs, tracks, strict=True) if c.method == method]
-            config, track = min(lines, key=lambda line: (not line[1].params, line[1].value))
-            if not track.params:
-                message = f"no configuration of {method} stayed finite. Lower the learning rate."
+            config, track = min(lines, key=lambda line: line[1].value)
+            if track.out is None:
+                message = f"no configuration of {method} stayed finite"
                 raise DivergedError(message)
             members = []
             for k in range(self.F):
                 net = self.make(0).cpu()
                 net.load_state_dict({n: p[k].cpu() for n, p in track.params.items()}, strict=False)
-                members.append(net.double().eval())
-            out = torch.full((len(self.x), 1), torch.nan) if track.out is None else track.out.cpu()
+                members.append(net.double())
             module = Members(members, labels=self.labels).eval()
-            loss = track.value if self.validates else math.nan
             search = [{**c._asdict(), "value": t.value, "step": t.step} for c, t in lines]
-            found[method] = Learned(config, module, loss, track.step, out, search, track.curve)
+            out = track.out.cpu()
+            found[method] = Learned(config, module, track.value, track.step, out, search)
         return found
 
 
@@ -497,12 +421,9 @@ class _Track:
     step: int = 0
     params: dict[str, Tensor] = field(default_factory=dict)
     out: Tensor | None = None
-    curve: list[tuple[int, float]] = field(default_factory=list)
 
 
-def learn_linear(
-    x: Tensor, y: Tensor, folds: Tensor, weight: Tensor, decays: Sequence[float]
-) -> Learned:
+def learn_linear(x: Tensor, y: Tensor, folds: Tensor, decays: Sequence[float]) -> Learned:
     """A linear model, trained to its minimum; the weight decay is chosen by held-out rows.
 
     With more columns than rows it is solved for the projections of the rows on each other: the
@@ -510,9 +431,7 @@ def learn_linear(
     """
     labels = not y.is_floating_point()
     outputs = int(y.max()) + 1 if labels else y.shape[1]
-    y = y if labels else y.double()
-    x, weight = x.double(), weight.double()
-    back = None
+    x, y, back = x.double(), y if labels else y.double(), None
     if x.shape[1] > len(x):
         squares, u = torch.linalg.eigh(x @ x.T)
         root = squares.clamp_min(1e-10 * float(squares.max())).sqrt()
@@ -523,19 +442,17 @@ def learn_linear(
     names, held = [k for k in folds.unique().tolist() if k >= 0], folds >= 0
     zero = torch.zeros(rows.shape[1], outputs, dtype=torch.float64)
     starts, tried = dict.fromkeys(names, zero), []
-    for decay in decays if names else [decays[len(decays) // 2]]:
+    for decay in decays:
         out = torch.full((len(x), outputs), torch.nan, dtype=torch.float64)
         for k in names:
             train = folds != k
-            starts[k] = solve(rows[train], y[train], weight[train], decay, starts[k])
+            starts[k] = solve(rows[train], y[train], decay, starts[k])
             out[folds == k] = rows[folds == k] @ starts[k]
-        losses = row_losses(out[held], y[held])
-        value = float(mean_loss(losses, weight[held], labels)) if names else math.nan
-        tried.append((value, decay, out))
+        tried.append((float(mean_loss(out[held], y[held])), decay, out))
     value, chosen, out = min(reversed(tried), key=lambda line: line[0])
     theta = zero
     for decay in decays[: decays.index(chosen) + 1]:  # L-BFGS follows the path of the weight decay
-        theta = solve(rows, y, weight, decay, theta)
+        theta = solve(rows, y, decay, theta)
     slope = theta[:-1] if back is None else back @ theta[:-1]
     no_code = torch.zeros(len(slope), 1)
     net = TableNet([len(slope), outputs], "identity", no_code, torch.Generator()).double().eval()
@@ -544,12 +461,12 @@ def learn_linear(
     )
     search = [{**Config(LINEAR, w)._asdict(), "value": v, "step": 1} for v, w, _ in tried]
     module = Members([net], labels=labels).eval()
-    return Learned(Config(LINEAR, chosen), module, value, 1, out, search, [])
+    return Learned(Config(LINEAR, chosen), module, value, 1, out, search)
 
 
-def _numbers(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tensor) -> Tensor:
+def _numbers(rows: Tensor, y: Tensor, decay: float, start: Tensor) -> Tensor:
     """Mean of ‖y − Aθ‖²/K + w/2 ‖θ‖², with a free intercept: one linear system."""
-    scaled = rows * (weight[:, None] * 2 / (len(rows) * y.shape[1]))
+    scaled = rows * (2 / (len(rows) * y.shape[1]))
     normal = scaled.T @ rows
     normal.diagonal()[:-1].add_(decay)
     normal.diagonal().add_(1e-12)
@@ -557,7 +474,7 @@ def _numbers(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tenso
     return found
 
 
-def _classes(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tensor) -> Tensor:
+def _classes(rows: Tensor, y: Tensor, decay: float, start: Tensor) -> Tensor:
     """Mean cross-entropy + w/2 ‖θ‖², by L-BFGS."""
     theta = start.clone().requires_grad_()
     stop: Any = {"max_iter": 200, "tolerance_grad": 1e-6, "tolerance_change": 0.0}
@@ -565,7 +482,7 @@ def _classes(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tenso
 
     def loss() -> Tensor:
         optimizer.zero_grad()
-        total = (weight * row_losses(rows @ theta, y)).mean() + decay / 2 * theta.square().sum()
+        total = row_losses(rows @ theta, y).mean() + decay / 2 * theta.square().sum()
         total.backward()
         return total
 
@@ -573,34 +490,14 @@ def _classes(rows: Tensor, y: Tensor, weight: Tensor, decay: float, start: Tenso
     return theta.detach()
 
 
-def _factory(
-    options: Options, x: Tensor, weight: Tensor, outputs: int, device: torch.device
-) -> Callable[[int], nn.Module]:
-    """A function from a seed to a network in float32."""
-    edges = quantile_edges(x, weight)
-
-    def build(seed: int) -> nn.Module:
-        if options.module is not None:
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)
-                return options.module(x.shape[1], outputs).float().to(device)
-        units = [x.shape[1], *options.hidden, outputs]  # type: ignore[misc]
-        generator = torch.Generator().manual_seed(seed)
-        return TableNet(units, options.activation, edges, generator).float().to(device)
-
-    return build
-
-
-def quantile_edges(x: Tensor, weight: Tensor) -> Tensor:
+def quantile_edges(x: Tensor) -> Tensor:
     """Quantiles of each column, ``[D, T + 1]``; equal ones are moved apart."""
     if x.shape[1] > MOST_BINNED:
         return torch.zeros(x.shape[1], 1)
     rows = torch.linspace(0, len(x) - 1, min(len(x), 10_000)).long()
-    values, order = x[rows].double().sort(0)  # [n, D]
-    mass = weight[rows].double()[order].cumsum(0).T.contiguous()  # [D, n]
-    wanted = torch.linspace(0, 1, BINS + 1, dtype=torch.float64) * mass[:, -1:]
-    place = torch.searchsorted(mass, wanted * (1 - 1e-9)).clamp_max(len(rows) - 1)
-    edges = values.T.gather(1, place)
+    values = x[rows].double().sort(0).values  # [n, D]
+    wanted = torch.linspace(0, 1, BINS + 1, dtype=torch.float64) * len(rows)
+    edges = values[((wanted * (1 - 1e-9)).ceil() - 1).clamp_min(0).long()].T.contiguous()
     for k in range(1, BINS + 1):
         edges[:, k] = torch.maximum(edges[:, k], edges[:, k - 1] + 1e-2)
     return edges.float()

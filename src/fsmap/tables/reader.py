@@ -1,4 +1,4 @@
-"""Tables in files: CSV (any usual separator, gzip too) and Parquet, as columns by name.
+"""Tables in CSV files, with any usual separator, as columns by name.
 
 A file that is something else is refused with what it looks like. Cells are text, or None where
 there is no value. What a column means is decided by :mod:`fsmap.tables.encoder`.
@@ -7,7 +7,6 @@ there is no value. What a column means is decided by :mod:`fsmap.tables.encoder`
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import math
 import re
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fsmap.errors import InputError, MissingDataError, require
+from fsmap.errors import InputError, MissingDataError
 
 Cells = npt.NDArray[Any]
 """One column: objects that are str or None."""
@@ -29,13 +28,11 @@ MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?"})
 
 SEPARATORS = ",;\t|"
 SIGNATURES = {
+    b"PAR1": "a Parquet file",
+    b"\x1f\x8b": "a gzip archive",
     b"PK\x03\x04": "a zip archive or an Excel workbook (.xlsx)",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook (.xls)",
     b"%PDF": "a PDF",
-    b"\x89PNG": "a PNG image",
-    b"\xff\xd8\xff": "a JPEG image",
-    b"\x89HDF": "an HDF5 file",
-    b"SQLite format 3": "an SQLite database",
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
@@ -59,26 +56,21 @@ class Table(NamedTuple):
 
 
 def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
-    """Read a CSV or Parquet file; the content decides which, not the name.
+    """Read a CSV file.
 
     ``missing`` are further cells that mean "no value", such as ``-999``. Raises InputError if it is
-    neither of the two, empty, ragged, or has bad column names.
+    something else, empty, ragged, or has bad column names.
     """
     path = Path(path)
-    if path.is_dir():
-        message = f"{path} is a folder. Name a CSV or Parquet file in it."
-        raise InputError(message)
     if not path.is_file():
         message = f"there is no file {path}"
         raise MissingDataError(message)
     data = path.read_bytes()
-    if data[:2] == b"\x1f\x8b":
-        data = gzip.decompress(data)
     if not data.strip():
         message = f"{path} is empty. A table has a line of column names and at least one row."
         raise InputError(message)
     empty = MISSING | {token.strip().lower() for token in missing}
-    columns, notes = _parquet(path) if data[:4] == b"PAR1" else _csv(path, data)
+    columns, notes = _csv(path, data)
     table = {
         name: _objects([None if c.strip().lower() in empty else c for c in cells])
         for name, cells in columns.items()
@@ -92,46 +84,19 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
     return Table(table, tuple(notes))
 
 
-def write_table(path: Path, columns: Mapping[str, Sequence[Any]]) -> bytes:
-    """The bytes of a table, by column: Parquet if the name ends so, CSV otherwise."""
-    if path.suffix.lower() in (".parquet", ".pq"):
-        pyarrow = require("pyarrow", extra="data")
-        parquet = require("pyarrow.parquet", extra="data")
-        buffer = io.BytesIO()
-        parquet.write_table(pyarrow.table(dict(columns)), buffer)
-        return buffer.getvalue()
+def write_table(columns: Mapping[str, Sequence[Any]]) -> str:
+    """A table as CSV, by column."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([_quoted(name) for name in columns])
     for row in zip(*columns.values(), strict=True):
         writer.writerow([_quoted(cell) for cell in row])
-    return text.getvalue().encode()
+    return text.getvalue()
 
 
 def _quoted(cell: Any) -> Any:
     """A text that a spreadsheet would run as a formula, with an apostrophe in front."""
     return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
-
-
-def _parquet(path: Path) -> tuple[dict[str, Cells], list[str]]:
-    parquet = require("pyarrow.parquet", extra="data")
-    import pyarrow
-
-    try:
-        found = parquet.read_table(path)
-    except (pyarrow.ArrowException, OSError) as error:
-        message = f"{path} begins like a Parquet file and cannot be read: {error}"
-        raise InputError(message) from error
-    _check_names(path, names := list(found.column_names))
-    columns = {name: map(_text, found[name].to_pylist()) for name in names}
-    return {name: _objects(list(cells)) for name, cells in columns.items()}, []
-
-
-def _text(value: Any) -> str:
-    """A value of a Parquet file as a CSV would have it; "None" is a missing one there too."""
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
@@ -143,18 +108,16 @@ def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
         message = f"{path} is not a CSV: {error}"
         raise InputError(message) from error
     header, *rows = [[cell.strip() for cell in line] for line in lines] or [[]]
-    while (last := len(header) - 1) > 0 and not header[last]:
-        if any(row[last:] != [""] for row in rows):
-            break
-        header, rows = header[:last], [row[:last] for row in rows]
-        notes.append("the lines end in a separator: the empty last column is left out")
-    _check_names(path, header)
+    width = len(header)
+    while width > 1 and not any(any(row[width - 1 :]) for row in (header, *rows)):
+        width -= 1  # the lines end in a separator
+    _check_names(path, header := header[:width])
     for number, row in enumerate(rows, start=1):
-        if len(row) > len(header) and not any(row[len(header) :]):
-            del row[len(header) :]
-        if len(row) != len(header):
+        if not any(row[width:]):
+            del row[width:]
+        if len(row) != width:
             message = (
-                f"{path}: row {number} has {len(row)} cells and the header has {len(header)} "
+                f"{path}: row {number} has {len(row)} cells and the header has {width} "
                 f"(separator {separator!r}): {_some(row)}. Is this a CSV, and is a text with a "
                 "separator in it quoted?"
             )
@@ -167,18 +130,15 @@ def _decoded(path: Path, data: bytes) -> tuple[str, list[str]]:
     found = next((what for start, what in SIGNATURES.items() if data.startswith(start)), None)
     if found is None and b"\0" in data[:65536]:
         found = "a binary file"
-    text, notes = "", []
-    if found is None:
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError:
-            text = data.decode("cp1252", errors="replace")
-            notes.append("the file is not UTF-8: it was read as Latin-1 (Windows-1252)")
-    start = text.lstrip()[:1]
-    if found is None and start in ("<", "{", "["):
-        found = "HTML or XML" if start == "<" else "JSON"
+    notes = []
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("cp1252", errors="replace")
+        notes.append("the file is not UTF-8: it was read as Latin-1 (Windows-1252)")
+    found = found or {"<": "HTML or XML", "{": "JSON", "[": "JSON"}.get(text.lstrip()[:1])
     if found is not None:
-        message = f"{path} is neither CSV nor Parquet: it looks like {found}. Export it as CSV."
+        message = f"{path} is no CSV: it looks like {found}. Export it as CSV."
         raise InputError(message)
     return text, notes
 

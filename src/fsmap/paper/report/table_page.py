@@ -54,7 +54,7 @@ def results(fitted: Fitted) -> Grid:
         cells = [_cell(name, found[name]) if name in found else "—" for name in names]
         strengths = ["—", "—"]
         if method in fitted.learned:
-            _, decay, strength, _ = fitted.learned[method].config
+            _, decay, strength = fitted.learned[method].config
             strengths = [_number(decay, 2), _number(strength, 2) if strength else "—"]
         lines.append([NAMES[method], *cells, *strengths])
     return ["", *(HEADINGS[name] for name in names), "weight decay", "λ"], lines
@@ -110,7 +110,7 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
     chosen, target = fitted.model.chosen, fitted.model.target
     facts = {
         "rows": f"{len(fitted.train)} to train and choose by, {len(fitted.test)} to test",
-        "ensemble": str(len(fitted.model.networks[chosen].members)),
+        "ensemble": str(len(fitted.model.network.members)),
         "time": duration(fitted.seconds),
         "torch": torch.__version__,
         "fsmap": fsmap.__version__,

@@ -35,7 +35,8 @@ def test_plain_lines_come_now_and_then(clock):
         bar.update(5)
         clock[0] = 40.0
         bar.update(8, "")
-    assert stream.getvalue().splitlines() == ["fourier   20%  20 s  n_train=400", "fourier   80%  40 s"]
+    lines = ["fourier   20%  20 s  n_train=400", "fourier   80%  40 s"]
+    assert stream.getvalue().splitlines() == lines
 
 
 def test_a_bar_inside_a_bar_and_a_silent_one_say_nothing(clock):

@@ -93,6 +93,18 @@ def test_more_columns_than_rows():
     np.testing.assert_allclose(model.predict(X), X[:, 0], atol=1e-2)
 
 
+def test_a_strength_in_nats(prices):
+    options = {**FAST, "reg_strength": "auto", "random_state": 0}
+    weak, strong = (LMAPRegressor(**options, reg_nats=c).fit(*prices) for c in (0.01, 1.0))
+    assert 0 < weak.reg_strength_ < strong.reg_strength_
+    assert np.std(strong.predict(prices[0])) < 0.9 * np.std(weak.predict(prices[0]))
+    none, plain = (
+        LMAPRegressor(**{**options, **given}).fit(*prices).predict(prices[0])
+        for given in ({"reg_nats": 0.0}, {"method": "ps-map"})
+    )
+    np.testing.assert_array_equal(none, plain)
+
+
 def test_pipeline_grid_search_and_clone(prices):
     X, y = prices
     model = make_pipeline(PolynomialFeatures(2, include_bias=False), LMAPRegressor(**FAST))
@@ -124,6 +136,8 @@ def test_few_rows(prices, kinds, rows):
     [
         ({**FAST, "method": "fs-map"}, "method must be .* got 'fs-map'"),
         ({**FAST, "steps": 0}, "steps must be at least 1, got 0"),
+        ({**FAST, "reg_strength": 0.1, "reg_nats": 0.1}, "reg_strength or reg_nats"),
+        ({**FAST, "reg_strength": "auto", "reg_nats": -1}, "finite number"),
         ({**FAST, "ensemble": 0}, "ensemble must be at least 1, got 0"),
         ({**FAST, "reg_strength": -1}, "finite number >= 0"),
         ({"px": "grid", **FAST}, "px must be 'normal', 'train' or a distribution"),

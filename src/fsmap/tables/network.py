@@ -22,7 +22,9 @@ from torch.func import functional_call, stack_module_state, vmap
 from fsmap.errors import ConstantTargetWarning, DivergedError, InputError
 from fsmap.linalg.estimators import Jvp, evaluate
 from fsmap.linalg.jacobian import Site
+from fsmap.lmap.strength import MEMORY
 from fsmap.models.mlp import MLP
+from fsmap.objective.geometry import SHARE as FLOOR
 from fsmap.progress import progress as progress_bar
 from fsmap.px import Empirical, EvalDistribution, Normal, as_px
 from fsmap.types import Params, as_device
@@ -140,6 +142,7 @@ class Options:
     hidden: int | Sequence[int] | str = AUTO
     weight_decay: float | str = AUTO
     reg_strength: float | str = AUTO
+    reg_nats: float | None = None
     px: Any = "normal"
     steps: Any = None
     device: str = "cpu"
@@ -158,6 +161,9 @@ class Options:
             value = getattr(self, name)
             if value != AUTO and not (isinstance(value, float | int) and 0 <= value < math.inf):
                 _refuse(f"{name} must be 'auto' or a finite number >= 0, got {value!r}")
+        nats = self.reg_nats
+        if nats is not None and (self.reg_strength != AUTO or not 0 <= nats < math.inf):
+            _refuse(f"give reg_strength or reg_nats, a finite number >= 0; got {nats}")
 
     def units(self, num_data: int) -> tuple[int, ...]:
         """Hidden layers for N rows.
@@ -287,7 +293,7 @@ class _Run:
         found, strength, decay = [], self.options.reg_strength, self.options.weight_decay
         large = len(self.x) > LARGE[0] or self.x.shape[1] > LARGE[1]
         for kind in kinds:
-            lam = 0.0 if kind == "ps-map" else strength
+            lam = 0.0 if kind == "ps-map" or self.options.reg_nats is not None else strength
             unit = self._unit() if lam == AUTO else math.nan
             pairs = [
                 (
@@ -329,8 +335,11 @@ class _Run:
         optimizer = torch.optim.Adam(params.values(), lr=LEARNING_RATE, fused=True)
         per_config = [[c.weight_decay, c.reg_strength] for c in configs]
         decay, strength = torch.tensor(per_config).repeat_interleave(F, 0).to(self.x).T
-        regularized = strength.nonzero()[:, 0].tolist()  # they follow each other
-        active = slice(regularized[0], regularized[-1] + 1) if regularized else slice(0, 0)
+        nats = self.options.reg_nats or 0.0
+        of_lmap = [m for m in range(C * F) if configs[m // F].method == "l-map"]  # side by side
+        active = slice(of_lmap[0], of_lmap[-1] + 1) if of_lmap else slice(0, 0)
+        regularized = bool(of_lmap) and (nats > 0 or bool(strength.any()))
+        usual = first = torch.zeros_like(strength[active])  # running mean of R, and at the start
         tracks = [_Track() for _ in configs]
         every = max(1, self.steps // VALIDATIONS)
         with progress_bar(self.steps, f"fit {C * F} networks", silent=not progress) as bar:
@@ -344,7 +353,12 @@ class _Run:
                 loss = losses.mean(1).sum() + (decay / 2 * squares.sum(0)).sum()
                 if regularized and step % EVERY == 0:
                     R = self._laplacian({n: p[active] for n, p in params.items()})
-                    loss = loss + EVERY * (strength[active] * R).sum()
+                    drawn = step // EVERY
+                    usual = usual + (R.detach() - usual) / min(drawn, MEMORY)
+                    first = usual if drawn <= MEMORY else first
+                    # the gradient of c·log(1 + R/R₀) has R̄ + R₀ below, which does not vary with ψ
+                    weights = strength[active] + nats / (usual + FLOOR * first)
+                    loss = loss + EVERY * (weights * R).sum()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -353,6 +367,9 @@ class _Run:
                     self._validate(params, buffers, tracks, step)
                     if all(step - track.step >= PATIENCE * every for track in tracks):
                         break
+        if nats and regularized:  # the λ that c amounts to at the end
+            lam = float((nats / (usual + FLOOR * first)).mean())
+            configs = [c._replace(reg_strength=lam * (c.method == "l-map")) for c in configs]
         return self._chosen(configs, tracks)
 
     def _own(self, params: Any, c: int) -> dict[str, Tensor]:

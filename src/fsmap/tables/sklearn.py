@@ -80,6 +80,8 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
         hidden: Units of the hidden layers, such as 64 or ``(256, 256)``; ``"auto"`` goes by rows.
         weight_decay: w, or ``"auto"``.
         reg_strength: λ, or ``"auto"``: chosen on held-out rows.
+        reg_nats: c, nats per row, instead of λ: c·log(1 + R/R₀) instead of λR, see
+            :class:`fsmap.LogTrace`. Leave ``reg_strength`` at ``"auto"``.
         px: The evaluation distribution over standardized inputs: ``"normal"`` is N(0, I),
             ``"train"`` the training rows, or one of ``fsmap.px``.
         steps: Optimizer steps at most; None goes by rows. The best on held-out rows are kept.

@@ -18,12 +18,11 @@ from torch import Tensor
 from fsmap.assess.model_average import ChainMean, PosteriorMean, interval, nuts_mean, posterior_mean
 from fsmap.data import synthetic
 from fsmap.errors import MissingExtraError
-from fsmap.models.basis import EXP, BumpBasis
-from fsmap.objective.closed_form import Invertible
+from fsmap.objective.closed_form import EXP, BumpBasis, Invertible
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
 from fsmap.paper import solvers
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all, log_ratio
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, Curve, Frame, Interactive, legend_above
 from fsmap.paper.report.tables import largest, listed
@@ -53,8 +52,8 @@ class MixtureConfig:
 
 
 def build() -> BumpBasis:
-    """The model, in float64."""
-    return BumpBasis([-0.5, 0.5], 0.03, "exp", dtype=torch.float64)
+    """The model."""
+    return BumpBasis([-0.5, 0.5], 0.03)
 
 
 def draw_data(config: MixtureConfig) -> list[Batch]:
@@ -148,6 +147,7 @@ class MixturePosterior(Experiment):
         "true objective in log space; the authors' notebook doubles the log-determinant, shown as "
         "a marked comparison only"
     )
+    departures = ("true log-determinant; the notebook's is twice it",)
     metrics = ("peak", "right_height", "left_height")
     columns = ("metric", "method", "objective")
     config = PosteriorConfig()
@@ -155,39 +155,33 @@ class MixturePosterior(Experiment):
 
     def run(self, config: PosteriorConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         model, data = build(), draw_data(config)
-        design, form = model.design(CURVE), log_det_form(config)
+        form = log_det_form(config)
         solutions = solve(config, data, config.prior_std, context.advance)
         left = solutions["ps-map", "none"][:, 0]
         for (method, objective), theta in solutions.items():
             where = {"objective": objective, "prior_std": config.prior_std}
-            notes = ("true log-determinant; the notebook's is twice it",)
-            about = where, notes if objective == TRUE else ()
-            yield Measured("function", design @ theta[0].exp(), method, 0, where)
-            for seed, heights in enumerate((model.scale * theta.exp()).tolist()):
-                yield Measured("left_height", heights[0], method, seed, *about)
-                yield Measured("right_height", heights[1], method, seed, *about)
+            yield Measured("function", model.design(CURVE) @ theta[0].exp(), method, 0, where)
+            for seed, heights in enumerate(model.scale * theta.exp()):
+                yield Measured("left_height", heights[0], method, seed, where)
+                yield Measured("right_height", heights[1], method, seed, where)
                 line = torch.stack([left[seed].expand_as(GRID), GRID], dim=-1)  # [n, 2]
                 log_p = log_density(data[seed], config.noise_std, config.prior_std)(line)
                 log_p = log_p - WEIGHTS[method, objective] * form.value(line)
                 density = log_p.softmax(0) / (GRID[1] - GRID[0])  # area 1
-                yield Measured("peak", GRID[density.argmax()], method, seed, *about)
+                yield Measured("peak", GRID[density.argmax()], method, seed, where)
                 if seed == 0:
                     yield Measured("density", density, method, 0, where)
         yield Measured("data", torch.stack([data[0].x, data[0].y]), seed=0)
 
     def claims(self, rows: Rows) -> list[Claim]:
-        sides = ({"objective": TRUE}, {"objective": "none"})
-        peaks, heights = (
-            [tables.select(rows, metric=metric, **side) for side in sides]
-            for metric in ("peak", "right_height")
-        )
-        ratio = log_ratio(*({row.seed: row.value for row in side} for side in heights))
+        sides = {"objective": TRUE}, {"objective": "none"}
+        peaks, heights = (tables.select(rows, metric=metric) for metric in ("peak", "right_height"))
         return [
             judge_all("p(f_θ|D) peaks at a θ_R more than 0.25 below that of p(θ_R|D)",
-                      {"": tables.paired(*peaks)}, below=-0.25,
-                      paper="different"),
+                      {"": compare(peaks, *sides)}, below=-0.25, paper="different"),
             judge_all("FS-MAP's right bump is below 0.75 of the height of PS-MAP's",
-                      {"": ratio}, ratio=True, below=0.75, paper="lower"),
+                      {"": compare(heights, *sides, ratio=True)}, ratio=True, below=0.75,
+                      paper="lower"),
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
@@ -218,12 +212,7 @@ def _look(row: Row) -> dict[str, Any]:
     if row.config["objective"] == DOUBLED:
         label = "FS-MAP, doubled log det (notebook)"
         return {"color": figures.MUTED, "linestyle": LINES[2]["linestyle"], "label": label}
-    plain = row.method == "ps-map"
-    label = r"PS-MAP, $p(\theta\,|\,\mathcal{D})$" if plain else (
-        r"FS-MAP, $p(f_\theta\,|\,\mathcal{D})$"
-    )  # fmt: skip
-    color = figures.COLORS[str(row.method)]
-    return {"color": color, "linestyle": "--" if plain else "-", "label": label}
+    return figures.method_style(str(row.method), marker="")
 
 
 PRINTED = (1.2, 10.0, 20.0)
@@ -283,7 +272,7 @@ class MixtureBMA(Experiment):
     def claims(self, rows: Rows) -> list[Claim]:
         distances = tables.select(rows, metric="distance")
         gaps = {
-            alpha: tables.paired(*(tables.select(members, method=m) for m in ("fs-map", "ps-map")))
+            alpha: compare(members, {"method": "fs-map"}, {"method": "ps-map"})
             for (alpha,), members in tables.group(distances, "prior_std").items()
         }
         narrow = {"": gaps[1.2]} if 1.2 in gaps else {}
@@ -304,7 +293,7 @@ class MixtureBMA(Experiment):
 
     def draw(self, rows: Rows) -> Plots:
         shown = [a for a in PRINTED if tables.select(rows, metric="average", prior_std=a)]
-        figure, panels = figures.axes(len(shown) or 1, panel=(2.9, 2.6), sharey=True, squeeze=False)
+        figure, panels = figures.axes(len(shown), panel=(2.9, 2.6), sharey=True, squeeze=False)
         for ax, alpha in zip(panels[0], shown, strict=True):
             for curve in _curves(rows, alpha):
                 look: dict[str, Any] = {"linestyle": "--" if curve.style == "dashed" else "-"}
@@ -315,13 +304,7 @@ class MixtureBMA(Experiment):
             ax.set(xlabel="$x$", title=rf"$\alpha = {alpha:g}$")
         panels[0][0].set_ylabel("$f(x)$")
         legend_above(figure, panels[0][0])
-        distances, ax = figures.axes(panel=(4.2, 2.9))
-        for method in ("ps-map", "fs-map"):
-            line = tables.line(tables.select(rows, metric="distance", method=method), "prior_std")
-            figures.plot_mean(ax, *line, method)
-        ax.set(xlabel=r"prior std $\alpha$", ylabel=r"$\|f - f_\mathrm{BMA}\|$ in $L_2(p_X)$")
-        ax.legend()
-        return {"mixture-bma": figure, "mixture-bma-distance": distances}
+        return {"mixture-bma": figure}
 
     def interactive(self, rows: Rows) -> Interactive | None:
         frames = []
@@ -381,21 +364,18 @@ def _by_chain(config: BMAConfig, data: Batch, alpha: float, average: Tensor) -> 
         return
     z = ((chain.mean - average) / chain.stderr).abs().max()
     yield Measured("chain_z", z, seed=0, config=where)
-    gap = distance(chain.mean, average)
-    yield Measured("distance_of_chain", gap, seed=0, config=where)
+    yield Measured("distance_of_chain", distance(chain.mean, average), seed=0, config=where)
 
 
 def _chain_agrees(rows: Rows) -> Claim:
     scores = tables.values_by(rows, "prior_std", metric="chain_z")
-    claim = Claim("Quadrature in 2-d and NUTS agree on the model average, within 4 Monte Carlo "
-                  "errors", None, source="ours", seeds=0)  # fmt: skip
+    text = "Quadrature in 2-d and NUTS agree on the model average, within 4 Monte Carlo errors"
     notes = {note for row in tables.select(rows, metric="chain_z") for note in row.deviations}
-    if not scores or notes:
-        return claim._replace(reason="; ".join(sorted(notes)) or "no rows")
     error = largest(tables.values(rows, metric="quadrature_error"))
     holds = error < 1e-6 and all(score < 4 for score in scores.values())
     ours = f"standard errors apart: {listed(scores, 'α', '.1f')}"
-    return claim._replace(holds=holds, ours=ours, seeds=1)
+    claim = exact(text, holds, ours, source="ours", seeds=int(bool(scores) and not notes))
+    return claim._replace(reason="; ".join(sorted(notes))) if notes else claim
 
 
 def _mean_distances(rows: Rows, alpha: float) -> dict[str, float]:
@@ -405,13 +385,12 @@ def _mean_distances(rows: Rows, alpha: float) -> dict[str, float]:
 
 def _curves(rows: Rows, alpha: float) -> list[Curve]:
     here, x = tables.select(rows, prior_std=alpha, seed=0), CURVE.tolist()
-    curves = []
-    for row in tables.select(here, metric="function"):
-        name = figures.NAMES[str(row.method)]
-        style = "dashed" if name == "PS-MAP" else "line"
-        curves.append(Curve(name, x, row.value, row.method, style))
+    curves = [
+        Curve(figures.NAMES[str(row.method)], x, row.value, row.method,
+              "dashed" if row.method == "ps-map" else "line")
+        for row in tables.select(here, metric="function")
+    ]  # fmt: skip
     curves += [Curve("BMA", x, row.value, "bma") for row in tables.select(here, metric="average")]
-    for row in tables.select(here, metric="data"):
-        xs, ys = row.value
-        curves.append(Curve("data", xs, ys, None, "points"))
+    points = [row.value for row in tables.select(here, metric="data")]
+    curves += [Curve("data", x, y, None, "points") for x, y in points]
     return curves

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,12 +27,12 @@ from fsmap.models.mlp import MLP
 from fsmap.objective.likelihood import Categorical
 from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
 from fsmap.objective.prior import Normal
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all, log_ratio
-from fsmap.paper.networks.clouds import color_bar, eigenvalues, jitter_text, jitter_title, square
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.networks.clouds import eigenvalues, jitter_text, square
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.figures import Frame, Interactive, legend_above
+from fsmap.paper.report.figures import Frame, Interactive
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import one_thread
+from fsmap.paper.solvers import Advance, one_thread
 from fsmap.px import Lattice, generator
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam
@@ -43,10 +43,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PRIOR_STD = 1.0
-"""The paper does not say; N(0, I)."""
-
 METHODS = ("ps-map", "fs-map", "l-map")
+FRESH = "fresh points of p_X at every step, not all 1600"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,27 +56,20 @@ class MoonsConfig:
     det_points: int = 64  # points a step for FS-MAP
     seeds: int = 2  # runs; a seed decides the first values, the points and ψ
 
-    def deviations(self, method: str) -> tuple[str, ...]:
-        """Where the protocol of these sizes departs from the paper's."""
-        found = [] if method == "ps-map" else ["fresh points of p_X at every step, not all 1600"]
-        if self.steps != 10_000:
-            found.append(f"{self.steps} steps at learning rate {self.lr:g}")
-        return tuple(found)
-
     def px(self) -> Lattice:
         """The evaluation distribution."""
         return square(self.grid)
 
     def objective(self, method: str, num_data: int, jitter: Tensor | None = None) -> Objective:
-        """The objective of a method at a jitter (PS-MAP: without one)."""
-        terms, px = (Categorical(), Normal(PRIOR_STD)), self.px()
-        if jitter is None:
+        """The objective of a method at a jitter; the paper does not print the prior."""
+        terms, px = (Categorical(), Normal(1.0)), self.px()
+        sizes: dict[str, Any] = {"jitter": jitter, "num_data": num_data}
+        if method == "ps-map":
             return ps_map(*terms, num_data=num_data)
-        points = min(self.det_points if method == "fs-map" else self.lap_points, len(px))
-        sizes: dict[str, Any] = {"num_points": points, "jitter": jitter, "num_data": num_data}
         if method == "fs-map":
-            return fs_map(*terms, px, **sizes)
-        return l_map(*terms, px, estimator="fd", **sizes)
+            return fs_map(*terms, px, num_points=min(self.det_points, len(px)), **sizes)
+        points = min(self.lap_points, len(px))
+        return l_map(*terms, px, num_points=points, estimator="fd", **sizes)
 
 
 def network(seed: int) -> MLP:
@@ -90,7 +81,7 @@ def network(seed: int) -> MLP:
 class Fitted(NamedTuple):
     """One trained member."""
 
-    member: dict[str, Any]  # jitter (absent for PS-MAP) and seed
+    where: dict[str, float]  # jitter; nothing for PS-MAP
     f: ModelFn
     params: Params
     data: Batch
@@ -117,8 +108,7 @@ def train(
     method: str,
     jitters: Sequence[float],
     seed: int,
-    advance: Callable[[float], None],
-    *,
+    advance: Advance,
     start: Params | None = None,
 ) -> Iterator[Fitted]:
     """Train all jitters of a method as one population."""
@@ -140,20 +130,8 @@ def train(
             progress=False,
         )
     for index, member in enumerate(grid):
-        yield Fitted(member, f, states.member(index).params, data)
-
-
-def _wide_table(
-    rows: Rows, by: Sequence[str], name: str, metric: str, *more: str
-) -> list[dict[str, Any]]:
-    """A line for each value of ``by``: a metric with its error, and means of others beside it."""
-    lines = []
-    for key, members in tables.group(tables.select(rows, metric=(metric, *more)), *by).items():
-        ours = tables.mean(tables.values(members, metric=metric))
-        line = {**dict(zip(by, key, strict=True)), "metric": name}
-        line |= {"ours": ours.mean, "stderr": ours.stderr, "runs": ours.n}
-        lines.append(line | {other: tables.mean_of(members, metric=other) for other in more})
-    return lines
+        where = {"jitter": member["jitter"]} if axes else {}
+        yield Fitted(where, f, states.member(index).params, data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,6 +154,9 @@ class MoonsEigs(Experiment):
         "one ψ and lap_points fresh points a step; eigenvalues on all 1600 points"
     )
     group = "networks"
+    departures = (FRESH,)
+    metrics = ("eigenvalue_sum", "largest_eigenvalue", "train_accuracy", "train_nll")
+    columns = ("metric", "method", "jitter")
     config = EigsConfig()
     quick = EigsConfig(
         steps=500, lr=1e-2, lap_points=100, det_points=48, seeds=1, jitters=(1e-10, 1e-4, 1.0, 1e2)
@@ -187,11 +168,8 @@ class MoonsEigs(Experiment):
 
     def run(self, config: EigsConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         method, seed = unit["method"], unit["seed"]
-        x = config.px().all()
-        deviations = config.deviations(method)
         for fitted in train(config, method, config.jitters, seed, context.advance):
-            where = {k: v for k, v in fitted.member.items() if k == "jitter"}
-            spectrum = eigenvalues(fitted.f, fitted.params, x)
+            spectrum = eigenvalues(fitted.f, fitted.params, config.px().all())
             found = {
                 "eigenvalue_sum": spectrum.sum(),
                 "largest_eigenvalue": spectrum.max(),
@@ -199,21 +177,15 @@ class MoonsEigs(Experiment):
                 "train_nll": fitted.nll(),
             }
             for metric, value in found.items():
-                yield Measured(metric, value, method, seed, where, deviations)
-
-    def table(self, rows: Rows) -> list[dict[str, Any]]:
-        more = ("largest_eigenvalue", "train_accuracy", "train_nll")
-        name = "sum of eigenvalues"
-        return _wide_table(rows, ("method", "jitter"), name, "eigenvalue_sum", *more)
+                yield Measured(metric, value, method, seed, fitted.where)
 
     def claims(self, rows: Rows) -> list[Claim]:
         sums = tables.select(rows, metric="eigenvalue_sum")
         jitters = sorted({row.config["jitter"] for row in sums if row.method != "ps-map"})
         low, high = (jitters or [math.nan])[0], (jitters or [math.nan])[-1]
-        base = tables.values_by(sums, "seed", method="ps-map")
         small, large = (
-            {figures.NAMES[method]: log_ratio(
-                tables.values_by(sums, "seed", method=method, jitter=jitter), base)
+            {figures.NAMES[method]: compare(sums, {"method": method, "jitter": jitter},
+                                            {"method": "ps-map"}, ratio=True)
              for method in ("fs-map", "l-map")}
             for jitter in (low, high)
         )  # fmt: skip
@@ -225,41 +197,21 @@ class MoonsEigs(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        figure, (left, right) = figures.axes(2, panel=(3.6, 2.9))
-        _draw_lines(left, tables.select(rows, metric="eigenvalue_sum"))
-        left.set(xscale="log", yscale="log", xlabel=r"jitter $\epsilon$")
-        left.set(ylabel=r"sum of eigenvalues of $\mathcal{J}$")
-        left.legend(loc="lower right")
-        _draw_lines(right, tables.select(rows, metric="train_nll"))
-        right.set(xscale="log", xlabel=r"jitter $\epsilon$", ylabel="train NLL, nats")
+        figure, ax = figures.axes(panel=(4.2, 3.0))
+        sums = tables.select(rows, metric="eigenvalue_sum")
+        for method in ("fs-map", "l-map"):
+            line = tables.line(tables.select(sums, method=method), "jitter")
+            figures.plot_mean(ax, *line, method)
+        base = tables.mean_of(sums, method="ps-map")
+        ax.axhline(base, **figures.method_style("ps-map", marker=""))
+        ax.set(xscale="log", yscale="log", xlabel=r"jitter $\epsilon$")
+        ax.set_ylabel(r"sum of eigenvalues of $\mathcal{J}$")
+        ax.legend()
         return {"moons-eigs": figure}
 
 
-def _draw_ps_map(ax: Axes, rows: Rows, jitters: Iterable[float]) -> None:
-    """PS-MAP, which has no ε, as a line across."""
-    ends, base = sorted(jitters), tables.mean_of(rows, method="ps-map")
-    look = figures.method_style("ps-map", marker="", linestyle=(0, (4, 2)))
-    ax.plot([ends[0], ends[-1]], [base, base], **look)
-
-
-def _draw_lines(ax: Axes, rows: Rows) -> None:
-    _draw_ps_map(ax, rows, {row.config["jitter"] for row in rows if "jitter" in row.config})
-    for method in ("fs-map", "l-map"):
-        figures.plot_mean(ax, *tables.line(tables.select(rows, method=method), "jitter"), method)
-
-
-SMOOTH = 144
-"""Pixels of a picture along each side."""
-
 LOW, HIGH = (-2.2, -1.7), (3.2, 2.2)
 """Corners of the picture: the data with some room around them."""
-
-PATH = {
-    "train_nll": "train NLL, nats",
-    "spread": "spread of probabilities",
-    "eigenvalue_sum": r"sum of eigenvalues of $\mathcal{J}$",
-}
-"""What is drawn against ε, and its name."""
 
 
 def axes_of(pixels: int) -> list[Tensor]:
@@ -268,42 +220,28 @@ def axes_of(pixels: int) -> list[Tensor]:
     return [torch.linspace(a, b, pixels, dtype=torch.float64) for a, b in ends]
 
 
-def points(pixels: int) -> Tensor:
-    """Points of the picture, row by row from below, ``[pixels², 2]``."""
-    x, y = axes_of(pixels)
-    return torch.cartesian_prod(y, x).flip(-1)
-
-
 def _draw_functions(
     figure: Figure, axes: Sequence[Axes], rows: Rows, jitters: Sequence[float]
 ) -> None:
     """Probabilities of L-MAP at each ε, with the data, and one color bar."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    # paler than the points that lie on it
-    colors = LinearSegmentedColormap.from_list("moons", ["#86addb", "#f4f2ee", "#e8a88f"])
-    look = {"origin": "lower", "aspect": "auto", "interpolation": "none", "vmin": 0, "vmax": 1}
-    where = {"metric": "probability", "method": "l-map", "start": "random", "seed": 0}
+    where = {"metric": "probability", "method": "l-map", "start": RANDOM, "seed": 0}
+    look = {"cmap": "coolwarm", "alpha": 0.6, "vmin": 0, "vmax": 1, "shading": "gouraud"}
     inputs, labels = (torch.tensor(tables.values(rows, metric=m)[0]) for m in ("inputs", "labels"))
     for ax, jitter in zip(axes, jitters, strict=True):
         (row,) = tables.select(rows, jitter=jitter, **where)
         pixels = math.isqrt(len(row.value))
-        coarse = torch.tensor(row.value, dtype=torch.float64).reshape(1, 1, pixels, pixels)
-        size = {"size": (SMOOTH, SMOOTH), "mode": "bilinear", "align_corners": True}
-        field = torch.nn.functional.interpolate(coarse, **size)[0, 0].numpy()
-        box = (LOW[0], HIGH[0], LOW[1], HIGH[1])
-        image = ax.imshow(field, extent=box, cmap=colors, **look)
+        field = torch.tensor(row.value).reshape(pixels, pixels).numpy()
+        x, y = (axis.numpy() for axis in axes_of(pixels))
+        image = ax.pcolormesh(x, y, field, **look)
         if field.min() < 0.45 and field.max() > 0.55:  # the boundary of a constant is an accident
-            ax.contour(*axes_of(SMOOTH), field, [0.5], colors=[figures.BLACK], linewidths=1.2)
-        for label, color in ((0, figures.COLORS["ps-map"]), (1, figures.COLORS["fs-map"])):
-            chosen = inputs[labels == label]
-            ax.scatter(chosen[:, 0], chosen[:, 1], s=9, color=color, edgecolor=figures.WHITE,
-                       linewidth=0.4, label=f"class {label}")  # fmt: skip
-        ax.set(xlabel="$x_1$", xlim=(LOW[0], HIGH[0]), ylim=(LOW[1], HIGH[1]))
+            ax.contour(x, y, field, [0.5], colors=[figures.BLACK], linewidths=1.2)
+        for label, method in ((0, "ps-map"), (1, "fs-map")):
+            ax.scatter(*inputs[labels == label].mT, s=9, color=figures.COLORS[method],
+                       edgecolor=figures.WHITE, linewidth=0.4)  # fmt: skip
+        ax.set(xlabel="$x_1$", title=jitter_text(jitter))
         ax.grid(visible=False)
     axes[0].set_ylabel("$x_2$")
-    bar = {"shrink": 0.9, "pad": 0.02, "ticks": [0, 0.5, 1]}
-    color_bar(figure, image, axes, "probability of class 1", **bar)
+    figure.colorbar(image, ax=axes, label="probability of class 1", ticks=[0, 0.5, 1])
 
 
 PAPER_JITTERS = (1e-2, 1e-1, 1.0, 10.0)
@@ -345,6 +283,9 @@ class MoonsSolutions(Experiment):
         "prior N(0, I). Panels and slider start from random values, as the paper does"
     )
     group = "networks"
+    departures = (FRESH,)
+    metrics = ("train_nll", "train_accuracy", "spread")
+    columns = ("metric", "method", "start", "jitter")
     config = SolutionsConfig()
     quick = SolutionsConfig(steps=400, lr=1e-2, lap_points=100, between=1, pixels=48)
 
@@ -360,18 +301,12 @@ class MoonsSolutions(Experiment):
         method, seed = unit["method"], unit["seed"]
         way = chain if unit["start"] == CHAIN else train
         for fitted in way(config, method, config.jitters(), seed, context.advance):
-            where = {k: v for k, v in fitted.member.items() if k == "jitter"}
-            where["start"] = unit["start"]
+            where = {**fitted.where, "start": unit["start"]}
             for metric, value in _look(config, fitted).items():
-                yield Measured(metric, value, method, seed, where, config.deviations(method))
+                yield Measured(metric, value, method, seed, where)
         if method == "ps-map" and seed == 0:
             yield Measured("inputs", fitted.data.x)
             yield Measured("labels", fitted.data.y)
-
-    def table(self, rows: Rows) -> list[dict[str, Any]]:
-        more = ("train_accuracy", "spread", "eigenvalue_sum")
-        by = ("method", "start", "jitter")
-        return _wide_table(rows, by, "train NLL, nats", "train_nll", *more)
 
     def claims(self, rows: Rows) -> list[Claim]:
         spread, nll, accuracy = (
@@ -416,9 +351,7 @@ class MoonsSolutions(Experiment):
         shown = [j for j in found if any(math.isclose(j, p, rel_tol=1e-6) for p in PAPER_JITTERS)]
         figure, axes = figures.axes(len(shown), panel=(2.6, 2.5), squeeze=False, sharey=True)
         _draw_functions(figure, list(axes[0]), rows, shown)
-        for ax, jitter in zip(axes[0], shown, strict=True):
-            ax.set_title(jitter_title(jitter))
-        return {"moons-solutions": figure, "moons-solutions-path": _path(rows)}
+        return {"moons-solutions": figure}
 
     def interactive(self, rows: Rows) -> Interactive:
         accuracy, nll = by_jitter(rows, "train_accuracy"), by_jitter(rows, "train_nll")
@@ -433,31 +366,12 @@ class MoonsSolutions(Experiment):
         return Interactive(title, "ε", frames, start=away.index(min(away)))
 
 
-def _path(rows: Rows) -> Figure:
-    """Numbers against ε, from both starts."""
-    figure, axes = figures.axes(3, panel=(2.9, 2.6))
-    dotted = {"linestyle": (0, (1, 1.2)), "marker": "v"}
-    looks: dict[str, dict[str, Any]] = {
-        RANDOM: {"label": "L-MAP, from random values"},
-        CHAIN: {"label": "L-MAP, from the next larger ε", **dotted},
-    }
-    for ax, (metric, label) in zip(axes, PATH.items(), strict=True):
-        for start, look in looks.items():
-            values = by_jitter(rows, metric, start)
-            ax.plot(list(values), list(values.values()), **figures.method_style("l-map", **look))
-        _draw_ps_map(ax, tables.select(rows, metric=metric), values)
-        ax.set(xscale="log", xlabel=r"$\epsilon$", ylabel=label)
-    axes[2].set_yscale("log")
-    legend_above(figure, axes[0])
-    return figure
-
-
 def chain(
     config: SolutionsConfig,
     method: str,
     jitters: Sequence[float],
     seed: int,
-    advance: Callable[[float], None],
+    advance: Advance,
 ) -> Iterator[Fitted]:
     """Train one jitter after another, from the largest down, each from the one before."""
     (fitted,) = train(config, "ps-map", (), seed, lambda _: None)
@@ -471,13 +385,14 @@ def chain(
 def _look(config: SolutionsConfig, fitted: Fitted) -> dict[str, Any]:
     x = config.px().all()
     probability = torch.sigmoid(fitted.logit(x))
-    picture = torch.sigmoid(fitted.logit(points(config.pixels)))
+    columns, lines = axes_of(config.pixels)
+    picture = torch.cartesian_prod(lines, columns).flip(-1)  # row by row from below
     return {
         "train_accuracy": fitted.accuracy(),
         "train_nll": fitted.nll(),
         "eigenvalue_sum": eigenvalues(fitted.f, fitted.params, x).sum(),
         "spread": probability.max() - probability.min(),
-        "probability": [round(p, 4) for p in picture.tolist()],
+        "probability": [round(p, 4) for p in torch.sigmoid(fitted.logit(picture)).tolist()],
     }
 
 

@@ -14,8 +14,8 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,29 +33,14 @@ from fsmap.paper.networks.clouds import jitter_text, square
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import one_thread
+from fsmap.paper.solvers import Advance, one_thread
 from fsmap.px import Lattice, Stream, generator
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam
 from fsmap.train.population import fit_population
 from fsmap.types import Batch, ModelFn, Params
 
-if TYPE_CHECKING:
-    pass
-
-IN, OUT = "layers.0.", "layers.1.weight"
-"""Parameters of hidden units: what comes in (first dimension: the unit), what goes out (last)."""
-
-
 PER_DECADE = 8
-ROUNDING = 1e-30
-"""Ratios of eigenvalues below this one are rounding: singular values have errors of 1e-16 of the
-largest, in float64."""
-
-TITLES = {
-    "1-2-1": "1-2-1, four parameters (appendix B.6)",
-    "2-4-1": "2-4-1 on two moons, 17 parameters",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,37 +91,36 @@ class Problem(NamedTuple):
             return -objective.loss(f, params, self.data, draws)[0] * objective.num_data
 
 
-def four_parameters() -> Problem:
-    """The network of appendix B.6, w₂ᵀ tanh(w₁x), on noisy values of one with unequal units."""
-    x = torch.linspace(-2, 2, 20, dtype=torch.float64)[:, None]
-    noise = torch.randn(20, 1, generator=generator("four-parameters"), dtype=torch.float64)
-    y = torch.tanh(2 * x) - 0.5 * torch.tanh(0.5 * x) + 0.3 * noise
-    return Problem((1, 2, 1), False, Batch(x, y), Gaussian(0.3), square(41, 3.0, 1))
+def problem_of(name: str) -> Problem:
+    """The network of appendix B.6, w₂ᵀ tanh(w₁x), or a 2-4-1 network with one logit on two moons.
 
-
-def two_moons() -> Problem:
-    """A 2-4-1 network with one logit on the two moons."""
+    The data of the first are noisy values of one with unequal units.
+    """
+    if name == "1-2-1":
+        x = torch.linspace(-2, 2, 20, dtype=torch.float64)[:, None]
+        noise = torch.randn(20, 1, generator=generator("four-parameters"), dtype=torch.float64)
+        y = torch.tanh(2 * x) - 0.5 * torch.tanh(0.5 * x) + 0.3 * noise
+        return Problem((1, 2, 1), False, Batch(x, y), Gaussian(0.3), square(41, 3.0, 1))
     data = moons(dtype=torch.float64)
     batch = Batch(data.x, data.y[:, None].double())
     return Problem((2, 4, 1), True, batch, Bernoulli(), square(12))
 
 
-PROBLEMS: dict[str, Callable[[], Problem]] = {"1-2-1": four_parameters, "2-4-1": two_moons}
+NETWORKS = {
+    "1-2-1": "1-2-1, four parameters (appendix B.6)",
+    "2-4-1": "2-4-1 on two moons, 17 parameters",
+}
 
 
 def merged(params: Params) -> Params:
     """The same network with its first two hidden units replaced by their mean."""
     result = {name: p.clone() for name, p in params.items()}
     for name, p in result.items():
-        if name.startswith(IN):
+        if name.startswith("layers.0."):  # what comes in: the first dimension is the unit
             p[:2] = p[:2].mean(0, keepdim=True)
-    result[OUT][:, :2] = result[OUT][:, :2].mean(1, keepdim=True)
+    out = result["layers.1.weight"]
+    out[:, :2] = out[:, :2].mean(1, keepdim=True)
     return result
-
-
-def between(start: Params, end: Params, t: float) -> Params:
-    """The point of a straight path that is ``t`` away from its end, in units of its length."""
-    return {name: end[name] + t * (start[name] - end[name]) for name in start}
 
 
 def path(problem: Problem, jitter: float, distances: list[float]) -> Tensor:
@@ -144,26 +128,19 @@ def path(problem: Problem, jitter: float, distances: list[float]) -> Tensor:
     f, params = functional(problem.network(0))
     start = {name: p.detach() for name, p in params.items()}
     end, objective = merged(start), problem.objective(jitter)
-    values = [problem.log_density(objective, f, between(start, end, t)) for t in distances]
-    return torch.stack(values)
-
-
-class Climb(NamedTuple):
-    """What an optimizer did, at the recorded steps."""
-
-    step: Tensor  # [T]
-    objective: Tensor  # [T, M]  nats
-    ratio: Tensor  # [T, M]  smallest eigenvalue of 𝒥 over the largest
+    places = [{n: end[n] + t * (start[n] - end[n]) for n in start} for t in distances]
+    return torch.stack([problem.log_density(objective, f, params) for params in places])
 
 
 def climb(
-    problem: Problem, jitter: float, config: PathologyConfig, advance: Callable[[float], None]
-) -> Climb:
+    problem: Problem, jitter: float, config: PathologyConfig, advance: Advance
+) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Maximize the objective with Adam, in stages of ten times smaller steps.
 
     Adam's steps have the size of the learning rate, however steep the objective is. So the distance
     to a singularity that it can keep is about one learning rate, and each stage shows what a
-    tenth of the distance is worth.
+    tenth of the distance is worth. Records are a step, and for each seed the objective in nats and
+    the smallest eigenvalue of 𝒥 over the largest, ``[M]``.
     """
     steps, every = config.steps, max(1, config.steps // 10)
     f, x = functional(problem.network(0))[0], problem.px.all()
@@ -202,8 +179,7 @@ def climb(
                 log_every=steps,
                 progress=False,
             )
-    step, values, ratios = zip(*records, strict=True)
-    return Climb(torch.tensor(step), torch.stack(values), torch.stack(ratios))
+    yield from records
 
 
 def _ratio(f: ModelFn, params: Params, x: Tensor) -> Tensor:
@@ -232,31 +208,25 @@ class MoonsPathology(Experiment):
 
     def units(self, config: PathologyConfig) -> list[Unit]:
         jitters = (0.0, *config.jitters)
-        return [{"network": name, "jitter": jitter} for name in PROBLEMS for jitter in jitters]
+        return [{"network": name, "jitter": jitter} for name in NETWORKS for jitter in jitters]
 
     def run(self, config: PathologyConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        problem, jitter = PROBLEMS[unit["network"]](), unit["jitter"]
+        problem, jitter = problem_of(unit["network"]), unit["jitter"]
         distances = config.distances()
         yield Measured("distance", distances, config=unit)
         yield Measured("path", path(problem, jitter, distances), "fs-map", config=unit)
-        climbed = climb(problem, jitter, config, context.advance)
+        step, objective, ratio = zip(*climb(problem, jitter, config, context.advance), strict=True)
         where = {**unit, "stages": config.stages}
-        yield Measured("step", climbed.step, config=where)
+        yield Measured("step", step, config=where)
         for seed in range(config.seeds):
-            yield Measured("objective", climbed.objective[:, seed], "fs-map", seed, where)
-            yield Measured("eigenvalue_ratio", climbed.ratio[:, seed], "fs-map", seed, where)
+            yield Measured("objective", torch.stack(objective)[:, seed], "fs-map", seed, where)
+            yield Measured("eigenvalue_ratio", torch.stack(ratio)[:, seed], "fs-map", seed, where)
 
     def table(self, rows: Rows) -> list[dict[str, Any]]:
+        text = "nats gained in the last decade of the path"
         return [
-            {
-                "network": one.network,
-                "jitter": one.jitter,
-                "metric": "nats gained in the last decade of the path",
-                "ours": one.decades[-1],
-                "objective after each stage": [round(v, 2) for v in one.stages],
-                "smallest / largest eigenvalue": one.final_ratio,
-            }
-            for one in settings(rows)
+            {"network": s.network, "jitter": s.jitter, "metric": text, "ours": s.decades[-1]}
+            for s in settings(rows)
         ]
 
     def claims(self, rows: Rows) -> list[Claim]:
@@ -298,38 +268,22 @@ class MoonsPathology(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        found = settings(rows)
-        networks = list(dict.fromkeys(one.network for one in found))
-        figure, axes = figures.axes(3, len(networks), panel=(3.1, 2.5), squeeze=False)
-        for line, network in zip(axes, networks, strict=True):
-            mine = [one for one in found if one.network == network]
+        figure, axes = figures.axes(2, len(NETWORKS), panel=(3.6, 2.5))
+        for (left, right), (network, title) in zip(axes, NETWORKS.items(), strict=True):
+            mine = [one for one in settings(rows) if one.network == network]
             for one, style in zip(mine, ("-", *(x["linestyle"] for x in LINES)), strict=False):
                 color = figures.COLORS["fs-map" if one.jitter else "ps-map"]
                 label = power(one.jitter) if one.jitter else "no jitter"
-                look = {"color": color, "label": label, "linestyle": style}
-                line[0].plot(one.distance, one.path, **look)
-                ratio = one.ratio.clamp(min=ROUNDING)
-                for ax, values in ((line[1], one.objective), (line[2], ratio)):  # [M, T]
-                    ax.fill_between(one.step, values.amin(0), values.amax(0), color=color,
-                                    alpha=0.12, linewidth=0)  # fmt: skip
-                    ax.plot(one.step, values.median(0).values, **look)
-            line[0].set(xscale="log", xlabel="distance to equal units", ylabel="objective, nats")
-            line[0].invert_xaxis()
-            line[0].set_title(TITLES.get(network, network), loc="left")
-            line[1].set(xlabel="step of Adam", ylabel="objective, nats")
-            # the first steps, from random values, are left out
-            later = torch.cat([one.objective[:, len(one.step) // 10 :] for one in mine])
-            line[1].set_ylim(bottom=float(later.min() - 0.05 * (later.max() - later.min())))
-            line[2].set(
-                xlabel="step of Adam", yscale="log", ylabel=r"$\lambda_{\min}/\lambda_{\max}$"
-            )
-            line[2].axhline(ROUNDING, color=figures.MUTED, linewidth=0.8, linestyle=":")
-            edges = [int(mine[0].step.max()) / mine[0].parts * k for k in range(mine[0].parts + 1)]
-            for ax in line[1:]:
-                for edge in edges[1:-1]:
-                    ax.axvline(edge, color=figures.GRID, linewidth=0.8)
-                ax.grid(visible=False, axis="x")
-                ax.set_xticks([math.floor(edge) for edge in edges])
+                left.plot(one.distance, one.path, color=color, label=label, linestyle=style)
+                values = one.objective[:, len(one.step) // 10 :]  # not the first steps, [M, T]
+                step = one.step[-values.shape[1] :]
+                ends = values.amin(0), values.amax(0)
+                right.fill_between(step, *ends, color=color, alpha=0.12, linewidth=0)
+                right.plot(step, values.median(0).values, color=color, linestyle=style)
+            left.set(xscale="log", xlabel="distance to equal units", ylabel="objective, nats")
+            left.invert_xaxis()
+            left.set_title(title, loc="left")
+            right.set(xlabel="step of Adam", ylabel="objective, nats")
         legend_above(figure, axes[0, 0])
         return {"moons-pathology": figure}
 
@@ -379,9 +333,6 @@ def settings(rows: Rows) -> list[Setting]:
             for metric in ("distance", "path", "step", "objective", "eigenvalue_ratio")
         )
         parts = tables.select(here, metric="objective")[0].config["stages"]
-        found.append(
-            Setting(
-                network, jitter, parts, distance[0], path[0], step[:1].ravel(), objective, ratio
-            )
-        )
+        about = network, jitter, parts, distance[0], path[0], step[:1].ravel()
+        found.append(Setting(*about, objective, ratio))
     return found

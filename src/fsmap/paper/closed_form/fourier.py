@@ -39,6 +39,7 @@ PAPER, PAPER_JITTER = "paper", 1e-32
 """The paper's numerical protocol: what the authors' code adds inside the logarithm. It cuts the
 exact objective off where σ'²Φᵢᵢ falls below it, near |θ| = 18."""
 NO_JITTER = "no jitter; the authors' code adds 1e-32 inside the logarithm"
+FLOAT32 = "the authors' code factorizes Φ in float32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,10 +177,8 @@ def fit(
     found, done = [], 0
     for form, block in itertools.groupby(variants, attrgetter("form")):
 
-        def build(
-            noise_std: Tensor, jitter: Tensor, num_data: Tensor, form: Any = form
-        ) -> Objective:
-            return objective_of(TANH, noise_std, prior, form and form(jitter), num_data)
+        def build(noise_std: Tensor, jitter: Tensor, num_data: Tensor, f: Any = form) -> Objective:
+            return objective_of(TANH, noise_std, prior, f and f(jitter), num_data)
 
         members = [
             {"noise_std": v.noise_std, "jitter": v.jitter, "num_data": p.n_train, "split": q}
@@ -211,25 +210,17 @@ PANELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config(FourierConfig):
-    # numbers N of training points
-    sizes: tuple[int, ...] = (100, 200, 400, 800, 1_600, 3_200, 6_400)
-    # steps of a longer run at the largest N, one seed: 2,500 do not converge there
-    long_steps: int = 10_000
+    sizes: tuple[int, ...] = (100, 200, 400, 800, 1_600, 3_200, 6_400)  # N
+    long_steps: int = 10_000  # at the largest N, one seed: 2,500 do not converge there
 
 
 class Fourier(Experiment):
     id = "fourier"
     label = "Fig. 2 a–d"
     title = "FS-MAP on a Fourier model"
-    see = (
-        "How much more probable FS-MAP's function is, how curved the loss is around it, and how "
-        "test and training error go with N. The noise of the data is 0.1."
-    )
+    see = "How much more probable FS-MAP's function is, how curved its loss, and errors against N."
     cost = "2 min"
-    protocol = (
-        "exact: true objective in log space, no jitter. paper: 1e-32 inside the logarithm "
-        "(authors' code). Full-batch Adam from θ = 0."
-    )
+    protocol = "full-batch Adam from θ = 0; exact: no jitter, in log space; paper: ε = 1e-32"
     departures = (NO_JITTER,)
     metrics = tuple(PANELS)
     columns = ("metric", "n_train", "method", "objective")
@@ -344,19 +335,10 @@ class FourierPX(Experiment):
     id = "fourier-pX"
     label = "Fig. 3 b"
     title = "Which evaluation distribution"
-    see = (
-        "The test error with p_X where the test points are, and with a narrower one. How far apart "
-        "they are depends on the jitter alone: without it the objectives differ by a constant."
-    )
+    see = "Test errors with p_X where the test points are, and narrower: ε decides how they differ."
     cost = "90 s"
-    protocol = (
-        "jittered objective at ε = 1e-32 (authors), 1e-12, 1e-6, log det by QR of the features at "
-        "10,000 samples; exact: true objective in log space, the same for both p_X"
-    )
-    departures = (
-        NO_JITTER,
-        "log det by QR of the features; the authors' code factorizes Φ in float32",
-    )
+    protocol = "ε = 1e-32 (authors), 1e-12, 1e-6, and none: then the objective is that of any p_X"
+    departures = (NO_JITTER, f"log det by QR of the features; {FLOAT32}")
     metrics = ("test_rmse",)
     columns = ("px", "method", "jitter")
     config = PXConfig()
@@ -419,10 +401,7 @@ class FourierNoise(Experiment):
     id = "fourier-noise"
     label = "Fig. 4"
     title = "A wrong noise level"
-    see = (
-        "Test error of both methods if the likelihood's noise is not that of the data, from a "
-        "third of it to ten times as much."
-    )
+    see = "Test errors if the noise of the likelihood is a third to ten times that of the data."
     cost = "60 s"
     protocol = "exact: true objective in log space. paper: 1e-32 inside the logarithm"
     departures = (NO_JITTER,)
@@ -433,12 +412,9 @@ class FourierNoise(Experiment):
 
     def run(self, config: NoiseConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         variants = [
-            variant._replace(
-                config={**variant.config, "ratio": round(ratio, 6)},
-                noise_std=ratio * config.noise_std,
-            )
-            for variant in uniform_variants(config)
-            for ratio in config.ratios
+            v._replace(config={**v.config, "ratio": round(r, 6)}, noise_std=r * config.noise_std)
+            for v in uniform_variants(config)
+            for r in config.ratios
         ]
         yield from config.fit(variants, context.advance)
 
@@ -477,26 +453,17 @@ class FourierNoise(Experiment):
 @dataclasses.dataclass(frozen=True)
 class PointsConfig(JitterConfig):
     # numbers M of equidistant evaluation points, both ends of [-1, 1] included
-    points: tuple[int, ...] = (
-        *(10, 20, 40, 60, 80, 100, 120, 140, 160, 180),
-        *(200, 201, 202, 204, 250, 300, 500, 1_000),
-    )
+    points: tuple[int, ...] = (10, *range(20, 201, 20), 201, 202, 204, 250, 300, 500, 1_000)
 
 
 class FourierPoints(Experiment):
     id = "fourier-points"
     label = "Fig. 3 a"
     title = "How many evaluation points"
-    see = (
-        "Test error against the number M of evaluation points. Φ has full rank from M = 202 on: "
-        "sin(100πx) is zero on 201 points."
-    )
+    see = "Test error against the number M of evaluation points: Φ has full rank from M = 202 on."
     cost = "4 min"
-    protocol = (
-        "jittered objective at ε = 1e-32 (authors), 1e-12, 1e-6; log det by the alias classes of "
-        "the lattice, exact at any rank. M = ∞ is Uniform(−1, 1) at the same ε"
-    )
-    departures = ("log det in closed form; the authors' code factorizes Φ in float32",)
+    protocol = "ε = 1e-32 (authors), 1e-12, 1e-6; M = ∞ is Uniform(−1, 1) at the same ε"
+    departures = (f"log det in closed form; {FLOAT32}",)
     metrics = ("test_rmse",)
     columns = ("points", "method", "jitter")
     config = PointsConfig()
@@ -549,12 +516,9 @@ class FourierPoints(Experiment):
         curves = tables.group(tables.select(chosen, method="fs-map"), "jitter")
         for look, ((jitter,), members) in zip(LINES, curves.items(), strict=False):
             line = tables.line([r for r in members if math.isfinite(r.config["points"])], "points")
-            stderr = line.stderr if look is LINES[0] else [math.nan] * len(line.x)
-            label = f"FS-MAP, {power(jitter)}"
-            figures.plot_mean(ax, line.x, line.mean, stderr, "fs-map", label=label, **look)
-        base = tables.mean(tables.values(chosen, method="ps-map"))
-        ends = [min(line.x), max(line.x)]
-        figures.plot_mean(ax, ends, [base.mean] * 2, [base.stderr] * 2, "ps-map", marker="")
+            figures.plot_mean(ax, *line, "fs-map", label=f"FS-MAP, {power(jitter)}", **look)
+        base = tables.mean_of(chosen, method="ps-map")
+        ax.axhline(base, **figures.method_style("ps-map", marker=""))
         look = {"color": figures.COLORS["data"], "linewidth": 0.8, "linestyle": ":"}
         ax.axvline(201.5, label="full rank", **look)
         ax.set(xlabel="evaluation points $M$", ylabel="test RMSE")

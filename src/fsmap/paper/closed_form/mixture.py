@@ -24,7 +24,7 @@ from fsmap.objective.prior import Normal
 from fsmap.paper import solvers
 from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.figures import LINES, Curve, Frame, Interactive, legend_above
+from fsmap.paper.report.figures import LINES, legend_above
 from fsmap.paper.report.tables import largest, listed
 from fsmap.paper.rows import Claim, Row, Rows, Unit
 from fsmap.paper.solvers import Advance, objective_of, one_thread
@@ -138,15 +138,9 @@ class MixturePosterior(Experiment):
     id = "mixture-posterior"
     label = "Fig. 1 a, b"
     title = "Most likely functions or parameters"
-    see = (
-        "Where the two densities peak along θ_R, and the functions there. One data point supports "
-        "the right bump."
-    )
+    see = "Where the two densities peak along θ_R, and the functions there."
     cost = "5 s"
-    protocol = (
-        "true objective in log space; the authors' notebook doubles the log-determinant, shown as "
-        "a marked comparison only"
-    )
+    protocol = "true objective in log space; the notebook's doubled log det as a comparison only"
     departures = ("true log-determinant; the notebook's is twice it",)
     metrics = ("peak", "right_height", "left_height")
     columns = ("metric", "method", "objective")
@@ -190,10 +184,7 @@ class MixturePosterior(Experiment):
             left.plot(GRID.tolist(), row.value, **_look(row))
         left.set(xlabel=r"$\theta_R$", ylabel="density", xlim=(-6.5, 2), ylim=(0, None))
         left.set_title("Distinct posterior densities")
-        for row in tables.select(rows, metric="function"):
-            right.plot(CURVE.tolist(), row.value, **_look(row))
-        for row in tables.select(rows, metric="data"):
-            right.plot(*row.value, "o", color=figures.COLORS["truth"], label="data", markersize=4)
+        _draw_functions(right, rows)
         right.set(xlabel="$x$", ylabel="$f(x)$", title="Distinct learned functions")
         legend_above(figure, right)
         return {"mixture-posterior": figure}
@@ -209,10 +200,20 @@ class MixturePosterior(Experiment):
 
 
 def _look(row: Row) -> dict[str, Any]:
-    if row.config["objective"] == DOUBLED:
+    look = figures.method_style(str(row.method), marker="")
+    if row.config.get("objective") == DOUBLED:
         label = "FS-MAP, doubled log det (notebook)"
-        return {"color": figures.MUTED, "linestyle": LINES[2]["linestyle"], "label": label}
-    return figures.method_style(str(row.method), marker="")
+        look |= {"color": figures.MUTED, "linestyle": LINES[2]["linestyle"], "label": label}
+    return look
+
+
+def _draw_functions(ax: Any, rows: Rows) -> None:
+    for row in tables.select(rows, metric="function"):
+        ax.plot(CURVE.tolist(), row.value, **_look(row))
+    for row in tables.select(rows, metric="average"):
+        ax.plot(CURVE.tolist(), row.value, color=figures.COLORS["bma"], label="BMA")
+    for row in tables.select(rows, metric="data"):
+        ax.plot(*row.value, "o", color=figures.COLORS["truth"], label="data", markersize=4)
 
 
 PRINTED = (1.2, 10.0, 20.0)
@@ -233,16 +234,11 @@ class MixtureBMA(Experiment):
     title = "Which MAP function is nearer to the model average"
     see = "Distances of both MAP functions to the Bayesian model average as the prior widens."
     cost = "2 min"
-    protocol = (
-        "true objective in log space. BMA by 2-d Gauss-Legendre quadrature, by NUTS (pyro), and by "
-        "the authors' grid over θ_R with θ_L at its MAP value"
-    )
+    protocol = "true objective; BMA by 2-d quadrature, by NUTS, and by the authors' grid over θ_R"
     metrics = ("distance", "distance_of_grid", "distance_of_chain")
     columns = ("metric", "prior_std", "method")
     config = BMAConfig()
-    quick = BMAConfig(
-        prior_stds=(1.2, 3.0, 10.0, 20.0), panels=160, chain=250, chain_warmup=120, seeds=3
-    )
+    quick = BMAConfig(prior_stds=(1.2, 3.0, 10.0, 20.0), chain=250, chain_warmup=120, seeds=3)
 
     def units(self, config: BMAConfig) -> list[Unit]:
         return [{"prior_std": alpha} for alpha in config.prior_stds]
@@ -277,8 +273,13 @@ class MixtureBMA(Experiment):
         }
         narrow = {"": gaps[1.2]} if 1.2 in gaps else {}
         wide = {f"α = {alpha:g}": gap for alpha, gap in gaps.items() if alpha >= 10}
-        nearer = {a: min(_mean_distances(rows, a).values()) for a in gaps if a in PRINTED}
-        grid = tables.means_by(rows, "prior_std", metric="distance_of_grid")
+        grid, ps, fs = (
+            tables.means_by(rows, "prior_std", metric=metric, method=method)
+            for metric, method in (
+                ("distance_of_grid", None), ("distance", "ps-map"), ("distance", "fs-map")
+            )
+        )  # fmt: skip
+        nearer = {a: min(ps[a], fs[a]) for a in gaps if a in PRINTED}
         shares = {a: grid[a] / gap for a, gap in nearer.items() if a in grid}
         return [
             judge_all("PS-MAP is nearer to the BMA at α = 1.2 (FS-MAP's distance less PS-MAP's)",
@@ -295,25 +296,11 @@ class MixtureBMA(Experiment):
         shown = [a for a in PRINTED if tables.select(rows, metric="average", prior_std=a)]
         figure, panels = figures.axes(len(shown), panel=(2.9, 2.6), sharey=True, squeeze=False)
         for ax, alpha in zip(panels[0], shown, strict=True):
-            for curve in _curves(rows, alpha):
-                look: dict[str, Any] = {"linestyle": "--" if curve.style == "dashed" else "-"}
-                if curve.style == "points":
-                    look = {"linestyle": "", "marker": "o", "markersize": 4}
-                color = figures.COLORS[curve.method or "truth"]
-                ax.plot(curve.x, curve.y, color=color, label=curve.name, **look)
+            _draw_functions(ax, tables.select(rows, prior_std=alpha))
             ax.set(xlabel="$x$", title=rf"$\alpha = {alpha:g}$")
         panels[0][0].set_ylabel("$f(x)$")
         legend_above(figure, panels[0][0])
         return {"mixture-bma": figure}
-
-    def interactive(self, rows: Rows) -> Interactive | None:
-        frames = []
-        for alpha in sorted({row.config["prior_std"] for row in rows}):
-            ps, fs = _mean_distances(rows, alpha).values()
-            note = f"L2 distance to the BMA: PS-MAP {ps:.4f}, FS-MAP {fs:.4f}"
-            frames.append(Frame(f"α = {alpha:g}", _curves(rows, alpha), note=note))
-        title = "Widen the prior N(0, α²) and watch the model average"
-        return Interactive(title, "α", frames, "x", "f(x)") if frames else None
 
 
 def quadrature(config: BMAConfig, data: Batch, alpha: float, peak: Tensor) -> PosteriorMean:
@@ -376,21 +363,3 @@ def _chain_agrees(rows: Rows) -> Claim:
     ours = f"standard errors apart: {listed(scores, 'α', '.1f')}"
     claim = exact(text, holds, ours, source="ours", seeds=int(bool(scores) and not notes))
     return claim._replace(reason="; ".join(sorted(notes))) if notes else claim
-
-
-def _mean_distances(rows: Rows, alpha: float) -> dict[str, float]:
-    where = {"metric": "distance", "prior_std": alpha}
-    return {m: tables.mean_of(rows, method=m, **where) for m in ("ps-map", "fs-map")}
-
-
-def _curves(rows: Rows, alpha: float) -> list[Curve]:
-    here, x = tables.select(rows, prior_std=alpha, seed=0), CURVE.tolist()
-    curves = [
-        Curve(figures.NAMES[str(row.method)], x, row.value, row.method,
-              "dashed" if row.method == "ps-map" else "line")
-        for row in tables.select(here, metric="function")
-    ]  # fmt: skip
-    curves += [Curve("BMA", x, row.value, "bma") for row in tables.select(here, metric="average")]
-    points = [row.value for row in tables.select(here, metric="data")]
-    curves += [Curve("data", x, y, None, "points") for x, y in points]
-    return curves

@@ -87,10 +87,7 @@ class TheoryMetric(Experiment):
     id = "theory-metric"
     label = "Sec. 3.2, App. B.2, B.3"
     title = "When the evaluation distribution matters"
-    see = (
-        "log det 𝒥 under two evaluation distributions, one point per θ. Points on a line of slope "
-        "1 differ by a constant: p_X does not matter there."
-    )
+    see = "log det 𝒥 under two p_X, by θ: points on a line of slope 1 differ by a constant."
     cost = "5 s"
     protocol = "true objective, ε = 0, float64, Jacobians by automatic differentiation"
     group = "theory"
@@ -104,10 +101,8 @@ class TheoryMetric(Experiment):
         narrow = torch.linspace(-1, 1, config.points, dtype=torch.float64)
         wide = torch.linspace(-3, 3, config.points, dtype=torch.float64)
         few = torch.linspace(-2, 2, 3 * WIDTH, dtype=torch.float64)  # as many as parameters
-        even, skewed = (
-            torch.ones_like(narrow),
-            0.05 + torch.rand(len(few), generator=generator, dtype=torch.float64),
-        )
+        skewed = 0.05 + torch.rand(len(few), generator=generator, dtype=torch.float64)
+        even = torch.ones_like(wide)
         cases: dict[str, tuple[Function, int, Tensor, Tensor, Tensor]] = {
             "mlp": (network, 3 * WIDTH, narrow, wide, even),
             "linear": (polynomial, DEGREE + 1, narrow, wide, even),
@@ -144,11 +139,11 @@ class TheoryMetric(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        figure, panels = figures.axes(3, panel=(2.7, 2.8))
+        figure, panels = figures.axes(3, panel=(2.7, 2.8), sharex=True, sharey=True)
         for ax, (model, title) in zip(panels, TITLES.items(), strict=True):
-            values = torch.tensor(tables.values(rows, metric="log_det", model=model))  # [2, T]
+            values = tables.values(rows, metric="log_det", model=model)  # [2, T]
             ax.axline((0, 0), slope=1, color=figures.COLORS["data"], linewidth=0.8, linestyle="--")
-            centered = values - values.mean(1, keepdim=True)
+            centered = [torch.tensor(v, dtype=torch.float64) - sum(v) / len(v) for v in values]
             ax.plot(*centered, "o", color=figures.COLORS["fs-map"], markersize=3, alpha=0.6)
             second = "random weights" if model == "square" else "U(−3, 3)"
             first = "uniform weights" if model == "square" else "U(−1, 1)"
@@ -218,10 +213,7 @@ class TheorySymmetry(Experiment):
     title = "Symmetric networks have infinite prior density"
     see = "log p(f) as two units merge, without and with jitter, and its expectation over narrow q."
     cost = "45 s"
-    protocol = (
-        "exact Jacobians in float64, log det from singular values. q has constant function-space "
-        "entropy, N(θ, s²(𝒥+εI)⁻¹); N(θ, s²I) is a labelled variant"
-    )
+    protocol = "log det from singular values; q = N(θ, s²(𝒥+εI)⁻¹), and N(θ, s²I) as a variant"
     group = "theory"
     metrics = ("null_angle", "null_value", "growth", "expected_log_det")
     columns = ("metric", "jitter", "family", "samples")
@@ -266,25 +258,17 @@ class TheorySymmetry(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
+        figure, ax = figures.axes(panel=(4.4, 3.0))
         paths = tables.select(rows, metric="path")
         for line, row in zip(("-", "--", "-.", ":"), paths, strict=False):
             jitter = row.config["jitter"]
             color = figures.COLORS["fs-map" if jitter else "ps-map"]
             label = power(jitter) if jitter else "no jitter"
-            left.plot(*row.value, linestyle=line, color=color, label=label)
-        left.set(xlabel="distance $t$ to the fixed point", ylabel=r"$\log p(f_\theta)$")
-        log_scale(left, "x")
-        left.invert_xaxis()
-        left.legend()
-        for family, look in ((FUNCTION, "fs-map"), (PARAMETER, "l-map")):
-            figures.plot_mean(right, *_expected(rows, family), look, label=f"q = {family}")
-        for row in tables.select(rows, metric="jittered_log_det"):
-            label = rf"$\log\det(\mathcal{{J}}+\epsilon I)$, {power(row.config['jitter'])}"
-            right.axhline(row.value, color=figures.MUTED, linestyle="--", linewidth=1, label=label)
-        right.set(xlabel="draws of $q$", ylabel=r"$E_q[\log\det\mathcal{J}]$")
-        right.set_xscale("log")
-        right.legend()
+            ax.plot(*row.value, linestyle=line, color=color, label=label)
+        ax.set(xlabel="distance $t$ to the fixed point", ylabel=r"$\log p(f_\theta)$")
+        log_scale(ax, "x")
+        ax.invert_xaxis()
+        ax.legend()
         return {"theory-symmetry": figure}
 
 
@@ -332,15 +316,12 @@ def _expectations(
     yield Measured("jittered_log_det", jittered, config={"jitter": jitter})
 
 
-def _expected(rows: Rows, family: str) -> tables.Line:
-    return tables.line(tables.select(rows, metric="expected_log_det", family=family), "samples")
-
-
 def _finite(rows: Rows) -> Claim:
     """The last tenfold of draws moves the estimate by no more than its error."""
     steady, shown = True, []
     for family in (FUNCTION, PARAMETER):
-        _, mean, stderr = _expected(rows, family)
+        chosen = tables.select(rows, metric="expected_log_det", family=family)
+        _, mean, stderr = tables.line(chosen, "samples")
         (before, last), error = [math.nan, math.nan, *mean][-2:], [math.nan, *stderr[:-1]][-1]
         steady = steady and abs(last - before) < 4 * error + 0.05
         shown.append(f"{last:.2f} nats, moved by {abs(last - before):.2f} (q = {family})")
@@ -386,7 +367,7 @@ class TheoryFlat(Experiment):
             context.advance((number + 1) / len(config.noise_stds))
 
     def claims(self, rows: Rows) -> list[Claim]:
-        gap, residual = _line(rows, "relative_gap"), _line(rows, "residual")
+        gap, residual = (_line(rows, m, "noise_std").mean for m in self.metrics)
         slope = math.nan
         if len(gap) > 1:  # least squares in logarithms
             x, y = (torch.tensor(v, dtype=torch.float64).log() for v in (residual, gap))
@@ -403,15 +384,11 @@ class TheoryFlat(Experiment):
 
     def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.4, 3.0))
-        x, y = _line(rows, "residual"), _line(rows, "relative_gap")
-        ax.plot(x, y, color=figures.COLORS["fs-map"], marker="s", label="measured")
-        guide = [y[0] * (value / x[0]) ** 2 for value in x]
-        ax.plot(x, guide, color=figures.MUTED, linestyle=":", label="∝ residual²")
-        ylabel = r"$\|\nabla^2 L - \mathcal{J}\|_F \,/\, \|\mathcal{J}\|_F$"
-        ax.set(xlabel="training RMSE", ylabel=ylabel)
-        ax.set_yscale("log")
+        y, x = (_line(rows, m, "noise_std").mean for m in self.metrics)
+        ax.plot(x, y, color=figures.COLORS["fs-map"], marker="s")
+        ax.set_ylabel(r"$\|\nabla^2 L - \mathcal{J}\|_F \,/\, \|\mathcal{J}\|_F$")
+        ax.set(xlabel="training RMSE", yscale="log")
         log_scale(ax, "x")
-        ax.legend()
         return {"theory-flat": figure}
 
 
@@ -432,14 +409,12 @@ def compare(config: FourierConfig, theta: Tensor, train: Batch) -> tuple[Tensor,
     return gap, (out(theta) - train.y).square().mean().sqrt()
 
 
-def _line(rows: Rows, metric: str) -> list[float]:
-    return tables.line(tables.select(rows, metric=metric), "noise_std").mean
+def _line(rows: Rows, metric: str, x: str, method: str = "ps-map") -> tables.Line:
+    return tables.line(tables.select(rows, metric=metric, method=method), x)
 
 
 TARGETS = ((-1.0, 1.0), (1.0, 0.5), (-2.0, -2.5))
 """Values of θ₀ that PS-MAP is made to return."""
-NEAR = 1e-4
-"""One start is this near to θ₀: the peak is narrow, and other starts may end in a lesser one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -457,9 +432,7 @@ class TheoryAnyParameter(Experiment):
     title = "PS-MAP can be made to return anything"
     see = "Where the best solution of each method is if the model is written in (θ − θ₀)³."
     cost = "15 s"
-    protocol = (
-        "true objective, ε = 0; Adam from a grid of starts and one next to θ₀, the best one counts"
-    )
+    protocol = "true objective, ε = 0; Adam from a grid of starts and one next to θ₀"
     group = "theory"
     metrics = ("distance_to_target", "moved")
     columns = ("metric", "method")
@@ -486,9 +459,8 @@ class TheoryAnyParameter(Experiment):
             context.advance((number + 1) / 2)
 
     def claims(self, rows: Rows) -> list[Claim]:
-        near, far = (
-            tables.values(rows, metric="distance_to_target", method=method) for method in METHODS
-        )
+        gaps = tables.select(rows, metric="distance_to_target")
+        near, far = (tables.values(gaps, method=method) for method in METHODS)
         moved = largest(tables.values(rows, metric="moved", method="fs-map"))
         seeds = len({row.seed for row in rows})
         return [
@@ -502,7 +474,8 @@ class TheoryAnyParameter(Experiment):
     def draw(self, rows: Rows) -> Plots:
         figure, panels = figures.axes(2, panel=(3.4, 3.1), sharex=True, sharey=True)
         for ax, method in zip(panels, METHODS, strict=True):
-            ax.plot(*zip(*TARGETS, strict=True), "x", color=figures.INK, label=r"$\theta_0$")
+            places = zip(*TARGETS, strict=True)
+            ax.plot(*places, "x", color=figures.INK, markeredgewidth=1.6, label=r"$\theta_0$")
             for row in tables.select(rows, metric="theta", method=method):
                 plain = row.config["target"] is None
                 look = {"markersize": 10, "alpha": 0.3} if plain else {"markersize": 4.5}
@@ -547,7 +520,8 @@ class Task:
         """The best of all starts: θ and log|θ − θ₀|, ``[T, seeds, 2]``."""
         axis = torch.linspace(-3.3, 2.2, self.config.starts, dtype=torch.float64)
         grid = torch.cartesian_prod(axis, axis)[None] - self.target[:, 0]  # [T, starts, 2]
-        offset = torch.cat([grid, torch.full_like(grid[:, :1], NEAR)], dim=1)[:, :, None]
+        # one start is next to θ₀: the peak is narrow, and others may end in a lesser one
+        offset = torch.cat([grid, torch.full_like(grid[:, :1], 1e-4)], dim=1)[:, :, None]
         offset = offset.expand(-1, -1, len(self.power), -1)  # [T, starts, seeds, 2]
         sign, u = offset.sign(), offset.abs().log().requires_grad_()
         with one_thread():
@@ -564,14 +538,9 @@ class Task:
         return self.target[:, 0] + side * chosen.exp(), chosen
 
 
-HEIGHTS = (1.0, 0.6)
-"""Of the true bumps."""
-
-
 @dataclasses.dataclass(frozen=True)
 class LargeConfig:
-    # numbers N of training points
-    sizes: tuple[int, ...] = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+    sizes: tuple[int, ...] = (10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)  # N
     prior_std: float = 1.2  # α
     noise_std: float = 0.3  # σ
     panels: int = 40  # panels of the quadrature in each parameter
@@ -607,7 +576,7 @@ class TheoryLargeData(Experiment):
 
     def claims(self, rows: Rows) -> list[Claim]:
         error = largest(tables.values(rows, metric="quadrature_error"))
-        lines = {m: _distances(rows, m) for m in METHODS}
+        lines = {m: _line(rows, "distance", "n_train", m) for m in METHODS}
         fs, ps = (_rate(lines[m]) for m in ("fs-map", "ps-map"))
         last = [lines[m].mean[-1] if lines[m].x else math.nan for m in ("fs-map", "ps-map")]
         seeds = len({row.seed for row in rows})
@@ -624,7 +593,7 @@ class TheoryLargeData(Experiment):
     def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.4, 3.0))
         for method in METHODS:
-            figures.plot_mean(ax, *_distances(rows, method), method)
+            figures.plot_mean(ax, *_line(rows, "distance", "n_train", method), method)
         ax.set(xlabel="training points $N$", ylabel=r"$\|f - f_\mathrm{BMA}\|$ in $L_2(p_X)$")
         ax.set_yscale("log")
         log_scale(ax, "x")
@@ -643,7 +612,7 @@ def _mode(config: LargeConfig, data: Batch, method: str) -> Tensor:
 
 def _draw(config: LargeConfig, size: int, seed: int) -> Batch:
     model = mixture.build()
-    heights = torch.tensor(HEIGHTS, dtype=torch.float64) / model.scale
+    heights = torch.tensor([1.0, 0.6], dtype=torch.float64) / model.scale  # of the true bumps
     draw: dict[str, Any] = {"noise_std": config.noise_std, "dtype": torch.float64}
     draw["generator"] = torch.Generator().manual_seed(seed)
     return synthetic.regression(lambda x: model.design(x) @ heights, size, **draw)
@@ -662,10 +631,6 @@ def _average(config: LargeConfig, data: Batch, peak: Tensor) -> PosteriorMean:
     posterior = mixture.log_density(data, config.noise_std, config.prior_std)
     with one_thread():
         return posterior_mean(posterior, torch.exp, *sides)
-
-
-def _distances(rows: Rows, method: str) -> tables.Line:
-    return tables.line(tables.select(rows, metric="distance", method=method), "n_train")
 
 
 def _rate(line: tables.Line) -> float:

@@ -83,13 +83,6 @@ def test_errors_and_curvature_are_their_definitions():
     assert_close(found["curvature"], eigenvalues.mean())
 
 
-def test_a_problem_in_the_stack_ends_where_it_would_end_alone():
-    together = fitted()
-    problem = together.problems[3]
-    alone = fit(SMALL, [problem], uniform_variants(SMALL)[2:])
-    assert_close(together.theta[2, 3], alone.theta[0, 0], rtol=1e-9, atol=1e-12)
-
-
 def test_where_data_do_not_decide_the_exact_optimum_is_twice_the_prior_variance():
     """−θ²/2α² + 2 log cosh θ peaks where θ = 2α² tanh θ; the paper's jitter stops it near 18."""
     config = FourierConfig(
@@ -138,16 +131,6 @@ def test_solutions_are_maxima_of_a_shifted_prior(solved, method, objective, shif
 
         best = maximize(log_posterior, torch.zeros(2))
         assert_close(found[method, objective][seed], best, rtol=0, atol=1e-5)
-
-
-def test_the_log_determinant_is_that_of_the_jacobian():
-    config = MixtureConfig(num_points=100)
-    form = mixture.log_det_form(config)
-    f, _ = functional(mixture.build())
-    generator = torch.Generator().manual_seed(0)
-    x = 2 * torch.rand(config.num_points, generator=generator) - 1
-    theta = torch.tensor([0.3, -1.7])
-    assert_close(form.value(theta), logdet_slow(f, {"theta": theta}, x, 0.0))
 
 
 def test_distance_is_the_integral():

@@ -22,25 +22,12 @@ from fsmap.paper.networks.clouds import (
     spearman,
     square,
 )
-from fsmap.paper.networks.moons import METHODS, MoonsConfig, SolutionsConfig, network, train
+from fsmap.paper.networks.moons import MoonsConfig, SolutionsConfig, train
 from oracles import logdet_slow
-
-TINY_MOONS = MoonsConfig(steps=4, lr=1e-2, grid=6, lap_points=9, det_points=5)
 
 
 def nothing(share):
     assert 0 <= share <= 1
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_member_does_not_depend_on_its_neighbors(method):
-    both = list(train(TINY_MOONS, method, [0.1, 10.0], 0, nothing))
-    alone = list(train(TINY_MOONS, method, [10.0], 0, nothing))
-    assert len(both) == (1 if method == "ps-map" else 2)
-    for name, p in alone[0].params.items():
-        torch.testing.assert_close(both[-1].params[name], p)
-    moved = [not torch.equal(p, network(0).get_parameter(n)) for n, p in alone[0].params.items()]
-    assert all(moved)
 
 
 def test_a_chain_goes_down_and_each_link_starts_where_the_last_one_ended():

@@ -378,7 +378,6 @@ class FourierPX(Experiment):
             names.append(f"{px}, {how}")
         ax.set_xticks(range(len(names)), names, rotation=40, ha="right")
         ax.set(ylabel="test RMSE", xlabel=r"evaluation distribution $p_X$")
-        ax.grid(visible=False, axis="x")
         return {"fourier-pX": figure}
 
 

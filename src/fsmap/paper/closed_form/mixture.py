@@ -59,10 +59,8 @@ def build() -> BumpBasis:
 def draw_data(config: MixtureConfig) -> list[Batch]:
     """Ten points on the left and one on the right, once per seed."""
     draw: dict[str, Any] = {"noise_std": config.noise_std, "dtype": torch.float64}
-    return [
-        synthetic.two_bumps(generator=torch.Generator().manual_seed(seed), **draw)
-        for seed in range(config.seeds)
-    ]
+    generators = [torch.Generator().manual_seed(seed) for seed in range(config.seeds)]
+    return [synthetic.two_bumps(generator=generator, **draw) for generator in generators]
 
 
 def log_det_form(config: MixtureConfig) -> Invertible:
@@ -125,8 +123,7 @@ def pulls(data: Batch, theta: Tensor, noise_std: float) -> Tensor:
 def distance(a: Tensor, b: Tensor) -> Tensor:
     """Distance of two functions in L2(Uniform(−1, 1)), from their coefficients ``[..., 2]``."""
     gram = build().uniform_gram(-1.0, 1.0)
-    difference = a - b
-    return ((difference @ gram) * difference).sum(-1).sqrt()
+    return (((a - b) @ gram) * (a - b)).sum(-1).sqrt()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,14 +270,9 @@ class MixtureBMA(Experiment):
         }
         narrow = {"": gaps[1.2]} if 1.2 in gaps else {}
         wide = {f"α = {alpha:g}": gap for alpha, gap in gaps.items() if alpha >= 10}
-        grid, ps, fs = (
-            tables.means_by(rows, "prior_std", metric=metric, method=method)
-            for metric, method in (
-                ("distance_of_grid", None), ("distance", "ps-map"), ("distance", "fs-map")
-            )
-        )  # fmt: skip
-        nearer = {a: min(ps[a], fs[a]) for a in gaps if a in PRINTED}
-        shares = {a: grid[a] / gap for a, gap in nearer.items() if a in grid}
+        grid = tables.means_by(rows, "prior_std", metric="distance_of_grid")
+        ps, fs = (tables.means_by(distances, "prior_std", method=m) for m in ("ps-map", "fs-map"))
+        shares = {a: grid[a] / min(ps[a], fs[a]) for a in gaps if a in PRINTED and a in grid}
         return [
             judge_all("PS-MAP is nearer to the BMA at α = 1.2 (FS-MAP's distance less PS-MAP's)",
                       narrow, above=0, paper="PS-MAP nearer"),

@@ -141,11 +141,8 @@ def invert(config: Config, advance: Advance) -> Iterator[Measured]:
         target = synthetic.fourier_sum(config.num_frequencies, **draw)
         data.append(synthetic.regression(target, config.num_train, noise_std=1.0, low=0.0, **draw))
     rows = [Batch(features(batch.x, config.num_centers), batch.y) for batch in data]
-    generator = torch.Generator().manual_seed(0)
-    start = torch.randn(
-        config.seeds, config.num_centers + 1, generator=generator, dtype=torch.float64
-    )
-    start = start / math.sqrt(config.num_centers + 1)
+    size, generator = (config.seeds, config.num_centers + 1), torch.Generator().manual_seed(0)
+    start = torch.randn(size, generator=generator, dtype=torch.float64) / math.sqrt(size[1])
     members = [{"inverted": i, "split": q} for i in (0.0, 1.0) for q in range(config.seeds)]
 
     def objective(inverted: Tensor) -> Objective:

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 Numbers = Iterator[tuple[str, Any, dict[str, Any]]]
 """Metric, value and what varies."""
-SMALLEST, LARGEST = 0.1, 10.0
-"""Ends of the distribution of s."""
 MODERATE = 1.0
 """Networks with s up to this one are those that an initializer makes, or smaller ones."""
 
@@ -88,8 +86,7 @@ def draw_network(index: int, width: int = 16) -> ScaledNetwork:
     source = generator("scaled-network", index)
     model = MLP([2, width, width, width, width, 2], "tanh", init="lecun", generator=source)
     f, params = functional(model.double())
-    share = float(torch.rand((), generator=source, dtype=torch.float64))
-    scale = SMALLEST * (LARGEST / SMALLEST) ** share
+    scale = 0.1 * 100 ** float(torch.rand((), generator=source, dtype=torch.float64))
     return ScaledNetwork(index, scale, f, {n: scale * p.detach() for n, p in params.items()})
 
 

@@ -224,10 +224,8 @@ class SolutionsConfig(MoonsConfig):
 
     def jitters(self) -> list[float]:
         """The paper's four, with others between."""
-        first, last = math.log10(PAPER_JITTERS[0]), math.log10(PAPER_JITTERS[-1])
-        steps = (len(PAPER_JITTERS) - 1) * (self.between + 1)
-        powers = [first + (last - first) * k / steps for k in range(steps + 1)]
-        return [float(f"{10**power:.3g}") for power in powers]
+        steps = 3 * (self.between + 1)
+        return [float(f"{10 ** (3 * k / steps - 2):.3g}") for k in range(steps + 1)]
 
 
 class MoonsSolutions(Experiment):

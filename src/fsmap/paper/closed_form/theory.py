@@ -174,9 +174,9 @@ def _general(seed: int) -> Iterator[Measured]:
     metric = root @ root.mT  # entries of both signs
     rows = torch.func.jacrev(lambda t: f({"theta": t}, x))(theta).reshape(n, size)
     # 𝒥_ab = Σ g_mn ∂_a f_m ∂_b f_n, where m and n are a point and an output
-    pairs = itertools.product(range(n), repeat=2)
-    terms = [metric[i, j] * torch.outer(rows[i], rows[j]) for i, j in pairs]
-    direct = torch.stack(terms).sum(0)
+    direct = torch.zeros(size, size, dtype=torch.float64)
+    for i, j in itertools.product(range(n), repeat=2):
+        direct += metric[i, j] * torch.outer(rows[i], rows[j])
     # Z E[∂f ∂f' sgn g] with pairs drawn with probability |g|/Z, all outcomes counted
     total = metric.abs().sum()
     mean = torch.einsum("mn,mn,ma,nb->ab", metric.abs() / total, metric.sign(), rows, rows)

@@ -12,7 +12,7 @@ import torch
 
 from fsmap.paper.closed_form.fourier import NARROW, WIDE
 from fsmap.paper.closed_form.mixture import TRUE
-from fsmap.paper.closed_form.theory_geometry import FUNCTION, PARAMETER
+from fsmap.paper.closed_form.theory import FUNCTION, PARAMETER
 from fsmap.paper.experiment import Context, get
 from fsmap.paper.rows import Row, plain, revive
 

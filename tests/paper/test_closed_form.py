@@ -12,7 +12,7 @@ from fsmap.errors import DivergedError
 from fsmap.functional import functional
 from fsmap.objective.likelihood import Gaussian
 from fsmap.objective.prior import Normal
-from fsmap.paper.closed_form import mixture, reparam, theory_geometry
+from fsmap.paper.closed_form import mixture, reparam, theory
 from fsmap.paper.closed_form.fourier import (
     EXACT,
     FourierConfig,
@@ -21,12 +21,9 @@ from fsmap.paper.closed_form.fourier import (
     draw_problem,
     fit,
     narrow_factor,
-    uniform_blocks,
-    uniform_forms,
+    uniform_variants,
 )
-from fsmap.paper.closed_form.mixture import DOUBLED, TRUE, MixtureConfig, draw_data, log_det_form
-from fsmap.paper.closed_form.theory_geometry import compare
-from fsmap.paper.closed_form.theory_posterior import TARGETS, Task, TheoryAnyParameter
+from fsmap.paper.closed_form.mixture import DOUBLED, TRUE, MixtureConfig
 from fsmap.paper.solvers import maximize
 from fsmap.types import Batch
 from oracles import logdet_slow
@@ -36,7 +33,7 @@ SMALL = FourierConfig(num_frequencies=6, prior_std=2.0, steps=50, warmup=5, num_
 
 def fitted(config: FourierConfig = SMALL, sizes=(15, 40)):
     problems = [draw_problem(config, n, seed) for n in sizes for seed in range(config.seeds)]
-    return fit(config, problems, uniform_blocks(config))
+    return fit(config, problems, uniform_variants(config))
 
 
 def test_log_posterior_is_the_generic_objective():
@@ -44,14 +41,14 @@ def test_log_posterior_is_the_generic_objective():
     stack = fitted()
     f, _ = functional(SMALL.model())
     period = torch.linspace(-1, 1, 65)[:-1]
-    form = uniform_forms(SMALL)[EXACT]
+    form = uniform_variants(SMALL)[1].form(0.0)
     for k, q in ((0, 0), (1, 3), (2, 1)):
         problem, theta = stack.problems[q], stack.theta[k, q]
         params, train = {"theta": theta}, problem.train
         likelihood = Gaussian(SMALL.noise_std).value(f(params, train.x), train.y)
         prior = Normal(SMALL.prior_std).value(params)
         exact = likelihood + prior - 0.5 * logdet_slow(f, params, period, 0.0)
-        assert_close(stack.log_posterior(theta, problem, form), exact)
+        assert_close(SMALL.log_posterior(theta, train, form), exact)
 
 
 def test_compressed_data_have_the_same_likelihood():
@@ -86,13 +83,6 @@ def test_errors_and_curvature_are_their_definitions():
     assert_close(found["curvature"], eigenvalues.mean())
 
 
-def test_a_problem_in_the_stack_ends_where_it_would_end_alone():
-    together = fitted()
-    problem = together.problems[3]
-    alone = fit(SMALL, [problem], uniform_blocks(SMALL)[2:])
-    assert_close(together.theta[2, 3], alone.theta[0, 0], rtol=1e-9, atol=1e-12)
-
-
 def test_where_data_do_not_decide_the_exact_optimum_is_twice_the_prior_variance():
     """−θ²/2α² + 2 log cosh θ peaks where θ = 2α² tanh θ; the paper's jitter stops it near 18."""
     config = FourierConfig(
@@ -100,11 +90,8 @@ def test_where_data_do_not_decide_the_exact_optimum_is_twice_the_prior_variance(
     )
     problem = draw_problem(config, 200, 0)
     far = problem._replace(train=problem.train._replace(y=3 * problem.train.y.sign()))
-    blocks = [
-        block._replace(variants=[block.variants[0]._replace(noise_std=100.0)])
-        for block in uniform_blocks(config)[1:]
-    ]
-    exact, paper = fit(config, [far], blocks).theta[:, 0].abs()
+    variants = [variant._replace(noise_std=100.0) for variant in uniform_variants(config)[1:]]
+    exact, paper = fit(config, [far], variants).theta[:, 0].abs()
     moved = exact > 1
     assert moved.any()
     assert_close(exact[moved], torch.full_like(exact[moved], 50.0), rtol=1e-3, atol=0)
@@ -146,16 +133,6 @@ def test_solutions_are_maxima_of_a_shifted_prior(solved, method, objective, shif
         assert_close(found[method, objective][seed], best, rtol=0, atol=1e-5)
 
 
-def test_the_log_determinant_is_that_of_the_jacobian():
-    config = MixtureConfig(num_points=100)
-    form = mixture.log_det_form(config)
-    f, _ = functional(mixture.build())
-    generator = torch.Generator().manual_seed(0)
-    x = 2 * torch.rand(config.num_points, generator=generator) - 1
-    theta = torch.tensor([0.3, -1.7])
-    assert_close(form.value(theta), logdet_slow(f, {"theta": theta}, x, 0.0))
-
-
 def test_distance_is_the_integral():
     x = torch.linspace(-1, 1, 20_001)
     a, b = torch.tensor([1.0, 0.5]), torch.tensor([0.9, 0.8])
@@ -190,10 +167,10 @@ def test_charts_know_their_derivatives(chart):
 
 
 def test_in_the_coordinates_of_appendix_a_the_prior_is_infinite_at_the_target():
-    config = TheoryAnyParameter.quick
-    data = draw_data(config)
-    task = Task(data, log_det_form(config), config)
-    sign = torch.ones(len(TARGETS), 1, len(data), 2)
+    config = theory.TheoryAnyParameter.quick
+    data = mixture.draw_data(config)
+    task = theory.Task(data, mixture.log_det_form(config), config)
+    sign = torch.ones(len(theory.TARGETS), 1, len(data), 2)
 
     def rise(method: str) -> torch.Tensor:
         near, nearer = (torch.full_like(sign, value) for value in (-20.0, -30.0))
@@ -205,23 +182,12 @@ def test_in_the_coordinates_of_appendix_a_the_prior_is_infinite_at_the_target():
 
 def test_the_fixed_point_is_singular_and_its_neighbors_are_not():
     x = torch.linspace(-2, 2, 50)
-    fixed = torch.tensor(theory_geometry.FIXED)
-    apart = fixed + 0.1 * torch.tensor(theory_geometry.AWAY)
-    values = torch.linalg.svdvals(theory_geometry.scaled_jacobian(torch.stack([fixed, apart]), x))
+    fixed = torch.tensor(theory.FIXED)
+    apart = fixed + 0.1 * torch.tensor(theory.AWAY)
+    values = torch.linalg.svdvals(theory.scaled_jacobian(torch.stack([fixed, apart]), x))
     assert (values[0, 2:] < 1e-15).all()
     assert (values[1] > 1e-6).all()
-    assert theory_geometry.log_dets(apart[None], x).item() == pytest.approx(
-        2 * values[1].log().sum().item(), rel=1e-9
-    )
-
-
-def test_the_metrics_sums_are_the_definition():
-    generator = torch.Generator().manual_seed(0)
-    jacobian = torch.randn(3, 2, 4, generator=generator)
-    metric = torch.randn(3, 2, 3, 2, generator=generator)
-    exact = torch.einsum("ika,ikjl,jlb->ab", jacobian, metric, jacobian)
-    assert_close(theory_geometry.sum_over_metric(jacobian, metric), exact)
-    assert_close(theory_geometry.mean_over_metric(jacobian, metric), exact)
+    assert_close(theory.log_dets(apart[None], x)[0], 2 * values[1].log().sum())
 
 
 def test_hessian_and_gram_are_one_where_the_residual_is_zero():
@@ -229,10 +195,10 @@ def test_hessian_and_gram_are_one_where_the_residual_is_zero():
     theta = torch.linspace(-1, 1, 6)
     x = torch.linspace(-0.9, 0.8, 20)
     y = config.model().design(x) @ theta.tanh()
-    gap, residual = compare(config, theta, Batch(x, y))
+    gap, residual = theory.compare(config, theta, Batch(x, y))
     assert residual < 1e-15
     assert gap < 1e-14
-    gap, residual = compare(config, theta, Batch(x, y + 0.3 * torch.sin(7 * x)))
+    gap, residual = theory.compare(config, theta, Batch(x, y + 0.3 * torch.sin(7 * x)))
     assert residual > 0.1
     assert gap > 1e-3
 

@@ -35,7 +35,7 @@ def test_every_number_is_there_and_is_a_number(measured):
         encode(row._asdict())
 
 
-def test_tables_claims_pictures_and_sliders_come_from_the_rows(measured):
+def test_tables_claims_and_pictures_come_from_the_rows(measured):
     experiment, rows = measured
     for config in (experiment.config, experiment.quick):
         keys = [encode(unit) for unit in experiment.units(config)]
@@ -50,15 +50,9 @@ def test_tables_claims_pictures_and_sliders_come_from_the_rows(measured):
         assert "nan" not in str(claim.ours), claim
     with figures.style():
         drawn = experiment.draw(rows)
-        slider = experiment.interactive(rows)
     assert experiment.id in drawn
     assert all(figure.axes for figure in drawn.values())
     encode([claim._asdict() for claim in claims])
-    assert (slider is not None) == (experiment.id in ("mixture-bma", "moons-solutions"))
-    if experiment.id == "mixture-bma":
-        assert [frame.label for frame in slider.frames] == ["α = 1.2", "α = 20"]
-        assert {c.name for c in slider.frames[0].curves} == {"PS-MAP", "FS-MAP", "BMA", "data"}
-        assert experiment.interactive([]) is None
 
 
 @pytest.mark.parametrize("name", MAKERS)

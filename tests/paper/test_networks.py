@@ -10,10 +10,10 @@ import scipy.stats
 import torch
 
 from fsmap import log_det, trace
-from fsmap.data.synthetic import moons
 from fsmap.functional import functional, ravel
 from fsmap.linalg.jacobian import jacobian
 from fsmap.paper.experiment import Context
+from fsmap.paper.networks import moons as two_moons
 from fsmap.paper.networks.clouds import (
     LogDetConfig,
     LogDetMC,
@@ -22,56 +22,21 @@ from fsmap.paper.networks.clouds import (
     spearman,
     square,
 )
-from fsmap.paper.networks.moons import (
-    METHODS,
-    Fitted,
-    MoonsConfig,
-    SolutionsConfig,
-    chain,
-    network,
-    train,
-)
-from fsmap.paper.networks.moons_pathology import (
-    PROBLEMS,
-    merged,
-    path,
-)
+from fsmap.paper.networks.moons import MoonsConfig, SolutionsConfig, train
 from oracles import logdet_slow
-
-TINY_MOONS = MoonsConfig(steps=4, lr=1e-2, grid=6, lap_points=9, det_points=5)
 
 
 def nothing(share):
     assert 0 <= share <= 1
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_member_does_not_depend_on_its_neighbors(method):
-    both = list(train(TINY_MOONS, method, [0.1, 10.0], 0, nothing))
-    alone = list(train(TINY_MOONS, method, [10.0], 0, nothing))
-    assert len(both) == (1 if method == "ps-map" else 2)
-    for name, p in alone[0].params.items():
-        torch.testing.assert_close(both[-1].params[name], p)
-    moved = [not torch.equal(p, network(0).get_parameter(n)) for n, p in alone[0].params.items()]
-    assert all(moved)
-
-
 def test_a_chain_goes_down_and_each_link_starts_where_the_last_one_ended():
-    config = SolutionsConfig(steps=5, grid=6, lap_points=9)
-    links = list(chain(config, "l-map", [0.1, 1.0, 10.0], 0, nothing))
-    assert [link.member["jitter"] for link in links] == [10.0, 1.0, 0.1]
+    config = SolutionsConfig(steps=5, grid=6, lap_points=9, between=0)
+    links = list(two_moons.chain(config, 0, nothing))
+    assert [link.where["jitter"] for link in links] == [10.0, 1.0, 0.1, 0.01]
     step = MoonsConfig(steps=1, grid=6, lap_points=9)
-    (again,) = train(step, "l-map", [0.1], 0, nothing, start=links[1].params)
+    (again,) = train(step, "l-map", [0.1], 0, nothing, links[1].params)
     assert all(torch.equal(p, again.params[n]) for n, p in links[2].params.items())
-
-
-def test_numbers_of_a_fit():
-    f, params = functional(network(3))
-    data = moons(dtype=torch.float64)
-    fitted = Fitted({}, f, params, data)
-    out = f(params, data.x)
-    assert abs(fitted.nll() - torch.nn.functional.cross_entropy(out, data.y).item()) < 1e-12
-    assert fitted.accuracy() == (out.argmax(1) == data.y).double().mean()
 
 
 def test_networks_are_those_of_the_paper_and_depend_on_their_index_only():
@@ -123,11 +88,11 @@ def start(problem):
     return f, {n: p.detach() for n, p in params.items()}
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", two_moons.NETWORKS)
 def test_merged_units_are_a_fixed_point_and_singular(name):
-    problem = PROBLEMS[name]()
+    problem = two_moons.problem_of(name)
     f, params = start(problem)
-    end = merged(params)
+    end = two_moons.merged(params)
     first = end["layers.0.weight"]
     assert torch.equal(first[0], first[1])
     assert not torch.equal(params["layers.0.weight"][0], params["layers.0.weight"][1])
@@ -139,18 +104,18 @@ def test_merged_units_are_a_fixed_point_and_singular(name):
 
 def test_the_four_parameter_network_gains_four_log_ten_per_decade():
     # the smallest singular values fall like t and t³ where units merge at distance t
-    problem = PROBLEMS["1-2-1"]()
-    values = path(problem, 0.0, [1e-2, 1e-3])
+    problem = two_moons.problem_of("1-2-1")
+    values = two_moons.path(problem, 0.0, [1e-2, 1e-3])
     assert abs(float(values[1] - values[0]) - 4 * math.log(10)) < 0.05
-    bounded = path(problem, 1e-4, [1e-2, 1e-3])
+    bounded = two_moons.path(problem, 1e-4, [1e-2, 1e-3])
     assert abs(float(bounded[1] - bounded[0])) < 0.05
 
 
 @pytest.mark.parametrize("jitter", [0.0, 1e-4])
 def test_the_path_is_the_objective(jitter):
-    problem = PROBLEMS["2-4-1"]()
+    problem = two_moons.problem_of("2-4-1")
     f, params = start(problem)
-    (value,) = path(problem, jitter, [1.0])
+    (value,) = two_moons.path(problem, jitter, [1.0])
     out = f(params, problem.data.x)
     likelihood = problem.likelihood.value(out, problem.data.y)
     prior = problem.objective(jitter).prior.value(params)

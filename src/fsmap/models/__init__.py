@@ -1,4 +1,4 @@
-"""Models of the experiments: basis functions, perceptrons, residual networks."""
+"""Models of the experiments: perceptrons, residual networks."""
 
 from fsmap.models.mlp import MLP
 

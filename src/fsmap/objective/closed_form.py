@@ -1,8 +1,13 @@
-r"""$\log\det(D \Phi D + \epsilon I)$ of basis models, $D = \mathrm{diag}\,\sigma'(\theta)$.
+r"""Basis models and closed forms of their log-determinant (section 3.3).
 
-What is measured is ``log_slope`` $= \log|\sigma'(\theta)|$, ``[..., P]``: leading dimensions are
-members of a batch (seeds, sizes, jitters), all of them one computation. $\Phi$ holds the model's
-factor $s^2$ (``BasisModel.gram``). Which form is right depends on $\Phi$ and $\epsilon$:
+A basis model is $f_\theta(x) = s \sum_i \sigma(\theta_i)\varphi_i(x)$ with fixed features
+$\varphi_i$, so $\mathcal{J} = D \Phi D$ with $D = \mathrm{diag}\,\sigma'(\theta)$ and
+$\Phi = s^2\, E_{p_X}[\varphi\varphi^\top]$.
+
+A form takes ``log_slope`` $= \log|\sigma'(\theta)|$, ``[..., P]``, to
+$\log\det(D \Phi D + \epsilon I)$, ``[...]``: leading dimensions are members of a batch (seeds,
+sizes, jitters), all of them one computation. Which form is right depends on $\Phi$ and
+$\epsilon$:
 
 | form | $\Phi$ | $\epsilon$ | |
 |---|---|---|---|
@@ -18,19 +23,169 @@ of a basis model is flat (appendix B.3).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fsmap.errors import InputError, SingularGeometryError
 from fsmap.px import Stream
 from fsmap.types import Draws, ModelFn, Params
 
-PAPER_JITTER = 1e-32
-"""What the authors' code adds inside the logarithm: the *paper's protocol*. It cuts the exact
-objective off where σ'²Φᵢᵢ falls below it, for tanh near |θ| = 18."""
+
+class Squash(NamedTuple):
+    r"""An increasing function $\sigma$ and the logarithm of its derivative."""
+
+    value: Callable[[Tensor], Tensor]  # σ(θ), element by element
+    # log σ'(θ), finite wherever the true value is a finite float
+    log_slope: Callable[[Tensor], Tensor]
+
+
+def log_sech_squared(theta: Tensor) -> Tensor:
+    r"""$\log \tanh'(\theta) = \log \mathrm{sech}^2\theta$, exact in the tails.
+
+    Examples:
+        >>> log_sech_squared(torch.tensor([0.0, 30.0, -2000.0], dtype=torch.float64)).tolist()
+        [0.0, -58.61370563888011, -3998.61370563888]
+    """
+    return 2 * math.log(2) - 2 * torch.logaddexp(theta, -theta)
+
+
+TANH = Squash(torch.tanh, log_sech_squared)
+EXP = Squash(torch.exp, lambda theta: theta)
+IDENTITY = Squash(lambda theta: theta, torch.zeros_like)
+
+
+class BasisModel(nn.Module):
+    r"""$f_\theta(x) = s \sum_i \sigma(\theta_i)\,\varphi_i(x)$ with features given by a subclass.
+
+    In float64; parameters start at zero, as in the authors' code.
+
+    Args:
+        num_features: P.
+        squash: $\sigma$.
+        scale: $s$; $1/\sqrt P$ (authors' code) if None.
+    """
+
+    def __init__(self, num_features: int, squash: Squash, scale: float | None = None) -> None:
+        super().__init__()
+        self.squash = squash
+        self.scale = 1 / math.sqrt(num_features) if scale is None else scale
+        self.theta = nn.Parameter(torch.zeros(num_features, dtype=torch.float64))  # [P]
+
+    def phi(self, x: Tensor) -> Tensor:
+        r"""The features $\varphi_i(x)$ without the factor $s$, ``[S]`` to ``[S, P]``."""
+        raise NotImplementedError
+
+    def design(self, x: Tensor) -> Tensor:
+        r"""$s\,\varphi_i(x)$, ``[S, P]``: the function is ``design(x) @ squash(theta)``."""
+        return self.scale * self.phi(x.reshape(-1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The function at ``x``, ``[S]`` or ``[S, 1]``, in the shape of ``x``."""
+        return (self.design(x) @ self.squash.value(self.theta)).reshape(x.shape)
+
+    def gram(self, x: Tensor) -> Tensor:
+        r"""$\Phi$ for $p_X$ = the empirical distribution of the points, ``[P, P]``."""
+        design = self.design(x)
+        return design.mT @ design / len(design)
+
+    def factor(self, x: Tensor) -> Tensor:
+        r"""A square root of $\Phi$ for the empirical $p_X$: $F^\top F = \Phi$, ``[min(S, P), P]``.
+
+        F keeps eigenvalues of $\Phi$ down to $10^{-32}$ of the largest; $\Phi$ itself loses them.
+        """
+        design = self.design(x)
+        rows: Tensor = design / math.sqrt(len(design))
+        return rows if len(rows) <= rows.shape[-1] else torch.linalg.qr(rows, mode="r").R
+
+
+class FourierBasis(BasisModel):
+    r"""$\{\cos(i\pi x), \sin(i\pi x)\}$, $i = 1 \ldots n$: P = 2n, cosines first.
+
+    Examples:
+        >>> FourierBasis(2).uniform_gram(-1.0, 1.0).diagonal().tolist()  # Φ = I/2, times 1/P = 1/4
+        [0.125, 0.125, 0.125, 0.125]
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, num_frequencies: int, squash: Squash = TANH, **options: Any) -> None:
+        super().__init__(2 * num_frequencies, squash, **options)
+        frequencies = math.pi * torch.arange(1, num_frequencies + 1, dtype=torch.float64)
+        self.register_buffer("frequencies", frequencies)  # [n]
+
+    def phi(self, x: Tensor) -> Tensor:
+        """Cosines, then sines, ``[S, P]``."""
+        angles = x[:, None] * self.frequencies  # [S, n]
+        return torch.cat([angles.cos(), angles.sin()], dim=-1)
+
+    def uniform_gram(self, low: float, high: float) -> Tensor:
+        r"""$\Phi$ for $p_X = \mathrm{Uniform}(low, high)$, in closed form; $s^2 I/2$ on (-1, 1).
+
+        Products of cosines and sines become sums and differences of frequencies, whose mean over
+        the interval is $E\cos\kappa x = \cos(\kappa m)\,\mathrm{sinc}(\kappa h)$ with midpoint m
+        and half-width h.
+        """
+        k, middle, half = self.frequencies, (low + high) / 2, (high - low) / 2
+        minus, plus = k[:, None] - k, k[:, None] + k  # [n, n]
+
+        def mean(wave: Callable[[Tensor], Tensor], kappa: Tensor) -> Tensor:
+            return wave(kappa * middle) * torch.sinc(kappa * half / math.pi)
+
+        cc = mean(torch.cos, minus) + mean(torch.cos, plus)
+        ss = mean(torch.cos, minus) - mean(torch.cos, plus)
+        cs = mean(torch.sin, plus) - mean(torch.sin, minus)  # E cos(k_i x) sin(k_j x), times 2
+        top, bottom = torch.cat([cc, cs], dim=1), torch.cat([cs.mT, ss], dim=1)
+        return self.scale**2 * torch.cat([top, bottom]) / 2
+
+    def lattice(self, num_points: int, jitter: float | Tensor) -> FourierLattice:
+        """The closed form for p_X = ``linspace(-1, 1, num_points)``."""
+        if num_points < 2:
+            message = f"num_points must be at least 2 (both ends of [-1, 1]), got {num_points}."
+            raise InputError(message)
+        num, around = len(self.frequencies), num_points - 1
+        classes: dict[tuple[bool, int], list[int]] = {}
+        for parameter in range(2 * num):
+            frequency = parameter % num + 1
+            alias = min(frequency % around, -frequency % around)
+            classes.setdefault((parameter < num, alias), []).append(parameter)
+        longest = max(map(len, classes.values()))
+        members = [c + [2 * num] * (longest - len(c)) for c in classes.values()]
+        cosine = torch.tensor([is_cosine for is_cosine, _ in classes])
+        aliases = torch.tensor([alias for _, alias in classes])
+        ends = (aliases == 0) | (2 * aliases == around)  # of the spectrum
+        power = torch.where(ends, cosine.double(), 0.5)  # mean square over the n points
+        kappa = around / num_points * self.scale**2 * power
+        repeat = torch.tensor(self.scale**2 / num_points, dtype=torch.float64)
+        return FourierLattice(torch.tensor(members), kappa.log(), cosine, repeat.log(), jitter)
+
+
+class BumpBasis(BasisModel):
+    r"""Gaussian bumps $\varphi_i(x) = \exp(-(x - c_i)^2 / w)$."""
+
+    centers: Tensor
+
+    def __init__(self, centers: Sequence[float], width: float, squash: Squash = EXP) -> None:
+        super().__init__(len(centers), squash)
+        self.width = width
+        self.register_buffer("centers", torch.tensor(centers, dtype=torch.float64))  # [P]
+
+    def phi(self, x: Tensor) -> Tensor:
+        """The bumps, ``[S, P]``."""
+        return torch.exp(-(x[:, None] - self.centers).square() / self.width)
+
+    def uniform_gram(self, low: float, high: float) -> Tensor:
+        r"""$\Phi$ for $p_X = \mathrm{Uniform}(low, high)$, in closed form (error functions).
+
+        A product of two bumps is a bump of half the width at the middle of their centers.
+        """
+        c, w = self.centers, self.width
+        middle, apart, root = (c[:, None] + c) / 2, c[:, None] - c, math.sqrt(w / 2)  # [P, P]
+        area = torch.erf((high - middle) / root) - torch.erf((low - middle) / root)
+        mean = math.sqrt(math.pi * w / 2) / 2 * area / (high - low)
+        return self.scale**2 * (torch.exp(-apart.square() / (2 * w)) * mean)
 
 
 class Form(Protocol):
@@ -53,9 +208,8 @@ class Invertible(NamedTuple):
         rank = int((eigenvalues > floor).sum())
         if rank < len(gram):
             message = (
-                f"Φ has {rank} of {len(gram)} eigenvalues above rounding ({floor:.1e}): without "
-                "jitter its log-determinant is noise or −∞ (Theorem 1). Use more evaluation "
-                "points, or Dual(factor, jitter)."
+                f"Φ has {rank} of {len(gram)} eigenvalues above rounding ({floor:.1e}): it needs "
+                "a jitter (Theorem 1) or more evaluation points. Use Dual(factor, jitter)."
             )
             raise SingularGeometryError(message)
         return cls(eigenvalues.log().sum())
@@ -68,7 +222,7 @@ class Invertible(NamedTuple):
 class Diagonal(NamedTuple):
     r"""Orthogonal features: $\sum_i \log(\sigma'(\theta_i)^2\,\Phi_{ii} + \epsilon)$, in log space.
 
-    With ``jitter=PAPER_JITTER`` this is the paper's protocol for the Fourier model.
+    With a jitter of 1e-32 this is the paper's protocol for the Fourier model.
     """
 
     diagonal: Tensor  # [P]
@@ -76,7 +230,7 @@ class Diagonal(NamedTuple):
 
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
-        log_jitter = log_of(self.jitter, log_slope)[..., None]  # [..., 1]
+        log_jitter = _log(self.jitter, log_slope)[..., None]  # [..., 1]
         return torch.logaddexp(2 * log_slope + self.diagonal.log(), log_jitter).sum(-1)
 
 
@@ -94,7 +248,7 @@ class Dual(NamedTuple):
 
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
-        log_jitter = log_of(self.jitter, log_slope)  # [...]
+        log_jitter = _log(self.jitter, log_slope)  # [...]
         half_log_weight = log_slope - 0.5 * log_jitter[..., None]  # [..., P]  log(σ'/√ε)
         num_params = log_slope.shape[-1]
         graded = _GradedLogDet.apply(half_log_weight, self.factor)  # type: ignore[no-untyped-call]
@@ -139,7 +293,6 @@ class LogDetBasis(NamedTuple):
 
     form: Form
     log_slope: Callable[[Tensor], Tensor]  # θ ↦ log |σ'(θ)| (``model.squash.log_slope``)
-    name: str = "theta"  # of the parameter
 
     def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
         """Nothing."""
@@ -147,21 +300,16 @@ class LogDetBasis(NamedTuple):
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
         """Nats."""
-        return -0.5 * self.form.value(self.log_slope(params[self.name]))
+        return -0.5 * self.form.value(self.log_slope(params["theta"]))
 
 
-def log_of(jitter: float | Tensor, like: Tensor) -> Tensor:
-    r"""$\log\epsilon$ with the dtype of ``like``; $-\infty$ for zero."""
-    if isinstance(jitter, Tensor):
-        return jitter.to(like).log()
-    if not jitter >= 0:
-        message = f"jitter must be ≥ 0, got {jitter:g}. It is the ε of log det(𝒥 + εI)."
-        raise InputError(message)
-    return like.new_full((), math.log(jitter) if jitter else -math.inf)
+def _log(jitter: float | Tensor, like: Tensor) -> Tensor:
+    """The logarithm of ε with the dtype of ``like``; −∞ for zero."""
+    return (jitter.to(like) if isinstance(jitter, Tensor) else like.new_tensor(jitter)).log()
 
 
 class FourierLattice(NamedTuple):
-    r"""$\log\det(\mathcal{J} + \epsilon I)$ for ``FourierBasis`` and M equidistant points.
+    r"""The form for ``FourierBasis`` and M equidistant points (``FourierBasis.lattice``).
 
     On M equidistant points of $[-1, 1]$, both ends included, there are $n = M - 1$ different points
     of the period. Frequencies $i \equiv \pm c \pmod n$ take the same values there up to a sign:
@@ -189,13 +337,7 @@ class FourierLattice(NamedTuple):
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
         num_params, classes = log_slope.shape[-1], len(self.members)
-        if isinstance(self.jitter, float | int) and not self.jitter and self.rank < num_params:
-            message = (
-                f"Φ has rank {self.rank} < P = {num_params} on this lattice, so log det is −∞ "
-                "without jitter. Use more points or a jitter > 0."
-            )
-            raise SingularGeometryError(message)
-        log_jitter = log_of(self.jitter, log_slope)[..., None]  # [..., 1]
+        log_jitter = _log(self.jitter, log_slope)[..., None]  # [..., 1]
         nothing = log_slope.new_full((*log_slope.shape[:-1], 1), -math.inf)
         padded = torch.cat([2 * log_slope, nothing], dim=-1)  # [..., P + 1]
         log_s = padded[..., self.members].logsumexp(-1)  # [..., C]
@@ -203,46 +345,4 @@ class FourierLattice(NamedTuple):
         repeat = (log_s - block)[..., self.cosine].logsumexp(-1) + self.log_repeat  # [...]
         spare = num_params - classes  # Σ (|c| − 1)
         jitters = spare * log_jitter[..., 0] if spare else 0.0
-        return jitters + block.sum(-1) + torch.nn.functional.softplus(repeat)
-
-
-def fourier_lattice(
-    num_frequencies: int,
-    num_points: int,
-    jitter: float | Tensor,
-    *,
-    scale: float | None = None,
-    dtype: torch.dtype = torch.float64,
-) -> FourierLattice:
-    r"""The closed form for $\{\cos i\pi x, \sin i\pi x\}$ on ``linspace(-1, 1, M)``.
-
-    ``num_frequencies`` is P/2, ``scale`` is $s$ of the model; $1/\sqrt P$ if None.
-    """
-    if num_points < 2:
-        message = f"num_points must be at least 2 (both ends of [-1, 1]), got {num_points}."
-        raise InputError(message)
-    around = num_points - 1  # n
-    square = 1 / (2 * num_frequencies) if scale is None else scale**2
-    classes: dict[tuple[bool, int], list[int]] = {}
-    for parameter in range(2 * num_frequencies):
-        is_cosine, frequency = parameter < num_frequencies, parameter % num_frequencies + 1
-        alias = min(frequency % around, -frequency % around)
-        classes.setdefault((is_cosine, alias), []).append(parameter)
-    longest = max(map(len, classes.values()))
-    padding = 2 * num_frequencies
-    members = [c + [padding] * (longest - len(c)) for c in classes.values()]
-    kappa = [around / num_points * square * _power(*key, around) for key in classes]
-    return FourierLattice(
-        torch.tensor(members),
-        torch.tensor(kappa, dtype=dtype).log(),
-        torch.tensor([is_cosine for is_cosine, _ in classes]),
-        torch.tensor(square / num_points, dtype=dtype).log(),
-        jitter,
-    )
-
-
-def _power(is_cosine: bool, alias: int, around: int) -> float:
-    """Mean square of a wave over the n points: 1/2, but at both ends of the spectrum 1 or 0."""
-    if alias % around == 0 or 2 * alias == around:
-        return float(is_cosine)
-    return 0.5
+        return jitters + block.sum(-1) + nn.functional.softplus(repeat)

@@ -18,6 +18,7 @@ from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from fsmap.errors import FsmapError, InputError, did_you_mean
+from fsmap.paper.report import tables
 from fsmap.paper.report.figures import Curve, Frame, Interactive
 from fsmap.paper.report.tables import Mean, in_order, mean, summarize, with_error
 from fsmap.paper.rows import (
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 # fmt: off
 __all__ = [
     "Context", "Experiment", "Measured", "Plots",  # what an experiment is made of
-    "Claim", "Row", "exact", "judge", "judge_all", "log_ratio", "not_tested",  # what it states
+    "Claim", "Row", "exact", "judge", "judge_all", "not_tested",  # what it states
+    "compare", "log_ratio",  # two groups of rows
     "Curve", "Frame", "Interactive",  # what the page can move
     "coverage", "get", "registry", "section",  # which there are
 ]
@@ -185,6 +187,16 @@ def log_ratio(one: Mapping[Any, float], other: Mapping[Any, float]) -> Mean:
     """Mean and error of log(one/other) over the keys (seeds) that both have."""
     pairs = [(one[k], other[k]) for k in one if k in other]
     return mean(math.log(a / b) if a > 0 and b > 0 else math.nan for a, b in pairs)
+
+
+def compare(
+    rows: Rows, one: Mapping[str, Any], other: Mapping[str, Any], *, ratio: bool = False
+) -> Mean:
+    """Mean and error over seeds of one - other (or log one/other), rows selected by fields."""
+    sides = tables.select(rows, **one), tables.select(rows, **other)
+    if not ratio:
+        return tables.paired(*sides)
+    return log_ratio(*({row.seed: row.value for row in side} for side in sides))
 
 
 def exact(

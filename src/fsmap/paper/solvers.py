@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import DivergedError
-from fsmap.models.basis import Squash
-from fsmap.objective.closed_form import Form, LogDetBasis
+from fsmap.objective.closed_form import Form, LogDetBasis, Squash
 from fsmap.objective.geometry import NoGeometry
 from fsmap.objective.likelihood import Gaussian
 from fsmap.objective.objective import Objective

@@ -15,24 +15,17 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fsmap.data import synthetic
-from fsmap.models.basis import TANH, FourierBasis
-from fsmap.objective.closed_form import (
-    PAPER_JITTER,
-    Diagonal,
-    Dual,
-    Form,
-    Invertible,
-    fourier_lattice,
-)
+from fsmap.objective.closed_form import TANH, Diagonal, Dual, Form, FourierBasis, Invertible
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all, log_ratio
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, PAPER_LOOK, epsilon, legend_above, log_scale, power
 from fsmap.paper.report.tables import Mean
@@ -42,10 +35,11 @@ from fsmap.types import Batch
 
 EXACT = "exact"
 """True objective in log space, no jitter."""
-PAPER = "paper"
-"""The paper's numerical protocol: 1e-32 inside the logarithm."""
-DEVIATIONS = {EXACT: ("no jitter; the authors' code adds 1e-32 inside the logarithm",), PAPER: ()}
-"""What the rows say of an objective."""
+PAPER, PAPER_JITTER = "paper", 1e-32
+"""The paper's numerical protocol: what the authors' code adds inside the logarithm. It cuts the
+exact objective off where σ'²Φᵢᵢ falls below it, near |θ| = 18."""
+NO_JITTER = "no jitter; the authors' code adds 1e-32 inside the logarithm"
+FLOAT32 = "the authors' code factorizes Φ in float32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,16 +54,13 @@ class FourierConfig:
     seeds: int = 3  # how many
 
     def model(self) -> FourierBasis:
-        """The model, in float64."""
-        return FourierBasis(self.num_frequencies, TANH, dtype=torch.float64)
+        """The model."""
+        return FourierBasis(self.num_frequencies)
 
-    def rows(self, data: Batch) -> Batch:
-        """Rows of the design matrix, and targets."""
-        return Batch(self.model().design(data.x), data.y)
-
-    def objective(self, form: Form | None, num_data: int) -> Objective:
-        """FS-MAP with this form, or PS-MAP, with the data's own noise."""
-        return objective_of(TANH, self.noise_std, Normal(self.prior_std), form, num_data)
+    def log_posterior(self, theta: Tensor, data: Batch, form: Form | None = None) -> Tensor:
+        """Log p(f|D), or log p(θ|D) without a form, up to the evidence, with the data's noise."""
+        objective = objective_of(TANH, self.noise_std, Normal(self.prior_std), form, len(data.y))
+        return log_density(objective, TANH, theta, Batch(self.model().design(data.x), data.y))
 
     def diagonal(self, jitter: float | Tensor) -> Diagonal:
         """The log-determinant for p_X = Uniform(-1, 1) with a jitter."""
@@ -90,17 +81,9 @@ class Variant(NamedTuple):
 
     method: str  # "ps-map" or "fs-map"
     config: Mapping[str, Any]  # what tells the variant apart in the rows
+    form: Callable[[Any], Form] | None  # log det(𝒥 + εI) in closed form at a jitter ε
     noise_std: float  # σ of the likelihood
-    deviations: tuple[str, ...] = ()  # where it departs from the paper's numerical protocol
-    jitter: float = 0.0  # ε of the log-determinant
-
-
-class Block(NamedTuple):
-    """Variants that share a closed form: one population, with every problem as a split."""
-
-    # the closed form of log det(𝒥 + εI) at a jitter ε; None for PS-MAP
-    form: Callable[[Tensor], Form] | None
-    variants: Sequence[Variant]
+    jitter: float = 0.0  # ε
 
 
 def draw_problem(config: FourierConfig, n_train: int, seed: int) -> Problem:
@@ -117,19 +100,15 @@ def draw_problem(config: FourierConfig, n_train: int, seed: int) -> Problem:
     return Problem(n_train, seed, train, synthetic.regression(truth, config.num_test, **draw))
 
 
-def uniform_forms(config: FourierConfig) -> dict[str, Form]:
-    """The log-determinant for p_X = Uniform(-1, 1), exact and by the paper's protocol."""
-    gram = config.model().uniform_gram(-1.0, 1.0)
-    return {EXACT: Invertible.from_gram(gram), PAPER: config.diagonal(PAPER_JITTER)}
-
-
-def uniform_blocks(config: FourierConfig) -> list[Block]:
-    """PS-MAP, then FS-MAP by each form for p_X = Uniform(-1, 1)."""
-    noise, blocks = config.noise_std, []
-    for name, form in uniform_forms(config).items():
-        variant = Variant("fs-map", {"objective": name}, noise, DEVIATIONS[name])
-        blocks.append(Block(lambda _, form=form: form, [variant]))  # type: ignore[misc]
-    return [Block(None, [Variant("ps-map", {"objective": "none"}, noise)]), *blocks]
+def uniform_variants(config: FourierConfig) -> list[Variant]:
+    """PS-MAP, then FS-MAP for p_X = Uniform(-1, 1): exact, and by the paper's protocol."""
+    invertible = Invertible.from_gram(config.model().uniform_gram(-1.0, 1.0))
+    noise, paper = config.noise_std, config.diagonal(PAPER_JITTER)
+    return [
+        Variant("ps-map", {"objective": "none"}, None, noise),
+        Variant("fs-map", {"objective": EXACT}, lambda _: invertible, noise),
+        Variant("fs-map", {"objective": PAPER}, lambda _: paper, noise),
+    ]
 
 
 def compress(model: FourierBasis, data: Batch) -> Batch:
@@ -154,18 +133,14 @@ class Fitted(NamedTuple):
     variants: Sequence[Variant]  # K of them
     theta: Tensor  # [K, Q, P]
 
-    def log_posterior(self, theta: Tensor, problem: Problem, form: Form) -> Tensor:
-        """Log p(f|D) up to the evidence, with the data's own noise."""
-        ours = self.config.objective(form, problem.n_train)
-        return log_density(ours, TANH, theta, self.config.rows(problem.train))
-
     def value(self, metric: str, theta: Tensor, problem: Problem) -> Tensor:
         """Root mean squared residual, or mean eigenvalue of the Hessian of the training error."""
-        design, y = self.config.rows(problem.test if metric == "test_rmse" else problem.train)
-        value, slope = theta.tanh(), TANH.log_slope(theta).exp()
+        x, y = problem.test if metric == "test_rmse" else problem.train
+        design, value = self.config.model().design(x), theta.tanh()
         residual: Tensor = design @ value - y
         if metric != "curvature":
             return residual.square().mean().sqrt()
+        slope = TANH.log_slope(theta).exp()
         pull = design.mT @ residual  # half the gradient in tanh θ
         trace: Tensor = slope.square() @ design.square().sum(0) - 2 * (value * slope) @ pull
         return 2 * trace / (problem.n_train * len(theta))
@@ -174,42 +149,46 @@ class Fitted(NamedTuple):
         """Some of test_rmse, train_rmse and curvature, for every variant and problem."""
         for variant, thetas in zip(self.variants, self.theta, strict=True):
             for problem, theta in zip(self.problems, thetas, strict=True):
-                config = {"n_train": problem.n_train, **variant.config}
-                about = variant.method, problem.seed, config, variant.deviations
+                about = variant.method, problem.seed, {"n_train": problem.n_train, **variant.config}
                 for metric in metrics:
                     yield Measured(metric, self.value(metric, theta, problem), *about)
+
+    def gains(self, metric: str) -> Iterator[Measured]:
+        """How far FS-MAP's log p(f|D) is above that of PS-MAP, the first variant."""
+        for variant, thetas in zip(self.variants[1:], self.theta[1:], strict=True):
+            assert variant.form is not None
+            form = variant.form(variant.jitter)
+            for problem, *pair in zip(self.problems, thetas, self.theta[0], strict=True):
+                fs, ps = (self.config.log_posterior(t, problem.train, form) for t in pair)
+                where = {"n_train": problem.n_train, **variant.config, "steps": self.config.steps}
+                yield Measured(metric, fs - ps, "fs-map", problem.seed, where)
 
 
 def fit(
     config: FourierConfig,
     problems: Sequence[Problem],
-    blocks: Sequence[Block],
+    variants: Sequence[Variant],
     advance: Advance = lambda _: None,
 ) -> Fitted:
-    """Fit every variant to every problem, from θ = 0: a population for each block."""
+    """Fit every variant to every problem, from θ = 0: a population for each form."""
     model, prior = config.model(), Normal(config.prior_std)
     data = [compress(model, problem.train) for problem in problems]
     sizes = {"lr": config.lr, "steps": config.steps, "warmup": config.warmup}
-    found = []
-    for number, block in enumerate(blocks):
+    found, done = [], 0
+    for form, block in itertools.groupby(variants, attrgetter("form")):
 
-        def build(
-            noise_std: Tensor, jitter: Tensor, num_data: Tensor, block: Block = block
-        ) -> Objective:
-            form = None if block.form is None else block.form(jitter)
-            return objective_of(TANH, noise_std, prior, form, num_data)
-
-        def tell(done: float, number: int = number) -> None:
-            advance((number + done) / len(blocks))
+        def build(noise_std: Tensor, jitter: Tensor, num_data: Tensor, f: Any = form) -> Objective:
+            return objective_of(TANH, noise_std, prior, f and f(jitter), num_data)
 
         members = [
             {"noise_std": v.noise_std, "jitter": v.jitter, "num_data": p.n_train, "split": q}
-            for v in block.variants
+            for v in block
             for q, p in enumerate(problems)
         ]
-        theta = solve(build, TANH, members, data, model.theta.detach(), advance=tell, **sizes)
+        theta = solve(build, TANH, members, data, model.theta.detach(), **sizes)
         found.append(theta.unflatten(0, (-1, len(problems))))  # [k, Q, P]
-    variants = [variant for block in blocks for variant in block.variants]
+        done += len(found[-1])
+        advance(done / len(variants))
     return Fitted(config, problems, variants, torch.cat(found))
 
 
@@ -231,25 +210,18 @@ PANELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Config(FourierConfig):
-    # numbers N of training points
-    sizes: tuple[int, ...] = (100, 200, 400, 800, 1_600, 3_200, 6_400)
-    # steps of a longer run at the largest N, one seed: 2,500 do not converge there
-    long_steps: int = 10_000
+    sizes: tuple[int, ...] = (100, 200, 400, 800, 1_600, 3_200, 6_400)  # N
+    long_steps: int = 10_000  # at the largest N, one seed: 2,500 do not converge there
 
 
 class Fourier(Experiment):
     id = "fourier"
     label = "Fig. 2 a–d"
     title = "FS-MAP on a Fourier model"
-    see = (
-        "How much more probable FS-MAP's function is, how curved the loss is around it, and how "
-        "test and training error go with N. The noise of the data is 0.1."
-    )
+    see = "How much more probable FS-MAP's function is, how curved its loss, and errors against N."
     cost = "2 min"
-    protocol = (
-        "exact: true objective in log space, no jitter. paper: 1e-32 inside the logarithm "
-        "(authors' code). Full-batch Adam from θ = 0."
-    )
+    protocol = "full-batch Adam from θ = 0; exact: no jitter, in log space; paper: ε = 1e-32"
+    departures = (NO_JITTER,)
     metrics = tuple(PANELS)
     columns = ("metric", "n_train", "method", "objective")
     config = Config()
@@ -262,35 +234,35 @@ class Fourier(Experiment):
         if unit["part"] == "long":
             problems = [draw_problem(config, max(config.sizes), 0)]
             longer = dataclasses.replace(config, steps=config.long_steps)
-            fitted = fit(longer, problems, uniform_blocks(config), context.advance)
-            yield from _gains("log_posterior_gain_long", fitted)
+            fitted = fit(longer, problems, uniform_variants(config), context.advance)
+            yield from fitted.gains("log_posterior_gain_long")
             return
         seeds = range(config.seeds)
         problems = [draw_problem(config, n, seed) for n in config.sizes for seed in seeds]
-        fitted = fit(config, problems, uniform_blocks(config), context.advance)
+        fitted = fit(config, problems, uniform_variants(config), context.advance)
         yield from fitted.measure("test_rmse", "train_rmse", "curvature")
-        yield from _gains("log_posterior_gain", fitted)
+        yield from fitted.gains("log_posterior_gain")
 
     def claims(self, rows: Rows) -> list[Claim]:
-        gains = _by_place(rows, metric="log_posterior_gain")
-        errors = _by_place(rows, 200, 0.1, metric="train_rmse", method="fs-map")
-        train = _against_ps(rows, "train_rmse")
+        train = _effects(rows, "train_rmse")
         few = min((row.config["n_train"] for row in rows), default=0)
         # At large N Adam needs more steps: its second moment remembers the first, large gradients.
         long = tables.select(rows, metric="log_posterior_gain_long")
         return [
-            judge_all("FS-MAP's log p(f|D) is above PS-MAP's at every N", gains, above=0,
+            judge_all("FS-MAP's log p(f|D) is above PS-MAP's at every N",
+                      _effects(rows, "log_posterior_gain", minus=0.0), above=0,
                       paper="thousands of nats"),
             exact("… by thousands of nats at the largest N, once Adam has converged",
                   all(row.value > 1_000 for row in long),
                   ", ".join(f"{row.value:,.0f} nats ({row.config['objective']})" for row in long),
                   "thousands of nats", seeds=len({row.seed for row in long})),
             judge_all("The loss is less curved at FS-MAP's minimum, at every N",
-                      _against_ps(rows, "curvature"), below=0, paper="lower"),
+                      _effects(rows, "curvature"), below=0, paper="lower"),
             judge_all("FS-MAP's test RMSE is lower than PS-MAP's for N ≥ 200",
-                      _against_ps(rows, "test_rmse", 200), below=0,
+                      _effects(rows, "test_rmse", 200), below=0,
                       paper="lower; 0.5 to 0.7 of PS-MAP's at N = 400"),
-            judge_all("FS-MAP's train RMSE is within 0.015 of the noise (0.1) for N ≥ 200", errors,
+            judge_all("FS-MAP's train RMSE is within 0.015 of the noise (0.1) for N ≥ 200",
+                      _effects(rows, "train_rmse", 200, minus=0.1),
                       within=0.015, paper="around 0.1"),
             judge_all(f"PS-MAP's train RMSE at N = {few} is lower by more than 0.05: it overfits",
                       {at: gap for at, gap in train.items() if at.startswith(f"N = {few},")},
@@ -305,49 +277,28 @@ class Fourier(Experiment):
             log_scale(ax, "x" if metric == "train_rmse" else "xy")
         train = panels[1, 1]
         train.set_ylim(0, 0.13)
-        train.axhline(0.1, color=figures.COLORS["truth"], linewidth=0.8, linestyle=":")
-        where = {"xytext": (0, 3), "textcoords": "offset points", "ha": "right", "va": "bottom"}
-        edge = ("axes fraction", "data")
-        train.annotate(r"true noise $\sigma^*$", (1, 0.1), xycoords=edge, **where)
-        legend_above(figure, panels[1, 0])
+        look = {"color": figures.COLORS["truth"], "linewidth": 0.8, "linestyle": ":"}
+        train.axhline(0.1, label=r"true noise $\sigma^*$", **look)
+        legend_above(figure, train)
         return {"fourier": figure}
 
 
-def _gains(metric: str, fitted: Fitted) -> Iterator[Measured]:
-    """By how much FS-MAP's log p(f|D) is above PS-MAP's, each by its own objective."""
-    for k, (objective, form) in enumerate(uniform_forms(fitted.config).items(), start=1):
-        for q, problem in enumerate(fitted.problems):
-            fs, ps = (fitted.log_posterior(fitted.theta[i, q], problem, form) for i in (k, 0))
-            where = {"n_train": problem.n_train, "objective": objective}
-            where["steps"] = fitted.config.steps
-            yield Measured(metric, fs - ps, "fs-map", problem.seed, where, DEVIATIONS[objective])
-
-
-def _by_place(rows: Rows, least: int = 0, minus: float = 0.0, **where: Any) -> dict[str, Mean]:
-    """Means over seeds by N (from the least on) and objective."""
-    groups = tables.group(tables.select(rows, **where), "n_train", "objective")
-    return {
-        f"N = {n}, {objective}": tables.mean(row.value - minus for row in members)
-        for (n, objective), members in groups.items()
-        if n >= least
-    }
-
-
-def _against_ps(rows: Rows, metric: str, least: int = 0) -> dict[str, Mean]:
-    """FS-MAP − PS-MAP, paired by seed, by N and objective."""
+def _effects(
+    rows: Rows, metric: str, least: int = 0, *, minus: float | None = None
+) -> dict[str, Mean]:
+    """FS-MAP less PS-MAP, or less a number, by N (from the least on) and objective."""
+    found = {}
     chosen = [row for row in tables.select(rows, metric=metric) if row.config["n_train"] >= least]
-    return {
-        f"N = {n}, {objective}": tables.paired(
-            members, tables.select(chosen, n_train=n, objective="none")
-        )
-        for (n, objective), members in tables.group(chosen, "n_train", "objective").items()
-        if objective != "none"
-    }
+    mine = tables.group(tables.select(chosen, method="fs-map"), "n_train", "objective")
+    for (n, objective), members in mine.items():
+        effect = tables.paired(members, tables.select(chosen, n_train=n, method="ps-map"))
+        if minus is not None:
+            effect = tables.mean(row.value - minus for row in members)
+        found[f"N = {n}, {objective}"] = effect
+    return found
 
 
 WIDE, NARROW = "U(−1, 1)", "U(−0.1, 0.1)"
-QR = ("log det by QR of the features; the authors' code factorizes Φ in float32",)
-CLOSED_FORM = ("log det in closed form; the authors' code factorizes Φ in float32",)
 FLOOR = 1e-14
 """Singular values of the feature matrix below this share of the largest are rounding errors: the
 features themselves carry errors of 3e-14."""
@@ -357,20 +308,20 @@ features themselves carry errors of 3e-14."""
 class AblationConfig(FourierConfig):
     n_train: int = 400  # N
 
-    def fit(self, blocks: Sequence[Block], advance: Advance) -> Iterator[Measured]:
+    def fit(self, variants: Sequence[Variant], advance: Advance) -> Iterator[Measured]:
         """Test errors on one data set per seed."""
         problems = [draw_problem(self, self.n_train, seed) for seed in range(self.seeds)]
-        return fit(self, problems, blocks, advance).measure("test_rmse")
+        return fit(self, problems, variants, advance).measure("test_rmse")
 
 
 @dataclasses.dataclass(frozen=True)
 class JitterConfig(AblationConfig):
     jitters: tuple[float, ...] = (1e-32, 1e-12, 1e-6)  # ε; the first is the authors'
 
-    def variants(self, where: Mapping[str, Any], notes: tuple[str, ...]) -> list[Variant]:
+    def variants(self, form: Callable[[Any], Form], **where: Any) -> list[Variant]:
         """FS-MAP at every jitter."""
         return [
-            Variant("fs-map", {**where, "jitter": jitter}, self.noise_std, notes, jitter)
+            Variant("fs-map", {**where, "jitter": jitter}, form, self.noise_std, jitter)
             for jitter in self.jitters
         ]
 
@@ -384,63 +335,49 @@ class FourierPX(Experiment):
     id = "fourier-pX"
     label = "Fig. 3 b"
     title = "Which evaluation distribution"
-    see = (
-        "The test error with p_X where the test points are, and with a narrower one. How far apart "
-        "they are depends on the jitter alone: without it the objectives differ by a constant."
-    )
+    see = "Test errors with p_X where the test points are, and narrower: ε decides how they differ."
     cost = "90 s"
-    protocol = (
-        "jittered objective at ε = 1e-32 (authors), 1e-12, 1e-6, log det by QR of the features at "
-        "10,000 samples; exact: true objective in log space, the same for both p_X"
-    )
+    protocol = "ε = 1e-32 (authors), 1e-12, 1e-6, and none: then the objective is that of any p_X"
+    departures = (NO_JITTER, f"log det by QR of the features; {FLOAT32}")
     metrics = ("test_rmse",)
     columns = ("px", "method", "jitter")
     config = PXConfig()
     quick = PXConfig(steps=500, seeds=2, num_points=3_000)
 
     def run(self, config: PXConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        noise, factor = config.noise_std, narrow_factor(config)
-        exactly = Variant("fs-map", {"px": WIDE, "jitter": 0.0}, noise, DEVIATIONS[EXACT])
-        blocks = [
-            Block(None, [Variant("ps-map", {"px": "none"}, noise)]),
-            Block(lambda _: uniform_forms(config)[EXACT], [exactly]),
-            Block(config.diagonal, config.variants({"px": WIDE}, QR)),
-            Block(lambda jitter: Dual(factor, jitter), config.variants({"px": NARROW}, QR)),
+        factor = narrow_factor(config)
+        plain, exactly, _ = uniform_variants(config)
+        variants = [
+            plain._replace(config={"px": "none"}),
+            exactly._replace(config={"px": WIDE, "jitter": 0.0}),
+            *config.variants(config.diagonal, px=WIDE),
+            *config.variants(lambda jitter: Dual(factor, jitter), px=NARROW),
         ]
-        yield from config.fit(blocks, context.advance)
+        yield from config.fit(variants, context.advance)
         yield Measured("rank", len(factor), config={"px": NARROW, "share": FLOOR})
 
     def claims(self, rows: Rows) -> list[Claim]:
-        errors = tables.select(rows, metric="test_rmse")
-        wide, plain = (tables.select(errors, px=px) for px in (WIDE, "none"))
-        effects = {}
-        for (jitter,), members in tables.group(tables.select(errors, px=NARROW), "jitter").items():
-            mine = tables.select(wide, jitter=jitter)
-            effects[f"{NARROW}, {epsilon(jitter)}"] = tables.paired(mine, members)
-            effects[f"PS-MAP, {epsilon(jitter)}"] = tables.paired(mine, plain)
+        errors, effects = tables.select(rows, metric="test_rmse"), {}
+        for (jitter,) in tables.group(tables.select(errors, px=NARROW), "jitter"):
+            others = {NARROW: {"px": NARROW, "jitter": jitter}, "PS-MAP": {"px": "none"}}
+            for name, other in others.items():
+                place = f"{name}, {epsilon(jitter)}"
+                effects[place] = compare(errors, {"px": WIDE, "jitter": jitter}, other)
         text = f"Test RMSE with p_X = {WIDE} is below that with {NARROW} and PS-MAP's, at every ε"
         return [judge_all(text, effects, below=0, paper="best")]
 
     def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.6, 3.1))
         groups = tables.group(tables.select(rows, metric="test_rmse"), "px", "method", "jitter")
-        ticks: dict[str, list[float]] = {}
+        names = []
         for place, ((px, method, jitter), members) in enumerate(groups.items()):
             mean = tables.mean(row.value for row in members)
-            x = place + len(ticks) * 0.6 + (0.6 if px not in ticks else 0.0)
-            ticks.setdefault(px, []).append(x)
-            shade = (
-                1.0 if not jitter else 0.95 if jitter < 1e-20 else 0.8 if jitter < 1e-9 else 0.65
-            )
-            ax.bar(x, mean.mean, yerr=mean.stderr, color=figures.COLORS[method], width=0.85,
-                   alpha=shade, error_kw={"ecolor": figures.INK, "elinewidth": 1})  # fmt: skip
-            name = "" if jitter is None else "no jitter" if jitter == 0 else power(jitter)
-            ax.annotate(name, (x, 0.002), rotation=90, ha="center", va="bottom",
-                        color=figures.PAPER)  # fmt: skip
-        names = {"none": "none (PS-MAP)", WIDE: "Uniform(−1, 1)", NARROW: "Uniform(−0.1, 0.1)"}
-        ax.set_xticks([sum(xs) / len(xs) for xs in ticks.values()], [names[px] for px in ticks])
+            ax.bar(place, mean.mean, yerr=mean.stderr, color=figures.COLORS[method],
+                   error_kw={"ecolor": figures.INK, "elinewidth": 1})  # fmt: skip
+            how = "PS-MAP" if jitter is None else power(jitter) if jitter else "no jitter"
+            names.append(f"{px}, {how}")
+        ax.set_xticks(range(len(names)), names, rotation=40, ha="right")
         ax.set(ylabel="test RMSE", xlabel=r"evaluation distribution $p_X$")
-        ax.grid(visible=False, axis="x")
         return {"fourier-pX": figure}
 
 
@@ -463,49 +400,43 @@ class FourierNoise(Experiment):
     id = "fourier-noise"
     label = "Fig. 4"
     title = "A wrong noise level"
-    see = (
-        "Test error of both methods if the likelihood's noise is not that of the data, from a "
-        "third of it to ten times as much."
-    )
+    see = "Test errors if the noise of the likelihood is a third to ten times that of the data."
     cost = "60 s"
     protocol = "exact: true objective in log space. paper: 1e-32 inside the logarithm"
+    departures = (NO_JITTER,)
     metrics = ("test_rmse",)
     columns = ("ratio", "method", "objective")
     config = NoiseConfig()
     quick = NoiseConfig(ratios=(1 / 3, 1.0, 3.0, 10.0), steps=800)
 
     def run(self, config: NoiseConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        blocks = []
-        for form, (plain,) in uniform_blocks(config):
-            variants = [
-                plain._replace(
-                    config={**plain.config, "ratio": round(ratio, 6)},
-                    noise_std=ratio * config.noise_std,
-                )
-                for ratio in config.ratios
-            ]
-            blocks.append(Block(form, variants))
-        yield from config.fit(blocks, context.advance)
+        variants = [
+            v._replace(config={**v.config, "ratio": round(r, 6)}, noise_std=r * config.noise_std)
+            for v in uniform_variants(config)
+            for r in config.ratios
+        ]
+        yield from config.fit(variants, context.advance)
 
     def claims(self, rows: Rows) -> list[Claim]:
         errors = tables.select(rows, metric="test_rmse")
         ratios = [row.config["ratio"] for row in errors] or [math.nan]
         low, high = min(ratios), max(ratios)
 
-        def rmse(ratio: float, objective: str) -> dict[int, float]:
-            return tables.values_by(errors, "seed", ratio=ratio, objective=objective)
+        def effects(one: float, other: float, base: str | None = None) -> dict[str, Mean]:
+            """FS-MAP at one ratio against itself, or a base, at another."""
+            return {
+                form: compare(errors, {"ratio": one, "objective": form},
+                              {"ratio": other, "objective": base or form}, ratio=True)
+                for form in (EXACT, PAPER)
+            }  # fmt: skip
 
-        forms = (EXACT, PAPER) if errors else ()
-        near = {form: log_ratio(rmse(low, form), rmse(low, "none")) for form in forms}
-        far = {form: log_ratio(rmse(high, form), rmse(1.0, form)) for form in forms}
-        apart = {form: log_ratio(rmse(high, form), rmse(high, "none")) for form in forms}
         return [
             judge_all(f"At σ/σ* = {low:.2g} FS-MAP's test RMSE is PS-MAP's, to a factor of 1.25",
-                      near, ratio=True, within=1.25, paper="similar"),
-            judge_all(f"At σ/σ* = {high:g} FS-MAP's is more than 5 times that at σ = σ*", far,
-                      ratio=True, above=5, paper="high test error"),
-            judge_all("… and more than twice PS-MAP's", apart, ratio=True, above=2,
-                      paper="PS-MAP relatively stable"),
+                      effects(low, low, "none"), ratio=True, within=1.25, paper="similar"),
+            judge_all(f"At σ/σ* = {high:g} FS-MAP's is more than 5 times that at σ = σ*",
+                      effects(high, 1.0), ratio=True, above=5, paper="high test error"),
+            judge_all("… and more than twice PS-MAP's", effects(high, high, "none"),
+                      ratio=True, above=2, paper="PS-MAP relatively stable"),
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
@@ -521,25 +452,17 @@ class FourierNoise(Experiment):
 @dataclasses.dataclass(frozen=True)
 class PointsConfig(JitterConfig):
     # numbers M of equidistant evaluation points, both ends of [-1, 1] included
-    points: tuple[int, ...] = (
-        *(10, 20, 40, 60, 80, 100, 120, 140, 160, 180),
-        *(200, 201, 202, 204, 250, 300, 500, 1_000),
-    )
+    points: tuple[int, ...] = (10, *range(20, 201, 20), 201, 202, 204, 250, 300, 500, 1_000)
 
 
 class FourierPoints(Experiment):
     id = "fourier-points"
     label = "Fig. 3 a"
     title = "How many evaluation points"
-    see = (
-        "Test error against the number M of evaluation points. Φ has full rank from M = 202 on: "
-        "sin(100πx) is zero on 201 points."
-    )
+    see = "Test error against the number M of evaluation points: Φ has full rank from M = 202 on."
     cost = "4 min"
-    protocol = (
-        "jittered objective at ε = 1e-32 (authors), 1e-12, 1e-6; log det by the alias classes of "
-        "the lattice, exact at any rank. M = ∞ is Uniform(−1, 1) at the same ε"
-    )
+    protocol = "ε = 1e-32 (authors), 1e-12, 1e-6; M = ∞ is Uniform(−1, 1) at the same ε"
+    departures = (f"log det in closed form; {FLOAT32}",)
     metrics = ("test_rmse",)
     columns = ("points", "method", "jitter")
     config = PointsConfig()
@@ -549,15 +472,14 @@ class FourierPoints(Experiment):
         return [{"points": m} for m in (math.inf, *config.points)]
 
     def run(self, config: PointsConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        variants = config.variants(unit, CLOSED_FORM)
         if math.isinf(unit["points"]):
-            reference = Block(None, [Variant("ps-map", unit, config.noise_std)])
-            blocks = [reference, Block(config.diagonal, variants)]
+            plain = uniform_variants(config)[0]._replace(config=unit)
+            variants = [plain, *config.variants(config.diagonal, **unit)]
         else:
-            form = fourier_lattice(config.num_frequencies, unit["points"], 0.0)
+            form = config.model().lattice(unit["points"], 0.0)
             yield Measured("rank", form.rank, config=unit)
-            blocks = [Block(lambda jitter: form._replace(jitter=jitter), variants)]
-        yield from config.fit(blocks, context.advance)
+            variants = config.variants(lambda jitter: form._replace(jitter=jitter), **unit)
+        yield from config.fit(variants, context.advance)
 
     def claims(self, rows: Rows) -> list[Claim]:
         ranks = tables.values_by(rows, "points", metric="rank")
@@ -567,13 +489,16 @@ class FourierPoints(Experiment):
         fall, rise, flat = {}, {}, {}
         errors = tables.select(rows, metric="test_rmse", method="fs-map")
         for (jitter,), members in tables.group(errors, "jitter").items():
-            rmse = {m: tables.values_by(members, "seed", points=m) for m in (*ranks, math.inf)}
             at = epsilon(jitter)
-            fall[at] = log_ratio(rmse[enough[0]], rmse[fewer[0]])
+
+            def ratio(one: float, other: float, members: Rows = members) -> Mean:
+                return compare(members, {"points": one}, {"points": other}, ratio=True)
+
+            fall[at] = ratio(enough[0], fewer[0])
             for a, b in itertools.pairwise([*fewer, enough[0]]):
-                rise[f"M = {b}, {at}"] = log_ratio(rmse[b], rmse[a])
+                rise[f"M = {b}, {at}"] = ratio(b, a)
             for m in enough:
-                flat[f"M = {m}, {at}"] = log_ratio(rmse[m], rmse[math.inf])
+                flat[f"M = {m}, {at}"] = ratio(m, math.inf)
         path = f"from M = {fewer[0]} to {enough[0]}" if ranks else "until Φ has full rank"
         return [
             judge_all(f"Test RMSE falls by more than 10 % {path}, at every ε", fall, ratio=True,
@@ -590,15 +515,11 @@ class FourierPoints(Experiment):
         curves = tables.group(tables.select(chosen, method="fs-map"), "jitter")
         for look, ((jitter,), members) in zip(LINES, curves.items(), strict=False):
             line = tables.line([r for r in members if math.isfinite(r.config["points"])], "points")
-            stderr = line.stderr if look is LINES[0] else [math.nan] * len(line.x)
-            label = f"FS-MAP, {power(jitter)}"
-            figures.plot_mean(ax, line.x, line.mean, stderr, "fs-map", label=label, **look)
-        base = tables.mean(tables.values(chosen, method="ps-map"))
-        ends = [min(line.x), max(line.x)]
-        figures.plot_mean(ax, ends, [base.mean] * 2, [base.stderr] * 2, "ps-map", marker="")
-        ax.axvline(201.5, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
-        ax.annotate("full rank", (201.5, 1), xycoords=("data", "axes fraction"), ha="left",
-                    va="top", xytext=(3, -2), textcoords="offset points", fontsize=9)  # fmt: skip
+            figures.plot_mean(ax, *line, "fs-map", label=f"FS-MAP, {power(jitter)}", **look)
+        base = tables.mean_of(chosen, method="ps-map")
+        ax.axhline(base, **figures.method_style("ps-map", marker=""))
+        look = {"color": figures.COLORS["data"], "linewidth": 0.8, "linestyle": ":"}
+        ax.axvline(201.5, label="full rank", **look)
         ax.set(xlabel="evaluation points $M$", ylabel="test RMSE")
         log_scale(ax, "x")
         ax.legend()

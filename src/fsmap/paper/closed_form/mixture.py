@@ -18,14 +18,13 @@ from torch import Tensor
 from fsmap.assess.model_average import ChainMean, PosteriorMean, interval, nuts_mean, posterior_mean
 from fsmap.data import synthetic
 from fsmap.errors import MissingExtraError
-from fsmap.models.basis import EXP, BumpBasis
-from fsmap.objective.closed_form import Invertible
+from fsmap.objective.closed_form import EXP, BumpBasis, Invertible
 from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
 from fsmap.paper import solvers
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all, log_ratio
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.figures import LINES, Curve, Frame, Interactive, legend_above
+from fsmap.paper.report.figures import LINES, legend_above
 from fsmap.paper.report.tables import largest, listed
 from fsmap.paper.rows import Claim, Row, Rows, Unit
 from fsmap.paper.solvers import Advance, objective_of, one_thread
@@ -53,17 +52,15 @@ class MixtureConfig:
 
 
 def build() -> BumpBasis:
-    """The model, in float64."""
-    return BumpBasis([-0.5, 0.5], 0.03, "exp", dtype=torch.float64)
+    """The model."""
+    return BumpBasis([-0.5, 0.5], 0.03)
 
 
 def draw_data(config: MixtureConfig) -> list[Batch]:
     """Ten points on the left and one on the right, once per seed."""
     draw: dict[str, Any] = {"noise_std": config.noise_std, "dtype": torch.float64}
-    return [
-        synthetic.two_bumps(generator=torch.Generator().manual_seed(seed), **draw)
-        for seed in range(config.seeds)
-    ]
+    generators = [torch.Generator().manual_seed(seed) for seed in range(config.seeds)]
+    return [synthetic.two_bumps(generator=generator, **draw) for generator in generators]
 
 
 def log_det_form(config: MixtureConfig) -> Invertible:
@@ -126,8 +123,7 @@ def pulls(data: Batch, theta: Tensor, noise_std: float) -> Tensor:
 def distance(a: Tensor, b: Tensor) -> Tensor:
     """Distance of two functions in L2(Uniform(−1, 1)), from their coefficients ``[..., 2]``."""
     gram = build().uniform_gram(-1.0, 1.0)
-    difference = a - b
-    return ((difference @ gram) * difference).sum(-1).sqrt()
+    return (((a - b) @ gram) * (a - b)).sum(-1).sqrt()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,15 +135,10 @@ class MixturePosterior(Experiment):
     id = "mixture-posterior"
     label = "Fig. 1 a, b"
     title = "Most likely functions or parameters"
-    see = (
-        "Where the two densities peak along θ_R, and the functions there. One data point supports "
-        "the right bump."
-    )
+    see = "Where the two densities peak along θ_R, and the functions there."
     cost = "5 s"
-    protocol = (
-        "true objective in log space; the authors' notebook doubles the log-determinant, shown as "
-        "a marked comparison only"
-    )
+    protocol = "true objective in log space; the notebook's doubled log det as a comparison only"
+    departures = ("true log-determinant; the notebook's is twice it",)
     metrics = ("peak", "right_height", "left_height")
     columns = ("metric", "method", "objective")
     config = PosteriorConfig()
@@ -155,39 +146,33 @@ class MixturePosterior(Experiment):
 
     def run(self, config: PosteriorConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         model, data = build(), draw_data(config)
-        design, form = model.design(CURVE), log_det_form(config)
+        form = log_det_form(config)
         solutions = solve(config, data, config.prior_std, context.advance)
         left = solutions["ps-map", "none"][:, 0]
         for (method, objective), theta in solutions.items():
             where = {"objective": objective, "prior_std": config.prior_std}
-            notes = ("true log-determinant; the notebook's is twice it",)
-            about = where, notes if objective == TRUE else ()
-            yield Measured("function", design @ theta[0].exp(), method, 0, where)
-            for seed, heights in enumerate((model.scale * theta.exp()).tolist()):
-                yield Measured("left_height", heights[0], method, seed, *about)
-                yield Measured("right_height", heights[1], method, seed, *about)
+            yield Measured("function", model.design(CURVE) @ theta[0].exp(), method, 0, where)
+            for seed, heights in enumerate(model.scale * theta.exp()):
+                yield Measured("left_height", heights[0], method, seed, where)
+                yield Measured("right_height", heights[1], method, seed, where)
                 line = torch.stack([left[seed].expand_as(GRID), GRID], dim=-1)  # [n, 2]
                 log_p = log_density(data[seed], config.noise_std, config.prior_std)(line)
                 log_p = log_p - WEIGHTS[method, objective] * form.value(line)
                 density = log_p.softmax(0) / (GRID[1] - GRID[0])  # area 1
-                yield Measured("peak", GRID[density.argmax()], method, seed, *about)
+                yield Measured("peak", GRID[density.argmax()], method, seed, where)
                 if seed == 0:
                     yield Measured("density", density, method, 0, where)
         yield Measured("data", torch.stack([data[0].x, data[0].y]), seed=0)
 
     def claims(self, rows: Rows) -> list[Claim]:
-        sides = ({"objective": TRUE}, {"objective": "none"})
-        peaks, heights = (
-            [tables.select(rows, metric=metric, **side) for side in sides]
-            for metric in ("peak", "right_height")
-        )
-        ratio = log_ratio(*({row.seed: row.value for row in side} for side in heights))
+        sides = {"objective": TRUE}, {"objective": "none"}
+        peaks, heights = (tables.select(rows, metric=metric) for metric in ("peak", "right_height"))
         return [
             judge_all("p(f_θ|D) peaks at a θ_R more than 0.25 below that of p(θ_R|D)",
-                      {"": tables.paired(*peaks)}, below=-0.25,
-                      paper="different"),
+                      {"": compare(peaks, *sides)}, below=-0.25, paper="different"),
             judge_all("FS-MAP's right bump is below 0.75 of the height of PS-MAP's",
-                      {"": ratio}, ratio=True, below=0.75, paper="lower"),
+                      {"": compare(heights, *sides, ratio=True)}, ratio=True, below=0.75,
+                      paper="lower"),
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
@@ -196,10 +181,7 @@ class MixturePosterior(Experiment):
             left.plot(GRID.tolist(), row.value, **_look(row))
         left.set(xlabel=r"$\theta_R$", ylabel="density", xlim=(-6.5, 2), ylim=(0, None))
         left.set_title("Distinct posterior densities")
-        for row in tables.select(rows, metric="function"):
-            right.plot(CURVE.tolist(), row.value, **_look(row))
-        for row in tables.select(rows, metric="data"):
-            right.plot(*row.value, "o", color=figures.COLORS["truth"], label="data", markersize=4)
+        _draw_functions(right, rows)
         right.set(xlabel="$x$", ylabel="$f(x)$", title="Distinct learned functions")
         legend_above(figure, right)
         return {"mixture-posterior": figure}
@@ -215,15 +197,20 @@ class MixturePosterior(Experiment):
 
 
 def _look(row: Row) -> dict[str, Any]:
-    if row.config["objective"] == DOUBLED:
+    look = figures.method_style(str(row.method), marker="")
+    if row.config.get("objective") == DOUBLED:
         label = "FS-MAP, doubled log det (notebook)"
-        return {"color": figures.MUTED, "linestyle": LINES[2]["linestyle"], "label": label}
-    plain = row.method == "ps-map"
-    label = r"PS-MAP, $p(\theta\,|\,\mathcal{D})$" if plain else (
-        r"FS-MAP, $p(f_\theta\,|\,\mathcal{D})$"
-    )  # fmt: skip
-    color = figures.COLORS[str(row.method)]
-    return {"color": color, "linestyle": "--" if plain else "-", "label": label}
+        look |= {"color": figures.MUTED, "linestyle": LINES[2]["linestyle"], "label": label}
+    return look
+
+
+def _draw_functions(ax: Any, rows: Rows) -> None:
+    for row in tables.select(rows, metric="function"):
+        ax.plot(CURVE.tolist(), row.value, **_look(row))
+    for row in tables.select(rows, metric="average"):
+        ax.plot(CURVE.tolist(), row.value, color=figures.COLORS["bma"], label="BMA")
+    for row in tables.select(rows, metric="data"):
+        ax.plot(*row.value, "o", color=figures.COLORS["truth"], label="data", markersize=4)
 
 
 PRINTED = (1.2, 10.0, 20.0)
@@ -244,16 +231,11 @@ class MixtureBMA(Experiment):
     title = "Which MAP function is nearer to the model average"
     see = "Distances of both MAP functions to the Bayesian model average as the prior widens."
     cost = "2 min"
-    protocol = (
-        "true objective in log space. BMA by 2-d Gauss-Legendre quadrature, by NUTS (pyro), and by "
-        "the authors' grid over θ_R with θ_L at its MAP value"
-    )
+    protocol = "true objective; BMA by 2-d quadrature, by NUTS, and by the authors' grid over θ_R"
     metrics = ("distance", "distance_of_grid", "distance_of_chain")
     columns = ("metric", "prior_std", "method")
     config = BMAConfig()
-    quick = BMAConfig(
-        prior_stds=(1.2, 3.0, 10.0, 20.0), panels=160, chain=250, chain_warmup=120, seeds=3
-    )
+    quick = BMAConfig(prior_stds=(1.2, 3.0, 10.0, 20.0), chain=250, chain_warmup=120, seeds=3)
 
     def units(self, config: BMAConfig) -> list[Unit]:
         return [{"prior_std": alpha} for alpha in config.prior_stds]
@@ -283,14 +265,14 @@ class MixtureBMA(Experiment):
     def claims(self, rows: Rows) -> list[Claim]:
         distances = tables.select(rows, metric="distance")
         gaps = {
-            alpha: tables.paired(*(tables.select(members, method=m) for m in ("fs-map", "ps-map")))
+            alpha: compare(members, {"method": "fs-map"}, {"method": "ps-map"})
             for (alpha,), members in tables.group(distances, "prior_std").items()
         }
         narrow = {"": gaps[1.2]} if 1.2 in gaps else {}
         wide = {f"α = {alpha:g}": gap for alpha, gap in gaps.items() if alpha >= 10}
-        nearer = {a: min(_mean_distances(rows, a).values()) for a in gaps if a in PRINTED}
         grid = tables.means_by(rows, "prior_std", metric="distance_of_grid")
-        shares = {a: grid[a] / gap for a, gap in nearer.items() if a in grid}
+        ps, fs = (tables.means_by(distances, "prior_std", method=m) for m in ("ps-map", "fs-map"))
+        shares = {a: grid[a] / min(ps[a], fs[a]) for a in gaps if a in PRINTED and a in grid}
         return [
             judge_all("PS-MAP is nearer to the BMA at α = 1.2 (FS-MAP's distance less PS-MAP's)",
                       narrow, above=0, paper="PS-MAP nearer"),
@@ -304,33 +286,13 @@ class MixtureBMA(Experiment):
 
     def draw(self, rows: Rows) -> Plots:
         shown = [a for a in PRINTED if tables.select(rows, metric="average", prior_std=a)]
-        figure, panels = figures.axes(len(shown) or 1, panel=(2.9, 2.6), sharey=True, squeeze=False)
+        figure, panels = figures.axes(len(shown), panel=(2.9, 2.6), sharey=True, squeeze=False)
         for ax, alpha in zip(panels[0], shown, strict=True):
-            for curve in _curves(rows, alpha):
-                look: dict[str, Any] = {"linestyle": "--" if curve.style == "dashed" else "-"}
-                if curve.style == "points":
-                    look = {"linestyle": "", "marker": "o", "markersize": 4}
-                color = figures.COLORS[curve.method or "truth"]
-                ax.plot(curve.x, curve.y, color=color, label=curve.name, **look)
+            _draw_functions(ax, tables.select(rows, prior_std=alpha))
             ax.set(xlabel="$x$", title=rf"$\alpha = {alpha:g}$")
         panels[0][0].set_ylabel("$f(x)$")
         legend_above(figure, panels[0][0])
-        distances, ax = figures.axes(panel=(4.2, 2.9))
-        for method in ("ps-map", "fs-map"):
-            line = tables.line(tables.select(rows, metric="distance", method=method), "prior_std")
-            figures.plot_mean(ax, *line, method)
-        ax.set(xlabel=r"prior std $\alpha$", ylabel=r"$\|f - f_\mathrm{BMA}\|$ in $L_2(p_X)$")
-        ax.legend()
-        return {"mixture-bma": figure, "mixture-bma-distance": distances}
-
-    def interactive(self, rows: Rows) -> Interactive | None:
-        frames = []
-        for alpha in sorted({row.config["prior_std"] for row in rows}):
-            ps, fs = _mean_distances(rows, alpha).values()
-            note = f"L2 distance to the BMA: PS-MAP {ps:.4f}, FS-MAP {fs:.4f}"
-            frames.append(Frame(f"α = {alpha:g}", _curves(rows, alpha), note=note))
-        title = "Widen the prior N(0, α²) and watch the model average"
-        return Interactive(title, "α", frames, "x", "f(x)") if frames else None
+        return {"mixture-bma": figure}
 
 
 def quadrature(config: BMAConfig, data: Batch, alpha: float, peak: Tensor) -> PosteriorMean:
@@ -381,37 +343,15 @@ def _by_chain(config: BMAConfig, data: Batch, alpha: float, average: Tensor) -> 
         return
     z = ((chain.mean - average) / chain.stderr).abs().max()
     yield Measured("chain_z", z, seed=0, config=where)
-    gap = distance(chain.mean, average)
-    yield Measured("distance_of_chain", gap, seed=0, config=where)
+    yield Measured("distance_of_chain", distance(chain.mean, average), seed=0, config=where)
 
 
 def _chain_agrees(rows: Rows) -> Claim:
     scores = tables.values_by(rows, "prior_std", metric="chain_z")
-    claim = Claim("Quadrature in 2-d and NUTS agree on the model average, within 4 Monte Carlo "
-                  "errors", None, source="ours", seeds=0)  # fmt: skip
+    text = "Quadrature in 2-d and NUTS agree on the model average, within 4 Monte Carlo errors"
     notes = {note for row in tables.select(rows, metric="chain_z") for note in row.deviations}
-    if not scores or notes:
-        return claim._replace(reason="; ".join(sorted(notes)) or "no rows")
     error = largest(tables.values(rows, metric="quadrature_error"))
     holds = error < 1e-6 and all(score < 4 for score in scores.values())
     ours = f"standard errors apart: {listed(scores, 'α', '.1f')}"
-    return claim._replace(holds=holds, ours=ours, seeds=1)
-
-
-def _mean_distances(rows: Rows, alpha: float) -> dict[str, float]:
-    where = {"metric": "distance", "prior_std": alpha}
-    return {m: tables.mean_of(rows, method=m, **where) for m in ("ps-map", "fs-map")}
-
-
-def _curves(rows: Rows, alpha: float) -> list[Curve]:
-    here, x = tables.select(rows, prior_std=alpha, seed=0), CURVE.tolist()
-    curves = []
-    for row in tables.select(here, metric="function"):
-        name = figures.NAMES[str(row.method)]
-        style = "dashed" if name == "PS-MAP" else "line"
-        curves.append(Curve(name, x, row.value, row.method, style))
-    curves += [Curve("BMA", x, row.value, "bma") for row in tables.select(here, metric="average")]
-    for row in tables.select(here, metric="data"):
-        xs, ys = row.value
-        curves.append(Curve("data", xs, ys, None, "points"))
-    return curves
+    claim = exact(text, holds, ours, source="ours", seeds=int(bool(scores) and not notes))
+    return claim._replace(reason="; ".join(sorted(notes))) if notes else claim

@@ -5,9 +5,8 @@ and zero biases (authors' code), all multiplied by s ~ loguniform(0.1, 10), on a
 [-5, 5]². A row holds a list with a number for each network of its unit.
 
 From S of the M points of $p_X$ (appendix B.9): the log-determinant of a mean of S outer products is
-below that of the full mean. How far depends on how many eigenvalues of $\mathcal J$ are above
-$\epsilon$, compared with the S·K rows of the sample; so the effective dimension
-$d = \sum_i \lambda_i/(\lambda_i + \epsilon)$ is measured too.
+below that of the full mean; how far depends on the effective dimension
+$d = \sum_i \lambda_i/(\lambda_i + \epsilon)$, compared with the S·K rows of the sample.
 
 In first order of 1/ε (``eq:first-order``):
 
@@ -23,34 +22,30 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from fsmap.functional import count, functional
 from fsmap.linalg.estimators import trace
-from fsmap.linalg.jacobian import Site
-from fsmap.linalg.logdet import evaluate, whitened_rows
+from fsmap.linalg.logdet import log_det, whitened_rows
 from fsmap.models.mlp import MLP
 from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.figures import log_scale, power
-from fsmap.paper.report.tables import Mean
+from fsmap.paper.report.figures import power
 from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import one_thread
 from fsmap.px import Lattice, generator
 from fsmap.types import ModelFn, Params
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SMALLEST, LARGEST = 0.1, 10.0
-"""Ends of the distribution of s."""
+Numbers = Iterator[tuple[str, Any, dict[str, Any]]]
+"""Metric, value and what varies."""
 MODERATE = 1.0
 """Networks with s up to this one are those that an initializer makes, or smaller ones."""
 
@@ -91,8 +86,7 @@ def draw_network(index: int, width: int = 16) -> ScaledNetwork:
     source = generator("scaled-network", index)
     model = MLP([2, width, width, width, width, 2], "tanh", init="lecun", generator=source)
     f, params = functional(model.double())
-    share = float(torch.rand((), generator=source, dtype=torch.float64))
-    scale = SMALLEST * (LARGEST / SMALLEST) ** share
+    scale = 0.1 * 100 ** float(torch.rand((), generator=source, dtype=torch.float64))
     return ScaledNetwork(index, scale, f, {n: scale * p.detach() for n, p in params.items()})
 
 
@@ -122,10 +116,8 @@ class CloudExperiment(Experiment):
                 about["scale"] = scales
             yield Measured(metric, values, config=about)
 
-    def numbers(
-        self, config: Any, network: ScaledNetwork, x: Tensor
-    ) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-        """Metric, value and what varies, for one network."""
+    def numbers(self, config: Any, network: ScaledNetwork, x: Tensor) -> Numbers:
+        """Those of one network."""
         raise NotImplementedError
 
 
@@ -146,62 +138,12 @@ def jitter_text(jitter: float) -> str:
     return f"ε = {tables.number(float(jitter), 3)}"
 
 
-def jitter_title(jitter: float) -> str:
-    r"""A jitter as a panel's title, such as ``$\epsilon = 10$`` or ``$\epsilon = 10^{-3}$``."""
-    return rf"$\epsilon = {jitter:g}$" if 0.1 <= jitter <= 10 else power(jitter)
-
-
-def color_bar(figure: Figure, image: Any, axes: Any, label: str, **options: Any) -> Any:
-    """A color bar without a frame."""
-    bar = figure.colorbar(image, ax=axes, **options)
-    bar.set_label(label)
-    bar.outline.set_visible(False)
-    return bar
-
-
-def _diagonal(ax: Axes, low: float, high: float) -> None:
-    ax.plot([low, high], [low, high], linestyle=(0, (4, 3)), color=figures.MUTED, linewidth=1.0,
-            label="$x = y$", zorder=3)  # fmt: skip
-
-
-def _corner(ax: Axes, text: str) -> None:
-    ax.annotate(text.replace("-", "\u2212"), (0.97, 0.04), xycoords="axes fraction", ha="right",
-                va="bottom", fontsize=9)  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True)
-class LogDetConfig(CloudConfig):
-    samples: tuple[int, ...] = (800, 400, 200)  # S
-    # ε. The smallest is that of the figure: the default of the authors' code, because the paper
-    # does not print one
-    jitters: tuple[float, ...] = (1e-6, 1e-3, 1.0)
-
-
 class Cloud(NamedTuple):
-    """Estimates from S points against exact values, one point per network."""
+    """Estimates against exact values, one point per network."""
 
-    scale: list[float]
     exact: list[float]
     estimate: list[float]
-
-    @classmethod
-    def of(cls, rows: Rows, samples: int, jitter: float) -> Cloud:
-        """The points of one panel."""
-        here = tables.select(rows, metric="log_det", jitter=jitter)
-        truth = tables.select(here, exact=True)
-        scale = joined([row._replace(value=row.config["scale"]) for row in truth])
-        return cls(scale, joined(truth), joined(here, points=samples))
-
-    def errors(self, largest: float = math.inf) -> Tensor:
-        """Estimate − exact in percent of the range, for networks with s up to ``largest``."""
-        span = max(self.exact) - min(self.exact)
-        kept = [100 * (b - a) / span for s, a, b in zip(*self, strict=True) if s <= largest]
-        return torch.tensor(kept, dtype=torch.float64)
-
-    @property
-    def bias(self) -> Mean:
-        """Mean error, in percent of the range."""
-        return tables.mean(self.errors().tolist())
+    color: list[float]
 
     @property
     def rho(self) -> float:
@@ -209,33 +151,55 @@ class Cloud(NamedTuple):
         return spearman(self.exact, self.estimate)
 
 
+def draw_clouds(clouds: Mapping[str, Cloud], color: str) -> tuple[Figure, Any]:
+    """A panel for each cloud, by title, with the diagonal and one color bar."""
+    from matplotlib.colors import LogNorm
+
+    colors = [value for cloud in clouds.values() for value in cloud.color]
+    figure, axes = figures.axes(len(clouds), panel=(2.7, 2.9), squeeze=False)
+    for ax, (title, cloud) in zip(axes[0], clouds.items(), strict=True):
+        ends = min(cloud.exact), max(cloud.exact)
+        ax.plot(ends, ends, linestyle=(0, (4, 3)), color=figures.MUTED, linewidth=1.0)
+        dots = ax.scatter(cloud.exact, cloud.estimate, s=11, linewidth=0, c=cloud.color,
+                          norm=LogNorm(min(colors), max(colors)), cmap="cividis")  # fmt: skip
+        ax.set_title(rf"{title}, $\rho = {cloud.rho:.3f}$")
+    figure.colorbar(dots, ax=axes, label=color, shrink=0.85, pad=0.02)
+    return figure, axes[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class LogDetConfig(CloudConfig):
+    samples: tuple[int, ...] = (800, 400, 200)  # S
+    jitters: tuple[float, ...] = (1e-6, 1e-3, 1.0)  # ε; the figure has the first
+
+
+def _errors(cloud: Cloud, largest: float = math.inf) -> list[float]:
+    """Estimate − exact in percent of the range, for networks with s up to ``largest``."""
+    span = max(cloud.exact) - min(cloud.exact)
+    return [100 * (b - a) / span for a, b, s in zip(*cloud, strict=True) if s <= largest]
+
+
 class LogDetMC(CloudExperiment):
     id = "logdet-mc"
     label = "Fig. A.2"
     title = "Log-determinant from a sample of points"
-    see = (
-        "Estimates from S of the 1600 points against the exact value; the error against the scale "
-        "of the parameters, and against the number of eigenvalues above ε."
-    )
+    see = "Estimates from S of the 1600 points against the exact value, by the scale of parameters."
     cost = "3 min"
-    protocol = (
-        "log det(𝒥 + εI) in float64; exact: all 1600 points of p_X; estimate: S of them without "
-        "replacement. The figure has ε = 1e-6, the default of the authors' code"
-    )
+    protocol = "all 1600 points of p_X, or S of them; the figure has ε = 1e-6 (authors' code)"
     config = LogDetConfig()
     quick = LogDetConfig(draws=16, block=8)
 
-    def numbers(
-        self, config: LogDetConfig, network: ScaledNetwork, x: Tensor
-    ) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    def numbers(self, config: LogDetConfig, network: ScaledNetwork, x: Tensor) -> Numbers:
         """Exact value, estimates and effective dimension at every ε."""
         jitters = torch.tensor(config.jitters, dtype=torch.float64)
         spectrum = eigenvalues(network.f, network.params, x)  # [P]
         shifted = spectrum + jitters[:, None]  # [k, P]
-        values = {len(x): shifted.log().sum(1)}
+        values: dict[int, Any] = {len(x): shifted.log().sum(1)}
         order = torch.randperm(len(x), generator=generator("logdet-mc", network.draw))
         for size in config.samples:
-            values[size] = log_dets(network, x[order[:size]], jitters)
+            at = network.f, network.params, x[order[:size]]
+            with torch.no_grad():
+                values[size] = [log_det(*at, jitter=jitter) for jitter in config.jitters]
         for k, jitter in enumerate(config.jitters):
             for size, found in values.items():
                 where = {"points": size, "exact": size == len(x), "jitter": jitter}
@@ -243,29 +207,21 @@ class LogDetMC(CloudExperiment):
             yield "dimension", (spectrum / shifted[k]).sum(), {"jitter": jitter}
 
     def table(self, rows: Rows) -> list[dict[str, Any]]:
-        return [
-            {
-                "jitter": jitter,
-                "S": samples,
-                "metric": "mean bias, % of the range",
-                "ours": found.bias.mean,
-                "stderr": found.bias.stderr,
-                "median distance, %": float(found.errors().abs().median()),
-                "mean bias, s ≤ 1, %": float(found.errors(MODERATE).mean()),
-                "Spearman ρ": found.rho,
-                "range, nats": max(found.exact) - min(found.exact),
-                "networks": found.bias.n,
-            }
-            for jitter, samples in _settings(rows)
-            for found in [Cloud.of(rows, samples, jitter)]
-        ]
+        lines = []
+        for jitter, clouds in _clouds(rows).items():
+            for samples, cloud in clouds.items():
+                bias = tables.mean(_errors(cloud))
+                line = {"jitter": jitter, "S": samples, "metric": "mean bias, % of the range"}
+                line |= {"ours": bias.mean, "stderr": bias.stderr, "Spearman ρ": cloud.rho}
+                lines.append(line)
+        return lines
 
     def claims(self, rows: Rows) -> list[Claim]:
-        jitter, clouds = _main_clouds(rows)
-        biases = {f"S = {s}": cloud.bias for s, cloud in clouds.items()}
+        jitter, clouds = min(_clouds(rows).items(), default=(1e-6, {}))
+        biases = {f"S = {s}": tables.mean(_errors(cloud)) for s, cloud in clouds.items()}
         most = next(iter(biases), "S = 800")
         first = next(iter(clouds.values()), None)
-        moderate = [] if first is None else first.errors(MODERATE).tolist()
+        moderate = _errors(first, MODERATE) if first else []
         rhos = {f"S = {s}": c.rho for s, c in list(clouds.items())[1:]}
         fewer = {place: mean for place, mean in biases.items() if place != most}
         at = f"({jitter_text(jitter)}; % of the range)"
@@ -282,61 +238,23 @@ class LogDetMC(CloudExperiment):
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        from matplotlib.colors import LogNorm
-
-        jitter, clouds = _main_clouds(rows)
-        figure, grid = figures.axes(len(clouds), panel=(2.75, 2.9), sharey=True, squeeze=False)
-        thousands = {
-            s: [[v / 1e3 for v in side] for side in (c.exact, c.estimate)]
-            for s, c in clouds.items()
-        }
-        ends = [v for pair in thousands.values() for side in pair for v in side]
-        colors = {"norm": LogNorm(SMALLEST, LARGEST), "cmap": "cividis", "s": 11, "linewidth": 0}
-        for ax, (samples, found) in zip(grid[0], clouds.items(), strict=True):
-            _diagonal(ax, min(ends), max(ends))
-            name = f"$S = {samples}$"
-            dots = ax.scatter(*thousands[samples], c=found.scale, label=name, **colors)
-            ax.set(title=name, xlabel=r"exact $\log\det$ / 1000", aspect="equal")
-            _corner(ax, f"$\\rho = {found.rho:.3f}$\nmean bias {found.bias.mean:.1f} %")
-        grid[0][0].set_ylabel(r"estimated $\log\det$ / 1000")
-        bar = color_bar(figure, dots, grid[0], "scale $s$", shrink=0.8, pad=0.02)
-        bar.set_ticks([0.1, 1.0, 10.0], labels=["0.1", "1", "10"])
-        return {"logdet-mc": figure, "logdet-mc-bias": _draw_bias(rows, jitter, clouds)}
+        _, clouds = min(_clouds(rows).items())
+        figure, axes = draw_clouds({f"$S = {s}$": c for s, c in clouds.items()}, "scale $s$")
+        for ax in axes:
+            ax.set(xlabel=r"exact $\log\det$", ylabel=r"estimated $\log\det$")
+        return {"logdet-mc": figure}
 
 
-def log_dets(network: ScaledNetwork, x: Tensor, jitters: Tensor) -> Tensor:
-    """The log-determinant on these points for every ε, from one Jacobian, ``[k]``."""
-    site = Site(network.f, network.params, x)
-    with torch.no_grad():
-        values: Tensor = vmap(lambda jitter: evaluate(site, jitter).value)(jitters)
-    return values
-
-
-def _draw_bias(rows: Rows, jitter: float, clouds: dict[int, Cloud]) -> Figure:
-    figure, (left, right) = figures.axes(2, panel=(3.5, 2.8), sharey=True)
-    dimension = joined(rows, metric="dimension", jitter=jitter)
-    for (samples, found), name in zip(clouds.items(), ("truth", "bma", "data"), strict=False):
-        look = {"s": 11, "linewidth": 0, "color": figures.COLORS[name], "label": f"$S = {samples}$"}
-        left.scatter(found.scale, found.errors().tolist(), **look)
-        right.scatter(dimension, found.errors().tolist(), **look)
-    log_scale(left, "x")
-    left.set(xlabel="scale $s$ of the parameters", ylabel="error, % of the range")
-    right.set(xlabel=r"effective dimension $\sum_i \lambda_i/(\lambda_i + \epsilon)$")
-    left.legend(loc="lower left")
-    return figure
-
-
-def _main_clouds(rows: Rows) -> tuple[float, dict[int, Cloud]]:
-    """The smallest jitter, and its clouds from the largest sample to the smallest."""
-    settings = _settings(rows)
-    main = min((jitter for jitter, _ in settings), default=1e-6)
-    sizes = sorted({samples for jitter, samples in settings if jitter == main}, reverse=True)
-    return main, {samples: Cloud.of(rows, samples, main) for samples in sizes}
-
-
-def _settings(rows: Rows) -> list[tuple[float, int]]:
-    estimates = tables.select(rows, metric="log_det", exact=False)
-    return [(jitter, points) for jitter, points in tables.group(estimates, "jitter", "points")]
+def _clouds(rows: Rows) -> dict[float, dict[int, Cloud]]:
+    """By jitter, then by S from the largest sample to the smallest."""
+    found: dict[float, dict[int, Cloud]] = {}
+    estimates = tables.group(tables.select(rows, metric="log_det", exact=False), "jitter", "points")
+    for (jitter, samples), members in sorted(estimates.items(), key=lambda item: -item[0][1]):
+        truth = tables.select(rows, metric="log_det", jitter=jitter, exact=True)
+        scale = joined([row._replace(value=row.config["scale"]) for row in truth])
+        cloud = Cloud(joined(truth), joined(members), scale)
+        found.setdefault(jitter, {})[samples] = cloud
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,52 +264,17 @@ class LaplacianConfig(CloudConfig):
     beta: float = 1e-3  # β, the standard deviation of a perturbation
 
 
-class FirstOrder(NamedTuple):
-    """First order against the log-determinant, one point per network."""
-
-    log_det: list[float]  # log det(𝒥 + εI) − P log ε
-    estimate: list[float]  # Tr 𝒥/ε, the trace from a few draws of ψ
-    exact: list[float]  # Tr 𝒥/ε, the trace exact
-    color: list[float]  # mean eigenvalue/ε
-
-    @classmethod
-    def of(cls, rows: Rows, jitter: float) -> FirstOrder:
-        """The points of one panel."""
-        log_det = joined(rows, metric="log_det", jitter=jitter)
-        estimate, exact_trace, number = (
-            joined(rows, metric=m) for m in ("trace_estimate", "trace", "parameters")
-        )
-        first = [value / jitter for value in exact_trace]
-        color = [value / n for value, n in zip(first, number, strict=True)]
-        return cls(log_det, [value / jitter for value in estimate], first, color)
-
-    def ratio(self, *, exact: bool = False) -> float:
-        """Median of estimate/log det; with the exact trace without the noise of ψ."""
-        above = self.exact if exact else self.estimate
-        return median_low(y / x for x, y in zip(self.log_det, above, strict=True))
-
-    @property
-    def rho(self) -> float:
-        """Spearman's ρ."""
-        return spearman(self.log_det, self.estimate)
-
-
 class LaplacianVsLogDet(CloudExperiment):
     id = "laplacian-vs-logdet"
     label = "Fig. A.3"
     title = "First-order form of the log-determinant"
     see = "The Laplacian estimate against what it stands for, from small ε to large."
     cost = "2 min"
-    protocol = (
-        "x: log det(𝒥 + εI) − P log ε from all eigenvalues, float64; y: Tr 𝒥/ε by forward "
-        "differences (β = 1e-3) with 10 draws of ψ. No ½ on either axis"
-    )
+    protocol = "y: Tr 𝒥/ε by forward differences (β = 1e-3), 10 draws of ψ; no ½ on either axis"
     config = LaplacianConfig()
     quick = LaplacianConfig(draws=16, block=8)
 
-    def numbers(
-        self, config: LaplacianConfig, network: ScaledNetwork, x: Tensor
-    ) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    def numbers(self, config: LaplacianConfig, network: ScaledNetwork, x: Tensor) -> Numbers:
         """Eigenvalues once per network; every ε from them."""
         f, params = network.f, network.params
         spectrum = eigenvalues(f, params, x)  # [P]
@@ -410,13 +293,11 @@ class LaplacianVsLogDet(CloudExperiment):
             {
                 "jitter": jitter,
                 "metric": "median of estimate / log det",
-                "ours": found.ratio(),
-                "… with the exact trace": found.ratio(exact=True),
-                "Spearman ρ": found.rho,
-                "median of mean eigenvalue / ε": median_low(found.color),
-                "networks": len(found.log_det),
+                "ours": _ratio(cloud),
+                "… with the exact trace": _ratio(cloud, _first_order(rows, "trace", jitter)),
+                "Spearman ρ": cloud.rho,
             }
-            for jitter, found in _panels(rows).items()
+            for jitter, cloud in _panels(rows).items()
         ]
 
     def claims(self, rows: Rows) -> list[Claim]:
@@ -425,15 +306,15 @@ class LaplacianVsLogDet(CloudExperiment):
             text = "The first-order form is accurate for large ε and monotone for small ε"
             return [exact(text, False, None, seeds=0)]
         jitters, found = list(clouds), list(clouds.values())
-        small, large, n = found[0], found[-1], len(found[0].log_det)
-        ratios = [cloud.ratio(exact=True) for cloud in found]
+        small, large, n = found[0], _ratio(found[-1]), len(found[0].exact)
+        ratios = [_ratio(cloud, _first_order(rows, "trace", j)) for j, cloud in clouds.items()]
         falling = all(a > b for a, b in itertools.pairwise(ratios))
         return [
             exact(f"On the diagonal at {jitter_text(jitters[-1])}: median ratio within 10 % of 1",
-                  abs(large.ratio() - 1) < 0.1, large.ratio(), "accurate", seeds=n),
+                  abs(large - 1) < 0.1, large, "accurate", seeds=n),
             exact(f"Monotone at {jitter_text(jitters[0])}, far from the diagonal: ρ above 0.95",
-                  small.rho > 0.95 and small.ratio() > 2,
-                  f"ρ = {small.rho:.3f}, median ratio {small.ratio():.0f}", "monotonic relation",
+                  small.rho > 0.95 and _ratio(small) > 2,
+                  f"ρ = {small.rho:.3f}, median ratio {_ratio(small):.0f}", "monotonic relation",
                   seeds=n),
             exact("The approximation gets better as ε grows (median ratio, exact trace)",
                   falling and ratios[-1] >= 1, ", ".join(f"{r:.3g}" for r in ratios),
@@ -441,26 +322,32 @@ class LaplacianVsLogDet(CloudExperiment):
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        from matplotlib.colors import LogNorm
-
-        clouds = _panels(rows)
-        colors = [c for found in clouds.values() for c in found.color]
-        norm = LogNorm(min(colors), max(colors))
-        figure, axes = figures.axes(len(clouds), panel=(2.5, 2.9), squeeze=False)
-        for ax, (jitter, found) in zip(axes[0], clouds.items(), strict=True):
-            both = found.log_det + found.estimate
-            _diagonal(ax, min(both) * 0.7, max(both) * 1.4)
-            dots = ax.scatter(found.log_det, found.estimate, s=11, linewidth=0, c=found.color,
-                              norm=norm, cmap="cividis", label=jitter_text(jitter))  # fmt: skip
-            ax.set(xscale="log", yscale="log", title=jitter_title(jitter))
-            _corner(ax, f"$\\rho = {found.rho:.3f}$")
+        clouds = {power(jitter): cloud for jitter, cloud in _panels(rows).items()}
+        figure, axes = draw_clouds(clouds, r"$\bar\lambda/\epsilon$")
+        for ax in axes:
+            ax.set(xscale="log", yscale="log")
         figure.supxlabel(r"$\log\det(\mathcal{J} + \epsilon I) - P\log\epsilon$", fontsize=11)
-        axes[0, 0].set_ylabel(r"Laplacian estimate of $\mathrm{Tr}\,\mathcal{J}/\epsilon$")
-        color_bar(figure, dots, axes, r"$\bar\lambda/\epsilon$", shrink=0.85, pad=0.015)
+        axes[0].set_ylabel(r"Laplacian estimate of $\mathrm{Tr}\,\mathcal{J}/\epsilon$")
         return {"laplacian-vs-logdet": figure}
 
 
-def _panels(rows: Rows) -> dict[float, FirstOrder]:
-    """By jitter, from the smallest to the largest."""
-    jitters = {row.config["jitter"] for row in tables.select(rows, metric="log_det")}
-    return {jitter: FirstOrder.of(rows, jitter) for jitter in sorted(jitters)}
+def _first_order(rows: Rows, metric: str, jitter: float) -> list[float]:
+    """Tr 𝒥/ε of every network."""
+    return [value / jitter for value in joined(rows, metric=metric)]
+
+
+def _panels(rows: Rows) -> dict[float, Cloud]:
+    """Tr 𝒥/ε by a few draws of ψ against log det(𝒥 + εI) − P log ε, by jitter."""
+    found = {}
+    for jitter in sorted({row.config["jitter"] for row in tables.select(rows, metric="log_det")}):
+        number, trace = joined(rows, metric="parameters"), _first_order(rows, "trace", jitter)
+        color = [value / n for value, n in zip(trace, number, strict=True)]  # mean eigenvalue/ε
+        log_det = joined(rows, metric="log_det", jitter=jitter)
+        found[jitter] = Cloud(log_det, _first_order(rows, "trace_estimate", jitter), color)
+    return found
+
+
+def _ratio(cloud: Cloud, estimate: Sequence[float] | None = None) -> float:
+    """Median of estimate/log det."""
+    pairs = zip(cloud.exact, estimate or cloud.estimate, strict=True)
+    return median_low(y / x for x, y in pairs)

@@ -1,4 +1,4 @@
-r"""``moons-eigs``, ``moons-solutions`` (Figs. A.4, A.5): the two moons as ε grows.
+r"""``moons-eigs``, ``moons-solutions`` (Figs. A.4, A.5), ``moons-pathology`` (Theorems 1, 2).
 
 200 points of scikit-learn's two moons, an MLP 2-16-16-2 with tanh and two logits, prior N(0, I),
 p_X = 1600 points of a 40 × 40 grid on [-5, 5]². All jitters of one method and seed are trained as
@@ -7,6 +7,13 @@ one population.
 Eigenvalues: $\mathrm{Tr}\,\mathcal J = \sum_i \lambda_i$ on all points of $p_X$ after training,
 against $\epsilon$. L-MAP penalizes this very sum. FS-MAP penalizes $\sum_i \log(\lambda_i +
 \epsilon)$, which a few large eigenvalues hardly change.
+
+Pathology: as two hidden units merge (or one dies), $\mathcal J$ becomes singular and
+$-\tfrac12\log\det\mathcal J$ grows without bound, whatever the data say: along a straight path,
+and by an optimizer that is let go. With jitter the objective cannot exceed
+$\max\log p(D\,|\,\theta) + \max\log p(\theta) - \tfrac{P}{2}\log\epsilon$. Near the singularity
+small eigenvalues drown in the rounding of $\mathcal J$, so the objective without jitter is computed
+from singular values of the Jacobian.
 """
 
 from __future__ import annotations
@@ -14,39 +21,37 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fsmap import metrics
 from fsmap.data.synthetic import moons
+from fsmap.errors import DivergedWarning
 from fsmap.functional import functional
+from fsmap.linalg.logdet import whitened_rows
 from fsmap.models.mlp import MLP
-from fsmap.objective.likelihood import Categorical
+from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
 from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
 from fsmap.objective.prior import Normal
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all, log_ratio
-from fsmap.paper.networks.clouds import color_bar, eigenvalues, jitter_text, jitter_title, square
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.networks.clouds import eigenvalues, jitter_text, square
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.figures import Frame, Interactive, legend_above
+from fsmap.paper.report.figures import LINES, legend_above, power
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import one_thread
-from fsmap.px import Lattice, generator
+from fsmap.paper.solvers import Advance, one_thread
+from fsmap.px import Lattice, Stream, generator
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam
 from fsmap.train.population import fit_population
 from fsmap.types import Batch, ModelFn, Params
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-PRIOR_STD = 1.0
-"""The paper does not say; N(0, I)."""
-
 METHODS = ("ps-map", "fs-map", "l-map")
+FRESH = "fresh points of p_X at every step, not all 1600"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,27 +63,16 @@ class MoonsConfig:
     det_points: int = 64  # points a step for FS-MAP
     seeds: int = 2  # runs; a seed decides the first values, the points and ψ
 
-    def deviations(self, method: str) -> tuple[str, ...]:
-        """Where the protocol of these sizes departs from the paper's."""
-        found = [] if method == "ps-map" else ["fresh points of p_X at every step, not all 1600"]
-        if self.steps != 10_000:
-            found.append(f"{self.steps} steps at learning rate {self.lr:g}")
-        return tuple(found)
-
-    def px(self) -> Lattice:
-        """The evaluation distribution."""
-        return square(self.grid)
-
     def objective(self, method: str, num_data: int, jitter: Tensor | None = None) -> Objective:
-        """The objective of a method at a jitter (PS-MAP: without one)."""
-        terms, px = (Categorical(), Normal(PRIOR_STD)), self.px()
-        if jitter is None:
+        """The objective of a method at a jitter; the paper does not print the prior."""
+        terms, px = (Categorical(), Normal(1.0)), square(self.grid)
+        sizes: dict[str, Any] = {"jitter": jitter, "num_data": num_data}
+        if method == "ps-map":
             return ps_map(*terms, num_data=num_data)
-        points = min(self.det_points if method == "fs-map" else self.lap_points, len(px))
-        sizes: dict[str, Any] = {"num_points": points, "jitter": jitter, "num_data": num_data}
         if method == "fs-map":
-            return fs_map(*terms, px, **sizes)
-        return l_map(*terms, px, estimator="fd", **sizes)
+            return fs_map(*terms, px, num_points=min(self.det_points, len(px)), **sizes)
+        points = min(self.lap_points, len(px))
+        return l_map(*terms, px, num_points=points, estimator="fd", **sizes)
 
 
 def network(seed: int) -> MLP:
@@ -90,26 +84,25 @@ def network(seed: int) -> MLP:
 class Fitted(NamedTuple):
     """One trained member."""
 
-    member: dict[str, Any]  # jitter (absent for PS-MAP) and seed
+    where: dict[str, float]  # jitter; nothing for PS-MAP
     f: ModelFn
     params: Params
     data: Batch
 
-    def logit(self, x: Tensor) -> Tensor:
-        """Logit of class 1, ``[S]``."""
+    def logits(self, x: Tensor) -> Tensor:
+        """Of both classes, ``[S, 2]``."""
         with torch.no_grad():
-            out = self.f(self.params, x)  # [S, 2]
-        return out[:, 1] - out[:, 0]
+            return self.f(self.params, x)
 
-    def accuracy(self) -> float:
-        """Share of training points on the right side."""
-        right = (self.logit(self.data.x) > 0) == (self.data.y == 1)
-        return float(right.double().mean())
-
-    def nll(self) -> float:
-        """Mean negative log-likelihood of the training points, in nats."""
-        sign = 2.0 * self.data.y - 1
-        return float(torch.nn.functional.softplus(-sign * self.logit(self.data.x)).mean())
+    def numbers(self, px: Lattice) -> dict[str, Any]:
+        """How well the training points are fitted, and the eigenvalues of 𝒥."""
+        logits, spectrum = self.logits(self.data.x), eigenvalues(self.f, self.params, px.all())
+        return {
+            "eigenvalue_sum": spectrum.sum(),
+            "largest_eigenvalue": spectrum.max(),
+            "train_accuracy": metrics.accuracy(logits, self.data.y),
+            "train_nll": metrics.nll(logits, self.data.y),
+        }
 
 
 def train(
@@ -117,8 +110,7 @@ def train(
     method: str,
     jitters: Sequence[float],
     seed: int,
-    advance: Callable[[float], None],
-    *,
+    advance: Advance,
     start: Params | None = None,
 ) -> Iterator[Fitted]:
     """Train all jitters of a method as one population."""
@@ -140,20 +132,8 @@ def train(
             progress=False,
         )
     for index, member in enumerate(grid):
-        yield Fitted(member, f, states.member(index).params, data)
-
-
-def _wide_table(
-    rows: Rows, by: Sequence[str], name: str, metric: str, *more: str
-) -> list[dict[str, Any]]:
-    """A line for each value of ``by``: a metric with its error, and means of others beside it."""
-    lines = []
-    for key, members in tables.group(tables.select(rows, metric=(metric, *more)), *by).items():
-        ours = tables.mean(tables.values(members, metric=metric))
-        line = {**dict(zip(by, key, strict=True)), "metric": name}
-        line |= {"ours": ours.mean, "stderr": ours.stderr, "runs": ours.n}
-        lines.append(line | {other: tables.mean_of(members, metric=other) for other in more})
-    return lines
+        where = {"jitter": member["jitter"]} if axes else {}
+        yield Fitted(where, f, states.member(index).params, data)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,17 +145,13 @@ class MoonsEigs(Experiment):
     id = "moons-eigs"
     label = "Fig. A.4"
     title = "Eigenvalues after training on two moons"
-    see = (
-        "The sum of the eigenvalues of 𝒥 after training, against ε. L-MAP penalizes this sum, "
-        "FS-MAP the sum of logarithms."
-    )
+    see = "Sum of the eigenvalues of 𝒥 against ε: L-MAP penalizes it, FS-MAP a sum of logarithms."
     cost = "15 min"
-    protocol = (
-        "jittered objective, prior N(0, I), first values as nn.Linear draws them; FS-MAP: "
-        "log det(𝒥 + εI) of det_points fresh points a step; L-MAP: forward differences (β = 1e-3), "
-        "one ψ and lap_points fresh points a step; eigenvalues on all 1600 points"
-    )
+    protocol = "prior N(0, I); FS-MAP: det_points, L-MAP: one ψ and lap_points fresh points a step"
     group = "networks"
+    departures = (FRESH,)
+    metrics = ("eigenvalue_sum", "largest_eigenvalue", "train_accuracy", "train_nll")
+    columns = ("metric", "method", "jitter")
     config = EigsConfig()
     quick = EigsConfig(
         steps=500, lr=1e-2, lap_points=100, det_points=48, seeds=1, jitters=(1e-10, 1e-4, 1.0, 1e2)
@@ -187,33 +163,17 @@ class MoonsEigs(Experiment):
 
     def run(self, config: EigsConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         method, seed = unit["method"], unit["seed"]
-        x = config.px().all()
-        deviations = config.deviations(method)
         for fitted in train(config, method, config.jitters, seed, context.advance):
-            where = {k: v for k, v in fitted.member.items() if k == "jitter"}
-            spectrum = eigenvalues(fitted.f, fitted.params, x)
-            found = {
-                "eigenvalue_sum": spectrum.sum(),
-                "largest_eigenvalue": spectrum.max(),
-                "train_accuracy": fitted.accuracy(),
-                "train_nll": fitted.nll(),
-            }
-            for metric, value in found.items():
-                yield Measured(metric, value, method, seed, where, deviations)
-
-    def table(self, rows: Rows) -> list[dict[str, Any]]:
-        more = ("largest_eigenvalue", "train_accuracy", "train_nll")
-        name = "sum of eigenvalues"
-        return _wide_table(rows, ("method", "jitter"), name, "eigenvalue_sum", *more)
+            for metric, value in fitted.numbers(square(config.grid)).items():
+                yield Measured(metric, value, method, seed, fitted.where)
 
     def claims(self, rows: Rows) -> list[Claim]:
         sums = tables.select(rows, metric="eigenvalue_sum")
         jitters = sorted({row.config["jitter"] for row in sums if row.method != "ps-map"})
         low, high = (jitters or [math.nan])[0], (jitters or [math.nan])[-1]
-        base = tables.values_by(sums, "seed", method="ps-map")
         small, large = (
-            {figures.NAMES[method]: log_ratio(
-                tables.values_by(sums, "seed", method=method, jitter=jitter), base)
+            {figures.NAMES[method]: compare(sums, {"method": method, "jitter": jitter},
+                                            {"method": "ps-map"}, ratio=True)
              for method in ("fs-map", "l-map")}
             for jitter in (low, high)
         )  # fmt: skip
@@ -225,85 +185,27 @@ class MoonsEigs(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        figure, (left, right) = figures.axes(2, panel=(3.6, 2.9))
-        _draw_lines(left, tables.select(rows, metric="eigenvalue_sum"))
-        left.set(xscale="log", yscale="log", xlabel=r"jitter $\epsilon$")
-        left.set(ylabel=r"sum of eigenvalues of $\mathcal{J}$")
-        left.legend(loc="lower right")
-        _draw_lines(right, tables.select(rows, metric="train_nll"))
-        right.set(xscale="log", xlabel=r"jitter $\epsilon$", ylabel="train NLL, nats")
+        figure, ax = figures.axes(panel=(4.2, 3.0))
+        sums = tables.select(rows, metric="eigenvalue_sum")
+        for method in ("fs-map", "l-map"):
+            line = tables.line(tables.select(sums, method=method), "jitter")
+            figures.plot_mean(ax, *line, method)
+        base = tables.mean_of(sums, method="ps-map")
+        ax.axhline(base, **figures.method_style("ps-map", marker=""))
+        ax.set(xscale="log", yscale="log", xlabel=r"jitter $\epsilon$")
+        ax.set_ylabel(r"sum of eigenvalues of $\mathcal{J}$")
+        ax.legend()
         return {"moons-eigs": figure}
 
 
-def _draw_ps_map(ax: Axes, rows: Rows, jitters: Iterable[float]) -> None:
-    """PS-MAP, which has no ε, as a line across."""
-    ends, base = sorted(jitters), tables.mean_of(rows, method="ps-map")
-    look = figures.method_style("ps-map", marker="", linestyle=(0, (4, 2)))
-    ax.plot([ends[0], ends[-1]], [base, base], **look)
-
-
-def _draw_lines(ax: Axes, rows: Rows) -> None:
-    _draw_ps_map(ax, rows, {row.config["jitter"] for row in rows if "jitter" in row.config})
-    for method in ("fs-map", "l-map"):
-        figures.plot_mean(ax, *tables.line(tables.select(rows, method=method), "jitter"), method)
-
-
-SMOOTH = 144
-"""Pixels of a picture along each side."""
-
 LOW, HIGH = (-2.2, -1.7), (3.2, 2.2)
 """Corners of the picture: the data with some room around them."""
-
-PATH = {
-    "train_nll": "train NLL, nats",
-    "spread": "spread of probabilities",
-    "eigenvalue_sum": r"sum of eigenvalues of $\mathcal{J}$",
-}
-"""What is drawn against ε, and its name."""
 
 
 def axes_of(pixels: int) -> list[Tensor]:
     """Coordinates of the picture's columns and rows, ``[pixels]`` each."""
     ends = zip(LOW, HIGH, strict=True)
     return [torch.linspace(a, b, pixels, dtype=torch.float64) for a, b in ends]
-
-
-def points(pixels: int) -> Tensor:
-    """Points of the picture, row by row from below, ``[pixels², 2]``."""
-    x, y = axes_of(pixels)
-    return torch.cartesian_prod(y, x).flip(-1)
-
-
-def _draw_functions(
-    figure: Figure, axes: Sequence[Axes], rows: Rows, jitters: Sequence[float]
-) -> None:
-    """Probabilities of L-MAP at each ε, with the data, and one color bar."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    # paler than the points that lie on it
-    colors = LinearSegmentedColormap.from_list("moons", ["#86addb", "#f4f2ee", "#e8a88f"])
-    look = {"origin": "lower", "aspect": "auto", "interpolation": "none", "vmin": 0, "vmax": 1}
-    where = {"metric": "probability", "method": "l-map", "start": "random", "seed": 0}
-    inputs, labels = (torch.tensor(tables.values(rows, metric=m)[0]) for m in ("inputs", "labels"))
-    for ax, jitter in zip(axes, jitters, strict=True):
-        (row,) = tables.select(rows, jitter=jitter, **where)
-        pixels = math.isqrt(len(row.value))
-        coarse = torch.tensor(row.value, dtype=torch.float64).reshape(1, 1, pixels, pixels)
-        size = {"size": (SMOOTH, SMOOTH), "mode": "bilinear", "align_corners": True}
-        field = torch.nn.functional.interpolate(coarse, **size)[0, 0].numpy()
-        box = (LOW[0], HIGH[0], LOW[1], HIGH[1])
-        image = ax.imshow(field, extent=box, cmap=colors, **look)
-        if field.min() < 0.45 and field.max() > 0.55:  # the boundary of a constant is an accident
-            ax.contour(*axes_of(SMOOTH), field, [0.5], colors=[figures.BLACK], linewidths=1.2)
-        for label, color in ((0, figures.COLORS["ps-map"]), (1, figures.COLORS["fs-map"])):
-            chosen = inputs[labels == label]
-            ax.scatter(chosen[:, 0], chosen[:, 1], s=9, color=color, edgecolor=figures.WHITE,
-                       linewidth=0.4, label=f"class {label}")  # fmt: skip
-        ax.set(xlabel="$x_1$", xlim=(LOW[0], HIGH[0]), ylim=(LOW[1], HIGH[1]))
-        ax.grid(visible=False)
-    axes[0].set_ylabel("$x_2$")
-    bar = {"shrink": 0.9, "pad": 0.02, "ticks": [0, 0.5, 1]}
-    color_bar(figure, image, axes, "probability of class 1", **bar)
 
 
 PAPER_JITTERS = (1e-2, 1e-1, 1.0, 10.0)
@@ -313,38 +215,30 @@ RANDOM, CHAIN = "random", "chain"
 """Where training starts: random first values (the paper's way), or the solution of the next larger
 jitter, the first of all from PS-MAP's."""
 
-CHAIN_SHARE = 5
-"""A link of the chain takes a fifth of the steps: it has not far to go."""
-
 
 @dataclasses.dataclass(frozen=True)
 class SolutionsConfig(MoonsConfig):
     seeds: int = 1
-    between: int = 3  # jitters between two of the paper's, for the slider
+    between: int = 3  # jitters between two of the paper's
     pixels: int = 32  # points of the picture along each side
 
     def jitters(self) -> list[float]:
         """The paper's four, with others between."""
-        first, last = math.log10(PAPER_JITTERS[0]), math.log10(PAPER_JITTERS[-1])
-        steps = (len(PAPER_JITTERS) - 1) * (self.between + 1)
-        powers = [first + (last - first) * k / steps for k in range(steps + 1)]
-        return [float(f"{10**power:.3g}") for power in powers]
+        steps = 3 * (self.between + 1)
+        return [float(f"{10 ** (3 * k / steps - 2):.3g}") for k in range(steps + 1)]
 
 
 class MoonsSolutions(Experiment):
     id = "moons-solutions"
     label = "Fig. A.5"
     title = "L-MAP on two moons as ε grows"
-    see = (
-        "Decision functions as ε grows, from random first values and coming down from larger ε: "
-        "ε is a dial for how much the function may react to its parameters."
-    )
+    see = "Decision functions: ε is a dial for how much a function may react to its parameters."
     cost = "5 min"
-    protocol = (
-        "L-MAP by forward differences (β = 1e-3), one ψ and lap_points fresh points of p_X a step; "
-        "prior N(0, I). Panels and slider start from random values, as the paper does"
-    )
+    protocol = "prior N(0, I); forward differences, one ψ and lap_points fresh points of p_X a step"
     group = "networks"
+    departures = (FRESH,)
+    metrics = ("train_nll", "train_accuracy", "spread")
+    columns = ("metric", "method", "start", "jitter")
     config = SolutionsConfig()
     quick = SolutionsConfig(steps=400, lr=1e-2, lap_points=100, between=1, pixels=48)
 
@@ -358,20 +252,22 @@ class MoonsSolutions(Experiment):
 
     def run(self, config: SolutionsConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         method, seed = unit["method"], unit["seed"]
-        way = chain if unit["start"] == CHAIN else train
-        for fitted in way(config, method, config.jitters(), seed, context.advance):
-            where = {k: v for k, v in fitted.member.items() if k == "jitter"}
-            where["start"] = unit["start"]
-            for metric, value in _look(config, fitted).items():
-                yield Measured(metric, value, method, seed, where, config.deviations(method))
+        fits = train(config, method, config.jitters(), seed, context.advance)
+        for fitted in chain(config, seed, context.advance) if unit["start"] == CHAIN else fits:
+            where = {**fitted.where, "start": unit["start"]}
+            probability = fitted.logits(square(config.grid).all()).softmax(1)[:, 1]
+            columns, lines = axes_of(config.pixels)
+            pixels = torch.cartesian_prod(lines, columns).flip(-1)  # row by row from below
+            picture = fitted.logits(pixels).softmax(1)[:, 1].tolist()
+            found = fitted.numbers(square(config.grid))
+            found["spread"] = probability.max() - probability.min()
+            found["probability"] = [round(p, 4) for p in picture]
+            del found["largest_eigenvalue"]
+            for metric, value in found.items():
+                yield Measured(metric, value, method, seed, where)
         if method == "ps-map" and seed == 0:
             yield Measured("inputs", fitted.data.x)
             yield Measured("labels", fitted.data.y)
-
-    def table(self, rows: Rows) -> list[dict[str, Any]]:
-        more = ("train_accuracy", "spread", "eigenvalue_sum")
-        by = ("method", "start", "jitter")
-        return _wide_table(rows, by, "train NLL, nats", "train_nll", *more)
 
     def claims(self, rows: Rows) -> list[Claim]:
         spread, nll, accuracy = (
@@ -412,73 +308,38 @@ class MoonsSolutions(Experiment):
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        found = by_jitter(rows, "spread")
-        shown = [j for j in found if any(math.isclose(j, p, rel_tol=1e-6) for p in PAPER_JITTERS)]
-        figure, axes = figures.axes(len(shown), panel=(2.6, 2.5), squeeze=False, sharey=True)
-        _draw_functions(figure, list(axes[0]), rows, shown)
-        for ax, jitter in zip(axes[0], shown, strict=True):
-            ax.set_title(jitter_title(jitter))
-        return {"moons-solutions": figure, "moons-solutions-path": _path(rows)}
-
-    def interactive(self, rows: Rows) -> Interactive:
-        accuracy, nll = by_jitter(rows, "train_accuracy"), by_jitter(rows, "train_nll")
-        frames = []
-        for jitter in accuracy:
-            figure, ax = figures.axes(panel=(4.6, 3.4))
-            _draw_functions(figure, [ax], rows, [jitter])
-            note = f"train accuracy {accuracy[jitter]:.3f}, NLL {nll[jitter]:.3f} nats"
-            frames.append(Frame(f"ε = {jitter:.3g}", figure=figure, note=note))
-        away = [abs(math.log10(jitter)) for jitter in accuracy]
-        title = "How much may the function react?"
-        return Interactive(title, "ε", frames, start=away.index(min(away)))
-
-
-def _path(rows: Rows) -> Figure:
-    """Numbers against ε, from both starts."""
-    figure, axes = figures.axes(3, panel=(2.9, 2.6))
-    dotted = {"linestyle": (0, (1, 1.2)), "marker": "v"}
-    looks: dict[str, dict[str, Any]] = {
-        RANDOM: {"label": "L-MAP, from random values"},
-        CHAIN: {"label": "L-MAP, from the next larger ε", **dotted},
-    }
-    for ax, (metric, label) in zip(axes, PATH.items(), strict=True):
-        for start, look in looks.items():
-            values = by_jitter(rows, metric, start)
-            ax.plot(list(values), list(values.values()), **figures.method_style("l-map", **look))
-        _draw_ps_map(ax, tables.select(rows, metric=metric), values)
-        ax.set(xscale="log", xlabel=r"$\epsilon$", ylabel=label)
-    axes[2].set_yscale("log")
-    legend_above(figure, axes[0])
-    return figure
+        figure, axes = figures.axes(len(PAPER_JITTERS), panel=(2.6, 2.5), sharey=True)
+        where = {"metric": "probability", "method": "l-map", "start": RANDOM, "seed": 0}
+        look = {"cmap": "coolwarm", "alpha": 0.5, "vmin": 0, "vmax": 1, "interpolation": "bilinear"}
+        look |= {"origin": "lower", "aspect": "auto", "extent": (LOW[0], HIGH[0], LOW[1], HIGH[1])}
+        x, y = (torch.tensor(tables.values(rows, metric=m)[0]) for m in ("inputs", "labels"))
+        for ax, jitter in zip(axes, PAPER_JITTERS, strict=True):
+            (values,) = tables.values(rows, jitter=jitter, **where)
+            pixels = math.isqrt(len(values))
+            field = torch.tensor(values).reshape(pixels, pixels).numpy()
+            image = ax.imshow(field, **look)
+            if field.min() < 0.45 and field.max() > 0.55:  # that of a constant is an accident
+                columns, lines = (axis.numpy() for axis in axes_of(pixels))
+                ax.contour(columns, lines, field, [0.5], colors=[figures.BLACK], linewidths=1.2)
+            for label, method in ((0, "ps-map"), (1, "fs-map")):
+                ax.scatter(*x[y == label].mT, s=9, color=figures.COLORS[method],
+                           edgecolor=figures.WHITE, linewidth=0.4)  # fmt: skip
+            ax.set(xlabel="$x_1$", title=jitter_text(jitter))
+            ax.grid(visible=False)
+        axes[0].set_ylabel("$x_2$")
+        figure.colorbar(image, ax=axes, label="probability of class 1", ticks=[0, 0.5, 1])
+        return {"moons-solutions": figure}
 
 
-def chain(
-    config: SolutionsConfig,
-    method: str,
-    jitters: Sequence[float],
-    seed: int,
-    advance: Callable[[float], None],
-) -> Iterator[Fitted]:
-    """Train one jitter after another, from the largest down, each from the one before."""
+def chain(config: SolutionsConfig, seed: int, advance: Advance) -> Iterator[Fitted]:
+    """Train L-MAP at one jitter after another, from the largest down, each from the one before."""
     (fitted,) = train(config, "ps-map", (), seed, lambda _: None)
-    link = dataclasses.replace(config, steps=max(1, config.steps // CHAIN_SHARE))
-    for done, jitter in enumerate(sorted(jitters, reverse=True), start=1):
-        (fitted,) = train(link, method, [jitter], seed, lambda _: None, start=fitted.params)
+    link = dataclasses.replace(config, steps=max(1, config.steps // 5))  # it has not far to go
+    jitters = sorted(config.jitters(), reverse=True)
+    for done, jitter in enumerate(jitters, start=1):
+        (fitted,) = train(link, "l-map", [jitter], seed, lambda _: None, fitted.params)
         yield fitted
         advance(done / len(jitters))
-
-
-def _look(config: SolutionsConfig, fitted: Fitted) -> dict[str, Any]:
-    x = config.px().all()
-    probability = torch.sigmoid(fitted.logit(x))
-    picture = torch.sigmoid(fitted.logit(points(config.pixels)))
-    return {
-        "train_accuracy": fitted.accuracy(),
-        "train_nll": fitted.nll(),
-        "eigenvalue_sum": eigenvalues(fitted.f, fitted.params, x).sum(),
-        "spread": probability.max() - probability.min(),
-        "probability": [round(p, 4) for p in picture.tolist()],
-    }
 
 
 def largest_jump(rows: Rows, start: str) -> tuple[float, float]:
@@ -495,3 +356,268 @@ def largest_jump(rows: Rows, start: str) -> tuple[float, float]:
 def by_jitter(rows: Rows, metric: str, start: str = RANDOM) -> dict[float, float]:
     """A number of L-MAP, mean over seeds, in the order of ε."""
     return tables.means_by(rows, "jitter", metric=metric, method="l-map", start=start)
+
+
+PER_DECADE = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class PathologyConfig:
+    jitters: tuple[float, ...] = (1e-8, 1e-4, 1e-2)  # ε > 0 that are compared with ε = 0
+    decades: int = 4  # how near the path comes to the merged units: 10^-decades
+    seeds: int = 5  # first values for the optimizer
+    steps: int = 300  # steps per stage
+    stages: int = 4  # stages, each with a tenth of the learning rate of the one before
+    lr: float = 0.03  # learning rate of the first stage
+
+
+class Problem(NamedTuple):
+    """A small network with data."""
+
+    sizes: tuple[int, ...]
+    bias: bool
+    data: Batch
+    likelihood: Likelihood
+    px: Lattice
+
+    def network(self, seed: int) -> MLP:
+        """The network with the first values of a seed, in float64."""
+        source = generator("singular-paths", self.sizes, seed)
+        model = MLP(self.sizes, "tanh", bias=self.bias, init="lecun", generator=source)
+        return model.double()
+
+    def objective(self, jitter: float) -> Objective:
+        """FS-MAP on all points of p_X; without jitter from singular values."""
+        method = "dense" if jitter else "svd_clip"  # with ε = 0 nothing is clipped
+        sizes: dict[str, Any] = {"num_points": len(self.px), "num_data": len(self.data.y)}
+        terms = self.likelihood, Normal(1.0), self.px
+        return fs_map(*terms, jitter=jitter, method=method, **sizes)
+
+    def log_density(self, objective: Objective, f: ModelFn, params: Params) -> Tensor:
+        """The objective in nats."""
+        with torch.no_grad():
+            draws = objective.draw(f, params, Stream(0, 0))
+            return -objective.loss(f, params, self.data, draws)[0] * objective.num_data
+
+
+def problem_of(name: str) -> Problem:
+    """The network of appendix B.6, w₂ᵀ tanh(w₁x), or a 2-4-1 network with one logit on two moons.
+
+    The data of the first are noisy values of one with unequal units.
+    """
+    if name == "1-2-1":
+        x = torch.linspace(-2, 2, 20, dtype=torch.float64)[:, None]
+        noise = torch.randn(20, 1, generator=generator("four-parameters"), dtype=torch.float64)
+        y = torch.tanh(2 * x) - 0.5 * torch.tanh(0.5 * x) + 0.3 * noise
+        return Problem((1, 2, 1), False, Batch(x, y), Gaussian(0.3), square(41, 3.0, 1))
+    data = moons(dtype=torch.float64)
+    batch = Batch(data.x, data.y[:, None].double())
+    return Problem((2, 4, 1), True, batch, Bernoulli(), square(12))
+
+
+NETWORKS = {
+    "1-2-1": "1-2-1, four parameters (appendix B.6)",
+    "2-4-1": "2-4-1 on two moons, 17 parameters",
+}
+
+
+def merged(params: Params) -> Params:
+    """The same network with its first two hidden units replaced by their mean."""
+    result = {name: p.clone() for name, p in params.items()}
+    for name, p in result.items():
+        if name.startswith("layers.0."):  # what comes in: the first dimension is the unit
+            p[:2] = p[:2].mean(0, keepdim=True)
+    out = result["layers.1.weight"]
+    out[:, :2] = out[:, :2].mean(1, keepdim=True)
+    return result
+
+
+def path(problem: Problem, jitter: float, distances: list[float]) -> Tensor:
+    """The objective on the way from a random network to the one with two units merged."""
+    f, params = functional(problem.network(0))
+    start = {name: p.detach() for name, p in params.items()}
+    end, objective = merged(start), problem.objective(jitter)
+    places = [{n: end[n] + t * (start[n] - end[n]) for n in start} for t in distances]
+    return torch.stack([problem.log_density(objective, f, params) for params in places])
+
+
+def climb(
+    problem: Problem, jitter: float, config: PathologyConfig, advance: Advance
+) -> list[tuple[int, Tensor, Tensor]]:
+    """Maximize the objective with Adam, in stages of ten times smaller steps.
+
+    Adam's steps have the size of the learning rate, however steep the objective is. So the distance
+    to a singularity that it can keep is about one learning rate, and each stage shows what a
+    tenth of the distance is worth. Records are a step, and for each seed the objective in nats and
+    the smallest eigenvalue of 𝒥 over the largest, ``[M]``.
+    """
+    steps, every = config.steps, max(1, config.steps // 10)
+    f, x = functional(problem.network(0))[0], problem.px.all()
+    current = {
+        seed: {name: p.detach() for name, p in problem.network(seed).named_parameters()}
+        for seed in range(config.seeds)
+    }
+    records: list[tuple[int, Tensor, Tensor]] = []
+    objective = problem.objective(jitter)
+    for stage in range(config.stages):
+
+        def record(step: int, stacked: Params, before: int = stage * steps) -> None:
+            advance((before + step) / (steps * config.stages))
+            if step % every:
+                return
+            for seed in current:
+                one = {name: p.detach()[seed].clone() for name, p in stacked.items()}
+                if all(torch.isfinite(p).all() for p in one.values()):
+                    current[seed] = one
+            values = [problem.log_density(objective, f, p) for p in current.values()]
+            ratios = [_ratio(f, p, x) for p in current.values()]
+            records.append((before + step, torch.stack(values), torch.stack(ratios)))
+
+        with one_thread(), warnings.catch_warnings():
+            # to reach an infinite objective is what is asked for
+            warnings.simplefilter("ignore", DivergedWarning)
+            fit_population(
+                lambda: objective,
+                Grid(seed=list(current)),
+                f,
+                problem.data,
+                steps=steps,
+                init=current.__getitem__,
+                optimizer=adam(config.lr * 0.1**stage),
+                callback=record,
+                log_every=steps,
+                progress=False,
+            )
+    return records
+
+
+def _ratio(f: ModelFn, params: Params, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        rows = whitened_rows(f, params, x)
+    singular: Tensor = torch.linalg.svdvals(rows)
+    return (singular[-1] / singular[0]).square()
+
+
+class MoonsPathology(Experiment):
+    id = "moons-pathology"
+    label = "Theorems 1, 2"
+    title = "Pathological optima without jitter"
+    see = "The objective on a straight path to two equal units, and as an optimizer climbs it."
+    cost = "2 min"
+    protocol = "ε = 0: log det 𝒥 from singular values; Adam in stages of ten times smaller rates"
+    group = "networks"
+    config = PathologyConfig()
+    quick = PathologyConfig(jitters=(1e-8, 1e-4), seeds=2, steps=50)
+
+    def units(self, config: PathologyConfig) -> list[Unit]:
+        jitters = (0.0, *config.jitters)
+        return [{"network": name, "jitter": jitter} for name in NETWORKS for jitter in jitters]
+
+    def run(self, config: PathologyConfig, unit: Unit, context: Context) -> Iterator[Measured]:
+        problem, jitter = problem_of(unit["network"]), unit["jitter"]
+        places = range(config.decades * PER_DECADE + 1)
+        distances = [10.0 ** (-k / PER_DECADE) for k in places]  # from afar to near
+        yield Measured("distance", distances, config=unit)
+        yield Measured("path", path(problem, jitter, distances), "fs-map", config=unit)
+        step, objective, ratio = zip(*climb(problem, jitter, config, context.advance), strict=True)
+        where = {**unit, "stages": config.stages}
+        yield Measured("step", step, config=where)
+        for seed in range(config.seeds):
+            yield Measured("objective", torch.stack(objective)[:, seed], "fs-map", seed, where)
+            yield Measured("eigenvalue_ratio", torch.stack(ratio)[:, seed], "fs-map", seed, where)
+
+    def table(self, rows: Rows) -> list[dict[str, Any]]:
+        text = "nats gained in the last decade of the path"
+        return [
+            {"network": s.network, "jitter": s.jitter, "metric": text, "ours": s.decades[-1]}
+            for s in settings(rows)
+        ]
+
+    def claims(self, rows: Rows) -> list[Claim]:
+        found = settings(rows)
+        free = {one.network: one for one in found if one.jitter == 0}
+        bounded = {f"{one.network}, {jitter_text(one.jitter)}": one for one in found if one.jitter}
+        seeds = len({row.seed for row in tables.select(rows, metric="objective")})
+
+        def shown(numbers: Mapping[str, str]) -> str:
+            return "; ".join(f"{text} ({place})" for place, text in numbers.items())
+
+        return [
+            exact("Without jitter the objective has no bound on the way to equal units: the last "
+                  "tenfold step gains more than 1 nat and at least 0.9 of the one before",
+                  all(one.decades[-1] > max(0.9 * one.decades[-2], 1.0) for one in free.values()),
+                  shown({k: "{:.2f}, then {:.2f} nats".format(*v.decades[-2:])
+                         for k, v in free.items()}),
+                  "infinite density", seeds=len(free)),
+            exact("… the optimizer goes there: every run ends with a ratio of eigenvalues below "
+                  "1e−10", all(one.final_ratio < 1e-10 for one in free.values()),
+                  shown({k: f"{v.final_ratio:.0e}" for k, v in free.items()}),
+                  "pathological optima", seeds=seeds),
+            exact("… and every stage of smaller steps gains more than 1 nat",
+                  all(min(one.gains) > 1 for one in free.values()),
+                  shown({k: f"{min(v.gains):.1f} nats or more" for k, v in free.items()}),
+                  "no finite optimum", seeds=seeds),
+            exact("With jitter it is bounded: path and optimizer, in the end, gain less than a "
+                  "tenth of what they gain without",
+                  all(one.decades[-1] < 0.1 * free[one.network].decades[-1]
+                      and one.gains[-1] < 0.1 * free[one.network].gains[-1]
+                      for one in bounded.values()),
+                  shown({k: f"{v.decades[-1]:.2f} and {v.gains[-1]:.2f} nats"
+                         for k, v in bounded.items()}),
+                  "no pathological optima", seeds=seeds if bounded else 0),
+        ]  # fmt: skip
+
+    def draw(self, rows: Rows) -> Plots:
+        figure, axes = figures.axes(2, len(NETWORKS), panel=(3.6, 2.5))
+        for (left, right), (network, title) in zip(axes, NETWORKS.items(), strict=True):
+            mine = [one for one in settings(rows) if one.network == network]
+            for one, style in zip(mine, ("-", *(x["linestyle"] for x in LINES)), strict=False):
+                color = figures.COLORS["fs-map" if one.jitter else "ps-map"]
+                label = power(one.jitter) if one.jitter else "no jitter"
+                left.plot(one.distance, one.path, color=color, label=label, linestyle=style)
+                values = one.objective[:, len(one.step) // 10 :]  # not the first steps, [M, T]
+                step = one.step[-values.shape[1] :]
+                ends = values.amin(0), values.amax(0)
+                right.fill_between(step, *ends, color=color, alpha=0.12, linewidth=0)
+                right.plot(step, values.median(0).values, color=color, linestyle=style)
+            left.set(xscale="log", xlabel="distance to equal units", ylabel="objective, nats")
+            left.invert_xaxis()
+            left.set_title(title, loc="left")
+            right.set(xlabel="step of Adam", ylabel="objective, nats")
+        legend_above(figure, axes[0, 0])
+        return {"moons-pathology": figure}
+
+
+class Setting(NamedTuple):
+    """What the rows say about one network at one jitter."""
+
+    network: str
+    jitter: float
+    distance: Tensor  # [k]  to equal units
+    path: Tensor  # [k]  objective there
+    step: Tensor  # [T]
+    objective: Tensor  # [M, T]
+    decades: list[float]  # nan, and nats that the objective gains in each decade of the path
+    gains: list[float]  # nats that each stage of the optimizer gains; nan where there is only one
+    final_ratio: float  # of eigenvalues, at the end, of the seed farthest from singular
+
+
+def settings(rows: Rows) -> list[Setting]:
+    """Every network at every jitter, in the order of the rows."""
+    found = []
+    for network, jitter in tables.group(tables.select(rows, metric="path"), "network", "jitter"):
+        here = tables.select(rows, network=network, jitter=jitter)
+        distance, path, step, objective, ratio = (
+            torch.tensor(tables.values(here, metric=metric), dtype=torch.float64)
+            for metric in ("distance", "path", "step", "objective", "eigenvalue_ratio")
+        )
+        stages = tables.select(here, metric="objective")[0].config["stages"]
+        # of each stage the median over seeds and over the second half of its records
+        parts = objective.tensor_split(stages, dim=1)
+        ends = [part[:, part.shape[1] // 2 :].median() for part in parts]
+        gains = torch.stack(ends).diff().tolist() or [math.nan]
+        decades = [math.nan, *path[0, ::PER_DECADE].diff().tolist()]
+        end = float(ratio[:, -1].max())
+        about = network, jitter, distance[0], path[0], step[:1].ravel(), objective
+        found.append(Setting(*about, decades, gains, end))
+    return found

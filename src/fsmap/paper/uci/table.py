@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,13 +26,15 @@ from fsmap.objective.objective import Objective
 from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean
-from fsmap.paper.rows import Claim, Row, Rows, Unit, not_tested
+from fsmap.paper.rows import Claim, Rows, Unit, not_tested
 from fsmap.paper.solvers import one_thread
 from fsmap.train.grid import measure_members
 from fsmap.train.optim import adam
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 POWERS = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-RIDGE_ALPHAS = (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
 PAPER, FAIR, BASELINES = "paper", "fair", "baselines"
 SCALING = {PAPER: "authors", FAIR: "train"}
 METRICS = ("valid_rmse", "test_rmse")
@@ -44,6 +46,11 @@ NAMES = {
     BOOSTING: "HistGradientBoostingRegressor",
     RIDGE: "Ridge",
 }
+ALPHAS: dict[str, tuple[float | None, ...]] = {
+    MLP_METHOD: POWERS,
+    BOOSTING: (None,),
+    RIDGE: (1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0),
+}
 
 NOTES = {
     PAPER: (
@@ -53,8 +60,9 @@ NOTES = {
     FAIR: ("not the paper's protocol: every configuration on every split",),
 }
 
-SYMBOLS = {"weight_decay": "w", "reg_strength": "λ", "alpha": "α"}
-"""What was tuned."""
+TUNED = ("weight_decay", "reg_strength", "alpha")
+Knobs = tuple[tuple[str, float], ...]
+"""A configuration: names and values of what was tuned."""
 
 PRINTED = {
     "boston": ((0.329, 0.033), (0.352, 0.040)),
@@ -89,79 +97,73 @@ class Config:
     epochs: int = 200  # most epochs of scikit-learn's network
 
 
-class Setting(NamedTuple):
-    """One configuration on one split."""
+class Run(NamedTuple):
+    """A configuration on a split, and its root mean squared errors (nan: it diverged)."""
 
     decay: float
     strength: float
     split: int
+    valid: float = math.nan
+    test: float = math.nan
 
     @property
     def method(self) -> str:
-        """PS-MAP or L-MAP."""
         return "l-map" if self.strength else "ps-map"
-
-
-class Result(NamedTuple):
-    """Root mean squared errors of one setting; nan where training diverged."""
-
-    setting: Setting
-    valid: float
-    test: float
 
 
 def run_paper(config: Config, dataset: str, context: Context) -> Iterator[Measured]:
     """Tune on split 0, then train the best of each method on all splits."""
     tuned = train(config, dataset, PAPER, grid(config, [0]), context)
-    for result in tuned:
-        yield from _rows(dataset, PAPER, "tune", [result])
+    for run in tuned:
+        yield from _rows(dataset, PAPER, "tune", [run])
     context.advance(0.7)
     best = [choose(tuned, method) for method in METHODS]
-    finals = [b._replace(split=split) for b in best for split in range(config.seeds)]
-    for result in train(config, dataset, PAPER, finals, context):
-        yield from _rows(dataset, PAPER, "final", [result])
+    finals = [run._replace(split=split) for run in best for split in range(config.seeds)]
+    for run in train(config, dataset, PAPER, finals, context):
+        yield from _rows(dataset, PAPER, "final", [run])
 
 
 def run_fair(
     config: Config, dataset: str, splits: Sequence[int], context: Context
 ) -> Iterator[Measured]:
     """Train every configuration on some of the splits."""
-    by_config: dict[tuple[float, float], list[Result]] = {}
-    for result in train(config, dataset, FAIR, grid(config, splits), context):
-        by_config.setdefault(result.setting[:2], []).append(result)
-    for found in by_config.values():
-        yield from _rows(dataset, FAIR, "all", found)
+    by_config: dict[tuple[float, float], list[Run]] = {}
+    for run in train(config, dataset, FAIR, grid(config, splits), context):
+        by_config.setdefault((run.decay, run.strength), []).append(run)
+    for runs in by_config.values():
+        yield from _rows(dataset, FAIR, "all", runs)
 
 
-def grid(config: Config, splits: Sequence[int]) -> list[Setting]:
+def grid(config: Config, splits: Sequence[int]) -> list[Run]:
     """Every configuration of both methods on every split."""
     strengths = (0.0, *config.strengths)
-    return [Setting(w, s, split) for split in splits for w in config.decays for s in strengths]
+    return [Run(w, s, split) for split in splits for w in config.decays for s in strengths]
 
 
-def choose(results: Sequence[Result], method: str) -> Setting:
+def choose(runs: Sequence[Run], method: str) -> Run:
     """The configuration of a method with the lowest validation error."""
-    mine = [r for r in results if r.setting.method == method]
-    return min(mine, key=lambda r: math.inf if math.isnan(r.valid) else r.valid).setting
+    mine = [run for run in runs if run.method == method]
+    return min(mine, key=lambda run: math.inf if math.isnan(run.valid) else run.valid)
 
 
 def train(
-    config: Config, dataset: str, protocol: str, settings: Sequence[Setting], context: Context
-) -> list[Result]:
-    """Train settings as one population."""
+    config: Config, dataset: str, protocol: str, runs: Sequence[Run], context: Context
+) -> list[Run]:
+    """Train runs as one population, and measure them."""
     table = uci.read_table(dataset, context.data_dir)
     parts = {
         split: uci.split(table, split, scaling=SCALING[protocol], max_rows=config.max_rows)
-        for split in dict.fromkeys(s.split for s in settings)
+        for split in dict.fromkeys(run.split for run in runs)
     }
     data = {split: part.train for split, part in parts.items()}
     features, num_data = table.x.shape[1], len(next(iter(data.values())).y)
+    members = [{"decay": r.decay, "strength": r.strength, "split": r.split} for r in runs]
     # The authors start all runs from the same weights; in `fair` every split has its own.
     shared = protocol == PAPER
     with one_thread():
         states, _ = fsmap.fit_population(
             lambda decay, strength: objective(config, features, num_data, decay, strength),
-            fsmap.Grid([{**s._asdict(), "seed": s.split} for s in settings]),
+            fsmap.Grid([{**member, "seed": member["split"]} for member in members]),
             fsmap.functional(network(config, features, 0, context.device))[0],
             data,
             steps=config.steps,
@@ -173,13 +175,14 @@ def train(
             compile=context.device.type == "cuda",
             progress=False,
         )
-        errors = [
+        valid, test = (
             measure_members(
                 states, on={k: getattr(p, name) for k, p in parts.items()}, by=fsmap.metrics.rmse
-            )
+            ).tolist()
             for name in ("valid", "test")
-        ]
-    return [Result(s, float(a), float(b)) for s, a, b in zip(settings, *errors, strict=True)]
+        )
+    errors = zip(runs, valid, test, strict=True)
+    return [run._replace(valid=a, test=b) for run, a, b in errors]
 
 
 def network(config: Config, features: int, seed: int, device: torch.device) -> MLP:
@@ -205,50 +208,34 @@ def objective(
     )
 
 
-def _rows(dataset: str, protocol: str, stage: str, results: Sequence[Result]) -> Iterator[Measured]:
+def _rows(dataset: str, protocol: str, stage: str, runs: Sequence[Run]) -> Iterator[Measured]:
     """Both errors of one configuration; a list where there are several splits."""
-    setting, several = results[0].setting, stage == "all"
+    first, several = runs[0], stage == "all"
     config = {
         **{"dataset": dataset, "protocol": protocol, "stage": stage},
-        **{"weight_decay": setting.decay, "reg_strength": setting.strength},
-        "split": [r.setting.split for r in results] if several else setting.split,
+        **{"weight_decay": first.decay, "reg_strength": first.strength},
+        "split": [run.split for run in runs] if several else first.split,
     }
-    seed = None if several else setting.split
-    for name, *values in zip(METRICS, *(r[1:] for r in results), strict=True):
-        value = values if several else values[0]
-        yield Measured(name, value, setting.method, seed, config, NOTES[protocol])
+    seed = None if several else first.split
+    for name, part in (("valid_rmse", "valid"), ("test_rmse", "test")):
+        value = [getattr(run, part) for run in runs] if several else getattr(first, part)
+        yield Measured(name, value, first.method, seed, config, NOTES[protocol])
 
 
-class Baseline(NamedTuple):
-    """An estimator and the values of what is tuned."""
-
-    make: Callable[[Any, int], Any]  # from a value of α and a seed to an estimator
-    alphas: tuple[float | None, ...]  # what it is tuned over; None: nothing
-
-
-def baselines(config: Config) -> dict[str, Baseline]:
-    """The three estimators."""
-    networks = require("sklearn.neural_network", extra="data")
-    ensembles = require("sklearn.ensemble", extra="data")
-    linear = require("sklearn.linear_model", extra="data")
-
-    def network(alpha: float, seed: int) -> Any:
-        return networks.MLPRegressor(
-            hidden_layer_sizes=(config.width,) * 3,
-            alpha=alpha,
-            max_iter=config.epochs,
-            early_stopping=True,
-            random_state=seed,
-        )
-
-    def boosting(_: Any, seed: int) -> Any:
+def estimator(config: Config, method: str, alpha: float | None, seed: int) -> Any:
+    """One of scikit-learn's, with a value of what is tuned."""
+    if method == RIDGE:
+        return require("sklearn.linear_model", extra="data").Ridge(alpha)
+    if method == BOOSTING:
+        ensembles = require("sklearn.ensemble", extra="data")
         return ensembles.HistGradientBoostingRegressor(random_state=seed)
-
-    return {
-        MLP_METHOD: Baseline(network, POWERS),
-        BOOSTING: Baseline(boosting, (None,)),
-        RIDGE: Baseline(lambda alpha, _: linear.Ridge(alpha), RIDGE_ALPHAS),
-    }
+    return require("sklearn.neural_network", extra="data").MLPRegressor(
+        hidden_layer_sizes=(config.width,) * 3,
+        alpha=alpha,
+        max_iter=config.epochs,
+        early_stopping=True,
+        random_state=seed,
+    )
 
 
 def run_baseline(config: Config, dataset: str, method: str, context: Context) -> Iterator[Measured]:
@@ -258,7 +245,7 @@ def run_baseline(config: Config, dataset: str, method: str, context: Context) ->
     splits = range(config.baseline_splits if method == MLP_METHOD else config.fair_splits)
     # at full size a process per core; what a fit draws depends on its own seed alone
     parallel = joblib.Parallel(n_jobs=-1 if context.size == "full" else 1)
-    for alpha in baselines(config)[method].alphas:
+    for alpha in ALPHAS[method]:
         errors = parallel(
             joblib.delayed(_fit_baseline)(config, table, method, alpha, split) for split in splits
         )
@@ -275,28 +262,26 @@ def _fit_baseline(
 ) -> list[float]:
     """Validation and test error of an estimator on one split."""
     parts = uci.split(table, split, scaling=SCALING[FAIR], max_rows=config.max_rows)
-    estimator = baselines(config)[method].make(alpha, split)
+    fitted = estimator(config, method, alpha, split)
     x, y = (t.double().numpy() for t in parts.train)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a network that stops at max_iter says so
-        estimator.fit(x, y[:, 0])
+        fitted.fit(x, y[:, 0])
     found = []
     for part in (parts.valid, parts.test):
         x, y = (t.double().numpy() for t in part)
-        found.append(float(np.sqrt(np.mean((estimator.predict(x) - y[:, 0]) ** 2))))
+        found.append(float(np.sqrt(np.mean((fitted.predict(x) - y[:, 0]) ** 2))))
     return found
 
 
 class Cell(NamedTuple):
     """One number of the table."""
 
-    dataset: str  # the table
-    method: str  # whose error
-    protocol: str  # how it was chosen and tested
+    dataset: str
+    method: str
+    protocol: str
     values: dict[int, float]  # test errors (or differences) by split
     config: dict[str, float]  # the configuration that was chosen
-    # which of its numbers are the largest (↑) or smallest (↓) that were tried
-    edges: tuple[str, ...] = ()
 
     @property
     def mean(self) -> Mean:
@@ -309,14 +294,6 @@ class Cell(NamedTuple):
         if self.method not in METHODS or self.dataset not in PRINTED:
             return None
         return PRINTED[self.dataset][METHODS.index(self.method)]
-
-    @property
-    def excess(self) -> float:
-        """How much worse than the paper, in combined standard errors; nan where nobody can say."""
-        if self.printed is None or self.mean.n < 2:
-            return math.nan
-        paper, spread = self.printed
-        return (self.mean.mean - paper) / math.hypot(self.mean.stderr, spread)
 
     def line(self) -> dict[str, Any]:
         """A line of the table."""
@@ -331,96 +308,58 @@ class Cell(NamedTuple):
             "paper_stderr": spread,
             "runs": self.mean.n,
             **self.config,
-            "edge": " ".join(self.edges) or None,
         }
 
 
 def cells(rows: Rows) -> list[Cell]:
     """The table: protocols, tables and methods in order; after ``fair``, the paired differences."""
     found: list[Cell] = []
+    measured = tables.select(rows, stage=("final", "all"))
     for protocol, names in ((PAPER, METHODS), (FAIR, METHODS), (BASELINES, tuple(NAMES))):
-        for (dataset,), members in tables.group(
-            tables.select(rows, protocol=protocol), "dataset"
-        ).items():
-            mine = [_cell(dataset, protocol, m, tables.select(members, method=m)) for m in names]
-            found += [cell for cell in mine if cell is not None]
-            if protocol == FAIR and all(mine):
-                found.append(_difference(*mine))
+        mine = tables.select(measured, protocol=protocol)
+        for (dataset,), members in tables.group(mine, "dataset").items():
+            by_method = tables.group(members, "method")
+            some = [_cell(dataset, protocol, m, by_method[m,]) for m in names if (m,) in by_method]
+            found += some
+            if protocol == FAIR and len(some) == 2:
+                ps, lm = (cell.values for cell in some)
+                values = {split: lm[split] - ps[split] for split in ps}
+                found.append(Cell(dataset, DIFFERENCE, FAIR, values, {}))
     return found
 
 
-def _cell(dataset: str, protocol: str, method: str, rows: Rows) -> Cell | None:
-    """The chosen configuration and its test errors; None where nothing was run."""
-    if protocol == PAPER:
-        final = tables.select(rows, metric="test_rmse", stage="final")
-        if not final:
-            return None
-        values = {int(row.config["split"]): float(row.value) for row in final}
-        tried = [_knobs(row) for row in tables.select(rows, metric="valid_rmse", stage="tune")]
-        chosen = _knobs(final[0])
-        return Cell(dataset, method, protocol, values, chosen, _edges(chosen, tried))
-    valid = _by_config(tables.select(rows, metric="valid_rmse"))
-    test = _by_config(tables.select(rows, metric="test_rmse"))
-    if not valid:
-        return None
-    splits = set.intersection(*(set(column) for column in valid.values()))
-    best = min(valid, key=lambda key: _mean_over(valid[key], splits))
-    values = {split: test[best][split] for split in sorted(splits)}
-    chosen = dict(best)
-    return Cell(dataset, method, protocol, values, chosen, _edges(chosen, [*map(dict, valid)]))
+def _cell(dataset: str, protocol: str, method: str, rows: Rows) -> Cell:
+    """The configuration with the lowest mean validation error, and its test errors."""
+    valid, test = (_by_config(tables.select(rows, metric=name)) for name in METRICS)
+    splits = sorted(set.intersection(*map(set, valid.values())))
+
+    def error(key: Knobs) -> float:
+        mean = sum(valid[key][split] for split in splits) / len(splits)
+        return math.inf if math.isnan(mean) else mean
+
+    best = min(valid, key=error)
+    return Cell(dataset, method, protocol, {s: test[best][s] for s in splits}, dict(best))
 
 
-def _edges(chosen: dict[str, float], tried: Sequence[dict[str, float]]) -> tuple[str, ...]:
-    """``w↑`` where the chosen w is the largest of three or more, ``λ↓`` for the smallest λ."""
-    found = []
-    for name, value in chosen.items():
-        values = sorted({config[name] for config in tried})
-        if len(values) >= 3 and value in (values[0], values[-1]):
-            found.append(SYMBOLS[name] + ("↑" if value == values[-1] else "↓"))
-    return tuple(found)
-
-
-def _by_config(rows: Rows) -> dict[tuple[tuple[str, float], ...], dict[int, float]]:
+def _by_config(rows: Rows) -> dict[Knobs, dict[int, float]]:
     """Values by split, by configuration; pieces of the run joined."""
-    found: dict[tuple[tuple[str, float], ...], dict[int, float]] = {}
+    found: dict[Knobs, dict[int, float]] = {}
     for row in rows:
-        column = found.setdefault(tuple(_knobs(row).items()), {})
-        column.update(zip(row.config["split"], row.value, strict=True))
+        about, one = row.config, isinstance(row.value, float)
+        knobs = tuple((name, about[name]) for name in TUNED if name in about)
+        pairs = (
+            [(about["split"], row.value)] if one else zip(about["split"], row.value, strict=True)
+        )
+        found.setdefault(knobs, {}).update(pairs)
     return found
 
 
-def _knobs(row: Row) -> dict[str, float]:
-    return {name: row.config[name] for name in SYMBOLS if name in row.config}
-
-
-def _mean_over(column: dict[int, float], splits: set[int]) -> float:
-    total = sum(column[split] for split in splits) / len(splits)
-    return math.inf if math.isnan(total) else total
-
-
-def _difference(ps: Cell, lm: Cell) -> Cell:
-    values = {split: lm.values[split] - ps.values[split] for split in ps.values}
-    return Cell(ps.dataset, DIFFERENCE, FAIR, values, {})
-
-
-def claims(rows: Rows) -> Iterator[Claim]:
-    """The paper's cells and its count of wins; the fair comparison; the baselines."""
-    table = cells(rows)
-    paper = [cell for cell in table if cell.protocol == PAPER]
-    known = {f"{c.dataset} {c.method}": c.excess for c in paper if not math.isnan(c.excess)}
-    worse = ", ".join(f"{name} by {x:.1f}" for name, x in known.items() if x > 2) or "none"
-    splits = max((cell.mean.n for cell in paper), default=0)
-    yield exact("At most 2 of the paper's 16 cells are worse by more than two combined standard "
-                "errors, none by more than three", sum(x > 2 for x in known.values()) <= 2
-                and all(x <= 3 for x in known.values()), f"worse: {worse}, of {len(known)} cells",
-                "the cells themselves", seeds=splits if known else 0)  # fmt: skip
-    yield on_most("L-MAP's test error is below PS-MAP's on 7 of 8 tables (paper's protocol)",
-                  _against(table, PAPER, "l-map", "ps-map"), 7 / 8, paper="7 of 8")  # fmt: skip
-    yield on_most("L-MAP's test error is below PS-MAP's on most tables (fair protocol)",
-                  _against(table, FAIR, "l-map", "ps-map"), 5 / 8)  # fmt: skip
-    for method, name in NAMES.items():
-        yield on_most(f"L-MAP's test error (fair) is below that of scikit-learn's {name} on most "
-                      "tables", _against(table, FAIR, "l-map", method), 5 / 8)  # fmt: skip
+def excess(cell: Cell) -> float:
+    """How much worse than the paper, in combined standard errors; nan where it is not known."""
+    if cell.printed is None or cell.mean.n < 2:
+        return math.nan
+    paper, spread = cell.printed
+    return (cell.mean.mean - paper) / math.hypot(cell.mean.stderr, spread)
 
 
 def on_most(claim: str, pairs: dict[str, Mean], share: float, paper: str | None = None) -> Claim:
@@ -433,81 +372,45 @@ def on_most(claim: str, pairs: dict[str, Mean], share: float, paper: str | None 
         return not_tested(claim, "fsmap run uci-table --resume", paper, source)
     score = {d: m.mean / m.stderr if m.stderr > 0 else math.nan for d, m in pairs.items()}
     better, higher = ([d for d, z in score.items() if sign * z > 2] for sign in (-1, 1))
-    least, most = len(better), len(pairs) - len(higher)
     needed = share * len(pairs)
     lower = sum(m.mean < 0 for m in pairs.values())
     ours = (
         f"mean lower on {lower} of {len(pairs)}; by more than two paired errors on "
         f"{', '.join(better) or 'none'}, higher by as much on {', '.join(higher) or 'none'}"
     )
-    holds = True if least >= needed else False if most < needed else None
-    reason = "" if holds is not None else "most differences are within two standard errors"
+    holds, reason = None, "most differences are within two standard errors"
+    if len(better) >= needed or len(pairs) - len(higher) < needed:
+        holds, reason = len(better) >= needed, ""
     splits = min(m.n for m in pairs.values())
     return Claim(claim, holds, ours, paper, seeds=splits, source=source, reason=reason)
 
 
-def _against(table: Sequence[Cell], protocol: str, one: str, other: str) -> dict[str, Mean]:
-    """Paired differences of the test error by table, on the splits that both were run on."""
-    mine, theirs = (
-        {c.dataset: c for c in table if c.method == m and c.protocol in (protocol, alternative)}
-        for m, alternative in ((one, protocol), (other, BASELINES))
-    )
+def _against(table: Sequence[Cell], protocol: str, other: str) -> dict[str, Mean]:
+    """L-MAP's test error minus another's by table, on the splits that both were run on."""
+    mine = {c.dataset: c.values for c in table if (c.protocol, c.method) == (protocol, "l-map")}
     found = {}
-    for d in mine:
-        if d in theirs:
-            a, b = mine[d].values, theirs[d].values
-            found[d] = tables.mean(a[s] - b[s] for s in a if s in b)
-    return {d: m for d, m in found.items() if m.n}
-
-
-def draw(rows: Rows) -> Plots:
-    """Errors beside the paper's, and the paired differences of the fair protocol."""
-    table = cells(rows)
-    figure, (left, right) = figures.axes(2, panel=(5.2, 3.2))
-    names = list(dict.fromkeys(c.dataset for c in table))
     for cell in table:
-        if cell.protocol == PAPER:
-            _draw_cell(left, names.index(cell.dataset), cell)
-        elif cell.method == DIFFERENCE:
-            _draw_difference(right, names.index(cell.dataset), cell)
-    left.set(title="Test RMSE against the paper's", ylabel="RMSE / paper's PS-MAP")
-    left.axhline(1.0, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
-    right.axhline(0.0, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
-    right.set(title="L-MAP − PS-MAP, fair protocol, paired", ylabel="difference / standard error")
-    for ax in (left, right):
-        ax.set_xticks(range(len(names)), names, rotation=35, ha="right")
-    looks = [_look(method, filled) for method in METHODS for filled in (True, False)]
-    handles = [left.plot([], [], **look)[0] for look in looks]
-    words = ["PS-MAP", "PS-MAP, paper", "L-MAP", "L-MAP, paper"]
-    figure.legend(handles, words, ncols=4, loc="outside upper center")
-    return {"uci-table": figure}
+        if cell.method == other and cell.protocol in (protocol, BASELINES) and cell.dataset in mine:
+            ours, theirs = mine[cell.dataset], cell.values
+            found[cell.dataset] = tables.mean(ours[s] - theirs[s] for s in ours if s in theirs)
+    return {d: found[d] for d in mine if d in found and found[d].n}
 
 
-def _look(method: str, filled: bool) -> dict[str, Any]:
-    look = figures.method_style(method, linestyle="", label=None)
-    if filled:
-        return look
-    return {**look, "markerfacecolor": "none", "markeredgecolor": look["color"], "mew": 0.9}
-
-
-def _draw_cell(ax: Any, place: int, cell: Cell) -> None:
-    """Ours and the paper's, as multiples of the paper's PS-MAP."""
-    if cell.printed is None:
-        return
-    unit = PRINTED[cell.dataset][0][0]
-    shift = -0.18 if cell.method == "ps-map" else 0.12
-    pairs = ((cell.mean.mean, cell.mean.stderr, True), (*cell.printed, False))
-    for offset, (value, spread, filled) in zip((0.0, 0.1), pairs, strict=True):
-        bar = None if math.isnan(spread) else spread / unit
-        look = _look(cell.method, filled)
-        ax.errorbar(place + shift + offset, value / unit, yerr=bar, elinewidth=0.9, **look)
-
-
-def _draw_difference(ax: Any, place: int, cell: Cell) -> None:
-    mean = cell.mean
-    if mean.n > 1 and mean.stderr > 0:
-        winner = "l-map" if mean.mean < 0 else "ps-map"
-        ax.bar(place, mean.mean / mean.stderr, width=0.6, color=figures.COLORS[winner])
+def _draw_errors(ax: Axes, table: Sequence[Cell], names: Sequence[str]) -> None:
+    """Errors of the paper's protocol as multiples of the paper's PS-MAP; the paper's are hollow."""
+    for k, method in enumerate(METHODS):
+        look = figures.method_style(method, linestyle="", elinewidth=0.9)
+        hollow = {"markerfacecolor": "none", "markeredgecolor": look["color"], "mew": 0.9}
+        hollow["label"] = f"{look['label']}, paper"
+        mine = [c for c in table if (c.protocol, c.method) == (PAPER, method) and c.printed]
+        unit = [PRINTED[c.dataset][0][0] for c in mine]
+        printed = [PRINTED[c.dataset][k] for c in mine]
+        for j, pairs in enumerate(([c.mean[:2] for c in mine], printed)):
+            x = [names.index(c.dataset) - 0.18 + 0.3 * k + 0.1 * j for c in mine]
+            y, error = ([pair[i] / u for pair, u in zip(pairs, unit, strict=True)] for i in (0, 1))
+            ax.errorbar(x, y, yerr=error, **(look | hollow if j else look))
+    ax.set(title="Test RMSE against the paper's", ylabel="RMSE / paper's PS-MAP")
+    ax.axhline(1.0, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
 
 
 class UCITable(Experiment):
@@ -516,7 +419,7 @@ class UCITable(Experiment):
     title = "UCI regression"
     see = (
         "Test errors by the paper's protocol, and paired differences over 20 splits by the fair "
-        "one. ↑ or ↓: the chosen w, λ or α is the largest or smallest that was tried."
+        "one, beside scikit-learn's estimators."
     )
     device = "gpu"
     cost = "minutes on a GPU"
@@ -573,7 +476,43 @@ class UCITable(Experiment):
         return [cell.line() for cell in cells(rows)]
 
     def claims(self, rows: Rows) -> list[Claim]:
-        return list(claims(rows))
+        """The paper's cells and its count of wins; the fair comparison; the baselines."""
+        table = cells(rows)
+        paper = [cell for cell in table if cell.protocol == PAPER]
+        known = {f"{c.dataset} {c.method}": x for c in paper if not math.isnan(x := excess(c))}
+        worse = ", ".join(f"{name} by {x:.1f}" for name, x in known.items() if x > 2) or "none"
+        few = sum(x > 2 for x in known.values()) <= 2 and all(x <= 3 for x in known.values())
+        splits = max((cell.mean.n for cell in paper), default=0) if known else 0
+        compared = [
+            ("PS-MAP's on 7 of 8 tables (paper's protocol)", PAPER, "ps-map", 7 / 8, "7 of 8"),
+            ("PS-MAP's on most tables (fair protocol)", FAIR, "ps-map", 5 / 8, None),
+        ]
+        return [
+            exact("At most 2 of the paper's 16 cells are worse by more than two combined standard "
+                  "errors, none by more than three", few, f"worse: {worse}, of {len(known)} cells",
+                  "the cells themselves", seeds=splits),
+            *(on_most(f"L-MAP's test error is below {words}", _against(table, protocol, method),
+                      share, printed) for words, protocol, method, share, printed in compared),
+            *(on_most(f"L-MAP's test error (fair) is below that of scikit-learn's {name} on most "
+                      "tables", _against(table, FAIR, method), 5 / 8)
+              for method, name in NAMES.items()),
+        ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        return draw(rows)
+        """Errors beside the paper's, and the paired differences of the fair protocol."""
+        table = cells(rows)
+        names = list(dict.fromkeys(cell.dataset for cell in table))
+        figure, (left, right) = figures.axes(2, panel=(5.2, 3.2))
+        _draw_errors(left, table, names)
+        for cell in table:
+            mean = cell.mean
+            if cell.method == DIFFERENCE and mean.n > 1 and mean.stderr > 0:
+                color = figures.COLORS["l-map" if mean.mean < 0 else "ps-map"]
+                right.bar(names.index(cell.dataset), mean.mean / mean.stderr, 0.6, color=color)
+        right.axhline(0.0, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
+        title = "L-MAP − PS-MAP, fair protocol, paired"
+        right.set(title=title, ylabel="difference / standard error")
+        for ax in (left, right):
+            ax.set_xticks(range(len(names)), names, rotation=35, ha="right")
+        figures.legend_above(figure, left)
+        return {self.id: figure}

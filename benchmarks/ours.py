@@ -11,7 +11,7 @@ import fsmap
 from benchmarks.cells import JITTER, PROBES, Cell
 from benchmarks.hutchpp import HutchPlusPlus
 from fsmap.linalg.jacobian import Site
-from fsmap.linalg.slq import slq
+from fsmap.linalg.slq import Operator, build, by_passes, slq
 
 Work = Callable[[], Tensor]
 
@@ -29,14 +29,11 @@ def log_det(cell: Cell) -> dict[str, Work]:
 
 
 def log_det_by_lanczos(cell: Cell) -> dict[str, Work]:
-    return {"fsmap slq": _slq(cell, None)}
+    return {"fsmap slq": _slq(cell, build)}
 
 
 def log_det_by_products(cell: Cell) -> dict[str, Work]:
-    found = {"fsmap slq, factored": _slq(cell, "factored")}
-    if cell.rows * cell.P <= 3e7:
-        found["fsmap slq, passes"] = _slq(cell, "passes")
-    return found
+    return {"fsmap slq, passes": _slq(cell, by_passes)}
 
 
 def exact_trace(cell: Cell) -> dict[str, Work]:
@@ -54,7 +51,8 @@ def trace(cell: Cell) -> dict[str, Work]:
     return found | {"hutch++, as many products": by(HutchPlusPlus.name, PROBES // 2)}
 
 
-def _slq(cell: Cell, kind: str | None) -> Work:
+def _slq(cell: Cell, products: Callable[[Site], Operator]) -> Work:
     f, params = fsmap.functional(cell.module)
     eps = torch.tensor(JITTER, dtype=torch.float64, device=cell.x.device)
-    return lambda: slq(Site(f, params, cell.x), eps, probes=PROBES, kind=kind).value
+    site = Site(f, params, cell.x)
+    return lambda: slq(site, eps, probes=PROBES, operator=products(site)).value

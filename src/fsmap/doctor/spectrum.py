@@ -148,14 +148,14 @@ def _by_passes(
         few = take_points(x, slice(0, 2))
         for _ in range(2):  # the first pass imports and allocates
             begin = clock(like.device)
-            trial = slq.build(Site(f, params, few), kind="passes")
+            trial = slq.by_passes(Site(f, params, few))
             trial.matvec(torch.ones(1, trial.size).to(like))
         each = (clock(like.device) - begin) / num_points(few)
         used = max(1, min(used, int(seconds / (2 * STEPS[0] + PROBES) / each)))
     x = take_points(x, slice(0, used))
     generator = torch.Generator(like.device).manual_seed(0)
     draw: dict[str, Any] = {"generator": generator, "dtype": like.dtype, "device": like.device}
-    operator = slq.build(Site(f, params, x), kind="passes")
+    operator = slq.by_passes(Site(f, params, x))
     u, until = torch.randn(1, operator.size, **draw).double(), time.perf_counter() + seconds
     for step in range(STEPS[1]):
         u = u / u.norm().clamp_min(1e-300)

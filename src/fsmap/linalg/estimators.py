@@ -41,11 +41,9 @@ from fsmap.functional import (
     num_points,
     number,
     run,
-    take_points,
-    wide,
 )
-from fsmap.linalg.jacobian import CHUNK_BYTES, Metric, Site, jvp, linearize, recorded_calls, vjp
-from fsmap.linalg.probes import FromGenerator, Source, check_signs
+from fsmap.linalg.jacobian import Metric, Site, chunks, jvp, linearize, vjp
+from fsmap.linalg.probes import FromGenerator, Source, check_number, check_signs
 from fsmap.linalg.probes import check as check_psi
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
@@ -233,22 +231,15 @@ def by_name(name: str | Estimator, **options: Any) -> Estimator:
 
 def exact(site: Site) -> Tensor:
     """Σ ‖row‖² over rows of the whitened Jacobian, some points at a time if g allows."""
-    f, params, x, metric = site
-    S = num_points(x)
-    if metric is not None or not is_pointwise(f):
-        factors = linearize(f, params, x)
-        whiten = site.resolve(factors.out)
-        if not whiten.local:
-            return whiten.gram(factors.gram(), S).diagonal().sum()
-        mixed = factors.mixed(lambda u: whiten.rows(u).reshape(S, -1, *u.shape[2:]))
-        return mixed.to(wide(factors.out.dtype)).squares().sum()
-    width = recorded_calls(f, params, x).numbers_per_point(params)
-    chunk = max(1, CHUNK_BYTES // (8 * width))
-    parts = []
-    for i in range(0, S, chunk):
-        factors = linearize(f, params, take_points(x, slice(i, i + chunk)))
-        parts.append(factors.to(wide(factors.out.dtype)).squares().sum())
-    return torch.stack(parts).sum() / S
+    S = num_points(site.x)
+    if site.metric is None:
+        parts = (linearize(*site[:2], part) for part in chunks(*site[:3]))
+        return torch.stack([part.squares().sum() for part in parts]).sum() / S
+    factors = linearize(*site[:3])
+    whiten = site.resolve(factors.out)
+    if not whiten.local:
+        return whiten.gram(factors.gram(), S).diagonal().sum()
+    return factors.mixed(lambda u: whiten.rows(u).reshape(S, -1, *u.shape[2:])).squares().sum()
 
 
 def trace(
@@ -294,10 +285,7 @@ def trace(
         message = f"generator must be a torch.Generator, got {generator!r}"
         raise InputError(message)
     if isinstance(probes, int | float):
-        if probes < 1 or probes != int(probes):
-            message = f"probes must be an integer of at least 1, got {probes}"
-            raise InputError(message)
-        drawn = estimator.draw(FromGenerator(generator), site, int(probes))
+        drawn = estimator.draw(FromGenerator(generator), site, check_number(probes))
     else:
         estimator.check_probes(probes, site)
         drawn = probes

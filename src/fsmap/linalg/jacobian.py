@@ -150,9 +150,27 @@ def check_replaceable(f: ModelFn, mode: str) -> None:
         raise ForwardModeError(message) if mode == "forward" else UnsupportedModuleError(message)
 
 
+CHUNK_BYTES = 2**28  # cotangents of the points that are differentiated together
+
+
 def jacobian(f: ModelFn, params: Params, x: Inputs) -> Tensor:
     """J as one tensor ``[S, K, P]``, differentiable."""
-    return linearize(f, params, x).rows()
+    return written_out(f, params, x)[0]
+
+
+def written_out(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Tensor]:
+    """:func:`jacobian`, and the outputs ``[S, K]`` of the same passes."""
+    parts = [linearize(f, params, part) for part in chunks(f, params, x)]
+    return torch.cat([part.rows() for part in parts]), torch.cat([part.out for part in parts])
+
+
+def chunks(f: ModelFn, params: Params, x: Inputs) -> list[Inputs]:
+    """The points in parts of which J can be taken; one part if points see each other."""
+    if not is_pointwise(f):
+        return [x]
+    size = max(1, CHUNK_BYTES // (8 * recorded_calls(f, params, x).numbers_per_point(params)))
+    S = num_points(x)
+    return [take_points(x, slice(i, i + size)) for i in range(0, S, size)] if size < S else [x]
 
 
 def jvp(f: ModelFn, params: Params, x: Inputs, psi: Params) -> tuple[Tensor, Tensor, State]:
@@ -239,42 +257,29 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
     return out, transpose, state
 
 
-CHUNK_BYTES = 2**28  # cotangents of the points that are differentiated together
-
-
-def linearize(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Factors:
+def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
     """J in factored form, differentiable in ``params``.
 
     If points do not see each other (all but active BatchNorm and dropout) one forward and K reverse
-    passes over the batch are made, otherwise S·K of them. ``chunk`` is the number of points (or of
-    rows, if points see each other) differentiated at a time.
+    passes over the batch are made, otherwise S·K of them.
     """
     check_replaceable(f, "reverse")
     if not torch.is_grad_enabled():  # some kernels then keep nothing for a derivative, such as LSTM
-        chunk = chunk or _affordable(f, params, x)
         with torch.enable_grad():
-            return linearize(f, detached(params), x, chunk=chunk)
+            return linearize(f, detached(params), x)
     try:
-        if not is_pointwise(f):
-            return _coupled(f, params, x, chunk=chunk)
-        if chunk is None:
-            return _pointwise(f, params, x)
-        starts = range(0, num_points(x), chunk)
-        parts = [take_points(x, slice(i, i + chunk)) for i in starts]
-        return joined([_pointwise(f, params, part).compact() for part in parts])
+        if is_pointwise(f):
+            calls = recorded_calls(f, params, x)
+            try:
+                return factor(f, params, x, calls)
+            except FAILURES:  # other calls than before, control flow on values, random numbers, ...
+                _recorded_of(f).clear()
+        return _coupled(f, params, x)
     except FAILURES as error:
         explain(error, f, x, params, REVERSE_FAILED)
 
 
-def _affordable(f: ModelFn, params: Params, x: Inputs) -> int | None:
-    """Points at a time where nothing is kept for a gradient; None for all of them."""
-    if not is_pointwise(f):
-        return None
-    size = CHUNK_BYTES // (8 * recorded_calls(f, params, x).numbers_per_point(params))
-    return None if size >= num_points(x) else max(1, size)
-
-
-def _coupled(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None) -> Factors:
+def _coupled(f: ModelFn, params: Params, x: Inputs) -> Factors:
     """Where points see each other: one reverse pass over the whole batch per output and point."""
 
     def whole(p: Params) -> Tensor:
@@ -283,33 +288,19 @@ def _coupled(f: ModelFn, params: Params, x: Inputs, *, chunk: int | None = None)
 
     out, pull = torch.func.vjp(whole, params)[:2]
     each = torch.eye(out.numel(), dtype=out.dtype, device=out.device).reshape(-1, *out.shape)
-    (grads,) = vmap(pull, chunk_size=chunk)(each)  # [SK, ...] each
+    (grads,) = vmap(pull)(each)  # [SK, ...] each
     blocks = [Block((n,), g.reshape(*out.shape, 1, -1)) for n, g in grads.items()]
     return Factors(tuple(params), blocks, out)
 
 
-def _pointwise(f: ModelFn, params: Params, x: Inputs) -> Factors:
-    calls = recorded_calls(f, params, x)
-    try:
-        return factor(f, params, x, calls, batch=calls.point_first)
-    except CallsChangedError:  # record again, and take no layout for granted
-        _recorded_of(f).clear()
-        calls = recorded_calls(f, params, x)
-    except FAILURES:  # not possible one by one: control flow on values, random numbers, ...
-        return _coupled(f, params, x)
-    try:
-        return factor(f, params, x, calls, batch=False)
-    except FAILURES:
-        return _coupled(f, params, x)
-
-
-def factor(f: ModelFn, params: Params, x: Inputs, calls: Calls, *, batch: bool) -> Factors:
+def factor(f: ModelFn, params: Params, x: Inputs, calls: Calls) -> Factors:
     """J of all outputs at all points, layer by layer, if points do not see each other.
 
-    With ``batch`` all points go through f together, which is quicker: only if the first dimension
-    of every layer is the point.
+    All points go through f together, which is quicker, if the first dimension of every layer is
+    the point.
     """
     S = num_points(x)
+    batch = not calls.others and all(call.shape[0] == 1 for call in calls.layers)
     layered = {name: p for name, p in params.items() if name not in calls.others}
 
     def one(taps: list[Tensor], own: Params, point: Inputs) -> tuple[Tensor, list[Tensor]]:
@@ -335,25 +326,14 @@ def factor(f: ModelFn, params: Params, x: Inputs, calls: Calls, *, batch: bool) 
 
 
 def _blocks(calls: Calls, inputs: list[Tensor], deltas: list[Tensor], dense: Params) -> list[Block]:
-    """A block per layer; layers that share a parameter are joined, their biases stand alone."""
     blocks = [Block((n,), d.transpose(0, 1).flatten(2)[:, :, None]) for n, d in dense.items()]
-    layers = [
-        (call, call.inputs(h) if call.weight else h, call.grads(d.transpose(0, 1)))
-        for call, h, d in zip(calls.layers, inputs, deltas, strict=True)
-    ]
-    times = Counter(name for call in calls.layers for name in (call.weight, call.bias) if name)
-    for call, h, d in layers:
-        if call.weight and call.bias and times[call.weight] == times[call.bias] == 1:
-            blocks.append(Block((call.weight, call.bias), d, h))
-    done = {name for block in blocks for name in block.names}
-    for name in times.keys() - done:
-        mine = [(h, d) for call, h, d in layers if call.weight == name]
-        if mine:
-            joint = torch.cat([d for _, d in mine], dim=2), torch.cat([h for h, _ in mine], dim=1)
-            blocks.append(Block((name,), *joint))
-        else:
-            biases = [d.sum(2, keepdim=True) for call, _, d in layers if call.bias == name]
-            blocks.append(Block((name,), torch.stack(biases).sum(0)))
+    for call, h, d in zip(calls.layers, inputs, deltas, strict=True):
+        grads = call.grads(d.transpose(0, 1))
+        if call.weight:
+            names = (call.weight, call.bias) if call.bias else (call.weight,)
+            blocks.append(Block(names, grads, call.inputs(h)))
+        elif call.bias:
+            blocks.append(Block((call.bias,), grads.sum(2, keepdim=True)))
     return blocks
 
 
@@ -392,37 +372,9 @@ class Block(NamedTuple):
     def squares(self) -> Tensor:
         """Squared length of every row: [S, K]."""
         if self.inputs is None or self.inputs.shape[1] > 1:
-            return _total(rows.square().sum(-1) for rows in self.columns())
-        of_inputs = self.inputs.square().sum((1, 2)) + (len(self.names) - 1)
-        return self.grads.square().sum((2, 3)) * of_inputs[:, None]
-
-    def gram_product(self, v: Tensor) -> Tensor:
-        """JJᵀv, [R, S, K] → [R, S, K]."""
-        if self.inputs is None:
-            rows = self.grads.flatten(0, 1).flatten(1)
-            return ((v.flatten(1) @ rows) @ rows.mT).reshape(v.shape)
-        R, (S, T, i), bias = len(v), self.inputs.shape, len(self.names) - 1
-        pulled = torch.einsum("rsk,skto->rsto", v, self.grads).flatten(1, 2)  # [R, ST, o]
-        h = self.inputs.flatten(0, 1)  # [ST, i]
-        if S * T <= 2 * i:
-            pushed = (inner(h) + bias) @ pulled
-        else:
-            pushed = h @ (pulled.mT @ h).mT + bias * pulled.sum(1, keepdim=True)
-        return torch.einsum("rsto,skto->rsk", pushed.reshape(R, S, T, -1), self.grads)
-
-    def compact(self) -> list[Block]:
-        """Written out where that takes less room."""
-        if self.inputs is None:
-            return [self]
-        S, K, _, o = self.grads.shape
-        if self.inputs.numel() + self.grads.numel() <= S * K * o * self.inputs.shape[2]:
-            return [self]
-        return [Block((n,), c[:, :, None]) for n, c in zip(self.names, self.columns(), strict=True)]
-
-    def to(self, dtype: torch.dtype) -> Block:
-        """In another precision."""
-        inputs = None if self.inputs is None else self.inputs.to(dtype)
-        return Block(self.names, self.grads.to(dtype), inputs)
+            return _total(accumulate(rows).square().sum(-1) for rows in self.columns())
+        of_inputs = accumulate(self.inputs).square().sum((1, 2)) + (len(self.names) - 1)
+        return accumulate(self.grads).square().sum((2, 3)) * of_inputs[:, None]
 
 
 class Factors(NamedTuple):
@@ -462,31 +414,9 @@ class Factors(NamedTuple):
         """Squared length of every row: [S, K]."""
         return _total(block.squares() for block in self.blocks)
 
-    def compact(self) -> Factors:
-        """Each block in the form that takes less room."""
-        return self._replace(blocks=[small for block in self.blocks for small in block.compact()])
-
-    def gram_product(self, v: Tensor) -> Tensor:
-        """JJᵀv of several vectors, [R, S, K] → [R, S, K]; no matrix of size [SK, SK] is made."""
-        return _total(block.gram_product(v) for block in self.blocks)
-
-    def to(self, dtype: torch.dtype) -> Factors:
-        """In another precision."""
-        return self._replace(blocks=[block.to(dtype) for block in self.blocks])
-
     def mixed(self, mix: Callable[[Tensor], Tensor]) -> Factors:
         """With a linear map [S, K, *] → [S, Q, *] applied to each point's outputs."""
         return self._replace(blocks=[b._replace(grads=mix(b.grads)) for b in self.blocks])
-
-
-def joined(parts: list[Factors]) -> Factors:
-    """The factors of several groups of points, as one."""
-    blocks = []
-    for same in zip(*(part.blocks for part in parts), strict=True):
-        inputs = [block.inputs for block in same if block.inputs is not None]
-        grads = torch.cat([block.grads for block in same])
-        blocks.append(Block(same[0].names, grads, torch.cat(inputs) if inputs else None))
-    return Factors(parts[0].names, blocks, torch.cat([part.out for part in parts]))
 
 
 def _total(terms: Iterable[Tensor]) -> Tensor:
@@ -545,22 +475,13 @@ class Calls(NamedTuple):
     others: tuple[str, ...]  # parameters that enter in another way
     outputs: int  # K
 
-    @property
-    def point_first(self) -> bool:
-        """Whether the first dimension of every layer is the point: a batch can go through whole."""
-        return not self.others and all(call.shape[0] == 1 for call in self.layers)
-
-    def numbers_per_point(self, params: Params, *, compact: bool = False) -> int:
-        """How many numbers the Jacobian of one point takes while it is made.
-
-        With ``compact``: afterwards, each block in the form that takes less.
-        """
+    def numbers_per_point(self, params: Params) -> int:
+        """How many numbers the Jacobian of one point takes while it is made."""
         total = self.outputs * sum(params[name].numel() for name in self.others)
         for call in self.layers:
             fan_in, fan_out = math.prod(call.kernel), self.outputs * call.width
-            factored, written = call.places * (fan_in + fan_out), fan_in * fan_out
-            whole = factored + (0 if call.places == 1 else written)
-            total += min(factored, written) if compact else whole
+            written = 0 if call.places == 1 else fan_in * fan_out
+            total += call.places * (fan_in + fan_out) + written
         return total
 
 
@@ -594,13 +515,14 @@ def _recorded_of(f: ModelFn) -> dict[Any, Calls]:
 def record(call: Callable[[], Tensor], params: Params) -> Calls:
     """The calls of a pass at one point, in order.
 
-    A parameter that is also used in another way, or in no call that can be recorded (compiled
-    code), counts as other.
+    A parameter that is used more than once or in another way, or in no call that can be recorded
+    (compiled code), counts as other.
     """
     recorder = CallRecorder(params)
     with torch.no_grad(), recorder:
         out = call()
-    known = {n for call in recorder.layers for n in (call.weight, call.bias)} - recorder.others
+    times = Counter(name for call in recorder.layers for name in (call.weight, call.bias))
+    known = {name for name, n in times.items() if n == 1} - recorder.others
 
     def keep(name: str | None) -> str | None:
         return name if name in known else None
@@ -609,8 +531,7 @@ def record(call: Callable[[], Tensor], params: Params) -> Calls:
     return Calls(layers, tuple(name for name in params if name not in known), out.numel())
 
 
-class CallsChangedError(RuntimeError):
-    """The model made other calls than those recorded."""
+OTHER_CALLS = "the model makes other calls than before"
 
 
 class CallRecorder(SecondOrder):
@@ -660,13 +581,13 @@ class CallRecorder(SecondOrder):
             return out
         index = len(self.layers) - 1
         if index >= len(self._taps) or self._taps[index].shape != out.shape:
-            raise CallsChangedError
+            raise RuntimeError(OTHER_CALLS)
         return out + self._taps[index].to(out.dtype)
 
     def finish(self) -> list[Tensor]:
-        """The inputs of all calls; raises CallsChangedError if there is not one for each tap."""
+        """The inputs of all calls; raises RuntimeError if there is not one for each tap."""
         if self._taps is not None and (self.others or len(self.layers) != len(self._taps)):
-            raise CallsChangedError
+            raise RuntimeError(OTHER_CALLS)
         return self.inputs
 
 

@@ -18,7 +18,7 @@ keeps eigenvalues down to 1e-14 of the largest, in float32 they would drown at 1
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,7 @@ from fsmap.functional import (
     number,
 )
 from fsmap.linalg.estimators import exact
-from fsmap.linalg.jacobian import Metric, Site, linearize, recorded_calls, resolve
+from fsmap.linalg.jacobian import Metric, Site, linearize, recorded_calls, resolve, written_out
 from fsmap.linalg.slq import rounding_at_most, slq
 from fsmap.types import Estimate, Inputs, ModelFn, Params
 
@@ -93,40 +93,29 @@ def log_det(
     """
     check_points(x)
     check_params(params)
-    eps = _jitter(jitter, next(iter(params.values())).device)
+    try:
+        device = next(iter(params.values())).device
+        eps = torch.as_tensor(jitter, dtype=torch.float64, device=device).reshape(())
+    except (TypeError, ValueError, RuntimeError) as error:
+        message = f"jitter must be one number >= 0, got {jitter!r}"
+        raise InputError(message) from error
     site, share = Site(f, params, x, metric), math.inf if return_estimate else 0.05
     try:
         found = evaluate(site, eps, method, probes=probes, generator=generator, rounding=share)
+        defined = holds(torch.isfinite(found.value), otherwise=True)
     except LinAlgError:  # what the decompositions raise for a matrix with NaN
-        _explain(site, float(eps), method)
-    if not holds(torch.isfinite(found.value), otherwise=True):
-        _explain(site, float(eps), method)
+        defined = False
+    if not defined:
+        check_finite(params)
+        finite(site.output())
+        message = (
+            f"J(theta; p_X) + {float(eps):.3g} I is not positive definite ({method=}): the "
+            "geometry is singular here (Theorems 1, 2), or small eigenvalues are lost in rounding. "
+            "Raise jitter, leave the zero eigenvalues out with method='pseudo', or ask "
+            "fsmap.doctor where they come from."
+        )
+        raise SingularGeometryError(message)
     return found if return_estimate else found.value
-
-
-def _jitter(jitter: float | Tensor, device: torch.device) -> Tensor:
-    try:
-        eps = torch.as_tensor(jitter, dtype=torch.float64, device=device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        message = f"jitter must be a number >= 0, got {jitter!r}"
-        raise InputError(message) from error
-    if eps.ndim:
-        message = f"jitter must be one number, got shape {tuple(eps.shape)}"
-        raise InputError(message)
-    return eps
-
-
-def _explain(site: Site, eps: float, method: str) -> NoReturn:
-    """Say why a value is not finite."""
-    check_finite(site.params)
-    finite(site.output())
-    message = (
-        f"J(theta; p_X) + {eps:.3g} I is not positive definite ({method=}): the geometry is "
-        "singular here (Theorems 1, 2), or its small eigenvalues are lost in the rounding of the "
-        "large ones. Raise jitter, leave the zero eigenvalues out with method='pseudo', or ask "
-        "fsmap.doctor where they come from."
-    )
-    raise SingularGeometryError(message)
 
 
 def evaluate(
@@ -143,74 +132,52 @@ def evaluate(
     ``rounding`` is the share of the value that rounding may change before it is refused. None
     leaves this bound out, which takes the eigenvalues where it is not tiny.
     """
-    params, size = site.params, sizes(*site[:3])
-    P, chosen = size.P, choose(method, size, jitter.device)
-    if chosen != "pseudo":
+    size, dtype = sizes(*site[:3]), next(iter(site.params.values())).dtype
+    P, method = size.P, choose(method, size, jitter.device)
+    if method != "pseudo":
         check_jitter(jitter, size.rows, P)
-    if chosen == "slq":
-        return slq(site, jitter, probes, generator, bounded=rounding is not None)
-    if chosen == "first_order":
+    if method == "slq":
+        return slq(site, jitter, probes, generator)
+    if method == "first_order":
         value = P * jitter.log() + exact(site) / jitter
         return Estimate(value, torch.zeros_like(value))
-    _check_memory(size, chosen, jitter.device)
-    if chosen == "dual":
+    what = f"the Jacobian [{size.rows}, {P}] with {method=}"
+    instead = "Use fewer evaluation points, or method='dual' or 'slq', which need less."
+    check_fits(size.bytes(method), jitter.device, what=what, instead=instead)
+    if method == "dual":
         factors = linearize(*site[:3])  # without A where layers are linear
-        whiten = site.resolve(factors.out)
-        matrix = whiten.gram(factors.gram(), num_points(site.x))
-        value = dual(matrix, jitter, P)
-        if rounding is not None:
-            return _bounded(matrix, value, jitter, params, "dual", P, rounding)
+        gram = site.resolve(factors.out).gram(factors.gram(), num_points(site.x))
+        value = dual(gram, jitter, P)
     else:
         rows = whitened_rows(*site)
-        if chosen == "pseudo":  # what counts as zero is up to the model's precision
-            value = pseudo(rows, jitter, next(iter(params.values())).dtype)
+        if method == "pseudo":  # what counts as zero is up to the model's precision
+            value, rounding = pseudo(rows, jitter, dtype), None
         else:
-            value = (dense if chosen == "dense" else svd_clip)(rows, jitter)
-            if rounding is not None:
-                small = rows.detach() if len(rows) < P else rows.detach().mT
-                return _bounded(small @ small.mT, value, jitter, params, chosen, P, rounding)
-    return Estimate(value, torch.zeros_like(value))
-
-
-@torch.no_grad()
-def _bounded(
-    gram: Tensor, found: Tensor, jitter: Tensor, params: Params, method: str, P: int, share: float
-) -> Estimate:
-    """The value with a bound on its rounding; refused where that is too large."""
-    dtype, value = next(iter(params.values())).dtype, number(found)
-    if value is None or not math.isfinite(value):  # inside vmap; or refused anyway
-        return Estimate(found, torch.zeros_like(found))
-    error = rounding_at_most(gram.diagonal().sum(), jitter, dtype, P)
-    if float(error) > TINY * (1 + abs(value)):
-        error = rounding_bound(
-            torch.linalg.eigvalsh(gram),
-            found,
-            jitter,
-            dtype,
-            zeros=P - len(gram),
-            factorized=method == "dense",
-            clip=method == "svd_clip",
-        )
-    else:
-        error = torch.zeros_like(found)
-    if not math.isfinite(error) or float(error) > 1 + share * abs(value):
+            value = (dense if method == "dense" else svd_clip)(rows, jitter)
+        small = rows.detach() if len(rows) < P else rows.detach().mT
+        gram = small if rounding is None else small @ small.mT
+    found = number(value)
+    if rounding is None or found is None or not math.isfinite(found):
+        return Estimate(value, torch.zeros_like(value))
+    error = rounding_bound(gram, value, jitter, dtype, P, clip=method == "svd_clip")
+    if not math.isfinite(error) or float(error) > 1 + rounding * abs(found):
         message = (
             f"J(theta; p_X) + {float(jitter):.3g} I cannot be told from a singular matrix in "
             f"{str(dtype).removeprefix('torch.')} ({method=}): rounding of the Jacobian may move "
-            f"log det = {value:.4g} by {float(error):.3g}. Raise jitter, compute in float64 "
+            f"log det = {found:.4g} by {float(error):.3g}. Raise jitter, compute in float64 "
             "(module.double()), leave the zero eigenvalues out with method='pseudo', or take value "
             "and error with return_estimate=True."
         )
         raise SingularGeometryError(message)
-    return Estimate(found, error)
+    return Estimate(value, error)
 
 
 def whitened_rows(
     f: ModelFn, params: Params, x: Inputs, metric: Metric | Tensor | None = None
 ) -> Tensor:
     """A = LᵀJ/√S in float64, ``[Q, P]``: 𝒥 = AᵀA."""
-    factors = linearize(f, params, x)
-    return resolve(metric, x, factors.out).rows(factors.rows().double())
+    J, out = written_out(f, params, x)
+    return resolve(metric, x, out).rows(J.double())
 
 
 class Sizes(NamedTuple):
@@ -235,8 +202,7 @@ def sizes(f: ModelFn, params: Params, x: Inputs) -> Sizes:
         rows = calls.outputs
         return Sizes(rows, P, 8 * (3 * rows * P + 6 * rows**2))
     rows = S * calls.outputs
-    compact = not torch.is_grad_enabled()  # else all that a point takes stays for the gradient
-    factors = 3 * S * calls.numbers_per_point(params, compact=compact)
+    factors = 3 * S * calls.numbers_per_point(params)
     return Sizes(rows, P, 8 * (factors + (6 + len(calls.layers)) * rows**2))
 
 
@@ -267,17 +233,6 @@ def check_jitter(jitter: Tensor, rows: int, P: int) -> None:
             "docs/guide/pathologies.md."
         )
         raise InputError(message)
-
-
-def _check_memory(size: Sizes, method: str, device: torch.device) -> None:
-    needed = size.bytes(method)
-    instead = "Use method='slq', which needs products only, or fewer evaluation points."
-    if method in ("pseudo", "svd_clip"):  # other numbers than those of slq and dual
-        instead = "Use fewer evaluation points, or method='slq', which counts zeros as the jitter."
-    elif method != "dual" and size.gram < needed / 4:
-        instead = "Use method='dual', whose matrix is [S*K, S*K], or method='slq'."
-    what = f"the Jacobian [{size.rows}, {size.P}] with method={method!r}"
-    check_fits(needed, device, what=what, instead=instead)
 
 
 # Log-determinants of AᵀA + εI from the rows A [Q, P] or their Gram matrix, in float64,
@@ -314,34 +269,27 @@ def pseudo(rows: Tensor, jitter: Tensor, precision: torch.dtype = torch.float64)
 
 @torch.no_grad()
 def rounding_bound(
-    squares: Tensor,
-    value: Tensor,
-    jitter: Tensor,
-    precision: torch.dtype,
-    *,
-    zeros: int = 0,
-    factorized: bool = True,
-    clip: bool = False,
+    gram: Tensor, value: Tensor, jitter: Tensor, precision: torch.dtype, P: int, *, clip: bool
 ) -> Tensor:
     r"""How far a log det may be from that of the exact Jacobian, because entries are rounded.
 
     Rows that are rounded to ``precision`` differ from the exact ones by a matrix of norm
     $\delta \le u\,\lVert A\rVert_F$, u its machine epsilon, so no singular value moves by more than
     δ. That is the bound for smooth models; where a rounded input crosses a kink of ReLU, entries
-    jump. ``squares`` are all min(Q, P) σ², ``zeros`` is P − Q if that is positive. A matrix that is
-    ``factorized`` rounds its eigenvalues, zeros included, to float64 once more. With ``clip``
-    eigenvalues below ε count as ε (``svd_clip``). Infinite if an eigenvalue may be zero and ε = 0.
+    jump. ``gram`` is the smaller of AAᵀ and AᵀA. With ``clip`` eigenvalues below ε count as ε
+    (``svd_clip``). Infinite if an eigenvalue may be zero and ε = 0; zero if far below the value.
     """
-    total = squares.clamp_min(0).sum()
+    if rounding_at_most(gram.trace(), jitter, precision, P) <= TINY * (1 + value.abs()):
+        return torch.zeros_like(value)
+    root = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
+    total, missing = root.square().sum(), P - len(root)
     shift = torch.finfo(precision).eps * total.sqrt()
-    noise = torch.finfo(torch.float64).eps * total * (len(squares) + zeros if factorized else 1)
-    root = squares.clamp_min(0).sqrt()
+    noise = torch.finfo(torch.float64).eps * len(root) * total
     low = ((root - shift).clamp_min(0).square() - noise).clamp_min(0)
     high = (root + shift).square() + noise
     low, high = (torch.maximum(s, jitter) if clip else s + jitter for s in (low, high))
-    least = low.log().sum() + (zeros * jitter.log() if zeros else 0)
-    most = high.log().sum() + (zeros * jitter.log() if zeros else 0)
-    return torch.maximum(value - least, most - value)
+    zeros = missing * jitter.log() if missing else 0
+    return torch.maximum(value - low.log().sum() - zeros, high.log().sum() + zeros - value)
 
 
 def positive_log_det(matrix: Tensor) -> Tensor:

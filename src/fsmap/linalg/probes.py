@@ -79,8 +79,16 @@ def rademacher(num: int, size: int, generator: torch.Generator | None, like: Ten
 
 
 def check_signs(probes: object, size: int) -> None:
-    """Raise InputError if cotangents are not ``[R, size]``."""
+    """Raise InputError if probes are not ``[R, size]``."""
     if not isinstance(probes, Tensor) or probes.ndim != 2 or probes.shape[1] != size:
         got = tuple(probes.shape) if isinstance(probes, Tensor) else type(probes).__name__
-        message = f"probes of 'vjp' must be [R, {size}], got {got}"
+        message = f"probes must be [R, {size}] here, got {got}"
         raise InputError(message)
+
+
+def check_number(num: float) -> int:
+    """How many probes; raises InputError if that is no number of them."""
+    if not isinstance(num, int | float) or num < 1 or num != int(num):
+        message = f"probes must be an integer of at least 1, got {num}"
+        raise InputError(message)
+    return int(num)

@@ -87,11 +87,7 @@ class IgnoredProbesWarning(UserWarning):
 
 
 def did_you_mean(
-    name: str,
-    known: Iterable[str],
-    *,
-    meaning: Mapping[str, str] | None = None,
-    cutoff: float = 0.6,
+    name: str, known: Iterable[str], *, meaning: Mapping[str, str] | None = None
 ) -> str:
     """The end of a message about an unknown name; ``meaning`` of a spelling is what is suggested.
 
@@ -99,7 +95,7 @@ def did_you_mean(
         >>> did_you_mean("lable-noise", ["shift", "label-noise"]), did_you_mean("x", ["shift"])
         (" Did you mean 'label-noise'?", '')
     """
-    for close in difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff):
+    for close in difflib.get_close_matches(name, list(known), n=1):
         return f" Did you mean {(meaning or {}).get(close, close)!r}?"
     return ""
 

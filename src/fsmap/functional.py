@@ -5,6 +5,7 @@ Points are a tensor, or a dict or tuple of tensors that share their first dimens
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -269,10 +270,6 @@ def ravel(params: Params) -> Tensor:
 
 def unravel(vector: Tensor, like: Params) -> Params:
     """A vector cut into the shapes of ``like``; the inverse of :func:`ravel`."""
-    total = count(like)
-    if vector.shape[-1:] != (total,):
-        message = f"a vector of shape {tuple(vector.shape)} does not fill {total} parameters"
-        raise InputError(message)
     pieces = vector.split([p.numel() for p in like.values()], dim=-1)
     return {
         n: v.reshape(v.shape[:-1] + p.shape) for (n, p), v in zip(like.items(), pieces, strict=True)
@@ -448,42 +445,36 @@ def explain(
     """
     if isinstance(error, FsmapError | torch.OutOfMemoryError):
         raise error
+    works = params is not None
+    if params is not None:
+        try:
+            with torch.enable_grad():  # so that checkpointed layers are found
+                f(params, x)
+        except FsmapError:
+            raise
+        except FAILURES:
+            works = False
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    if params is not None and _works(f, params, x):
-        message = f"{failed.format(where=_where(error, f))}: {reason}"
+    where = _where(error, f)
+    if works:
+        message = f"{failed.format(where=where)}: {reason}"
         raise kind(message) from error
     message = (
-        f"the model cannot be evaluated at x of shape {shapes(x)}{_where(error, f)}: "
-        f"{reason}. Give points of the shape, dtype and device that the model takes."
+        f"the model cannot be evaluated at x of shape {shapes(x)}{where}: {reason}. Give points of "
+        "the shape, dtype and device that the model takes."
     )
     raise InputError(message) from error
-
-
-def _works(f: ModelFn, params: Params, x: Inputs) -> bool:
-    """Whether a plain pass works; errors of fsmap are raised."""
-    try:
-        with torch.enable_grad():  # so that checkpointed layers are found
-            f(params, x)
-    except FsmapError:
-        raise
-    except FAILURES:
-        return False
-    return True
 
 
 def _where(error: Exception, f: ModelFn) -> str:
     """The innermost module on the way to the error, by name and class."""
     root = getattr(f, "module", None)
     names = {id(m): n for n, m in root.named_modules()} if isinstance(root, nn.Module) else {}
-    found, step = None, error.__traceback__
-    while step is not None:
-        owner = step.tb_frame.f_locals.get("self")
-        found = owner if id(owner) in names else found
-        step = step.tb_next
-    if found is None:
+    owners = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    inside = [owner for owner in owners if id(owner) in names]
+    if not inside:
         return ""
-    name = names[id(found)]
-    kind = type(found).__name__
+    name, kind = names[id(inside[-1])], type(inside[-1]).__name__
     return f", in {name!r} ({kind})" if name else f", in {kind}"
 
 
@@ -497,18 +488,17 @@ class NoiseReplay:
     def __init__(self, f: ModelFn, params: Params) -> None:
         """Remember torch's random state, if ``f`` may use it."""
         self._device = next(iter(params.values())).device
-        self._active = not getattr(f, "pointwise", True)
+        self._active = not is_pointwise(f)
         if self._active:
             self._cpu = torch.get_rng_state()
-            self._cuda = (
-                torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
-            )
+            if self._device.type == "cuda":
+                self._cuda = torch.cuda.get_rng_state(self._device)
 
     def __call__(self) -> None:
         """Go back to the remembered state."""
         if self._active:
             torch.set_rng_state(self._cpu)
-            if self._cuda is not None:
+            if self._device.type == "cuda":
                 torch.cuda.set_rng_state(self._cuda, self._device)
 
 
@@ -649,9 +639,17 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         reserved = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0] + reserved)
-    free = _meminfo_available()
-    limit, used = _read_int("/sys/fs/cgroup/memory.max"), _read_int("/sys/fs/cgroup/memory.current")
-    return min(free, limit - used) if limit is not None and used is not None else free
+    found = re.search(r"MemAvailable:\s+(\d+)", _read("/proc/meminfo"))
+    free = 1024 * int(found[1]) if found else 8 * 2**30  # macOS, Windows: assume a small laptop
+    limit, used = (_read(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    return min(free, int(limit) - int(used)) if limit.isdigit() and used.isdigit() else free
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
 
 
 def fits(needed: int, device: torch.device) -> bool:
@@ -668,20 +666,3 @@ def check_fits(needed: int, device: torch.device, *, what: str, instead: str) ->
             f"{instead}"
         )
         raise MemoryLimitError(message)
-
-
-def _meminfo_available() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 8 * 2**30  # no /proc (macOS, Windows): assume a small laptop
-
-
-def _read_int(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):  # no control group, or "max"
-        return None

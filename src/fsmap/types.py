@@ -62,11 +62,10 @@ def as_device(name: str | torch.device) -> torch.device:
         message = f"unknown device {name!r}: there are auto, cpu, cuda, cuda:1 …"
         raise InputError(message) from error
     own = torch.accelerator.current_accelerator(check_available=True)
-    number = torch.accelerator.device_count() if own is not None else 0
     if device.type != "cpu" and (own is None or device.type != own.type):
         message = f"torch sees no {device.type.upper()} device here. Use device cpu."
         raise InputError(message)
-    if device.type != "cpu" and (device.index or 0) >= number:
-        message = f"device {name}: torch sees {number} of them here, numbered from 0"
+    if device.type != "cpu" and (device.index or 0) >= torch.accelerator.device_count():
+        message = f"device {name}: torch sees {torch.accelerator.device_count()} of them here"
         raise InputError(message)
     return device

@@ -86,10 +86,10 @@ def test_numbers_are_not_known_inside_vmap():
 
 def test_memory(monkeypatch):
     assert 2**26 < memory.free_bytes(CPU) < 2**50
-    limits = {"/sys/fs/cgroup/memory.max": 3 * 2**30, "/sys/fs/cgroup/memory.current": 2**30}
-    monkeypatch.setattr(memory, "_meminfo_available", lambda: 2**40)
-    for read, expected in ((limits.get, 2 * 2**30), (lambda path: None, 2**40)):
-        monkeypatch.setattr(memory, "_read_int", read)
+    files = {"/proc/meminfo": f"MemFree: 1 kB\nMemAvailable:  {2**30} kB\n"}
+    limits = {"/sys/fs/cgroup/memory.max": "3000\n", "/sys/fs/cgroup/memory.current": "1000\n"}
+    for found, expected in ((files, 2**40), (files | limits, 2000), ({}, 2**33)):
+        monkeypatch.setattr(memory, "_read", lambda path, found=found: found.get(path, ""))
         assert memory.free_bytes(CPU) == expected
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10**9)
     memory.check_fits(int(0.79e9), CPU, what="this", instead="")

@@ -33,13 +33,16 @@ from fsmap.functional import (
     check_finite,
     check_params,
     check_points,
+    check_positive,
     count,
+    detached,
     differentiable_attention,
     finite,
     flat,
     is_pointwise,
     num_points,
     number,
+    ravel,
     run,
 )
 from fsmap.linalg.jacobian import Metric, Site, chunks, jvp, linearize, vjp
@@ -134,9 +137,7 @@ class Forward(Estimator):
 
     def check(self, params: Params) -> None:
         """Raise if β is out of range, or lost in the rounding of half-precision parameters."""
-        if not 0 < self.beta < math.inf:
-            message = f"beta must be > 0 and finite, got {self.beta:g}"
-            raise InputError(message)
+        check_positive("beta", self.beta)
         half = next((p.dtype for p in params.values() if p.dtype in HALF), None)
         if half is not None:
             message = (
@@ -370,26 +371,20 @@ def check_trace(value: Tensor, site: Site, beta: float | None = None) -> None:
     A step βψ is rounded to the last digit of θ, u·|θ|, and a difference of outputs to u·|f|, u the
     machine epsilon. Nothing is checked inside ``vmap``.
     """
-    params = site.params
-    found = number(value)
-    if found is None:
+    found, params = number(value), site.params
+    if found is None or (math.isfinite(found) and beta is None):
         return
-    if not math.isfinite(found):
-        check_finite(params)
-    if math.isfinite(found) and beta is None:
-        return
+    check_finite(params)
     out = finite(site.output().double())  # [S, K]
-    size = torch.cat([p.detach().double().reshape(-1) for p in params.values()])
-    if not math.isfinite(found):
+    if not math.isfinite(found) or beta is None:
         message = f"the estimate of Tr J is {found}: numbers of this size overflow {value.dtype}"
         raise InputError(message)
     unit = max(torch.finfo(p.dtype).eps for p in params.values())
-    step = unit * float(size.square().mean().sqrt()) / float(beta or 1)
-    noise = unit**2 * float(out.square().sum(1).mean()) / float(beta or 1) ** 2
-    if step > ROUNDING_SHARE or noise > ROUNDING_SHARE * abs(found):
-        what = "parameters" if step > ROUNDING_SHARE else "outputs"
+    size = ravel(detached(params)).double().square().mean().sqrt()
+    noise = unit**2 * float(out.square().sum(1).mean()) / beta**2
+    if unit * float(size) > ROUNDING_SHARE * beta or noise > ROUNDING_SHARE * abs(found):
         message = (
-            f"a step of beta={beta:g} is lost in the rounding of the {what}. Raise beta, compute "
-            "in float64 (module.double()), or use 'jvp', which takes no differences."
+            f"a step of beta={beta:g} is lost in the rounding of the parameters or outputs. Raise "
+            "beta, compute in float64 (module.double()), or use 'jvp', which takes no differences."
         )
         raise InputError(message)

@@ -50,10 +50,12 @@ class Weights(NamedTuple):
         """The weights over the outputs ``[S, K]`` of a pass: ``[S, 1]`` or ``[S, K]``."""
         w = (self.weights(x) if callable(self.weights) else self.weights).to(out)
         S, K = out.shape
-        per_position = w.ndim == 2 and len(w) == S and w.shape[1] > 0 and K % w.shape[1] == 0
-        words = "[S]" if w.ndim == 1 else f"[S], or [S, T] with T a divisor of {K=}"
-        _check("Weights", w, tuple(w.shape) if per_position else (S,), words, negative=False)
-        return w.repeat_interleave(K // w.shape[1], dim=1) if per_position else w[:, None]
+        T = w.shape[1] if w.ndim == 2 and w.shape[1] and K % w.shape[1] == 0 else K
+        _check("Weights", w, [(S,), (S, T)])
+        if not holds((w >= 0).all(), otherwise=True):
+            message = "Weights has negative entries"
+            raise InputError(message)
+        return w[:, None] if w.ndim == 1 else w.repeat_interleave(K // w.shape[1], dim=1)
 
 
 class Output(NamedTuple):
@@ -69,7 +71,17 @@ class Output(NamedTuple):
     def at(self, x: Inputs, out: Tensor) -> Whitening:
         """Rows of point s are Lₛᵀ times its outputs."""
         S, K = out.shape
-        factor = self._root(S, K, out)
+        if (self.matrix is None) == (self.factor is None):
+            message = "Output takes a matrix or a factor, exactly one of them"
+            raise InputError(message)
+        if self.matrix is not None:
+            _check("Output", self.matrix, [(K, K), (S, K, K)])
+            factor = _root(self.matrix, out)
+        else:
+            assert self.factor is not None
+            Q = self.factor.shape[-1:]
+            _check("the factor of Output", self.factor, [(K, *Q), (S, K, *Q)])
+            factor = self.factor.to(out)
         factor = (factor / math.sqrt(S)).expand(S, *factor.shape[-2:])  # [S, K, Q/S]
         size = S * factor.shape[-1]
 
@@ -81,24 +93,6 @@ class Output(NamedTuple):
             return (factor.to(v) @ v.reshape(S, -1, 1))[..., 0]
 
         return Whitening(rows, adjoint, size)
-
-    def _root(self, S: int, K: int, out: Tensor) -> Tensor:
-        """L, ``[K, Q/S]`` or ``[S, K, Q/S]``."""
-        if (self.matrix is None) == (self.factor is None):
-            message = "Output takes a matrix or a factor, exactly one of them"
-            raise InputError(message)
-        if self.factor is not None:
-            if self.factor.shape[:-1] not in ((K,), (S, K)):
-                message = (
-                    f"the factor of Output must be [K, Q] or [S, K, Q] with {K=}, {S=}, "
-                    f"got {tuple(self.factor.shape)}"
-                )
-                raise InputError(message)
-            return self.factor.to(out)
-        assert self.matrix is not None
-        shape = (K, K) if self.matrix.ndim == 2 else (S, K, K)
-        _check("Output", self.matrix, shape, "[K, K] or [S, K, K]")
-        return _root(self.matrix, out)
 
 
 class SoftmaxFisher(NamedTuple):
@@ -120,7 +114,7 @@ class SoftmaxFisher(NamedTuple):
 
 
 class General(NamedTuple):
-    """Any metric over points and outputs, ``[S·K, S·K]`` or ``[S, K, S, K]``.
+    """Any metric over points and outputs, ``[S·K, S·K]``.
 
     Entries may have either sign, eigenvalues not. The matrix is a constant of the objective.
     """
@@ -131,15 +125,8 @@ class General(NamedTuple):
         """Rows are √eigenvalue times eigenvectors."""
         S, K = out.shape
         n = S * K
-        if self.matrix.shape not in ((n, n), (S, K, S, K)):
-            message = (
-                f"General must be [S*K, S*K] or [S, K, S, K] with {S=}, {K=}, "
-                f"got {tuple(self.matrix.shape)}"
-            )
-            raise InputError(message)
-        matrix = self.matrix.reshape(n, n)
-        _check("General", matrix, (n, n), "[S*K, S*K]")
-        factor = _root(matrix / S, out)
+        _check("General", self.matrix, [(n, n)])
+        factor = _root(self.matrix / S, out)
 
         def rows(u: Tensor) -> Tensor:
             return (factor.mT.to(u) @ u.reshape(n, -1)).reshape(n, *u.shape[2:])
@@ -153,7 +140,7 @@ class General(NamedTuple):
 def as_metric(metric: Metric | Tensor, S: int, K: int) -> Metric:
     """A metric from what a user wrote: a metric, or a tensor.
 
-    Tensors: [S] weights, [K, K] or [S, K, K] between outputs, [S·K, S·K] or [S, K, S, K] general.
+    Tensors: [S] weights, [K, K] or [S, K, K] between outputs, [S·K, S·K] general.
     """
     if not isinstance(metric, Tensor):
         if isinstance(metric, type):
@@ -169,11 +156,11 @@ def as_metric(metric: Metric | Tensor, S: int, K: int) -> Metric:
         return Weights(metric)
     if shape in ((K, K), (S, K, K)):
         return Output(metric)
-    if shape in ((S * K, S * K), (S, K, S, K)):
+    if shape == (S * K, S * K):
         return General(metric)
     message = (
-        f"a metric of shape {shape} fits neither [S], [K, K], [S, K, K], [S*K, S*K] "
-        f"nor [S, K, S, K] with {S=}, {K=}"
+        f"a metric of shape {shape} fits neither [S], [K, K], [S, K, K] nor [S*K, S*K] "
+        f"with {S=}, {K=}"
     )
     raise InputError(message)
 
@@ -200,13 +187,11 @@ def _root(matrix: Tensor, out: Tensor) -> Tensor:
     return factor
 
 
-def _check(
-    name: str, tensor: Tensor, shape: tuple[int, ...], words: str, *, negative: bool = True
-) -> None:
-    if tuple(tensor.shape) != shape:
-        message = f"{name} must be {words}, here {shape}, got {tuple(tensor.shape)}"
+def _check(name: str, tensor: Tensor, allowed: list[tuple[int, ...]]) -> None:
+    if tuple(tensor.shape) not in allowed:
+        shown = " or ".join(map(str, allowed[:3]))
+        message = f"{name} must have shape {shown} here, got {tuple(tensor.shape)}"
         raise InputError(message)
-    allowed = torch.isfinite(tensor) & (negative | (tensor >= 0))
-    if not holds(allowed.all(), otherwise=True):
-        message = f"{name} has " + ("NaN or inf" if negative else "NaN, inf or negative entries")
+    if not holds(torch.isfinite(tensor).all(), otherwise=True):
+        message = f"{name} has NaN or inf"
         raise InputError(message)

@@ -178,6 +178,13 @@ class Branch(nn.Linear):
         return super().forward(x) if x.sum() > 0 else -super().forward(x)
 
 
+class Twice(nn.Linear):
+    """One weight in two calls."""
+
+    def forward(self, x):
+        return super().forward(super().forward(x).tanh())
+
+
 class Tied(nn.Module):
     """A weight that is a linear layer's and something else's, and one that is not used."""
 
@@ -218,6 +225,7 @@ MODULES = {
     "flattened": (lambda: Flattened(2, 3), (5, 3, 2), ()),
     "branch": (lambda: Branch(2, 1), (3, 2), ()),
     "tied": (Tied, (3, 2), ("idle", "layer.weight")),
+    "twice": (lambda: Twice(2, 2, bias=False), (3, 2), ("weight",)),
     "odd": (Odd, (3, 2), ("a", "b")),
     "asking": (lambda: Asking(2, 3), (4, 2), ()),
     "conv": (

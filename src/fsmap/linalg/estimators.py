@@ -33,7 +33,6 @@ from fsmap.functional import (
     check_finite,
     check_params,
     check_points,
-    check_positive,
     count,
     detached,
     differentiable_attention,
@@ -137,7 +136,9 @@ class Forward(Estimator):
 
     def check(self, params: Params) -> None:
         """Raise if β is out of range, or lost in the rounding of half-precision parameters."""
-        check_positive("beta", self.beta)
+        if not 0 < self.beta < math.inf:
+            message = f"beta must be > 0 and finite, got {self.beta:g}"
+            raise InputError(message)
         half = next((p.dtype for p in params.values() if p.dtype in HALF), None)
         if half is not None:
             message = (
@@ -374,7 +375,8 @@ def check_trace(value: Tensor, site: Site, beta: float | None = None) -> None:
     found, params = number(value), site.params
     if found is None or (math.isfinite(found) and beta is None):
         return
-    check_finite(params)
+    if not math.isfinite(found):
+        check_finite(params)
     out = finite(site.output().double())  # [S, K]
     if not math.isfinite(found) or beta is None:
         message = f"the estimate of Tr J is {found}: numbers of this size overflow {value.dtype}"

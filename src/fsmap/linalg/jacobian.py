@@ -160,7 +160,10 @@ def jacobian(f: ModelFn, params: Params, x: Inputs) -> Tensor:
 
 def written_out(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Tensor]:
     """:func:`jacobian`, and the outputs ``[S, K]`` of the same passes."""
-    parts = [linearize(f, params, part) for part in chunks(f, params, x)]
+    first, *others = [linearize(f, params, part) for part in chunks(f, params, x)]
+    if not others:
+        return first.rows(), first.out
+    parts = [first, *others]
     return torch.cat([part.rows() for part in parts]), torch.cat([part.out for part in parts])
 
 

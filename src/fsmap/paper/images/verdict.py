@@ -178,7 +178,7 @@ def difference(
     rows: Sequence[Row], metric: str, one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> tuple[Mean, list[float]]:
     """Difference of two kinds of runs over the seeds that both have, and the mean of each."""
-    sides = [tables.select(rows, metric=metric, **where) for where in (one, other)]
+    sides = [tables.select(rows, **{"metric": metric, **where}) for where in (one, other)]
     seeds = set.intersection(*({row.seed for row in side} for side in sides))
     sides = [
         [row._replace(value=shown(metric, row.value)) for row in side if row.seed in seeds]

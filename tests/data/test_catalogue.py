@@ -127,7 +127,9 @@ def test_an_entry_is_complete(name):
             assert len(download.columns) == len(download.header)
 
 
-@pytest.mark.parametrize(("spelled", "name"), [("FMNIST", "fashion-mnist"), ("Naval", "naval")])
+@pytest.mark.parametrize(
+    ("spelled", "name"), [("wine_red", "winered"), ("FMNIST", "fashion-mnist"), ("Naval", "naval")]
+)
 def test_other_spellings(spelled, name):
     assert find(spelled).name == name
 

@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 import tempfile
 import threading
+import time
 import zipfile
 
 import numpy as np
@@ -199,27 +200,49 @@ def test_the_official_form_of_a_real_table_has_the_checksum_of_the_catalogue(nam
     assert sha(convert(raw, recipe)) == file.sha256
 
 
-class Endless(http.server.BaseHTTPRequestHandler):
-    """Sends bytes without an end."""
+class Slow(http.server.BaseHTTPRequestHandler):
+    """Sends bytes without an end: as fast as they go, or one at a time."""
 
     def do_GET(self):
         self.send_response(200)
+        if self.path == "/short":
+            self.send_header("Content-Length", "100")
         self.end_headers()
         with contextlib.suppress(OSError):
+            if self.path == "/short":
+                self.wfile.write(b"x")
+                return
             while True:
-                self.wfile.write(b"x" * 10_000)
+                self.wfile.write(b"x" if self.path == "/slow" else b"x" * 10_000)
+                self.wfile.flush()
+                if self.path == "/slow":
+                    time.sleep(0.01)
 
     def log_message(self, *_):
         pass
 
 
-def test_a_download_has_an_end():
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(fetch.UnreachableError, match="more than 100,000 bytes"):
-            fetch._download(f"http://127.0.0.1:{server.server_port}", 100_000)
-        server.shutdown()
+@pytest.fixture(scope="module")
+def server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as made:
+        made.daemon_threads = True
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{made.server_port}"
+        made.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("fast", "more than 100,000 bytes"), ("slow", "too long"), ("short", "99 bytes")],
+)
+def test_a_download_has_an_end(server, monkeypatch, path, words):
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.5)
+    monkeypatch.setattr(fetch, "SLOWEST", 1e9)
+    with pytest.raises(fetch.UnreachableError, match=words):
+        fetch._download(f"{server}/{path}", 100_000)
+
+
+def test_the_downloader_names_the_address():
     with pytest.raises(fetch.UnreachableError, match="cannot download http://127.0.0.1:9/x"):
         fetch._download("http://127.0.0.1:9/x", 10)
 

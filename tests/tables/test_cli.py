@@ -128,12 +128,13 @@ LONG = "\n".join(f"{k},{k % 5},{k * 7 % 11}" for k in range(30)) + "\n"
         ("x,z,price\n" + "".join(f"{k * k},,{k}\n" for k in range(30)), None),
         ("x,z,price\n" + LONG + "oops,1,2\n", "'x' holds numbers, but 'oops' in row 31"),
         ("x,z,price\n" + LONG + "3,4,\n", None),
+        ("x,t,price\n" + "".join(f"{k * k},2024-1-{k + 1},{k}\n" for k in range(30)), None),
     ],
 )
 def test_bad_tables_in_one_line(here, capsys, content, message):
     (here / "t.csv").write_text(content)
     code, _, err = run(capsys, "fit", "t.csv", "--target", "price", "--hidden", "4", "--steps", "2")
-    if message is None:  # gaps are no mistakes
+    if message is None:  # gaps and dates are no mistakes
         assert code == 0
         return
     assert code == 2

@@ -123,6 +123,26 @@ def test_the_decimal_mark_is_remembered():
 
 
 @pytest.mark.parametrize(
+    ("cells", "form"),
+    [
+        (["2024-01-31", "2024-02-01T12:00", "2023-05-05"], "%Y-%m-%d"),
+        (["31.1.2024", "1.2.2024", "5.5.2023"], "%d.%m.%Y"),
+        (["31/01/2024", "01/02/2024", "05/05/2023"], "%d/%m/%Y"),
+        (["01/31/2024", "02/01/2024 08:30", "05/05/2023"], "%m/%d/%Y"),
+    ],
+)
+def test_dates_become_numbers(cells, form):
+    found = table(when=cells)
+    encoder = learn(found, ["when"])
+    assert encoder.columns[0].form == form
+    raw = encoder.encode(found) * encoder.std + encoder.mean
+    assert int(raw[1, 0] - raw[0, 0]) == 1  # days
+    assert raw.shape[1] == 7
+    with pytest.raises(InputError, match="held dates"):
+        encoder.encode(table(when=["soon"]))
+
+
+@pytest.mark.parametrize(
     ("name", "cells", "reason"),
     [
         ("x", [None, None, None], "no value"),

@@ -88,3 +88,22 @@ def test_messages_count_rows_of_the_whole_table(table):
     changed["size"][97] = "large"
     with pytest.raises(InputError, match="'large' in row 98"):
         fit_table(Table(changed), "price", OPTIONS)
+
+
+def test_a_rare_class_is_named(tmp_path):
+    path = flowers(tmp_path / "flowers.csv")
+    path.write_text(path.read_text() + "9.0;9.0;tulip\n-9.0;9.0;orchid\n-9.1;9.0;orchid\n")
+    found = fit_table(read_table(path), "kind", replace(OPTIONS, steps=2))
+    assert [n for n in found.notes if "orchid" in n or "tulip" in n] == [
+        "class 'orchid' has 2 rows: none to test on",
+        "class 'tulip' has 1 row: none to test on",
+    ]
+
+
+def test_how_dates_are_written_is_seen_in_all_rows(table):
+    days = [f"{k % 12 + 1:02d}/{k % 11 + 1:02d}/2024" for k in range(120)]
+    found = fit_table(table, "price", replace(OPTIONS, steps=2))
+    days[found.test[0]] = "31/01/2024"  # the only cell that tells days from months
+    columns = {**table.columns, "when": np.array(days, dtype=object)}
+    found = fit_table(Table(columns), "price", replace(OPTIONS, steps=2))
+    assert {c.name: c.form for c in found.model.encoder.columns}["when"] == "%d/%m/%Y"

@@ -31,10 +31,14 @@ PAPER_TABLES = tuple("boston concrete energy naval power protein winered winewhi
 """The tables of the paper's Table 1."""
 
 ALIASES = {
+    "wine_red": "winered",
+    "wine_white": "winewhite",
     "fmnist": "fashion-mnist",
     "fashionmnist": "fashion-mnist",
     "cifar-10": "cifar10",
     "cifar-100": "cifar100",
+    "cifar-10.1": "cifar10.1",
+    "resnet50": "resnet50-imagenet",
 }
 
 

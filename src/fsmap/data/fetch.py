@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
+import time
 import urllib.request
 import zipfile
 import zlib
@@ -40,6 +41,8 @@ from fsmap.errors import FsmapError, InputError, MissingDataError, MissingExtraE
 from fsmap.files import write_whole
 
 TIMEOUT = 30.0  # seconds without an answer after which a server counts as out of reach
+SLOWEST = 50_000.0  # bytes per second: N bytes may take TIMEOUT + N / SLOWEST seconds
+PATIENCE = 1800  # seconds that a registry's program may take
 
 Table = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -119,7 +122,13 @@ def _pack(package: Package, scratch: Path) -> Path:
     if shutil.which(words[0]) is None:
         message = f"{words[0]} is not installed here; on another machine: {package.command}"
         raise UnreachableError(message)
-    done = subprocess.run(words, cwd=scratch, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            words, cwd=scratch, capture_output=True, text=True, check=False, timeout=PATIENCE
+        )
+    except subprocess.TimeoutExpired as error:
+        message = f"`{package.command}` took longer than {PATIENCE} seconds"
+        raise UnreachableError(message) from error
     archives = [path for path in scratch.iterdir() if path.suffix in (".tgz", ".deb")]
     if done.returncode or len(archives) != 1:
         reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no archive came"]
@@ -155,18 +164,26 @@ def _store(content: bytes, file: DataFile, folder: Path, origin: str) -> Path:
 
 
 def _download(url: str, limit: int) -> bytes:
-    """What is at an address, if it has at most ``limit`` bytes."""
+    """What is at an address, if it has at most ``limit`` bytes and comes fast enough."""
     request = urllib.request.Request(url, headers={"User-Agent": "fsmap"})
+    end, content = time.monotonic() + TIMEOUT + limit / SLOWEST, bytearray()
+    reason: object = None
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-            content: bytes = answer.read(limit + 1)
+            while reason is None and (block := answer.read1(2**16)):
+                content += block
+                if len(content) > limit:
+                    reason = f"it has more than {limit:,} bytes"
+                elif time.monotonic() > end:
+                    reason = f"it took too long, {len(content):,} bytes came"
+            if reason is None and answer.length:
+                reason = f"{answer.length:,} bytes of it did not come"
     except (http.client.HTTPException, OSError) as error:
-        message = f"cannot download {url}: {getattr(error, 'reason', None) or error}."
-        raise UnreachableError(message) from error
-    if len(content) > limit:
-        message = f"cannot download {url}: it has more than {limit:,} bytes."
+        reason = getattr(error, "reason", None) or error
+    if reason is not None:
+        message = f"cannot download {url}: {reason}."
         raise UnreachableError(message)
-    return content
+    return bytes(content)
 
 
 UNREADABLE = (

@@ -5,12 +5,14 @@ What a column is, in this order; each can be overruled by naming the column.
 1. No value, one value throughout, row numbers, identifiers: left out, with the reason.
 2. Numbers, also ``12 %``, ``$1,200.50``, ``1'200`` and ``3,14``: standardized; a missing one
    becomes the median, and a 0/1 column marks it. Codes such as ``00417`` are categories.
-3. At least four of five are numbers: refused. A stray text among numbers is usually a mistake.
-4. Text: one 0/1 column per category; a rare or unknown one has none of them.
+3. Dates: days since the first one, and the season, the weekday and the hour as angles.
+4. At least four of five are numbers: refused. A stray text among numbers is usually a mistake.
+5. Text: one 0/1 column per category; a rare or unknown one has none of them.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 import warnings
@@ -27,8 +29,7 @@ from fsmap.tables.reader import Cells, Table
 
 Floats = npt.NDArray[np.float64]
 
-NUMBER, CATEGORY, LEFT_OUT = "number", "category", "left out"
-KINDS = (NUMBER, CATEGORY, LEFT_OUT)
+NUMBER, CATEGORY, DATE, LEFT_OUT = "number", "category", "date", "left out"
 REGRESSION, CLASSIFICATION = "regression", "classification"
 TASKS = (REGRESSION, CLASSIFICATION)
 MOSTLY = 0.8  # a column with this share of numbers was meant to be numbers
@@ -50,6 +51,8 @@ _THOUSANDS = {
 }
 _COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
 _ID = re.compile(r"(^|[^a-z])(id|uuid|guid|key|index|nr|number)s?$", re.IGNORECASE)
+_CYCLES = tuple(f": {cycle} {f}" for cycle in ("year", "week", "day") for f in "cs")
+_FORMATS = ("%Y-%m-%d", "%Y/%m/%d", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d.%m.%y", "%m/%d/%y")
 
 
 class UnseenWarning(UserWarning):
@@ -60,12 +63,12 @@ class Column(NamedTuple):
     """How one column becomes numbers."""
 
     name: str  # in the table
-    kind: str  # "number", "category" or "left out"
+    kind: str  # "number", "category", "date" or "left out"
     levels: tuple[str, ...] = ()  # categories that have a number of their own, frequent ones first
     fill: float = 0.0  # what stands for a missing number: the median
     missing: bool = False  # whether values were missing when this was learned
     reason: str = ""  # why it is left out
-    form: str = "."  # the decimal mark
+    form: str = "."  # how it is written: the decimal mark of numbers, the format of dates
     low: float = 0.0  # the smallest number in training
     high: float = 0.0  # the largest
 
@@ -77,7 +80,8 @@ class Column(NamedTuple):
         """What each of its numbers is: ``age``, ``age is missing``, ``town=Bern``."""
         if self.kind == CATEGORY:
             return [f"{self.name}={level}" for level in self.places()]
-        return [self.name, f"{self.name} is missing"][: 1 + self.missing]
+        ends = (": days", *_CYCLES) if self.kind == DATE else ("",)
+        return [self.name + end for end in ends] + [f"{self.name} is missing"] * self.missing
 
 
 class Encoder(NamedTuple):
@@ -124,8 +128,9 @@ def learn_encoder(
     for name in features:
         column = infer(name, table.columns[name], category=name in category)
         if column.kind != LEFT_OUT and rows is not None:
-            as_category = column.kind == CATEGORY
-            column = infer(name, train.columns[name], category=as_category, form=column.form)
+            form = column.form if column.kind in (NUMBER, DATE) else None
+            cells, as_category = train.columns[name], column.kind == CATEGORY
+            column = infer(name, cells, category=as_category, form=form)
         columns.append(column)
     used = [column for column in columns if column.kind != LEFT_OUT]
     if not used:
@@ -148,9 +153,14 @@ def infer(name: str, cells: Cells, *, category: bool = False, form: str | None =
         return Column(name, LEFT_OUT, reason=f"it is {filled[0]!r} in every row")
     if category or _are_codes(filled):
         return _category(name, filled, len(cells), asked=category)
-    values, wrong, mark = numbers(cells, form)
+    values, wrong, mark = numbers(cells, form if form in _THOUSANDS else None)
     if not wrong.any():
         return _number(name, values, mark)
+    dates = date_format(filled, form)
+    if dates is not None:
+        days = [_moment(cell, dates)[0] for cell in filled]
+        low, high, missing = min(days), max(days), len(filled) < len(cells)
+        return Column(name, DATE, fill=low, missing=missing, form=dates, low=low, high=high)
     if 1 - wrong.sum() / len(filled) >= MOSTLY:
         raise InputError(stray_text(name, cells, wrong))
     return _category(name, filled, len(cells), asked=False)
@@ -192,6 +202,18 @@ def stray_text(name: str, cells: Cells, wrong: npt.NDArray[np.bool_]) -> str:
     )
 
 
+def date_format(filled: list[str], known: str | None = None) -> str | None:
+    """The first format in which all cells are dates, with or without a time, or None."""
+    for form in _FORMATS if known is None else (known,):
+        try:
+            for cell in filled:
+                _moment(cell, form)
+        except ValueError:
+            continue
+        return form
+    return None
+
+
 def check_columns(table: Table, wanted: Sequence[str]) -> None:
     """Raise InputError if a table lacks a column, with the closest name that there is."""
     lacking = [name for name in wanted if name not in table.columns]
@@ -214,6 +236,16 @@ def _are_codes(cells: Sequence[str]) -> bool:
     """Digits of one length, some with a leading zero: postal codes and their like."""
     one_length = len({len(cell) for cell in cells}) == 1 and all(map(str.isdigit, cells))
     return one_length and len(cells[0]) > 1 and any(cell[0] == "0" for cell in cells)
+
+
+def _moment(cell: str, form: str) -> tuple[float, datetime.datetime]:
+    """Days since 1970, and the moment."""
+    head, _, tail = cell.strip().replace("T", " ", 1).partition(" ")
+    day = datetime.datetime.strptime(head, form)  # noqa: DTZ007
+    if tail:
+        clock = datetime.time.fromisoformat(tail.strip()).replace(tzinfo=None)
+        day = datetime.datetime.combine(day, clock)
+    return (day - datetime.datetime(1970, 1, 1)) / datetime.timedelta(days=1), day  # noqa: DTZ001
 
 
 def _number(name: str, values: Floats, form: str) -> Column:
@@ -246,6 +278,8 @@ def _remarks(column: Column, cells: Cells) -> Iterable[str]:
     name = repr(column.name)
     if column.kind == LEFT_OUT:
         yield f"column {name} is left out: {column.reason}"
+    if column.kind == DATE:
+        yield f"column {name} holds dates ({column.form}): days, season, weekday and hour are used"
     if column.kind == CATEGORY and _are_codes(column.levels):
         yield f"column {name} has codes with leading zeros: categories"
     if column.kind != NUMBER:
@@ -260,24 +294,50 @@ def _remarks(column: Column, cells: Cells) -> Iterable[str]:
 def _encoded(column: Column, cells: Cells) -> Floats:
     if column.kind == CATEGORY:
         return _categories(column, cells)
-    values, wrong, _ = numbers(cells, column.form)
-    if wrong.any():
-        raise InputError(stray_text(column.name, cells, wrong))
-    absent, (low, high) = np.isnan(values), (column.low, column.high)
+    block, absent = (_dates if column.kind == DATE else _numbers)(column, cells)
+    known, (low, high) = block[~absent, 0], (column.low, column.high)
     room = FAR * (high - low)
-    far = values[(values < low - room) | (values > high + room)]
+    far = known[(known < low - room) | (known > high + room)]
     if len(far) and high > low:
         _warn(
             f"column {column.name!r} was between {low:g} and {high:g} in training and is "
             f"{far[0]:g} here (far outside in {len(far)} rows): predictions are guesses"
         )
-    if absent.any() and not column.missing:
+    if column.missing:
+        return np.concatenate([block, absent[:, None].astype(np.float64)], axis=1)
+    if absent.any():
         _warn(
             f"column {column.name!r} had no missing values in training and has "
             f"{int(absent.sum())} here: {column.fill:g} stands in for them"
         )
-    block = [np.where(absent, column.fill, values), absent.astype(np.float64)]
-    return np.stack(block[: 1 + column.missing], axis=1)
+    return block
+
+
+def _numbers(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    values, wrong, _ = numbers(cells, column.form)
+    if wrong.any():
+        raise InputError(stray_text(column.name, cells, wrong))
+    absent = np.isnan(values)
+    return np.where(absent, column.fill, values)[:, None], absent
+
+
+def _dates(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    rows = []
+    for row, cell in enumerate(cells):
+        if cell is None:
+            rows.append([column.fill] + [0.0] * 6)
+            continue
+        try:
+            days, when = _moment(cell, column.form)
+        except ValueError as error:
+            message = (
+                f"column {column.name!r} held dates ({column.form}), but row {row + 1} is {cell!r}"
+            )
+            raise InputError(message) from error
+        turns = [when.timetuple().tm_yday / 365.25, when.weekday() / 7, days % 1]
+        waves = [f(2 * math.pi * t) for t in turns for f in (math.cos, math.sin)]
+        rows.append([days, *waves])
+    return np.array(rows), np.array([cell is None for cell in cells])
 
 
 def _categories(column: Column, cells: Cells) -> Floats:

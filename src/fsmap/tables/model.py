@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -24,7 +24,7 @@ from torch import Tensor
 from fsmap import metrics
 from fsmap.errors import CheckpointError, InputError
 from fsmap.tables.encoder import (
-    KINDS,
+    CATEGORY,
     REGRESSION,
     TASKS,
     Column,
@@ -224,7 +224,6 @@ def _check(model: TableModel) -> None:
         and (spread is None or spread.table.shape == LEVELS.shape)
         and (spread is None or len(spread.knots) == len(spread.scale))
         and target.task in TASKS
-        and all(column.kind in KINDS for column in encoder.columns)
         and all(isinstance(text, str) for text in texts)
         and all(np.isfinite(array).all() for array in arrays)
     )
@@ -286,13 +285,13 @@ def fit_table(
         warnings.simplefilter("ignore", UnseenWarning)
         encoder = learn_encoder(table, features, category=options.category, rows=train)
         x = torch.from_numpy(encoder.encode(table))
-    notes = [*table.notes, *encoder.notes]
+    notes = [*table.notes, *encoder.notes, *_rare(table, goal)]
     for note in notes:
         say(note)
     if goal.task == REGRESSION:
         goal = goal.standardized(goal.values(table)[train])
     y = torch.from_numpy(goal.labels(table))
-    say(f"rows: {len(train)} to train and to choose by, {len(test)} to test")
+    say(f"rows: {len(train)} to train and to choose by, {len(test)} to test; {_width(encoder)}")
 
     how: Any = {"seed": options.seed, "progress": options.progress}
     learned = learn(x[train], y[train], options, **how)
@@ -336,6 +335,15 @@ def _split(table: Table, target: Target, options: TableOptions) -> tuple[Rows, R
         place[labels.bincount()[labels] < 3] = -1
     test = place == 0
     return test.nonzero()[:, 0].numpy(), (~test).nonzero()[:, 0].numpy()
+
+
+def _rare(table: Table, target: Target) -> Iterator[str]:
+    """A remark for each class that is too rare to be tested."""
+    if target.classes:
+        counts = np.bincount(target.labels(table)).tolist()
+        for name, count in zip(target.classes, counts, strict=True):
+            if count < 3:
+                yield f"class {name!r} has {count} row{'' if count == 1 else 's'}: none to test on"
 
 
 def _spread(found: Learned, y: Tensor, target: Target) -> Spread | None:
@@ -409,6 +417,14 @@ def _importance(
         grown.append((column.name, (after - before) / unit))
         start = end
     return sorted(grown, key=lambda pair: -pair[1])
+
+
+def _width(encoder: Encoder) -> str:
+    categories = sum(column.kind == CATEGORY for column in encoder.used)
+    gaps = sum(column.missing for column in encoder.used)
+    numeric = len(encoder.used) - categories
+    text = f"{numeric} column{'' if numeric == 1 else 's'} of numbers, {categories} of categories"
+    return text + (f", {gaps} with missing values" if gaps else "")
 
 
 class Difference(NamedTuple):

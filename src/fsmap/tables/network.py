@@ -108,12 +108,16 @@ class Members(nn.Module):
         return out.log_softmax(-1).logsumexp(0) - math.log(len(out))
 
     def outputs(self, x: Tensor) -> Tensor:
-        """The average in float64, without a graph; DivergedError if it is not finite."""
+        """The average in float64, without a graph; DivergedError if it is not finite.
+
+        -inf is the logarithm of a probability of 0.
+        """
         with torch.no_grad():
             out = torch.cat([self(part.double()) for part in x.split(PREDICT_ROWS)])
-        finite = torch.isfinite(out.exp() if self.labels else out).all(1)
-        if not finite.all():
-            row = int(finite.int().argmin()) + 1
+        wrong = (torch.isnan(out) | (out == torch.inf)).any(1)
+        wrong |= (out == -torch.inf).any(1) & (not self.labels)
+        if bool(wrong.any()):
+            row = int(wrong.nonzero()[0]) + 1
             message = f"the prediction for row {row} is not finite. Are its numbers too large?"
             raise DivergedError(message)
         return out

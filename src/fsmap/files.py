@@ -99,7 +99,7 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
     If the lock cannot be written, or another process holds it, InputError is raised.
     """
     try:
-        made = not folder.exists() and lock.parent == folder
+        made = [place for place in lock.parents if not place.exists()]
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("a")
     except OSError as error:
@@ -115,10 +115,12 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            with suppress(OSError):  # another process uses or has removed one of them
-                if made and [*folder.iterdir()] == [lock]:
-                    lock.unlink()
-                    folder.rmdir()
+            if folder in made and lock.parent == folder:
+                with suppress(OSError):  # another process uses or has removed one of them
+                    if [*folder.iterdir()] == [lock]:
+                        lock.unlink()
+                        for place in made:
+                            place.rmdir()
 
 
 def _there(lock: Path, descriptor: int) -> bool:

@@ -20,7 +20,6 @@ from fsmap.paper.uci.table import (
     PRINTED,
     UCITable,
     cells,
-    claims,
     on_most,
 )
 from fsmap.px import Stream
@@ -113,7 +112,7 @@ def test_everything_at_tiny_size(made_up, tmp_path):
     assert found["fair", "ridge"]["paper"] is None
     assert all(math.isfinite(line["ours"]) for line in table)
     assert list(UCITable().draw(rows)) == ["uci-table"]
-    assert all(isinstance(claim.holds, bool | None) for claim in claims(rows))
+    assert all(isinstance(claim.holds, bool | None) for claim in UCITable().claims(rows))
 
 
 def test_fair_pieces_are_joined_and_need_not_be_complete(made_up, tmp_path):
@@ -129,9 +128,9 @@ def test_fair_pieces_are_joined_and_need_not_be_complete(made_up, tmp_path):
 
 def test_a_run_that_diverged_is_never_chosen():
     results = [
-        protocol.Result(protocol.Setting(1e-4, 0.0, 0), math.nan, math.nan),
-        protocol.Result(protocol.Setting(1e-3, 0.0, 0), 0.5, 0.6),
-        protocol.Result(protocol.Setting(1e-2, 1e-3, 0), 0.1, 0.1),
+        protocol.Run(1e-4, 0.0, 0),
+        protocol.Run(1e-3, 0.0, 0, 0.5, 0.6),
+        protocol.Run(1e-2, 1e-3, 0, 0.1, 0.1),
     ]
     assert protocol.choose(results, "ps-map").decay == 1e-3
     assert protocol.choose(results, "l-map").decay == 1e-2
@@ -153,13 +152,13 @@ def printed_rows(shift: float = 0.0) -> list[Row]:
             for split, sign in enumerate((1.0, -1.0)):  # two values: standard error = spread
                 where = {"dataset": dataset, "protocol": "paper", "stage": "final", "split": split}
                 value = center + sign * spread
-                rows.append(Row("uci-table", "test_rmse", value, method, split, where))
+                rows += [Row("uci-table", m, value, method, split, where) for m in protocol.METRICS]
     return rows
 
 
 @pytest.mark.parametrize(("shift", "holds"), [(0.0, True), (2.5, False), (3.5, False)])
 def test_cells_against_the_paper_s(shift, holds):
-    first, second, *rest = claims(printed_rows(shift))
+    first, second, *rest = UCITable().claims(printed_rows(shift))
     assert first.holds is holds
     assert ("mean lower on 7 of 8" in second.ours) is (shift == 0)
     assert {claim.seeds for claim in rest} == {0}  # neither fair runs nor baselines
@@ -186,16 +185,5 @@ def test_tables_are_counted_with_their_errors(means, stderr, holds):
 def test_the_fair_comparison_is_paired_on_the_splits_that_both_have(lm, plain, ridge):
     rows = rows_of("ps-map", "fair", [0.2, 0.21, 0.22]) + rows_of("l-map", "fair", lm)
     rows += rows_of("ridge", "baselines", [0.25, 0.25])
-    found = [claim for claim in claims(rows) if claim.seeds]
+    found = [claim for claim in UCITable().claims(rows) if claim.seeds]
     assert [(claim.holds, claim.seeds) for claim in found] == [(plain, 3), (ridge, 2)]
-
-
-@pytest.mark.parametrize(("best", "edge"), [(1e-3, "λ↓"), (1e-2, None), (1e-1, "λ↑")])
-def test_a_choice_at_the_edge_of_the_grid_is_marked(best, edge):
-    rows = []
-    for strength in (1e-3, 1e-2, 1e-1):
-        tuned = {"weight_decay": 1e-4, "reg_strength": strength}
-        rows += rows_of("l-map", "fair", [abs(math.log10(strength / best)) + 0.1], **tuned)
-    (cell,) = cells(rows)
-    assert cell.config["reg_strength"] == best
-    assert cell.line()["edge"] == edge  # one w was tried: that has no edge

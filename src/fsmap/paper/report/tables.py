@@ -287,7 +287,7 @@ def word(name: str) -> str:
     return ", ".join([WORDS.get(base, base), *([change] if change else [])])
 
 
-VALUES = ("ours", "stderr", "paper", "paper_stderr", "runs", "edge")
+VALUES = ("ours", "stderr", "paper", "paper_stderr", "runs")
 
 
 def arranged(table: Sequence[Mapping[str, Any]], group: str) -> list[Layout]:
@@ -368,8 +368,6 @@ def _cell_of(entry: Mapping[str, Any] | None, runs: int) -> Cell:
     notes = []
     if entry.get("paper") is not None:
         notes.append(f"({rounded(entry['paper'], entry.get('paper_stderr'), theirs)})")
-    if entry.get("edge"):
-        notes.append(str(entry["edge"]))
     if (fewer := entry.get("runs")) and fewer != runs:
         notes.append(f"{fewer} seed{'s' * (fewer != 1)}")
     return Cell(text, " ".join(notes))

@@ -220,11 +220,10 @@ def test_claims_of_the_table_come_out_both_ways():
     assert list(good.values()) == [True, True, True]
     bad = verdicts(ImageTable(), made_up({"ps-map": BAD, "other": {**BAD, "ece": 0.06}}, "fmnist"))
     assert list(bad.values()) == [False, True, False]
-    ours = {"other": GOOD, "nats": GOOD}
-    cifar = verdicts(
-        ImageTable(), made_up({"ps-map": {**PLAIN, "accuracy": 0.955}, **ours}, "cifar10")
-    )
-    assert list(cifar.values()) == [True, False, False, True, True]
+    ours = {"other": GOOD, "nats": {**GOOD, "nll": 0.1}}
+    plain = {**PLAIN, "accuracy": 0.955, "nll_scaled": 0.2}
+    cifar = verdicts(ImageTable(), made_up({"ps-map": plain, **ours}, "cifar10"))
+    assert list(cifar.values()) == [True, False, False, True, True, True]
     short = made_up({"ps-map": PLAIN, "other": GOOD}, "fmnist", epochs=3)
     assert verdicts(ImageTable(), short) == {}
     missing = ImageTable().claims(short)
@@ -261,7 +260,12 @@ def test_rows_are_tuned_on_held_out_images_and_compared_as_tuned():
     rows = made_up(values, "fmnist")
     table = {line["row"]: line["ours"] for line in ImageTable().table(rows)}
     assert table == {"ps-map": 4.0, "ps-map@valid-0": 5.0, "other": 3.0, "ps-map@tuned": 2.0}
-    assert list(verdicts(ImageTable(), rows).values()) == [False]  # 3 % is not below 2 %
+    # PS-MAP is compared as tuned only with an L-MAP that is tuned, too
+    assert list(verdicts(ImageTable(), rows).values()) == [True]  # 3 % is below 4 %
+    also = made_up({**values, "other@lambda-1e-5": {"valid_nll": 0.05, "ece": 0.025}}, "fmnist")
+    found = verdicts(ImageTable(), also)
+    assert list(found.values()) == [False]  # 2.5 % is not below 2 %
+    assert "tuned weight decay" in next(iter(found))
     tried = ImageTuning()
     assert [line["row"] for line in tried.table(rows)][1] == "ps-map@wd-1e-2"
     drawn = [row._replace(config={**row.config, "weight_decay": 1e-2}) for row in rows]

@@ -135,10 +135,10 @@ def test_few_rows(prices, kinds, rows):
     ("options", "message"),
     [
         ({**FAST, "method": "fs-map"}, "method must be .* got 'fs-map'"),
-        ({**FAST, "steps": 0}, "steps must be at least 1, got 0"),
-        ({**FAST, "reg_strength": 0.1, "reg_nats": 0.1}, "reg_strength or reg_nats"),
+        ({**FAST, "steps": 0}, "steps must be an integer of at least 1, got 0"),
+        ({**FAST, "reg_strength": 0.1, "reg_nats": 0.1}, "give one of them"),
         ({**FAST, "reg_strength": "auto", "reg_nats": -1}, "finite number"),
-        ({**FAST, "ensemble": 0}, "ensemble must be at least 1, got 0"),
+        ({**FAST, "ensemble": 0}, "ensemble must be an integer of at least 1, got 0"),
         ({**FAST, "reg_strength": -1}, "finite number >= 0"),
         ({"px": "grid", **FAST}, "px must be 'normal', 'train' or a distribution"),
     ],

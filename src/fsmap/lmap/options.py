@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from numbers import Integral
 from typing import Any, NamedTuple, TypedDict
 
 import torch
@@ -112,13 +113,13 @@ class Options:
         names = ("num_points", "every", "probes", *["outputs"] * (self.outputs is not None))
         for name in (*names, "seed"):
             given = getattr(self, name)
-            whole = isinstance(given, int) and not isinstance(given, bool)
+            whole = isinstance(given, Integral) and not isinstance(given, bool)
             if not whole or (given < 1 and name != "seed"):
                 least = "" if name == "seed" else " of at least 1"
                 message = f"{name} must be a whole number{least}, got {given!r}"
                 raise InputError(message)
-        if not 0 < self.beta < math.inf:
-            message = f"beta must be > 0 and finite, got {self.beta:g}"
+        if not (isinstance(self.beta, int | float) and 0 < self.beta < math.inf):
+            message = f"beta must be > 0 and finite, got {self.beta!r}"
             raise InputError(message)
 
 

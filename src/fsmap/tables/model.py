@@ -303,9 +303,12 @@ def fit_table(
     out |= _others(x[train].numpy(), y[train], x[test].numpy(), options.seed)
     measured = {m: _measure(o, y[test], goal, spreads.get(m)) for m, o in out.items()}
     importance = _importance(learned[chosen], encoder, x[test], y[test], options.seed)
-    say(f"{chosen} is best on held-out rows; it is trained again on all rows")
+    why = "is best on held-out rows" if len(learned) > 1 else "was asked for"
+    say(f"{chosen} {why}; it is trained again on all rows")
     _, decay, strength = learned[chosen].config
-    again = replace(options, method=chosen, weight_decay=decay, reg_strength=strength)
+    again = replace(
+        options, method=chosen, weight_decay=decay, reg_strength=strength, reg_nats=None
+    )
     final = learn(x, y, again, **how)[chosen]
     results = {m: {**measured[m], **one.config._asdict()} for m, one in learned.items()}
     spread = _spread(final, y, goal)

@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -156,18 +157,22 @@ class Options:
         if self.method not in (AUTO, *METHODS):
             _refuse(f"method must be one of auto, {', '.join(METHODS)}, got {self.method!r}")
         for name in ("ensemble", "steps"):
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                _refuse(f"{name} must be at least 1, got {count}")
+            count: Any = getattr(self, name)
+            if count is not None and (not isinstance(count, Integral) or int(count) < 1):
+                _refuse(f"{name} must be an integer of at least 1, got {count!r}")
         if not all(1 <= units <= MOST_UNITS for units in self.units(0)):
             _refuse(f"hidden layers have 1 to {MOST_UNITS:,} units each, got {self.hidden}")
         for name in ("weight_decay", "reg_strength"):
             value = getattr(self, name)
             if value != AUTO and not (isinstance(value, float | int) and 0 <= value < math.inf):
                 _refuse(f"{name} must be 'auto' or a finite number >= 0, got {value!r}")
-        nats = self.reg_nats
-        if nats is not None and (self.reg_strength != AUTO or not 0 <= nats < math.inf):
-            _refuse(f"give reg_strength or reg_nats, a finite number >= 0; got {nats}")
+        nats: Any = self.reg_nats
+        if nats is not None and not (isinstance(nats, float | int) and 0 <= nats < math.inf):
+            _refuse(f"reg_nats must be None or a finite number >= 0, got {nats!r}")
+        if nats is not None and self.reg_strength != AUTO:
+            _refuse("reg_strength and reg_nats are two ways to say how strong: give one of them")
+        if nats is not None and self.method not in (AUTO, "l-map"):
+            _refuse(f"reg_nats is a strength of l-map, got method={self.method!r}")
 
     def units(self, num_data: int) -> tuple[int, ...]:
         """Hidden layers for N rows.

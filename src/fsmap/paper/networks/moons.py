@@ -579,7 +579,8 @@ class MoonsPathology(Experiment):
                 step = one.step[-values.shape[1] :]
                 ends = values.amin(0), values.amax(0)
                 right.fill_between(step, *ends, color=color, alpha=0.12, linewidth=0)
-                right.plot(step, values.median(0).values, color=color, linestyle=style)
+                median = values.median(0).values
+                right.plot(step, median, color=color, label=f"_{label}", linestyle=style)
             left.set(xscale="log", xlabel="distance to equal units", ylabel="objective, nats")
             left.invert_xaxis()
             left.set_title(title, loc="left")

@@ -275,6 +275,8 @@ def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
     reason = claim["reason"]
     if command and reason == "no rows":
         reason = f"{command} --resume"
+    elif command:  # in the folder of these rows
+        reason = reason.replace(command.partition(" --out")[0] + " --resume", f"{command} --resume")
     texts = {"verdict": verdict(claim), "reason": reason}
     return {**claim, **texts, "ours": ours, "paper": paper, "effect": effect}
 

@@ -218,18 +218,24 @@ def _tick(ticks: dict[float, str], x: float) -> float | str:
     return ticks[near] if near is not None and abs(near - x) < 0.5 else x
 
 
+RAISED = str.maketrans("0123456789-−", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁻")
+
+
 def untex(label: str) -> str:
     r"""An axis label without TeX, for a tooltip.
 
     Examples:
         >>> untex(r"noise $\sigma/\sigma^*$, $\log p(f\mid\mathcal{D})$")
         'noise σ/σ*, log p(f|D)'
+        >>> untex("$10^{-2}$")
+        '10⁻²'
     """
     if "$" not in label and "\\" not in label:
         return label
     label = re.sub(r"\\(?:mathcal|mathrm|mathbf|mathit|text|operatorname)\s*", "", label)
     label = label.replace(r"\|", "‖")
     label = re.sub(r"\\([A-Za-z]+)\s?", lambda m: _word(m.group(1)), label)
+    label = re.sub(r"\^\{?([-−]?\d+)\}?", lambda m: m.group(1).translate(RAISED), label)
     return re.sub(r"[${}^_\\]", "", re.sub(r"\\[,;!: ]", "", label)).strip()
 
 

@@ -65,8 +65,9 @@ def verdict(fitted: Fitted) -> str:
     chosen, main = fitted.model.chosen, _main(fitted)
     mine, base = (_cell(main, fitted.measured[m][main]) for m in (chosen, CONSTANT))
     unit = "squared error (standardized)" if main == "rmse" else "log loss"
+    why = ": it is best on held-out rows" if len(fitted.learned) > 1 else ""
     text = (
-        f"{NAMES[chosen]} is used: it is best on held-out rows. On {len(fitted.test)} test rows "
+        f"{NAMES[chosen]} is used{why}. On {len(fitted.test)} test rows "
         f"its {HEADINGS[main]} is {mine}; the base rate, a constant, has {base}. "
         f"{_recommendation(fitted)} Its {unit} per test row"
     )

@@ -90,7 +90,7 @@
   new ResizeObserver(reach).observe(document.body);
 
   // copy a command
-  for (const button of document.querySelectorAll(".copy")) {
+  for (const button of document.querySelectorAll(".copy[data-text]")) {
     button.addEventListener("click", async () => {
       try {
         await navigator.clipboard.writeText(button.dataset.text);

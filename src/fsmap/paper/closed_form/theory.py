@@ -262,9 +262,8 @@ class TheorySymmetry(Experiment):
         paths = tables.select(rows, metric="path")
         for line, row in zip(("-", "--", "-.", ":"), paths, strict=False):
             jitter = row.config["jitter"]
-            color = figures.COLORS["fs-map" if jitter else "ps-map"]
             label = power(jitter) if jitter else "no jitter"
-            ax.plot(*row.value, linestyle=line, color=color, label=label)
+            ax.plot(*row.value, linestyle=line, color=figures.COLORS["fs-map"], label=label)
         ax.set(xlabel="distance $t$ to the fixed point", ylabel=r"$\log p(f_\theta)$")
         log_scale(ax, "x")
         ax.invert_xaxis()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -119,12 +118,11 @@ class FSMAPAtScale(Experiment):
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
         costs = tables.group(tables.select(rows, metric="milliseconds"), "S", "jitter")
-        sizes = dict.fromkeys(size for size, _ in costs)
-        looks = dict(zip(sizes, itertools.cycle(("-", "--", ":")), strict=False))
+        jitters = dict.fromkeys(jitter for _, jitter in costs)
+        looks = dict(zip(jitters, itertools.cycle(("-", "--", ":")), strict=False))
         for (size, jitter), members in costs.items():
             line = tables.line(members, "probes")
-            color = f"C{math.log10(jitter) / 2:.0f}"
-            look = {"color": color, "linestyle": looks[size], "marker": "o"}
+            look = {"color": figures.COLORS["fs-map"], "linestyle": looks[jitter], "marker": "o"}
             left.plot(line.x, line.mean, **look, label=f"S = {size}, ε = {jitter:g}")
         left.set(xlabel="probes", ylabel="ms for log det and gradient")
         left.legend(fontsize=7)

@@ -571,8 +571,9 @@ class MoonsPathology(Experiment):
         figure, axes = figures.axes(2, len(NETWORKS), panel=(3.6, 2.5))
         for (left, right), (network, title) in zip(axes, NETWORKS.items(), strict=True):
             mine = [one for one in settings(rows) if one.network == network]
-            for one, style in zip(mine, ("-", *(x["linestyle"] for x in LINES)), strict=False):
-                color = figures.COLORS["fs-map" if one.jitter else "ps-map"]
+            styles = (*(x["linestyle"] for x in LINES), "-.")
+            for one, style in zip(mine, styles, strict=False):
+                color = figures.COLORS["fs-map"]
                 label = power(one.jitter) if one.jitter else "no jitter"
                 left.plot(one.distance, one.path, color=color, label=label, linestyle=style)
                 values = one.objective[:, len(one.step) // 10 :]  # not the first steps, [M, T]

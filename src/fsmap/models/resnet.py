@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,48 +27,36 @@ STAGES_50 = (3, 4, 6, 3)
 EPS = 1e-3  # of ResNet-50's BatchNorm
 
 
-def _shortcut(inputs: int, outputs: int, stride: int, eps: float = 1e-5) -> nn.Module:
-    if stride == 1 and inputs == outputs:
-        return nn.Identity()
-    conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(outputs, eps))
+class Block(nn.Module):
+    """Convolutions ``conv1``, ``conv2``, … with their BatchNorms, and a shortcut.
 
+    Two of 3×3, or for ``large`` images 1×1, 3×3 and 1×1 to 4 · width channels; the first has the
+    stride.
+    """
 
-class BasicBlock(nn.Module):
-    """Two 3×3 convolutions, the first with the stride, and a shortcut."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, *, large: bool) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inputs, width, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.shortcut = _shortcut(inputs, width, stride)
+        kernels, eps = ((1, 3, 1), EPS) if large else ((3, 3), 1e-5)
+        outputs = 4 * width if large else width
+        channels = [inputs, *[width] * (len(kernels) - 1), outputs]
+        self.depth = len(kernels)
+        for i, (before, after) in enumerate(pairwise(channels)):
+            step, padding = stride if i == 0 else 1, kernels[i] // 2
+            conv = nn.Conv2d(before, after, kernels[i], step, padding, bias=False)
+            self.add_module(f"conv{i + 1}", conv)
+            self.add_module(f"bn{i + 1}", nn.BatchNorm2d(after, eps))
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            conv = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.shortcut = nn.Sequential(conv, nn.BatchNorm2d(outputs, eps))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features ``[B, inputs, H, W]`` to ``[B, width, H/stride, W/stride]``."""
-        out = torch.relu(self.bn1(self.conv1(x)))
-        return torch.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
-
-
-class Bottleneck(nn.Module):
-    """1×1 (with the stride), 3×3 and 1×1 convolutions to 4 · width channels, and a shortcut."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(inputs, width, 1, stride, bias=False)
-        self.bn1 = nn.BatchNorm2d(width, EPS)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width, EPS)
-        self.conv3 = nn.Conv2d(width, 4 * width, 1, bias=False)
-        self.bn3 = nn.BatchNorm2d(4 * width, EPS)
-        self.shortcut = _shortcut(inputs, 4 * width, stride, EPS)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Features ``[B, inputs, H, W]`` to ``[B, 4 · width, H/stride, W/stride]``."""
-        out = torch.relu(self.bn1(self.conv1(x)))
-        out = torch.relu(self.bn2(self.conv2(out)))
-        return torch.relu(self.bn3(self.conv3(out)) + self.shortcut(x))
+        """Features ``[B, inputs, H, W]`` to ``[B, outputs, H/stride, W/stride]``."""
+        out = x
+        for i in range(1, self.depth + 1):
+            out = out if i == 1 else torch.relu(out)
+            out = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(out))
+        return torch.relu(out + self.shortcut(x))
 
 
 class ResNet(nn.Module):
@@ -112,7 +101,7 @@ class ResNet(nn.Module):
                 inner = width * 2**stage
                 for place in range(count):
                     stride = 2 if stage > 0 and place == 0 else 1
-                    blocks.append((Bottleneck if large else BasicBlock)(inputs, inner, stride))
+                    blocks.append(Block(inputs, inner, stride, large=large))
                     inputs = 4 * inner if large else inner
             self.blocks = nn.Sequential(*blocks)
             self.fc = nn.Linear(inputs, classes)

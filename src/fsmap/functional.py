@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, NamedTuple, NoReturn
@@ -28,7 +29,6 @@ from fsmap.types import Inputs, ModelFn, Params
 Forward = Callable[..., Any]
 """``forward(module, x)``, and keyword arguments where they are given."""
 
-TENSOR = Tensor  # stands for a tensor of an output object
 PICK = "Pass forward=lambda module, x: ... that picks the tensor."
 
 
@@ -39,29 +39,10 @@ class State(NamedTuple):
     parts: tuple[Tensor, ...] = ()  # tensors of the output, if the module returned an object
 
 
-class OutputObject(NamedTuple):
-    """An output object without its tensors."""
-
-    kind: Any  # its class; None for containers that torch knows
-    spec: Any
-    leaves: tuple[Any, ...]  # `TENSOR` where a tensor was
-
-    def __call__(self, tensors: Iterable[Tensor]) -> Any:
-        """The object with these tensors."""
-        given = iter(tensors)
-        found = [next(given) if leaf is TENSOR else leaf for leaf in self.leaves]
-        made = tree_unflatten(found, self.spec)
-        if self.kind is None:
-            return made
-        new = self.kind.__new__(self.kind)
-        new.__dict__.update(made)
-        return new
-
-
-def take_apart(out: Any) -> tuple[tuple[Tensor, ...], OutputObject]:
-    """The tensors of an output object, and the rest of it."""
+def take_apart(out: Any) -> tuple[tuple[Tensor, ...], Callable[[Iterable[Tensor]], Any]]:
+    """The tensors of an output object, and what makes the same object of other ones."""
     leaves, spec = tree_flatten(out)
-    kind = None
+    kind = None  # for containers that torch knows
     if len(leaves) == 1 and leaves[0] is out and not isinstance(out, Tensor):
         kind = type(out)
         if not hasattr(out, "__dict__"):
@@ -69,8 +50,18 @@ def take_apart(out: Any) -> tuple[tuple[Tensor, ...], OutputObject]:
             raise UnsupportedModuleError(message)
         leaves, spec = tree_flatten(dict(vars(out)))
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
-    rest = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
-    return tensors, OutputObject(kind, spec, rest)
+    rest = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    return tensors, partial(_put_together, kind, spec, rest)
+
+
+def _put_together(kind: Any, spec: Any, leaves: list[Any], tensors: Iterable[Tensor]) -> Any:
+    given = iter(tensors)
+    made = tree_unflatten([next(given) if leaf is Tensor else leaf for leaf in leaves], spec)
+    if kind is None:
+        return made
+    new = kind.__new__(kind)
+    new.__dict__.update(made)
+    return new
 
 
 class Functional:
@@ -81,13 +72,12 @@ class Functional:
     """
 
     def __init__(self, module: nn.Module, forward: Forward | None = None) -> None:
-        """Arguments as in :func:`functional`."""
         self.module = module
         self._call = _Call(module, forward or call_module)
         self._parts = tuple(module.modules())
         self._names: set[str] = set()
         self._checked = False  # for reentrant checkpoints
-        self.output: OutputObject | None = None  # how the last eager pass's object is put together
+        self.output: Callable[[Iterable[Tensor]], Any] | None = None  # of the last eager pass
         self.scripted = [
             name or "the module itself"
             for name, part in module.named_modules()
@@ -144,9 +134,9 @@ class Functional:
         out = tensor_of(raw)
         parts: tuple[Tensor, ...] = ()
         if out is not raw:
-            parts, output = take_apart(raw)
+            parts, put_together = take_apart(raw)
             if not torch.compiler.is_compiling():
-                self.output = output
+                self.output = put_together
         if not (torch.compiler.is_compiling() or self._checked) and out.grad_fn is not None:
             check_not_recomputed(out)
             self._checked = True
@@ -169,7 +159,6 @@ class Wrapped(Functional):
     """A model function around another one; subclasses define :meth:`with_state`."""
 
     def __init__(self, inner: Functional) -> None:
-        """Share the module and its attributes."""
         self.inner = inner
         self.module, self.scripted = inner.module, inner.scripted
         self._call = inner._call
@@ -382,15 +371,12 @@ def with_state(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, State]:
 
 def flat(out: Tensor, x: Inputs) -> Tensor:
     """An output as ``[S, K]``; raises UnsupportedModuleError if dimension 0 is not the point."""
-    S = num_points(x)
-    returned: object = out
-    if not isinstance(returned, Tensor):
-        message = f"the model must return a tensor, got {type(returned).__name__}"
-        raise UnsupportedModuleError(message)
-    if out.ndim == 0 or out.shape[0] != S:
+    S, shape = num_points(x), tuple(getattr(out, "shape", ()))
+    if shape[:1] != (S,):
+        got = f"shape {shape}" if isinstance(out, Tensor) else type(out).__name__
         message = (
-            f"the model returned shape {tuple(out.shape)} for {S} points; the first dimension must "
-            "be the point. Pass forward=lambda module, x: ... to functional if the layout differs."
+            f"the model returned {got} for {S} points; it must return a tensor whose first "
+            "dimension is the point. Pass forward=lambda module, x: ... to functional if it differs"
         )
         raise UnsupportedModuleError(message)
     return out.reshape(S, -1)
@@ -398,13 +384,10 @@ def flat(out: Tensor, x: Inputs) -> Tensor:
 
 def check_params(params: object) -> None:
     """Raise InputError if ``params`` is not a dict of tensors."""
-    if not isinstance(params, dict) or not params:
-        got = "an empty dict" if isinstance(params, dict) else type(params).__name__
+    values = params.values() if isinstance(params, dict) else ()
+    if not values or not all(isinstance(p, Tensor) for p in values):
+        got = [type(p).__name__ for p in values] or f"{type(params).__name__} {params!r:.40}"
         message = f"params must be a dict {{name: tensor}}, got {got}. fsmap.functional makes one."
-        raise InputError(message)
-    other = next((n for n, p in params.items() if not isinstance(p, Tensor)), None)
-    if other is not None:
-        message = f"params[{other!r}] must be a tensor, got {type(params[other]).__name__}"
         raise InputError(message)
 
 
@@ -468,8 +451,7 @@ def explain(
 
 def _where(error: Exception, f: ModelFn) -> str:
     """The innermost module on the way to the error, by name and class."""
-    root = getattr(f, "module", None)
-    names = {id(m): n for n, m in root.named_modules()} if isinstance(root, nn.Module) else {}
+    names = {id(m): n for n, m in f.module.named_modules()} if isinstance(f, Functional) else {}
     owners = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
     inside = [owner for owner in owners if id(owner) in names]
     if not inside:
@@ -486,20 +468,19 @@ class NoiseReplay:
     """Gives several passes the same random layers: call it before each of them but the first."""
 
     def __init__(self, f: ModelFn, params: Params) -> None:
-        """Remember torch's random state, if ``f`` may use it."""
         self._device = next(iter(params.values())).device
-        self._active = not is_pointwise(f)
-        if self._active:
-            self._cpu = torch.get_rng_state()
+        self._states: list[Tensor] = []
+        if not is_pointwise(f):
+            self._states.append(torch.get_rng_state())
             if self._device.type == "cuda":
-                self._cuda = torch.cuda.get_rng_state(self._device)
+                self._states.append(torch.cuda.get_rng_state(self._device))
 
     def __call__(self) -> None:
         """Go back to the remembered state."""
-        if self._active:
-            torch.set_rng_state(self._cpu)
-            if self._device.type == "cuda":
-                torch.cuda.set_rng_state(self._cuda, self._device)
+        for state in self._states[:1]:
+            torch.set_rng_state(state)
+        for state in self._states[1:]:
+            torch.cuda.set_rng_state(state, self._device)
 
 
 def is_random(module: nn.Module) -> bool:
@@ -523,7 +504,6 @@ class Replacing(TorchFunctionMode):
     """Within it, functions are replaced by others, wherever a model calls them."""
 
     def __init__(self, replaced: Mapping[Callable[..., Any], Callable[..., Any]]) -> None:
-        """Keep what is called instead of each function."""
         super().__init__()
         self._replaced = replaced
 

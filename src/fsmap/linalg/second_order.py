@@ -39,20 +39,12 @@ class Attention:
         self._keep(query.numel() // query.shape[-1] * key.shape[-2], query)
         return scaled_dot_product_attention(query, key, *args, **options)
 
-    def heads(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        width: int,
-        num: int,
-        *args: Any,
-        **more: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+    def heads(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
         """``F.multi_head_attention_forward``."""
+        query, key, _, _, heads = args[:5]
         batch = query.shape[1] if query.ndim == 3 else 1
-        self._keep(batch * num * query.shape[0] * key.shape[0], query)
-        return multi_head_attention_forward(query, key, value, width, num, *args, **more)
+        self._keep(batch * heads * query.shape[0] * key.shape[0], query)
+        return multi_head_attention_forward(*args, **options)
 
     def _keep(self, scores: int, query: Tensor) -> None:
         """Raise if the scores of all attention layers so far do not fit into memory."""
@@ -160,28 +152,21 @@ def _joint_mask(mask: Tensor | None, padding: Tensor | None, query: Tensor) -> T
         return m
 
     if mask is not None:
-        mask = added(mask)
-        mask = mask.unflatten(0, query.shape[:2]) if mask.ndim == 3 else mask
-    if padding is not None:
-        padding = added(padding)[:, None, None]
-        mask = padding if mask is None else mask + padding
-    return mask
+        mask = added(mask.unflatten(0, query.shape[:2]) if mask.ndim == 3 else mask)
+    if padding is None:
+        return mask
+    ignored = added(padding)[:, None, None]
+    return ignored if mask is None else mask + ignored
 
 
 def normalize(
     x: Tensor, dims: list[int], eps: float, weight: Tensor | None, bias: Tensor | None
-) -> Tensor:
-    """(x − mean)/√(variance + ε)·weight + bias, from functions with all derivatives."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(x − mean)/√(variance + ε)·weight + bias, mean and variance, with all derivatives."""
     wide = accumulate(x)
-    centered = wide - wide.mean(dims, keepdim=True)
+    mean = wide.mean(dims, keepdim=True)
+    centered = wide - mean
     var = centered.square().mean(dims, keepdim=True)
-    return scaled(centered, var, eps, weight, bias)
-
-
-def scaled(
-    centered: Tensor, var: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None
-) -> Tensor:
-    """(x − mean)/√(variance + ε)·weight + bias."""
     # In forward mode eager torch spends half a millisecond on ``var + eps``, as on all arithmetic
     # with an operand that has no tangent; the overloads for scalars have formulas of their own.
     scale: Tensor = torch.ops.aten.add.Scalar(var, eps).rsqrt()
@@ -189,7 +174,7 @@ def scaled(
         scale, weight = scale * weight, None
     out = centered * scale
     out = out if weight is None else out * weight
-    return out if bias is None else out + bias
+    return out if bias is None else out + bias, mean, var
 
 
 def layer_norm(
@@ -201,9 +186,13 @@ def layer_norm(
     cudnn_enable: bool = True,
 ) -> Tensor:
     """``F.layer_norm``, right to second order."""
-    out = normalize(input, list(range(-len(normalized_shape), 0)), eps, weight, bias)
-    single = input.is_cuda and torch.is_autocast_enabled("cuda")  # there torch returns float32
-    return out if single else out.to(input.dtype)
+    out = normalize(input, list(range(-len(normalized_shape), 0)), eps, weight, bias)[0]
+    return out if _single(input) else out.to(input.dtype)
+
+
+def _single(input: Tensor) -> bool:
+    """Whether torch normalizes in float32 here whatever the input is."""
+    return input.is_cuda and torch.is_autocast_enabled("cuda")
 
 
 class BatchNorm(NamedTuple):
@@ -233,18 +222,15 @@ def batch_norm(*args: Any, **options: Any) -> Tensor:
         return call.fixed()
     x = call.input
     dims = [d for d in range(x.ndim) if d != 1]
-    wide = accumulate(x)
-    mean = wide.mean(dims, keepdim=True)
-    centered = wide - mean
-    var = centered.square().mean(dims, keepdim=True)
+    weight, bias = _per_channel(call.weight, x), _per_channel(call.bias, x)
+    out, mean, var = normalize(x, dims, call.eps, weight, bias)
     if call.running_mean is not None:
         assert call.running_var is not None
         n = x.numel() // x.shape[1]
         _update(call.running_mean, mean, call.momentum)
         unbiased = torch.ops.aten.mul.Scalar(var, n / max(n - 1, 1))
         _update(call.running_var, unbiased, call.momentum)
-    weight, bias = _per_channel(call.weight, x), _per_channel(call.bias, x)
-    return scaled(centered, var, call.eps, weight, bias).to(x.dtype)
+    return out.to(x.dtype)
 
 
 def _update(running: Tensor, now: Tensor, momentum: float) -> None:
@@ -271,7 +257,7 @@ def instance_norm(
             primal = forward_ad.unpack_dual(input).primal.detach()
             F.instance_norm(primal, running_mean, running_var, momentum=momentum)
     weight, bias = _per_channel(weight, input), _per_channel(bias, input)
-    return normalize(input, list(range(2, input.ndim)), eps, weight, bias).to(input.dtype)
+    return normalize(input, list(range(2, input.ndim)), eps, weight, bias)[0].to(input.dtype)
 
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:
@@ -300,10 +286,8 @@ def _native_layer_norm(
     input: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """``torch.native_layer_norm``, which returns the statistics as well."""
-    dims = list(range(-len(shape), 0))
-    mean = input.mean(dims, keepdim=True)
-    deviation = ((input - mean).square().mean(dims, keepdim=True) + eps).rsqrt()
-    return layer_norm(input, shape, weight, bias, eps), mean, deviation
+    out, mean, var = normalize(input, list(range(-len(shape), 0)), eps, weight, bias)
+    return out if _single(input) else out.to(input.dtype), mean, (var + eps).rsqrt()
 
 
 def _in_torchs_order(function: Callable[..., Tensor], switch: str) -> Callable[..., Tensor]:
@@ -345,18 +329,14 @@ def softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor
     wide = accumulate(input if dtype is None else input.to(dtype))
     scores = (wide - wide.detach().amax(dim, keepdim=True)).exp()
     out = scores / scores.sum(dim, keepdim=True)
-    return _in_precision_of_softmax(out, input, dtype)
+    return out if _single(input) and dtype is None else out.to(dtype or input.dtype)
 
 
 def log_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """``torch.log_softmax``; see :data:`REPLACED_FOR_DUALS`."""
     wide = accumulate(input if dtype is None else input.to(dtype))
-    return _in_precision_of_softmax(wide - logsumexp(wide, dim, keepdim=True), input, dtype)
-
-
-def _in_precision_of_softmax(out: Tensor, input: Tensor, dtype: torch.dtype | None) -> Tensor:
-    single = input.is_cuda and torch.is_autocast_enabled("cuda")  # there torch returns float32
-    return out if single and dtype is None else out.to(dtype or input.dtype)
+    out = wide - logsumexp(wide, dim, keepdim=True)
+    return out if _single(input) and dtype is None else out.to(dtype or input.dtype)
 
 
 def _with_stacklevel(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

@@ -6,7 +6,7 @@ Points are a tensor, or a dict or tuple of tensors that share their first dimens
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -507,13 +507,7 @@ class Replacing(TorchFunctionMode):
         super().__init__()
         self._replaced = replaced
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function, or what stands for it."""
         if func is torch.Tensor.unflatten:  # calls super(), which the compiler cannot trace here
             func = torch.unflatten

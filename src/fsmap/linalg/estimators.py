@@ -58,7 +58,7 @@ Probes = Params | Tensor | None
 class Pass(NamedTuple):
     """An estimate from one probe, and the unperturbed pass if it made one."""
 
-    value: Tensor  # []
+    value: Tensor  # []; [R] from all probes
     out: Tensor | None
     state: State | None
 
@@ -298,50 +298,34 @@ def trace(
 
 def estimate(estimator: Estimator, site: Site, probes: Probes) -> Estimate:
     """:func:`trace` with the probes given and no check of values: it can be vmapped."""
-    values = evaluate(estimator, site, probes, with_output=False).values
+    values = evaluate(estimator, site, probes, with_output=False).value
     if probes is None:
         return Estimate(values[0], torch.zeros_like(values[0]))
     return estimator.combine(values)
 
 
-class Evaluated(NamedTuple):
-    """R from each probe, and the unperturbed pass if one was made."""
-
-    values: Tensor  # [R]
-    out: Tensor | None
-    state: State | None
-
-
-def evaluate(
-    estimator: Estimator, site: Site, probes: Probes, *, with_output: bool = True
-) -> Evaluated:
+def evaluate(estimator: Estimator, site: Site, probes: Probes, *, with_output: bool = True) -> Pass:
     """The one place that puts R together, from all probes.
 
     The values can be differentiated, vmapped and compiled. Several probes are evaluated together if
     the output of a pass is not needed.
     """
-    f = site.f
-
-    def one(probe: Any) -> Tensor:
-        return estimator.at(site, probe).value
 
     def each(some: Params | Tensor) -> Tensor:
         size = max(1, PROBE_BYTES // (8 * count(site.params)))
-        return over_probes(f, one, some, chunk=size)
+        return over_probes(site.f, lambda probe: estimator.at(site, probe).value, some, chunk=size)
 
-    out = state = None
-    several = probes is not None and len(tree_leaves(probes)[0]) > 1
+    if probes is None:
+        value, out, state = estimator.at(site, None)
+        return Pass(value[None], out, state)
+    several = len(tree_leaves(probes)[0]) > 1
     if several and not with_output:
-        assert probes is not None
-        values = each(probes)
-    else:
-        first = None if probes is None else tree_map(lambda t: t[0], probes)
-        value, out, state = estimator.at(site, first)
-        values = value[None]
-        if several:
-            rest = tree_map(lambda t: t[1:], probes)
-            values = torch.cat([values, each(rest)])
-    return Evaluated(values, out, state)
+        return Pass(each(probes), None, None)
+    value, out, state = estimator.at(site, tree_map(lambda t: t[0], probes))
+    values = value[None]
+    if several:
+        values = torch.cat([values, each(tree_map(lambda t: t[1:], probes))])
+    return Pass(values, out, state)
 
 
 def over_probes(

@@ -160,10 +160,9 @@ def jacobian(f: ModelFn, params: Params, x: Inputs) -> Tensor:
 
 def written_out(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Tensor]:
     """:func:`jacobian`, and the outputs ``[S, K]`` of the same passes."""
-    first, *others = [linearize(f, params, part) for part in chunks(f, params, x)]
-    if not others:
-        return first.rows(), first.out
-    parts = [first, *others]
+    parts = [linearize(f, params, part) for part in chunks(f, params, x)]
+    if len(parts) == 1:
+        return parts[0].rows(), parts[0].out
     return torch.cat([part.rows() for part in parts]), torch.cat([part.out for part in parts])
 
 
@@ -236,17 +235,16 @@ REVERSE_FAILED = "reverse-mode differentiation failed{where}"
 
 def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor], Params], State]:
     """One pass in reverse mode: f(x), the map u ``[S, K]`` → Jᵀu, the state of the pass."""
-    if not torch.is_grad_enabled():  # some kernels then keep nothing for a derivative, such as LSTM
-        with torch.enable_grad():
-            return vjp(f, detached(params), x)
     check_replaceable(f, "reverse")
+    params = params if torch.is_grad_enabled() else detached(params)
 
     def call(p: Params) -> tuple[Tensor, State]:
         with SecondOrder():
             return with_state(f, p, x)
 
     try:
-        out, pull, state = torch.func.vjp(call, params, has_aux=True)  # type: ignore[misc]
+        with torch.enable_grad():  # else some kernels keep nothing for a derivative, such as LSTM
+            out, pull, state = torch.func.vjp(call, params, has_aux=True)  # type: ignore[misc]
     except FAILURES as error:
         explain(error, f, x, params, REVERSE_FAILED)
 
@@ -267,31 +265,18 @@ def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
     passes over the batch are made, otherwise S·K of them.
     """
     check_replaceable(f, "reverse")
-    if not torch.is_grad_enabled():  # some kernels then keep nothing for a derivative, such as LSTM
-        with torch.enable_grad():
-            return linearize(f, detached(params), x)
-    try:
+    params = params if torch.is_grad_enabled() else detached(params)
+    with torch.enable_grad():
         if is_pointwise(f):
             calls = recorded_calls(f, params, x)
             try:
                 return factor(f, params, x, calls)
             except FAILURES:  # other calls than before, control flow on values, random numbers, ...
                 _recorded_of(f).clear()
-        return _coupled(f, params, x)
-    except FAILURES as error:
-        explain(error, f, x, params, REVERSE_FAILED)
-
-
-def _coupled(f: ModelFn, params: Params, x: Inputs) -> Factors:
-    """Where points see each other: one reverse pass over the whole batch per output and point."""
-
-    def whole(p: Params) -> Tensor:
-        with SecondOrder():
-            return flat(f(p, x), x)
-
-    out, pull = torch.func.vjp(whole, params)[:2]
-    each = torch.eye(out.numel(), dtype=out.dtype, device=out.device).reshape(-1, *out.shape)
-    (grads,) = vmap(pull)(each)  # [SK, ...] each
+        raw, transpose, _ = vjp(f, params, x)
+        out = flat(raw, x)
+        each = torch.eye(out.numel(), dtype=out.dtype, device=out.device).reshape(-1, *out.shape)
+        grads = vmap(transpose)(each)  # [SK, ...] each
     blocks = [Block((n,), g.reshape(*out.shape, 1, -1)) for n, g in grads.items()]
     return Factors(tuple(params), blocks, out)
 
@@ -548,22 +533,13 @@ class CallRecorder(SecondOrder):
         self.inputs: list[Tensor] = []  # [B, ...] of each layer
         self.others: set[str] = set()
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function; record what it does with parameters."""
         out = super().__torch_function__(func, types, args, kwargs)
         if not isinstance(out, Tensor | tuple | list):
             return out  # a question about shape or dtype
-        used = {
-            self._names[id(t)]
-            for t in _flat((*args, *(kwargs or {}).values()))
-            if id(t) in self._names
-        }
+        given = map(id, _flat((*args, *(kwargs or {}).values())))
+        used = {self._names[key] for key in given if key in self._names}
         if not used or not any(isinstance(t, Tensor) for t in _flat((out,))):
             return out
         linear = LINEAR_MAPS[func](*args, **(kwargs or {})) if func in LINEAR_MAPS else None
@@ -571,14 +547,9 @@ class CallRecorder(SecondOrder):
             self.others |= used
             return out
         assert isinstance(out, Tensor)
-        return self._record(*linear, out)
-
-    def _record(
-        self, h: Tensor, weight: Tensor, bias: Tensor | None, window: Window | None, out: Tensor
-    ) -> Tensor:
+        h, weight, bias, window = linear
         names = self._names.get(id(weight)), self._names.get(id(bias))
-        shape, kernel = tuple(out.shape), tuple(weight.shape[1:])
-        self.layers.append(LinearCall(*names, shape, kernel, window))
+        self.layers.append(LinearCall(*names, tuple(out.shape), tuple(weight.shape[1:]), window))
         self.inputs.append(h)
         if self._taps is None:
             return out

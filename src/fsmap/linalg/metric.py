@@ -38,12 +38,11 @@ class Weights(NamedTuple):
 
     def at(self, x: Inputs, out: Tensor) -> Whitening:
         """Rows of point s are scaled by √g(x_s)."""
-        S, K = out.shape
-        root = (self.spread(x, out) / S).sqrt()  # [S, 1] or [S, K]
+        root = (self.spread(x, out) / len(out)).sqrt()  # [S, 1] or [S, K]
         return Whitening(
             lambda u: (u * root.reshape(*root.shape, *[1] * (u.ndim - 2))).flatten(0, 1),
-            lambda v: v.reshape(S, K) * root,
-            S * K,
+            lambda v: v.reshape(out.shape) * root,
+            out.numel(),
         )
 
     def spread(self, x: Inputs, out: Tensor) -> Tensor:
@@ -82,17 +81,7 @@ class Output(NamedTuple):
             Q = self.factor.shape[-1:]
             _check("the factor of Output", self.factor, [(K, *Q), (S, K, *Q)])
             factor = self.factor.to(out)
-        factor = (factor / math.sqrt(S)).expand(S, *factor.shape[-2:])  # [S, K, Q/S]
-        size = S * factor.shape[-1]
-
-        def rows(u: Tensor) -> Tensor:
-            flat = u.reshape(S, K, -1)
-            return (factor.mT.to(u) @ flat).reshape(size, *u.shape[2:])
-
-        def adjoint(v: Tensor) -> Tensor:
-            return (factor.to(v) @ v.reshape(S, -1, 1))[..., 0]
-
-        return Whitening(rows, adjoint, size)
+        return _whitening((factor / math.sqrt(S)).expand(S, *factor.shape[-2:]), S, K)
 
 
 class SoftmaxFisher(NamedTuple):
@@ -124,17 +113,22 @@ class General(NamedTuple):
     def at(self, x: Inputs, out: Tensor) -> Whitening:
         """Rows are √eigenvalue times eigenvectors."""
         S, K = out.shape
-        n = S * K
-        _check("General", self.matrix, [(n, n)])
-        factor = _root(self.matrix / S, out)
+        _check("General", self.matrix, [(S * K, S * K)])
+        return _whitening(_root(self.matrix / S, out)[None], S, K)
 
-        def rows(u: Tensor) -> Tensor:
-            return (factor.mT.to(u) @ u.reshape(n, -1)).reshape(n, *u.shape[2:])
 
-        def adjoint(v: Tensor) -> Tensor:
-            return (factor.to(v) @ v).reshape(S, K)
+def _whitening(factor: Tensor, S: int, K: int) -> Whitening:
+    """By roots L/√S, ``[S, K, Q/S]`` of each point alone or ``[1, SK, Q]`` of all together."""
+    size = len(factor) * factor.shape[-1]
 
-        return Whitening(rows, adjoint, n, local=False)
+    def rows(u: Tensor) -> Tensor:
+        parts = u.reshape(*factor.shape[:2], -1)
+        return (factor.mT.to(u) @ parts).reshape(size, *u.shape[2:])
+
+    def adjoint(v: Tensor) -> Tensor:
+        return (factor.to(v) @ v.reshape(len(factor), -1, 1)).reshape(S, K)
+
+    return Whitening(rows, adjoint, size, local=len(factor) == S)
 
 
 def as_metric(metric: Metric | Tensor, S: int, K: int) -> Metric:
@@ -143,21 +137,18 @@ def as_metric(metric: Metric | Tensor, S: int, K: int) -> Metric:
     Tensors: [S] weights, [K, K] or [S, K, K] between outputs, [S·K, S·K] general.
     """
     if not isinstance(metric, Tensor):
-        if isinstance(metric, type):
-            message = f"metric is the class {metric.__name__}; make one of it: {metric.__name__}()"
-            raise InputError(message)
-        if not hasattr(metric, "at"):
-            kind = type(metric).__name__
-            message = f"metric must be None, a tensor, or one of fsmap.metric's classes, got {kind}"
+        if isinstance(metric, type) or not hasattr(metric, "at"):
+            message = (
+                "metric must be None, a tensor, or a metric such as fsmap.metric.SoftmaxFisher(), "
+                f"got {metric!r:.60}"
+            )
             raise InputError(message)
         return metric
     shape = tuple(metric.shape)
-    if shape == (S,):
-        return Weights(metric)
-    if shape in ((K, K), (S, K, K)):
-        return Output(metric)
-    if shape == (S * K, S * K):
-        return General(metric)
+    kinds: dict[tuple[int, ...], Callable[[Tensor], Metric]]
+    kinds = {(S * K, S * K): General, (K, K): Output, (S, K, K): Output, (S,): Weights}
+    if shape in kinds:
+        return kinds[shape](metric)
     message = (
         f"a metric of shape {shape} fits neither [S], [K, K], [S, K, K] nor [S*K, S*K] "
         f"with {S=}, {K=}"

@@ -166,7 +166,7 @@ def _laplacian(
     out, state = found.out, found.state
     if out is None or state is None:
         out, state = at.with_state(params, x)
-    return options.every * found.values.mean(), out, state
+    return options.every * found.value.mean(), out, state
 
 
 class _At(Wrapped):

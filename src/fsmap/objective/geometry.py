@@ -184,4 +184,4 @@ def _trace_draws(term: Laplacian | TraceBound, f: ModelFn, params: Params, strea
 
 def _trace(term: Laplacian | TraceBound, f: ModelFn, params: Params, draws: Draws) -> Tensor:
     site = Site(f, params, draws.x, term.metric)
-    return evaluate(term.estimator, site, draws.psi).values.mean()
+    return evaluate(term.estimator, site, draws.psi).value.mean()

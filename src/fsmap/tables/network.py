@@ -333,7 +333,7 @@ class _Run:
 
         def one(own: Params, probe: Params) -> Tensor:
             probes = {n: t[None] for n, t in probe.items()}
-            return evaluate(Jvp(), Site(f, own, points), probes).values[0]
+            return evaluate(Jvp(), Site(f, own, points), probes).value[0]
 
         return vmap(one)(params, psi)
 

@@ -138,20 +138,30 @@ def temperature(logits: ArrayLike, y: ArrayLike) -> float:
 
     T > 1 says that the model is over-confident, T < 1 that it is under-confident. The NLL is convex
     in a = 1/T with slope $\frac1N \sum_n (\sum_k p_{nk} z_{nk} - z_{n y_n})$; its zero is found by
-    Newton's method inside a bracket. If there is none within the bounds, the better bound is
-    returned: the lower one for a classifier without errors on these points, the upper one for
-    logits that are worse than none. Logits that are equal in every point have the same NLL at any
-    T, and T = 1.
+    Newton's method inside a bracket. Without one the better bound is returned: the lower for a
+    classifier without errors on these points, the upper for logits that are worse than none. Logits
+    that are equal in every point have T = 1.
     """
     z, labels = _classified(logits, y)
     margin = z - z.gather(1, labels[:, None])  # [N, K]
+    low, high = 1 / HOTTEST, 1 / COLDEST
     if not margin.any():
         return 1.0
-    if _slope(margin, 1 / COLDEST)[0] <= 0:
+    if _slope(margin, high)[0] <= 0:
         return COLDEST
-    if _slope(margin, 1 / HOTTEST)[0] >= 0:
+    if _slope(margin, low)[0] >= 0:
         return HOTTEST
-    return 1 / _root(margin, 1 / HOTTEST, 1 / COLDEST)
+    a, before = 1.0, math.inf
+    while high - low > 1e-10 * low:
+        slope, curvature = _slope(margin, a)
+        low, high = (a, high) if slope < 0 else (low, a)
+        step = slope / curvature if curvature > 0 else math.inf
+        if abs(step) <= 1e-10 * a:
+            return 1 / (a - step)
+        # Either the slope halves or the bracket does, in the logarithm: this ends.
+        slow = not low < a - step < high or abs(slope) > before / 2
+        a, before = math.sqrt(low * high) if slow else a - step, abs(slope)
+    return 1 / a
 
 
 def _slope(margin: Tensor, a: float) -> tuple[float, float]:
@@ -160,21 +170,6 @@ def _slope(margin: Tensor, a: float) -> tuple[float, float]:
     mean = (p * margin).sum(1)  # [N]
     variance = (p * (margin - mean[:, None]).square()).sum(1)
     return float(mean.mean()), float(variance.mean())
-
-
-def _root(margin: Tensor, low: float, high: float) -> float:
-    """The zero of the slope; Newton, or the middle of the bracket if that is slow."""
-    a, before = 1.0, math.inf
-    while high - low > 1e-10 * low:
-        slope, curvature = _slope(margin, a)
-        low, high = (a, high) if slope < 0 else (low, a)
-        step = slope / curvature if curvature > 0 else math.inf
-        if abs(step) <= 1e-10 * a:
-            return a - step
-        # Either the slope halves or the bracket does, in the logarithm: this ends.
-        slow = not low < a - step < high or abs(slope) > before / 2
-        a, before = math.sqrt(low * high) if slow else a - step, abs(slope)
-    return a
 
 
 def _entropy(z: Tensor) -> Tensor:

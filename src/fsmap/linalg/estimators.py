@@ -282,15 +282,14 @@ def trace(
     check_points(x)
     check_params(params)
     estimator.check(params)
-    source: object = generator
-    if not isinstance(source, torch.Generator | None):
-        message = f"generator must be a torch.Generator, got {generator!r}"
+    if not isinstance(generator, torch.Generator | None):
+        message = f"generator must be a torch.Generator, got {generator!r}"  # type: ignore[unreachable]
         raise InputError(message)
+    drawn: Any = probes
     if isinstance(probes, int | float):
         drawn = estimator.draw(FromGenerator(generator), site, check_number(probes))
     else:
         estimator.check_probes(probes, site)
-        drawn = probes
     found = estimate(estimator, site, drawn)
     check_trace(found.value, site, getattr(estimator, "beta", None))
     return found

@@ -40,7 +40,7 @@ class FromGenerator(NamedTuple):
 
 
 def normal(params: Params, num: int, generator: torch.Generator | None) -> Params:
-    """``num`` probes N(0, I) from one generator (None: torch's own)."""
+    """``num`` probes N(0, I)."""
     return {name: randn_like(num, p, generator) for name, p in params.items()}
 
 

@@ -135,6 +135,21 @@ def symmetric(*shape: int, seed: int = 0, definite: bool = False) -> Tensor:
     return a @ a.mT if definite else a + a.mT
 
 
+METRICS = {
+    "weights": lambda S, K: torch.linspace(0.5, 2, S),
+    "weights_with_zeros": lambda S, K: torch.linspace(0, 2, S).relu(),
+    "output": lambda S, K: symmetric(K, K, definite=True),
+    "output_per_point": lambda S, K: symmetric(S, K, K, definite=True),
+    "general": lambda S, K: symmetric(S * K, S * K, definite=True),
+}
+
+
+def metric(name: str, S: int, K: int) -> tuple[Tensor, Tensor]:
+    """One of ``METRICS``, and written out as [S, K, S, K]."""
+    g = METRICS[name](S, K)
+    return g, g.reshape(S, K, S, K) if name == "general" else oracles.full_metric(g, S, K)
+
+
 def slopes(
     value: Tensor, slow: Callable[[Params], Tensor], params: Params, num: int = 2
 ) -> Iterator[tuple[float, float]]:

@@ -13,17 +13,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fsmap.types import ModelFn, Params
 
 
+def _rows(f: ModelFn, params: Params, x: object, *, again: bool) -> Tensor:
+    out = f(params, x)
+    rows = []
+    for value in out.reshape(-1):
+        grads = torch.autograd.grad(
+            value, params.values(), retain_graph=True, create_graph=again, materialize_grads=True
+        )
+        rows.append(torch.cat([g.reshape(-1) for g in grads]))
+    return torch.stack(rows).reshape(out.shape[0], -1, rows[0].numel())
+
+
 def jacobian_slow(f: ModelFn, params: Params, x: object) -> Tensor:
     """One backward pass per output number: [S, K, P]."""
     leaves = {n: p.detach().clone().requires_grad_() for n, p in params.items()}
-    out = f(leaves, x)
-    rows = []
-    for value in out.reshape(-1):
-        grads = torch.autograd.grad(value, leaves.values(), retain_graph=True, allow_unused=True)
-        pairs = zip(grads, leaves.values(), strict=True)
-        filled = [torch.zeros_like(p) if g is None else g for g, p in pairs]
-        rows.append(torch.cat([g.reshape(-1) for g in filled]))
-    return torch.stack(rows).reshape(out.shape[0], -1, rows[0].numel())
+    return _rows(f, leaves, x, again=False)
 
 
 def gram_slow(f: ModelFn, params: Params, x: object, metric: Tensor | None = None) -> Tensor:
@@ -57,18 +61,15 @@ def svd_clip_slow(
     f: ModelFn, params: Params, x: object, jitter: float, metric: Tensor | None = None
 ) -> Tensor:
     """Eigenvalues below ε counted as ε (appendix B.9)."""
-    return sum(
-        (max(value, jitter) * torch.ones(())).log()
-        for value in eigenvalues_slow(f, params, x, metric).tolist()
-    )
+    return eigenvalues_slow(f, params, x, metric).clamp_min(jitter).log().sum()
 
 
 def pseudo_slow(
     f: ModelFn, params: Params, x: object, jitter: float, metric: Tensor | None = None
 ) -> Tensor:
     """Eigenvalues below ε left out."""
-    kept = [v for v in eigenvalues_slow(f, params, x, metric).tolist() if v > jitter]
-    return torch.tensor(kept).log().sum()
+    values = eigenvalues_slow(f, params, x, metric)
+    return values[values > jitter].log().sum()
 
 
 def trace_slow(f: ModelFn, params: Params, x: object, metric: Tensor | None = None) -> Tensor:
@@ -81,14 +82,9 @@ def gradient_slow(value: Callable[[Params], Tensor], params: Params, step: float
     out = []
     for name, p in params.items():
         for i in range(p.numel()):
-
-            def shifted(h: float, name: str = name, i: int = i) -> float:
-                moved = {n: q.detach().clone() for n, q in params.items()}
-                moved[name].reshape(-1)[i] += h
-                return float(value(moved))
-
-            near, far = shifted(step) - shifted(-step), shifted(2 * step) - shifted(-2 * step)
-            out.append((8 * near - far) / (12 * step))
+            unit = {n: torch.zeros_like(q) for n, q in params.items()}
+            unit[name].reshape(-1)[i] = 1
+            out.append(directional_slow(value, params, unit, step))
     return torch.tensor(out)
 
 
@@ -135,13 +131,8 @@ def mean_and_sem(values: list[float]) -> tuple[float, float]:
 
 def laplacian_slow(f: ModelFn, params: Params, x: object, psi: Params) -> Tensor:
     """‖Jψ‖²/S, one backward pass per output number; differentiable if f is twice so."""
-    out = f(params, x)
-    rows = []
-    for value in out.reshape(-1):
-        grads = torch.autograd.grad(value, params.values(), create_graph=True, allow_unused=True)
-        pairs = zip(psi.values(), grads, strict=True)
-        rows.append(sum((g * p).sum() for p, g in pairs if g is not None))
-    return torch.stack(rows).square().sum() / len(out)
+    rows = _rows(f, params, x, again=True)
+    return (rows @ torch.cat([p.reshape(-1) for p in psi.values()])).square().sum() / len(rows)
 
 
 Statistics = dict[str, tuple[Tensor, Tensor]]  # mean and deviation of the input, by layer

@@ -86,29 +86,26 @@ class Drop(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "expected"),
+    ("layer", "in_training", "in_eval"),
     [
-        (nn.Linear(2, 2), True),
-        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)), False),
-        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)).eval(), True),
-        (nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.0)), True),
-        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), False),
-        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).eval(), True),
-        (
-            nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, track_running_stats=False)).eval(),
-            False,
-        ),
-        (nn.MultiheadAttention(4, 2, dropout=0.1), False),
-        (nn.MultiheadAttention(4, 2), True),
-        (nn.LSTM(2, 2, num_layers=2, dropout=0.1), False),
-        (nn.Sequential(nn.Linear(2, 2), nn.RReLU()), False),
-        (nn.Sequential(nn.Linear(2, 2), Drop()), False),
-        (nn.Sequential(nn.Linear(2, 2), Drop()).eval(), True),
+        (nn.Linear(2, 2), True, True),
+        (nn.Dropout(0.5), False, True),
+        (nn.Dropout(0.0), True, True),
+        (nn.BatchNorm1d(2), False, True),
+        (nn.BatchNorm1d(2, track_running_stats=False), False, False),
+        (nn.MultiheadAttention(4, 2, dropout=0.1), False, True),
+        (nn.MultiheadAttention(4, 2), True, True),
+        (nn.LSTM(2, 2, num_layers=2, dropout=0.1), False, True),
+        (nn.RReLU(), False, True),
+        (Drop(), False, True),
     ],
 )
-def test_pointwise_says_whether_points_see_each_other_or_the_random_stream(module, expected):
-    f, _ = fsmap.functional(module)
-    assert f.pointwise is expected
+def test_pointwise_says_whether_points_see_each_other(layer, in_training, in_eval, seeded):
+    """Or the random stream."""
+    f, _ = fsmap.functional(nn.Sequential(nn.Linear(2, 2), layer))
+    assert f.pointwise is in_training
+    f.module.eval()
+    assert f.pointwise is in_eval
 
 
 def test_tuples_custom_calls_and_objects_with_logits(seeded):

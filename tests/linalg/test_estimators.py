@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import cases
 import fsmap
 import oracles
-from cases import symmetric
 from fsmap import metric as m
 from fsmap.errors import FallbackWarning, ForwardModeError, InputError
 from fsmap.linalg import estimators, jacobian, probes, second_order
@@ -169,22 +168,13 @@ def test_single_precision(method):
     assert float(single.detach()) == pytest.approx(float(double.detach()), rel=tolerance)
 
 
-METRICS = {
-    "weights": lambda S, K: torch.linspace(0.5, 2, S),
-    "output": lambda S, K: symmetric(K, K, definite=True),
-    "output_per_point": lambda S, K: symmetric(S, K, K, definite=True),
-    "general": lambda S, K: symmetric(S * K, S * K, definite=True),
-}
-
-
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", cases.METRICS)
 @pytest.mark.parametrize("method", estimators.ESTIMATORS)
 @pytest.mark.parametrize("name", ["wide", "batchnorm_train"])
 def test_metrics_against_the_double_sum(metric, method, name):
     case = cases.case(name)
     S, K = case.f(case.params, case.x).shape
-    g = METRICS[metric](S, K)
-    full = g.reshape(S, K, S, K) if "general" in metric else oracles.full_metric(g, S, K)
+    g, full = cases.metric(metric, S, K)
     expected = oracles.trace_slow(case.f, case.params, case.x, full)
     value = trace(case, method, complete(case, method), metric=g, beta=1e-5).value
     tolerance = {"fd": 1e-3, "fd_central": 1e-6}.get(method, 1e-9)

@@ -40,19 +40,6 @@ def log_det(case, probes=ALL, **options):
     return fsmap.log_det(case.f, case.params, case.x, probes=probes, **options)
 
 
-@pytest.mark.parametrize("method", ["dense", "dual", "slq"])
-@pytest.mark.parametrize("name", ["tanh_mlp", "wide", "sequence"])
-def test_large_jitter_is_first_order_with_factor_one(method, name):
-    case = cases.case(name)
-    eps = 1e6
-    value = log_det(case, jitter=eps, method=method)
-    excess = float(value.detach()) - count(case.params) * math.log(eps)
-    trace = float(oracles.trace_slow(case.f, case.params, case.x))
-    assert excess == pytest.approx(trace / eps, rel=1e-3)
-    first = fsmap.log_det(case.f, case.params, case.x, jitter=eps, method="first_order")
-    assert float(first.detach()) == pytest.approx(float(value.detach()), rel=1e-10)
-
-
 @pytest.mark.parametrize("method", ["dense", "dual", "svd_clip", "pseudo", "slq"])
 def test_small_eigenvalues_are_kept(method):
     """A column of size 1e-6 makes an eigenvalue of 1e-12; in single precision it would be gone."""
@@ -137,15 +124,6 @@ def test_second_derivative_and_forward_mode(method):
 
     expected = oracles.directional_slow(slope_at, params, direction)
     assert float(curvature) == pytest.approx(expected, rel=1e-6)
-
-
-METRICS = {
-    "weights": lambda S, K: torch.linspace(0.5, 2, S),
-    "weights_with_zeros": lambda S, K: torch.linspace(0, 2, S).relu(),
-    "output": lambda S, K: symmetric(K, K, definite=True),
-    "output_per_point": lambda S, K: symmetric(S, K, K, definite=True),
-    "general": lambda S, K: symmetric(S * K, S * K, definite=True),
-}
 
 
 def test_factors_of_a_metric_are_differentiated():
@@ -277,14 +255,13 @@ def test_gradient_in_jitter(method):
     assert float(found) == pytest.approx(expected, rel=1e-7)
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", cases.METRICS)
 @pytest.mark.parametrize("method", ["dense", "dual", "slq", "svd_clip", "pseudo"])
 @pytest.mark.parametrize("name", ["wide", "batchnorm_train", "shared"])
 def test_value_and_gradient_in_metrics(metric, method, name):
     case = cases.case(name)
     S, K = case.f(case.params, case.x).shape
-    g = METRICS[metric](S, K)
-    full = g.reshape(S, K, S, K) if "general" in metric else oracles.full_metric(g, S, K)
+    g, full = cases.metric(metric, S, K)
     value = log_det(case, jitter=1e-2, method=method, metric=g)
     slow = lambda p: ORACLES[method](case.f, p, case.x, 1e-2, full)  # noqa: E731
     torch.testing.assert_close(value.detach(), slow(case.params), rtol=1e-9, atol=1e-9)

@@ -241,13 +241,13 @@ def check_jitter(jitter: Tensor, rows: int, P: int) -> None:
 
 def dense(rows: Tensor, jitter: Tensor) -> Tensor:
     """Cholesky of AᵀA + εI."""
-    return positive_log_det(rows.mT @ rows + _identity(rows.shape[1], jitter))
+    return positive_log_det(rows.mT @ rows, jitter)
 
 
 def dual(gram: Tensor, jitter: Tensor, P: int) -> Tensor:
     """(P − Q) log ε + log det(AAᵀ + εI), Sylvester; from AAᵀ."""
     Q = len(gram)
-    value = positive_log_det(gram + _identity(Q, jitter))
+    value = positive_log_det(gram, jitter)
     return value if P == Q else (P - Q) * jitter.log() + value
 
 
@@ -292,8 +292,9 @@ def rounding_bound(
     return torch.maximum(value - low.log().sum() - zeros, high.log().sum() + zeros - value)
 
 
-def positive_log_det(matrix: Tensor) -> Tensor:
-    """Log det of a positive definite matrix; nan where it is not."""
+def positive_log_det(matrix: Tensor, jitter: Tensor) -> Tensor:
+    """Log det of a matrix + εI; nan where that is not positive definite."""
+    matrix = matrix + jitter * torch.eye(len(matrix), dtype=torch.float64, device=jitter.device)
     if not matrix.requires_grad:
         return _factorize(matrix)[0]
     value: Tensor = _PositiveLogDet.apply(matrix)[0]  # type: ignore[no-untyped-call]
@@ -334,7 +335,3 @@ class _PositiveLogDet(torch.autograd.Function):
     def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, None]:
         (matrix,) = ctx.saved_tensors
         return (torch.linalg.inv(matrix) * tangent.mT).sum((-2, -1)), None
-
-
-def _identity(n: int, jitter: Tensor) -> Tensor:
-    return jitter * torch.eye(n, dtype=torch.float64, device=jitter.device)

@@ -227,16 +227,11 @@ def batch_norm(*args: Any, **options: Any) -> Tensor:
     if call.running_mean is not None:
         assert call.running_var is not None
         n = x.numel() // x.shape[1]
-        _update(call.running_mean, mean, call.momentum)
         unbiased = torch.ops.aten.mul.Scalar(var, n / max(n - 1, 1))
-        _update(call.running_var, unbiased, call.momentum)
+        with torch.no_grad():
+            for running, now in ((call.running_mean, mean), (call.running_var, unbiased)):
+                running.lerp_(now.detach().flatten().to(running.dtype), call.momentum)
     return out.to(x.dtype)
-
-
-def _update(running: Tensor, now: Tensor, momentum: float) -> None:
-    """Move a running statistic towards that of the batch, without derivatives."""
-    with torch.no_grad():
-        running.lerp_(now.detach().flatten().to(running.dtype), momentum)
 
 
 def instance_norm(

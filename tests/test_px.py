@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from fsmap import px
 from fsmap.errors import InputError
-from fsmap.px import Empirical, Lattice, check_draw, choose
+from fsmap.px import Empirical, Lattice, choose
 
 POINTS = torch.arange(24, dtype=torch.float64).reshape(12, 2)
 
@@ -63,8 +63,7 @@ def test_points_do_not_depend_on_the_device(distribution):
     if not isinstance(distribution, px.FromFunction | px.Mixture):
         generator = torch.Generator("cuda").manual_seed(0)
         assert there.sample(6, generator).device.type == "cuda"
-        with pytest.raises(InputError, match="distribution"):
-            distribution.sample(6, generator)
+        assert distribution.sample(6, generator).device.type == "cpu"
 
 
 def test_mixture_counts_are_multinomial():
@@ -176,10 +175,7 @@ def test_draws_rows_without_repeats():
     few = Empirical(X).sample(4, source())
     assert len(few[:, 0].unique()) == 4
     assert (few[:, 1] == few[:, 0] + 1).all()
-
-
-def test_draws_with_repeats_where_it_must():
-    assert Empirical(X).sample(50, source()).shape == (50, 3)
+    assert len(Empirical(X).sample(200, source()).unique(dim=0)) == 20  # with repeats
 
 
 @pytest.mark.parametrize(
@@ -303,12 +299,6 @@ def test_lattice_is_the_grid():
     assert box.tolist() == [[0, 10], [0, 15], [0, 20], [1, 10], [1, 15], [1, 20]]
 
 
-class OnCuda(torch.Generator):
-    """A generator that says it lives on a GPU, for machines without one."""
-
-    device = torch.device("cuda", 0)
-
-
 @given(total=st.integers(1, 200), share=st.floats(0, 1), seed=st.integers(0, 1000))
 def test_without_replacement_there_are_no_repeats(total, share, seed):
     n = max(1, round(share * total))
@@ -339,16 +329,6 @@ def test_pairs_are_equally_likely():
     p = 1 / 56
     off = share[~torch.eye(8, dtype=torch.bool)]
     assert ((off - p).abs() < 5 * math.sqrt(p / draws)).all()
-
-
-def test_the_generator_must_fit_the_device():
-    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
-    for device in (cpu, cuda, None):
-        check_draw(1, source(), device)
-    check_draw(1, OnCuda(), cuda)
-    check_draw(1, OnCuda(), None)
-    with pytest.raises(InputError, match="distribution"):
-        check_draw(1, OnCuda(), cpu)
 
 
 def test_draws(distribution):
@@ -435,7 +415,3 @@ def test_several_inputs_and_plain_numbers():
     assert torch.equal(b, Y)
     assert torch.equal(Empirical(Items([1.0, 2.0])).all(), torch.tensor([1.0, 2.0]))
     assert not Empirical(X.clone().requires_grad_()).sample(3, source()).requires_grad
-
-
-def test_more_points_than_there_are():
-    assert choose(3, 100, source()).unique().tolist() == [0, 1, 2]

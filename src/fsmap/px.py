@@ -72,6 +72,12 @@ class _Held:
             setattr(other, name, move_points(getattr(self, name), device, dtype))
         return other
 
+    def __repr__(self) -> str:
+        held = {name: getattr(self, name) for name in self._tensors}
+        shown = ", ".join(f"{name}={brief(t)}" for name, t in held.items())
+        shape = tuple(next(iter(held.values())).shape)
+        return f"{type(self).__name__}({shown}, shape={shape})"
+
 
 class Uniform(_Held):
     """Uniform on a box.
@@ -107,9 +113,6 @@ class Uniform(_Held):
         unit = _draw(torch.rand, n, self.low, generator)
         return torch.lerp(self.low, self.high, unit)
 
-    def __repr__(self) -> str:
-        return f"Uniform({brief(self.low)}, {brief(self.high)}, shape={tuple(self.low.shape)})"
-
 
 class Normal(_Held):
     """Independent Gaussians.
@@ -139,10 +142,6 @@ class Normal(_Held):
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw ``n`` points, ``[n, *shape]``."""
         return torch.addcmul(self.mean, self.std, _draw(torch.randn, n, self.mean, generator))
-
-    def __repr__(self) -> str:
-        shape = tuple(self.mean.shape)
-        return f"Normal(mean={brief(self.mean)}, std={brief(self.std)}, shape={shape})"
 
 
 class Empirical(_Held):
@@ -174,8 +173,8 @@ class Empirical(_Held):
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
         """Draw ``n`` points, ``[n, ...]``."""
+        check_draw(n, generator)
         device = tree_leaves(self.data)[0].device
-        check_draw(n, generator, device)
         rows = choose(len(self), n, generator).to(device, non_blocking=True)
         return take_points(self.data, rows)
 
@@ -303,6 +302,13 @@ class FromFunction:
 
     def __init__(self, function: Callable[[int, torch.Generator], Inputs]) -> None:
         self.function = function
+        try:
+            inspect.signature(function).bind(1, None)
+        except TypeError as error:
+            message = f"{self!r} is no evaluation distribution function(n, generator): {error}"
+            raise InputError(message) from error
+        except ValueError:  # a built-in function has no signature
+            pass
         self.target: tuple[torch.device | str | None, torch.dtype | None] = (None, None)
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
@@ -342,7 +348,6 @@ def as_px(obj: Any) -> EvalDistribution:
     if isinstance(obj, Tensor | np.ndarray | tuple | Mapping | Dataset | DataLoader):
         return Empirical(obj)
     if callable(obj) and not isinstance(obj, type | nn.Module):
-        _check_signature(obj)
         return FromFunction(obj)
     message = (
         f"{reprlib.repr(obj)} ({type(obj).__name__}) is no evaluation distribution. Allowed are "
@@ -373,13 +378,15 @@ class Stream(NamedTuple):
 
     def points(self) -> torch.Generator:
         """Generator of the evaluation points: another one on every rank and micro-batch."""
-        return generator(
-            self.seed, self.step, "points", self.rank, *[self.micro] * (self.micro > 0)
-        )
+        return torch.Generator().manual_seed(self._own("points"))
 
     def noise(self) -> int:
         """Seed of the random layers (dropout) of the evaluation pass: another one each time."""
-        return integer(self.seed, self.step, "noise", self.rank, *[self.micro] * (self.micro > 0))
+        return self._own("noise")
+
+    def _own(self, what: str) -> int:
+        micro = [self.micro] if self.micro else []
+        return integer(self.seed, self.step, what, self.rank, *micro)
 
     def flat_psi(
         self, size: int, num: int, device: torch.device, dtype: torch.dtype = torch.float32
@@ -415,23 +422,9 @@ def generator(*parts: object, device: torch.device | str = "cpu") -> torch.Gener
     return torch.Generator(device).manual_seed(integer(*parts))
 
 
-def _check_signature(function: Callable[..., Any]) -> None:
-    try:
-        inspect.signature(function).bind(1, None)
-    except ValueError:  # no signature to look at (built-in)
-        return
-    except TypeError as error:
-        name = getattr(function, "__qualname__", type(function).__name__)
-        message = (
-            f"{name}{inspect.signature(function)} cannot be an evaluation distribution: it is "
-            "called as function(n, generator) and returns n points"
-        )
-        raise InputError(message) from error
-
-
 def _draw(kind: Callable[..., Tensor], n: int, like: Tensor, generator: torch.Generator) -> Tensor:
     """Standard draws ``[n, *like.shape]``, made where the generator lives, in float32 or better."""
-    check_draw(n, generator, like.device)
+    check_draw(n, generator)
     fine = torch.promote_types(like.dtype, torch.float32)
     unit = kind((n, *like.shape), generator=generator, dtype=fine, device=generator.device)
     return unit.to(like)
@@ -507,8 +500,8 @@ def _check_size(size: int) -> None:
         raise InputError(message)
 
 
-def check_draw(n: object, generator: object, device: torch.device | None = None) -> None:
-    """Raise InputError if n < 1, or the generator is missing or on a third device."""
+def check_draw(n: object, generator: object) -> None:
+    """Raise InputError unless n is an integer >= 1 and there is a generator."""
     if isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 1:
         message = f"the number of points must be an integer >= 1, got {n!r}."
         raise InputError(message)
@@ -516,12 +509,6 @@ def check_draw(n: object, generator: object, device: torch.device | None = None)
         message = (
             f"sample needs a torch.Generator, got {type(generator).__name__}. "
             "Use torch.Generator().manual_seed(0)."
-        )
-        raise InputError(message)
-    if device is not None and generator.device.type not in ("cpu", device.type):
-        message = (
-            f"the generator lives on {generator.device} and the distribution on {device}. Use a "
-            "CPU generator, or move the distribution with .to(device)."
         )
         raise InputError(message)
 
@@ -597,10 +584,8 @@ def box(
     return lower, upper
 
 
-def brief(value: Any) -> str:
+def brief(value: Tensor) -> str:
     """A tensor in a few characters: a number if all entries are equal, a list if it is short."""
-    if not isinstance(value, Tensor):
-        return repr(value)
     if value.numel() and (value.numel() == 1 or bool((value == value.reshape(-1)[0]).all())):
         return f"{value.reshape(-1)[0].item():g}"
     if value.numel() <= 4:

@@ -24,7 +24,7 @@ from fsmap.errors import FsmapError, InputError
 from fsmap.functional import is_random
 from fsmap.images.build import autocast, layout_of
 from fsmap.images.settings import ImageSettings
-from fsmap.linalg.estimators import by_name
+from fsmap.linalg.estimators import Probes, by_name, draws_normal
 from fsmap.lmap.core import Drawn
 from fsmap.lmap.module import LMAP
 from fsmap.lmap.strength import LogTrace
@@ -231,7 +231,7 @@ class Step:
             self.lm.compile()
         self.plain = self.lm.regularizer.plain
         size = sum(p.numel() for p in self.params.values())
-        self.draws_psi = by_name(settings.estimator).parameter_probes
+        self.draws_psi = draws_normal(by_name(settings.estimator))
         with autocast(feeder.device, self.half):
             dtype = self.lm.regularizer.psi_dtype(feeder.device)
         self.psi = torch.zeros(1, size, device=feeder.device, dtype=dtype)
@@ -273,7 +273,7 @@ class Step:
     def advance(self, kind: str) -> None:
         """Everything after the draws are in place: fixed tensors in, fixed tensors changed."""
         x, y, points = self.assemble()
-        probes: Tensor | None = None
+        probes: Probes = None
         if kind == REGULARIZED:
             assert self.lm is not None
             probes = self.psi if self.draws_psi else self.lm.regularizer.probes(x, points)

@@ -191,22 +191,30 @@ def fresh_statistics(module: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
         (tensor([0.]), True)
     """
     norms = [m for m in unfrozen(module) if m.track_running_stats]
-    buffers = [b for m in norms for b in m.buffers(recurse=False)]
-    kept = [b.clone() for b in buffers]
     momenta = [m.momentum for m in norms]
-    modes = [(layer, layer.training) for layer in module.modules()]
-    module.eval()
+    with unchanged(module):
+        module.eval()
+        try:
+            if norms:
+                _measure(module, norms, batches)
+            yield
+        finally:
+            for m, momentum in zip(norms, momenta, strict=True):
+                m.momentum = momentum
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Afterwards the modes and buffers of a module are what they were."""
+    modes = [(part, part.training) for part in module.modules()]
+    buffers = [(b, b.clone()) for b in module.buffers()]
     try:
-        if norms:
-            _measure(module, norms, batches)
         yield
     finally:
-        for layer, mode in modes:
-            layer.training = mode
-        for m, momentum in zip(norms, momenta, strict=True):
-            m.momentum = momentum
+        for part, mode in modes:
+            part.training = mode
         with torch.no_grad():
-            for b, before in zip(buffers, kept, strict=True):
+            for b, before in buffers:
                 b.copy_(before)
 
 

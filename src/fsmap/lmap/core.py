@@ -37,12 +37,13 @@ from fsmap.functional import (
     call_module,
     check_points,
     concat_points,
+    count,
     is_random,
     num_points,
     number,
     take_apart,
 )
-from fsmap.linalg.estimators import Central, draws_normal
+from fsmap.linalg.estimators import Central, Probes, draws_normal
 from fsmap.linalg.estimators import evaluate as evaluate_trace
 from fsmap.linalg.jacobian import Site
 from fsmap.linalg.metric import Metric, Weights
@@ -85,7 +86,7 @@ class Drawn(NamedTuple):
     """Everything random that one evaluation of R consumes: tensors only."""
 
     points: Inputs  # [S, ...]
-    probes: Tensor | None  # ψ [R, P] over all trainable parameters, or cotangents [R, Q]
+    probes: Probes  # ψ [R, P] over all trainable parameters, else as the estimator draws them
     rows: Tensor | None = None  # [k]  sampled outputs
 
 
@@ -160,7 +161,7 @@ def _laplacian(
     """R at the points (times ``every``), and the output and state of an unperturbed pass."""
     at = _At(f, buffers)
     probes: Any = drawn.probes
-    if options.estimator.parameter_probes and probes is not None:
+    if draws_normal(options.estimator):
         probes = _shaped(probes, f.module, params)
     found = evaluate_trace(options.estimator, Site(at, params, x, metric), probes)
     out, state = found.out, found.state
@@ -186,8 +187,7 @@ def _shaped(flat: Tensor, module: nn.Module, params: Params) -> Params:
     """ψ as one vector cut into ``{name: [R, ...]}``, in the memory layout of each parameter."""
     found: Params = {}
     start = 0
-    total = sum(p.numel() for p in params.values())
-    every = params if total == flat.shape[1] else trainable(module)
+    every = params if count(params) == flat.shape[1] else trainable(module)
     for name, p in every.items():
         if name in params:
             piece = flat[:, start : start + p.numel()]
@@ -203,46 +203,60 @@ def _shaped(flat: Tensor, module: nn.Module, params: Params) -> Params:
     return found
 
 
-def _in_memory_order(drawn: Tensor, p: Tensor) -> Tensor:
-    """Draws ``[R, ...]`` of a parameter as ``[R, n]``: the inverse of :func:`_shaped`."""
-    order = sorted(range(p.ndim), key=p.stride, reverse=True)
-    moved = drawn if p.is_contiguous() else drawn.permute(0, *(1 + d for d in order))
-    return moved.reshape(len(drawn), -1).float()
+def call_after_steps(
+    optimizer: torch.optim.Optimizer, attached: RemovableHandle | None, call: Callable[[], None]
+) -> RemovableHandle:
+    """Call a function after every step of an optimizer; a step that GradScaler skips is none."""
+    given: object = optimizer
+    if not isinstance(given, torch.optim.Optimizer):
+        message = f"attach takes a torch.optim.Optimizer, got {type(given).__name__}"
+        raise InputError(message)
+    if attached is not None:
+        message = "this is attached to an optimizer already: a second one would count twice"
+        raise InputError(message)
+    return optimizer.register_step_post_hook(lambda *_: call())
 
 
-class StepCounter:
-    """Counts optimizer steps: by passes, by an optimizer's hook, or as the loop says.
+class Regularizer:
+    """R(θ) of a live module: draws, steps, fallback and compilation around :func:`evaluate`.
 
-    ψ is a function of (seed, step), evaluation points of (seed, step, rank, micro-batch).
+    Optimizer steps are counted by passes, by an optimizer's hook, or as the loop says. ψ is a
+    function of (seed, step), evaluation points of (seed, step, rank, micro-batch).
     """
 
-    def __init__(self, module: nn.Module, seed: int, every: int) -> None:
-        """Start at step 0, counting passes."""
-        self.module, self.seed, self.every = module, seed, every
+    def __init__(self, module: nn.Module, options: Options) -> None:
+        """Check the options and start at step 0, counting passes."""
+        self.module, self.options = module, options.checked(module)
+        self.every = options.every
         self.step = 0
         self._micro = 0  # passes since the last step, if passes are not steps
         self._counts_passes = True
         self._hook: RemovableHandle | None = None
+        self.f = Functional(module, self._call_module)
+        self.keywords: dict[str, Any] = {}  # for the model, in this pass
+        self.compiled: Compiled | None = None  # made by LMAP.compile, or if torch compiles
+        self._evaluations = 0  # with gradients
+        self._points_checked = self._warned = False
+        self._outputs: Outputs | None = None
+        self._names: tuple[str, ...] = ()
+        self._synchronizes = any(isinstance(m, nn.SyncBatchNorm) for m in module.modules())
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy belongs to another model: it counts passes."""
         return {**self.__dict__, "_hook": None, "_counts_passes": True}
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Count an optimizer's steps from now on; one that a GradScaler skips does not count."""
-        check_optimizer(optimizer)
+        """Count an optimizer's steps from now on."""
+        hook = call_after_steps(optimizer, self._hook, lambda: self.set_step(self.step + 1))
         own = {id(p) for p in self.module.parameters()}
         if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+            hook.remove()
             message = (
                 f"this {type(optimizer).__name__} holds no parameter of the model. Attach the "
                 "model's own optimizer, or count steps yourself: lm.step = n."
             )
             raise InputError(message)
-        if self._hook is not None:
-            message = "this is attached to an optimizer already: a second one would count twice"
-            raise InputError(message)
-        self._counts_passes = False
-        self._hook = optimizer.register_step_post_hook(lambda *_: self.set_step(self.step + 1))
+        self._hook, self._counts_passes = hook, False
 
     def detach(self) -> None:
         """Count passes again; another optimizer may be attached."""
@@ -275,31 +289,7 @@ class StepCounter:
         """This step's random numbers: ψ the same on every rank, evaluation points its own."""
         dist = torch.distributed
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        return Stream(self.seed, self.step, rank, self._micro)
-
-
-def check_optimizer(optimizer: object) -> None:
-    """Raise InputError for a scheduler and other things that are no optimizer."""
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        message = f"attach takes a torch.optim.Optimizer, got {type(optimizer).__name__}"
-        raise InputError(message)
-
-
-class Regularizer(StepCounter):
-    """R(θ) of a live module: draws, steps, fallback and compilation around :func:`evaluate`."""
-
-    def __init__(self, module: nn.Module, options: Options) -> None:
-        """Check the options and start at step 0."""
-        self.options = options.checked(module)
-        super().__init__(module, options.seed, options.every)
-        self.f = Functional(module, self._call_module)
-        self.keywords: dict[str, Any] = {}  # for the model, in this pass
-        self.compiled: Compiled | None = None  # made by LMAP.compile, or if torch compiles
-        self._evaluations = 0  # with gradients
-        self._points_checked = self._warned = False
-        self._outputs: Outputs | None = None
-        self._names: tuple[str, ...] = ()
-        self._synchronizes = any(isinstance(m, nn.SyncBatchNorm) for m in module.modules())
+        return Stream(self.options.seed, self.step, rank, self._micro)
 
     def params(self) -> Params:
         """The parameters that R is about, as they are now."""
@@ -359,28 +349,23 @@ class Regularizer(StepCounter):
         evaluation: Inputs,
         params: Params | None = None,
         rows: Tensor | None = None,
-    ) -> Tensor | None:
+    ) -> Probes:
         """The probes of the current step at given points."""
         options, stream = self.options, self.stream()
         params = self.params() if params is None else params
-        if options.estimator.parameter_probes:
+        if draws_normal(options.estimator):
             every = params if options.layers is None else trainable(self.module)
-            if draws_normal(options.estimator):
-                device = next(iter(params.values())).device
-                size = sum(p.numel() for p in every.values())
-                return stream.flat_psi(size, options.probes, device, self.psi_dtype(device))
-            site = Site(self.f, every, evaluation, options.metric)
-            own: Any = options.estimator.draw(stream, site, options.probes)
-            return torch.cat([_in_memory_order(own[n], p) for n, p in every.items()], 1)
-        joint = x is not None and options.batchnorm == "joint"
-        at: Any = _joined(x, evaluation) if joint else evaluation
+            device = next(iter(params.values())).device
+            return stream.flat_psi(count(every), options.probes, device, self.psi_dtype(device))
         f = self.f
-        if rows is not None and not joint:
+        if x is not None and options.batchnorm == "joint":
+            evaluation = _joined(x, evaluation)
+        elif rows is not None:
             assert self._outputs is not None
             f = self._outputs.only(f, rows)
-        site = Site(f, params, at, options.metric)
-        found: Any = options.estimator.draw(stream, site, options.probes)
-        return found  # type: ignore[no-any-return]
+        site = Site(f, params, evaluation, options.metric)
+        found: Probes = options.estimator.draw(stream, site, options.probes)
+        return found
 
     def __call__(
         self, x: Inputs | None = None, *, drawn: Drawn | None = None, compiled: bool = False

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 from fsmap.errors import InputError, UnsupportedModuleError
 from fsmap.functional import HALF, Functional, accumulate, check_points, flat
 from fsmap.linalg.jacobian import resolve
-from fsmap.lmap.batchnorm import unfrozen
-from fsmap.lmap.core import write_back
+from fsmap.lmap.batchnorm import unchanged, unfrozen
 from fsmap.lmap.module import Penalty, is_zero
 from fsmap.lmap.options import MoreOptions, check_module, check_strength, trainable
 from fsmap.px import EvalDistribution, Stream, sample
@@ -100,7 +99,10 @@ class InPlacePenalty(Penalty):
             if not self._precision_checked:
                 check_points(x)
             share = options.every / options.probes
-            with self._kept_buffers():
+            with unchanged(self.module):
+                if options.batchnorm == "frozen":
+                    for layer in unfrozen(self.module):
+                        layer.training = False
                 for probe in range(options.probes):
                     value += share * self._one(params, x, stream, probe, share * reg_strength)
             reg.scaled(value, reg_strength)
@@ -162,21 +164,6 @@ class InPlacePenalty(Penalty):
                 for name, p in params.items():
                     _local(p).copy_(kept[name])
             _drop_gathered(self.module)
-
-    @contextmanager
-    def _kept_buffers(self) -> Iterator[None]:
-        """Buffers as they were before; BatchNorm layers in ``eval()`` mode if ``frozen``."""
-        kept = {name: b.clone() for name, b in self.module.named_buffers()}
-        frozen = self.batchnorm == "frozen"
-        layers = [m for m in unfrozen(self.module) if frozen and m.training]
-        for m in layers:
-            m.training = False
-        try:
-            yield
-        finally:
-            for m in layers:
-                m.training = True
-            write_back(self.module, kept)
 
 
 @contextmanager

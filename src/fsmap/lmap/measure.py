@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fsmap.errors import InputError, UnseenStatisticsWarning
 from fsmap.functional import accumulate
+from fsmap.lmap.batchnorm import unchanged
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty
 from fsmap.lmap.options import check_module
@@ -143,14 +144,13 @@ def _unchanged(
     """Training mode; afterwards gradients, mode, buffers, steps and random state as before."""
     reg = term.regularizer
     module: nn.Module = term if isinstance(term, LMAP) else reg.module
-    modes = {part: part.training for part in module.modules()}
-    buffers = {name: b.clone() for name, b in module.named_buffers()}
     grads = [(p, p.grad) for p in module.parameters()]
     for p, _ in grads:
         p.grad = None
     counted = (reg.step, reg._micro, reg._counts_passes)
+    forked = torch.random.fork_rng([device] if device.type == "cuda" else [])
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+        with unchanged(module), forked, torch.enable_grad():
             if not module.training:
                 module.train()
             yield
@@ -158,11 +158,6 @@ def _unchanged(
         reg.step, reg._micro, reg._counts_passes = counted
         for p, grad in grads:
             p.grad = grad
-        for part, training in modes.items():
-            part.training = training
-        with torch.no_grad():
-            for name, b in module.named_buffers():
-                b.copy_(buffers[name])
 
 
 def _in_turns(

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fsmap.errors import CollapseWarning, InputError, MissingEveryWarning, NonFiniteWarning
 from fsmap.functional import accumulate, number
-from fsmap.lmap.core import check_optimizer
+from fsmap.lmap.core import call_after_steps
 from fsmap.objective.geometry import SHARE
 
 NATS = 0.05  # by held-out log loss on four sets: docs/guide/strength.md
@@ -145,13 +145,8 @@ class LogTrace(nn.Module):
 
     def attach(self, optimizer: torch.optim.Optimizer) -> LogTrace:
         """Count this optimizer's steps instead of calls; one that a GradScaler skips is no step."""
-        check_optimizer(optimizer)
-        if self._hook is not None:
-            message = "this LogTrace is attached to an optimizer already: R̄ would move twice a step"
-            raise InputError(message)
-        self._hook = optimizer.register_step_post_hook(
-            lambda *_: self._step(*self._means(*self.sums[:2]))
-        )
+        after = lambda: self._step(*self._means(*self.sums[:2]))  # noqa: E731
+        self._hook = call_after_steps(optimizer, self._hook, after)
         return self
 
     def detach(self) -> None:

@@ -241,9 +241,6 @@ class Mixture:
     Args:
         components: Whatever :func:`as_px` accepts; all must draw points of one shape.
         weights: Not negative, in any unit; None: equal ones.
-
-    Raises:
-        InputError: If there are no components or the weights do not fit them.
     """
 
     def __init__(

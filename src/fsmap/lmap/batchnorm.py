@@ -12,17 +12,12 @@ changes R by
 
 $\frac{d}{d\theta} R(\theta, s(\theta)) = \partial_\theta R + s'(\theta)^\top \partial_s R.$
 
-With the first term alone R falls as the weights before a BatchNorm shrink, which means nothing to
-the function and brings R up as soon as the statistics have followed: ResNet-18 ended 50 epochs of
-CIFAR-10 with R ten times that of plain training. How s moves is read off the pass of the training
-points (:class:`fsmap.LMAP`), or, for a penalty that does not see them, that of the evaluation
-points. With mean m and deviation d of a layer's input over them, which were m₀ and d₀, the running
-mean and deviation μ and σ become
-
-$r\mu + (m - r m_0)$ and $r\sigma$ with $r = d / d_0$:
-
-if the input is scaled they are scaled, if it is shifted the mean is shifted. Their values stay what
-they are (r = 1), so R does not change, only its gradient. In J they are constants.
+With the first term alone R falls as the weights before a BatchNorm shrink, and rises again as soon
+as the statistics have followed. How s moves is read off the pass of the training points
+(:class:`fsmap.LMAP`), or, for a penalty that does not see them, that of the evaluation points. With
+mean m and deviation d of a layer's input over them, which were m₀ and d₀, the running mean and
+deviation μ and σ become $r\mu + (m - r m_0)$ and $r\sigma$ with $r = d / d_0$. Their values stay
+what they are (r = 1), so R does not change, only its gradient. In J they are constants.
 """
 
 from __future__ import annotations

@@ -111,8 +111,7 @@ def evaluate(
 ) -> Evaluation:
     """The output at training points, R, and the buffers that training leaves.
 
-    ``params`` are those that R is about, others are the module's own. ``x`` is None if only R is
-    asked for. ``outputs`` is needed if a sample of outputs was drawn, and random layers of a
+    ``params`` are those that R is about. ``x`` is None if only R is asked for. Random layers of a
     separate evaluation pass draw within ``noise``. The module is unchanged.
     """
     if options.batchnorm == "joint" and x is not None:
@@ -310,11 +309,7 @@ class Regularizer:
 
     @uncompiled
     def draw(self, x: Inputs | None = None, params: Params | None = None) -> Drawn:
-        """Evaluation points, probes and sampled outputs of the current step.
-
-        The number of training points ``x`` decides the size of a cotangent in ``joint``. There are
-        no probes on a step without R.
-        """
+        """Evaluation points, sampled outputs and, on a step with R, probes of the current step."""
         options, stream = self.options, self.stream()
         params = self.params() if params is None else params
         evaluation = sample(options.px, options.num_points, params, stream)
@@ -370,10 +365,9 @@ class Regularizer:
     def __call__(
         self, x: Inputs | None = None, *, drawn: Drawn | None = None, compiled: bool = False
     ) -> Evaluation:
-        """R of the current step, and the output at ``x`` if training points are given.
+        """R of the current step, and the output at ``x`` if given; the module is unchanged.
 
-        ``drawn`` is what :meth:`draw` returned, by default it is drawn here; ``compiled`` asks to
-        compile even if :attr:`compiled` has no options. Nothing of the module is changed.
+        ``compiled`` asks to compile even if :attr:`compiled` has no options.
         """
         params = self.params()
         self._names = tuple(params)
@@ -529,20 +523,19 @@ def first(out: Any, size: int, rest: int) -> Any:
 
 
 def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
-    parts, drawn = len(tree_leaves(x)), len(tree_leaves(evaluation))
-    if parts != drawn:
+    ours, theirs = (
+        [(t.is_floating_point(), t.shape[1:]) for t in tree_leaves(points)]
+        for points in (x, evaluation)
+    )
+    if ours != theirs:
+        there, here = (
+            ", ".join(f"{t.dtype} {list(t.shape)}" for t in tree_leaves(points))
+            for points in (evaluation, x)
+        )
         message = (
-            f"p_X draws {drawn} tensors a point and the training batch has {parts}: they cannot "
-            "form one joint batch. Labels do not belong into p_X."
+            f"p_X draws {there} and the training batch is {here}: they cannot form one joint "
+            "batch. Points must have the shape of training points, and both be floating-point or "
+            "neither. Labels do not belong into p_X."
         )
         raise InputError(message)
-    for ours, theirs in zip(tree_leaves(x), tree_leaves(evaluation), strict=False):
-        same_kind = ours.is_floating_point() == theirs.is_floating_point()
-        if not same_kind or ours.shape[1:] != theirs.shape[1:]:
-            message = (
-                f"p_X draws {theirs.dtype} {list(theirs.shape)} and the training batch is "
-                f"{ours.dtype} {list(ours.shape)}: they cannot form one joint batch. Points must "
-                "have the shape of training points, and both be floating-point or neither."
-            )
-            raise InputError(message)
     return concat_points(x, evaluation)

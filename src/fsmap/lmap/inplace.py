@@ -155,7 +155,8 @@ class InPlacePenalty(Penalty):
             with torch.no_grad():
                 for name, p in params.items():
                     # a rank never holds more than one sharded parameter whole
-                    drawn = psi[name] if psi else stream.psi_of(name, _whole_like(p), probes)
+                    whole = torch.empty((), dtype=p.dtype, device=p.device).expand(p.shape)
+                    drawn = psi[name] if psi else stream.psi_of(name, whole, probes)
                     _local(p).add_(_own_part(drawn[probe], p), alpha=self.options.beta)
             _drop_gathered(self.module)
             yield
@@ -208,11 +209,6 @@ def _is_sharded(p: Tensor) -> bool:
 def _local(p: Tensor) -> Tensor:
     """What this rank holds of a parameter: memory that is shared with it."""
     return p.to_local() if _is_sharded(p) else p  # type: ignore[attr-defined]
-
-
-def _whole_like(p: Tensor) -> Tensor:
-    """A tensor of the parameter's full shape, dtype and device that takes no memory."""
-    return torch.empty((), dtype=p.dtype, device=p.device).expand(p.shape)
 
 
 def _own_part(whole: Tensor, p: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def estimate_cost(
     o = reg.options
     settings = (
         f"{o.estimator.name}, num_points={o.num_points}, probes={o.probes}, "
-        f"batchnorm={o.batchnorm!r}, {str(device)}"
+        f"batchnorm={o.batchnorm!r}, {device}"
     )
     cost: Any = (*seconds, *peaks, o.every, settings, spread)
     return StepCost(*cost)
@@ -220,7 +220,7 @@ class Strength(NamedTuple):
 
 
 def suggest_strength(
-    model: nn.Module | LaplacianPenalty,
+    model: Any,
     px: Any = None,
     /,
     *,
@@ -271,7 +271,17 @@ def suggest_strength(
     if not draws > 0:
         message = f"draws must be positive, got {draws:g}"
         raise InputError(message)
-    term = _term(model, px, num_points=num_points, seed=seed, **options)
+    if isinstance(model, LMAP | LaplacianPenalty):
+        term: LMAP | LaplacianPenalty = model
+    else:
+        check_module(model)
+        if px is None:
+            message = (
+                "a bare module needs px, the evaluation distribution: "
+                "suggest_strength(model, fsmap.px.Normal(shape=(3,)), loss=loss)"
+            )
+            raise InputError(message)
+        term = LaplacianPenalty(model, px, num_points=num_points, seed=seed, **options)
     if term.batchnorm == "frozen":
         _warn_if_unseen(term.regularizer.module)
     found = _draws(term, x, draws)
@@ -284,19 +294,6 @@ def suggest_strength(
         raise InputError(message)
     stderr = float(found.std()) / math.sqrt(draws) if draws > 1 else math.nan
     return Strength(R, stderr, value, num_data)
-
-
-def _term(model: Any, px: Any, **options: Any) -> LMAP | LaplacianPenalty:
-    if isinstance(model, LMAP | LaplacianPenalty):
-        return model
-    check_module(model)
-    if px is None:
-        message = (
-            "a bare module needs px, the evaluation distribution: "
-            "suggest_strength(model, fsmap.px.Normal(shape=(3,)), loss=loss)"
-        )
-        raise InputError(message)
-    return LaplacianPenalty(model, px, **options)
 
 
 def _warn_if_unseen(module: nn.Module) -> None:

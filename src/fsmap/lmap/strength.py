@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -27,29 +28,27 @@ class LogTrace(nn.Module):
     r"""The penalty c·log(1 + R/R₀) of R = Tr 𝒥: ``loss = criterion(out, y) + penalty(R)``.
 
     c is given in nats per training point. If R is multiplied by a constant (other units of the
-    output, another metric), the penalty and training stay the same. The right λ of a penalty λR
-    differs by orders of magnitude between models, the right c by much less.
+    output, another metric), training stays the same.
 
     **Why a logarithm.** The exact objective holds ½ log det(I + 𝒥/ε)/N. For any 𝒥 of rank d it is
-    at most c·log(1 + R/R₀) with c = d/(2N) and R₀ = dε (Jensen's inequality; see the proof in
+    at most c·log(1 + R/R₀) with c = d/(2N) and R₀ = dε (proof:
     :class:`fsmap.objective.geometry.TraceBound`, the same term for ``fit``). The first order of
     both in 1/ε is L-MAP, Tr 𝒥/(2εN) = λR with λ = c/R₀.
 
-    **What is computed.** The value is c·log(1 + R/R₀) at the given R, the gradient c·∇R/(R̄ + R₀).
-    R̄ is the mean of R over all optimizer steps up to ``MEMORY`` of them, then an exponential mean,
-    and includes this step. (∇R/R of one draw would be biased: both have the same noise.) R₀ is
-    ``SHARE`` times the mean of R over the first ``MEMORY`` steps and constant afterwards.
+    **What is computed.** The value is c·log(1 + R/R₀), the gradient c·∇R/(R̄ + R₀). R̄ is the mean of
+    R over all optimizer steps up to ``MEMORY`` of them, this one included, then an exponential
+    mean. (∇R/R of one draw would be biased: both have the same noise.) R₀ is ``SHARE`` times the
+    mean of R over the first ``MEMORY`` steps and constant afterwards.
 
     - R = None, which :class:`fsmap.LMAP` returns in ``eval()`` and under ``no_grad``, gives 0 under
       ``no_grad`` and in ``penalty.eval()``; otherwise it is an error.
-    - With ``LMAP(every=k)`` call ``penalty(R, every=k)``: R is then k times as large on one step in
-      k and 0 on the others, which are no steps. Without it the penalty is k times too weak, and a
-      ``MissingEveryWarning`` is given.
+    - With ``LMAP(every=k)`` call ``penalty(R, every=k)``. Without it the penalty is k times too
+      weak, and a ``MissingEveryWarning`` is given.
     - Each call is a step, unless :meth:`attach` names the optimizer: then R̄ moves once per
       optimizer step, by the mean over its micro-batches.
     - Under ``torch.distributed`` R is averaged over ranks before it enters R̄.
-    - An R that is inf, nan or negative does not enter R̄ and is counted in ``skipped``. The value is
-      inf or nan then, so that a ``GradScaler`` skips the step. A ``NonFiniteWarning`` is given.
+    - An R that is inf, nan or negative does not enter R̄ and is counted in ``skipped``, with a
+      ``NonFiniteWarning``. The value is inf or nan then, so that a ``GradScaler`` skips the step.
     - If R̄ falls below R₀, a ``CollapseWarning`` is given: the network may have become constant.
 
     Warnings are given once; values are looked at on one call in 5 · ``MEMORY``, and not within
@@ -95,13 +94,10 @@ class LogTrace(nn.Module):
     @nats.setter
     def nats(self, nats: float) -> None:
         given: object = nats
-        try:
-            self._nats = math.nan if isinstance(given, str) else float(nats)
-        except (TypeError, ValueError):
-            self._nats = math.nan
-        if not 0 <= self._nats < math.inf:
+        if not (isinstance(given, Real) and 0 <= float(given) < math.inf):
             message = f"nats must be at least 0 and finite, got {nats!r}; 0.01 to 0.1 is usual"
             raise InputError(message)
+        self._nats = float(nats)
 
     @property
     def skipped(self) -> int:
@@ -116,8 +112,14 @@ class LogTrace(nn.Module):
 
     def forward(self, R: Tensor | None, *, every: int = 1) -> Tensor:
         """The penalty in nats per training point, of what ``LMAP(every=every)`` returned."""
+        if R is None and self.training and torch.is_grad_enabled():
+            message = (
+                "R is None: LMAP returns it in eval() and under no_grad, so this step would be "
+                "trained without R. Call lm.train() before, or penalty.eval() to leave R out."
+            )
+            raise InputError(message)
         if R is None:
-            return self._without_r()
+            return torch.zeros_like(self.mean)
         given: object = R
         if not isinstance(given, Tensor) or R.numel() != 1 or every < 1:
             shape = f"of shape {list(R.shape)}" if isinstance(given, Tensor) else type(R).__name__
@@ -170,15 +172,6 @@ class LogTrace(nn.Module):
         for name, before in kept.items():
             setattr(self, name, before.to(getattr(self, name).device))
         return self
-
-    def _without_r(self) -> Tensor:
-        if self.training and torch.is_grad_enabled():
-            message = (
-                "R is None: LMAP returns it in eval() and under no_grad, so this step would be "
-                "trained without R. Call lm.train() before, or penalty.eval() to leave R out."
-            )
-            raise InputError(message)
-        return torch.zeros_like(self.mean)
 
     def _with(self, R: Tensor) -> tuple[Tensor, Tensor]:
         """Add an R to those of this step; their sum and number over all ranks."""

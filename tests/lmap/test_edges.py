@@ -45,41 +45,6 @@ class Net(nn.Module):
         return Result(out, (hidden,), out.mean()) if self.wraps else out
 
 
-def scheduler() -> Any:
-    return torch.optim.lr_scheduler.StepLR(torch.optim.SGD(Net().parameters(), lr=0.1), 1)
-
-
-@pytest.mark.parametrize("way", [*WAYS, None], ids=lambda w: getattr(w, "__name__", "LogTrace"))
-@pytest.mark.parametrize("make", [scheduler, lambda: None])
-def test_only_optimizers_are_attached(way: Any, make: Any) -> None:
-    term = fsmap.LogTrace(0.1) if way is None else wrap(way, Net())
-    with pytest.raises(InputError, match="Optimizer"):
-        term.attach(make())
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_another_models_optimizer_is_refused(way: Any) -> None:
-    term, other = wrap(way, Net()), Net()
-    with pytest.raises(InputError, match="parameter"):
-        term.attach(torch.optim.SGD(other.parameters(), lr=0.1))
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Net,
-        lambda: torch.tanh,
-        lambda: wrap(fsmap.LaplacianPenalty, Net()),
-        lambda: nn.Linear(2, 2, dtype=torch.complex64),
-    ],
-    ids=["class", "function", "penalty", "complex"],
-)
-def test_what_is_no_real_module_is_refused(way: Any, make: Any) -> None:
-    with pytest.raises(UnsupportedModuleError):
-        wrap(way, make())
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", MODES)
 def test_all_parameters_frozen_later(way: Any, mode: str) -> None:
@@ -131,13 +96,6 @@ def test_keyword_arguments_reach_the_model(mode: str) -> None:
     torch.testing.assert_close(R, scaled(x)[1])
     assert lm.eval()(x, scale=torch.zeros(4, 1))[0].eq(0).all()
     torch.testing.assert_close(lm(x)[0], module(x))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_keyword_arguments_of_single_points_are_refused(mode: str) -> None:
-    lm = wrap(fsmap.LMAP, Net(), batchnorm=mode)
-    with pytest.raises(InputError, match="dict"):
-        lm(torch.zeros(4, 2), scale=torch.ones(4, 1))
 
 
 @pytest.mark.parametrize("mode", MODES)

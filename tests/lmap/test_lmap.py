@@ -42,24 +42,6 @@ def batch(seed: int = 1) -> tuple[Tensor, Tensor]:
     return torch.randn(B, 2, generator=g), torch.randint(0, 3, (B,), generator=g)
 
 
-@pytest.mark.parametrize("estimator", ["fd", "fd_central", "jvp"])
-@pytest.mark.parametrize("mode", MODES)
-def test_estimators_agree(mode: str, estimator: str) -> None:
-    module, (x, _) = bn_net(), batch()
-    values = [
-        fsmap.LMAP(
-            copy.deepcopy(module),
-            normal((2,)),
-            num_points=S,
-            batchnorm=mode,
-            estimator=e,
-            beta=1e-5,
-        )(x)[1].item()
-        for e in (estimator, "jvp")
-    ]
-    assert values[0] == pytest.approx(values[1], rel=1e-3)
-
-
 @pytest.mark.parametrize("estimator", ["fd", "fd_central", "jvp", "vjp", "exact"])
 @pytest.mark.parametrize("mode", MODES)
 def test_running_statistics(mode: str, estimator: str) -> None:
@@ -112,11 +94,9 @@ def test_attached_to_an_optimizer_psi_is_the_same_over_micro_batches() -> None:
     optimizer = torch.optim.SGD(module.parameters(), lr=0.0)
     penalty = fsmap.LaplacianPenalty(module, normal((2,)), num_points=S).attach(optimizer)
     reg = penalty.regularizer
-    psi = []
-    points = []
+    psi, points = [], []
     for _ in range(2):
-        params = reg.params()
-        psi.append(reg.stream().psi(params)["0.weight"])
+        psi.append(reg.stream().psi(reg.params())["0.weight"])
         points.append(reg.draw().points)
         penalty()
     assert torch.equal(psi[0], psi[1])  # one ψ a step ...
@@ -160,9 +140,8 @@ def test_detached_another_optimizer_or_a_trainer_may_count() -> None:
         streams.append(lm.regularizer.stream()[1:])
         lm(batch()[0])
     assert streams == [(3, 0, 0), (3, 0, 1), (4, 0, 0)]  # step, rank, micro-batch
-    assert (
-        len({Stream(0, *stream).noise() for stream in streams}) == 3
-    )  # dropout masks of their own
+    masks = {Stream(0, *stream).noise() for stream in streams}
+    assert len(masks) == 3  # dropout masks of their own
     assert penalty.step == 4
 
 
@@ -221,9 +200,7 @@ def test_forward_mode_missing_falls_back_with_one_warning() -> None:
 
 @pytest.mark.parametrize("estimator", ["fd", "fd_central", "jvp", "vjp"])
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.filterwarnings(
-    "ignore:None of the inputs have requires_grad"
-)  # torch's, on the way in
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")  # torch's
 @pytest.mark.usefixtures("seeded")
 def test_checkpointing_is_refused_by_name(reentrant: bool, estimator: str) -> None:
     """Recomputation finds the perturbed parameters gone: gradients would be silently wrong."""
@@ -242,9 +219,9 @@ def test_r_is_unbiased(mode: str) -> None:
     module, (x, _) = bn_net(), batch()
     common = {"num_points": S, "batchnorm": mode}
 
-    def values(**options) -> Tensor:
+    def values(seeds: int, **options) -> Tensor:
         made = []
-        for seed in range(150):
+        for seed in range(seeds):
             lm = fsmap.LMAP(copy.deepcopy(module), fixed, seed=seed, **common, **options)
             made.append(lm(x)[1].item())
         return torch.tensor(made)
@@ -252,23 +229,17 @@ def test_r_is_unbiased(mode: str) -> None:
     points = torch.randn(S, 2, generator=torch.Generator().manual_seed(0))
     fixed = lambda n, g: points  # noqa: E731
     exact = fsmap.LMAP(copy.deepcopy(module), fixed, estimator="exact", **common)(x)[1].item()
-    found = values()
+    found = values(150)
     assert abs(found.mean() - exact) < 5 * found.std() / math.sqrt(len(found))
-    fd = values(estimator="fd", beta=1e-5)
-    torch.testing.assert_close(fd, found, rtol=1e-2, atol=0)
+    for estimator in ("fd", "fd_central"):
+        some = values(5, estimator=estimator, beta=1e-5)
+        torch.testing.assert_close(some, found[:5], rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        ({"batchnorm": "train"}, "frozen"),
-        ({"estimator": "hutch"}, "estimator"),
-        ({"probes": 2.5}, "probes"),
-        ({"num_points": 0}, "num_points"),
-        ({"px": fsmap.px.Normal(shape=(3,))}, "training"),
-        ({"estimator": "fd", "beta": 0.0}, "beta"),
         ({"px": lambda n, g: torch.full((n, 2), torch.nan)}, "points"),
-        ({"module": nn.Tanh()}, "trainable"),
         ({"module": fsmap.LMAP(bn_net(), normal((2,)), num_points=S)}, "contains"),
         ({"module": nn.BatchNorm1d(2, track_running_stats=False), "batchnorm": "frozen"}, "keep"),
         ({"x": torch.full((B, 2), torch.nan)}, "points"),

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import fsmap
-from fsmap.errors import InputError
 
 PX = fsmap.px.Normal(shape=(16,))
 
@@ -68,8 +67,3 @@ def test_a_penalty_in_place() -> None:
     assert all(torch.equal(v, before[n]) for n, v in module.state_dict().items())
     assert all(torch.equal(a, p.grad) for a, p in zip(grads, module.parameters(), strict=True))
     assert penalty.step == 1
-
-
-def test_bad_input_is_named() -> None:
-    with pytest.raises(InputError, match="LaplacianPenalty or an InPlacePenalty, got Sequential"):
-        fsmap.estimate_cost(network(), torch.zeros(2, 16))

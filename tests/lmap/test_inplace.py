@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fsmap
-from fsmap.errors import IgnoredProbesWarning, InputError, UnsupportedModuleError
+from fsmap.errors import InputError, UnsupportedModuleError
 
 S = 5
 PX = fsmap.px.Normal(shape=(2,))
@@ -124,48 +124,12 @@ def test_parameters_come_back_after_an_error() -> None:
 
 @pytest.mark.usefixtures("seeded")
 def test_bad_input_is_named() -> None:
-    with pytest.raises(InputError, match="frozen"):
-        fsmap.InPlacePenalty(network(), PX, num_points=S, batchnorm="joint")
-    with pytest.raises(InputError, match="num_points"):
-        fsmap.InPlacePenalty(network(), PX, num_points=0)
-    with pytest.raises(InputError, match="trainable"):
-        fsmap.InPlacePenalty(network(), PX, num_points=S, layers="stem")
     half = nn.Linear(2, 2, dtype=torch.bfloat16)
     with pytest.raises(UnsupportedModuleError, match="computes"):
         fsmap.InPlacePenalty(half, PX, num_points=S).backward()
+    nan = lambda n, g: torch.full((n, 2), torch.nan)  # noqa: E731
     with pytest.raises(InputError, match="points"):
-        fsmap.InPlacePenalty(
-            network(), lambda n, g: torch.full((n, 2), torch.nan), num_points=S
-        ).backward()
-
-
-class FullyShardedDataParallel(nn.Module):
-    """Stands for FSDP1, which is recognized by its name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = nn.Linear(2, 2)
-
-
-@pytest.mark.usefixtures("seeded")
-def test_fsdp1_is_refused_by_name() -> None:
+        fsmap.InPlacePenalty(network(), nan, num_points=S).backward()
+    FSDP1 = type("FullyShardedDataParallel", (nn.Sequential,), {})  # recognized by its name
     with pytest.raises(UnsupportedModuleError, match=r"FSDP1.*Use .*fully_shard \(FSDP2\)"):
-        fsmap.InPlacePenalty(FullyShardedDataParallel(), PX, num_points=S)
-
-
-class Deaf(nn.Module):
-    """Has a parameter and does not use it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 0 * self.weight
-
-
-def test_an_r_of_zero_is_said_once() -> None:
-    penalty = fsmap.InPlacePenalty(Deaf(), fsmap.px.Normal(shape=(2,)), num_points=3)
-    with pytest.warns(IgnoredProbesWarning, match="exactly"):
-        assert penalty.backward(1.0) == 0
-    assert penalty.backward(1.0) == 0  # a warning would fail the test
+        fsmap.InPlacePenalty(FSDP1(nn.Linear(2, 2)), PX, num_points=S)

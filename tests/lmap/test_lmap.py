@@ -297,8 +297,10 @@ class Deaf(nn.Module):
         return x @ self.used[0] + 0 * self.weight.sum()
 
 
-def test_a_model_that_ignores_its_parameters_is_noticed_once() -> None:
-    penalty = fsmap.LaplacianPenalty(Deaf(), normal((2,)), num_points=3)
+@pytest.mark.parametrize("way", [fsmap.LaplacianPenalty, fsmap.InPlacePenalty])
+def test_a_model_that_ignores_its_parameters_is_noticed_once(way: Any) -> None:
+    penalty = way(Deaf(), normal((2,)), num_points=3)
+    call = penalty.backward if way is fsmap.InPlacePenalty else penalty
     with pytest.warns(IgnoredProbesWarning, match="exactly"):
-        penalty()
-    assert penalty().item() == 0  # warnings are errors here: none came
+        call()
+    assert call().item() == 0  # warnings are errors here: none came

@@ -33,11 +33,14 @@ def terms():
     return Gaussian(0.5), Normal(2.0)
 
 
+def fs(px=None, jitter: float = 0.1) -> fsmap.Objective:
+    px = fsmap.px.Uniform(-1, 1) if px is None else px
+    return fsmap.fs_map(*terms(), px, num_points=20, jitter=jitter, num_data=N)
+
+
 def test_loss_is_minus_the_sum_of_the_parts_over_n() -> None:
     m, batch = case("tanh_mlp"), data()
-    objective = fsmap.fs_map(
-        *terms(), fsmap.px.Uniform(-1, 1), num_points=20, jitter=0.1, num_data=N
-    )
+    objective = fs()
     draws = objective.draw(m.f, m.params, Stream(0, 0))
     loss, parts = objective.loss(m.f, m.params, batch, draws)
     residual = m.f(m.params, batch.x) - batch.y
@@ -139,13 +142,10 @@ def test_fs_map_is_invariant_to_reparametrization_and_ps_map_is_not(
 
 def test_check_names_what_does_not_fit() -> None:
     m, batch = case("tanh_mlp"), data()
-    fits = fsmap.fs_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=20, jitter=0.1, num_data=N)
+    fits = fs()
     fits.check(m.f, m.params, batch)
-    wrong = fsmap.fs_map(
-        *terms(), fsmap.px.Normal(shape=(3,)), num_points=20, jitter=0.1, num_data=N
-    )
     with pytest.raises((InputError, fsmap.errors.UnsupportedModuleError), match="p_X|shape"):
-        wrong.check(m.f, m.params, batch)
+        fs(fsmap.px.Normal(shape=(3,))).check(m.f, m.params, batch)
     with pytest.raises(InputError, match="points"):
         fits.check(m.f, m.params, Batch(batch.x, batch.y[:-1]))
     bad = batch.x.clone()
@@ -153,7 +153,7 @@ def test_check_names_what_does_not_fit() -> None:
     with pytest.raises(InputError, match="points"):
         fits.check(m.f, m.params, Batch(bad, batch.y))
     with pytest.raises(InputError, match="jitter"):
-        fsmap.fs_map(*terms(), fsmap.px.Uniform(-1, 1), num_points=5, jitter=0.0, num_data=N).check(
+        fsmap.fs_map(*terms(), batch.x, num_points=5, jitter=0.0, num_data=N).check(
             m.f, m.params, batch
         )
 

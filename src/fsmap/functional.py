@@ -483,6 +483,18 @@ class NoiseReplay:
             torch.cuda.set_rng_state(state, self._device)
 
 
+@contextmanager
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """A module in ``eval()`` mode; each part gets its own mode back."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
 def is_random(module: nn.Module) -> bool:
     """Whether a pass draws from torch's generator, by the names of drop rates."""
     if not module.training:

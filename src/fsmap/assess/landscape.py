@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -20,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fsmap.errors import InputError
-from fsmap.functional import functional
+from fsmap.functional import evaluation_mode, functional
 from fsmap.linalg.estimators import trace
 from fsmap.linalg.probes import normal
 from fsmap.lmap.batchnorm import unfrozen
@@ -85,7 +83,7 @@ def landscape(
             f"{len(x)} points and steps of shape {list(steps.shape)}"
         )
         raise InputError(message)
-    with torch.no_grad(), _evaluation_mode(module):
+    with torch.no_grad(), evaluation_mode(module):
         f, params = functional(module)
         drawn = filter_normalized(params, directions, generator)
 
@@ -98,17 +96,6 @@ def landscape(
         alphas = steps.to(x.device)
         losses = [torch.stack([loss(d, a) for a in alphas]) for d in range(directions)]
     return Landscape(steps.cpu(), torch.stack(losses).nan_to_num(torch.inf, torch.inf).cpu())
-
-
-@contextmanager
-def _evaluation_mode(module: nn.Module) -> Iterator[None]:
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for m, mode in modes:
-            m.training = mode
 
 
 def flatness(found: Landscape, within: float = 1.0) -> float:
@@ -150,7 +137,7 @@ def laplacian(
     number, parts = len(next(iter(probes.values()))), x.split(batch_size)
     live = unfrozen(module) if batch_statistics else []
     values = []
-    with torch.no_grad(), _evaluation_mode(module):
+    with torch.no_grad(), evaluation_mode(module):
         for norm in live:
             norm.training = True
         f, params = functional(module)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fsmap.data.catalogue import Folder, locate
 from fsmap.data.images import ImageTask, Normalization, facts_of, load_task
 from fsmap.errors import CheckpointError, InputError
+from fsmap.functional import evaluation_mode
 from fsmap.images.settings import ImageSettings
 from fsmap.models.by_name import is_ours, make_model
 from fsmap.train import checkpoint
@@ -105,19 +106,13 @@ def logits_of(
 ) -> Tensor:
     """Logits in ``eval()`` mode, in the precision of the parameters unless told otherwise."""
     first = next(module.parameters())
-    modes = [(m, m.training) for m in module.modules()]
-    module.eval()
     found = []
-    try:
-        with autocast(first.device, half):
-            for part in images.split(batch):
-                part = part.to(first.device)
-                whole = part.dtype == torch.uint8
-                x = normalize(part, first.dtype) if whole else part.to(first.dtype)
-                found.append(module(x.contiguous(memory_format=layout)).to(first.dtype))
-    finally:
-        for m, mode in modes:
-            m.training = mode
+    with evaluation_mode(module), autocast(first.device, half):
+        for part in images.split(batch):
+            part = part.to(first.device)
+            whole = part.dtype == torch.uint8
+            x = normalize(part, first.dtype) if whole else part.to(first.dtype)
+            found.append(module(x.contiguous(memory_format=layout)).to(first.dtype))
     return torch.cat(found)
 
 

@@ -30,6 +30,7 @@ from fsmap.lmap.module import LMAP
 from fsmap.lmap.strength import LogTrace
 from fsmap.px import generator
 from fsmap.train.capture import CapturedStep
+from fsmap.train.optim import set_lr
 
 PLAIN, JOINED, REGULARIZED = "plain", "joined", "regularized"
 """Without p_X; p_X in the batch but no R (``joint`` between two evaluations of R); with R."""
@@ -251,11 +252,7 @@ class Step:
         kind = self.kind(step, reg_strength)
         self.feeder.prepare(step)
         self.reg_strength.fill_(reg_strength)
-        for options in self.optimizer.param_groups:
-            if isinstance(options["lr"], Tensor):
-                options["lr"].fill_(lr)
-            else:
-                options["lr"] = lr
+        set_lr(self.optimizer, lr)
         if self.lm is not None:
             self.lm.step = step
             if kind == REGULARIZED and self.draws_psi:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from fsmap import px
@@ -18,6 +18,7 @@ from fsmap.functional import (
     check_params,
     check_points,
     detached,
+    evaluation_mode,
     is_pointwise,
     move_points,
     num_points,
@@ -39,9 +40,6 @@ from fsmap.train.loop import (
 )
 from fsmap.train.optim import clip_by_norm, expand, global_norm
 from fsmap.types import Batch, Draws, Inputs, ModelFn, Params
-
-Hypers = dict[str, Tensor]
-LossFn = Callable[[Params, Hypers, Batch, Draws], tuple[Tensor, Parts]]
 
 
 class TrainState(NamedTuple):
@@ -113,9 +111,15 @@ def fit(
     if not isinstance(given, Objective):
         message = f"the objective must be one of fsmap.fs_map(...) and its kin, got {objective!r}"
         raise InputError(message)
-    _compare(objective.num_data, len(train.y))
-    size, replace = settings.batch_size, settings.replace
-    batches = Batches(len(train.y), size, seed=seed, replace=replace)
+    rows, size = len(train.y), settings.batch_size
+    if objective.num_data != rows:
+        message = (
+            f"the objective was made for num_data={objective.num_data}, the data have {rows} rows: "
+            f"prior and geometry weigh as for {objective.num_data}. Give num_data={rows}, unless "
+            "that is meant."
+        )
+        warnings.warn(message, UserWarning, stacklevel=2)
+    batches = Batches(rows, size, seed=seed, replace=settings.replace)
     leaves = {n: p.detach().clone().requires_grad_() for n, p in params.items()}
     device = train.y.device
     sample = sample_batch(train, size)
@@ -133,7 +137,6 @@ def fit(
         held_out, by = as_batch(settings.on, params), settings.by
         validation = lambda params: measure(f, params, held_out, by)  # noqa: E731
     optimizer = settings.optimizer.build(leaves.values())
-    loss = make_loss(f, lambda: started)
     extra = {} if started is objective else {"r0": started.geometry.r0}  # type: ignore[attr-defined]
     loop = Loop(settings, leaves, optimizer, stop_if_diverged, config, validation, extra)
     noisy = not is_pointwise(f)  # asked once: it walks through the module
@@ -143,7 +146,7 @@ def fit(
         draws = objective.draw(f, leaves, stream)
         batch = take(train, batches.rows(step))
         with layer_noise(f, stream, device) if noisy else nullcontext():
-            grads, row = gradient(loss, leaves, {}, batch, draws)
+            grads, row = gradient(started, f, leaves, batch, draws)
         return update(leaves, grads, row, optimizer, settings.clip)
 
     loop.run(take_step, "fit")
@@ -151,15 +154,6 @@ def fit(
     kept = Best(best.params, int(best.step), float(best.value)) if best and best.step > 0 else None
     final = {n: p.detach().clone() for n, p in leaves.items()}
     return TrainState(final, loop.step, kept), loop.recorder.history()
-
-
-def _compare(num_data: int, rows: int) -> None:
-    if num_data != rows:
-        message = (
-            f"the objective was made for num_data={num_data}, the data have {rows} rows: prior and "
-            f"geometry weigh as for {num_data}. Give num_data={rows}, unless that is meant."
-        )
-        warnings.warn(message, UserWarning, stacklevel=3)
 
 
 # --- data
@@ -252,23 +246,18 @@ def sample_batch(data: Batch, size: int | None) -> Batch:
 # --- one step
 
 
-def make_loss(f: ModelFn, build: Callable[..., Objective]) -> LossFn:
-    """The loss as a pure function of everything that varies between members and steps."""
-
-    def loss(params: Params, hypers: Hypers, batch: Batch, draws: Draws) -> tuple[Tensor, Parts]:
-        return build(**hypers).loss(f, params, batch, draws)
-
-    return loss
-
-
 def gradient(
-    loss: LossFn, params: Params, hypers: Hypers, batch: Batch, draws: Draws
+    objective: Objective, f: ModelFn, params: Params, batch: Batch, draws: Draws
 ) -> tuple[Params, Tensor]:
-    """The gradient of the loss for one member, and the loss with its terms, [4]."""
-    value, parts = loss(params, hypers, batch, draws)
+    """The gradient of the loss, and the loss with its terms, [4]."""
+    value, parts = objective.loss(f, params, batch, draws)
     found = torch.autograd.grad(value, list(params.values()), materialize_grads=True)
-    row = torch.stack([value, *(parts[name].to(value.dtype) for name in PARTS)]).detach()
-    return dict(zip(params, found, strict=True)), row
+    return dict(zip(params, found, strict=True)), measured(value, parts).detach()
+
+
+def measured(value: Tensor, parts: Parts) -> Tensor:
+    """The loss and its terms, [4] or [4, M]."""
+    return torch.stack([value, *(parts[name].to(value.dtype) for name in PARTS)])
 
 
 def update(
@@ -345,25 +334,13 @@ def measure(f: ModelFn, params: Params, data: Batch, by: Metric) -> Tensor:
 
     It is nan if an output is not finite.
     """
-    with torch.no_grad(), random_layers_off(f):
+    quiet: AbstractContextManager[None] = nullcontext()
+    if isinstance(f, Functional) and not f.pointwise:
+        quiet = evaluation_mode(f.module)
+    with torch.no_grad(), quiet:
         out = f(detached(params), data.x)
         found = torch.as_tensor(by(out, data.y) if torch.isfinite(out).all() else torch.nan)
     if found.numel() != 1:
         message = f"by must return one number, got a tensor of shape {list(found.shape)}"
         raise InputError(message)
     return found.detach().cpu().double().reshape(())
-
-
-@contextmanager
-def random_layers_off(f: ModelFn) -> Iterator[None]:
-    """The module in evaluation mode if it has random layers; its mode is restored afterwards."""
-    active: list[nn.Module] = []
-    if isinstance(f, Functional) and not f.pointwise:
-        active = [m for m in f.module.modules() if m.training]
-    try:
-        for module in active:
-            module.training = False
-        yield
-    finally:
-        for module in active:
-            module.training = True

@@ -19,7 +19,7 @@ from fsmap.files import beside, exclusive, remove_partial
 from fsmap.functional import detached
 from fsmap.progress import progress as progress_bar
 from fsmap.train import checkpoint as files
-from fsmap.train.optim import OptimizerSpec, Schedule, adam, expand
+from fsmap.train.optim import OptimizerSpec, Schedule, adam, expand, set_lr
 from fsmap.types import Params
 
 Metric = Callable[[Tensor, Tensor], Any]
@@ -280,7 +280,6 @@ class Loop:
         self.lock = ExitStack()  # held until run() ends
         if self.path is not None:
             self._open(self.path)
-        self.schedule = settings.schedule.build(self.optimizer, settings.steps, self.step)
 
     def _open(self, path: Path) -> None:
         lock = beside(path, "lock")
@@ -305,9 +304,10 @@ class Loop:
         with self.lock as stack:
             while self.step < settings.steps and not stopped:
                 factor = settings.schedule.factor(self.step, settings.steps)
-                self.recorder.add(self.step, settings.optimizer.lr * factor, take_step(self.step))
+                lr = settings.optimizer.lr * factor
+                set_lr(self.optimizer, lr)
+                self.recorder.add(self.step, lr, take_step(self.step))
                 self.step += 1
-                self.schedule.step()
                 stopped = self._after_step()
                 last = stopped or self.step == settings.steps
                 text = self._flush(last) if last or len(self.recorder) >= FLUSH_STEPS else None
@@ -321,23 +321,16 @@ class Loop:
 
     def _after_step(self) -> bool:
         """Validate and call back; whether to stop."""
-        settings = self.settings
+        settings, params = self.settings, detached(self.params)
         due = self.step % settings.validate_every == 0 or self.step == settings.steps
         if self.validation is not None and due:
-            self._validate(self.validation(detached(self.params)))
-        stop = settings.callback and settings.callback(self.step, detached(self.params))
-        return bool(stop)
+            self._validate(self.validation(params), params)
+        return bool(settings.callback and settings.callback(self.step, params))
 
-    def _validate(self, value: Tensor) -> None:
+    def _validate(self, value: Tensor, params: Params) -> None:
         self.recorder.validated(self.step, value)
-        params = detached(self.params)
-        old = self.best
-        if old is None:
-            step, none = (
-                torch.zeros(value.shape, dtype=torch.long),
-                torch.full_like(value, torch.inf),
-            )
-            old = Best({n: p.clone() for n, p in params.items()}, step, none)
+        none = torch.zeros(value.shape, dtype=torch.long), torch.full_like(value, torch.inf)
+        old = self.best or Best(params, *none)
         better = value < old.value
         self.best = Best(
             params={n: torch.where(expand(better, p), p, old.params[n]) for n, p in params.items()},

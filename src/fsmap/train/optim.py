@@ -14,7 +14,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
 from fsmap.errors import InputError
 from fsmap.types import Params
@@ -35,11 +34,8 @@ class OptimizerSpec(NamedTuple):
     ) -> Optimizer:
         """Make the ``torch.optim`` optimizer, in its fused form.
 
-        Args:
-            tensors: What it updates in place.
-            capturable: Keep the step count on the device, so that a CUDA graph can hold the update.
-            moving_lr: With ``capturable``: keep the learning rate there too, as a schedule will
-                change it. Torch's fused kernels read it in float32.
+        ``capturable`` keeps the step count on the device, so that a CUDA graph can hold the update,
+        and the learning rate too if it moves. Torch's fused kernels read it in float32.
         """
         tensors = list(tensors)
         options = dict(self.options)
@@ -65,12 +61,14 @@ class Schedule(NamedTuple):
         share = max(0, step - self.warmup) / max(1, steps - self.warmup)
         return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
 
-    def build(self, optimizer: Optimizer, steps: int, start: int = 0) -> LambdaLR:
-        """Make the ``torch.optim`` scheduler and set the learning rate of step ``start``."""
-        for group in optimizer.param_groups:
-            lr = group["lr"]
-            group["initial_lr"] = lr.clone() if isinstance(lr, Tensor) else lr
-        return LambdaLR(optimizer, lambda step: self.factor(step, steps), last_epoch=start - 1)
+
+def set_lr(optimizer: Optimizer, lr: float) -> None:
+    """Set the learning rate, in place if it is kept on the device."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def adam(

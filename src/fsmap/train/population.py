@@ -30,7 +30,7 @@ from fsmap.functional import (
     take_points,
 )
 from fsmap.objective.geometry import Laplacian, NoGeometry, TraceBound
-from fsmap.objective.objective import Objective
+from fsmap.objective.objective import Objective, Parts
 from fsmap.px import Stream, integer
 from fsmap.train.capture import Graphed
 from fsmap.train.checkpoint import describe, describe_model
@@ -40,7 +40,7 @@ from fsmap.train.fit import (
     check_pure,
     gradient,
     layer_noise,
-    make_loss,
+    measured,
     sample_batch,
     seeded,
     update,
@@ -447,7 +447,6 @@ class Ensemble:
         compile: bool,
     ) -> None:
         self.members, self.feeder, self.optimizer = members, feeder, optimizer
-        self.loss = make_loss(members.f, members.build)
         self.clip, self.compile = clip, compile
         self._compiled: dict[object, Callable[..., Any]] = {}
         self._vectorizes = False  # whether a step under vmap has worked
@@ -499,14 +498,17 @@ class Ensemble:
     def _together(self, feed: Feed, size: int) -> tuple[Params, Tensor]:
         batch, draws, dims = self.feeder.inputs(feed, slice(None))
         inputs = (detached(self.members.params), self.members.hypers, batch, draws)
-        vectorized = vmap(
-            grad_and_value(self.loss, has_aux=True), in_dims=(0, 0, *dims), chunk_size=size
-        )
+
+        def loss(own: Params, hypers: Any, batch: Batch, draws: Draws) -> tuple[Tensor, Parts]:
+            return self.members.build(**hypers).loss(self.members.f, own, batch, draws)
+
+        differentiated = grad_and_value(loss, has_aux=True)
+        vectorized = vmap(differentiated, in_dims=(0, 0, *dims), chunk_size=size)
         with differentiable_attention():  # the fused kernels cannot be vectorized
             if self.compile:
                 vectorized = self._compile(vectorized, inputs)
             grads, (value, parts) = vectorized(*inputs)
-        return grads, torch.stack([value, *(parts[name].to(value.dtype) for name in PARTS)])
+        return grads, measured(value, parts)
 
     def _compile(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """The operators that the gradient runs, recorded and compiled once for each shape.
@@ -526,11 +528,11 @@ class Ensemble:
         members = self.members
         batch, draws, _ = self.feeder.inputs(feed, member)
         params = {n: p.requires_grad_() for n, p in members.present(member).items()}
-        hypers = {n: h[member] for n, h in members.hypers.items()}
+        objective = members.build(**{n: h[member] for n, h in members.hypers.items()})
         stream = Stream(members.seeds[member], feed.step)
         try:
             with layer_noise(members.f, stream, members.like.device):
-                grads, row = gradient(self.loss, params, hypers, batch, draws)
+                grads, row = gradient(objective, members.f, params, batch, draws)
         except LinAlgError:
             grads = {n: torch.full_like(p.detach(), torch.nan) for n, p in params.items()}
             row = torch.full((1 + len(PARTS),), torch.nan, device=members.like.device)

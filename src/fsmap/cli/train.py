@@ -120,7 +120,7 @@ def add_parser(subparsers: Any) -> None:
             "torchrun --nproc-per-node 2 -m fsmap train --data cifar10 ...",
         ],
     )
-    from fsmap.images.settings import ImageSettings
+    from fsmap.images.build import ImageSettings
 
     types = get_type_hints(ImageSettings)
     kinds = {bool: options.TOGGLE, float: options.number}

@@ -21,8 +21,7 @@ Files in the folder: ``checkpoint.safetensors`` and ``log.jsonl`` (a line of cir
 rows). ``load_model(folder)`` gives back the deployed model of a checkpoint and its progress.
 """
 
-from fsmap.images.build import load_model
+from fsmap.images.build import ImageSettings, load_model
 from fsmap.images.run import ImageRun
-from fsmap.images.settings import ImageSettings
 
 __all__ = ["ImageRun", "ImageSettings", "load_model"]

@@ -19,8 +19,15 @@ from fsmap.data.catalogue import Folder
 from fsmap.data.images import ImageTask
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.files import write_whole
-from fsmap.images.build import FILE, build_model, check_model, load_data, logits_of, place
-from fsmap.images.settings import ImageSettings
+from fsmap.images.build import (
+    FILE,
+    ImageSettings,
+    build_model,
+    check_model,
+    load_data,
+    logits_of,
+    place,
+)
 from fsmap.images.step import COLUMNS, Feeder, Group, Step
 from fsmap.progress import progress as progress_bar
 from fsmap.train import checkpoint
@@ -29,6 +36,7 @@ CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
 TIME_EVERY = 5  # steps between looks at the clock
 CHECK_EVERY = 100  # steps between checks whether the numbers are finite
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+PROGRESS: dict[str, Any] = {"step": int, "reg_strength": float, "seconds": float, "history": list}
 WORDS = {"loss": "the cross-entropy", "laplacian": "R", "grad_norm": "the gradient"}
 
 Row = dict[str, Any]
@@ -160,7 +168,10 @@ class ImageRun:
                 if not self.first_seconds:
                     self.stepper.totals.cpu()  # waits
                     self.first_seconds = time.perf_counter() - start
-                self._after_step()
+                if self.step % CHECK_EVERY == 0:
+                    self._totals()
+                for hook in self.hooks:
+                    getattr(hook, "on_step", lambda _: None)(self)
                 self.seconds_here = time.perf_counter() - start
                 self.seconds = before + self.seconds_here
                 over = self._over(start, max_seconds)
@@ -184,11 +195,10 @@ class ImageRun:
 
     def logits(self, split: str = "valid", limit: int | None = None) -> tuple[Tensor, Tensor]:
         """Logits ``[N, K]`` and labels of ``train`` (not augmented), ``valid`` or ``test``."""
-        parts = {"train": self.task.train, "valid": self.task.valid, "test": self.task.test}
-        if split not in parts:
-            message = f"split must be one of {', '.join(parts)}, got {split!r}"
+        if split not in ("train", "valid", "test"):
+            message = f"split must be one of train, valid, test, got {split!r}"
             raise InputError(message)
-        part = parts[split].take(slice(limit))
+        part = getattr(self.task, split).take(slice(limit))
         return self.logits_of(part.x), part.y
 
     def logits_of(self, images: Tensor, half: torch.dtype | None = None) -> Tensor:
@@ -201,12 +211,7 @@ class ImageRun:
         """Write the checkpoint; process 0 does, the others go on."""
         if self.path is None or self.group.rank != 0:
             return
-        progress = {
-            "step": self.step,
-            "reg_strength": self.reg_strength,
-            "seconds": self.seconds,
-            "history": self.history,
-        }
+        progress = {name: getattr(self, name) for name in PROGRESS}
         tensors = self.stepper.tensors()
         checkpoint.save(self.path, checkpoint.Checkpoint(tensors, self.config, progress))
 
@@ -215,7 +220,6 @@ class ImageRun:
         self._stopping = True
 
     def _restore(self, path: Path, *, resume: bool) -> None:
-        """Continue from a checkpoint."""
         if not resume:
             message = (
                 f"the checkpoint {path} exists already. Resume it (--resume), choose another "
@@ -225,10 +229,8 @@ class ImageRun:
         saved = checkpoint.load(path)
         checkpoint.check_same_run(path, saved.config, self.config)
         with checkpoint.readable(path), torch.no_grad():
-            self.step = int(saved.progress["step"])
-            self.reg_strength = float(saved.progress["reg_strength"])
-            self.seconds = float(saved.progress["seconds"])
-            self.history = list(saved.progress["history"])
+            for name, kind in PROGRESS.items():
+                setattr(self, name, kind(saved.progress[name]))
             for name, t in self.stepper.tensors().items():
                 t.copy_(saved.tensors[name])
 
@@ -246,12 +248,6 @@ class ImageRun:
         }
         lines = [json.dumps(head), *map(json.dumps, self.history)]
         write_whole(path, "".join(line + "\n" for line in lines).encode())
-
-    def _after_step(self) -> None:
-        if self.step % CHECK_EVERY == 0:
-            self._totals()
-        for hook in self.hooks:
-            getattr(hook, "on_step", lambda _: None)(self)
 
     def _after_epoch(self) -> None:
         totals = self._totals()
@@ -333,10 +329,8 @@ def kernels(device: torch.device, settings: ImageSettings) -> Iterator[None]:
         raise InputError(message)
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32)
-    strict, warn = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
+    strict = torch.are_deterministic_algorithms_enabled()
+    warn = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn.benchmark = not deterministic  # the search itself is not reproducible
     cudnn.deterministic = deterministic
     cudnn.allow_tf32 = matmul.allow_tf32 = settings.precision != "fp32"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,8 +22,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from fsmap.data.images import ImageTask, Picks, Shifts
 from fsmap.errors import FsmapError, InputError
 from fsmap.functional import is_random
-from fsmap.images.build import autocast, layout_of
-from fsmap.images.settings import ImageSettings
+from fsmap.images.build import ImageSettings, autocast, layout_of
 from fsmap.linalg.estimators import Probes, by_name, draws_normal
 from fsmap.lmap.core import Drawn
 from fsmap.lmap.module import LMAP
@@ -111,7 +110,17 @@ class Feeder:
         self, task: ImageTask, settings: ImageSettings, module: nn.Module, group: Group
     ) -> None:
         """Draw the first epoch."""
-        _check_sizes(task, settings, group)
+        for name in ("batch_size", "num_points"):
+            value = getattr(settings, name)
+            if value % group.size:
+                message = f"{name}={value} does not divide over {group.size} processes"
+                raise InputError(message)
+        if settings.batch_size > len(task.train.x):
+            message = (
+                f"batch_size={settings.batch_size} is larger than the training set, "
+                f"{len(task.train.x)} images. Use a smaller one."
+            )
+            raise InputError(message)
         self.task, self.settings, self.group = task, settings, group
         self.device = task.train.x.device
         self.layout = layout_of(module, settings.channels_last, self.device)
@@ -170,20 +179,6 @@ class Feeder:
         self.epoch = epoch
 
 
-def _check_sizes(task: ImageTask, settings: ImageSettings, group: Group) -> None:
-    for name in ("batch_size", "num_points"):
-        value = getattr(settings, name)
-        if value % group.size:
-            message = f"{name}={value} does not divide over {group.size} processes"
-            raise InputError(message)
-    if settings.batch_size > len(task.train.x):
-        message = (
-            f"batch_size={settings.batch_size} is larger than the training set, "
-            f"{len(task.train.x)} images. Use a smaller one."
-        )
-        raise InputError(message)
-
-
 class Step:
     """Takes steps; eager, compiled, or captured whole in a CUDA graph."""
 
@@ -218,16 +213,9 @@ class Step:
     def _regularize(self, settings: ImageSettings) -> None:
         px, feeder = self.feeder.task.px, self.feeder
         assert px is not None
-        self.lm = LMAP(
-            self.module,
-            px,
-            num_points=feeder.points,
-            batchnorm=settings.batchnorm,
-            estimator=settings.estimator,
-            beta=settings.beta,
-            every=settings.every,
-            seed=settings.seed,
-        )
+        names = ("batchnorm", "estimator", "beta", "every", "seed")
+        options: dict[str, Any] = {name: getattr(settings, name) for name in names}
+        self.lm = LMAP(self.module, px, num_points=feeder.points, **options)
         if settings.compile:
             self.lm.compile()
         self.plain = self.lm.regularizer.plain
@@ -334,7 +322,7 @@ class Step:
             clip_grads_with_norm_(params, self.settings.clip, norm)
         self.optimizer.step()
         self.totals[:4] += torch.cat([measured, norm.float()[None]])
-        self.totals[4:] += torch.ones_like(self.totals[4:])
+        self.totals[4:] += 1
         if kind != REGULARIZED:
             self.totals[4] -= 1
 

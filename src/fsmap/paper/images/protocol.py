@@ -22,7 +22,7 @@ from fsmap.assess.shift import Predictions, measure
 from fsmap.data.images import ImageTask, load_task, read_images
 from fsmap.errors import InputError, MissingDataError, did_you_mean
 from fsmap.images import ImageRun, ImageSettings
-from fsmap.images.settings import PRECISIONS
+from fsmap.images.build import PRECISIONS
 from fsmap.lmap.strength import NATS
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.solvers import one_thread

@@ -95,8 +95,8 @@ def test_a_rare_class_is_named(tmp_path):
     path.write_text(path.read_text() + "9.0;9.0;tulip\n-9.0;9.0;orchid\n-9.1;9.0;orchid\n")
     found = fit_table(read_table(path), "kind", replace(OPTIONS, steps=2))
     assert [n for n in found.notes if "orchid" in n or "tulip" in n] == [
-        "class 'orchid' has 2 rows: none to test on",
-        "class 'tulip' has 1 row: none to test on",
+        "class 'orchid' is too rare to be tested (rows: 2)",
+        "class 'tulip' is too rare to be tested (rows: 1)",
     ]
 
 

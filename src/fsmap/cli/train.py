@@ -334,7 +334,7 @@ def settings_of(arguments: argparse.Namespace, seed: int, device: torch.device) 
     cuda = device.type == "cuda"
     chosen: dict[str, Any] = QUICK.copy() if arguments.quick else {}
     chosen |= {"precision": "bf16", "compile": True, "graph": True} if cuda else {}
-    given = {name: getattr(arguments, name, None) for name in ImageSettings.names()}
+    given = {name: getattr(arguments, name, None) for name in ImageSettings.__dataclass_fields__}
     chosen |= {name: value for name, value in given.items() if value is not None}
     if chosen.get("clip") == 0:
         chosen["clip"] = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from fsmap.linalg.estimators import by_name
 from fsmap.lmap.options import MODES, check_mode
 from fsmap.models.by_name import is_ours, make_model
 from fsmap.train import checkpoint
-from fsmap.train.optim import OptimizerSpec, Schedule
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 CHOICES = {"method": ("ps-map", "l-map"), "precision": PRECISIONS, "decay": ("cosine", "none")}
@@ -140,24 +139,10 @@ class ImageSettings:
         """Whether there is an R at all."""
         return self.method == "l-map"
 
-    def optimizer(self) -> OptimizerSpec:
-        """SGD as described."""
-        names = ("momentum", "nesterov", "weight_decay")
-        return OptimizerSpec("sgd", self.lr, tuple((name, getattr(self, name)) for name in names))
-
-    def schedule(self, steps_per_epoch: int) -> Schedule:
-        """The factor on the learning rate."""
-        return Schedule(round(self.warmup_epochs * steps_per_epoch), self.decay)
-
     def describe(self) -> dict[str, Any]:
         """What must agree on resume: everything that decides which steps are taken."""
         how = {"compile", "graph", "deterministic"}
         return {k: v for k, v in asdict(self).items() if k not in how}
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """Names of all settings."""
-        return [field.name for field in fields(cls)]
 
 
 def load_data(settings: ImageSettings, data_dir: Folder = None, px: str | None = None) -> ImageTask:
@@ -287,7 +272,17 @@ def load_model(
     except (TypeError, ValueError) as error:
         message = f"{path} describes settings that this version does not know: {error}"
         raise CheckpointError(message) from error
-    module = model if isinstance(model, nn.Module) else _named_model(path, settings, model)
+    if model is None and not is_ours(settings.model):
+        message = (
+            f"{path} is of {settings.model!r}, which is not a model of this package, and a file "
+            "must not decide which code runs. If you trust it, name the model yourself: "
+            f"--model {settings.model!r}, or load_model(..., model=...)"
+        )
+        raise CheckpointError(message)
+    if isinstance(model, str) and model != settings.model:
+        message = f"{path} is of {settings.model!r}, not of {model!r}"
+        raise CheckpointError(message)
+    module = model if isinstance(model, nn.Module) else build_model(settings, initial=False)
     state = saved.group("params") | saved.group("buffers")
     try:
         module.load_state_dict(state, strict=True)
@@ -296,18 +291,3 @@ def load_model(
         raise CheckpointError(message) from error
     module = place(module, settings, torch.device(device)).eval()
     return module, {**saved.progress, "settings": settings}
-
-
-def _named_model(path: Path, settings: ImageSettings, repeated: str | None) -> nn.Module:
-    """Build the model of a checkpoint, from this package or as the caller repeats it."""
-    if repeated is None and not is_ours(settings.model):
-        message = (
-            f"{path} is of {settings.model!r}, which is not a model of this package, and a file "
-            "must not decide which code runs. If you trust it, name the model yourself: "
-            f"--model {settings.model!r}, or load_model(..., model=...)"
-        )
-        raise CheckpointError(message)
-    if repeated not in (None, settings.model):
-        message = f"{path} is of {settings.model!r}, not of {repeated!r}"
-        raise CheckpointError(message)
-    return build_model(settings, initial=False)

@@ -31,6 +31,7 @@ from fsmap.images.build import (
 from fsmap.images.step import COLUMNS, Feeder, Group, Step
 from fsmap.progress import progress as progress_bar
 from fsmap.train import checkpoint
+from fsmap.train.optim import Schedule
 
 CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
 TIME_EVERY = 5  # steps between looks at the clock
@@ -125,8 +126,10 @@ class ImageRun:
     @property
     def lr(self) -> float:
         """Learning rate of the next step."""
-        schedule = self.settings.schedule(self.steps_per_epoch)
-        return self.settings.lr * schedule.factor(self.step, self.steps)
+        warmup = round(self.settings.warmup_epochs * self.steps_per_epoch)
+        return self.settings.lr * Schedule(warmup, self.settings.decay).factor(
+            self.step, self.steps
+        )
 
     def train(
         self,

@@ -29,7 +29,7 @@ from fsmap.lmap.module import LMAP
 from fsmap.lmap.strength import LogTrace
 from fsmap.px import generator
 from fsmap.train.capture import CapturedStep
-from fsmap.train.optim import set_lr
+from fsmap.train.optim import OptimizerSpec, set_lr
 
 PLAIN, JOINED, REGULARIZED = "plain", "joined", "regularized"
 """Without p_X; p_X in the batch but no R (``joint`` between two evaluations of R); with R."""
@@ -190,9 +190,10 @@ class Step:
         device = feeder.device
         _check_how(module, settings, device)
         self.params = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        self.optimizer = settings.optimizer().build(
-            self.params.values(), capturable=device.type == "cuda"
-        )
+        names = ("momentum", "nesterov", "weight_decay")
+        options = tuple((name, getattr(settings, name)) for name in names)
+        spec = OptimizerSpec("sgd", settings.lr, options)
+        self.optimizer = spec.build(self.params.values(), capturable=device.type == "cuda")
         if settings.momentum:  # what torch makes at the first step
             for p in self.params.values():
                 self.optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)

@@ -76,14 +76,11 @@ class LMAPCallback(pl.Callback):
             hook.remove()
         for kept in (self._hooks, self._values, self._added):
             kept.clear()
-        for term in _parts(pl_module, LMAP).values():
-            term.detach()
-        for trace in _parts(pl_module, LogTrace).values():
-            trace.detach()
+        for part in pl_module.modules():
+            if isinstance(part, LMAP | LogTrace):
+                part.detach()
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """As at the end."""
         self.on_train_end(trainer, pl_module)
 
@@ -93,24 +90,23 @@ class LMAPCallback(pl.Callback):
         """Log what this batch's pass gave; nothing on steps that ``every`` leaves out."""
         loss = _loss(trainer, pl_module, outputs)
         modules, traces = _parts(pl_module, LMAP), _parts(pl_module, LogTrace)
+        logged = {}
         for name, (value, given) in self._values.items():
-            every = modules[name].regularizer.every
-            logged = self._describe(value, given, loss, every, pl_module)
-            self._log(pl_module, logged, name if len(modules) > 1 else "")
+            every, place = (
+                modules[name].regularizer.every,
+                f"lmap/{name}" if len(modules) > 1 else "lmap",
+            )
+            found = self._describe(value, given, loss, every, pl_module)
+            logged |= {f"{place}/{key}": number for key, number in found.items()}
         for name, value in self._added.items():
-            trace = traces[name]
+            trace, place = traces[name], f"lmap/{name}" if len(traces) > 1 else "lmap"
             below = torch.add(trace.mean, trace.first, alpha=SHARE)
-            logged = {"strength": trace.nats / below, "term": value}
+            logged |= {f"{place}/strength": trace.nats / below, f"{place}/term": value}
             if loss is not None:
-                logged["share"] = value / (loss - value).abs()
-            self._log(pl_module, logged, name if len(traces) > 1 else "")
+                logged[f"{place}/share"] = value / (loss - value).abs()
+        pl_module.log_dict(logged, on_step=True, on_epoch=False)
         self._values.clear()
         self._added.clear()
-
-    def _log(self, pl_module: pl.LightningModule, logged: dict[str, Any], name: str) -> None:
-        place = f"lmap/{name}" if name else "lmap"
-        named = {f"{place}/{key}": number for key, number in logged.items()}
-        pl_module.log_dict(named, on_step=True, on_epoch=False)
 
     def _keep_value(
         self, name: str, module: LMAP, args: Any, kwargs: dict[str, Any], result: Any
@@ -168,12 +164,11 @@ def _parts(pl_module: nn.Module, kind: type[Part]) -> dict[str, Part]:
     return {name: m for name, m in pl_module.named_modules() if isinstance(m, kind)}
 
 
-def _optimizer_of(term: LMAP, optimizers: list[Any]) -> torch.optim.Optimizer:
+def _optimizer_of(term: LMAP, optimizers: list[Any]) -> Any:
     own = {id(p) for p in term.regularizer.params().values()}
     for optimizer in optimizers:
         if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
-            found: torch.optim.Optimizer = optimizer
-            return found
+            return optimizer
     message = (
         f"none of the {len(optimizers)} optimizers trains a parameter of the regularized network. "
         "Return one from configure_optimizers that does."

@@ -8,10 +8,12 @@ nothing.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -173,8 +175,6 @@ def load_model(path: str | Path) -> TableModel:
 def _decode(found: files.Checkpoint) -> TableModel:
     """The model; networks of other methods, which earlier versions kept, are not read."""
     config, scale, chosen = found.config, found.group("encoder"), found.config["chosen"]
-    for column in config["columns"]:
-        column.pop("others", None)  # rare categories, which earlier versions kept
     columns = (Column(**c | {"levels": tuple(c["levels"])}) for c in config["columns"])
     encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())
     target = Target(**{**config["target"], "classes": tuple(config["target"]["classes"])})
@@ -198,11 +198,9 @@ def _ensemble(about: dict[str, Any], state: dict[str, Tensor], labels: bool) -> 
     if min(*sizes, edges, about["members"]) < 1 or count * about["members"] != there:
         message = f"the tensors do not make {about['members']} networks of sizes {sizes}"
         raise ValueError(message)
-    generator, code = torch.Generator(), torch.zeros(sizes[0], edges)  # overwritten
-    members = [
-        TableNet(sizes, about["activation"], code.clone(), generator)
-        for _ in range(about["members"])
-    ]
+    code = torch.zeros(sizes[0], edges)  # overwritten, as are the weights
+    net = TableNet(sizes, about["activation"], code, torch.Generator())
+    members = [copy.deepcopy(net) for _ in range(about["members"])]
     ensemble = Members(members, labels=labels).float()
     ensemble.load_state_dict(state)
     return ensemble.double().eval()
@@ -219,15 +217,15 @@ def _check(model: TableModel) -> None:
     if spread is not None:
         arrays += [spread.knots, spread.scale, spread.table, np.array(spread.std)]
     fits = (
-        (sizes[0], sizes[-1]) == (width, target.outputs)
-        and len(encoder.mean) == len(encoder.std) == width
-        and (spread is None or spread.table.shape == LEVELS.shape)
-        and (spread is None or len(spread.knots) == len(spread.scale))
-        and target.task in TASKS
-        and all(isinstance(text, str) for text in texts)
-        and all(np.isfinite(array).all() for array in arrays)
+        (sizes[0], sizes[-1]) == (width, target.outputs),
+        len(encoder.mean) == len(encoder.std) == width,
+        spread is None or spread.table.shape == LEVELS.shape,
+        spread is None or len(spread.knots) == len(spread.scale),
+        target.task in TASKS,
+        all(isinstance(text, str) for text in texts),
+        all(np.isfinite(array).all() for array in arrays),
     )
-    if not fits:
+    if not all(fits):
         message = "encoder, target, networks and results do not fit each other, or are not finite"
         raise ValueError(message)
 
@@ -285,13 +283,20 @@ def fit_table(
         warnings.simplefilter("ignore", UnseenWarning)
         encoder = learn_encoder(table, features, category=options.category, rows=train)
         x = torch.from_numpy(encoder.encode(table))
-    notes = [*table.notes, *encoder.notes, *_rare(table, goal)]
+    rare = [(name, n) for name, n in Counter(table.columns[target]).items() if n < 3]
+    rare = sorted(rare) if goal.classes else []
+    notes = [*table.notes, *encoder.notes]
+    notes += [f"class {name!r} is too rare to be tested (rows: {n})" for name, n in rare]
     for note in notes:
         say(note)
     if goal.task == REGRESSION:
         goal = goal.standardized(goal.values(table)[train])
     y = torch.from_numpy(goal.labels(table))
-    say(f"rows: {len(train)} to train and to choose by, {len(test)} to test; {_width(encoder)}")
+    say(f"rows: {len(train)} to train and to choose by, {len(test)} to test")
+    categories = sum(column.kind == CATEGORY for column in encoder.used)
+    gaps = sum(column.missing for column in encoder.used)
+    numeric = len(encoder.used) - categories
+    say(f"columns: {numeric} of numbers, {categories} of categories, {gaps} with missing values")
 
     how: Any = {"seed": options.seed, "progress": options.progress}
     learned = learn(x[train], y[train], options, **how)
@@ -305,10 +310,7 @@ def fit_table(
     importance = _importance(learned[chosen], encoder, x[test], y[test], options.seed)
     why = "is best on held-out rows" if len(learned) > 1 else "was asked for"
     say(f"{chosen} {why}; it is trained again on all rows")
-    _, decay, strength = learned[chosen].config
-    again = replace(
-        options, method=chosen, weight_decay=decay, reg_strength=strength, reg_nats=None
-    )
+    again = replace(options, reg_nats=None, **learned[chosen].config._asdict())
     final = learn(x, y, again, **how)[chosen]
     results = {m: {**measured[m], **one.config._asdict()} for m, one in learned.items()}
     spread = _spread(final, y, goal)
@@ -338,15 +340,6 @@ def _split(table: Table, target: Target, options: TableOptions) -> tuple[Rows, R
         place[labels.bincount()[labels] < 3] = -1
     test = place == 0
     return test.nonzero()[:, 0].numpy(), (~test).nonzero()[:, 0].numpy()
-
-
-def _rare(table: Table, target: Target) -> Iterator[str]:
-    """A remark for each class that is too rare to be tested."""
-    if target.classes:
-        counts = np.bincount(target.labels(table)).tolist()
-        for name, count in zip(target.classes, counts, strict=True):
-            if count < 3:
-                yield f"class {name!r} has {count} row{'' if count == 1 else 's'}: none to test on"
 
 
 def _spread(found: Learned, y: Tensor, target: Target) -> Spread | None:
@@ -420,14 +413,6 @@ def _importance(
         grown.append((column.name, (after - before) / unit))
         start = end
     return sorted(grown, key=lambda pair: -pair[1])
-
-
-def _width(encoder: Encoder) -> str:
-    categories = sum(column.kind == CATEGORY for column in encoder.used)
-    gaps = sum(column.missing for column in encoder.used)
-    numeric = len(encoder.used) - categories
-    text = f"{numeric} column{'' if numeric == 1 else 's'} of numbers, {categories} of categories"
-    return text + (f", {gaps} with missing values" if gaps else "")
 
 
 class Difference(NamedTuple):

@@ -125,7 +125,11 @@ class Graphed:
         leaves, structure = tree_flatten(feed[:2])
         key = (str(structure), *(None if t is None else tuple(t.shape) for t in leaves))
         if key not in self.captured and not self.eager:
-            captured, buffers, measured = self._prepare(feed)
+            fixed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
+            measured: dict[str, Tensor] = {}
+            captured = CapturedStep(
+                lambda: measured.update(row=self.step(fixed)), self.state, strict=True
+            )
             try:
                 captured.warm_up()
             except RuntimeError as error:
@@ -135,7 +139,7 @@ class Graphed:
                 warnings.warn(message, FallbackWarning, stacklevel=2)
             else:
                 captured.capture()
-                self.captured[key] = captured, buffers, measured
+                self.captured[key] = captured, tree_flatten(fixed[:2])[0], measured
         if self.eager:
             return self.step(feed)
         captured, buffers, measured = self.captured[key]
@@ -144,10 +148,3 @@ class Graphed:
                 buffer.copy_(t)
         captured()
         return measured["row"].clone()
-
-    def _prepare(self, feed: Any) -> tuple[CapturedStep, list[Tensor], dict[str, Tensor]]:
-        """The step, the buffers it reads and what it measures."""
-        fixed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
-        measured: dict[str, Tensor] = {}
-        step = CapturedStep(lambda: measured.update(row=self.step(fixed)), self.state, strict=True)
-        return step, tree_flatten(fixed[:2])[0], measured

@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -76,43 +77,31 @@ class Work:
         """Bring it to its end; what it ended with."""
 
 
-class Fresh(Work):
-    """A run into an empty folder."""
+@dataclass
+class Run(Work):
+    """A run into a folder in which another one may have finished, with options of both."""
 
-    def start(self, folder: Path) -> None:
-        run(folder)
-
-    def finish(self, folder: Path) -> Any:
-        return finished(folder)
-
-
-class Replaced(Work):
-    """A run that replaces a finished one."""
+    options: dict[str, Any]
+    before: dict[str, Any] | None = None
+    selecting: tuple[str, ...] = ()
 
     def prepare(self, folder: Path) -> None:
-        run(folder)
+        Squares.selecting = self.selecting
+        if self.before is not None:
+            run(folder, **self.before)
 
     def start(self, folder: Path) -> None:
-        run(folder, force=True, assignments=("scale=2",))
+        Squares.selecting = self.selecting
+        run(folder, **self.options)
 
     def finish(self, folder: Path) -> Any:
-        return finished(folder, assignments=("scale=2",))
+        Squares.selecting = self.selecting
+        return finished(folder, assignments=self.options.get("assignments", ()))
 
 
-class Grown(Work):
-    """A finished run that is asked for more."""
-
-    def prepare(self, folder: Path) -> None:
-        Squares.selecting = ("sizes",)
-        run(folder, assignments=("sizes=1,2",))
-
-    def start(self, folder: Path) -> None:
-        Squares.selecting = ("sizes",)
-        run(folder, resume=True, assignments=("sizes=1,2,3,4",))
-
-    def finish(self, folder: Path) -> Any:
-        Squares.selecting = ("sizes",)
-        return finished(folder, assignments=("sizes=1,2,3,4",))
+def sized(sizes: str) -> dict[str, Any]:
+    """Options of a run of these sizes."""
+    return {"assignments": (f"sizes={sizes}",)}
 
 
 class Fit(Work):
@@ -121,18 +110,11 @@ class Fit(Work):
     def finish(self, folder: Path) -> Any:
         x = torch.linspace(-1, 1, 16)[:, None]
         objective = fsmap.ps_map(fsmap.Gaussian(1.0), fsmap.Normal(1.0), num_data=16)
-        start = {"a": torch.ones(3)}
+        f, start = lambda p, x: x * p["a"].sum(), {"a": torch.ones(3)}
+        options = {"steps": 8, "batch_size": 4, "checkpoint_every": 1, "progress": False}
+        path = folder / "fit.safetensors"
         state, history = fsmap.fit(
-            objective,
-            lambda p, x: x * p["a"].sum(),
-            start,
-            (x, x**2),
-            steps=8,
-            batch_size=4,
-            checkpoint=folder / "fit.safetensors",
-            checkpoint_every=1,
-            resume=True,
-            progress=False,
+            objective, f, start, (x, x**2), checkpoint=path, resume=True, **options
         )
         left = {p.name for p in folder.iterdir()}
         assert left == {"fit.safetensors"}, left
@@ -178,14 +160,14 @@ class Data(Work):
         return found["table.csv"].read_bytes()
 
 
-WORKS: dict[str, tuple[type[Work], int]] = {  # and how often, of a hundred
-    "fresh": (Fresh, 30),
-    "replaced": (Replaced, 20),
-    "grown": (Grown, 15),
-    "fit": (Fit, 15),
-    "images": (Images, 8),
-    "model": (Model, 6),
-    "data": (Data, 6),
+WORKS: dict[str, tuple[Work, int]] = {  # and how often, of a hundred
+    "fresh": (Run({}), 30),
+    "replaced": (Run({"force": True, "assignments": ("scale=2",)}, before={}), 20),
+    "grown": (Run({"resume": True, **sized("1,2,3,4")}, sized("1,2"), ("sizes",)), 15),
+    "fit": (Fit(), 15),
+    "images": (Images(), 8),
+    "model": (Model(), 6),
+    "data": (Data(), 6),
 }
 
 
@@ -288,10 +270,10 @@ def main(count: int, seed: int) -> int:
     torch.set_num_threads(1)
     chance, done, bad = random.Random(seed), 0, []
     total = sum(share for _, share in WORKS.values())
-    for name, (make, share) in WORKS.items():
+    for name, (work, share) in WORKS.items():
         kills = max(1, round(count * share / total))
         with tempfile.TemporaryDirectory(prefix="fsmap-kills-") as scratch:
-            ends = trials(make(), Path(scratch), kills, chance)
+            ends = trials(work, Path(scratch), kills, chance)
         print(f"{name}: {dict(Counter(end.split(':')[0] for _, end in ends))}", flush=True)
         bad += [f"{name}, killed {how}: {end}" for how, end in ends if end != "same"]
         done += kills

@@ -90,7 +90,7 @@ class LMAPCallback(pl.Callback):
         """Log what this batch's pass gave; nothing on steps that ``every`` leaves out."""
         loss = _loss(trainer, pl_module, outputs)
         modules, traces = _parts(pl_module, LMAP), _parts(pl_module, LogTrace)
-        logged = {}
+        logged: dict[str, Any] = {}
         for name, (value, given) in self._values.items():
             every, place = (
                 modules[name].regularizer.every,

@@ -61,10 +61,7 @@ def test_without_a_capture_training_goes_on_and_says_so(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("spec", [adam(0.02), sgd(1e-3, momentum=0.9)], ids=lambda s: s.name)
 @pytest.mark.parametrize(
     ("schedule", "tolerance"),
-    [
-        (Schedule(), 1e-10),
-        (cosine(), 1e-5),
-    ],  # fused kernels read a learning rate that moves in float32
+    [(Schedule(), 1e-10), (cosine(), 1e-5)],  # a learning rate that moves is read in float32
     ids=["constant", "cosine"],
 )
 def test_replay_equals_the_eager_step(
@@ -81,27 +78,18 @@ def test_replay_equals_the_eager_step(
         return fsmap.l_map(*terms, num_points=6, jitter=jitter, num_data=24, every=every)
 
     grid = Grid(prior_std=[0.5, 2.0], jitter=[1e-306, 0.1], seed=range(3))
-    knobs = {
-        "steps": 30,
-        "batch_size": 8,
-        "clip": 2.0,
-        "optimizer": spec,
-        "schedule": schedule,
-        "progress": False,
-    }
+    knobs = {"steps": 30, "batch_size": 8, "clip": 2.0, "progress": False}
+    knobs |= {"optimizer": spec, "schedule": schedule}
     with pytest.warns(DivergedWarning, match=r"6 of 12 members"):
         eager, expected = fit_population(build, grid, f, train, graph=False, **knobs)
     with pytest.warns(DivergedWarning, match=r"6 of 12 members"):
         replayed, found = fit_population(build, grid, f, train, graph=True, **knobs)
     assert torch.equal(found.diverged, expected.diverged)
     alive = expected.diverged < 0
-    torch.testing.assert_close(
-        found.loss[:, alive], expected.loss[:, alive], rtol=tolerance, atol=tolerance
-    )
+    near = {"rtol": tolerance, "atol": tolerance}
+    torch.testing.assert_close(found.loss[:, alive], expected.loss[:, alive], **near)
     for n, p in eager.params.items():
-        torch.testing.assert_close(
-            replayed.params[n][alive], p[alive], rtol=tolerance, atol=tolerance
-        )
+        torch.testing.assert_close(replayed.params[n][alive], p[alive], **near)
 
 
 @pytest.mark.gpu

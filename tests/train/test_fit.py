@@ -33,22 +33,18 @@ def data(n: int = 24) -> Batch:
 
 
 def quiet(objective: fsmap.Objective, train: object = None, **knobs: object):
-    it = case("tanh_mlp")
-    return fit(
-        objective, it.f, it.params, data() if train is None else train, progress=False, **knobs
-    )
+    it, train = case("tanh_mlp"), data() if train is None else train
+    return fit(objective, it.f, it.params, train, progress=False, **knobs)
 
 
 def fs_map(**knobs: object) -> fsmap.Objective:
-    return fsmap.fs_map(
-        NOISE, PRIOR, uniform(), **({"num_points": 12, "jitter": 1e-3, "num_data": 24} | knobs)
-    )
+    knobs = {"num_points": 12, "jitter": 1e-3, "num_data": 24} | knobs
+    return fsmap.fs_map(NOISE, PRIOR, uniform(), **knobs)
 
 
 def l_map(**knobs: object) -> fsmap.Objective:
-    return fsmap.l_map(
-        NOISE, PRIOR, uniform(), **({"num_points": 6, "jitter": 2.0, "num_data": 24} | knobs)
-    )
+    knobs = {"num_points": 6, "jitter": 2.0, "num_data": 24} | knobs
+    return fsmap.l_map(NOISE, PRIOR, uniform(), **knobs)
 
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
@@ -58,14 +54,8 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
 def test_fs_map_equals_a_plain_loop():
     """Mini-batches, warm-up, and the log-posterior of the function written out."""
     steps, it, train = 15, case("tanh_mlp"), data()
-    state, history = quiet(
-        fs_map(),
-        steps=steps,
-        optimizer=adam(0.05),
-        schedule=Schedule(warmup=5),
-        batch_size=8,
-        seed=3,
-    )
+    knobs = {"optimizer": adam(0.05), "schedule": Schedule(warmup=5), "batch_size": 8, "seed": 3}
+    state, history = quiet(fs_map(), steps=steps, **knobs)
 
     twin = {n: p.detach().clone().requires_grad_() for n, p in it.params.items()}
     moving = torch.optim.Adam(twin.values(), lr=0.05)
@@ -179,14 +169,9 @@ def metric(*values: float):
 
 def test_validation_keeps_the_best():
     params = []
-    state, history = quiet(
-        l_map(),
-        steps=20,
-        on=data(),
-        by=metric(3.0, 1.0, 2.0, 5.0),
-        validate_every=5,
-        callback=lambda step, p: params.append({n: t.clone() for n, t in p.items()}),
-    )
+    keep = lambda step, p: params.append({n: t.clone() for n, t in p.items()})  # noqa: E731
+    knobs = {"on": data(), "by": metric(3.0, 1.0, 2.0, 5.0), "validate_every": 5}
+    state, history = quiet(l_map(), steps=20, callback=keep, **knobs)
     assert (state.best.step, state.best.value) == (10, 1.0)
     assert same(state.best.params, params[9])
     assert same(state.params, params[19])
@@ -361,14 +346,8 @@ def test_with_replacement_a_batch_may_be_larger_than_the_data():
     assert (counts - 128).abs().max() < 5 * (512 * 0.25 * 0.75) ** 0.5
 
 
-RUN = {
-    "steps": 30,
-    "optimizer": adam(0.02),
-    "batch_size": 7,
-    "clip": 5.0,
-    "seed": 2,
-    "checkpoint_every": 4,
-}
+RUN = {"steps": 30, "optimizer": adam(0.02), "batch_size": 7, "clip": 5.0, "seed": 2}
+RUN |= {"checkpoint_every": 4}
 
 
 class Interrupted(Exception):

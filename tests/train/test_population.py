@@ -64,8 +64,8 @@ def nats(reg_nats: object, **knobs: object) -> fsmap.Objective:
     return fsmap.l_map(*terms(), num_points=6, reg_nats=reg_nats, num_data=24, every=2, **knobs)
 
 
-def estimator(name: str) -> Callable[..., fsmap.Objective]:
-    return lambda prior_std, jitter: l_map(prior_std, jitter, estimator=name)
+def changed(**knobs: object) -> Callable[..., fsmap.Objective]:
+    return lambda prior_std, jitter: l_map(prior_std, jitter, **knobs)
 
 
 BUILDS = {
@@ -73,17 +73,11 @@ BUILDS = {
     "fs_map": (fs_map, {"prior_std": [0.5, 2.0], "jitter": [1e-2, 1.0]}),
     "fs_map_dual": (dual, {"prior_std": [0.5, 2.0], "jitter": [1e-2, 1.0]}),
     **{
-        f"l_map_{name}": (estimator(name), {"prior_std": [0.5, 2.0], "jitter": [1e-2, 1.0]})
+        f"l_map_{name}": (changed(estimator=name), {"prior_std": [0.5, 2.0], "jitter": [1e-2, 1.0]})
         for name in ("fd", "fd_central", "jvp", "vjp", "exact")
     },
-    "l_map_every": (
-        lambda prior_std, jitter: l_map(prior_std, jitter, every=3),
-        {"prior_std": [0.5, 2.0], "jitter": [0.1]},
-    ),
-    "l_map_probes": (
-        lambda prior_std, jitter: l_map(prior_std, jitter, probes=3),
-        {"prior_std": [0.5, 2.0], "jitter": [0.1]},
-    ),
+    "l_map_every": (changed(every=3), {"prior_std": [0.5, 2.0], "jitter": [0.1]}),
+    "l_map_probes": (changed(probes=3), {"prior_std": [0.5, 2.0], "jitter": [0.1]}),
     "strength": (strength, {"reg_strength": [0.0, 1e-3, 1e-1]}),
     "nats": (nats, {"reg_nats": [0.0, 0.05, 1.0]}),
     "nats_r0": (lambda reg_nats, r0: nats(reg_nats, r0=r0), {"reg_nats": [0.1], "r0": [0.1, 2.0]}),
@@ -188,14 +182,8 @@ def test_on_other_architectures(name: str):
     px = fsmap.px.as_px(lambda n, generator: it.x)
 
     def build(prior_std: object) -> fsmap.Objective:
-        return fsmap.l_map(
-            fsmap.Gaussian(0.5),
-            fsmap.Normal(prior_std),
-            px,
-            num_points=len(y),
-            jitter=1.0,
-            num_data=len(y),
-        )
+        terms, n = (fsmap.Gaussian(0.5), fsmap.Normal(prior_std), px), len(y)
+        return fsmap.l_map(*terms, num_points=n, jitter=1.0, num_data=n)
 
     init = lambda seed: {n: (1 + 0.1 * seed) * p for n, p in it.params.items()}  # noqa: E731
     knobs = RUN | {"steps": 5, "batch_size": None}
@@ -297,12 +285,8 @@ def test_resume_is_bit_exact_with_a_diverged_member(tmp_path: Path, at: int):
     build = BUILDS["l_map_jvp"][0]
     grid = Grid(prior_std=[1.0], jitter=[1e-306, 0.1], seed=range(2))
     path = tmp_path / "run.ckpt"
-    knobs = RUN | {
-        "on": data(0.1),
-        "by": fsmap.metrics.rmse,
-        "validate_every": 4,
-        "checkpoint_every": 6,
-    }
+    knobs = RUN | {"on": data(0.1), "by": fsmap.metrics.rmse}
+    knobs |= {"validate_every": 4, "checkpoint_every": 6}
 
     def interrupt(step: int, params: Params) -> None:
         if step == at:
@@ -350,7 +334,11 @@ def test_validation_keeps_the_best_of_every_member():
             torch.testing.assert_close(best.params[n], p, **SAME)
 
 
-ONE = Grid(prior_std=[1.0])
+ONE, TWO = Grid(prior_std=[1.0]), Grid(prior_std=[1.0], seed=[1, 2])
+
+
+def decides(a: Tensor) -> fsmap.Objective:
+    return ps_map(2.0 if a > 1 else 1.0)
 
 
 @pytest.mark.parametrize(
@@ -365,18 +353,8 @@ ONE = Grid(prior_std=[1.0])
         (ps_map, ONE, {"chunk": 0}, r"chunk must be a number"),
         (ps_map, ONE, {"chunk": "all"}, r"chunk must be a number"),
         (ps_map, ONE, {"init": lambda seed: 3}, r"init must give a dict .* got int"),
-        (
-            ps_map,
-            Grid(prior_std=[1.0], seed=[1, 2]),
-            {"init": lambda seed: {"w": torch.ones(seed)}},
-            r"one architecture.*\(2,\)",
-        ),
-        (
-            lambda a: ps_map(2.0 if a > 1 else 1.0),
-            Grid(a=[0.5, 1.5]),
-            {},
-            r"works for one member.*one population per decision",
-        ),
+        (ps_map, TWO, {"init": lambda seed: {"w": torch.ones(seed)}}, r"one architecture.*\(2,\)"),
+        (decides, Grid(a=[0.5, 1.5]), {}, r"works for one member.*one population per decision"),
     ],
 )
 def test_what_cannot_work_is_refused(
@@ -387,9 +365,7 @@ def test_what_cannot_work_is_refused(
 
 
 def test_members_one_by_one_may_decide_by_a_hyper_parameter():
-    knobs = RUN | {"chunk": 1}
-    build = lambda a: ps_map(2.0 if a > 1 else 1.0)  # noqa: E731
-    assert_members_are_runs_alone(build, Grid(a=[0.5, 1.5]), f, data(), **knobs)
+    assert_members_are_runs_alone(decides, Grid(a=[0.5, 1.5]), f, data(), **RUN, chunk=1)
 
 
 def test_a_plain_function_needs_a_start():
@@ -509,27 +485,15 @@ def test_the_compiled_step_equals_the_eager_one(
     """Steps without R and chunks of other sizes are recorded on their own."""
     if not compiled:
         monkeypatch.setattr(torch, "compile", lambda recorded, **options: recorded)
-    f, _ = fsmap.functional(nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)))
-    x = torch.linspace(-1, 1, 12)[:, None]
-
-    def build(prior_std: object) -> fsmap.Objective:
-        terms = fsmap.Gaussian(0.2), fsmap.Normal(prior_std), fsmap.px.Uniform(-1.0, 1.0)
-        return fsmap.l_map(*terms, num_points=6, jitter=0.1, num_data=12, every=every)
-
-    grid = Grid(prior_std=[0.5, 2.0], seed=range(2))
-    knobs = {"steps": 4, "batch_size": 6, "progress": False}
-    eager, _ = fit_population(build, grid, f, (x, x.sin()), **knobs)
-    found, _ = fit_population(build, grid, f, (x, x.sin()), compile=True, chunk=chunk, **knobs)
+    build = lambda prior_std: l_map(prior_std, 0.1, every=every)  # noqa: E731
+    grid, knobs = Grid(prior_std=[0.5, 2.0], seed=range(2)), RUN | {"steps": 4}
+    eager, _ = fit_population(build, grid, f, data(), **knobs)
+    found, _ = fit_population(build, grid, f, data(), compile=True, chunk=chunk, **knobs)
     for n, p in eager.params.items():
         torch.testing.assert_close(found.params[n], p, rtol=1e-9, atol=1e-12)
 
 
 def test_random_layers_are_not_compiled(seeded: None):
     f, _ = fsmap.functional(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)))
-
-    def build(prior_std: object) -> fsmap.Objective:
-        return fsmap.ps_map(fsmap.Gaussian(1.0), fsmap.Normal(prior_std), num_data=4)
-
-    data = (torch.ones(4, 1), torch.ones(4, 1))
     with pytest.raises(InputError, match=r"random layers"):
-        fit_population(build, Grid(prior_std=[1.0]), f, data, steps=1, compile=True)
+        fit_population(ps_map, ONE, f, data(), **RUN, compile=True)

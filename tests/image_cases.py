@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -32,18 +34,26 @@ def noisy(classes: int = 10) -> nn.Module:
     return nn.Sequential(TinyNet(classes), nn.Dropout(0.1))
 
 
-TINY = ImageSettings(
-    data="fmnist",
-    generated=True,
-    limit=64,
-    valid=32,
-    model="image_cases:TinyNet",
-    epochs=2,
-    batch_size=16,
-    num_points=8,
-    px="kmnist",
-    reg_strength=1e-3,
-)
+SIZE = {"limit": 64, "valid": 32, "epochs": 2, "batch_size": 16, "num_points": 8}
+DATA = {"data": "fmnist", "generated": True, "px": "kmnist"}
+TINY = ImageSettings(model="image_cases:TinyNet", reg_strength=1e-3, **DATA, **SIZE)
+
+
+def interrupt(run: ImageRun) -> None:
+    raise KeyboardInterrupt
+
+
+class KillAt:
+    """A hook that ends a run as a kill would, between two steps, or in another way."""
+
+    def __init__(self, step: int, end: Callable[[ImageRun], None] = interrupt) -> None:
+        self.step, self.end = step, end
+
+    def on_epoch(self, run: ImageRun) -> None: ...
+
+    def on_step(self, run: ImageRun) -> None:
+        if run.step == self.step:
+            self.end(run)
 
 
 def trained(settings: ImageSettings = TINY, **options: object) -> ImageRun:

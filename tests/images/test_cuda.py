@@ -12,21 +12,13 @@ from torch import nn
 
 import fsmap
 from fsmap.images import ImageRun, ImageSettings
+from image_cases import KillAt
 
 pytestmark = pytest.mark.gpu
 
-SMALL = ImageSettings(
-    data="cifar10",
-    generated=True,
-    limit=128,
-    valid=64,
-    width=8,
-    epochs=3,
-    batch_size=32,
-    num_points=16,
-    px="cifar100+white-noise",
-    reg_strength=1e-5,
-)
+SIZE = {"limit": 128, "valid": 64, "width": 8, "epochs": 3, "batch_size": 32, "num_points": 16}
+DATA = {"data": "cifar10", "generated": True, "px": "cifar100+white-noise"}
+SMALL = ImageSettings(**DATA, **SIZE, reg_strength=1e-5)
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +41,14 @@ def end(settings: ImageSettings, **options: object) -> dict[str, torch.Tensor]:
     return copied(run)
 
 
+def compare(settings: ImageSettings, rtol: float, atol: float, **how: object) -> torch.dtype:
+    eager, other = end(settings), end(dataclasses.replace(settings, **how))
+    for name, t in eager.items():
+        if t.is_floating_point():
+            assert (other[name] - t).norm() <= rtol * t.norm() + atol, name
+    return eager["params/conv1.weight"].dtype
+
+
 @pytest.mark.parametrize(
     "change",
     [{}, {"estimator": "fd"}, {"batchnorm": "frozen", "every": 2}, {"method": "ps-map"}],
@@ -56,10 +56,7 @@ def end(settings: ImageSettings, **options: object) -> dict[str, torch.Tensor]:
 def test_the_captured_step_is_the_eager_one(change: dict[str, object]):
     """One step: later ones amplify rounding, as two eager runs do that differ in nothing."""
     settings = dataclasses.replace(SMALL, epochs=1, limit=32, **change)
-    eager, graph = end(settings), end(dataclasses.replace(settings, graph=True))
-    for name, t in eager.items():
-        if t.is_floating_point():
-            assert (graph[name] - t).norm() <= 1e-3 * t.norm() + 1e-7, name
+    compare(settings, 1e-3, 1e-7, graph=True)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
@@ -69,11 +66,7 @@ def test_the_compiled_step_is_the_eager_one(batchnorm: str):
     torch.set_default_dtype(torch.float64)
     settings = dataclasses.replace(SMALL, epochs=1, limit=32, batchnorm=batchnorm)
     settings = dataclasses.replace(settings, channels_last=False)  # which cuDNN has no doubles for
-    eager, graph = end(settings), end(dataclasses.replace(settings, graph=True, compile=True))
-    assert eager["params/conv1.weight"].dtype == torch.float64
-    for name, t in eager.items():
-        if t.is_floating_point():
-            assert (graph[name] - t).norm() <= 1e-9 * t.norm() + 1e-12, name
+    assert compare(settings, 1e-9, 1e-12, graph=True, compile=True) == torch.float64
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -82,17 +75,9 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, precision: str):
     settings = dataclasses.replace(SMALL, graph=True, deterministic=True, precision=precision)
     whole = end(settings)
 
-    class Kill:
-        def on_epoch(self, run: ImageRun) -> None: ...
-
-        def on_step(self, run: ImageRun) -> None:
-            if run.step == 7:
-                raise KeyboardInterrupt
-
+    cut = ImageRun(settings, device="cuda", folder=tmp_path, hooks=[KillAt(7)])
     with pytest.raises(KeyboardInterrupt):
-        ImageRun(settings, device="cuda", folder=tmp_path, hooks=[Kill()]).train(
-            progress=False, checkpoint_every=2
-        )
+        cut.train(progress=False, checkpoint_every=2)
     again = ImageRun(settings, device="cuda", folder=tmp_path, resume=True)
     assert again.step == 6
     again.train(progress=False)

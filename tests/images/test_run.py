@@ -13,20 +13,7 @@ import torch
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.images import ImageRun, load_model
 from fsmap.train import checkpoint
-from image_cases import TINY, TinyNet, trained
-
-
-class KillAt:
-    """A hook that ends a run as a kill would, between two steps."""
-
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_epoch(self, run: ImageRun) -> None: ...
-
-    def on_step(self, run: ImageRun) -> None:
-        if run.step == self.step:
-            raise KeyboardInterrupt
+from image_cases import TINY, KillAt, TinyNet, trained
 
 
 class Halve:
@@ -100,16 +87,8 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, stop: int, change
     assert [json.loads(row)["epoch"] for row in rows] == [1, 2]
 
 
-class StopAt(KillAt):
-    """A hook that asks a run to end, as Ctrl-C does."""
-
-    def on_step(self, run: ImageRun) -> None:
-        if run.step == self.step:
-            run.stop()
-
-
 def test_a_stopped_run_has_a_checkpoint_of_its_last_step(tmp_path: Path):
-    run = ImageRun(TINY, folder=tmp_path, hooks=[StopAt(3)])
+    run = ImageRun(TINY, folder=tmp_path, hooks=[KillAt(3, ImageRun.stop)])
     run.train(progress=False)
     assert (run.step, run.done) == (3, False)
     run.stop()  # before it goes on
@@ -146,17 +125,9 @@ def test_divergence_names_the_term(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("method", "fs-map"),
-        ("precision", "fp8"),
-        ("batchnorm", "none"),
-        ("estimator", "magic"),
-        ("epochs", 0),
-        ("weight_decay", -1.0),
-        ("momentum", 1.0),
-        ("clip", 0.0),
-        ("beta", 0.0),
-        ("sam", -1.0),
-        ("label_smoothing", 1.0),
+        *(("method", "fs-map"), ("precision", "fp8"), ("batchnorm", "none")),
+        *(("estimator", "magic"), ("epochs", 0), ("weight_decay", -1.0), ("momentum", 1.0)),
+        *(("clip", 0.0), ("beta", 0.0), ("sam", -1.0), ("label_smoothing", 1.0)),
         ("warmup_epochs", 2),
         *(("reg_strength", value) for value in (-1.0, math.inf, math.nan)),
         *(("reg_nats", value) for value in (-1.0, math.inf, math.nan)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ import fsmap
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
-ROOT = Path(__file__).parents[2]
 PX = fsmap.px.Normal(shape=(2,))
 
 

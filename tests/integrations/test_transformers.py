@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from fsmap.integrations.transformers import Collated, LMAPTrainer, LMAPTrainerMi
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
-ROOT = Path(__file__).parents[2]
 LAM = 0.01
 
 
@@ -81,18 +79,11 @@ def trainer(
         return pad(items)
 
     arguments = TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=size,
-        gradient_accumulation_steps=accumulate,
-        num_train_epochs=epochs,
-        **{"learning_rate": lr, "lr_scheduler_type": "constant", "max_grad_norm": 0.0},
-        **{"optim": "sgd", "use_cpu": True, "report_to": "none", "disable_tqdm": True},
-        **{
-            "save_strategy": "no",
-            "logging_steps": 1,
-            "seed": 0,
-            "bf16": options.pop("bf16", False),
-        },
+        str(folder),
+        **{"per_device_train_batch_size": size, "gradient_accumulation_steps": accumulate},
+        **{"num_train_epochs": epochs, "learning_rate": lr, "lr_scheduler_type": "constant"},
+        **{"max_grad_norm": 0.0, "optim": "sgd", "use_cpu": True, "report_to": "none"},
+        **{"disable_tqdm": True, "save_strategy": "no", "logging_steps": 1, "seed": 0},
         **options.pop("arguments", {}),
     )
     options.setdefault("train_dataset", Texts())
@@ -104,16 +95,26 @@ def same(a, b, rtol=1e-9):
         torch.testing.assert_close(p, q, rtol=rtol, atol=1e-12, msg=name)
 
 
+def plain_loop(seen, term):
+    model = bert().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    penalty = fsmap.LaplacianPenalty(model, everything, num_points=6).attach(optimizer)
+    for items in seen:
+        loss = model(**pad(items)).loss + term(penalty())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model
+
+
 class Counting(BertForSequenceClassification):
     """A head that divides by the items of the whole step, as the Trainer expects it."""
 
     def forward(self, input_ids, attention_mask, labels=None, num_items_in_batch=None, **_):
         out = super().forward(input_ids, attention_mask)
         if labels is not None:
-            out.loss = F.cross_entropy(out.logits, labels, reduction="sum")
-            out.loss = out.loss / (
-                len(labels) if num_items_in_batch is None else num_items_in_batch
-            )
+            items = len(labels) if num_items_in_batch is None else num_items_in_batch
+            out.loss = F.cross_entropy(out.logits, labels, reduction="sum") / items
         return out
 
 
@@ -140,15 +141,7 @@ def test_four_micro_batches_equal_one_batch_and_the_plain_loop(tmp_path, caplog,
     assert run.state.global_step == run.penalty.state_dict()["step"] == 4
     same(whole, parts)
     assert ("ignores it" in caplog.text) == (inflated > 1)
-    model = bert().train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    penalty = fsmap.LaplacianPenalty(model, everything, num_points=6).attach(optimizer)
-    for items in seen:
-        loss = model(**pad(items)).loss + LAM * penalty()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    same(whole, model)
+    same(whole, plain_loop(seen, lambda R: LAM * R))
 
 
 def test_what_is_logged_is_r_and_its_share(tmp_path):
@@ -175,16 +168,8 @@ def test_nats_equal_the_plain_loop_under_accumulation(tmp_path):
     run.train()
     same(whole, parts, rtol=1e-6)  # buffers are float32
     assert int(trace.steps) == 4
-    model = bert().train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    penalty = fsmap.LaplacianPenalty(model, everything, num_points=6).attach(optimizer)
     plain = fsmap.LogTrace(0.1)
-    for items in seen:
-        loss = model(**pad(items)).loss + plain(penalty())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    same(whole, model, rtol=1e-6)
+    same(whole, plain_loop(seen, plain), rtol=1e-6)
     last = [row for row in run.state.log_history if "loss" in row][-1]
     assert last["lmap_strength"] == pytest.approx(plain.reg_strength, rel=1e-5)
     value = plain.eval()(torch.tensor(last["lmap_R"])).item()

@@ -340,8 +340,7 @@ def test_batches_depend_on_seed_and_step_alone(replace: bool):
 
 
 def test_with_replacement_a_batch_may_be_larger_than_the_data():
-    rows = Batches(4, 512, seed=0, replace=True).rows(3)
-    counts = rows.bincount()
+    counts = Batches(4, 512, seed=0, replace=True).rows(3).bincount()
     assert counts.shape == (4,)
     assert (counts - 128).abs().max() < 5 * (512 * 0.25 * 0.75) ** 0.5
 

@@ -67,11 +67,8 @@ def test_norm_and_clipping_agree_with_torch(generator: torch.Generator):
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.inf, math.nan])
-def test_a_bad_learning_rate_is_refused(lr: float):
+def test_a_bad_learning_rate_or_warmup_is_refused(lr: float):
     with pytest.raises(InputError, match=r"lr must be positive and finite, got"):
         optim.adam(lr)
-
-
-def test_a_negative_warmup_is_refused():
     with pytest.raises(InputError, match=r"warmup"):
         optim.cosine(warmup=-1)

@@ -153,9 +153,7 @@ def fit_population(
     extra = {"diverged": divergence.steps, "chunk": ensemble.chunk_size, **members.extra}
     loop = Loop(settings, members.params, optimizer, divergence.judge, config, validation, extra)
     ensemble.finite.copy_(divergence.steps < 0)
-    take_step: Callable[[Feed], Tensor] = ensemble.step
-    if capture:
-        take_step = Graphed(ensemble.step, ensemble.state)
+    take_step = Graphed(ensemble.step, ensemble.state) if capture else ensemble.step
     loop.run(lambda step: take_step(feeder.make(step)), f"fit {len(grid)} members")
     divergence.warn()
     params = {n: p.detach().clone() for n, p in loop.params.items()}
@@ -269,10 +267,10 @@ class Members:
             message = f"all members share one architecture, but init gives other shapes: {shapes}"
             raise InputError(message)
         names = self.first(0)
-        self.params: Params = {
-            n: torch.stack([self.first(k)[n] for k in range(len(grid))]).requires_grad_()
-            for n in names
-        }
+        firsts = [self.first(k) for k in range(len(grid))]
+        self.params: Params = {n: torch.stack([p[n] for p in firsts]) for n in names}
+        for p in self.params.values():
+            p.requires_grad_()
         self.like = next(iter(names.values()))
         self.hypers = grid.hypers(self.like)
         self.splits: tuple[Value, ...] = grid.axes.get(SPLIT, (0,))
@@ -369,14 +367,14 @@ class Feeder:
         self._all: Tensor | None = None
         if size is None and len(streams) > 1:
             self._all = (self._starts + torch.arange(N)).to(device)  # [G, N]
-        self._stream_of = _group_of(streams, len(grid), device)  # [M]
+        self._stream_of = _group_of(streams, device)  # [M]
         drawing = grid.groups(SEED)
         if any(members.objective(k).adaptive for k in range(len(grid))):
             drawing = {(k,): [k] for k in range(len(grid))}  # each draws at its own parameters
         elif not self._same_draws(next(iter(drawing.values()))):
             drawing = grid.groups(SEED, *grid.hyper_names)  # p_X depends on a hyper-parameter
         self._drawing = [group[0] for group in drawing.values()]
-        self._draw_of = _group_of(drawing, len(grid), device)  # [M]
+        self._draw_of = _group_of(drawing, device)  # [M]
 
     def _same_draws(self, group: list[int]) -> bool:
         """Whether members of a seed draw the same numbers: not if p_X has a hyper-parameter."""
@@ -424,14 +422,10 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
     return a is b if a is None or b is None else torch.equal(a, b)
 
 
-def _group_of(
-    groups: dict[tuple[Value, ...], list[int]], size: int, device: torch.device
-) -> Tensor:
+def _group_of(groups: dict[tuple[Value, ...], list[int]], device: torch.device) -> Tensor:
     """The group of every member, [M]."""
-    found = torch.empty(size, dtype=torch.long)
-    for place, members in enumerate(groups.values()):
-        found[members] = place
-    return found.to(device)
+    places = {k: place for place, members in enumerate(groups.values()) for k in members}
+    return torch.tensor([places[k] for k in sorted(places)], device=device)
 
 
 class Ensemble:
@@ -462,8 +456,7 @@ class Ensemble:
         """Every tensor that a step changes. Adam and SGD add theirs at the first step."""
         params = list(self.members.params.values())
         moments = [t for p in params for t in self.optimizer.state[p].values()]
-        tensors = [*(p.detach() for p in params), self.finite, *moments]
-        return [t for t in tensors if isinstance(t, Tensor)]
+        return [*(p.detach() for p in params), self.finite, *filter(torch.is_tensor, moments)]
 
     def gradients(self, feed: Feed) -> tuple[Params, Tensor]:
         """Gradients [M, ...] and the loss with its terms, [4, M]."""

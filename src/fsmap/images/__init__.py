@@ -9,8 +9,8 @@
     rows = run.train(max_seconds=480)   # a row per epoch; stops early with a checkpoint
     run.done                            # if not: the same two lines again go on
 
-``ImageSettings`` is a frozen dataclass. ``generated=True``, ``limit=256``, ``width=8`` make a run
-that takes seconds on a CPU and reads nothing. R comes from :class:`fsmap.LMAP`, as in any loop.
+``generated=True``, ``limit=256``, ``width=8`` make a run that takes seconds on a CPU and reads
+nothing. R comes from :class:`fsmap.LMAP`, as in any loop.
 
 A hook is a function ``on_epoch(run)``, or an object with ``on_epoch(run)`` and optionally
 ``on_step(run)``. It can use ``run.reg_strength`` (set it, the next step uses it),

@@ -228,10 +228,8 @@ def as_batch(data: object, params: Params) -> Batch:
         message = f"y has NaN or inf in {bad} of {len(y)} points. Remove or impute them."
         raise InputError(message)
     like = next(iter(params.values()))
-    device, dtype = like.device, like.dtype
-    return Batch(
-        move_points(x, device=device, dtype=dtype), move_points(y, device=device, dtype=dtype)
-    )
+    x, y = (move_points(t, device=like.device, dtype=like.dtype) for t in (x, y))
+    return Batch(x, y)
 
 
 def sample_batch(data: Batch, size: int | None) -> Batch:

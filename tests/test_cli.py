@@ -50,7 +50,7 @@ def test_help(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["run", "--help"])
     assert ended.value.code == 0
-    assert "examples:\n  fsmap run" in capsys.readouterr().out
+    assert "Examples:\n  fsmap run" in capsys.readouterr().out
 
 
 def test_run_list_report(here, capsys):

@@ -1,4 +1,8 @@
-"""The command ``fsmap``. A command is a module of this package with ``add_parser(subparsers)``."""
+"""The command ``fsmap``.
+
+A command is a module of this package with a table ``OPTIONS`` and ``run(arguments)``, which returns
+the exit code. Its docstring is the help: a summary and examples.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from fsmap.errors import FsmapError
 COMMANDS = "list run report fit predict train assess landscape doctor data".split()
 
 EPILOG = """\
-examples:
+Examples:
   fsmap list                      what there is to run
   fsmap run fourier --quick       one figure of the paper, in seconds
   fsmap report runs               a page with ours beside the paper's
@@ -48,7 +52,8 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     first = next((word for word in words if word != "--debug"), "")
     for name in [first] if first in COMMANDS else COMMANDS:
-        importlib.import_module(f"{__name__}.{name}").add_parser(subparsers)
+        command = importlib.import_module(f"{__name__}.{name}")
+        options.add_command(subparsers, name, command)
     return parser
 
 

@@ -2,36 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 GREEN, RED, DIM, BOLD = "green", "red", "dim", "bold"
 CODES = {GREEN: "32", RED: "31", DIM: "2", BOLD: "1"}
-
-
-def add_command(
-    subparsers: Any,
-    name: str,
-    handler: Callable[[argparse.Namespace], int],
-    *,
-    summary: str,
-    examples: Sequence[str],
-) -> argparse.ArgumentParser:
-    """A subcommand whose help ends with examples and which takes ``--debug``."""
-    lines = "\n".join(f"  {example}" for example in examples)
-    parser: argparse.ArgumentParser = subparsers.add_parser(
-        name,
-        help=summary,
-        description=summary,
-        epilog=f"examples:\n{lines}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(handler=handler)
-    hidden = argparse.SUPPRESS
-    parser.add_argument("--debug", action="store_true", default=hidden, help=hidden)
-    return parser
 
 
 def styled(text: str, style: str) -> str:

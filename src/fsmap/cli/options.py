@@ -1,4 +1,4 @@
-"""Options that several commands have: tables of them, device, seeds, numbers, classifiers."""
+"""Options of commands as tables; types of options; checks that several commands share."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import argparse
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
+
+from torch import nn
 
 from fsmap.cli import console
 from fsmap.errors import InputError
-
-if TYPE_CHECKING:
-    from torch import nn
+from fsmap.images import load_model
+from fsmap.types import as_device
 
 SEEDS = 2**32
 """Seeds are smaller: numpy takes no larger ones."""
 
-FLAG, TOGGLE, MANY = "flag", "toggle", "many"
-"""Kinds of options: without a value, with a ``--no-`` form, and one that can be repeated."""
+FLAG = {"action": "store_true", "default": False}
+TOGGLE = {"action": argparse.BooleanOptionalAction}
+MANY = {"action": "append", "default": []}
 
 DEVICE = {"--device NAME": (str, "auto, cpu, cuda … (default: auto)", "auto")}
 DATA_DIR = {"--data-dir DIR": (Path, "where to look for data first")}
@@ -33,22 +36,44 @@ CLASSIFIER = {  # of commands that read a checkpoint of ``fsmap train``
 }
 
 
-def add(parser: Any, table: Mapping[str, tuple[Any, ...]]) -> None:
-    """Add options: ``--name VALUE`` to its kind (or type, or choices), help and default."""
-    for words, (kind, text, *default) in table.items():
-        name, _, metavar = words.partition(" ")
+def add_command(subparsers: Any, name: str, command: ModuleType) -> None:
+    """Add a command whose help ends with examples and which takes ``--debug``."""
+    summary, _, examples = (command.__doc__ or "").partition("\n\n")
+    parser = subparsers.add_parser(
+        name,
+        help=summary.rstrip("."),
+        description=summary,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(handler=command.run)
+    hidden = argparse.SUPPRESS
+    parser.add_argument("--debug", action="store_true", default=hidden, help=hidden)
+    add(parser, command.OPTIONS)
+
+
+def add(parser: Any, table: Mapping[str, Any]) -> None:
+    """Add options: ``--name VALUE`` to its type, help and default; a title to a table of its own.
+
+    In place of a type there can be choices, or keywords of argparse. ``VALUE+``, ``VALUE*`` and
+    ``VALUE?`` stand for several values, ``LOW HIGH`` for two.
+    """
+    for words, row in table.items():
+        if isinstance(row, dict):
+            add(parser.add_argument_group(words), row)
+            continue
+        kind, text, *default = row
+        name, *metavars = words.split()
         own: dict[str, Any] = {"help": text, "default": default[0] if default else None}
-        if kind == FLAG:
-            own |= {"action": "store_true", "default": False}
-        elif kind == TOGGLE:
-            own["action"] = argparse.BooleanOptionalAction
-        elif kind == MANY:
-            own |= {"action": "append", "default": [], "metavar": metavar}
-        elif isinstance(kind, tuple):
-            own["choices"] = kind
-        else:
-            own |= {"type": kind, "metavar": metavar}
-        parser.add_argument(name, **own)
+        if len(metavars) > 1:
+            own |= {"metavar": tuple(metavars), "nargs": len(metavars)}
+        elif metavars:
+            own["metavar"] = metavars[0].rstrip("+*?")
+            if metavars[0][-1] in "+*?":
+                own["nargs"] = metavars[0][-1]
+        if isinstance(kind, tuple):
+            kind = {"choices": kind}
+        parser.add_argument(name, **(own | (kind if isinstance(kind, dict) else {"type": kind})))
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -56,8 +81,6 @@ def check(arguments: argparse.Namespace) -> None:
     for name in ("seed", "split_seed", "label_noise_seed"):
         check_seed(getattr(arguments, name, None), name)
     if getattr(arguments, "device", None) is not None:
-        from fsmap.types import as_device
-
         as_device(arguments.device)
         folder = getattr(arguments, "data_dir", None)
         if folder is not None and not folder.is_dir():
@@ -94,16 +117,8 @@ def count(text: str) -> int:
     return int(value)
 
 
-def seconds(text: str) -> float:
-    """The type of an option that is a time."""
-    return number(text, 0)
-
-
 def load_classifier(path: Path, device: str, model: str | None) -> tuple[nn.Module, dict[str, Any]]:
     """Load a network, and say so if its training has not come to its end."""
-    from fsmap.images import load_model
-    from fsmap.types import as_device
-
     module, progress = load_model(path, as_device(device), model=model)
     epochs, done = progress["settings"].epochs, len(progress["history"])
     if done < epochs:

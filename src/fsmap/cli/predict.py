@@ -1,4 +1,9 @@
-"""``fsmap predict``: predictions of a model that ``fsmap fit`` saved."""
+"""Predictions of a model that `fsmap fit` saved.
+
+Examples:
+  fsmap predict model.pt new.csv                         # to the terminal
+  fsmap predict model.pt new.csv --out predictions.csv
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,13 @@ import argparse
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 from fsmap.cli import console, options
 from fsmap.cli.fit import check_writable
+from fsmap.files import write_whole
+from fsmap.tables.encoder import UnseenWarning
+from fsmap.tables.model import load_model
+from fsmap.tables.reader import read_table, write_table
 
 OPTIONS = {
     "model MODEL": (Path, "what `fsmap fit` wrote"),
@@ -20,28 +28,8 @@ OPTIONS = {
 }
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = console.add_command(
-        subparsers,
-        "predict",
-        run,
-        summary="predictions of a model that `fsmap fit` saved",
-        examples=[
-            "fsmap predict model.pt new.csv                         # to the terminal",
-            "fsmap predict model.pt new.csv --out predictions.csv",
-        ],
-    )
-    options.add(parser, OPTIONS)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Predict and write."""
-    from fsmap.files import write_whole
-    from fsmap.tables.encoder import UnseenWarning
-    from fsmap.tables.model import load_model
-    from fsmap.tables.reader import read_table, write_table
-
     if arguments.out is not None:
         inputs = (arguments.table, arguments.model)
         check_writable(arguments.out, force=arguments.force, inputs=inputs)

@@ -1,58 +1,50 @@
-"""``fsmap run``: run experiments of the paper."""
+"""Run experiments of the paper and write rows, pictures and a summary.
+
+Examples:
+  fsmap run fourier --quick                      # seconds
+  fsmap run fourier --set steps=500 --seeds 10   # fields: fsmap list fourier
+  fsmap run all --quick                          # what lacks its data is skipped
+  fsmap run fourier --resume                     # go on after an interruption
+"""
 
 from __future__ import annotations
 
 import argparse
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from fsmap.cli import console
+from fsmap.cli import console, options
 from fsmap.errors import InputError, require
+from fsmap.paper import engine
 from fsmap.paper.rows import tally
 from fsmap.progress import duration
 
-if TYPE_CHECKING:
-    from fsmap.paper.engine import Outcome
-
-
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = console.add_command(
-        subparsers,
-        "run",
-        run,
-        summary="run experiments of the paper and write rows, pictures and a summary",
-        examples=[
-            "fsmap run fourier --quick                      # seconds",
-            "fsmap run fourier --set steps=500 --seeds 10   # fields: fsmap list fourier",
-            "fsmap run all --quick                          # what lacks its data is skipped",
-            "fsmap run fourier --resume                     # go on after an interruption",
-        ],
-    )
-    add = parser.add_argument
-    add("ids", nargs="+", metavar="ID", help="ids of `fsmap list`, or all")
-    add("--quick", action="store_true", help="small sizes: seconds, not minutes")
-    add("--out", type=Path, default=Path("runs"), metavar="DIR",
-        help="writes DIR/ID (default: runs)")  # fmt: skip
-    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    add("--seeds", type=int, metavar="N", help="how many seeds")
-    add("--set", action="append", default=[], metavar="KEY=VALUE",
-        help="change a field of the config; a list is written 1,2,3; can be repeated")  # fmt: skip
-    add("--resume", action="store_true",
-        help="continue an unfinished run, add units that are missing to a finished one, else keep "
-        "it; finished units are not repeated")  # fmt: skip
-    add("--force", action="store_true",
-        help="start anew although a run is there; a finished one is kept in "
-        "DIR/.fsmap/ID.previous")  # fmt: skip
-    add("--data-dir", type=Path, metavar="DIR", help="where to look for data first")
-    add("--silent", action="store_true", help="no progress bar")
+OPTIONS = {
+    "ids ID+": (str, "ids of `fsmap list`, or all"),
+    "--quick": (options.FLAG, "small sizes: seconds, not minutes"),
+    "--out DIR": (Path, "writes DIR/ID (default: runs)", Path("runs")),
+    **options.DEVICE,
+    "--seeds N": (int, "how many seeds"),
+    "--set KEY=VALUE": (
+        options.MANY,
+        "change a field of the config; a list is written 1,2,3; can be repeated",
+    ),
+    "--resume": (
+        options.FLAG,
+        "continue an unfinished run, add units that are missing to a finished one, else keep it; "
+        "finished units are not repeated",
+    ),
+    "--force": (
+        options.FLAG,
+        "start anew although a run is there; a finished one is kept in DIR/.fsmap/ID.previous",
+    ),
+    **options.DATA_DIR,
+    "--silent": (options.FLAG, "no progress bar"),
+}
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run what was asked for."""
-    from fsmap.paper import engine
-
     if "all" in arguments.ids and len(arguments.ids) > 1:
         message = f"`all` stands alone, got {' '.join(arguments.ids)}."
         raise InputError(message)
@@ -63,17 +55,17 @@ def run(arguments: argparse.Namespace) -> int:
     given = {
         name: value for name, value in vars(arguments).items() if name in engine.Options._fields
     }
-    options = engine.Options(**given, assignments=tuple(arguments.set))
+    chosen = engine.Options(**given, assignments=tuple(arguments.set))
     ids = list(dict.fromkeys(arguments.ids))
     outcomes = []
     # a polite kill ends a run as Ctrl-C does
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for outcome in engine.run(ids, options, console.note):
+        for outcome in engine.run(ids, chosen, console.note):
             outcomes.append(outcome)
             _tell(outcome)
     except KeyboardInterrupt:
-        again = options.command(*ids, resume=True)
+        again = chosen.command(*ids, resume=True)
         console.note(f"\nfsmap: interrupted. Finished units are kept. Continue with:\n  {again}")
         return 130
     finally:
@@ -82,13 +74,13 @@ def run(arguments: argparse.Namespace) -> int:
     if len(outcomes) > 1 and failed:
         console.note(f"fsmap: {len(failed)} of {len(outcomes)} failed.")
     elif not failed and ids != ["all"] and any(o.status == "finished" for o in outcomes):
-        console.say(f"Make a page of it with: fsmap report {options.out}")
+        console.say(f"Make a page of it with: fsmap report {chosen.out}")
     if not failed:
         return 0
     return 1 if any(engine.is_bug(outcome.error) for outcome in failed) else 2
 
 
-def _tell(outcome: Outcome) -> None:
+def _tell(outcome: engine.Outcome) -> None:
     name = console.styled(outcome.id, console.BOLD)
     if outcome.status == "finished":
         claims = outcome.summary["claims"]

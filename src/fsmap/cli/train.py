@@ -1,4 +1,13 @@
-"""``fsmap train``: image classifiers with PS-MAP and L-MAP, resumable, alone or under torchrun."""
+"""Train an image classifier with PS-MAP or L-MAP, resumable, alone or under torchrun.
+
+Examples:
+  fsmap train --data fmnist --method l-map --px kmnist --reg-strength 1e-6
+  fsmap train --data cifar10 --method ps-map --epochs 200 --bf16 --out runs/ps
+  fsmap train --data cifar10 --px cifar100 --reg-strength 1e-6 --seeds 0,1,2
+  fsmap train --data fmnist --quick                # seconds on a CPU
+  fsmap train ... --max-seconds 480 --resume       # in pieces
+  torchrun --nproc-per-node 2 -m fsmap train --data cifar10 ...
+"""
 
 from __future__ import annotations
 
@@ -8,19 +17,22 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
+import torch
+
+from fsmap import metrics
 from fsmap.cli import console, options
 from fsmap.errors import FsmapError, InputError
 from fsmap.files import exclusive
+from fsmap.images import ImageRun, ImageSettings
+from fsmap.images.build import FILE
+from fsmap.images.step import Group, LostPeerError, processes, torchrun_device
+from fsmap.paper.rows import circumstances
 from fsmap.progress import duration
-
-if TYPE_CHECKING:
-    import torch
-
-    from fsmap.images import ImageRun, ImageSettings
-    from fsmap.images.step import Group
+from fsmap.types import as_device
 
 QUICK: dict[str, Any] = {
     "generated": True,
@@ -34,56 +46,77 @@ QUICK: dict[str, Any] = {
 
 SETTINGS = {
     "data and model": {
-        "data NAME": "fmnist (default), mnist, cifar10, cifar100 (not the official split), or a "
+        "--data NAME": "fmnist (default), mnist, cifar10, cifar100 (not the official split), or a "
         "folder of your own images with one sub-folder per class (photos, photos?size=64)",
-        "model PATH": "resnet18 (default), or package.module:factory?key=value, torchvision's and "
-        "timm's included; its code is imported and run",
-        "width N": "channels of resnet18's first stage (64)",
-        "valid N": "images held out (the protocol's)",
-        "split_seed N": "which images are held out (0)",
-        "label_noise SHARE": "labels drawn anew (0)",
-        "label_noise_seed N": "seed of that (0)",
-        "augment": "crop and flip (as the protocol has it)",
-        "limit N": "use only N training and N test images",
-        "generated": "generated images of the same shape: needs no data",
+        "--model PATH": "resnet18 (default), or package.module:factory?key=value, torchvision's "
+        "and timm's included; its code is imported and run",
+        "--width N": "channels of resnet18's first stage (64)",
+        "--valid N": "images held out (the protocol's)",
+        "--split-seed N": "which images are held out (0)",
+        "--label-noise SHARE": "labels drawn anew (0)",
+        "--label-noise-seed N": "seed of that (0)",
+        "--augment": "crop and flip (as the protocol has it)",
+        "--limit N": "use only N training and N test images",
+        "--generated": "generated images of the same shape: needs no data",
     },
     "optimizer: SGD; the defaults are the paper's": {
-        "epochs N": "passes over the data (50)",
-        "batch_size B": "over all processes (128)",
-        "lr X": "learning rate (0.1)",
-        "momentum X": "(0.9)",
-        "nesterov": "Nesterov's form",
-        "weight_decay X": "(5e-4)",
-        "decay NAME": "of the learning rate: cosine (default) or none",
-        "warmup_epochs X": "linear rise of it (0)",
-        "clip X": "largest global norm of the gradient (1); 0: no clipping",
-        "label_smoothing X": "baseline (0)",
-        "sam RHO": "SAM's radius, with either method (0)",
+        "--epochs N": "passes over the data (50)",
+        "--batch-size B": "over all processes (128)",
+        "--lr X": "learning rate (0.1)",
+        "--momentum X": "(0.9)",
+        "--nesterov": "Nesterov's form",
+        "--weight-decay X": "(5e-4)",
+        "--decay NAME": "of the learning rate: cosine (default) or none",
+        "--warmup-epochs X": "linear rise of it (0)",
+        "--clip X": "largest global norm of the gradient (1); 0: no clipping",
+        "--label-smoothing X": "baseline (0)",
+        "--sam RHO": "SAM's radius, with either method (0)",
     },
     "the regularizer R": {
-        "method NAME": "ps-map or l-map (default)",
-        "px PX": "evaluation images: train (default), kmnist, cifar100, white-noise, or a mixture "
-        "such as 0.8*train+0.2*white-noise (weights are relative)",
-        "reg_strength LAMBDA": "lambda (1e-6)",
-        "reg_nats C": "strength in nats per training image instead of lambda, such as 0.05 "
+        "--method NAME": "ps-map or l-map (default)",
+        "--px PX": "evaluation images: train (default), kmnist, cifar100, white-noise, or a "
+        "mixture such as 0.8*train+0.2*white-noise (weights are relative)",
+        "--reg-strength LAMBDA": "lambda (1e-6)",
+        "--reg-nats C": "strength in nats per training image instead of lambda, such as 0.05 "
         "(fsmap.LogTrace)",
-        "num_points S": "evaluation images a step (128)",
-        "estimator NAME": "jvp (default), fd, fd_central, vjp, exact",
-        "beta X": "step of the differences (1e-3)",
-        "batchnorm MODE": "joint (default), frozen, batch",
-        "every K": "R on every K-th step (1)",
+        "--num-points S": "evaluation images a step (128)",
+        "--estimator NAME": "jvp (default), fd, fd_central, vjp, exact",
+        "--beta X": "step of the differences (1e-3)",
+        "--batchnorm MODE": "joint (default), frozen, batch",
+        "--every K": "R on every K-th step (1)",
     },
     "how it is computed": {
-        "precision NAME": "fp32, tf32, bf16 (default: bf16 on CUDA, fp32 on a CPU)",
-        "compile": "compile the step with inductor (default: on CUDA)",
-        "graph": "capture the step in a CUDA graph (default: on CUDA)",
-        "channels_last": "memory layout (default: yes)",
-        "deterministic": "the same bits every time on CUDA too, slower",
+        "--precision NAME": "fp32, tf32, bf16 (default: bf16 on CUDA, fp32 on a CPU)",
+        "--compile": "compile the step with inductor (default: on CUDA)",
+        "--graph": "capture the step in a CUDA graph (default: on CUDA)",
+        "--channels-last": "memory layout (default: yes)",
+        "--deterministic": "the same bits every time on CUDA too, slower",
     },
 }
 """Help of the options that are fields of ``ImageSettings``; one not given keeps its default."""
 
-FILES = {
+TYPES = get_type_hints(ImageSettings)
+
+
+def _kind(words: str) -> Any:
+    hint = TYPES[words.split()[0].removeprefix("--").replace("-", "_")]
+    kind = next(iter(get_args(hint)), hint)  # int of `int | None`
+    return {bool: options.TOGGLE, float: options.number}.get(kind, kind)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    title: {words: (_kind(words), text) for words, text in rows.items()}
+    for title, rows in SETTINGS.items()
+}
+OPTIONS["how it is computed"] |= {
+    "--bf16": (
+        {"dest": "precision", "action": "store_const", "const": "bf16"},
+        "--precision bf16",
+    ),
+    **options.DEVICE,
+    "--quick": (options.FLAG, "a run of seconds, generated images"),
+}
+OPTIONS["files and time"] = {
     "--seeds N,N": (str, "one run each (default: 0)", "0"),
     "--out DIR": (Path, "checkpoint.safetensors and log.jsonl go there"),
     "--resume": (options.FLAG, "go on from the checkpoint, if any"),
@@ -92,7 +125,7 @@ FILES = {
         "(default: at the end of an epoch, at most once a minute)",
     ),
     "--max-seconds T": (
-        options.seconds,
+        partial(options.number, least=0),
         "stop with a checkpoint after T seconds; exit code 3",
         math.inf,
     ),
@@ -104,90 +137,44 @@ LOCK = ".lock"
 """In the folder of a run; held while it is written to."""
 
 
-def add_parser(subparsers: Any) -> None:
-    """Add the command."""
-    parser = console.add_command(
-        subparsers,
-        "train",
-        run,
-        summary="train an image classifier with PS-MAP or L-MAP",
-        examples=[
-            "fsmap train --data fmnist --method l-map --px kmnist --reg-strength 1e-6",
-            "fsmap train --data cifar10 --method ps-map --epochs 200 --bf16 --out runs/ps",
-            "fsmap train --data cifar10 --px cifar100 --reg-strength 1e-6 --seeds 0,1,2",
-            "fsmap train --data fmnist --quick                # seconds on a CPU",
-            "fsmap train ... --max-seconds 480 --resume       # in pieces",
-            "torchrun --nproc-per-node 2 -m fsmap train --data cifar10 ...",
-        ],
-    )
-    from fsmap.images.build import ImageSettings
-
-    types = get_type_hints(ImageSettings)
-    kinds = {bool: options.TOGGLE, float: options.number}
-    for title, rows in SETTINGS.items():
-        group = parser.add_argument_group(title)
-        for words, text in rows.items():
-            name, _, metavar = words.partition(" ")
-            kind = next(iter(get_args(types[name])), types[name])  # int of `int | None`
-            option = f"--{name.replace('_', '-')} {metavar}"
-            options.add(group, {option: (kinds.get(kind, kind), text)})
-    group.add_argument(
-        "--bf16", dest="precision", action="store_const", const="bf16", help="--precision bf16"
-    )
-    quick = {"--quick": (options.FLAG, "a run of seconds, generated images")}
-    options.add(group, options.DEVICE | quick)
-    options.add(parser.add_argument_group("files and time"), FILES)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Train."""
     if arguments.deterministic:  # cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    from fsmap.images.step import LostPeerError, processes, torchrun_device
-    from fsmap.types import as_device
-
     if arguments.reg_nats is not None and arguments.reg_strength is not None:
         message = "--reg-nats and --reg-strength are two ways to say how strong: give one of them"
         raise InputError(message)
     device = torchrun_device(as_device(arguments.device))
-    seeds = _seeds(arguments)
+    seeds, left = _seeds(arguments.seeds), arguments.max_seconds
     with processes(device) as group:
-        complete = True
-        left = arguments.max_seconds
+        say = console.say if group.rank == 0 else lambda _: None
         for seed in seeds:
             settings = settings_of(arguments, seed, device)
-            folder = _folder(arguments, settings, seed, many=len(seeds) > 1)
+            folder = _folder(arguments.out, settings, many=len(seeds) > 1)
             try:
                 run = _train(arguments, settings, folder, device, group, left)
             except (LostPeerError, TerminatedError) as error:
                 message = f"{error}. {_how_to_resume(folder)}"
                 raise type(error)(message) from error
             except KeyboardInterrupt:
-                if group.rank == 0:
-                    console.say(f"interrupted. {_how_to_resume(folder)}")
+                say(f"interrupted. {_how_to_resume(folder)}")
                 raise
-            complete &= run.done
-            left -= run.seconds_here
             if not run.done:
-                if group.rank == 0:
-                    console.say(f"time is up. {_how_to_resume(folder)}")
-                break
-    return 0 if complete else 3
+                say(f"time is up. {_how_to_resume(folder)}")
+                return 3
+            left -= run.seconds_here
+    return 0
 
 
 def _train(
     arguments: argparse.Namespace,
     settings: ImageSettings,
     folder: Path,
-    device: Any,
+    device: torch.device,
     group: Group,
     left: float,
 ) -> ImageRun:
     """One run, from its checkpoint or from the start."""
-    from fsmap.images import ImageRun
-    from fsmap.paper.rows import circumstances
-
-    about = {"commit": circumstances("cpu").commit, "command": arguments.command}
     with exclusive(folder / LOCK, folder) if group.rank == 0 else nullcontext():
         run = ImageRun(
             settings,
@@ -196,7 +183,7 @@ def _train(
             resume=arguments.resume,
             data_dir=arguments.data_dir,
             group=group,
-            about=about,
+            about={"commit": circumstances("cpu").commit, "command": arguments.command},
         )
         if group.rank == 0:
             console.say(_opening(run, folder))
@@ -211,37 +198,34 @@ def _train(
     return run
 
 
-def _seeds(arguments: argparse.Namespace) -> list[int]:
+def _seeds(text: str) -> list[int]:
     try:
-        seeds = [int(word) for word in arguments.seeds.split(",")]
+        seeds = [int(word) for word in text.split(",")]
     except ValueError as error:
-        message = f"--seeds is written 0 or 0,1,2, got {arguments.seeds!r}"
+        message = f"--seeds is written 0 or 0,1,2, got {text!r}"
         raise InputError(message) from error
     for seed in seeds:
         options.check_seed(seed, "seeds")
     if len(set(seeds)) < len(seeds):
-        message = f"--seeds names a seed twice: {arguments.seeds}"
+        message = f"--seeds names a seed twice: {text}"
         raise InputError(message)
     return seeds
 
 
-def _folder(
-    arguments: argparse.Namespace, settings: ImageSettings, seed: int, *, many: bool
-) -> Path:
-    from fsmap.images.build import FILE
-
-    if arguments.out is None:
+def _folder(out: Path | None, settings: ImageSettings, *, many: bool) -> Path:
+    seed = f"seed{settings.seed}"
+    if out is None:
         px = f"-{settings.px.replace('*', '').replace('+', '-')}" if settings.regularized else ""
         px += "-generated" if settings.generated else ""
         data = Path(settings.data.partition("?")[0]).name
-        return Path("runs") / "train" / f"{data}-{settings.method}{px}-seed{seed}"
-    if many and (arguments.out / FILE).exists():
+        return Path("runs") / "train" / f"{data}-{settings.method}{px}-{seed}"
+    if many and (out / FILE).exists():
         message = (
-            f"{arguments.out} holds a single run; those of several seeds go into folders in it. "
-            f"Choose another --out, or move its files to {arguments.out}/seedN if it is of seed N."
+            f"{out} holds a single run; those of several seeds go into folders in it. "
+            f"Choose another --out, or move its files to {out}/seedN if it is of seed N."
         )
         raise InputError(message)
-    return arguments.out / f"seed{seed}" if many else Path(arguments.out)
+    return out / seed if many else out
 
 
 def _opening(run: ImageRun, folder: Path) -> str:
@@ -261,8 +245,6 @@ def _opening(run: ImageRun, folder: Path) -> str:
 
 
 def _closing(run: ImageRun) -> str:
-    from fsmap import metrics
-
     logits, y = run.logits("test")
     with_r = run.settings.regularized and bool(run.history)
     temperature = ""
@@ -280,8 +262,6 @@ def _closing(run: ImageRun) -> str:
 
 
 def _how_to_resume(folder: Path) -> str:
-    from fsmap.images.build import FILE
-
     path = folder / FILE
     if not path.exists():
         return f"No checkpoint was written to {folder} yet."
@@ -329,8 +309,6 @@ class TerminatedError(FsmapError):
 
 def settings_of(arguments: argparse.Namespace, seed: int, device: torch.device) -> ImageSettings:
     """The settings that were asked for."""
-    from fsmap.images import ImageSettings
-
     cuda = device.type == "cuda"
     chosen: dict[str, Any] = QUICK.copy() if arguments.quick else {}
     chosen |= {"precision": "bf16", "compile": True, "graph": True} if cuda else {}

@@ -24,8 +24,11 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """
     data = content.encode() if isinstance(content, str) else content
     partial = beside(path, f"{secrets.token_hex(4)}.partial")
+    mode = None  # permissions of the file that is replaced
     try:
-        mode = _mode(path)
+        with suppress(FileNotFoundError):
+            found = os.lstat(path).st_mode
+            mode = stat.S_IMODE(found) if stat.S_ISREG(found) else None
         new = os.O_WRONLY | os.O_CREAT | os.O_EXCL  # fails on a file or link of that name
         handle = os.open(partial, new, 0o666 if mode is None else 0o600)
         with open(handle, "wb") as file:
@@ -41,7 +44,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
         if isinstance(error, OSError) and error.errno is not None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-    _sync_folder(path.parent)
+    with suppress(OSError):  # the file is there; not all file systems sync its name
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def remove_partial(path: Path) -> None:
@@ -70,27 +78,6 @@ def make_folder(folder: Path) -> None:
         raise InputError(message) from error
 
 
-def _mode(path: Path) -> int | None:
-    """Permissions of the file that will be replaced; None where there is none."""
-    try:
-        found = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return None
-    return stat.S_IMODE(found) if stat.S_ISREG(found) else None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself durable, where the system can."""
-    if os.name == "nt":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # the file is there; some file systems do not sync folders
-            os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 @contextmanager
 def exclusive(lock: Path, folder: Path) -> Iterator[None]:
     """Hold the file ``lock``, which keeps other processes out of a folder or a file.
@@ -106,7 +93,8 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
         message = f"cannot write to {folder}: {error.strerror}. Choose another place, or --out."
         raise InputError(message) from error
     with file:
-        if not (_held(file.fileno()) and _there(lock, file.fileno())):
+        held = _held(file.fileno()) and lock.exists()  # it may have been removed meanwhile
+        if not (held and os.path.samestat(os.fstat(file.fileno()), lock.stat())):
             message = (
                 f"another process is writing to {folder}. "
                 "Wait for it, or choose another place (--out)."
@@ -121,11 +109,6 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
                         lock.unlink()
                         for place in made:
                             place.rmdir()
-
-
-def _there(lock: Path, descriptor: int) -> bool:
-    """Whether what is held is still what others find: it may have been removed meanwhile."""
-    return lock.exists() and os.path.samestat(os.fstat(descriptor), lock.stat())
 
 
 def _held(descriptor: int) -> bool:

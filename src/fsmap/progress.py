@@ -9,21 +9,24 @@ from __future__ import annotations
 import importlib.util
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TextIO
 
 PLAIN_SECONDS = 10.0
 """Least time between two plain lines: a log should tell that work goes on, not fill up."""
 
-_active: list[str] = []  # the label of the bar on the screen, if any
+_active = False  # whether a bar is on the screen
 
 
-class Silent:
-    """Counts and shows nothing; what a caller moves."""
+Show = Callable[["Bar"], None]
 
-    def __init__(self, total: float = 0.0, label: str = "") -> None:
-        self.total, self.label = total, label
+
+class Bar:
+    """Counts how much of some work is done, and calls ``show`` with itself after each change."""
+
+    def __init__(self, total: float, label: str, show: Show = lambda _: None) -> None:
+        self.total, self.label, self.show = total, label, show
         self.done, self.text = 0.0, ""
 
     def advance(self, steps: float = 1.0) -> None:
@@ -34,41 +37,7 @@ class Silent:
         """Set how much of the total is done, or what is said beside the bar."""
         self.done = self.done if done is None else done
         self.text = self.text if text is None else text
-        self.show()
-
-    def show(self) -> None:
-        """Show where the work stands."""
-
-
-class Plain(Silent):
-    """Writes a line now and then."""
-
-    def __init__(self, total: float, label: str, stream: TextIO) -> None:
-        super().__init__(total, label)
-        self.stream = stream
-        self.start = self.said = time.monotonic()
-
-    def show(self) -> None:
-        """Write a line if the last one is old enough."""
-        now = time.monotonic()
-        if now - self.said >= PLAIN_SECONDS:
-            self.said = now
-            share = min(self.done / self.total, 1.0) if self.total else 0.0
-            line = f"{self.label}  {share:4.0%}  {duration(now - self.start)}  {self.text}"
-            self.stream.write(line.rstrip() + "\n")
-            self.stream.flush()
-
-
-class Rich(Silent):
-    """A bar of rich's."""
-
-    def __init__(self, bars: Any, total: float, label: str) -> None:
-        super().__init__(total, label)
-        self.bars, self.task = bars, bars.add_task(label, total=total, text="")
-
-    def show(self) -> None:
-        """Move it."""
-        self.bars.update(self.task, completed=self.done, text=self.text)
+        self.show(self)
 
 
 def duration(seconds: float) -> str:
@@ -88,35 +57,51 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def _rich_bars(stream: TextIO) -> Any:
-    from rich import progress as rich
-    from rich.console import Console
+def _plain(stream: TextIO) -> Show:
+    """Writes a line if the last one is old enough."""
+    start = said = time.monotonic()
 
-    columns = (
-        rich.TextColumn("{task.description}", style="bold", markup=False),
-        rich.BarColumn(bar_width=28),
-        rich.TaskProgressColumn(),
-        rich.TimeRemainingColumn(elapsed_when_finished=True),
-        rich.TextColumn("{task.fields[text]}", style="dim", markup=False),
-    )
-    return rich.Progress(*columns, console=Console(file=stream), transient=True)
+    def show(bar: Bar) -> None:
+        nonlocal said
+        now = time.monotonic()
+        if now - said >= PLAIN_SECONDS:
+            said = now
+            share = min(bar.done / bar.total, 1.0) if bar.total else 0.0
+            line = f"{bar.label}  {share:4.0%}  {duration(now - start)}  {bar.text}"
+            print(line.rstrip(), file=stream, flush=True)
+
+    return show
 
 
 @contextmanager
 def progress(
     total: float, label: str, *, silent: bool = False, stream: TextIO | None = None
-) -> Iterator[Silent]:
+) -> Iterator[Bar]:
     """Show on ``stream``, by default standard error, how far some work of ``total`` is."""
+    global _active
     if silent or _active:
-        yield Silent(total, label)
+        yield Bar(total, label)
         return
     stream = sys.stderr if stream is None else stream
-    _active.append(label)
+    _active = True
     try:
-        if stream.isatty() and importlib.util.find_spec("rich") is not None:
-            with _rich_bars(stream) as bars:
-                yield Rich(bars, total, label)
-        else:
-            yield Plain(total, label, stream)
+        if not stream.isatty() or importlib.util.find_spec("rich") is None:
+            yield Bar(total, label, _plain(stream))
+            return
+        from rich import progress as rich
+        from rich.console import Console
+
+        columns = (
+            rich.TextColumn("{task.description}", style="bold", markup=False),
+            rich.BarColumn(bar_width=28),
+            rich.TaskProgressColumn(),
+            rich.TimeRemainingColumn(elapsed_when_finished=True),
+            rich.TextColumn("{task.fields[text]}", style="dim", markup=False),
+        )
+        with rich.Progress(*columns, console=Console(file=stream), transient=True) as bars:
+            task = bars.add_task(label, total=total, text="")
+            yield Bar(
+                total, label, lambda bar: bars.update(task, completed=bar.done, text=bar.text)
+            )
     finally:
-        _active.clear()
+        _active = False

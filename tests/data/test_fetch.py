@@ -36,7 +36,7 @@ def sha(content: bytes) -> str:
 
 TABLE = DataFile("toy/table.csv", sha(CSV), len(CSV))
 TEXT = DataFile("toy/note.txt", sha(NOTE), len(NOTE))
-DOWNLOAD = Download(URL, TABLE.path, "space", header=("a", "b"))
+DOWNLOAD = Download(URL, TABLE.path, "space", header="a b")
 ENTRY = DataSet("toy", "a toy", (TABLE,), "http://source", (DOWNLOAD,))
 
 
@@ -134,7 +134,7 @@ def test_every_format_becomes_the_same_file(raw, changes):
 
 def test_rows_on_two_lines():
     rows = b" 1 2 3 4 5 6 7 8 9 10 11\n  12 13 14.5\n"
-    recipe = Download("u", "p", "statlib", header=tuple("abcdefghijklmn"))
+    recipe = Download("u", "p", "statlib", header=" ".join("abcdefghijklmn"))
     made = convert(b"about houses\n" * 22 + rows, recipe)
     assert made.splitlines()[1] == b"1,2,3,4,5,6,7,8,9,10,11,12,13,14.5"
 

@@ -52,7 +52,7 @@ def _list(entries: Iterable[DataSet], data_dir: Path | None, *, named: bool) -> 
     searched = catalogue.roots(data_dir)
     lines = []
     for entry in entries:
-        copies = [[root.path / f.path for root in searched] for f in entry.files]
+        copies = [[folder / f.path for folder in searched.values()] for f in entry.files]
         found = [next((path for path in one if path.is_file()), None) for one in copies]
         if all(found):
             place = console.styled(str(found[0].parent), console.GREEN)  # type: ignore[union-attr]
@@ -63,9 +63,9 @@ def _list(entries: Iterable[DataSet], data_dir: Path | None, *, named: bool) -> 
         lines.append([entry.name, entry.title, f"{entry.size / 1e6:.2f} MB", place])
     console.table(["name", "what", "size", "where"], lines)
     console.say()
-    for number, root in enumerate(searched, start=1):
-        there = "" if root.path.is_dir() else "  (not there)"
-        console.say(f"{number}. {root.why}: {root.path}{there}")
+    for number, (why, folder) in enumerate(searched.items(), start=1):
+        there = "" if folder.is_dir() else "  (not there)"
+        console.say(f"{number}. {why}: {folder}{there}")
     console.say("Get one with: fsmap data get NAME")
 
 

@@ -13,11 +13,10 @@ import io
 import os
 import tomllib
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from fsmap.errors import InputError, MissingDataError, did_you_mean
@@ -29,17 +28,6 @@ SYSTEM = Path("/usr/share/datasets")
 
 PAPER_TABLES = tuple("boston concrete energy naval power protein winered winewhite".split())
 """The tables of the paper's Table 1."""
-
-ALIASES = {
-    "wine_red": "winered",
-    "wine_white": "winewhite",
-    "fmnist": "fashion-mnist",
-    "fashionmnist": "fashion-mnist",
-    "cifar-10": "cifar10",
-    "cifar-100": "cifar100",
-    "cifar-10.1": "cifar10.1",
-    "resnet50": "resnet50-imagenet",
-}
 
 
 class DataFile(NamedTuple):
@@ -58,8 +46,8 @@ class Download(NamedTuple):
     path: str  # the file of the data set that it becomes
     kind: str = "copy"  # or "gunzip", or a reader of tables in fsmap.data.fetch
     member: str = ""  # name of the file to take out of an archive
-    header: tuple[str, ...] = ()  # column names of the table that is written
-    columns: tuple[int, ...] = ()  # columns of the source that become them; empty: all
+    header: str = ""  # column names of the table that is written
+    columns: Sequence[int] = ()  # columns of the source that become them; empty: all
 
 
 class Package(NamedTuple):
@@ -89,6 +77,7 @@ class DataSet(NamedTuple):
     downloads: tuple[Download, ...] = ()  # empty if no program can get the files
     package: Package | None = None
     note: str = ""
+    aliases: Collection[str] = ()  # other spellings of the name
 
     @property
     def size(self) -> int:
@@ -105,23 +94,13 @@ class DataSet(NamedTuple):
 def catalogue() -> Mapping[str, DataSet]:
     """All data sets by name, out of ``catalogue.toml``: tables first, then images, then weights."""
     text = resources.files("fsmap.data").joinpath("catalogue.toml").read_text(encoding="utf-8")
-    return MappingProxyType({name: _entry(name, **t) for name, t in tomllib.loads(text).items()})
-
-
-def _entry(
-    name: str, *, files: Any, downloads: Any = (), package: Any = None, **words: str
-) -> DataSet:
-    recipes = [
-        d | {"header": tuple(d.get("header", "").split()), "columns": tuple(d.get("columns", ()))}
-        for d in downloads
-    ]
-    return DataSet(
-        name,
-        files=tuple(DataFile(**file) for file in files),
-        downloads=tuple(Download(**recipe) for recipe in recipes),
-        package=None if package is None else Package(**package),
-        **words,
-    )
+    found = {}
+    for name, entry in tomllib.loads(text).items():
+        entry["files"] = tuple(DataFile(**file) for file in entry["files"])
+        entry["downloads"] = tuple(Download(**one) for one in entry.get("downloads", ()))
+        entry["package"] = Package(**entry["package"]) if "package" in entry else None
+        found[name] = DataSet(name, **entry)
+    return found
 
 
 def find(name: str, offered: Collection[str] | None = None) -> DataSet:
@@ -133,21 +112,14 @@ def find(name: str, offered: Collection[str] | None = None) -> DataSet:
         >>> find("naval").files[0].path
         'uci/naval.csv'
     """
-    known = catalogue()
-    asked = ALIASES.get(name.lower(), name.lower())
-    if asked in known:
-        return known[asked]
+    known, asked = catalogue(), name.lower()
+    for entry in known.values():
+        if asked in (entry.name, *entry.aliases):
+            return entry
     listed = list(known if offered is None else offered)
     hint = did_you_mean(asked, listed)
     message = f"there is no data set {name!r}.{hint} Known: {', '.join(listed)}."
     raise InputError(message)
-
-
-class Root(NamedTuple):
-    """A folder that may hold data, and why it is searched."""
-
-    why: str
-    path: Path
 
 
 class Found(NamedTuple):
@@ -164,16 +136,16 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "fsmap"
 
 
-def roots(data_dir: Folder = None) -> list[Root]:
-    """The folders that are searched, in order."""
-    folders = [
-        ("--data-dir", data_dir),
-        ("$FSMAP_DATA", os.environ.get("FSMAP_DATA") or None),
-        ("shared", SHARED),
-        ("system", SYSTEM),
-        ("cache", cache_folder()),
-    ]
-    return [Root(why, Path(path)) for why, path in folders if path is not None]
+def roots(data_dir: Folder = None) -> dict[str, Path]:
+    """The folders that are searched, in order, by why they are."""
+    folders = {
+        "--data-dir": data_dir,
+        "$FSMAP_DATA": os.environ.get("FSMAP_DATA") or None,
+        "shared": SHARED,
+        "system": SYSTEM,
+        "cache": cache_folder(),
+    }
+    return {why: Path(path) for why, path in folders.items() if path is not None}
 
 
 def checksum(file: Path | io.BytesIO, *, content: bool = False) -> str:
@@ -189,8 +161,8 @@ def checksum(file: Path | io.BytesIO, *, content: bool = False) -> str:
 def look_for(file: DataFile, data_dir: Folder = None) -> Found:
     """Look for one file in all folders."""
     damaged: list[Path] = []
-    for root in roots(data_dir):
-        path = root.path / file.path
+    for folder in roots(data_dir).values():
+        path = folder / file.path
         if not path.is_file():
             continue
         right_size = file.content or path.stat().st_size == file.size
@@ -222,7 +194,7 @@ def describe_missing(entry: DataSet, found: Iterable[Found], data_dir: Folder = 
     """What is missing, where it was looked for, and what to do."""
     lost = [item for item in found if item.path is None]
     names = ", ".join(item.file.path for item in lost)
-    places = ", ".join(f"{root.path} ({root.why})" for root in roots(data_dir))
+    places = ", ".join(f"{path} ({why})" for why, path in roots(data_dir).items())
     story = f"data set {entry.name!r}: {names} not found. Looked in {places}."
     bad = [str(path) for item in lost for path in item.damaged]
     if bad:

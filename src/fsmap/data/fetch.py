@@ -207,10 +207,10 @@ def convert(raw: bytes, download: Download, limit: int = 2**30) -> bytes:
     except UNREADABLE as error:
         message = f"{download.url} is not the table that was expected: {error}"
         raise InputError(message) from error
-    return write_csv(download.header, table)
+    return write_csv(download.header.split(), table)
 
 
-def write_csv(header: tuple[str, ...], table: Table) -> bytes:
+def write_csv(header: Iterable[str], table: Table) -> bytes:
     r"""A CSV file with the shortest form of every number.
 
     Examples:

@@ -221,7 +221,7 @@ def test_the_protocol(folder: Path):
     prints = found.fingerprint()
     assert prints == load_task("cifar10", px="cifar100", data_dir=folder, valid=2).fingerprint()
     assert prints != load_task("cifar10", px="cifar100", data_dir=folder, valid=3).fingerprint()
-    with pytest.raises(InputError, match=r"p_X 'kmnist' has images of shape \(1, 28, 28\)"):
+    with pytest.raises(InputError, match=r"'kmnist' has images of shape \(1, 28, 28\)"):
         load_task("cifar10", px="kmnist", data_dir=folder, valid=2)
 
 

@@ -240,22 +240,17 @@ CORRUPTIONS: dict[str, tuple[Corruption, tuple[float, ...]]] = {
 """Each corruption with its strength at severities 1 to 5."""
 
 
-def check_corruption(name: str, severity: int) -> None:
-    """Raise InputError for a corruption or a severity that there is not."""
+def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tensor:
+    """Corrupt images, bytes ``[N, C, H, W]``, with a severity of 1 (hardly visible) to 5.
+
+    Severities of one corruption share what is random, corruptions do not.
+    """
     if name not in CORRUPTIONS:
         message = f"unknown corruption {name!r}; known: {', '.join(CORRUPTIONS)}"
         raise InputError(message)
     if severity not in SEVERITIES:
         message = f"severity must be 1, 2, 3, 4 or 5, got {severity}"
         raise InputError(message)
-
-
-def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tensor:
-    """Corrupt images, bytes ``[N, C, H, W]``, with a severity of 1 (hardly visible) to 5.
-
-    Severities of one corruption share what is random, corruptions do not.
-    """
-    check_corruption(name, severity)
     if images.dtype != torch.uint8 or images.dim() != 4:
         message = (
             f"images must be bytes [N, C, H, W], got {images.dtype} of shape {list(images.shape)}"

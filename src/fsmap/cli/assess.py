@@ -26,8 +26,8 @@ from fsmap.assess.shift import (
 )
 from fsmap.cli import console, options
 from fsmap.data.catalogue import find
-from fsmap.data.images import READERS, Images, facts_of, generate, is_folder, read_images
-from fsmap.errors import InputError, MissingDataError, require
+from fsmap.data.images import generate, is_folder, read_others
+from fsmap.errors import MissingDataError, require
 from fsmap.files import make_folder, write_whole
 from fsmap.images import ImageSettings, build
 from fsmap.paper.report.figures import assessment_figure, save, style
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     make_folder(out)
     settings: ImageSettings = progress["settings"]
     task = build.load_data(settings, data_dir)
-    foreign = _foreign(arguments.ood, data_dir, settings)
+    foreign = _foreign(arguments.ood, data_dir, settings, task.shape)
     test = task.test.take(slice(arguments.limit))
     names = CORRUPTIONS if "all" in arguments.corruptions else arguments.corruptions
     found = assess_images(
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         test,
         task.valid,
         foreign=foreign,
-        shifted={name: _images(name, data_dir, settings) for name in arguments.shift},
+        shifted={n: read_others(n, task.shape, "test", data_dir) for n in arguments.shift},
         corruptions=[(name, severity) for name in names for severity in arguments.severities],
         points={n: x[: arguments.points] for n, x in ({"train": task.train.x} | foreign).items()},
         advance=console.note,
@@ -103,36 +103,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _foreign(
-    asked: list[str] | None, data_dir: Path | None, settings: ImageSettings
+    asked: list[str] | None, data_dir: Path | None, settings: ImageSettings, shape: tuple[int, ...]
 ) -> dict[str, Tensor]:
     """Images of other sets: those asked for, or the usual one where it is there."""
     if settings.generated:
-        return {"generated": generate(facts_of(settings.data).shape, 1_000, seed=2).x}
+        return {"generated": generate(shape, 1_000, seed=2).x}
     names = asked
     if names is None:
         names = [] if is_folder(settings.data) else [FOREIGN[find(settings.data).name]]
     try:
-        return {name: _images(name, data_dir, settings).x[:10_000] for name in names}
+        return {n: read_others(n, shape, "test", data_dir).x[:10_000] for n in names}
     except MissingDataError as error:
         if asked is not None:
             raise
         console.note(f"OOD detection is left out: {error}")
         return {}
-
-
-def _images(name: str, data_dir: Path | None, settings: ImageSettings) -> Images:
-    """Another set, its test images if it has a split, of the shape of the training images."""
-    known = find(name, READERS).name
-    splits = READERS[known][0] if known in READERS else ("test",)
-    images = read_images(name, "test" if "test" in splits else splits[0], data_dir)
-    shape, trained = tuple(images.x.shape[1:]), tuple(facts_of(settings.data).shape)
-    if shape != trained:
-        message = (
-            f"images of {name} have the shape {shape}, those of {settings.data}, on which the "
-            f"model was trained, {trained}: name another set"
-        )
-        raise InputError(message)
-    return images
 
 
 def _tell(found: Assessment) -> None:

@@ -61,10 +61,6 @@ class Images(NamedTuple):
         """Some of them."""
         return Images(self.x[rows], self.y[rows])
 
-    def to(self, device: torch.device | str) -> Images:
-        """The same images on a device."""
-        return _moved(self, device)
-
 
 def _moved(value: Moved, device: torch.device | str | None) -> Moved:
     moved: Moved = tree_map_only(Tensor, lambda t: t.to(device), value)
@@ -92,6 +88,22 @@ def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Ima
         message = f"{entry.name} has the splits {', '.join(allowed)}, got {split!r}"
         raise InputError(message)
     return reader(locate(entry.name, data_dir), split)
+
+
+def read_others(
+    name: str, shape: tuple[int, ...], split: str | None = None, data_dir: Folder = None
+) -> Images:
+    """Read a set beside one of images of this shape: a split, or the first or only one it has."""
+    known = find(name, KNOWN).name
+    splits = READERS[known][0] if known in READERS else ("train",)
+    images = read_images(name, split if split in splits else splits[0], data_dir)
+    if tuple(images.x.shape[1:]) != shape:
+        message = (
+            f"{name!r} has images of shape {tuple(images.x.shape[1:])}, the training images have "
+            f"{shape}. Choose a set of the same shape."
+        )
+        raise InputError(message)
+    return images
 
 
 Files = dict[str, Path]
@@ -166,7 +178,7 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[Files, str], Images]]] = {
 }
 
 
-def generate(shape: tuple[int, int, int], number: int, *, seed: int) -> Images:
+def generate(shape: tuple[int, ...], number: int, *, seed: int) -> Images:
     """Stripes: the class is their direction, phase and contrast vary a little, noise is added."""
     channels, height, width = shape
     generator = torch.Generator().manual_seed(seed)
@@ -434,23 +446,14 @@ class ImageSet(NamedTuple):
     ordered: bool = False  # hold out the first training images, whatever split_seed is
 
 
-SETS = {
+CIFAR10 = Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
+CIFAR100 = Normalization((0.5074, 0.4867, 0.4411), (0.2675, 0.2566, 0.2763))
+
+SETS = {  # the official split of CIFAR-100 is lost; see read_images
     "fashion-mnist": ImageSet((1, 28, 28), Normalization((0.2861,), (0.3530,)), False, 10_000),
     "mnist": ImageSet((1, 28, 28), Normalization((0.1307,), (0.3081,)), False, 10_000),
-    "cifar10": ImageSet(
-        (3, 32, 32),
-        Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-        True,
-        5_000,
-    ),
-    "cifar100": ImageSet(
-        (3, 32, 32),
-        Normalization((0.5074, 0.4867, 0.4411), (0.2675, 0.2566, 0.2763)),
-        True,
-        5_000,
-        classes=100,
-        ordered=True,  # the official split is lost; see read_images
-    ),
+    "cifar10": ImageSet((3, 32, 32), CIFAR10, True, 5_000),
+    "cifar100": ImageSet((3, 32, 32), CIFAR100, True, 5_000, classes=100, ordered=True),
 }
 """Sets that can be trained on."""
 
@@ -539,18 +542,10 @@ def load_task(
             return Source(name, white_noise(facts.shape, min(NOISE_IMAGES, limit or NOISE_IMAGES)))
         if name == "train":
             return Source(name, train.x, flips)
-        known = find(name, KNOWN).name
+        find(name, KNOWN)  # raises for an unknown name
         if generated:
             return Source(name, generate(facts.shape, GENERATED_TEST, seed=2).x, flips)
-        split = READERS[known][0][0] if known in READERS else "train"
-        images = read_images(name, split, data_dir).x
-        if tuple(images.shape[1:]) != facts.shape:
-            message = (
-                f"p_X {name!r} has images of shape {tuple(images.shape[1:])}, the training images "
-                f"have {facts.shape}. Choose a set of the same shape, or white-noise."
-            )
-            raise InputError(message)
-        return Source(name, images, flips)
+        return Source(name, read_others(name, facts.shape, data_dir=data_dir).x, flips)
 
     evaluation = None
     if px is not None:

@@ -39,18 +39,23 @@ class Landscape(NamedTuple):
 
 def filter_normalized(params: Params, directions: int, generator: torch.Generator) -> Params:
     """Directions ``{name: [directions, ...]}``; zero for tensors of fewer than two dimensions."""
-    shapes = {name: torch.empty_like(p, device=generator.device) for name, p in params.items()}
-    drawn = normal(shapes, directions, generator)
-    return {name: _normalized(d.to(params[name]), params[name]) for name, d in drawn.items()}
+    found = {}
+    for name, d in _drawn(params, directions, generator).items():
+        weight = params[name].detach()
+        scale = d.new_zeros(())
+        if weight.dim() >= 2:
+            size = d.flatten(2).norm(dim=2)  # [directions, filters]
+            wanted = weight.flatten(1).norm(dim=1)  # [filters]
+            scale = wanted / size.clamp_min(torch.finfo(d.dtype).tiny)
+            scale = scale.reshape(*scale.shape, *(1,) * (weight.dim() - 1))
+        found[name] = d * scale
+    return found
 
 
-def _normalized(d: Tensor, weight: Tensor) -> Tensor:
-    if weight.dim() < 2:
-        return torch.zeros_like(d)
-    size = d.flatten(2).norm(dim=2)  # [directions, filters]
-    wanted = weight.detach().flatten(1).norm(dim=1)  # [filters]
-    scale: Tensor = wanted / size.clamp_min(torch.finfo(d.dtype).tiny)
-    return d * scale.reshape(*scale.shape, *(1,) * (weight.dim() - 1))
+def _drawn(params: Params, number: int, generator: torch.Generator) -> Params:
+    """N(0, I), drawn where the generator is and moved to the parameters."""
+    shapes = {n: torch.empty_like(p, device=generator.device) for n, p in params.items()}
+    return {n: d.to(params[n]) for n, d in normal(shapes, number, generator).items()}
 
 
 def check_walk(steps: int, reach: float, *, dashes: str = "") -> None:
@@ -151,7 +156,5 @@ def laplacian(
 
 
 def draw_psi(module: nn.Module, probes: int, generator: torch.Generator) -> Params:
-    """ψ ~ N(0, I) for a network, drawn where the generator is and moved to the parameters."""
-    _, params = functional(module)
-    shapes = {n: torch.empty_like(p, device=generator.device) for n, p in params.items()}
-    return {n: p.to(params[n]) for n, p in normal(shapes, probes, generator).items()}
+    """ψ ~ N(0, I) for a network."""
+    return _drawn(functional(module)[1], probes, generator)

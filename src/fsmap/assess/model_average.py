@@ -27,12 +27,10 @@ class Interval(NamedTuple):
 
     cuts: Sequence[float]  # ends of the panels, increasing
 
-    def nodes(self, every: int = 1, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    def nodes(self, every: int = 1) -> tuple[Tensor, Tensor]:
         """Nodes and weights of the composite rule."""
-        cuts = [*self.cuts[:-1:every], self.cuts[-1]]
-        unit, weight = np.polynomial.legendre.leggauss(NODES)
-        u, w = torch.tensor(unit, dtype=dtype), torch.tensor(weight, dtype=dtype)
-        ends = torch.tensor(cuts, dtype=dtype)
+        u, w = map(torch.from_numpy, np.polynomial.legendre.leggauss(NODES))
+        ends = torch.tensor([*self.cuts[:-1:every], self.cuts[-1]], dtype=torch.float64)
         low, half = ends[:-1, None], ends.diff()[:, None] / 2
         return (low + half * (u + 1)).flatten(), (half * w).flatten()
 

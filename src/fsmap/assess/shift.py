@@ -81,10 +81,6 @@ class Classifier(NamedTuple):
         """Logits of bytes, on the CPU."""
         return logits_of(self.module, images, self.normalize).cpu()
 
-    def inputs(self, images: Tensor) -> Tensor:
-        """Normalized images on the network's device."""
-        return self.normalize(images.to(next(self.module.parameters()).device))
-
 
 def assess_images(
     classifier: Classifier,
@@ -119,10 +115,10 @@ def assess_images(
     reliability = {"as trained": metrics.reliability(*clean)}
     if T is not None:
         reliability["scaled"] = metrics.reliability(clean.logits.double() / T, clean.y)
-    laplacians = {}
+    laplacians, device = {}, next(classifier.module.parameters()).device
     for name, x in points.items():
         advance(f"R at {name}")
-        laplacians[name] = laplacian(classifier.module, classifier.inputs(x))
+        laplacians[name] = laplacian(classifier.module, classifier.normalize(x.to(device)))
     return Assessment(
         temperature=T,
         sets=sets,

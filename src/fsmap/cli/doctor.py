@@ -44,7 +44,7 @@ OPTIONS = {
     "--num-data N": (int, "training points, for lambda"),
     "--train-mode": (options.FLAG, "examine it in training mode (default: eval)"),
     "--device NAME": (str, "cpu, cuda, cuda:1 … (default: cpu)", "cpu"),
-    "--seed N": (int, "of the factory and of the points", 0),
+    "--seed N": (options.seed, "of the factory and of the points", 0),
     "--json": (options.FLAG, "JSON instead of the page"),
 }
 

@@ -55,7 +55,7 @@ OPTIONS = {
     "--method": (("auto", "l-map", "ps-map", "linear"), "auto: the best on held-out rows", "auto"),
     "--ensemble N": (options.count, "networks that are averaged (4)", 4),
     "--test SHARE": (float, "rows to test on (0.15)", 0.15),
-    "--seed N": (int, "of the split and the training (0)", 0),
+    "--seed N": (options.seed, "of the split and the training (0)", 0),
     **options.DEVICE,
     "--force": (options.FLAG, "overwrite the model and its page"),
     "--silent": (options.FLAG, "no progress bar"),

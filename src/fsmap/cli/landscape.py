@@ -30,7 +30,7 @@ OPTIONS = {
     "--steps N": (int, "odd (41)", 41),
     "--reach X": (float, "largest step, filter norms (5)", 5.0),
     "--images N": (options.count, "training images (2000)", 2_000),
-    "--seed N": (int, "of the directions (0)", 0),
+    "--seed N": (options.seed, "of the directions (0)", 0),
     **options.CLASSIFIER,
 }
 

@@ -16,9 +16,6 @@ from fsmap.errors import InputError
 from fsmap.images import load_model
 from fsmap.types import as_device
 
-SEEDS = 2**32
-"""Seeds are smaller: numpy takes no larger ones."""
-
 FLAG = {"action": "store_true", "default": False}
 TOGGLE = {"action": argparse.BooleanOptionalAction}
 MANY = {"action": "append", "default": []}
@@ -77,22 +74,13 @@ def add(parser: Any, table: Mapping[str, Any]) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise InputError for a seed, a device or a data folder that cannot be used."""
-    for name in ("seed", "split_seed", "label_noise_seed"):
-        check_seed(getattr(arguments, name, None), name)
+    """Raise InputError for a device or a data folder that cannot be used."""
     if getattr(arguments, "device", None) is not None:
         as_device(arguments.device)
         folder = getattr(arguments, "data_dir", None)
         if folder is not None and not folder.is_dir():
             message = f"--data-dir: there is no folder {folder}"
             raise InputError(message)
-
-
-def check_seed(seed: int | None, name: str) -> None:
-    """Raise InputError for a seed that torch or numpy does not take."""
-    if seed is not None and not 0 <= seed < SEEDS:
-        message = f"--{name.replace('_', '-')} must lie in 0..{SEEDS - 1}, got {seed}"
-        raise InputError(message)
 
 
 def number(text: str, least: float = -math.inf) -> float:
@@ -108,13 +96,19 @@ def number(text: str, least: float = -math.inf) -> float:
     return value
 
 
-def count(text: str) -> int:
+def count(text: str, least: int = 1, most: float = math.inf) -> int:
     """The type of an option that counts something."""
     value = number(text)
-    if value < 1 or not value.is_integer():
-        message = f"must be a whole number, 1 or more, got {text!r}"
+    if not (value.is_integer() and least <= value <= most):
+        limit = "or more" if math.isinf(most) else f"to {most}"
+        message = f"must be a whole number, {least} {limit}, got {text!r}"
         raise argparse.ArgumentTypeError(message)
     return int(value)
+
+
+def seed(text: str) -> int:
+    """The type of a seed; numpy takes no larger ones."""
+    return count(text, 0, 2**32 - 1)
 
 
 def load_classifier(path: Path, device: str, model: str | None) -> tuple[nn.Module, dict[str, Any]]:

@@ -99,9 +99,19 @@ TYPES = get_type_hints(ImageSettings)
 
 
 def _kind(words: str) -> Any:
-    hint = TYPES[words.split()[0].removeprefix("--").replace("-", "_")]
-    kind = next(iter(get_args(hint)), hint)  # int of `int | None`
+    name = words.split()[0].removeprefix("--").replace("-", "_")
+    if name.endswith("seed"):
+        return options.seed
+    kind = next(iter(get_args(TYPES[name])), TYPES[name])  # int of `int | None`
     return {bool: options.TOGGLE, float: options.number}.get(kind, kind)
+
+
+def _seeds(text: str) -> list[int]:
+    seeds = [options.seed(word) for word in text.split(",")]
+    if len(set(seeds)) < len(seeds):
+        message = f"names a seed twice: {text}"
+        raise argparse.ArgumentTypeError(message)
+    return seeds
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -117,7 +127,7 @@ OPTIONS["how it is computed"] |= {
     "--quick": (options.FLAG, "a run of seconds, generated images"),
 }
 OPTIONS["files and time"] = {
-    "--seeds N,N": (str, "one run each (default: 0)", "0"),
+    "--seeds N,N": (_seeds, "one run each (default: 0)", [0]),
     "--out DIR": (Path, "checkpoint.safetensors and log.jsonl go there"),
     "--resume": (options.FLAG, "go on from the checkpoint, if any"),
     "--checkpoint-every STEPS": (
@@ -145,7 +155,7 @@ def run(arguments: argparse.Namespace) -> int:
         message = "--reg-nats and --reg-strength are two ways to say how strong: give one of them"
         raise InputError(message)
     device = torchrun_device(as_device(arguments.device))
-    seeds, left = _seeds(arguments.seeds), arguments.max_seconds
+    seeds, left = arguments.seeds, arguments.max_seconds
     with processes(device) as group:
         say = console.say if group.rank == 0 else lambda _: None
         for seed in seeds:
@@ -196,20 +206,6 @@ def _train(
     if run.done and group.rank == 0:
         console.say(_closing(run))
     return run
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        seeds = [int(word) for word in text.split(",")]
-    except ValueError as error:
-        message = f"--seeds is written 0 or 0,1,2, got {text!r}"
-        raise InputError(message) from error
-    for seed in seeds:
-        options.check_seed(seed, "seeds")
-    if len(set(seeds)) < len(seeds):
-        message = f"--seeds names a seed twice: {text}"
-        raise InputError(message)
-    return seeds
 
 
 def _folder(out: Path | None, settings: ImageSettings, *, many: bool) -> Path:

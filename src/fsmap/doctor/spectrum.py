@@ -46,14 +46,18 @@ class Spectrum(NamedTuple):
     parameters: int  # P
     rows: int  # Q = S·K
     points: int  # S that were used
-    eigenvalues: Tensor | None  # [min(Q, P)], descending; the other P − Q are zero
-    null: Tensor | None  # [P − rank, P]  orthonormal null vectors
     largest: Estimate  # "power": value is a lower bound, value + stderr an upper bound
     trace: Estimate
     floor: float  # eigenvalues up to this one count as zero
     resolution: float  # ‖Jv‖/(‖v‖σ_max) up to which v is null
     probes: Tensor  # [R, P]  A itself, or random combinations uᵀA with u ~ N(0, I)
-    exact: bool  # whether ``probes`` is A
+    eigenvalues: Tensor | None = None  # [min(Q, P)], descending; the other P − Q are zero
+    null: Tensor | None = None  # [P − rank, P]  orthonormal null vectors
+
+    @property
+    def exact(self) -> bool:
+        """Whether ``probes`` is A."""
+        return self.method != "power"
 
     @property
     def kept(self) -> Tensor:
@@ -127,14 +131,13 @@ def from_rows(A: Tensor, num_points: int, tolerance: float, resolution: float = 
         parameters=P,
         rows=Q,
         points=num_points,
-        eigenvalues=values,
-        null=null,
         largest=Estimate(values.max(), zero),
         trace=Estimate(values.sum(), zero),
         floor=float((tolerance * sigma.max()).square()),
         resolution=resolution,
         probes=A,
-        exact=True,
+        eigenvalues=values,
+        null=null,
     )
 
 
@@ -176,14 +179,11 @@ def _by_passes(
         parameters=count(params),
         rows=out.numel(),
         points=used,
-        eigenvalues=None,
-        null=None,
         largest=Estimate(value, (upper - value).clamp_min(0)),
         trace=trace,
         floor=tolerance**2 * float(value),
         resolution=resolution,
         probes=probes,
-        exact=False,
     )
 
 

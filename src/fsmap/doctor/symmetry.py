@@ -292,15 +292,19 @@ def _scale(space: Space, everything: Params) -> Iterator[Family]:
     makers, readers = (space.norms or [space.layer])[-1].slots(), space.readers
 
     def build(c: Tensor) -> Params:  # [units]
-        out: Params = {}
-        for slot, sign in [(s, 1) for s in makers] + [(s, -1) for s in readers]:
-            p = everything[slot.name]
-            moved = slot.full(sign * c[:, None] * slot.rows(p), p)
-            out[slot.name] = moved + out.get(slot.name, 0.0)
-        return out
+        return _scaled([(s, c) for s in makers] + [(s, -c) for s in readers], everything)
 
     if makers and readers:
         yield Family("scale", space.where, (space.layer.units,), build)
+
+
+def _scaled(slots: list[tuple[Slot, Tensor]], everything: Params) -> Params:
+    """The change if each unit of a slot is multiplied by one plus its coefficient."""
+    out: Params = {}
+    for slot, c in slots:
+        p = everything[slot.name]
+        out[slot.name] = slot.full(c[:, None] * slot.rows(p), p) + out.get(slot.name, 0.0)
+    return out
 
 
 def _batchnorm(space: Space, everything: Params) -> Iterator[Family]:
@@ -320,10 +324,7 @@ def _batchnorm(space: Space, everything: Params) -> Iterator[Family]:
     weight, bias, own = norm.weight or "", norm.bias or "", layer.bias
 
     def scaled(c: Tensor) -> Params:
-        out = {}
-        for slot in makers:
-            p = everything[slot.name]
-            out[slot.name] = slot.full(c[:, None] * slot.rows(p), p)
+        out = _scaled([(slot, c) for slot in makers], everything)
         return out | {weight: -of_weight * c * gamma, bias: -of_bias * c * gamma}
 
     def shifted(c: Tensor) -> Params:

@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers of pytest-xdist are
 
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -63,6 +64,25 @@ def seeded(guard: None) -> Iterator[None]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         yield
+
+
+@pytest.fixture
+def float32(guard: None) -> Iterator[None]:
+    """The default precision that users have."""
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(torch.float64)
+
+
+@pytest.fixture
+def no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in, and no data where data is looked for."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FSMAP_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.setattr("fsmap.data.catalogue.SHARED", tmp_path / "shared")
+    monkeypatch.setattr("fsmap.data.catalogue.SYSTEM", tmp_path / "system")
+    return tmp_path
 
 
 @pytest.fixture

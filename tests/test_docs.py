@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 import fsmap
 
@@ -71,16 +70,14 @@ def gallery(name: str):
 
 
 @pytest.fixture
-def as_users_have_it(seeded: None) -> Iterator[None]:
-    torch.set_default_dtype(torch.float32)
+def closed() -> Iterator[None]:
     yield
-    torch.set_default_dtype(torch.float64)
     import matplotlib.pyplot as plt
 
     plt.close("all")
 
 
-@pytest.mark.usefixtures("as_users_have_it")
+@pytest.mark.usefixtures("float32", "seeded", "closed")
 class TestGallery:
     def test_has_a_page_and_a_picture_for_every_script(self):
         scripts = {path.stem for path in (ROOT / "examples" / "gallery").glob("*.py")}

@@ -11,7 +11,6 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-import torch
 
 ROOT = Path(__file__).parents[1]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,15 +41,12 @@ def run_block(page: Path, line: int, block: str, namespace: dict[str, object]) -
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if FENCE.search(page.read_text())], ids=lambda page: page.name
 )
-def test_page_runs(page: Path, seeded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.usefixtures("float32", "seeded")
+def test_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, object] = {"__name__": "__page__"}
-    torch.set_default_dtype(torch.float32)  # as readers have it
-    try:
-        for line, block in blocks(page):
-            run_block(page, line, block, namespace)
-    finally:
-        torch.set_default_dtype(torch.float64)
+    for line, block in blocks(page):
+        run_block(page, line, block, namespace)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

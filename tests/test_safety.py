@@ -26,12 +26,7 @@ from small_tables import houses
 TINY = {"generated": True, "limit": 32, "valid": 16, "width": 2, "epochs": 1, "batch_size": 16}
 
 
-@pytest.fixture(autouse=True)
-def single() -> object:
-    """As a user has it."""
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float32")
 
 
 def forged(folder: Path, model: str) -> Path:

@@ -30,11 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(autouse=True)
-def as_users_have_it():
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float32")
 
 
 def test_an_unfinished_run_is_said_to_be_one(checkpoint, tmp_path, capsys):
@@ -90,11 +86,8 @@ def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path, capsys):
     assert "there is no checkpoint" in capsys.readouterr().err
 
 
-def test_cifar10_1_is_refused_with_how_to_get_it(checkpoint, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    command = ["assess", str(checkpoint), "--out", str(tmp_path), "--shift", "cifar10.1"]
-    assert main(command) == 2
+def test_cifar10_1_is_refused_with_how_to_get_it(checkpoint, no_data, capsys):
+    assert main(["assess", str(checkpoint), "--out", str(no_data), "--shift", "cifar10.1"]) == 2
     assert "fsmap data get cifar10.1" in capsys.readouterr().err
 
 

@@ -32,16 +32,12 @@ def sized(width):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, float32, seeded):
     name = f"patients_{abs(hash(str(tmp_path)))}"
     (tmp_path / f"{name}.py").write_text(SOURCE)
-    (tmp_path / "broken.py").write_text("import something_that_is_not_there")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    torch.set_default_dtype(torch.float32)  # as in a user's shell
-    with torch.random.fork_rng(devices=[]):
-        yield tmp_path, name
-    torch.set_default_dtype(torch.float64)
+    yield tmp_path, name
     sys.modules.pop(name, None)
 
 

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 
 from fsmap.cli import main
 from fsmap.cli.train import LOCK
@@ -28,12 +27,7 @@ TINY = [
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.fixture(autouse=True)
-def single() -> object:
-    """As a user has it."""
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float32")
 
 
 def test_a_run(tmp_path, capsys):
@@ -61,11 +55,7 @@ def test_in_pieces(tmp_path, capsys):
     assert steps == [8, 8]
 
 
-def test_missing_data_says_how_to_get_it(tmp_path, monkeypatch, capsys):
-    for name in ("FSMAP_DATA", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fsmap.data.catalogue.SYSTEM", tmp_path)
+def test_missing_data_says_how_to_get_it(no_data, capsys):
     assert main(["train", "--data", "cifar10", "--device", "cpu"]) == 2
     assert "Get it with: fsmap data get cifar10" in capsys.readouterr().err
 

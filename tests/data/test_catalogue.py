@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fsmap.cli import main
 from fsmap.data import catalogue as sources
+from fsmap.data import fetch
 from fsmap.data.catalogue import DataFile, DataSet, Download, catalogue, find
 from fsmap.data.fetch import READERS
 from fsmap.errors import InputError, MissingDataError
@@ -28,15 +30,11 @@ def entry(**changes) -> DataSet:
     return DataSet("toy", "a toy", files, "http://nowhere", downloads)._replace(**changes)
 
 
-@pytest.fixture(autouse=True)
-def nowhere_else(monkeypatch, tmp_path):
-    """Neither the machine's own folders nor its catalogue."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FSMAP_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(sources, "SHARED", tmp_path / "shared")
-    monkeypatch.setattr(sources, "SYSTEM", tmp_path / "system")
-    monkeypatch.setattr(sources, "find", lambda _: entry())
+@pytest.fixture
+def toy(monkeypatch, no_data):
+    """A catalogue with one set, and empty folders to look into."""
+    monkeypatch.setattr(sources, "catalogue", lambda: {"toy": entry()})
+    return no_data
 
 
 def put(root: Path, csv: bytes = CONTENT, level: int = 9) -> Path:
@@ -46,64 +44,64 @@ def put(root: Path, csv: bytes = CONTENT, level: int = 9) -> Path:
     return root
 
 
-def test_the_order_of_folders(monkeypatch, tmp_path):
+def test_the_order_of_folders(monkeypatch, toy):
     monkeypatch.setenv("FSMAP_DATA", "/named")
     found = sources.roots("given")
     assert list(found.items()) == [
         ("--data-dir", Path("given")),
         ("$FSMAP_DATA", Path("/named")),
-        ("shared", tmp_path / "shared"),
-        ("system", tmp_path / "system"),
-        ("cache", tmp_path / "xdg" / "fsmap"),
+        ("shared", toy / "shared"),
+        ("system", toy / "system"),
+        ("cache", toy / "xdg" / "fsmap"),
     ]
 
 
-def test_the_first_folder_wins(monkeypatch, tmp_path):
+def test_the_first_folder_wins(monkeypatch, toy):
     for name in ("given", "named", "system", "xdg/fsmap"):
-        put(tmp_path / name)
-    monkeypatch.setenv("FSMAP_DATA", str(tmp_path / "named"))
-    assert sources.locate("toy", tmp_path / "given")["toy.csv"].is_relative_to(tmp_path / "given")
-    assert sources.locate("toy")["toy.csv"].is_relative_to(tmp_path / "named")
+        put(toy / name)
+    monkeypatch.setenv("FSMAP_DATA", str(toy / "named"))
+    assert sources.locate("toy", toy / "given")["toy.csv"].is_relative_to(toy / "given")
+    assert sources.locate("toy")["toy.csv"].is_relative_to(toy / "named")
     monkeypatch.delenv("FSMAP_DATA")
-    assert sources.locate("toy")["toy.gz"].is_relative_to(tmp_path / "system")
+    assert sources.locate("toy")["toy.gz"].is_relative_to(toy / "system")
 
 
-def test_a_damaged_copy_is_passed_over(tmp_path):
-    put(tmp_path / "shared", csv=b"a,b\n1,3\n")
-    put(tmp_path / "system", level=1)  # the same content, compressed in another way
-    assert sources.locate("toy")["toy.csv"].is_relative_to(tmp_path / "system")
+def test_a_damaged_copy_is_passed_over(toy):
+    put(toy / "shared", csv=b"a,b\n1,3\n")
+    put(toy / "system", level=1)  # the same content, compressed in another way
+    assert sources.locate("toy")["toy.csv"].is_relative_to(toy / "system")
     found = sources.look_for(entry().files[0])
-    assert found.damaged == (tmp_path / "shared" / "toy" / "toy.csv",)
+    assert found.damaged == (toy / "shared" / "toy" / "toy.csv",)
 
 
-def test_a_missing_set_says_what_where_and_how(tmp_path):
-    given = tmp_path / "given"
+def test_a_missing_set_says_what_where_and_how(toy):
+    given = toy / "given"
     given.mkdir()
     with pytest.raises(MissingDataError) as caught:
         sources.locate("toy", given)
     text = str(caught.value)
     assert text.startswith(f"data set 'toy': toy/toy.csv, toy/toy.gz not found. Looked in {given}")
-    assert f"{tmp_path / 'system'} (system)" in text
+    assert f"{toy / 'system'} (system)" in text
     assert text.endswith("Get it with: fsmap data get toy")
 
 
-def test_a_given_folder_must_be_one(tmp_path):
+def test_a_given_folder_must_be_one(toy):
     """Even where the files are found elsewhere: a slip of the pen is not another data set."""
-    put(tmp_path / "shared")
+    put(toy / "shared")
     with pytest.raises(InputError, match="folder"):
-        sources.locate("toy", tmp_path / "givne")
+        sources.locate("toy", toy / "givne")
 
 
-def test_a_damaged_set_says_so(tmp_path):
-    bad = put(tmp_path / "shared", csv=b"short") / "toy" / "toy.csv"
+def test_a_damaged_set_says_so(toy):
+    bad = put(toy / "shared", csv=b"short") / "toy" / "toy.csv"
     with pytest.raises(MissingDataError, match="checksum") as e:
         sources.locate("toy")
     assert str(bad) in str(e.value)
     assert "toy/toy.gz" not in str(e.value)
 
 
-def test_a_truncated_archive_is_damaged_not_an_error(tmp_path):
-    folder = put(tmp_path / "shared")
+def test_a_truncated_archive_is_damaged_not_an_error(toy):
+    folder = put(toy / "shared")
     file = folder / "toy" / "toy.gz"
     file.write_bytes(file.read_bytes()[:-12])
     assert sources.look_for(entry().files[1]).damaged == (file,)
@@ -137,3 +135,45 @@ def test_other_spellings(spelled, name):
 def test_an_unknown_name_says_which_are_known():
     with pytest.raises(InputError, match=r"no data set 'bosten'. Did you mean 'boston'\? Known: b"):
         find("bosten")
+
+
+def test_list_says_where_it_is_and_where_it_is_looked_for(toy, capsys):
+    assert main(["data", "list"]) == 0
+    out = capsys.readouterr().out
+    assert "not here" in out
+    assert "cache: " in out
+    assert main(["data", "list", "toy"]) == 0
+    assert "fsmap data get toy" in capsys.readouterr().out
+    put(toy / "shared")
+    assert main(["data"]) == 0
+    assert str(toy / "shared" / "toy") in capsys.readouterr().out
+
+
+def test_get_that_fails_goes_on_and_ends_with_2(toy, monkeypatch, capsys):
+    monkeypatch.setattr(fetch, "get", lambda name, into, **_: {name: into / name})
+    assert main(["data", "get", "toy", "--data-dir", "mine"]) == 0
+    assert "toy: 1 files in mine, checksums right" in capsys.readouterr().out
+
+    def refuse(*_, **__):
+        raise MissingDataError("could not get it")
+
+    monkeypatch.setattr(fetch, "get", refuse)
+    assert main(["data", "get", "toy"]) == 2
+    assert "fsmap: could not get it" in capsys.readouterr().err
+
+
+def test_check(toy, capsys):
+    for names, code, says in (
+        (["toy"], 2, "toy/toy.csv, toy/toy.gz not found"),
+        ([], 0, "not here"),
+    ):
+        assert main(["data", "check", *names]) == code
+        assert says in capsys.readouterr().out
+    file = put(toy / "shared") / "toy" / "toy.csv"
+    assert main(["data", "check"]) == 0
+    assert "toy: right" in capsys.readouterr().out
+    file.write_bytes(b"a,b\n1,3\n")
+    assert main(["data", "check"]) == 2
+    out = capsys.readouterr().out
+    assert f"wrong checksum: {file}" in out
+    assert "Get it with: fsmap data get toy" in out

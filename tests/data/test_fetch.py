@@ -49,14 +49,10 @@ def zipped(**members: bytes) -> bytes:
 
 
 @pytest.fixture
-def toy(monkeypatch, tmp_path):
+def toy(monkeypatch, no_data):
     """A catalogue with one set, and empty folders to look into."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("FSMAP_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    monkeypatch.setattr(catalogue, "SYSTEM", tmp_path / "system")
     monkeypatch.setattr(fetch, "find", lambda _: ENTRY)
-    return tmp_path
+    return no_data
 
 
 @pytest.fixture

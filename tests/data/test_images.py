@@ -322,14 +322,11 @@ def test_folders_that_are_refused(tmp_path: Path):
         read_folder(str(photos))
 
 
+@pytest.mark.usefixtures("float32")
 def test_a_run_on_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    torch.set_default_dtype(torch.float32)
-    try:
-        photos, out = photos_in(tmp_path / "photos"), str(tmp_path / "run")
-        sizes = ["--width", "2", "--batch-size", "4", "--num-points", "4", "--epochs", "1"]
-        words = ["train", "--data", str(photos), *sizes, "--device", "cpu", "--silent"]
-        assert main([*words, "--reg-nats", "0.05", "--out", out]) == 0
-        assert "0.05 nats" in capsys.readouterr().out
-        assert main(["assess", out, "--device", "cpu", "--points", "4"]) == 0
-    finally:
-        torch.set_default_dtype(torch.float64)
+    photos, out = photos_in(tmp_path / "photos"), str(tmp_path / "run")
+    sizes = ["--width", "2", "--batch-size", "4", "--num-points", "4", "--epochs", "1"]
+    words = ["train", "--data", str(photos), *sizes, "--device", "cpu", "--silent"]
+    assert main([*words, "--reg-nats", "0.05", "--out", out]) == 0
+    assert "0.05 nats" in capsys.readouterr().out
+    assert main(["assess", out, "--device", "cpu", "--points", "4"]) == 0

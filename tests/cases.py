@@ -73,38 +73,29 @@ def _batchnorm() -> nn.Module:
     return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
 
 
-MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[torch.Generator], object]]] = {
-    "linear": (lambda: nn.Linear(3, 1), lambda g: torch.randn(6, 3, generator=g)),
-    "tanh_mlp": (
-        lambda: nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)),
-        lambda g: torch.randn(12, 1, generator=g),
-    ),
-    "wide": (
-        lambda: nn.Sequential(nn.Linear(2, 8), nn.GELU(), nn.Linear(8, 3)),
-        lambda g: torch.randn(5, 2, generator=g),
-    ),
+def _masked(generator: torch.Generator) -> dict[str, Tensor]:
+    mask = torch.tensor([[1.0, 0.0]] * 2 + [[1.0, 1.0]] * 3)
+    return {"values": torch.randn(5, 2, 3, generator=generator), "mask": mask}
+
+
+# A module, and the shape of its points, or what draws them.
+MODELS: dict[str, tuple[Callable[[], nn.Module], object]] = {
+    "linear": (lambda: nn.Linear(3, 1), (6, 3)),
+    "tanh_mlp": (lambda: nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)), (12, 1)),
+    "wide": (lambda: nn.Sequential(nn.Linear(2, 8), nn.GELU(), nn.Linear(8, 3)), (5, 2)),
     "layernorm": (
         lambda: nn.Sequential(nn.Linear(2, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 2)),
-        lambda g: torch.randn(6, 2, generator=g),
+        (6, 2),
     ),
-    "relu": (
-        lambda: nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)),
-        lambda g: torch.randn(6, 2, generator=g),
-    ),
-    "cnn": (_cnn, lambda g: torch.randn(4, 1, 4, 4, generator=g)),
-    "batchnorm_train": (_batchnorm, lambda g: torch.randn(6, 2, generator=g)),
-    "batchnorm_eval": (lambda: _batchnorm().eval(), lambda g: torch.randn(6, 2, generator=g)),
-    "sequence": (Sequence, lambda g: torch.randn(3, 2, 4, generator=g)),
-    "sequence_eval": (lambda: Sequence().eval(), lambda g: torch.randn(3, 2, 4, generator=g)),
-    "shared": (Shared, lambda g: torch.randn(4, 3, generator=g)),
-    "frozen": (_frozen, lambda g: torch.randn(5, 2, generator=g)),
-    "dict_input": (
-        DictInput,
-        lambda g: {
-            "values": torch.randn(5, 2, 3, generator=g),
-            "mask": torch.tensor([[1.0, 0.0]] * 2 + [[1.0, 1.0]] * 3),
-        },
-    ),
+    "relu": (lambda: nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), (6, 2)),
+    "cnn": (_cnn, (4, 1, 4, 4)),
+    "batchnorm_train": (_batchnorm, (6, 2)),
+    "batchnorm_eval": (lambda: _batchnorm().eval(), (6, 2)),
+    "sequence": (Sequence, (3, 2, 4)),
+    "sequence_eval": (lambda: Sequence().eval(), (3, 2, 4)),
+    "shared": (Shared, (4, 3)),
+    "frozen": (_frozen, (5, 2)),
+    "dict_input": (DictInput, _masked),
 }
 
 
@@ -119,7 +110,8 @@ def case(name: str, seed: int = 0) -> Case:
         for p in module.parameters():
             p.copy_(0.7 * torch.randn(p.shape, generator=generator))
     f, params = fsmap.functional(module)
-    return Case(f, params, points(generator), module)
+    drawn = points(generator) if callable(points) else torch.randn(points, generator=generator)
+    return Case(f, params, drawn, module)
 
 
 def direction(params: Params, seed: int = 0) -> Params:

@@ -118,26 +118,16 @@ NESTED: list = []
 for _ in range(400):
     NESTED = [NESTED]
 
-ODD = {
-    "config is a list": {"config": []},
-    "config is a number": {"config": 7},
-    "config is null": {"config": None},
-    "config is text": {"config": "x"},
-    "progress is a list": {"progress": []},
-    "progress is null": {"progress": None},
-    "no step": {"progress": {}},
-    "step is text": {"progress": {"step": "2"}},
-    "step is a fraction": {"progress": {"step": 2.5}},
-    "step is negative": {"progress": {"step": -2}},
-    "step is null": {"progress": {"step": None}},
-    "step is a list": {"progress": {"step": [2]}},
-    "step is huge": {"progress": {"step": 10**30}},
-    "no parameters": {"tensors": {}},
-    "another shape": {"tensors": {"params/a": torch.zeros(3)}},
-    "a smaller shape": {"tensors": {"params/a": torch.zeros(1)}},
-    "half of a best": {"tensors": {"params/a": torch.zeros(2), "best/step": torch.zeros(())}},
-    "a nested config": {"config": {"kind": NESTED}},
-}
+STEPS = ("2", 2.5, -2, None, [2], 10**30)
+TENSORS = (  # none, other shapes, half of a best
+    *({}, {"params/a": torch.zeros(3)}, {"params/a": torch.zeros(1)}),
+    {"params/a": torch.zeros(2), "best/step": torch.zeros(())},
+)
+ODD = [
+    *({"config": config} for config in ([], 7, None, "x", {"kind": NESTED})),
+    *({"progress": progress} for progress in ([], None, {}, *({"step": s} for s in STEPS))),
+    *({"tensors": tensors} for tensors in TENSORS),
+]
 
 
 def rewritten(path: Path, change: dict) -> None:
@@ -154,25 +144,22 @@ def rewritten(path: Path, change: dict) -> None:
     path.write_bytes(safetensors.torch.save(tensors, about))
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_a_checkpoint_with_odd_content_and_a_valid_checksum(tmp_path: Path, name: str):
+@pytest.mark.parametrize("change", ODD)
+def test_a_checkpoint_with_odd_content_and_a_valid_checksum(tmp_path: Path, change: dict):
     path = tmp_path / "a.safetensors"
     train(path, steps=2)
-    rewritten(path, ODD[name])
+    rewritten(path, change)
     with pytest.raises(CheckpointError):
         train(path, resume=True)
 
 
-@pytest.mark.parametrize("drop", ["config", "progress"])
-def test_a_checkpoint_without_an_entry(tmp_path: Path, drop: str):
-    path = tmp_path / "a.safetensors"
-    about = {"format": checkpoint.FORMAT, "config": "{}", "progress": "{}"}
-    del about[drop]
-    about["sha256"] = checkpoint._digest({}, about)
-    path.write_bytes(safetensors.torch.save({}, about))
-    with pytest.raises(CheckpointError):
-        checkpoint.load(path)
-    about = {"format": checkpoint.FORMAT, "config": "{", "progress": "[" * 100_000}
+@pytest.mark.parametrize(
+    "about",
+    [{"config": "{}"}, {"progress": "{}"}, {"config": "{", "progress": "[" * 100_000}],
+    ids=["no progress", "no config", "no JSON"],
+)
+def test_a_checkpoint_without_an_entry(tmp_path: Path, about: dict):
+    path, about = tmp_path / "a.safetensors", {"format": checkpoint.FORMAT, **about}
     about["sha256"] = checkpoint._digest({}, about)
     path.write_bytes(safetensors.torch.save({}, about))
     with pytest.raises(CheckpointError):
@@ -199,37 +186,29 @@ def changed(tree: dict, place: str, value: object) -> dict:
     return tree
 
 
-MODELS = {
-    "kind": "images",
-    "columns": 7,
-    "columns.0": {},
-    "columns.0.name": 7,
-    "columns.0.levels": 7,
-    "columns.0.fill": "x",
-    "columns.0.exec": "x",
-    "target": None,
-    "target.task": "poetry",
-    "target.mean": "x",
-    "target.std": float("nan"),
-    "target.classes": 7,
-    "target.name": 7,
-    "networks": {},
-    "networks.l-map.sizes": [10**9, 10**9],
-    "networks.l-map.members": 10**9,
-    "networks.l-map.edges": 10**9,
-    "networks.l-map.activation": "builtins:exec",
-    "networks.l-map.std": float("nan"),
-    "networks.l-map.floor": "x",
-    "networks.l-map": "x",
-    "chosen": "best",
-}
+WRONG = (  # values, and places in the description of a model
+    (7, "columns columns.0.name columns.0.levels target.classes target.name"),
+    ("x", "columns.0.fill columns.0.exec target.task target.mean chosen"),
+    ("x", "networks.l-map networks.l-map.floor"),
+    ("builtins:exec", "networks.l-map.activation"),
+    ("images", "kind"),
+    (10**9, "networks.l-map.members networks.l-map.edges"),
+    ([10**9, 10**9], "networks.l-map.sizes"),
+    (float("nan"), "target.std networks.l-map.std"),
+    (None, "target"),
+    ({}, "columns.0 networks"),
+)
 
 
-@pytest.mark.parametrize("place", MODELS)
-def test_a_model_with_odd_content_and_a_valid_checksum(tmp_path: Path, model: Path, place: str):
+@pytest.mark.parametrize(
+    ("place", "value"), [(place, value) for value, places in WRONG for place in places.split()]
+)
+def test_a_model_with_odd_content_and_a_valid_checksum(
+    tmp_path: Path, model: Path, place: str, value: object
+):
     path = tmp_path / "model.pt"
     path.write_bytes(model.read_bytes())
-    rewritten(path, {"config": changed(checkpoint.load(path).config, place, MODELS[place])})
+    rewritten(path, {"config": changed(checkpoint.load(path).config, place, value)})
     with pytest.raises(CheckpointError):
         load_table_model(path)
 
@@ -254,25 +233,17 @@ def test_an_output_that_is_not_utf_8(command: str, capsys: pytest.CaptureFixture
     assert "UTF-8" in capsys.readouterr().err
 
 
-def test_resuming_with_other_threads_is_said(tmp_path: Path):
-    path = tmp_path / "a.safetensors"
-    train(path, steps=2)
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    try:
-        with pytest.warns(UserWarning, match="threads"):
-            train(path, resume=True)
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_resuming_with_another_number_of_processes_is_said(tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize("what", ["threads", "processes"])
+def test_resuming_with_another_number_is_said(tmp_path: Path, monkeypatch, what: str):
     path = tmp_path / "a.safetensors"
     with monkeypatch.context() as patch:
-        patch.setattr(torch.distributed, "is_initialized", lambda: True)
-        patch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        if what == "threads":
+            patch.setattr(torch, "get_num_threads", lambda: 99)
+        else:
+            patch.setattr(torch.distributed, "is_initialized", lambda: True)
+            patch.setattr(torch.distributed, "get_world_size", lambda: 2)
         train(path, steps=2)
-    with pytest.warns(UserWarning, match="processes"):
+    with pytest.warns(UserWarning, match=what):
         train(path, resume=True)
 
 

@@ -69,10 +69,12 @@ def test_against_moved_copies(seeded: None):
 
 def test_a_model_that_fails_is_left_as_it_was(seeded: None, generator: torch.Generator):
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3).eval(), nn.Linear(4, 3))
+    x, y, options = torch.zeros(5, 2), torch.zeros(5).long(), {"generator": generator}
     with pytest.raises(RuntimeError, match="shapes"):
-        landscape(model, torch.zeros(5, 2), torch.zeros(5).long(), steps=torch.zeros(1),
-                  generator=generator)  # fmt: skip
+        landscape(model, x, y, steps=torch.zeros(1), **options)
     assert [m.training for m in model] == [True, False, True]
+    with pytest.raises(InputError, match="at least one direction, one point and a row of steps"):
+        landscape(model, x, y, steps=torch.zeros(3), directions=0, **options)
 
 
 @pytest.mark.gpu
@@ -106,12 +108,6 @@ def test_flatness_belongs_to_the_network_and_not_to_the_grid(reach: float, numbe
     assert flatness(found) == pytest.approx(1 / 3, rel=1e-2)
 
 
-def test_nothing_to_look_at(seeded: None, generator: torch.Generator):
-    x, y = data()
-    with pytest.raises(InputError, match="at least one direction, one point and a row of steps"):
-        landscape(network(), x, y, steps=torch.zeros(3), directions=0, generator=generator)
-
-
 def test_laplacian_of_the_deployed_function(seeded: None):
     """E‖Jψ‖² by its definition: the sum of squared derivatives of every logit."""
     model = network()
@@ -142,7 +138,8 @@ def test_laplacian_in_training_mode(seeded: None):
 
     def moved(step: float) -> torch.Tensor:
         tensors = {n: p + step * psi[n][0] for n, p in model.named_parameters()}
-        return torch.func.functional_call(model, {**tensors, **clones(before)}, (x,))
+        buffers = {n: b.clone() for n, b in before.items()}
+        return torch.func.functional_call(model, {**tensors, **buffers}, (x,))
 
     slope = (moved(1e-5) - moved(-1e-5)).detach() / 2e-5
     value, _ = laplacian(model, x, probes=psi, batch_statistics=True)
@@ -160,7 +157,3 @@ def test_frozen_layers_stay_frozen_in_training_mode(seeded: None):
     value = laplacian(model, x, probes=psi, batch_statistics=True)
     assert value[0] == laplacian(model, x, probes=psi)[0]
     assert not model[1].training
-
-
-def clones(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {n: t.clone() for n, t in tensors.items()}

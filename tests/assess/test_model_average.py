@@ -44,17 +44,14 @@ def test_a_correlated_density_against_scipy():
 
 
 def test_the_error_says_when_the_panels_are_too_wide():
+    nodes, weights = Interval((0.0, 1.0, 2.0, 5.0)).nodes(every=2)  # halving keeps both ends
+    assert weights.sum().item() == pytest.approx(5)
+    assert 4.9 < nodes.max() < 5
     narrow = lambda t: -(t - 0.123).square().sum(-1) / 2e-4  # noqa: E731
     coarse = posterior_mean(narrow, torch.exp, interval(-5, 5, 2), interval(-5, 5, 2))
     fine = posterior_mean(narrow, torch.exp, interval(-1, 1, 80), interval(-1, 1, 80))
     assert coarse.error > 1e-3
     assert fine.error < 1e-8
-
-
-def test_halving_keeps_both_ends():
-    nodes, weights = Interval((0.0, 1.0, 2.0, 5.0)).nodes(every=2)
-    assert weights.sum().item() == pytest.approx(5)
-    assert 4.9 < nodes.max() < 5
 
 
 @pytest.mark.parametrize(("low", "high", "panels"), [(1.0, 1.0, 4), (0.0, 1.0, 1)])

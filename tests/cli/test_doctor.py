@@ -79,17 +79,18 @@ def test_factories_of_all_kinds(folder, capsys):
     assert answer(capsys, f"{name}:conv", "--shape", "1,4,4", "--points", 7)["points"] == 7
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".npy", ".csv", ".safetensors"])
+WRITERS = {
+    "pt": lambda file, x: torch.save(torch.from_numpy(x), file),
+    "npy": np.save,
+    "csv": lambda file, x: np.savetxt(file, x, delimiter=",", header="a,b", comments=""),
+    "safetensors": lambda file, x: save_file({"input": torch.from_numpy(x)}, file),
+}
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
 def test_points_from_files(folder, capsys, suffix):
-    x = np.arange(24, dtype=np.float32).reshape(12, 2) / 24
-    file = folder[0] / f"points{suffix}"
-    write = {
-        ".pt": lambda: torch.save(torch.from_numpy(x), file),
-        ".npy": lambda: np.save(file, x),
-        ".csv": lambda: np.savetxt(file, x, delimiter=",", header="a,b", comments=""),
-        ".safetensors": lambda: save_file({"input": torch.from_numpy(x)}, file),
-    }
-    write[suffix]()
+    file = folder[0] / f"points.{suffix}"
+    WRITERS[suffix](file, np.arange(24, dtype=np.float32).reshape(12, 2) / 24)
     target = f"{folder[1]}:make"
     assert answer(capsys, target, "--px", file)["points"] == 12
     assert answer(capsys, target, "--px", file, "--points", 8)["points"] == 8

@@ -58,34 +58,28 @@ def test_a_table_with_a_constant_column(tmp_path):
     assert table.y.tolist() == [[3.0], [4.0]]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 19])
-def test_every_row_has_one_use(seed):
-    rows = uci.split_rows(506, seed)
-    assert sorted(np.concatenate(rows).tolist()) == list(range(506))
-    assert [len(part) for part in rows] == [410, 45, 51]
-
-
 def test_splits_are_those_of_the_loaders_and_of_the_authors():
     """Written as those programs do it, with numpy's old global generator."""
     state = np.random.get_state()
-    try:
-        order = np.arange(100)
-        np.random.seed(0)
+
+    def shuffled(size, seed):
+        order = np.arange(size)
+        np.random.seed(seed)
         np.random.shuffle(order)
-        again = np.arange(100)
-        np.random.seed(3)
-        np.random.shuffle(again)
-        held = np.arange(90)
-        np.random.seed(42)
-        np.random.shuffle(held)
-    finally:
         np.random.set_state(state)
+        return order
+
+    order, again, held = shuffled(100, 0), shuffled(100, 3), shuffled(90, 42)
     before = np.random.get_state()[1].tolist()
     assert uci.split_rows(100, 0).test.tolist() == order[90:].tolist()
     third = uci.split_rows(100, 3)
     assert np.random.get_state()[1].tolist() == before  # no global generator is used
     assert third.test.tolist() == order[again][90:].tolist()
     assert third.valid.tolist() == order[again][:90][held][:9].tolist()
+    for seed in (0, 1, 19):
+        rows = uci.split_rows(506, seed)
+        assert sorted(np.concatenate(rows).tolist()) == list(range(506))  # each has one use
+        assert [len(part) for part in rows] == [410, 45, 51]
 
 
 def test_training_statistics():

@@ -50,13 +50,6 @@ def test_every_module_gets_a_page_and_json_and_does_not_change(name):
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_a_regular_network():
-    d = fsmap.doctor(net(), points(60, 2))
-    assert (d.verdict, d.rank.rank, d.rank.deficit, d.rank.known) == ("regular", 17, 0, 0)
-    assert d.symmetries == d.null_vectors == ()
-    assert d.eigenvalues.smallest == d.eigenvalues.smallest_nonzero > 0
-
-
 def test_twin_units_are_pathological_and_named():
     d = fsmap.doctor(with_twins(), points(60, 2))
     assert d.verdict == "pathological"
@@ -70,10 +63,17 @@ def test_twin_units_are_pathological_and_named():
     assert "1, 3" in str(d)
 
 
-def test_scale_is_harmless():
+def test_verdicts_of_a_regular_a_homogeneous_and_a_deep_network():
+    d = fsmap.doctor(net(), points(60, 2))
+    assert (d.verdict, d.rank.rank, d.rank.deficit, d.rank.known) == ("regular", 17, 0, 0)
+    assert d.symmetries == d.null_vectors == ()
+    assert d.eigenvalues.smallest == d.eigenvalues.smallest_nonzero > 0
     d = fsmap.doctor(net(nn.ReLU, outputs=2), points(60, 2))
     assert (d.verdict, d.rank.deficit, d.rank.known) == ("harmless", 4, 4)
     assert not d.symmetries[0].pathological
+    deep = nn.Sequential(*net(inputs=1, hidden=12)[:2], *net(inputs=12, hidden=12))
+    d = fsmap.doctor(deep, points(300, 1))
+    assert (d.verdict, d.rank.sure, d.null_vectors) == ("ill-conditioned", False, ())
 
 
 def test_too_few_points_are_not_a_deficit():
@@ -83,12 +83,6 @@ def test_too_few_points_are_not_a_deficit():
     relu = fsmap.doctor(net(nn.ReLU, hidden=8), points(10, 2))
     assert relu.rank.known >= 8  # symmetries do not need many points
     assert relu.rank.points_needed == 33 - relu.rank.known
-
-
-def test_a_smooth_spectrum_is_ill_conditioned():
-    deep = nn.Sequential(*net(inputs=1, hidden=12)[:2], *net(inputs=12, hidden=12))
-    d = fsmap.doctor(deep, points(300, 1))
-    assert (d.verdict, d.rank.sure, d.null_vectors) == ("ill-conditioned", False, ())
 
 
 class Sum(nn.Module):
@@ -140,19 +134,10 @@ def test_equal_heads_of_attention_are_pathological(seeded):
     assert d.rank.nearby < d.rank.deficit
 
 
-class Spare(nn.Module):
-    """One of its parameters is never used."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.spare = net(), nn.Parameter(torch.ones(5))
-
-    def forward(self, x):
-        return self.body(x)
-
-
 def test_parameters_without_effect(seeded):
-    d = fsmap.doctor(Spare(), points(60, 2))
+    module = net()
+    module.register_parameter("spare", nn.Parameter(torch.ones(5)))
+    d = fsmap.doctor(module, points(60, 2))
     assert (d.verdict, d.rank.deficit, d.rank.unexplained) == ("unused", 5, 0)
     assert (d.symmetries[0].kind, d.symmetries[0].where) == ("no_effect", "spare")
     zero = fsmap.doctor(nn.Linear(2, 1, bias=False), torch.zeros(5, 2), jitter=1.0)

@@ -95,13 +95,8 @@ def test_power_iteration_bounds_the_largest_eigenvalue_and_estimates_the_trace(m
     assert float(exact.largest.value) <= (low + room) * (1 + 1e-6)
     distance = abs(float(found.trace.value - exact.trace.value))
     assert distance <= 5 * float(found.trace.stderr) + 1e-9 * float(exact.trace.value)
-
-
-def test_passes_use_fewer_points_if_time_is_short(monkeypatch):
-    c = case("relu")
-    monkeypatch.setattr(module, "LARGEST_SVD", 0)
-    monkeypatch.setattr(module, "LARGEST_ROWS", 0)
-    assert module.spectrum(c.f, c.params, c.x, seconds=1e-9).points == 1
+    if name == "relu":  # fewer points if time is short
+        assert module.spectrum(c.f, c.params, c.x, seconds=1e-9).points == 1
 
 
 PARAMS = {"0.weight": torch.zeros(4, 3), "0.bias": torch.zeros(4), "2.weight": torch.zeros(2, 4)}

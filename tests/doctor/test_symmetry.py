@@ -23,10 +23,10 @@ SIZES = {
 few = settings(max_examples=8)
 
 
-def build(*layers, seed=0):
+def build(make, seed=0):
     """A network with parameters and statistics of order one."""
     with torch.random.fork_rng(devices=[]):
-        net = nn.Sequential(*[layer() for layer in layers])
+        net = nn.Sequential(*make())
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in net.parameters():
@@ -38,8 +38,10 @@ def build(*layers, seed=0):
 
 
 def mlp(activation, inputs=2, hidden=4, outputs=2, seed=0):
-    ends = (lambda: nn.Linear(inputs, hidden)), (lambda: nn.Linear(hidden, outputs))
-    return build(ends[0], activation, ends[1], seed=seed)
+    def make():
+        return nn.Linear(inputs, hidden), activation(), nn.Linear(hidden, outputs)
+
+    return build(make, seed)
 
 
 def points(*shape):
@@ -64,12 +66,43 @@ def copy_unit(net, i, j, incoming=1.0, outgoing=True):
             net[2].weight[:, j] = net[2].weight[:, i]
 
 
-@pytest.mark.parametrize("activation", SMOOTH)
+def saturate(net):
+    net[0].bias[1] = 1e3  # incoming weights have no effect either
+
+
+PLANTED = {  # activations, change, and what is found for so many inputs and outputs
+    "nothing": (SMOOTH, lambda net: None, lambda i, o: {}),
+    "equal incoming weights": (  # outgoing weights are collinear if there is one output
+        SMOOTH,
+        lambda net: copy_unit(net, 0, 1, outgoing=False),
+        lambda i, o: {"twin_inputs": ((0, 1), o + (i + 1) * (o == 1))},
+    ),
+    "zero outgoing weights": (
+        SMOOTH,
+        lambda net: net[2].weight[:, 1].zero_(),
+        lambda i, o: {"unread_units": ((1,), i + 1)},
+    ),
+    "zero incoming weights": (  # an outgoing weight trades with the next bias
+        ["tanh"],
+        lambda net: net[0].weight[1].zero_(),
+        lambda i, o: {"constant_units": ((1,), o)},
+    ),
+    "saturation": (["tanh"], saturate, lambda i, o: {"constant_units": ((1,), o + i + 1)}),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
 @few
-@given(**SIZES)
-def test_a_generic_smooth_network_has_none(activation, inputs, hidden, outputs, seed):
-    kinds, _ = found(mlp(SMOOTH[activation], inputs, hidden, outputs, seed), points(80, inputs))
-    assert kinds == {}
+@given(data=st.data(), **SIZES)
+def test_what_was_put_into_a_smooth_network_is_found(name, data, inputs, hidden, outputs, seed):
+    activations, change, expected = PLANTED[name]
+    activation = SMOOTH[data.draw(st.sampled_from(sorted(activations)))]
+    net = mlp(activation, inputs, hidden, outputs, seed)
+    with torch.no_grad():
+        change(net)
+    kinds, _ = found(net, points(80, inputs))
+    sizes = expected(inputs, outputs)
+    assert kinds == {kind: (units, size, size) for kind, (units, size) in sizes.items()}
 
 
 @few
@@ -91,16 +124,6 @@ def test_three_equal_units_are_one_finding():
     kinds, rank = found(net, points(80, 2))
     assert kinds == {"twin_units": ((1, 2, 4), 10, 10)}
     assert rank.deficit == 10
-
-
-@few
-@given(activation=st.sampled_from(sorted(SMOOTH)), **SIZES)
-def test_equal_incoming_weights_alone(activation, inputs, hidden, outputs, seed):
-    net = mlp(SMOOTH[activation], inputs, hidden, outputs, seed)
-    copy_unit(net, 0, 1, outgoing=False)
-    kinds, _ = found(net, points(80, inputs))
-    size = outputs + (inputs + 1 if outputs == 1 else 0)  # outgoing scalars are collinear
-    assert kinds == {"twin_inputs": ((0, 1), size, size)}
 
 
 @pytest.mark.parametrize(("activation", "odd"), [(nn.Tanh, True), (nn.GELU, False)])
@@ -125,30 +148,6 @@ def test_a_relu_that_is_never_active(inputs, hidden, outputs, seed):
 
 
 @few
-@given(bias=st.booleans(), **SIZES)
-def test_constant_units(bias, inputs, hidden, outputs, seed):
-    net = mlp(nn.Tanh, inputs, hidden, outputs, seed)
-    with torch.no_grad():
-        if bias:
-            net[0].bias[1] = 1e3  # saturated: incoming weights have no effect either
-        else:
-            net[0].weight[1] = 0.0
-    kinds, _ = found(net, points(80, inputs))
-    size = outputs + (inputs + 1) * bias  # an outgoing weight trades with the next bias
-    assert kinds["constant_units"] == ((1,), size, size)
-
-
-@few
-@given(activation=st.sampled_from(sorted(SMOOTH)), **SIZES)
-def test_zero_outgoing_weights(activation, inputs, hidden, outputs, seed):
-    net = mlp(SMOOTH[activation], inputs, hidden, outputs, seed)
-    with torch.no_grad():
-        net[2].weight[:, 1] = 0.0
-    kinds, _ = found(net, points(80, inputs))
-    assert kinds == {"unread_units": ((1,), inputs + 1, inputs + 1)}
-
-
-@few
 @given(activation=st.sampled_from(sorted(HOMOGENEOUS)), **SIZES)
 def test_scale_of_homogeneous_units(activation, inputs, hidden, outputs, seed):
     net = mlp(HOMOGENEOUS[activation], inputs, hidden, outputs, seed)
@@ -160,31 +159,18 @@ def test_scale_of_homogeneous_units(activation, inputs, hidden, outputs, seed):
 
 
 NETWORKS = {
-    "pooling": (
-        lambda: nn.Conv2d(1, 3, 3),
-        nn.ReLU,
-        lambda: nn.MaxPool2d(2),
-        nn.Flatten,
-        lambda: nn.Linear(12, 2),
+    "pooling": lambda: (
+        *(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(12, 2)),
     ),
-    "transposed": (
-        lambda: nn.ConvTranspose2d(1, 3, 2),
-        nn.ReLU,
-        lambda: nn.ConvTranspose2d(3, 1, 2),
+    "transposed": lambda: (nn.ConvTranspose2d(1, 3, 2), nn.ReLU(), nn.ConvTranspose2d(3, 1, 2)),
+    "norm1d": lambda: (
+        *(nn.Flatten(), nn.Linear(36, 3), nn.BatchNorm1d(3)),
+        *(nn.Tanh(), nn.Linear(3, 2)),
     ),
-    "norm1d": (
-        nn.Flatten,
-        lambda: nn.Linear(36, 3),
-        lambda: nn.BatchNorm1d(3),
-        nn.Tanh,
-        lambda: nn.Linear(3, 2),
-    ),
-    "norm2d": (
-        lambda: nn.Conv2d(1, 3, 3),
-        lambda: nn.BatchNorm2d(3),
-        nn.ReLU,
-        nn.Flatten,
-        lambda: nn.Linear(48, 2),
+    "norm2d": lambda: (
+        *(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(48, 2)),
     ),
 }
 
@@ -200,7 +186,7 @@ NETWORKS = {
     ],
 )
 def test_convolutions_and_batchnorm_are_explained(name, expected, training):
-    net = build(*NETWORKS[name]).train(training)
+    net = build(NETWORKS[name]).train(training)
     kinds, rank = found(net, points(150, 1, 6, 6))
     assert {kind: adds for kind, (_, _, adds) in kinds.items()} == expected
     assert rank.unexplained == 0
@@ -208,7 +194,7 @@ def test_convolutions_and_batchnorm_are_explained(name, expected, training):
 
 
 def test_twin_channels_need_equal_statistics():
-    net = build(*NETWORKS["norm2d"]).eval()
+    net = build(NETWORKS["norm2d"]).eval()
     with torch.no_grad():
         for t in (net[0].weight, net[0].bias, net[1].weight, net[1].bias):
             t[2] = t[0]

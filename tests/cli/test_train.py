@@ -73,28 +73,20 @@ def start(words: list[str], out: Path, processes: int = 1) -> subprocess.Popen[s
     return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
-def workers(launcher: int) -> list[int]:
-    """Processes of a job, by what the system says of their parents."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == launcher:
-            found.append(int(folder.name))
-    return sorted(found)
+def wait_for(job: subprocess.Popen[str], file: Path, lines: int = 0) -> None:
+    began = time.monotonic()
+    while not (file.exists() and (not lines or len(file.read_text().splitlines()) >= lines)):
+        assert time.monotonic() - began < 90, job.communicate()
+        time.sleep(0.02)
 
 
-@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks into /proc")
 def test_a_killed_process_ends_the_job_which_resumes(tmp_path):
     words = [*TINY, "--epochs", "40", "--checkpoint-every", "4"]
     job = start(words, tmp_path, processes=2)
-    path, began = tmp_path / FILE, time.monotonic()
-    while not path.exists():
-        assert time.monotonic() - began < 90, job.communicate()
-        time.sleep(0.02)
-    os.kill(workers(job.pid)[-1], signal.SIGKILL)
+    wait_for(job, tmp_path / FILE)
+    workers = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+    os.kill(int(workers[-1]), signal.SIGKILL)
     _, errors = job.communicate(timeout=60)
     assert job.returncode != 0
     assert "the same command with --resume goes on from it" in errors
@@ -126,10 +118,7 @@ def test_the_default_folder_needs_no_quotes(tmp_path, monkeypatch):
 )
 def test_ctrl_c_ends_a_run_with_a_checkpoint(tmp_path, kind, code, words):
     job = start([*TINY, "--epochs", "100000"], tmp_path)
-    log, began = tmp_path / "log.jsonl", time.monotonic()
-    while not (log.exists() and len(log.read_text().splitlines()) > 1):
-        assert time.monotonic() - began < 90, job.communicate()
-        time.sleep(0.02)
+    wait_for(job, tmp_path / "log.jsonl", lines=2)
     job.send_signal(kind)
     out, errors = job.communicate(timeout=60)
     assert job.returncode == code

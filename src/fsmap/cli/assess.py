@@ -25,22 +25,13 @@ from fsmap.assess.shift import (
     assess_images,
 )
 from fsmap.cli import console, options
-from fsmap.data.catalogue import find
-from fsmap.data.images import generate, is_folder, read_others
+from fsmap.data.images import facts_of, generate, read_others
 from fsmap.errors import MissingDataError, require
 from fsmap.files import make_folder, write_whole
 from fsmap.images import ImageSettings, build
 from fsmap.paper.report.figures import assessment_figure, save, style
 from fsmap.paper.report.tables import number
 from fsmap.paper.rows import plain
-
-FOREIGN = {
-    "fashion-mnist": "kmnist",
-    "mnist": "fashion-mnist",
-    "cifar10": "cifar100",
-    "cifar100": "cifar10",
-}
-"""The set that a classifier is shown as foreign, unless another is asked for."""
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled")
 
@@ -67,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     make_folder(out)
     settings: ImageSettings = progress["settings"]
     task = build.load_data(settings, data_dir)
-    foreign = _foreign(arguments.ood, data_dir, settings, task.shape)
+    foreign = _foreign(arguments.ood, data_dir, settings)
     test = task.test.take(slice(arguments.limit))
     names = CORRUPTIONS if "all" in arguments.corruptions else arguments.corruptions
     found = assess_images(
@@ -103,16 +94,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _foreign(
-    asked: list[str] | None, data_dir: Path | None, settings: ImageSettings, shape: tuple[int, ...]
+    asked: list[str] | None, data_dir: Path | None, settings: ImageSettings
 ) -> dict[str, Tensor]:
     """Images of other sets: those asked for, or the usual one where it is there."""
+    facts = facts_of(settings.data)
     if settings.generated:
-        return {"generated": generate(shape, 1_000, seed=2).x}
-    names = asked
-    if names is None:
-        names = [] if is_folder(settings.data) else [FOREIGN[find(settings.data).name]]
+        return {"generated": generate(facts.shape, 1_000, seed=2).x}
+    names = ([facts.foreign] if facts.foreign else []) if asked is None else asked
     try:
-        return {n: read_others(n, shape, "test", data_dir).x[:10_000] for n in names}
+        return {n: read_others(n, facts.shape, "test", data_dir).x[:10_000] for n in names}
     except MissingDataError as error:
         if asked is not None:
             raise

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fsmap.cli import console, options
@@ -95,15 +96,12 @@ def check_writable(path: Path, *, force: bool, inputs: Sequence[Path]) -> None:
 
     With ``force`` a file there may be replaced, but none of the ``inputs``.
     """
-    try:
+    with suppress(FileNotFoundError):
         path.lstat()  # raises OSError for a name that is too long
-    except FileNotFoundError:
-        make_folder(path.absolute().parent)
-        return
-    if any(source.exists() and path.samefile(source) for source in inputs):
-        message = f"{path} is what this command reads. Choose another --out."
-        raise InputError(message)
-    if path.is_dir() or not force:
-        message = f"{path} exists already. Choose another --out, or overwrite it with --force."
-        raise InputError(message)
+        if any(source.exists() and path.samefile(source) for source in inputs):
+            message = f"{path} is what this command reads. Choose another --out."
+            raise InputError(message)
+        if path.is_dir() or not force:
+            message = f"{path} exists already. Choose another --out, or overwrite it with --force."
+            raise InputError(message)
     make_folder(path.absolute().parent)

@@ -7,9 +7,8 @@ to a square of ``?size=N`` pixels: ``photos?size=64``.
 
 p_X is ``train`` (the training images), the name of another set (``kmnist``, ``cifar100``, …),
 ``white-noise`` (10,000 fixed images N(0, I) in normalized space), or a mixture such as
-``kmnist+white-noise`` or ``0.8*train+0.2*white-noise``. Draws are tensors of their own
-(:class:`Shifts`, :class:`Picks`): they are made on the CPU for a whole epoch ahead, and a captured
-CUDA graph can read them.
+``kmnist+white-noise`` or ``0.8*train+0.2*white-noise``. Draws (:class:`Shifts`, :class:`Picks`) are
+tensors of their own, made ahead: a captured CUDA graph can read them.
 """
 
 from __future__ import annotations
@@ -442,18 +441,20 @@ class ImageSet(NamedTuple):
     normalize: Normalization
     augment: bool
     valid: int  # images held out by the protocol
+    foreign: str = ""  # the set that is shown as foreign, if no other is asked for
     classes: int = 10
     ordered: bool = False  # hold out the first training images, whatever split_seed is
 
 
+FASHION, MNIST = Normalization((0.2861,), (0.3530,)), Normalization((0.1307,), (0.3081,))
 CIFAR10 = Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 CIFAR100 = Normalization((0.5074, 0.4867, 0.4411), (0.2675, 0.2566, 0.2763))
 
 SETS = {  # the official split of CIFAR-100 is lost; see read_images
-    "fashion-mnist": ImageSet((1, 28, 28), Normalization((0.2861,), (0.3530,)), False, 10_000),
-    "mnist": ImageSet((1, 28, 28), Normalization((0.1307,), (0.3081,)), False, 10_000),
-    "cifar10": ImageSet((3, 32, 32), CIFAR10, True, 5_000),
-    "cifar100": ImageSet((3, 32, 32), CIFAR100, True, 5_000, classes=100, ordered=True),
+    "fashion-mnist": ImageSet((1, 28, 28), FASHION, False, 10_000, "kmnist"),
+    "mnist": ImageSet((1, 28, 28), MNIST, False, 10_000, "fashion-mnist"),
+    "cifar10": ImageSet((3, 32, 32), CIFAR10, True, 5_000, "cifar100"),
+    "cifar100": ImageSet((3, 32, 32), CIFAR100, True, 5_000, "cifar10", classes=100, ordered=True),
 }
 """Sets that can be trained on."""
 
@@ -587,7 +588,8 @@ def facts_of(data: str) -> ImageSet:
     if is_folder(data):
         folder = read_folder(data)
         shape: Any = tuple(folder.train.x.shape[1:])
-        return ImageSet(shape, folder.normalize, False, len(folder.train.x), len(folder.classes))
+        size, classes = len(folder.train.x), len(folder.classes)
+        return ImageSet(shape, folder.normalize, False, size, classes=classes)
     name = find(data, SETS).name
     if name not in SETS:
         message = f"cannot train on {data!r}; image sets with a protocol: {', '.join(SETS)}"

@@ -162,7 +162,16 @@ def doctor(
         ('twin_units', (0, 1))
     """
     begin = time.perf_counter()
-    _check_arguments(module, x, jitter, num_data)
+    given: object = module
+    if not isinstance(given, nn.Module):
+        kind = type(given).__name__
+        message = f"doctor takes an nn.Module, got {kind}. Call the factory first?"
+        raise UnsupportedModuleError(message)
+    check_points(x)
+    for name, value in (("jitter", jitter), ("num_data", num_data)):
+        if value is not None and not 0 < value < math.inf:
+            message = f"{name} must be positive and finite, got {value}"
+            raise InputError(message)
     notes: list[str] = []
     own = next(iter(functional(module)[1].values()))
     devices = {p.device for p in module.parameters() if p.device.type == "cuda"}
@@ -203,18 +212,6 @@ def doctor(
         notes=tuple(notes),
         seconds=time.perf_counter() - begin,
     )
-
-
-def _check_arguments(module: Any, x: Inputs, jitter: float | None, num_data: int | None) -> None:
-    if not isinstance(module, nn.Module):
-        kind = type(module).__name__
-        message = f"doctor takes an nn.Module, got {kind}. Call the factory first?"
-        raise UnsupportedModuleError(message)
-    check_points(x)
-    for name, value in (("jitter", jitter), ("num_data", num_data)):
-        if value is not None and not 0 < value < math.inf:
-            message = f"{name} must be positive and finite, got {value}"
-            raise InputError(message)
 
 
 def _without_dropout(module: nn.Module, notes: list[str]) -> nn.Module:

@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, write, and say what was found."""
     require("matplotlib", extra="report")
     at, data_dir = arguments.checkpoint, arguments.data_dir
-    module, progress = options.load_classifier(at, arguments.device, arguments.model)
+    module, progress = options.load_classifier(at, arguments)
     out = arguments.out or (at if at.is_dir() else at.parent)
     make_folder(out)
     settings: ImageSettings = progress["settings"]

@@ -40,10 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     require("matplotlib", extra="report")
     check_walk(arguments.steps, arguments.reach, dashes="--")
     names = _names(arguments.checkpoints)
-    loaded = [  # all of them before any walk
-        options.load_classifier(path, arguments.device, arguments.model)
-        for path in arguments.checkpoints
-    ]
+    loaded = [options.load_classifier(path, arguments) for path in arguments.checkpoints]
     make_folder(arguments.out)
     found = {name: _walk(name, *one, arguments) for name, one in zip(names, loaded, strict=True)}
     described = {name: one._asdict() | {"mean": one.mean} for name, one in found.items()}

@@ -111,9 +111,9 @@ def seed(text: str) -> int:
     return count(text, 0, 2**32 - 1)
 
 
-def load_classifier(path: Path, device: str, model: str | None) -> tuple[nn.Module, dict[str, Any]]:
+def load_classifier(path: Path, given: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
     """Load a network, and say so if its training has not come to its end."""
-    module, progress = load_model(path, as_device(device), model=model)
+    module, progress = load_model(path, as_device(given.device), model=given.model)
     epochs, done = progress["settings"].epochs, len(progress["history"])
     if done < epochs:
         console.note(f"{path} is unfinished: {done} of {epochs} epochs")

@@ -173,8 +173,9 @@ def _way(word: str) -> str:
     except ValueError:
         known = False
     if not known:
-        message = f"{word!r} is neither plain nor {', '.join(KINDS)} with = and a number ≥ 0"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(
+            f"{word!r} is neither plain nor {', '.join(KINDS)} with = and a number ≥ 0"
+        )
     return word
 
 

@@ -91,8 +91,7 @@ def command(words: str) -> Callable[[], Callable[[], object]]:
             with contextlib.chdir(folder):
                 code = main(words.split())
             if code:
-                message = f"fsmap {words} ended with code {code}"
-                raise RuntimeError(message)
+                raise RuntimeError(f"fsmap {words} ended with code {code}")
 
         return run
 

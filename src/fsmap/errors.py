@@ -106,8 +106,7 @@ def require(module: str, *, extra: str) -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        message = (
+        raise MissingExtraError(
             f"this needs {package!r}, which is not installed. "
             f"Install it with: pip install 'fsmap[{extra}]'"
-        )
-        raise MissingExtraError(message) from error
+        ) from error

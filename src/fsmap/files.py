@@ -74,8 +74,9 @@ def make_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        message = f"cannot write to {folder}: {error.strerror}. Choose another folder with --out."
-        raise InputError(message) from error
+        raise InputError(
+            f"cannot write to {folder}: {error.strerror}. Choose another folder with --out."
+        ) from error
 
 
 @contextmanager
@@ -90,16 +91,16 @@ def exclusive(lock: Path, folder: Path) -> Iterator[None]:
         lock.parent.mkdir(parents=True, exist_ok=True)
         file = lock.open("a")
     except OSError as error:
-        message = f"cannot write to {folder}: {error.strerror}. Choose another place, or --out."
-        raise InputError(message) from error
+        raise InputError(
+            f"cannot write to {folder}: {error.strerror}. Choose another place, or --out."
+        ) from error
     with file:
         held = _held(file.fileno()) and lock.exists()  # it may have been removed meanwhile
         if not (held and os.path.samestat(os.fstat(file.fileno()), lock.stat())):
-            message = (
+            raise InputError(
                 f"another process is writing to {folder}. "
                 "Wait for it, or choose another place (--out)."
             )
-            raise InputError(message)
         try:
             yield
         finally:

@@ -46,8 +46,9 @@ def take_apart(out: Any) -> tuple[tuple[Tensor, ...], Callable[[Iterable[Tensor]
     if len(leaves) == 1 and leaves[0] is out and not isinstance(out, Tensor):
         kind = type(out)
         if not hasattr(out, "__dict__"):
-            message = f"cannot read the tensors of {kind.__name__}: it has no __dict__. {PICK}"
-            raise UnsupportedModuleError(message)
+            raise UnsupportedModuleError(
+                f"cannot read the tensors of {kind.__name__}: it has no __dict__. {PICK}"
+            )
         leaves, spec = tree_flatten(dict(vars(out)))
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
     rest = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -122,11 +123,10 @@ class Functional:
         unknown = [name for name in params if name not in self._names]
         if unknown or not params:
             known = sorted(self._names)
-            message = (
+            raise InputError(
                 "params must be a dict named as in the module's named_parameters(), got "
                 f"{unknown or 'an empty one'}; known: {known[:6]}{' ...' if len(known) > 6 else ''}"
             )
-            raise InputError(message)
 
     def _pass(self, values: dict[str, Tensor], x: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
         with no_recomputation():
@@ -196,26 +196,24 @@ def functional(module: nn.Module, *, forward: Forward | None = None) -> tuple[Fu
     given: object = module
     if not isinstance(given, nn.Module):
         kind = getattr(given, "__name__", type(given).__name__)
-        message = (
+        raise UnsupportedModuleError(
             f"functional takes an nn.Module, got {kind}. A function f(params, x) of your own needs "
             "no wrapping: pass it where f is asked for."
         )
-        raise UnsupportedModuleError(message)
     call: object = forward
     if not (call is None or callable(call)):
-        message = f"forward must be a function of (module, x), got {call!r}"
-        raise InputError(message)
+        raise InputError(f"forward must be a function of (module, x), got {call!r}")
     params: Params = {n: p for n, p in module.named_parameters() if p.requires_grad}
     if not params:
         kind = type(module).__name__
-        message = f"{kind} has no trainable parameter. Set requires_grad on at least one of them."
-        raise UnsupportedModuleError(message)
+        raise UnsupportedModuleError(
+            f"{kind} has no trainable parameter. Set requires_grad on at least one of them."
+        )
     lazy = [n for n, p in params.items() if is_lazy(p)]
     if lazy:
-        message = (
+        raise UnsupportedModuleError(
             f"{lazy[0]!r} has no shape yet (a lazy module). Call the module once on data before."
         )
-        raise UnsupportedModuleError(message)
     return Functional(module, forward), params
 
 
@@ -245,11 +243,10 @@ def tensor_of(out: Any) -> Tensor:
     logits = getattr(out, "logits", None)
     if isinstance(logits, Tensor):
         return logits
-    message = (
+    raise UnsupportedModuleError(
         f"the module returned {type(out).__name__}, which is neither a tensor nor an object with "
         f".logits. {PICK}"
     )
-    raise UnsupportedModuleError(message)
 
 
 def ravel(params: Params) -> Tensor:
@@ -291,11 +288,10 @@ def check_points(x: Inputs) -> None:
         if leaf.is_floating_point() and not torch.isfinite(leaf).all():
             bad = (~torch.isfinite(leaf)).reshape(leaf.shape[0], -1).any(1).nonzero().flatten()
             shown = ", ".join(str(i) for i in bad[:5].tolist())
-            message = (
+            raise InputError(
                 f"x has NaN or inf in {len(bad)} of {len(leaf)} points (first: {shown}). "
                 "Remove or impute them."
             )
-            raise InputError(message)
 
 
 def concat_points(a: Inputs, b: Inputs) -> Inputs:
@@ -303,8 +299,9 @@ def concat_points(a: Inputs, b: Inputs) -> Inputs:
     try:
         return tree_map(lambda s, t: torch.cat([s, t.to(s)]), a, b)
     except (RuntimeError, ValueError, AttributeError) as error:
-        message = f"points of shape {shapes(a)} and {shapes(b)} cannot be one batch: {error}"
-        raise InputError(message) from error
+        raise InputError(
+            f"points of shape {shapes(a)} and {shapes(b)} cannot be one batch: {error}"
+        ) from error
 
 
 def shapes(x: Inputs) -> str:
@@ -336,8 +333,9 @@ def _tensors(x: Inputs) -> list[Tensor]:
     leaves: list[Any] = tree_leaves(x)
     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
         kinds = sorted({type(leaf).__name__ for leaf in leaves}) or [type(x).__name__]
-        message = f"x must be a tensor, or a dict or tuple of tensors, got {', '.join(kinds)}"
-        raise InputError(message)
+        raise InputError(
+            f"x must be a tensor, or a dict or tuple of tensors, got {', '.join(kinds)}"
+        )
     return leaves
 
 
@@ -374,11 +372,10 @@ def flat(out: Tensor, x: Inputs) -> Tensor:
     S, shape = num_points(x), tuple(getattr(out, "shape", ()))
     if shape[:1] != (S,):
         got = f"shape {shape}" if isinstance(out, Tensor) else type(out).__name__
-        message = (
+        raise UnsupportedModuleError(
             f"the model returned {got} for {S} points; it must return a tensor whose first "
             "dimension is the point. Pass forward=lambda module, x: ... to functional if it differs"
         )
-        raise UnsupportedModuleError(message)
     return out.reshape(S, -1)
 
 
@@ -387,24 +384,25 @@ def check_params(params: object) -> None:
     values = params.values() if isinstance(params, dict) else ()
     if not values or not all(isinstance(p, Tensor) for p in values):
         got = [type(p).__name__ for p in values] or f"{type(params).__name__} {params!r:.40}"
-        message = f"params must be a dict {{name: tensor}}, got {got}. fsmap.functional makes one."
-        raise InputError(message)
+        raise InputError(
+            f"params must be a dict {{name: tensor}}, got {got}. fsmap.functional makes one."
+        )
 
 
 def check_finite(params: Params) -> None:
     """Raise InputError with the name of the first parameter that has NaN or inf."""
     for name, p in params.items():
         if not torch.isfinite(p).all():
-            message = f"params[{name!r}] has NaN or inf: training diverged before this point"
-            raise InputError(message)
+            raise InputError(
+                f"params[{name!r}] has NaN or inf: training diverged before this point"
+            )
 
 
 def finite(out: Tensor) -> Tensor:
     """An output ``[S, K]`` as it is; raises InputError if it has NaN or inf."""
     if not torch.isfinite(out).all():
         bad = int((~torch.isfinite(out)).any(1).sum())
-        message = f"the model returns NaN or inf at {bad} of {len(out)} points"
-        raise InputError(message)
+        raise InputError(f"the model returns NaN or inf at {bad} of {len(out)} points")
     return out
 
 
@@ -440,13 +438,11 @@ def explain(
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     where = _where(error, f)
     if works:
-        message = f"{failed.format(where=where)}: {reason}"
-        raise kind(message) from error
-    message = (
+        raise kind(f"{failed.format(where=where)}: {reason}") from error
+    raise InputError(
         f"the model cannot be evaluated at x of shape {shapes(x)}{where}: {reason}. Give points of "
         "the shape, dtype and device that the model takes."
-    )
-    raise InputError(message) from error
+    ) from error
 
 
 def _where(error: Exception, f: ModelFn) -> str:
@@ -612,8 +608,7 @@ def check_positive(name: str, value: float | Tensor) -> None:
     scale = torch.as_tensor(value).detach().reshape(-1)
     bad = scale[~(torch.isfinite(scale) & (scale > 0))]
     if len(bad):
-        message = f"{name} must be finite and > 0, got {bad[0].item():g}"
-        raise InputError(message)
+        raise InputError(f"{name} must be finite and > 0, got {bad[0].item():g}")
 
 
 ALWAYS = 2**26  # bytes that are taken to fit
@@ -647,8 +642,7 @@ def check_fits(needed: int, device: torch.device, *, what: str, instead: str) ->
     """Raise MemoryLimitError if ``what`` does not fit, with what to do ``instead``."""
     if not fits(needed, device):
         limit = SHARE * free_bytes(device)
-        message = (
+        raise MemoryLimitError(
             f"{what} needs {needed / 1e9:.2f} GB, {limit / 1e9:.2f} GB may be used on {device}. "
             f"{instead}"
         )
-        raise MemoryLimitError(message)

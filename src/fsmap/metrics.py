@@ -69,8 +69,7 @@ def rmse(pred: ArrayLike, y: ArrayLike) -> float:
 def reliability(logits: ArrayLike, y: ArrayLike, bins: int = 10) -> Reliability:
     """Points sorted into bins ((i-1)/bins, i/bins] by confidence, the largest probability."""
     if bins < 1 or bins != int(bins):
-        message = f"bins must be an integer of at least 1, got {bins}."
-        raise InputError(message)
+        raise InputError(f"bins must be an integer of at least 1, got {bins}.")
     z, labels = _classified(logits, y)
     confidence, guess = z.softmax(1).max(1)
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64)
@@ -123,11 +122,10 @@ def ood_auroc(logits_in: ArrayLike, logits_out: ArrayLike) -> float:
     """
     inside, outside = _logits(logits_in).flatten(0, -2), _logits(logits_out).flatten(0, -2)
     if inside.shape[1] != outside.shape[1]:
-        message = (
+        raise InputError(
             f"logits_in has {inside.shape[1]} classes and logits_out {outside.shape[1]}. "
             "Both must come from one model."
         )
-        raise InputError(message)
     low, high = _entropy(inside).sort().values, _entropy(outside)
     below = torch.searchsorted(low, high) + torch.searchsorted(low, high, right=True)  # [M]
     return float(below.double().mean() / (2 * len(low)))
@@ -182,8 +180,7 @@ def _floats(name: str, values: ArrayLike) -> Tensor:
     tensor = _tensor(name, values).to(torch.float64)
     bad = int((~torch.isfinite(tensor)).sum())
     if bad or not tensor.numel():
-        message = f"{name} holds {tensor.numel()} values, {bad} of them nan or infinite."
-        raise InputError(message)
+        raise InputError(f"{name} holds {tensor.numel()} values, {bad} of them nan or infinite.")
     return tensor
 
 
@@ -191,19 +188,19 @@ def _tensor(name: str, values: Any) -> Tensor:
     try:
         return torch.as_tensor(values).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        message = f"{name} must be an array or tensor of numbers, got {type(values).__name__}."
-        raise InputError(message) from error
+        raise InputError(
+            f"{name} must be an array or tensor of numbers, got {type(values).__name__}."
+        ) from error
 
 
 def _logits(values: ArrayLike) -> Tensor:
     """Logits ``[..., K]``."""
     z = _floats("logits", values)
     if z.dim() < 2 or z.shape[-1] < 2:
-        message = (
+        raise InputError(
             f"logits must be [N, K] with K >= 2 classes, got {list(z.shape)}. For one logit z per "
             "point pass the pair (0, z)."
         )
-        raise InputError(message)
     return z
 
 
@@ -212,15 +209,13 @@ def _classified(logits: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
     z, labels = _logits(logits), _tensor("y", y)
     classes = z.shape[-1]
     if labels.shape != z.shape[:-1] or labels.is_floating_point() or labels.dtype == torch.bool:
-        message = (
+        raise InputError(
             f"y must hold one integer label for each of the points {list(z.shape[:-1])}, got "
             f"{labels.dtype} of shape {list(labels.shape)}."
         )
-        raise InputError(message)
     if labels.min() < 0 or labels.max() >= classes:
-        message = (
+        raise InputError(
             f"labels must lie in 0..{classes - 1} for {classes} logits, got "
             f"{labels.min().item()} to {labels.max().item()}."
         )
-        raise InputError(message)
     return z.flatten(0, -2), labels.reshape(-1).long()

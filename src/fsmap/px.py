@@ -214,11 +214,10 @@ class Lattice(Empirical):
         lower, upper = box(low, high, None)  # [dim]
         counts = [num] * lower.numel() if isinstance(num, int) else [int(k) for k in num]
         if lower.dim() != 1 or len(counts) != len(lower) or min(counts) < 2:
-            message = (
+            raise InputError(
                 f"num must be an integer >= 2, or one for each of the {lower.numel()} dimensions "
                 f"of the box, got {num} for corners of shape {list(lower.shape)}."
             )
-            raise InputError(message)
         _check_size(math.prod(counts) * lower.numel() * lower.element_size())
         axes = [
             torch.linspace(a, b, k, dtype=lower.dtype, device=lower.device)
@@ -247,19 +246,19 @@ class Mixture:
         self, components: Sequence[Any], weights: Sequence[float] | Tensor | None = None
     ) -> None:
         if isinstance(components, Mapping):
-            message = "a mixture takes a list of components and a list of weights, got a dict."
-            raise InputError(message)
+            raise InputError(
+                "a mixture takes a list of components and a list of weights, got a dict."
+            )
         self.components = [as_px(component) for component in components]
         given = torch.ones(len(self.components)) if weights is None else torch.as_tensor(weights)
         self.weights = given.detach().to("cpu", torch.float64)
         total, least = self.weights.sum(), min(self.weights.flatten().tolist(), default=0.0)
         fit = self.weights.shape == (len(self.components),) and least >= 0
         if not (fit and 0 < total < math.inf):
-            message = (
+            raise InputError(
                 "a mixture needs one finite weight >= 0 for each component, at least one of them "
                 f"> 0, got {len(self.components)} components and weights {self.weights.tolist()}."
             )
-            raise InputError(message)
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
         """Draw ``n`` points, ``[n, ...]``."""
@@ -278,11 +277,10 @@ class Mixture:
             return tree_map(join, *parts)
         except (TypeError, RuntimeError, ValueError) as error:
             shapes = [[tuple(t.shape) for t in tree_leaves(part)] for part in parts]
-            message = (
+            raise InputError(
                 f"the components of the mixture draw points that do not fit together: {shapes}. "
                 "They must agree in structure, shape and device."
-            )
-            raise InputError(message) from error
+            ) from error
 
     def to(self, device: Device = None, dtype: torch.dtype | None = None) -> Self:
         """The same mixture with all components on another device or in another dtype."""
@@ -302,8 +300,9 @@ class FromFunction:
         try:
             inspect.signature(function).bind(1, None)
         except TypeError as error:
-            message = f"{self!r} is no evaluation distribution function(n, generator): {error}"
-            raise InputError(message) from error
+            raise InputError(
+                f"{self!r} is no evaluation distribution function(n, generator): {error}"
+            ) from error
         except ValueError:  # a built-in function has no signature
             pass
         self.target: tuple[torch.device | str | None, torch.dtype | None] = (None, None)
@@ -314,11 +313,10 @@ class FromFunction:
         x = self.function(n, generator)
         shapes = [tuple(getattr(t, "shape", ())) for t in tree_leaves(x)]
         if not shapes or any(shape[:1] != (n,) for shape in shapes):
-            message = (
+            raise InputError(
                 f"{self!r} was asked for {n} points and returned {type(x).__name__} of shapes "
                 f"{shapes}. Return a tensor [n, ...], or a dict or tuple of them."
             )
-            raise InputError(message)
         return move_points(x, *self.target)
 
     def to(self, device: Device = None, dtype: torch.dtype | None = None) -> Self:
@@ -346,12 +344,11 @@ def as_px(obj: Any) -> EvalDistribution:
         return Empirical(obj)
     if callable(obj) and not isinstance(obj, type | nn.Module):
         return FromFunction(obj)
-    message = (
+    raise InputError(
         f"{reprlib.repr(obj)} ({type(obj).__name__}) is no evaluation distribution. Allowed are "
         "px.Uniform, px.Normal, px.Empirical, px.Lattice and px.Mixture, a tensor, array, tuple or "
         "dict of tensors, a Dataset or DataLoader, or a function (n, generator) -> x."
     )
-    raise InputError(message)
 
 
 def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:
@@ -436,15 +433,13 @@ def _in_memory(data: Any) -> Inputs:
     mapped = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if mapped and not isinstance(data, list | str | IterableDataset):
         if len(data) == 0:
-            message = "the data set is empty. At least one point is needed."
-            raise InputError(message)
+            raise InputError("the data set is empty. At least one point is needed.")
         return _read(DataLoader(data, batch_size=min(len(data), 256)))
-    message = (
+    raise InputError(
         f"Empirical cannot use a {type(data).__name__}. Allowed are a tensor or array [D, ...], a "
         "tuple or dict of them, a map-style Dataset, or a DataLoader (also around an iterable "
         "Dataset). Stack a list of points with torch.stack."
     )
-    raise InputError(message)
 
 
 def _read(loader: DataLoader[Any]) -> Inputs:
@@ -464,13 +459,11 @@ def _read(loader: DataLoader[Any]) -> Inputs:
         if batches:
             return tree_map(lambda *ts: torch.cat(ts), *batches)
     except (TypeError, RuntimeError) as error:
-        message = (
+        raise InputError(
             f"the data cannot be read as tensors: {error} Make its items tensors of one shape, for "
             "instance by the Dataset's transform or the DataLoader's collate_fn."
-        )
-        raise InputError(message) from error
-    message = "the DataLoader yields nothing. At least one point is needed."
-    raise InputError(message)
+        ) from error
+    raise InputError("the DataLoader yields nothing. At least one point is needed.")
 
 
 def _tensors(x: Any) -> Inputs:
@@ -482,32 +475,30 @@ def _tensors(x: Any) -> Inputs:
     try:
         return torch.as_tensor(x).detach()
     except (TypeError, ValueError, RuntimeError) as error:
-        message = f"points must be tensors or arrays of numbers, got {type(x).__name__}: {error}"
-        raise InputError(message) from error
+        raise InputError(
+            f"points must be tensors or arrays of numbers, got {type(x).__name__}: {error}"
+        ) from error
 
 
 def _check_size(size: int) -> None:
     if size > MAX_BYTES:
-        message = (
+        raise InputError(
             f"these points need {size / 2**30:.2f} GiB in memory, the limit is "
             f"{MAX_BYTES / 2**30:.2f} GiB. Take a random subset (torch.utils.data.Subset; some ten "
             "thousand points serve as well), give a tensor that is in memory already, or a "
             "function (n, generator) -> x that reads what it draws."
         )
-        raise InputError(message)
 
 
 def check_draw(n: object, generator: object) -> None:
     """Raise InputError unless n is an integer >= 1 and there is a generator."""
     if isinstance(n, bool) or not isinstance(n, numbers.Integral) or n < 1:
-        message = f"the number of points must be an integer >= 1, got {n!r}."
-        raise InputError(message)
+        raise InputError(f"the number of points must be an integer >= 1, got {n!r}.")
     if not isinstance(generator, torch.Generator):
-        message = (
+        raise InputError(
             f"sample needs a torch.Generator, got {type(generator).__name__}. "
             "Use torch.Generator().manual_seed(0)."
         )
-        raise InputError(message)
 
 
 def choose(total: int, n: int, generator: torch.Generator) -> Tensor:
@@ -554,16 +545,14 @@ def per_point(
             target = (shape,) if isinstance(shape, int) else tuple(shape)
         points = tuple(v.expand(target) for v in values)
     except (RuntimeError, TypeError) as error:
-        message = (
+        raise InputError(
             f"{' and '.join(named)} have shapes {', '.join(map(str, shapes))}, which do not fit "
             f"points of shape {shape if shape is not None else 'common to them'}. Give numbers, or "
             "one entry for each dimension of a point."
-        )
-        raise InputError(message) from error
+        ) from error
     for name, value in zip(named, values, strict=True):
         if not torch.isfinite(value).all():
-            message = f"{name} must be finite, got {brief(value)}."
-            raise InputError(message)
+            raise InputError(f"{name} must be finite, got {brief(value)}.")
     return points
 
 
@@ -573,11 +562,10 @@ def box(
     """The two corners of a box, ``[*shape]`` each; raises InputError unless low < high."""
     lower, upper = per_point({"low": low, "high": high}, shape)
     if not (lower < upper).all():
-        message = (
+        raise InputError(
             f"low must be below high in every dimension, got low={brief(lower)}, "
             f"high={brief(upper)}."
         )
-        raise InputError(message)
     return lower, upper
 
 

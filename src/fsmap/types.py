@@ -59,13 +59,12 @@ def as_device(name: str | torch.device) -> torch.device:
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
-        message = f"unknown device {name!r}: there are auto, cpu, cuda, cuda:1 …"
-        raise InputError(message) from error
+        raise InputError(f"unknown device {name!r}: there are auto, cpu, cuda, cuda:1 …") from error
     own = torch.accelerator.current_accelerator(check_available=True)
     if device.type != "cpu" and (own is None or device.type != own.type):
-        message = f"torch sees no {device.type.upper()} device here. Use device cpu."
-        raise InputError(message)
+        raise InputError(f"torch sees no {device.type.upper()} device here. Use device cpu.")
     if device.type != "cpu" and (device.index or 0) >= torch.accelerator.device_count():
-        message = f"device {name}: torch sees {torch.accelerator.device_count()} of them here"
-        raise InputError(message)
+        raise InputError(
+            f"device {name}: torch sees {torch.accelerator.device_count()} of them here"
+        )
     return device

@@ -236,8 +236,7 @@ def test_a_module_that_does_not_run_in_float64():
 
         def forward(self, x):
             if self.body[0].weight.dtype != torch.float32:
-                message = "expected scalar type Float but found Double"
-                raise RuntimeError(message)
+                raise RuntimeError("expected scalar type Float but found Double")
             return self.body(x.float())
 
     d = fsmap.doctor(Single(), points(60, 2).float())

@@ -61,11 +61,11 @@ def _drawn(params: Params, number: int, generator: torch.Generator) -> Params:
 def check_walk(steps: int, reach: float, *, dashes: str = "") -> None:
     """Raise InputError for a walk that has no middle or no length."""
     if steps % 2 == 0 or steps < 3:
-        message = f"{dashes}steps must be odd and at least 3, so that 0 is one of them, got {steps}"
-        raise InputError(message)
+        raise InputError(
+            f"{dashes}steps must be odd and at least 3, so that 0 is one of them, got {steps}"
+        )
     if not 0 < reach < math.inf:
-        message = f"{dashes}reach must be positive and finite, got {reach:g}"
-        raise InputError(message)
+        raise InputError(f"{dashes}reach must be positive and finite, got {reach:g}")
 
 
 def landscape(
@@ -83,11 +83,10 @@ def landscape(
     The network is taken as it is deployed, in evaluation mode.
     """
     if directions < 1 or not len(x) or steps.dim() != 1 or not len(steps):
-        message = (
+        raise InputError(
             f"need at least one direction, one point and a row of steps, got {directions=}, "
             f"{len(x)} points and steps of shape {list(steps.shape)}"
         )
-        raise InputError(message)
     with torch.no_grad(), evaluation_mode(module):
         f, params = functional(module)
         drawn = filter_normalized(params, directions, generator)
@@ -113,8 +112,7 @@ def flatness(found: Landscape, within: float = 1.0) -> float:
     near = found.steps.abs() <= within + rounding
     at_zero = found.steps.abs() <= rounding
     if not at_zero.any():
-        message = f"the steps must include 0, got {found.steps.tolist()}"
-        raise InputError(message)
+        raise InputError(f"the steps must include 0, got {found.steps.tolist()}")
     steps, order = found.steps[near].sort()
     rise = (found.mean[near] - found.mean[at_zero][0])[order]
     span = float(steps[-1] - steps[0])

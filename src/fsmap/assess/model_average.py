@@ -38,11 +38,10 @@ class Interval(NamedTuple):
 def interval(low: float, high: float, panels: int) -> Interval:
     """An interval in equal panels."""
     if not low < high or panels < 2:
-        message = (
+        raise InputError(
             f"an interval needs low < high and at least 2 panels (half of them give the error), "
             f"got ({low:g}, {high:g}) in {panels}."
         )
-        raise InputError(message)
     return Interval(tuple(np.linspace(low, high, panels + 1).tolist()))
 
 

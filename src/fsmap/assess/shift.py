@@ -242,16 +242,13 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tenso
     Severities of one corruption share what is random, corruptions do not.
     """
     if name not in CORRUPTIONS:
-        message = f"unknown corruption {name!r}; known: {', '.join(CORRUPTIONS)}"
-        raise InputError(message)
+        raise InputError(f"unknown corruption {name!r}; known: {', '.join(CORRUPTIONS)}")
     if severity not in SEVERITIES:
-        message = f"severity must be 1, 2, 3, 4 or 5, got {severity}"
-        raise InputError(message)
+        raise InputError(f"severity must be 1, 2, 3, 4 or 5, got {severity}")
     if images.dtype != torch.uint8 or images.dim() != 4:
-        message = (
+        raise InputError(
             f"images must be bytes [N, C, H, W], got {images.dtype} of shape {list(images.shape)}"
         )
-        raise InputError(message)
     change, strengths = CORRUPTIONS[name]
     stream = zlib.crc32(f"{name}/{seed}".encode())
     generator = torch.Generator().manual_seed(stream)

@@ -29,8 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """List, get or check the data sets that were named; all if none was."""
     names, data_dir = arguments.names, arguments.data_dir
     if arguments.action == "get" and not names:
-        message = "fsmap data get NAME: which data set? See `fsmap data list`."
-        raise InputError(message)
+        raise InputError("fsmap data get NAME: which data set? See `fsmap data list`.")
     asked = [one for name in names for one in (catalogue.PAPER_TABLES if name == "uci" else [name])]
     entries = catalogue.catalogue().values()
     if asked and asked != ["all"]:

@@ -82,8 +82,7 @@ def _points(module: nn.Module, arguments: argparse.Namespace) -> Inputs:
     if number is None or number == S:
         return x
     if number > S:
-        message = f"--points {number}: there are {S} points in {px}"
-        raise InputError(message)
+        raise InputError(f"--points {number}: there are {S} points in {px}")
     return take_points(x, torch.randperm(S, generator=generator)[:number])
 
 
@@ -92,16 +91,14 @@ def _shape(module: nn.Module, given: str | None) -> tuple[int, ...]:
         try:
             return tuple(int(size) for size in given.split(","))
         except ValueError as error:
-            message = f"--shape must be numbers like 3,32,32, got {given!r}"
-            raise InputError(message) from error
+            raise InputError(f"--shape must be numbers like 3,32,32, got {given!r}") from error
     first = next((m for m in module.modules() if [*m.parameters(recurse=False)]), None)
     if isinstance(first, nn.Linear):
         return (first.in_features,)
-    message = (
+    raise InputError(
         f"the shape of a point cannot be guessed: the first layer is {type(first).__name__}. Give "
         "--shape (like 3,32,32), or points in files with --px FILE."
     )
-    raise InputError(message)
 
 
 def _load_weights(module: nn.Module, file: Path) -> None:
@@ -110,20 +107,17 @@ def _load_weights(module: nn.Module, file: Path) -> None:
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
     if not isinstance(state, dict):
-        message = f"{file} holds {type(state).__name__}, not a state_dict"
-        raise CheckpointError(message)
+        raise CheckpointError(f"{file} holds {type(state).__name__}, not a state_dict")
     try:
         module.load_state_dict(state)
     except (RuntimeError, AttributeError, TypeError) as error:
         first = " ".join(str(error).split())[:300]
-        message = f"{file} does not fit {type(module).__name__}: {first}"
-        raise CheckpointError(message) from error
+        raise CheckpointError(f"{file} does not fit {type(module).__name__}: {first}") from error
 
 
 def _read(file: Path) -> Any:
     if not file.is_file():
-        message = f"there is no file {file}"
-        raise MissingDataError(message)
+        raise MissingDataError(f"there is no file {file}")
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
@@ -134,8 +128,9 @@ def _read(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # what readers raise for a damaged file has no common base
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        message = f"{file} cannot be read as {file.suffix or 'a torch file'}: {first}"
-        raise CheckpointError(message) from error
+        raise CheckpointError(
+            f"{file} cannot be read as {file.suffix or 'a torch file'}: {first}"
+        ) from error
 
 
 def _csv(file: Path) -> Any:

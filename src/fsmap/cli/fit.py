@@ -69,8 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out
     page = out.with_suffix(".html")
     if page == out:
-        message = f"--out {page} is where the page goes. Name the model, such as {page.stem}.pt."
-        raise InputError(message)
+        raise InputError(
+            f"--out {page} is where the page goes. Name the model, such as {page.stem}.pt."
+        )
     table = read_table(arguments.table, missing=arguments.missing)
     check_columns(table, [arguments.target])
     for path in (out, page):
@@ -99,9 +100,9 @@ def check_writable(path: Path, *, force: bool, inputs: Sequence[Path]) -> None:
     with suppress(FileNotFoundError):
         path.lstat()  # raises OSError for a name that is too long
         if any(source.exists() and path.samefile(source) for source in inputs):
-            message = f"{path} is what this command reads. Choose another --out."
-            raise InputError(message)
+            raise InputError(f"{path} is what this command reads. Choose another --out.")
         if path.is_dir() or not force:
-            message = f"{path} exists already. Choose another --out, or overwrite it with --force."
-            raise InputError(message)
+            raise InputError(
+                f"{path} exists already. Choose another --out, or overwrite it with --force."
+            )
     make_folder(path.absolute().parent)

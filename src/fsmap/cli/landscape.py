@@ -63,8 +63,7 @@ def _names(paths: list[Path]) -> list[str]:
         names = ["/".join(folder.parts[-depth:]) for folder in folders]
         if len(set(names)) == len(names):
             return names
-    message = "the same network is given twice"
-    raise InputError(message)
+    raise InputError("the same network is given twice")
 
 
 def _walk(

@@ -79,8 +79,7 @@ def check(arguments: argparse.Namespace) -> None:
         as_device(arguments.device)
         folder = getattr(arguments, "data_dir", None)
         if folder is not None and not folder.is_dir():
-            message = f"--data-dir: there is no folder {folder}"
-            raise InputError(message)
+            raise InputError(f"--data-dir: there is no folder {folder}")
 
 
 def number(text: str, least: float = -math.inf) -> float:
@@ -91,8 +90,7 @@ def number(text: str, least: float = -math.inf) -> float:
         value = math.nan
     if not (math.isfinite(value) and value >= least):
         more = "" if math.isinf(least) else f", {least:g} or more"
-        message = f"must be a finite number{more}, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"must be a finite number{more}, got {text!r}")
     return value
 
 
@@ -101,8 +99,7 @@ def count(text: str, least: int = 1, most: float = math.inf) -> int:
     value = number(text)
     if not (value.is_integer() and least <= value <= most):
         limit = "or more" if math.isinf(most) else f"to {most}"
-        message = f"must be a whole number, {least} {limit}, got {text!r}"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"must be a whole number, {least} {limit}, got {text!r}")
     return int(value)
 
 

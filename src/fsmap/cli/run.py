@@ -46,11 +46,9 @@ OPTIONS = {
 def run(arguments: argparse.Namespace) -> int:
     """Run what was asked for."""
     if "all" in arguments.ids and len(arguments.ids) > 1:
-        message = f"`all` stands alone, got {' '.join(arguments.ids)}."
-        raise InputError(message)
+        raise InputError(f"`all` stands alone, got {' '.join(arguments.ids)}.")
     if arguments.resume and arguments.force:
-        message = "--resume continues a run and --force drops it. Use one of them."
-        raise InputError(message)
+        raise InputError("--resume continues a run and --force drops it. Use one of them.")
     require("matplotlib", extra="report")  # before the work, not after it
     given = {
         name: value for name, value in vars(arguments).items() if name in engine.Options._fields

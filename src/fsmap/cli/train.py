@@ -109,8 +109,7 @@ def _kind(words: str) -> Any:
 def _seeds(text: str) -> list[int]:
     seeds = [options.seed(word) for word in text.split(",")]
     if len(set(seeds)) < len(seeds):
-        message = f"names a seed twice: {text}"
-        raise argparse.ArgumentTypeError(message)
+        raise argparse.ArgumentTypeError(f"names a seed twice: {text}")
     return seeds
 
 
@@ -152,8 +151,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.deterministic:  # cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if arguments.reg_nats is not None and arguments.reg_strength is not None:
-        message = "--reg-nats and --reg-strength are two ways to say how strong: give one of them"
-        raise InputError(message)
+        raise InputError(
+            "--reg-nats and --reg-strength are two ways to say how strong: give one of them"
+        )
     device = torchrun_device(as_device(arguments.device))
     seeds, left = arguments.seeds, arguments.max_seconds
     with processes(device) as group:
@@ -164,8 +164,7 @@ def run(arguments: argparse.Namespace) -> int:
             try:
                 run = _train(arguments, settings, folder, device, group, left)
             except (LostPeerError, TerminatedError) as error:
-                message = f"{error}. {_how_to_resume(folder)}"
-                raise type(error)(message) from error
+                raise type(error)(f"{error}. {_how_to_resume(folder)}") from error
             except KeyboardInterrupt:
                 say(f"interrupted. {_how_to_resume(folder)}")
                 raise
@@ -216,11 +215,10 @@ def _folder(out: Path | None, settings: ImageSettings, *, many: bool) -> Path:
         data = Path(settings.data.partition("?")[0]).name
         return Path("runs") / "train" / f"{data}-{settings.method}{px}-{seed}"
     if many and (out / FILE).exists():
-        message = (
+        raise InputError(
             f"{out} holds a single run; those of several seeds go into folders in it. "
             f"Choose another --out, or move its files to {out}/seedN if it is of seed N."
         )
-        raise InputError(message)
     return out / seed if many else out
 
 
@@ -277,8 +275,7 @@ def _signals(run: ImageRun) -> Iterator[None]:
         if kind == signal.SIGINT:
             raise KeyboardInterrupt
         died = ", as when another process of the job died" if several else ""
-        message = f"asked to terminate (SIGTERM){died}"
-        raise TerminatedError(message)
+        raise TerminatedError(f"asked to terminate (SIGTERM){died}")
 
     def stop(kind: int, _: object) -> None:
         if seen or several:

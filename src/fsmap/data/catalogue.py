@@ -118,8 +118,7 @@ def find(name: str, offered: Collection[str] | None = None) -> DataSet:
             return entry
     listed = list(known if offered is None else offered)
     hint = did_you_mean(asked, listed)
-    message = f"there is no data set {name!r}.{hint} Known: {', '.join(listed)}."
-    raise InputError(message)
+    raise InputError(f"there is no data set {name!r}.{hint} Known: {', '.join(listed)}.")
 
 
 class Found(NamedTuple):
@@ -181,8 +180,9 @@ def locate(name: str, data_dir: Folder = None) -> dict[str, Path]:
             command that gets it.
     """
     if data_dir is not None and not Path(data_dir).is_dir():
-        message = f"the data folder that was given, {data_dir}, does not exist or is no folder"
-        raise InputError(message)
+        raise InputError(
+            f"the data folder that was given, {data_dir}, does not exist or is no folder"
+        )
     entry = find(name)
     found = [look_for(file, data_dir) for file in entry.files]
     if any(item.path is None for item in found):

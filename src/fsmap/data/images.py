@@ -80,12 +80,10 @@ def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Ima
     """
     entry = find(name, READERS)
     if entry.name not in READERS:
-        message = f"{entry.name!r} is no image set; image sets: {', '.join(READERS)}"
-        raise InputError(message)
+        raise InputError(f"{entry.name!r} is no image set; image sets: {', '.join(READERS)}")
     allowed, reader = READERS[entry.name]
     if split not in allowed:
-        message = f"{entry.name} has the splits {', '.join(allowed)}, got {split!r}"
-        raise InputError(message)
+        raise InputError(f"{entry.name} has the splits {', '.join(allowed)}, got {split!r}")
     return reader(locate(entry.name, data_dir), split)
 
 
@@ -97,11 +95,10 @@ def read_others(
     splits = READERS[known][0] if known in READERS else ("train",)
     images = read_images(name, split if split in splits else splits[0], data_dir)
     if tuple(images.x.shape[1:]) != shape:
-        message = (
+        raise InputError(
             f"{name!r} has images of shape {tuple(images.x.shape[1:])}, the training images have "
             f"{shape}. Choose a set of the same shape."
         )
-        raise InputError(message)
     return images
 
 
@@ -220,11 +217,10 @@ def read_folder(data: str) -> ImageFolder:
     listed = [_files_and_classes(part) for part in parts]
     classes = tuple(sorted({name for one in listed for _, name in one}))
     if len(classes) < 2:
-        message = (
+        raise MissingDataError(
             f"{path} has images of {len(classes)} classes; at least two are needed, one sub-folder "
             f"each ({', '.join(ENDINGS)})"
         )
-        raise MissingDataError(message)
     pixels = _pixels([file for one in listed for file, _ in one], size)
     labels = torch.tensor([classes.index(name) for one in listed for _, name in one])
     if len(parts) == 2:
@@ -244,12 +240,12 @@ def _folder_and_size(data: str) -> tuple[Path, int | None]:
     text, _, query = data.partition("?")
     path = Path(text)
     if not path.is_dir():
-        message = f"there is no folder {path}: --data takes a name (fmnist, cifar10 …) or a folder"
-        raise MissingDataError(message)
+        raise MissingDataError(
+            f"there is no folder {path}: --data takes a name (fmnist, cifar10 …) or a folder"
+        )
     size = query.removeprefix("size=")
     if query and (size == query or not size.isdigit() or not 4 <= int(size) <= 1024):
-        message = f"the option of a folder is ?size=N with N from 4 to 1024, got {query!r}"
-        raise InputError(message)
+        raise InputError(f"the option of a folder is ?size=N with N from 4 to 1024, got {query!r}")
     return path, int(size) if query else None
 
 
@@ -269,17 +265,15 @@ def _pixels(files: list[Path], size: int | None) -> Tensor:
             with image.open(file) as opened:
                 picture = opened.convert("L" if opened.mode in GREY else "RGB")
         except OSError as error:
-            message = f"{file} is no image that can be read: {error}"
-            raise InputError(message) from error
+            raise InputError(f"{file} is no image that can be read: {error}") from error
         found.append(np.asarray(ops.fit(picture, (size, size)) if size else picture))
     sizes = sorted({pixels.shape[:2] for pixels in found})
     if len(sizes) > 1:
         shown = ", ".join(f"{w}×{h}" for h, w in sizes[:3])
-        message = (
+        raise InputError(
             f"the images have {len(sizes)} different sizes ({shown} …). Add ?size=64 to the folder "
             "(or another number) to scale and crop them to a square."
         )
-        raise InputError(message)
     grey = all(pixels.ndim == 2 for pixels in found)
     planes = [p[:, :, None].repeat(1 if grey else 3, 2) if p.ndim == 2 else p for p in found]
     return _planar(np.stack(planes))
@@ -413,11 +407,10 @@ def parse(px: str) -> list[tuple[str, float]]:
     for part in px.split("+"):
         matched = COMPONENT.fullmatch(part.strip())
         if matched is None or (weight := float(matched[1] or 1)) == 0:
-            message = (
+            raise InputError(
                 f"p_X {px!r}: {part.strip()!r} is no component. Write a name, or names joined by "
                 "+, each with an optional positive weight and *: 0.8*train+0.2*white-noise"
             )
-            raise InputError(message)
         found.append((matched[2], weight))
     return found
 
@@ -570,8 +563,7 @@ def noisy_labels(y: Tensor, fraction: float, classes: int, seed: int) -> Tensor:
     For one seed a larger fraction keeps the noise of a smaller one.
     """
     if not 0 <= fraction <= 1:
-        message = f"label_noise is a fraction between 0 and 1, got {fraction:g}"
-        raise InputError(message)
+        raise InputError(f"label_noise is a fraction between 0 and 1, got {fraction:g}")
     if fraction == 0:
         return y
     generator = torch.Generator().manual_seed(seed)
@@ -592,8 +584,7 @@ def facts_of(data: str) -> ImageSet:
         return ImageSet(shape, folder.normalize, False, size, classes=classes)
     name = find(data, SETS).name
     if name not in SETS:
-        message = f"cannot train on {data!r}; image sets with a protocol: {', '.join(SETS)}"
-        raise InputError(message)
+        raise InputError(f"cannot train on {data!r}; image sets with a protocol: {', '.join(SETS)}")
     return SETS[name]
 
 
@@ -603,16 +594,14 @@ def _held_out(
     """Training and held-out images."""
     available = len(train.x)
     if limit is not None and limit < 1:
-        message = f"limit must be at least 1, got {limit}"
-        raise InputError(message)
+        raise InputError(f"limit must be at least 1, got {limit}")
     if valid is None:  # a short run keeps the protocol's proportion
         valid = facts.valid if limit is None and available > facts.valid else available // 6
         valid = valid if limit is None else min(valid, max(1, limit // 5))
     if not 0 <= valid < available:
-        message = (
+        raise InputError(
             f"valid must lie in 0..{available - 1}, the number of training images, got {valid}"
         )
-        raise InputError(message)
     order = torch.arange(available)
     if not facts.ordered:
         order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))

@@ -28,11 +28,10 @@ def regression(
     The generator draws the points, then the noise; ``noise_std = 0`` gives noiseless targets.
     """
     if num_points < 1 or noise_std < 0:
-        message = (
+        raise InputError(
             f"regression data need num_points ≥ 1 and noise_std ≥ 0, got {num_points=} and "
             f"{noise_std=:g}."
         )
-        raise InputError(message)
     x = low + (high - low) * torch.rand(num_points, generator=generator, dtype=dtype)
     noise = torch.randn(num_points, generator=generator, dtype=dtype)
     return Batch(x, f(x) + noise_std * noise)

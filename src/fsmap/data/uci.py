@@ -61,8 +61,9 @@ def read_table(name: str, data_dir: Folder = None) -> Table:
     entry = find(name)
     path = next(iter(locate(entry.name, data_dir).values()))
     if path.suffix != ".csv":
-        message = f"{entry.name!r} is no table; tables are {', '.join(NAMES)} and a few more"
-        raise InputError(message)
+        raise InputError(
+            f"{entry.name!r} is no table; tables are {', '.join(NAMES)} and a few more"
+        )
     return parse_table(entry.name, path)
 
 
@@ -73,11 +74,11 @@ def parse_table(name: str, path: Path) -> Table:
         try:
             values = np.loadtxt(stream, delimiter=",", ndmin=2)
         except ValueError as error:
-            message = f"{path} is no table of numbers: {error}"
-            raise InputError(message) from error
+            raise InputError(f"{path} is no table of numbers: {error}") from error
     if len(header) < 2 or values.shape[1:] != (len(header),):
-        message = f"{path} has {len(header)} names in its first line, {values.shape[-1]} columns"
-        raise InputError(message)
+        raise InputError(
+            f"{path} has {len(header)} names in its first line, {values.shape[-1]} columns"
+        )
     x, y = values[:, :-1], values[:, -1:]
     varies = np.ptp(x, axis=0) > 0
     kept = np.array(header[:-1])[varies].tolist()
@@ -89,8 +90,7 @@ def split_rows(num_rows: int, seed: int) -> Rows:
     num_train = int(num_rows * (1 - TEST_SHARE))
     num_valid = int(num_train * VALID_SHARE)
     if num_valid < 1 or num_train == num_rows:
-        message = f"{num_rows} rows are too few for training, validation and test data"
-        raise InputError(message)
+        raise InputError(f"{num_rows} rows are too few for training, validation and test data")
     order = _shuffled(num_rows, DEFAULT_ORDER_SEED)
     if seed != 0:
         order = order[_shuffled(num_rows, seed)]
@@ -115,8 +115,7 @@ def split(
     stand on a slightly other scale. With ``max_rows`` only so many rows are used.
     """
     if scaling not in SCALINGS:
-        message = f"scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}"
-        raise InputError(message)
+        raise InputError(f"scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}")
     x, y = table.x[:max_rows], table.y[:max_rows]
     rows = split_rows(len(x), seed)
     both = np.hstack([x, y])  # [N, d + 1]

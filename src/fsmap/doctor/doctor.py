@@ -165,13 +165,13 @@ def doctor(
     given: object = module
     if not isinstance(given, nn.Module):
         kind = type(given).__name__
-        message = f"doctor takes an nn.Module, got {kind}. Call the factory first?"
-        raise UnsupportedModuleError(message)
+        raise UnsupportedModuleError(
+            f"doctor takes an nn.Module, got {kind}. Call the factory first?"
+        )
     check_points(x)
     for name, value in (("jitter", jitter), ("num_data", num_data)):
         if value is not None and not 0 < value < math.inf:
-            message = f"{name} must be positive and finite, got {value}"
-            raise InputError(message)
+            raise InputError(f"{name} must be positive and finite, got {value}")
     notes: list[str] = []
     own = next(iter(functional(module)[1].values()))
     devices = {p.device for p in module.parameters() if p.device.type == "cuda"}
@@ -219,11 +219,10 @@ def _without_dropout(module: nn.Module, notes: list[str]) -> nn.Module:
     try:
         twin = copy.deepcopy(module)
     except Exception as error:
-        message = (
+        raise UnsupportedModuleError(
             f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and "
             "doctor works on a copy. Build the module again, load its state_dict, and pass that."
-        )
-        raise UnsupportedModuleError(message) from error
+        ) from error
     for m in twin.modules():
         for name in DROP_RATES:
             rate = getattr(m, name, None)
@@ -246,8 +245,9 @@ def _prepare(
         with torch.no_grad():
             out = outputs(f, params, take_points(cast, slice(0, 4)))
         if not bool(torch.isfinite(out).all()):
-            message = "the module returns NaN or inf at these points. Initialize or train it first."
-            raise InputError(message)
+            raise InputError(
+                "the module returns NaN or inf at these points. Initialize or train it first."
+            )
         return f, params, cast
 
     try:

@@ -202,14 +202,14 @@ def check_model(
         logits = forward(two)
     except RuntimeError as error:
         shape = tuple(two.shape[1:])
-        message = f"{settings.model} cannot take images of {settings.data}, {shape}: {error}"
-        raise InputError(message) from error
+        raise InputError(
+            f"{settings.model} cannot take images of {settings.data}, {shape}: {error}"
+        ) from error
     if tuple(logits.shape) != (2, classes):
-        message = (
+        raise InputError(
             f"{settings.model} returned shape {tuple(logits.shape)} for 2 images; "
             f"{settings.data} needs (2, {classes})"
         )
-        raise InputError(message)
 
 
 def autocast(device: torch.device, half: torch.dtype | None) -> AbstractContextManager[Any]:
@@ -264,30 +264,29 @@ def load_model(
     path = path / FILE if path.is_dir() else path
     saved = checkpoint.load(path, hint="Restore a copy, or name another one.")
     if saved.config.get("kind") != "images":
-        message = f"{path} is a checkpoint of {saved.config.get('kind')!r}, not of an image run"
-        raise CheckpointError(message)
+        raise CheckpointError(
+            f"{path} is a checkpoint of {saved.config.get('kind')!r}, not of an image run"
+        )
     described: Any = saved.config.get("settings")
     try:
         settings = ImageSettings(**described)
     except (TypeError, ValueError) as error:
-        message = f"{path} describes settings that this version does not know: {error}"
-        raise CheckpointError(message) from error
+        raise CheckpointError(
+            f"{path} describes settings that this version does not know: {error}"
+        ) from error
     if model is None and not is_ours(settings.model):
-        message = (
+        raise CheckpointError(
             f"{path} is of {settings.model!r}, which is not a model of this package, and a file "
             "must not decide which code runs. If you trust it, name the model yourself: "
             f"--model {settings.model!r}, or load_model(..., model=...)"
         )
-        raise CheckpointError(message)
     if isinstance(model, str) and model != settings.model:
-        message = f"{path} is of {settings.model!r}, not of {model!r}"
-        raise CheckpointError(message)
+        raise CheckpointError(f"{path} is of {settings.model!r}, not of {model!r}")
     module = model if isinstance(model, nn.Module) else build_model(settings, initial=False)
     state = saved.group("params") | saved.group("buffers")
     try:
         module.load_state_dict(state, strict=True)
     except RuntimeError as error:
-        message = f"{path} does not hold the weights of this model: {error}"
-        raise CheckpointError(message) from error
+        raise CheckpointError(f"{path} does not hold the weights of this model: {error}") from error
     module = place(module, settings, torch.device(device)).eval()
     return module, {**saved.progress, "settings": settings}

@@ -152,8 +152,7 @@ class ImageRun:
             The history: a row per epoch.
         """
         if checkpoint_every is not None and checkpoint_every < 1:
-            message = f"checkpoint_every must be at least 1 step, got {checkpoint_every}"
-            raise InputError(message)
+            raise InputError(f"checkpoint_every must be at least 1 step, got {checkpoint_every}")
         end = self.steps if until_epoch is None else until_epoch * self.steps_per_epoch
         end = min(end, self.steps)
         start = saved = time.perf_counter()
@@ -199,8 +198,7 @@ class ImageRun:
     def logits(self, split: str = "valid", limit: int | None = None) -> tuple[Tensor, Tensor]:
         """Logits ``[N, K]`` and labels of ``train`` (not augmented), ``valid`` or ``test``."""
         if split not in ("train", "valid", "test"):
-            message = f"split must be one of train, valid, test, got {split!r}"
-            raise InputError(message)
+            raise InputError(f"split must be one of train, valid, test, got {split!r}")
         part = getattr(self.task, split).take(slice(limit))
         return self.logits_of(part.x), part.y
 
@@ -224,11 +222,10 @@ class ImageRun:
 
     def _restore(self, path: Path, *, resume: bool) -> None:
         if not resume:
-            message = (
+            raise CheckpointError(
                 f"the checkpoint {path} exists already. Resume it (--resume), choose another "
                 "folder (--out), or delete it."
             )
-            raise CheckpointError(message)
         saved = checkpoint.load(path)
         checkpoint.check_same_run(path, saved.config, self.config)
         with checkpoint.readable(path), torch.no_grad():
@@ -268,12 +265,11 @@ class ImageRun:
         totals = dict(zip(COLUMNS, self.stepper.totals.tolist(), strict=True))
         lost = [words for name, words in WORDS.items() if not math.isfinite(totals[name])]
         if lost:
-            message = (
+            raise DivergedError(
                 f"training diverged: {lost[0]} is not finite within the {CHECK_EVERY} steps before "
                 f"step {self.step} (lr {self.lr:.3g}, λ {self.reg_strength:.3g}). Lower the "
                 "learning rate or λ, or clip the gradient."
             )
-            raise DivergedError(message)
         return totals
 
     def _epoch_row(self, totals: dict[str, float]) -> Row:
@@ -325,11 +321,10 @@ def kernels(device: torch.device, settings: ImageSettings) -> Iterator[None]:
         return
     deterministic = settings.deterministic
     if deterministic and WORKSPACE not in os.environ:
-        message = (
+        raise InputError(
             f"deterministic on CUDA needs the environment variable {WORKSPACE}=:4096:8 before the "
             "program starts; fsmap train --deterministic sets it."
         )
-        raise InputError(message)
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, matmul.allow_tf32)
     strict = torch.are_deterministic_algorithms_enabled()

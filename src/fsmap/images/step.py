@@ -57,11 +57,10 @@ class Group(NamedTuple):
             dist.all_reduce(flat)
         except RuntimeError as error:
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            message = (
+            raise LostPeerError(
                 f"process {self.rank} of {self.size} lost the others ({reason}): one of them was "
                 "killed or failed"
-            )
-            raise LostPeerError(message) from error
+            ) from error
         flat /= self.size
         parts = flat.split([t.numel() for t in tensors])
         for t, part in zip(tensors, parts, strict=True):
@@ -113,14 +112,12 @@ class Feeder:
         for name in ("batch_size", "num_points"):
             value = getattr(settings, name)
             if value % group.size:
-                message = f"{name}={value} does not divide over {group.size} processes"
-                raise InputError(message)
+                raise InputError(f"{name}={value} does not divide over {group.size} processes")
         if settings.batch_size > len(task.train.x):
-            message = (
+            raise InputError(
                 f"batch_size={settings.batch_size} is larger than the training set, "
                 f"{len(task.train.x)} images. Use a smaller one."
             )
-            raise InputError(message)
         self.task, self.settings, self.group = task, settings, group
         self.device = task.train.x.device
         self.layout = layout_of(module, settings.channels_last, self.device)

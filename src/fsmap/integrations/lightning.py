@@ -54,11 +54,10 @@ class LMAPCallback(pl.Callback):
         """Attach every term to the optimizer that trains it."""
         terms = _parts(pl_module, LMAP)
         if not terms:
-            message = (
+            raise InputError(
                 f"{type(pl_module).__name__} holds no fsmap.LMAP. Make one in __init__: "
                 "self.lm = fsmap.LMAP(network, px, num_points=64)."
             )
-            raise InputError(message)
         optimizers = [_optimizer_of(term, trainer.optimizers) for term in terms.values()]
         for (name, term), optimizer in zip(terms.items(), optimizers, strict=True):
             term.detach()
@@ -169,11 +168,10 @@ def _optimizer_of(term: LMAP, optimizers: list[Any]) -> Any:
     for optimizer in optimizers:
         if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             return optimizer
-    message = (
+    raise InputError(
         f"none of the {len(optimizers)} optimizers trains a parameter of the regularized network. "
         "Return one from configure_optimizers that does."
     )
-    raise InputError(message)
 
 
 def _loss(trainer: Any, pl_module: Any, outputs: Any) -> Tensor | None:

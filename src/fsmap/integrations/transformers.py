@@ -63,12 +63,11 @@ class Collated:
         labels: Collection[str] = LABELS,
     ) -> None:
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset)):
-            message = (
+            raise InputError(
                 "evaluation points are drawn by their number, and this "
                 f"{type(dataset).__name__} has none to draw. Give px: a Dataset with a length, or "
                 "one of fsmap.px."
             )
-            raise InputError(message)
         self.dataset, self.collate = dataset, collate
         self.columns, self.labels = columns, labels
 
@@ -84,11 +83,10 @@ class Collated:
             batch = self.collate(items)
         kept = {k: torch.as_tensor(v) for k, v in batch.items() if k not in self.labels}
         if not kept:
-            message = (
+            raise InputError(
                 f"the items have {sorted(self.dataset[rows[0]])}, and the model takes none of that "
                 f"but labels; it takes {sorted(self.columns or [])}."
             )
-            raise InputError(message)
         return kept
 
     def to(self, *_: Any, **__: Any) -> Collated:
@@ -133,11 +131,10 @@ class LMAPTrainerMixin(Base):
         **kwargs: Any,
     ) -> None:
         if (reg_strength is None) == (reg_nats is None):
-            message = (
+            raise InputError(
                 "give reg_strength (λ) or reg_nats (c), exactly one of them; got "
                 f"{reg_strength=}, {reg_nats=}"
             )
-            raise InputError(message)
         check_strength(reg_strength)
         self.log_trace: LogTrace | None = None
         if reg_nats is not None:
@@ -301,8 +298,9 @@ def _counts(compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any)
 def _distribution(trainer: Any) -> Any:
     data = trainer.train_dataset if trainer.px is None else trainer.px
     if data is None:
-        message = "neither px nor train_dataset is given: there is nothing to evaluate R at."
-        raise InputError(message)
+        raise InputError(
+            "neither px nor train_dataset is given: there is nothing to evaluate R at."
+        )
     if isinstance(data, Tensor | Mapping) or hasattr(data, "sample") or callable(data):
         return data
     columns = None

@@ -137,16 +137,14 @@ class Forward(Estimator):
     def check(self, params: Params) -> None:
         """Raise if β is out of range, or lost in the rounding of half-precision parameters."""
         if not 0 < self.beta < math.inf:
-            message = f"beta must be > 0 and finite, got {self.beta:g}"
-            raise InputError(message)
+            raise InputError(f"beta must be > 0 and finite, got {self.beta:g}")
         half = next((p.dtype for p in params.values() if p.dtype in HALF), None)
         if half is not None:
-            message = (
+            raise InputError(
                 f"a difference of size beta={self.beta:g} is lost in the rounding of "
                 f"{str(half).removeprefix('torch.')} parameters. Keep them in float32 and use "
                 "torch.autocast, or use the estimator 'jvp' or 'vjp'."
             )
-            raise InputError(message)
 
     def at(self, site: Site, probe: Any) -> Pass:
         """The unperturbed pass comes first; all passes share their random layers."""
@@ -224,8 +222,7 @@ def by_name(name: str | Estimator, **options: Any) -> Estimator:
     if not isinstance(name, str) and hasattr(name, "draw"):
         return name
     if not isinstance(name, str) or name not in ESTIMATORS:
-        message = f"unknown trace estimator {name!r}; known: {', '.join(ESTIMATORS)}"
-        raise InputError(message)
+        raise InputError(f"unknown trace estimator {name!r}; known: {', '.join(ESTIMATORS)}")
     kind = ESTIMATORS[name]
     known = getattr(kind, "__dataclass_fields__", {})
     return kind(**{key: value for key, value in options.items() if key in known})
@@ -362,14 +359,14 @@ def check_trace(value: Tensor, site: Site, beta: float | None = None) -> None:
         check_finite(params)
     out = finite(site.output().double())  # [S, K]
     if not math.isfinite(found) or beta is None:
-        message = f"the estimate of Tr J is {found}: numbers of this size overflow {value.dtype}"
-        raise InputError(message)
+        raise InputError(
+            f"the estimate of Tr J is {found}: numbers of this size overflow {value.dtype}"
+        )
     unit = max(torch.finfo(p.dtype).eps for p in params.values())
     size = ravel(detached(params)).double().square().mean().sqrt()
     noise = unit**2 * float(out.square().sum(1).mean()) / beta**2
     if unit * float(size) > ROUNDING_SHARE * beta or noise > ROUNDING_SHARE * abs(found):
-        message = (
+        raise InputError(
             f"a step of beta={beta:g} is lost in the rounding of the parameters or outputs. Raise "
             "beta, compute in float64 (module.double()), or use 'jvp', which takes no differences."
         )
-        raise InputError(message)

@@ -97,8 +97,7 @@ def log_det(
         device = next(iter(params.values())).device
         eps = torch.as_tensor(jitter, dtype=torch.float64, device=device).reshape(())
     except (TypeError, ValueError, RuntimeError) as error:
-        message = f"jitter must be one number >= 0, got {jitter!r}"
-        raise InputError(message) from error
+        raise InputError(f"jitter must be one number >= 0, got {jitter!r}") from error
     site, share = Site(f, params, x, metric), math.inf if return_estimate else 0.05
     try:
         found = evaluate(site, eps, method, probes=probes, generator=generator, rounding=share)
@@ -108,13 +107,12 @@ def log_det(
     if not defined:
         check_finite(params)
         finite(site.output())
-        message = (
+        raise SingularGeometryError(
             f"J(theta; p_X) + {float(eps):.3g} I is not positive definite ({method=}): the "
             "geometry is singular here (Theorems 1, 2), or small eigenvalues are lost in rounding. "
             "Raise jitter, leave the zero eigenvalues out with method='pseudo', or ask "
             "fsmap.doctor where they come from."
         )
-        raise SingularGeometryError(message)
     return found if return_estimate else found.value
 
 
@@ -161,14 +159,13 @@ def evaluate(
         return Estimate(value, torch.zeros_like(value))
     error = rounding_bound(gram, value, jitter, dtype, P, clip=method == "svd_clip")
     if not math.isfinite(error) or float(error) > 1 + rounding * abs(found):
-        message = (
+        raise SingularGeometryError(
             f"J(theta; p_X) + {float(jitter):.3g} I cannot be told from a singular matrix in "
             f"{str(dtype).removeprefix('torch.')} ({method=}): rounding of the Jacobian may move "
             f"log det = {found:.4g} by {float(error):.3g}. Raise jitter, compute in float64 "
             "(module.double()), leave the zero eigenvalues out with method='pseudo', or take value "
             "and error with return_estimate=True."
         )
-        raise SingularGeometryError(message)
     return Estimate(value, error)
 
 
@@ -209,8 +206,7 @@ def sizes(f: ModelFn, params: Params, x: Inputs) -> Sizes:
 def choose(method: str, size: Sizes, device: torch.device) -> str:
     """The method that ``auto`` stands for: by shape and memory, never by values."""
     if method not in METHODS:
-        message = f"unknown log_det method {method!r}; known: {', '.join(METHODS)}"
-        raise InputError(message)
+        raise InputError(f"unknown log_det method {method!r}; known: {', '.join(METHODS)}")
     if method != "auto":
         return method
     direct = "dense" if size.P <= size.rows else "dual"
@@ -224,15 +220,13 @@ def check_jitter(jitter: Tensor, rows: int, P: int) -> None:
     if eps is None:
         return
     if not eps >= 0:
-        message = f"jitter must be >= 0, got {eps:g}"
-        raise InputError(message)
+        raise InputError(f"jitter must be >= 0, got {eps:g}")
     if eps == 0 and rows < P:
-        message = (
+        raise InputError(
             f"jitter must be > 0 when S*K < P, got jitter=0 with S*K={rows}, {P=}: J has at "
             f"least {P - rows} zero eigenvalues. Raise num_points or jitter; see "
             "docs/guide/pathologies.md."
         )
-        raise InputError(message)
 
 
 # Log-determinants of AᵀA + εI from the rows A [Q, P] or their Gram matrix, in float64,

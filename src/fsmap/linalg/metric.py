@@ -52,8 +52,7 @@ class Weights(NamedTuple):
         T = w.shape[1] if w.ndim == 2 and w.shape[1] and K % w.shape[1] == 0 else K
         _check("Weights", w, [(S,), (S, T)])
         if not holds((w >= 0).all(), otherwise=True):
-            message = "Weights has negative entries"
-            raise InputError(message)
+            raise InputError("Weights has negative entries")
         return w[:, None] if w.ndim == 1 else w.repeat_interleave(K // w.shape[1], dim=1)
 
 
@@ -71,8 +70,7 @@ class Output(NamedTuple):
         """Rows of point s are Lₛᵀ times its outputs."""
         S, K = out.shape
         if (self.matrix is None) == (self.factor is None):
-            message = "Output takes a matrix or a factor, exactly one of them"
-            raise InputError(message)
+            raise InputError("Output takes a matrix or a factor, exactly one of them")
         if self.matrix is not None:
             _check("Output", self.matrix, [(K, K), (S, K, K)])
             factor = _root(self.matrix, out)
@@ -138,22 +136,20 @@ def as_metric(metric: Metric | Tensor, S: int, K: int) -> Metric:
     """
     if not isinstance(metric, Tensor):
         if isinstance(metric, type) or not hasattr(metric, "at"):
-            message = (
+            raise InputError(
                 "metric must be None, a tensor, or a metric such as fsmap.metric.SoftmaxFisher(), "
                 f"got {metric!r:.60}"
             )
-            raise InputError(message)
         return metric
     shape = tuple(metric.shape)
     kinds: dict[tuple[int, ...], Callable[[Tensor], Metric]]
     kinds = {(S * K, S * K): General, (K, K): Output, (S, K, K): Output, (S,): Weights}
     if shape in kinds:
         return kinds[shape](metric)
-    message = (
+    raise InputError(
         f"a metric of shape {shape} fits neither [S], [K, K], [S, K, K] nor [S*K, S*K] "
         f"with {S=}, {K=}"
     )
-    raise InputError(message)
 
 
 def _root(matrix: Tensor, out: Tensor) -> Tensor:
@@ -162,17 +158,17 @@ def _root(matrix: Tensor, out: Tensor) -> Tensor:
     matrix = matrix.to(out).detach().double()
     difference = (matrix - matrix.mT).abs().max()
     if not holds(difference <= 1e-6 * matrix.abs().max(), otherwise=True):
-        message = f"a metric must be symmetric; it differs from its transpose by {difference:.3g}"
-        raise InputError(message)
+        raise InputError(
+            f"a metric must be symmetric; it differs from its transpose by {difference:.3g}"
+        )
     eigenvalues, vectors = torch.linalg.eigh(matrix)
     # Rounding makes zero eigenvalues slightly negative: up to this they are zero.
     size = matrix.shape[-1] * eigenvalues.abs().amax(-1, keepdim=True)
     if not holds((eigenvalues >= -rounding * size).all(), otherwise=True):
-        message = (
+        raise InputError(
             f"a metric must not have negative eigenvalues, got {float(eigenvalues.min()):.3g}. "
             "Leave its negative part out."
         )
-        raise InputError(message)
     zero = eigenvalues <= torch.finfo(torch.float64).eps * size
     factor: Tensor = vectors * torch.where(zero, 0.0, eigenvalues).sqrt()[..., None, :]
     return factor
@@ -181,8 +177,6 @@ def _root(matrix: Tensor, out: Tensor) -> Tensor:
 def _check(name: str, tensor: Tensor, allowed: list[tuple[int, ...]]) -> None:
     if tuple(tensor.shape) not in allowed:
         shown = " or ".join(map(str, allowed[:3]))
-        message = f"{name} must have shape {shown} here, got {tuple(tensor.shape)}"
-        raise InputError(message)
+        raise InputError(f"{name} must have shape {shown} here, got {tuple(tensor.shape)}")
     if not holds(torch.isfinite(tensor).all(), otherwise=True):
-        message = f"{name} has NaN or inf"
-        raise InputError(message)
+        raise InputError(f"{name} has NaN or inf")

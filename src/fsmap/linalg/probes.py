@@ -67,8 +67,9 @@ def check(psi: object, params: Params) -> None:
         if message is None and len(numbers) > 1:
             message = f"all names need the same number of probes, got {numbers}"
     if message:
-        message = f"probes: {message}. fsmap.linalg.probes.normal(params, R, generator) makes them."
-        raise InputError(message)
+        raise InputError(
+            f"probes: {message}. fsmap.linalg.probes.normal(params, R, generator) makes them."
+        )
 
 
 def rademacher(num: int, size: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
@@ -82,13 +83,11 @@ def check_signs(probes: object, size: int) -> None:
     """Raise InputError if probes are not ``[R, size]``."""
     if not isinstance(probes, Tensor) or probes.ndim != 2 or probes.shape[1] != size:
         got = tuple(probes.shape) if isinstance(probes, Tensor) else type(probes).__name__
-        message = f"probes must be [R, {size}] here, got {got}"
-        raise InputError(message)
+        raise InputError(f"probes must be [R, {size}] here, got {got}")
 
 
 def check_number(num: float) -> int:
     """How many probes; raises InputError if that is no number of them."""
     if not isinstance(num, int | float) or num < 1 or num != int(num):
-        message = f"probes must be an integer of at least 1, got {num}"
-        raise InputError(message)
+        raise InputError(f"probes must be an integer of at least 1, got {num}")
     return int(num)

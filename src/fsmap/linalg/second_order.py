@@ -52,13 +52,12 @@ class Attention:
         if not self.check or torch.compiler.is_compiling() or fits(self.kept, query.device):
             return
         limit = SHARE * free_bytes(query.device)
-        message = (
+        raise ForwardModeError(
             "forward-mode differentiation needs attention written out, about "
             f"{self.kept / 1e9:.1f} GB for queries of shape {tuple(query.shape)}, and "
             f"{limit / 1e9:.1f} GB may be used. Use fewer or shorter evaluation points, or the "
             "estimator 'fd_central', which needs forward passes only."
         )
-        raise ForwardModeError(message)
 
 
 def scaled_dot_product_attention(

@@ -59,10 +59,9 @@ def slq(
     params = site.params
     P, like = count(params), next(iter(params.values()))
     if number(jitter + 0 * like.sum()) is None:
-        message = (
+        raise InputError(
             "slq stops when its error is small, so it cannot be vmapped; use 'dense' or 'dual'"
         )
-        raise InputError(message)
     operator = operator or build(site)
     z = _vectors(probes, operator.size, generator, jitter)
     eps = jitter.detach().double()

@@ -223,8 +223,9 @@ def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Tenso
     for x in batches:
         module(x)
     if x is None:
-        message = "fresh_statistics needs at least one batch; was the iterator used up before?"
-        raise InputError(message)
+        raise InputError(
+            "fresh_statistics needs at least one batch; was the iterator used up before?"
+        )
     for m in norms:
         m.training = False
 
@@ -245,12 +246,11 @@ def differentiable_sync(module: nn.Module, estimator: Estimator, mode: str) -> I
         and dist.is_initialized()
     ]
     if layers and estimator.reverse_mode and mode != "frozen":
-        message = (
+        raise UnsupportedModuleError(
             f"the estimator {estimator.name!r} cannot go through SyncBatchNorm: a backward pass "
             "through it mixes the outputs of all ranks. Use 'jvp', 'fd' or 'fd_central', or "
             "batchnorm='frozen'."
         )
-        raise UnsupportedModuleError(message)
     for m in layers:
         m.forward = partial(sync_batch_norm, m)  # type: ignore[method-assign]
     try:

@@ -208,11 +208,9 @@ def call_after_steps(
     """Call a function after every step of an optimizer; a step that GradScaler skips is none."""
     given: object = optimizer
     if not isinstance(given, torch.optim.Optimizer):
-        message = f"attach takes a torch.optim.Optimizer, got {type(given).__name__}"
-        raise InputError(message)
+        raise InputError(f"attach takes a torch.optim.Optimizer, got {type(given).__name__}")
     if attached is not None:
-        message = "this is attached to an optimizer already: a second one would count twice"
-        raise InputError(message)
+        raise InputError("this is attached to an optimizer already: a second one would count twice")
     return optimizer.register_step_post_hook(lambda *_: call())
 
 
@@ -250,11 +248,10 @@ class Regularizer:
         own = {id(p) for p in self.module.parameters()}
         if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
             hook.remove()
-            message = (
+            raise InputError(
                 f"this {type(optimizer).__name__} holds no parameter of the model. Attach the "
                 "model's own optimizer, or count steps yourself: lm.step = n."
             )
-            raise InputError(message)
         self._hook, self._counts_passes = hook, False
 
     def detach(self) -> None:
@@ -266,8 +263,7 @@ class Regularizer:
     def set_step(self, step: int) -> None:
         """The loop says which step it is; passes are micro-batches from now on."""
         if step < 0:
-            message = f"step must be at least 0, got {step}"
-            raise InputError(message)
+            raise InputError(f"step must be at least 0, got {step}")
         self._counts_passes = False
         if step != self.step:
             self.step, self._micro = int(step), 0
@@ -491,13 +487,12 @@ def _check_not_sharded(module: nn.Module) -> None:
     sharded = any(hasattr(p, "placements") for p in module.parameters() if p.requires_grad)
     # FSDP marks what it manages for the compiler: the only trace that a wrapper outside leaves
     if sharded or any(getattr(m, "_is_fsdp_managed_module", False) for m in module.modules()):
-        message = (
+        raise UnsupportedModuleError(
             "the parameters are sharded (FSDP): a functional pass would ignore ψ and return R = 0 "
             "without an error. Under FSDP2 (fully_shard) use fsmap.InPlacePenalty, which moves the "
             "shards themselves (docs/guide/distributed.md); move from FSDP1 "
             "(FullyShardedDataParallel) to FSDP2 first, or use DDP."
         )
-        raise UnsupportedModuleError(message)
 
 
 def write_back(module: nn.Module, buffers: dict[str, Tensor]) -> None:
@@ -532,10 +527,9 @@ def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
             ", ".join(f"{t.dtype} {list(t.shape)}" for t in tree_leaves(points))
             for points in (evaluation, x)
         )
-        message = (
+        raise InputError(
             f"p_X draws {there} and the training batch is {here}: they cannot form one joint "
             "batch. Points must have the shape of training points, and both be floating-point or "
             "neither. Labels do not belong into p_X."
         )
-        raise InputError(message)
     return concat_points(x, evaluation)

@@ -67,8 +67,7 @@ class InPlacePenalty(Penalty):
         """See the class."""
         other = [name for name in options if name in ("estimator", "outputs")]
         if other:
-            message = f"InPlacePenalty has no option {other[0]!r}: its estimator is 'fd'"
-            raise InputError(message)
+            raise InputError(f"InPlacePenalty has no option {other[0]!r}: its estimator is 'fd'")
         check_module(module)
         options["estimator"] = "fd"
         inner = unwrapped(module)
@@ -174,12 +173,11 @@ def _precise(module: nn.Module, beta: float) -> Iterator[None]:
     def check(layer: nn.Module, *_: Any) -> None:
         half = next((p.dtype for p in layer.parameters(recurse=False) if p.dtype in HALF), None)
         if half is not None and beta < SMALLEST_IN_HALF:
-            message = (
+            raise UnsupportedModuleError(
                 f"{type(layer).__name__} computes in {str(half).removeprefix('torch.')}, in which "
                 f"differences of size {beta=:g} drown. Give beta=1e-2, or compute in float32 (no "
                 "MixedPrecisionPolicy(param_dtype=...))."
             )
-            raise UnsupportedModuleError(message)
 
     hooks = [m.register_forward_pre_hook(check) for m in module.modules()]
     try:
@@ -192,11 +190,10 @@ def _precise(module: nn.Module, beta: float) -> Iterator[None]:
 def unwrapped(module: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, whose names are those of an undistributed run."""
     if any(type(m).__name__ == "FullyShardedDataParallel" for m in module.modules()):
-        message = (
+        raise UnsupportedModuleError(
             "FullyShardedDataParallel (FSDP1) keeps flat parameters that cannot be moved by name. "
             "Use torch.distributed.fsdp.fully_shard (FSDP2)."
         )
-        raise UnsupportedModuleError(message)
     inner = getattr(module, "module", None)
     wrapper = isinstance(module, nn.parallel.DistributedDataParallel)
     return inner if wrapper and isinstance(inner, nn.Module) else module

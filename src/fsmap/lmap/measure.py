@@ -94,14 +94,12 @@ def estimate_cost(
         True
     """
     if repeats < 1:
-        message = f"repeats must be at least 1, got {repeats}"
-        raise InputError(message)
+        raise InputError(f"repeats must be at least 1, got {repeats}")
     if not isinstance(term, LMAP | LaplacianPenalty | InPlacePenalty):
-        message = (
+        raise InputError(
             "estimate_cost takes an LMAP, a LaplacianPenalty or an InPlacePenalty, got "
             f"{type(term).__name__}"
         )
-        raise InputError(message)
     reg = term.regularizer
     plain_pass = term.f.plain if isinstance(term, InPlacePenalty) else reg.f.plain
     objective = loss or (lambda out: accumulate(out).square().mean())
@@ -263,35 +261,31 @@ def suggest_strength(
     """
     value = float(loss.detach() if isinstance(loss, Tensor) else loss)
     if not 0 < value < math.inf:
-        message = (
+        raise InputError(
             f"loss must be positive and finite, got {value:g}. If your loss is a log-density that "
             "can be negative, give it without its constants, such as the squared error."
         )
-        raise InputError(message)
     if not draws > 0:
-        message = f"draws must be positive, got {draws:g}"
-        raise InputError(message)
+        raise InputError(f"draws must be positive, got {draws:g}")
     if isinstance(model, LMAP | LaplacianPenalty):
         term: LMAP | LaplacianPenalty = model
     else:
         check_module(model)
         if px is None:
-            message = (
+            raise InputError(
                 "a bare module needs px, the evaluation distribution: "
                 "suggest_strength(model, fsmap.px.Normal(shape=(3,)), loss=loss)"
             )
-            raise InputError(message)
         term = LaplacianPenalty(model, px, num_points=num_points, seed=seed, **options)
     if term.batchnorm == "frozen":
         _warn_if_unseen(term.regularizer.module)
     found = _draws(term, x, draws)
     R = float(found.mean())
     if not 0 < R < math.inf:
-        message = (
+        raise InputError(
             f"R is {R:g} at this p_X, so no λ can be suggested. A model whose output does not "
             "depend on its parameters has R = 0; points far outside the data can make it infinite."
         )
-        raise InputError(message)
     stderr = float(found.std()) / math.sqrt(draws) if draws > 1 else math.nan
     return Strength(R, stderr, value, num_data)
 
@@ -321,11 +315,10 @@ def _draws(term: LMAP | LaplacianPenalty, x: Inputs, draws: int) -> Tensor:
     """R of several draws, ``[draws]``; steps and buffers are left as they were."""
     reg, joint = term.regularizer, term.batchnorm == "joint"
     if joint and x is None:
-        message = (
+        raise InputError(
             'LMAP(batchnorm="joint") averages R over training and evaluation points: give x, a '
             "training batch"
         )
-        raise InputError(message)
     kept, found = reg.step, []
     try:
         with torch.no_grad():

@@ -50,8 +50,9 @@ def _regularizer(
     unknown = [name for name in options if name not in known]
     if unknown:
         hint = did_you_mean(unknown[0], known)
-        message = f"{kind.__name__} has no option {unknown[0]!r}; it has {', '.join(known)}.{hint}"
-        raise InputError(message)
+        raise InputError(
+            f"{kind.__name__} has no option {unknown[0]!r}; it has {', '.join(known)}.{hint}"
+        )
     return Regularizer(module, Options(px, num_points, batchnorm, **options))
 
 
@@ -288,11 +289,10 @@ class LaplacianPenalty(Penalty):
 def _check_keywords(keywords: dict[str, Any], size: int) -> None:
     for name, value in keywords.items():
         if isinstance(value, Tensor) and value.ndim and len(value) == size:
-            message = (
+            raise InputError(
                 f"{name} has an entry for each of the {size} training points, and the evaluation "
                 "points have none. Give x as a dict with it, and a p_X that draws such dicts."
             )
-            raise InputError(message)
 
 
 def is_zero(strength: float | Tensor | None) -> bool:

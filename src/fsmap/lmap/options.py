@@ -85,27 +85,27 @@ class Options:
         self._check_numbers()
         check_module(module)
         if any(getattr(m, "_is_lmap", False) for m in module.modules()):
-            message = "the module is, or contains, an LMAP already: give the model inside it"
-            raise UnsupportedModuleError(message)
+            raise UnsupportedModuleError(
+                "the module is, or contains, an LMAP already: give the model inside it"
+            )
         _, params = functional(module)
         found = [name for name, p in params.items() if p.is_complex()]
         if found:
-            message = f"{found[0]!r} is complex; R is defined for real parameters"
-            raise UnsupportedModuleError(message)
+            raise UnsupportedModuleError(
+                f"{found[0]!r} is complex; R is defined for real parameters"
+            )
         bare = without_statistics(module)
         if self.batchnorm == "frozen" and bare:
-            message = (
+            raise InputError(
                 f"batchnorm='frozen' needs running statistics, and {bare} keep none "
                 "(track_running_stats=False). Use 'batch' or 'joint'."
             )
-            raise InputError(message)
         trainable(module, self.layers)
         if self.outputs and not isinstance(self.metric, Weights | None):
-            message = (
+            raise InputError(
                 "outputs=k goes with no metric or with fsmap.metric.Weights: a metric between "
                 f"outputs needs all of them; got {type(self.metric).__name__}"
             )
-            raise InputError(message)
         estimator = by_name(self.estimator, beta=self.beta)
         return replace(self, px=as_px(self.px), estimator=estimator)
 
@@ -116,11 +116,9 @@ class Options:
             whole = isinstance(given, Integral) and not isinstance(given, bool)
             if not whole or (given < 1 and name != "seed"):
                 least = "" if name == "seed" else " of at least 1"
-                message = f"{name} must be a whole number{least}, got {given!r}"
-                raise InputError(message)
+                raise InputError(f"{name} must be a whole number{least}, got {given!r}")
         if not (isinstance(self.beta, int | float) and 0 < self.beta < math.inf):
-            message = f"beta must be > 0 and finite, got {self.beta!r}"
-            raise InputError(message)
+            raise InputError(f"beta must be > 0 and finite, got {self.beta!r}")
 
 
 def without_statistics(module: nn.Module) -> list[str]:
@@ -132,8 +130,9 @@ def without_statistics(module: nn.Module) -> list[str]:
 def check_mode(mode: str, allowed: tuple[str, ...], instead: str = "") -> None:
     """Raise InputError if a mode is not among the allowed ones."""
     if mode not in allowed:
-        message = f"batchnorm must be one of {', '.join(allowed)}, got {mode!r}. {instead}".strip()
-        raise InputError(message)
+        raise InputError(
+            f"batchnorm must be one of {', '.join(allowed)}, got {mode!r}. {instead}".strip()
+        )
 
 
 def check_module(module: object) -> None:
@@ -152,8 +151,7 @@ def check_strength(value: Any) -> None:
         return
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not number or not 0 <= value < math.inf:
-        message = f"reg_strength must be finite and at least 0, got {value!r}"
-        raise InputError(message)
+        raise InputError(f"reg_strength must be finite and at least 0, got {value!r}")
 
 
 def trainable(module: nn.Module, layers: Layers | None = None) -> Params:
@@ -163,22 +161,20 @@ def trainable(module: nn.Module, layers: Layers | None = None) -> Params:
     """
     found: Params = {n: p for n, p in module.named_parameters() if p.requires_grad}
     if not found:
-        message = (
+        raise UnsupportedModuleError(
             f"no parameter of {type(module).__name__} is trainable, so there is no R. Set "
             "requires_grad on some of them, or call the model alone."
         )
-        raise UnsupportedModuleError(message)
     if layers is None:
         return found
     chosen = {n: p for n, p in found.items() if _matches(n.replace("_orig_mod.", ""), layers)}
     if not chosen:
         known = sorted({n.rpartition(".")[0] or n for n in found})
-        message = (
+        raise InputError(
             f"layers={layers!r} matches no trainable parameter. Layers with trainable parameters: "
             f"{known[:8]}{' ...' if len(known) > 8 else ''}. Give names, patterns such as "
             "'block.*', or a function of a parameter's name."
         )
-        raise InputError(message)
     return chosen
 
 

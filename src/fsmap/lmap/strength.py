@@ -95,8 +95,9 @@ class LogTrace(nn.Module):
     def nats(self, nats: float) -> None:
         given: object = nats
         if not (isinstance(given, Real) and 0 <= float(given) < math.inf):
-            message = f"nats must be at least 0 and finite, got {nats!r}; 0.01 to 0.1 is usual"
-            raise InputError(message)
+            raise InputError(
+                f"nats must be at least 0 and finite, got {nats!r}; 0.01 to 0.1 is usual"
+            )
         self._nats = float(nats)
 
     @property
@@ -113,21 +114,19 @@ class LogTrace(nn.Module):
     def forward(self, R: Tensor | None, *, every: int = 1) -> Tensor:
         """The penalty in nats per training point, of what ``LMAP(every=every)`` returned."""
         if R is None and self.training and torch.is_grad_enabled():
-            message = (
+            raise InputError(
                 "R is None: LMAP returns it in eval() and under no_grad, so this step would be "
                 "trained without R. Call lm.train() before, or penalty.eval() to leave R out."
             )
-            raise InputError(message)
         if R is None:
             return torch.zeros_like(self.mean)
         given: object = R
         if not isinstance(given, Tensor) or R.numel() != 1 or every < 1:
             shape = f"of shape {list(R.shape)}" if isinstance(given, Tensor) else type(R).__name__
-            message = (
+            raise InputError(
                 f"R must be a tensor with one entry (out, R = lm(x)) and every at least 1, got R "
                 f"{shape} and every={every}"
             )
-            raise InputError(message)
         if R.device != self.mean.device:
             self.to(R.device)
         R = accumulate(R.reshape(()))

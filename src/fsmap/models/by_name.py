@@ -51,11 +51,13 @@ def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module
         try:
             module = factory(**options)
         except Exception as error:  # whatever the model's code raises
-            message = f"{name} could not be built with {options}: {type(error).__name__}: {error}"
-            raise UnsupportedModuleError(message) from error
+            raise UnsupportedModuleError(
+                f"{name} could not be built with {options}: {type(error).__name__}: {error}"
+            ) from error
     if not isinstance(module, nn.Module):
-        message = f"{name} made a {type(module).__name__}, not a torch.nn.Module"
-        raise UnsupportedModuleError(message)
+        raise UnsupportedModuleError(
+            f"{name} made a {type(module).__name__}, not a torch.nn.Module"
+        )
     return module
 
 
@@ -65,31 +67,29 @@ def _resolve(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     if path in OURS:
         return OURS[path], options
     if not all(path.partition(":")):
-        message = (
+        raise InputError(
             f"unknown model {name!r}. Known: {', '.join(OURS)}; or give an import path, "
             "package.module:factory"
         )
-        raise InputError(message)
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
         found = pkgutil.resolve_name(path)
     except Exception as error:  # whatever the model's code raises
-        message = f"cannot import the model {path!r}: {type(error).__name__}: {error}"
-        raise InputError(message) from error
+        raise InputError(
+            f"cannot import the model {path!r}: {type(error).__name__}: {error}"
+        ) from error
     finally:
         sys.path.remove(here)
     if not callable(found):
-        message = f"{path} is a {type(found).__name__}, not something that can be called"
-        raise InputError(message)
+        raise InputError(f"{path} is a {type(found).__name__}, not something that can be called")
     return found, options
 
 
 def _option(part: str) -> tuple[str, Any]:
     key, equals, value = part.partition("=")
     if not equals or not key:
-        message = f"options of a model are written key=value&key=value, got {part!r}"
-        raise InputError(message)
+        raise InputError(f"options of a model are written key=value&key=value, got {part!r}")
     try:
         return key, ast.literal_eval(value)
     except (ValueError, SyntaxError):

@@ -74,15 +74,14 @@ class MLP(nn.Module):
         super().__init__()
         self.sizes = tuple(int(size) for size in sizes)
         if len(self.sizes) < 2 or min(self.sizes) < 1:
-            message = f"sizes must be two or more numbers of at least 1, got {list(sizes)}."
-            raise InputError(message)
+            raise InputError(f"sizes must be two or more numbers of at least 1, got {list(sizes)}.")
         if isinstance(activation, str) and activation not in ACTIVATIONS:
             known = ", ".join(map(repr, ACTIVATIONS))
-            message = f"activation must be one of {known} or a function, got {activation!r}."
-            raise InputError(message)
+            raise InputError(
+                f"activation must be one of {known} or a function, got {activation!r}."
+            )
         if init not in ("torch", "lecun"):
-            message = f"init must be 'torch' or 'lecun', got {init!r}."
-            raise InputError(message)
+            raise InputError(f"init must be 'torch' or 'lecun', got {init!r}.")
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         # on "meta" nothing is drawn: torch's own generator is used only if none is given
         layers = [_Linear(a, b, bias=bias, device="meta") for a, b in pairwise(self.sizes)]

@@ -184,10 +184,9 @@ def read_keras(files: Mapping[str, Path]) -> dict[str, Tensor]:
     raw = b"".join(files[name].read_bytes() for name in manifest["paths"])
     sizes = [math.prod(entry["shape"]) for entry in manifest["weights"]]
     if len(raw) != 4 * sum(sizes):
-        message = (
+        raise MissingDataError(
             f"the shards hold {len(raw)} bytes, model.json lists {4 * sum(sizes)}: one is truncated"
         )
-        raise MissingDataError(message)
     numbers = torch.from_numpy(np.frombuffer(raw, dtype="<f4").copy())
     keras = {
         entry["name"]: part.reshape(entry["shape"])

@@ -143,8 +143,9 @@ class FourierBasis(BasisModel):
     def lattice(self, num_points: int, jitter: float | Tensor) -> FourierLattice:
         """The closed form for p_X = ``linspace(-1, 1, num_points)``."""
         if num_points < 2:
-            message = f"num_points must be at least 2 (both ends of [-1, 1]), got {num_points}."
-            raise InputError(message)
+            raise InputError(
+                f"num_points must be at least 2 (both ends of [-1, 1]), got {num_points}."
+            )
         num, around = len(self.frequencies), num_points - 1
         classes: dict[tuple[bool, int], list[int]] = {}
         for parameter in range(2 * num):
@@ -207,11 +208,10 @@ class Invertible(NamedTuple):
         floor = len(gram) * torch.finfo(gram.dtype).eps * eigenvalues[-1]
         rank = int((eigenvalues > floor).sum())
         if rank < len(gram):
-            message = (
+            raise SingularGeometryError(
                 f"Φ has {rank} of {len(gram)} eigenvalues above rounding ({floor:.1e}): it needs "
                 "a jitter (Theorem 1) or more evaluation points. Use Dual(factor, jitter)."
             )
-            raise SingularGeometryError(message)
         return cls(eigenvalues.log().sum())
 
     def value(self, log_slope: Tensor) -> Tensor:

@@ -153,12 +153,11 @@ class TraceBound(NamedTuple):
         with torch.no_grad():
             R = _trace(self, f, params, self.draw(f, params, stream))
         if not 0 < R < torch.inf:
-            message = (
+            raise InputError(
                 f"R is {float(R):g} at the first parameters, so that R₀, {SHARE:.0%} of it, is no "
                 "scale. Give r0, or look at p_X and the network: its output must depend on its "
                 "parameters and be finite."
             )
-            raise InputError(message)
         return self._replace(r0=SHARE * R)
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
@@ -166,11 +165,10 @@ class TraceBound(NamedTuple):
         if draws.x is None:
             return next(iter(params.values())).new_zeros(())
         if self.r0 is None:
-            message = (
+            raise InputError(
                 "R₀ is not known yet: fit and fit_population take it from the first parameters. "
                 "Elsewhere give l_map(..., r0=...), or call objective.started(f, params, stream)."
             )
-            raise InputError(message)
         R = _trace(self, f, params, draws)
         return -self.every * self.nats * torch.log1p(R / self.r0)
 

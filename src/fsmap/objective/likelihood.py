@@ -55,11 +55,10 @@ class Gaussian(NamedTuple):
         """The scale as ``[]`` or ``[K]`` that fits the last dimension of ``out``."""
         std = tensor_like(self.std, out)
         if std.dim() > 1 or (std.dim() == 1 and std.shape[0] != out.shape[-1]):
-            message = (
+            raise InputError(
                 f"std has shape {list(std.shape)}, but the model has {out.shape[-1]} output(s). "
                 f"Give one number, or a tensor [{out.shape[-1]}]."
             )
-            raise InputError(message)
         return std
 
 
@@ -86,19 +85,17 @@ class Categorical(NamedTuple):
         if y.is_floating_point():
             total = y.sum(-1)
             if (y < 0).any() or (total - 1).abs().max() > 1e-3:
-                message = (
+                raise InputError(
                     "probability targets must be >= 0 and sum to one over the classes, got a "
                     f"minimum of {y.min().item():g} and sums from {total.min().item():g} to "
                     f"{total.max().item():g}. Normalize them, or give integer labels."
                 )
-                raise InputError(message)
         elif y.min() < 0 or y.max() >= classes:
-            message = (
+            raise InputError(
                 f"labels must lie in 0..{classes - 1} for {classes} logits, got labels from "
                 f"{y.min().item()} to {y.max().item()}. Renumber them, widen the last layer, or "
                 "drop points whose label only means 'ignore'."
             )
-            raise InputError(message)
 
 
 class Bernoulli(NamedTuple):
@@ -114,11 +111,10 @@ class Bernoulli(NamedTuple):
         check_batch(out, y)
         aligned(out, y)
         if y.min() < 0 or y.max() > 1:
-            message = (
+            raise InputError(
                 f"Bernoulli targets must lie in [0, 1], got values from {y.min().item():g} to "
                 f"{y.max().item():g}. Map the two classes to 0 and 1."
             )
-            raise InputError(message)
 
 
 def aligned(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,12 +124,11 @@ def aligned(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if y.dim() == out.dim() + 1 == 2 and y.shape[1] == 1:
         out = out.unsqueeze(1)
     if out.shape != y.shape or out.dim() == 0:
-        message = (
+        raise InputError(
             f"outputs {list(out.shape)} and targets {list(y.shape)} do not match: they must have "
             "the same shape [B, ...] ([B] and [B, 1] count as the same). Reshape y, or change the "
             "model's last layer."
         )
-        raise InputError(message)
     out = accumulate(out if out.dim() > 1 else out.unsqueeze(1))
     return out, y.reshape(out.shape).to(out.dtype)
 
@@ -141,46 +136,42 @@ def aligned(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def check_classes(out: Tensor, y: Tensor) -> None:
     """Shapes and dtypes of a classification batch: known without looking at the numbers."""
     if out.dim() < 2 or out.shape[-1] < 2:
-        message = (
+        raise InputError(
             f"Categorical needs logits [B, K] or [B, T, K] with K >= 2, got {list(out.shape)}. "
             "For one logit per point use Bernoulli()."
         )
-        raise InputError(message)
     if y.dtype == torch.bool or y.is_complex():
-        message = (
+        raise InputError(
             f"labels have dtype {y.dtype}; allowed are integers (class numbers) or floats "
             "(probabilities). Convert with y.long()."
         )
-        raise InputError(message)
     expected = out.shape if y.is_floating_point() else out.shape[:-1]
     if y.shape != expected:
         what = "float targets are probabilities" if y.is_floating_point() else "integer targets"
-        message = (
+        raise InputError(
             f"{what} of shape {list(y.shape)} do not fit logits {list(out.shape)}: expected "
             f"{list(expected)}. Integer class numbers are [B] or [B, T] (use y.long()), "
             "probabilities have the shape of the logits."
         )
-        raise InputError(message)
 
 
 def check_batch(out: Tensor, y: Tensor) -> None:
     """What every likelihood asks of a batch: points, floating outputs, finite targets."""
     if out.numel() == 0 or y.numel() == 0:
-        message = (
+        raise InputError(
             f"the batch is empty: outputs {list(out.shape)}, targets {list(y.shape)}. "
             "Give at least one point."
         )
-        raise InputError(message)
     if not out.is_floating_point():
-        message = f"outputs have dtype {out.dtype}; a model must return floating point numbers."
-        raise InputError(message)
+        raise InputError(
+            f"outputs have dtype {out.dtype}; a model must return floating point numbers."
+        )
     bad = int((~torch.isfinite(y)).sum())
     if bad:
-        message = (
+        raise InputError(
             f"targets hold {bad} values that are nan or infinite (of {y.numel()}). "
             "Remove or impute those points."
         )
-        raise InputError(message)
 
 
 LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)

@@ -63,12 +63,12 @@ class Objective(NamedTuple):
         """Raise InputError if data, model, prior and p_X do not fit each other; looks at values."""
         for name, term in (("likelihood", self.likelihood), ("prior", self.prior)):
             if not hasattr(term, "check"):
-                message = f"the {name} must be an object such as fsmap.Gaussian(0.1), got {term!r}"
-                raise InputError(message)
+                raise InputError(
+                    f"the {name} must be an object such as fsmap.Gaussian(0.1), got {term!r}"
+                )
         check_points(batch.x)
         if num_points(batch.x) != len(batch.y):
-            message = f"x has {num_points(batch.x)} points and y has {len(batch.y)}"
-            raise InputError(message)
+            raise InputError(f"x has {num_points(batch.x)} points and y has {len(batch.y)}")
         self.prior.check(params)
         with torch.no_grad():
             self.likelihood.check(f(params, batch.x), batch.y)
@@ -77,11 +77,10 @@ class Objective(NamedTuple):
                 geometry.value(f, params, geometry.draw(f, params, Stream(0, 0)))
             except RuntimeError as error:
                 shown = {n: tuple(p.shape) for n, p in list(params.items())[:1]}
-                message = (
+                raise InputError(
                     f"the geometry term cannot be evaluated: {str(error).splitlines()[0]} "
                     f"Does p_X draw points that fit the model (first parameter {shown})?"
-                )
-                raise InputError(message) from error
+                ) from error
 
 
 def ps_map(likelihood: Likelihood, prior: Prior, /, *, num_data: int) -> Objective:
@@ -119,8 +118,7 @@ def fs_map(
         probes: Number of probes of ``slq``.
     """
     if method not in logdet.METHODS:
-        message = f"unknown log_det method {method!r}; known: {', '.join(logdet.METHODS)}"
-        raise InputError(message)
+        raise InputError(f"unknown log_det method {method!r}; known: {', '.join(logdet.METHODS)}")
     geometry = LogDet(
         as_px(px),
         _positive("num_points", num_points),
@@ -177,11 +175,10 @@ def l_map(
     named = {"jitter": jitter, "reg_strength": reg_strength, "reg_nats": reg_nats}
     given = [(name, value) for name, value in named.items() if value is not None]
     if len(given) != 1 or (r0 is not None and reg_nats is None):
-        message = (
+        raise InputError(
             "give jitter, reg_strength (λ = 1/(2εN)) or reg_nats (c; r0 belongs to it), exactly "
             f"one of them; got {dict(given) or 'none'}, {r0=}"
         )
-        raise InputError(message)
     ((name, value),) = given
     if name != "jitter" and not isinstance(value, Tensor) and value == 0:
         return ps_map(likelihood, prior, num_data=num_data)
@@ -213,12 +210,10 @@ def _scalar(value: float | Tensor) -> Tensor:
 
 def _positive(name: str, value: int) -> int:
     if not value >= 1:  # nan, too
-        message = f"{name} must be at least 1, got {value}"
-        raise InputError(message)
+        raise InputError(f"{name} must be at least 1, got {value}")
     return value
 
 
 def _check_range(name: str, value: float | Tensor) -> None:
     if not isinstance(value, Tensor) and not 0 < value < float("inf"):
-        message = f"{name} must be positive and finite, got {value:g}"
-        raise InputError(message)
+        raise InputError(f"{name} must be positive and finite, got {value:g}")

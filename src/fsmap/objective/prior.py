@@ -74,8 +74,9 @@ class Normal(NamedTuple):
             _fitting("std", self.std, name, theta)
             mean = 0.0 if self.mean is None else self.mean
             if not torch.isfinite(_fitting("mean", mean, name, theta)).all():
-                message = f"mean of {name!r} holds nan or inf. Give finite weights to stay close to"
-                raise InputError(message)
+                raise InputError(
+                    f"mean of {name!r} holds nan or inf. Give finite weights to stay close to"
+                )
 
 
 class Flat(NamedTuple):
@@ -118,22 +119,20 @@ class Reparametrized(NamedTuple):
         bad = [name for name, t in theta.items() if not torch.isfinite(t).all()]
         if bad or torch.isnan(log_det):
             where = f"parameters {bad}" if bad else "its log-Jacobian"
-            message = (
+            raise InputError(
                 f"the inverse map is not finite at these values: {where}. Start at "
                 "theta' = R(theta) for some theta, inside the domain of the inverse."
             )
-            raise InputError(message)
         for name, tensor in params.items():  # J v = D v must hold for a v with distinct entries
             function = _entry("inverse", self.inverse, name)
             v = torch.linspace(1, 2, tensor.numel(), dtype=tensor.dtype, device=tensor.device)
             along = jvp(function, (tensor,), (v.view_as(tensor),))[1]
             expected = _slope(function, tensor)[1] * v.view_as(tensor)
             if not torch.allclose(along, expected, rtol=1e-3, atol=1e-6, equal_nan=True):
-                message = (
+                raise InputError(
                     f"the inverse map mixes the entries of {name!r}. Give an elementwise map: one "
                     "whose Jacobian is diagonal."
                 )
-                raise InputError(message)
         self.prior.check(theta)
 
     def _pull_back(self, params: Params) -> tuple[Params, Tensor]:
@@ -149,11 +148,10 @@ def _slope(inverse: Callable[[Tensor], Tensor], tensor: Tensor) -> tuple[Tensor,
     pair = jvp(inverse, (tensor,), (torch.ones_like(tensor),))
     theta, slope = pair[0], pair[1]
     if theta.shape != tensor.shape:
-        message = (
+        raise InputError(
             f"the inverse map turned a parameter of shape {list(tensor.shape)} into "
             f"{list(theta.shape)}. An elementwise map keeps the shape."
         )
-        raise InputError(message)
     return theta, slope
 
 
@@ -162,11 +160,10 @@ def _entry(what: str, table: Any, name: str) -> Any:
     if not isinstance(table, Mapping):
         return table
     if name not in table:
-        message = (
+        raise InputError(
             f"{what} has no entry for {name!r}; it has {sorted(table)}. Give one entry for each "
             "trainable parameter, named as in named_parameters(), or one value for all."
         )
-        raise InputError(message)
     return table[name]
 
 
@@ -177,15 +174,13 @@ def _fitting(what: str, table: Scale, name: str, theta: Tensor) -> Tensor:
         a in (1, b) for a, b in zip(value.shape[::-1], theta.shape[::-1], strict=False)
     )
     if not fits:
-        message = (
+        raise InputError(
             f"{what} of {name!r} has shape {list(value.shape)}, which does not broadcast to the "
             f"parameter's {list(theta.shape)}. Give a number or a tensor of that shape."
         )
-        raise InputError(message)
     return value
 
 
 def _check_any(params: Params) -> None:
     if not params:
-        message = "there is no trainable parameter. Set requires_grad on at least one."
-        raise InputError(message)
+        raise InputError("there is no trainable parameter. Set requires_grad on at least one.")

@@ -113,17 +113,18 @@ def override(config: Any, assignments: Iterable[str]) -> Any:
     for text in assignments:
         key, equals, value = (part.strip() for part in text.partition("="))
         if not equals or not key:
-            message = f"--set takes key=value, got {text!r}. {known}"
-            raise InputError(message)
+            raise InputError(f"--set takes key=value, got {text!r}. {known}")
         if key not in fields:
-            message = f"--set {text}: there is no field {key!r}.{did_you_mean(key, fields)} {known}"
-            raise InputError(message)
+            raise InputError(
+                f"--set {text}: there is no field {key!r}.{did_you_mean(key, fields)} {known}"
+            )
         try:
             changes[key] = parse(value, kinds[key])
             check_range(fields[key], changes[key])
         except ValueError as error:
-            message = f"--set {text}: {key} is {_spell(kinds[key])}, got {value!r}. {error}"
-            raise InputError(message) from error
+            raise InputError(
+                f"--set {text}: {key} is {_spell(kinds[key])}, got {value!r}. {error}"
+            ) from error
     return dataclasses.replace(config, **changes)
 
 
@@ -147,16 +148,14 @@ def parse(text: str, kind: Any) -> Any:
         return text
     if kind is bool:
         if text.lower() not in BOOLEANS:
-            message = "Write true or false."
-            raise ValueError(message)
+            raise ValueError("Write true or false.")
         return BOOLEANS[text.lower()]
     try:
         number = float(text)  # 1e4 is a fine way to write ten thousand
     except ValueError:
         number = None
     if number is None or (kind is int and not number.is_integer()):
-        message = "Write a whole number." if kind is int else "Write a number."
-        raise ValueError(message)
+        raise ValueError("Write a whole number." if kind is int else "Write a number.")
     return kind(number)
 
 
@@ -167,20 +166,17 @@ def check_range(field: dataclasses.Field[Any], value: Any) -> None:
     the name is in ``ZERO_IS_NONE``; anything, if a default is negative.
     """
     if value == () and field.default != ():
-        message = "It needs at least one value."
-        raise ValueError(message)
+        raise ValueError("It needs at least one value.")
     usual = _numbers(field.default)
     zero = 0 in usual or field.name in ZERO_IS_NONE
     for number in _numbers(value):
         if not abs(number) < 1e12:
-            message = "Write a finite number, below 1e12."
-            raise ValueError(message)
+            raise ValueError("Write a finite number, below 1e12.")
         counts = isinstance(number, int)
         free = min(usual, default=0) < 0 or not (usual or counts)
         if not (free or number > 0 or (number == 0 and zero)):
             bound = "at least 0" if zero else "at least 1" if counts else "positive"
-            message = f"It must be {bound}."
-            raise ValueError(message)
+            raise ValueError(f"It must be {bound}.")
 
 
 def _numbers(value: Any) -> list[int | float]:
@@ -196,8 +192,9 @@ def choose_device(experiment: Experiment, wanted: str) -> str:
         torch.empty(1, device=wanted)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        message = f"--device {wanted} cannot be used here: {reason} Use cpu, cuda or auto."
-        raise InputError(message) from error
+        raise InputError(
+            f"--device {wanted} cannot be used here: {reason} Use cpu, cuda or auto."
+        ) from error
     return wanted
 
 
@@ -227,8 +224,9 @@ def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> It
         known = {name for experiment in experiments for name in _names(experiment.config)}
         for text in options.assignments:
             if _key(text) not in known:
-                message = f"--set {text}: no experiment has such a field. Known: {sorted(known)}."
-                raise InputError(message)
+                raise InputError(
+                    f"--set {text}: no experiment has such a field. Known: {sorted(known)}."
+                )
     jobs = [Job(experiment, options, everything) for experiment in experiments]
     for number, job in enumerate(jobs, start=1):
         place = f"{number}/{len(jobs)} " if len(jobs) > 1 else ""
@@ -261,8 +259,9 @@ class Job:
         if not units:
             asked = self.header()["config"]
             empty = [f"{name} is empty" for name, value in asked.items() if value == []]
-            message = f"there is nothing to do with this config: {', '.join(empty) or asked}."
-            raise InputError(message)
+            raise InputError(
+                f"there is nothing to do with this config: {', '.join(empty) or asked}."
+            )
         with folder.lock():
             if self.lenient and folder.finished and not (options.resume or options.force):
                 return self.end("kept", "finished before; --force runs it again")
@@ -318,18 +317,18 @@ class Job:
         """Make the folder ready for the next unit; False if there is nothing left to do."""
         options, found, header = self.options, self.folder, self.header()
         if found.foreign:
-            message = f"{found.path} exists and holds no run of fsmap. Choose another --out."
-            raise InputError(message)
+            raise InputError(
+                f"{found.path} exists and holds no run of fsmap. Choose another --out."
+            )
         state, done = found.state, found.done()
         if state != "empty" and not options.force:
             there = found.header()
             if not options.resume and (found.finished or done):
                 kind = "a finished" if state == "complete" else "an unfinished"
-                message = (
+                raise InputError(
                     f"{found.path} holds {kind} run ({len(done)} units done). Continue or keep it "
                     "with --resume, start anew with --force, or choose another --out."
                 )
-                raise InputError(message)
             if options.resume:
                 full = found.finished and there["size"] == "full"
                 if full and options.quick and state != "damaged":
@@ -384,11 +383,10 @@ def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence
         if key not in selecting and before.get(key) != now.get(key)
     ]
     if changed:
-        message = (
+        raise InputError(
             f"{found.path} holds a run with another config ({', '.join(changed)}). Resume it with "
             "its own settings, choose another --out, or start anew with --force."
         )
-        raise InputError(message)
 
 
 def summarize(experiment: Experiment, run: RunFolder) -> dict[str, Any]:

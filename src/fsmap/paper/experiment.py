@@ -263,8 +263,9 @@ def registry() -> Mapping[str, Experiment]:
                 continue
             if cls.id in found:
                 names = f"{type(found[cls.id]).__qualname__} and {cls.__qualname__}"
-                message = f"two experiments have the id {cls.id!r}: {names}. Rename one of them."
-                raise InputError(message)
+                raise InputError(
+                    f"two experiments have the id {cls.id!r}: {names}. Rename one of them."
+                )
             found[cls.id] = cls()
     order = [*ORDER, *sorted(found.keys() - {*ORDER})]
     return MappingProxyType({name: found[name] for name in order if name in found})
@@ -277,5 +278,4 @@ def get(name: str) -> Experiment:
         return known[name]
     lowered = {key.lower(): key for key in known}
     hint = did_you_mean(name.lower(), lowered, meaning=lowered)
-    message = f"there is no experiment {name!r}.{hint} Known: {', '.join(known)}."
-    raise InputError(message)
+    raise InputError(f"there is no experiment {name!r}.{hint} Known: {', '.join(known)}.")

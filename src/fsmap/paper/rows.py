@@ -182,8 +182,7 @@ def lead(
         return effect - above
     if within is not None:
         return within - abs(effect)
-    message = "give one of below, above and within"
-    raise TypeError(message)
+    raise TypeError("give one of below, above and within")
 
 
 def not_tested(claim: str, reason: str, paper: Any = None, source: Source = "paper") -> Claim:
@@ -394,11 +393,10 @@ class RunFolder:
         """What the run in this folder was asked for."""
         if header := self.content().header:
             return header
-        message = (
+        raise CheckpointError(
             f"the first line of {self.units_file}, which says what this run is, is missing or "
             "damaged: nothing can be resumed here. Restore a copy, or start anew with --force."
         )
-        raise CheckpointError(message)
 
     def summarized(self, summary: Mapping[str, Any]) -> bool:
         """Whether ``summary.json`` says this."""

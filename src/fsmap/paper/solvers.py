@@ -133,8 +133,7 @@ def maximize(
             theta, length = theta + step, float(step.norm())
             if length < 1e-9 * (1 + float(theta.norm())):  # the next one is its square
                 return theta
-    message = f"Newton's method: step {steps} was still {length:.1e} long. Start nearer."
-    raise DivergedError(message)
+    raise DivergedError(f"Newton's method: step {steps} was still {length:.1e} long. Start nearer.")
 
 
 def _backtrack(objective: Callable[[Tensor], Tensor], theta: Tensor, step: Tensor) -> Tensor:

@@ -135,8 +135,9 @@ def learn_encoder(
     used = [column for column in columns if column.kind != LEFT_OUT]
     if not used:
         reasons = "; ".join(f"{column.name!r}: {column.reason}" for column in columns)
-        message = f"no column is left to predict from. {reasons or 'There is only the target'}."
-        raise InputError(message)
+        raise InputError(
+            f"no column is left to predict from. {reasons or 'There is only the target'}."
+        )
     raw = np.concatenate([_encoded(c, train.columns[c.name]) for c in used], axis=1)
     flag = [c.kind == CATEGORY or k > 0 for c in used for k in range(len(c.names()))]
     std = np.where(flag, np.maximum(raw.std(0), FLAG_STD), raw.std(0))
@@ -220,8 +221,7 @@ def check_columns(table: Table, wanted: Sequence[str]) -> None:
     if lacking:
         hint = did_you_mean(lacking[0], table.columns)
         named, there = (", ".join(map(repr, names)) for names in (lacking, table.columns))
-        message = f"there is no column {named}.{hint} The columns are: {there}."
-        raise InputError(message)
+        raise InputError(f"there is no column {named}.{hint} The columns are: {there}.")
 
 
 def _float(cell: str) -> float:
@@ -330,10 +330,9 @@ def _dates(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]
         try:
             days, when = _moment(cell, column.form)
         except ValueError as error:
-            message = (
+            raise InputError(
                 f"column {column.name!r} held dates ({column.form}), but row {row + 1} is {cell!r}"
-            )
-            raise InputError(message) from error
+            ) from error
         turns = [when.timetuple().tm_yday / 365.25, when.weekday() / 7, days % 1]
         waves = [f(2 * math.pi * t) for t in turns for f in (math.cos, math.sin)]
         rows.append([days, *waves])
@@ -403,8 +402,7 @@ def with_target(table: Table, name: str) -> Table:
     if known.all():
         return table
     if not known.any():
-        message = f"the target {name!r} has no value in any row. Choose another column."
-        raise InputError(message)
+        raise InputError(f"the target {name!r} has no value in any row. Choose another column.")
     note = f"{int((~known).sum())} of {len(known)} rows have no value of {name!r}: left out"
     kept = table.take(np.flatnonzero(known))
     return kept._replace(notes=(*kept.notes, note))
@@ -415,8 +413,9 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
     cells = table.columns[name]
     distinct = dict.fromkeys(cells)
     if len(distinct) == 1:
-        message = f"the target {name!r} is {cells[0]!r} in every row. Choose another column."
-        raise InputError(message)
+        raise InputError(
+            f"the target {name!r} is {cells[0]!r} in every row. Choose another column."
+        )
     values, wrong, form = numbers(cells)
     why = "as --task says"
     if task == "auto":
@@ -432,15 +431,15 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
         return Target(name, task, why, _classes(name, list(distinct)))
     if wrong.any():
         hint = stray_text(name, cells, wrong).partition(" Correct")[0]
-        message = f"the target of a regression is a number: {hint} Or use --task classification."
-        raise InputError(message)
+        raise InputError(
+            f"the target of a regression is a number: {hint} Or use --task classification."
+        )
     return Target(name, task, why, form=form).standardized(values)
 
 
 def _classes(name: str, found: list[str]) -> tuple[str, ...]:
     if len(found) > MANY_CLASSES:
-        message = f"the target {name!r} has more classes than {MANY_CLASSES}: {len(found)}"
-        raise InputError(message)
+        raise InputError(f"the target {name!r} has more classes than {MANY_CLASSES}: {len(found)}")
     try:
         return tuple(sorted(found, key=float))
     except ValueError:

@@ -166,8 +166,9 @@ def load_model(path: str | Path) -> TableModel:
     if kind != KIND:
         old = str(kind).startswith("table-model")
         more = " It was made by another version of fsmap: fit again." if old else ""
-        message = f"{path} is a checkpoint of {kind!r}, not a model from `fsmap fit`.{more}"
-        raise CheckpointError(message)
+        raise CheckpointError(
+            f"{path} is a checkpoint of {kind!r}, not a model from `fsmap fit`.{more}"
+        )
     with files.readable(Path(path), hint=HINT):
         return _decode(found)
 
@@ -196,8 +197,7 @@ def _ensemble(about: dict[str, Any], state: dict[str, Tensor], labels: bool) -> 
     count = sum((a + 1) * b for a, b in zip(units, units[1:], strict=False)) + units[0]
     there = sum(map(Tensor.numel, state.values()))
     if min(*sizes, edges, about["members"]) < 1 or count * about["members"] != there:
-        message = f"the tensors do not make {about['members']} networks of sizes {sizes}"
-        raise ValueError(message)
+        raise ValueError(f"the tensors do not make {about['members']} networks of sizes {sizes}")
     code = torch.zeros(sizes[0], edges)  # overwritten, as are the weights
     net = TableNet(sizes, about["activation"], code, torch.Generator())
     members = [copy.deepcopy(net) for _ in range(about["members"])]
@@ -226,8 +226,9 @@ def _check(model: TableModel) -> None:
         all(np.isfinite(array).all() for array in arrays),
     )
     if not all(fits):
-        message = "encoder, target, networks and results do not fit each other, or are not finite"
-        raise ValueError(message)
+        raise ValueError(
+            "encoder, target, networks and results do not fit each other, or are not finite"
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -269,15 +270,13 @@ def fit_table(
     start = time.perf_counter()
     table = with_target(table, target)
     if table.num_rows < FEWEST:
-        message = f"the table has {table.num_rows} rows; at least {FEWEST} are needed."
-        raise InputError(message)
+        raise InputError(f"the table has {table.num_rows} rows; at least {FEWEST} are needed.")
     goal = find_target(table, target, options.task)
     say(f"target {target!r}: {goal.task} ({goal.why})")
     test, train = _split(table, goal, options)
     check_columns(table, options.drop)
     if target in options.drop:
-        message = f"--drop {target} would leave out the target"
-        raise InputError(message)
+        raise InputError(f"--drop {target} would leave out the target")
     features = [name for name in table.columns if name != target and name not in options.drop]
     with warnings.catch_warnings():  # rare values are no mistake of the user
         warnings.simplefilter("ignore", UnseenWarning)
@@ -332,8 +331,7 @@ def fit_table(
 def _split(table: Table, target: Target, options: TableOptions) -> tuple[Rows, Rows]:
     """Test rows and the others; every class in both if it has three rows."""
     if not 0 < options.test < 0.9:
-        message = f"--test must lie between 0 and 0.9, got {options.test:g}"
-        raise InputError(message)
+        raise InputError(f"--test must lie between 0 and 0.9, got {options.test:g}")
     labels = torch.from_numpy(target.labels(table)) if target.classes else None
     place = deal(table.num_rows, 1, options.seed, labels, options.test)
     if labels is not None:

@@ -119,8 +119,9 @@ class Members(nn.Module):
         wrong |= (out == -torch.inf).any(1) & (not self.labels)
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0]) + 1
-            message = f"the prediction for row {row} is not finite. Are its numbers too large?"
-            raise DivergedError(message)
+            raise DivergedError(
+                f"the prediction for row {row} is not finite. Are its numbers too large?"
+            )
         return out
 
 
@@ -420,8 +421,7 @@ class _Run:
             lines = [(c, t) for c, t in zip(configs, tracks, strict=True) if c.method == method]
             config, track = min(lines, key=lambda line: line[1].value)
             if track.out is None:
-                message = f"no configuration of {method} stayed finite"
-                raise DivergedError(message)
+                raise DivergedError(f"no configuration of {method} stayed finite")
             members = []
             for k in range(self.F):
                 net = self.make(0).cpu()
@@ -536,5 +536,4 @@ def _points(px: Any, x: Tensor) -> EvalDistribution:
         return Normal(shape=(x.shape[1],))
     if px == "train":
         return Empirical(x.cpu())
-    message = f"px must be 'normal', 'train' or a distribution of fsmap.px, got {px!r}"
-    raise InputError(message)
+    raise InputError(f"px must be 'normal', 'train' or a distribution of fsmap.px, got {px!r}")

@@ -63,12 +63,12 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
     """
     path = Path(path)
     if not path.is_file():
-        message = f"there is no file {path}"
-        raise MissingDataError(message)
+        raise MissingDataError(f"there is no file {path}")
     data = path.read_bytes()
     if not data.strip():
-        message = f"{path} is empty. A table has a line of column names and at least one row."
-        raise InputError(message)
+        raise InputError(
+            f"{path} is empty. A table has a line of column names and at least one row."
+        )
     empty = MISSING | {token.strip().lower() for token in missing}
     columns, notes = _csv(path, data)
     table = {
@@ -76,8 +76,7 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
         for name, cells in columns.items()
     }
     if not len(next(iter(table.values()))):
-        message = f"{path} has column names ({_some(list(table))}) and no rows."
-        raise InputError(message)
+        raise InputError(f"{path} has column names ({_some(list(table))}) and no rows.")
     if "" in table and len(table) > 1:  # the row numbers that spreadsheets and pandas write
         del table[""]
         notes.append("the first column has no name and is taken for row numbers: left out")
@@ -105,8 +104,7 @@ def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
         separator = _separator(text)
         lines = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if any(row)]
     except csv.Error as error:
-        message = f"{path} is not a CSV: {error}"
-        raise InputError(message) from error
+        raise InputError(f"{path} is not a CSV: {error}") from error
     header, *rows = [[cell.strip() for cell in line] for line in lines] or [[]]
     width = len(header)
     while width > 1 and not any(any(row[width - 1 :]) for row in (header, *rows)):
@@ -116,12 +114,11 @@ def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
         if not any(row[width:]):
             del row[width:]
         if len(row) != width:
-            message = (
+            raise InputError(
                 f"{path}: row {number} has {len(row)} cells and the header has {width} "
                 f"(separator {separator!r}): {_some(row)}. Is this a CSV, and is a text with a "
                 "separator in it quoted?"
             )
-            raise InputError(message)
     cells = zip(*rows, strict=True) if rows else ([] for _ in header)
     return {n: _objects(list(c)) for n, c in zip(header, cells, strict=True)}, notes
 
@@ -138,8 +135,7 @@ def _decoded(path: Path, data: bytes) -> tuple[str, list[str]]:
         notes.append("the file is not UTF-8: it was read as Latin-1 (Windows-1252)")
     found = found or {"<": "HTML or XML", "{": "JSON", "[": "JSON"}.get(text.lstrip()[:1])
     if found is not None:
-        message = f"{path} is no CSV: it looks like {found}. Export it as CSV."
-        raise InputError(message)
+        raise InputError(f"{path} is no CSV: it looks like {found}. Export it as CSV.")
     return text, notes
 
 
@@ -158,17 +154,18 @@ def _separator(text: str) -> str:
 def _check_names(path: Path, names: list[str]) -> None:
     twice = [name for name, times in Counter(names).items() if times > 1]
     if twice:
-        message = f"{path} has several columns named {_some(twice)}. Rename or remove one of each."
-        raise InputError(message)
+        raise InputError(
+            f"{path} has several columns named {_some(twice)}. Rename or remove one of each."
+        )
     if len(names) > 1 and all(_is_number(name) for name in names):
-        message = (
+        raise InputError(
             f"the first line of {path} is {_some(names)}: data, not column names. Add a line of "
             "names at the top."
         )
-        raise InputError(message)
     if "" in names[1:]:
-        message = f"{path}: column {names.index('', 1) + 1} of the header has no name. Give it one."
-        raise InputError(message)
+        raise InputError(
+            f"{path}: column {names.index('', 1) + 1} of the header has no name. Give it one."
+        )
 
 
 def _is_number(text: str) -> bool:

@@ -71,22 +71,24 @@ def load(path: Path, *, hint: str = HINT) -> Checkpoint:
     something else.
     """
     if not path.is_file():
-        message = f"there is no checkpoint at {path}"
-        raise CheckpointError(message)
+        raise CheckpointError(f"there is no checkpoint at {path}")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (safetensors.SafetensorError, OSError, ValueError) as error:
-        message = f"{path} is truncated or no checkpoint at all ({error}). {hint}"
-        raise CheckpointError(message) from error
+        raise CheckpointError(
+            f"{path} is truncated or no checkpoint at all ({error}). {hint}"
+        ) from error
     if about.get("format") != FORMAT:
         found = about.get("format")
-        message = f"{path} is not an fsmap checkpoint: its format is {found!r}, not {FORMAT!r}"
-        raise CheckpointError(message)
+        raise CheckpointError(
+            f"{path} is not an fsmap checkpoint: its format is {found!r}, not {FORMAT!r}"
+        )
     if about.pop("sha256", None) != _digest(tensors, about):
-        message = f"{path} was altered or damaged: its checksum does not fit its content. {hint}"
-        raise CheckpointError(message)
+        raise CheckpointError(
+            f"{path} was altered or damaged: its checksum does not fit its content. {hint}"
+        )
     with readable(path, hint=hint):
         config, progress = (dict(json.loads(about[k]).items()) for k in ("config", "progress"))
         return Checkpoint(tensors, config, progress)
@@ -103,8 +105,9 @@ def readable(path: Path, *, hint: str = HINT) -> Iterator[None]:
         yield
     except UNREADABLE as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        message = f"{path} does not hold what a checkpoint of this kind holds ({reason}). {hint}"
-        raise CheckpointError(message) from error
+        raise CheckpointError(
+            f"{path} does not hold what a checkpoint of this kind holds ({reason}). {hint}"
+        ) from error
 
 
 def check_same_run(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
@@ -122,11 +125,10 @@ def check_same_run(path: Path, saved: Mapping[str, Any], here: Mapping[str, Any]
     if keys:
         lines = [_differ(k, old.get(k, "absent"), new.get(k, "absent")) for k in keys[:8]]
         more = f"; and {len(keys) - 8} more" if len(keys) > 8 else ""
-        message = (
+        raise CheckpointError(
             f"the checkpoint {path} belongs to another run. {'; '.join(lines)}{more}. "
             "Use the settings it was made with, or another path."
         )
-        raise CheckpointError(message)
 
 
 def _made(on_cpu: bool) -> dict[str, int]:

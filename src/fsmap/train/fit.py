@@ -109,8 +109,9 @@ def fit(
     train = as_batch(data, params)
     given: object = objective
     if not isinstance(given, Objective):
-        message = f"the objective must be one of fsmap.fs_map(...) and its kin, got {objective!r}"
-        raise InputError(message)
+        raise InputError(
+            f"the objective must be one of fsmap.fs_map(...) and its kin, got {objective!r}"
+        )
     rows, size = len(train.y), settings.batch_size
     if objective.num_data != rows:
         message = (
@@ -173,14 +174,12 @@ class Batches:
         if size is not None:
             check_integer("batch_size", size)
         if size is not None and size < 1:
-            message = f"batch_size must be at least 1, or None for all data, got {size}"
-            raise InputError(message)
+            raise InputError(f"batch_size must be at least 1, or None for all data, got {size}")
         if size is not None and size > num_data and not replace:
-            message = (
+            raise InputError(
                 f"batch_size={size} is larger than the data, N={num_data}. Use a smaller one, "
                 "batch_size=None for all data on every step, or replace=True."
             )
-            raise InputError(message)
         self.num_data, self.size, self.seed, self.replace = num_data, size, seed, replace
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
 
@@ -213,20 +212,18 @@ def as_batch(data: object, params: Params) -> Batch:
     """
     pair = (data.x, data.y) if hasattr(data, "x") and hasattr(data, "y") else data
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
-        message = f"data must be Batch(x, y), a pair, or have .x and .y, got {type(data).__name__}"
-        raise InputError(message)
+        raise InputError(
+            f"data must be Batch(x, y), a pair, or have .x and .y, got {type(data).__name__}"
+        )
     x, y = pair
     check_points(x)
     if not isinstance(y, Tensor) or y.ndim == 0:
-        message = f"y must be a tensor with one entry per point, got {type(y).__name__}"
-        raise InputError(message)
+        raise InputError(f"y must be a tensor with one entry per point, got {type(y).__name__}")
     if len(y) != num_points(x):
-        message = f"x has {num_points(x)} points and y has {len(y)}"
-        raise InputError(message)
+        raise InputError(f"x has {num_points(x)} points and y has {len(y)}")
     if y.is_floating_point() and not torch.isfinite(y).all():
         bad = int((~torch.isfinite(y)).reshape(len(y), -1).any(1).sum())
-        message = f"y has NaN or inf in {bad} of {len(y)} points. Remove or impute them."
-        raise InputError(message)
+        raise InputError(f"y has NaN or inf in {bad} of {len(y)} points. Remove or impute them.")
     like = next(iter(params.values()))
     x, y = (move_points(t, device=like.device, dtype=like.dtype) for t in (x, y))
     return Batch(x, y)
@@ -315,13 +312,12 @@ def check_pure(f: ModelFn, params: Params, x: Inputs) -> None:
         names = list(dict.fromkeys(name.rpartition(".")[0] for name in changed))
         owners = [f"{n!r} ({type(f.module.get_submodule(n)).__name__})" for n in names[:3]]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        message = (
+        raise UnsupportedModuleError(
             f"{', '.join(owners)}{more} would update buffers while training "
             f"({', '.join(changed[:3])}), but fit treats the model as a pure function of its "
             "parameters and would lose them. Call .eval() on the module to train with fixed "
             "statistics, or use fsmap.LMAP in your own loop."
         )
-        raise UnsupportedModuleError(message)
 
 
 # --- validation
@@ -339,6 +335,5 @@ def measure(f: ModelFn, params: Params, data: Batch, by: Metric) -> Tensor:
         out = f(detached(params), data.x)
         found = torch.as_tensor(by(out, data.y) if torch.isfinite(out).all() else torch.nan)
     if found.numel() != 1:
-        message = f"by must return one number, got a tensor of shape {list(found.shape)}"
-        raise InputError(message)
+        raise InputError(f"by must return one number, got a tensor of shape {list(found.shape)}")
     return found.detach().cpu().double().reshape(())

@@ -40,10 +40,9 @@ class Grid:
         self, members: Sequence[Mapping[str, Value]] | None = None, /, **axes: Iterable[Value]
     ) -> None:
         if (members is None) == (not axes):
-            message = (
+            raise InputError(
                 "a Grid is made of axes, Grid(jitter=[...], seed=range(3)), or of a list of members"
             )
-            raise InputError(message)
         if members is None:
             values = {name: _values(name, axis) for name, axis in axes.items()}
             combined = itertools.product(*values.values())
@@ -92,39 +91,35 @@ class Grid:
 
 def _values(name: str, axis: Iterable[Value]) -> list[Value]:
     if isinstance(axis, str | bytes) or not isinstance(axis, Iterable):
-        message = f"axis {name!r} needs a list of values, got {axis!r}. Write {name}=[{axis!r}]."
-        raise InputError(message)
+        raise InputError(
+            f"axis {name!r} needs a list of values, got {axis!r}. Write {name}=[{axis!r}]."
+        )
     values = axis.tolist() if isinstance(axis, Tensor) else list(axis)
     if not values or len(set(values)) < len(values):
-        message = f"axis {name!r} needs at least one value and none twice, got {values}"
-        raise InputError(message)
+        raise InputError(f"axis {name!r} needs at least one value and none twice, got {values}")
     return values
 
 
 def _check(members: tuple[dict[str, Value], ...]) -> None:
     if not members:
-        message = "the list of members is empty: a grid needs at least one"
-        raise InputError(message)
+        raise InputError("the list of members is empty: a grid needs at least one")
     for index, member in enumerate(members):
         if set(member) != set(members[0]):
-            message = (
+            raise InputError(
                 f"members must have the same names: {list(members[0])}, but member {index} has "
                 f"{list(member)}"
             )
-            raise InputError(message)
         seed = member.get(SEED, 0)
         if isinstance(seed, bool) or not isinstance(seed, int):
-            message = f"seed must be an integer, got {seed!r} in member {index}"
-            raise InputError(message)
+            raise InputError(f"seed must be an integer, got {seed!r} in member {index}")
         for name, value in member.items():
             if name in RESERVED:
                 continue
             if isinstance(value, bool | str) or not math.isfinite(value):
-                message = (
+                raise InputError(
                     f"axis {name!r} holds {value!r}: members of one population may differ in "
                     "finite numbers only. Train one population for every choice of the kind."
                 )
-                raise InputError(message)
 
 
 class PopulationState(NamedTuple):
@@ -140,12 +135,11 @@ class PopulationState(NamedTuple):
     def member(self, index: int) -> TrainState:
         """One member, as ``fit`` returns it; a DivergedError if it diverged."""
         if self.diverged[index] >= 0:
-            message = (
+            raise DivergedError(
                 f"member {index} ({self.grid[index]}) diverged at step "
                 f"{int(self.diverged[index])}; its parameters mean nothing. "
                 f"history.member({index}) shows how it went."
             )
-            raise DivergedError(message)
         best = None
         if self.best is not None and self.best.step[index] > 0:
             kept = {n: p[index] for n, p in self.best.params.items()}
@@ -161,13 +155,13 @@ def by_split(sets: Any, names: tuple[Value, ...]) -> list[Any]:
     """What a dict or list has for each value of the ``split`` axis."""
     if not isinstance(sets, Mapping | list):
         kind = type(sets).__name__
-        message = f"the grid has a 'split' axis, so data must be a dict or list of sets, got {kind}"
-        raise InputError(message)
+        raise InputError(
+            f"the grid has a 'split' axis, so data must be a dict or list of sets, got {kind}"
+        )
     known = dict(sets) if isinstance(sets, Mapping) else dict(enumerate(sets))
     missing = [name for name in names if name not in known]
     if missing:
-        message = f"the grid has the splits {missing}, and data has only {list(known)}"
-        raise InputError(message)
+        raise InputError(f"the grid has the splits {missing}, and data has only {list(known)}")
     return [known[name] for name in names]
 
 
@@ -262,8 +256,9 @@ def select(
     grid = states.grid
     unknown = [name for name in per if name not in RESERVED]
     if unknown:
-        message = f"per may hold {list(RESERVED)}, got {unknown}: hyper-parameters are chosen"
-        raise InputError(message)
+        raise InputError(
+            f"per may hold {list(RESERVED)}, got {unknown}: hyper-parameters are chosen"
+        )
     measured = measure_members(states, on=on, by=by)
     broken = (states.diverged >= 0) | ~torch.isfinite(measured)
     cost = torch.where(broken, torch.inf, -measured if largest else measured)
@@ -275,8 +270,9 @@ def select(
         where = dict(zip(axes, place, strict=True))
         best = min((k for k in means if k[: len(axes)] == place), key=means.__getitem__)
         if not math.isfinite(means[best]):
-            message = f"no configuration to choose{f' for {where}' if where else ''}: all diverged"
-            raise DivergedError(message)
+            raise DivergedError(
+                f"no configuration to choose{f' for {where}' if where else ''}: all diverged"
+            )
         config = dict(zip(grid.hyper_names, best[len(axes) :], strict=True))
         value = float(measured[groups[best]].mean())
         choices.append(Choice(where, config, tuple(groups[best]), value))

@@ -81,8 +81,7 @@ class Settings:
             value = getattr(self, name)
             check_integer(name, value)
             if value < 1:
-                message = f"{name} must be at least 1, got {value}"
-                raise InputError(message)
+                raise InputError(f"{name} must be at least 1, got {value}")
         given: object = self.optimizer
         checks = {
             f"optimizer must be a description without parameters, got {type(given).__name__}. Use "
@@ -121,8 +120,7 @@ class Settings:
 def check_integer(name: str, value: Any) -> None:
     """Raise InputError if a value is no integer; integers of numpy are, booleans are not."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        message = f"{name} must be an integer, got {value!r}"
-        raise InputError(message)
+        raise InputError(f"{name} must be an integer, got {value!r}")
 
 
 class History(NamedTuple):
@@ -244,11 +242,10 @@ def stop_if_diverged(recorder: Recorder, values: Tensor) -> None:
     finite = torch.stack([torch.isfinite(columns[name]) for name in COLUMNS]).all(0)
     rows = (finite & (columns["step"] < recorder.first + at)).nonzero().flatten().tolist()
     last = ", ".join(f"{name} {columns[name][rows[-1]]:.6g}" for name in COLUMNS if rows)
-    message = (
+    raise DivergedError(
         f"training diverged at step {recorder.first + at}: {where} is not finite; last finite "
         f"values: {last or 'none'}. {ADVICE.get((terms or names)[0], GENERAL)}"
     )
-    raise DivergedError(message)
 
 
 class Best(NamedTuple):
@@ -365,28 +362,25 @@ class Loop:
 
     def _restore(self, path: Path) -> None:
         if not self.settings.resume:
-            message = (
+            raise CheckpointError(
                 f"the checkpoint {path} exists already. Pass resume=True to go on from it, choose "
                 "another path, or delete it."
             )
-            raise CheckpointError(message)
         saved = files.load(path)
         files.check_same_run(path, saved.config, self.config)
         with files.readable(path):
             self._fill(saved)
         if self.step > self.settings.steps:
-            message = (
+            raise CheckpointError(
                 f"the checkpoint {path} has taken {self.step} steps already, more than "
                 f"steps={self.settings.steps}. Ask for more steps, or use another path."
             )
-            raise CheckpointError(message)
 
     @torch.no_grad()
     def _fill(self, saved: files.Checkpoint) -> None:
         self.step = operator.index(saved.progress["step"])
         if self.step < 0:
-            message = f"step is {self.step}"
-            raise ValueError(message)
+            raise ValueError(f"step is {self.step}")
         for name, p in self.params.items():
             _copy(p, saved.tensors[f"params/{name}"])
             state = saved.group(f"optimizer/{name}")
@@ -404,6 +398,5 @@ class Loop:
 def _copy(live: Tensor, saved: Tensor) -> None:
     """Copy a tensor of the same shape; ``copy_`` alone would also repeat a smaller one."""
     if live.shape != saved.shape:
-        message = f"shape {tuple(saved.shape)}, expected {tuple(live.shape)}"
-        raise ValueError(message)
+        raise ValueError(f"shape {tuple(saved.shape)}, expected {tuple(live.shape)}")
     live.copy_(saved)

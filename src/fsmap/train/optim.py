@@ -102,8 +102,7 @@ def cosine(*, warmup: int = 0) -> Schedule:
         [1.0, 0.85, 0.5, 0.15, 0.0]
     """
     if warmup < 0:
-        message = f"warmup must be at least 0 steps, got {warmup}"
-        raise InputError(message)
+        raise InputError(f"warmup must be at least 0 steps, got {warmup}")
     return Schedule(warmup=warmup, decay="cosine")
 
 
@@ -130,6 +129,5 @@ def expand(values: Tensor, like: Tensor) -> Tensor:
 
 def _positive_lr(lr: float) -> float:
     if not 0 < lr < math.inf:
-        message = f"lr must be positive and finite, got {lr:g}"
-        raise InputError(message)
+        raise InputError(f"lr must be positive and finite, got {lr:g}")
     return float(lr)

@@ -129,8 +129,7 @@ def fit_population(
         torch.Size([2, 6])
     """
     if compile and not is_pointwise(f):
-        message = "compile=True needs a model without random layers, and this one has some"
-        raise InputError(message)
+        raise InputError("compile=True needs a model without random layers, and this one has some")
     settings = Settings(steps, **options)
     _check_names(build, grid)
     starts = {seed: start(init, f, int(seed)) for seed in grid.axes.get(SEED, (0,))}
@@ -189,12 +188,11 @@ def _check_names(build: Callable[..., Objective], grid: Grid) -> None:
     try:
         signature.bind(**dict.fromkeys(grid.hyper_names))
     except TypeError as error:
-        message = (
+        raise InputError(
             f"the grid varies {list(grid.hyper_names)}, and build takes {signature}: {error}. "
             "Every axis but seed and split must be an argument of build, and vice versa. Options "
             "of the optimizer are the same for all members: train one population for each value."
-        )
-        raise InputError(message) from error
+        ) from error
 
 
 def initialize(module: nn.Module, seed: int) -> Params:
@@ -212,12 +210,11 @@ def initialize(module: nn.Module, seed: int) -> Params:
             names = ("reset_parameters", "_reset_parameters")  # the second is attention's
             reset = next((getattr(part, n) for n in names if hasattr(part, n)), None)
             if reset is None:
-                message = (
+                raise UnsupportedModuleError(
                     f"cannot initialize {name or 'the module'!r} ({type(part).__name__}) from a "
                     "seed: it has parameters but no reset_parameters(). Give init=, a function "
                     "from seed to parameters or to a module."
                 )
-                raise UnsupportedModuleError(message)
             reset()
     return {n: p.detach().clone().to(places[n]) for n, p in functional(fresh)[1].items()}
 
@@ -226,10 +223,9 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
     """The parameters that one seed starts from."""
     if init is None:
         if not isinstance(f, Functional):
-            message = (
+            raise InputError(
                 "f is a plain function, so give init=: parameters, or a function from seed to them"
             )
-            raise InputError(message)
         return initialize(f.module, seed)
     made: object = init
     if callable(init):
@@ -238,8 +234,9 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
     if isinstance(made, nn.Module):
         made = functional(made)[1]
     if not isinstance(made, dict) or not made:
-        message = f"init must give a dict of parameters or a module, got {type(made).__name__}"
-        raise InputError(message)
+        raise InputError(
+            f"init must give a dict of parameters or a module, got {type(made).__name__}"
+        )
     return {n: p.detach().clone() for n, p in made.items()}
 
 
@@ -264,8 +261,9 @@ class Members:
         self.seeds = [int(member.get(SEED, 0)) for member in grid]
         shapes = [{n: tuple(p.shape) for n, p in params.items()} for params in starts.values()]
         if any(found != shapes[0] for found in shapes):
-            message = f"all members share one architecture, but init gives other shapes: {shapes}"
-            raise InputError(message)
+            raise InputError(
+                f"all members share one architecture, but init gives other shapes: {shapes}"
+            )
         names = self.first(0)
         firsts = [self.first(k) for k in range(len(grid))]
         self.params: Params = {n: torch.stack([p[n] for p in firsts]) for n in names}
@@ -278,12 +276,11 @@ class Members:
         self.sets = [as_batch(one, names) for one in given]
         sizes = [len(one.y) for one in self.sets]
         if len(set(sizes)) > 1:
-            message = (
+            raise InputError(
                 f"training sets of one population must have the same size, got {sizes}: N is a "
                 "constant of the objective. Train one population per size, or cut the sets to the "
                 "smallest."
             )
-            raise InputError(message)
         self.num_data = sizes[0]  # N
         self.data = self.sets[0]  # [splits·N]
         if len(self.sets) > 1:
@@ -307,8 +304,9 @@ class Members:
             made: object = self.build(**{n: h[member] for n, h in self.hypers.items()})
             if not isinstance(made, Objective):
                 kind = type(made).__name__
-                message = f"build must return an objective (ps_map, fs_map, l_map), got {kind}"
-                raise InputError(message)
+                raise InputError(
+                    f"build must return an objective (ps_map, fs_map, l_map), got {kind}"
+                )
             self._objectives[key] = made
         return self._objectives[key]
 
@@ -479,12 +477,11 @@ class Ensemble:
                     raise
                 self._alone(feed, 0)  # raises if vmap is not the reason
                 reason = str(error).strip().splitlines()[0]
-                message = (
+                raise InputError(
                     f"the objective works for one member, not for many at once: {reason} If build, "
                     "or a term it makes, decides something by the value of a hyper-parameter (if, "
                     "float(), .item()), train one population per decision, or give chunk=1."
-                )
-                raise InputError(message) from error
+                ) from error
         grads, rows = zip(*(self._alone(feed, k) for k in range(len(self.finite))), strict=True)
         return tree_map(lambda *g: torch.stack(g), *grads), torch.stack(rows, dim=1)
 
@@ -538,8 +535,7 @@ def choose_chunk(chunk: int | str, members: Members, feeder: Feeder) -> int:
     1 means one by one, without ``vmap``; random layers need that, they are seeded member by member.
     """
     if chunk != "auto" and (not isinstance(chunk, int) or chunk < 1):
-        message = f"chunk must be a number of members >= 1, or 'auto', got {chunk!r}"
-        raise InputError(message)
+        raise InputError(f"chunk must be a number of members >= 1, or 'auto', got {chunk!r}")
     M = len(members.grid)
     if not is_pointwise(members.f):
         return 1
@@ -567,12 +563,11 @@ class Divergence:
         new = bad.any(0) & (self.steps < 0)
         self.steps[new] = recorder.first + bad.int().argmax(0)[new]
         if (self.steps >= 0).all():
-            message = (
+            raise DivergedError(
                 f"all {len(self.steps)} members diverged, between step {int(self.steps.min())} and "
                 f"{int(self.steps.max())}. Lower the learning rate, clip the gradient (clip=1.0), "
                 "or change the grid."
             )
-            raise DivergedError(message)
 
     def warn(self) -> None:
         """Warn once, with names, if some members diverged."""

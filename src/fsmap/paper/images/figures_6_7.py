@@ -136,8 +136,7 @@ class NoiseConfig(RowsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not all(0 <= level <= 1 for level in self.levels):
-            message = f"levels are fractions of the labels, in [0, 1], got {self.levels}"
-            raise InputError(message)
+            raise InputError(f"levels are fractions of the labels, in [0, 1], got {self.levels}")
 
 
 class LabelNoise(RowsExperiment):

@@ -100,11 +100,10 @@ def kind_of(name: str) -> Kind:
             changes[field] = parse(value)
     except (KeyError, ValueError):
         hint = did_you_mean(base, ROWS)
-        message = (
+        raise InputError(
             f"rows: no {name!r}; there are {', '.join(ROWS)}, changed by @wd-1e-3, @lambda-1e-5, "
             f"@nats-0.1 or @valid-0.{hint}"
-        )
-        raise InputError(message) from None
+        ) from None
     return kind._replace(name=name, changes={**kind.changes, **changes})
 
 
@@ -148,8 +147,9 @@ class ImageConfig:
         for field in dataclasses.fields(self):
             given = getattr(self, field.name)
             if isinstance(given, tuple) and len(set(given)) < len(given):
-                message = f"{field.name} names something twice: {', '.join(map(str, given))}"
-                raise InputError(message)
+                raise InputError(
+                    f"{field.name} names something twice: {', '.join(map(str, given))}"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,8 +168,7 @@ def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) 
     for value in given:
         if value not in allowed:
             hint = did_you_mean(str(value), known)
-            message = f"{name}: no {value!r}; there are {', '.join(known)}.{hint}"
-            raise InputError(message)
+            raise InputError(f"{name}: no {value!r}; there are {', '.join(known)}.{hint}")
 
 
 def quick(kind: type[Any], **changes: Any) -> Any:

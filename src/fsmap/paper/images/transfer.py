@@ -146,8 +146,9 @@ def without_head(network: nn.Module) -> nn.Module:
     """Take the last linear layer off, so that features come out instead of logits."""
     linear = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
     if not linear:
-        message = f"{type(network).__name__} has no linear layer that could be its head"
-        raise UnsupportedModuleError(message)
+        raise UnsupportedModuleError(
+            f"{type(network).__name__} has no linear layer that could be its head"
+        )
     network.set_submodule(linear[-1], nn.Identity())
     return network
 

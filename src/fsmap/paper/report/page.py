@@ -75,8 +75,9 @@ def build(folders: Sequence[Path], out: Path) -> Path:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(page, text)
     except OSError as error:
-        message = f"cannot write to {out}: {error.strerror}. Choose another folder with --out."
-        raise InputError(message) from error
+        raise InputError(
+            f"cannot write to {out}: {error.strerror}. Choose another folder with --out."
+        ) from error
     return page
 
 
@@ -85,16 +86,16 @@ def find_runs(folders: Sequence[Path]) -> list[Found]:
     runs = []
     for folder in folders:
         if not folder.is_dir():
-            message = f"there is no folder {folder}. Make one with: fsmap run fourier --quick"
-            raise InputError(message)
+            raise InputError(
+                f"there is no folder {folder}. Make one with: fsmap run fourier --quick"
+            )
         names = ("units.jsonl", "summary.json")
         inside = {file.parent for name in names for file in folder.glob(f"*/{name}")}
         here = [folder] if any((folder / name).exists() for name in names) else []
         runs += [_read(path) for path in here + sorted(inside) if not path.name.startswith(".")]
     if not runs:
         places = ", ".join(map(str, folders))
-        message = f"no run in {places}. Make one with: fsmap run fourier --quick"
-        raise InputError(message)
+        raise InputError(f"no run in {places}. Make one with: fsmap run fourier --quick")
     return runs
 
 

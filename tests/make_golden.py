@@ -17,7 +17,7 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from torch import nn
 
 import fsmap
 from fsmap.cli import main as fsmap_command
+from fsmap.paper.rows import revive
 
 FILE = Path(__file__).with_name("golden.json")
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}
@@ -36,7 +37,6 @@ EXPERIMENTS = """
     theory-metric theory-any-parameter theory-symmetry theory-flat theory-large-data
     logdet-mc laplacian-vs-logdet moons-eigs moons-solutions moons-pathology
 """.split()
-FLOAT32: tuple[str, ...] = ()  # experiments that compute in float32
 
 Number = dict[str, Any]
 """``dtype``, ``value``, and ``scale`` if it is compared relative to more than itself."""
@@ -116,9 +116,9 @@ def _lmap() -> Iterator[tuple[str, Any]]:
             out, R = penalized(x)
             network.zero_grad()
             (out.square().mean() + 0.1 * R).backward()
-            gradients = [p.grad.square().sum() for p in network.parameters()]
             yield f"LMAP {mode} step {step} R", R
-            yield f"LMAP {mode} step {step} gradient", torch.stack(gradients).sum().sqrt()
+            gradients = [p.grad for p in network.parameters()]
+            yield f"LMAP {mode} step {step} gradient", nn.utils.get_total_norm(gradients)
 
 
 def _fits() -> Iterator[tuple[str, Any]]:
@@ -127,33 +127,24 @@ def _fits() -> Iterator[tuple[str, Any]]:
     x = torch.linspace(-1, 1, 24)[:, None]
     data = (x, (3 * x).sin())
     noise, px = fsmap.Gaussian(0.2), fsmap.px.Uniform(-2.0, 2.0, shape=(1,))
-    common: dict[str, Any] = {"num_data": 24}
-
-    def ps(prior_std: Any = 1.0) -> fsmap.Objective:
-        return fsmap.ps_map(noise, fsmap.Normal(prior_std), **common)
-
-    def fs(prior_std: Any = 1.0) -> fsmap.Objective:
-        prior = fsmap.Normal(prior_std)
-        return fsmap.fs_map(noise, prior, px, num_points=16, jitter=0.1, **common)
-
-    def l_map(prior_std: Any = 1.0) -> fsmap.Objective:
-        prior = fsmap.Normal(prior_std)
-        return fsmap.l_map(noise, prior, px, num_points=16, jitter=0.1, estimator="jvp", **common)
-
+    points: dict[str, Any] = {"num_points": 16, "jitter": 0.1}
     run: dict[str, Any] = {"steps": 30, "batch_size": 8, "progress": False}
-    for name, build in (("ps_map", ps), ("fs_map", fs), ("l_map", l_map)):
+    kinds = [(fsmap.ps_map, (), {}), (fsmap.fs_map, (px,), points),
+             (fsmap.l_map, (px,), {**points, "estimator": "jvp"})]  # fmt: skip
+    for make, where, how in kinds:
+        name = make.__name__
+
+        def build(prior_std: Any = 1.0, make=make, where=where, how=how) -> fsmap.Objective:
+            return make(noise, fsmap.Normal(prior_std), *where, num_data=24, **how)
+
         state, history = fsmap.fit(build(), f, params, data, seed=5, clip=10.0, **run)
         yield f"fit {name} loss", history.loss[-1]
         yield from ((f"fit {name} {part}", v) for part, v in history.parts[-1].items())
-        yield f"fit {name} params", _norm(state.params.values())
+        yield f"fit {name} params", nn.utils.get_total_norm(state.params.values())
         grid = fsmap.Grid(prior_std=[0.5, 2.0], seed=[0, 1])
         states, history = fsmap.fit_population(build, grid, f, data, **run)
         yield from ((f"fit_population {name} loss {k}", v) for k, v in enumerate(history.loss[-1]))
-        yield f"fit_population {name} params", _norm(states.params.values())
-
-
-def _norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    return torch.stack([t.detach().square().sum() for t in tensors]).sum().sqrt()
+        yield f"fit_population {name} params", nn.utils.get_total_norm(states.params.values())
 
 
 def experiments(names: Sequence[str], out: Path) -> dict[str, Number]:
@@ -177,29 +168,19 @@ def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Number]:
         if "second" in row["metric"] or "time" in row["metric"]:
             continue
         key = " ".join(str(row[k]) for k in ("experiment", "metric", "method") if row[k])
-        columns.setdefault(key, []).extend(_flat(row["value"]))
+        values = torch.tensor(revive(row["value"]), dtype=torch.float64)
+        columns.setdefault(key, []).extend(values.flatten().tolist())
     found: dict[str, Number] = {}
     for key, values in columns.items():
-        dtype = "float32" if key.split()[0] in FLOAT32 else "float64"
         finite = [v for v in values if math.isfinite(v)]
-        found[f"{key} count"] = {"dtype": dtype, "value": len(values)}
-        found[f"{key} finite"] = {"dtype": dtype, "value": len(finite)}
+        for what, number in (("count", len(values)), ("finite", len(finite))):
+            found[f"{key} {what}"] = {"dtype": "float64", "value": number}
         if finite:
             scale = max(map(abs, finite))
             numbers = {"mean": math.fsum(finite) / len(finite), "min": min(finite)}
             for what, value in {**numbers, "max": max(finite)}.items():
-                found[f"{key} {what}"] = {"dtype": dtype, "value": value, "scale": scale}
+                found[f"{key} {what}"] = {"dtype": "float64", "value": value, "scale": scale}
     return found
-
-
-def _flat(value: Any) -> Iterator[float]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _flat(item)
-    elif isinstance(value, int | float):
-        yield float(value)
-    elif value in ("nan", "inf", "-inf"):
-        yield float(value)
 
 
 def differences(expected: Mapping[str, Number], found: Mapping[str, Number]) -> list[str]:
@@ -225,7 +206,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("experiments", nargs="*", metavar="ID", help="default: all on a CPU")
     parser.add_argument("--check", action="store_true", help="compare; exit with 1 if it differs")
-    parser.add_argument("--runs", type=Path, help="keep the runs here, reuse those that are there")
     asked = parser.parse_args()
     if asked.experiments and not asked.check:
         parser.error("the file holds all experiments: name some with --check only")
@@ -234,7 +214,7 @@ def main() -> int:
         found = {
             "machine": machine(),
             "library": library(),
-            "experiments": experiments(names, asked.runs or Path(folder)),
+            "experiments": experiments(names, Path(folder)),
         }
     if not asked.check:
         parts = []

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from experiment_cases import INF, MAKERS, TINY, good, measure
+from experiment_cases import INF, MADE, TINY, good, measure
 from fsmap.paper.closed_form.fourier import NARROW
 from fsmap.paper.experiment import get, judge_all, log_ratio
 from fsmap.paper.report import figures
@@ -55,7 +55,7 @@ def test_tables_claims_and_pictures_come_from_the_rows(measured):
     encode([claim._asdict() for claim in claims])
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", MADE)
 def test_all_claims_agree_on_good_rows_and_none_is_tested_without(name):
     claims = get(name).claims(good(name))
     assert [claim for claim in claims if not claim.holds] == []

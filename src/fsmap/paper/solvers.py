@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,11 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def double(seed: int) -> dict[str, Any]:
+    """Options of what draws: a generator with this seed, and float64."""
+    return {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
 
 
 def on_rows(squash: Squash) -> ModelFn:
@@ -129,17 +135,11 @@ def maximize(
             scale = curvature.abs().clamp_min(1e-12)
             step = axes @ ((axes.mT @ gradient(theta)) / scale)
             step = step * min(1.0, radius / max(float(step.norm()), 1e-300))
-            step = _backtrack(objective, theta, step)
+            before = objective(theta)
+            halved = (step / 2**k for k in range(40))
+            uphill = (step for step in halved if objective(theta + step) >= before)
+            step = next(uphill, torch.zeros_like(step))  # no step: rounding decides, at the top
             theta, length = theta + step, float(step.norm())
             if length < 1e-9 * (1 + float(theta.norm())):  # the next one is its square
                 return theta
     raise DivergedError(f"Newton's method: step {steps} was still {length:.1e} long. Start nearer.")
-
-
-def _backtrack(objective: Callable[[Tensor], Tensor], theta: Tensor, step: Tensor) -> Tensor:
-    before = objective(theta)
-    for _ in range(40):
-        if objective(theta + step) >= before:
-            return step
-        step = step / 2
-    return torch.zeros_like(step)  # rounding decides: this is the top

@@ -30,7 +30,7 @@ from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, PAPER_LOOK, epsilon, legend_above, log_scale, power
 from fsmap.paper.report.tables import Mean
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import Advance, log_density, objective_of, solve
+from fsmap.paper.solvers import Advance, double, log_density, objective_of, solve
 from fsmap.types import Batch
 
 EXACT = "exact"
@@ -54,7 +54,6 @@ class FourierConfig:
     seeds: int = 3  # how many
 
     def model(self) -> FourierBasis:
-        """The model."""
         return FourierBasis(self.num_frequencies)
 
     def log_posterior(self, theta: Tensor, data: Batch, form: Form | None = None) -> Tensor:
@@ -68,8 +67,6 @@ class FourierConfig:
 
 
 class Problem(NamedTuple):
-    """One data set."""
-
     n_train: int
     seed: int
     train: Batch
@@ -88,14 +85,12 @@ class Variant(NamedTuple):
 
 def draw_problem(config: FourierConfig, n_train: int, seed: int) -> Problem:
     """Truth from the prior, then training points, then test points, all from one generator."""
-    generator, model = torch.Generator().manual_seed(seed), config.model()
-    size = 2 * config.num_frequencies
-    theta = config.prior_std * torch.randn(size, generator=generator, dtype=torch.float64)
+    draw, model = double(seed), config.model()
+    theta = config.prior_std * torch.randn(2 * config.num_frequencies, **draw)
 
     def truth(x: Tensor) -> Tensor:
         return model.design(x) @ theta.tanh()
 
-    draw = {"generator": generator, "dtype": torch.float64}
     train = synthetic.regression(truth, n_train, noise_std=config.noise_std, **draw)
     return Problem(n_train, seed, train, synthetic.regression(truth, config.num_test, **draw))
 
@@ -276,11 +271,10 @@ class Fourier(Experiment):
             _plot(ax, rows, metric, "n_train")
             ax.set(title=title, ylabel=ylabel, xlabel="training points $N$")
             log_scale(ax, "x" if metric == "train_rmse" else "xy")
-        train = panels[1, 1]
-        train.set_ylim(0, 0.13)
-        look = {"color": figures.COLORS["truth"], "linewidth": 0.8, "linestyle": ":"}
-        train.axhline(0.1, label=r"true noise $\sigma^*$", **look)
-        legend_above(figure, train)
+        ax.set_ylim(0, 0.13)  # the last one, of train errors
+        look = {**figures.GUIDE, "color": figures.COLORS["truth"]}
+        ax.axhline(0.1, label=r"true noise $\sigma^*$", **look)
+        legend_above(figure, ax)
         return {"fourier": figure}
 
 
@@ -384,8 +378,7 @@ class FourierPX(Experiment):
 
 def narrow_factor(config: PXConfig) -> Tensor:
     """F with FᵀF = Φ of samples of U(−0.1, 0.1), less what is rounding error, ``[r, P]``."""
-    generator = torch.Generator().manual_seed(0)
-    x = 0.2 * torch.rand(config.num_points, generator=generator, dtype=torch.float64) - 0.1
+    x = 0.2 * torch.rand(config.num_points, **double(0)) - 0.1
     _, singular, right = torch.linalg.svd(config.model().factor(x))
     rank = int((singular > FLOOR * singular[0]).sum())
     factor: Tensor = singular[:rank, None] * right[:rank]
@@ -443,7 +436,7 @@ class FourierNoise(Experiment):
     def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.6, 3.1))
         _plot(ax, rows, "test_rmse", "ratio")
-        ax.axvline(1.0, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
+        ax.axvline(1.0, **figures.GUIDE)
         ax.set(xlabel=r"assumed noise $\sigma/\sigma^*$", ylabel="test RMSE")
         log_scale(ax)
         ax.legend()
@@ -519,8 +512,7 @@ class FourierPoints(Experiment):
             figures.plot_mean(ax, *line, "fs-map", label=f"FS-MAP, {power(jitter)}", **look)
         base = tables.mean_of(chosen, method="ps-map")
         ax.axhline(base, **figures.method_style("ps-map", marker=""))
-        look = {"color": figures.COLORS["data"], "linewidth": 0.8, "linestyle": ":"}
-        ax.axvline(201.5, label="full rank", **look)
+        ax.axvline(201.5, label="full rank", **figures.GUIDE)
         ax.set(xlabel="evaluation points $M$", ylabel="test RMSE")
         log_scale(ax, "x")
         ax.legend()

@@ -27,7 +27,7 @@ from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above
 from fsmap.paper.report.tables import largest, listed
 from fsmap.paper.rows import Claim, Row, Rows, Unit
-from fsmap.paper.solvers import Advance, objective_of, one_thread
+from fsmap.paper.solvers import Advance, double, objective_of, one_thread
 from fsmap.types import Batch
 
 TRUE, DOUBLED = "true log det", "doubled log det"
@@ -52,22 +52,19 @@ class MixtureConfig:
 
 
 def build() -> BumpBasis:
-    """The model."""
+    """The model of two bumps."""
     return BumpBasis([-0.5, 0.5], 0.03)
 
 
 def draw_data(config: MixtureConfig) -> list[Batch]:
     """Ten points on the left and one on the right, once per seed."""
-    draw: dict[str, Any] = {"noise_std": config.noise_std, "dtype": torch.float64}
-    generators = [torch.Generator().manual_seed(seed) for seed in range(config.seeds)]
-    return [synthetic.two_bumps(generator=generator, **draw) for generator in generators]
+    draws = [{"noise_std": config.noise_std, **double(seed)} for seed in range(config.seeds)]
+    return [synthetic.two_bumps(**draw) for draw in draws]
 
 
 def log_det_form(config: MixtureConfig) -> Invertible:
     """The form of log det 𝒥 for p_X = points of Uniform(−1, 1): in log space, no jitter."""
-    generator = torch.Generator().manual_seed(0)
-    x = 2 * torch.rand(config.num_points, generator=generator, dtype=torch.float64) - 1
-    return Invertible.from_gram(build().gram(x))
+    return Invertible.from_gram(build().gram(2 * torch.rand(config.num_points, **double(0)) - 1))
 
 
 class Scaled(NamedTuple):
@@ -88,12 +85,12 @@ def solve(
     advance: Advance = lambda _: None,
 ) -> dict[tuple[str, str], Tensor]:
     """θ ``[seeds, 2]`` of all data sets at once, by method and objective (:data:`WEIGHTS`)."""
-    form, model = log_det_form(config), build()
+    form, model, prior = log_det_form(config), build(), Normal(prior_std)
     rows = [Batch(model.design(batch.x), batch.y) for batch in data]
 
     def objective(weight: Tensor) -> Objective:
-        scaled, num_data = Scaled(form, 2 * weight), len(data[0].y)
-        return objective_of(EXP, config.noise_std, Normal(prior_std), scaled, num_data)
+        scaled = Scaled(form, 2 * weight)
+        return objective_of(EXP, config.noise_std, prior, scaled, len(data[0].y))
 
     members = [{"weight": w, "split": q} for w in WEIGHTS.values() for q in range(len(data))]
     sizes = {"lr": config.lr, "steps": config.steps, "warmup": config.warmup}
@@ -188,11 +185,9 @@ class MixturePosterior(Experiment):
 
     def live(self, rows: Rows) -> dict[str, Any] | None:
         """The model and the first data set, for ``mixture.js``."""
-        for row in tables.select(rows, metric="data"):
-            model = build()
-            about = {"centers": model.centers, "width": model.width, "scale": model.scale}
-            x, y = row.value
-            return {**about, "x": x, "y": y, "alpha": self.config.prior_std, "sigma": 0.1}
+        for x, y in tables.values(rows, metric="data"):
+            model, about = build(), {"alpha": self.config.prior_std, "sigma": 0.1, "x": x, "y": y}
+            return {"centers": model.centers, "width": model.width, "scale": model.scale, **about}
         return None
 
 

@@ -24,7 +24,7 @@ from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_above
 from fsmap.paper.report.tables import largest, smallest
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import Advance, log_density, objective_of, solve
+from fsmap.paper.solvers import Advance, double, log_density, objective_of, solve
 from fsmap.types import Batch, Params
 
 CURVE = torch.linspace(0, 1, 501, dtype=torch.float64)
@@ -137,12 +137,12 @@ def invert(config: Config, advance: Advance) -> Iterator[Measured]:
     """PS-MAP in θ and in 1/θ, both minimized over θ, from the same small random weights."""
     data = []
     for seed in range(config.seeds):
-        draw = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
+        draw = double(seed)
         target = synthetic.fourier_sum(config.num_frequencies, **draw)
         data.append(synthetic.regression(target, config.num_train, noise_std=1.0, low=0.0, **draw))
     rows = [Batch(features(batch.x, config.num_centers), batch.y) for batch in data]
-    size, generator = (config.seeds, config.num_centers + 1), torch.Generator().manual_seed(0)
-    start = torch.randn(size, generator=generator, dtype=torch.float64) / math.sqrt(size[1])
+    size = config.num_centers + 1
+    start = torch.randn(config.seeds, size, **double(0)) / math.sqrt(size)
     members = [{"inverted": i, "split": q} for i in (0.0, 1.0) for q in range(config.seeds)]
 
     def objective(inverted: Tensor) -> Objective:
@@ -182,8 +182,6 @@ def _log_slope(t: Tensor) -> Tensor:
 
 
 class Chart(NamedTuple):
-    """Coordinates of the parameters."""
-
     name: str  # of the coordinates
     squash: Squash  # σ as a function of them
     to_theta: Callable[[Tensor], Tensor]  # back to θ, element by element
@@ -207,15 +205,10 @@ def sinh(config: Config, advance: Advance) -> Iterator[Measured]:
     """Optimize both methods in both coordinates, and compare functions, values and gradients."""
     model, rows = small_model(), []
     for seed in range(config.seeds):
-        draw: dict[str, Any] = {"generator": torch.Generator().manual_seed(seed)}
-        draw["dtype"] = torch.float64
+        draw = double(seed)
         weights = torch.randn(2 * FREQUENCIES, **draw).tanh()
-        data = synthetic.regression(
-            lambda x, w=weights: model.design(x) @ w,  # type: ignore[misc]
-            NUM_TRAIN,
-            noise_std=NOISE_STD,
-            **draw,
-        )
+        truth = lambda x, w=weights: model.design(x) @ w  # noqa: E731
+        data = synthetic.regression(truth, NUM_TRAIN, noise_std=NOISE_STD, **draw)
         rows.append(Batch(model.design(data.x), data.y))
     members = [{"split": q} for q in range(config.seeds)]
     for number, method in enumerate(METHODS):
@@ -238,8 +231,7 @@ def sinh(config: Config, advance: Advance) -> Iterator[Measured]:
 
 def _covariance(rows: Sequence[Batch], method: str) -> tuple[Tensor, Tensor]:
     """How much value and gradient (in units of θ) differ between the charts, at random θ."""
-    generator = torch.Generator().manual_seed(1)
-    theta = torch.randn(len(rows), 2 * FREQUENCIES, generator=generator, dtype=torch.float64)
+    theta = torch.randn(len(rows), 2 * FREQUENCIES, **double(1))
     values, gradients = [], []
     for chart in CHARTS:
         objective, t = chart.objective(method), chart.from_theta(theta).requires_grad_()

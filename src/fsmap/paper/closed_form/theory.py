@@ -25,7 +25,6 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +44,7 @@ from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import epsilon, legend_once, log_scale, power
 from fsmap.paper.report.tables import largest, smallest
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import log_density, maximize, objective_of, one_thread
+from fsmap.paper.solvers import double, log_density, maximize, objective_of, one_thread
 from fsmap.types import Batch, Params
 
 METHODS = ("ps-map", "fs-map")
@@ -97,11 +96,11 @@ class TheoryMetric(Experiment):
     quick = MetricConfig(draws=100, points=200, metrics=3)
 
     def run(self, config: MetricConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        generator = torch.Generator().manual_seed(0)
+        draw = double(0)
         narrow = torch.linspace(-1, 1, config.points, dtype=torch.float64)
         wide = torch.linspace(-3, 3, config.points, dtype=torch.float64)
         few = torch.linspace(-2, 2, 3 * WIDTH, dtype=torch.float64)  # as many as parameters
-        skewed = 0.05 + torch.rand(len(few), generator=generator, dtype=torch.float64)
+        skewed = 0.05 + torch.rand(len(few), **draw)
         even = torch.ones_like(wide)
         cases: dict[str, tuple[Function, int, Tensor, Tensor, Tensor]] = {
             "mlp": (network, 3 * WIDTH, narrow, wide, even),
@@ -109,7 +108,7 @@ class TheoryMetric(Experiment):
             "square": (network, 3 * WIDTH, few, few, skewed),
         }
         for model, (f, size, first, second, weights) in cases.items():
-            thetas = torch.randn(config.draws, size, generator=generator, dtype=torch.float64)
+            thetas = torch.randn(config.draws, size, **draw)
             singular = torch.linalg.svdvals(jacobians(f, thetas, first))  # [T, P]
             # singular values span less than 1e5, so that log det is right to many digits
             thetas = thetas[singular[:, -1] > 1e-5 * singular[:, 0]]
@@ -142,12 +141,13 @@ class TheoryMetric(Experiment):
         figure, panels = figures.axes(3, panel=(2.7, 2.8), sharex=True, sharey=True)
         for ax, (model, title) in zip(panels, TITLES.items(), strict=True):
             values = tables.values(rows, metric="log_det", model=model)  # [2, T]
-            ax.axline((0, 0), slope=1, color=figures.COLORS["data"], linewidth=0.8, linestyle="--")
+            ax.axline((0, 0), slope=1, **{**figures.GUIDE, "linestyle": "--"})
             centered = [torch.tensor(v, dtype=torch.float64) - sum(v) / len(v) for v in values]
             ax.plot(*centered, "o", color=figures.COLORS["fs-map"], markersize=3, alpha=0.6)
-            second = "random weights" if model == "square" else "U(−3, 3)"
-            first = "uniform weights" if model == "square" else "U(−1, 1)"
-            ax.set(title=title, xlabel=f"log det, $p_X$ = {first}", ylabel=f"$p_X$ = {second}")
+            x, y = "U(−1, 1)", "U(−3, 3)"
+            if model == "square":
+                x, y = "uniform weights", "random weights"
+            ax.set(title=title, xlabel=f"log det, $p_X$ = {x}", ylabel=f"$p_X$ = {y}")
         return {"theory-metric": figure}
 
 
@@ -160,17 +160,14 @@ def _log_det(jacobian: Tensor, weights: Tensor) -> Tensor:
 
 def _general(seed: int) -> Iterator[Measured]:
     """Compare the library's General metric with both sums of appendix B.2, term by term."""
-    generator = torch.Generator().manual_seed(seed)
-    points, outputs, size = 5, 2, 4
+    draw, points, size = double(seed), 5, 4
+    n = 2 * points  # two outputs
 
     def f(params: Params, x: Tensor) -> Tensor:  # [S] to [S, 2]
         a, b, c, d = params["theta"]
         return torch.stack([a * torch.tanh(b * x), c * x + torch.tanh(d * x - 1)], dim=-1)
 
-    theta = torch.randn(size, generator=generator, dtype=torch.float64)
-    x = torch.randn(points, generator=generator, dtype=torch.float64)
-    n = points * outputs
-    root = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    theta, x, root = (torch.randn(shape, **draw) for shape in (size, points, (n, n)))
     metric = root @ root.mT  # entries of both signs
     rows = torch.func.jacrev(lambda t: f({"theta": t}, x))(theta).reshape(n, size)
     # 𝒥_ab = Σ g_mn ∂_a f_m ∂_b f_n, where m and n are a point and an output
@@ -180,8 +177,7 @@ def _general(seed: int) -> Iterator[Measured]:
     # Z E[∂f ∂f' sgn g] with pairs drawn with probability |g|/Z, all outcomes counted
     total = metric.abs().sum()
     mean = torch.einsum("mn,mn,ma,nb->ab", metric.abs() / total, metric.sign(), rows, rows)
-    general = General(metric)
-    library = log_det(f, {"theta": theta}, x, jitter=0.0, metric=general)
+    library = log_det(f, {"theta": theta}, x, jitter=0.0, metric=General(metric))
     assert isinstance(library, Tensor)
     value = torch.logdet(direct / points)  # the library's mean over S
     yield Measured("metric_gap", (library - value).abs(), seed=seed)
@@ -231,11 +227,10 @@ class TheorySymmetry(Experiment):
         path = fixed + times[:, None] * torch.tensor(AWAY, dtype=torch.float64)
         prior = -0.5 * path.square().sum(-1)
         values = torch.linalg.svdvals(scaled_jacobian(path, x)).square()  # [T, 4]
+        decade = int((times <= 1.001e-3).nonzero()[0])
         for jitter in (0.0, *config.jitters):
-            log_p = prior - 0.5 * (values + jitter).log().sum(-1)
-            where = {"jitter": jitter}
+            log_p, where = prior - 0.5 * (values + jitter).log().sum(-1), {"jitter": jitter}
             yield Measured("path", torch.stack([times, log_p]), config=where)
-            decade = int((times <= 1.001e-3).nonzero()[0])
             yield Measured("growth", log_p[-1] - log_p[decade], config=where)
         yield from _expectations(config, fixed, x, context)
 
@@ -291,25 +286,20 @@ def _expectations(
     config: SymmetryConfig, fixed: Tensor, x: Tensor, context: Context
 ) -> Iterator[Measured]:
     """E_q[log det 𝒥(θ')] at θ* for growing numbers of draws: it settles, so it is finite."""
-    rows = scaled_jacobian(fixed[None], x)[0]
-    gram, identity = rows.mT @ rows, torch.eye(4, dtype=torch.float64)
-    jitter = config.jitters[1]
-    roots = {
-        FUNCTION: torch.linalg.cholesky(torch.linalg.inv(gram + jitter * identity)),
-        PARAMETER: identity,
-    }
+    rows, jitter = scaled_jacobian(fixed[None], x)[0], config.jitters[1]
+    identity = torch.eye(4, dtype=torch.float64)
+    gram = rows.mT @ rows + jitter * identity
+    roots = {FUNCTION: torch.linalg.cholesky(torch.linalg.inv(gram)), PARAMETER: identity}
     sizes = [n for n in (100, 1_000, 10_000, 100_000, 1_000_000) if n <= config.samples]
     for seed in range(config.seeds):
         for family, root in roots.items():
-            generator = torch.Generator().manual_seed(seed)
-            unit = torch.randn(config.samples, 4, generator=generator, dtype=torch.float64)
+            unit = torch.randn(config.samples, 4, **double(seed))
             values = log_dets(fixed + config.spread * unit @ root.mT, x)
             for size in sizes:
                 where = {"family": family, "samples": size, "jitter": jitter}
                 yield Measured("expected_log_det", values[:size].mean(), seed=seed, config=where)
         context.advance((seed + 1) / config.seeds)
-    jittered = torch.logdet(gram + jitter * identity)
-    yield Measured("jittered_log_det", jittered, config={"jitter": jitter})
+    yield Measured("jittered_log_det", torch.logdet(gram), config={"jitter": jitter})
 
 
 def _finite(rows: Rows) -> Claim:
@@ -364,9 +354,8 @@ class TheoryFlat(Experiment):
 
     def claims(self, rows: Rows) -> list[Claim]:
         gap, residual = (_line(rows, m, "noise_std").mean for m in self.metrics)
-        slope = math.nan
-        if len(gap) > 1:
-            slope = float(np.polyfit(np.log(residual), np.log(gap), 1)[0])
+        several = len(gap) > 1
+        slope = np.polyfit(np.log(residual), np.log(gap), 1)[0] if several else math.nan
         best, at = [*gap, math.nan][0], [*residual, math.nan][0]
         seeds = len({row.seed for row in rows})
         return [
@@ -391,17 +380,14 @@ def compare(config: FourierConfig, theta: Tensor, train: Batch) -> tuple[Tensor,
     """Relative difference of the loss's Hessian and 𝒥, and the root mean squared residual."""
     design = config.model().design(train.x)
 
-    def out(t: Tensor) -> Tensor:
-        return design @ t.tanh()
+    def residual(t: Tensor) -> Tensor:
+        return design @ t.tanh() - train.y
 
-    def loss(t: Tensor) -> Tensor:
-        return 0.5 * (out(t) - train.y).square().mean()
-
-    hessian = torch.func.hessian(loss)(theta)
-    jacobian = torch.func.jacrev(out)(theta)  # [N, P]
+    hessian = torch.func.hessian(lambda t: 0.5 * residual(t).square().mean())(theta)
+    jacobian = torch.func.jacrev(residual)(theta)  # [N, P]
     gram = jacobian.mT @ jacobian / len(train.y)
     gap = (hessian - gram).norm() / gram.norm()
-    return gap, (out(theta) - train.y).square().mean().sqrt()
+    return gap, residual(theta).square().mean().sqrt()
 
 
 def _line(rows: Rows, metric: str, x: str, method: str = "ps-map") -> tables.Line:
@@ -494,7 +480,6 @@ class Task:
         pairs = [(mixture.build().design(batch.x), batch.y) for batch in data]
         self.square = torch.stack([a.mT @ a for a, _ in pairs])  # [seeds, 2, 2]
         self.cross = torch.stack([a.mT @ y for a, y in pairs])
-        self.power = torch.stack([y @ y for _, y in pairs])
         self.num, self.form, self.config = len(data[0].y), form, config
         self.target = torch.tensor(TARGETS, dtype=torch.float64)[:, None, None]  # [T, 1, 1, 2]
 
@@ -505,7 +490,7 @@ class Task:
         prior = -theta.square().sum(-1) / (2 * self.config.prior_std**2) + log_slope.sum(-1)
         height = theta.exp()
         pulled = torch.einsum("...qp,qpr->...qr", height, self.square)
-        misfit = (height * (pulled - self.cross - self.cross)).sum(-1) + self.power
+        misfit = (height * (pulled - self.cross - self.cross)).sum(-1)
         value = -misfit / (2 * self.config.noise_std**2) + prior
         if method == "fs-map":
             value = value - 0.5 * self.form.value(theta + log_slope)
@@ -517,7 +502,7 @@ class Task:
         grid = torch.cartesian_prod(axis, axis)[None] - self.target[:, 0]  # [T, starts, 2]
         # one start is next to θ₀: the peak is narrow, and others may end in a lesser one
         offset = torch.cat([grid, torch.full_like(grid[:, :1], 1e-4)], dim=1)[:, :, None]
-        offset = offset.expand(-1, -1, len(self.power), -1)  # [T, starts, seeds, 2]
+        offset = offset.expand(-1, -1, len(self.cross), -1)  # [T, starts, seeds, 2]
         sign, u = offset.sign(), offset.abs().log().requires_grad_()
         with one_thread():
             for share in (1.0, 0.03):  # a smaller rate at the end
@@ -572,16 +557,16 @@ class TheoryLargeData(Experiment):
     def claims(self, rows: Rows) -> list[Claim]:
         error = largest(tables.values(rows, metric="quadrature_error"))
         lines = {m: _line(rows, "distance", "n_train", m) for m in METHODS}
-        fs, ps = (_rate(lines[m]) for m in ("fs-map", "ps-map"))
-        last = [lines[m].mean[-1] if lines[m].x else math.nan for m in ("fs-map", "ps-map")]
+        ps, fs = map(_rate, lines.values())
+        ps_end, fs_end = ([math.nan, *line.mean][-1] for line in lines.values())
         seeds = len({row.seed for row in rows})
         return [
             exact("FS-MAP's function approaches the model average as N grows, faster than N^−1.5",
                   fs < -1.5 and error < 1e-6, f"distance like N^{fs:.2f}", "equal in the limit",
                   seeds=seeds),
             exact("… faster than PS-MAP's, because f is not linear in θ",
-                  fs < ps - 0.5 and last[0] < 0.1 * last[1],
-                  f"PS-MAP: N^{ps:.2f}; FS-MAP's distance is {last[0] / last[1]:.1e} of PS-MAP's "
+                  fs < ps - 0.5 and fs_end < 0.1 * ps_end,
+                  f"PS-MAP: N^{ps:.2f}; FS-MAP's distance is {fs_end / ps_end:.1e} of PS-MAP's "
                   "at the largest N", "PS-MAP generally differs", seeds=seeds),
         ]  # fmt: skip
 
@@ -608,8 +593,7 @@ def _mode(config: LargeConfig, data: Batch, method: str) -> Tensor:
 def _draw(config: LargeConfig, size: int, seed: int) -> Batch:
     model = mixture.build()
     heights = torch.tensor([1.0, 0.6], dtype=torch.float64) / model.scale  # of the true bumps
-    draw: dict[str, Any] = {"noise_std": config.noise_std, "dtype": torch.float64}
-    draw["generator"] = torch.Generator().manual_seed(seed)
+    draw = {"noise_std": config.noise_std, **double(seed)}
     return synthetic.regression(lambda x: model.design(x) @ heights, size, **draw)
 
 

@@ -206,6 +206,9 @@ LINES: tuple[dict[str, Any], ...] = (
 )
 """Looks of one method at several jitters."""
 
+GUIDE: dict[str, Any] = {"color": COLORS["data"], "linewidth": 0.8, "linestyle": ":"}
+"""Look of a line that marks a value."""
+
 PAPER_LOOK: dict[str, Any] = {
     "linestyle": (0, (1, 1.5)),
     "marker": "",

@@ -410,7 +410,7 @@ def _draw_errors(ax: Axes, table: Sequence[Cell], names: Sequence[str]) -> None:
             y, error = ([pair[i] / u for pair, u in zip(pairs, unit, strict=True)] for i in (0, 1))
             ax.errorbar(x, y, yerr=error, **(look | hollow if j else look))
     ax.set(title="Test RMSE against the paper's", ylabel="RMSE / paper's PS-MAP")
-    ax.axhline(1.0, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
+    ax.axhline(1.0, **figures.GUIDE)
 
 
 class UCITable(Experiment):
@@ -509,7 +509,7 @@ class UCITable(Experiment):
             if cell.method == DIFFERENCE and mean.n > 1 and mean.stderr > 0:
                 color = figures.COLORS["l-map" if mean.mean < 0 else "ps-map"]
                 right.bar(names.index(cell.dataset), mean.mean / mean.stderr, 0.6, color=color)
-        right.axhline(0.0, color=figures.COLORS["data"], linewidth=0.8, linestyle=":")
+        right.axhline(0.0, **figures.GUIDE)
         title = "L-MAP − PS-MAP, fair protocol, paired"
         right.set(title=title, ylabel="difference / standard error")
         for ax in (left, right):

@@ -480,6 +480,7 @@ class Task:
         pairs = [(mixture.build().design(batch.x), batch.y) for batch in data]
         self.square = torch.stack([a.mT @ a for a, _ in pairs])  # [seeds, 2, 2]
         self.cross = torch.stack([a.mT @ y for a, y in pairs])
+        self.power = torch.stack([y @ y for _, y in pairs])
         self.num, self.form, self.config = len(data[0].y), form, config
         self.target = torch.tensor(TARGETS, dtype=torch.float64)[:, None, None]  # [T, 1, 1, 2]
 
@@ -490,7 +491,7 @@ class Task:
         prior = -theta.square().sum(-1) / (2 * self.config.prior_std**2) + log_slope.sum(-1)
         height = theta.exp()
         pulled = torch.einsum("...qp,qpr->...qr", height, self.square)
-        misfit = (height * (pulled - self.cross - self.cross)).sum(-1)
+        misfit = (height * (pulled - self.cross - self.cross)).sum(-1) + self.power
         value = -misfit / (2 * self.config.noise_std**2) + prior
         if method == "fs-map":
             value = value - 0.5 * self.form.value(theta + log_slope)
@@ -502,7 +503,7 @@ class Task:
         grid = torch.cartesian_prod(axis, axis)[None] - self.target[:, 0]  # [T, starts, 2]
         # one start is next to θ₀: the peak is narrow, and others may end in a lesser one
         offset = torch.cat([grid, torch.full_like(grid[:, :1], 1e-4)], dim=1)[:, :, None]
-        offset = offset.expand(-1, -1, len(self.cross), -1)  # [T, starts, seeds, 2]
+        offset = offset.expand(-1, -1, len(self.power), -1)  # [T, starts, seeds, 2]
         sign, u = offset.sign(), offset.abs().log().requires_grad_()
         with one_thread():
             for share in (1.0, 0.03):  # a smaller rate at the end

@@ -77,20 +77,16 @@ class MoonsConfig:
 
 def network(seed: int) -> MLP:
     """The network with the first values of a seed, as ``nn.Linear`` draws them, in float64."""
-    model = MLP([2, 16, 16, 2], "tanh", generator=generator("moons", seed))
-    return model.double()
+    return MLP([2, 16, 16, 2], "tanh", generator=generator("moons", seed)).double()
 
 
 class Fitted(NamedTuple):
-    """One trained member."""
-
     where: dict[str, float]  # jitter; nothing for PS-MAP
     f: ModelFn
     params: Params
     data: Batch
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Of both classes, ``[S, 2]``."""
+    def logits(self, x: Tensor) -> Tensor:  # [S, 2]
         with torch.no_grad():
             return self.f(self.params, x)
 
@@ -169,8 +165,8 @@ class MoonsEigs(Experiment):
 
     def claims(self, rows: Rows) -> list[Claim]:
         sums = tables.select(rows, metric="eigenvalue_sum")
-        jitters = sorted({row.config["jitter"] for row in sums if row.method != "ps-map"})
-        low, high = (jitters or [math.nan])[0], (jitters or [math.nan])[-1]
+        jitters = [row.config["jitter"] for row in sums if row.method != "ps-map"]
+        low, high = tables.smallest(jitters), tables.largest(jitters)
         small, large = (
             {figures.NAMES[method]: compare(sums, {"method": method, "jitter": jitter},
                                             {"method": "ps-map"}, ratio=True)
@@ -244,11 +240,8 @@ class MoonsSolutions(Experiment):
 
     def units(self, config: SolutionsConfig) -> list[Unit]:
         kinds = [("ps-map", RANDOM), ("l-map", RANDOM), ("l-map", CHAIN)]
-        return [
-            {"method": method, "start": start, "seed": seed}
-            for seed in range(config.seeds)
-            for method, start in kinds
-        ]
+        pairs = itertools.product(range(config.seeds), kinds)
+        return [{"method": method, "start": start, "seed": seed} for seed, (method, start) in pairs]
 
     def run(self, config: SolutionsConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         method, seed = unit["method"], unit["seed"]
@@ -258,9 +251,9 @@ class MoonsSolutions(Experiment):
             probability = fitted.logits(square(config.grid).all()).softmax(1)[:, 1]
             columns, lines = axes_of(config.pixels)
             pixels = torch.cartesian_prod(lines, columns).flip(-1)  # row by row from below
-            picture = fitted.logits(pixels).softmax(1)[:, 1].tolist()
             found = fitted.numbers(square(config.grid))
             found["spread"] = probability.max() - probability.min()
+            picture = fitted.logits(pixels).softmax(1)[:, 1].tolist()
             found["probability"] = [round(p, 4) for p in picture]
             del found["largest_eigenvalue"]
             for metric, value in found.items():
@@ -372,8 +365,6 @@ class PathologyConfig:
 
 
 class Problem(NamedTuple):
-    """A small network with data."""
-
     sizes: tuple[int, ...]
     bias: bool
     data: Batch
@@ -381,10 +372,9 @@ class Problem(NamedTuple):
     px: Lattice
 
     def network(self, seed: int) -> MLP:
-        """The network with the first values of a seed, in float64."""
         source = generator("singular-paths", self.sizes, seed)
-        model = MLP(self.sizes, "tanh", bias=self.bias, init="lecun", generator=source)
-        return model.double()
+        options: dict[str, Any] = {"bias": self.bias, "init": "lecun", "generator": source}
+        return MLP(self.sizes, "tanh", **options).double()
 
     def objective(self, jitter: float) -> Objective:
         """FS-MAP on all points of p_X; without jitter from singular values."""
@@ -394,7 +384,6 @@ class Problem(NamedTuple):
         return fs_map(*terms, jitter=jitter, method=method, **sizes)
 
     def log_density(self, objective: Objective, f: ModelFn, params: Params) -> Tensor:
-        """The objective in nats."""
         with torch.no_grad():
             draws = objective.draw(f, params, Stream(0, 0))
             return -objective.loss(f, params, self.data, draws)[0] * objective.num_data
@@ -493,8 +482,7 @@ def climb(
 
 def _ratio(f: ModelFn, params: Params, x: Tensor) -> Tensor:
     with torch.no_grad():
-        rows = whitened_rows(f, params, x)
-    singular: Tensor = torch.linalg.svdvals(rows)
+        singular: Tensor = torch.linalg.svdvals(whitened_rows(f, params, x))
     return (singular[-1] / singular[0]).square()
 
 

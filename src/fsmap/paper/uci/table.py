@@ -157,13 +157,15 @@ def train(
     }
     data = {split: part.train for split, part in parts.items()}
     features, num_data = table.x.shape[1], len(next(iter(data.values())).y)
-    members = [{"decay": r.decay, "strength": r.strength, "split": r.split} for r in runs]
+    members = [
+        {"decay": r.decay, "strength": r.strength, "split": r.split, "seed": r.split} for r in runs
+    ]
     # The authors start all runs from the same weights; in `fair` every split has its own.
     shared = protocol == PAPER
     with one_thread():
         states, _ = fsmap.fit_population(
             lambda decay, strength: objective(config, features, num_data, decay, strength),
-            fsmap.Grid([{**member, "seed": member["split"]} for member in members]),
+            fsmap.Grid(members),
             fsmap.functional(network(config, features, 0, context.device))[0],
             data,
             steps=config.steps,
@@ -175,14 +177,9 @@ def train(
             compile=context.device.type == "cuda",
             progress=False,
         )
-        valid, test = (
-            measure_members(
-                states, on={k: getattr(p, name) for k, p in parts.items()}, by=fsmap.metrics.rmse
-            ).tolist()
-            for name in ("valid", "test")
-        )
-    errors = zip(runs, valid, test, strict=True)
-    return [run._replace(valid=a, test=b) for run, a, b in errors]
+        sets = [{k: getattr(p, name) for k, p in parts.items()} for name in ("valid", "test")]
+        errors = [measure_members(states, on=on, by=fsmap.metrics.rmse).tolist() for on in sets]
+    return [run._replace(valid=a, test=b) for run, a, b in zip(runs, *errors, strict=True)]
 
 
 def network(config: Config, features: int, seed: int, device: torch.device) -> MLP:
@@ -211,14 +208,12 @@ def objective(
 def _rows(dataset: str, protocol: str, stage: str, runs: Sequence[Run]) -> Iterator[Measured]:
     """Both errors of one configuration; a list where there are several splits."""
     first, several = runs[0], stage == "all"
-    config = {
-        **{"dataset": dataset, "protocol": protocol, "stage": stage},
-        **{"weight_decay": first.decay, "reg_strength": first.strength},
-        "split": [run.split for run in runs] if several else first.split,
-    }
+    config: dict[str, Any] = {"dataset": dataset, "protocol": protocol, "stage": stage}
+    config |= {"weight_decay": first.decay, "reg_strength": first.strength}
+    config["split"] = [run.split for run in runs] if several else first.split
     seed = None if several else first.split
-    for name, part in (("valid_rmse", "valid"), ("test_rmse", "test")):
-        value = [getattr(run, part) for run in runs] if several else getattr(first, part)
+    for name, *errors in zip(METRICS, *((run.valid, run.test) for run in runs), strict=True):
+        value = errors if several else errors[0]
         yield Measured(name, value, first.method, seed, config, NOTES[protocol])
 
 
@@ -285,7 +280,6 @@ class Cell(NamedTuple):
 
     @property
     def mean(self) -> Mean:
-        """Mean and standard error over splits."""
         return tables.mean(self.values.values())
 
     @property
@@ -296,7 +290,6 @@ class Cell(NamedTuple):
         return PRINTED[self.dataset][METHODS.index(self.method)]
 
     def line(self) -> dict[str, Any]:
-        """A line of the table."""
         paper, spread = self.printed or (None, None)
         return {
             "dataset": self.dataset,
@@ -345,11 +338,9 @@ def _by_config(rows: Rows) -> dict[Knobs, dict[int, float]]:
     """Values by split, by configuration; pieces of the run joined."""
     found: dict[Knobs, dict[int, float]] = {}
     for row in rows:
-        about, one = row.config, isinstance(row.value, float)
+        about, value, split = row.config, row.value, row.config["split"]
         knobs = tuple((name, about[name]) for name in TUNED if name in about)
-        pairs = (
-            [(about["split"], row.value)] if one else zip(about["split"], row.value, strict=True)
-        )
+        pairs = {split: value} if isinstance(value, float) else zip(split, value, strict=True)
         found.setdefault(knobs, {}).update(pairs)
     return found
 
@@ -370,8 +361,10 @@ def on_most(claim: str, pairs: dict[str, Mean], share: float, paper: str | None 
     source: Any = "paper" if paper else "ours"
     if not pairs:
         return not_tested(claim, "fsmap run uci-table --resume", paper, source)
-    score = {d: m.mean / m.stderr if m.stderr > 0 else math.nan for d, m in pairs.items()}
-    better, higher = ([d for d, z in score.items() if sign * z > 2] for sign in (-1, 1))
+    better, higher = (
+        [d for d, m in pairs.items() if m.stderr > 0 and sign * m.mean > 2 * m.stderr]
+        for sign in (-1, 1)
+    )
     needed = share * len(pairs)
     lower = sum(m.mean < 0 for m in pairs.values())
     ours = (
@@ -476,30 +469,26 @@ class UCITable(Experiment):
         return [cell.line() for cell in cells(rows)]
 
     def claims(self, rows: Rows) -> list[Claim]:
-        """The paper's cells and its count of wins; the fair comparison; the baselines."""
         table = cells(rows)
         paper = [cell for cell in table if cell.protocol == PAPER]
         known = {f"{c.dataset} {c.method}": x for c in paper if not math.isnan(x := excess(c))}
         worse = ", ".join(f"{name} by {x:.1f}" for name, x in known.items() if x > 2) or "none"
         few = sum(x > 2 for x in known.values()) <= 2 and all(x <= 3 for x in known.values())
         splits = max((cell.mean.n for cell in paper), default=0) if known else 0
-        compared = [
-            ("PS-MAP's on 7 of 8 tables (paper's protocol)", PAPER, "ps-map", 7 / 8, "7 of 8"),
-            ("PS-MAP's on most tables (fair protocol)", FAIR, "ps-map", 5 / 8, None),
-        ]
         return [
             exact("At most 2 of the paper's 16 cells are worse by more than two combined standard "
                   "errors, none by more than three", few, f"worse: {worse}, of {len(known)} cells",
                   "the cells themselves", seeds=splits),
-            *(on_most(f"L-MAP's test error is below {words}", _against(table, protocol, method),
-                      share, printed) for words, protocol, method, share, printed in compared),
+            on_most("L-MAP's test error is below PS-MAP's on 7 of 8 tables (paper's protocol)",
+                    _against(table, PAPER, "ps-map"), 7 / 8, "7 of 8"),
+            on_most("L-MAP's test error is below PS-MAP's on most tables (fair protocol)",
+                    _against(table, FAIR, "ps-map"), 5 / 8),
             *(on_most(f"L-MAP's test error (fair) is below that of scikit-learn's {name} on most "
                       "tables", _against(table, FAIR, method), 5 / 8)
               for method, name in NAMES.items()),
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        """Errors beside the paper's, and the paired differences of the fair protocol."""
         table = cells(rows)
         names = list(dict.fromkeys(cell.dataset for cell in table))
         figure, (left, right) = figures.axes(2, panel=(5.2, 3.2))

@@ -12,17 +12,8 @@ from fsmap.errors import DivergedError
 from fsmap.functional import functional
 from fsmap.objective.likelihood import Gaussian
 from fsmap.objective.prior import Normal
-from fsmap.paper.closed_form import mixture, reparam, theory
-from fsmap.paper.closed_form.fourier import (
-    EXACT,
-    FourierConfig,
-    FourierPX,
-    compress,
-    draw_problem,
-    fit,
-    narrow_factor,
-    uniform_variants,
-)
+from fsmap.paper.closed_form import fourier, mixture, reparam, theory
+from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem, fit, uniform_variants
 from fsmap.paper.closed_form.mixture import DOUBLED, TRUE, MixtureConfig
 from fsmap.paper.solvers import maximize
 from fsmap.types import Batch
@@ -56,7 +47,7 @@ def test_compressed_data_have_the_same_likelihood():
     f, _ = functional(SMALL.model())
     for size in (5, 40):
         train = draw_problem(SMALL, size, 0).train
-        rows = compress(SMALL.model(), train)
+        rows = fourier.compress(SMALL.model(), train)
         for theta in (torch.zeros(12), torch.linspace(-2, 2, 12)):
             share = size / len(rows.y)
             value = share * Gaussian(0.3).value(rows.x @ theta.tanh(), rows.y)
@@ -71,7 +62,7 @@ def test_errors_and_curvature_are_their_definitions():
     found = {
         m.metric: m.value
         for m in stack.measure("test_rmse", "train_rmse", "curvature")
-        if (m.config, m.seed) == ({"n_train": 40, "objective": EXACT}, 0)
+        if (m.config, m.seed) == ({"n_train": 40, "objective": fourier.EXACT}, 0)
     }
 
     def loss(t: torch.Tensor, batch: Batch = problem.train) -> torch.Tensor:
@@ -99,8 +90,8 @@ def test_where_data_do_not_decide_the_exact_optimum_is_twice_the_prior_variance(
 
 
 def test_the_narrow_distribution_keeps_what_is_not_rounding():
-    config = dataclasses.replace(FourierPX.quick, num_points=500)
-    factor = narrow_factor(config)
+    config = dataclasses.replace(fourier.FourierPX.quick, num_points=500)
+    factor = fourier.narrow_factor(config)
     assert 40 <= len(factor) <= 50
     x = 0.2 * torch.rand(500, generator=torch.Generator().manual_seed(0)) - 0.1
     assert_close(factor.mT @ factor, config.model().gram(x), rtol=0, atol=1e-15)

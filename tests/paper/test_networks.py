@@ -14,14 +14,7 @@ from fsmap.functional import functional, ravel
 from fsmap.linalg.jacobian import jacobian
 from fsmap.paper.experiment import Context
 from fsmap.paper.networks import moons as two_moons
-from fsmap.paper.networks.clouds import (
-    LogDetConfig,
-    LogDetMC,
-    draw_network,
-    eigenvalues,
-    spearman,
-    square,
-)
+from fsmap.paper.networks.clouds import LogDetMC, draw_network, eigenvalues, spearman, square
 from fsmap.paper.networks.moons import MoonsConfig, SolutionsConfig, train
 from oracles import logdet_slow
 
@@ -59,7 +52,7 @@ def test_eigenvalues_are_those_of_the_jacobian():
 
 
 def test_exact_values_and_estimates_are_log_determinants(tmp_path):
-    config = dataclasses.replace(LogDetConfig(), draws=2, width=2, grid=5, samples=(12, 6))
+    config = dataclasses.replace(LogDetMC.config, draws=2, width=2, grid=5, samples=(12, 6))
     context = Context(torch.device("cpu"), tmp_path)
     rows = list(LogDetMC().run(config, {"first": 0}, context))
     x = square(5).all()

@@ -15,15 +15,10 @@ from fsmap.paper.experiment import Context
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Row
 from fsmap.paper.uci import table as protocol
-from fsmap.paper.uci.table import (
-    DIFFERENCE,
-    PRINTED,
-    UCITable,
-    cells,
-    on_most,
-)
+from fsmap.paper.uci.table import DIFFERENCE, PRINTED, UCITable, cells, on_most
 from fsmap.px import Stream
 
+METHODS = ("ps-map", "l-map")
 SIZES = {"fair_splits": 3, "baseline_splits": 1, "steps": 60, "batch": 16, "points": 8, "width": 8}
 TINY = dataclasses.replace(
     UCITable.quick, datasets=("boston",), strengths=(1e-3,), epochs=5, lr=1e-3, **SIZES
@@ -84,10 +79,8 @@ def test_the_paper_s_protocol_tunes_on_split_0_only(made_up, tmp_path):
     assert {row.config["split"] for row in tuned} == {0}
     assert len(tuned) == 4
     final = tables.select(rows, metric="test_rmse", stage="final")
-    assert [(r.method, r.seed) for r in final] == [
-        *(("ps-map", 0), ("ps-map", 1), ("l-map", 0), ("l-map", 1))
-    ]
-    for method in ("ps-map", "l-map"):
+    assert [(r.method, r.seed) for r in final] == [(m, s) for m in METHODS for s in (0, 1)]
+    for method in METHODS:
         best = min(tables.select(tuned, method=method), key=lambda r: r.value)
         used = {r.config["weight_decay"] for r in tables.select(final, method=method)}
         assert used == {best.config["weight_decay"]}
@@ -104,8 +97,8 @@ def test_everything_at_tiny_size(made_up, tmp_path):
     table = UCITable().table(rows)
     found = {(line["protocol"], line["method"]): line for line in table}
     assert set(found) == {
-        *(("paper", m) for m in ("ps-map", "l-map")),
-        *(("fair", m) for m in ("ps-map", "l-map", DIFFERENCE, "sklearn-mlp", "boosting", "ridge")),
+        *(("paper", m) for m in METHODS),
+        *(("fair", m) for m in (*METHODS, DIFFERENCE, "sklearn-mlp", "boosting", "ridge")),
     }
     assert found["fair", "l-map"]["runs"] == 3
     assert found["paper", "ps-map"]["paper"] == 0.329
@@ -127,13 +120,10 @@ def test_fair_pieces_are_joined_and_need_not_be_complete(made_up, tmp_path):
 
 
 def test_a_run_that_diverged_is_never_chosen():
-    results = [
-        protocol.Run(1e-4, 0.0, 0),
-        protocol.Run(1e-3, 0.0, 0, 0.5, 0.6),
-        protocol.Run(1e-2, 1e-3, 0, 0.1, 0.1),
-    ]
-    assert protocol.choose(results, "ps-map").decay == 1e-3
-    assert protocol.choose(results, "l-map").decay == 1e-2
+    diverged, good = protocol.Run(1e-4, 0.0, 0), protocol.Run(1e-3, 0.0, 0, 0.5, 0.6)
+    other = protocol.Run(1e-2, 1e-3, 0, 0.1, 0.1)
+    assert protocol.choose([diverged, good, other], "ps-map") is good
+    assert protocol.choose([diverged, good, other], "l-map") is other
 
 
 def rows_of(method, name, values, dataset="boston", **config) -> list[Row]:
@@ -147,7 +137,7 @@ def printed_rows(shift: float = 0.0) -> list[Row]:
     """The paper's table as if we had measured it, L-MAP's cells moved by ``shift`` std. errors."""
     rows = []
     for dataset, pair in PRINTED.items():
-        for method, (mean, spread) in zip(("ps-map", "l-map"), pair, strict=True):
+        for method, (mean, spread) in zip(METHODS, pair, strict=True):
             center = mean + (shift * spread * math.sqrt(2) if method == "l-map" else 0.0)
             for split, sign in enumerate((1.0, -1.0)):  # two values: standard error = spread
                 where = {"dataset": dataset, "protocol": "paper", "stage": "final", "split": split}
@@ -176,11 +166,8 @@ def test_tables_are_counted_with_their_errors(means, stderr, holds):
 
 @pytest.mark.parametrize(
     ("lm", "plain", "ridge"),
-    [
-        ([0.1, 0.11, 0.12], True, True),
-        ([0.21, 0.22, 0.24], False, True),
-        ([0.4, 0.1, 0.3], None, None),
-    ],
+    [([0.1, 0.11, 0.12], True, True), ([0.21, 0.22, 0.24], False, True)]
+    + [([0.4, 0.1, 0.3], None, None)],
 )
 def test_the_fair_comparison_is_paired_on_the_splits_that_both_have(lm, plain, ridge):
     rows = rows_of("ps-map", "fair", [0.2, 0.21, 0.22]) + rows_of("l-map", "fair", lm)

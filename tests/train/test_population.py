@@ -31,6 +31,9 @@ SAME = {"rtol": 1e-10, "atol": 1e-10}
 RUN = {"steps": 20, "optimizer": adam(0.02), "batch_size": 8, "progress": False}
 
 
+BETAS = adam(0.02, betas=(0.8, 0.9))
+
+
 def data(shift: float = 0.0) -> Batch:
     x = torch.linspace(-1, 1, 24)[:, None]
     return Batch(x, torch.sin(3 * x + shift))
@@ -138,25 +141,15 @@ def test_a_resumed_population_keeps_r0(tmp_path: Path):
         assert torch.equal(again.params[n], p)
 
 
-@pytest.mark.parametrize(
-    "moving",
-    [sgd(1e-3, momentum=0.9, nesterov=True), adam(0.02, betas=(0.8, 0.9))],
-    ids=lambda m: m.name,
-)
-@pytest.mark.parametrize("batch_size", [None, 40])
-def test_with_every_optimizer_and_kind_of_batch(moving: object, batch_size: int | None):
+@pytest.mark.parametrize("splits", [{}, {"split": ["a", "b"]}], ids=["one set", "splits"])
+@pytest.mark.parametrize("moving", [sgd(1e-3, momentum=0.9, nesterov=True), BETAS])
+@pytest.mark.parametrize("batch_size", [None, 8, 40])
+def test_with_every_optimizer_and_kind_of_batch(splits: dict, moving: object, batch_size: object):
     knobs = RUN | {"optimizer": moving, "batch_size": batch_size, "replace": batch_size == 40}
-    grid = Grid(prior_std=[0.5, 2.0], jitter=[0.1], seed=range(3))
+    grid = Grid(prior_std=[0.5, 2.0], jitter=[0.1], **splits, seed=range(2))
+    train = {"a": data(), "b": data(1.0)} if splits else data()
     build = BUILDS["l_map_jvp"][0]
-    assert_members_are_runs_alone(build, grid, f, data(), **knobs, schedule=cosine())
-
-
-@pytest.mark.parametrize("batch_size", [None, 8])
-def test_splits(batch_size: int | None):
-    grid = Grid(prior_std=[0.5, 2.0], jitter=[0.1], split=["a", "b"], seed=range(2))
-    train = {"a": data(), "b": data(1.0)}
-    build = BUILDS["l_map_jvp"][0]
-    assert_members_are_runs_alone(build, grid, f, train, **RUN | {"batch_size": batch_size})
+    assert_members_are_runs_alone(build, grid, f, train, **knobs, schedule=cosine())
 
 
 @pytest.mark.parametrize(

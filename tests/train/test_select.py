@@ -41,20 +41,17 @@ def test_each_seed_chooses_for_itself():
     assert len(found) == 2
 
 
-def test_one_choice_for_all_goes_by_the_mean():
-    grid = Grid(lam=[1, 2, 3], seed=range(2))
-    found = select(predicts(grid, [5.0, 5.0, 1.0, 4.0, 3.0, 2.5]), on=ZEROS, by=error, per=())
-    (choice,) = found.choices
-    assert choice.config == {"lam": 2}
-    assert choice.members == (2, 3)
-    assert choice.value == 2.5
-
-
-def test_the_largest_may_win():
-    grid = Grid(lam=[1, 2, 3])
-    found = select(predicts(grid, [0.1, 0.9, 0.5]), on=ZEROS, by=error, largest=True)
-    assert found.choices[0].config == {"lam": 2}
-    assert found.choices[0].value == pytest.approx(0.9)
+@pytest.mark.parametrize(
+    ("axes", "values", "options", "members", "value"),
+    [
+        ({"seed": range(2)}, [5.0, 5.0, 1.0, 4.0, 3.0, 2.5], {"per": ()}, (2, 3), 2.5),
+        ({}, [0.1, 0.9, 0.5], {"largest": True}, (1,), 0.9),
+    ],
+)
+def test_one_choice_for_all_goes_by_the_mean(axes, values, options, members, value):
+    states = predicts(Grid(lam=[1, 2, 3], **axes), values)
+    (choice,) = select(states, on=ZEROS, by=error, **options).choices
+    assert choice == ({}, {"lam": 2}, members, pytest.approx(value))
 
 
 def test_every_split_has_its_own_data():
@@ -104,9 +101,6 @@ def test_a_member_is_what_fit_returns():
     assert (one.params["w"].item(), one.step) == (1.0, 10)
     assert (one.best.params["w"].item(), one.best.step, one.best.value) == (3.0, 7, 0.0)
     assert states.member(1).best is None
-
-
-def test_a_diverged_member_has_no_state():
     states = predicts(Grid(lam=[1, 2]), [1.0, 2.0], diverged=(1,))
     with pytest.raises(DivergedError, match=r"member 1 \(\{'lam': 2\}\) diverged at step 5"):
         states.member(1)

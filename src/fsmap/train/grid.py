@@ -76,10 +76,8 @@ class Grid:
 
     def hypers(self, like: Tensor) -> dict[str, Tensor]:
         """Every hyper-parameter as a tensor [M], with the dtype and on the device of ``like``."""
-        columns = {n: [float(member[n]) for member in self.members] for n in self.hyper_names}
-        return {
-            n: torch.tensor(c, dtype=like.dtype, device=like.device) for n, c in columns.items()
-        }
+        names, members = self.hyper_names, self.members
+        return {n: like.new_tensor([float(member[n]) for member in members]) for n in names}
 
     def groups(self, *names: str) -> dict[tuple[Value, ...], list[int]]:
         """Members with equal values on these axes; an axis that the grid lacks has the value 0."""
@@ -154,11 +152,11 @@ class PopulationState(NamedTuple):
 def by_split(sets: Any, names: tuple[Value, ...]) -> list[Any]:
     """What a dict or list has for each value of the ``split`` axis."""
     if not isinstance(sets, Mapping | list):
-        kind = type(sets).__name__
         raise InputError(
-            f"the grid has a 'split' axis, so data must be a dict or list of sets, got {kind}"
+            "the grid has a 'split' axis, so data must be a dict or list of sets, got "
+            f"{type(sets).__name__}"
         )
-    known = dict(sets) if isinstance(sets, Mapping) else dict(enumerate(sets))
+    known = dict(enumerate(sets)) if isinstance(sets, list) else sets
     missing = [name for name in names if name not in known]
     if missing:
         raise InputError(f"the grid has the splits {missing}, and data has only {list(known)}")
@@ -286,10 +284,9 @@ def _warn_at_edges(grid: Grid, choices: Sequence[Choice]) -> None:
         values = sorted(float(v) for v in grid.axes[name])
         if len(values) < 3:
             continue
-        ends = {values[0], values[-1]} - {0.0}
-        hits = [float(c.config[name]) for c in choices if float(c.config[name]) in ends]
-        if hits:
-            found = ", ".join(f"{v:g}" for v in dict.fromkeys(hits))
+        chosen = dict.fromkeys(float(choice.config[name]) for choice in choices)
+        found = ", ".join(f"{v:g}" for v in chosen if v in (values[0], values[-1]) and v)
+        if found:
             edges.append(f"{name}={found} (grid from {values[0]:g} to {values[-1]:g})")
     if edges:
         message = (

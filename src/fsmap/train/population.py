@@ -176,9 +176,8 @@ def _describe(members: Members, settings: Settings) -> dict[str, Any]:
 def _can_capture(members: Members) -> bool:
     """Whether a CUDA graph can hold a step: no decomposition, no layer that is seeded by step."""
     geometry = members.objective(0).geometry
-    plain = isinstance(geometry, NoGeometry)
-    if isinstance(geometry, Laplacian | TraceBound):
-        plain = geometry.metric is None
+    traced = isinstance(geometry, Laplacian | TraceBound) and geometry.metric is None
+    plain = traced or isinstance(geometry, NoGeometry)
     return plain and members.like.device.type == "cuda" and is_pointwise(members.f)
 
 
@@ -282,9 +281,8 @@ class Members:
                 "smallest."
             )
         self.num_data = sizes[0]  # N
-        self.data = self.sets[0]  # [splits·N]
-        if len(self.sets) > 1:
-            self.data = tree_map(lambda *t: torch.cat(t), *self.sets)
+        first, *others = self.sets
+        self.data = tree_map(lambda *t: torch.cat(t), *self.sets) if others else first  # [splits·N]
         self.extra: dict[str, Tensor] = {}  # further state of a checkpoint
         self._objectives: dict[tuple[Value, ...], Objective] = {}
 
@@ -293,7 +291,7 @@ class Members:
         return self.starts[self.seeds[member]]
 
     def present(self, member: int) -> Params:
-        """The parameters of a member."""
+        """The parameters that a member has now."""
         return {name: p.detach()[member] for name, p in self.params.items()}
 
     def objective(self, member: int) -> Objective:
@@ -303,9 +301,9 @@ class Members:
         if key not in self._objectives:
             made: object = self.build(**{n: h[member] for n, h in self.hypers.items()})
             if not isinstance(made, Objective):
-                kind = type(made).__name__
                 raise InputError(
-                    f"build must return an objective (ps_map, fs_map, l_map), got {kind}"
+                    "build must return an objective (ps_map, fs_map, l_map), got "
+                    f"{type(made).__name__}"
                 )
             self._objectives[key] = made
         return self._objectives[key]
@@ -384,10 +382,9 @@ class Feeder:
 
     def _draw(self, member: int, step: int) -> Draws:
         members, objective = self.members, self.members.objective(member)
-        stream, params = Stream(members.seeds[member], step), members.first(member)
-        if objective.adaptive:
-            params = members.present(member)
-        return objective.draw(members.f, params, stream)
+        stream = Stream(members.seeds[member], step)
+        at = members.present if objective.adaptive else members.first
+        return objective.draw(members.f, at(member), stream)
 
     def make(self, step: int) -> Feed:
         """Rows and draws of one step."""
@@ -539,8 +536,10 @@ def choose_chunk(chunk: int | str, members: Members, feeder: Feeder) -> int:
     M = len(members.grid)
     if not is_pointwise(members.f):
         return 1
-    if isinstance(chunk, int) or members.like.device.type != "cpu":
-        return min(chunk, M) if isinstance(chunk, int) else M
+    if isinstance(chunk, int):
+        return min(chunk, M)
+    if members.like.device.type != "cpu":
+        return M
     f, params = members.f, members.first(0)
     batch, draws, _ = feeder.inputs(feeder.make(0), 0)
     rows = len(batch.y)

@@ -50,10 +50,8 @@ class Reparam(Experiment):
     see = "PS-MAP of the same model and prior, written in θ and in 1/θ: functions and weights."
     cost = "3 min"
     protocol = "true objectives, ε = 0 in log space; optimized by Adam, in both coordinates"
-    metrics = (
-        *("roughness", "median_weight", "distance_to_ridge"),
-        *("function_gap", "gradient_gap", "value_gap"),
-    )
+    metrics = ("roughness", "median_weight", "distance_to_ridge", "function_gap", "gradient_gap",
+               "value_gap")  # fmt: skip
     columns = ("metric", "method", "parameters")
     config = Config()
     quick = Config(steps=1_200, seeds=2, small_steps=1_500)
@@ -172,7 +170,7 @@ SMALL_CURVE = torch.linspace(-1, 1, 201, dtype=torch.float64)
 
 
 def small_model() -> FourierBasis:
-    """Ten Fourier features with tanh weights: a small, well-conditioned model."""
+    """Ten Fourier features with tanh weights."""
     return FourierBasis(FREQUENCIES, scale=1.0)
 
 

@@ -41,11 +41,7 @@ METRICS = ("valid_rmse", "test_rmse")
 METHODS = ("ps-map", "l-map")
 DIFFERENCE = "l-map \u2212 ps-map"
 MLP_METHOD, BOOSTING, RIDGE = "sklearn-mlp", "boosting", "ridge"
-NAMES = {
-    MLP_METHOD: "MLPRegressor",
-    BOOSTING: "HistGradientBoostingRegressor",
-    RIDGE: "Ridge",
-}
+NAMES = {MLP_METHOD: "MLPRegressor", BOOSTING: "HistGradientBoostingRegressor", RIDGE: "Ridge"}
 ALPHAS: dict[str, tuple[float | None, ...]] = {
     MLP_METHOD: POWERS,
     BOOSTING: (None,),
@@ -224,13 +220,9 @@ def estimator(config: Config, method: str, alpha: float | None, seed: int) -> An
     if method == BOOSTING:
         ensembles = require("sklearn.ensemble", extra="data")
         return ensembles.HistGradientBoostingRegressor(random_state=seed)
-    return require("sklearn.neural_network", extra="data").MLPRegressor(
-        hidden_layer_sizes=(config.width,) * 3,
-        alpha=alpha,
-        max_iter=config.epochs,
-        early_stopping=True,
-        random_state=seed,
-    )
+    sizes = {"hidden_layer_sizes": (config.width,) * 3, "max_iter": config.epochs}
+    networks = require("sklearn.neural_network", extra="data")
+    return networks.MLPRegressor(alpha=alpha, early_stopping=True, random_state=seed, **sizes)
 
 
 def run_baseline(config: Config, dataset: str, method: str, context: Context) -> Iterator[Measured]:
@@ -245,9 +237,7 @@ def run_baseline(config: Config, dataset: str, method: str, context: Context) ->
             joblib.delayed(_fit_baseline)(config, table, method, alpha, split) for split in splits
         )
         found: dict[str, Any] = {"dataset": dataset, "protocol": BASELINES, "stage": "all"}
-        found["split"] = list(splits)
-        if alpha is not None:
-            found["alpha"] = alpha
+        found |= {"split": list(splits)} | ({} if alpha is None else {"alpha": alpha})
         for name, *column in zip(METRICS, *errors, strict=True):
             yield Measured(name, column, method, config=found)
 

@@ -266,6 +266,11 @@ def test_rows_are_tuned_on_held_out_images_and_compared_as_tuned():
     found = verdicts(ImageTable(), also)
     assert list(found.values()) == [False]  # 2.5 % is not below 2 %
     assert "tuned weight decay" in next(iter(found))
+    # changed rows alone: the only one by its own name, and the best of several
+    alone = [row for row in rows if row.config["row"] == "ps-map@wd-1e-2"]
+    assert [line["row"] for line in ImageTable().table(alone)] == ["ps-map@wd-1e-2"]
+    assert len(ImageTable().draw(alone)["image-table"].axes) == 2
+    assert ImageTable().draw([row for row in alone if row.metric != "valid_nll"]) == {}
     tried = ImageTuning()
     assert [line["row"] for line in tried.table(rows)][1] == "ps-map@wd-1e-2"
     drawn = [row._replace(config={**row.config, "weight_decay": 1e-2}) for row in rows]

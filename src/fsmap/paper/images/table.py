@@ -147,7 +147,7 @@ class ImageTable(RowsExperiment):
         return claims
 
     def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        return draw_table(with_tuned(rows), PAPER)
+        return draw_table(with_tuned(rows), PAPER, self.id)
 
 
 DECAYS = ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3")

@@ -237,7 +237,7 @@ class Transfer(ImageExperiment):
             for r in _chosen(rows)
         ]
         paper = {("cifar10", f"{row}@{WORDS[form]}"): cells for (form, row), cells in PAPER.items()}
-        return {self.id: draw_table(named, paper)["image-table"]}
+        return draw_table(named, paper, self.id)
 
 
 def _chosen(rows: Sequence[Row]) -> list[Row]:

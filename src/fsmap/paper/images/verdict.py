@@ -57,12 +57,14 @@ def once_named(rows: Sequence[Row], **changes: Any) -> Iterator[tuple[Row, dict[
         named.add(name)
 
 
-def draw_table(rows: Sequence[Row], paper: Printed) -> dict[str, Figure]:
+def draw_table(rows: Sequence[Row], paper: Printed, id: str) -> dict[str, Figure]:
     """Each row of the table as a point: ECE, and NLL before (hollow) and after scaling (filled).
 
-    The paper's values are short lines.
+    The paper's values are short lines. No rows: no figure.
     """
     sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
+    if not sets:
+        return {}
     figure, panels = figures.axes(2, len(sets), panel=(5.2, 2.9), squeeze=False)
     for line, dataset in zip(panels, sets, strict=True):
         mine = tables.select(rows, dataset=dataset)
@@ -77,7 +79,7 @@ def draw_table(rows: Sequence[Row], paper: Printed) -> dict[str, Figure]:
             ax.set_xticks(range(len(names)), map(word, names), rotation=30, ha="right")
             ax.set_xlim(-0.6, len(names) - 0.4)
         line[0].set_ylim(bottom=0)
-    return {"image-table": figure}
+    return {id: figure}
 
 
 def _point(
@@ -155,22 +157,27 @@ def lines(
 
 
 def with_tuned(rows: Sequence[Row]) -> list[Row]:
-    """Rows as the table has them, and for each one that was tried in several ways the best again.
+    """Rows as the table has them, and of each one's changes the best on held-out images.
 
-    Rows that hold out other images (``@valid-0``) are no such ways: they stay as they are.
+    That one is called tuned if several were tried. Rows that hold out other images (``@valid-0``)
+    are no such changes: they stay as they are.
     """
     found = []
     for members in tables.group(rows, "dataset").values():
         tried: dict[str, dict[str, float]] = {}
+        kept = set()
         for (name,), mine in tables.group(members, "row").items():
             if (nll := tables.mean(tables.values(mine, metric="valid_nll"))).n:
                 tried.setdefault(base_of(name), {})[name] = nll.mean
             if "@" not in name or "@valid" in name:
+                kept.add(name)
                 found += mine
         for base, losses in tried.items():
-            if len(losses) > 1:
-                best = tables.select(members, row=min(losses, key=losses.__getitem__))
-                found += [r._replace(config={**r.config, "row": base + TUNED}) for r in best]
+            best = min(losses, key=losses.__getitem__)
+            name = base + TUNED if len(losses) > 1 else best
+            if name not in kept:
+                mine = tables.select(members, row=best)
+                found += [row._replace(config={**row.config, "row": name}) for row in mine]
     return found
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,15 +23,12 @@ from fsmap.assess.shift import Predictions, measure
 from fsmap.data.images import ImageTask
 from fsmap.images.build import logits_of
 from fsmap.models.resnet import resnet18
-from fsmap.paper.experiment import Context, Experiment, Measured, exact
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.images.protocol import GENERATED, ImageConfig, generated, quick, task_of
 from fsmap.paper.images.verdict import command, compare, lines
 from fsmap.paper.report import figures, tables
-from fsmap.paper.rows import Claim, Row
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.types import Estimate, ModelFn, Params
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 METHODS = {"ps-map": "PS-MAP", "fs-map": "FS-MAP", "l-map": "L-MAP", "nats": "LogTrace"}
 
@@ -73,8 +70,7 @@ class FSMAPAtScale(Experiment):
                   every=2, points=4, probes=2, sizes=(2, 4), probe_counts=(1, 2),
                   jitters=(1e2,), twin=2, repeats=2)  # fmt: skip
 
-    def units(self, config: Config) -> list[dict[str, Any]]:
-        """Costs by S, errors by ε, then one training run each."""
+    def units(self, config: Config) -> list[Unit]:
         runs = [{"seed": seed, "method": m} for seed in range(config.seeds) for m in METHODS]
         return [
             *({"part": "cost", "S": size} for size in config.sizes),
@@ -82,8 +78,7 @@ class FSMAPAtScale(Experiment):
             *({"part": "train", **run} for run in runs),
         ]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """One part."""
+    def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         made = generated(config, "fmnist", context)
         task = task_of("fmnist", "kmnist", config.limit, made, context.data_dir)
         task = task.to(context.device)
@@ -92,7 +87,7 @@ class FSMAPAtScale(Experiment):
         for row in part(config, unit, task, context):
             yield row._replace(deviations=notes, config={**row.config, "generated": made})
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> tables.Table:
         names = ("milliseconds", "gigabytes", "log_det_error", "gradient_cosine")
         costs = tables.in_order(rows, *names)
         metrics = ("accuracy", "nll", "ece", "nll_scaled", "seconds_per_step")
@@ -101,7 +96,7 @@ class FSMAPAtScale(Experiment):
             *lines(rows, {}, by=("row",), metrics=metrics),
         ]
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         cosines = tables.values(rows, metric="gradient_cosine")
         within = [row.value <= 3 for row in tables.select(rows, metric="log_det_z")]
         real = [r for r in rows if not r.config["generated"] and r.config.get("images", 0) > 2e4]
@@ -115,7 +110,7 @@ class FSMAPAtScale(Experiment):
                       below=0.0) for row in ("l-map", "nats")),
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
         costs = tables.group(tables.select(rows, metric="milliseconds"), "S", "jitter")
         jitters = dict.fromkeys(jitter for _, jitter in costs)
@@ -127,10 +122,9 @@ class FSMAPAtScale(Experiment):
         left.set(xlabel="probes", ylabel="ms for log det and gradient")
         left.legend(fontsize=7)
         for place, name in enumerate(METHODS):
-            mean = tables.mean(tables.values(rows, metric="nll", row=name))
-            right.bar(
-                place, mean.mean, yerr=mean.stderr, color=figures.COLORS.get(name, figures.MUTED)
-            )
+            mean, stderr, _ = tables.mean(tables.values(rows, metric="nll", row=name))
+            color = figures.COLORS.get(name, figures.MUTED)
+            right.bar(place, mean, yerr=stderr, color=color)
         right.set_xticks(range(len(METHODS)), METHODS.values())
         right.set_ylabel("test NLL")
         return {self.id: figure}
@@ -148,9 +142,7 @@ def _points(task: ImageTask, number: int, generator: torch.Generator) -> Tensor:
     return task.normalize(images[rows])
 
 
-def _costs(
-    config: Config, unit: dict[str, Any], task: ImageTask, context: Context
-) -> Iterator[Measured]:
+def _costs(config: Config, unit: Unit, task: ImageTask, context: Context) -> Iterator[Measured]:
     """Time and memory of log det and its gradient, by probes and jitter."""
     f, params = fsmap.functional(_network(config.width, 0, context).eval())
     cuda = context.device.type == "cuda"
@@ -188,9 +180,7 @@ def _gradient(value: Tensor, params: Params) -> Tensor:
     return torch.cat([g.flatten() for g in found])
 
 
-def _errors(
-    config: Config, unit: dict[str, Any], task: ImageTask, context: Context
-) -> Iterator[Measured]:
+def _errors(config: Config, unit: Unit, task: ImageTask, context: Context) -> Iterator[Measured]:
     """Slq against the dual on a narrow twin: value in nats and in its own errors, and gradient."""
     f, params = fsmap.functional(_network(config.twin, 0, context).eval())
     jitter = unit["jitter"]
@@ -209,9 +199,7 @@ def _errors(
         yield Measured("gradient_cosine", cosine, "fs-map", seed, where)
 
 
-def _train(
-    config: Config, unit: dict[str, Any], task: ImageTask, context: Context
-) -> Iterator[Measured]:
+def _train(config: Config, unit: Unit, task: ImageTask, context: Context) -> Iterator[Measured]:
     """A short run with one of the methods, then the metrics of the test images."""
     seed, method = unit["seed"], unit["method"]
     module = _network(config.width, seed, context)

@@ -6,14 +6,15 @@ Training loss along random filter-normalized directions, R(θ) over epochs, and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from fsmap.assess.landscape import check_walk, flatness, landscape
 from fsmap.errors import InputError
-from fsmap.paper.experiment import Context, Measured, judge_all, log_ratio
+from fsmap.paper.experiment import Context, Measured, Plots, compare, judge_all
+from fsmap.paper.images import verdict
 from fsmap.paper.images.protocol import (
     ImageExperiment,
     Kind,
@@ -25,22 +26,9 @@ from fsmap.paper.images.protocol import (
     quick,
     rows_of,
 )
-from fsmap.paper.images.verdict import (
-    NAMES,
-    PRINTED,
-    command,
-    compare,
-    difference,
-    draw_lines,
-    full_length,
-    lines,
-    once_named,
-)
+from fsmap.paper.images.verdict import NAMES, command, full_length, once_named
 from fsmap.paper.report import figures, tables
-from fsmap.paper.rows import Claim, Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fsmap.paper.rows import Claim, Rows, Unit
 
 LAST = {
     ("cifar10", "ps-map"): {"laplacian_joint": (7e4, None)},
@@ -73,29 +61,23 @@ class LaplacianTrace(RowsExperiment):
     config = TraceConfig()
     quick = quick(TraceConfig, rows=("ps-map", "other"))
 
-    def measure(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Train and measure one unit, with its curves."""
+    def measure(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         run, kind = self.trained(config, unit, context)
         yield from measured(run, kind, context)
         yield from curves(run, kind)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> tables.Table:
         metrics = ("laplacian_joint", "laplacian_other", "laplacian_train", "accuracy", "ece")
-        return lines(rows, LAST, metrics=metrics)
+        return verdict.lines(rows, LAST, metrics=metrics)
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         claims = []
         for dataset, name in NAMES.items():
             long = full_length(rows, dataset)
-            ratios = {
-                words: log_ratio(
-                    *(
-                        tables.values_by(long, "seed", metric=metric, row=row)
-                        for row in ("ps-map", "other")
-                    )
-                )
-                for metric, words in WHERE.items()
-            }
+            ratios = {}
+            for metric, words in WHERE.items():
+                sides = [{"metric": metric, "row": row} for row in ("ps-map", "other")]
+                ratios[words] = compare(long, *sides, ratio=True)
             text = f"{name}: PS-MAP's final Laplacian is more than 4 times that of L-MAP with D'"
             logged = "several times" if dataset == "fmnist" else "about 7 times (authors' logs)"
             claim = judge_all(text, ratios, ratio=True, above=4, paper=logged)
@@ -103,7 +85,7 @@ class LaplacianTrace(RowsExperiment):
             claims.append(claim._replace(reason=need))
         return claims
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         curves = {}
         for (dataset,), mine in tables.group(rows, "dataset").items():
             names = set(tables.group(mine, "row"))
@@ -119,7 +101,7 @@ class LaplacianTrace(RowsExperiment):
                 ax.plot(row.config.get("at", range(1, len(row.value) + 1)), row.value, **look)
             for (where, _), cells in LAST.items():
                 if where == dataset and metric in cells:
-                    ax.axhline(cells[metric][0], **PRINTED)
+                    ax.axhline(cells[metric][0], **verdict.PRINTED)
             ax.set_yscale("log")
             ax.locator_params(axis="x", integer=True)
             ax.legend()
@@ -159,19 +141,17 @@ class LabelNoise(RowsExperiment):
     config = NoiseConfig()
     quick = quick(NoiseConfig, datasets=("cifar10",), levels=(0.0, 0.4), rows=("ps-map", "other"))
 
-    def along(self, config: NoiseConfig) -> list[dict[str, Any]]:
-        """Levels of noise."""
+    def along(self, config: NoiseConfig) -> list[Unit]:
         return [{"level": level} for level in config.levels]
 
-    def kind(self, unit: dict[str, Any]) -> Kind:
-        """With so many labels drawn anew; without noise as ``image-table`` has it."""
-        kind, level = kind_of(unit["row"]), unit["level"]
+    def kind(self, unit: Unit) -> Kind:
+        kind, level = kind_of(unit["row"]), unit["level"]  # without noise as image-table has it
         return kind._replace(changes={**kind.changes, "label_noise": level}) if level else kind
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        return lines(rows, {}, by=("dataset", "label_noise", "row"))
+    def table(self, rows: Rows) -> tables.Table:
+        return verdict.lines(rows, {}, by=("dataset", "label_noise", "row"))
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         mine = full_length(rows, "cifar10")
         claims = []
         for row, method, metric, words, paper in (
@@ -182,7 +162,7 @@ class LabelNoise(RowsExperiment):
             effects = {}
             for level in filter(None, self.config.levels):
                 sides = [{"row": name, "label_noise": level} for name in (row, "ps-map")]
-                effects[f"{level:g}"] = difference(mine, metric, *sides)[0]
+                effects[f"{level:g}"] = verdict.difference(mine, metric, *sides)[0]
             text = f"CIFAR-10 with 20 to 80 % random labels: {method} is {words} than PS-MAP"
             bound = {"below" if metric == "ece" else "above": 0.0}
             source = "paper" if paper else "ours"
@@ -194,10 +174,9 @@ class LabelNoise(RowsExperiment):
             claims.append(claim)
         return claims
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        drawn = ("accuracy", "ece", "nll_scaled")
-        label = "fraction of random labels"
-        return draw_lines(rows, "label_noise", drawn, {}, xlabel=label, name=self.id, log=False)
+    def draw(self, rows: Rows) -> Plots:
+        metrics, label = ("accuracy", "ece", "nll_scaled"), "fraction of random labels"
+        return {self.id: verdict.draw_lines(rows, "label_noise", metrics, label)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,15 +210,14 @@ class LossLandscape(RowsExperiment):
     )
     # committed rows have a field "chunk", which said how they were computed
     selecting = (*RowsExperiment.selecting, "chunk")
+    metrics = ("rise",)
+    columns = ("dataset", "row", "metric")
     config = LandscapeConfig()
     quick = quick(
         LandscapeConfig, rows=("ps-map", "other"), directions=3, steps=11, reach=2.5, images=48
     )
 
-    def measure(
-        self, config: LandscapeConfig, unit: dict[str, Any], context: Context
-    ) -> Iterator[Measured]:
-        """Train, then walk."""
+    def measure(self, config: LandscapeConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         run, kind = self.trained(config, unit, context)
         images = run.task.train.take(slice(config.images))
         found = landscape(
@@ -254,25 +232,22 @@ class LossLandscape(RowsExperiment):
         yield row("loss_along", found.mean, steps=found.steps.tolist())
         yield row("rise", flatness(found))
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        return tables.summarize(tables.select(rows, metric="rise"), "dataset", "row", "metric")
-
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
+        text = "the loss rises less around the minimum of {} with D' than around PS-MAP's"
         return [
-            compare(f"{name}: the loss rises less around the minimum of {method} with D' than "
-                    "around PS-MAP's (steps up to one norm)", full_length(rows, dataset),
-                    "rise", one={"row": row}, other={"row": "ps-map"},
-                    command=command(self.id, datasets=dataset), paper=paper, below=0.0)
+            verdict.compare(f"{name}: {text.format(method)} (steps up to one norm)",
+                            full_length(rows, dataset), "rise", one={"row": row},
+                            other={"row": "ps-map"}, below=0.0, paper=paper,
+                            command=command(self.id, datasets=dataset))
             for row, method, paper in (("other", "L-MAP", "visibly flatter"),
                                        ("nats", "LogTrace", None))
             for dataset, name in NAMES.items()
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
+    def draw(self, rows: Rows) -> Plots:
+        sets = tables.group(tables.select(rows, metric="loss_along"), "dataset")
         figure, panels = figures.axes(len(sets), panel=(4.0, 2.8), squeeze=False)
-        for ax, dataset in zip(panels[0], sets, strict=True):
-            mine = tables.select(rows, dataset=dataset, metric="loss_along")
+        for ax, ((dataset,), mine) in zip(panels[0], sets.items(), strict=True):
             for row, look in once_named(mine, marker=""):
                 ax.plot(row.config["steps"], row.value, **look)
             ax.set(title=NAMES[dataset], xlabel="step, filter norms", ylabel="training loss")

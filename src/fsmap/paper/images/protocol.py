@@ -25,6 +25,7 @@ from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import PRECISIONS
 from fsmap.lmap.strength import NATS
 from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.rows import Unit
 from fsmap.paper.solvers import one_thread
 from fsmap.types import Params
 
@@ -227,7 +228,6 @@ def joint_laplacian(
 DONE = "done"
 """A file that says that the run in its folder is at its end."""
 
-
 SAME = ("width", "lr", "estimator", "batchnorm", "every", "reg_strength", "limit")
 """Fields of a config that settings have by the same name."""
 
@@ -366,11 +366,12 @@ SPLIT = "validation images chosen by us; the authors' choice is not known"
 def describe(run: ImageRun, kind: Kind) -> dict[str, Any]:
     """What varies, for the ``config`` of a row."""
     s = run.settings
+    names = {"white-noise": "N(0, I)", OTHER[s.data]: f"D' = {OTHER[s.data]}"}
     mine = ("estimator", "batchnorm", "num_points", "every", "reg_nats")
     return {
         "dataset": s.data,
         "row": kind.name,
-        "px": _px_name(s.px, s.data) if s.regularized else None,
+        "px": names.get(s.px, s.px) if s.regularized else None,
         **{name: getattr(s, name) if s.regularized else None for name in mine},
         "reg_strength": s.reg_strength if s.regularized else 0.0,
         "weight_decay": s.weight_decay,
@@ -379,10 +380,6 @@ def describe(run: ImageRun, kind: Kind) -> dict[str, Any]:
         "label_noise": s.label_noise,
         "generated": s.generated,
     }
-
-
-def _px_name(px: str, data: str) -> str:
-    return {"white-noise": "N(0, I)", OTHER[data]: f"D' = {OTHER[data]}"}.get(px, px)
 
 
 def rows_of(run: ImageRun, kind: Kind, **more: Any) -> Callable[..., Measured]:
@@ -415,13 +412,12 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
         yield row("temperature", T)
         yield row("test_temperature", metrics.temperature(*test))
         yield row("valid_nll", metrics.nll(*run.logits("valid")))
-    size = len(test.y)
-    s = run.settings
-    number = min(size, OOD_IMAGES)
+    s, number = run.settings, min(len(test.y), OOD_IMAGES)
     foreign = other_images(run.task, s.data, number, s.generated, context.data_dir)
     yield row("ood_auroc", metrics.ood_auroc(test.logits, run.logits_of(foreign.to(run.device))))
     for place, images in (("other", foreign), ("train", run.task.train.x)):
-        yield row(f"laplacian_{place}", laplacian_at(run, images))
+        x = run.task.normalize(images[:LAPLACIAN_POINTS].to(run.device))
+        yield row(f"laplacian_{place}", laplacian(run.module, x, probes=2)[0])
     yield row("laplacian_joint", joint_laplacian(run, foreign))
     yield row("reg_strength", run.history[-1]["reg_strength"])  # λ of the last step
     yield row("seconds_per_step", _seconds_per_step(run))
@@ -442,12 +438,6 @@ def curves(run: ImageRun, kind: Kind) -> Iterator[Measured]:
         if known:
             epochs = [line["epoch"] for line in known]
             yield row(f"{name}_curve", [line[name] for line in known], at=epochs)
-
-
-def laplacian_at(run: ImageRun, images: Tensor, points: int = LAPLACIAN_POINTS) -> float:
-    """R(θ) of the deployed network at the first of some images given as bytes."""
-    x = run.task.normalize(images[:points].to(run.device))
-    return laplacian(run.module, x, probes=2)[0]
 
 
 def shown(metric: str, value: float) -> float:
@@ -472,22 +462,22 @@ class ImageExperiment(Experiment):
         "selective prediction is a normalized area; the paper's numbers are rescaled to it",
     )
 
-    def run(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         """Measure a unit; a narrow network on a CPU computes on one thread, a second would spin."""
         narrow = context.device.type == "cpu" and config.width <= NARROW
         with one_thread() if narrow else nullcontext():
             yield from self.measure(config, unit, context)
 
-    def measure(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
+    def measure(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         """Train and measure one unit."""
         return measured(*self.trained(config, unit, context), context)
 
-    def trained(self, config: Any, unit: dict[str, Any], context: Context) -> tuple[ImageRun, Kind]:
+    def trained(self, config: Any, unit: Unit, context: Context) -> tuple[ImageRun, Kind]:
         """The network of a unit, and what it is."""
         kind, dataset = self.kind(unit), unit.get("dataset", "cifar10")
         return trained(config, dataset, kind, unit["seed"], context), kind
 
-    def kind(self, unit: dict[str, Any]) -> Kind:
+    def kind(self, unit: Unit) -> Kind:
         """What a unit trains: a row of ``image-table``."""
         return kind_of(unit["row"])
 
@@ -497,7 +487,7 @@ class RowsExperiment(ImageExperiment):
 
     selecting: ClassVar[tuple[str, ...]] = (*SELECTING, "rows")
 
-    def units(self, config: Any) -> list[dict[str, Any]]:
+    def units(self, config: Any) -> list[Unit]:
         """One training run each: seeds outermost, so that an interrupted table is balanced."""
         return [
             {"dataset": dataset, "row": row, "seed": seed, **place}
@@ -507,6 +497,6 @@ class RowsExperiment(ImageExperiment):
             for row in config.rows
         ]
 
-    def along(self, config: Any) -> list[dict[str, Any]]:
+    def along(self, config: Any) -> list[Unit]:
         """What else tells units apart."""
         return [{}]

@@ -6,9 +6,9 @@ The paper has no such figure. PS-MAP after temperature scaling is the rival of e
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +19,12 @@ import fsmap
 from fsmap import metrics
 from fsmap.data.images import generate, read_images
 from fsmap.lmap.strength import NATS
-from fsmap.paper.experiment import Context, Curve, Experiment, Frame, Interactive, Measured
+from fsmap.paper.experiment import Context, Curve, Experiment, Frame, Interactive, Measured, Plots
 from fsmap.paper.images.protocol import GENERATED, is_here, shown
 from fsmap.paper.images.verdict import UNITS, command, compare, lines
 from fsmap.paper.report import figures, tables
-from fsmap.paper.rows import Claim, Row
+from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import one_thread
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 POINTS, EVERY = 16, 2
 TRAINED, SCALED = "as trained", "after temperature scaling"
@@ -64,12 +61,10 @@ class ReliabilityByStrength(Experiment):
     config = Config()
     quick = Config(strengths=(0.0, 0.05), seeds=1, images=500, epochs=2)
 
-    def units(self, config: Config) -> list[dict[str, Any]]:
-        """One training run each; seeds outermost."""
+    def units(self, config: Config) -> list[Unit]:
         return [{"nats": n, "seed": s} for s in range(config.seeds) for n in config.strengths]
 
-    def run(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Train and measure one network."""
+    def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         made = context.size == "quick" and not is_here("fmnist", context.data_dir)
         nats, seed = unit["nats"], unit["seed"]
         method = "l-map" if nats else "ps-map"
@@ -83,11 +78,11 @@ class ReliabilityByStrength(Experiment):
             where = {**about, "state": state}
             yield Measured(metric, value, method, seed, where, (GENERATED,) * made)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> tables.Table:
         metrics = ("accuracy", "nll", "ece", "temperature")
         return lines(rows, {}, by=("nats", "state"), metrics=metrics)
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         real = [row for row in rows if not row.config["generated"] and row.config["images"] >= 5e3]
         ours = {"nats": NATS, "state": TRAINED}
         return [
@@ -98,7 +93,7 @@ class ReliabilityByStrength(Experiment):
             for state in (TRAINED, SCALED)
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         figure, panels = figures.axes(2, panel=(3.9, 2.9))
         for ax, metric in zip(panels, ("nll", "ece"), strict=True):
             for state, look in ((TRAINED, {}), (SCALED, {"linestyle": ":", "marker": "v"})):
@@ -111,8 +106,7 @@ class ReliabilityByStrength(Experiment):
         figures.legend_above(figure, panels[0], 2)
         return {self.id: figure}
 
-    def interactive(self, rows: Sequence[Row]) -> Interactive | None:
-        """The reliability diagram at each strength, beside PS-MAP before and after scaling."""
+    def interactive(self, rows: Rows) -> Interactive | None:
         plain = tables.select(rows, nats=0.0)
         strengths = sorted({row.config["nats"] for row in rows} - {0.0})
         if not (plain and strengths):
@@ -136,7 +130,7 @@ class ReliabilityByStrength(Experiment):
         return Interactive(title, "strength", frames, *axes, start=start)
 
 
-def _diagram(name: str, rows: Sequence[Row], state: str, *look: str) -> Curve:
+def _diagram(name: str, rows: Rows, state: str, *look: str) -> Curve:
     """Accuracy over confidence, by bins over all seeds."""
     count, confidence, accuracy = (
         np.array(tables.values(rows, metric=f"bin_{part}", state=state))  # [seeds, bins]
@@ -148,7 +142,7 @@ def _diagram(name: str, rows: Sequence[Row], state: str, *look: str) -> Curve:
     return Curve(name, x.tolist(), y.tolist(), *look)
 
 
-def _numbers(name: str, rows: Sequence[Row], state: str) -> str:
+def _numbers(name: str, rows: Rows, state: str) -> str:
     accuracy, nll, ece = (
         tables.mean_of(rows, metric=m, state=state) for m in ("accuracy", "nll", "ece")
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from fsmap.assess.shift import CORRUPTIONS, SEVERITIES, Predictions, corrupt, measure
 from fsmap.data.images import read_images
-from fsmap.paper.experiment import Context, Measured
+from fsmap.paper.experiment import Context, Measured, Plots
 from fsmap.paper.images.protocol import (
     ImageExperiment,
     RowsConfig,
@@ -21,10 +21,9 @@ from fsmap.paper.images.protocol import (
 from fsmap.paper.images.table import printed
 from fsmap.paper.images.verdict import command, compare, draw_lines, full_length, lines
 from fsmap.paper.report import tables
-from fsmap.paper.rows import Claim, Row
+from fsmap.paper.rows import Claim, Row, Rows, Unit
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from torch import Tensor
 
 NEW = "cifar10.1"
@@ -77,14 +76,13 @@ class Shift(RowsExperiment):
         severities=(2, 5),
     )
 
-    def units(self, config: Config) -> list[dict[str, Any]]:
-        """Corruptions first: CIFAR-10.1 cannot be had everywhere."""
+    def units(self, config: Config) -> list[Unit]:
+        # corruptions first: CIFAR-10.1 cannot be had everywhere
         plain = super().units(config)
         places = [{} if shift == CORRUPTED else {"shift": shift} for shift in config.shifts]
         return [{**unit, **place} for place in sorted(places, key=len) for unit in plain]
 
-    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Train (or take the model from ``image-table``), then measure shifted images."""
+    def measure(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         new = read_images(NEW, "test", context.data_dir) if unit.get("shift") == NEW else None
         run, kind = self.trained(config, unit, context)
         row, T = rows_of(run, kind), held_out_temperature(run)
@@ -96,11 +94,11 @@ class Shift(RowsExperiment):
             for name, value in measure(Predictions(run.logits_of(images), y), T).items():
                 yield row(name, value, **about)
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> tables.Table:
         found = lines(over_corruptions(rows), PAPER, by=("dataset", "shift", "row", "severity"))
         return [{k: v for k, v in line.items() if v is not None or k == "paper"} for line in found]
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         long = over_corruptions(full_length(rows, "cifar10"))
         return [
             compare(f"{metric.upper()} of {method} with D' is below PS-MAP's {words}", long, metric,
@@ -113,14 +111,13 @@ class Shift(RowsExperiment):
             for metric in ("nll", "ece")
         ]  # fmt: skip
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         graded = [row for row in rows if row.config.get("severity") is not None]
-        drawn = ("accuracy", "ece", "nll")
-        some = over_corruptions(graded)
-        return draw_lines(some, "severity", drawn, {}, xlabel="severity", name=self.id, log=False)
+        metrics = ("accuracy", "ece", "nll")
+        return {self.id: draw_lines(over_corruptions(graded), "severity", metrics, "severity")}
 
 
-def over_corruptions(rows: Sequence[Row]) -> list[Row]:
+def over_corruptions(rows: Rows) -> list[Row]:
     """Means over corruptions, model by model: what is left to differ are seeds."""
     by = ("metric", "dataset", "shift", "row", "severity", "seed")
     return [

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 from fsmap import metrics
-from fsmap.paper.experiment import Context, Measured, judge
+from fsmap.paper.experiment import Context, Measured, Plots, judge
+from fsmap.paper.images import verdict
 from fsmap.paper.images.protocol import (
+    CHANGES,
     ROWS,
     Kind,
     RowsConfig,
@@ -17,24 +19,10 @@ from fsmap.paper.images.protocol import (
     quick,
     rows_of,
 )
-from fsmap.paper.images.verdict import (
-    NAMES,
-    TUNED,
-    command,
-    compare,
-    draw_lines,
-    draw_table,
-    full_length,
-    lines,
-    look_of,
-    with_tuned,
-)
+from fsmap.paper.images.verdict import NAMES, TUNED, command, compare, full_length, with_tuned
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import with_error
-from fsmap.paper.rows import Claim, Row
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fsmap.paper.rows import Claim, Rows, Unit
 
 PERCENT_OF_AREA = 100 / 99.9
 """The paper's selective prediction is an unnormalized area: a perfect classifier has 99.9."""
@@ -91,10 +79,10 @@ class ImageTable(RowsExperiment):
     config = Config()
     quick = quick(Config, rows=("ps-map", "other"))
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        return lines(with_tuned(rows), PAPER)
+    def table(self, rows: Rows) -> tables.Table:
+        return verdict.lines(with_tuned(rows), PAPER)
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         claims = []
         for dataset, name in NAMES.items():
             mine = full_length(with_tuned(rows), dataset)
@@ -146,8 +134,8 @@ class ImageTable(RowsExperiment):
             )  # fmt: skip
         return claims
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        return draw_table(with_tuned(rows), PAPER, self.id)
+    def draw(self, rows: Rows) -> Plots:
+        return verdict.draw_table(with_tuned(rows), PAPER, self.id)
 
 
 DECAYS = ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3")
@@ -179,30 +167,25 @@ class ImageTuning(RowsExperiment):
     protocol = "as image-table; rows of it that hold the best value: --set rows=ps-map@wd-1e-3"
     config = TuningConfig()
     quick = quick(TuningConfig, datasets=("fmnist",), rows=("ps-map@wd-5e-4", "ps-map@wd-1e-3"))
+    metrics = ("valid_nll",)
+    columns = ("dataset", "row", "metric")
 
-    def measure(self, config: Any, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Train, and look at held-out images only."""
+    def measure(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         run, kind = self.trained(config, unit, context)
         yield rows_of(run, kind)("valid_nll", metrics.nll(*run.logits("valid")))
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        return tables.summarize(tables.select(rows, metric="valid_nll"), "dataset", "row", "metric")
-
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
-        figure, panels = figures.axes(3, len(sets), panel=(3.6, 2.6), squeeze=False)
-        names = {"wd": "weight_decay", "lambda": "reg_strength", "nats": "reg_nats"}
-        for line, dataset in zip(panels, sets, strict=True):
-            for ax, (key, field) in zip(line, names.items(), strict=True):
-                mine = tables.select(rows, dataset=dataset, metric="valid_nll")
-                for base in dict.fromkeys(row for row, tried in TRIED if tried == key):
+    def draw(self, rows: Rows) -> Plots:
+        figure, panels = verdict.panels(tables.select(rows, metric="valid_nll"), 3)
+        labels = {"wd": "weight decay", "lambda": "λ", "nats": "nats"}
+        for dataset, line, mine in panels:
+            for ax, (key, label) in zip(line, labels.items(), strict=True):
+                for base in (row for row, tried in TRIED if tried == key):
                     some = [r for r in mine if r.config["row"].startswith(f"{base}@{key}-")]
                     if some:
-                        found = tables.line(some, field)
-                        look = look_of(some[0], label=tables.word(base))
+                        found = tables.line(some, CHANGES[key][0])
+                        look = verdict.look_of(some[0], label=tables.word(base))
                         figures.plot_mean(ax, *found, **look)
                         ax.legend()
-                label = {"wd": "weight decay", "lambda": "λ", "nats": "nats"}[key]
                 ax.set(title=NAMES[dataset], xlabel=label, ylabel="held-out NLL", xscale="log")
         return {self.id: figure}
 
@@ -257,19 +240,17 @@ class ImageSize(RowsExperiment):
     config = SizeConfig()
     quick = quick(SizeConfig, datasets=("fmnist",), rows=("other",), sizes=(4, 8))
 
-    def along(self, config: SizeConfig) -> list[dict[str, Any]]:
-        """Numbers of points."""
+    def along(self, config: SizeConfig) -> list[Unit]:
         return [{"S": size} for size in config.sizes]
 
-    def kind(self, unit: dict[str, Any]) -> Kind:
-        """With S points."""
+    def kind(self, unit: Unit) -> Kind:
         kind = kind_of(unit["row"])
         return kind._replace(changes={**kind.changes, "num_points": unit["S"]})
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
-        return lines(rows, SIZES_PAPER, by=("dataset", "num_points", "row"))
+    def table(self, rows: Rows) -> tables.Table:
+        return verdict.lines(rows, SIZES_PAPER, by=("dataset", "num_points", "row"))
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         claims = []
         for dataset, name in NAMES.items():
             mine = tables.select(full_length(rows, dataset), row="other")
@@ -285,8 +266,6 @@ class ImageSize(RowsExperiment):
                     )  # fmt: skip
         return claims
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
-        shown = ("ece", "accuracy", "nll")
-        return draw_lines(
-            rows, "num_points", shown, SIZES_PAPER, xlabel="S", name=self.id, log=True
-        )
+    def draw(self, rows: Rows) -> Plots:
+        metrics = ("ece", "accuracy", "nll")
+        return {self.id: verdict.draw_lines(rows, "num_points", metrics, "S", SIZES_PAPER)}

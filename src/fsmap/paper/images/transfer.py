@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from fsmap.errors import UnsupportedModuleError
 from fsmap.images import ImageSettings
 from fsmap.images.build import build_model
 from fsmap.models.mlp import MLP
-from fsmap.paper.experiment import Context, Measured
+from fsmap.paper.experiment import Context, Measured, Plots
 from fsmap.paper.images.protocol import (
     GENERATED,
     KINDS,
@@ -39,11 +39,9 @@ from fsmap.paper.images.protocol import (
 )
 from fsmap.paper.images.table import printed
 from fsmap.paper.images.verdict import command, compare, draw_table, lines
-from fsmap.paper.rows import Claim, Row
+from fsmap.paper.report import tables
+from fsmap.paper.rows import Claim, Row, Rows, Unit
 from fsmap.train.optim import adam
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 FEATURES, FINETUNE = "features", "finetune"
 FROZEN = "the backbone is frozen; a perceptron with one hidden layer is trained on its features"
@@ -189,8 +187,7 @@ class Transfer(ImageExperiment):
         Config, backbone="resnet18", hidden=16, steps=60, strengths=(1e-4, 1e-2), batch=16
     )
 
-    def units(self, config: Config) -> list[dict[str, Any]]:
-        """All seeds of the heads at once; one fine-tuning run each."""
+    def units(self, config: Config) -> list[Unit]:
         units: list[dict[str, Any]] = [{"form": FEATURES}] if FEATURES in config.forms else []
         if FINETUNE in config.forms:
             units += [
@@ -200,8 +197,7 @@ class Transfer(ImageExperiment):
             ]
         return units
 
-    def measure(self, config: Config, unit: dict[str, Any], context: Context) -> Iterator[Measured]:
-        """Train heads, or all of the network."""
+    def measure(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         if unit["form"] == FEATURES:
             yield from heads(config, context)
             return
@@ -210,14 +206,13 @@ class Transfer(ImageExperiment):
             notes = (*row.deviations, SHORT)
             yield row._replace(config={**row.config, "form": FINETUNE}, deviations=notes)
 
-    def kind(self, unit: dict[str, Any]) -> Kind:
-        """The row of ``image-table`` that a unit fine-tunes."""
+    def kind(self, unit: Unit) -> Kind:
         return KINDS[METHODS[unit["method"]]]._replace(name=unit["method"])
 
-    def table(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    def table(self, rows: Rows) -> tables.Table:
         return lines(_chosen(rows), PAPER, by=("form", "row"))
 
-    def claims(self, rows: Sequence[Row]) -> list[Claim]:
+    def claims(self, rows: Rows) -> list[Claim]:
         real = [r for r in _chosen(rows) if not r.config["generated"] and r.config["images"] > MANY]
         claims = []
         for form, metric in itertools.product((FINETUNE, FEATURES), COMPARED):
@@ -231,7 +226,7 @@ class Transfer(ImageExperiment):
             )  # fmt: skip
         return claims
 
-    def draw(self, rows: Sequence[Row]) -> dict[str, Figure]:
+    def draw(self, rows: Rows) -> Plots:
         named = [
             r._replace(config={**r.config, "row": f"{r.config['row']}@{WORDS[r.config['form']]}"})
             for r in _chosen(rows)
@@ -240,7 +235,7 @@ class Transfer(ImageExperiment):
         return draw_table(named, paper, self.id)
 
 
-def _chosen(rows: Sequence[Row]) -> list[Row]:
+def _chosen(rows: Rows) -> list[Row]:
     """Rows by method, without heads whose λ is not the best on held-out images."""
     return [
         row

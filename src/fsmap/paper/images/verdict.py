@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fsmap.assess.shift import METRICS
@@ -11,7 +12,7 @@ from fsmap.paper.experiment import judge
 from fsmap.paper.images.protocol import base_of, shown
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean, with_error, word
-from fsmap.paper.rows import Claim, Row, not_tested
+from fsmap.paper.rows import Claim, Row, Rows, not_tested
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ def look_of(row: Row, **changes: Any) -> dict[str, Any]:
     return {"color": color, "linestyle": line, "marker": marker, "label": word(name), **changes}
 
 
-def once_named(rows: Sequence[Row], **changes: Any) -> Iterator[tuple[Row, dict[str, Any]]]:
+def once_named(rows: Rows, **changes: Any) -> Iterator[tuple[Row, dict[str, Any]]]:
     """Rows and their looks; of several seeds one is in the legend."""
     named: set[str] = set()
     for row in rows:
@@ -57,17 +58,25 @@ def once_named(rows: Sequence[Row], **changes: Any) -> Iterator[tuple[Row, dict[
         named.add(name)
 
 
-def draw_table(rows: Sequence[Row], paper: Printed, id: str) -> dict[str, Figure]:
+def panels(
+    rows: Rows, columns: int, panel: tuple[float, float] = (3.6, 2.6)
+) -> tuple[Figure, list[tuple[str, Any, list[Row]]]]:
+    """A figure with a line of panels per data set: the set, its panels and its rows."""
+    sets = tables.group(rows, "dataset")
+    figure, found = figures.axes(columns, len(sets), panel=panel, squeeze=False)
+    pairs = zip(sets.items(), found, strict=True)
+    return figure, [(dataset, line, mine) for ((dataset,), mine), line in pairs]
+
+
+def draw_table(rows: Rows, paper: Printed, id: str) -> dict[str, Figure]:
     """Each row of the table as a point: ECE, and NLL before (hollow) and after scaling (filled).
 
     The paper's values are short lines. No rows: no figure.
     """
-    sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
-    if not sets:
+    if not rows:
         return {}
-    figure, panels = figures.axes(2, len(sets), panel=(5.2, 2.9), squeeze=False)
-    for line, dataset in zip(panels, sets, strict=True):
-        mine = tables.select(rows, dataset=dataset)
+    figure, found = panels(rows, 2, (5.2, 2.9))
+    for dataset, line, mine in found:
         names = list(dict.fromkeys(row.config["row"] for row in mine))
         for place, name in enumerate(names):
             some, printed = tables.select(mine, row=name), paper.get((dataset, name), {})
@@ -82,9 +91,7 @@ def draw_table(rows: Sequence[Row], paper: Printed, id: str) -> dict[str, Figure
     return {id: figure}
 
 
-def _point(
-    ax: Axes, place: float, rows: Sequence[Row], metric: str, paper: Cells, *, filled: bool
-) -> None:
+def _point(ax: Axes, place: float, rows: Rows, metric: str, paper: Cells, *, filled: bool) -> None:
     mine = tables.select(rows, metric=metric)
     if not mine:
         return
@@ -101,33 +108,27 @@ def _point(
 
 
 def draw_lines(
-    rows: Sequence[Row],
-    x: str,
-    metrics: Sequence[str],
-    paper: Printed,
-    *,
-    xlabel: str,
-    name: str,
-    log: bool,
-) -> dict[str, Figure]:
-    """Metrics along ``x``: a line per row of ``image-table``, a line of panels per data set."""
-    sets = list(dict.fromkeys(row.config["dataset"] for row in rows))
-    figure, panels = figures.axes(len(metrics), len(sets), panel=(3.6, 2.6), squeeze=False)
-    for line, dataset in zip(panels, sets, strict=True):
+    rows: Rows, x: str, metrics: Sequence[str], xlabel: str, paper: Printed = MappingProxyType({})
+) -> Figure:
+    """Metrics along ``x``: a line per row of ``image-table``, a line of panels per data set.
+
+    With values of the paper ``x`` is logarithmic.
+    """
+    figure, found = panels(rows, len(metrics))
+    for dataset, line, mine in found:
         for ax, metric in zip(line, metrics, strict=True):
-            mine = tables.select(rows, dataset=dataset, metric=metric)
-            for some in tables.group(mine, "row").values():
-                found = tables.line(some, x)
-                mean, stderr = ([shown(metric, v) for v in part] for part in found[1:])
-                figures.plot_mean(ax, found.x, mean, stderr, **look_of(some[0]))
+            for some in tables.group(tables.select(mine, metric=metric), "row").values():
+                along, *parts = tables.line(some, x)
+                mean, stderr = ([shown(metric, value) for value in part] for part in parts)
+                figures.plot_mean(ax, along, mean, stderr, **look_of(some[0]))
             known = {key[1]: cells[metric][0] for key, cells in paper.items() if key[0] == dataset}
             if known:
                 ax.plot(list(known), list(known.values()), label="L-MAP, paper", **PRINTED)
-            ax.set(title=NAMES[dataset], xlabel=xlabel, ylabel=UNITS.get(metric, metric))
-            if log:
+            ax.set(title=NAMES[dataset], xlabel=xlabel, ylabel=UNITS[metric])
+            if paper:
                 ax.set_xscale("log", base=2)
         line[0].legend()
-    return {name: figure}
+    return figure
 
 
 SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")
@@ -138,7 +139,7 @@ TUNED = "@tuned"
 
 
 def lines(
-    rows: Sequence[Row],
+    rows: Rows,
     paper: Printed,
     *,
     by: Sequence[str] = ("dataset", "row"),
@@ -156,7 +157,7 @@ def lines(
     return found
 
 
-def with_tuned(rows: Sequence[Row]) -> list[Row]:
+def with_tuned(rows: Rows) -> list[Row]:
     """Rows as the table has them, and of each one's changes the best on held-out images.
 
     That one is called tuned if several were tried. Rows that hold out other images (``@valid-0``)
@@ -182,7 +183,7 @@ def with_tuned(rows: Sequence[Row]) -> list[Row]:
 
 
 def difference(
-    rows: Sequence[Row], metric: str, one: Mapping[str, Any], other: Mapping[str, Any]
+    rows: Rows, metric: str, one: Mapping[str, Any], other: Mapping[str, Any]
 ) -> tuple[Mean, list[float]]:
     """Difference of two kinds of runs over the seeds that both have, and the mean of each."""
     sides = [tables.select(rows, **{"metric": metric, **where}) for where in (one, other)]
@@ -196,7 +197,7 @@ def difference(
 
 def compare(
     claim: str,
-    rows: Sequence[Row],
+    rows: Rows,
     metric: str,
     *,
     one: Mapping[str, Any],
@@ -214,7 +215,7 @@ def compare(
     return judge(claim, *effect, ours=ours, paper=paper, source=source, **bound)
 
 
-def full_length(rows: Sequence[Row], dataset: str) -> list[Row]:
+def full_length(rows: Rows, dataset: str) -> list[Row]:
     """Rows of a set that were trained on the real data for the protocol's number of epochs."""
     return [
         row

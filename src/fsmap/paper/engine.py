@@ -92,16 +92,13 @@ def configure(experiment: Experiment, options: Options, *, lenient: bool = False
     if options.seeds is not None:
         wanted.append(f"seeds={options.seeds}")
     if lenient:
-        wanted = [text for text in wanted if _key(text) in _names(config)]
+        wanted = [text for text in wanted if _names(text, config)]
     return override(config, wanted)
 
 
-def _key(assignment: str) -> str:
-    return assignment.partition("=")[0].strip()
-
-
-def _names(config: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(config)]
+def _names(text: str, config: Any) -> bool:
+    """Whether a key=value text names a field of a config."""
+    return text.partition("=")[0].strip() in {field.name for field in dataclasses.fields(config)}
 
 
 def override(config: Any, assignments: Iterable[str]) -> Any:
@@ -221,9 +218,9 @@ def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> It
     everything = list(names) == ["all"]
     experiments = list(registry().values()) if everything else [get(name) for name in names]
     if everything:
-        known = {name for experiment in experiments for name in _names(experiment.config)}
         for text in options.assignments:
-            if _key(text) not in known:
+            if not any(_names(text, experiment.config) for experiment in experiments):
+                known = {f.name for e in experiments for f in dataclasses.fields(e.config)}
                 raise InputError(
                     f"--set {text}: no experiment has such a field. Known: {sorted(known)}."
                 )
@@ -289,10 +286,8 @@ class Job:
         self, unit: Unit, device: str, advance: Callable[[float | str], None]
     ) -> tuple[list[Row], float]:
         """Rows of a unit and seconds it took."""
-        experiment, options = self.experiment, self.options
-        context = Context(
-            torch.device(device), self.folder.path, advance, options.size, options.data_dir
-        )
+        experiment, (size, data_dir) = self.experiment, (self.options.size, self.options.data_dir)
+        context = Context(torch.device(device), self.folder.path, advance, size, data_dir)
         start = time.perf_counter()
         measured = list(experiment.run(self.config, dict(unit), context))
         seconds = time.perf_counter() - start
@@ -374,9 +369,8 @@ def _resuming(content: Content) -> str:
 
 
 def _check_same(found: RunFolder, header: Mapping[str, Any], selecting: Sequence[str]) -> None:
-    names = ("experiment", "size")
-    there = plain(found.header())
-    before, now = ({**{n: h[n] for n in names}, **h["config"]} for h in (there, header))
+    both = plain(found.header()), header
+    before, now = ({**h["config"], "experiment": h["experiment"], "size": h["size"]} for h in both)
     changed = [
         f"{key}: {before.get(key)} there, {now.get(key)} now"
         for key in {**before, **now}

@@ -27,6 +27,7 @@ no run diverged): the page counts the three apart.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -269,14 +270,18 @@ def read_content(folder: Path) -> Content:
         else:
             damaged.append(key)
     kept = [line for line in lines if key_of(line.row.unit) in units]
-    header = unsealed(head) if "config" in head and intact(head) else {}
+    header = head if "config" in head and intact(head) else {}
     return Content(header, units, kept, damaged, dropped + len(lines) - len(kept))
 
 
 def read_rows(path: Path) -> tuple[list[Line], int]:
     """Read a ``rows.jsonl`` without a check against its units; a missing one reads as empty."""
     texts, cut = _whole_lines(path)
-    lines = [Line(row, text) for text in texts if (row := _row(parse(text))) is not None]
+    lines = []
+    for text in texts:
+        with contextlib.suppress(TypeError):  # no row
+            row = Row(**parse(text))
+            lines.append(Line(row._replace(deviations=tuple(row.deviations)), text))
     return lines, len(texts) - len(lines) + cut
 
 
@@ -289,35 +294,16 @@ def parse(text: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _row(record: Mapping[str, Any]) -> Row | None:
-    try:
-        row = Row(**record)
-        return row._replace(deviations=tuple(row.deviations))
-    except TypeError:
-        return None
-
-
-def digest(record: Mapping[str, Any], lines: Iterable[bytes] = ()) -> str:
-    """SHA-256 of a record and of the lines it answers for."""
-    found = hashlib.sha256(encode(record).encode())
-    for line in lines:
-        found.update(b"\n" + line)
-    return found.hexdigest()
-
-
 def sealed(record: Mapping[str, Any], lines: Iterable[bytes] = ()) -> dict[str, Any]:
-    """A record with the checksum of itself and of the lines it answers for."""
-    return {**record, SEAL: digest(record, lines)}
-
-
-def unsealed(record: Mapping[str, Any]) -> dict[str, Any]:
-    """A record without its checksum."""
-    return {key: value for key, value in record.items() if key != SEAL}
+    """A record with the SHA-256 of itself and of the lines it answers for."""
+    about = {key: value for key, value in record.items() if key != SEAL}
+    text = b"\n".join([encode(about).encode(), *lines])
+    return {**about, SEAL: hashlib.sha256(text).hexdigest()}
 
 
 def intact(record: Mapping[str, Any], lines: Iterable[bytes] = ()) -> bool:
     """Whether a record and the lines it answers for are as they were sealed."""
-    return record.get(SEAL) == digest(unsealed(record), lines)
+    return bool(record.get(SEAL) == sealed(record, lines)[SEAL])
 
 
 def _whole_lines(path: Path) -> tuple[list[bytes], int]:
@@ -342,7 +328,7 @@ class RunFolder:
 
     def lock(self) -> AbstractContextManager[None]:
         """Keep other processes out of this folder."""
-        return exclusive(self.beside.with_name(f"{self.beside.name}.lock"), self.path)
+        return exclusive(Path(f"{self.beside}.lock"), self.path)
 
     @property
     def finished(self) -> bool:
@@ -440,14 +426,11 @@ class RunFolder:
 
     def clear(self) -> None:
         """Keep a finished run aside, remove another one: by one rename, which no kill divides."""
-        previous, dropped = (
-            self.beside.with_name(f"{self.beside.name}.{end}") for end in ("previous", "dropped")
-        )
+        aside = Path(f"{self.beside}.{'previous' if self.finished else 'dropped'}")
         if self.path.exists():
-            aside = previous if self.finished else dropped
             shutil.rmtree(aside, ignore_errors=True)
             self.path.rename(aside)
-        shutil.rmtree(dropped, ignore_errors=True)
+        shutil.rmtree(f"{self.beside}.dropped", ignore_errors=True)
 
     def _write_units(self, header: Mapping[str, Any], units: Iterable[Mapping[str, Any]]) -> None:
         lines = [sealed(plain(header)), *units]
@@ -493,7 +476,5 @@ def circumstances(device: str) -> Circumstances:
     """Collect what every row carries."""
     import torch
 
-    name = device
-    if device.startswith("cuda"):
-        name = f"{device} ({torch.cuda.get_device_name(device)})"
-    return Circumstances(commit(), torch.__version__, name)
+    card = f" ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else ""
+    return Circumstances(commit(), torch.__version__, device + card)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import datetime
-import functools
 import hashlib
 import json
 import shlex
@@ -53,11 +52,6 @@ class Found(NamedTuple):
     id: str
     content: Content
     trouble: str  # why it cannot be shown; "" if it can
-
-    @property
-    def full(self) -> bool:
-        """Whether it is of full size; parts of it may be missing."""
-        return self.content.header.get("size") == "full"
 
     @property
     def damage(self) -> str:
@@ -121,12 +115,12 @@ def _read(folder: Path) -> Found:
 
 def render(runs: Sequence[Found]) -> str:
     """The page's text."""
-    glyphs = Glyphs()
+    glyphs, place = Glyphs(), runs[0].folder.parent
     by_id: dict[str, list[Found]] = {}
     # An intact run comes before a damaged one, full size before quick, then the first folder.
-    for run in sorted(runs, key=lambda run: (bool(run.trouble), not run.full)):
+    runs = sorted(runs, key=lambda run: run.content.header.get("size") != "full")
+    for run in sorted(runs, key=lambda run: bool(run.trouble)):
         by_id.setdefault(run.id, []).append(run)
-    place = runs[0].folder.parent
     items = [view(e, by_id.pop(e.id, []), glyphs, place) for e in registry().values()]
     for name, same in by_id.items():
         blank = _blank(name, name, "", "Other runs")
@@ -227,11 +221,7 @@ def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> 
         "slider": _slider(experiment.interactive(rows), experiment.id, glyphs),
         "live": experiment.live(rows),
         "tables": [
-            {
-                **layout._asdict(),
-                "printed": layout.printed,
-                "fold": _folded(layout, experiment.label),
-            }
+            {**layout._asdict(), "printed": layout.printed, "fold": _folded(layout, experiment)}
             for layout in arranged(experiment.table(rows), experiment.group)
         ],
         "command": _command(experiment.id, out, " --quick" * quick),
@@ -296,8 +286,8 @@ def _slider(slider: Interactive | None, name: str, glyphs: Glyphs) -> dict[str, 
     return {**about, "data": data if drawn else None}
 
 
-def _folded(layout: Layout, label: str) -> bool:
-    long = len(layout.lines) > LONG_TABLE and not label.startswith("Table")
+def _folded(layout: Layout, experiment: Experiment) -> bool:
+    long = len(layout.lines) > LONG_TABLE and not experiment.label.startswith("Table")
     return long or bool(layout.name)
 
 
@@ -312,11 +302,6 @@ def _facts(
     return [(name, value) for name, value in facts.items() if value]
 
 
-@functools.cache
-def _scripts() -> dict[str, str]:
-    return {name: (TEMPLATE / f"{name}.js").read_text() for name in SCRIPTS}
-
-
 def environment() -> Any:
     """Where the page's templates are, with everything escaped."""
     jinja2 = require("jinja2", extra="report")
@@ -328,15 +313,12 @@ def environment() -> Any:
         undefined=jinja2.StrictUndefined,
     )
     made.filters["embedded"] = embedded
-    made.globals["scripts"] = _scripts()
-    made.globals["policy"] = " ".join(map(_allowed, _scripts().values()))
+    scripts = {name: (TEMPLATE / f"{name}.js").read_text() for name in SCRIPTS}
+    digests = (hashlib.sha256(script.encode()).digest() for script in scripts.values())
+    made.globals["scripts"] = scripts
+    # of the Content-Security-Policy: these scripts run, and no others
+    made.globals["policy"] = " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in digests)
     return made
-
-
-def _allowed(script: str) -> str:
-    """The entry of a Content-Security-Policy that lets this script run, and no other."""
-    digest = hashlib.sha256(script.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def embedded(data: Any) -> str:

@@ -205,15 +205,22 @@ def number(value: Any, digits: int = 4) -> str:
     return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", MINUS)
 
 
-def with_error(value: Any, stderr: Any) -> str:
+def with_error(value: Any, stderr: Any, places: int | None = None) -> str:
     """Mean ± standard error (None or nan: no error), to the place of the error's second digit.
+
+    ``places`` is another number of decimals.
 
     Examples:
         >>> with_error(0.11312, 0.01234), with_error(12.0, None), with_error(1234.5, 67.8)
         ('0.113 ± 0.012', '12', '1234 ± 68')
         >>> with_error(0.4676981, 2e-9)  # seeds that agree: no error worth a column of zeros
         '0.4677'
+        >>> with_error(93.9, 0.1, 1), with_error(0.2913, None, 3)
+        ('93.9 ± 0.1', '0.291')
     """
+    if places is not None and _finite(value):
+        error = f" ± {stderr:.{places}f}" if _finite(stderr) else ""
+        return f"{value:.{places}f}{error}".replace("-", MINUS)
     if not (_finite(value) and _finite(stderr)) or stderr <= 1e-6 * abs(value):
         return number(value)
     if not 1e-4 <= max(abs(value), stderr) < 1e6:
@@ -310,17 +317,11 @@ def arranged(table: Sequence[Mapping[str, Any]], group: str) -> list[Layout]:
     header = [name for name in names if ERRORS.get(name) not in names]
     error_of = {base: error for error, base in ERRORS.items()}
     lines = [
-        [Cell(_text(entry, name, entry.get(error_of.get(name, "")))) for name in header]
+        [Cell(_word(name, entry.get(name, ""), entry.get(error_of.get(name)))) for name in header]
         for entry in table
     ]
     headings = list(map(_heading, header))
     return [Layout("", [], headings, lines, _numeric(lines), headings)]
-
-
-def _text(entry: Mapping[str, Any], name: str, stderr: Any) -> str:
-    """An entry with its error behind ±; empty if the line has none."""
-    value = entry.get(name, "")
-    return _word(name, value) if isinstance(value, str) else with_error(value, stderr)
 
 
 def crossed(
@@ -364,32 +365,18 @@ def _cell_of(entry: Mapping[str, Any] | None, runs: int) -> Cell:
     if entry is None:
         return Cell("\u2014")
     ours, theirs = PLACES.get(entry["metric"], (None, None))
-    text = rounded(entry["ours"], entry.get("stderr"), ours)
+    text = with_error(entry["ours"], entry.get("stderr"), ours)
     notes = []
     if entry.get("paper") is not None:
-        notes.append(f"({rounded(entry['paper'], entry.get('paper_stderr'), theirs)})")
+        notes.append(f"({with_error(entry['paper'], entry.get('paper_stderr'), theirs)})")
     if (fewer := entry.get("runs")) and fewer != runs:
         notes.append(f"{fewer} seed{'s' * (fewer != 1)}")
     return Cell(text, " ".join(notes))
 
 
-def rounded(value: Any, stderr: Any, places: int | None) -> str:
-    """Mean ± standard error with so many decimals; by its error if None.
-
-    Examples:
-        >>> rounded(93.9, 0.1, 1), rounded(0.2913, None, 3)
-        ('93.9 ± 0.1', '0.291')
-    """
-    if places is None or not _finite(value):
-        return with_error(value, stderr)
-    error = f" ± {stderr:.{places}f}" if _finite(stderr) else ""
-    text = f"{value:.{places}f}{error}"
-    return text.replace("-", MINUS)
-
-
-def _word(name: str, value: Any) -> str:
+def _word(name: str, value: Any, stderr: Any = None) -> str:
     if not isinstance(value, str):
-        return number(value)
+        return with_error(value, stderr)
     return METRICS.get(value, value.replace("_", " ")) if name == "metric" else word(value)
 
 

@@ -25,17 +25,13 @@ from fsmap.paper.rows import Row
 
 
 @pytest.fixture(autouse=True)
-def as_users_have_it():
+def as_users_have_it_without_data(tmp_path: Path, monkeypatch):
     torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(torch.float64)
-
-
-@pytest.fixture(autouse=True)
-def no_data_of_the_reader_s(tmp_path: Path, monkeypatch):
     monkeypatch.delenv("FSMAP_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("fsmap.data.catalogue.SYSTEM", tmp_path / "system")
+    yield
+    torch.set_default_dtype(torch.float64)
 
 
 def context(folder: Path, size: str = "quick") -> Context:
@@ -293,17 +289,14 @@ def test_number_of_points():
     assert [len(ax.get_lines()) for ax in figure.axes] == [2, 2, 2]  # and the paper's
 
 
-def noisy_rows(levels: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8)) -> list[Row]:
-    values = {"ps-map": PLAIN, "other": {**GOOD, "accuracy": 0.94}}
-    return [row for level in levels for row in made_up(values, "cifar10", label_noise=level)]
-
-
 def test_label_noise():
-    rows = noisy_rows()
+    values = {"ps-map": PLAIN, "other": {**GOOD, "accuracy": 0.94}}
+    levels = {n: made_up(values, "cifar10", label_noise=n) for n in (0.0, 0.2, 0.4, 0.6, 0.8)}
+    rows = [row for level in (0.2, 0.4, 0.6, 0.8) for row in levels[level]]
     assert list(verdicts(LabelNoise(), rows).values()) == [True, True]
     same = [row._replace(value=0.5) for row in rows]
     assert list(verdicts(LabelNoise(), same).values()) == [None, None]  # no difference
-    accurate, calibrated, log_trace = LabelNoise().claims(noisy_rows((0.0, 0.2)))
+    accurate, calibrated, log_trace = LabelNoise().claims(levels[0.0] + levels[0.2])
     command = "fsmap run label-noise --resume --set levels="
     missing = f"0.4,0.6,0.8 missing: {command}0.4,0.6,0.8"
     assert (accurate.holds, accurate.reason, accurate.paper is None) == (None, missing, False)
@@ -332,12 +325,8 @@ def test_the_laplacian(laplacian, holds):
 
 
 def test_rows_can_be_told_apart():
-    rows = [
-        row._replace(method=row.config["row"])
-        if row.config["row"] in ("label-smoothing", "sam")
-        else row
-        for row in made_up({row: {"nll": 0.1} for row in ROWS}, "fmnist")
-    ]
+    made = made_up({row: {"nll": 0.1} for row in ROWS}, "fmnist")
+    rows = [row._replace(method=kind_of(row.config["row"]).method) for row in made]
     looks = [look_of(row) for row in rows if row.seed == 0]
     assert len({look["label"] for look in looks}) == len(ROWS)
     assert len({(look["color"], look["linestyle"]) for look in looks}) == len(ROWS)
@@ -347,18 +336,10 @@ def test_rows_can_be_told_apart():
 
 
 def test_flatness():
-    rows = made_up(
-        {
-            "ps-map": {"rise": 2.0, "loss_along": [9.0, 1.0, 8.0]},
-            "other": {"rise": 1.0, "loss_along": [5.0, 1.0, 4.0]},
-        },
-        "fmnist",
-    )
-    assert list(verdicts(LossLandscape(), rows).values()) == [True]
-    steep = [
-        r._replace(value=2.1) if (r.metric, r.method) == ("rise", "l-map") else r for r in rows
-    ]
-    assert list(verdicts(LossLandscape(), steep).values()) == [False]
+    for rise in (1.0, 2.1):
+        values = {"ps-map": {"rise": 2.0, "loss_along": [9.0, 1.0]}, "other": {"rise": rise}}
+        rows = made_up(values, "fmnist")
+        assert list(verdicts(LossLandscape(), rows).values()) == [rise < 2]
     assert verdicts(LossLandscape(), rows[:2]) == {}
     assert [line["row"] for line in LossLandscape().table(rows)] == ["ps-map", "other"]
 
@@ -405,22 +386,12 @@ def test_cifar10_1_is_measured_on_its_own(tmp_path: Path, monkeypatch):
     assert {row.metric for row in found} >= {"accuracy", "nll", "ece", "nll_scaled"}
 
 
-def folder_of(out: Path) -> Path:
-    return protocol._folder(Context(torch.device("cpu"), out), "fmnist-ps-map-0-digest")
-
-
-def finish(out: Path) -> Path:
-    folder = out / "models" / "fmnist-ps-map-0-digest"
-    folder.mkdir(parents=True)
-    (folder / protocol.DONE).touch()
-    return folder
-
-
-def test_a_network_that_another_experiment_has_trained_is_taken_from_there(tmp_path: Path):
-    there = finish(tmp_path / "image-table")
-    assert folder_of(tmp_path / "shift") == there
-    mine = finish(tmp_path / "shift")
-    assert folder_of(tmp_path / "shift") == mine
+def test_a_network_of_ones_own_comes_before_that_of_another_experiment(tmp_path: Path):
+    for experiment in ("image-table", "shift"):
+        folder = tmp_path / experiment / "models" / "name"
+        folder.mkdir(parents=True)
+        (folder / protocol.DONE).touch()
+        assert protocol._folder(context(tmp_path / "shift"), "name") == folder
 
 
 SMALL_TRANSFER = dataclasses.replace(Transfer.quick, limit=48, steps=20, width=2, generated=True)

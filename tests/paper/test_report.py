@@ -375,34 +375,28 @@ def test_summarize_puts_the_paper_beside_ours():
     table = tables.summarize(tables.select(rows(), metric="rmse"), "n_train", "method", paper=paper)
     lines = {(entry["n_train"], entry["method"]): entry for entry in table}
     assert len(lines) == 4
-    assert lines[100, "fs-map"]["ours"] == 101.0
-    assert lines[100, "fs-map"]["runs"] == 3
-    assert (lines[100, "fs-map"]["paper"], lines[100, "fs-map"]["paper_stderr"]) == (99.0, 2.0)
-    assert (lines[200, "fs-map"]["paper"], lines[200, "fs-map"]["paper_stderr"]) == (199.0, None)
+    found = {"ours": 101.0, "runs": 3, "paper": 99.0, "paper_stderr": 2.0}
+    assert lines[100, "fs-map"].items() >= found.items()
+    assert lines[200, "fs-map"].items() >= {"paper": 199.0, "paper_stderr": None}.items()
     assert lines[100, "ps-map"]["paper"] is None
     single = tables.summarize(tables.select(rows(), metric="rmse"), "method", paper={"fs-map": 5})
     assert {entry["method"]: entry["paper"] for entry in single} == {"ps-map": None, "fs-map": 5}
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        *((-0.12346, "\u22120.1235"), (999999.9, "1000000"), (-2.5e-9, "\u22122.5e\u22129")),
-        *((math.nan, "nan"), (-math.inf, "\u2212∞"), (True, "yes"), (None, "\u2014")),
-        *((-3, "\u22123"), ("text", "text"), ([0.5, 1], "0.5, 1")),
-    ],
-)
-def test_numbers_are_written(value, text):
-    assert tables.number(value) == text
-
-
-@pytest.mark.parametrize(
     ("value", "stderr", "text"),
     [
+        *((-0.12346, None, "\u22120.1235"), (999999.9, None, "1000000"), (True, None, "yes")),
+        *(
+            (-2.5e-9, None, "\u22122.5e\u22129"),
+            (-math.inf, None, "\u2212∞"),
+            (-3, None, "\u22123"),
+        ),
+        *(("text", None, "text"), ([0.5, 1], None, "0.5, 1")),
         *((0.329, 0.033, "0.329 ± 0.033"), (-12345.6, 678.9, "\u221212346 ± 679")),
         *((3e8, 2e6, "3e8 ± 2e6"), (0.5, math.nan, "0.5"), (0.5, 0.0, "0.5")),
         *((math.nan, 0.1, "nan"), (None, None, "\u2014")),
     ],
 )
-def test_errors_are_written_to_the_same_place(value, stderr, text):
+def test_numbers_are_written_and_errors_to_the_same_place(value, stderr, text):
     assert tables.with_error(value, stderr) == text

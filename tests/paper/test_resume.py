@@ -35,6 +35,21 @@ def raise_at(n: int):
     return staticmethod(trouble)
 
 
+def refuse(out: Path, words: str, **options) -> None:
+    """A run that would replace another is refused, and both ways on are named."""
+    (refused,) = run(out, **options)
+    assert refused.status == "failed"
+    assert all(text in refused.reason for text in (words, "--resume", "--force"))
+
+
+def finish(out: Path, *assignments: str):
+    """Resume a run to its end: the notes that it made, and its summary."""
+    notes: list[str] = []
+    (outcome,) = run(out, resume=True, assignments=assignments, notes=notes)
+    assert outcome.status == "finished"
+    return notes, outcome.summary
+
+
 def page(out: Path) -> str:
     return build([out], out / "report").read_text()
 
@@ -57,10 +72,7 @@ def test_an_error_half_way_keeps_finished_units_and_resume_goes_on(tmp_path, mon
     assert {row.config["n"] for row in here.rows()} == {1, 2}
 
     monkeypatch.setattr(Squares, "trouble", raise_at(1))  # a finished unit must not run again
-    notes: list[str] = []
-    (done,) = run(tmp_path, resume=True, notes=notes)
-    assert done.status == "finished"
-    assert notes == ["squares: resuming, 2 units are done"]
+    assert finish(tmp_path)[0] == ["squares: resuming, 2 units are done"]
     values = [row.value for row in here.rows() if row.metric == "square"]
     assert values == [1.0, 1.1, 4.0, 4.1, 9.0, 9.1, 16.0, 16.1]
 
@@ -72,13 +84,8 @@ def test_a_killed_process_is_resumed(tmp_path):
     here = RunFolder(tmp_path / "squares")
     assert here.state == "unfinished"
     assert len(here.done()) == 2
-    (refused,) = run(tmp_path)
-    assert refused.status == "failed"
-    assert "holds an unfinished run (2 units done)" in refused.reason
-    assert "--resume" in refused.reason
-    assert "--force" in refused.reason
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "finished"
+    refuse(tmp_path, "holds an unfinished run (2 units done)")
+    finish(tmp_path)
     rows = here.rows()
     assert len({(row.metric, row.seed, row.config["n"]) for row in rows}) == len(rows) == 12
 
@@ -91,10 +98,8 @@ def test_a_cut_off_line_and_rows_of_an_unfinished_unit_are_dropped(tmp_path, mon
     orphan = lines[0].replace('"n": 1', '"n": 3')
     file.write_text("\n".join([*lines, orphan, orphan[:40]]))  # as a kill within a write leaves it
     monkeypatch.setattr(Squares, "trouble", None)
-    notes: list[str] = []
-    (outcome,) = run(tmp_path, resume=True, notes=notes)
-    assert outcome.status == "finished"
-    assert notes == ["squares: resuming, 2 units are done, 2 rows of an unfinished unit dropped"]
+    dropped = "squares: resuming, 2 units are done, 2 rows of an unfinished unit dropped"
+    assert finish(tmp_path)[0] == [dropped]
     assert len(read_rows(file)[0]) == 12
 
 
@@ -129,11 +134,7 @@ def test_a_finished_run_is_replaced_only_by_force_and_kept_aside(tmp_path, monke
     run(tmp_path)
     before = (tmp_path / "squares" / "rows.jsonl").read_bytes()
     for options in ({}, {"quick": True}, {"assignments": ("scale=5",)}):
-        (refused,) = run(tmp_path, **options)
-        assert refused.status == "failed"
-        assert "holds a finished run (4 units done)" in refused.reason
-        assert "--resume" in refused.reason
-        assert "--force" in refused.reason
+        refuse(tmp_path, "holds a finished run (4 units done)", **options)
         (kept,) = run(tmp_path, "all", **options)
         assert kept.status == "kept"
     assert (tmp_path / "squares" / "rows.jsonl").read_bytes() == before
@@ -144,8 +145,7 @@ def test_a_finished_run_is_replaced_only_by_force_and_kept_aside(tmp_path, monke
         assert failed.status == "failed"
         assert previous.read_bytes() == before
     monkeypatch.setattr(Squares, "trouble", None)
-    (outcome,) = run(tmp_path, assignments=("scale=5",), resume=True)
-    assert outcome.status == "finished"
+    finish(tmp_path, "scale=5")
     assert RunFolder(tmp_path / "squares").rows()[0].value == 5.0
     assert previous.read_bytes() == before
 
@@ -158,8 +158,7 @@ def test_a_run_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(Squares, "trouble", raise_at(2))  # done before: not measured again
     (kept,) = run(tmp_path, assignments=("sizes=2",), resume=True)
     assert kept.status == "kept"
-    (more,) = run(tmp_path, assignments=("sizes=2,3",), resume=True)
-    assert more.status == "finished"
+    finish(tmp_path, "sizes=2,3")
     assert {row.config["n"] for row in here.rows()} == {1, 2, 3}
     assert len(here.done()) == 3
     assert here.header()["config"]["sizes"] == [2, 3]
@@ -185,19 +184,14 @@ def test_a_run_that_lacks_units_is_shown_with_those_it_has(tmp_path, grown):
     assert here.state == "unfinished"
     assert last_result(Squares(), [tmp_path]) == f"unfinished in {tmp_path}"
     assert "3 of 4 units" in page(tmp_path)
-    (more,) = run(tmp_path, assignments=("sizes=4,5",), resume=True)
-    assert more.status == "finished"
-    assert more.summary["rows"] == 5 * 3
+    assert finish(tmp_path, "sizes=4,5")[1]["rows"] == 5 * 3
     assert last_result(Squares(), [tmp_path]).endswith(", full")
 
 
 def test_a_summary_is_replaced_although_no_unit_is_missing(tmp_path, grown):
     """As after a kill between the last unit and the summary."""
-    (refused,) = run(tmp_path, assignments=("sizes=1,2,3",))
-    assert "holds an unfinished run (3 units done)" in refused.reason
-    (outcome,) = run(tmp_path, assignments=("sizes=3",), resume=True)
-    assert outcome.status == "finished"
-    assert outcome.summary["rows"] == 3 * 3
+    refuse(tmp_path, "holds an unfinished run (3 units done)", assignments=("sizes=1,2,3",))
+    assert finish(tmp_path, "sizes=3")[1]["rows"] == 3 * 3
     assert RunFolder(tmp_path / "squares").state == "complete"
 
 
@@ -217,10 +211,7 @@ def test_a_run_with_a_damaged_summary_is_resumed_from_its_units(tmp_path, monkey
     here = RunFolder(tmp_path / "squares")
     here.summary_file.write_text(text)
     monkeypatch.setattr(Squares, "trouble", raise_at(1))  # done before: not measured again
-    notes: list[str] = []
-    (outcome,) = run(tmp_path, assignments=(f"sizes={sizes}",), resume=True, notes=notes)
-    assert outcome.status == "finished"
-    assert notes == ["squares: resuming, 2 units are done"]
+    assert finish(tmp_path, f"sizes={sizes}")[0] == ["squares: resuming, 2 units are done"]
     assert here.state == "complete"
     assert {row.config["n"] for row in here.rows()} == set(map(int, sizes.split(",")))
 
@@ -235,8 +226,7 @@ def test_rows_of_different_units_in_each_others_place_are_put_in_order(tmp_path)
     lines[edge - 1], lines[edge] = lines[edge], lines[edge - 1]
     here.rows_file.write_bytes(b"".join(lines))
     here.summary_file.unlink()
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "finished"
+    finish(tmp_path)
     assert here.rows_file.read_bytes() == before
     assert here.summary_file.read_bytes() == summary
 
@@ -288,10 +278,7 @@ def test_a_unit_that_was_altered_runs_again(tmp_path, name, finished):
     assert "damaged in" in last_result(Squares(), [tmp_path])
     if not finished:
         here.summary_file.unlink()
-    notes: list[str] = []
-    (outcome,) = run(tmp_path, resume=True, notes=notes)
-    assert outcome.status == "finished"
-    assert "do not match" in notes[0]
+    assert "do not match" in finish(tmp_path)[0][0]
     assert (here.path / DAMAGED).read_bytes() == before
     assert [row.value for row in here.rows() if row.metric == "square"] == [
         row.value for row in expected if row.metric == "square"
@@ -305,8 +292,7 @@ def test_a_summary_that_was_altered_changes_nothing_on_the_page_and_is_made_agai
     here.summary_file.write_text(text.replace('"holds": false', '"holds": true'))
     assert page(tmp_path) == before
     assert "1/2 agree, 1 differ" in last_result(Squares(), [tmp_path])
-    (outcome,) = run(tmp_path, resume=True)
-    assert outcome.status == "finished"
+    finish(tmp_path)
     assert '"holds": false' in here.summary_file.read_text()
 
 

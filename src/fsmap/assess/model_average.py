@@ -64,21 +64,15 @@ def posterior_mean(
     ``g [n, K]``; for a basis model $\sigma(\theta)$, since the average function is the function of
     the average coefficients.
     """
-    fine, coarse = (_integrate(log_density, statistic, left, right, every) for every in (1, 2))
+
+    def integrate(every: int) -> Tensor:
+        (a, weight_a), (b, weight_b) = left.nodes(every), right.nodes(every)
+        theta = torch.cartesian_prod(a, b)  # [n, 2]
+        log_weight = (weight_a.log()[:, None] + weight_b.log()).flatten()  # [n]
+        return (log_density(theta) + log_weight).softmax(0) @ statistic(theta)
+
+    fine, coarse = integrate(1), integrate(2)
     return PosteriorMean(fine, float((fine - coarse).abs().max()))
-
-
-def _integrate(
-    log_density: Callable[[Tensor], Tensor],
-    statistic: Callable[[Tensor], Tensor],
-    left: Interval,
-    right: Interval,
-    every: int,
-) -> Tensor:
-    (a, weight_a), (b, weight_b) = left.nodes(every), right.nodes(every)
-    theta = torch.cartesian_prod(a, b)  # [n, 2]
-    log_weight = (weight_a.log()[:, None] + weight_b.log()).flatten()  # [n]
-    return (log_density(theta) + log_weight).softmax(0) @ statistic(theta)
 
 
 class ChainMean(NamedTuple):
@@ -90,14 +84,14 @@ class ChainMean(NamedTuple):
 
 @contextmanager
 def _global_seeds(seed: int) -> Iterator[None]:
-    """Seed torch, numpy and random (pyro draws from torch's global stream), and put them back."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    """Seed torch, from which pyro draws, and put it, numpy and random back."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:
             yield
         finally:
-            np.random.set_state(numpy_state)  # noqa: NPY002
+            np.random.set_state(numpy_state)
             random.setstate(python_state)
 
 

@@ -202,8 +202,7 @@ class Outcome(NamedTuple):
     status: str  # "finished", "kept" (was finished before), "skipped" or "failed"
     folder: Path  # where its files are
     reason: str = ""  # why it was skipped or failed
-    # what stands in summary.json; empty if it was skipped or failed
-    summary: Mapping[str, Any] = {}
+    summary: Mapping[str, Any] = {}  # of summary.json; empty if it was skipped or failed
     error: BaseException | None = None  # what it failed with
 
 

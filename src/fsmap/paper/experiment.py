@@ -60,11 +60,10 @@ class Measured(NamedTuple):
     """What ``run`` yields: a value and what varies. The runner adds the rest and makes it a row."""
 
     metric: str  # what was measured, such as "test_rmse"
-    value: Value  # A number (or 0-d tensor), or a list, array or tensor of numbers for a curve
+    value: Value  # a number (or 0-d tensor), or a list, array or tensor of numbers for a curve
     method: str | None = None  # "ps-map", "fs-map", "l-map", or None
-    seed: int | None = None  # the seed, or None
-    # what varies (n_train, jitter, protocol, …)
-    config: Mapping[str, Any] = MappingProxyType({})
+    seed: int | None = None
+    config: Mapping[str, Any] = MappingProxyType({})  # what varies (n_train, jitter, protocol, …)
     deviations: tuple[str, ...] = ()  # where the protocol of this number departs from the paper's
     seconds: float | None = None  # what this value took; None: what its unit took
 
@@ -74,8 +73,7 @@ class Context(NamedTuple):
 
     device: torch.device  # where to compute
     out: Path  # the run's folder, for checkpoints and the like
-    # advance(0.3) moves the progress bar to 30 % of this unit, advance("step 40") says what
-    # is going on
+    # advance(0.3) moves the progress bar to 30 % of this unit, advance("step 40") shows a text
     advance: Callable[[float | str], None] = lambda _: None
     size: str = "full"  # "quick" or "full"
     data_dir: Path | None = None  # where to look for data first, or None

@@ -65,12 +65,10 @@ class Row(NamedTuple):
 
     experiment: str  # the experiment's id, such as "fourier"
     metric: str  # what was measured, such as "test_rmse"
-    value: Any  # A number, or a list of numbers for a curve
-    # "ps-map", "fs-map", "l-map", or None where no method is involved
-    method: str | None = None
-    seed: int | None = None  # the seed, or None
-    # what varies within the experiment (n_train, jitter, dataset, …)
-    config: Mapping[str, Any] = MappingProxyType({})
+    value: Any  # a number, or a list of numbers for a curve
+    method: str | None = None  # "ps-map", "fs-map", "l-map", or None
+    seed: int | None = None
+    config: Mapping[str, Any] = MappingProxyType({})  # what varies (n_train, jitter, dataset, …)
     commit: str = ""  # the code that measured it
     torch: str = ""  # the version of torch
     device: str = ""  # where it was measured
@@ -247,8 +245,7 @@ class Content(NamedTuple):
     """``rows.jsonl`` and ``units.jsonl`` of a run, checked against each other."""
 
     header: dict[str, Any]  # what the run was asked for; empty if it is missing or damaged
-    # lines of finished units whose rows are as they were written, by key
-    units: dict[str, dict[str, Any]]
+    units: dict[str, dict[str, Any]]  # lines of finished units with intact rows, by key
     lines: list[Line]  # rows of these units
     damaged: list[str]  # units that do not match their checksum
     dropped: int  # rows of no finished unit, and lines that are no rows

@@ -127,8 +127,7 @@ class ImageConfig:
     points: int = 128  # S
     width: int = 64  # channels of the first stage of ResNet-18
     lr: float = 0.1  # of SGD with momentum 0.9, cosine to zero
-    # of SGD, on FashionMNIST: the best of 5e-4, 1e-3 and 2e-3 for PS-MAP on held-out images, 50
-    # epochs
+    # on FashionMNIST: the best of 5e-4, 1e-3 and 2e-3 for PS-MAP on held-out images, 50 epochs
     fmnist_weight_decay: float = 2e-3
     cifar10_weight_decay: float = 5e-4  # on CIFAR-10
     estimator: str = "fd"  # of R: fd is the authors', jvp has no step size
@@ -261,9 +260,8 @@ def settings_of(
 
 def generated(config: ImageConfig, dataset: str, context: Context) -> bool:
     """Whether generated images stand in for the data: asked for, or quick and the data missing."""
-    if config.generated or context.size != "quick":
-        return config.generated
-    return not (is_here(dataset, context.data_dir) and is_here(OTHER[dataset], context.data_dir))
+    here = (is_here(name, context.data_dir) for name in (dataset, OTHER[dataset]))
+    return config.generated or (context.size == "quick" and not all(here))
 
 
 @functools.cache
@@ -434,10 +432,8 @@ def curves(run: ImageRun, kind: Kind) -> Iterator[Measured]:
     """How R went, epoch by epoch."""
     row = rows_of(run, kind)
     for name in ("laplacian_other", "laplacian_joint"):
-        known = [line for line in run.history if name in line]
-        if known:
-            epochs = [line["epoch"] for line in known]
-            yield row(f"{name}_curve", [line[name] for line in known], at=epochs)
+        if known := {line["epoch"]: line[name] for line in run.history if name in line}:
+            yield row(f"{name}_curve", list(known.values()), at=list(known))
 
 
 def shown(metric: str, value: float) -> float:

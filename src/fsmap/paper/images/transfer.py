@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -188,14 +187,11 @@ class Transfer(ImageExperiment):
     )
 
     def units(self, config: Config) -> list[Unit]:
-        units: list[dict[str, Any]] = [{"form": FEATURES}] if FEATURES in config.forms else []
-        if FINETUNE in config.forms:
-            units += [
-                {"form": FINETUNE, "method": method, "seed": seed}
-                for seed in range(config.seeds)
-                for method in METHODS
-            ]
-        return units
+        # all seeds of the heads at once; one fine-tuning run each
+        runs = itertools.product(range(config.seeds), METHODS)
+        units: list[Unit] = [{"form": FEATURES}]
+        units += [{"form": FINETUNE, "method": method, "seed": seed} for seed, method in runs]
+        return [unit for unit in units if unit["form"] in config.forms]
 
     def measure(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         if unit["form"] == FEATURES:

@@ -217,11 +217,8 @@ def compare(
 
 def full_length(rows: Rows, dataset: str) -> list[Row]:
     """Rows of a set that were trained on the real data for the protocol's number of epochs."""
-    return [
-        row
-        for row in tables.select(rows, dataset=dataset, generated=False)
-        if row.config["epochs"] >= FULL_EPOCHS[dataset] and row.config["images"] > 2e4
-    ]
+    real, epochs = tables.select(rows, dataset=dataset, generated=False), FULL_EPOCHS[dataset]
+    return [r for r in real if r.config["epochs"] >= epochs and r.config["images"] > 2e4]
 
 
 def command(experiment: str, **settings: str) -> str:

@@ -14,7 +14,6 @@ from fsmap.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
     from fsmap.assess.landscape import Landscape
@@ -27,8 +26,7 @@ class Curve(NamedTuple):
     name: str  # what the legend says
     x: Sequence[float]  # abscissae
     y: Sequence[float]  # ordinates, as many
-    # "ps-map", "fs-map", "l-map" for that method's color; None for ink
-    method: str | None = None
+    method: str | None = None  # "ps-map", "fs-map", "l-map" for that method's color; None for ink
     style: str = "line"  # "line", "dashed" or "points"
 
 
@@ -192,10 +190,8 @@ def save(figure: Figure, folder: Path, name: str) -> None:
     """Write ``name.svg`` and ``name.png`` (on white) to a folder, each in one piece."""
     write_whole(folder / f"{name}.svg", to_svg(figure))
     with style():
-        buffer = io.BytesIO()
-        figure.savefig(
-            buffer, format="png", dpi=160, facecolor="white", metadata={"Software": None}
-        )
+        buffer, about = io.BytesIO(), {"Software": None}
+        figure.savefig(buffer, format="png", dpi=160, facecolor="white", metadata=about)
     write_whole(folder / f"{name}.png", buffer.getvalue())
 
 
@@ -233,19 +229,15 @@ def log_scale(ax: Axes, which: str = "xy") -> None:
 
     Call it after plotting: the range decides. ``which`` is ``"x"``, ``"y"`` or both.
     """
+    ticker = require("matplotlib.ticker", extra="report")
     for name, axis in (("x", ax.xaxis), ("y", ax.yaxis)):
         if name in which:
             ax.set(**{f"{name}scale": "log"})
             low, high = axis.get_view_interval()
-            _plain_numbers(axis, few=math.log10(high / low) < 2.6)
-
-
-def _plain_numbers(axis: Axis, *, few: bool) -> None:
-    ticker = require("matplotlib.ticker", extra="report")
-    subs = (1.0, 2.0, 5.0) if few else (1.0,)
-    axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=12))
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
-    axis.set_minor_locator(ticker.NullLocator())
+            subs = (1.0, 2.0, 5.0) if math.log10(high / low) < 2.6 else (1.0,)
+            axis.set_major_locator(ticker.LogLocator(subs=subs, numticks=12))
+            axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.6g}"))
+            axis.set_minor_locator(ticker.NullLocator())
 
 
 def legend_above(figure: Figure, ax: Axes, columns: int = 4) -> None:

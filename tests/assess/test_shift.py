@@ -39,12 +39,8 @@ def test_severity_grows_and_seeds_repeat(name: str):
     assert torch.equal(corrupt(x, name, 3), found[2])
     small = images(1, 28, 5)
     assert corrupt(small, name, 5).shape == small.shape
-
-
-@pytest.mark.parametrize("name", ["gaussian-noise", "shot-noise", "impulse-noise"])
-def test_noise_depends_on_the_seed(name: str):
-    x = images()
-    assert not torch.equal(corrupt(x, name, 3, seed=1), corrupt(x, name, 3, seed=2))
+    if name.endswith("noise"):
+        assert not torch.equal(corrupt(x, name, 3, seed=1), found[2])
 
 
 def test_noise_has_its_strength():
@@ -107,7 +103,5 @@ def test_scaling_mends_an_over_confident_classifier():
     assert found["ece"] > 0.1 > 0.03 > found["ece_scaled"]
     assert found["nll_scaled"] == pytest.approx(metrics.nll(test.logits / 2.5, test.y))
     assert found["brier_scaled"] < found["brier"]
-
-
-def test_without_held_out_data_nothing_is_scaled():
-    assert set(measure(drawn(), None)) == {"accuracy", "selective", "nll", "ece", "brier"}
+    # without held-out data nothing is scaled
+    assert set(measure(test, None)) == {"accuracy", "selective", "nll", "ece", "brier"}

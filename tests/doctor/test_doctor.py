@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -37,17 +38,22 @@ def with_twins():
     return twins
 
 
+@contextmanager
+def unchanged(module):
+    before, state = copy.deepcopy(module.state_dict()), torch.random.get_rng_state()
+    yield
+    assert all(torch.equal(before[key], t) for key, t in module.state_dict().items())
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_every_module_gets_a_page_and_json_and_does_not_change(name):
     c = case(name)
-    before, state = copy.deepcopy(c.module.state_dict()), torch.random.get_rng_state()
-    d = fsmap.doctor(c.module, c.x, jitter=0.1, num_data=100)
+    with unchanged(c.module):
+        d = fsmap.doctor(c.module, c.x, jitter=0.1, num_data=100)
     assert set(json.loads(d.to_json())) == {"version", *d._fields}  # no NaN, no infinity
     assert max(map(len, str(d).splitlines())) <= 100
     assert d.parameters == sum(p.numel() for p in c.params.values())
-    after = c.module.state_dict()
-    assert all(torch.equal(before[key], after[key]) for key in before)
-    assert torch.equal(state, torch.random.get_rng_state())
 
 
 def test_twin_units_are_pathological_and_named():
@@ -216,16 +222,14 @@ def test_the_module_is_left_unchanged(seeded):
     module[0].weight.requires_grad_(False)
     module.float()
     x = torch.randn(40, 2, requires_grad=True)
-    before, state = copy.deepcopy(module.state_dict()), torch.random.get_rng_state()
-    d = fsmap.doctor(module, x)
+    with unchanged(module):
+        d = fsmap.doctor(module, x)
     assert (d.mode, d.precision, d.frozen) == ("train", "float64", 8)
     assert any("dropout" in note for note in d.notes)
     assert module[2].p == 0.5
-    assert all(torch.equal(before[key], t) for key, t in module.state_dict().items())
     assert all(p.dtype == torch.float32 and p.grad is None for p in module.parameters())
     assert [p.requires_grad for p in module.parameters()][:2] == [False, True]
     assert x.grad is None
-    assert torch.equal(state, torch.random.get_rng_state())
 
 
 def test_a_module_that_does_not_run_in_float64():

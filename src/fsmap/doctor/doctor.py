@@ -11,6 +11,7 @@ import copy
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -215,7 +216,6 @@ def doctor(
 
 
 def _without_dropout(module: nn.Module, notes: list[str]) -> nn.Module:
-    """A copy of the module."""
     try:
         twin = copy.deepcopy(module)
     except Exception as error:
@@ -319,8 +319,6 @@ def _null_vectors(found: Spectrum, known: Tensor | None, params: Params) -> tupl
 
 
 def _judge(rank: Rank, symmetries: tuple[Finding, ...], used: int) -> tuple[str, str]:
-    """Verdict and summary."""
-
     def kinds(found: list[Finding]) -> str:
         return ", ".join(dict.fromkeys(f.kind.replace("_", " ") for f in found))
 
@@ -375,25 +373,19 @@ def _judge(rank: Rank, symmetries: tuple[Finding, ...], used: int) -> tuple[str,
 
 
 def _eigenvalues(found: Spectrum) -> Eigenvalues:
-    smallest = nonzero = condition = None
-    decades: tuple[tuple[int, int], ...] = ()
-    if found.eigenvalues is not None:
-        kept = found.kept
-        smallest = float(kept[-1]) if len(kept) == found.parameters else 0.0
-        if len(kept):
-            nonzero = float(kept[-1])
-            condition = float(found.largest.value) / nonzero
-            exponents = kept.log10().floor().int().tolist()
-            decades = tuple((n, exponents.count(n)) for n in sorted(set(exponents), reverse=True))
+    kept = [] if found.eigenvalues is None else found.kept.tolist()  # descending
+    largest, nonzero = float(found.largest.value), kept[-1] if kept else None
+    decades = Counter(math.floor(math.log10(value)) for value in kept)
+    smallest = nonzero if len(kept) == found.parameters else 0.0
     return Eigenvalues(
-        largest=float(found.largest.value),
+        largest=largest,
         largest_upper=float(found.largest.value + found.largest.stderr),
-        smallest=smallest,
+        smallest=None if found.eigenvalues is None else smallest,
         smallest_nonzero=nonzero,
-        condition=condition,
+        condition=None if nonzero is None else largest / nonzero,
         trace=float(found.trace.value),
         trace_stderr=float(found.trace.stderr),
-        decades=decades,
+        decades=tuple(decades.items()),
     )
 
 

@@ -129,13 +129,14 @@ def render(runs: Sequence[Found]) -> str:
     for item in items:
         sections.setdefault(item["section"], []).append(item)
     claims = [claim for item in items for claim in item["claims"]]
+    counts = Counter((claim["source"], claim["verdict"]) for claim in claims)
     text: str = (
         environment()
         .get_template("page.html.j2")
         .render(
             title=TITLE,
             sections=sections,
-            totals={source: _totals(claims, source) for source in ("paper", "ours")},
+            totals={s: {name: counts[s, name] for name in VERDICTS} for s in ("paper", "ours")},
             live=next((item for item in items if item["live"]), None),
             glyphs=glyphs.markup(),
             theme=theme(),
@@ -143,11 +144,6 @@ def render(runs: Sequence[Found]) -> str:
         )
     )
     return text
-
-
-def _totals(claims: Iterable[Mapping[str, Any]], source: str) -> dict[str, int]:
-    found = Counter(claim["verdict"] for claim in claims if claim["source"] == source)
-    return {name: found[name] for name in VERDICTS}
 
 
 def view(

@@ -68,9 +68,7 @@ class Glyphs:
         def remember(match: re.Match[str]) -> str:
             name, outline, transform = match.groups()
             outline = " ".join((outline or "").split())
-            self._found.setdefault(
-                name, f'<path id="{name}" d="{outline}" transform="{transform}"/>'
-            )
+            self._found[name] = f'<path id="{name}" d="{outline}" transform="{transform}"/>'
             return ""
 
         return _EMPTY_DEFS.sub("", _GLYPH.sub(remember, svg))
@@ -115,13 +113,11 @@ def _panels(figure: Figure) -> list[tuple[float, float, float, float]]:
     scale, height = 72.0 / figure.dpi, figure.bbox.height
     boxes = [legend.get_window_extent() for legend in figure.legends]
     boxes += [box for ax in figure.axes if (box := ax.get_tightbbox()) is not None]
-    if len(boxes) < 2:
-        return []
-    boxes = [box.padded(3) for box in boxes]
-    return [
+    found = [
         (box.x0 * scale, (height - box.y1) * scale, box.width * scale, box.height * scale)
-        for box in boxes
+        for box in (box.padded(3) for box in boxes)
     ]
+    return found if len(found) > 1 else []
 
 
 def collect(figure: Figure) -> list[dict[str, Any]]:

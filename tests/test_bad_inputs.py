@@ -48,14 +48,20 @@ CALLS = {
         method="jvp", generator=0
     """,
     "LMAP(net, px, num_points=4, {})": """
-        estimator="exakt"; beta=-1e-3; batchnorm="eval"; every=0; probes=0; seed=0.5;
-        layers=["nothing"] | nothing; outputs=0; estimater="jvp" | estimator
+        estimator="exakt"; beta=-1e-3; beta=0.0; probes=2.5; batchnorm="eval"; every=0; probes=0;
+        seed=0.5; layers=["nothing"] | nothing; outputs=0; estimater="jvp" | estimator
     """,
     "LMAP(net, px, num_points=4).attach({})": """
         scheduler | Optimizer; None | Optimizer; optimizer(Net()) | parameter
     """,
     "LMAP(net, px, num_points=4)({})": """
         x[:0] | point; "x" | tensor; x.to(torch.uint8) | uint8; x, scale=torch.ones(6, 1)
+    """,
+    "LMAP(net, px, num_points=4, batchnorm='frozen')({})": """
+        x, scale=torch.ones(6, 1)
+    """,
+    "LMAP(net, px, num_points=4, batchnorm='batch')({})": """
+        x, scale=torch.ones(6, 1)
     """,
     "LMAP({})": """
         Net, px, num_points=4 | Module; torch.tanh, px, num_points=4 | Module;
@@ -67,11 +73,13 @@ CALLS = {
     """,
     "LaplacianPenalty({})": """
         net, px, num_points=4, batchnorm="joint" | joint; net, px, num_points=0;
-        Net, px, num_points=4 | Module
+        Net, px, num_points=4 | Module; net, px, num_points=4, beta=0.0;
+        net, px, num_points=4, probes=2.5; net, px, num_points=4, every=0
     """,
     "InPlacePenalty({})": """
         net, px, num_points=4, batchnorm="joint" | joint; Net, px, num_points=4 | Module;
-        net, px, num_points=4, estimator="exact"
+        net, px, num_points=4, estimator="exact"; net, px, num_points=4, beta=0.0;
+        net, px, num_points=4, probes=2.5; net, px, num_points=0
     """,
     "LogTrace({})": """
         -0.1 | nats; nan | nats; inf | nats; None | nats; "strong" | nats; "0.1" | nats

@@ -31,6 +31,11 @@ LAYERS = {
         lambda x: F.instance_norm(x, None, None, W[:2], W[:2]),
         (S, 2, 5),
     ),
+    "native_layer_norm": (lambda x: torch.native_layer_norm(x, (6,), W, W, 1e-5)[0], (S, 6)),
+    "torch_instance_norm": (
+        lambda x: torch.instance_norm(x, W[:2], W[:2], None, None, True, 0.1, 1e-5, False),
+        (S, 2, 5),
+    ),
     "batch_norm_eval": (lambda x: F.batch_norm(x.sin(), W, W, W, W), (S, 6)),
     "local_response_norm": (lambda x: F.local_response_norm(x, 2), (S, 4, 3)),
     "normalize": (F.normalize, (S, 6)),
@@ -62,6 +67,10 @@ LAYERS = {
 }
 COUPLED = {
     "batch_norm": (lambda x: F.batch_norm(x, None, None, W, W, training=True), (S, 6)),
+    "torch_batch_norm": (
+        lambda x: torch.batch_norm(x, W, W, None, None, True, 0.1, 1e-5, False),
+        (S, 6),
+    ),
     "batch_norm_2d": (lambda x: F.batch_norm(x, None, None, training=True), (S, 2, 3, 3)),
     "weight_norm": (lambda x: torch._weight_norm(x, x[:, :1].sin(), 0), (S, 6)),
     "weight_norm_of_all": (lambda x: torch._weight_norm(x, x[0, 0].sin(), -1), (S, 6)),

@@ -52,7 +52,7 @@ from fsmap.tables.network import (
 from fsmap.tables.reader import Table
 from fsmap.train import checkpoint as files
 
-KIND = "table-model-3"
+KIND = "table-model-4"
 HINT = "A model is a file that `fsmap fit` wrote, as it wrote it."
 LEVELS = np.linspace(0.005, 0.995, 199)
 COVER = (0.05, 0.95)  # ends of the intervals that are reported
@@ -174,7 +174,7 @@ def load_model(path: str | Path) -> TableModel:
 
 
 def _decode(found: files.Checkpoint) -> TableModel:
-    """The model; networks of other methods, which earlier versions kept, are not read."""
+    """The model."""
     config, scale, chosen = found.config, found.group("encoder"), found.config["chosen"]
     columns = (Column(**c | {"levels": tuple(c["levels"])}) for c in config["columns"])
     encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())

@@ -31,8 +31,6 @@ from fsmap.paper.rows import circumstances
 
 RESULTS = Path(__file__).parent / "results" / "strength-images.jsonl"
 SETS: dict[str, dict[str, Any]] = {
-    "fmnist-12": {"data": "fmnist", "epochs": 12},
-    "narrow": {"data": "fmnist", "epochs": 60, "limit": 2_000, "width": 16},
     "cifar10-50": {"data": "cifar10", "epochs": 50},
     "cifar100-50": {"data": "cifar100", "epochs": 50},
     "cifar10-50-noise": {"data": "cifar10", "epochs": 50, "label_noise": 0.2},
@@ -46,7 +44,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "label-smoothing": {**PLAIN, "label_smoothing": 0.05},
     "sam": {**PLAIN, "sam": 0.05},
     "nats": NATS,
-    "trim": {**NATS, "reg_trim": True},
     "sam+nats": {**NATS, "sam": 0.05},
 }
 """Also ``wd=1e-3``: plain with that weight decay, and ``nats=0.02``: another strength."""

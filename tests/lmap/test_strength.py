@@ -266,17 +266,6 @@ def test_all_ranks_have_the_same_mean(tmp_path: Path):
     assert int(state["sums"][2]) == 1
 
 
-@pytest.mark.parametrize(
-    ("temperatures", "nats"),
-    [((1.1,), 0.1 * 1.1**4), ((0.9, 1.2), 0.1 * 1.08**4), ((3.0, 1.0), 0.4), ((0.1,), 0.025),
-     ((math.nan, math.inf, 0.0, -1.0), 0.1)],
-)  # fmt: skip
-def test_a_trim_follows_the_temperature_within_a_factor_of_four(temperatures, nats):
-    penalty = fsmap.LogTrace(0.1)
-    trimmed = [penalty.trim(T) for T in temperatures]
-    assert trimmed[-1] == penalty.nats == pytest.approx(nats, rel=1e-12)
-
-
 @pytest.mark.gpu
 def test_a_cuda_graph_moves_the_mean():
     plain, penalty = fsmap.LogTrace(), fsmap.LogTrace()

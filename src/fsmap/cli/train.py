@@ -79,7 +79,6 @@ SETTINGS = {
         "--reg-strength LAMBDA": "lambda (1e-6)",
         "--reg-nats C": "strength in nats per training image instead of lambda, such as 0.05 "
         "(fsmap.LogTrace)",
-        "--reg-trim": "trim --reg-nats after each epoch by the temperature of held-out images",
         "--num-points S": "evaluation images a step (128)",
         "--estimator NAME": "jvp (default), fd, fd_central, vjp, exact",
         "--beta X": "step of the differences (1e-3)",

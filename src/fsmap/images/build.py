@@ -57,7 +57,6 @@ class ImageSettings:
             those of cross-entropy + λR.
         reg_strength: λ; ``run.reg_strength`` may be changed while training.
         reg_nats: Strength in nats instead of λ; see :class:`fsmap.LogTrace`.
-        reg_trim: Trim the strength in nats after each epoch, by the temperature of held-out images.
         num_points, estimator, beta, batchnorm, every: Of :class:`fsmap.LMAP`; S is over all
             processes together.
         label_noise: Fraction of training labels drawn anew, by ``label_noise_seed``.
@@ -90,7 +89,6 @@ class ImageSettings:
     sam: float = 0.0
     reg_strength: float = 1e-6
     reg_nats: float | None = None
-    reg_trim: bool = False
     num_points: int = 128
     estimator: str = "jvp"
     beta: float = 1e-3
@@ -129,8 +127,6 @@ class ImageSettings:
             f"momentum must be less than 1, got {self.momentum:g}": self.momentum >= 1,
             f"warmup_epochs must be less than epochs, got {self.warmup_epochs:g}": late,
             "nesterov needs momentum > 0": self.nesterov and not self.momentum,
-            "reg_trim needs reg_nats": self.reg_trim and self.reg_nats is None,
-            "reg_trim needs held-out images, got valid=0": self.reg_trim and self.valid == 0,
             f"clip must be > 0, or None (--clip 0), got {self.clip}": not clip > 0,
             f"label_smoothing must lie in [0, 1), got {smoothing:g}": not 0 <= smoothing < 1,
             f"beta must be > 0 and finite, got {self.beta:g}": not 0 < self.beta < math.inf,

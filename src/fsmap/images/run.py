@@ -29,7 +29,6 @@ from fsmap.images.build import (
     place,
 )
 from fsmap.images.step import COLUMNS, Feeder, Group, Step
-from fsmap.lmap.strength import trimmed
 from fsmap.progress import progress as progress_bar
 from fsmap.train import checkpoint
 from fsmap.train.optim import Schedule
@@ -255,9 +254,6 @@ class ImageRun:
         self.stepper.totals.zero_()
         row = self._epoch_row(totals)
         self.history.append(row)
-        if self.settings.reg_trim:
-            T = row.get("valid_temperature", math.nan)
-            self.reg_strength = trimmed(self.reg_strength, T, start=1.0)
         for hook in self.hooks:
             getattr(hook, "on_epoch", hook)(self)
         if self.log is not None:
@@ -291,9 +287,7 @@ class ImageRun:
         if totals["regularized"]:  # on its steps R was counted ``every`` times
             row["laplacian"] = totals["laplacian"] / (totals["regularized"] * self.settings.every)
         if penalty is not None:
-            factor = self.reg_strength_used
-            row["nats"] = factor * penalty.nats
-            row["reg_strength"] = factor * penalty.reg_strength  # λ that the nats amount to now
+            row["reg_strength"] = penalty.reg_strength  # λ that the nats amount to now
             row["skipped"] = penalty.skipped
         if len(self.task.valid.x):
             logits, y = self.logits_of(self.task.valid.x, self.stepper.half), self.task.valid.y

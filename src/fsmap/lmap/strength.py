@@ -23,20 +23,6 @@ NATS = 0.05  # by held-out log loss on four sets: docs/guide/strength.md
 MEMORY = 20
 """Steps that the running mean of R remembers: one draw of R varies by tens of percent."""
 
-TRIM = 4
-"""Power of the held-out temperature in a trim of c, and its largest factor."""
-
-
-def trimmed(strength: float, temperature: float, *, start: float) -> float:
-    """A strength after a look at held-out points: times T⁴, within a factor of four of ``start``.
-
-    T above 1 says that the network is over-confident: the strength rises. Other numbers than
-    finite positive ones leave it as it is.
-    """
-    if not 0 < temperature < math.inf:
-        return strength
-    return min(max(strength * temperature**TRIM, start / TRIM), start * TRIM)
-
 
 class LogTrace(nn.Module):
     r"""The penalty c·log(1 + R/R₀) of R = Tr 𝒥: ``loss = criterion(out, y) + penalty(R)``.
@@ -92,7 +78,6 @@ class LogTrace(nn.Module):
         """Check and keep c; see the class."""
         super().__init__()
         self.nats = nats
-        self._start = self.nats
         self.register_buffer("mean", torch.zeros((), dtype=torch.float32))
         self.register_buffer("first", torch.zeros((), dtype=torch.float32))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
@@ -164,15 +149,6 @@ class LogTrace(nn.Module):
         after = lambda: self._step(*self._means(*self.sums[:2]))  # noqa: E731
         self._hook = call_after_steps(optimizer, self._hook, after)
         return self
-
-    def trim(self, temperature: float) -> float:
-        """Trim c by the temperature of held-out points, once an epoch; returns the new c.
-
-        See :func:`trimmed`; the first c stays the middle of what is allowed. c is not part of
-        ``state_dict``: keep ``penalty.nats`` with it if you trim.
-        """
-        self.nats = trimmed(self.nats, temperature, start=self._start)
-        return self.nats
 
     def detach(self) -> None:
         """Count calls again."""

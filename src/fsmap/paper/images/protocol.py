@@ -59,14 +59,12 @@ KINDS = {
         Kind("train", px="train"),
         Kind("other", px="other"),
         Kind("nats", px="train", changes=LOG_TRACE),
-        Kind("trim", px="train", changes={**LOG_TRACE, "reg_trim": True}),
         Kind("label-smoothing", "label-smoothing", changes={"label_smoothing": 0.05}),
         Kind("sam", "sam", changes={"sam": SAM_RADIUS}),
         Kind("sam+nats", px="train", changes={**LOG_TRACE, "sam": SAM_RADIUS}),
     )
 }
-"""Rows of ``image-table``. The first four are the paper's; ``nats`` is L-MAP with LogTrace,
-``trim`` the same with a strength trimmed by held-out images."""
+"""Rows of ``image-table``. The first four are the paper's; ``nats`` is L-MAP with LogTrace."""
 
 ROWS = tuple(KINDS)
 COMPARED = ("ps-map", "other", "nats")
@@ -367,7 +365,7 @@ def describe(run: ImageRun, kind: Kind) -> dict[str, Any]:
     """What varies, for the ``config`` of a row."""
     s = run.settings
     names = {"white-noise": "N(0, I)", OTHER[s.data]: f"D' = {OTHER[s.data]}"}
-    mine = ("estimator", "batchnorm", "num_points", "every", "reg_nats", "reg_trim")
+    mine = ("estimator", "batchnorm", "num_points", "every", "reg_nats")
     return {
         "dataset": s.data,
         "row": kind.name,

@@ -115,13 +115,10 @@ class Diagnosis(NamedTuple):
 
         return page(self)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Nested dicts and lists; the keys are the names of the fields."""
-        return {"version": VERSION, **_plain(self)}
-
     def to_json(self, indent: int | None = 2) -> str:
-        """The same as JSON."""
-        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+        """Everything as JSON; the keys are the names of the fields."""
+        found = {"version": VERSION, **_plain(self)}
+        return json.dumps(found, indent=indent, allow_nan=False)
 
 
 def doctor(
@@ -163,18 +160,12 @@ def doctor(
         ('twin_units', (0, 1))
     """
     begin = time.perf_counter()
-    given: object = module
-    if not isinstance(given, nn.Module):
-        kind = type(given).__name__
-        raise UnsupportedModuleError(
-            f"doctor takes an nn.Module, got {kind}. Call the factory first?"
-        )
+    own = next(iter(functional(module)[1].values()))
     check_points(x)
     for name, value in (("jitter", jitter), ("num_data", num_data)):
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{name} must be positive and finite, got {value}")
     notes: list[str] = []
-    own = next(iter(functional(module)[1].values()))
     devices = {p.device for p in module.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)):
         f, params, wide = _prepare(_without_dropout(module, notes), x, forward, notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -107,14 +108,11 @@ def test_laplacian_of_the_deployed_function(seeded: None):
             grads = torch.autograd.grad(logit, list(model.parameters()), retain_graph=True)
             total += sum(float(g.square().sum()) for g in grads) / len(x)
     model.train()
-    value, stderr = laplacian(
-        model, x, probes=64, generator=torch.Generator().manual_seed(0), batch_size=8
-    )
+    value, stderr = laplacian(model, x, probes=64, batch_size=8)
     assert abs(value - total) < 5 * stderr
     assert stderr < 0.2 * total
     assert model.training
-    one = laplacian(model, x, probes=1, generator=torch.Generator().manual_seed(0))
-    assert one[1] != one[1]
+    assert math.isnan(laplacian(model, x, probes=1)[1])
 
 
 def test_laplacian_in_training_mode(seeded: None):

@@ -30,6 +30,7 @@ from fsmap.functional import (
     check_points,
     count,
     detached,
+    finite,
     functional,
     move_points,
     num_points,
@@ -115,10 +116,9 @@ class Diagnosis(NamedTuple):
 
         return page(self)
 
-    def to_json(self, indent: int | None = 2) -> str:
+    def to_json(self) -> str:
         """Everything as JSON; the keys are the names of the fields."""
-        found = {"version": VERSION, **_plain(self)}
-        return json.dumps(found, indent=indent, allow_nan=False)
+        return json.dumps({"version": VERSION, **_plain(self)}, indent=2, allow_nan=False)
 
 
 def doctor(
@@ -234,11 +234,7 @@ def _prepare(
         f, params = functional(copy.deepcopy(module).to(device, dtype), forward=forward)
         cast = move_points(x, device=device, dtype=dtype)
         with torch.no_grad():
-            out = outputs(f, params, take_points(cast, slice(0, 4)))
-        if not bool(torch.isfinite(out).all()):
-            raise InputError(
-                "the module returns NaN or inf at these points. Initialize or train it first."
-            )
+            finite(outputs(f, params, take_points(cast, slice(0, 4))))
         return f, params, cast
 
     try:

@@ -194,14 +194,13 @@ def logits_of(
     images: Tensor,
     normalize: Normalization,
     layout: torch.memory_format = torch.channels_last,
-    batch: int = 1_000,
     half: torch.dtype | None = None,
 ) -> Tensor:
     """Logits in ``eval()`` mode, in the precision of the parameters unless told otherwise."""
     first = next(module.parameters())
     found = []
     with evaluation_mode(module), autocast(first.device, half):
-        for part in images.split(batch):
+        for part in images.split(1_000):
             part = part.to(first.device)
             whole = part.dtype == torch.uint8
             x = normalize(part, first.dtype) if whole else part.to(first.dtype)

@@ -196,11 +196,11 @@ class ImageRun:
                     break
         return self.history
 
-    def logits(self, split: str = "valid", limit: int | None = None) -> tuple[Tensor, Tensor]:
+    def logits(self, split: str = "valid") -> tuple[Tensor, Tensor]:
         """Logits ``[N, K]`` and labels of ``train`` (not augmented), ``valid`` or ``test``."""
         if split not in ("train", "valid", "test"):
             raise InputError(f"split must be one of train, valid, test, got {split!r}")
-        part = getattr(self.task, split).take(slice(limit))
+        part = getattr(self.task, split)
         return self.logits_of(part.x), part.y
 
     def logits_of(self, images: Tensor, half: torch.dtype | None = None) -> Tensor:

@@ -107,15 +107,6 @@ def test_a_member_is_what_fit_returns():
     assert repr(states) == "PopulationState(Grid(2 members: 2 lam) after 10 steps, 1 diverged)"
 
 
-def test_outputs_that_are_not_finite_are_not_measured():
-    def refuse_nan(out: torch.Tensor, y: torch.Tensor) -> float:
-        assert torch.isfinite(out).all()
-        return 1.0
-
-    found = select(predicts(Grid(lam=[1, 2]), [math.inf, 1.0]), on=ZEROS, by=refuse_nan)
-    assert found.values.tolist() == [math.inf, 1.0]
-
-
 def test_axes_multiply_and_the_last_runs_fastest():
     grid = Grid(prior_std=[0.1, 1, 10], jitter=torch.tensor([1e-2, 1.0]), seed=range(2))
     assert len(grid) == 12

@@ -384,11 +384,11 @@ def recommended(found: Spectrum, dtype: torch.dtype) -> dict[str, float]:
     advice = {}
     if found.eigenvalues is not None:
         low = float(found.kept.quantile(0.1))
-        advice["fs-map"] = _digit(max(10 * rounding(found, dtype), 0.1 * low), math.floor)
+        advice["fs-map"] = _digit(max(10 * _rounding(found, dtype), 0.1 * low), math.floor)
     return advice | {"l-map": _digit(10 * upper, math.ceil)}
 
 
-def rounding(found: Spectrum, dtype: torch.dtype) -> float:
+def _rounding(found: Spectrum, dtype: torch.dtype) -> float:
     """Size of computed eigenvalues that are zero in exact arithmetic."""
     double = found.parameters * torch.finfo(torch.float64).eps
     single = found.rows * torch.finfo(dtype).eps ** 2

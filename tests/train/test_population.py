@@ -22,7 +22,6 @@ from fsmap.errors import (
     UnsupportedModuleError,
 )
 from fsmap.train import population
-from fsmap.train.loop import Settings
 from fsmap.train.optim import Schedule
 from fsmap.train.population import initialize, start
 from fsmap.types import Batch, Params
@@ -401,35 +400,21 @@ def test_a_start_may_draw_from_torch(seeded: None):
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def stack() -> population.Ensemble:
-    """Sixteen members before their first step."""
-    grid = Grid(prior_std=[0.5, 1.0, 2.0, 4.0], jitter=[1.0], seed=range(4))
-    starts = {seed: initialize(f.module, seed) for seed in range(4)}
-    members = population.Members(l_map, grid, f, starts, data())
-    feeder = population.Feeder(members, Settings(1))
-    optimizer = sgd(1.0).build(members.params.values())
-    return population.Ensemble(members, feeder, optimizer, None, 16, False)
-
-
 def test_too_little_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch):
-    expected = stack().gradients(stack().feeder.make(0))
-    made, sizes = stack(), []
-    together = made._together
+    grid, sizes = Grid(prior_std=[0.5, 1.0, 2.0, 4.0], seed=range(4)), []
+    expected, _ = fit_population(ps_map, grid, f, data(), **RUN)
 
-    def limited(feed: object, size: int) -> object:
-        sizes.append(size)
-        if size > 6:
+    def limited(function: Callable, *, chunk_size: int, **options: object) -> Callable:
+        sizes.append(chunk_size)
+        if chunk_size > 6:
             raise torch.OutOfMemoryError
-        return together(feed, size)
+        return torch.func.vmap(function, chunk_size=chunk_size, **options)
 
-    monkeypatch.setattr(made, "_together", limited)
-    found = made.gradients(made.feeder.make(0))
-    assert sizes == [16, 8, 4]
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-    made.chunk_size.fill_(1)
-    monkeypatch.setattr(population, "gradient", lambda *_: limited(None, 16))
-    with pytest.raises(torch.OutOfMemoryError):
-        made.gradients(made.feeder.make(0))
+    monkeypatch.setattr(population, "vmap", limited)
+    found, _ = fit_population(ps_map, grid, f, data(), **RUN)
+    assert sizes == [16, 8] + 20 * [4]
+    for n, p in expected.params.items():
+        torch.testing.assert_close(found.params[n], p, **SAME)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler

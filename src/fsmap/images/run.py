@@ -82,7 +82,9 @@ class ImageRun:
         check_model(self.logits_of, self.task.train.x[:2], settings, self.task.classes)
         self.history: list[Row] = []
         self._stopping = False
-        self.step = 0
+        self.steps_per_epoch = self.feeder.steps_per_epoch
+        self.steps = settings.epochs * self.steps_per_epoch  # of the whole run
+        self.step = 0  # steps taken
         self.reg_strength = 0.0  # λ; a factor on the strength if that is given in nats
         if settings.regularized:
             nats = settings.reg_nats is not None
@@ -108,16 +110,6 @@ class ImageRun:
     def epoch(self) -> int:
         """Epochs completed."""
         return self.step // self.steps_per_epoch
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of an epoch."""
-        return self.feeder.steps_per_epoch
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole run."""
-        return self.settings.epochs * self.steps_per_epoch
 
     @property
     def done(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -75,28 +74,6 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path):
     safetensors.torch.save_file({"x": torch.ones(1)}, other)
     with pytest.raises(CheckpointError, match=r"is not an fsmap checkpoint: its format is None"):
         files.load(other)
-
-
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=repr
-)
-def test_the_old_file_stays_until_the_new_one_is_whole(
-    path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-):
-    before = path.read_bytes()
-
-    def fail(handle: int) -> None:
-        assert path.read_bytes() == before
-        raise error
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(type(error)):
-        files.save(path, SAVED._replace(progress={"step": 8}))
-    assert files.load(path).progress == {"step": 7}
-    assert [p.name for p in path.parent.iterdir()] == ["run.ckpt"]
-    monkeypatch.undo()
-    files.save(path, SAVED._replace(progress={"step": 8}))
-    assert files.load(path).progress == {"step": 8}
 
 
 def test_another_run_is_refused_with_what_differs():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -77,18 +78,6 @@ def test_a_model_that_fails_is_left_as_it_was(seeded: None, generator: torch.Gen
         landscape(model, x, y, steps=torch.zeros(3), directions=0, **options)
 
 
-@pytest.mark.gpu
-def test_the_same_on_a_gpu(seeded: None):
-    model = network().to(memory_format=torch.channels_last)
-    x, y = data()
-    options = {"steps": torch.tensor([-0.5, 0.0, 0.5]), "directions": 3}
-    wanted = landscape(model, x, y, generator=torch.Generator().manual_seed(2), **options)
-    model = model.cuda()
-    generator = torch.Generator().manual_seed(2)
-    found = landscape(model, x.cuda(), y.cuda(), generator=generator, **options)
-    assert_close(found.loss, wanted.loss, rtol=1e-3, atol=1e-3)  # TF32 in convolutions
-
-
 def test_flatness_is_the_mean_rise():
     steps = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0])
     found = Landscape(steps, torch.stack([1 + steps.square(), 1 + 3 * steps.square()]))
@@ -119,14 +108,11 @@ def test_laplacian_of_the_deployed_function(seeded: None):
             grads = torch.autograd.grad(logit, list(model.parameters()), retain_graph=True)
             total += sum(float(g.square().sum()) for g in grads) / len(x)
     model.train()
-    value, stderr = laplacian(
-        model, x, probes=64, generator=torch.Generator().manual_seed(0), batch_size=8
-    )
+    value, stderr = laplacian(model, x, probes=64, batch_size=8)
     assert abs(value - total) < 5 * stderr
     assert stderr < 0.2 * total
     assert model.training
-    one = laplacian(model, x, probes=1, generator=torch.Generator().manual_seed(0))
-    assert one[1] != one[1]
+    assert math.isnan(laplacian(model, x, probes=1)[1])
 
 
 def test_laplacian_in_training_mode(seeded: None):

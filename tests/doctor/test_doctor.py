@@ -192,12 +192,6 @@ def test_recommended_jitters():
     assert examination.recommended(made(torch.zeros(2)), torch.float64) == {}
 
 
-def test_rounding_is_the_size_of_eigenvalues_that_should_be_zero(seeded):
-    f, params = fsmap.functional(net(nn.ReLU, hidden=8).float())
-    found = spectrum.spectrum(f, params, points(200, 2).float())
-    assert float(found.eigenvalues[-8:].max()) <= examination.rounding(found, torch.float32)
-
-
 def test_a_model_too_large_for_the_jacobian(monkeypatch):
     exact = fsmap.doctor(with_twins(), points(60, 2))
     for part in (spectrum, examination.symmetry):

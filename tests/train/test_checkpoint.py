@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 import safetensors.torch
 import torch
 
-import fsmap
 from fsmap.errors import CheckpointError
 from fsmap.train import checkpoint as files
 from fsmap.train.checkpoint import Checkpoint, describe
@@ -78,28 +76,6 @@ def test_missing_and_foreign_files_are_refused(tmp_path: Path):
         files.load(other)
 
 
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")], ids=repr
-)
-def test_the_old_file_stays_until_the_new_one_is_whole(
-    path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
-):
-    before = path.read_bytes()
-
-    def fail(handle: int) -> None:
-        assert path.read_bytes() == before
-        raise error
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(type(error)):
-        files.save(path, SAVED._replace(progress={"step": 8}))
-    assert files.load(path).progress == {"step": 7}
-    assert [p.name for p in path.parent.iterdir()] == ["run.ckpt"]
-    monkeypatch.undo()
-    files.save(path, SAVED._replace(progress={"step": 8}))
-    assert files.load(path).progress == {"step": 8}
-
-
 def test_another_run_is_refused_with_what_differs():
     here = {"seed": 1, "prior": {"std": 1.0, "mean": 0.0}}
     with pytest.raises(CheckpointError) as caught:
@@ -117,27 +93,11 @@ def test_of_long_descriptions_the_difference_is_shown():
         files.check_same_run(Path("run.ckpt"), there, here)
     assert "gain=6)" in str(caught.value)
     assert "x7=" not in str(caught.value)
-    with pytest.raises(CheckpointError, match=r"absent there, Net\(x0=0.*… here"):
-        files.check_same_run(Path("run.ckpt"), {}, here)
 
 
 def test_the_same_run_passes_after_a_trip_through_json():
     here = {"betas": (0.9, 0.999), "inf": float("inf"), "list": [{"a": 1}, [1, (2, 3)]]}
     files.check_same_run(Path("run.ckpt"), json.loads(json.dumps(here)), here)
-
-
-def objective(**changes: float) -> fsmap.Objective:
-    knobs = {"std": 0.1, "prior": 1.0, "jitter": 0.5, "high": 1.0} | changes
-    terms = fsmap.Gaussian(knobs["std"]), fsmap.Normal(knobs["prior"])
-    px = fsmap.px.Uniform(-1.0, knobs["high"])
-    return fsmap.l_map(*terms, px, num_points=4, jitter=knobs["jitter"], num_data=10)
-
-
-def test_descriptions_are_equal_for_equal_objectives_alone():
-    base = json.dumps(describe(objective()))
-    assert json.dumps(describe(objective())) == base
-    for change in ({"std": 0.2}, {"prior": 2.0}, {"jitter": 0.25}, {"high": 2.0}):
-        assert json.dumps(describe(objective(**change))) != base, change
 
 
 def test_a_description_has_no_address():

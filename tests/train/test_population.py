@@ -22,7 +22,6 @@ from fsmap.errors import (
     UnsupportedModuleError,
 )
 from fsmap.train import population
-from fsmap.train.loop import Settings
 from fsmap.train.optim import Schedule
 from fsmap.train.population import initialize, start
 from fsmap.types import Batch, Params
@@ -345,6 +344,7 @@ def decides(a: Tensor) -> fsmap.Objective:
         (ps_map, ONE, {"batch_size": 25}, r"batch_size=25 is larger than the data"),
         (ps_map, ONE, {"chunk": 0}, r"chunk must be a number"),
         (ps_map, ONE, {"chunk": "all"}, r"chunk must be a number"),
+        (ps_map, ONE, {"f": line}, r"give init="),
         (ps_map, ONE, {"init": lambda seed: 3}, r"init must give a dict .* got int"),
         (ps_map, TWO, {"init": lambda seed: {"w": torch.ones(seed)}}, r"one architecture.*\(2,\)"),
         (decides, Grid(a=[0.5, 1.5]), {}, r"works for one member.*one population per decision"),
@@ -353,17 +353,13 @@ def decides(a: Tensor) -> fsmap.Objective:
 def test_what_cannot_work_is_refused(
     build: object, grid: Grid, knobs: dict[str, object], text: str
 ):
+    given = RUN | {"f": f} | knobs
     with pytest.raises(InputError, match=text):
-        fit_population(build, grid, f, data(), **RUN | knobs)
+        fit_population(build, grid, given.pop("f"), data(), **given)
 
 
 def test_members_one_by_one_may_decide_by_a_hyper_parameter():
     assert_members_are_runs_alone(decides, Grid(a=[0.5, 1.5]), f, data(), **RUN, chunk=1)
-
-
-def test_a_plain_function_needs_a_start():
-    with pytest.raises(InputError, match=r"give init="):
-        fit_population(ps_map, ONE, line, data(), **RUN)
 
 
 def test_layers_initialize_themselves_by_seed(seeded: None):
@@ -397,72 +393,28 @@ def test_a_layer_that_cannot_be_initialized_is_named(seeded: None):
         initialize(nn.Sequential(nn.Linear(1, 1), Own()), 0)
 
 
-def test_ways_to_start(seeded: None):
-    it = case("linear")
+def test_a_start_may_draw_from_torch(seeded: None):
     state = torch.random.get_rng_state()
-    one, two = (start(lambda seed: nn.Linear(3, 1), it.f, 4) for _ in range(2))
-    assert all(torch.equal(one[n], two[n]) for n in two)  # torch's generator is seeded
+    one, two = (start(lambda seed: nn.Linear(3, 1), f, 4) for _ in range(2))
+    assert all(torch.equal(one[n], two[n]) for n in two)
     assert torch.equal(state, torch.random.get_rng_state())
-    assert start(lambda seed: {"w": torch.full((1,), float(seed))}, it.f, 4)["w"].item() == 4.0
-    same = start(it.params, it.f, 0)
-    assert all(torch.equal(same[n], p) and same[n] is not p for n, p in it.params.items())
-
-
-def stack(chunk: int | str = "auto", *, width: int = 5, batch: int = 24) -> population.Ensemble:
-    """Sixteen members before their first step."""
-    with torch.random.fork_rng(devices=[]):
-        f, _ = fsmap.functional(nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1)))
-    x = torch.linspace(-1, 1, batch)[:, None]
-    grid = Grid(prior_std=[0.5, 1.0, 2.0, 4.0], jitter=[1.0], seed=range(4))
-    starts = {seed: initialize(f.module, seed) for seed in range(4)}
-    members = population.Members(l_map, grid, f, starts, (x, x.sin()))
-    feeder = population.Feeder(members, Settings(1))
-    optimizer = sgd(1.0).build(members.params.values())
-    size = population.choose_chunk(chunk, members, feeder)
-    return population.Ensemble(members, feeder, optimizer, None, size, False)
-
-
-@pytest.mark.parametrize(
-    ("options", "size"),
-    [({}, 16), ({"chunk": 5}, 5), ({"chunk": 99}, 16), ({"width": 400, "batch": 3_000}, 8)]
-    + [({"width": 4_000, "batch": 5_000}, 1)],
-)
-def test_small_members_go_together_and_large_ones_one_by_one(options: dict, size: int):
-    assert int(stack(**options).chunk_size) == size  # of 16
 
 
 def test_too_little_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch):
-    expected = stack().gradients(stack().feeder.make(0))
-    made, sizes = stack(), []
-    together = made._together
+    grid, sizes = Grid(prior_std=[0.5, 1.0, 2.0, 4.0], seed=range(4)), []
+    expected, _ = fit_population(ps_map, grid, f, data(), **RUN)
 
-    def limited(feed: object, size: int) -> object:
-        sizes.append(size)
-        if size > 6:
+    def limited(function: Callable, *, chunk_size: int, **options: object) -> Callable:
+        sizes.append(chunk_size)
+        if chunk_size > 6:
             raise torch.OutOfMemoryError
-        return together(feed, size)
+        return torch.func.vmap(function, chunk_size=chunk_size, **options)
 
-    monkeypatch.setattr(made, "_together", limited)
-    found = made.gradients(made.feeder.make(0))
-    assert sizes == [16, 8, 4]
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
-    made.chunk_size.fill_(1)
-    monkeypatch.setattr(population, "gradient", lambda *_: limited(None, 16))
-    with pytest.raises(torch.OutOfMemoryError):
-        made.gradients(made.feeder.make(0))
-
-
-def test_a_dead_member_gets_no_gradient():
-    made = stack()
-    made.members.hypers["prior_std"][2] = torch.nan
-    before = {n: p.detach().clone() for n, p in made.members.params.items()}
-    made.step(made.feeder.make(0))
-    assert made.finite.tolist() == [k != 2 for k in range(16)]
-    made.members.hypers["prior_std"][2] = 1.0  # it stays dead
-    made.step(made.feeder.make(1))
-    for n, p in made.members.params.items():
-        assert torch.equal(p[2], before[n][2])
-        assert not torch.equal(p[1], before[n][1])
+    monkeypatch.setattr(population, "vmap", limited)
+    found, _ = fit_population(ps_map, grid, f, data(), **RUN)
+    assert sizes == [16, 8] + 20 * [4]
+    for n, p in expected.params.items():
+        torch.testing.assert_close(found.params[n], p, **SAME)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler

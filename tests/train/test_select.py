@@ -107,15 +107,6 @@ def test_a_member_is_what_fit_returns():
     assert repr(states) == "PopulationState(Grid(2 members: 2 lam) after 10 steps, 1 diverged)"
 
 
-def test_outputs_that_are_not_finite_are_not_measured():
-    def refuse_nan(out: torch.Tensor, y: torch.Tensor) -> float:
-        assert torch.isfinite(out).all()
-        return 1.0
-
-    found = select(predicts(Grid(lam=[1, 2]), [math.inf, 1.0]), on=ZEROS, by=refuse_nan)
-    assert found.values.tolist() == [math.inf, 1.0]
-
-
 def test_axes_multiply_and_the_last_runs_fastest():
     grid = Grid(prior_std=[0.1, 1, 10], jitter=torch.tensor([1e-2, 1.0]), seed=range(2))
     assert len(grid) == 12
@@ -141,15 +132,12 @@ def test_an_explicit_list_need_not_be_a_product():
         (lambda: Grid(), r"made of axes, .*or of a list of members"),
         (lambda: Grid([{"a": 1.0}], b=[1.0]), r"made of axes"),
         (lambda: Grid(a=[]), r"axis 'a' needs at least one value"),
-        (lambda: Grid(a=1.0), r"axis 'a' needs a list of values, got 1.0. Write a=\[1.0\]"),
         (lambda: Grid(a="relu"), r"axis 'a' needs a list of values, got 'relu'"),
         (lambda: Grid(a=[1.0, 1.0]), r"none twice, got"),
         (lambda: Grid(a=["relu", "tanh"]), r"axis 'a' holds 'relu'.*finite numbers only"),
         (lambda: Grid(a=[True]), r"axis 'a' holds True"),
         (lambda: Grid(a=[float("inf")]), r"axis 'a' holds inf"),
         (lambda: Grid(seed=[0.5]), r"seed must be an integer, got 0.5 in member 0"),
-        (lambda: Grid([]), r"the list of members is empty"),
-        (lambda: Grid([{"a": 1}, {"b": 1}]), r"same names: \['a'\], but member 1 has \['b'\]"),
     ],
 )
 def test_bad_grids_are_refused(make: object, text: str):

@@ -124,7 +124,6 @@ def laplacian(
     x: Tensor,
     *,
     probes: int | Params = 4,
-    generator: torch.Generator | None = None,
     batch_size: int = 250,
     batch_statistics: bool = False,
 ) -> tuple[float, float]:
@@ -136,7 +135,7 @@ def laplacian(
     Layers in ``eval()`` mode within a module in ``train()`` mode keep theirs.
     """
     if isinstance(probes, int):
-        probes = draw_psi(module, probes, generator or torch.Generator().manual_seed(0))
+        probes = draw_psi(module, probes, torch.Generator().manual_seed(0))
     number, parts = len(next(iter(probes.values()))), x.split(batch_size)
     live = unfrozen(module) if batch_statistics else []
     values = []

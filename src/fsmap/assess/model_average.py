@@ -7,10 +7,8 @@ to a constant, so nothing underflows; the answer comes with the change that half
 
 from __future__ import annotations
 
-import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -82,19 +80,6 @@ class ChainMean(NamedTuple):
     stderr: Tensor  # [K]  Monte Carlo standard error, from the effective sample size
 
 
-@contextmanager
-def _global_seeds(seed: int) -> Iterator[None]:
-    """Seed torch, from which pyro draws, and put it, numpy and random back."""
-    numpy_state, python_state = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            np.random.set_state(numpy_state)
-            random.setstate(python_state)
-
-
 def nuts_mean(
     log_density: Callable[[Tensor], Tensor],
     statistic: Callable[[Tensor], Tensor],
@@ -112,8 +97,9 @@ def nuts_mean(
     def potential(sites: dict[str, Tensor]) -> Tensor:
         return -log_density(sites["theta"][None])[0]
 
-    with _global_seeds(seed), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        torch.manual_seed(seed)
         kernel = mcmc.NUTS(potential_fn=potential, full_mass=True, target_accept_prob=0.9)
         chain = mcmc.MCMC(
             kernel,

@@ -1,6 +1,6 @@
 """All that ``fsmap assess`` says about an image classifier: clean, shifted and foreign images.
 
-Corruptions are computed here in five severities, bytes in, bytes out, deterministic by seed. The
+Corruptions are computed here in five severities, bytes in, bytes out, deterministic. The
 families are those that CIFAR-10-C made usual (noise, blur, changes of light, digital artefacts);
 the implementations and the severities are our own, so numbers can be compared within fsmap and not
 with tables measured on CIFAR-10-C.
@@ -236,7 +236,7 @@ CORRUPTIONS: dict[str, tuple[Corruption, tuple[float, ...]]] = {
 """Each corruption with its strength at severities 1 to 5."""
 
 
-def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tensor:
+def corrupt(images: Tensor, name: str, severity: int) -> Tensor:
     """Corrupt images, bytes ``[N, C, H, W]``, with a severity of 1 (hardly visible) to 5.
 
     Severities of one corruption share what is random, corruptions do not.
@@ -250,8 +250,7 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tenso
             f"images must be bytes [N, C, H, W], got {images.dtype} of shape {list(images.shape)}"
         )
     change, strengths = CORRUPTIONS[name]
-    stream = zlib.crc32(f"{name}/{seed}".encode())
-    generator = torch.Generator().manual_seed(stream)
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{name}/0".encode()))
     parts = [
         change(part.to("cpu", torch.float32) / 255, strengths[severity - 1], generator)
         for part in images.split(2_000)

@@ -30,6 +30,7 @@ from fsmap.functional import (
     check_points,
     count,
     detached,
+    finite,
     functional,
     move_points,
     num_points,
@@ -115,13 +116,9 @@ class Diagnosis(NamedTuple):
 
         return page(self)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Nested dicts and lists; the keys are the names of the fields."""
-        return {"version": VERSION, **_plain(self)}
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """The same as JSON."""
-        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+    def to_json(self) -> str:
+        """Everything as JSON; the keys are the names of the fields."""
+        return json.dumps({"version": VERSION, **_plain(self)}, indent=2, allow_nan=False)
 
 
 def doctor(
@@ -163,18 +160,12 @@ def doctor(
         ('twin_units', (0, 1))
     """
     begin = time.perf_counter()
-    given: object = module
-    if not isinstance(given, nn.Module):
-        kind = type(given).__name__
-        raise UnsupportedModuleError(
-            f"doctor takes an nn.Module, got {kind}. Call the factory first?"
-        )
+    own = next(iter(functional(module)[1].values()))
     check_points(x)
     for name, value in (("jitter", jitter), ("num_data", num_data)):
         if value is not None and not 0 < value < math.inf:
             raise InputError(f"{name} must be positive and finite, got {value}")
     notes: list[str] = []
-    own = next(iter(functional(module)[1].values()))
     devices = {p.device for p in module.parameters() if p.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)):
         f, params, wide = _prepare(_without_dropout(module, notes), x, forward, notes)
@@ -243,11 +234,7 @@ def _prepare(
         f, params = functional(copy.deepcopy(module).to(device, dtype), forward=forward)
         cast = move_points(x, device=device, dtype=dtype)
         with torch.no_grad():
-            out = outputs(f, params, take_points(cast, slice(0, 4)))
-        if not bool(torch.isfinite(out).all()):
-            raise InputError(
-                "the module returns NaN or inf at these points. Initialize or train it first."
-            )
+            finite(outputs(f, params, take_points(cast, slice(0, 4))))
         return f, params, cast
 
     try:
@@ -397,11 +384,11 @@ def recommended(found: Spectrum, dtype: torch.dtype) -> dict[str, float]:
     advice = {}
     if found.eigenvalues is not None:
         low = float(found.kept.quantile(0.1))
-        advice["fs-map"] = _digit(max(10 * rounding(found, dtype), 0.1 * low), math.floor)
+        advice["fs-map"] = _digit(max(10 * _rounding(found, dtype), 0.1 * low), math.floor)
     return advice | {"l-map": _digit(10 * upper, math.ceil)}
 
 
-def rounding(found: Spectrum, dtype: torch.dtype) -> float:
+def _rounding(found: Spectrum, dtype: torch.dtype) -> float:
     """Size of computed eigenvalues that are zero in exact arithmetic."""
     double = found.parameters * torch.finfo(torch.float64).eps
     single = found.rows * torch.finfo(dtype).eps ** 2

@@ -217,12 +217,12 @@ def sparse_basis(null: Tensor) -> Tensor:
     return rows[(rows != 0).sum(1).argsort(stable=True)]
 
 
-def span(V: Tensor, relative: float = 1e-7) -> Tensor:
+def span(V: Tensor) -> Tensor:
     """Orthonormal basis of the rows, which have a norm of at most about one."""
     if not V.numel():
         return V[:0]
     _, sigma, rows = torch.linalg.svd(V, full_matrices=False)
-    kept: Tensor = rows[sigma > relative]
+    kept: Tensor = rows[sigma > 1e-7]
     return kept
 
 

@@ -1,16 +1,7 @@
 """Training image classifiers with PS-MAP and L-MAP: settings in, a resumable run out.
 
-::
-
-    from fsmap.images import ImageSettings, ImageRun
-
-    settings = ImageSettings(data="fmnist", method="l-map", px="kmnist", reg_strength=1e-6)
-    run = ImageRun(settings, device="cuda", folder="runs/a", resume=True)
-    rows = run.train(max_seconds=480)   # a row per epoch; stops early with a checkpoint
-    run.done                            # if not: the same two lines again go on
-
-``generated=True``, ``limit=256``, ``width=8`` make a run that takes seconds on a CPU and reads
-nothing. R comes from :class:`fsmap.LMAP`, as in any loop.
+    run = ImageRun(ImageSettings(px="kmnist"), device="cuda", folder="runs/a", resume=True)
+    rows = run.train(max_seconds=480)  # a row per epoch; if not run.done, the same lines go on
 
 A hook is a function ``on_epoch(run)``, or an object with ``on_epoch(run)`` and optionally
 ``on_step(run)``. It can use ``run.reg_strength`` (set it, the next step uses it),

@@ -38,92 +38,59 @@ BLOCK = 16  # channels that oneDNN takes at a time, at most
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """One run of PS-MAP or L-MAP on images; the defaults are the paper's.
+    """One run of PS-MAP or L-MAP on images; the defaults are the paper's."""
 
-    Attributes:
-        data: ``fmnist``, ``mnist``, ``cifar10``, or a folder with one sub-folder per class.
-        method: ``ps-map``, or ``l-map``: cross-entropy + λR.
-        px: Evaluation set: ``train``, ``kmnist``, ``cifar100``, ``white-noise``, or a mixture; see
-            :mod:`fsmap.data.images`.
-        model: ``resnet18`` or an import path; see :mod:`fsmap.models.by_name`.
-        width: Channels of the first stage, for ``resnet18``.
-        epochs: Passes over the training images; rows that do not fill a batch are left out.
-        batch_size: B, over all processes together.
-        lr, momentum, nesterov, weight_decay: Of SGD; weight decay is added after clipping.
-        decay: Of the learning rate: ``cosine`` to 0, or ``none``; ``warmup_epochs``: linear rise.
-        clip: Largest global norm of the gradient; None: no clipping.
-        label_smoothing: Of the cross-entropy; a baseline.
-        sam: Radius ρ of sharpness-aware minimization; 0: none. With ``l-map`` both gradients are
-            those of cross-entropy + λR.
-        reg_strength: λ; ``run.reg_strength`` may be changed while training.
-        reg_nats: Strength in nats instead of λ; see :class:`fsmap.LogTrace`.
-        num_points, estimator, beta, batchnorm, every: Of :class:`fsmap.LMAP`; S is over all
-            processes together.
-        label_noise: Fraction of training labels drawn anew, by ``label_noise_seed``.
-        valid: Held-out images (None: the protocol's number), chosen by ``split_seed`` alone.
-        augment: Crop and flip; None: as the protocol has it.
-        limit: Use only so many training images; ``generated``: generated ones.
-        seed: Of weights, order, augmentation, evaluation points and ψ.
-        precision: ``fp32``, ``tf32`` or ``bf16`` (autocast, which ``fd`` and ``fd_central`` leave).
-        channels_last: Memory layout; see :func:`fsmap.images.build.layout_of`.
-        compile: ``torch.compile`` the passes; ``graph``: capture the whole step in a CUDA graph.
-        deterministic: Deterministic kernels only: a resumed run then equals an uninterrupted one to
-            the last bit on CUDA too (on the CPU it always does).
-    """
-
-    data: str = "fmnist"
-    method: str = "l-map"
-    px: str = "train"
-    model: str = "resnet18"
-    width: int = 64
-    epochs: int = 50
-    batch_size: int = 128
-    lr: float = 0.1
+    data: str = "fmnist"  #: fmnist, mnist, cifar10, or a folder with one sub-folder per class
+    method: str = "l-map"  #: ps-map, or l-map: cross-entropy + λR
+    px: str = "train"  #: train, kmnist, cifar100, white-noise, or a mixture (fsmap.data.images)
+    model: str = "resnet18"  #: resnet18 or an import path (fsmap.models.by_name)
+    width: int = 64  #: channels of the first stage, for resnet18
+    epochs: int = 50  #: passes over the data; rows that do not fill a batch are left out
+    batch_size: int = 128  #: B, over all processes together
+    lr: float = 0.1  #: of SGD
     momentum: float = 0.9
     nesterov: bool = False
-    weight_decay: float = 5e-4
-    decay: str = "cosine"
-    warmup_epochs: float = 0.0
-    clip: float | None = 1.0
-    label_smoothing: float = 0.0
-    sam: float = 0.0
-    reg_strength: float = 1e-6
-    reg_nats: float | None = None
-    num_points: int = 128
-    estimator: str = "jvp"
+    weight_decay: float = 5e-4  #: added after clipping
+    decay: str = "cosine"  #: of the learning rate to 0, or none
+    warmup_epochs: float = 0.0  #: linear rise of the learning rate
+    clip: float | None = 1.0  #: largest global norm of the gradient; None: no clipping
+    label_smoothing: float = 0.0  #: of the cross-entropy; a baseline
+    sam: float = 0.0  #: radius ρ of SAM, for both methods; 0: none
+    reg_strength: float = 1e-6  #: λ; ``run.reg_strength`` may be changed while training
+    reg_nats: float | None = None  #: strength in nats instead of λ; see :class:`fsmap.LogTrace`
+    num_points: int = 128  #: S of :class:`fsmap.LMAP`, over all processes together
+    estimator: str = "jvp"  #: of :class:`fsmap.LMAP`, as are the next three
     beta: float = 1e-3
     batchnorm: str = "joint"
     every: int = 1
-    label_noise: float = 0.0
+    label_noise: float = 0.0  #: fraction of training labels drawn anew
     label_noise_seed: int = 0
-    valid: int | None = None
-    split_seed: int = 0
-    augment: bool | None = None
-    limit: int | None = None
-    generated: bool = False
-    seed: int = 0
-    precision: str = "fp32"
-    channels_last: bool = True
-    compile: bool = False
-    graph: bool = False
-    deterministic: bool = False
+    valid: int | None = None  #: held-out images; None: the protocol's number
+    split_seed: int = 0  #: which images are held out
+    augment: bool | None = None  #: crop and flip; None: as the protocol has it
+    limit: int | None = None  #: use only so many training images
+    generated: bool = False  #: generated images, which need no data
+    seed: int = 0  #: of weights, order, augmentation, evaluation points and ψ
+    precision: str = "fp32"  #: fp32, tf32 or bf16 (autocast, which fd and fd_central leave)
+    channels_last: bool = True  #: memory layout, where it is safe
+    compile: bool = False  #: ``torch.compile`` the passes
+    graph: bool = False  #: capture the whole step in a CUDA graph
+    deterministic: bool = False  #: a resumed run has the same bits on CUDA too, as on the CPU
 
     def __post_init__(self) -> None:
         by_name(self.estimator)
         check_mode(self.batchnorm, MODES)
-        wrong: dict[str, bool] = {}
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
-            message = f"{name} must be one of {', '.join(allowed)}, got {value!r}"
-            wrong[message] = value not in allowed
+            if value not in allowed:
+                raise InputError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
         for name, least in LEAST.items():
             value = getattr(self, name) or 0
-            finite = " and finite" if value == math.inf else ""
-            message = f"{name} must be at least {least}{finite}, got {value}"
-            wrong[message] = not least <= value < math.inf
+            if not least <= value < math.inf:
+                raise InputError(f"{name} must be finite and at least {least}, got {value}")
         smoothing, clip = self.label_smoothing, 1.0 if self.clip is None else self.clip
         late = self.warmup_epochs >= self.epochs
-        wrong |= {
+        wrong = {
             f"momentum must be less than 1, got {self.momentum:g}": self.momentum >= 1,
             f"warmup_epochs must be less than epochs, got {self.warmup_epochs:g}": late,
             "nesterov needs momentum > 0": self.nesterov and not self.momentum,
@@ -131,8 +98,9 @@ class ImageSettings:
             f"label_smoothing must lie in [0, 1), got {smoothing:g}": not 0 <= smoothing < 1,
             f"beta must be > 0 and finite, got {self.beta:g}": not 0 < self.beta < math.inf,
         }
-        for message in (text for text, holds in wrong.items() if holds):
-            raise InputError(message)
+        for message, holds in wrong.items():
+            if holds:
+                raise InputError(message)
 
     @property
     def regularized(self) -> bool:
@@ -223,14 +191,13 @@ def logits_of(
     images: Tensor,
     normalize: Normalization,
     layout: torch.memory_format = torch.channels_last,
-    batch: int = 1_000,
     half: torch.dtype | None = None,
 ) -> Tensor:
     """Logits in ``eval()`` mode, in the precision of the parameters unless told otherwise."""
     first = next(module.parameters())
     found = []
     with evaluation_mode(module), autocast(first.device, half):
-        for part in images.split(batch):
+        for part in images.split(1_000):
             part = part.to(first.device)
             whole = part.dtype == torch.uint8
             x = normalize(part, first.dtype) if whole else part.to(first.dtype)

@@ -81,7 +81,9 @@ class ImageRun:
         check_model(self.logits_of, self.task.train.x[:2], settings, self.task.classes)
         self.history: list[Row] = []
         self._stopping = False
-        self.step = 0
+        self.steps_per_epoch = self.feeder.steps_per_epoch
+        self.steps = settings.epochs * self.steps_per_epoch  # of the whole run
+        self.step = 0  # steps taken
         self.reg_strength = 0.0  # λ; a factor on the strength if that is given in nats
         if settings.regularized:
             nats = settings.reg_nats is not None
@@ -107,16 +109,6 @@ class ImageRun:
     def epoch(self) -> int:
         """Epochs completed."""
         return self.step // self.steps_per_epoch
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of an epoch."""
-        return self.feeder.steps_per_epoch
-
-    @property
-    def steps(self) -> int:
-        """Steps of the whole run."""
-        return self.settings.epochs * self.steps_per_epoch
 
     @property
     def done(self) -> bool:
@@ -195,11 +187,11 @@ class ImageRun:
                     break
         return self.history
 
-    def logits(self, split: str = "valid", limit: int | None = None) -> tuple[Tensor, Tensor]:
+    def logits(self, split: str = "valid") -> tuple[Tensor, Tensor]:
         """Logits ``[N, K]`` and labels of ``train`` (not augmented), ``valid`` or ``test``."""
         if split not in ("train", "valid", "test"):
             raise InputError(f"split must be one of train, valid, test, got {split!r}")
-        part = getattr(self.task, split).take(slice(limit))
+        part = getattr(self.task, split)
         return self.logits_of(part.x), part.y
 
     def logits_of(self, images: Tensor, half: torch.dtype | None = None) -> Tensor:

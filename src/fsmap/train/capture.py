@@ -30,14 +30,6 @@ class CapturedStep:
             takes no step. Tensors that the warm-up adds at the end of the list are set to zero.
         strict: Raise a RuntimeError before the capture if the step waits for the device: a capture
             that fails leaves torch's generator on the device unusable (torch 2.11).
-
-    Example:
-        >>> import torch
-        >>> if torch.cuda.is_available():
-        ...     x = torch.zeros(3, device="cuda")
-        ...     step = CapturedStep(lambda: x.add_(1), lambda: [x])
-        ...     step(), step()
-        ...     assert x.tolist() == [2, 2, 2]
     """
 
     def __init__(
@@ -49,18 +41,15 @@ class CapturedStep:
     ) -> None:
         self._step, self._state, self._strict = step, state, strict
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._stream: torch.cuda.Stream | None = None
 
     def __call__(self) -> None:
         """Take a step."""
         if self._graph is None:
-            self.warm_up()
-            self.capture()
-        assert self._graph is not None
+            self._graph = self.capture()
         self._graph.replay()
 
-    def warm_up(self) -> None:
-        """Take a few steps and undo them."""
+    def capture(self) -> torch.cuda.CUDAGraph:
+        """Take a few steps, undo them, and capture one."""
         kept = [t.detach().clone() for t in self._state()]
         current, other = torch.cuda.current_stream(), torch.cuda.Stream()
         other.wait_stream(current)
@@ -73,15 +62,19 @@ class CapturedStep:
                         self._step()
         finally:
             current.wait_stream(other)
-            restore(self._state(), kept)
-        self._stream = other  # gradients accumulate on the warm-up's stream
-
-    def capture(self) -> None:
-        """Capture the step, after :meth:`warm_up`."""
+            self._restore(kept)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
+        with torch.cuda.graph(graph, stream=other):  # gradients accumulate on this stream
             self._step()
-        self._graph = graph
+        return graph
+
+    @torch.no_grad()
+    def _restore(self, kept: Sequence[Tensor]) -> None:
+        state = self._state()
+        for t, before in zip(state, kept, strict=False):
+            t.copy_(before)
+        for t in state[len(kept) :]:
+            t.zero_()
 
 
 @contextmanager
@@ -97,13 +90,8 @@ def _no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-@torch.no_grad()
-def restore(state: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
-    """Put tensors back, in place; those that are new are set to zero."""
-    for t, before in zip(state, kept, strict=False):
-        t.copy_(before)
-    for t in state[len(kept) :]:
-        t.zero_()
+Captured = tuple[torch.cuda.CUDAGraph, list[Tensor], dict[str, Tensor]]
+"""The graph, the tensors that it reads, and what it measures."""
 
 
 class Graphed:
@@ -118,33 +106,35 @@ class Graphed:
         self, step: Callable[[Any], Tensor], state: Callable[[], Sequence[Tensor]]
     ) -> None:
         self.step, self.state, self.eager = step, state, False
-        self.captured: dict[object, tuple[CapturedStep, list[Tensor], dict[str, Tensor]]] = {}
+        self.captured: dict[object, Captured] = {}
 
     def __call__(self, feed: Any) -> Tensor:
         """One step."""
         leaves, structure = tree_flatten(feed[:2])
         key = (str(structure), *(None if t is None else tuple(t.shape) for t in leaves))
         if key not in self.captured and not self.eager:
-            fixed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
-            measured: dict[str, Tensor] = {}
-            captured = CapturedStep(
-                lambda: measured.update(row=self.step(fixed)), self.state, strict=True
-            )
             try:
-                captured.warm_up()
+                self.captured[key] = self._capture(feed)
             except RuntimeError as error:
                 self.eager = True
                 why = str(error).splitlines()[0]
                 message = f"no CUDA graph: {why}. Training goes on without one, slower."
                 warnings.warn(message, FallbackWarning, stacklevel=2)
-            else:
-                captured.capture()
-                self.captured[key] = captured, tree_flatten(fixed[:2])[0], measured
         if self.eager:
             return self.step(feed)
-        captured, buffers, measured = self.captured[key]
+        graph, buffers, measured = self.captured[key]
         for buffer, t in zip(buffers, leaves, strict=True):
             if t is not None:
                 buffer.copy_(t)
-        captured()
+        graph.replay()
         return measured["row"].clone()
+
+    def _capture(self, feed: Any) -> Captured:
+        fixed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
+        measured: dict[str, Tensor] = {}
+
+        def step() -> None:
+            measured["row"] = self.step(fixed)
+
+        graph = CapturedStep(step, self.state, strict=True).capture()
+        return graph, tree_flatten(fixed[:2])[0], measured

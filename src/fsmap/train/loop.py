@@ -274,21 +274,15 @@ class Loop:
         settings = self.settings
         self.recorder = Recorder(every=settings.log_every)
         self.path = None if settings.checkpoint is None else Path(settings.checkpoint)
-        self.lock = ExitStack()  # held until run() ends
-        if self.path is not None:
-            self._open(self.path)
-
-    def _open(self, path: Path) -> None:
-        lock = beside(path, "lock")
-        self.lock.enter_context(exclusive(lock, path))
-        self.lock.callback(lock.unlink, missing_ok=True)
-        try:
-            remove_partial(path)
-            if path.exists():
-                self._restore(path)
-        except BaseException:
-            self.lock.close()
-            raise
+        with ExitStack() as stack:
+            if self.path is not None:
+                lock = beside(self.path, "lock")
+                stack.enter_context(exclusive(lock, self.path))
+                stack.callback(lock.unlink, missing_ok=True)
+                remove_partial(self.path)
+                if self.path.exists():
+                    self._restore(self.path)
+            self.lock = stack.pop_all()  # held until run() ends
 
     def run(self, take_step: Callable[[int], Tensor], label: str) -> None:
         """Take all remaining steps.

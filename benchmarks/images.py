@@ -49,7 +49,7 @@ def take(run: ImageRun, number: int) -> float:
     """Seconds of so many steps."""
     start = now(run)
     for _ in range(number):
-        run.taken(run.step % run.steps_per_epoch, lr=1e-3, reg_strength=run.reg_strength)
+        run.stepper(run.step, lr=1e-3, reg_strength=run.reg_strength)
         run.step += 1
     return now(run) - start
 

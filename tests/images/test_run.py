@@ -67,7 +67,7 @@ def same(run: ImageRun, other: ImageRun) -> None:
         (3, {"every": 2, "data": "cifar10", "px": "0.5*train+0.5*white-noise"}),
         (4, {"method": "ps-map"}),
         (5, {"batchnorm": "frozen"}),
-        (7, {"reg_nats": 1.0, "reg_trim": True}),
+        (7, {"reg_nats": 1.0}),
         (7, {"sam": 0.05}),
         (7, {"estimator": "vjp"}),
     ],

@@ -37,7 +37,6 @@ OPTIONS = {
     "weights": {"metric": fsmap.metric.Weights(lambda x: x[:, 0].square())},
     "softmax-Fisher": {"metric": fsmap.metric.SoftmaxFisher()},
     "two probes": {"probes": 2},
-    "one layer": {"layers": "4"},
     "every": {"every": 3},
 }
 

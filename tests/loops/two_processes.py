@@ -247,7 +247,6 @@ CASES: dict[str, Callable[[], Found]] = {
     "ddp frozen jvp": lambda: ddp(batchnorm="frozen"),
     "ddp joint fd": lambda: ddp(estimator="fd"),
     "ddp sampled outputs": lambda: ddp(batchnorm="frozen", outputs=2),
-    "ddp one layer": lambda: ddp(layers="body"),
     "sync joint jvp": lambda: ddp(sync),
     "sync joint fd_central": lambda: ddp(sync, estimator="fd_central"),
     "fsdp": fsdp,

@@ -161,7 +161,7 @@ def _laplacian(
     at = _At(f, buffers)
     probes: Any = drawn.probes
     if draws_normal(options.estimator):
-        probes = _shaped(probes, f.module, params)
+        probes = _shaped(probes, params)
     found = evaluate_trace(options.estimator, Site(at, params, x, metric), probes)
     out, state = found.out, found.state
     if out is None or state is None:
@@ -182,23 +182,21 @@ class _At(Wrapped):
         return self.inner.with_state(params, x, self._buffers if buffers is None else buffers)
 
 
-def _shaped(flat: Tensor, module: nn.Module, params: Params) -> Params:
+def _shaped(flat: Tensor, params: Params) -> Params:
     """ψ as one vector cut into ``{name: [R, ...]}``, in the memory layout of each parameter."""
     found: Params = {}
     start = 0
-    every = params if count(params) == flat.shape[1] else trainable(module)
-    for name, p in every.items():
-        if name in params:
-            piece = flat[:, start : start + p.numel()]
-            if p.is_contiguous():
-                piece = piece.reshape(len(flat), *p.shape)
-            else:  # channels last: the same order in memory, so that no pass has to reorder it
-                order = sorted(range(p.ndim), key=p.stride, reverse=True)
-                shape = [p.shape[d] for d in order]
-                back = [0, *(1 + order.index(d) for d in range(p.ndim))]
-                piece = piece.reshape(len(flat), *shape).permute(back)
-            found[name] = piece.to(device=p.device, dtype=p.dtype)
+    for name, p in params.items():
+        piece = flat[:, start : start + p.numel()]
         start += p.numel()
+        if p.is_contiguous():
+            piece = piece.reshape(len(flat), *p.shape)
+        else:  # channels last: the same order in memory, so that no pass has to reorder it
+            order = sorted(range(p.ndim), key=p.stride, reverse=True)
+            shape = [p.shape[d] for d in order]
+            back = [0, *(1 + order.index(d) for d in range(p.ndim))]
+            piece = piece.reshape(len(flat), *shape).permute(back)
+        found[name] = piece.to(device=p.device, dtype=p.dtype)
     return found
 
 
@@ -289,7 +287,7 @@ class Regularizer:
     def params(self) -> Params:
         """The parameters that R is about, as they are now."""
         _check_not_sharded(self.module)
-        return trainable(self.module, self.options.layers)
+        return trainable(self.module)
 
     def _call_module(self, module: nn.Module, x: Inputs) -> Any:
         return (self.options.forward or call_module)(module, x, **self.keywords)
@@ -345,9 +343,8 @@ class Regularizer:
         options, stream = self.options, self.stream()
         params = self.params() if params is None else params
         if draws_normal(options.estimator):
-            every = params if options.layers is None else trainable(self.module)
             device = next(iter(params.values())).device
-            return stream.flat_psi(count(every), options.probes, device, self.psi_dtype(device))
+            return stream.flat_psi(count(params), options.probes, device, self.psi_dtype(device))
         f = self.f
         if x is not None and options.batchnorm == "joint":
             evaluation = _joined(x, evaluation)

@@ -89,7 +89,7 @@ class InPlacePenalty(Penalty):
         """
         check_strength(reg_strength)
         reg, options = self.regularizer, self.options
-        params = trainable(reg.module, options.layers)
+        params = trainable(reg.module)
         like = next(iter(params.values()))
         value = torch.zeros((), device=like.device, dtype=like.dtype)
         if reg.active and not is_zero(reg_strength):

@@ -6,9 +6,7 @@ Every way in takes these names, with these meanings.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from numbers import Integral
 from typing import Any, NamedTuple, TypedDict
 
@@ -26,8 +24,6 @@ from fsmap.px import EvalDistribution, Stream, as_px, generator
 from fsmap.types import Inputs, Params
 
 MODES = ("joint", "batch", "frozen")  # of BatchNorm: fsmap.lmap.batchnorm
-Layers = str | Iterable[str] | Callable[[str], bool]
-"""Names of layers or parameters, with ``*`` and ``?``, or a function of a parameter's name."""
 
 
 class MoreOptions(TypedDict, total=False):
@@ -39,7 +35,6 @@ class MoreOptions(TypedDict, total=False):
     metric: Metric | Tensor | None
     seed: int
     probes: int
-    layers: Layers | None
     outputs: int | None
     forward: Forward | None
 
@@ -60,8 +55,6 @@ class Options:
         metric: g, see :mod:`fsmap.metric`.
         seed: ψ is a function of the seed, the step and the model's parameters.
         probes: ψ per step.
-        layers: R over these parameters only: names of layers or parameters, patterns such as
-            ``"block.*"``, or a function of a parameter's name. None: all that are trainable.
         outputs: R over so many entries of the last output dimension, another random sample on each
             step, scaled so that R is unbiased; for large vocabularies.
         forward: ``forward(module, x)`` if the module's signature is unusual.
@@ -76,7 +69,6 @@ class Options:
     metric: Metric | Tensor | None = None
     seed: int = 0
     probes: int = 1
-    layers: Layers | None = None
     outputs: int | None = None
     forward: Forward | None = None
 
@@ -100,7 +92,7 @@ class Options:
                 f"batchnorm='frozen' needs running statistics, and {bare} keep none "
                 "(track_running_stats=False). Use 'batch' or 'joint'."
             )
-        trainable(module, self.layers)
+        trainable(module)
         if self.outputs and not isinstance(self.metric, Weights | None):
             raise InputError(
                 "outputs=k goes with no metric or with fsmap.metric.Weights: a metric between "
@@ -154,35 +146,15 @@ def check_strength(value: Any) -> None:
         raise InputError(f"reg_strength must be finite and at least 0, got {value!r}")
 
 
-def trainable(module: nn.Module, layers: Layers | None = None) -> Params:
-    """The trainable parameters, live, or those among ``layers``.
-
-    Raises UnsupportedModuleError if there is none (any more), InputError if none is in ``layers``.
-    """
+def trainable(module: nn.Module) -> Params:
+    """The trainable parameters, live; raises UnsupportedModuleError if there is none (any more)."""
     found: Params = {n: p for n, p in module.named_parameters() if p.requires_grad}
     if not found:
         raise UnsupportedModuleError(
             f"no parameter of {type(module).__name__} is trainable, so there is no R. Set "
             "requires_grad on some of them, or call the model alone."
         )
-    if layers is None:
-        return found
-    chosen = {n: p for n, p in found.items() if _matches(n.replace("_orig_mod.", ""), layers)}
-    if not chosen:
-        known = sorted({n.rpartition(".")[0] or n for n in found})
-        raise InputError(
-            f"layers={layers!r} matches no trainable parameter. Layers with trainable parameters: "
-            f"{known[:8]}{' ...' if len(known) > 8 else ''}. Give names, patterns such as "
-            "'block.*', or a function of a parameter's name."
-        )
-    return chosen
-
-
-def _matches(name: str, layers: Layers) -> bool:
-    if callable(layers):
-        return bool(layers(name))
-    patterns = (layers,) if isinstance(layers, str) else layers
-    return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in patterns)
+    return found
 
 
 class Outputs(NamedTuple):

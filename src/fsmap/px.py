@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 import math
 import numbers
 import reprlib
@@ -34,11 +33,6 @@ from fsmap.functional import (
 )
 from fsmap.linalg.probes import rademacher, randn_like
 from fsmap.types import Inputs, Params
-
-__all__ = [
-    *("Empirical", "EvalDistribution", "Lattice", "Mixture", "Normal", "Stream", "Uniform"),
-    "as_px",
-]
 
 Coordinates = float | Sequence[float] | Tensor
 """One number for all dimensions of a point, or one for each."""
@@ -73,10 +67,7 @@ class _Held:
         return other
 
     def __repr__(self) -> str:
-        held = {name: getattr(self, name) for name in self._tensors}
-        shown = ", ".join(f"{name}={brief(t)}" for name, t in held.items())
-        shape = tuple(next(iter(held.values())).shape)
-        return f"{type(self).__name__}({shown}, shape={shape})"
+        return f"{type(self).__name__}(shape={tuple(getattr(self, self._tensors[0]).shape)})"
 
 
 class Uniform(_Held):
@@ -225,10 +216,6 @@ class Lattice(Empirical):
         ]
         grid = torch.meshgrid(*axes, indexing="ij")
         super().__init__(torch.stack([g.reshape(-1) for g in grid], -1))  # [prod(num), dim]
-        self._text = f"low={brief(lower)}, high={brief(upper)}, num={num}"
-
-    def __repr__(self) -> str:
-        return f"Lattice({self._text})"
 
 
 class Mixture:
@@ -297,14 +284,6 @@ class FromFunction:
 
     def __init__(self, function: Callable[[int, torch.Generator], Inputs]) -> None:
         self.function = function
-        try:
-            inspect.signature(function).bind(1, None)
-        except TypeError as error:
-            raise InputError(
-                f"{self!r} is no evaluation distribution function(n, generator): {error}"
-            ) from error
-        except ValueError:  # a built-in function has no signature
-            pass
         self.target: tuple[torch.device | str | None, torch.dtype | None] = (None, None)
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
@@ -432,9 +411,7 @@ def _in_memory(data: Any) -> Inputs:
         return _read(data)
     mapped = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if mapped and not isinstance(data, list | str | IterableDataset):
-        if len(data) == 0:
-            raise InputError("the data set is empty. At least one point is needed.")
-        return _read(DataLoader(data, batch_size=min(len(data), 256)))
+        return _read(DataLoader(data, batch_size=256))
     raise InputError(
         f"Empirical cannot use a {type(data).__name__}. Allowed are a tensor or array [D, ...], a "
         "tuple or dict of them, a map-style Dataset, or a DataLoader (also around an iterable "
@@ -445,9 +422,7 @@ def _in_memory(data: Any) -> Inputs:
 def _read(loader: DataLoader[Any]) -> Inputs:
     """Everything a loader yields, concatenated."""
     batches: list[Inputs] = []
-    size, length = 0, 1
-    if not isinstance(loader.dataset, IterableDataset):  # whose length is not known
-        length = len(loader)
+    size = 0
     try:
         with torch.random.fork_rng(devices=[]):  # loaders draw from torch's global CPU generator
             torch.default_generator.manual_seed(0)
@@ -455,7 +430,7 @@ def _read(loader: DataLoader[Any]) -> Inputs:
                 x = _tensors(batch[0] if isinstance(batch, list | tuple) else batch)
                 batches.append(x)
                 size += sum(t.numel() * t.element_size() for t in tree_leaves(x))
-                _check_size(size * length if len(batches) == 1 else size)
+                _check_size(size)
         if batches:
             return tree_map(lambda *ts: torch.cat(ts), *batches)
     except (TypeError, RuntimeError) as error:
@@ -463,7 +438,7 @@ def _read(loader: DataLoader[Any]) -> Inputs:
             f"the data cannot be read as tensors: {error} Make its items tensors of one shape, for "
             "instance by the Dataset's transform or the DataLoader's collate_fn."
         ) from error
-    raise InputError("the DataLoader yields nothing. At least one point is needed.")
+    raise InputError("the data set is empty. At least one point is needed.")
 
 
 def _tensors(x: Any) -> Inputs:
@@ -552,7 +527,7 @@ def per_point(
         ) from error
     for name, value in zip(named, values, strict=True):
         if not torch.isfinite(value).all():
-            raise InputError(f"{name} must be finite, got {brief(value)}.")
+            raise InputError(f"{name} must be finite, got {named[name]}.")
     return points
 
 
@@ -562,17 +537,5 @@ def box(
     """The two corners of a box, ``[*shape]`` each; raises InputError unless low < high."""
     lower, upper = per_point({"low": low, "high": high}, shape)
     if not (lower < upper).all():
-        raise InputError(
-            f"low must be below high in every dimension, got low={brief(lower)}, "
-            f"high={brief(upper)}."
-        )
+        raise InputError(f"low must be below high in every dimension, got low={low}, high={high}.")
     return lower, upper
-
-
-def brief(value: Tensor) -> str:
-    """A tensor in a few characters: a number if all entries are equal, a list if it is short."""
-    if value.numel() and (value.numel() == 1 or bool((value == value.reshape(-1)[0]).all())):
-        return f"{value.reshape(-1)[0].item():g}"
-    if value.numel() <= 4:
-        return "[" + ", ".join(f"{v:g}" for v in value.reshape(-1).tolist()) + "]"
-    return f"tensor{list(value.shape)}"

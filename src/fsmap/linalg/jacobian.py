@@ -614,28 +614,15 @@ LINEAR_MAPS: dict[Callable[..., Any], Callable[..., Arguments | None]] = {
 }
 
 
-BAND = 256  # rows of a band; smaller ones do not keep a matrix product busy
 LEAST = 2**17  # numbers in A from which a gradient of its own pays
 
 
 def inner(rows: Tensor) -> Tensor:
     """Inner products of all pairs of rows, ``[n, p]`` → ``[n, n]``."""
     if rows.numel() < LEAST or not rows.requires_grad:
-        return _lower_and_mirrored(rows)
+        return rows @ rows.mT
     product: Tensor = _Inner.apply(rows)  # type: ignore[no-untyped-call]
     return product
-
-
-def _lower_and_mirrored(rows: Tensor) -> Tensor:
-    n, p = rows.shape
-    if n < 2 * BAND or p < BAND:
-        return rows @ rows.mT
-    bands = []
-    for start in range(0, n, BAND):
-        end = min(start + BAND, n)
-        bands.append(F.pad(rows[start:end] @ rows[:end].mT, (0, n - end)))
-    lower = torch.cat(bands)
-    return lower.tril() + lower.tril(-1).mT
 
 
 class _Inner(torch.autograd.Function):
@@ -645,7 +632,7 @@ class _Inner(torch.autograd.Function):
 
     @staticmethod
     def forward(rows: Tensor) -> Tensor:
-        return _lower_and_mirrored(rows)
+        return rows @ rows.mT
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor], output: Tensor) -> None:

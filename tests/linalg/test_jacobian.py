@@ -236,7 +236,7 @@ MODULES = {
         lambda: nn.Conv2d(2, 3, 2, padding_mode="circular", padding=1), (3, 2, 3, 3), (),
     ),
     "conv_no_bias": (lambda: nn.Conv2d(2, 2, 2, bias=False), (3, 2, 3, 3), ()),
-    "conv_1d": (lambda: nn.Conv1d(2, 3, 2, stride=2, padding=1), (3, 2, 7), ()),
+    "conv_1d": (lambda: nn.Conv1d(2, 3, 2, stride=2), (3, 2, 7), ("weight", "bias")),
     "conv_valid": (lambda: nn.Conv2d(2, 3, 1, padding="valid"), (3, 2, 3, 3), ("weight", "bias")),
     "conv_groups": (lambda: nn.Conv2d(2, 4, 2, groups=2), (3, 2, 3, 3), ("weight", "bias")),
     "conv_3d": (lambda: nn.Conv3d(1, 2, 2), (3, 1, 3, 3, 3), ("weight", "bias")),

@@ -81,10 +81,6 @@ class Uniform(_Held):
     Example:
         >>> import torch
         >>> generator = torch.Generator().manual_seed(0)
-        >>> Uniform(-1, 1).sample(5, generator).shape
-        torch.Size([5, 1])
-        >>> Uniform([-5, -5], [5, 5]).sample(5, generator).shape
-        torch.Size([5, 2])
         >>> Uniform(0, 1, shape=(3, 32, 32)).sample(5, generator).shape
         torch.Size([5, 3, 32, 32])
     """
@@ -222,7 +218,7 @@ class Mixture:
     """Each point from one of several distributions, chosen independently by their weights.
 
     The numbers of points per component are therefore multinomial, and the points are in random
-    order. Components that draw without replacement do so within their share of one draw.
+    order.
 
     Args:
         components: Whatever :func:`as_px` accepts; all must draw points of one shape.

@@ -203,11 +203,7 @@ DUALS_WORK: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 def _dual(
     f: ModelFn, params: Params, x: Inputs, psi: Params
 ) -> tuple[Tensor, Tensor, State] | None:
-    """What ``torch.func.jvp`` computes, by dual tensors: eager passes take a fifth less time.
-
-    None if their gradient fails, which is tried on the first pass of a module: some formulas of
-    torch for dual tensors change saved tensors in place.
-    """
+    """What ``torch.func.jvp`` computes, in a fifth less time; None if its gradient fails."""
     module = getattr(f, "module", None)
     if module is None or not DUALS_WORK.get(module, True):
         return None
@@ -218,6 +214,7 @@ def _dual(
         value, tangent = forward_ad.unpack_dual(out)
         state = tree_map(lambda t: forward_ad.unpack_dual(t).primal, state)
     tangent = torch.zeros_like(value) if tangent is None else tangent
+    # Some formulas of torch for dual tensors change saved tensors in place: try it once.
     if module not in DUALS_WORK and tangent.requires_grad:
         own = [p for p in params.values() if p.requires_grad]
         try:
@@ -283,12 +280,9 @@ def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
 
 
 def factor(f: ModelFn, params: Params, x: Inputs, calls: Calls) -> Factors:
-    """J of all outputs at all points, layer by layer, if points do not see each other.
-
-    All points go through f together, which is quicker, if the first dimension of every layer is
-    the point.
-    """
+    """J of all outputs at all points, layer by layer, if points do not see each other."""
     S = num_points(x)
+    # All points go through f together if the first dimension of every layer is the point: quicker.
     batch = not calls.others and all(call.shape[0] == 1 for call in calls.layers)
     layered = {name: p for name, p in params.items() if name not in calls.others}
 

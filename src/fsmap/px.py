@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from fsmap.errors import InputError
 from fsmap.functional import (
@@ -315,15 +315,9 @@ def as_px(obj: Any) -> EvalDistribution:
     """
     if isinstance(obj, EvalDistribution) and not isinstance(obj, type):
         return obj
-    if isinstance(obj, Tensor | np.ndarray | tuple | Mapping | Dataset | DataLoader):
-        return Empirical(obj)
     if callable(obj) and not isinstance(obj, type | nn.Module):
         return FromFunction(obj)
-    raise InputError(
-        f"{reprlib.repr(obj)} ({type(obj).__name__}) is no evaluation distribution. Allowed are "
-        "px.Uniform, px.Normal, px.Empirical, px.Lattice and px.Mixture, a tensor, array, tuple or "
-        "dict of tensors, a Dataset or DataLoader, or a function (n, generator) -> x."
-    )
+    return Empirical(obj)
 
 
 def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:
@@ -409,9 +403,10 @@ def _in_memory(data: Any) -> Inputs:
     if mapped and not isinstance(data, list | str | IterableDataset):
         return _read(DataLoader(data, batch_size=256))
     raise InputError(
-        f"Empirical cannot use a {type(data).__name__}. Allowed are a tensor or array [D, ...], a "
-        "tuple or dict of them, a map-style Dataset, or a DataLoader (also around an iterable "
-        "Dataset). Stack a list of points with torch.stack."
+        f"{reprlib.repr(data)} ({type(data).__name__}) is no evaluation distribution. Allowed are "
+        "px.Uniform, px.Normal, px.Empirical, px.Lattice and px.Mixture, a tensor or array "
+        "[D, ...], a tuple or dict of them, a map-style Dataset, a DataLoader (also around an "
+        "iterable Dataset), or a function (n, generator) -> x. Stack a list with torch.stack."
     )
 
 
@@ -429,7 +424,7 @@ def _read(loader: DataLoader[Any]) -> Inputs:
                 _check_size(size)
         if batches:
             return tree_map(lambda *ts: torch.cat(ts), *batches)
-    except (TypeError, RuntimeError) as error:
+    except (TypeError, RuntimeError, KeyError) as error:
         raise InputError(
             f"the data cannot be read as tensors: {error} Make its items tensors of one shape, for "
             "instance by the Dataset's transform or the DataLoader's collate_fn."

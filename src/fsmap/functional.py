@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from fsmap.errors import FsmapError, InputError, MemoryLimitError, UnsupportedModuleError
+from fsmap.errors import FsmapError, InputError, UnsupportedModuleError
 from fsmap.types import Inputs, ModelFn, Params
 
 Forward = Callable[..., Any]
@@ -619,13 +619,3 @@ def _read(path: str) -> str:
 def fits(needed: int, device: torch.device) -> bool:
     """Whether so many bytes may be allocated."""
     return needed <= ALWAYS or needed <= SHARE * free_bytes(device)
-
-
-def check_fits(needed: int, device: torch.device, *, what: str, instead: str) -> None:
-    """Raise MemoryLimitError if ``what`` does not fit, with what to do ``instead``."""
-    if not fits(needed, device):
-        limit = SHARE * free_bytes(device)
-        raise MemoryLimitError(
-            f"{what} needs {needed / 1e9:.2f} GB, {limit / 1e9:.2f} GB may be used on {device}. "
-            f"{instead}"
-        )

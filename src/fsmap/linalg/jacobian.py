@@ -228,9 +228,6 @@ def _dual(
     return value, tangent, state
 
 
-REVERSE_FAILED = "reverse-mode differentiation failed{where}"
-
-
 def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor], Params], State]:
     """One pass in reverse mode: f(x), the map u ``[S, K]`` → Jᵀu, the state of the pass."""
     check_replaceable(f, "reverse")
@@ -244,13 +241,10 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
         with torch.enable_grad():  # else some kernels keep nothing for a derivative, such as LSTM
             out, pull, state = torch.func.vjp(call, params, has_aux=True)  # type: ignore[misc]
     except FAILURES as error:
-        explain(error, f, x, params, REVERSE_FAILED)
+        explain(error, f, x, params, "reverse-mode differentiation failed{where}")
 
     def transpose(u: Tensor) -> Params:
-        try:
-            (cotangent,) = pull(u.reshape(out.shape).to(out.dtype))
-        except FAILURES as error:
-            explain(error, f, x, params, REVERSE_FAILED)
+        (cotangent,) = pull(u.reshape(out.shape).to(out.dtype))
         return cotangent  # type: ignore[no-any-return]
 
     return out, transpose, state

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from fsmap.errors import InputError, SingularGeometryError
+from fsmap.errors import SingularGeometryError
 from fsmap.functional import functional
 from fsmap.objective.closed_form import (
     EXP,
@@ -244,8 +244,6 @@ def test_as_a_geometry_term_it_is_half_the_generic_log_det(num, generator):
     assert_close(term.value(f, params, Draws()), -0.5 * logdet_slow(f, params, x, 0.01))
 
 
-def test_refusals():
+def test_a_singular_gram_is_refused():
     with pytest.raises(SingularGeometryError, match="eigenvalues"):
         Invertible.from_gram(FourierBasis(3).gram(torch.linspace(-1, 1, 4)))
-    with pytest.raises(InputError, match="least"):
-        FourierBasis(3).lattice(1, 0.1)

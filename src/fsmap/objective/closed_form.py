@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from fsmap.errors import InputError, SingularGeometryError
+from fsmap.errors import SingularGeometryError
 from fsmap.objective.likelihood import tensor_like
 from fsmap.px import Stream
 from fsmap.types import Draws, ModelFn, Params
@@ -107,8 +107,8 @@ class FourierBasis(BasisModel):
 
     frequencies: Tensor
 
-    def __init__(self, num_frequencies: int, squash: Squash = TANH, **options: Any) -> None:
-        super().__init__(2 * num_frequencies, squash, **options)
+    def __init__(self, num_frequencies: int, scale: float | None = None) -> None:
+        super().__init__(2 * num_frequencies, TANH, scale)
         frequencies = math.pi * torch.arange(1, num_frequencies + 1, dtype=torch.float64)
         self.register_buffer("frequencies", frequencies)  # [n]
 
@@ -122,11 +122,7 @@ class FourierBasis(BasisModel):
         return self.scale**2 / 2 * torch.eye(len(self.theta)).to(self.frequencies)
 
     def lattice(self, num_points: int, jitter: float | Tensor) -> FourierLattice:
-        """The closed form for p_X = ``linspace(-1, 1, num_points)``."""
-        if num_points < 2:
-            raise InputError(
-                f"num_points must be at least 2 (both ends of [-1, 1]), got {num_points}."
-            )
+        """The closed form for p_X = ``linspace(-1, 1, num_points)``, at least two points."""
         num, around = len(self.frequencies), num_points - 1
         classes: dict[tuple[bool, int], list[int]] = {}
         for parameter in range(2 * num):

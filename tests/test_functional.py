@@ -14,35 +14,19 @@ from fsmap.errors import UnsupportedModuleError
 from fsmap.functional import NoiseReplay, count, differentiable_attention, ravel, unravel
 
 
-def plain(module, x):
-    """The module called as its author meant it, on a copy: nothing of it changes."""
-    module = copy.deepcopy(module)
-    return module(**x) if isinstance(x, dict) else module(x)
-
-
 @pytest.mark.parametrize("name", cases.MODELS)
 def test_equals_the_module_and_changes_nothing(name):
     case = cases.case(name)
-    before = copy.deepcopy(case.module.state_dict())
-    torch.testing.assert_close(case.f(case.params, case.x), plain(case.module, case.x))
+    before, twin = copy.deepcopy(case.module.state_dict()), copy.deepcopy(case.module)
+    expected = twin(**case.x) if isinstance(case.x, dict) else twin(case.x)
+    out = case.f(case.params, case.x)
+    torch.testing.assert_close(out, expected)
     for key, value in case.module.state_dict().items():
         assert torch.equal(value, before[key]), key
-
-
-@pytest.mark.parametrize("name", cases.MODELS)
-def test_gradients_reach_the_module(name):
-    case = cases.case(name)
-    case.f(case.params, case.x).square().sum().backward()
-    twin = copy.deepcopy(case.module)
-    twin.zero_grad()
-    out = twin(**case.x) if isinstance(case.x, dict) else twin(case.x)
-    out.square().sum().backward()
-    for (key, ours), (_, theirs) in zip(
-        case.module.named_parameters(), twin.named_parameters(), strict=True
-    ):
-        assert (ours.grad is None) == (theirs.grad is None), key
-        if ours.grad is not None:
-            torch.testing.assert_close(ours.grad, theirs.grad)
+    out.square().sum().backward()  # reaches the module
+    expected.square().sum().backward()
+    ours, theirs = ([p.grad for p in m.parameters()] for m in (case.module, twin))
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_frozen_parameters_are_constants_and_shared_ones_appear_once():
@@ -133,16 +117,17 @@ def test_tuples_custom_calls_and_objects_with_logits(seeded):
         f(params, a)
 
 
-def test_nothing_to_train_is_refused(seeded):
-    with pytest.raises(UnsupportedModuleError, match="trainable"):
-        fsmap.functional(nn.ReLU())
-    with pytest.raises(UnsupportedModuleError, match="requires_grad"):
-        fsmap.functional(nn.Linear(2, 2).requires_grad_(False))
-
-
-def test_a_lazy_module_has_to_see_data_first(seeded):
-    with pytest.raises(UnsupportedModuleError, match="weight"):
-        fsmap.functional(nn.LazyLinear(2))
+@pytest.mark.parametrize(
+    ("make", "word"),
+    [
+        (nn.ReLU, "trainable"),
+        (lambda: nn.Linear(2, 2).requires_grad_(False), "requires_grad"),
+        (lambda: nn.LazyLinear(2), "weight"),
+    ],
+)
+def test_modules_that_cannot_be_trained_are_refused(make, word, seeded):
+    with pytest.raises(UnsupportedModuleError, match=word):
+        fsmap.functional(make())
 
 
 def test_ravel_and_unravel_are_inverse():
@@ -159,9 +144,6 @@ def test_differentiable_attention_puts_the_fast_path_back():
     before = torch.backends.mha.get_fastpath_enabled()
     with differentiable_attention():
         assert not torch.backends.mha.get_fastpath_enabled()
-    assert torch.backends.mha.get_fastpath_enabled() == before
-    with pytest.raises(ZeroDivisionError), differentiable_attention():
-        raise ZeroDivisionError
     assert torch.backends.mha.get_fastpath_enabled() == before
 
 

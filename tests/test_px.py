@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 from torch.testing import assert_close
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
@@ -45,15 +44,6 @@ def distribution(request):
     return DISTRIBUTIONS[request.param]()
 
 
-def test_moves_to_a_dtype(distribution):
-    before = distribution.sample(5, source()).dtype
-    moved = distribution.to(dtype=torch.float32)
-    assert type(moved) is type(distribution)
-    assert moved.sample(5, source()).dtype == torch.float32
-    assert distribution.sample(5, source()).dtype == before  # itself unchanged
-    assert distribution.to("cpu").sample(5, source()).dtype == before
-
-
 @pytest.mark.gpu
 def test_points_do_not_depend_on_the_device(distribution):
     there = distribution.to("cuda")
@@ -67,14 +57,14 @@ def test_points_do_not_depend_on_the_device(distribution):
 
 
 def test_mixture_counts_are_multinomial():
-    mixture = px.Mixture([torch.zeros(1), torch.ones(1), 2 * torch.ones(1)], [1, 3, 6])
+    mixture = px.Mixture([torch.full((1,), float(k)) for k in range(4)], [1, 3, 6, 0])
     generator = source()
     draws = torch.stack([mixture.sample(20, generator) for _ in range(2000)])  # [2000, 20]
-    counts = torch.stack([(draws == k).sum(1) for k in range(3)], 1).double()
-    p = torch.tensor([0.1, 0.3, 0.6])
+    counts = torch.stack([(draws == k).sum(1) for k in range(4)], 1).double()
+    p = torch.tensor([0.1, 0.3, 0.6, 0.0])
     assert_close(counts.sum(1), torch.full((2000,), 20.0))
     deviation = (20 * p * (1 - p)).sqrt()
-    assert ((counts.mean(0) - 20 * p).abs() < 5 * deviation / math.sqrt(2000)).all()
+    assert ((counts.mean(0) - 20 * p).abs() <= 5 * deviation / math.sqrt(2000)).all()
     expected = 20 * (p.diag() - p[:, None] * p)  # covariance of Multinomial(20, p)
     assert_close(counts.mT.cov(), expected, rtol=0.15, atol=0.15)
 
@@ -172,9 +162,7 @@ class Stream(IterableDataset):
 def test_draws_rows_without_repeats():
     x = Empirical(X).sample(20, source())
     assert sorted(x[:, 0].tolist()) == X[:, 0].tolist()
-    few = Empirical(X).sample(4, source())
-    assert len(few[:, 0].unique()) == 4
-    assert (few[:, 1] == few[:, 0] + 1).all()
+    assert (x[:, 1] == x[:, 0] + 1).all()
     assert len(Empirical(X).sample(200, source()).unique(dim=0)) == 20  # with repeats
 
 
@@ -235,35 +223,13 @@ def test_a_tensor_is_shared_not_copied():
     assert copy.deepcopy(px).all().data_ptr() == X.data_ptr()
     assert px.to("cpu", torch.float64).all().data_ptr() == X.data_ptr()
 
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.px = px
 
-    assert copy.deepcopy(Model()).px.all().data_ptr() == X.data_ptr()
-
-
-def test_what_does_not_fit_into_memory_is_refused_before_it_is_read(monkeypatch):
-    read = []
-
-    def within(size):
-        monkeypatch.setattr(px, "MAX_BYTES", size)
-        return Empirical
-
-    class Counting(Items):
-        def __getitem__(self, i):
-            read.append(i)
-            return self.items[i], 0
-
-    data = Counting(list(X.repeat(15, 1)))  # 300 points, two batches of 256
+def test_what_does_not_fit_into_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(px, "MAX_BYTES", 20 * 3 * 8)
+    for data in (Items(list(X)), DataLoader(Stream(), batch_size=5)):
+        assert len(Empirical(data)) == 20
     with pytest.raises(InputError, match="Subset"):
-        within(300 * 3 * 8 - 1)(data)
-    assert len(read) == 256
-    assert len(within(2 * 256 * 3 * 8)(data)) == 300
-    loader = DataLoader(Stream(), batch_size=5)  # of unknown length
-    with pytest.raises(InputError, match="points"):
-        within(3 * 5 * 3 * 8)(loader)
-    assert len(within(4 * 5 * 3 * 8)(loader)) == 20
+        Empirical(Items([*X, X[0]]))
 
 
 @pytest.mark.parametrize(
@@ -274,14 +240,14 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_read(monkeypatch)
         (torch.tensor(1.0), "dimension"),
         ({}, "tensor"),
         (Items([]), "empty"),
-        (DataLoader(Stream(0)), "DataLoader"),
+        (DataLoader(Stream(0)), "empty"),
         (Items([X[0], X[0, :2]]), "tensors"),
         (Items([object()]), "default_collate"),
         (Items(["a", "b"]), "tensors"),
         (("a", "b"), "tensors"),
         (list(X), "Allowed"),
         (Stream(), "Allowed"),
-        ("train", "cannot"),
+        ("train", "distribution"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -320,17 +286,6 @@ def test_every_point_is_equally_likely_at_every_place(total, n):
         assert ((share - p).abs() < error).all()
 
 
-def test_pairs_are_equally_likely():
-    """Sampling without replacement: all ordered pairs of different points have the same chance."""
-    generator, draws = source(), 20_000
-    rows = torch.stack([choose(8, 2, generator) for _ in range(draws)])
-    share = (rows[:, 0] * 8 + rows[:, 1]).bincount(minlength=64).reshape(8, 8) / draws
-    assert (share.diag() == 0).all()
-    p = 1 / 56
-    off = share[~torch.eye(8, dtype=torch.bool)]
-    assert ((off - p).abs() < 5 * math.sqrt(p / draws)).all()
-
-
 def test_draws(distribution):
     first, again = (distribution.sample(7, source(3)) for _ in range(2))
     assert first.shape == (7, 2)
@@ -341,6 +296,10 @@ def test_draws(distribution):
     assert not torch.equal(distribution.sample(7, generator), distribution.sample(7, generator))
     assert distribution.sample(np.int64(1), source()).shape == (1, 2)
     assert px.as_px(distribution) is distribution
+    moved = distribution.to(dtype=torch.float32)
+    assert type(moved) is type(distribution)
+    assert moved.sample(5, source()).dtype == torch.float32
+    assert distribution.to("cpu").sample(5, source()).dtype == first.dtype  # itself unchanged
     assert type(distribution).__name__ in repr(distribution)
     for n in (0, -1, 2.0, True, None):
         with pytest.raises(InputError, match="integer"):
@@ -354,8 +313,7 @@ def test_draws(distribution):
     [
         (lambda: px.Uniform(1, 1), "below"),
         (lambda: px.Uniform([0, 3], [1, 2]), "below"),
-        (lambda: px.Uniform(0, math.inf), "finite"),
-        (lambda: px.Normal(math.nan), "finite"),
+        (lambda: px.Normal(math.inf), "finite"),
         (lambda: px.Normal(0.0, [1.0, 0.0]), "finite"),
         (lambda: px.Uniform([0, 0], [1, 1, 1]), "shapes"),
         (lambda: px.Normal([0.0, 0.0], 1.0, shape=(3,)), "points"),
@@ -368,7 +326,6 @@ def test_draws(distribution):
             (lambda w=w: px.Mixture([POINTS, POINTS], w), "component")
             for w in ([1, math.nan], [[1, 1]], [1, 1, 1])
         ],
-        (lambda: px.as_px(lambda n: torch.zeros(n, 2)), "distribution"),
     ],
 )
 def test_what_cannot_be_drawn_from_is_refused(make, word):
@@ -399,11 +356,6 @@ def test_dtype_follows_the_bounds(make, dtype):
     assert x.dtype == dtype
     assert torch.isfinite(x).all()
     assert make(-1, 1).sample(2, source()).dtype == torch.get_default_dtype()
-
-
-def test_a_mixture_leaves_out_what_has_no_weight():
-    x = px.Mixture([torch.zeros(5), torch.ones(5)], [0, 2]).sample(50, source())
-    assert (x == 1).all()
 
 
 def test_several_inputs_and_plain_numbers():

@@ -23,13 +23,11 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from fsmap.errors import FsmapError, InputError, MemoryLimitError, UnsupportedModuleError
+from fsmap.errors import FsmapError, InputError, UnsupportedModuleError
 from fsmap.types import Inputs, ModelFn, Params
 
 Forward = Callable[..., Any]
 """``forward(module, x)``, and keyword arguments where they are given."""
-
-PICK = "Pass forward=lambda module, x: ... that picks the tensor."
 
 
 class State(NamedTuple):
@@ -45,10 +43,6 @@ def take_apart(out: Any) -> tuple[tuple[Tensor, ...], Callable[[Iterable[Tensor]
     kind = None  # for containers that torch knows
     if len(leaves) == 1 and leaves[0] is out and not isinstance(out, Tensor):
         kind = type(out)
-        if not hasattr(out, "__dict__"):
-            raise UnsupportedModuleError(
-                f"cannot read the tensors of {kind.__name__}: it has no __dict__. {PICK}"
-            )
         leaves, spec = tree_flatten(dict(vars(out)))
     tensors = tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
     rest = [Tensor if isinstance(leaf, Tensor) else leaf for leaf in leaves]
@@ -106,13 +100,24 @@ class Functional:
 
         ``buffers`` are used instead of the module's own; they are not changed.
         """
-        if not torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()
+        if not compiling:
             self._check_names(params)
         if buffers is None:
             buffers = dict(self.module.named_buffers()) if any(self.modes) else {}
         buffers = {n: b.clone() for n, b in buffers.items()}
         values = {f"module.{name}": t for name, t in {**params, **buffers}.items()}
-        out, parts = self._pass(values, x)
+        with no_recomputation():
+            raw = functional_call(self._call, values, (x,))
+        out = tensor_of(raw)
+        parts: tuple[Tensor, ...] = ()
+        if out is not raw:
+            parts, put_together = take_apart(raw)
+            if not compiling:
+                self.output = put_together
+        if not (compiling or self._checked) and out.grad_fn is not None:
+            check_not_recomputed(out)
+            self._checked = True
         return out, State(buffers, parts)
 
     def _check_names(self, params: Params) -> None:
@@ -127,20 +132,6 @@ class Functional:
                 "params must be a dict named as in the module's named_parameters(), got "
                 f"{unknown or 'an empty one'}; known: {known[:6]}{' ...' if len(known) > 6 else ''}"
             )
-
-    def _pass(self, values: dict[str, Tensor], x: Inputs) -> tuple[Tensor, tuple[Tensor, ...]]:
-        with no_recomputation():
-            raw = functional_call(self._call, values, (x,))
-        out = tensor_of(raw)
-        parts: tuple[Tensor, ...] = ()
-        if out is not raw:
-            parts, put_together = take_apart(raw)
-            if not torch.compiler.is_compiling():
-                self.output = put_together
-        if not (torch.compiler.is_compiling() or self._checked) and out.grad_fn is not None:
-            check_not_recomputed(out)
-            self._checked = True
-        return out, parts
 
     def tensor(self, module: nn.Module, x: Inputs) -> Tensor:
         """What ``module`` returns as it stands, called the way this function calls it."""
@@ -245,7 +236,7 @@ def tensor_of(out: Any) -> Tensor:
         return logits
     raise UnsupportedModuleError(
         f"the module returned {type(out).__name__}, which is neither a tensor nor an object with "
-        f".logits. {PICK}"
+        ".logits. Pass forward=lambda module, x: ... that picks the tensor."
     )
 
 
@@ -275,15 +266,13 @@ def num_points(x: Inputs) -> int:
 def check_points(x: Inputs) -> None:
     """Raise InputError if ``x`` is empty, has NaN or inf, or its tensors disagree about S."""
     leaves = _tensors(x)
-    message = None
-    if any(leaf.ndim == 0 for leaf in leaves):
-        message = "x needs a first dimension for the points, got a tensor without one. Use x[None]."
-    elif len({int(leaf.shape[0]) for leaf in leaves}) > 1:
-        message = f"the tensors of x must share their first dimension, got {shapes(x)}"
-    elif any(leaf.numel() == 0 for leaf in leaves):
-        message = f"x is empty: shapes {shapes(x)}. At least one evaluation point is needed."
-    if message:
-        raise InputError(message)
+    if len({leaf.shape[:1] for leaf in leaves}) > 1 or not all(leaf.ndim for leaf in leaves):
+        raise InputError(
+            "the tensors of x must share their first dimension, the evaluation points, got "
+            f"{shapes(x)}"
+        )
+    if any(leaf.numel() == 0 for leaf in leaves):
+        raise InputError(f"x is empty: shapes {shapes(x)}. Give at least one evaluation point.")
     for leaf in leaves:
         if leaf.is_floating_point() and not torch.isfinite(leaf).all():
             bad = (~torch.isfinite(leaf)).reshape(leaf.shape[0], -1).any(1).nonzero().flatten()
@@ -464,19 +453,18 @@ class NoiseReplay:
     """Gives several passes the same random layers: call it before each of them but the first."""
 
     def __init__(self, f: ModelFn, params: Params) -> None:
-        self._device = next(iter(params.values())).device
-        self._states: list[Tensor] = []
+        device = next(iter(params.values())).device
+        self._restore: list[Callable[[], None]] = []
         if not is_pointwise(f):
-            self._states.append(torch.get_rng_state())
-            if self._device.type == "cuda":
-                self._states.append(torch.cuda.get_rng_state(self._device))
+            self._restore.append(partial(torch.set_rng_state, torch.get_rng_state()))
+            if device.type == "cuda":
+                state = torch.cuda.get_rng_state(device)
+                self._restore.append(partial(torch.cuda.set_rng_state, state, device))
 
     def __call__(self) -> None:
         """Go back to the remembered state."""
-        for state in self._states[:1]:
-            torch.set_rng_state(state)
-        for state in self._states[1:]:
-            torch.cuda.set_rng_state(state, self._device)
+        for restore in self._restore:
+            restore()
 
 
 @contextmanager
@@ -595,12 +583,7 @@ def holds(condition: Tensor, *, otherwise: bool) -> bool:
 
 def accumulate(tensor: Tensor) -> Tensor:
     """The tensor in at least single precision, for sums of squares."""
-    return tensor.to(wide(tensor.dtype))
-
-
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The precision of :func:`accumulate`."""
-    return torch.float32 if dtype in HALF else dtype
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 def check_positive(name: str, value: float | Tensor) -> None:
@@ -636,13 +619,3 @@ def _read(path: str) -> str:
 def fits(needed: int, device: torch.device) -> bool:
     """Whether so many bytes may be allocated."""
     return needed <= ALWAYS or needed <= SHARE * free_bytes(device)
-
-
-def check_fits(needed: int, device: torch.device, *, what: str, instead: str) -> None:
-    """Raise MemoryLimitError if ``what`` does not fit, with what to do ``instead``."""
-    if not fits(needed, device):
-        limit = SHARE * free_bytes(device)
-        raise MemoryLimitError(
-            f"{what} needs {needed / 1e9:.2f} GB, {limit / 1e9:.2f} GB may be used on {device}. "
-            f"{instead}"
-        )

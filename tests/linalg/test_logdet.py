@@ -99,31 +99,20 @@ def test_vmaps_over_jitter_and_members(method):
 
 
 @pytest.mark.parametrize("method", ["dense", "dual"])
-def test_second_derivative_and_forward_mode(method):
-    case = cases.case("wide")
-    params = {n: p.detach() for n, p in case.params.items()}
-    direction = cases.direction(params)
+def test_second_derivative_and_forward_mode(method, seeded):
+    case = cases.case("tanh_mlp")
 
-    def value(p):
-        return logdet.evaluate(Site(case.f, p, case.x), torch.tensor(0.1), method).value
+    def value(*tensors):
+        params = dict(zip(case.params, tensors, strict=True))
+        return logdet.evaluate(Site(case.f, params, case.x), torch.tensor(0.1), method).value
 
-    slope = jvp(value, (params,), (direction,))[1]
-    gradient = grad(value)(params)
-    torch.testing.assert_close(slope, sum((gradient[n] * d).sum() for n, d in direction.items()))
-    leaves = {n: p.clone().requires_grad_() for n, p in params.items()}
-    first = torch.autograd.grad(
-        value(leaves), leaves.values(), create_graph=True, materialize_grads=True
-    )
-    along = sum((g * d).sum() for g, d in zip(first, direction.values(), strict=True))
-    second = torch.autograd.grad(along, leaves.values(), materialize_grads=True)
-    curvature = sum((s * d).sum() for s, d in zip(second, direction.values(), strict=True))
-
-    def slope_at(p):
-        g = grad(value)(p)
-        return sum((g[n] * d).sum() for n, d in direction.items())
-
-    expected = oracles.directional_slow(slope_at, params, direction)
-    assert float(curvature) == pytest.approx(expected, rel=1e-6)
+    leaves = tuple(case.params.values())
+    assert torch.autograd.gradcheck(value, leaves)
+    assert torch.autograd.gradgradcheck(value, leaves)
+    tangents = tuple(cases.direction(case.params).values())
+    gradient = torch.autograd.grad(value(*leaves), leaves, materialize_grads=True)
+    along = sum((g * t).sum() for g, t in zip(gradient, tangents, strict=True))
+    torch.testing.assert_close(jvp(value, leaves, tangents)[1], along)
 
 
 def test_factors_of_a_metric_are_differentiated():
@@ -172,21 +161,6 @@ def test_pseudo_leaves_out_what_rounding_makes(dtype, times):
 
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize("method", logdet.METHODS)
-def test_nothing_of_the_module_changes(method, seeded):
-    """Statistics, parameters and modes stay, and torch's generator where it is not asked."""
-    net = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 1))
-    f, params = fsmap.functional(net)
-    x, before = torch.randn(8, 2), {n: t.clone() for n, t in net.state_dict().items()}
-    generator = torch.Generator().manual_seed(0)
-    random = torch.get_rng_state()
-    fsmap.log_det(f, params, x, jitter=0.1, method=method, generator=generator)
-    assert torch.equal(torch.get_rng_state(), random)
-    assert all(torch.equal(t, before[n]) for n, t in net.state_dict().items())
-    assert all(p.grad is None for p in net.parameters())
-    assert net.training
 
 
 @pytest.mark.parametrize("method", ["auto", "dense", "dual", "svd_clip", "slq"])
@@ -330,18 +304,9 @@ def test_a_jacobian_larger_than_memory(monkeypatch):
     torch.testing.assert_close(found, log_det(case, jitter=0.1))
 
 
-@pytest.mark.parametrize(
-    ("rows", "P", "expected"),
-    [
-        (10, 5, "dense"),
-        (5, 10, "dual"),
-        (5, 5, "dense"),
-        (10**4, 10**4, "slq"),
-        (10, 10**7, "dual"),
-    ],
-)
-def test_auto_chooses_by_shape(rows, P, expected, monkeypatch):
+def test_auto_chooses_by_shape(monkeypatch):
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10**11)
-    size = logdet.Sizes(rows, P, 24 * rows * P)
-    assert logdet.choose("auto", size, CPU) == expected
-    assert logdet.choose("pseudo", size, CPU) == "pseudo"
+    shapes = {(10, 5): "dense", (5, 10): "dual", (10**4, 10**4): "slq", (10, 10**7): "dual"}
+    for (rows, P), expected in shapes.items():
+        size = logdet.Sizes(rows, P, 24 * rows * P)
+        assert logdet.choose("auto", size, CPU) == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import cases
 import oracles
 from cases import symmetric
 from fsmap import metric as m
@@ -18,16 +19,14 @@ S, K = 4, 3
 OUT = torch.randn(S, K, dtype=torch.float64, generator=torch.Generator().manual_seed(9))
 METRICS = {
     "none": lambda: (None, torch.eye(S * K)),
-    "weights": lambda: weights(torch.tensor([0.5, 0.0, 2.0, 1.0])),
+    **{name: lambda name=name: cases.metric(name, S, K) for name in cases.METRICS},
     "weights_of_x": lambda: (
         m.Weights(lambda x: x[:, 0]),
         oracles.full_metric(torch.arange(1.0, S + 1), S, K),
     ),
-    "output": lambda: output(symmetric(K, K, definite=True)),
     "weights_per_output": lambda: positions(torch.tensor([[1.0, 0.0, 2.0]] * 3 + [[5.0] * 3])),
     "weights_per_position": lambda: positions(torch.tensor([[1.0], [0.0], [2.0], [1.0]])),
-    "output_per_point": lambda: output(symmetric(S, K, K, definite=True)),
-    "factor": lambda: factor(torch.randn(K, 2, generator=torch.Generator().manual_seed(1))),
+    "factor": lambda: factor(OUT.mT[:, :2]),
     "factor_per_point": lambda: factor(
         torch.randn(S, K, 5, generator=torch.Generator().manual_seed(1))
     ),
@@ -35,14 +34,8 @@ METRICS = {
         m.SoftmaxFisher(),
         oracles.full_metric(oracles.softmax_fisher_slow(OUT), S, K),
     ),
-    "general": lambda: general(symmetric(S * K, S * K, definite=True)),
-    "rank_one_general": lambda: general(torch.ones(S * K, S * K)),
-    "low_rank_general": lambda: general(OUT.mT.repeat(4, 1) @ OUT.repeat(1, 4)),
+    "rank_one_general": lambda: (torch.ones(S * K, S * K), torch.ones(S * K, S * K)),
 }
-
-
-def weights(w):
-    return m.Weights(w), oracles.full_metric(w, S, K)
 
 
 def positions(w):
@@ -51,16 +44,8 @@ def positions(w):
     return m.Weights(w), oracles.full_metric(torch.diag_embed(per_output), S, K)
 
 
-def output(matrix):
-    return m.Output(matrix), oracles.full_metric(matrix, S, K)
-
-
 def factor(matrix):
     return m.Output(factor=matrix), oracles.full_metric(matrix @ matrix.mT, S, K)
-
-
-def general(matrix):
-    return m.General(matrix), matrix
 
 
 @pytest.mark.parametrize("name", METRICS)

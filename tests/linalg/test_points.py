@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import grad, vmap
 
-from fsmap.errors import InputError, MemoryLimitError
+from fsmap.errors import InputError
 from fsmap.functional import (
     check_points,
     concat_points,
@@ -92,9 +92,8 @@ def test_memory(monkeypatch):
         monkeypatch.setattr(memory, "_read", lambda path, found=found: found.get(path, ""))
         assert memory.free_bytes(CPU) == expected
     monkeypatch.setattr(memory, "free_bytes", lambda device: 10**9)
-    memory.check_fits(int(0.79e9), CPU, what="this", instead="")
-    with pytest.raises(MemoryLimitError, match="cube"):
-        memory.check_fits(int(2.5e9), CPU, what="a cube", instead="Cut it.")
+    assert memory.fits(int(0.79e9), CPU)
+    assert not memory.fits(int(0.81e9), CPU)
     monkeypatch.setattr(memory, "free_bytes", lambda device: 0)
     assert memory.fits(memory.ALWAYS, CPU)
     assert not memory.fits(memory.ALWAYS + 1, CPU)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from fsmap.errors import InputError, SingularGeometryError
+from fsmap.errors import SingularGeometryError
 from fsmap.functional import functional
 from fsmap.objective.closed_form import (
     EXP,
@@ -54,12 +54,11 @@ def test_function_and_jacobian_are_the_weighted_sum_of_the_features(model, gener
     assert_close(jacobian, model.design(x) * model.squash.log_slope(theta).exp())
 
 
-@pytest.mark.parametrize(("low", "high"), [(-1.0, 1.0), (-0.1, 0.1), (0.2, 1.3)])
-def test_closed_form_gram_is_the_integral(model, low, high):
+def test_closed_form_gram_is_the_integral(model):
     nodes, weights = np.polynomial.legendre.leggauss(200)
-    design = model.design(torch.tensor(low + (high - low) * (nodes + 1) / 2))
+    design = model.design(torch.tensor(nodes))
     integral = design.mT @ (torch.tensor(weights / 2)[:, None] * design)
-    assert_close(model.uniform_gram(low, high), integral, rtol=1e-10, atol=1e-12)
+    assert_close(model.uniform_gram(), integral, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("num", [3, 50])
@@ -245,8 +244,6 @@ def test_as_a_geometry_term_it_is_half_the_generic_log_det(num, generator):
     assert_close(term.value(f, params, Draws()), -0.5 * logdet_slow(f, params, x, 0.01))
 
 
-def test_refusals():
+def test_a_singular_gram_is_refused():
     with pytest.raises(SingularGeometryError, match="eigenvalues"):
         Invertible.from_gram(FourierBasis(3).gram(torch.linspace(-1, 1, 4)))
-    with pytest.raises(InputError, match="least"):
-        FourierBasis(3).lattice(1, 0.1)

@@ -161,11 +161,3 @@ def test_a_factor_of_r_changes_no_fit(optimizer) -> None:
     assert_close(fitted(root), plain, rtol=1e-9, atol=1e-12)
     assert_close(fitted(metric=1000 * torch.eye(y.shape[1])), plain, rtol=1e-9, atol=1e-12)
     assert max((p - m.params[n]).abs().max() for n, p in plain.items()) > 0.05
-
-
-def test_ranks_share_psi_and_have_their_own_points() -> None:
-    m = model()
-    term = Laplacian(PX, 6, EPS)
-    zero, one = (term.draw(m.f, m.params, Stream(0, 0, rank)) for rank in (0, 1))
-    assert all(torch.equal(p, one.psi[n]) for n, p in zero.psi.items())
-    assert not torch.equal(zero.x, one.x)

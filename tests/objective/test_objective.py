@@ -10,13 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cases import case
 from tests.oracles import logdet_slow, trace_slow
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 import fsmap
 from fsmap.errors import InputError
-from fsmap.objective.geometry import NoGeometry
-from fsmap.objective.likelihood import Categorical, Gaussian
+from fsmap.objective.likelihood import Gaussian
 from fsmap.objective.prior import Normal, Reparametrized
 from fsmap.px import Stream
 from fsmap.types import Batch, Draws
@@ -82,11 +81,9 @@ def test_jitter_and_strength_are_two_names_of_one_number() -> None:
 
 
 def test_strength_zero_is_ps_map_itself() -> None:
-    objective = fsmap.l_map(
-        *terms(), fsmap.px.Uniform(-1, 1), num_points=5, num_data=N, reg_strength=0
-    )
+    px = fsmap.px.Uniform(-1, 1)
+    objective = fsmap.l_map(*terms(), px, num_points=5, num_data=N, reg_strength=0)
     assert objective == fsmap.ps_map(*terms(), num_data=N)
-    assert isinstance(objective.geometry, NoGeometry)
 
 
 class Sinh(nn.Module):
@@ -158,59 +155,21 @@ def test_check_names_what_does_not_fit() -> None:
         )
 
 
-def test_objective_vmaps_over_hyperparameters() -> None:
-    m, batch = (
-        case("wide"),
-        Batch(torch.randn(8, 2, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3),
-    )
-    px = fsmap.px.Normal(shape=(2,))
-
-    def loss(std, strength):
-        objective = fsmap.l_map(
-            Categorical(), Normal(std), px, num_points=4, num_data=8, reg_strength=strength
-        )
-        return objective.loss(m.f, m.params, batch, draws)[0]
-
-    draws = fsmap.l_map(Categorical(), Normal(1.0), px, num_points=4, num_data=8, jitter=1.0).draw(
-        m.f, m.params, Stream(0, 0)
-    )
-    stds, strengths = torch.tensor([0.5, 2.0]), torch.tensor([1e-3, 1e-1])
-    together = torch.func.vmap(loss)(stds, strengths)
-    alone = torch.stack([loss(s, t) for s, t in zip(stds, strengths, strict=True)])
-    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
-
-
-def network() -> tuple[nn.Sequential, Tensor]:
+@pytest.mark.usefixtures("seeded")
+@pytest.mark.parametrize("mode", ["batch", "joint", "frozen"])
+def test_r_falls_as_the_layer_before_batchnorm_grows(mode: str):
+    """The derivative of R in the log of the layer's size is -2 times the layer's part of R."""
     module = nn.Sequential(
         nn.Linear(3, 4, bias=False), nn.BatchNorm1d(4, eps=1e-12), nn.Tanh(), nn.Linear(4, 2)
     )
     x = torch.randn(12, 3)
     module[1].momentum = 1.0
     module(x)  # running statistics that fit the points
-    return module, x
-
-
-def along(mode: str) -> tuple[float, float]:
-    """The derivative of R in the log of the first layer's size, and that layer's part of R."""
-    module, x = network()
-    found = []
-    for layers in (None, ["0"]):
-        lm = fsmap.LMAP(
-            module,
-            lambda n, _: x[:n],
-            num_points=len(x),
-            estimator="exact",
-            batchnorm=mode,
-            layers=layers,
-        )
-        found.append(lm(x)[1])
+    options = {"num_points": len(x), "estimator": "exact", "batchnorm": mode}
+    px = fsmap.px.as_px(lambda n, _: x[:n])
+    whole, part = (
+        fsmap.LMAP(module, px, layers=layers, **options)(x)[1] for layers in (None, ["0"])
+    )
     weight = module[0].weight
-    (gradient,) = torch.autograd.grad(found[0], weight)
-    return float((gradient * weight.detach()).sum()), float(found[1].detach())
-
-
-@pytest.mark.usefixtures("seeded")
-@pytest.mark.parametrize("mode", ["batch", "joint", "frozen"])
-def test_r_falls_as_the_layer_grows(mode: str):
-    slope, part = along(mode)
-    assert_close(slope, -2 * part, rtol=1e-6, atol=0)
+    (gradient,) = torch.autograd.grad(whole, weight)
+    assert_close((gradient * weight).sum(), -2 * part, rtol=1e-6, atol=0)

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -202,11 +203,7 @@ DUALS_WORK: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 def _dual(
     f: ModelFn, params: Params, x: Inputs, psi: Params
 ) -> tuple[Tensor, Tensor, State] | None:
-    """What ``torch.func.jvp`` computes, by dual tensors: eager passes take a fifth less time.
-
-    None if their gradient fails, which is tried on the first pass of a module: some formulas of
-    torch for dual tensors change saved tensors in place.
-    """
+    """What ``torch.func.jvp`` computes, in a fifth less time; None if its gradient fails."""
     module = getattr(f, "module", None)
     if module is None or not DUALS_WORK.get(module, True):
         return None
@@ -217,6 +214,7 @@ def _dual(
         value, tangent = forward_ad.unpack_dual(out)
         state = tree_map(lambda t: forward_ad.unpack_dual(t).primal, state)
     tangent = torch.zeros_like(value) if tangent is None else tangent
+    # Some formulas of torch for dual tensors change saved tensors in place: try it once.
     if module not in DUALS_WORK and tangent.requires_grad:
         own = [p for p in params.values() if p.requires_grad]
         try:
@@ -228,9 +226,6 @@ def _dual(
             return None
         DUALS_WORK[module] = True
     return value, tangent, state
-
-
-REVERSE_FAILED = "reverse-mode differentiation failed{where}"
 
 
 def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor], Params], State]:
@@ -246,13 +241,10 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
         with torch.enable_grad():  # else some kernels keep nothing for a derivative, such as LSTM
             out, pull, state = torch.func.vjp(call, params, has_aux=True)  # type: ignore[misc]
     except FAILURES as error:
-        explain(error, f, x, params, REVERSE_FAILED)
+        explain(error, f, x, params, "reverse-mode differentiation failed{where}")
 
     def transpose(u: Tensor) -> Params:
-        try:
-            (cotangent,) = pull(u.reshape(out.shape).to(out.dtype))
-        except FAILURES as error:
-            explain(error, f, x, params, REVERSE_FAILED)
+        (cotangent,) = pull(u.reshape(out.shape).to(out.dtype))
         return cotangent  # type: ignore[no-any-return]
 
     return out, transpose, state
@@ -282,12 +274,9 @@ def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
 
 
 def factor(f: ModelFn, params: Params, x: Inputs, calls: Calls) -> Factors:
-    """J of all outputs at all points, layer by layer, if points do not see each other.
-
-    All points go through f together, which is quicker, if the first dimension of every layer is
-    the point.
-    """
+    """J of all outputs at all points, layer by layer, if points do not see each other."""
     S = num_points(x)
+    # All points go through f together if the first dimension of every layer is the point: quicker.
     batch = not calls.others and all(call.shape[0] == 1 for call in calls.layers)
     layered = {name: p for name, p in params.items() if name not in calls.others}
 
@@ -360,7 +349,7 @@ class Block(NamedTuple):
     def squares(self) -> Tensor:
         """Squared length of every row: [S, K]."""
         if self.inputs is None or self.inputs.shape[1] > 1:
-            return _total(accumulate(rows).square().sum(-1) for rows in self.columns())
+            return reduce(torch.add, (accumulate(c).square().sum(-1) for c in self.columns()))
         of_inputs = accumulate(self.inputs).square().sum((1, 2)) + (len(self.names) - 1)
         return accumulate(self.grads).square().sum((2, 3)) * of_inputs[:, None]
 
@@ -396,25 +385,18 @@ class Factors(NamedTuple):
         wide = [c for c in written if c.shape[-1] >= NARROW]
         if narrow:
             wide.append(torch.cat(narrow, dim=-1))
-        return _total([*terms, *(inner(c.double().flatten(0, 1)) for c in wide)])
+        return reduce(torch.add, [*terms, *(inner(c.double().flatten(0, 1)) for c in wide)])
 
     def squares(self) -> Tensor:
         """Squared length of every row: [S, K]."""
-        return _total(block.squares() for block in self.blocks)
+        return reduce(torch.add, (block.squares() for block in self.blocks))
 
     def mixed(self, mix: Callable[[Tensor], Tensor]) -> Factors:
         """With a linear map [S, K, *] → [S, Q, *] applied to each point's outputs."""
         return self._replace(blocks=[b._replace(grads=mix(b.grads)) for b in self.blocks])
 
 
-def _total(terms: Iterable[Tensor]) -> Tensor:
-    first, *rest = terms
-    for term in rest:
-        first = first + term
-    return first
-
-
-Window = dict[str, Any]  # stride, padding and dilation of a convolution
+Window = dict[str, Any]  # arguments of F.unfold that make a convolution a linear map
 
 
 class LinearCall(NamedTuple):
@@ -441,11 +423,8 @@ class LinearCall(NamedTuple):
         S = len(h)
         if self.window is None:
             return h.reshape(S, self.places, -1)
-        flat = h.flatten(0, 1)
-        if flat.ndim == 3:  # a convolution in one dimension is one in two
-            flat = flat[:, :, None]
-        patches = F.unfold(flat, **self.window)  # [SB, i, L]
-        return patches.reshape(S, -1, *patches.shape[1:]).mT.reshape(S, self.places, -1)
+        patches = F.unfold(h.flatten(0, 1), **self.window)  # [SB, i, L]
+        return patches.mT.reshape(S, self.places, -1)
 
     def grads(self, d: Tensor) -> Tensor:
         """Cotangents of the layer's output, [..., B, ...], as [..., T, o]."""
@@ -535,14 +514,12 @@ class CallRecorder(SecondOrder):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call the function; record what it does with parameters."""
+        kwargs = kwargs or {}
         out = super().__torch_function__(func, types, args, kwargs)
-        if not isinstance(out, Tensor | tuple | list):
-            return out  # a question about shape or dtype
-        given = map(id, _flat((*args, *(kwargs or {}).values())))
-        used = {self._names[key] for key in given if key in self._names}
-        if not used or not any(isinstance(t, Tensor) for t in _flat((out,))):
-            return out
-        linear = LINEAR_MAPS[func](*args, **(kwargs or {})) if func in LINEAR_MAPS else None
+        used = {self._names[id(t)] for t in tree_leaves((args, kwargs)) if id(t) in self._names}
+        if not used or not any(isinstance(t, Tensor) for t in tree_leaves(out)):
+            return out  # no parameter, or a question about its shape or dtype
+        linear = LINEAR_MAPS[func](*args, **kwargs) if func in LINEAR_MAPS else None
         if linear is None or id(linear[0]) in self._names:
             self.others |= used
             return out
@@ -565,15 +542,6 @@ class CallRecorder(SecondOrder):
         return self.inputs
 
 
-def _flat(items: Iterable[Any]) -> Iterator[Any]:
-    """Everything in nested lists and tuples."""
-    for item in items:
-        if isinstance(item, tuple | list):
-            yield from _flat(item)
-        else:
-            yield item
-
-
 Arguments = tuple[Tensor, Tensor, Tensor | None, Window | None]
 """Input, weight, bias and window of a linear map."""
 
@@ -582,7 +550,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Argume
     return input, weight, bias, None
 
 
-def _conv(
+def _conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -591,51 +559,27 @@ def _conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Arguments | None:
-    if groups != 1 or isinstance(padding, str) or input.ndim != weight.ndim or weight.ndim > 4:
+    if groups != 1 or isinstance(padding, str) or input.ndim != 4:
         return None
-
-    def pair(value: Any, fill: int) -> tuple[int, int]:
-        items = tuple(value) if isinstance(value, Sequence) else (value,) * (weight.ndim - 2)
-        return (fill, items[0]) if len(items) == 1 else (items[0], items[1])
-
-    window = {
-        "kernel_size": pair(tuple(weight.shape[2:]), 1),
-        "stride": pair(stride, 1),
-        "padding": pair(padding, 0),
-        "dilation": pair(dilation, 1),
-    }
-    return input, weight, bias, window
+    window = {"stride": stride, "padding": padding, "dilation": dilation}
+    return input, weight, bias, {"kernel_size": tuple(weight.shape[2:]), **window}
 
 
 LINEAR_MAPS: dict[Callable[..., Any], Callable[..., Arguments | None]] = {
     F.linear: _linear,
-    F.conv1d: _conv,
-    F.conv2d: _conv,
+    F.conv2d: _conv2d,
 }
 
 
-BAND = 256  # rows of a band; smaller ones do not keep a matrix product busy
 LEAST = 2**17  # numbers in A from which a gradient of its own pays
 
 
 def inner(rows: Tensor) -> Tensor:
     """Inner products of all pairs of rows, ``[n, p]`` → ``[n, n]``."""
     if rows.numel() < LEAST or not rows.requires_grad:
-        return _lower_and_mirrored(rows)
+        return rows @ rows.mT
     product: Tensor = _Inner.apply(rows)  # type: ignore[no-untyped-call]
     return product
-
-
-def _lower_and_mirrored(rows: Tensor) -> Tensor:
-    n, p = rows.shape
-    if n < 2 * BAND or p < BAND:
-        return rows @ rows.mT
-    bands = []
-    for start in range(0, n, BAND):
-        end = min(start + BAND, n)
-        bands.append(F.pad(rows[start:end] @ rows[:end].mT, (0, n - end)))
-    lower = torch.cat(bands)
-    return lower.tril() + lower.tril(-1).mT
 
 
 class _Inner(torch.autograd.Function):
@@ -645,7 +589,7 @@ class _Inner(torch.autograd.Function):
 
     @staticmethod
     def forward(rows: Tensor) -> Tensor:
-        return _lower_and_mirrored(rows)
+        return rows @ rows.mT
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor], output: Tensor) -> None:

@@ -25,15 +25,16 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from fsmap.errors import InputError, SingularGeometryError
+from fsmap.errors import InputError, MemoryLimitError, SingularGeometryError
 from fsmap.functional import (
+    SHARE,
     check_finite,
-    check_fits,
     check_params,
     check_points,
     count,
     finite,
     fits,
+    free_bytes,
     holds,
     is_pointwise,
     num_points,
@@ -139,9 +140,13 @@ def evaluate(
     if method == "first_order":
         value = P * jitter.log() + exact(site) / jitter
         return Estimate(value, torch.zeros_like(value))
-    what = f"the Jacobian [{size.rows}, {P}] with {method=}"
-    instead = "Use fewer evaluation points, or method='dual' or 'slq', which need less."
-    check_fits(size.bytes(method), jitter.device, what=what, instead=instead)
+    if not fits(size.bytes(method), jitter.device):
+        limit = SHARE * free_bytes(jitter.device) / 1e9
+        raise MemoryLimitError(
+            f"the Jacobian [{size.rows}, {P}] with {method=} needs {size.bytes(method) / 1e9:.2f} "
+            f"GB, {limit:.2f} GB may be used on {jitter.device}. Use fewer evaluation points, or "
+            "method='dual' or 'slq', which need less."
+        )
     if method == "dual":
         factors = linearize(*site[:3])  # without A where layers are linear
         gram = site.resolve(factors.out).gram(factors.gram(), num_points(site.x))
@@ -289,8 +294,6 @@ def rounding_bound(
 def positive_log_det(matrix: Tensor, jitter: Tensor) -> Tensor:
     """Log det of a matrix + εI; nan where that is not positive definite."""
     matrix = matrix + jitter * torch.eye(len(matrix), dtype=torch.float64, device=jitter.device)
-    if not matrix.requires_grad:
-        return _factorize(matrix)[0]
     value: Tensor = _PositiveLogDet.apply(matrix)[0]  # type: ignore[no-untyped-call]
     return value
 

@@ -53,23 +53,18 @@ def randn_like(num: int, p: Tensor, generator: torch.Generator | None) -> Tensor
 
 def check(psi: object, params: Params) -> None:
     """Raise InputError if ``psi`` is not ``{name: [R, ...]}`` with the names of ``params``."""
-    message = None
-    if not isinstance(psi, dict):
-        message = f"must be a dict of stacked draws {{name: [R, ...]}}, got {type(psi).__name__}"
-    elif params.keys() - psi.keys():
-        message = f"misses {sorted(params.keys() - psi.keys())}"
-    else:
-        for name, p in params.items():
-            if psi[name].shape[1:] != p.shape or psi[name].ndim != p.ndim + 1:
-                shape = ", ".join(map(str, ("R", *p.shape)))
-                message = f"{name!r} must be [{shape}], got {tuple(psi[name].shape)}"
-        numbers = sorted({len(psi[name]) for name in params})
-        if message is None and len(numbers) > 1:
-            message = f"all names need the same number of probes, got {numbers}"
-    if message:
+    how = "fsmap.linalg.probes.normal(params, R, generator) makes them."
+    if not isinstance(psi, dict) or not psi:
         raise InputError(
-            f"probes: {message}. fsmap.linalg.probes.normal(params, R, generator) makes them."
+            f"probes must be a dict {{name: [R, ...]}}, got {type(psi).__name__}; {how}"
         )
+    stacked = next(iter(psi.values())).shape[:1]  # [R]
+    for name, p in params.items():
+        expected, got = stacked + p.shape, psi[name].shape if name in psi else None
+        if got != expected:
+            raise InputError(
+                f"probes of {name!r} must be {[*expected]}, got {got and [*got]}; {how}"
+            )
 
 
 def rademacher(num: int, size: int, generator: torch.Generator | None, like: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from fsmap.errors import InputError, SingularGeometryError
+from fsmap.errors import SingularGeometryError
+from fsmap.objective.likelihood import tensor_like
 from fsmap.px import Stream
 from fsmap.types import Draws, ModelFn, Params
 
@@ -102,17 +103,12 @@ class BasisModel(nn.Module):
 
 
 class FourierBasis(BasisModel):
-    r"""$\{\cos(i\pi x), \sin(i\pi x)\}$, $i = 1 \ldots n$: P = 2n, cosines first.
-
-    Examples:
-        >>> FourierBasis(2).uniform_gram(-1.0, 1.0).diagonal().tolist()  # Φ = I/2, times 1/P = 1/4
-        [0.125, 0.125, 0.125, 0.125]
-    """
+    r"""$\{\cos(i\pi x), \sin(i\pi x)\}$, $i = 1 \ldots n$: P = 2n, cosines first."""
 
     frequencies: Tensor
 
-    def __init__(self, num_frequencies: int, squash: Squash = TANH, **options: Any) -> None:
-        super().__init__(2 * num_frequencies, squash, **options)
+    def __init__(self, num_frequencies: int, scale: float | None = None) -> None:
+        super().__init__(2 * num_frequencies, TANH, scale)
         frequencies = math.pi * torch.arange(1, num_frequencies + 1, dtype=torch.float64)
         self.register_buffer("frequencies", frequencies)  # [n]
 
@@ -121,31 +117,12 @@ class FourierBasis(BasisModel):
         angles = x[:, None] * self.frequencies  # [S, n]
         return torch.cat([angles.cos(), angles.sin()], dim=-1)
 
-    def uniform_gram(self, low: float, high: float) -> Tensor:
-        r"""$\Phi$ for $p_X = \mathrm{Uniform}(low, high)$, in closed form; $s^2 I/2$ on (-1, 1).
-
-        Products of cosines and sines become sums and differences of frequencies, whose mean over
-        the interval is $E\cos\kappa x = \cos(\kappa m)\,\mathrm{sinc}(\kappa h)$ with midpoint m
-        and half-width h.
-        """
-        k, middle, half = self.frequencies, (low + high) / 2, (high - low) / 2
-        minus, plus = k[:, None] - k, k[:, None] + k  # [n, n]
-
-        def mean(wave: Callable[[Tensor], Tensor], kappa: Tensor) -> Tensor:
-            return wave(kappa * middle) * torch.sinc(kappa * half / math.pi)
-
-        cc = mean(torch.cos, minus) + mean(torch.cos, plus)
-        ss = mean(torch.cos, minus) - mean(torch.cos, plus)
-        cs = mean(torch.sin, plus) - mean(torch.sin, minus)  # E cos(k_i x) sin(k_j x), times 2
-        top, bottom = torch.cat([cc, cs], dim=1), torch.cat([cs.mT, ss], dim=1)
-        return self.scale**2 * torch.cat([top, bottom]) / 2
+    def uniform_gram(self) -> Tensor:
+        r"""$\Phi = s^2 I/2$ for $p_X = \mathrm{Uniform}(-1, 1)$: the features are orthogonal."""
+        return self.scale**2 / 2 * torch.eye(len(self.theta)).to(self.frequencies)
 
     def lattice(self, num_points: int, jitter: float | Tensor) -> FourierLattice:
-        """The closed form for p_X = ``linspace(-1, 1, num_points)``."""
-        if num_points < 2:
-            raise InputError(
-                f"num_points must be at least 2 (both ends of [-1, 1]), got {num_points}."
-            )
+        """The closed form for p_X = ``linspace(-1, 1, num_points)``, at least two points."""
         num, around = len(self.frequencies), num_points - 1
         classes: dict[tuple[bool, int], list[int]] = {}
         for parameter in range(2 * num):
@@ -177,15 +154,15 @@ class BumpBasis(BasisModel):
         """The bumps, ``[S, P]``."""
         return torch.exp(-(x[:, None] - self.centers).square() / self.width)
 
-    def uniform_gram(self, low: float, high: float) -> Tensor:
-        r"""$\Phi$ for $p_X = \mathrm{Uniform}(low, high)$, in closed form (error functions).
+    def uniform_gram(self) -> Tensor:
+        r"""$\Phi$ for $p_X = \mathrm{Uniform}(-1, 1)$, in closed form (error functions).
 
         A product of two bumps is a bump of half the width at the middle of their centers.
         """
         c, w = self.centers, self.width
         middle, apart, root = (c[:, None] + c) / 2, c[:, None] - c, math.sqrt(w / 2)  # [P, P]
-        area = torch.erf((high - middle) / root) - torch.erf((low - middle) / root)
-        mean = math.sqrt(math.pi * w / 2) / 2 * area / (high - low)
+        area = torch.erf((1 - middle) / root) + torch.erf((1 + middle) / root)
+        mean = math.sqrt(math.pi * w / 2) / 4 * area
         return self.scale**2 * (torch.exp(-apart.square() / (2 * w)) * mean)
 
 
@@ -230,7 +207,7 @@ class Diagonal(NamedTuple):
 
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
-        log_jitter = _log(self.jitter, log_slope)[..., None]  # [..., 1]
+        log_jitter = tensor_like(self.jitter, log_slope).log()[..., None]  # [..., 1]
         return torch.logaddexp(2 * log_slope + self.diagonal.log(), log_jitter).sum(-1)
 
 
@@ -248,7 +225,7 @@ class Dual(NamedTuple):
 
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
-        log_jitter = _log(self.jitter, log_slope)  # [...]
+        log_jitter = tensor_like(self.jitter, log_slope).log()  # [...]
         half_log_weight = log_slope - 0.5 * log_jitter[..., None]  # [..., P]  log(σ'/√ε)
         num_params = log_slope.shape[-1]
         graded = _GradedLogDet.apply(half_log_weight, self.factor)  # type: ignore[no-untyped-call]
@@ -303,11 +280,6 @@ class LogDetBasis(NamedTuple):
         return -0.5 * self.form.value(self.log_slope(params["theta"]))
 
 
-def _log(jitter: float | Tensor, like: Tensor) -> Tensor:
-    """The logarithm of ε with the dtype of ``like``; −∞ for zero."""
-    return (jitter.to(like) if isinstance(jitter, Tensor) else like.new_tensor(jitter)).log()
-
-
 class FourierLattice(NamedTuple):
     r"""The form for ``FourierBasis`` and M equidistant points (``FourierBasis.lattice``).
 
@@ -337,7 +309,7 @@ class FourierLattice(NamedTuple):
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
         num_params, classes = log_slope.shape[-1], len(self.members)
-        log_jitter = _log(self.jitter, log_slope)[..., None]  # [..., 1]
+        log_jitter = tensor_like(self.jitter, log_slope).log()[..., None]  # [..., 1]
         nothing = log_slope.new_full((*log_slope.shape[:-1], 1), -math.inf)
         padded = torch.cat([2 * log_slope, nothing], dim=-1)  # [..., P + 1]
         log_s = padded[..., self.members].logsumexp(-1)  # [..., C]

@@ -126,11 +126,9 @@ class TraceBound(NamedTuple):
     If R₀ is ``SHARE`` times R at the start, a factor of R (units of the output, metric) drops out.
     ``fit`` and ``fit_population`` set R₀ so, from the draws of step 0.
 
-    The value is a pure function of parameters and draws. With the exact trace on fixed points it
-    is the term above. If R̂ varies between draws, training minimizes E log(1 + R̂/R₀), which is below
-    log(1 + E R̂/R₀) by about Var R̂/(2 R²): draws with a small R̂ count more than in the term above.
-    More ``probes`` and ``num_points`` shrink this. :class:`fsmap.LogTrace` divides by a running
-    mean of R instead, which needs state.
+    If R̂ varies between draws, training minimizes E log(1 + R̂/R₀), which is below log(1 + E R̂/R₀)
+    by about Var R̂/(2 R²); more ``probes`` and ``num_points`` shrink this. :class:`fsmap.LogTrace`
+    divides by a running mean of R instead, which needs state.
     """
 
     px: EvalDistribution

@@ -55,7 +55,7 @@ class Objective(NamedTuple):
 
     def started(self, f: ModelFn, params: Params, stream: Stream) -> Objective:
         """The objective with what it takes from the first parameters: R₀ of ``reg_nats``."""
-        if not isinstance(self.geometry, TraceBound) or self.geometry.r0 is not None:
+        if not isinstance(self.geometry, TraceBound):
             return self
         return self._replace(geometry=self.geometry.started(f, params, stream))
 
@@ -72,15 +72,8 @@ class Objective(NamedTuple):
         self.prior.check(params)
         with torch.no_grad():
             self.likelihood.check(f(params, batch.x), batch.y)
-            try:
-                geometry = self.started(f, params, Stream(0, 0)).geometry
-                geometry.value(f, params, geometry.draw(f, params, Stream(0, 0)))
-            except RuntimeError as error:
-                shown = {n: tuple(p.shape) for n, p in list(params.items())[:1]}
-                raise InputError(
-                    f"the geometry term cannot be evaluated: {str(error).splitlines()[0]} "
-                    f"Does p_X draw points that fit the model (first parameter {shown})?"
-                ) from error
+            geometry = self.started(f, params, Stream(0, 0)).geometry
+            geometry.value(f, params, geometry.draw(f, params, Stream(0, 0)))
 
 
 def ps_map(likelihood: Likelihood, prior: Prior, /, *, num_data: int) -> Objective:

@@ -63,7 +63,7 @@ class FourierConfig:
 
     def diagonal(self, jitter: float | Tensor) -> Diagonal:
         """The log-determinant for p_X = Uniform(-1, 1) with a jitter."""
-        return Diagonal(self.model().uniform_gram(-1.0, 1.0).diagonal(), jitter)  # Φ = I/(2P)
+        return Diagonal(self.model().uniform_gram().diagonal(), jitter)  # Φ = I/(2P)
 
 
 class Problem(NamedTuple):
@@ -97,7 +97,7 @@ def draw_problem(config: FourierConfig, n_train: int, seed: int) -> Problem:
 
 def uniform_variants(config: FourierConfig) -> list[Variant]:
     """PS-MAP, then FS-MAP for p_X = Uniform(-1, 1): exact, and by the paper's protocol."""
-    invertible = Invertible.from_gram(config.model().uniform_gram(-1.0, 1.0))
+    invertible = Invertible.from_gram(config.model().uniform_gram())
     noise, paper = config.noise_std, config.diagonal(PAPER_JITTER)
     return [
         Variant("ps-map", {"objective": "none"}, None, noise),

@@ -119,7 +119,7 @@ def pulls(data: Batch, theta: Tensor, noise_std: float) -> Tensor:
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
     """Distance of two functions in L2(Uniform(−1, 1)), from their coefficients ``[..., 2]``."""
-    gram = build().uniform_gram(-1.0, 1.0)
+    gram = build().uniform_gram()
     return (((a - b) @ gram) * (a - b)).sum(-1).sqrt()
 
 

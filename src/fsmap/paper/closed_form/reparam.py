@@ -188,7 +188,7 @@ class Chart(NamedTuple):
     def objective(self, method: str) -> Objective:
         """PS-MAP or FS-MAP in these coordinates; the narrow prior leaves one interior optimum."""
         prior = Reparametrized(Normal(PRIOR_STD), self.to_theta)
-        gram = small_model().uniform_gram(-1.0, 1.0)
+        gram = small_model().uniform_gram()
         form = Invertible.from_gram(gram) if method == "fs-map" else None
         return objective_of(self.squash, NOISE_STD, prior, form, NUM_TRAIN)
 

@@ -585,7 +585,7 @@ class TheoryLargeData(Experiment):
 def _mode(config: LargeConfig, data: Batch, method: str) -> Tensor:
     """PS-MAP or FS-MAP by Newton's method, ``[2]``."""
     model = mixture.build()
-    form = Invertible.from_gram(model.uniform_gram(-1.0, 1.0)) if method == "fs-map" else None
+    form = Invertible.from_gram(model.uniform_gram()) if method == "fs-map" else None
     objective = objective_of(EXP, config.noise_std, Normal(config.prior_std), form, len(data.y))
     rows = Batch(model.design(data.x), data.y)
     return maximize(lambda t: log_density(objective, EXP, t, rows), model.theta.detach())

@@ -7,8 +7,10 @@ made; ``to`` returns another one.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
+import inspect
 import math
 import numbers
 import reprlib
@@ -280,6 +282,11 @@ class FromFunction:
 
     def __init__(self, function: Callable[[int, torch.Generator], Inputs]) -> None:
         self.function = function
+        with contextlib.suppress(ValueError):  # a built-in function has no signature
+            try:
+                inspect.signature(function).bind(1, None)
+            except TypeError as error:
+                raise InputError(f"{self!r} is no function (n, generator) -> x: {error}") from error
         self.target: tuple[torch.device | str | None, torch.dtype | None] = (None, None)
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:

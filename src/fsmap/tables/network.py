@@ -10,7 +10,6 @@ configuration and method are used, and how wide intervals are.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from fsmap.errors import ConstantTargetWarning, DivergedError, InputError
+from fsmap.errors import DivergedError, InputError
 from fsmap.linalg.estimators import Jvp, evaluate
 from fsmap.linalg.jacobian import Site
 from fsmap.lmap.strength import MEMORY
@@ -44,7 +43,6 @@ VALIDATIONS, PATIENCE = 50, 15  # so many validations without a new best end the
 MOST_HELD = 1_500  # rows of a fold that are looked at
 SHARE = 0.15  # of the rows, which a single network holds out
 BINS, MOST_BINNED = 8, 100  # intervals that a column is cut into; columns beyond which none is
-MOST_CODED = 50_000_000  # numbers of coded rows that are kept; beyond, each batch is coded
 CODE_SCALE = 0.3  # of the numbers of these intervals, beside standardized columns
 PREDICT_ROWS = 65_536
 
@@ -77,17 +75,12 @@ class TableNet(nn.Module):
         self.mlp = MLP([first, *sizes[1:]], activation, generator=generator)
         self.sizes, self.activation = tuple(sizes), activation
 
-    def coded(self, x: Tensor) -> Tensor:
-        """``[N, D]`` to the inputs of the first layer, ``[N, D(1 + T)]``."""
-        if self.edges.shape[1] == 1 or x.shape[-1] != self.sizes[0]:
-            return x
-        low, high = self.edges[:, :-1], self.edges[:, 1:]
-        code = ((x[..., None] - low) / (high - low)).clamp(0, 1) - 0.5
-        return torch.cat([x, CODE_SCALE * code.flatten(-2)], dim=-1)
-
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``, or rows that are coded already, to ``[N, K]``."""
-        return self.mlp(self.coded(x))  # type: ignore[no-any-return]
+        """``[N, D]`` to ``[N, K]``."""
+        low, high = self.edges[:, :-1], self.edges[:, 1:]
+        code = ((x[..., None] - low) / (high - low)).clamp(0, 1) - 0.5  # [N, D, T]
+        x = torch.cat([x, CODE_SCALE * code.flatten(-2)], dim=-1)
+        return self.mlp(x)  # type: ignore[no-any-return]
 
 
 class Members(nn.Module):
@@ -163,16 +156,13 @@ class Options:
                 _refuse(f"{name} must be an integer of at least 1, got {count!r}")
         if not all(1 <= units <= MOST_UNITS for units in self.units(0)):
             _refuse(f"hidden layers have 1 to {MOST_UNITS:,} units each, got {self.hidden}")
-        for name in ("weight_decay", "reg_strength"):
+        for name, usual in (("weight_decay", AUTO), ("reg_strength", AUTO), ("reg_nats", None)):
             value = getattr(self, name)
-            if value != AUTO and not (isinstance(value, float | int) and 0 <= value < math.inf):
-                _refuse(f"{name} must be 'auto' or a finite number >= 0, got {value!r}")
-        nats: Any = self.reg_nats
-        if nats is not None and not (isinstance(nats, float | int) and 0 <= nats < math.inf):
-            _refuse(f"reg_nats must be None or a finite number >= 0, got {nats!r}")
-        if nats is not None and self.reg_strength != AUTO:
+            if value != usual and not (isinstance(value, float | int) and 0 <= value < math.inf):
+                _refuse(f"{name} must be {usual!r} or a finite number >= 0, got {value!r}")
+        if self.reg_nats is not None and self.reg_strength != AUTO:
             _refuse("reg_strength and reg_nats are two ways to say how strong: give one of them")
-        if nats is not None and self.method not in (AUTO, "l-map"):
+        if self.reg_nats is not None and self.method not in (AUTO, "l-map"):
             _refuse(f"reg_nats is a strength of l-map, got method={self.method!r}")
 
     def units(self, num_data: int) -> tuple[int, ...]:
@@ -191,21 +181,13 @@ def _refuse(message: str) -> None:
 
 
 def learn(
-    x: Tensor,
-    y: Tensor,
-    options: Options,
-    *,
-    seed: int = 0,
-    progress: bool = False,
+    x: Tensor, y: Tensor, options: Options, *, seed: int, progress: bool
 ) -> dict[str, Learned]:
     """Train a method, or all that ``"auto"`` chooses among; returns what was learned by method.
 
     ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, 1]``, or integer labels ``[N]``.
     """
     options.check()
-    if y.is_floating_point() and bool((y == y[:1]).all()):
-        message = "the target is the same in every row: the model will be that constant"
-        warnings.warn(message, ConstantTargetWarning, stacklevel=4)
     folds = deal(len(y), options.ensemble, seed, None if y.is_floating_point() else y)
     wanted = METHODS if options.method == AUTO else (options.method,)
     found = {}
@@ -283,9 +265,7 @@ class _Run:
         self.edges = quantile_edges(x)
         self.x, self.y = x.float().to(where), (y if self.labels else y.float()).to(where)
         self.px, self.options = _points(options.px, self.x), options
-        self.net, self.rows = self.make(0), self.x  # what the networks are trained on
-        if self.net.edges.numel() * len(x) < MOST_CODED:
-            self.rows = self.net.coded(self.x)
+        self.net = self.make(0)
         self.F, self.seed = options.ensemble, seed
         self.generator = torch.Generator().manual_seed(seed)  # of points and ψ
         self.shuffle = torch.Generator().manual_seed(seed)
@@ -357,7 +337,7 @@ class _Run:
                 for group in optimizer.param_groups:
                     angle = math.pi * (step - 1) / self.steps
                     group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(angle))
-                out = _apply(self.net, params, buffers, self.rows[rows])
+                out = _apply(self.net, params, buffers, self.x[rows])
                 losses = row_losses(out, self.y[rows])
                 squares = torch.stack([p.square().flatten(1).sum(1) for p in params.values()])
                 loss = losses.mean(1).sum() + (decay / 2 * squares.sum(0)).sum()
@@ -382,10 +362,6 @@ class _Run:
             configs = [c._replace(reg_strength=lam * (c.method == "l-map")) for c in configs]
         return self._chosen(configs, tracks)
 
-    def _own(self, params: Any, c: int) -> dict[str, Tensor]:
-        """A copy of the parameters of one configuration."""
-        return {n: p.detach()[c * self.F :][: self.F].clone() for n, p in params.items()}
-
     def _batches(self, C: int) -> Iterator[Tensor]:
         """Rows of every member, ``[CF, B]`` a step; member k of all configurations has the same."""
         fewest = min(len(rows) for rows in self.train_rows)
@@ -406,12 +382,14 @@ class _Run:
         with torch.no_grad():
             for k, held in enumerate(self.held):
                 p, b = ({n: t[k :: self.F] for n, t in s.items()} for s in (params, buffers))
-                parts.append(_apply(self.net, p, b, self.rows[held], shared=True))  # [C, n, K]
+                parts.append(_apply(self.net, p, b, self.x[held], shared=True))  # [C, n, K]
         out, rows = torch.cat(parts, dim=1), torch.cat(self.held)
         values = mean_loss(out, self.y[rows]).tolist()
         for c, (track, value) in enumerate(zip(tracks, values, strict=True)):
             if value < track.value:
-                track.value, track.step, track.params = value, step, self._own(params, c)
+                track.value, track.step = value, step
+                own = slice(c * self.F, (c + 1) * self.F)
+                track.params = {n: p.detach()[own].clone() for n, p in params.items()}
                 track.out = out.new_full((len(self.x), out.shape[-1]), torch.nan).double()
                 track.out[rows] = out[c].double()
 
@@ -465,20 +443,17 @@ def learn_linear(x: Tensor, y: Tensor, folds: Tensor, decays: Sequence[float]) -
         x = u * root
     rows = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], dim=1)
     solve = _classes if labels else _numbers
-    names, held = [k for k in folds.unique().tolist() if k >= 0], folds >= 0
-    zero = torch.zeros(rows.shape[1], outputs, dtype=torch.float64)
-    starts, tried = dict.fromkeys(names, zero), []
+    theta = torch.zeros(rows.shape[1], outputs, dtype=torch.float64)  # where a solver starts
+    tried = []
     for decay in decays:
         out = torch.full((len(x), outputs), torch.nan, dtype=torch.float64)
-        for k in names:
-            train = folds != k
-            starts[k] = solve(rows[train], y[train], decay, starts[k])
-            out[folds == k] = rows[folds == k] @ starts[k]
-        tried.append((float(mean_loss(out[held], y[held])), decay, out))
+        for k in range(int(folds.max()) + 1):
+            held = folds == k
+            theta = solve(rows[~held], y[~held], decay, theta)
+            out[held] = rows[held] @ theta
+        tried.append((float(mean_loss(out[folds >= 0], y[folds >= 0])), decay, out))
     value, chosen, out = min(reversed(tried), key=lambda line: line[0])
-    theta = zero
-    for decay in decays[: decays.index(chosen) + 1]:  # L-BFGS follows the path of the weight decay
-        theta = solve(rows, y, decay, theta)
+    theta = solve(rows, y, chosen, theta)
     slope = theta[:-1] if back is None else back @ theta[:-1]
     no_code = torch.zeros(len(slope), 1)
     net = TableNet([len(slope), outputs], "identity", no_code, torch.Generator()).double().eval()

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fsmap import metrics
-from fsmap.errors import CheckpointError, InputError
+from fsmap.errors import CheckpointError, InputError, require
 from fsmap.tables.encoder import (
     CATEGORY,
     REGRESSION,
@@ -113,7 +113,6 @@ class TableModel(NamedTuple):
     network: Members  # an ensemble, of encoded rows
     chosen: str  # its method
     spread: Spread | None  # of regression
-    results: dict[str, dict[str, Any]]  # what was measured, by method, in plain values
 
     def predict(self, table: Table) -> dict[str, npt.NDArray[Any]]:
         """Predictions as columns.
@@ -156,7 +155,7 @@ class TableModel(NamedTuple):
             "networks": {chosen: about},
             "chosen": chosen,
         }
-        files.save(path, files.Checkpoint(tensors, config, {"results": self.results}))
+        files.save(path, files.Checkpoint(tensors, config, {}))
 
 
 def load_model(path: str | Path) -> TableModel:
@@ -185,7 +184,7 @@ def _decode(found: files.Checkpoint) -> TableModel:
         parts = {n: t.double().numpy() for n, t in found.group(f"spread {chosen}").items()}
         floor = -math.inf if about["floor"] is None else float(about["floor"])
         spread = Spread(**parts, std=float(about["std"]), floor=floor)
-    model = TableModel(encoder, target, network, chosen, spread, found.progress["results"])
+    model = TableModel(encoder, target, network, chosen, spread)
     _check(model)
     return model
 
@@ -217,7 +216,7 @@ def _check(model: TableModel) -> None:
     if spread is not None:
         arrays += [spread.knots, spread.scale, spread.table, np.array(spread.std)]
     fits = (
-        (sizes[0], sizes[-1]) == (width, target.outputs),
+        (sizes[0], sizes[-1]) == (width, len(target.classes) or 1),
         len(encoder.mean) == len(encoder.std) == width,
         spread is None or spread.table.shape == LEVELS.shape,
         spread is None or len(spread.knots) == len(spread.scale),
@@ -297,8 +296,7 @@ def fit_table(
     numeric = len(encoder.used) - categories
     say(f"columns: {numeric} of numbers, {categories} of categories, {gaps} with missing values")
 
-    how: Any = {"seed": options.seed, "progress": options.progress}
-    learned = learn(x[train], y[train], options, **how)
+    learned = learn(x[train], y[train], options, seed=options.seed, progress=options.progress)
     chosen = best(learned)
     for method, one in learned.items():
         say(f"{method}: {len(one.search)} configurations, held-out loss {one.loss:.4g}")
@@ -310,11 +308,9 @@ def fit_table(
     why = "is best on held-out rows" if len(learned) > 1 else "was asked for"
     say(f"{chosen} {why}; it is trained again on all rows")
     again = replace(options, reg_nats=None, **learned[chosen].config._asdict())
-    final = learn(x, y, again, **how)[chosen]
-    results = {m: {**measured[m], **one.config._asdict()} for m, one in learned.items()}
-    spread = _spread(final, y, goal)
+    final = learn(x, y, again, seed=options.seed, progress=options.progress)[chosen]
     return Fitted(
-        model=TableModel(encoder, goal, final.module, chosen, spread, results),
+        model=TableModel(encoder, goal, final.module, chosen, _spread(final, y, goal)),
         train=train,
         test=test,
         y=y[test],
@@ -355,22 +351,20 @@ def _constant(y: Tensor) -> Tensor:
 
 
 def _others(x: Any, y: Tensor, test: Any, seed: int) -> dict[str, Tensor]:
-    """What the best constant says, and scikit-learn's gradient boosting if it is installed."""
-    n = len(test)
-    found = {CONSTANT: _constant(y).expand(n, -1)}
-    try:
-        from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-    except ImportError:
-        return found
+    """What the best constant and scikit-learn's gradient boosting say."""
+    ensemble: Any = require("sklearn.ensemble", extra="data")
+    constant = _constant(y).expand(len(test), -1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if y.is_floating_point():
-            guess = HistGradientBoostingRegressor(random_state=seed).fit(x, y[:, 0]).predict(test)
-            return {**found, BOOSTING: torch.from_numpy(guess)[:, None].double()}
-        model = HistGradientBoostingClassifier(random_state=seed).fit(x, y)
-        chance = torch.full((n, int(y.max()) + 1), 1e-9, dtype=torch.float64)
-        chance[:, model.classes_] = torch.from_numpy(model.predict_proba(test)).clamp_min(1e-9)
-        return {**found, BOOSTING: chance.log()}
+            model = ensemble.HistGradientBoostingRegressor(random_state=seed).fit(x, y[:, 0])
+            boosting = torch.from_numpy(model.predict(test))[:, None].double()
+        else:
+            model = ensemble.HistGradientBoostingClassifier(random_state=seed).fit(x, y)
+            chance = torch.full_like(constant, 1e-9)
+            chance[:, model.classes_] = torch.from_numpy(model.predict_proba(test)).clamp_min(1e-9)
+            boosting = chance.log()
+    return {CONSTANT: constant, BOOSTING: boosting}
 
 
 def _measure(out: Tensor, y: Tensor, target: Target, spread: Spread | None) -> dict[str, float]:

@@ -65,7 +65,8 @@ OPTIONS = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, compare, save, and write the page."""
-    require("jinja2", extra="report")  # before the work, not after it
+    require("sklearn", extra="data")  # before the work, not after it
+    require("jinja2", extra="report")
     out: Path = arguments.out
     page = out.with_suffix(".html")
     if page == out:

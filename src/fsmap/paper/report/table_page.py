@@ -11,6 +11,7 @@ import torch
 
 import fsmap
 from fsmap import metrics
+from fsmap.metrics import COLDEST, HOTTEST
 from fsmap.paper.report.page import environment, theme
 from fsmap.progress import duration
 from fsmap.tables.model import BOOSTING, CONSTANT, COVER, Fitted, difference
@@ -35,8 +36,6 @@ LEVELS_SHOWN, COLUMNS_SHOWN, MOST_CLASSES = 6, 15, 20
 MOST_DOTS = 600  # in a picture
 BINS = 10
 BOX = (74, 16, 352, 210)  # left, top, right and bottom of the axes in a picture
-COLDEST, HOTTEST = 1e-2, 1e2
-"""Ends of the search for a temperature: a value there is a bound."""
 
 Grid = tuple[list[str], list[list[str]]]
 Tables = dict[str, list[list[str]]]
@@ -49,7 +48,7 @@ def results(fitted: Fitted) -> Grid:
     chosen = fitted.model.chosen
     names = list(fitted.measured[chosen])
     lines = []
-    for method in [chosen, *_others(fitted), *(m for m in (BOOSTING, CONSTANT) if m in fitted.out)]:
+    for method in [chosen, *_others(fitted), BOOSTING, CONSTANT]:
         found = fitted.measured[method]
         cells = [_cell(name, found[name]) if name in found else "—" for name in names]
         strengths = ["—", "—"]
@@ -69,40 +68,36 @@ def verdict(fitted: Fitted) -> str:
     text = (
         f"{NAMES[chosen]} is used{why}. On {len(fitted.test)} test rows "
         f"its {HEADINGS[main]} is {mine}; the base rate, a constant, has {base}. "
-        f"{_recommendation(fitted)} Its {unit} per test row"
+        f"{_recommendation(fitted)}"
     )
     parts = []
     for other in _others(fitted):
         found = difference(fitted, chosen, other)
         size = f"{_number(abs(found.mean), 2)} ± {_number(found.stderr, 2)}"
-        word = "lower" if found.mean < 0 else "higher"
-        parts.append(
-            f"is {word} than that of {NAMES[other]} by {size}"
-            if found.clear
-            else f"cannot be told apart from that of {NAMES[other]} ({size})"
-        )
-    return f"{text} {'; it '.join(parts)}." if parts else text.rpartition(" Its ")[0]
+        if found.clear:
+            word = "lower" if found.mean < 0 else "higher"
+            parts.append(f"is {word} than that of {NAMES[other]} by {size}")
+        else:
+            parts.append(f"cannot be told apart from that of {NAMES[other]} ({size})")
+    return f"{text} Its {unit} per test row {'; it '.join(parts)}." if parts else text
 
 
 def _recommendation(fitted: Fitted) -> str:
     """What to do with the model, by test rows."""
     chosen = fitted.model.chosen
-    base = difference(fitted, chosen, CONSTANT)
+    base, boosting = (difference(fitted, chosen, m) for m in (CONSTANT, BOOSTING))
     if not (base.clear and base.mean < 0):
         return (
             "Recommendation: do not use it yet. It is not clearly better than the base rate; it "
             "needs more rows or other columns."
         )
-    if BOOSTING in fitted.out:
-        found = difference(fitted, chosen, BOOSTING)
-        if found.clear and found.mean > 0:
-            return "Recommendation: use gradient boosting, which is better on these rows."
-    if chosen != "linear" and "linear" in fitted.out:
-        if not difference(fitted, chosen, "linear").clear:
-            return (
-                "Recommendation: use it, or the linear model (--method linear), which is simpler "
-                "and not clearly worse."
-            )
+    if boosting.clear and boosting.mean > 0:
+        return "Recommendation: use gradient boosting, which is better on these rows."
+    if "linear" in _others(fitted) and not difference(fitted, chosen, "linear").clear:
+        return (
+            "Recommendation: use it, or the linear model (--method linear), which is simpler and "
+            "not clearly worse."
+        )
     return "Recommendation: use it."
 
 
@@ -178,17 +173,14 @@ def _deciles(fitted: Fitted) -> Tables:
 
 
 def _classes(fitted: Fitted) -> Tables:
-    """The matrix of confusion, unless it is too large, and the bins of a reliability diagram."""
+    """The matrix of confusion, unless it is too large."""
     out, names = fitted.out[fitted.model.chosen], fitted.model.target.classes
-    found: Tables = {}
-    if len(names) <= MOST_CLASSES:
-        counts = np.zeros((len(names), len(names)), dtype=int)
-        np.add.at(counts, (fitted.y.numpy(), out.argmax(1).numpy()), 1)
-        pairs = zip(names, counts.tolist(), strict=True)
-        found["confusion"] = [[name, *map(str, row)] for name, row in pairs]
-    bins = zip(*metrics.reliability(out, fitted.y, BINS)[:3], strict=True)
-    found["bins"] = [[f"{c:.2f}", f"{a:.2f}", str(int(n))] for c, a, n in bins if n]
-    return found
+    if len(names) > MOST_CLASSES:
+        return {}
+    counts = np.zeros((len(names), len(names)), dtype=int)
+    np.add.at(counts, (fitted.y.numpy(), out.argmax(1).numpy()), 1)
+    pairs = zip(names, counts.tolist(), strict=True)
+    return {"confusion": [[name, *map(str, row)] for name, row in pairs]}
 
 
 def _units(fitted: Fitted) -> tuple[Any, Any]:

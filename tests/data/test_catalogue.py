@@ -132,11 +132,6 @@ def test_other_spellings(spelled, name):
     assert find(spelled).name == name
 
 
-def test_an_unknown_name_says_which_are_known():
-    with pytest.raises(InputError, match=r"no data set 'bosten'. Did you mean 'boston'\? Known: b"):
-        find("bosten")
-
-
 def test_list_says_where_it_is_and_where_it_is_looked_for(toy, capsys):
     assert main(["data", "list"]) == 0
     out = capsys.readouterr().out

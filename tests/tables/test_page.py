@@ -58,8 +58,3 @@ def test_the_page_stands_alone_and_escapes(fitted):
         assert column.name in text
     for name in ("importance", "coverage" if fitted.spread else "confusion", "search"):
         assert f'id="{name}"' in text
-
-
-def test_names_are_no_mathematics(fitted):
-    odd = fitted.model.target._replace(name=r"$\frac{price$ in $")
-    render(fitted._replace(model=fitted.model._replace(target=odd)))

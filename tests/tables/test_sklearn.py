@@ -115,14 +115,6 @@ def test_pipeline_grid_search_and_clone(prices):
     assert cross_val_score(LMAPRegressor(**FAST, random_state=0), X, y, cv=2).min() > 0.5
 
 
-def test_the_best_parameters_are_kept(prices):
-    model = LMAPRegressor(**FAST, random_state=0).fit(*prices)
-    assert model.search_ == [
-        {"method": "l-map", "weight_decay": 1e-4, "reg_strength": 1e-3}
-        | {"value": model.losses_["l-map"], "step": model.n_iter_}
-    ]
-
-
 @pytest.mark.parametrize("rows", [2, 5])
 def test_few_rows(prices, kinds, rows):
     X, y = prices

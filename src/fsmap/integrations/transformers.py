@@ -95,9 +95,6 @@ class Collated:
     def __deepcopy__(self, memo: dict[int, Any]) -> Collated:
         return self  # never changed, so a copy of a model need not carry a copy of the data
 
-    def __repr__(self) -> str:
-        return f"Collated({len(self.dataset)} items of {type(self.dataset).__name__})"
-
 
 class LMAPTrainerMixin(Base):
     """Adds λR to the loss of a ``transformers.Trainer``.

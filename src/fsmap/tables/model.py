@@ -26,7 +26,6 @@ from torch import Tensor
 from fsmap import metrics
 from fsmap.errors import CheckpointError, InputError, require
 from fsmap.tables.encoder import (
-    CATEGORY,
     REGRESSION,
     TASKS,
     Column,
@@ -291,10 +290,6 @@ def fit_table(
         goal = goal.standardized(goal.values(table)[train])
     y = torch.from_numpy(goal.labels(table))
     say(f"rows: {len(train)} to train and to choose by, {len(test)} to test")
-    categories = sum(column.kind == CATEGORY for column in encoder.used)
-    gaps = sum(column.missing for column in encoder.used)
-    numeric = len(encoder.used) - categories
-    say(f"columns: {numeric} of numbers, {categories} of categories, {gaps} with missing values")
 
     learned = learn(x[train], y[train], options, seed=options.seed, progress=options.progress)
     chosen = best(learned)

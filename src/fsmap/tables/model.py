@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -51,7 +52,7 @@ from fsmap.tables.network import (
 from fsmap.tables.reader import Table
 from fsmap.train import checkpoint as files
 
-KIND = "table-model-4"
+KIND = "table-model-5"
 HINT = "A model is a file that `fsmap fit` wrote, as it wrote it."
 LEVELS = np.linspace(0.005, 0.995, 199)
 COVER = (0.05, 0.95)  # ends of the intervals that are reported
@@ -131,28 +132,20 @@ class TableModel(NamedTuple):
 
     def save(self, path: Path) -> None:
         """Write the file; the one that was there stays until the new one is complete."""
-        encoder, spread, chosen = self.encoder, self.spread, self.chosen
-        first: Any = self.network.members[0]
-        about = {
-            "members": len(self.network.members),
-            "sizes": list(first.sizes),
-            "activation": first.activation,
-            "edges": first.edges.shape[1],
-        }
-        arrays = {"encoder/mean": encoder.mean, "encoder/std": encoder.std}
-        if spread is not None:
-            found = spread._asdict()
-            arrays |= {f"spread {chosen}/{n}": found[n] for n in ("knots", "scale", "table")}
-            floor = None if math.isinf(spread.floor) else spread.floor
-            about |= {"std": spread.std, "floor": floor}
+        network, first = self.network, cast("TableNet", self.network.members[0])
+        arrays = {"encoder/mean": self.encoder.mean, "encoder/std": self.encoder.std}
+        if self.spread is not None:
+            arrays |= {f"spread/{n}": np.asarray(v) for n, v in self.spread._asdict().items()}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        tensors |= {f"{chosen}/{n}": t.float() for n, t in self.network.state_dict().items()}
+        tensors |= {f"network/{n}": t.float() for n, t in network.state_dict().items()}
         config = {
             "kind": KIND,
-            "columns": [column._asdict() for column in encoder.columns],
+            "columns": [column._asdict() for column in self.encoder.columns],
             "target": self.target._asdict(),
-            "networks": {chosen: about},
-            "chosen": chosen,
+            "chosen": self.chosen,
+            "members": len(network.members),
+            "sizes": list(first.sizes),
+            "edges": first.edges.shape[1],
         }
         files.save(path, files.Checkpoint(tensors, config, {}))
 
@@ -173,33 +166,29 @@ def load_model(path: str | Path) -> TableModel:
 
 def _decode(found: files.Checkpoint) -> TableModel:
     """The model."""
-    config, scale, chosen = found.config, found.group("encoder"), found.config["chosen"]
+    config, scale, spread = found.config, found.group("encoder"), None
     columns = (Column(**c | {"levels": tuple(c["levels"])}) for c in config["columns"])
     encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())
     target = Target(**{**config["target"], "classes": tuple(config["target"]["classes"])})
-    about, spread = config["networks"][chosen], None
-    network = _ensemble(about, found.group(chosen), bool(target.classes))
+    network = _ensemble(config, found.group("network"), bool(target.classes))
     if target.task == REGRESSION:
-        parts = {n: t.double().numpy() for n, t in found.group(f"spread {chosen}").items()}
-        floor = -math.inf if about["floor"] is None else float(about["floor"])
-        spread = Spread(**parts, std=float(about["std"]), floor=floor)
-    model = TableModel(encoder, target, network, chosen, spread)
+        parts: dict[str, Any] = {n: t.numpy() for n, t in found.group("spread").items()}
+        spread = Spread(**parts | {n: float(parts[n]) for n in ("std", "floor")})
+    model = TableModel(encoder, target, network, config["chosen"], spread)
     _check(model)
     return model
 
 
-def _ensemble(about: dict[str, Any], state: dict[str, Tensor], labels: bool) -> Members:
+def _ensemble(config: dict[str, Any], state: dict[str, Tensor], labels: bool) -> Members:
     """The networks; nothing is allocated unless the tensors have the numbers that they need."""
-    sizes, edges = [int(n) for n in about["sizes"]], int(about["edges"])
+    sizes, edges, members = config["sizes"], config["edges"], config["members"]
     units = [sizes[0] * edges, *sizes[1:]]
-    count = sum((a + 1) * b for a, b in zip(units, units[1:], strict=False)) + units[0]
+    count = sum((a + 1) * b for a, b in pairwise(units)) + units[0]
     there = sum(map(Tensor.numel, state.values()))
-    if min(*sizes, edges, about["members"]) < 1 or count * about["members"] != there:
-        raise ValueError(f"the tensors do not make {about['members']} networks of sizes {sizes}")
-    code = torch.zeros(sizes[0], edges)  # overwritten, as are the weights
-    net = TableNet(sizes, about["activation"], code, torch.Generator())
-    members = [copy.deepcopy(net) for _ in range(about["members"])]
-    ensemble = Members(members, labels=labels).float()
+    if min(*sizes, edges, members) < 1 or count * members != there:
+        raise ValueError(f"the tensors do not make {members} networks of sizes {sizes}")
+    net = TableNet(sizes, torch.zeros(sizes[0], edges), torch.Generator())  # overwritten
+    ensemble = Members([copy.deepcopy(net) for _ in range(members)], labels=labels).float()
     ensemble.load_state_dict(state)
     return ensemble.double().eval()
 
@@ -208,20 +197,19 @@ def _check(model: TableModel) -> None:
     """Raise if parts do not fit each other, or are no finite numbers."""
     encoder, target, spread = model.encoder, model.target, model.spread
     width, sizes = len(encoder.names()), cast("TableNet", model.network.members[0]).sizes
-    texts = [target.name, *target.classes, *(c.name for c in encoder.columns)]
-    values = [target.mean, target.std, *(c.fill for c in encoder.columns)]
-    arrays = [encoder.mean, encoder.std, np.array(values)]
-    arrays += [t.numpy() for t in model.network.state_dict().values()]
-    if spread is not None:
-        arrays += [spread.knots, spread.scale, spread.table, np.array(spread.std)]
+    texts = [target.name, model.chosen, *target.classes, *(c.name for c in encoder.columns)]
+    numbers: list[Any] = [encoder.mean, encoder.std, target.mean, target.std]
+    numbers += [c.fill for c in encoder.columns] + [*(spread or ())[:4]]
+    numbers += [t.numpy() for t in model.network.state_dict().values()]
     fits = (
         (sizes[0], sizes[-1]) == (width, len(target.classes) or 1),
         len(encoder.mean) == len(encoder.std) == width,
         spread is None or spread.table.shape == LEVELS.shape,
         spread is None or len(spread.knots) == len(spread.scale),
+        spread is None or spread.floor in (0.0, -math.inf),
         target.task in TASKS,
         all(isinstance(text, str) for text in texts),
-        all(np.isfinite(array).all() for array in arrays),
+        all(np.isfinite(array).all() for array in numbers),
     )
     if not all(fits):
         raise ValueError(

@@ -67,14 +67,12 @@ class TableNet(nn.Module):
 
     edges: Tensor
 
-    def __init__(
-        self, sizes: Sequence[int], activation: str, edges: Tensor, generator: torch.Generator
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], edges: Tensor, generator: torch.Generator) -> None:
         super().__init__()
         self.register_buffer("edges", edges)
         first = sizes[0] + edges.shape[0] * (edges.shape[1] - 1)
-        self.mlp = MLP([first, *sizes[1:]], activation, generator=generator)
-        self.sizes, self.activation = tuple(sizes), activation
+        self.mlp = MLP([first, *sizes[1:]], "silu", generator=generator)
+        self.sizes = tuple(sizes)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, D]`` to ``[N, K]``."""
@@ -277,7 +275,7 @@ class _Run:
     def make(self, seed: int) -> TableNet:
         """A network in float32."""
         generator = torch.Generator().manual_seed(seed)
-        return TableNet(self.sizes, "silu", self.edges, generator).float().to(self.x.device)
+        return TableNet(self.sizes, self.edges, generator).float().to(self.x.device)
 
     def configs(self, kinds: list[str]) -> list[Config]:
         """The configurations to be compared."""
@@ -457,7 +455,7 @@ def learn_linear(x: Tensor, y: Tensor, folds: Tensor, decays: Sequence[float]) -
     theta = solve(rows, y, chosen, theta)
     slope = theta[:-1] if back is None else back @ theta[:-1]
     no_code = torch.zeros(len(slope), 1)
-    net = TableNet([len(slope), outputs], "identity", no_code, torch.Generator()).double().eval()
+    net = TableNet([len(slope), outputs], no_code, torch.Generator()).double().eval()
     net.mlp.load_state_dict(
         {"layers.0.weight": slope.T.clone(), "layers.0.bias": theta[-1].clone()}
     )

@@ -56,5 +56,5 @@ def test_the_page_stands_alone_and_escapes(fitted):
     assert len(text) < 600_000
     for column in fitted.model.encoder.columns:
         assert column.name in text
-    for name in ("importance", "coverage" if fitted.spread else "confusion", "search"):
+    for name in ("importance", "coverage" if fitted.spread else "confusion"):
         assert f'id="{name}"' in text

@@ -115,15 +115,6 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
     tables = {
         "importance": [[n, _cell("r2", value)] for n, value in fitted.importance[:COLUMNS_SHOWN]],
         **(_classes(fitted) if target.classes else _deciles(fitted)),
-        "search": [
-            [
-                NAMES[line["method"]],
-                *(_number(line[name], 2) for name in ("weight_decay", "reg_strength")),
-                *(_number(line["value"]), str(line["step"])),
-            ]
-            for one in fitted.learned.values()
-            for line in one.search
-        ],
     }
     template = environment().get_template("table.html.j2")
     text: str = template.render(

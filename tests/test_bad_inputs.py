@@ -307,7 +307,7 @@ def names() -> dict[str, Any]:
         "scheduler": torch.optim.lr_scheduler.StepLR(optimizer(net), 1),
         "freeze": freeze,
         "train": train,
-        "table": uci.Table("toy", np.ones((40, 1)), np.ones((40, 1)), ("a",), "y"),
+        "table": uci.Table("toy", np.ones((40, 1)), np.ones((40, 1))),
     }
     return {name: getattr(fsmap, name) for name in fsmap.__all__} | own
 

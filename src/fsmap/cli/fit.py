@@ -66,7 +66,8 @@ OPTIONS = {
 def run(arguments: argparse.Namespace) -> int:
     """Fit, compare, save, and write the page."""
     require("sklearn", extra="data")  # before the work, not after it
-    require("jinja2", extra="report")
+    for module in ("jinja2", "matplotlib"):
+        require(module, extra="report")
     out: Path = arguments.out
     page = out.with_suffix(".html")
     if page == out:

@@ -100,10 +100,6 @@ class Spread(NamedTuple):
         found = guess[:, None] + np.interp(guess, self.knots, self.scale)[:, None] * shift
         return np.maximum(found, self.floor)
 
-    def deviation(self, guess: Floats) -> Floats:
-        """Standard deviation of the target, ``[n]``."""
-        return self.std * np.interp(guess, self.knots, self.scale)
-
 
 class TableModel(NamedTuple):
     """Everything that predicting needs."""
@@ -358,12 +354,12 @@ def _measure(out: Tensor, y: Tensor, target: Target, spread: Spread | None) -> d
     guess, truth = target.unscaled(out), target.unscaled(y)
     error = truth - guess
     found = {
-        "rmse": float(np.sqrt(np.mean(error**2))),
+        "rmse": metrics.rmse(guess, truth),
         "mae": float(np.abs(error).mean()),
         "r2": float(1 - np.mean(error**2) / truth.var()) if np.ptp(truth) else math.nan,
     }
     if spread is not None:
-        sigma = np.maximum(spread.deviation(guess), 1e-12)
+        sigma = np.maximum(spread.std * np.interp(guess, spread.knots, spread.scale), 1e-12)
         nll = 0.5 * (error / sigma) ** 2 + np.log(sigma) + 0.5 * math.log(2 * math.pi)
         ends = spread.quantiles(guess, COVER)
         inside = (ends[:, 0] <= truth) & (truth <= ends[:, 1])

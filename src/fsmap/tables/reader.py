@@ -176,7 +176,7 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _some(items: Sequence[str], limit: int = 6) -> str:
+def _some(items: Sequence[str]) -> str:
     """The first few items, quoted."""
-    more = f" and {len(items) - limit} more" if len(items) > limit else ""
-    return ", ".join(repr(item) for item in items[:limit]) + more
+    more = f" and {len(items) - 6} more" if len(items) > 6 else ""
+    return ", ".join(map(repr, items[:6])) + more

@@ -94,8 +94,8 @@ class Members(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, D]`` to ``[N, K]``, one pass for all members."""
-        params, buffers = stack_module_state(list(self.members))
-        out = _apply(self.members[0], params, buffers, x, shared=True)  # [M, N, K]
+        params, _ = stack_module_state(list(self.members))
+        out = _apply(self.members[0], params, x)  # [M, N, K]
         if not self.labels:
             return out.mean(0)
         return out.log_softmax(-1).logsumexp(0) - math.log(len(out))
@@ -239,15 +239,13 @@ def mean_loss(out: Tensor, y: Tensor) -> Tensor:
     return mean.sqrt() if y.is_floating_point() else mean
 
 
-def _apply(
-    module: nn.Module, params: Any, buffers: Any, x: Tensor, *, shared: bool = False
-) -> Tensor:
+def _apply(module: nn.Module, params: Any, x: Tensor) -> Tensor:
     """Members at the same points ``[N, D]``, or at points of their own ``[M, N, D]``."""
 
-    def one(p: Params, b: Params, z: Tensor) -> Tensor:
-        return functional_call(module, (p, b), (z,))  # type: ignore[no-any-return]
+    def one(own: Params, z: Tensor) -> Tensor:
+        return functional_call(module, own, (z,))  # type: ignore[no-any-return]
 
-    return vmap(one, in_dims=(0, 0, None if shared else 0))(params, buffers, x)
+    return vmap(one, in_dims=(0, None if x.dim() == 2 else 0))(params, x)
 
 
 class _Run:
@@ -282,17 +280,13 @@ class _Run:
         found, strength, decay = [], self.options.reg_strength, self.options.weight_decay
         large = len(self.x) > LARGE[0] or self.x.shape[1] > LARGE[1]
         for kind in kinds:
-            lam = 0.0 if kind == "ps-map" or self.options.reg_nats is not None else strength
-            unit = self._unit() if lam == AUTO else math.nan
-            pairs = [
-                (
-                    w if decay == AUTO else float(decay),
-                    float(f"{share * unit:.1e}") if lam == AUTO else float(lam),
-                )
-                for w, share in (STRENGTHS[:1] if large else STRENGTHS)
-            ]
-            found += [Config(kind, w, lam) for w, lam in dict.fromkeys(pairs)]
-        return found
+            penalized = kind == "l-map" and self.options.reg_nats is None  # by λR
+            unit = self._unit() if penalized and strength == AUTO else 0.0
+            for usual, share in STRENGTHS[:1] if large else STRENGTHS:
+                w = usual if decay == AUTO else float(decay)
+                lam = float(f"{share * unit:.1e}") if strength == AUTO else float(strength)
+                found.append(Config(kind, w, lam if penalized else 0.0))
+        return list(dict.fromkeys(found))
 
     def _unit(self) -> float:
         """The λ at which λR before training is the loss of a constant."""
@@ -320,7 +314,7 @@ class _Run:
     def train(self, configs: list[Config], progress: bool) -> dict[str, Learned]:
         """Train, keep the best parameters of each configuration, and choose one for each method."""
         C, F = len(configs), self.F
-        params, buffers = stack_module_state([self.make(self.seed + m % F) for m in range(C * F)])
+        params, _ = stack_module_state([self.make(self.seed + m % F) for m in range(C * F)])
         optimizer = torch.optim.Adam(params.values(), lr=LEARNING_RATE, fused=True)
         per_config = [[c.weight_decay, c.reg_strength] for c in configs]
         decay, strength = torch.tensor(per_config).repeat_interleave(F, 0).to(self.x).T
@@ -336,7 +330,7 @@ class _Run:
                 for group in optimizer.param_groups:
                     angle = math.pi * (step - 1) / self.steps
                     group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(angle))
-                out = _apply(self.net, params, buffers, self.x[rows])
+                out = _apply(self.net, params, self.x[rows])
                 losses = row_losses(out, self.y[rows])
                 squares = torch.stack([p.square().flatten(1).sum(1) for p in params.values()])
                 loss = losses.mean(1).sum() + (decay / 2 * squares.sum(0)).sum()
@@ -353,7 +347,7 @@ class _Run:
                 optimizer.step()
                 bar.advance(1)
                 if step % every == 0 or step == self.steps:
-                    self._validate(params, buffers, tracks, step)
+                    self._validate(params, tracks, step)
                     if all(step - track.step >= PATIENCE * every for track in tracks):
                         break
         if nats and regularized:  # the λ that c amounts to at the end
@@ -375,20 +369,20 @@ class _Run:
             yield order[:, at : at + size].repeat(C, 1)
             at += size
 
-    def _validate(self, params: Any, buffers: Any, tracks: list[_Track], step: int) -> None:
+    def _validate(self, params: Any, tracks: list[_Track], step: int) -> None:
         """Measure every configuration on what its members hold out."""
         parts = []
         with torch.no_grad():
             for k, held in enumerate(self.held):
-                p, b = ({n: t[k :: self.F] for n, t in s.items()} for s in (params, buffers))
-                parts.append(_apply(self.net, p, b, self.x[held], shared=True))  # [C, n, K]
+                own = {n: t[k :: self.F] for n, t in params.items()}
+                parts.append(_apply(self.net, own, self.x[held]))  # [C, n, K]
         out, rows = torch.cat(parts, dim=1), torch.cat(self.held)
         values = mean_loss(out, self.y[rows]).tolist()
         for c, (track, value) in enumerate(zip(tracks, values, strict=True)):
             if value < track.value:
                 track.value, track.step = value, step
-                own = slice(c * self.F, (c + 1) * self.F)
-                track.params = {n: p.detach()[own].clone() for n, p in params.items()}
+                of_c = slice(c * self.F, (c + 1) * self.F)
+                track.params = {n: p.detach()[of_c].clone() for n, p in params.items()}
                 track.out = out.new_full((len(self.x), out.shape[-1]), torch.nan).double()
                 track.out[rows] = out[c].double()
 

@@ -92,14 +92,6 @@ def test_a_given_folder_must_be_one(toy):
         sources.locate("toy", toy / "givne")
 
 
-def test_a_damaged_set_says_so(toy):
-    bad = put(toy / "shared", csv=b"short") / "toy" / "toy.csv"
-    with pytest.raises(MissingDataError, match="checksum") as e:
-        sources.locate("toy")
-    assert str(bad) in str(e.value)
-    assert "toy/toy.gz" not in str(e.value)
-
-
 def test_a_truncated_archive_is_damaged_not_an_error(toy):
     folder = put(toy / "shared")
     file = folder / "toy" / "toy.gz"

@@ -10,17 +10,6 @@ from fsmap.data import uci
 from fsmap.data.catalogue import find, look_for
 from fsmap.errors import InputError
 
-SHAPES = {
-    "boston": (506, 13),
-    "concrete": (1030, 8),
-    "energy": (768, 8),
-    "naval": (11934, 14),
-    "power": (9568, 4),
-    "protein": (45730, 9),
-    "winered": (1599, 11),
-    "winewhite": (4898, 11),
-}
-
 
 def toy(rows: int = 200) -> uci.Table:
     rng = np.random.default_rng(0)
@@ -29,13 +18,12 @@ def toy(rows: int = 200) -> uci.Table:
     return uci.Table("toy", x, y)
 
 
-@pytest.mark.parametrize("name", uci.NAMES)
-def test_the_real_tables(name):
-    if look_for(find(name).files[0]).path is None:
-        pytest.skip(f"{name} is not on this machine")
-    table = uci.read_table(name)
-    assert table.x.shape == SHAPES[name]
-    assert table.y.shape == (SHAPES[name][0], 1)
+def test_a_real_table():
+    if look_for(find("naval").files[0]).path is None:
+        pytest.skip("naval is not on this machine")
+    table = uci.read_table("naval")
+    assert table.x.shape == (11934, 14)  # two constant columns are left out
+    assert table.y.shape == (11934, 1)
     assert np.isfinite(table.x).all()
 
 

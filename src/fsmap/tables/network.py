@@ -107,10 +107,9 @@ class Members(nn.Module):
         """
         with torch.no_grad():
             out = torch.cat([self(part.double()) for part in x.split(PREDICT_ROWS)])
-        wrong = (torch.isnan(out) | (out == torch.inf)).any(1)
-        wrong |= (out == -torch.inf).any(1) & (not self.labels)
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0]) + 1
+        right = torch.isfinite(out) | ((out == -torch.inf) & self.labels)
+        if not bool(right.all()):
+            row = int((~right).any(1).nonzero()[0]) + 1
             raise DivergedError(
                 f"the prediction for row {row} is not finite. Are its numbers too large?"
             )

@@ -33,10 +33,11 @@ class _Linear(nn.Linear):
         bound = 1 / math.sqrt(self.in_features)
         if self.init == "lecun":
             self.weight.normal_(0.0, bound, generator=generator)
-            self.bias.zero_()
-        else:
-            self.weight.uniform_(-bound, bound, generator=generator)
-            self.bias.uniform_(-bound, bound, generator=generator)
+            if self.bias is not None:
+                self.bias.zero_()
+            return
+        for parameter in self.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
 
 
 class MLP(nn.Module):
@@ -48,6 +49,7 @@ class MLP(nn.Module):
         sizes: Units of every layer, from inputs to outputs: ``[2, 16, 16, 2]`` has two hidden ones.
         activation: ``"tanh"``, ``"relu"``, ``"gelu"``, ``"silu"``, ``"identity"``, or a function of
             a tensor, such as ``torch.sin``.
+        bias: Whether layers have biases.
         init: ``"torch"``: weights and biases uniform within $\pm 1/\sqrt{\text{fan-in}}$, as
             ``nn.Linear`` has them; ``"lecun"``: weights $N(0, 1/\text{fan-in})$ and biases zero,
             as JAX libraries have them.
@@ -66,6 +68,7 @@ class MLP(nn.Module):
         sizes: Sequence[int],
         activation: str | Activation = "tanh",
         *,
+        bias: bool = True,
         init: str = "torch",
         generator: torch.Generator | None = None,
     ) -> None:
@@ -82,7 +85,7 @@ class MLP(nn.Module):
             raise InputError(f"init must be 'torch' or 'lecun', got {init!r}.")
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
         # nothing is drawn yet: torch's own generator is used only if none is given
-        layers = [skip_init(_Linear, a, b) for a, b in pairwise(self.sizes)]
+        layers = [skip_init(_Linear, a, b, bias=bias) for a, b in pairwise(self.sizes)]
         for layer in layers:
             layer.init = init
         self.layers = nn.ModuleList(layers)

@@ -3,16 +3,15 @@
     python tests/corruptions.py --count 500 --seed 0
 
 Rows, units and summaries of runs (finished, and killed before the summary), checkpoints of ``fit``
-and of image runs, models of tables, and files of data sets. A corruption passes if reading the file
-raises an error of fsmap, or if a resumed run says which units do not match and ends with the
-numbers of a run whose files were left alone. Bytes that make no difference to a reader (spaces of
-JSON) count as passed only if what was read is the same.
+and of image runs, and models of tables. A corruption passes if reading the file raises an error of
+fsmap, or if a resumed run says which units do not match and ends with the numbers of a run whose
+files were left alone. Bytes that make no difference to a reader (spaces of JSON) count as passed
+only if what was read is the same.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import random
 import shutil
@@ -27,7 +26,6 @@ import torch
 
 import fsmap
 from fake_experiment import Squares, only, run
-from fsmap.data.catalogue import DataFile, look_for
 from fsmap.errors import FsmapError
 from fsmap.paper.report.page import build
 from fsmap.paper.rows import RunFolder
@@ -209,24 +207,6 @@ def content_of(path: Path) -> Any:
     return repr((sorted(tensors.items()), found.config, found.progress))
 
 
-def data(folder: Path) -> Path:
-    """A table of a data set."""
-    text = "a,b\n" + "".join(f"{k},{k * k}\n" for k in range(200))
-    (folder / "toy").mkdir()
-    (folder / "toy" / "table.csv").write_text(text)
-    return folder / "toy" / "table.csv"
-
-
-def located(path: Path) -> Any:
-    """The table, if it is found to be whole."""
-    text = "a,b\n" + "".join(f"{k},{k * k}\n" for k in range(200))
-    file = DataFile("toy/table.csv", hashlib.sha256(text.encode()).hexdigest(), len(text))
-    found = look_for(file, path.parent.parent)
-    if found.path is None:
-        raise FsmapError
-    return found.path.read_bytes()
-
-
 TARGETS: dict[str, Callable[[], Folder | Content]] = {
     "rows, finished": lambda: Folder("rows.jsonl", summary=True),
     "rows, unfinished": lambda: Folder("rows.jsonl", summary=False),
@@ -236,7 +216,6 @@ TARGETS: dict[str, Callable[[], Folder | Content]] = {
     "checkpoint of fit": lambda: Content(fit_checkpoint, content_of),
     "checkpoint of images": lambda: Content(image_checkpoint, content_of),
     "model": lambda: Content(model, content_of),
-    "data": lambda: Content(data, located),
 }
 
 

@@ -142,8 +142,8 @@ class Model(Work):
 
     def start(self, folder: Path) -> None:
         model = load_model(folder / "model.pt")
-        model.results["l-map"]["more"] = 1
-        model.save(folder / "model.pt")
+        changed = model._replace(target=model.target._replace(why="another"))
+        changed.save(folder / "model.pt")
 
     def finish(self, folder: Path) -> Any:
         self.start(folder)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import fsmap
+from fsmap import models
 from fsmap.cli import main
 from fsmap.data import synthetic, uci
 from fsmap.errors import FsmapError
@@ -57,11 +58,8 @@ CALLS = {
     "LMAP(net, px, num_points=4)({})": """
         x[:0] | point; "x" | tensor; x.to(torch.uint8) | uint8; x, scale=torch.ones(6, 1)
     """,
-    "LMAP(net, px, num_points=4, batchnorm='frozen')({})": """
-        x, scale=torch.ones(6, 1)
-    """,
-    "LMAP(net, px, num_points=4, batchnorm='batch')({})": """
-        x, scale=torch.ones(6, 1)
+    "LMAP(net, px, num_points=4, batchnorm={})(x, scale=torch.ones(6, 1))": """
+        'frozen' | scale; 'batch' | scale
     """,
     "LMAP({})": """
         Net, px, num_points=4 | Module; torch.tanh, px, num_points=4 | Module;
@@ -113,6 +111,9 @@ CALLS = {
     "doctor({})": """
         net, x[:0] | point; Net, x | Module; net, x * nan | NaN
     """,
+    "models.MLP({})": """
+        [3] | [3]; [3, 0, 1] | [3, 0, 1]; [2, 1], "tahn" | 'tanh'; [2, 1], init="he" | he
+    """,
     "Grid({})": """
         lr=1.0; [] | member; [{"lr": 1.0}, {"std": 1.0}] | lr
     """,
@@ -130,12 +131,8 @@ CALLS = {
         Lattice(0.0, 1.0, 0) | num; Lattice(1.0, 0.0, 3) | low
     """,
     "metrics.{}": """
-        accuracy(x, torch.zeros(3).long()) | 3; accuracy(x[:0], torch.zeros(0).long()) | 0 values;
-        nll(x * nan, labels) | finite; nll(x, labels + 5) | label; nll(x, labels - 1) | label;
-        nll(x, x) | label; ece(x, labels, bins=0) | bins; ece(x, labels, bins=2.5) | bins;
-        ood_auroc(x, x[:0]) | 0 values; rmse(x, y) | shape;
-        rmse(x[:0], x[:0]) | 0 values;
-        brier(x[:, 0], labels) | logits
+        ece(x, labels, bins=0) | bins; ece(x, labels, bins=2.5) | bins;
+        ood_auroc(x, x[:0]) | 0 values; rmse(x, y) | shape; rmse(x[:0], x[:0]) | 0 values
     """,
     "LMAPRegressor({}).fit(x.numpy(), y[:, 0].numpy())": """
         steps=-1; device="tpu"; hidden=(-3,)
@@ -193,7 +190,7 @@ COMMANDS = {
     """,
     "fit {}": """
         nowhere.csv --target y | nowhere.csv; file --target y | file; table.csv | --target;
-        table.csv --target z | z; header.csv --target y | rows
+        table.csv --target z | z; header.csv --target y | rows; short.csv --target y | 20
     """,
     "train --quick {}": """
         --seeds a; --seeds 0,1,0 | twice; --seeds 0,-1; --seeds 9999999999999; --split-seed -1;
@@ -229,7 +226,8 @@ COMMANDS = {
     "doctor {}": """
         fine | package.module:factory; nowhere.at.all:make | nowhere; raises_on_import:make | boom;
         raises_when_called:make | boom; fine:nothing | nothing; fine:number | int;
-        fine:sized | width; fine:conv | --shape; fine:make?width | key=value
+        fine:sized | width; fine:conv | --shape; fine:make?width | key=value;
+        fine:none | NoneType
     """,
     "data {}": """
         get | NAME; get bosten | boston; check bosten | boston; list bosten | boston;
@@ -252,6 +250,7 @@ def make(): return nn.Linear(2, 1)
 def conv(): return nn.Conv2d(1, 2, 3)
 def sized(width): return nn.Linear(width, 1)
 def number(): return 3
+def none(): return None
 """,
 }
 
@@ -297,6 +296,7 @@ def names() -> dict[str, Any]:
     own = {
         **{"f": f, "p": p, "x": x, "y": torch.randn(6, 1), "net": net, "Net": Net},
         **{"nn": nn, "torch": torch, "synthetic": synthetic, "uci": uci, "px_": fsmap.px},
+        "models": models,
         **{"LMAPClassifier": LMAPClassifier, "LMAPRegressor": LMAPRegressor},
         **{"noise": noise, "prior": prior, "nan": float("nan"), "inf": float("inf")},
         "labels": torch.tensor([0, 1, 0, 1, 0, 1]),
@@ -307,7 +307,7 @@ def names() -> dict[str, Any]:
         "scheduler": torch.optim.lr_scheduler.StepLR(optimizer(net), 1),
         "freeze": freeze,
         "train": train,
-        "table": uci.Table("toy", np.ones((40, 1)), np.ones((40, 1)), ("a",), "y"),
+        "table": uci.Table("toy", np.ones((40, 1)), np.ones((40, 1))),
     }
     return {name: getattr(fsmap, name) for name in fsmap.__all__} | own
 
@@ -327,7 +327,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("files")
     table = "a,b,y\n" + "".join(f"{i % 7},{i % 5},{i * i % 11}.5\n" for i in range(40))
     texts = {"table.csv": table, "header.csv": "a,b,y\n", "file": "no folder, no model"}
-    texts |= {"text.safetensors": "not one"} | {f"{n}.py": code for n, code in MODULES.items()}
+    texts |= {"text.safetensors": "not one", "short.csv": table[:30]}
+    texts |= {f"{n}.py": code for n, code in MODULES.items()}
     for name, text in texts.items():
         (folder / name).write_text(text)
     (folder / "empty").mkdir()

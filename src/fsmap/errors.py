@@ -58,10 +58,6 @@ class EdgeOfGridWarning(UserWarning):
     """The best value of a search lies at the end of what was searched."""
 
 
-class ConstantTargetWarning(UserWarning):
-    """The target of a regression never changes: there is nothing to learn."""
-
-
 class FallbackWarning(UserWarning):
     """An estimator was replaced by another one, said once."""
 

@@ -7,7 +7,6 @@ import os
 import secrets
 import stat
 import tempfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -60,11 +59,8 @@ def remove_partial(path: Path) -> None:
 
 
 def beside(path: Path, end: str) -> Path:
-    """The hidden file ``.NAME.END`` in the same folder; a long NAME is cut, and stays distinct."""
-    name = path.name
-    if len(name) > 40:
-        name = f"{name[:30]}-{zlib.crc32(os.fsencode(name)):08x}"
-    return path.with_name(f".{name}.{end}")
+    """The hidden file ``.NAME.END`` in the same folder."""
+    return path.with_name(f".{path.name}.{end}")
 
 
 def make_folder(folder: Path) -> None:

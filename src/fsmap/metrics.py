@@ -135,39 +135,28 @@ def temperature(logits: ArrayLike, y: ArrayLike) -> float:
     r"""The T in [0.01, 100] that minimizes the negative log-likelihood of logits/T.
 
     T > 1 says that the model is over-confident, T < 1 that it is under-confident. The NLL is convex
-    in a = 1/T with slope $\frac1N \sum_n (\sum_k p_{nk} z_{nk} - z_{n y_n})$; its zero is found by
-    Newton's method inside a bracket. Without one the better bound is returned: the lower for a
-    classifier without errors on these points, the upper for logits that are worse than none. Logits
-    that are equal in every point have T = 1.
+    in 1/T with slope $\frac1N \sum_n (\sum_k p_{nk} z_{nk} - z_{n y_n})$, whose zero is found by
+    bisection. Without one the better bound is returned: the lower for a classifier without errors
+    on these points, the upper for logits that are worse than none. Logits that are equal in every
+    point have T = 1.
     """
     z, labels = _classified(logits, y)
     margin = z - z.gather(1, labels[:, None])  # [N, K]
-    low, high = 1 / HOTTEST, 1 / COLDEST
+
+    def slope(T: float) -> float:
+        return float(((margin / T).softmax(1) * margin).sum(1).mean())
+
+    low, high = COLDEST, HOTTEST
     if not margin.any():
         return 1.0
-    if _slope(margin, high)[0] <= 0:
-        return COLDEST
-    if _slope(margin, low)[0] >= 0:
-        return HOTTEST
-    a, before = 1.0, math.inf
-    while high - low > 1e-10 * low:
-        slope, curvature = _slope(margin, a)
-        low, high = (a, high) if slope < 0 else (low, a)
-        step = slope / curvature if curvature > 0 else math.inf
-        if abs(step) <= 1e-10 * a:
-            return 1 / (a - step)
-        # Either the slope halves or the bracket does, in the logarithm: this ends.
-        slow = not low < a - step < high or abs(slope) > before / 2
-        a, before = math.sqrt(low * high) if slow else a - step, abs(slope)
-    return 1 / a
-
-
-def _slope(margin: Tensor, a: float) -> tuple[float, float]:
-    """First and second derivative of the NLL in a = 1/T."""
-    p = (a * margin).softmax(1)
-    mean = (p * margin).sum(1)  # [N]
-    variance = (p * (margin - mean[:, None]).square()).sum(1)
-    return float(mean.mean()), float(variance.mean())
+    if slope(low) <= 0:
+        return low
+    if slope(high) >= 0:
+        return high
+    while high > (1 + 1e-12) * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if slope(middle) > 0 else (low, middle)
+    return math.sqrt(low * high)
 
 
 def _entropy(z: Tensor) -> Tensor:

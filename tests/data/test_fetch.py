@@ -20,7 +20,7 @@ import pandas
 import pytest
 
 from fsmap.data import catalogue, fetch
-from fsmap.data.catalogue import DataFile, DataSet, Download, Package, find, look_for
+from fsmap.data.catalogue import DataFile, DataSet, Download, Package, find
 from fsmap.data.fetch import convert
 from fsmap.errors import InputError, MissingDataError, MissingExtraError
 
@@ -163,37 +163,6 @@ def test_excel_through_pandas(monkeypatch):
 def test_a_source_of_another_form_or_size(raw, changes, word):
     with pytest.raises(InputError, match=word):
         convert(raw, DOWNLOAD._replace(**changes), limit=1000)
-
-
-def text(table: np.ndarray, delimiter: str, header: str = "") -> bytes:
-    lines = [header] if header else []
-    lines += [delimiter.join(f"{v:.17g}" for v in row) for row in table.tolist()]
-    return "\n".join(lines).encode()
-
-
-@pytest.mark.parametrize(
-    "name",
-    "winered winewhite protein naval concrete energy power".split(),
-)
-def test_the_official_form_of_a_real_table_has_the_checksum_of_the_catalogue(name, monkeypatch):
-    recipe, file = find(name).downloads[0], find(name).files[0]
-    path = look_for(file).path
-    if path is None:
-        pytest.skip(f"{file.path} is not on this machine")
-    table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
-    content = b""
-    if recipe.kind == "excel":
-        sheet = np.hstack([table, table[:, :1]]) if recipe.columns else table
-        monkeypatch.setattr(pandas, "read_excel", lambda _: pandas.DataFrame(sheet))
-    elif name == "protein":
-        content = text(np.roll(table, 1, axis=1), ",", "RMSD,F1")
-    elif name == "naval":
-        content = text(np.hstack([table, table[:, :1]]), "   ")
-    else:
-        delimiter = {"semicolon": ";", "comma": ",", "space": " "}[recipe.kind]
-        content = text(table, delimiter, "" if recipe.kind == "space" else "header")
-    raw = zipped(**{recipe.member: content}) if recipe.member else content
-    assert sha(convert(raw, recipe)) == file.sha256
 
 
 class Slow(http.server.BaseHTTPRequestHandler):

@@ -1,11 +1,9 @@
 import math
-import re
 
 import pytest
 import torch
 from torch import nn
 
-from fsmap.errors import InputError
 from fsmap.models import MLP
 from fsmap.train.population import initialize
 
@@ -56,17 +54,3 @@ def test_a_seed_of_a_population_keeps_the_kind_of_initialization(init, generator
     first, again = initialize(model, 3), initialize(model, 3)
     assert all(torch.equal(first[n], again[n]) for n in first)
     assert (first["layers.0.bias"] == 0).all() == (init == "lecun")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "options", "message"),
-    [
-        (([3],), {}, "two or more numbers of at least 1, got [3]"),
-        (([3, 0, 1],), {}, "got [3, 0, 1]"),
-        (([2, 1], "tahn"), {}, "activation must be one of 'tanh', 'relu'"),
-        (([2, 1],), {"init": "he"}, "got 'he'"),
-    ],
-)  # fmt: skip
-def test_refusals(arguments, options, message):
-    with pytest.raises(InputError, match=re.escape(message)):
-        MLP(*arguments, **options)

@@ -31,7 +31,7 @@ def made_up(monkeypatch):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(80, 3))
     y = np.sin(x.sum(1, keepdims=True)) + 0.05 * rng.normal(size=(80, 1))
-    table = uci.Table("boston", x, y, ("a", "b", "c"), "y")
+    table = uci.Table("boston", x, y)
     monkeypatch.setattr(uci, "read_table", lambda *_: table)
     return table
 

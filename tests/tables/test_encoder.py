@@ -186,7 +186,7 @@ def test_what_the_target_is(cells, task, classes):
         (["1", "1"], "auto", "in every row"),
         ([None, None], "auto", "no value in any row"),
         (["1", "2", "x"], "regression", "is a number"),
-        ([f"c{k}" for k in range(200)], "auto", "more classes"),
+        ([f"c{k}" for k in range(200)], "auto", "more than 100 classes"),
     ],
 )
 def test_targets_that_cannot_be_learned(cells, task, message):

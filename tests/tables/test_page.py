@@ -56,11 +56,5 @@ def test_the_page_stands_alone_and_escapes(fitted):
     assert len(text) < 600_000
     for column in fitted.model.encoder.columns:
         assert column.name in text
-    names = ("importance", "coverage") if fitted.spread else ("importance", "confusion", "bins")
-    for name in (*names, "search"):
+    for name in ("importance", "coverage" if fitted.spread else "confusion"):
         assert f'id="{name}"' in text
-
-
-def test_names_are_no_mathematics(fitted):
-    odd = fitted.model.target._replace(name=r"$\frac{price$ in $")
-    render(fitted._replace(model=fitted.model._replace(target=odd)))

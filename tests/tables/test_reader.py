@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fsmap.errors import InputError, MissingDataError
+from fsmap.errors import InputError
 from fsmap.tables.reader import read_table, write_table
 
 
@@ -87,8 +87,3 @@ def test_what_is_written_can_be_read(written):
 def test_what_is_no_table_says_what_it_is(written, content, message):
     with pytest.raises(InputError, match=message):
         read_table(written(content))
-
-
-def test_no_file(tmp_path):
-    with pytest.raises(MissingDataError, match="there is no file .*absent.csv"):
-        read_table(tmp_path / "absent.csv")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-GREEN, RED, DIM, BOLD = "green", "red", "dim", "bold"
-CODES = {GREEN: "32", RED: "31", DIM: "2", BOLD: "1"}
+GREEN, RED, DIM, BOLD = "32", "31", "2", "1"  # codes of ANSI
 
 
 def styled(text: str, style: str) -> str:
     """Text in a color, on a terminal."""
-    return f"\x1b[{CODES[style]}m{text}\x1b[0m" if sys.stdout.isatty() else text
+    return f"\x1b[{style}m{text}\x1b[0m" if sys.stdout.isatty() else text
 
 
 def say(text: str = "") -> None:

@@ -65,7 +65,9 @@ OPTIONS = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, compare, save, and write the page."""
-    require("jinja2", extra="report")  # before the work, not after it
+    require("sklearn", extra="data")  # before the work, not after it
+    for module in ("jinja2", "matplotlib"):
+        require(module, extra="report")
     out: Path = arguments.out
     page = out.with_suffix(".html")
     if page == out:

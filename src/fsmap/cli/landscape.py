@@ -39,10 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Walk, draw, and say how much the loss rises."""
     require("matplotlib", extra="report")
     check_walk(arguments.steps, arguments.reach, dashes="--")
-    names = _names(arguments.checkpoints)
-    loaded = [options.load_classifier(path, arguments) for path in arguments.checkpoints]
+    if len(set(arguments.checkpoints)) < len(arguments.checkpoints):
+        raise InputError("the same network is given twice")
+    loaded = {str(path): options.load_classifier(path, arguments) for path in arguments.checkpoints}
     make_folder(arguments.out)
-    found = {name: _walk(name, *one, arguments) for name, one in zip(names, loaded, strict=True)}
+    found = {name: _walk(name, *one, arguments) for name, one in loaded.items()}
     described = {name: one._asdict() | {"mean": one.mean} for name, one in found.items()}
     write_whole(arguments.out / "landscape.json", json.dumps(plain(described)) + "\n")
     with style():
@@ -53,17 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
     console.table(["", f"mean rise of the loss, steps up to {within:g}"], lines)
     console.say(f"{arguments.out}/landscape.json, .svg and .png written")
     return 0
-
-
-def _names(paths: list[Path]) -> list[str]:
-    """Names of the folders, with as many of their parents as it takes to tell them apart."""
-    folders = [path if path.is_dir() or not path.suffix else path.parent for path in paths]
-    folders = [folder.resolve() for folder in folders]
-    for depth in range(1, 1 + max(len(folder.parts) for folder in folders)):
-        names = ["/".join(folder.parts[-depth:]) for folder in folders]
-        if len(set(names)) == len(names):
-            return names
-    raise InputError("the same network is given twice")
 
 
 def _walk(

@@ -76,7 +76,6 @@ class DataSet(NamedTuple):
     page: str  # official source, for a person to read
     downloads: tuple[Download, ...] = ()  # empty if no program can get the files
     package: Package | None = None
-    note: str = ""
     aliases: Collection[str] = ()  # other spellings of the name
 
     @property

@@ -22,7 +22,7 @@ import struct
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,9 +42,6 @@ GENERATED_TRAIN, GENERATED_TEST = 2_000, 1_000
 PADDING = 4  # of the paper's random crops
 WHITE_NOISE = "white-noise"
 NOISE_IMAGES = 10_000
-NOISE_SEED = 0  # the images are fixed: the same in every run
-
-Moved = TypeVar("Moved")
 
 
 # --- reading
@@ -61,22 +58,11 @@ class Images(NamedTuple):
         return Images(self.x[rows], self.y[rows])
 
 
-def _moved(value: Moved, device: torch.device | str | None) -> Moved:
-    moved: Moved = tree_map_only(Tensor, lambda t: t.to(device), value)
-    return moved
-
-
 def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Images:
-    """Read an image set of the catalogue.
+    """Read an image set of the catalogue, one of ``READERS``.
 
-    Args:
-        name: ``fmnist``, ``kmnist``, ``mnist``, ``cifar10``, ``cifar100``,
-            ``cifar10.1``, ``kmnist-train``.
-        split: ``train`` or ``test``; KMNIST's training images are a set of their own. The official
-            split of CIFAR-100 is lost: in file order its first 10,000 images are ``test`` and the
-            others ``train``, so that test accuracy cannot be compared with published ones. It also
-            has ``all``.
-        data_dir: A folder to look into first.
+    The official split of CIFAR-100 is lost: in file order its first 10,000 images are ``test`` and
+    the others ``train``, so that test accuracy cannot be compared with published ones.
     """
     entry = find(name, READERS)
     if entry.name not in READERS:
@@ -383,14 +369,15 @@ class EvaluationSet(NamedTuple):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw ``n`` images: what makes this an evaluation distribution for ``fsmap.LMAP``."""
-        picks = _moved(self.draw((n,), generator), self.sources[0].images.device)
+        device, picks = self.sources[0].images.device, self.draw((n,), generator)
+        picks = tree_map_only(Tensor, lambda t: t.to(device), picks)
         return self.take(picks, torch.get_default_dtype())
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> EvaluationSet:
         """The same set on another device (bytes stay bytes)."""
-        return _moved(self, device)
+        return tree_map_only(Tensor, lambda t: t.to(device), self)  # type: ignore[no-any-return]
 
 
 COMPONENT = re.compile(r"(?:(\d*\.?\d+)\s*\*\s*)?([^*\s]+)")  # an optional weight, a name
@@ -416,8 +403,8 @@ def parse(px: str) -> list[tuple[str, float]]:
 
 
 def white_noise(shape: tuple[int, ...], number: int = NOISE_IMAGES) -> Tensor:
-    """Fixed images N(0, I), float32 ``[number, *shape]``."""
-    generator = torch.Generator().manual_seed(NOISE_SEED)
+    """Images N(0, I), float32 ``[number, *shape]``; the same in every run."""
+    generator = torch.Generator().manual_seed(0)
     return torch.randn((number, *shape), generator=generator, dtype=torch.float32)
 
 
@@ -471,7 +458,7 @@ class ImageTask(NamedTuple):
 
     def to(self, device: torch.device | str) -> ImageTask:
         """The same data on a device."""
-        return _moved(self, device)
+        return tree_map_only(Tensor, lambda t: t.to(device), self)  # type: ignore[no-any-return]
 
     def fingerprint(self) -> dict[str, str]:
         """Checksums of what is trained and evaluated on, for the checkpoint."""
@@ -505,18 +492,9 @@ def load_task(
 ) -> ImageTask:
     """Read a training set and the evaluation set that goes with it, to the CPU.
 
-    Args:
-        data: One of ``SETS``, or a folder (:mod:`fsmap.data.images`).
-        px: p_X, see :mod:`fsmap.data.images`; None: none is needed.
-        valid: Images of the training set held out; None is the protocol's number. They are chosen
-            by ``split_seed`` alone, of CIFAR-100 in file order.
-        split_seed: Which images are held out; the same for runs of different seeds.
-        label_noise: Fraction of *training* labels replaced by uniformly random ones.
-        label_noise_seed: Seed of that; held-out labels stay clean.
-        limit: Use only so many training images (and as many test images), for short runs.
-        generated: Use generated images of the same shape instead of reading anything.
-        augment: Crop and flip; None: as the protocol has it.
-        data_dir: A folder to look into first.
+    ``data`` and ``px`` are described at the top of this module; the others are options of ``fsmap
+    train``. Held-out images are chosen by ``split_seed`` alone (of CIFAR-100 in file order), and
+    their labels stay clean. None stands for what the protocol says.
     """
     facts, folder = facts_of(data), is_folder(data)
     if folder:

@@ -72,12 +72,9 @@ def fourier_sum(
     return f
 
 
-def moons(num_points: int = 200, *, seed: int = 0, dtype: torch.dtype | None = None) -> Batch:
-    """Two moons, the paper's points: scikit-learn's generator with ``random_state=seed``.
-
-    The inputs are ``x [N, 2]``, the labels ``y [N]`` 0 or 1.
-    """
+def moons(*, dtype: torch.dtype | None = None) -> Batch:
+    """The paper's two moons: inputs ``x [200, 2]``, labels ``y [200]`` 0 or 1."""
     datasets = require("sklearn.datasets", extra="data")
-    x, y = datasets.make_moons(n_samples=num_points, shuffle=True, noise=0.2, random_state=seed)
+    x, y = datasets.make_moons(n_samples=200, shuffle=True, noise=0.2, random_state=0)
     dtype = torch.get_default_dtype() if dtype is None else dtype
     return Batch(torch.as_tensor(x, dtype=dtype), torch.as_tensor(y, dtype=torch.int64))

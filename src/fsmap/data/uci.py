@@ -33,8 +33,6 @@ class Table(NamedTuple):
     name: str
     x: Array  # [N, d]
     y: Array  # [N, 1]
-    features: tuple[str, ...]
-    target: str
 
 
 class Rows(NamedTuple):
@@ -70,7 +68,7 @@ def read_table(name: str, data_dir: Folder = None) -> Table:
 def parse_table(name: str, path: Path) -> Table:
     """Read a CSV file of numbers with a header and the target in the last column."""
     with path.open() as stream:
-        header = tuple(stream.readline().strip().split(","))
+        header = stream.readline().split(",")
         try:
             values = np.loadtxt(stream, delimiter=",", ndmin=2)
         except ValueError as error:
@@ -80,9 +78,7 @@ def parse_table(name: str, path: Path) -> Table:
             f"{path} has {len(header)} names in its first line, {values.shape[-1]} columns"
         )
     x, y = values[:, :-1], values[:, -1:]
-    varies = np.ptp(x, axis=0) > 0
-    kept = np.array(header[:-1])[varies].tolist()
-    return Table(name, x[:, varies], y, tuple(kept), header[-1])
+    return Table(name, x[:, np.ptp(x, axis=0) > 0], y)
 
 
 def split_rows(num_rows: int, seed: int) -> Rows:

@@ -46,35 +46,34 @@ class LMAPCallback(pl.Callback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._values: dict[str, tuple[Tensor, Any]] = {}  # of LMAPs, and the λ they were given
-        self._added: dict[str, Tensor] = {}  # of LogTraces
+        self._rows: dict[str, dict[str, Any]] = {}  # what this batch gave, by prefix of its names
         self._hooks: list[Any] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach every term to the optimizer that trains it."""
-        terms = _parts(pl_module, LMAP)
+        terms, traces = _parts(pl_module, LMAP), _parts(pl_module, LogTrace)
         if not terms:
             raise InputError(
                 f"{type(pl_module).__name__} holds no fsmap.LMAP. Make one in __init__: "
                 "self.lm = fsmap.LMAP(network, px, num_points=64)."
             )
         optimizers = [_optimizer_of(term, trainer.optimizers) for term in terms.values()]
-        for (name, term), optimizer in zip(terms.items(), optimizers, strict=True):
+        for (prefix, term), optimizer in zip(terms.items(), optimizers, strict=True):
             term.detach()
             term.attach(optimizer)
-            keep = partial(self._keep_value, name)
+            keep = partial(self._keep_R, prefix, pl_module)
             self._hooks.append(term.register_forward_hook(keep, with_kwargs=True))
-        for number, (name, trace) in enumerate(_parts(pl_module, LogTrace).items()):
+        for number, (prefix, trace) in enumerate(traces.items()):
             trace.detach()
             trace.attach(optimizers[min(number, len(optimizers) - 1)])
-            self._hooks.append(trace.register_forward_hook(partial(self._keep_added, name)))
+            self._hooks.append(trace.register_forward_hook(partial(self._keep_term, prefix)))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Detach from the optimizers; another fit has others."""
         for hook in self._hooks:
             hook.remove()
-        for kept in (self._hooks, self._values, self._added):
-            kept.clear()
+        self._hooks.clear()
+        self._rows.clear()
         for part in pl_module.modules():
             if isinstance(part, LMAP | LogTrace):
                 part.detach()
@@ -88,51 +87,40 @@ class LMAPCallback(pl.Callback):
     ) -> None:
         """Log what this batch's pass gave; nothing on steps that ``every`` leaves out."""
         loss = _loss(trainer, pl_module, outputs)
-        modules, traces = _parts(pl_module, LMAP), _parts(pl_module, LogTrace)
-        logged: dict[str, Any] = {}
-        for name, (value, given) in self._values.items():
-            every, place = (
-                modules[name].regularizer.every,
-                f"lmap/{name}" if len(modules) > 1 else "lmap",
-            )
-            found = self._describe(value, given, loss, every, pl_module)
-            logged |= {f"{place}/{key}": number for key, number in found.items()}
-        for name, value in self._added.items():
-            trace, place = traces[name], f"lmap/{name}" if len(traces) > 1 else "lmap"
-            below = torch.add(trace.mean, trace.first, alpha=SHARE)
-            logged |= {f"{place}/strength": trace.nats / below, f"{place}/term": value}
-            if loss is not None:
-                logged[f"{place}/share"] = value / (loss - value).abs()
-        pl_module.log_dict(logged, on_step=True, on_epoch=False)
-        self._values.clear()
-        self._added.clear()
+        for prefix, row in self._rows.items():
+            added, trace = row.pop("added", None), row.pop("trace", None)
+            if trace is not None:
+                below = torch.add(trace.mean, trace.first, alpha=SHARE)
+                row["strength"] = trace.nats / below
+            if added is not None and loss is not None:
+                row["share"] = row["term"] / (loss - added).abs()
+            named = {f"{prefix}/{key}": value for key, value in row.items()}
+            pl_module.log_dict(named, on_step=True, on_epoch=False)
+        self._rows.clear()
 
-    def _keep_value(
-        self, name: str, module: LMAP, args: Any, kwargs: dict[str, Any], result: Any
+    def _keep_R(
+        self, prefix: str, net: Any, module: LMAP, args: Any, kwargs: dict[str, Any], result: Any
     ) -> None:
-        if isinstance(result[1], Tensor) and module.regularizer.active:
-            self._values[name] = (result[1].detach(), kwargs.get("reg_strength"))
-
-    def _keep_added(self, name: str, module: LogTrace, args: Any, value: Tensor) -> None:
-        if value.requires_grad:  # not on steps that ``every`` leaves out
-            self._added[name] = value.detach()
-
-    def _describe(
-        self, value: Tensor, given: Any, loss: Tensor | None, every: int, pl_module: nn.Module
-    ) -> dict[str, Any]:
-        """R, λ, λR and its share, as far as they are known; ``value`` is λR if λ was given."""
-        strength = _strength(pl_module) if given is None else given
-        if strength is None:
-            return {"R": value / every}
-        added = value if given is not None else strength * value  # what the loss holds now
-        described = {"strength": torch.as_tensor(strength), "term": added / every}
+        """Keep R, and λ and λR if λ is known; the result is λR if λ was given to the pass."""
+        value, every = result[1], module.regularizer.every
+        if not (isinstance(value, Tensor) and module.regularizer.active):
+            return
+        value, given = value.detach(), kwargs.get("reg_strength")
+        row = self._rows.setdefault(prefix, {})
         if given is None:
-            described["R"] = value / every
+            row["R"] = value / every
         elif isinstance(given, Tensor) or given != 0:  # with a plain 0 nothing was measured
-            described["R"] = value / (every * given)
-        if loss is not None:
-            described["share"] = (added / every) / (loss - added).abs()
-        return described
+            row["R"] = value / (every * given)
+        strength = _strength(net) if given is None else given
+        if strength is not None:
+            row["strength"] = torch.as_tensor(strength)
+            row["added"] = strength * value if given is None else value  # what the loss holds now
+            row["term"] = row["added"] / every
+
+    def _keep_term(self, prefix: str, module: LogTrace, args: Any, value: Tensor) -> None:
+        if value.requires_grad:  # not on steps that ``every`` leaves out
+            row = self._rows.setdefault(prefix, {})
+            row["trace"], row["term"], row["added"] = module, value.detach(), value.detach()
 
 
 class LMAPMixin:
@@ -160,7 +148,9 @@ def _strength(pl_module: Any) -> Any:
 
 
 def _parts(pl_module: nn.Module, kind: type[Part]) -> dict[str, Part]:
-    return {name: m for name, m in pl_module.named_modules() if isinstance(m, kind)}
+    """Modules of a kind, by the prefix of the names under which their numbers are logged."""
+    found = [(name, m) for name, m in pl_module.named_modules() if isinstance(m, kind)]
+    return {"lmap" if len(found) == 1 else f"lmap/{name}": m for name, m in found}
 
 
 def _optimizer_of(term: LMAP, optimizers: list[Any]) -> Any:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,9 +95,6 @@ class Collated:
     def __deepcopy__(self, memo: dict[int, Any]) -> Collated:
         return self  # never changed, so a copy of a model need not carry a copy of the data
 
-    def __repr__(self) -> str:
-        return f"Collated({len(self.dataset)} items of {type(self.dataset).__name__})"
-
 
 class LMAPTrainerMixin(Base):
     """Adds λR to the loss of a ``transformers.Trainer``.
@@ -127,7 +123,7 @@ class LMAPTrainerMixin(Base):
         reg_nats: float | LogTrace | None = None,
         num_points: int = 16,
         px: Any = None,
-        lmap: Mapping[str, Any] = MappingProxyType({}),
+        lmap: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         if (reg_strength is None) == (reg_nats is None):
@@ -141,7 +137,7 @@ class LMAPTrainerMixin(Base):
             self.log_trace = reg_nats if isinstance(reg_nats, LogTrace) else LogTrace(reg_nats)
         super().__init__(*args, **kwargs)
         self.reg_strength, self.num_points = reg_strength or 0.0, num_points
-        self.px, self.lmap = px, dict(lmap)
+        self.px, self.lmap = px, dict(lmap or {})
         self._penalty: LaplacianPenalty | None = None
         self._counts: bool | None = None  # whether the loss was divided by num_items_in_batch
         self._values: list[Tensor] = []  # [3] each: R, term and loss, since the last log

@@ -29,7 +29,7 @@ def is_ours(name: str) -> bool:
 
 
 def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module:
-    """Build a model.
+    """Build a model; torch's own generator is left as it was.
 
     Args:
         name: ``resnet18``, or ``package.module:factory`` with options behind a question mark:
@@ -38,7 +38,7 @@ def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module
         offered: What the caller knows, such as ``classes``, ``channels``, ``width``: passed where
             the factory has a parameter of that name (``num_classes`` and ``in_chans`` are
             understood) and the options do not say otherwise.
-        seed: Of the initial weights; torch's own generator is left as it was.
+        seed: Of the initial weights.
 
     Example:
         >>> make_model("torch.nn:Linear?in_features=2&out_features=3", {}, seed=0)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from fsmap.errors import InputError
 
@@ -83,11 +84,11 @@ class MLP(nn.Module):
         if init not in ("torch", "lecun"):
             raise InputError(f"init must be 'torch' or 'lecun', got {init!r}.")
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation
-        # on "meta" nothing is drawn: torch's own generator is used only if none is given
-        layers = [_Linear(a, b, bias=bias, device="meta") for a, b in pairwise(self.sizes)]
-        self.layers = nn.ModuleList(layer.to_empty(device="cpu") for layer in layers)
+        # nothing is drawn yet: torch's own generator is used only if none is given
+        layers = [skip_init(_Linear, a, b, bias=bias) for a, b in pairwise(self.sizes)]
         for layer in layers:
             layer.init = init
+        self.layers = nn.ModuleList(layers)
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:

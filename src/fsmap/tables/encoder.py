@@ -115,7 +115,7 @@ def learn_encoder(
     features: Sequence[str],
     *,
     category: Sequence[str] = (),
-    rows: npt.NDArray[np.int64] | None = None,
+    rows: npt.NDArray[np.int64] | slice = slice(None),
 ) -> Encoder:
     """Learn how to encode these columns; InputError if one cannot be used, or none can.
 
@@ -123,14 +123,14 @@ def learn_encoder(
     on, decide the rest. ``category`` names columns of categories that look like something else.
     """
     check_columns(table, [*features, *category])
-    train = table if rows is None else table.take(rows)
+    train = table.take(rows)
     columns: list[Column] = []
     for name in features:
         column = infer(name, table.columns[name], category=name in category)
-        if column.kind != LEFT_OUT and rows is not None:
-            form = column.form if column.kind in (NUMBER, DATE) else None
-            cells, as_category = train.columns[name], column.kind == CATEGORY
-            column = infer(name, cells, category=as_category, form=form)
+        if column.kind != LEFT_OUT:
+            form = None if column.kind == CATEGORY else column.form
+            cells = train.columns[name]
+            column = infer(name, cells, category=column.kind == CATEGORY, form=form)
         columns.append(column)
     used = [column for column in columns if column.kind != LEFT_OUT]
     if not used:
@@ -284,11 +284,10 @@ def _remarks(column: Column, cells: Cells) -> Iterable[str]:
         yield f"column {name} has codes with leading zeros: categories"
     if column.kind != NUMBER:
         return
-    values = numbers(cells, column.form)[0]
-    pairs = zip(cells, values, strict=True)
-    odd = [(c, v) for c, v in pairs if c is not None and math.isnan(_float(c))]
-    if odd:
-        yield f"column {name} is read as numbers: {odd[0][0]!r} is {odd[0][1]:g}"
+    for cell, value in zip(cells, numbers(cells, column.form)[0], strict=True):
+        if cell is not None and math.isnan(_float(cell)):
+            yield f"column {name} is read as numbers: {cell!r} is {value:g}"
+            return
 
 
 def _encoded(column: Column, cells: Cells) -> Floats:
@@ -369,11 +368,6 @@ class Target(NamedTuple):
     std: float = 1.0  # of the same
     form: str = "."  # the decimal mark
 
-    @property
-    def outputs(self) -> int:
-        """K, how many numbers a network for it returns."""
-        return len(self.classes) or 1
-
     def standardized(self, rows: Floats) -> Target:
         """The same target with mean and standard deviation of these values."""
         return self._replace(mean=float(rows.mean()), std=float(rows.std()) or 1.0)
@@ -428,19 +422,13 @@ def find_target(table: Table, name: str, task: str = "auto") -> Target:
             why = f"{len(distinct)} distinct whole numbers"
             why += "; if these are classes: --task classification"
     if task == CLASSIFICATION:
-        return Target(name, task, why, _classes(name, list(distinct)))
+        if len(distinct) > MANY_CLASSES:
+            raise InputError(f"the target {name!r} has more than {MANY_CLASSES} classes")
+        plain = not any(math.isnan(_float(cell)) for cell in distinct)
+        return Target(name, task, why, tuple(sorted(distinct, key=float if plain else None)))
     if wrong.any():
-        hint = stray_text(name, cells, wrong).partition(" Correct")[0]
         raise InputError(
-            f"the target of a regression is a number: {hint} Or use --task classification."
+            f"the target of a regression is a number (else: --task classification), and "
+            f"{stray_text(name, cells, wrong)}"
         )
     return Target(name, task, why, form=form).standardized(values)
-
-
-def _classes(name: str, found: list[str]) -> tuple[str, ...]:
-    if len(found) > MANY_CLASSES:
-        raise InputError(f"the target {name!r} has more classes than {MANY_CLASSES}: {len(found)}")
-    try:
-        return tuple(sorted(found, key=float))
-    except ValueError:
-        return tuple(sorted(found))

@@ -15,6 +15,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -24,9 +25,8 @@ import torch
 from torch import Tensor
 
 from fsmap import metrics
-from fsmap.errors import CheckpointError, InputError
+from fsmap.errors import CheckpointError, InputError, require
 from fsmap.tables.encoder import (
-    CATEGORY,
     REGRESSION,
     TASKS,
     Column,
@@ -52,7 +52,7 @@ from fsmap.tables.network import (
 from fsmap.tables.reader import Table
 from fsmap.train import checkpoint as files
 
-KIND = "table-model-4"
+KIND = "table-model-5"
 HINT = "A model is a file that `fsmap fit` wrote, as it wrote it."
 LEVELS = np.linspace(0.005, 0.995, 199)
 COVER = (0.05, 0.95)  # ends of the intervals that are reported
@@ -100,10 +100,6 @@ class Spread(NamedTuple):
         found = guess[:, None] + np.interp(guess, self.knots, self.scale)[:, None] * shift
         return np.maximum(found, self.floor)
 
-    def deviation(self, guess: Floats) -> Floats:
-        """Standard deviation of the target, ``[n]``."""
-        return self.std * np.interp(guess, self.knots, self.scale)
-
 
 class TableModel(NamedTuple):
     """Everything that predicting needs."""
@@ -113,7 +109,6 @@ class TableModel(NamedTuple):
     network: Members  # an ensemble, of encoded rows
     chosen: str  # its method
     spread: Spread | None  # of regression
-    results: dict[str, dict[str, Any]]  # what was measured, by method, in plain values
 
     def predict(self, table: Table) -> dict[str, npt.NDArray[Any]]:
         """Predictions as columns.
@@ -133,30 +128,22 @@ class TableModel(NamedTuple):
 
     def save(self, path: Path) -> None:
         """Write the file; the one that was there stays until the new one is complete."""
-        encoder, spread, chosen = self.encoder, self.spread, self.chosen
-        first: Any = self.network.members[0]
-        about = {
-            "members": len(self.network.members),
-            "sizes": list(first.sizes),
-            "activation": first.activation,
-            "edges": first.edges.shape[1],
-        }
-        arrays = {"encoder/mean": encoder.mean, "encoder/std": encoder.std}
-        if spread is not None:
-            found = spread._asdict()
-            arrays |= {f"spread {chosen}/{n}": found[n] for n in ("knots", "scale", "table")}
-            floor = None if math.isinf(spread.floor) else spread.floor
-            about |= {"std": spread.std, "floor": floor}
+        network, first = self.network, cast("TableNet", self.network.members[0])
+        arrays = {"encoder/mean": self.encoder.mean, "encoder/std": self.encoder.std}
+        if self.spread is not None:
+            arrays |= {f"spread/{n}": np.asarray(v) for n, v in self.spread._asdict().items()}
         tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        tensors |= {f"{chosen}/{n}": t.float() for n, t in self.network.state_dict().items()}
+        tensors |= {f"network/{n}": t.float() for n, t in network.state_dict().items()}
         config = {
             "kind": KIND,
-            "columns": [column._asdict() for column in encoder.columns],
+            "columns": [column._asdict() for column in self.encoder.columns],
             "target": self.target._asdict(),
-            "networks": {chosen: about},
-            "chosen": chosen,
+            "chosen": self.chosen,
+            "members": len(network.members),
+            "sizes": list(first.sizes),
+            "edges": first.edges.shape[1],
         }
-        files.save(path, files.Checkpoint(tensors, config, {"results": self.results}))
+        files.save(path, files.Checkpoint(tensors, config, {}))
 
 
 def load_model(path: str | Path) -> TableModel:
@@ -175,33 +162,29 @@ def load_model(path: str | Path) -> TableModel:
 
 def _decode(found: files.Checkpoint) -> TableModel:
     """The model."""
-    config, scale, chosen = found.config, found.group("encoder"), found.config["chosen"]
+    config, scale, spread = found.config, found.group("encoder"), None
     columns = (Column(**c | {"levels": tuple(c["levels"])}) for c in config["columns"])
     encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())
     target = Target(**{**config["target"], "classes": tuple(config["target"]["classes"])})
-    about, spread = config["networks"][chosen], None
-    network = _ensemble(about, found.group(chosen), bool(target.classes))
+    network = _ensemble(config, found.group("network"), bool(target.classes))
     if target.task == REGRESSION:
-        parts = {n: t.double().numpy() for n, t in found.group(f"spread {chosen}").items()}
-        floor = -math.inf if about["floor"] is None else float(about["floor"])
-        spread = Spread(**parts, std=float(about["std"]), floor=floor)
-    model = TableModel(encoder, target, network, chosen, spread, found.progress["results"])
+        parts: dict[str, Any] = {n: t.numpy() for n, t in found.group("spread").items()}
+        spread = Spread(**parts | {n: float(parts[n]) for n in ("std", "floor")})
+    model = TableModel(encoder, target, network, config["chosen"], spread)
     _check(model)
     return model
 
 
-def _ensemble(about: dict[str, Any], state: dict[str, Tensor], labels: bool) -> Members:
+def _ensemble(config: dict[str, Any], state: dict[str, Tensor], labels: bool) -> Members:
     """The networks; nothing is allocated unless the tensors have the numbers that they need."""
-    sizes, edges = [int(n) for n in about["sizes"]], int(about["edges"])
+    sizes, edges, members = config["sizes"], config["edges"], config["members"]
     units = [sizes[0] * edges, *sizes[1:]]
-    count = sum((a + 1) * b for a, b in zip(units, units[1:], strict=False)) + units[0]
+    count = sum((a + 1) * b for a, b in pairwise(units)) + units[0]
     there = sum(map(Tensor.numel, state.values()))
-    if min(*sizes, edges, about["members"]) < 1 or count * about["members"] != there:
-        raise ValueError(f"the tensors do not make {about['members']} networks of sizes {sizes}")
-    code = torch.zeros(sizes[0], edges)  # overwritten, as are the weights
-    net = TableNet(sizes, about["activation"], code, torch.Generator())
-    members = [copy.deepcopy(net) for _ in range(about["members"])]
-    ensemble = Members(members, labels=labels).float()
+    if min(*sizes, edges, members) < 1 or count * members != there:
+        raise ValueError(f"the tensors do not make {members} networks of sizes {sizes}")
+    net = TableNet(sizes, torch.zeros(sizes[0], edges), torch.Generator())  # overwritten
+    ensemble = Members([copy.deepcopy(net) for _ in range(members)], labels=labels).float()
     ensemble.load_state_dict(state)
     return ensemble.double().eval()
 
@@ -210,20 +193,19 @@ def _check(model: TableModel) -> None:
     """Raise if parts do not fit each other, or are no finite numbers."""
     encoder, target, spread = model.encoder, model.target, model.spread
     width, sizes = len(encoder.names()), cast("TableNet", model.network.members[0]).sizes
-    texts = [target.name, *target.classes, *(c.name for c in encoder.columns)]
-    values = [target.mean, target.std, *(c.fill for c in encoder.columns)]
-    arrays = [encoder.mean, encoder.std, np.array(values)]
-    arrays += [t.numpy() for t in model.network.state_dict().values()]
-    if spread is not None:
-        arrays += [spread.knots, spread.scale, spread.table, np.array(spread.std)]
+    texts = [target.name, model.chosen, *target.classes, *(c.name for c in encoder.columns)]
+    numbers: list[Any] = [encoder.mean, encoder.std, target.mean, target.std]
+    numbers += [c.fill for c in encoder.columns] + [*(spread or ())[:4]]
+    numbers += [t.numpy() for t in model.network.state_dict().values()]
     fits = (
-        (sizes[0], sizes[-1]) == (width, target.outputs),
+        (sizes[0], sizes[-1]) == (width, len(target.classes) or 1),
         len(encoder.mean) == len(encoder.std) == width,
         spread is None or spread.table.shape == LEVELS.shape,
         spread is None or len(spread.knots) == len(spread.scale),
+        spread is None or spread.floor in (0.0, -math.inf),
         target.task in TASKS,
         all(isinstance(text, str) for text in texts),
-        all(np.isfinite(array).all() for array in arrays),
+        all(np.isfinite(array).all() for array in numbers),
     )
     if not all(fits):
         raise ValueError(
@@ -292,13 +274,8 @@ def fit_table(
         goal = goal.standardized(goal.values(table)[train])
     y = torch.from_numpy(goal.labels(table))
     say(f"rows: {len(train)} to train and to choose by, {len(test)} to test")
-    categories = sum(column.kind == CATEGORY for column in encoder.used)
-    gaps = sum(column.missing for column in encoder.used)
-    numeric = len(encoder.used) - categories
-    say(f"columns: {numeric} of numbers, {categories} of categories, {gaps} with missing values")
 
-    how: Any = {"seed": options.seed, "progress": options.progress}
-    learned = learn(x[train], y[train], options, **how)
+    learned = learn(x[train], y[train], options, seed=options.seed, progress=options.progress)
     chosen = best(learned)
     for method, one in learned.items():
         say(f"{method}: {len(one.search)} configurations, held-out loss {one.loss:.4g}")
@@ -310,11 +287,9 @@ def fit_table(
     why = "is best on held-out rows" if len(learned) > 1 else "was asked for"
     say(f"{chosen} {why}; it is trained again on all rows")
     again = replace(options, reg_nats=None, **learned[chosen].config._asdict())
-    final = learn(x, y, again, **how)[chosen]
-    results = {m: {**measured[m], **one.config._asdict()} for m, one in learned.items()}
-    spread = _spread(final, y, goal)
+    final = learn(x, y, again, seed=options.seed, progress=options.progress)[chosen]
     return Fitted(
-        model=TableModel(encoder, goal, final.module, chosen, spread, results),
+        model=TableModel(encoder, goal, final.module, chosen, _spread(final, y, goal)),
         train=train,
         test=test,
         y=y[test],
@@ -355,22 +330,20 @@ def _constant(y: Tensor) -> Tensor:
 
 
 def _others(x: Any, y: Tensor, test: Any, seed: int) -> dict[str, Tensor]:
-    """What the best constant says, and scikit-learn's gradient boosting if it is installed."""
-    n = len(test)
-    found = {CONSTANT: _constant(y).expand(n, -1)}
-    try:
-        from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
-    except ImportError:
-        return found
+    """What the best constant and scikit-learn's gradient boosting say."""
+    ensemble: Any = require("sklearn.ensemble", extra="data")
+    constant = _constant(y).expand(len(test), -1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if y.is_floating_point():
-            guess = HistGradientBoostingRegressor(random_state=seed).fit(x, y[:, 0]).predict(test)
-            return {**found, BOOSTING: torch.from_numpy(guess)[:, None].double()}
-        model = HistGradientBoostingClassifier(random_state=seed).fit(x, y)
-        chance = torch.full((n, int(y.max()) + 1), 1e-9, dtype=torch.float64)
-        chance[:, model.classes_] = torch.from_numpy(model.predict_proba(test)).clamp_min(1e-9)
-        return {**found, BOOSTING: chance.log()}
+            model = ensemble.HistGradientBoostingRegressor(random_state=seed).fit(x, y[:, 0])
+            boosting = torch.from_numpy(model.predict(test))[:, None].double()
+        else:
+            model = ensemble.HistGradientBoostingClassifier(random_state=seed).fit(x, y)
+            chance = torch.full_like(constant, 1e-9)
+            chance[:, model.classes_] = torch.from_numpy(model.predict_proba(test)).clamp_min(1e-9)
+            boosting = chance.log()
+    return {CONSTANT: constant, BOOSTING: boosting}
 
 
 def _measure(out: Tensor, y: Tensor, target: Target, spread: Spread | None) -> dict[str, float]:
@@ -381,12 +354,12 @@ def _measure(out: Tensor, y: Tensor, target: Target, spread: Spread | None) -> d
     guess, truth = target.unscaled(out), target.unscaled(y)
     error = truth - guess
     found = {
-        "rmse": float(np.sqrt(np.mean(error**2))),
+        "rmse": metrics.rmse(guess, truth),
         "mae": float(np.abs(error).mean()),
         "r2": float(1 - np.mean(error**2) / truth.var()) if np.ptp(truth) else math.nan,
     }
     if spread is not None:
-        sigma = np.maximum(spread.deviation(guess), 1e-12)
+        sigma = np.maximum(spread.std * np.interp(guess, spread.knots, spread.scale), 1e-12)
         nll = 0.5 * (error / sigma) ** 2 + np.log(sigma) + 0.5 * math.log(2 * math.pi)
         ends = spread.quantiles(guess, COVER)
         inside = (ends[:, 0] <= truth) & (truth <= ends[:, 1])

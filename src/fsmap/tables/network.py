@@ -10,17 +10,17 @@ configuration and method are used, and how wide intervals are.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
-from fsmap.errors import ConstantTargetWarning, DivergedError, InputError
+from fsmap.errors import DivergedError, InputError
 from fsmap.linalg.estimators import Jvp, evaluate
 from fsmap.linalg.jacobian import Site
 from fsmap.lmap.strength import MEMORY
@@ -44,7 +44,6 @@ VALIDATIONS, PATIENCE = 50, 15  # so many validations without a new best end the
 MOST_HELD = 1_500  # rows of a fold that are looked at
 SHARE = 0.15  # of the rows, which a single network holds out
 BINS, MOST_BINNED = 8, 100  # intervals that a column is cut into; columns beyond which none is
-MOST_CODED = 50_000_000  # numbers of coded rows that are kept; beyond, each batch is coded
 CODE_SCALE = 0.3  # of the numbers of these intervals, beside standardized columns
 PREDICT_ROWS = 65_536
 
@@ -68,26 +67,19 @@ class TableNet(nn.Module):
 
     edges: Tensor
 
-    def __init__(
-        self, sizes: Sequence[int], activation: str, edges: Tensor, generator: torch.Generator
-    ) -> None:
+    def __init__(self, sizes: Sequence[int], edges: Tensor, generator: torch.Generator) -> None:
         super().__init__()
         self.register_buffer("edges", edges)
         first = sizes[0] + edges.shape[0] * (edges.shape[1] - 1)
-        self.mlp = MLP([first, *sizes[1:]], activation, generator=generator)
-        self.sizes, self.activation = tuple(sizes), activation
-
-    def coded(self, x: Tensor) -> Tensor:
-        """``[N, D]`` to the inputs of the first layer, ``[N, D(1 + T)]``."""
-        if self.edges.shape[1] == 1 or x.shape[-1] != self.sizes[0]:
-            return x
-        low, high = self.edges[:, :-1], self.edges[:, 1:]
-        code = ((x[..., None] - low) / (high - low)).clamp(0, 1) - 0.5
-        return torch.cat([x, CODE_SCALE * code.flatten(-2)], dim=-1)
+        self.mlp = MLP([first, *sizes[1:]], "silu", generator=generator)
+        self.sizes = tuple(sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[N, D]``, or rows that are coded already, to ``[N, K]``."""
-        return self.mlp(self.coded(x))  # type: ignore[no-any-return]
+        """``[N, D]`` to ``[N, K]``."""
+        low, high = self.edges[:, :-1], self.edges[:, 1:]
+        code = ((x[..., None] - low) / (high - low)).clamp(0, 1) - 0.5  # [N, D, T]
+        x = torch.cat([x, CODE_SCALE * code.flatten(-2)], dim=-1)
+        return self.mlp(x)  # type: ignore[no-any-return]
 
 
 class Members(nn.Module):
@@ -102,8 +94,8 @@ class Members(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[N, D]`` to ``[N, K]``, one pass for all members."""
-        params, buffers = stack_module_state(list(self.members))
-        out = _apply(self.members[0], params, buffers, x, shared=True)  # [M, N, K]
+        params, _ = stack_module_state(list(self.members))
+        out = _apply(self.members[0], params, x)  # [M, N, K]
         if not self.labels:
             return out.mean(0)
         return out.log_softmax(-1).logsumexp(0) - math.log(len(out))
@@ -115,10 +107,9 @@ class Members(nn.Module):
         """
         with torch.no_grad():
             out = torch.cat([self(part.double()) for part in x.split(PREDICT_ROWS)])
-        wrong = (torch.isnan(out) | (out == torch.inf)).any(1)
-        wrong |= (out == -torch.inf).any(1) & (not self.labels)
-        if bool(wrong.any()):
-            row = int(wrong.nonzero()[0]) + 1
+        right = torch.isfinite(out) | ((out == -torch.inf) & self.labels)
+        if not bool(right.all()):
+            row = int((~right).any(1).nonzero()[0]) + 1
             raise DivergedError(
                 f"the prediction for row {row} is not finite. Are its numbers too large?"
             )
@@ -163,16 +154,13 @@ class Options:
                 _refuse(f"{name} must be an integer of at least 1, got {count!r}")
         if not all(1 <= units <= MOST_UNITS for units in self.units(0)):
             _refuse(f"hidden layers have 1 to {MOST_UNITS:,} units each, got {self.hidden}")
-        for name in ("weight_decay", "reg_strength"):
+        for name, usual in (("weight_decay", AUTO), ("reg_strength", AUTO), ("reg_nats", None)):
             value = getattr(self, name)
-            if value != AUTO and not (isinstance(value, float | int) and 0 <= value < math.inf):
-                _refuse(f"{name} must be 'auto' or a finite number >= 0, got {value!r}")
-        nats: Any = self.reg_nats
-        if nats is not None and not (isinstance(nats, float | int) and 0 <= nats < math.inf):
-            _refuse(f"reg_nats must be None or a finite number >= 0, got {nats!r}")
-        if nats is not None and self.reg_strength != AUTO:
+            if value != usual and not (isinstance(value, float | int) and 0 <= value < math.inf):
+                _refuse(f"{name} must be {usual!r} or a finite number >= 0, got {value!r}")
+        if self.reg_nats is not None and self.reg_strength != AUTO:
             _refuse("reg_strength and reg_nats are two ways to say how strong: give one of them")
-        if nats is not None and self.method not in (AUTO, "l-map"):
+        if self.reg_nats is not None and self.method not in (AUTO, "l-map"):
             _refuse(f"reg_nats is a strength of l-map, got method={self.method!r}")
 
     def units(self, num_data: int) -> tuple[int, ...]:
@@ -191,21 +179,13 @@ def _refuse(message: str) -> None:
 
 
 def learn(
-    x: Tensor,
-    y: Tensor,
-    options: Options,
-    *,
-    seed: int = 0,
-    progress: bool = False,
+    x: Tensor, y: Tensor, options: Options, *, seed: int, progress: bool
 ) -> dict[str, Learned]:
     """Train a method, or all that ``"auto"`` chooses among; returns what was learned by method.
 
     ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, 1]``, or integer labels ``[N]``.
     """
     options.check()
-    if y.is_floating_point() and bool((y == y[:1]).all()):
-        message = "the target is the same in every row: the model will be that constant"
-        warnings.warn(message, ConstantTargetWarning, stacklevel=4)
     folds = deal(len(y), options.ensemble, seed, None if y.is_floating_point() else y)
     wanted = METHODS if options.method == AUTO else (options.method,)
     found = {}
@@ -258,15 +238,13 @@ def mean_loss(out: Tensor, y: Tensor) -> Tensor:
     return mean.sqrt() if y.is_floating_point() else mean
 
 
-def _apply(
-    module: nn.Module, params: Any, buffers: Any, x: Tensor, *, shared: bool = False
-) -> Tensor:
+def _apply(module: nn.Module, params: Any, x: Tensor) -> Tensor:
     """Members at the same points ``[N, D]``, or at points of their own ``[M, N, D]``."""
 
-    def one(p: Params, b: Params, z: Tensor) -> Tensor:
-        return functional_call(module, (p, b), (z,))  # type: ignore[no-any-return]
+    def one(own: Params, z: Tensor) -> Tensor:
+        return functional_call(module, own, (z,))  # type: ignore[no-any-return]
 
-    return vmap(one, in_dims=(0, 0, None if shared else 0))(params, buffers, x)
+    return vmap(one, in_dims=(0, None if x.dim() == 2 else 0))(params, x)
 
 
 class _Run:
@@ -283,9 +261,7 @@ class _Run:
         self.edges = quantile_edges(x)
         self.x, self.y = x.float().to(where), (y if self.labels else y.float()).to(where)
         self.px, self.options = _points(options.px, self.x), options
-        self.net, self.rows = self.make(0), self.x  # what the networks are trained on
-        if self.net.edges.numel() * len(x) < MOST_CODED:
-            self.rows = self.net.coded(self.x)
+        self.net = self.make(0)
         self.F, self.seed = options.ensemble, seed
         self.generator = torch.Generator().manual_seed(seed)  # of points and ψ
         self.shuffle = torch.Generator().manual_seed(seed)
@@ -296,24 +272,20 @@ class _Run:
     def make(self, seed: int) -> TableNet:
         """A network in float32."""
         generator = torch.Generator().manual_seed(seed)
-        return TableNet(self.sizes, "silu", self.edges, generator).float().to(self.x.device)
+        return TableNet(self.sizes, self.edges, generator).float().to(self.x.device)
 
     def configs(self, kinds: list[str]) -> list[Config]:
         """The configurations to be compared."""
         found, strength, decay = [], self.options.reg_strength, self.options.weight_decay
         large = len(self.x) > LARGE[0] or self.x.shape[1] > LARGE[1]
         for kind in kinds:
-            lam = 0.0 if kind == "ps-map" or self.options.reg_nats is not None else strength
-            unit = self._unit() if lam == AUTO else math.nan
-            pairs = [
-                (
-                    w if decay == AUTO else float(decay),
-                    float(f"{share * unit:.1e}") if lam == AUTO else float(lam),
-                )
-                for w, share in (STRENGTHS[:1] if large else STRENGTHS)
-            ]
-            found += [Config(kind, w, lam) for w, lam in dict.fromkeys(pairs)]
-        return found
+            penalized = kind == "l-map" and self.options.reg_nats is None  # by λR
+            unit = self._unit() if penalized and strength == AUTO else 0.0
+            for usual, share in STRENGTHS[:1] if large else STRENGTHS:
+                w = usual if decay == AUTO else float(decay)
+                lam = float(f"{share * unit:.1e}") if strength == AUTO else float(strength)
+                found.append(Config(kind, w, lam if penalized else 0.0))
+        return list(dict.fromkeys(found))
 
     def _unit(self) -> float:
         """The λ at which λR before training is the loss of a constant."""
@@ -341,7 +313,7 @@ class _Run:
     def train(self, configs: list[Config], progress: bool) -> dict[str, Learned]:
         """Train, keep the best parameters of each configuration, and choose one for each method."""
         C, F = len(configs), self.F
-        params, buffers = stack_module_state([self.make(self.seed + m % F) for m in range(C * F)])
+        params, _ = stack_module_state([self.make(self.seed + m % F) for m in range(C * F)])
         optimizer = torch.optim.Adam(params.values(), lr=LEARNING_RATE, fused=True)
         per_config = [[c.weight_decay, c.reg_strength] for c in configs]
         decay, strength = torch.tensor(per_config).repeat_interleave(F, 0).to(self.x).T
@@ -357,7 +329,7 @@ class _Run:
                 for group in optimizer.param_groups:
                     angle = math.pi * (step - 1) / self.steps
                     group["lr"] = LEARNING_RATE * 0.5 * (1 + math.cos(angle))
-                out = _apply(self.net, params, buffers, self.rows[rows])
+                out = _apply(self.net, params, self.x[rows])
                 losses = row_losses(out, self.y[rows])
                 squares = torch.stack([p.square().flatten(1).sum(1) for p in params.values()])
                 loss = losses.mean(1).sum() + (decay / 2 * squares.sum(0)).sum()
@@ -374,17 +346,13 @@ class _Run:
                 optimizer.step()
                 bar.advance(1)
                 if step % every == 0 or step == self.steps:
-                    self._validate(params, buffers, tracks, step)
+                    self._validate(params, tracks, step)
                     if all(step - track.step >= PATIENCE * every for track in tracks):
                         break
         if nats and regularized:  # the λ that c amounts to at the end
             lam = float((nats / (usual + FLOOR * first)).mean())
             configs = [c._replace(reg_strength=lam * (c.method == "l-map")) for c in configs]
         return self._chosen(configs, tracks)
-
-    def _own(self, params: Any, c: int) -> dict[str, Tensor]:
-        """A copy of the parameters of one configuration."""
-        return {n: p.detach()[c * self.F :][: self.F].clone() for n, p in params.items()}
 
     def _batches(self, C: int) -> Iterator[Tensor]:
         """Rows of every member, ``[CF, B]`` a step; member k of all configurations has the same."""
@@ -400,18 +368,20 @@ class _Run:
             yield order[:, at : at + size].repeat(C, 1)
             at += size
 
-    def _validate(self, params: Any, buffers: Any, tracks: list[_Track], step: int) -> None:
+    def _validate(self, params: Any, tracks: list[_Track], step: int) -> None:
         """Measure every configuration on what its members hold out."""
         parts = []
         with torch.no_grad():
             for k, held in enumerate(self.held):
-                p, b = ({n: t[k :: self.F] for n, t in s.items()} for s in (params, buffers))
-                parts.append(_apply(self.net, p, b, self.rows[held], shared=True))  # [C, n, K]
+                own = {n: t[k :: self.F] for n, t in params.items()}
+                parts.append(_apply(self.net, own, self.x[held]))  # [C, n, K]
         out, rows = torch.cat(parts, dim=1), torch.cat(self.held)
         values = mean_loss(out, self.y[rows]).tolist()
         for c, (track, value) in enumerate(zip(tracks, values, strict=True)):
             if value < track.value:
-                track.value, track.step, track.params = value, step, self._own(params, c)
+                track.value, track.step = value, step
+                of_c = slice(c * self.F, (c + 1) * self.F)
+                track.params = {n: p.detach()[of_c].clone() for n, p in params.items()}
                 track.out = out.new_full((len(self.x), out.shape[-1]), torch.nan).double()
                 track.out[rows] = out[c].double()
 
@@ -465,23 +435,20 @@ def learn_linear(x: Tensor, y: Tensor, folds: Tensor, decays: Sequence[float]) -
         x = u * root
     rows = torch.cat([x, torch.ones(len(x), 1, dtype=torch.float64)], dim=1)
     solve = _classes if labels else _numbers
-    names, held = [k for k in folds.unique().tolist() if k >= 0], folds >= 0
-    zero = torch.zeros(rows.shape[1], outputs, dtype=torch.float64)
-    starts, tried = dict.fromkeys(names, zero), []
+    theta = torch.zeros(rows.shape[1], outputs, dtype=torch.float64)  # where a solver starts
+    tried = []
     for decay in decays:
         out = torch.full((len(x), outputs), torch.nan, dtype=torch.float64)
-        for k in names:
-            train = folds != k
-            starts[k] = solve(rows[train], y[train], decay, starts[k])
-            out[folds == k] = rows[folds == k] @ starts[k]
-        tried.append((float(mean_loss(out[held], y[held])), decay, out))
+        for k in range(int(folds.max()) + 1):
+            held = folds == k
+            theta = solve(rows[~held], y[~held], decay, theta)
+            out[held] = rows[held] @ theta
+        tried.append((float(mean_loss(out[folds >= 0], y[folds >= 0])), decay, out))
     value, chosen, out = min(reversed(tried), key=lambda line: line[0])
-    theta = zero
-    for decay in decays[: decays.index(chosen) + 1]:  # L-BFGS follows the path of the weight decay
-        theta = solve(rows, y, decay, theta)
+    theta = solve(rows, y, chosen, theta)
     slope = theta[:-1] if back is None else back @ theta[:-1]
     no_code = torch.zeros(len(slope), 1)
-    net = TableNet([len(slope), outputs], "identity", no_code, torch.Generator()).double().eval()
+    net = TableNet([len(slope), outputs], no_code, torch.Generator()).double().eval()
     net.mlp.load_state_dict(
         {"layers.0.weight": slope.T.clone(), "layers.0.bias": theta[-1].clone()}
     )
@@ -521,12 +488,11 @@ def quantile_edges(x: Tensor) -> Tensor:
     if x.shape[1] > MOST_BINNED:
         return torch.zeros(x.shape[1], 1)
     rows = torch.linspace(0, len(x) - 1, min(len(x), 10_000)).long()
-    values = x[rows].double().sort(0).values  # [n, D]
-    wanted = torch.linspace(0, 1, BINS + 1, dtype=torch.float64) * len(rows)
-    edges = values[((wanted * (1 - 1e-9)).ceil() - 1).clamp_min(0).long()].T.contiguous()
+    levels, some = np.linspace(0, 1, BINS + 1), x[rows].double().numpy()
+    edges = torch.from_numpy(np.quantile(some, levels, axis=0, method="inverted_cdf")).T
     for k in range(1, BINS + 1):
         edges[:, k] = torch.maximum(edges[:, k], edges[:, k - 1] + 1e-2)
-    return edges.float()
+    return edges.float().contiguous()
 
 
 def _points(px: Any, x: Tensor) -> EvalDistribution:

@@ -50,7 +50,7 @@ class Table(NamedTuple):
         """How many rows."""
         return len(next(iter(self.columns.values()), ()))
 
-    def take(self, rows: npt.NDArray[np.int64]) -> Table:
+    def take(self, rows: npt.NDArray[np.int64] | slice) -> Table:
         """Some of the rows."""
         return Table({name: cells[rows] for name, cells in self.columns.items()}, self.notes)
 
@@ -64,19 +64,13 @@ def read_table(path: str | Path, *, missing: Sequence[str] = ()) -> Table:
     path = Path(path)
     if not path.is_file():
         raise MissingDataError(f"there is no file {path}")
-    data = path.read_bytes()
-    if not data.strip():
-        raise InputError(
-            f"{path} is empty. A table has a line of column names and at least one row."
-        )
+    text, notes = _decoded(path)
+    header, rows = _csv(path, text)
     empty = MISSING | {token.strip().lower() for token in missing}
-    columns, notes = _csv(path, data)
-    table = {
-        name: _objects([None if c.strip().lower() in empty else c for c in cells])
-        for name, cells in columns.items()
-    }
-    if not len(next(iter(table.values()))):
-        raise InputError(f"{path} has column names ({_some(list(table))}) and no rows.")
+    table = {}
+    for name, cells in zip(header, zip(*rows, strict=True), strict=True):
+        known = [None if cell.lower() in empty else cell for cell in cells]
+        table[name] = np.array(known, dtype=object)
     if "" in table and len(table) > 1:  # the row numbers that spreadsheets and pandas write
         del table[""]
         notes.append("the first column has no name and is taken for row numbers: left out")
@@ -98,8 +92,8 @@ def _quoted(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and FORMULA.match(cell) else cell
 
 
-def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
-    text, notes = _decoded(path, data)
+def _csv(path: Path, text: str) -> tuple[list[str], list[list[str]]]:
+    """Column names, and rows of cells."""
     try:
         separator = _separator(text)
         lines = [row for row in csv.reader(io.StringIO(text), delimiter=separator) if any(row)]
@@ -119,11 +113,18 @@ def _csv(path: Path, data: bytes) -> tuple[dict[str, Cells], list[str]]:
                 f"(separator {separator!r}): {_some(row)}. Is this a CSV, and is a text with a "
                 "separator in it quoted?"
             )
-    cells = zip(*rows, strict=True) if rows else ([] for _ in header)
-    return {n: _objects(list(c)) for n, c in zip(header, cells, strict=True)}, notes
+    if not rows:
+        raise InputError(f"{path} has column names ({_some(header)}) and no rows.")
+    return header, rows
 
 
-def _decoded(path: Path, data: bytes) -> tuple[str, list[str]]:
+def _decoded(path: Path) -> tuple[str, list[str]]:
+    """The text of a file, and a note if it is not UTF-8."""
+    data = path.read_bytes()
+    if not data.strip():
+        raise InputError(
+            f"{path} is empty. A table has a line of column names and at least one row."
+        )
     found = next((what for start, what in SIGNATURES.items() if data.startswith(start)), None)
     if found is None and b"\0" in data[:65536]:
         found = "a binary file"
@@ -175,13 +176,7 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def _objects(values: Sequence[Any]) -> Cells:
-    cells = np.empty(len(values), dtype=object)
-    cells[:] = values
-    return cells
-
-
-def _some(items: Sequence[str], limit: int = 6) -> str:
+def _some(items: Sequence[str]) -> str:
     """The first few items, quoted."""
-    more = f" and {len(items) - limit} more" if len(items) > limit else ""
-    return ", ".join(repr(item) for item in items[:limit]) + more
+    more = f" and {len(items) - 6} more" if len(items) > 6 else ""
+    return ", ".join(map(repr, items[:6])) + more

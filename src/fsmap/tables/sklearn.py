@@ -45,9 +45,6 @@ class TableEstimator(Options, BaseEstimator):
     random_state: Any = None
     verbose: bool = False
 
-    def _validated(self, X: Any, y: Any, **options: Any) -> Any:
-        return validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, **options)
-
     def _learn(self, X: Array, y: Tensor) -> Tensor:
         """Standardize the inputs, train, and keep the best; returns held-out outputs."""
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -106,7 +103,7 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on rows ``X [N, D]`` and targets ``y [N]``."""
-        X, y = self._validated(X, y, y_numeric=True)
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, y_numeric=True)
         target = y.reshape(-1, 1).astype(np.float64)
         self.target_scaler_ = StandardScaler().fit(target)
         out = self._learn(X, torch.from_numpy(self.target_scaler_.transform(target)))
@@ -153,7 +150,7 @@ class LMAPClassifier(ClassifierMixin, TableEstimator):
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on rows ``X [N, D]`` and classes ``y [N]`` of any kind."""
-        X, y = self._validated(X, y)
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
         self.classes_, labels = np.unique(y, return_inverse=True)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import datetime
-import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 import fsmap
 from fsmap import metrics
+from fsmap.metrics import COLDEST, HOTTEST
+from fsmap.paper.report.figures import COLORS, MUTED, axes, style
 from fsmap.paper.report.page import environment, theme
+from fsmap.paper.report.picture import Glyphs, picture
+from fsmap.paper.report.tables import number
 from fsmap.progress import duration
 from fsmap.tables.model import BOOSTING, CONSTANT, COVER, Fitted, difference
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HEADINGS = {
     "rmse": "RMSE",
@@ -34,14 +40,10 @@ PERCENT = ("coverage", "accuracy", "ece")
 LEVELS_SHOWN, COLUMNS_SHOWN, MOST_CLASSES = 6, 15, 20
 MOST_DOTS = 600  # in a picture
 BINS = 10
-BOX = (74, 16, 352, 210)  # left, top, right and bottom of the axes in a picture
-COLDEST, HOTTEST = 1e-2, 1e2
-"""Ends of the search for a temperature: a value there is a bound."""
+PANEL = (3.8, 3.0)  # inches
 
 Grid = tuple[list[str], list[list[str]]]
 Tables = dict[str, list[list[str]]]
-Panel = dict[str, Any]
-Axis = tuple[str, Any, Any]
 
 
 def results(fitted: Fitted) -> Grid:
@@ -49,13 +51,13 @@ def results(fitted: Fitted) -> Grid:
     chosen = fitted.model.chosen
     names = list(fitted.measured[chosen])
     lines = []
-    for method in [chosen, *_others(fitted), *(m for m in (BOOSTING, CONSTANT) if m in fitted.out)]:
+    for method in [chosen, *_others(fitted), BOOSTING, CONSTANT]:
         found = fitted.measured[method]
         cells = [_cell(name, found[name]) if name in found else "—" for name in names]
         strengths = ["—", "—"]
         if method in fitted.learned:
             _, decay, strength = fitted.learned[method].config
-            strengths = [_number(decay, 2), _number(strength, 2) if strength else "—"]
+            strengths = [number(decay, 2), number(strength, 2) if strength else "—"]
         lines.append([NAMES[method], *cells, *strengths])
     return ["", *(HEADINGS[name] for name in names), "weight decay", "λ"], lines
 
@@ -69,40 +71,36 @@ def verdict(fitted: Fitted) -> str:
     text = (
         f"{NAMES[chosen]} is used{why}. On {len(fitted.test)} test rows "
         f"its {HEADINGS[main]} is {mine}; the base rate, a constant, has {base}. "
-        f"{_recommendation(fitted)} Its {unit} per test row"
+        f"{_recommendation(fitted)}"
     )
     parts = []
     for other in _others(fitted):
         found = difference(fitted, chosen, other)
-        size = f"{_number(abs(found.mean), 2)} ± {_number(found.stderr, 2)}"
-        word = "lower" if found.mean < 0 else "higher"
-        parts.append(
-            f"is {word} than that of {NAMES[other]} by {size}"
-            if found.clear
-            else f"cannot be told apart from that of {NAMES[other]} ({size})"
-        )
-    return f"{text} {'; it '.join(parts)}." if parts else text.rpartition(" Its ")[0]
+        size = f"{number(abs(found.mean), 2)} ± {number(found.stderr, 2)}"
+        if found.clear:
+            word = "lower" if found.mean < 0 else "higher"
+            parts.append(f"is {word} than that of {NAMES[other]} by {size}")
+        else:
+            parts.append(f"cannot be told apart from that of {NAMES[other]} ({size})")
+    return f"{text} Its {unit} per test row {'; it '.join(parts)}." if parts else text
 
 
 def _recommendation(fitted: Fitted) -> str:
     """What to do with the model, by test rows."""
     chosen = fitted.model.chosen
-    base = difference(fitted, chosen, CONSTANT)
+    base, boosting = (difference(fitted, chosen, m) for m in (CONSTANT, BOOSTING))
     if not (base.clear and base.mean < 0):
         return (
             "Recommendation: do not use it yet. It is not clearly better than the base rate; it "
             "needs more rows or other columns."
         )
-    if BOOSTING in fitted.out:
-        found = difference(fitted, chosen, BOOSTING)
-        if found.clear and found.mean > 0:
-            return "Recommendation: use gradient boosting, which is better on these rows."
-    if chosen != "linear" and "linear" in fitted.out:
-        if not difference(fitted, chosen, "linear").clear:
-            return (
-                "Recommendation: use it, or the linear model (--method linear), which is simpler "
-                "and not clearly worse."
-            )
+    if boosting.clear and boosting.mean > 0:
+        return "Recommendation: use gradient boosting, which is better on these rows."
+    if "linear" in _others(fitted) and not difference(fitted, chosen, "linear").clear:
+        return (
+            "Recommendation: use it, or the linear model (--method linear), which is simpler and "
+            "not clearly worse."
+        )
     return "Recommendation: use it."
 
 
@@ -120,16 +118,10 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
     tables = {
         "importance": [[n, _cell("r2", value)] for n, value in fitted.importance[:COLUMNS_SHOWN]],
         **(_classes(fitted) if target.classes else _deciles(fitted)),
-        "search": [
-            [
-                NAMES[line["method"]],
-                *(_number(line[name], 2) for name in ("weight_decay", "reg_strength")),
-                *(_number(line["value"]), str(line["step"])),
-            ]
-            for one in fitted.learned.values()
-            for line in one.search
-        ],
     }
+    glyphs = Glyphs()
+    with style():
+        drawn = picture(_figure(fitted), "test-rows", glyphs)
     template = environment().get_template("table.html.j2")
     text: str = template.render(
         title=f"{target.name} from {source}",
@@ -142,15 +134,14 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
         headings=HEADINGS,
         results=results(fitted),
         tables=tables,
-        panels=_reliability(fitted) if target.classes else _predictions(fitted),
-        box=BOX,
+        picture=drawn,
+        glyphs=glyphs.markup(),
         most_levels=LEVELS_SHOWN,
-        color=f"var(--{chosen})" if chosen in ("l-map", "ps-map") else "var(--fs-map)",
         commands=[command, f"fsmap predict {model} new.csv --out predictions.csv"],
         facts=facts,
         theme=theme(),
         cell=_cell,
-        number=_number,
+        number=number,
     )
     return text
 
@@ -171,24 +162,21 @@ def _deciles(fitted: Fitted) -> Tables:
     lines = []
     for rows in np.array_split(np.argsort(guess), min(BINS, max(1, len(guess) // 5))):
         inside = (ends[rows, 0] <= truth[rows]) & (truth[rows] <= ends[rows, 1])
-        span = f"{_number(guess[rows].min(), 3)} to {_number(guess[rows].max(), 3)}"
-        width = _number((ends[rows, 1] - ends[rows, 0]).mean(), 3)
+        span = f"{number(guess[rows].min(), 3)} to {number(guess[rows].max(), 3)}"
+        width = number((ends[rows, 1] - ends[rows, 0]).mean(), 3)
         lines.append([span, str(len(rows)), _cell("coverage", inside.mean()), width])
     return {"coverage": lines}
 
 
 def _classes(fitted: Fitted) -> Tables:
-    """The matrix of confusion, unless it is too large, and the bins of a reliability diagram."""
+    """The matrix of confusion, unless it is too large."""
     out, names = fitted.out[fitted.model.chosen], fitted.model.target.classes
-    found: Tables = {}
-    if len(names) <= MOST_CLASSES:
-        counts = np.zeros((len(names), len(names)), dtype=int)
-        np.add.at(counts, (fitted.y.numpy(), out.argmax(1).numpy()), 1)
-        pairs = zip(names, counts.tolist(), strict=True)
-        found["confusion"] = [[name, *map(str, row)] for name, row in pairs]
-    bins = zip(*metrics.reliability(out, fitted.y, BINS)[:3], strict=True)
-    found["bins"] = [[f"{c:.2f}", f"{a:.2f}", str(int(n))] for c, a, n in bins if n]
-    return found
+    if len(names) > MOST_CLASSES:
+        return {}
+    counts = np.zeros((len(names), len(names)), dtype=int)
+    np.add.at(counts, (fitted.y.numpy(), out.argmax(1).numpy()), 1)
+    pairs = zip(names, counts.tolist(), strict=True)
+    return {"confusion": [[name, *map(str, row)] for name, row in pairs]}
 
 
 def _units(fitted: Fitted) -> tuple[Any, Any]:
@@ -197,52 +185,29 @@ def _units(fitted: Fitted) -> tuple[Any, Any]:
     return target.unscaled(fitted.out[fitted.model.chosen]), target.unscaled(fitted.y)
 
 
-def _predictions(fitted: Fitted) -> list[Panel]:
+def _figure(fitted: Fitted) -> Figure:
+    """Test rows: predictions against truth, and what is left; or a reliability diagram."""
+    chosen = fitted.model.chosen
+    look: Any = {"color": COLORS.get(chosen, COLORS["fs-map"]), "label": f"_{NAMES[chosen]}"}
+    if fitted.model.target.classes:
+        table = metrics.reliability(fitted.out[chosen], fitted.y, BINS)
+        full = table.count > 0
+        figure, ax = axes(panel=PANEL)
+        ax.axline((0, 0), (1, 1), color=MUTED, linewidth=0.8)
+        ax.scatter(table.confidence[full], table.accuracy[full], **look)
+        ax.set(xlabel="confidence", ylabel="accuracy on test rows")
+        return figure
     guess, truth = _units(fitted)
     rows = np.linspace(0, len(truth) - 1, min(len(truth), MOST_DOTS)).astype(int)
     guess, truth = guess[rows], truth[rows]
-    both = np.concatenate([guess, truth])
-    diagonal, ends = [both.min(), both.max()], [guess.min(), guess.max()]
-    name = f"{fitted.model.target.name}, true"
-    return [
-        _panel((name, truth, diagonal), ("predicted", guess, diagonal)),
-        _panel(("predicted", guess, ends), ("true − predicted", truth - guess, [0, 0])),
-    ]
-
-
-def _reliability(fitted: Fitted) -> list[Panel]:
-    table = metrics.reliability(fitted.out[fitted.model.chosen], fitted.y, BINS)
-    full = table.count > 0
-    x = ("confidence", table.confidence[full], [0, 1])
-    return [_panel(x, ("accuracy on test rows", table.accuracy[full], [0, 1]))]
-
-
-def _panel(x: Axis, y: Axis) -> Panel:
-    """Dots, a guide line and ticks, in pixels; an axis is a name, values and ends of the line."""
-    left, top, right, bottom = BOX
-    pixels, guides, ticks = [], [], []
-    for (_, values, guide), begin, end in ((x, left, right), (y, bottom, top)):
-        low, high = min(*values, *guide), max(*values, *guide)
-        span = (high - low) or 1.0
-        first, last = (begin + share * (end - begin) for share in (0.04, 0.96))
-        step = 10.0 ** math.floor(math.log10(span / 3))
-        step *= next(m for m in (1, 2, 5, 10) if span / (m * step) <= 5)
-        marks = step * np.arange(math.ceil(low / step), math.floor(high / step) + 1)
-        dots, line, at = (
-            [round(float(first + (value - low) / span * (last - first)), 1) for value in some]
-            for some in (values, guide, marks)
-        )
-        pixels.append(dots)
-        guides.append(line)
-        ticks.append([(place, _number(mark, 5)) for place, mark in zip(at, marks, strict=True)])
-    points = zip(*pixels, map(float, x[1]), map(float, y[1]), strict=True)
-    ends = zip(*guides, strict=True)
-    return {"x": x[0], "y": y[0], "points": [*points], "guide": [*ends], "ticks": ticks}
-
-
-def _number(value: Any, digits: int = 4) -> str:
-    text = f"{float(f'{value:.{digits}g}'):.10g}"  # 20800, not 2.08e+04
-    return text.replace("e-0", "e-").replace("e+", "e").replace("-", "−")
+    figure, (left, right) = axes(2, panel=PANEL)
+    left.axline((truth[0], truth[0]), slope=1, color=MUTED, linewidth=0.8)
+    left.scatter(truth, guess, s=9, alpha=0.6, **look)
+    left.set(xlabel="true", ylabel="predicted")
+    right.axhline(0, color=MUTED, linewidth=0.8)
+    right.scatter(guess, truth - guess, s=9, alpha=0.6, **look)
+    right.set(xlabel="predicted", ylabel="true \u2212 predicted")
+    return figure
 
 
 def _cell(name: str, value: Any) -> str:
@@ -251,5 +216,5 @@ def _cell(name: str, value: Any) -> str:
     if name in PERCENT:
         return f"{100 * value:.1f} %"
     # three digits, zeros included, so that a column can be compared
-    text = f"{value:#.3g}" if 1e-3 <= abs(value) < 1e3 else _number(value)
+    text = f"{value:#.3g}" if 1e-3 <= abs(value) < 1e3 else number(value)
     return text.rstrip(".").replace("-", "−")

@@ -95,7 +95,7 @@ def test_attention_in_bf16_compiled_and_eager(kind: str, mode: str | None):
     if kind == "gpt2":
         hf = pytest.importorskip("transformers")
         size = {"vocab_size": 64, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2}
-        off = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop", "use_cache"), 0)
+        off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "use_cache": False}
         config = hf.GPT2Config(**size, **off, bos_token_id=0, eos_token_id=0)
         model, x = hf.GPT2LMHeadModel(config), torch.randint(0, 64, (8, 16))
     else:

@@ -119,7 +119,7 @@ def test_units_of_the_protocol_and_their_networks(
     assert len(units) == number
     assert mine in units
     with pytest.raises(Enough) as found:
-        list(made.measure(made.config, mine, context(tmp_path)))
+        list(made.run(made.config, mine, context(tmp_path)))
     dataset, wanted, seed, _ = found.value.args
     assert (dataset, seed) == (about["dataset"] or "cifar10", 0)
     assert wanted.changes == changes

@@ -288,7 +288,12 @@ class Job:
         experiment, (size, data_dir) = self.experiment, (self.options.size, self.options.data_dir)
         context = Context(torch.device(device), self.folder.path, advance, size, data_dir)
         start = time.perf_counter()
-        measured = list(experiment.run(self.config, dict(unit), context))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if experiment.one_thread(self.config) else threads)
+        try:
+            measured = list(experiment.run(self.config, dict(unit), context))
+        finally:
+            torch.set_num_threads(threads)
         seconds = time.perf_counter() - start
         around = {"experiment": experiment.id, "unit": unit, **circumstances(device)._asdict()}
         rows = []

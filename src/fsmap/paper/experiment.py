@@ -109,6 +109,10 @@ class Experiment:
         """Keys of the parts that a killed run does not repeat."""
         return [{}]
 
+    def one_thread(self, config: Any) -> bool:
+        """Whether its matrices are so small that a second thread would only wait."""
+        return True
+
     def run(self, config: Any, unit: Unit, context: Context) -> Iterable[Measured]:
         """Measure one of ``units(config)``; its values are written when it is done."""
         raise NotImplementedError

@@ -44,7 +44,7 @@ from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import epsilon, legend_once, log_scale, power
 from fsmap.paper.report.tables import largest, smallest
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import double, log_density, maximize, objective_of, one_thread
+from fsmap.paper.solvers import double, log_density, maximize, objective_of
 from fsmap.types import Batch, Params
 
 METHODS = ("ps-map", "fs-map")
@@ -505,13 +505,12 @@ class Task:
         offset = torch.cat([grid, torch.full_like(grid[:, :1], 1e-4)], dim=1)[:, :, None]
         offset = offset.expand(-1, -1, len(self.power), -1)  # [T, starts, seeds, 2]
         sign, u = offset.sign(), offset.abs().log().requires_grad_()
-        with one_thread():
-            for share in (1.0, 0.03):  # a smaller rate at the end
-                adam = torch.optim.Adam([u], lr=self.config.lr * share, fused=True)
-                for _ in range(self.config.steps // 2):
-                    loss = -self.log_posterior(method, u, sign) / self.num
-                    (u.grad,) = torch.autograd.grad(loss.sum(), u)
-                    adam.step()
+        for share in (1.0, 0.03):  # a smaller rate at the end
+            adam = torch.optim.Adam([u], lr=self.config.lr * share, fused=True)
+            for _ in range(self.config.steps // 2):
+                loss = -self.log_posterior(method, u, sign) / self.num
+                (u.grad,) = torch.autograd.grad(loss.sum(), u)
+                adam.step()
         u = u.detach()
         best = self.log_posterior(method, u, sign).argmax(1)  # [T, seeds]
         index = best[:, None, :, None].expand(-1, 1, -1, 2)
@@ -609,8 +608,7 @@ def _average(config: LargeConfig, data: Batch, peak: Tensor) -> PosteriorMean:
         cuts = np.union1d(wide[(wide < fine[0]) | (wide > fine[-1])], fine)
         sides.append(Interval(tuple(cuts.tolist())))
     posterior = mixture.log_density(data, config.noise_std, config.prior_std)
-    with one_thread():
-        return posterior_mean(posterior, torch.exp, *sides)
+    return posterior_mean(posterior, torch.exp, *sides)
 
 
 def _rate(line: tables.Line) -> float:

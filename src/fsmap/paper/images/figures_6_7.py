@@ -61,7 +61,7 @@ class LaplacianTrace(RowsExperiment):
     config = TraceConfig()
     quick = quick(TraceConfig, rows=("ps-map", "other"))
 
-    def measure(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
+    def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         run, kind = self.trained(config, unit, context)
         yield from measured(run, kind, context)
         yield from curves(run, kind)
@@ -217,7 +217,7 @@ class LossLandscape(RowsExperiment):
         LandscapeConfig, rows=("ps-map", "other"), directions=3, steps=11, reach=2.5, images=48
     )
 
-    def measure(self, config: LandscapeConfig, unit: Unit, context: Context) -> Iterator[Measured]:
+    def run(self, config: LandscapeConfig, unit: Unit, context: Context) -> Iterator[Measured]:
         run, kind = self.trained(config, unit, context)
         images = run.task.train.take(slice(config.images))
         found = landscape(

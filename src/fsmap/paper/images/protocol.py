@@ -9,7 +9,6 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,7 +25,6 @@ from fsmap.images.build import PRECISIONS
 from fsmap.lmap.strength import NATS
 from fsmap.paper.experiment import Context, Experiment, Measured
 from fsmap.paper.rows import Unit
-from fsmap.paper.solvers import one_thread
 from fsmap.types import Params
 
 OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
@@ -460,14 +458,10 @@ class ImageExperiment(Experiment):
         "selective prediction is a normalized area; the paper's numbers are rescaled to it",
     )
 
-    def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
-        """Measure a unit; a narrow network on a CPU computes on one thread, a second would spin."""
-        narrow = context.device.type == "cpu" and config.width <= NARROW
-        with one_thread() if narrow else nullcontext():
-            yield from self.measure(config, unit, context)
+    def one_thread(self, config: Any) -> bool:
+        return bool(config.width <= NARROW)
 
-    def measure(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
-        """Train and measure one unit."""
+    def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         return measured(*self.trained(config, unit, context), context)
 
     def trained(self, config: Any, unit: Unit, context: Context) -> tuple[ImageRun, Kind]:

@@ -24,7 +24,6 @@ from fsmap.paper.images.protocol import GENERATED, is_here, shown
 from fsmap.paper.images.verdict import UNITS, command, compare, lines
 from fsmap.paper.report import figures, tables
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import one_thread
 
 POINTS, EVERY = 16, 2
 TRAINED, SCALED = "as trained", "after temperature scaling"
@@ -70,7 +69,7 @@ class ReliabilityByStrength(Experiment):
         method = "l-map" if nats else "ps-map"
         about = {"nats": nats, "generated": made, "images": config.images, "epochs": config.epochs}
         data = splits(config.images, context.data_dir, made)
-        with one_thread(), torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = _train(config, nats, seed, data[0], context)
             found = _measure(model, *data[1:])

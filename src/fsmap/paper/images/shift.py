@@ -82,7 +82,7 @@ class Shift(RowsExperiment):
         places = [{} if shift == CORRUPTED else {"shift": shift} for shift in config.shifts]
         return [{**unit, **place} for place in sorted(places, key=len) for unit in plain]
 
-    def measure(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
+    def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         new = read_images(NEW, "test", context.data_dir) if unit.get("shift") == NEW else None
         run, kind = self.trained(config, unit, context)
         row, T = rows_of(run, kind), held_out_temperature(run)

@@ -170,7 +170,7 @@ class ImageTuning(RowsExperiment):
     metrics = ("valid_nll",)
     columns = ("dataset", "row", "metric")
 
-    def measure(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
+    def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         run, kind = self.trained(config, unit, context)
         yield rows_of(run, kind)("valid_nll", metrics.nll(*run.logits("valid")))
 

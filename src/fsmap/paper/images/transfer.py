@@ -193,7 +193,7 @@ class Transfer(ImageExperiment):
         units += [{"form": FINETUNE, "method": method, "seed": seed} for seed, method in runs]
         return [unit for unit in units if unit["form"] in config.forms]
 
-    def measure(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
+    def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         if unit["form"] == FEATURES:
             yield from heads(config, context)
             return

@@ -37,7 +37,6 @@ from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, 
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import power
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import one_thread
 from fsmap.px import Lattice, generator
 from fsmap.types import ModelFn, Params
 
@@ -66,7 +65,7 @@ def square(side: int, half_width: float = 5.0, dimensions: int = 2) -> Lattice:
 
 def eigenvalues(f: ModelFn, params: Params, x: Tensor) -> Tensor:
     """All eigenvalues of 𝒥 on these points, ``[P]``; what rounding made negative is zero."""
-    with torch.no_grad(), one_thread():
+    with torch.no_grad():
         rows = whitened_rows(f, params, x)  # [S·K, P]
         found: Tensor = torch.linalg.eigvalsh(rows.mT @ rows)
     return found.clamp(min=0)
@@ -103,10 +102,9 @@ class CloudExperiment(Experiment):
         for index in range(unit["first"], min(unit["first"] + config.block, config.draws)):
             network = draw_network(index, config.width)
             scales.append(network.scale)
-            with one_thread():  # a second thread only waits, and spins while it does
-                for metric, value, where in self.numbers(config, network, x):
-                    key = metric, tuple(where.items())
-                    columns.setdefault(key, []).append(float(value))
+            for metric, value, where in self.numbers(config, network, x):
+                key = metric, tuple(where.items())
+                columns.setdefault(key, []).append(float(value))
             context.advance(len(scales) / config.block)
         for (metric, items), values in columns.items():
             about = {**unit, **dict(items)}

@@ -43,7 +43,7 @@ from fsmap.paper.networks.clouds import eigenvalues, jitter_text, square
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import Advance, one_thread
+from fsmap.paper.solvers import Advance
 from fsmap.px import Lattice, Stream, generator
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam
@@ -114,19 +114,18 @@ def train(
     f, params = functional(network(seed))
     axes: dict[str, Sequence[Any]] = {} if method == "ps-map" else {"jitter": list(jitters)}
     grid = Grid(**axes, seed=[seed])
-    with one_thread():
-        states, _ = fit_population(
-            partial(config.objective, method, len(data.y)),
-            grid,
-            f,
-            data,
-            steps=config.steps,
-            init=params if start is None else start,
-            optimizer=adam(config.lr),
-            callback=lambda step, _: advance(step / config.steps),
-            log_every=config.steps,
-            progress=False,
-        )
+    states, _ = fit_population(
+        partial(config.objective, method, len(data.y)),
+        grid,
+        f,
+        data,
+        steps=config.steps,
+        init=params if start is None else start,
+        optimizer=adam(config.lr),
+        callback=lambda step, _: advance(step / config.steps),
+        log_every=config.steps,
+        progress=False,
+    )
     for index, member in enumerate(grid):
         where = {"jitter": member["jitter"]} if axes else {}
         yield Fitted(where, f, states.member(index).params, data)
@@ -462,7 +461,7 @@ def climb(
             ratios = [_ratio(f, p, x) for p in current.values()]
             records.append((before + step, torch.stack(values), torch.stack(ratios)))
 
-        with one_thread(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             # to reach an infinite objective is what is asked for
             warnings.simplefilter("ignore", DivergedWarning)
             fit_population(

@@ -27,7 +27,6 @@ from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean
 from fsmap.paper.rows import Claim, Rows, Unit, not_tested
-from fsmap.paper.solvers import one_thread
 from fsmap.train.grid import measure_members
 from fsmap.train.optim import adam
 
@@ -158,23 +157,22 @@ def train(
     ]
     # The authors start all runs from the same weights; in `fair` every split has its own.
     shared = protocol == PAPER
-    with one_thread():
-        states, _ = fsmap.fit_population(
-            lambda decay, strength: objective(config, features, num_data, decay, strength),
-            fsmap.Grid(members),
-            fsmap.functional(network(config, features, 0, context.device))[0],
-            data,
-            steps=config.steps,
-            init=lambda seed: network(config, features, 0 if shared else seed, context.device),
-            optimizer=adam(config.lr),
-            batch_size=config.batch,
-            replace=True,
-            log_every=100,
-            compile=context.device.type == "cuda",
-            progress=False,
-        )
-        sets = [{k: getattr(p, name) for k, p in parts.items()} for name in ("valid", "test")]
-        errors = [measure_members(states, on=on, by=fsmap.metrics.rmse).tolist() for on in sets]
+    states, _ = fsmap.fit_population(
+        lambda decay, strength: objective(config, features, num_data, decay, strength),
+        fsmap.Grid(members),
+        fsmap.functional(network(config, features, 0, context.device))[0],
+        data,
+        steps=config.steps,
+        init=lambda seed: network(config, features, 0 if shared else seed, context.device),
+        optimizer=adam(config.lr),
+        batch_size=config.batch,
+        replace=True,
+        log_every=100,
+        compile=context.device.type == "cuda",
+        progress=False,
+    )
+    sets = [{k: getattr(p, name) for k, p in parts.items()} for name in ("valid", "test")]
+    errors = [measure_members(states, on=on, by=fsmap.metrics.rmse).tolist() for on in sets]
     return [run._replace(valid=a, test=b) for run, a, b in zip(runs, *errors, strict=True)]
 
 

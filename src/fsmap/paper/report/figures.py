@@ -31,11 +31,10 @@ class Curve(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What is seen at one position of the slider: curves, or a matplotlib figure."""
+    """What is seen at one position of the slider."""
 
     label: str  # what the slider says there, such as "ε = 0.01"
-    curves: Sequence[Curve] = ()  # lines on axes shared by all frames
-    figure: Figure | None = None  # A matplotlib figure in place of curves (for images and contours)
+    curves: Sequence[Curve]  # lines on axes shared by all frames
     note: str = ""  # one line below, such as the distances at this position
 
 
@@ -45,8 +44,8 @@ class Interactive(NamedTuple):
     title: str  # what is moved and what to watch
     parameter: str  # name of what the slider moves, such as "ε"
     frames: Sequence[Frame]  # in the order of the slider
-    xlabel: str = ""  # label of the horizontal axis (curves only)
-    ylabel: str = ""  # label of the vertical axis (curves only)
+    xlabel: str
+    ylabel: str
     start: int = 0  # index of the frame that is shown first
 
 

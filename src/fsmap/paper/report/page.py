@@ -214,7 +214,7 @@ def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> 
         "seeds": max((c["seeds"] or 0 for c in judged), default=0) or seeds or None,
         "sentence": _sentence(experiment.see, judged),
         "figures": pictures,
-        "slider": _slider(experiment.interactive(rows), experiment.id, glyphs),
+        "slider": _slider(experiment.interactive(rows), experiment.id),
         "live": experiment.live(rows),
         "tables": [
             {**layout._asdict(), "printed": layout.printed, "fold": _folded(layout, experiment)}
@@ -268,18 +268,15 @@ def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
     return {**claim, **texts, "ours": ours, "paper": paper, "effect": effect}
 
 
-def _slider(slider: Interactive | None, name: str, glyphs: Glyphs) -> dict[str, Any] | None:
+def _slider(slider: Interactive | None, name: str) -> dict[str, Any] | None:
     if slider is None:
         return None
-    frames: list[dict[str, Any]] = []
-    for place, frame in enumerate(slider.frames):
-        frames.append({**frame._asdict(), "curves": [curve._asdict() for curve in frame.curves]})
-        if (figure := frames[-1].pop("figure")) is not None:
-            frames[-1] |= picture(figure, f"{name}-slider-{place}", glyphs)._asdict()
+    frames = [
+        {**frame._asdict(), "curves": [curve._asdict() for curve in frame.curves]}
+        for frame in slider.frames
+    ]
     data = {"xlabel": slider.xlabel, "ylabel": slider.ylabel, "frames": frames}
-    drawn = any(frame["curves"] for frame in frames)
-    about = {**slider._asdict(), "frames": frames, "id": f"{name}-slider"}
-    return {**about, "data": data if drawn else None}
+    return {**slider._asdict(), "frames": frames, "id": f"{name}-slider", "data": data}
 
 
 def _folded(layout: Layout, experiment: Experiment) -> bool:

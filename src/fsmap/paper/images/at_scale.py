@@ -57,8 +57,6 @@ class Config(ImageConfig):
 
 
 class FSMAPAtScale(ImageExperiment):
-    """Cost and error of the log-determinant on a ResNet, and a short training run."""
-
     id = "fsmap-at-scale"
     label = "FS-MAP"
     title = "FS-MAP itself on a ResNet"

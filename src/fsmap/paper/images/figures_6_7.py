@@ -46,8 +46,6 @@ class TraceConfig(RowsConfig):
 
 
 class LaplacianTrace(RowsExperiment):
-    """R in training mode and of the deployed network, after every epoch."""
-
     id = "laplacian-trace"
     label = "Fig. 6 right"
     title = "Laplacian during training"
@@ -122,8 +120,6 @@ class NoiseConfig(RowsConfig):
 
 
 class LabelNoise(RowsExperiment):
-    """Test accuracy and calibration over the level of noise."""
-
     id = "label-noise"
     label = "Fig. 7 right"
     title = "Label noise"
@@ -193,8 +189,6 @@ class LandscapeConfig(RowsConfig):
 
 
 class LossLandscape(RowsExperiment):
-    """Mean training loss over 20 directions."""
-
     id = "landscape"
     label = "Fig. 6 left"
     title = "Loss landscape"

@@ -19,10 +19,11 @@ import fsmap
 from fsmap import metrics
 from fsmap.data.images import generate, read_images
 from fsmap.lmap.strength import NATS
-from fsmap.paper.experiment import Context, Curve, Experiment, Frame, Interactive, Measured, Plots
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots
 from fsmap.paper.images.protocol import GENERATED, is_here, shown
 from fsmap.paper.images.verdict import UNITS, command, compare, lines
 from fsmap.paper.report import figures, tables
+from fsmap.paper.report.figures import Curve, Frame, Interactive
 from fsmap.paper.rows import Claim, Rows, Unit
 
 POINTS, EVERY = 16, 2
@@ -43,8 +44,6 @@ class Config:
 
 
 class ReliabilityByStrength(Experiment):
-    """Bins of the reliability diagram, accuracy, NLL and ECE by strength."""
-
     id = "reliability"
     label = "LogTrace"
     title = "Calibration by strength"

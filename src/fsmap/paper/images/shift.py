@@ -51,8 +51,6 @@ class Config(RowsConfig):
 
 
 class Shift(RowsExperiment):
-    """The four metrics away from the training distribution, before and after scaling."""
-
     id = "shift"
     label = "Table 5"
     title = "Distribution shift"

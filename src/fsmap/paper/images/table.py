@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fsmap import metrics
-from fsmap.paper.experiment import Context, Measured, Plots, judge
+from fsmap.paper.experiment import Context, Measured, Plots
 from fsmap.paper.images import verdict
 from fsmap.paper.images.protocol import (
     CHANGES,
@@ -22,7 +22,7 @@ from fsmap.paper.images.protocol import (
 from fsmap.paper.images.verdict import NAMES, TUNED, command, compare, full_length, with_tuned
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import with_error
-from fsmap.paper.rows import Claim, Rows, Unit
+from fsmap.paper.rows import Claim, Rows, Unit, judge
 
 PERCENT_OF_AREA = 100 / 99.9
 """The paper's selective prediction is an unnormalized area: a perfect classifier has 99.9."""
@@ -61,8 +61,6 @@ class Config(RowsConfig):
 
 
 class ImageTable(RowsExperiment):
-    """Accuracy, selective prediction, NLL and ECE, before and after temperature scaling."""
-
     id = "image-table"
     label = "Table 2"
     title = "Image classification"
@@ -157,8 +155,6 @@ class TuningConfig(RowsConfig):
 
 
 class ImageTuning(RowsExperiment):
-    """NLL of held-out images over weight decay and strength; no row is about test images."""
-
     id = "image-tuning"
     label = "Table 2, tuning"
     title = "Weight decay and λ on held-out images"
@@ -228,8 +224,6 @@ class SizeConfig(RowsConfig):
 
 
 class ImageSize(RowsExperiment):
-    """Accuracy and calibration of L-MAP with D' and LogTrace over S."""
-
     id = "image-S"
     label = "Table 4, Fig. 7 left"
     title = "Number of evaluation points"

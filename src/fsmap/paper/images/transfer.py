@@ -168,8 +168,6 @@ PAPER = {
 
 
 class Transfer(ImageExperiment):
-    """The four metrics after transfer, before and after temperature scaling."""
-
     id = "transfer"
     label = "Table 3"
     title = "Transfer from ImageNet"

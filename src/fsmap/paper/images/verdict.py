@@ -8,11 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fsmap.assess.shift import METRICS
-from fsmap.paper.experiment import judge
 from fsmap.paper.images.protocol import base_of, shown
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean, with_error, word
-from fsmap.paper.rows import Claim, Row, Rows, not_tested
+from fsmap.paper.rows import Claim, Row, Rows, judge, not_tested
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

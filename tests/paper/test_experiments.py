@@ -10,7 +10,7 @@ import torch
 
 from experiment_cases import INF, MADE, TINY, good, measure
 from fsmap.paper.closed_form.fourier import NARROW
-from fsmap.paper.experiment import get, judge_all, log_ratio
+from fsmap.paper.experiment import compare, get, judge_all
 from fsmap.paper.report import figures
 from fsmap.paper.report.tables import Mean
 from fsmap.paper.rows import Row, encode
@@ -197,7 +197,9 @@ def test_several_effects_are_judged_by_the_weakest():
     assert judge_all("falls", effects, below=0).reason == "one seed: the error is not known"
     assert judge_all("falls", {**effects, "d": Mean(1.0, 0.1, 3)}, below=0).holds is False
     assert judge_all("falls", {**effects, "d": Mean(math.nan, 0.1, 3)}, below=0).holds is False
-    ratio = log_ratio({0: 1.0, 1: 1.1, 7: 9.0}, {0: 2.0, 1: 2.2})
+    values = (("a", 0, 1.0), ("a", 1, 1.1), ("a", 7, 9.0), ("b", 0, 2.0), ("b", 1, 2.2))
+    rows = [Row("e", "m", value, method, seed) for method, seed, value in values]
+    ratio = compare(rows, {"method": "a"}, {"method": "b"}, ratio=True)
     assert ratio.n == 2
     assert judge_all("half", {"": ratio}, ratio=True, below=0.6).ours == "0.5 times"
     assert judge_all("half", {"": ratio}, ratio=True, within=1.5).holds is False

@@ -45,12 +45,6 @@ from fsmap.progress import progress
 
 Say = Callable[[str], None]
 
-ZERO_IS_NONE = frozenset(
-    ("warmup", "chain_warmup", "decays", "reg_strength", "strengths")
-    + ("fmnist_weight_decay", "cifar10_weight_decay")
-)
-"""Names, in any config, whose zero switches something off."""
-
 BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -117,7 +111,7 @@ def override(config: Any, assignments: Iterable[str]) -> Any:
             )
         try:
             changes[key] = parse(value, kinds[key])
-            check_range(fields[key], changes[key])
+            check_range(key, changes[key])
         except ValueError as error:
             raise InputError(
                 f"--set {text}: {key} is {_spell(kinds[key])}, got {value!r}. {error}"
@@ -156,29 +150,18 @@ def parse(text: str, kind: Any) -> Any:
     return kind(number)
 
 
-def check_range(field: dataclasses.Field[Any], value: Any) -> None:
-    """Refuse a number, or one in a tuple, that a field cannot mean: by its name and its default.
-
-    A whole number is at least 1, another one positive; zero is allowed if the default has one or
-    the name is in ``ZERO_IS_NONE``; anything, if a default is negative.
-    """
-    if value == () and field.default != ():
+def check_range(name: str, value: Any) -> None:
+    """Refuse an empty tuple, a whole number below 1 (a warm-up: below 0) and a negative one."""
+    if value == ():
         raise ValueError("It needs at least one value.")
-    usual = _numbers(field.default)
-    zero = 0 in usual or field.name in ZERO_IS_NONE
-    for number in _numbers(value):
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            continue
         if not abs(number) < 1e12:
             raise ValueError("Write a finite number, below 1e12.")
-        counts = isinstance(number, int)
-        free = min(usual, default=0) < 0 or not (usual or counts)
-        if not (free or number > 0 or (number == 0 and zero)):
-            bound = "at least 0" if zero else "at least 1" if counts else "positive"
-            raise ValueError(f"It must be {bound}.")
-
-
-def _numbers(value: Any) -> list[int | float]:
-    values = value if isinstance(value, tuple) else (value,)
-    return [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+        least = 1 if isinstance(number, int) and not name.endswith("warmup") else 0
+        if number < least:
+            raise ValueError(f"It must be at least {least}.")
 
 
 def choose_device(experiment: Experiment, wanted: str) -> str:
@@ -298,8 +281,7 @@ class Job:
         around = {"experiment": experiment.id, "unit": unit, **circumstances(device)._asdict()}
         rows = []
         for item in measured:
-            took = round(seconds if item.seconds is None else item.seconds, 4)
-            entries = {**item._asdict(), "value": plain(item.value), "seconds": took}
+            entries = {**item._asdict(), "value": plain(item.value), "seconds": round(seconds, 4)}
             rows.append(Row(**around, **entries))
         return rows, seconds
 

@@ -72,7 +72,7 @@ class Row(NamedTuple):
     commit: str = ""  # the code that measured it
     torch: str = ""  # the version of torch
     device: str = ""  # where it was measured
-    seconds: float = 0.0  # what the unit took, or what the experiment says this value took
+    seconds: float = 0.0  # what the unit took
     unit: Mapping[str, Any] = MappingProxyType({})  # key of the resumable unit that made it
     deviations: tuple[str, ...] = ()  # where this number's protocol departs from the paper's
 

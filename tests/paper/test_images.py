@@ -17,7 +17,7 @@ from fsmap.paper.images.figures_6_7 import LabelNoise, LaplacianTrace, LossLands
 from fsmap.paper.images.protocol import ROWS, kind_of
 from fsmap.paper.images.reliability import ReliabilityByStrength
 from fsmap.paper.images.shift import NEW, Shift
-from fsmap.paper.images.table import ImageSize, ImageTable, ImageTuning
+from fsmap.paper.images.table import ImageSize, ImageTable
 from fsmap.paper.images.transfer import FEATURES, FINETUNE, Transfer, heads
 from fsmap.paper.images.verdict import compare, look_of, once_named
 from fsmap.paper.report import tables
@@ -91,7 +91,6 @@ def test_bad_configs_are_refused_before_anything_is_trained(experiment, changes,
     ("experiment", "number", "unit", "changes"),
     [
         (ImageTable, 48, {"row": "sam", "dataset": "fmnist"}, {"sam": 0.05}),
-        (ImageTuning, 40, {"row": "other@lambda-1e-7"}, {"reg_strength": 1e-7}),
         (ImageSize, 96, {"row": "other", "S": 512}, {"num_points": 512}),
         (LabelNoise, 45, {"row": "ps-map", "level": 0.8}, {"label_noise": 0.8}),
         (LabelNoise, 45, {"row": "ps-map", "level": 0.0}, {}),
@@ -267,10 +266,6 @@ def test_rows_are_tuned_on_held_out_images_and_compared_as_tuned():
     assert [line["row"] for line in ImageTable().table(alone)] == ["ps-map@wd-1e-2"]
     assert len(ImageTable().draw(alone)["image-table"].axes) == 2
     assert ImageTable().draw([row for row in alone if row.metric != "valid_nll"]) == {}
-    tried = ImageTuning()
-    assert [line["row"] for line in tried.table(rows)][1] == "ps-map@wd-1e-2"
-    drawn = [row._replace(config={**row.config, "weight_decay": 1e-2}) for row in rows]
-    assert [len(ax.get_lines()) for ax in tried.draw(drawn)["image-tuning"].axes] == [1, 0, 0]
 
 
 def test_number_of_points():

@@ -1,26 +1,21 @@
-"""``image-table``, ``image-tuning`` and ``image-S`` (Tables 2 and 4)."""
+"""``image-table`` and ``image-S`` (Tables 2 and 4)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
 
-from fsmap import metrics
-from fsmap.paper.experiment import Context, Measured, Plots
+from fsmap.paper.experiment import Plots
 from fsmap.paper.images import verdict
 from fsmap.paper.images.protocol import (
-    CHANGES,
     ROWS,
     Kind,
     RowsConfig,
     RowsExperiment,
     kind_of,
     quick,
-    rows_of,
 )
 from fsmap.paper.images.verdict import NAMES, TUNED, command, compare, full_length, with_tuned
-from fsmap.paper.report import figures, tables
+from fsmap.paper.report import tables
 from fsmap.paper.report.tables import with_error
 from fsmap.paper.rows import Claim, Rows, Unit, judge
 
@@ -134,56 +129,6 @@ class ImageTable(RowsExperiment):
 
     def draw(self, rows: Rows) -> Plots:
         return verdict.draw_table(with_tuned(rows), PAPER, self.id)
-
-
-DECAYS = ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3")
-TRIED = {
-    ("ps-map", "wd"): DECAYS,
-    ("other", "wd"): DECAYS,
-    ("other", "lambda"): ("1e-7", "3e-7", "1e-6", "3e-6", "1e-5"),
-    ("nats", "nats"): ("0.0125", "0.025", "0.05", "0.1", "0.2"),
-}
-"""Values of the weight decay and of the strength, by row."""
-
-
-@dataclasses.dataclass(frozen=True)
-class TuningConfig(RowsConfig):
-    seeds: int = 1
-    rows: tuple[str, ...] = tuple(
-        f"{row}@{key}-{value}" for (row, key), values in TRIED.items() for value in values
-    )
-
-
-class ImageTuning(RowsExperiment):
-    id = "image-tuning"
-    label = "Table 2, tuning"
-    title = "Weight decay and λ on held-out images"
-    see = "Five weight decays for PS-MAP and L-MAP, five λ for L-MAP, five strengths of LogTrace."
-    cost = "20 runs of a set; not yet timed (by image-table: 50 min FashionMNIST, 4 h CIFAR-10)"
-    protocol = "as image-table; rows of it that hold the best value: --set rows=ps-map@wd-1e-3"
-    config = TuningConfig()
-    quick = quick(TuningConfig, datasets=("fmnist",), rows=("ps-map@wd-5e-4", "ps-map@wd-1e-3"))
-    metrics = ("valid_nll",)
-    columns = ("dataset", "row", "metric")
-
-    def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
-        run, kind = self.trained(config, unit, context)
-        yield rows_of(run, kind)("valid_nll", metrics.nll(*run.logits("valid")))
-
-    def draw(self, rows: Rows) -> Plots:
-        figure, panels = verdict.panels(tables.select(rows, metric="valid_nll"), 3)
-        labels = {"wd": "weight decay", "lambda": "λ", "nats": "nats"}
-        for dataset, line, mine in panels:
-            for ax, (key, label) in zip(line, labels.items(), strict=True):
-                for base in (row for row, tried in TRIED if tried == key):
-                    some = [r for r in mine if r.config["row"].startswith(f"{base}@{key}-")]
-                    if some:
-                        found = tables.line(some, CHANGES[key][0])
-                        look = verdict.look_of(some[0], label=tables.word(base))
-                        figures.plot_mean(ax, *found, **look)
-                        ax.legend()
-                ax.set(title=NAMES[dataset], xlabel=label, ylabel="held-out NLL", xscale="log")
-        return {self.id: figure}
 
 
 SIZES = (4, 8, 16, 32, 64, 128, 256, 512)

@@ -88,21 +88,19 @@ def test_bad_configs_are_refused_before_anything_is_trained(experiment, changes,
 
 
 @pytest.mark.parametrize(
-    ("experiment", "number", "unit", "changes"),
+    ("experiment", "unit", "changes"),
     [
-        (ImageTable, 48, {"row": "sam", "dataset": "fmnist"}, {"sam": 0.05}),
-        (ImageSize, 96, {"row": "other", "S": 512}, {"num_points": 512}),
-        (LabelNoise, 45, {"row": "ps-map", "level": 0.8}, {"label_noise": 0.8}),
-        (LabelNoise, 45, {"row": "ps-map", "level": 0.0}, {}),
-        (LossLandscape, 6, {"row": "ps-map"}, {}),
-        (LaplacianTrace, 6, {"row": "other"}, {}),
-        (Shift, 18, {"row": "ps-map", "shift": NEW}, {}),
-        (Transfer, 10, {"form": FINETUNE, "method": "ps-map", "dataset": None}, {}),
+        (ImageTable, {"row": "sam", "dataset": "fmnist"}, {"sam": 0.05}),
+        (ImageSize, {"row": "other", "S": 512}, {"num_points": 512}),
+        (LabelNoise, {"row": "ps-map", "level": 0.8}, {"label_noise": 0.8}),
+        (LabelNoise, {"row": "ps-map", "level": 0.0}, {}),
+        (LossLandscape, {"row": "ps-map"}, {}),
+        (LaplacianTrace, {"row": "other"}, {}),
+        (Shift, {"row": "ps-map", "shift": NEW}, {}),
+        (Transfer, {"form": FINETUNE, "method": "ps-map", "dataset": None}, {}),
     ],
-)  # fmt: skip
-def test_units_of_the_protocol_and_their_networks(
-    experiment, number, unit, changes, tmp_path, monkeypatch
-):
+)
+def test_units_of_the_protocol_and_their_networks(experiment, unit, changes, tmp_path, monkeypatch):
     class Enough(Exception):
         pass
 
@@ -114,9 +112,7 @@ def test_units_of_the_protocol_and_their_networks(
     made = experiment()
     about = {"dataset": "cifar10", "seed": 0, **unit}
     mine = {key: value for key, value in about.items() if value is not None}
-    units = made.units(made.config)
-    assert len(units) == number
-    assert mine in units
+    assert mine in made.units(made.config)
     with pytest.raises(Enough) as found:
         list(made.run(made.config, mine, context(tmp_path)))
     dataset, wanted, seed, _ = found.value.args

@@ -270,7 +270,6 @@ def test_tooltips_name_series_seed_and_category():
     ax.plot([0], [1.0], "o", color="red", label="PS-MAP")
     ax.plot([1.1], [2.0], "o", color="red", label="_PS-MAP, seed 3")
     ax.errorbar([0.1], [2.0], yerr=[0.1], color="blue", marker="s", label="L-MAP")
-    ax.errorbar([1.2], [2.5], yerr=[0.1], color="blue", marker="s")
     ax.set_xticks([0, 1], ["fmnist", "cifar10"])
     ax.set_title("ECE, %")
     made.canvas.draw()
@@ -279,7 +278,6 @@ def test_tooltips_name_series_seed_and_category():
         ("PS-MAP", "fmnist", "ECE, %"),
         ("PS-MAP, seed 3", "cifar10", "ECE, %"),
         ("L-MAP", "fmnist", "ECE, %"),
-        ("L-MAP", "cifar10", "ECE, %"),
     ]
 
 
@@ -371,7 +369,7 @@ def test_a_line_is_sorted_and_averaged():
 
 
 def test_summarize_puts_the_paper_beside_ours():
-    paper = {(100, "fs-map"): (99.0, 2.0), (200, "fs-map"): 199.0}
+    paper = {(100, "fs-map"): (99.0, 2.0), (200, "fs-map"): (199.0, None)}
     table = tables.summarize(tables.select(rows(), metric="rmse"), "n_train", "method", paper=paper)
     lines = {(entry["n_train"], entry["method"]): entry for entry in table}
     assert len(lines) == 4
@@ -379,8 +377,6 @@ def test_summarize_puts_the_paper_beside_ours():
     assert lines[100, "fs-map"].items() >= found.items()
     assert lines[200, "fs-map"].items() >= {"paper": 199.0, "paper_stderr": None}.items()
     assert lines[100, "ps-map"]["paper"] is None
-    single = tables.summarize(tables.select(rows(), metric="rmse"), "method", paper={"fs-map": 5})
-    assert {entry["method"]: entry["paper"] for entry in single} == {"ps-map": None, "fs-map": 5}
 
 
 @pytest.mark.parametrize(

@@ -86,9 +86,6 @@ _CYCLE = "cycler('color', [{}])".format(
     ", ".join(f"'{COLORS[name]}'" for name in ("fs-map", "ps-map", "l-map", "bma", "data"))
 )
 
-PANEL = (3.3, 2.5)
-"""Width and height of one panel in inches."""
-
 STYLE: dict[str, Any] = {
     "font.family": ["STIXGeneral", "DejaVu Sans"],
     "mathtext.fontset": "stix",
@@ -137,7 +134,7 @@ def style() -> Iterator[None]:
 
 
 def axes(
-    columns: int = 1, rows: int = 1, *, panel: tuple[float, float] = PANEL, **subplots: Any
+    columns: int = 1, rows: int = 1, *, panel: tuple[float, float] = (3.3, 2.5), **subplots: Any
 ) -> tuple[Figure, Any]:
     """A figure of equal panels, and one ``Axes`` (a single panel) or an array of them.
 

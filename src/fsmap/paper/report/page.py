@@ -21,7 +21,7 @@ from fsmap.files import write_whole
 from fsmap.paper.experiment import TROUBLE, Experiment, coverage, registry, section
 from fsmap.paper.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER, Interactive, style
 from fsmap.paper.report.picture import METHODS, VARIABLES, Glyphs, picture
-from fsmap.paper.report.tables import Layout, arranged, number, with_error
+from fsmap.paper.report.tables import arranged, number, with_error
 from fsmap.paper.rows import (
     AGREES,
     DIFFERS,
@@ -204,6 +204,7 @@ def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> 
     quick = header["size"] == "quick"
     finish = _command(experiment.id, out) + " --resume" * (not quick)
     seeds = len({row.seed for row in rows if row.seed is not None})
+    of_the_paper = experiment.label.startswith("Table")
     return {
         "quick": quick,
         "claims": [claim for claim in shown if claim["source"] != "check"],
@@ -217,7 +218,11 @@ def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> 
         "slider": _slider(experiment.interactive(rows), experiment.id),
         "live": experiment.live(rows),
         "tables": [
-            {**layout._asdict(), "printed": layout.printed, "fold": _folded(layout, experiment)}
+            {
+                **layout._asdict(),
+                "printed": layout.printed,
+                "fold": layout.name or (len(layout.lines) > LONG_TABLE and not of_the_paper),
+            }
             for layout in arranged(experiment.table(rows), experiment.group)
         ],
         "command": _command(experiment.id, out, " --quick" * quick),
@@ -277,11 +282,6 @@ def _slider(slider: Interactive | None, name: str) -> dict[str, Any] | None:
     ]
     data = {"xlabel": slider.xlabel, "ylabel": slider.ylabel, "frames": frames}
     return {**slider._asdict(), "frames": frames, "id": f"{name}-slider", "data": data}
-
-
-def _folded(layout: Layout, experiment: Experiment) -> bool:
-    long = len(layout.lines) > LONG_TABLE and not experiment.label.startswith("Table")
-    return long or bool(layout.name)
 
 
 def _facts(

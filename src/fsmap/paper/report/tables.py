@@ -116,8 +116,8 @@ def mean(values: Iterable[float]) -> Mean:
     return Mean(centre, statistics.stdev(numbers) / math.sqrt(n) if n > 1 else math.nan, n)
 
 
-def paired(one: Iterable[Row], other: Iterable[Row], *by: str) -> Mean:
-    """Mean and error of ``one - other`` over the pairs that agree in ``by`` (default: the seed).
+def paired(one: Iterable[Row], other: Iterable[Row]) -> Mean:
+    """Mean and error of ``one - other`` over the seeds that both have.
 
     Examples:
         >>> ours, theirs = ([Row("e", "ece", v, seed=s) for s, v in enumerate(x)] for x in (
@@ -126,8 +126,7 @@ def paired(one: Iterable[Row], other: Iterable[Row], *by: str) -> Mean:
         Mean(mean=-0.5, stderr=0.0, n=3)
     """
     left, right = (
-        {key: mean(row.value for row in rows).mean for key, rows in group(side, *by).items()}
-        for by in [by or ("seed",)]
+        {key: mean(row.value for row in rows).mean for key, rows in group(side, "seed").items()}
         for side in (one, other)
     )
     return mean(left[key] - right[key] for key in left if key in right)
@@ -140,13 +139,14 @@ def line(rows: Iterable[Row], x: str) -> Line:
     return Line([key[0] for key, _ in groups], [m.mean for m in means], [m.stderr for m in means])
 
 
-def summarize(rows: Iterable[Row], *by: str, paper: Mapping[Any, Any] | None = None) -> Table:
-    """Mean ± standard error of each group, with the paper's value beside it.
+def summarize(
+    rows: Iterable[Row],
+    *by: str,
+    paper: Mapping[Any, tuple[float, float | None]] | None = None,
+) -> Table:
+    """Mean ± standard error of the rows that agree in ``by``.
 
-    Args:
-        rows: Rows with scalar values.
-        *by: What tells the lines of the table apart, such as ``"n_train", "method", "metric"``.
-        paper: Printed values, or ``(value, standard error)``, by the values of ``by``.
+    ``paper`` has what the paper prints, ``(value, standard error)``, by the values of ``by``.
     """
     table = []
     for key, members in group(rows, *by).items():
@@ -154,9 +154,8 @@ def summarize(rows: Iterable[Row], *by: str, paper: Mapping[Any, Any] | None = N
         entry = dict(zip(by, key, strict=True))
         entry.update(ours=ours.mean, stderr=ours.stderr, runs=ours.n)
         if paper is not None:
-            printed = paper.get(key[0] if len(key) == 1 else key)
-            pair = printed if isinstance(printed, tuple | list) else (printed, None)
-            entry.update(paper=pair[0], paper_stderr=pair[1])
+            printed, error = paper.get(key, (None, None))
+            entry.update(paper=printed, paper_stderr=error)
         table.append(entry)
     return table
 

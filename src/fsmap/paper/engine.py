@@ -79,20 +79,9 @@ class Options(NamedTuple):
         return shlex.join(words)
 
 
-def configure(experiment: Experiment, options: Options, *, lenient: bool = False) -> Any:
-    """The config of a run; ``lenient`` leaves out settings the experiment does not have."""
-    config = experiment.quick if options.quick else experiment.config
-    wanted = list(options.assignments)
-    if options.seeds is not None:
-        wanted.append(f"seeds={options.seeds}")
-    if lenient:
-        wanted = [text for text in wanted if _names(text, config)]
-    return override(config, wanted)
-
-
-def _names(text: str, config: Any) -> bool:
-    """Whether a key=value text names a field of a config."""
-    return text.partition("=")[0].strip() in {field.name for field in dataclasses.fields(config)}
+def _field(text: str) -> str:
+    """The field that a key=value text names."""
+    return text.partition("=")[0].strip()
 
 
 def override(config: Any, assignments: Iterable[str]) -> Any:
@@ -190,22 +179,18 @@ class Outcome(NamedTuple):
 
 
 def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> Iterator[Outcome]:
-    """Run experiments one after another.
+    """Run experiments one after another; of ``["all"]`` those that have their data and device.
 
-    Args:
-        names: Ids, or ``["all"]``: then one that lacks its data or its device is skipped.
-        options: What was asked for.
-        say: Takes notes for the user, one line each.
+    ``say`` takes notes for the user, one line each.
     """
     everything = list(names) == ["all"]
     experiments = list(registry().values()) if everything else [get(name) for name in names]
-    if everything:
-        for text in options.assignments:
-            if not any(_names(text, experiment.config) for experiment in experiments):
-                known = {f.name for e in experiments for f in dataclasses.fields(e.config)}
-                raise InputError(
-                    f"--set {text}: no experiment has such a field. Known: {sorted(known)}."
-                )
+    known = {f.name for e in experiments for f in dataclasses.fields(e.config)}
+    for text in options.assignments if everything else ():
+        if _field(text) not in known:
+            raise InputError(
+                f"--set {text}: no experiment has such a field. Known: {sorted(known)}."
+            )
     jobs = [Job(experiment, options, everything) for experiment in experiments]
     for number, job in enumerate(jobs, start=1):
         place = f"{number}/{len(jobs)} " if len(jobs) > 1 else ""
@@ -218,12 +203,20 @@ def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> It
 class Job:
     """The run of one experiment.
 
-    With ``lenient`` it is one of many: skipped if its data or its device is missing.
+    With ``lenient`` it is one of many: skipped if its data or its device is missing, and without
+    settings that it does not have.
     """
 
     def __init__(self, experiment: Experiment, options: Options, lenient: bool) -> None:
         self.experiment, self.options, self.lenient = experiment, options, lenient
-        self.config = configure(experiment, options, lenient=lenient)
+        config = experiment.quick if options.quick else experiment.config
+        wanted = list(options.assignments)
+        if options.seeds is not None:
+            wanted.append(f"seeds={options.seeds}")
+        if lenient:
+            known = {field.name for field in dataclasses.fields(config)}
+            wanted = [text for text in wanted if _field(text) in known]
+        self.config = override(config, wanted)
         self.folder = RunFolder(options.out / experiment.id)
 
     def run(self, say: Say, label: str) -> Outcome:
@@ -236,11 +229,7 @@ class Job:
             return self.end("skipped", f"needs a GPU at full size. Try: {again} --quick")
         units = experiment.units(self.config)
         if not units:
-            asked = self.header()["config"]
-            empty = [f"{name} is empty" for name, value in asked.items() if value == []]
-            raise InputError(
-                f"there is nothing to do with this config: {', '.join(empty) or asked}."
-            )
+            raise InputError(f"there is nothing to do with this config: {self.config}.")
         with folder.lock():
             if self.lenient and folder.finished and not (options.resume or options.force):
                 return self.end("kept", "finished before; --force runs it again")
@@ -302,27 +291,25 @@ class Job:
                 f"{found.path} exists and holds no run of fsmap. Choose another --out."
             )
         state, done = found.state, found.done()
-        if state != "empty" and not options.force:
-            there = found.header()
-            if not options.resume and (found.finished or done):
-                kind = "a finished" if state == "complete" else "an unfinished"
-                raise InputError(
-                    f"{found.path} holds {kind} run ({len(done)} units done). Continue or keep it "
-                    "with --resume, start anew with --force, or choose another --out."
-                )
-            if options.resume:
-                full = found.finished and there["size"] == "full"
-                if full and options.quick and state != "damaged":
-                    return False  # a full run satisfies --quick
-                _check_same(found, header, self.experiment.selecting)
-                if state == "complete" and all(key_of(unit) in done for unit in units):
-                    if found.summarized(summarize(self.experiment, found)):
-                        return False
-                header["units"] = len({*done, *map(key_of, units)})
-                say(f"{self.experiment.id}: {_resuming(found.tidy(header, units))}")
-                return True
-        found.clear()
-        found.begin({**header, "units": len(units)})
+        there = {} if state == "empty" or options.force else found.header()
+        if not there or not (options.resume or found.finished or done):
+            found.clear()
+            found.begin({**header, "units": len(units)})
+            return True
+        if not options.resume:
+            kind = "a finished" if state == "complete" else "an unfinished"
+            raise InputError(
+                f"{found.path} holds {kind} run ({len(done)} units done). Continue or keep it "
+                "with --resume, start anew with --force, or choose another --out."
+            )
+        if found.finished and there["size"] == "full" and options.quick and state != "damaged":
+            return False  # a full run satisfies --quick
+        _check_same(found, header, self.experiment.selecting)
+        if state == "complete" and all(key_of(unit) in done for unit in units):
+            if found.summarized(summarize(self.experiment, found)):
+                return False
+        header["units"] = len({*done, *map(key_of, units)})
+        say(f"{self.experiment.id}: {_resuming(found.tidy(header, units))}")
         return True
 
     def failed(self, error: Exception) -> Outcome:

@@ -70,9 +70,8 @@ class FSMAPAtScale(ImageExperiment):
     selecting = ("seeds",)
     departures = ()
     config = Config()
-    quick = quick(Config, datasets=("fmnist",), cifar10_epochs=1, fmnist_epochs=1, limit=64,
-                  every=2, points=4, probes=2, sizes=(2, 4), probe_counts=(1, 2),
-                  jitters=(1e2,), twin=2, repeats=2)  # fmt: skip
+    quick = quick(Config, fmnist_epochs=1, limit=64, every=2, points=4, probes=2, sizes=(2, 4),
+                  probe_counts=(1, 2), jitters=(1e2,), twin=2, repeats=2)  # fmt: skip
 
     def units(self, config: Config) -> list[Unit]:
         runs = [{"seed": seed, "method": m} for seed in range(config.seeds) for m in METHODS]

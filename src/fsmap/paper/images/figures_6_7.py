@@ -20,7 +20,6 @@ from fsmap.paper.images.protocol import (
     Kind,
     RowsConfig,
     RowsExperiment,
-    curves,
     kind_of,
     measured,
     quick,
@@ -40,11 +39,6 @@ WHERE = {"laplacian_joint": "in training mode", "laplacian_other": "at D' as dep
 """Two quantities: weights in front of BatchNorm can be scaled at will, which changes the second."""
 
 
-@dataclasses.dataclass(frozen=True)
-class TraceConfig(RowsConfig):
-    seeds: int = 1
-
-
 class LaplacianTrace(RowsExperiment):
     id = "laplacian-trace"
     label = "Fig. 6 right"
@@ -56,13 +50,16 @@ class LaplacianTrace(RowsExperiment):
         "mode at 128 training images and 128 of D' in one batch, as the authors log it, and of the "
         "deployed network at 256 images of D'; one draw of ψ (the same after every epoch)"
     )
-    config = TraceConfig()
-    quick = quick(TraceConfig, rows=("ps-map", "other"))
+    config = RowsConfig(seeds=1)
+    quick = quick(RowsConfig, rows=("ps-map", "other"))
 
     def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         run, kind = self.trained(config, unit, context)
         yield from measured(run, kind, context)
-        yield from curves(run, kind)
+        row = rows_of(run, kind)
+        for name in WHERE:
+            known = {line["epoch"]: line[name] for line in run.history if name in line}
+            yield row(f"{name}_curve", list(known.values()), at=list(known))
 
     def table(self, rows: Rows) -> tables.Table:
         metrics = ("laplacian_joint", "laplacian_other", "laplacian_train", "accuracy", "ece")

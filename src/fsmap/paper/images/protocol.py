@@ -18,7 +18,15 @@ from torch import Tensor
 from fsmap import metrics
 from fsmap.assess.landscape import draw_psi, laplacian
 from fsmap.assess.shift import Predictions, measure
-from fsmap.data.images import ImageTask, load_task, read_images
+from fsmap.data.catalogue import locate
+from fsmap.data.images import (
+    GENERATED_TEST,
+    ImageTask,
+    facts_of,
+    generate,
+    load_task,
+    read_others,
+)
 from fsmap.errors import InputError, MissingDataError, did_you_mean
 from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import PRECISIONS
@@ -267,8 +275,6 @@ def generated(config: ImageConfig, dataset: str, context: Context) -> bool:
 @functools.cache
 def is_here(name: str, data_dir: Path | None) -> bool:
     """Whether a data set's files are there and intact."""
-    from fsmap.data.catalogue import locate
-
     try:
         locate(name, data_dir)
     except MissingDataError:
@@ -289,24 +295,13 @@ def task_of(
     return load_task(data, px=px, limit=limit, generated=generated, data_dir=data_dir, **more)
 
 
-def other_images(
-    task: ImageTask, dataset: str, number: int, generated: bool, data_dir: Path | None
-) -> torch.Tensor:
-    """The first images of D' as bytes ``[number, C, H, W]``, for OOD detection and R."""
-    source = task.px.sources[0] if task.px is not None else None
-    if source is not None and source.name == OTHER[dataset]:
-        return source.images[:number]
-    return _other(dataset, generated, data_dir)[:number]
-
-
 @functools.lru_cache(maxsize=2)
-def _other(dataset: str, generated: bool, data_dir: Path | None) -> torch.Tensor:
+def other_images(dataset: str, generated: bool, data_dir: Path | None) -> Tensor:
+    """10,000 images of D' as bytes ``[n, C, H, W]``, for OOD detection and R."""
+    shape = facts_of(dataset).shape
     if generated:
-        made = load_task(dataset, px=OTHER[dataset], generated=True).px
-        assert made is not None
-        return made.sources[0].images
-    split = {"kmnist": "test", "cifar100": "all"}[OTHER[dataset]]
-    return read_images(OTHER[dataset], split, data_dir).x[:10_000]
+        return generate(shape, GENERATED_TEST, seed=2).x
+    return read_others(OTHER[dataset], shape, data_dir=data_dir).x[:10_000]
 
 
 def run_name(settings: ImageSettings, kind: Kind) -> str:
@@ -323,7 +318,7 @@ def prepare(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: C
     where = settings.generated, context.data_dir
     more = {"label_noise": settings.label_noise, "valid": settings.valid}
     task = task_of(settings.data, px, settings.limit, *where, **more)
-    points = other_images(task, dataset, config.trace_points, *where)
+    points = other_images(dataset, *where)[: config.trace_points]
     return ImageRun(
         settings,
         device=context.device,
@@ -355,18 +350,18 @@ PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")
 """Metrics that tables show in percent, as the paper does; rows hold fractions."""
 
 LAPLACIAN_POINTS = 256
-OOD_IMAGES = 10_000
 
 GENERATED = "generated images in place of the data set, which is not here"
 SPLIT = "validation images chosen by us; the authors' choice is not known"
 
 
-def describe(run: ImageRun, kind: Kind) -> dict[str, Any]:
-    """What varies, for the ``config`` of a row."""
+def rows_of(run: ImageRun, kind: Kind, **more: Any) -> Callable[..., Measured]:
+    """A maker of rows that all carry the run's description."""
     s = run.settings
+    notes = (GENERATED,) if s.generated else (SPLIT,)
     names = {"white-noise": "N(0, I)", OTHER[s.data]: f"D' = {OTHER[s.data]}"}
     mine = ("estimator", "batchnorm", "num_points", "every", "reg_nats", "reg_trim")
-    return {
+    about = {
         "dataset": s.data,
         "row": kind.name,
         "px": names.get(s.px, s.px) if s.regularized else None,
@@ -377,17 +372,11 @@ def describe(run: ImageRun, kind: Kind) -> dict[str, Any]:
         "images": len(run.task.train.x),
         "label_noise": s.label_noise,
         "generated": s.generated,
+        **more,
     }
 
-
-def rows_of(run: ImageRun, kind: Kind, **more: Any) -> Callable[..., Measured]:
-    """A maker of rows that all carry the run's description."""
-    notes = (GENERATED,) if run.settings.generated else (SPLIT,)
-    about = {**describe(run, kind), **more}
-
     def row(metric: str, value: Any, **where: Any) -> Measured:
-        config = {**about, **where}
-        return Measured(metric, value, kind.method, run.settings.seed, config, notes)
+        return Measured(metric, value, kind.method, s.seed, {**about, **where}, notes)
 
     return row
 
@@ -410,8 +399,8 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
         yield row("temperature", T)
         yield row("test_temperature", metrics.temperature(*test))
         yield row("valid_nll", metrics.nll(*run.logits("valid")))
-    s, number = run.settings, min(len(test.y), OOD_IMAGES)
-    foreign = other_images(run.task, s.data, number, s.generated, context.data_dir)
+    s = run.settings
+    foreign = other_images(s.data, s.generated, context.data_dir)[: len(test.y)]
     yield row("ood_auroc", metrics.ood_auroc(test.logits, run.logits_of(foreign.to(run.device))))
     for place, images in (("other", foreign), ("train", run.task.train.x)):
         x = run.task.normalize(images[:LAPLACIAN_POINTS].to(run.device))
@@ -426,14 +415,6 @@ def _seconds_per_step(run: ImageRun) -> float:
     times = [float(line["seconds"]) for line in run.history]
     epochs = [after - before for before, after in itertools.pairwise(times)]
     return statistics.median(epochs or times) / run.steps_per_epoch
-
-
-def curves(run: ImageRun, kind: Kind) -> Iterator[Measured]:
-    """How R went, epoch by epoch."""
-    row = rows_of(run, kind)
-    for name in ("laplacian_other", "laplacian_joint"):
-        if known := {line["epoch"]: line[name] for line in run.history if name in line}:
-            yield row(f"{name}_curve", list(known.values()), at=list(known))
 
 
 def shown(metric: str, value: float) -> float:

@@ -50,11 +50,6 @@ PAPER = {
 NAMED = {"ps-map": "PS-MAP", "ps-map" + TUNED: "PS-MAP with tuned weight decay"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Config(RowsConfig):
-    rows: tuple[str, ...] = ROWS
-
-
 class ImageTable(RowsExperiment):
     id = "image-table"
     label = "Table 2"
@@ -69,8 +64,8 @@ class ImageTable(RowsExperiment):
         "10,000 held out; CIFAR-10 200 epochs, 5,000 held out; temperature from held-out images; "
         "selective prediction as a normalized area (the paper's divided by 99.9); percent"
     )
-    config = Config()
-    quick = quick(Config, rows=("ps-map", "other"))
+    config = RowsConfig(rows=ROWS)
+    quick = quick(RowsConfig, rows=("ps-map", "other"))
 
     def table(self, rows: Rows) -> tables.Table:
         return verdict.lines(with_tuned(rows), PAPER)

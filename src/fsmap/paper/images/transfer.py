@@ -125,7 +125,7 @@ def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Ba
     settings = ImageSettings(data="cifar10", model=config.backbone, width=config.width)
     module = without_head(build_model(settings, data_dir=context.data_dir))
     module = module.to(context.device).eval()
-    foreign = other_images(task, "cifar10", 10_000, made, context.data_dir)
+    foreign = other_images("cifar10", made, context.data_dir)
     sets = {"train": task.train, "valid": task.valid, "test": task.test}
     found = {**sets, "other": Images(foreign, torch.zeros(len(foreign)).long())}
     out = {}

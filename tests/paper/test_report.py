@@ -23,7 +23,7 @@ from fsmap.paper.engine import override
 from fsmap.paper.experiment import get, registry
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.page import build, embedded, find_runs
-from fsmap.paper.report.picture import Glyphs, collect, picture
+from fsmap.paper.report.picture import collect, picture
 from fsmap.paper.rows import Claim, Row, encode, judge, not_tested, plain
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -250,7 +250,7 @@ def test_files_are_written_and_the_same_for_the_same_values(tmp_path):
 
 
 def test_hover_values_lie_where_the_svg_draws_them(figure):
-    made = picture(figure, "p", Glyphs())
+    made = picture(figure, "p")
     line, dots = made.hover  # the axhline is no series; nor is the band
     assert (line["name"], line["color"]) == ("FS-MAP", "var(--fs-map)")
     assert (line["x"], line["y"]) == ("points N", "ε & <b>")
@@ -281,9 +281,8 @@ def test_tooltips_name_series_seed_and_category():
     ]
 
 
-def test_pictures_share_letters_and_no_names(figure):
-    glyphs = Glyphs()
-    one, two = (picture(figure, prefix, glyphs) for prefix in "ab")
+def test_pictures_share_no_names(figure):
+    one, two = (picture(figure, prefix) for prefix in "ab")
     names = []
     for made in (one, two):
         tree = ElementTree.fromstring(made.markup.replace("xlink:", ""))  # still well-formed
@@ -292,10 +291,6 @@ def test_pictures_share_letters_and_no_names(figure):
         assert not any(color in made.markup for color in figures.DARK)
         assert "<style" not in made.markup
     assert not names[0] & names[1]
-    letters = {e.get("id") for e in ElementTree.fromstring(glyphs.markup()).iter("path")}
-    used = set(re.findall(r'href="#(STIX[^"]*)"', one.markup))
-    assert used
-    assert used <= letters
     assert (one.width, one.height) == (2 * 3.3 * 72, 2.5 * 72)
 
 

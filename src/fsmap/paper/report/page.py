@@ -20,7 +20,7 @@ from fsmap.errors import InputError, require
 from fsmap.files import write_whole
 from fsmap.paper.experiment import TROUBLE, Experiment, coverage, registry, section
 from fsmap.paper.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER, Interactive, style
-from fsmap.paper.report.picture import METHODS, VARIABLES, Glyphs, picture
+from fsmap.paper.report.picture import METHODS, VARIABLES, picture
 from fsmap.paper.report.tables import arranged, number, with_error
 from fsmap.paper.rows import (
     AGREES,
@@ -115,13 +115,13 @@ def _read(folder: Path) -> Found:
 
 def render(runs: Sequence[Found]) -> str:
     """The page's text."""
-    glyphs, place = Glyphs(), runs[0].folder.parent
+    place = runs[0].folder.parent
     by_id: dict[str, list[Found]] = {}
     # An intact run comes before a damaged one, full size before quick, then the first folder.
     runs = sorted(runs, key=lambda run: run.content.header.get("size") != "full")
     for run in sorted(runs, key=lambda run: bool(run.trouble)):
         by_id.setdefault(run.id, []).append(run)
-    items = [view(e, by_id.pop(e.id, []), glyphs, place) for e in registry().values()]
+    items = [view(e, by_id.pop(e.id, []), place) for e in registry().values()]
     for name, same in by_id.items():
         blank = _blank(name, name, "", "Other runs")
         items.append(blank | {"trouble": same[0].damage, "others": list(map(_other, same[1:]))})
@@ -138,7 +138,6 @@ def render(runs: Sequence[Found]) -> str:
             sections=sections,
             totals={s: {name: counts[s, name] for name in VERDICTS} for s in ("paper", "ours")},
             live=next((item for item in items if item["live"]), None),
-            glyphs=glyphs.markup(),
             theme=theme(),
             date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         )
@@ -146,9 +145,7 @@ def render(runs: Sequence[Found]) -> str:
     return text
 
 
-def view(
-    experiment: Experiment, runs: Sequence[Found], glyphs: Glyphs, place: Path
-) -> dict[str, Any]:
+def view(experiment: Experiment, runs: Sequence[Found], place: Path) -> dict[str, Any]:
     """Everything the template needs for one experiment; most of it is empty without a run."""
     item = _blank(experiment.id, experiment.label, experiment.title, section(experiment))
     item["departures"] = list(experiment.departures)
@@ -162,7 +159,7 @@ def view(
     item["units"] = coverage(experiment, run.content.header, run.content.units)
     try:
         with style():
-            return item | _measured(experiment, run, item["units"], glyphs)
+            return item | _measured(experiment, run, item["units"])
     except TROUBLE as error:
         reason = f"its rows ({item['units']}) cannot be drawn: {type(error).__name__}: {error}"
         return item | {"trouble": f"{run.folder}: {reason}"}
@@ -188,7 +185,7 @@ def _other(run: Found) -> str:
     return run.damage if run.trouble else f"{run.folder}: {run.content.header['size']}"
 
 
-def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> dict[str, Any]:
+def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
     """What is computed from rows."""
     header, units = run.content.header, run.content.units
     rows = [line.row for line in run.content.lines]
@@ -198,7 +195,7 @@ def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> 
     judged = [c for c in stated if c["source"] == "paper"] or stated
     shown = [_claim(claim, _command(experiment.id, out)) for claim in claims]
     pictures = [
-        {"name": name, **picture(figure, f"{experiment.id}-{place}", glyphs)._asdict()}
+        {"name": name, **picture(figure, f"{experiment.id}-{place}")._asdict()}
         for place, (name, figure) in enumerate(experiment.draw(rows).items())
     ]
     quick = header["size"] == "quick"

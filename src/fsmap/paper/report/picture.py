@@ -1,4 +1,4 @@
-"""A matplotlib figure as a picture of the page: shared letters, colors by theme, hover values.
+"""A matplotlib figure as a picture of the page: colors by theme, hover values.
 
 Figures are drawn from rows when the page is made, with letters as outlines: no text of a row gets
 into the SVG, and no SVG is read from a file.
@@ -41,38 +41,10 @@ SYMBOLS = dict(zip(_COMMANDS.split(), "αβγεθλρσφψπΦΔ∇∞|", stric
 
 _SKIP = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|<style\b.*?</style>", re.DOTALL)
 _GROUP_ID = re.compile(r'<g id="[^"]*"')
-# A space has no outline, hence no d.
-_GLYPH = re.compile(
-    r'\s*<path id="((?:STIX|DejaVu)[^"]*)"(?: d="([^"]*)")? transform="([^"]*)" ?/>'
-)
-_EMPTY_DEFS = re.compile(r"\s*<defs>\s*</defs>|\s*<defs ?/>")
 _OPENING = re.compile(r'<svg[^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>')
-_NAME = re.compile(r'(\bid="|href="#|url\(#)(?!STIX|DejaVu)([^")]+)')
+_NAME = re.compile(r'(\bid="|href="#|url\(#)([^")]+)')
 _COLOR = re.compile("|".join(map(re.escape, VARIABLES)), re.IGNORECASE)
 _SPACE = re.compile(r"\s*\n\s*")
-
-
-class Glyphs:
-    """Outlines of letters, collected over all pictures of a page so that each stands there once."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, str] = {}
-
-    def take(self, svg: str) -> str:
-        """Move the outlines out of a picture."""
-
-        def remember(match: re.Match[str]) -> str:
-            name, outline, transform = match.groups()
-            outline = " ".join((outline or "").split())
-            self._found[name] = f'<path id="{name}" d="{outline}" transform="{transform}"/>'
-            return ""
-
-        return _EMPTY_DEFS.sub("", _GLYPH.sub(remember, svg))
-
-    def markup(self) -> str:
-        """An invisible picture that defines all outlines."""
-        inner = "".join(self._found.values())
-        return f'<svg width="0" height="0" aria-hidden="true"><defs>{inner}</defs></svg>'
 
 
 class Picture(NamedTuple):
@@ -86,10 +58,9 @@ class Picture(NamedTuple):
     panels: list[tuple[float, float, float, float]]  # x, y, width, height; for narrow screens
 
 
-def picture(figure: Figure, prefix: str, glyphs: Glyphs) -> Picture:
+def picture(figure: Figure, prefix: str) -> Picture:
     """Draw a figure for a page with other pictures on it."""
-    svg = _SKIP.sub("", figures.to_svg(figure))
-    svg = glyphs.take(_GROUP_ID.sub("<g", svg))
+    svg = _GROUP_ID.sub("<g", _SKIP.sub("", figures.to_svg(figure)))
     prefix = re.sub(r"[^\w-]", "-", prefix)
     svg = _themed(_NAME.sub(rf"\g<1>{prefix}-\g<2>", svg))
     opening = _OPENING.search(svg)

@@ -91,10 +91,11 @@ def test_a_bad_setting_is_explained_before_anything_runs(tmp_path, text, message
 
 
 def test_settings_change_the_config(tmp_path):
-    (outcome,) = run(tmp_path, assignments=("sizes=7,8", "limit=none", "flip=yes"), seeds=3)
+    (outcome,) = run(tmp_path, assignments=("sizes=7,8,8", "limit=none", "flip=yes"), seeds=3)
     assert outcome.summary["config"] == {
-        **{"sizes": [7, 8], "seeds": 3, "scale": 1.0, "flip": True, "limit": None}
+        **{"sizes": [7, 8, 8], "seeds": 3, "scale": 1.0, "flip": True, "limit": None}
     }
+    assert outcome.summary["rows"] == 2 * (3 + 1)  # a unit that is asked for twice runs once
 
 
 class NeedsData(Squares):

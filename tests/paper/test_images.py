@@ -69,7 +69,6 @@ def test_settings_are_the_paper_s_but_for_what_a_row_changes(tmp_path: Path):
 @pytest.mark.parametrize(
     ("experiment", "changes", "word"),
     [
-        (LaplacianTrace, {"rows": ("ps-map", "ps-map")}, "twice"),
         (LabelNoise, {"levels": (0.0, 1.5)}, "1.5"),
         (Shift, {"rows": ("othr",)}, "other"),
         (ImageTable, {"rows": ("ps-map@wd-x",)}, "wd-x"),

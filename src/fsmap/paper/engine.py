@@ -42,6 +42,7 @@ from fsmap.paper.rows import (
     plain,
 )
 from fsmap.progress import progress
+from fsmap.types import as_device
 
 Say = Callable[[str], None]
 
@@ -153,20 +154,6 @@ def check_range(name: str, value: Any) -> None:
             raise ValueError(f"It must be at least {least}.")
 
 
-def choose_device(experiment: Experiment, wanted: str) -> str:
-    """Where to compute; ``"auto"``: a GPU for what is made for one, if there is one."""
-    if wanted == "auto":
-        return "cuda" if experiment.device == "gpu" and torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(1, device=wanted)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"--device {wanted} cannot be used here: {reason} Use cpu, cuda or auto."
-        ) from error
-    return wanted
-
-
 class Outcome(NamedTuple):
     """How one experiment went."""
 
@@ -222,12 +209,13 @@ class Job:
     def run(self, say: Say, label: str) -> Outcome:
         """Measure the units that are left, then draw and judge the rows."""
         experiment, options, folder = self.experiment, self.options, self.folder
-        device = choose_device(experiment, options.device)
-        lacks = experiment.device == "gpu" and device == "cpu" and not options.quick
+        small = options.device == "auto" and experiment.device == "cpu"
+        device = as_device("cpu" if small else options.device)
+        lacks = experiment.device == "gpu" and device.type == "cpu" and not options.quick
         if self.lenient and lacks:
             again = options.command(experiment.id)
             return self.end("skipped", f"needs a GPU at full size. Try: {again} --quick")
-        units = experiment.units(self.config)
+        units = [*{key_of(unit): unit for unit in experiment.units(self.config)}.values()]
         if not units:
             raise InputError(f"there is nothing to do with this config: {self.config}.")
         with folder.lock():
@@ -254,11 +242,11 @@ class Job:
             return self.end("finished", summary=publish(experiment, folder))
 
     def _measure(
-        self, unit: Unit, device: str, advance: Callable[[float | str], None]
+        self, unit: Unit, device: torch.device, advance: Callable[[float | str], None]
     ) -> tuple[list[Row], float]:
         """Rows of a unit and seconds it took."""
         experiment, (size, data_dir) = self.experiment, (self.options.size, self.options.data_dir)
-        context = Context(torch.device(device), self.folder.path, advance, size, data_dir)
+        context = Context(device, self.folder.path, advance, size, data_dir)
         start = time.perf_counter()
         threads = torch.get_num_threads()
         torch.set_num_threads(1 if experiment.one_thread(self.config) else threads)
@@ -267,7 +255,7 @@ class Job:
         finally:
             torch.set_num_threads(threads)
         seconds = time.perf_counter() - start
-        around = {"experiment": experiment.id, "unit": unit, **circumstances(device)._asdict()}
+        around = {"experiment": experiment.id, "unit": unit, **circumstances(str(device))._asdict()}
         rows = []
         for item in measured:
             entries = {**item._asdict(), "value": plain(item.value), "seconds": round(seconds, 4)}

@@ -258,6 +258,5 @@ def get(name: str) -> Experiment:
     known = registry()
     if name in known:
         return known[name]
-    lowered = {key.lower(): key for key in known}
-    hint = did_you_mean(name.lower(), lowered, meaning=lowered)
+    hint = did_you_mean(name.lower(), known)
     raise InputError(f"there is no experiment {name!r}.{hint} Known: {', '.join(known)}.")

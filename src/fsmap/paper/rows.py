@@ -49,8 +49,6 @@ DAMAGED = "rows.damaged.jsonl"
 Source = Literal["paper", "ours", "check"]
 """Who states a claim; a check says that the run is sane."""
 
-NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-
 
 class Row(NamedTuple):
     """One measured value and where it comes from."""
@@ -189,7 +187,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple | range | set | frozenset):
         return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+        return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
@@ -197,8 +195,8 @@ def plain(value: Any) -> Any:
 
 def revive(value: Any) -> Any:
     """Floats in place of the ``"nan"``, ``"inf"`` and ``"-inf"`` of :func:`plain`."""
-    if isinstance(value, str):
-        return NON_FINITE.get(value, value)
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
     if isinstance(value, dict):
         return {key: revive(item) for key, item in value.items()}
     if isinstance(value, list):

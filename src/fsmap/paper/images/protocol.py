@@ -152,12 +152,6 @@ class ImageConfig:
     def __post_init__(self) -> None:
         check_choice("datasets", self.datasets, tuple(OTHER))
         check_choice("precision", (self.precision,), PRECISIONS)
-        for field in dataclasses.fields(self):
-            given = getattr(self, field.name)
-            if isinstance(given, tuple) and len(set(given)) < len(given):
-                raise InputError(
-                    f"{field.name} names something twice: {', '.join(map(str, given))}"
-                )
 
 
 @dataclasses.dataclass(frozen=True)

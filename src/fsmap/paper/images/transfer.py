@@ -18,7 +18,6 @@ import fsmap
 from fsmap import metrics
 from fsmap.assess.shift import Predictions, measure
 from fsmap.data.images import Images
-from fsmap.errors import UnsupportedModuleError
 from fsmap.images import ImageSettings
 from fsmap.images.build import build_model
 from fsmap.models.mlp import MLP
@@ -123,8 +122,9 @@ def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Ba
     """Features of the frozen backbone, standardized by those of the training images."""
     task = task_of("cifar10", None, config.limit, made, context.data_dir)
     settings = ImageSettings(data="cifar10", model=config.backbone, width=config.width)
-    module = without_head(build_model(settings, data_dir=context.data_dir))
-    module = module.to(context.device).eval()
+    module = build_model(settings, data_dir=context.data_dir).to(context.device).eval()
+    *_, head = (name for name, layer in module.named_modules() if isinstance(layer, nn.Linear))
+    module.set_submodule(head, nn.Identity())  # features come out instead of logits
     foreign = other_images("cifar10", made, context.data_dir)
     sets = {"train": task.train, "valid": task.valid, "test": task.test}
     found = {**sets, "other": Images(foreign, torch.zeros(len(foreign)).long())}
@@ -137,17 +137,6 @@ def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Ba
         out[name] = fsmap.Batch(x, images.y.to(context.device))
     centre, spread = out["train"].x.mean(0), out["train"].x.std(0).clamp_min(1e-6)
     return {name: b._replace(x=(b.x - centre) / spread) for name, b in out.items()}
-
-
-def without_head(network: nn.Module) -> nn.Module:
-    """Take the last linear layer off, so that features come out instead of logits."""
-    linear = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
-    if not linear:
-        raise UnsupportedModuleError(
-            f"{type(network).__name__} has no linear layer that could be its head"
-        )
-    network.set_submodule(linear[-1], nn.Identity())
-    return network
 
 
 METHODS = {"ps-map": "ps-map", "l-map": "other", "log-trace": "nats"}

@@ -78,8 +78,7 @@ def solve(
     """Train a population with full-batch Adam; the last parameters, ``[M, P]``.
 
     ``build`` makes the objective from the numbers of a member, whose ``split`` is the place of its
-    ``data``: rows of the design matrix and targets, each of the same size. ``start`` is ``[P]``, or
-    ``[M, P]`` with the first parameters of each member. ``advance`` gets the fraction that is done.
+    ``data``: rows of the design matrix and targets. ``start`` is ``[P]``, or ``[M, P]``.
     """
 
     def tell(step: int, _: Params) -> None:

@@ -27,8 +27,8 @@ from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
 from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.figures import LINES, PAPER_LOOK, epsilon, legend_above, log_scale, power
-from fsmap.paper.report.tables import Mean
+from fsmap.paper.report.figures import LINES, PAPER_LOOK, legend_above, log_scale, power
+from fsmap.paper.report.tables import Mean, epsilon
 from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import Advance, double, log_density, objective_of, solve
 from fsmap.types import Batch

@@ -1,10 +1,8 @@
 r"""``theory-metric``, ``-symmetry``, ``-flat``, ``-any-parameter``, ``-large-data``.
 
-Metric (section 3.2, appendices B.2, B.3): when $p_X$ matters, and a general metric.
-
-Symmetry (Theorem 2, appendices B.6 to B.8): $f = w_2^\top \tanh(w_1 x)$ with two units,
-$\theta = (w_1, w_2)$. Swapping the units is a symmetry; its fixed points $\theta^* = (a, a, b, b)$
-are singular, and the density of the function is infinite there.
+Symmetry (Theorem 2, appendices B.6 to B.8): swapping the two units of $w_2^\top \tanh(w_1 x)$ is a
+symmetry; its fixed points $\theta^* = (a, a, b, b)$ are singular, and the density of the function
+is infinite there.
 
 Flat (section 3.3): for $L = \frac{1}{2N}\sum (f - y)^2$ the Gauss-Newton approximation is
 $\nabla^2 L \approx \frac1N J^\top J = \mathcal{J}(\theta; p_X)$ with $p_X$ = the training inputs.
@@ -41,8 +39,8 @@ from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem
 from fsmap.paper.closed_form.mixture import MixtureConfig
 from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.figures import epsilon, legend_once, log_scale, power
-from fsmap.paper.report.tables import largest, smallest
+from fsmap.paper.report.figures import legend_once, log_scale, power
+from fsmap.paper.report.tables import epsilon, largest, smallest
 from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import double, log_density, maximize, objective_of
 from fsmap.types import Batch, Params

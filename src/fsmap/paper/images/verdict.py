@@ -160,8 +160,7 @@ def lines(
 def with_tuned(rows: Rows) -> list[Row]:
     """Rows as the table has them, and of each one's changes the best on held-out images.
 
-    That one is called tuned if several were tried. Rows that hold out other images (``@valid-0``)
-    are no such changes: they stay as they are.
+    It is called tuned if several were tried. Rows that hold out other images stay as they are.
     """
     found = []
     for members in tables.group(rows, "dataset").values():

@@ -39,9 +39,10 @@ from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, Likelih
 from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
 from fsmap.objective.prior import Normal
 from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
-from fsmap.paper.networks.clouds import eigenvalues, jitter_text, square
+from fsmap.paper.networks.clouds import eigenvalues, square
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power
+from fsmap.paper.report.tables import epsilon
 from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import Advance
 from fsmap.px import Lattice, Stream, generator
@@ -173,9 +174,9 @@ class MoonsEigs(Experiment):
             for jitter in (low, high)
         )  # fmt: skip
         return [
-            judge_all(f"At {jitter_text(low)} the sum is below a tenth of PS-MAP's, for FS-MAP and "
+            judge_all(f"At {epsilon(low)} the sum is below a tenth of PS-MAP's, for FS-MAP and "
                       "L-MAP", small, ratio=True, below=0.1, paper="significantly reduced"),
-            judge_all(f"At {jitter_text(high)} it is that of PS-MAP to a factor of 2", large,
+            judge_all(f"At {epsilon(high)} it is that of PS-MAP to a factor of 2", large,
                       ratio=True, within=2, source="ours"),
         ]  # fmt: skip
 
@@ -279,10 +280,10 @@ class MoonsSolutions(Experiment):
         both = [j for j in spread if spread[j] < 0.05 and held.get(j, 0.0) > 0.3]
         seeds = len({row.seed for row in tables.select(rows, metric="spread")})
         return [
-            exact(f"Near-constant at {jitter_text(low)}: probabilities differ by less than 0.05",
+            exact(f"Near-constant at {epsilon(low)}: probabilities differ by less than 0.05",
                   spread[low] < 0.05, spread[low], "near-zero function, severe underfit",
                   seeds=seeds),
-            exact(f"As good as PS-MAP at {jitter_text(high)}: accuracy within 1 %, NLL within 0.02",
+            exact(f"As good as PS-MAP at {epsilon(high)}: accuracy within 1 %, NLL within 0.02",
                   accuracy[high] > ps_accuracy - 0.01 and nll[high] < ps_nll + 0.02,
                   f"{accuracy[high]:.3f}, {nll[high]:.3f} (PS-MAP {ps_accuracy:.3f}, {ps_nll:.3f})",
                   "fits the data perfectly", seeds=seeds),
@@ -316,7 +317,7 @@ class MoonsSolutions(Experiment):
             for label, method in ((0, "ps-map"), (1, "fs-map")):
                 ax.scatter(*x[y == label].mT, s=9, color=figures.COLORS[method],
                            edgecolor=figures.WHITE, linewidth=0.4)  # fmt: skip
-            ax.set(xlabel="$x_1$", title=jitter_text(jitter))
+            ax.set(xlabel="$x_1$", title=epsilon(jitter))
             ax.grid(visible=False)
         axes[0].set_ylabel("$x_2$")
         figure.colorbar(image, ax=axes, label="probability of class 1", ticks=[0, 0.5, 1])
@@ -523,7 +524,7 @@ class MoonsPathology(Experiment):
     def claims(self, rows: Rows) -> list[Claim]:
         found = settings(rows)
         free = {one.network: one for one in found if one.jitter == 0}
-        bounded = {f"{one.network}, {jitter_text(one.jitter)}": one for one in found if one.jitter}
+        bounded = {f"{one.network}, {epsilon(one.jitter)}": one for one in found if one.jitter}
         seeds = len({row.seed for row in tables.select(rows, metric="objective")})
 
         def shown(numbers: Mapping[str, str]) -> str:

@@ -210,11 +210,6 @@ PAPER_LOOK: dict[str, Any] = {
 """Look of FS-MAP by the paper's numerical protocol: on top of the true objective's line."""
 
 
-def epsilon(jitter: float) -> str:
-    """A jitter as text, such as ``ε = 1e−12``."""
-    return f"ε = {jitter:.0e}".replace("e-0", "e-").replace("-", "\u2212")
-
-
 def power(jitter: float) -> str:
     r"""A jitter in the notation of a figure, such as ``$\epsilon = 10^{-12}$``."""
     return rf"$\epsilon = 10^{{{round(math.log10(jitter))}}}$"

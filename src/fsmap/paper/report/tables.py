@@ -117,14 +117,7 @@ def mean(values: Iterable[float]) -> Mean:
 
 
 def paired(one: Iterable[Row], other: Iterable[Row]) -> Mean:
-    """Mean and error of ``one - other`` over the seeds that both have.
-
-    Examples:
-        >>> ours, theirs = ([Row("e", "ece", v, seed=s) for s, v in enumerate(x)] for x in (
-        ...     [1.0, 2.0, 3.0], [1.5, 2.5, 3.5]))
-        >>> paired(ours, theirs)
-        Mean(mean=-0.5, stderr=0.0, n=3)
-    """
+    """Mean and error of ``one - other`` over the seeds that both have."""
     left, right = (
         {key: mean(row.value for row in rows).mean for key, rows in group(side, "seed").items()}
         for side in (one, other)
@@ -202,6 +195,11 @@ def number(value: Any, digits: int = 4) -> str:
     places = 0 if value == 0 else max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:.{places}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", MINUS)
+
+
+def epsilon(jitter: float) -> str:
+    """A jitter in words, such as ``ε = 10`` or ``ε = 1e−6``."""
+    return f"ε = {number(float(jitter), 3)}"
 
 
 def with_error(value: Any, stderr: Any, places: int | None = None) -> str:

@@ -1,6 +1,7 @@
-"""``landscape``, ``laplacian-trace``, ``label-noise`` (Figs. 6 and 7 right).
+"""``landscape``, ``laplacian-trace``, ``label-noise`` (Figs. 6, 7 right) and ``shift`` (Table 5).
 
-Training loss along random filter-normalized directions, R(θ) over epochs, and random labels.
+Training loss along random filter-normalized directions, R(θ) over epochs, random labels, and the
+models of ``image-table`` on CIFAR-10.1 and on corrupted test images.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fsmap.assess.landscape import check_walk, flatness, landscape
+from fsmap.assess.shift import CORRUPTIONS, SEVERITIES, Predictions, corrupt, measure
+from fsmap.data.images import read_images
 from fsmap.errors import InputError
 from fsmap.paper.experiment import Context, Measured, Plots, compare, judge_all
 from fsmap.paper.images import verdict
@@ -20,14 +24,24 @@ from fsmap.paper.images.protocol import (
     Kind,
     RowsConfig,
     RowsExperiment,
+    check_choice,
+    held_out_temperature,
     kind_of,
     measured,
     quick,
     rows_of,
 )
-from fsmap.paper.images.verdict import NAMES, command, full_length, once_named
+from fsmap.paper.images.table import printed
+from fsmap.paper.images.verdict import (
+    NAMES,
+    command,
+    draw_lines,
+    full_length,
+    lines,
+    once_named,
+)
 from fsmap.paper.report import figures, tables
-from fsmap.paper.rows import Claim, Rows, Unit
+from fsmap.paper.rows import Claim, Row, Rows, Unit
 
 LAST = {
     ("cifar10", "ps-map"): {"laplacian_joint": (7e4, None)},
@@ -63,7 +77,7 @@ class LaplacianTrace(RowsExperiment):
 
     def table(self, rows: Rows) -> tables.Table:
         metrics = ("laplacian_joint", "laplacian_other", "laplacian_train", "accuracy", "ece")
-        return verdict.lines(rows, LAST, metrics=metrics)
+        return lines(rows, LAST, metrics=metrics)
 
     def claims(self, rows: Rows) -> list[Claim]:
         claims = []
@@ -142,7 +156,7 @@ class LabelNoise(RowsExperiment):
         return kind._replace(changes={**kind.changes, "label_noise": level}) if level else kind
 
     def table(self, rows: Rows) -> tables.Table:
-        return verdict.lines(rows, {}, by=("dataset", "label_noise", "row"))
+        return lines(rows, {}, by=("dataset", "label_noise", "row"))
 
     def claims(self, rows: Rows) -> list[Claim]:
         mine = full_length(rows, "cifar10")
@@ -169,7 +183,7 @@ class LabelNoise(RowsExperiment):
 
     def draw(self, rows: Rows) -> Plots:
         metrics, label = ("accuracy", "ece", "nll_scaled"), "fraction of random labels"
-        return {self.id: verdict.draw_lines(rows, "label_noise", metrics, label)}
+        return {self.id: draw_lines(rows, "label_noise", metrics, label)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,3 +259,117 @@ class LossLandscape(RowsExperiment):
             ax.set_yscale("symlog", linthresh=1.0)
             ax.legend()
         return {self.id: figure}
+
+
+NEW = "cifar10.1"
+CORRUPTED = "corruptions"
+
+SHIFT_PAPER = {
+    ("cifar10", NEW, "ps-map", None): printed(89.2, 0.4, 97.8, 0.2, 0.43, 0.03, 6.2, 0.3),
+    ("cifar10", NEW, "other", None): printed(89.2, 0.7, 97.9, 0.2, 0.40, 0.02, 4.1, 0.5),
+}
+"""Table 5: (mean, what its caption calls standard deviation); percent, and nats."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ShiftConfig(RowsConfig):
+    datasets: tuple[str, ...] = ("cifar10",)
+    shifts: tuple[str, ...] = (CORRUPTED, NEW)
+    corruptions: tuple[str, ...] = tuple(CORRUPTIONS)  # names; all by default
+    severities: tuple[int, ...] = SEVERITIES  # 1 to 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("shifts", self.shifts, (CORRUPTED, NEW))
+        check_choice("corruptions", self.corruptions, tuple(CORRUPTIONS))
+        check_choice("severities", self.severities, SEVERITIES)
+
+
+class Shift(RowsExperiment):
+    id = "shift"
+    label = "Table 5"
+    title = "Distribution shift"
+    see = (
+        "Accuracy and calibration as corruptions grow, before and after a temperature that was "
+        "fitted on clean images."
+    )
+    cost = "no training where image-table has trained the models; then a minute a model"
+    protocol = (
+        "models of image-table; temperature from clean held-out images; CIFAR-10.1 v6; the mean of "
+        "ten corruptions of the test images, computed here, in each of five severities"
+    )
+    selecting = (*RowsExperiment.selecting, "shifts")
+    departures = ImageExperiment.departures[1:]
+    config = ShiftConfig()
+    quick = quick(
+        ShiftConfig,
+        rows=("ps-map", "other"),
+        shifts=(CORRUPTED,),
+        corruptions=("gaussian-noise", "contrast"),
+        severities=(2, 5),
+    )
+
+    def units(self, config: ShiftConfig) -> list[Unit]:
+        # corruptions first: CIFAR-10.1 cannot be had everywhere
+        plain = super().units(config)
+        places = [{} if shift == CORRUPTED else {"shift": shift} for shift in config.shifts]
+        return [{**unit, **place} for place in sorted(places, key=len) for unit in plain]
+
+    def run(self, config: ShiftConfig, unit: Unit, context: Context) -> Iterator[Measured]:
+        new = read_images(NEW, "test", context.data_dir) if unit.get("shift") == NEW else None
+        run, kind = self.trained(config, unit, context)
+        row, T = rows_of(run, kind), held_out_temperature(run)
+        if new is not None:
+            shifted = iter([({"shift": NEW}, new.x.to(run.device), new.y.to(run.device))])
+        else:
+            shifted = _corrupted(config, *run.task.test)
+        for about, images, y in shifted:
+            for name, value in measure(Predictions(run.logits_of(images), y), T).items():
+                yield row(name, value, **about)
+
+    def table(self, rows: Rows) -> tables.Table:
+        found = lines(
+            over_corruptions(rows), SHIFT_PAPER, by=("dataset", "shift", "row", "severity")
+        )
+        return [{k: v for k, v in line.items() if v is not None or k == "paper"} for line in found]
+
+    def claims(self, rows: Rows) -> list[Claim]:
+        long = over_corruptions(full_length(rows, "cifar10"))
+        return [
+            verdict.compare(f"{metric.upper()} of {method} with D' is below PS-MAP's {words}", long,
+                            metric, one={"row": row, "shift": shift},
+                            other={"row": "ps-map", "shift": shift}, below=0.0,
+                            paper=_printed(metric) if row == "other" and shift == NEW else None,
+                            command=get + command(self.id, shifts=shift))
+            for row, method in (("other", "L-MAP"), ("nats", "LogTrace"))
+            for shift, words, get in ((NEW, "on CIFAR-10.1", "fsmap data get cifar10.1; "),
+                                      (CORRUPTED, "over all corruptions", ""))
+            for metric in ("nll", "ece")
+        ]  # fmt: skip
+
+    def draw(self, rows: Rows) -> Plots:
+        graded = [row for row in rows if row.config.get("severity") is not None]
+        metrics = ("accuracy", "ece", "nll")
+        return {self.id: draw_lines(over_corruptions(graded), "severity", metrics, "severity")}
+
+
+def over_corruptions(rows: Rows) -> list[Row]:
+    """Means over corruptions, model by model: what is left to differ are seeds."""
+    by = ("metric", "dataset", "shift", "row", "severity", "seed")
+    return [
+        some[0]._replace(value=sum(row.value for row in some) / len(some))
+        for some in tables.group(rows, *by).values()
+    ]
+
+
+def _printed(metric: str) -> str:
+    ours, plain = (SHIFT_PAPER["cifar10", NEW, row, None][metric][0] for row in ("other", "ps-map"))
+    return f"{ours} against {plain}"
+
+
+def _corrupted(config: ShiftConfig, x: Tensor, y: Tensor) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    yield {"shift": "clean", "severity": 0}, x, y
+    for severity in config.severities:
+        for name in config.corruptions:
+            about = {"shift": CORRUPTED, "corruption": name, "severity": severity}
+            yield about, corrupt(x, name, severity), y

@@ -318,20 +318,6 @@ def test_a_table_of_images_is_laid_out_as_the_papers():
     assert more.name == "More metrics"
 
 
-def test_a_table_of_uci_has_a_column_per_data_set():
-    line = {"protocol": "fair", "stderr": 0.01, "runs": 20}
-    table = [
-        {**line, "dataset": "boston", "method": "l-map", "ours": 0.3, "paper": 0.35},
-        {**line, "dataset": "boston", "method": "ridge", "ours": 0.4},
-        {**line, "dataset": "naval", "method": "l-map", "ours": 0.03, "runs": 5},
-    ]
-    (made,) = tables.arranged(table, "uci")
-    assert made.header == ["method", "boston", "naval", "seeds"]
-    assert made.lines[0][1] == ("0.300 ± 0.010", "(0.350)")
-    assert made.lines[0][2] == ("0.030 ± 0.010", "5 seeds")
-    assert made.lines[1][2] == ("—", "")
-
-
 def rows():
     for n in (200, 100):
         for method, value in (("ps-map", 2.0), ("fs-map", 1.0)):

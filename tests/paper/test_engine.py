@@ -91,7 +91,7 @@ def test_a_bad_setting_is_explained_before_anything_runs(tmp_path, text, message
 
 
 def test_settings_change_the_config(tmp_path):
-    (outcome,) = run(tmp_path, assignments=("sizes=7,8,8", "limit=none", "flip=yes"), seeds=3)
+    (outcome,) = run(tmp_path, assignments=("sizes=7,8,8", "limit=none", "flip=true"), seeds=3)
     assert outcome.summary["config"] == {
         **{"sizes": [7, 8, 8], "seeds": 3, "scale": 1.0, "flip": True, "limit": None}
     }

@@ -8,9 +8,8 @@
 resumed. A run that is there already is refused, unless
 
 - ``--resume``: an unfinished run is continued; a finished one stays as it is, and a full run
-  satisfies ``--quick``, as in ``run all --quick``. Fields that only choose units
-  (``Experiment.selecting``) may differ: missing units are added. A summary that does not say what
-  the rows say is made again;
+  satisfies ``--quick``. Fields that only choose units (``Experiment.selecting``) may differ:
+  missing units are added. A summary that does not say what the rows say is made again;
 - ``--force``: it makes room for the new run. A finished one is kept aside.
 """
 
@@ -45,8 +44,6 @@ from fsmap.progress import progress
 from fsmap.types import as_device
 
 Say = Callable[[str], None]
-
-BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class Options(NamedTuple):
@@ -128,9 +125,9 @@ def parse(text: str, kind: Any) -> Any:
     if kind is str:
         return text
     if kind is bool:
-        if text.lower() not in BOOLEANS:
+        if text.lower() not in ("true", "false"):
             raise ValueError("Write true or false.")
-        return BOOLEANS[text.lower()]
+        return text.lower() == "true"
     try:
         number = float(text)  # 1e4 is a fine way to write ten thousand
     except ValueError:

@@ -80,8 +80,8 @@ class FSMAPAtScale(ImageExperiment):
 
     def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         made = generated(config, "fmnist", context)
-        task = task_of("fmnist", "kmnist", config.limit, made, context.data_dir)
-        task = task.to(context.device)
+        where = {"generated": made, "data_dir": context.data_dir}
+        task = task_of("fmnist", px="kmnist", limit=config.limit, **where).to(context.device)
         part = {"error": _errors, "train": _train}[unit["part"]]
         notes = (GENERATED,) if made else ()
         for row in part(config, unit, task, context):

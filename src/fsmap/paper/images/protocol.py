@@ -21,7 +21,6 @@ from fsmap.assess.shift import Predictions, measure
 from fsmap.data.catalogue import locate
 from fsmap.data.images import (
     GENERATED_TEST,
-    ImageTask,
     facts_of,
     generate,
     load_task,
@@ -276,17 +275,8 @@ def is_here(name: str, data_dir: Path | None) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=4)
-def task_of(
-    data: str,
-    px: str | None,
-    limit: int | None,
-    generated: bool,
-    data_dir: Path | None,
-    **more: Any,
-) -> ImageTask:
-    """The data of a run, read once for all runs of a process."""
-    return load_task(data, px=px, limit=limit, generated=generated, data_dir=data_dir, **more)
+task_of = functools.lru_cache(maxsize=4)(load_task)
+"""The data of a run, read once for all runs of a process."""
 
 
 @functools.lru_cache(maxsize=2)
@@ -308,17 +298,22 @@ def run_name(settings: ImageSettings, kind: Kind) -> str:
 def prepare(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: Context) -> ImageRun:
     """A run as its checkpoint left it, or a new one."""
     settings = settings_of(config, dataset, kind, seed, context)
-    px = settings.px if settings.regularized else None
-    where = settings.generated, context.data_dir
-    more = {"label_noise": settings.label_noise, "valid": settings.valid}
-    task = task_of(settings.data, px, settings.limit, *where, **more)
-    points = other_images(dataset, *where)[: config.trace_points]
+    task = task_of(
+        settings.data,
+        px=settings.px if settings.regularized else None,
+        valid=settings.valid,
+        label_noise=settings.label_noise,
+        limit=settings.limit,
+        generated=settings.generated,
+        data_dir=context.data_dir,
+    )
+    images = other_images(dataset, settings.generated, context.data_dir)
     return ImageRun(
         settings,
         device=context.device,
         folder=_folder(context, run_name(settings, kind)),
         resume=True,
-        hooks=[Watch(context, points)],
+        hooks=[Watch(context, images[: config.trace_points])],
         task=task,
         data_dir=context.data_dir,
     )

@@ -22,6 +22,7 @@ from fsmap.images import ImageSettings
 from fsmap.images.build import build_model
 from fsmap.models.mlp import MLP
 from fsmap.paper.experiment import Context, Measured, Plots
+from fsmap.paper.images.experiments import printed
 from fsmap.paper.images.protocol import (
     GENERATED,
     KINDS,
@@ -35,7 +36,6 @@ from fsmap.paper.images.protocol import (
     quick,
     task_of,
 )
-from fsmap.paper.images.table import printed
 from fsmap.paper.images.verdict import command, compare, draw_table, lines
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Claim, Row, Rows, Unit
@@ -120,7 +120,7 @@ def heads(config: Config, context: Context) -> Iterator[Measured]:
 
 def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Batch]:
     """Features of the frozen backbone, standardized by those of the training images."""
-    task = task_of("cifar10", None, config.limit, made, context.data_dir)
+    task = task_of("cifar10", limit=config.limit, generated=made, data_dir=context.data_dir)
     settings = ImageSettings(data="cifar10", model=config.backbone, width=config.width)
     module = build_model(settings, data_dir=context.data_dir).to(context.device).eval()
     *_, head = (name for name, layer in module.named_modules() if isinstance(layer, nn.Linear))

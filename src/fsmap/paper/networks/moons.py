@@ -4,16 +4,13 @@ r"""``moons-eigs``, ``moons-solutions`` (Figs. A.4, A.5), ``moons-pathology`` (T
 p_X = 1600 points of a 40 × 40 grid on [-5, 5]². All jitters of one method and seed are trained as
 one population.
 
-Eigenvalues: $\mathrm{Tr}\,\mathcal J = \sum_i \lambda_i$ on all points of $p_X$ after training,
-against $\epsilon$. L-MAP penalizes this very sum. FS-MAP penalizes $\sum_i \log(\lambda_i +
-\epsilon)$, which a few large eigenvalues hardly change.
+Eigenvalues: L-MAP penalizes their sum, $\mathrm{Tr}\,\mathcal J = \sum_i \lambda_i$, FS-MAP
+$\sum_i \log(\lambda_i + \epsilon)$, which a few large ones hardly change.
 
 Pathology: as two hidden units merge (or one dies), $\mathcal J$ becomes singular and
 $-\tfrac12\log\det\mathcal J$ grows without bound, whatever the data say: along a straight path,
-and by an optimizer that is let go. With jitter the objective cannot exceed
-$\max\log p(D\,|\,\theta) + \max\log p(\theta) - \tfrac{P}{2}\log\epsilon$. Near the singularity
-small eigenvalues drown in the rounding of $\mathcal J$, so the objective without jitter is computed
-from singular values of the Jacobian.
+and by an optimizer that is let go. Near the singularity small eigenvalues drown in the rounding of
+$\mathcal J$, so the objective without jitter is computed from singular values of the Jacobian.
 """
 
 from __future__ import annotations

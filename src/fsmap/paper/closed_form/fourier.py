@@ -132,12 +132,12 @@ class Fitted(NamedTuple):
         """Root mean squared residual, or mean eigenvalue of the Hessian of the training error."""
         x, y = problem.test if metric == "test_rmse" else problem.train
         design, value = self.config.model().design(x), theta.tanh()
-        residual: Tensor = design @ value - y
+        residual = design @ value - y
         if metric != "curvature":
             return residual.square().mean().sqrt()
         slope = TANH.log_slope(theta).exp()
         pull = design.mT @ residual  # half the gradient in tanh θ
-        trace: Tensor = slope.square() @ design.square().sum(0) - 2 * (value * slope) @ pull
+        trace = slope.square() @ design.square().sum(0) - 2 * (value * slope) @ pull
         return 2 * trace / (problem.n_train * len(theta))
 
     def measure(self, *metrics: str) -> Iterator[Measured]:
@@ -381,8 +381,7 @@ def narrow_factor(config: PXConfig) -> Tensor:
     x = 0.2 * torch.rand(config.num_points, **double(0)) - 0.1
     _, singular, right = torch.linalg.svd(config.model().factor(x))
     rank = int((singular > FLOOR * singular[0]).sum())
-    factor: Tensor = singular[:rank, None] * right[:rank]
-    return factor
+    return singular[:rank, None] * right[:rank]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,8 +53,7 @@ Function = Callable[[Tensor, Tensor], Tensor]
 
 def jacobians(f: Function, theta: Tensor, x: Tensor) -> Tensor:
     """Derivatives at many θ, ``[T, P]`` to ``[T, S, P]``."""
-    jacobian: Tensor = torch.vmap(torch.func.jacfwd(f), (0, None))(theta, x)
-    return jacobian
+    return torch.vmap(torch.func.jacfwd(f), (0, None))(theta, x)
 
 
 WIDTH, DEGREE = 2, 4
@@ -64,8 +63,7 @@ TITLES = {"mlp": "tanh network", "linear": "linear model", "square": "square Jac
 def network(theta: Tensor, x: Tensor) -> Tensor:
     """F = w₂ᵀ tanh(w₁ x + b), θ = (w₁, b, w₂)."""
     w1, bias, w2 = theta.reshape(3, -1)
-    out: Tensor = torch.tanh(x[:, None] * w1 + bias) @ w2
-    return out
+    return torch.tanh(x[:, None] * w1 + bias) @ w2
 
 
 def polynomial(theta: Tensor, x: Tensor) -> Tensor:
@@ -152,8 +150,7 @@ class TheoryMetric(Experiment):
 def _log_det(jacobian: Tensor, weights: Tensor) -> Tensor:
     """Log det(Jᵀ diag(w) J) from singular values, ``[T]``."""
     share = weights / weights.sum()
-    values: Tensor = torch.linalg.svdvals(share.sqrt()[:, None] * jacobian)
-    return 2 * values.log().sum(-1)
+    return 2 * torch.linalg.svdvals(share.sqrt()[:, None] * jacobian).log().sum(-1)
 
 
 def _general(seed: int) -> Iterator[Measured]:

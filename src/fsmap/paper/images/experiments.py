@@ -266,8 +266,8 @@ class LaplacianTrace(RowsExperiment):
         yield from measured(run, kind, context)
         row = rows_of(run, kind)
         for name in WHERE:
-            known = {line["epoch"]: line[name] for line in run.history if name in line}
-            yield row(f"{name}_curve", list(known.values()), at=list(known))
+            if known := {line["epoch"]: line[name] for line in run.history if name in line}:
+                yield row(f"{name}_curve", list(known.values()), at=list(known))
 
     def table(self, rows: Rows) -> tables.Table:
         metrics = ("laplacian_joint", "laplacian_other", "laplacian_train", "accuracy", "ece")
@@ -289,7 +289,7 @@ class LaplacianTrace(RowsExperiment):
         return claims
 
     def draw(self, rows: Rows) -> Plots:
-        curves = {}
+        curves = {}  # of all rows, or of none
         for (dataset,), mine in tables.group(rows, "dataset").items():
             names = set(tables.group(mine, "row"))
             for metric in WHERE:

@@ -68,8 +68,7 @@ def eigenvalues(f: ModelFn, params: Params, x: Tensor) -> Tensor:
     """All eigenvalues of 𝒥 on these points, ``[P]``; what rounding made negative is zero."""
     with torch.no_grad():
         rows = whitened_rows(f, params, x)  # [S·K, P]
-        found: Tensor = torch.linalg.eigvalsh(rows.mT @ rows)
-    return found.clamp(min=0)
+        return torch.linalg.eigvalsh(rows.mT @ rows).clamp(min=0)
 
 
 class ScaledNetwork(NamedTuple):

@@ -336,7 +336,7 @@ def largest_jump(rows: Rows, start: str) -> tuple[float, float]:
     """The largest change of the function between neighbors, and the ε where it ends."""
     chosen = tables.select(rows, metric="probability", method="l-map", start=start, seed=0)
     ordered = sorted(chosen, key=lambda row: row.config["jitter"])
-    fields: Tensor = torch.tensor([row.value for row in ordered], dtype=torch.float64)  # [k, n]
+    fields = torch.tensor([row.value for row in ordered], dtype=torch.float64)  # [k, n]
     steps = (fields[1:] - fields[:-1]).abs().mean(1)
     share = steps / (fields[-1] - 0.5).abs().mean()
     place = int(share.argmax())
@@ -479,7 +479,7 @@ def climb(
 
 def _ratio(f: ModelFn, params: Params, x: Tensor) -> Tensor:
     with torch.no_grad():
-        singular: Tensor = torch.linalg.svdvals(whitened_rows(f, params, x))
+        singular = torch.linalg.svdvals(whitened_rows(f, params, x))
     return (singular[-1] / singular[0]).square()
 
 

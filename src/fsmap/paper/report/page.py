@@ -130,19 +130,15 @@ def render(runs: Sequence[Found]) -> str:
         sections.setdefault(item["section"], []).append(item)
     claims = [claim for item in items for claim in item["claims"]]
     counts = Counter((claim["source"], claim["verdict"]) for claim in claims)
-    text: str = (
-        environment()
-        .get_template("page.html.j2")
-        .render(
-            title=TITLE,
-            sections=sections,
-            totals={s: {name: counts[s, name] for name in VERDICTS} for s in ("paper", "ours")},
-            live=next((item for item in items if item["live"]), None),
-            theme=theme(),
-            date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        )
+    template = environment().get_template("page.html.j2")
+    return template.render(
+        title=TITLE,
+        sections=sections,
+        totals={s: {name: counts[s, name] for name in VERDICTS} for s in ("paper", "ours")},
+        live=next((item for item in items if item["live"]), None),
+        theme=theme(),
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
     )
-    return text
 
 
 def view(experiment: Experiment, runs: Sequence[Found], place: Path) -> dict[str, Any]:

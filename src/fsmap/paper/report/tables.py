@@ -324,13 +324,7 @@ def arranged(table: Sequence[Mapping[str, Any]], group: str) -> list[Layout]:
 def crossed(
     table: Sequence[Mapping[str, Any]], by: Sequence[str], across: Sequence[str], name: str = ""
 ) -> Layout:
-    """A line per value of ``by``, a column per value of ``across``; the paper's value in each cell.
-
-    Examples:
-        >>> entry = {"dataset": "a", "method": "l-map", "metric": "ece", "ours": 1, "paper": 2.0}
-        >>> crossed([entry], ("method",), ("dataset", "metric")).lines
-        [[Cell(text='L-MAP', sub=''), Cell(text='1.00', sub='(2.0)')]]
-    """
+    """A line per value of ``by``, a column per value of ``across``, ours and the paper's values."""
     by = [key for key in by if len({str(entry.get(key)) for entry in table}) > 1] or list(by[-1:])
     first = dict.fromkeys(entry[across[0]] for entry in table)
     found = dict.fromkeys(tuple(entry[key] for key in across) for entry in table)

@@ -222,12 +222,6 @@ def test_claims_differ_if_the_rows_say_so(name, spoil, false):
         assert expected in said
 
 
-def test_one_seed_decides_no_difference():
-    rows = [row for row in committed("fourier-pX").rows() if row.seed == 0]
-    (claim,) = get("fourier-pX").claims(rows)
-    assert (claim.holds, claim.seeds) == (None, 1)
-
-
 def test_several_effects_are_judged_by_the_weakest():
     effects = {"a": Mean(-1.0, 0.1, 3), "b": Mean(-0.1, 0.1, 3), "c": Mean(-9.0, math.nan, 1)}
     assert judge_all("falls", {"a": effects["a"]}, below=0).holds

@@ -375,14 +375,6 @@ def test_cifar10_1_is_measured_on_its_own(tmp_path: Path, monkeypatch):
     assert {row.metric for row in found} >= {"accuracy", "nll", "ece", "nll_scaled"}
 
 
-def test_a_network_of_ones_own_comes_before_that_of_another_experiment(tmp_path: Path):
-    for experiment in ("image-table", "shift"):
-        folder = tmp_path / experiment / "models" / "name"
-        folder.mkdir(parents=True)
-        (folder / protocol.DONE).touch()
-        assert protocol._folder(context(tmp_path / "shift"), "name") == folder
-
-
 SMALL_TRANSFER = dataclasses.replace(Transfer.quick, limit=48, steps=20, width=2, generated=True)
 
 

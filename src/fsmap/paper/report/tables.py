@@ -159,8 +159,8 @@ def columns(table: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 MINUS = "\u2212"
-ERRORS = {"stderr": "ours", "paper_stderr": "paper"}
-"""Columns that are shown behind the ± of another column."""
+ERRORS = {"ours": "stderr", "paper": "paper_stderr"}
+"""Columns with another one, which is shown behind ±."""
 
 SYMBOLS = {
     **{"n_train": "N", "jitter": "ε", "epsilon": "ε", "eps": "ε", "alpha": "α", "prior_std": "α"},
@@ -311,10 +311,9 @@ def arranged(table: Sequence[Mapping[str, Any]], group: str) -> list[Layout]:
             return [crossed(more, by, across)]
         return [crossed(main, by, across)] + [crossed(more, by, across, "More metrics")] * any(more)
     names = columns(table)
-    header = [name for name in names if ERRORS.get(name) not in names]
-    error_of = {base: error for error, base in ERRORS.items()}
+    header = [name for name in names if name not in ERRORS.values()]
     lines = [
-        [Cell(_word(name, entry.get(name, ""), entry.get(error_of.get(name)))) for name in header]
+        [Cell(_word(name, entry.get(name, ""), entry.get(ERRORS.get(name)))) for name in header]
         for entry in table
     ]
     headings = list(map(_heading, header))

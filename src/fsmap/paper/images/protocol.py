@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -31,7 +31,7 @@ from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import PRECISIONS
 from fsmap.lmap.strength import NATS
 from fsmap.paper.experiment import Context, Experiment, Measured
-from fsmap.paper.rows import Unit
+from fsmap.paper.rows import Row, Unit
 from fsmap.types import Params
 
 OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
@@ -406,9 +406,9 @@ def _seconds_per_step(run: ImageRun) -> float:
     return statistics.median(epochs or times) / run.steps_per_epoch
 
 
-def shown(metric: str, value: float) -> float:
-    """A value in the unit of the paper's tables."""
-    return 100 * value if metric in PERCENT else value
+def shown(rows: Iterable[Row]) -> list[Row]:
+    """Rows with values in the units of the paper's tables."""
+    return [row._replace(value=row.value * (100 if row.metric in PERCENT else 1)) for row in rows]
 
 
 NARROW = 16

@@ -95,10 +95,9 @@ class ReliabilityByStrength(Experiment):
         figure, panels = figures.axes(2, panel=(3.9, 2.9))
         for ax, metric in zip(panels, ("nll", "ece"), strict=True):
             for state, look in ((TRAINED, {}), (SCALED, {"linestyle": ":", "marker": "v"})):
-                line = tables.line(tables.select(rows, metric=metric, state=state), "nats")
+                some = shown(tables.select(rows, metric=metric, state=state))
                 name = f"LogTrace, {state} (0: PS-MAP)"
-                mean, stderr = ([shown(metric, v) for v in part] for part in line[1:])
-                figures.plot_mean(ax, line.x, mean, stderr, "l-map", label=name, **look)
+                figures.plot_mean(ax, *tables.line(some, "nats"), "l-map", label=name, **look)
             ax.set(xlabel="strength, nats", ylabel=UNITS[metric])
             ax.set_xscale("symlog", linthresh=0.0125)
         figures.legend_above(figure, panels[0], 2)

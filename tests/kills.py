@@ -2,10 +2,10 @@
 
     python tests/kills.py --count 300 --seed 0
 
-A kill comes at a file operation (open, rename, remove, mkdir, fsync) of the work, at each once in
-random order; one at an fsync may tear what was written since the last. A kill counts as stuck if
-the work cannot be brought to its end afterwards, and as different if it then ends with other
-numbers.
+Half of the kills come at a file operation (open, rename, remove, mkdir, fsync) of the work, each
+once in random order (at 300, at every one of a fresh run); one at an fsync may tear what was
+written since the last. The other half come after a random time. A kill counts as stuck if the work
+cannot be brought to its end afterwards, and as different if it then ends with other numbers.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -48,16 +50,7 @@ FILE = DataFile("toy/table.csv", hashlib.sha256(TABLE).hexdigest(), len(TABLE))
 SET = DataSet("toy", "", (FILE,), "", (Download("https://toy", FILE.path, "gunzip"),))
 
 
-class Work(NamedTuple):
-    """Something that writes files, and what has to be there after it was killed and resumed."""
-
-    share: int  # how often, of a hundred kills
-    finish: Callable[[Path], Any]  # bring it to its end; what it ended with
-    start: Callable[[Path], Any] | None = None  # what is killed, if it is not ``finish``
-    prepare: Callable[[Path], Any] = lambda _: None  # make what is there before
-
-
-def finish_run(out: Path, **options: Any) -> Any:
+def finished(out: Path, **options: Any) -> Any:
     """Numbers of a run, resumed, or started anew where that is what the message asks for."""
     (outcome,) = run(out, resume=True, **options)
     if isinstance(outcome.error, InputError):
@@ -70,77 +63,115 @@ def finish_run(out: Path, **options: Any) -> Any:
     return rows, summary["claims"], summary["table"]
 
 
-def fit(folder: Path) -> Any:
-    """``fit`` with a checkpoint on every step."""
-    x = torch.linspace(-1, 1, 16)[:, None]
-    objective = fsmap.ps_map(fsmap.Gaussian(1.0), fsmap.Normal(1.0), num_data=16)
-    f, start = lambda p, x: x * p["a"].sum(), {"a": torch.ones(3)}
-    options = {"steps": 8, "batch_size": 4, "checkpoint_every": 1, "progress": False}
-    path = folder / "fit.safetensors"
-    state, history = fsmap.fit(
-        objective, f, start, (x, x**2), checkpoint=path, resume=True, **options
-    )
-    left = {p.name for p in folder.iterdir()}
-    assert left == {"fit.safetensors"}, left
-    return state.params["a"].tolist(), history.loss.tolist()
+class Work:
+    """Something that writes files, and what has to be there after it was killed and resumed."""
+
+    def prepare(self, folder: Path) -> None:
+        """Make what is there before."""
+
+    def start(self, folder: Path) -> None:
+        """Do the work; killed."""
+        self.finish(folder)
+
+    def finish(self, folder: Path) -> Any:
+        """Bring it to its end; what it ended with."""
 
 
-def images(folder: Path) -> Any:
-    """An image run with its log."""
-    one = ImageRun(TINY, folder=folder, resume=True)
-    one.train(progress=False, checkpoint_every=1)
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()[1:]]
-    weights = {name: t.tolist() for name, t in one.stepper.tensors().items()}
-    return weights, [(row["epoch"], row["loss"]) for row in rows]
+@dataclass
+class Run(Work):
+    """A run into a folder in which another one may have finished, with options of both."""
+
+    options: dict[str, Any]
+    before: dict[str, Any] | None = None
+    selecting: tuple[str, ...] = ()
+
+    def prepare(self, folder: Path) -> None:
+        Squares.selecting = self.selecting
+        if self.before is not None:
+            run(folder, **self.before)
+
+    def start(self, folder: Path) -> None:
+        Squares.selecting = self.selecting
+        run(folder, **self.options)
+
+    def finish(self, folder: Path) -> Any:
+        Squares.selecting = self.selecting
+        return finished(folder, assignments=self.options.get("assignments", ()))
 
 
-def prepare_model(folder: Path) -> None:
-    """The model of a table."""
-    table = read_table(houses(folder / "table.csv"))
-    options = TableOptions(hidden=(4,), steps=5, device="cpu", progress=False)
-    fit_table(table, "price", options).model.save(folder / "model.pt")
-
-
-def model(folder: Path) -> Any:
-    """The model of a table, written over an older one."""
-    changed = load_model(folder / "model.pt")
-    changed.results["l-map"]["more"] = 1
-    changed.save(folder / "model.pt")
-    return (folder / "model.pt").read_bytes()
-
-
-def data(folder: Path) -> Any:
-    """A download that is stored."""
-    fetch.find = lambda _: SET
-    fetch._download = lambda *_: gzip.compress(TABLE)
-    return fetch.get("toy", folder)["table.csv"].read_bytes()
-
-
-def sizes(text: str) -> dict[str, Any]:
+def sized(sizes: str) -> dict[str, Any]:
     """Options of a run of these sizes."""
-    return {"assignments": (f"sizes={text}",)}
+    return {"assignments": (f"sizes={sizes}",)}
 
 
-SCALED = {"assignments": ("scale=2",)}
-WORKS = {
-    "fresh": Work(30, finish_run, run),
-    "replaced": Work(
-        20, partial(finish_run, **SCALED), partial(run, force=True, **SCALED), prepare=run
-    ),
-    "grown": Work(
-        15,
-        partial(finish_run, **sizes("1,2,3,4")),
-        partial(run, resume=True, **sizes("1,2,3,4")),
-        prepare=partial(run, **sizes("1,2")),
-    ),
-    "fit": Work(15, fit),
-    "images": Work(8, images),
-    "model": Work(6, model, prepare=prepare_model),
-    "data": Work(6, data),
+class Fit(Work):
+    """``fit`` with a checkpoint on every step."""
+
+    def finish(self, folder: Path) -> Any:
+        x = torch.linspace(-1, 1, 16)[:, None]
+        objective = fsmap.ps_map(fsmap.Gaussian(1.0), fsmap.Normal(1.0), num_data=16)
+        f, start = lambda p, x: x * p["a"].sum(), {"a": torch.ones(3)}
+        options = {"steps": 8, "batch_size": 4, "checkpoint_every": 1, "progress": False}
+        path = folder / "fit.safetensors"
+        state, history = fsmap.fit(
+            objective, f, start, (x, x**2), checkpoint=path, resume=True, **options
+        )
+        left = {p.name for p in folder.iterdir()}
+        assert left == {"fit.safetensors"}, left
+        return state.params["a"].tolist(), history.loss.tolist()
+
+
+class Images(Work):
+    """An image run with its log."""
+
+    def finish(self, folder: Path) -> Any:
+        one = ImageRun(TINY, folder=folder, resume=True)
+        one.train(progress=False, checkpoint_every=1)
+        rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()[1:]]
+        weights = {name: t.tolist() for name, t in one.stepper.tensors().items()}
+        return weights, [(row["epoch"], row["loss"]) for row in rows]
+
+
+class Model(Work):
+    """The model of a table, written over an older one."""
+
+    def prepare(self, folder: Path) -> None:
+        table = read_table(houses(folder / "table.csv"))
+        options = TableOptions(hidden=(4,), steps=5, device="cpu", progress=False)
+        fit_table(table, "price", options).model.save(folder / "model.pt")
+
+    def start(self, folder: Path) -> None:
+        model = load_model(folder / "model.pt")
+        model.results["l-map"]["more"] = 1
+        model.save(folder / "model.pt")
+
+    def finish(self, folder: Path) -> Any:
+        self.start(folder)
+        return (folder / "model.pt").read_bytes()
+
+
+class Data(Work):
+    """A download that is stored."""
+
+    def finish(self, folder: Path) -> Any:
+        fetch.find = lambda _: SET
+        fetch._download = lambda *_: gzip.compress(TABLE)
+        found = fetch.get("toy", folder)
+        return found["table.csv"].read_bytes()
+
+
+WORKS: dict[str, tuple[Work, int]] = {  # and how often, of a hundred
+    "fresh": (Run({}), 30),
+    "replaced": (Run({"force": True, "assignments": ("scale=2",)}, before={}), 20),
+    "grown": (Run({"resume": True, **sized("1,2,3,4")}, sized("1,2"), ("sizes",)), 15),
+    "fit": (Fit(), 15),
+    "images": (Images(), 8),
+    "model": (Model(), 6),
+    "data": (Data(), 6),
 }
 
 
-def forked(job: Callable[[], Any], out: Path) -> Any:
+def forked(job: Callable[[], Any], out: Path, delay: float | None = None) -> Any:
     """The result of a job in a process of its own; None if that was killed."""
     out.unlink(missing_ok=True)
     child = os.fork()
@@ -152,6 +183,9 @@ def forked(job: Callable[[], Any], out: Path) -> Any:
             content = pickle.dumps((False, f"{type(error).__name__}: {error}"))
         out.write_bytes(content)
         os._exit(0)
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return pickle.loads(out.read_bytes()) if out.exists() else None
 
@@ -189,58 +223,59 @@ def watch(folder: Path, kill_at: int, chance: random.Random) -> list[int]:
     return seen
 
 
-def trial(work: Work, scratch: Path, expected: Any, seed: float, operation: int) -> str:
+def trial(work: Work, scratch: Path, expected: Any, chance: random.Random, at: Any) -> str:
     """Kill once, resume, and say how it ended: "same", "different: …" or "stuck: …"."""
     folder = scratch / "work"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(scratch / "before", folder)
+    seed = chance.random()
 
-    def killed() -> None:
-        watch(folder, operation, random.Random(seed))
-        (work.start or work.finish)(folder)
+    def start() -> None:
+        if isinstance(at, int):
+            watch(folder, at, random.Random(seed))
+        work.start(folder)
 
-    forked(killed, scratch / "killed")
+    forked(start, scratch / "start", at if isinstance(at, float) else None)
     ended = forked(lambda: work.finish(folder), scratch / "finish")
     if ended is None or not ended[0]:
         return f"stuck: {ended}"
-    return "same" if ended[1] == expected else f"different: {ended[1]}"
+    return "same" if ended[1] == expected else "different"
 
 
-def trials(work: Work, scratch: Path, kills: int, chance: random.Random) -> list[str]:
-    """How kills of one kind of work came about, and how they ended."""
+def trials(work: Work, scratch: Path, kills: int, chance: random.Random) -> list[tuple[str, str]]:
+    """How each kill of one kind of work came about, and how it ended."""
     (scratch / "before").mkdir()
     forked(lambda: work.prepare(scratch / "before"), scratch / "prepared")
     shutil.copytree(scratch / "before", scratch / "work")
 
-    def whole() -> int:
-        seen = watch(scratch / "work", 0, chance)
-        (work.start or work.finish)(scratch / "work")
-        return seen[0]
+    def whole() -> tuple[int, float]:
+        seen, begin = watch(scratch / "work", 0, chance), time.perf_counter()
+        work.start(scratch / "work")
+        return seen[0], time.perf_counter() - begin
 
-    done, operations = forked(whole, scratch / "whole")
-    assert done, operations
+    _, (operations, seconds) = forked(whole, scratch / "whole")
     done, expected = forked(lambda: work.finish(scratch / "work"), scratch / "expected")
     assert done, expected
+    ends = []
     every = itertools.cycle(chance.sample(range(1, operations + 1), operations))
-    return [
-        f"killed at operation {at} of {operations}: "
-        + trial(work, scratch, expected, chance.random(), at)
-        for at in itertools.islice(every, kills)
-    ]
+    for number in range(kills):
+        at: int | float = chance.uniform(0, 1.1 * seconds) if number % 2 else next(every)
+        how = f"after {at:.3f} s" if isinstance(at, float) else f"at operation {at} of {operations}"
+        ends.append((how, trial(work, scratch, expected, chance, at)))
+    return ends
 
 
 def main(count: int, seed: int) -> int:
     """Do the kills and print what came of them."""
     torch.set_num_threads(1)
     chance, done, bad = random.Random(seed), 0, []
-    Squares.selecting = ("sizes",)
-    for name, work in WORKS.items():
-        kills = max(1, round(count * work.share / 100))
+    total = sum(share for _, share in WORKS.values())
+    for name, (work, share) in WORKS.items():
+        kills = max(1, round(count * share / total))
         with tempfile.TemporaryDirectory(prefix="fsmap-kills-") as scratch:
             ends = trials(work, Path(scratch), kills, chance)
-        wrong = [f"{name}, {end}" for end in ends if not end.endswith(": same")]
-        print(f"{name}: {len(wrong)} of {kills} stuck or different", flush=True)
-        bad += wrong
+        print(f"{name}: {dict(Counter(end.split(':')[0] for _, end in ends))}", flush=True)
+        bad += [f"{name}, killed {how}: {end}" for how, end in ends if end != "same"]
         done += kills
     print(f"{done} kills, seed {seed}: {len(bad)} stuck or different")
     print("\n".join(bad))

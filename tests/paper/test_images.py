@@ -437,6 +437,6 @@ def test_the_determinant_on_a_network(tmp_path: Path):
     assert found["gradient_cosine"] > 0.5
     assert found["log_det_error"] < 5
     assert {row.config["row"] for row in rows if row.metric == "nll"} == set(METHODS)
-    assert len(experiment.table(rows)) == 2 + 5 * len(METHODS)
+    assert len(experiment.table(rows)) == len(config.sizes) * 2 + 2 + 4 * len(METHODS) + 4
     assert [claim.seeds for claim in experiment.claims(rows)] == [1, 0, 0]
     assert list(experiment.draw(rows)) == [experiment.id]

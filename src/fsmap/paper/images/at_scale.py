@@ -1,14 +1,15 @@
 r"""``fsmap-at-scale``: FS-MAP itself on a ResNet, which the paper leaves to L-MAP.
 
 $\log\det(\mathcal J + \epsilon I)$ with its gradient by stochastic Lanczos quadrature (``slq``):
-how far it is from the exact one on a narrow twin, and whether training with the determinant is
-better than with its first order (L-MAP) or with the bound by the trace (LogTrace). BatchNorm uses
-its running statistics where geometry is measured.
+what it costs, how far it is from the exact one on a narrow twin, and whether training with the
+determinant is better than with its first order (L-MAP) or with the bound by the trace (LogTrace).
+BatchNorm uses its running statistics where geometry is measured.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -48,32 +49,34 @@ class Config(ImageConfig):
     points: int = 32  # S while training
     jitter: float = 1e4  # ε of log det and of L-MAP while training
     probes: int = 4  # of slq while training
+    sizes: tuple[int, ...] = (16, 64, 128)  # S of the costs
+    probe_counts: tuple[int, ...] = (1, 4, 16)  # numbers of probes of the costs
     jitters: tuple[float, ...] = (1.0, 1e2, 1e4)  # ε: a smaller one needs more Lanczos steps
     twin: int = 4  # width of the network whose exact value is known
-    repeats: int = 5  # measurements of each error
+    repeats: int = 5  # measurements of each cost and error
 
 
 class FSMAPAtScale(ImageExperiment):
     id = "fsmap-at-scale"
     label = "FS-MAP"
     title = "FS-MAP itself on a ResNet"
-    see = "Error of log det by Lanczos, and training with it beside its approximations."
+    see = "Cost and error of log det by Lanczos, and training with it beside its approximations."
     cost = "8 short runs; not yet timed on a GPU"
     protocol = (
         "ResNet-18, log det(𝒥 + εI) and its gradient by slq at images of D' = KMNIST; running "
         "statistics; error against the dual on a narrow twin; FashionMNIST, SGD, cosine, a few "
         "epochs, geometry on every k-th step; L-MAP at the same ε, LogTrace at its default"
     )
-    # committed rows have fields of a part that is gone
-    selecting = ("seeds", "sizes", "probe_counts")
+    selecting = ("seeds",)
     departures = ()
     config = Config()
-    quick = quick(Config, fmnist_epochs=1, limit=64, every=2, points=4, probes=2, jitters=(1e2,),
-                  twin=2, repeats=2)  # fmt: skip
+    quick = quick(Config, fmnist_epochs=1, limit=64, every=2, points=4, probes=2, sizes=(2, 4),
+                  probe_counts=(1, 2), jitters=(1e2,), twin=2, repeats=2)  # fmt: skip
 
     def units(self, config: Config) -> list[Unit]:
         runs = [{"seed": seed, "method": m} for seed in range(config.seeds) for m in METHODS]
         return [
+            *({"part": "cost", "S": size} for size in config.sizes),
             *({"part": "error", "jitter": jitter} for jitter in config.jitters),
             *({"part": "train", **run} for run in runs),
         ]
@@ -82,16 +85,17 @@ class FSMAPAtScale(ImageExperiment):
         made = generated(config, "fmnist", context)
         where = {"generated": made, "data_dir": context.data_dir}
         task = task_of("fmnist", px="kmnist", limit=config.limit, **where).to(context.device)
-        part = {"error": _errors, "train": _train}[unit["part"]]
+        part = {"cost": _costs, "error": _errors, "train": _train}[unit["part"]]
         notes = (GENERATED,) if made else ()
         for row in part(config, unit, task, context):
             yield row._replace(deviations=notes, config={**row.config, "generated": made})
 
     def table(self, rows: Rows) -> tables.Table:
-        errors = tables.in_order(rows, "log_det_error", "gradient_cosine")
+        names = ("milliseconds", "gigabytes", "log_det_error", "gradient_cosine")
+        costs = tables.in_order(rows, *names)
         metrics = ("accuracy", "nll", "ece", "nll_scaled", "seconds_per_step")
         return [
-            *tables.summarize(errors, "metric", "S", "probes", "jitter"),
+            *tables.summarize(costs, "metric", "S", "probes", "jitter"),
             *lines(rows, {}, by=("row",), metrics=metrics),
         ]
 
@@ -110,13 +114,22 @@ class FSMAPAtScale(ImageExperiment):
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        figure, ax = figures.axes(panel=(3.9, 2.9))
+        figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
+        costs = tables.group(tables.select(rows, metric="milliseconds"), "S", "jitter")
+        jitters = dict.fromkeys(jitter for _, jitter in costs)
+        looks = dict(zip(jitters, itertools.cycle(("-", "--", ":")), strict=False))
+        for (size, jitter), members in costs.items():
+            line = tables.line(members, "probes")
+            look = {"color": figures.COLORS["fs-map"], "linestyle": looks[jitter], "marker": "o"}
+            left.plot(line.x, line.mean, **look, label=f"S = {size}, ε = {jitter:g}")
+        left.set(xlabel="probes", ylabel="ms for log det and gradient")
+        left.legend(fontsize=7)
         for place, name in enumerate(METHODS):
             mean, stderr, _ = tables.mean(tables.values(rows, metric="nll", row=name))
             color = figures.COLORS.get(name, figures.MUTED)
-            ax.bar(place, mean, yerr=stderr, color=color)
-        ax.set_xticks(range(len(METHODS)), METHODS.values())
-        ax.set_ylabel("test NLL")
+            right.bar(place, mean, yerr=stderr, color=color)
+        right.set_xticks(range(len(METHODS)), METHODS.values())
+        right.set_ylabel("test NLL")
         return {self.id: figure}
 
 
@@ -130,6 +143,31 @@ def _points(task: ImageTask, number: int, generator: torch.Generator) -> Tensor:
     images = task.px.sources[0].images
     rows = torch.randint(len(images), (number,), generator=generator, device=images.device)
     return task.normalize(images[rows])
+
+
+def _costs(config: Config, unit: Unit, task: ImageTask, context: Context) -> Iterator[Measured]:
+    """Time and memory of log det and its gradient, by probes and jitter."""
+    f, params = fsmap.functional(_network(config.width, 0, context).eval())
+    cuda = context.device.type == "cuda"
+    for probes, jitter in itertools.product(config.probe_counts, config.jitters):
+        where = {"S": unit["S"], "probes": probes, "jitter": jitter}
+        for repeat in range(config.repeats + 1):
+            generator = torch.Generator(context.device).manual_seed(repeat)
+            x = _points(task, unit["S"], generator)
+            if cuda:
+                torch.cuda.synchronize()
+                torch.cuda.reset_peak_memory_stats()
+            begin = time.perf_counter()
+            value = _slq(f, params, x, jitter, probes, generator).value
+            _gradient(value, params)
+            if cuda:
+                torch.cuda.synchronize()
+            if repeat:  # the first one warms up
+                taken = 1e3 * (time.perf_counter() - begin)
+                yield Measured("milliseconds", taken, "fs-map", repeat - 1, where)
+        if cuda:
+            peak = torch.cuda.max_memory_allocated() / 1e9
+            yield Measured("gigabytes", peak, "fs-map", 0, where)
 
 
 def _slq(f: ModelFn, params: Params, x: Tensor, jitter: float, probes: int, draws: Any) -> Estimate:

@@ -17,6 +17,7 @@ from fsmap.paper.images.experiments import (
     NEW,
     ImageSize,
     ImageTable,
+    ImageTuning,
     LabelNoise,
     LaplacianTrace,
     LossLandscape,
@@ -260,6 +261,10 @@ def test_rows_are_tuned_on_held_out_images_and_compared_as_tuned():
     assert [line["row"] for line in ImageTable().table(alone)] == ["ps-map@wd-1e-2"]
     assert len(ImageTable().draw(alone)["image-table"].axes) == 2
     assert ImageTable().draw([row for row in alone if row.metric != "valid_nll"]) == {}
+    tried = ImageTuning()
+    assert [line["row"] for line in tried.table(rows)][1] == "ps-map@wd-1e-2"
+    drawn = [row._replace(config={**row.config, "weight_decay": 1e-2}) for row in rows]
+    assert [len(ax.get_lines()) for ax in tried.draw(drawn)["image-tuning"].axes] == [1, 0, 0]
 
 
 def test_number_of_points():

@@ -192,7 +192,7 @@ def exact(
 
 ORDER = """
     mixture-posterior fourier fourier-points fourier-pX fourier-noise mixture-bma
-    uci-table image-table transfer landscape laplacian-trace image-S label-noise shift
+    uci-table image-table image-tuning transfer landscape laplacian-trace image-S label-noise shift
     reparam logdet-mc laplacian-vs-logdet moons-eigs moons-solutions
     theory-any-parameter theory-metric theory-flat theory-large-data theory-symmetry moons-pathology
 """.split()

@@ -1,6 +1,6 @@
 """Experiments whose units are rows of ``image-table``.
 
-``image-table`` (Table 2), ``image-S`` (Table 4), ``shift`` (Table 5: CIFAR-10.1 and corrupted test
+``image-table`` (Table 2), ``image-tuning`` (its weight decay and strength), ``image-S`` (Table 4), ``shift`` (Table 5: CIFAR-10.1 and corrupted test
 images), ``laplacian-trace`` and ``landscape`` (Fig. 6: R over epochs, training loss along random
 filter-normalized directions), ``label-noise`` (Fig. 7 right).
 """
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fsmap import metrics
 from fsmap.assess.landscape import check_walk, flatness, landscape
 from fsmap.assess.shift import CORRUPTIONS, SEVERITIES, Predictions, corrupt, measure
 from fsmap.data.images import read_images
@@ -21,6 +22,7 @@ from fsmap.errors import InputError
 from fsmap.paper import experiment
 from fsmap.paper.experiment import Context, Measured, Plots, judge_all
 from fsmap.paper.images.protocol import (
+    CHANGES,
     ROWS,
     ImageExperiment,
     Kind,
@@ -44,7 +46,9 @@ from fsmap.paper.images.verdict import (
     draw_table,
     full_length,
     lines,
+    look_of,
     once_named,
+    panels,
     with_tuned,
 )
 from fsmap.paper.report import figures, tables
@@ -156,6 +160,56 @@ class ImageTable(RowsExperiment):
 
     def draw(self, rows: Rows) -> Plots:
         return draw_table(with_tuned(rows), TABLE_2, self.id)
+
+
+DECAYS = ("2.5e-4", "5e-4", "1e-3", "2e-3", "4e-3")
+TRIED = {
+    ("ps-map", "wd"): DECAYS,
+    ("other", "wd"): DECAYS,
+    ("other", "lambda"): ("1e-7", "3e-7", "1e-6", "3e-6", "1e-5"),
+    ("nats", "nats"): ("0.0125", "0.025", "0.05", "0.1", "0.2"),
+}
+"""Values of the weight decay and of the strength, by row."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningConfig(RowsConfig):
+    seeds: int = 1
+    rows: tuple[str, ...] = tuple(
+        f"{row}@{key}-{value}" for (row, key), values in TRIED.items() for value in values
+    )
+
+
+class ImageTuning(RowsExperiment):
+    id = "image-tuning"
+    label = "Table 2, tuning"
+    title = "Weight decay and λ on held-out images"
+    see = "Five weight decays for PS-MAP and L-MAP, five λ for L-MAP, five strengths of LogTrace."
+    cost = "20 runs of a set; not yet timed (by image-table: 50 min FashionMNIST, 4 h CIFAR-10)"
+    protocol = "as image-table; rows of it that hold the best value: --set rows=ps-map@wd-1e-3"
+    config = TuningConfig()
+    quick = quick(TuningConfig, datasets=("fmnist",), rows=("ps-map@wd-5e-4", "ps-map@wd-1e-3"))
+    metrics = ("valid_nll",)
+    columns = ("dataset", "row", "metric")
+
+    def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
+        run, kind = self.trained(config, unit, context)
+        yield rows_of(run, kind)("valid_nll", metrics.nll(*run.logits("valid")))
+
+    def draw(self, rows: Rows) -> Plots:
+        figure, found_panels = panels(tables.select(rows, metric="valid_nll"), 3)
+        labels = {"wd": "weight decay", "lambda": "λ", "nats": "nats"}
+        for dataset, line, mine in found_panels:
+            for ax, (key, label) in zip(line, labels.items(), strict=True):
+                for base in (row for row, tried in TRIED if tried == key):
+                    some = [r for r in mine if r.config["row"].startswith(f"{base}@{key}-")]
+                    if some:
+                        found = tables.line(some, CHANGES[key][0])
+                        look = look_of(some[0], label=tables.word(base))
+                        figures.plot_mean(ax, *found, **look)
+                        ax.legend()
+                ax.set(title=NAMES[dataset], xlabel=label, ylabel="held-out NLL", xscale="log")
+        return {self.id: figure}
 
 
 SIZES = (4, 8, 16, 32, 64, 128, 256, 512)

@@ -13,8 +13,9 @@ from fake_experiment import Squares, only
 from fsmap.paper import engine
 from fsmap.paper.closed_form import mixture
 from fsmap.paper.engine import Options
-from fsmap.paper.experiment import Claim, Curve, Frame, Interactive
+from fsmap.paper.experiment import Claim
 from fsmap.paper.report import figures, tables
+from fsmap.paper.report.figures import Curve, Frame, Interactive
 from fsmap.paper.report.page import build
 from fsmap.paper.rows import RunFolder
 
@@ -27,7 +28,7 @@ FLAGS = """
 
 
 class Pictures(Squares):
-    """A slider over pictures, and a wide figure."""
+    """A wide figure."""
 
     id = "pictures"
     title = "A very long title, longer than what a telephone can show on a single line"
@@ -39,13 +40,7 @@ class Pictures(Squares):
         return {"wide": figure}
 
     def interactive(self, rows):
-        frames = []
-        for jitter in (0.1, 1.0, 10.0):
-            figure, ax = figures.axes()
-            ax.set_title(f"jitter {jitter}")
-            ax.imshow([[0, jitter], [jitter, 0]])
-            frames.append(Frame(f"ε = {jitter:g}", figure=figure))
-        return Interactive("Move the jitter", "ε", frames)
+        return None
 
     def table(self, rows):
         return [{f"column {k}": 1.2345 for k in range(20)} for _ in range(3)]
@@ -141,7 +136,7 @@ def test_dark_follows_the_system_and_the_button_overrules_it(visit):
     assert background(visit(color_scheme="light")) == light
 
 
-def test_the_slider_over_curves_works_by_keyboard(visit):
+def test_the_slider_works_by_keyboard(visit):
     page = visit()
     slider = page.locator("#squares-slider")
     assert slider.locator("output").inner_text() == "α = 2"
@@ -154,17 +149,6 @@ def test_the_slider_over_curves_works_by_keyboard(visit):
     assert slider.locator("path.curve").get_attribute("d") != before
     page.keyboard.press("Home")
     assert slider.locator("output").inner_text() == "α = 1"
-
-
-def test_the_slider_over_pictures_shows_one_at_a_time(visit):
-    page = visit()
-    slider = page.locator("#pictures-slider")
-    visible = "frames => frames.map((frame) => !frame.hidden)"
-    frames = slider.locator(".frame")
-    assert frames.evaluate_all(visible) == [True, False, False]
-    slider.locator("input").fill("2")
-    assert frames.evaluate_all(visible) == [False, False, True]
-    assert slider.locator("output").inner_text() == "ε = 10"
 
 
 def test_hovering_shows_values(visit):

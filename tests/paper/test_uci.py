@@ -136,13 +136,12 @@ def rows_of(method, name, values, dataset="boston", **config) -> list[Row]:
 def printed_rows(shift: float = 0.0) -> list[Row]:
     """The paper's table as if we had measured it, L-MAP's cells moved by ``shift`` std. errors."""
     rows = []
-    for dataset, pair in PRINTED.items():
-        for method, (mean, spread) in zip(METHODS, pair, strict=True):
-            center = mean + (shift * spread * math.sqrt(2) if method == "l-map" else 0.0)
-            for split, sign in enumerate((1.0, -1.0)):  # two values: standard error = spread
-                where = {"dataset": dataset, "protocol": "paper", "stage": "final", "split": split}
-                value = center + sign * spread
-                rows += [Row("uci-table", m, value, method, split, where) for m in protocol.METRICS]
+    for (dataset, method), (mean, spread) in PRINTED.items():
+        center = mean + (shift * spread * math.sqrt(2) if method == "l-map" else 0.0)
+        for split, sign in enumerate((1.0, -1.0)):  # two values: standard error = spread
+            where = {"dataset": dataset, "protocol": "paper", "stage": "final", "split": split}
+            value = center + sign * spread
+            rows += [Row("uci-table", m, value, method, split, where) for m in protocol.METRICS]
     return rows
 
 

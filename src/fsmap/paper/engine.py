@@ -8,9 +8,8 @@
 resumed. A run that is there already is refused, unless
 
 - ``--resume``: an unfinished run is continued; a finished one stays as it is, and a full run
-  satisfies ``--quick``, as in ``run all --quick``. Fields that only choose units
-  (``Experiment.selecting``) may differ: missing units are added. A summary that does not say what
-  the rows say is made again;
+  satisfies ``--quick``. Fields that only choose units (``Experiment.selecting``) may differ:
+  missing units are added. A summary that does not say what the rows say is made again;
 - ``--force``: it makes room for the new run. A finished one is kept aside.
 """
 
@@ -42,16 +41,9 @@ from fsmap.paper.rows import (
     plain,
 )
 from fsmap.progress import progress
+from fsmap.types import as_device
 
 Say = Callable[[str], None]
-
-ZERO_IS_NONE = frozenset(
-    ("warmup", "chain_warmup", "decays", "reg_strength", "strengths")
-    + ("fmnist_weight_decay", "cifar10_weight_decay")
-)
-"""Names, in any config, whose zero switches something off."""
-
-BOOLEANS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class Options(NamedTuple):
@@ -85,20 +77,9 @@ class Options(NamedTuple):
         return shlex.join(words)
 
 
-def configure(experiment: Experiment, options: Options, *, lenient: bool = False) -> Any:
-    """The config of a run; ``lenient`` leaves out settings the experiment does not have."""
-    config = experiment.quick if options.quick else experiment.config
-    wanted = list(options.assignments)
-    if options.seeds is not None:
-        wanted.append(f"seeds={options.seeds}")
-    if lenient:
-        wanted = [text for text in wanted if _names(text, config)]
-    return override(config, wanted)
-
-
-def _names(text: str, config: Any) -> bool:
-    """Whether a key=value text names a field of a config."""
-    return text.partition("=")[0].strip() in {field.name for field in dataclasses.fields(config)}
+def _field(text: str) -> str:
+    """The field that a key=value text names."""
+    return text.partition("=")[0].strip()
 
 
 def override(config: Any, assignments: Iterable[str]) -> Any:
@@ -117,7 +98,7 @@ def override(config: Any, assignments: Iterable[str]) -> Any:
             )
         try:
             changes[key] = parse(value, kinds[key])
-            check_range(fields[key], changes[key])
+            check_range(key, changes[key])
         except ValueError as error:
             raise InputError(
                 f"--set {text}: {key} is {_spell(kinds[key])}, got {value!r}. {error}"
@@ -144,9 +125,9 @@ def parse(text: str, kind: Any) -> Any:
     if kind is str:
         return text
     if kind is bool:
-        if text.lower() not in BOOLEANS:
+        if text.lower() not in ("true", "false"):
             raise ValueError("Write true or false.")
-        return BOOLEANS[text.lower()]
+        return text.lower() == "true"
     try:
         number = float(text)  # 1e4 is a fine way to write ten thousand
     except ValueError:
@@ -156,43 +137,18 @@ def parse(text: str, kind: Any) -> Any:
     return kind(number)
 
 
-def check_range(field: dataclasses.Field[Any], value: Any) -> None:
-    """Refuse a number, or one in a tuple, that a field cannot mean: by its name and its default.
-
-    A whole number is at least 1, another one positive; zero is allowed if the default has one or
-    the name is in ``ZERO_IS_NONE``; anything, if a default is negative.
-    """
-    if value == () and field.default != ():
+def check_range(name: str, value: Any) -> None:
+    """Refuse an empty tuple, a whole number below 1 (a warm-up: below 0) and a negative one."""
+    if value == ():
         raise ValueError("It needs at least one value.")
-    usual = _numbers(field.default)
-    zero = 0 in usual or field.name in ZERO_IS_NONE
-    for number in _numbers(value):
+    for number in value if isinstance(value, tuple) else (value,):
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            continue
         if not abs(number) < 1e12:
             raise ValueError("Write a finite number, below 1e12.")
-        counts = isinstance(number, int)
-        free = min(usual, default=0) < 0 or not (usual or counts)
-        if not (free or number > 0 or (number == 0 and zero)):
-            bound = "at least 0" if zero else "at least 1" if counts else "positive"
-            raise ValueError(f"It must be {bound}.")
-
-
-def _numbers(value: Any) -> list[int | float]:
-    values = value if isinstance(value, tuple) else (value,)
-    return [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-
-
-def choose_device(experiment: Experiment, wanted: str) -> str:
-    """Where to compute; ``"auto"``: a GPU for what is made for one, if there is one."""
-    if wanted == "auto":
-        return "cuda" if experiment.device == "gpu" and torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(1, device=wanted)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"--device {wanted} cannot be used here: {reason} Use cpu, cuda or auto."
-        ) from error
-    return wanted
+        least = 1 if isinstance(number, int) and not name.endswith("warmup") else 0
+        if number < least:
+            raise ValueError(f"It must be at least {least}.")
 
 
 class Outcome(NamedTuple):
@@ -207,22 +163,18 @@ class Outcome(NamedTuple):
 
 
 def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> Iterator[Outcome]:
-    """Run experiments one after another.
+    """Run experiments one after another; of ``["all"]`` those that have their data and device.
 
-    Args:
-        names: Ids, or ``["all"]``: then one that lacks its data or its device is skipped.
-        options: What was asked for.
-        say: Takes notes for the user, one line each.
+    ``say`` takes notes for the user, one line each.
     """
     everything = list(names) == ["all"]
     experiments = list(registry().values()) if everything else [get(name) for name in names]
-    if everything:
-        for text in options.assignments:
-            if not any(_names(text, experiment.config) for experiment in experiments):
-                known = {f.name for e in experiments for f in dataclasses.fields(e.config)}
-                raise InputError(
-                    f"--set {text}: no experiment has such a field. Known: {sorted(known)}."
-                )
+    known = {f.name for e in experiments for f in dataclasses.fields(e.config)}
+    for text in options.assignments if everything else ():
+        if _field(text) not in known:
+            raise InputError(
+                f"--set {text}: no experiment has such a field. Known: {sorted(known)}."
+            )
     jobs = [Job(experiment, options, everything) for experiment in experiments]
     for number, job in enumerate(jobs, start=1):
         place = f"{number}/{len(jobs)} " if len(jobs) > 1 else ""
@@ -235,29 +187,34 @@ def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> It
 class Job:
     """The run of one experiment.
 
-    With ``lenient`` it is one of many: skipped if its data or its device is missing.
+    With ``lenient`` it is one of many: skipped if its data or its device is missing, and without
+    settings that it does not have.
     """
 
     def __init__(self, experiment: Experiment, options: Options, lenient: bool) -> None:
         self.experiment, self.options, self.lenient = experiment, options, lenient
-        self.config = configure(experiment, options, lenient=lenient)
+        config = experiment.quick if options.quick else experiment.config
+        wanted = list(options.assignments)
+        if options.seeds is not None:
+            wanted.append(f"seeds={options.seeds}")
+        if lenient:
+            known = {field.name for field in dataclasses.fields(config)}
+            wanted = [text for text in wanted if _field(text) in known]
+        self.config = override(config, wanted)
         self.folder = RunFolder(options.out / experiment.id)
 
     def run(self, say: Say, label: str) -> Outcome:
         """Measure the units that are left, then draw and judge the rows."""
         experiment, options, folder = self.experiment, self.options, self.folder
-        device = choose_device(experiment, options.device)
-        lacks = experiment.device == "gpu" and device == "cpu" and not options.quick
+        small = options.device == "auto" and experiment.device == "cpu"
+        device = as_device("cpu" if small else options.device)
+        lacks = experiment.device == "gpu" and device.type == "cpu" and not options.quick
         if self.lenient and lacks:
             again = options.command(experiment.id)
             return self.end("skipped", f"needs a GPU at full size. Try: {again} --quick")
-        units = experiment.units(self.config)
+        units = [*{key_of(unit): unit for unit in experiment.units(self.config)}.values()]
         if not units:
-            asked = self.header()["config"]
-            empty = [f"{name} is empty" for name, value in asked.items() if value == []]
-            raise InputError(
-                f"there is nothing to do with this config: {', '.join(empty) or asked}."
-            )
+            raise InputError(f"there is nothing to do with this config: {self.config}.")
         with folder.lock():
             if self.lenient and folder.finished and not (options.resume or options.force):
                 return self.end("kept", "finished before; --force runs it again")
@@ -282,19 +239,23 @@ class Job:
             return self.end("finished", summary=publish(experiment, folder))
 
     def _measure(
-        self, unit: Unit, device: str, advance: Callable[[float | str], None]
+        self, unit: Unit, device: torch.device, advance: Callable[[float | str], None]
     ) -> tuple[list[Row], float]:
         """Rows of a unit and seconds it took."""
         experiment, (size, data_dir) = self.experiment, (self.options.size, self.options.data_dir)
-        context = Context(torch.device(device), self.folder.path, advance, size, data_dir)
+        context = Context(device, self.folder.path, advance, size, data_dir)
         start = time.perf_counter()
-        measured = list(experiment.run(self.config, dict(unit), context))
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if experiment.one_thread(self.config) else threads)
+        try:
+            measured = list(experiment.run(self.config, dict(unit), context))
+        finally:
+            torch.set_num_threads(threads)
         seconds = time.perf_counter() - start
-        around = {"experiment": experiment.id, "unit": unit, **circumstances(device)._asdict()}
+        around = {"experiment": experiment.id, "unit": unit, **circumstances(str(device))._asdict()}
         rows = []
         for item in measured:
-            took = round(seconds if item.seconds is None else item.seconds, 4)
-            entries = {**item._asdict(), "value": plain(item.value), "seconds": took}
+            entries = {**item._asdict(), "value": plain(item.value), "seconds": round(seconds, 4)}
             rows.append(Row(**around, **entries))
         return rows, seconds
 
@@ -315,27 +276,25 @@ class Job:
                 f"{found.path} exists and holds no run of fsmap. Choose another --out."
             )
         state, done = found.state, found.done()
-        if state != "empty" and not options.force:
-            there = found.header()
-            if not options.resume and (found.finished or done):
-                kind = "a finished" if state == "complete" else "an unfinished"
-                raise InputError(
-                    f"{found.path} holds {kind} run ({len(done)} units done). Continue or keep it "
-                    "with --resume, start anew with --force, or choose another --out."
-                )
-            if options.resume:
-                full = found.finished and there["size"] == "full"
-                if full and options.quick and state != "damaged":
-                    return False  # a full run satisfies --quick
-                _check_same(found, header, self.experiment.selecting)
-                if state == "complete" and all(key_of(unit) in done for unit in units):
-                    if found.summarized(summarize(self.experiment, found)):
-                        return False
-                header["units"] = len({*done, *map(key_of, units)})
-                say(f"{self.experiment.id}: {_resuming(found.tidy(header, units))}")
-                return True
-        found.clear()
-        found.begin({**header, "units": len(units)})
+        there = {} if state == "empty" or options.force else found.header()
+        if not there or not (options.resume or found.finished or done):
+            found.clear()
+            found.begin({**header, "units": len(units)})
+            return True
+        if not options.resume:
+            kind = "a finished" if state == "complete" else "an unfinished"
+            raise InputError(
+                f"{found.path} holds {kind} run ({len(done)} units done). Continue or keep it "
+                "with --resume, start anew with --force, or choose another --out."
+            )
+        if found.finished and there["size"] == "full" and options.quick and state != "damaged":
+            return False  # a full run satisfies --quick
+        _check_same(found, header, self.experiment.selecting)
+        if state == "complete" and all(key_of(unit) in done for unit in units):
+            if found.summarized(summarize(self.experiment, found)):
+                return False
+        header["units"] = len({*done, *map(key_of, units)})
+        say(f"{self.experiment.id}: {_resuming(found.tidy(header, units))}")
         return True
 
     def failed(self, error: Exception) -> Outcome:

@@ -1,8 +1,8 @@
 """What an experiment is: config → rows → picture, and each arrow is a function.
 
 ``run`` measures; ``table``, ``claims``, ``draw`` and ``interactive`` read rows and train nothing.
-Everything an experiment needs can be imported from here. A module below ``fsmap.paper`` that
-defines a subclass of :class:`Experiment` with an ``id`` is found by itself.
+A module below ``fsmap.paper`` that defines a subclass of :class:`Experiment` with an ``id`` is
+found by itself.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from fsmap.errors import FsmapError, InputError, did_you_mean
 from fsmap.paper.report import tables
-from fsmap.paper.report.figures import Curve, Frame, Interactive
+from fsmap.paper.report.figures import Interactive
 from fsmap.paper.report.tables import Mean, in_order, mean, summarize, with_error
 from fsmap.paper.rows import (
     Claim,
-    Row,
     Rows,
     Source,
     Unit,
@@ -38,16 +37,6 @@ from fsmap.paper.rows import (
 if TYPE_CHECKING:
     import torch
     from matplotlib.figure import Figure
-
-# fmt: off
-__all__ = [
-    "Context", "Experiment", "Measured", "Plots",  # what an experiment is made of
-    "Claim", "Row", "exact", "judge", "judge_all", "not_tested",  # what it states
-    "compare", "log_ratio",  # two groups of rows
-    "Curve", "Frame", "Interactive",  # what the page can move
-    "coverage", "get", "registry", "section",  # which there are
-]
-# fmt: on
 
 TROUBLE = (FsmapError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What drawing and judging may raise if rows are missing or of an older version."""
@@ -65,7 +54,6 @@ class Measured(NamedTuple):
     seed: int | None = None
     config: Mapping[str, Any] = MappingProxyType({})  # what varies (n_train, jitter, protocol, …)
     deviations: tuple[str, ...] = ()  # where the protocol of this number departs from the paper's
-    seconds: float | None = None  # what this value took; None: what its unit took
 
 
 class Context(NamedTuple):
@@ -109,6 +97,10 @@ class Experiment:
         """Keys of the parts that a killed run does not repeat."""
         return [{}]
 
+    def one_thread(self, config: Any) -> bool:
+        """Whether its matrices are so small that a second thread would only wait."""
+        return True
+
     def run(self, config: Any, unit: Unit, context: Context) -> Iterable[Measured]:
         """Measure one of ``units(config)``; its values are written when it is done."""
         raise NotImplementedError
@@ -143,12 +135,8 @@ def judge_all(
 ) -> Claim:
     """A claim that holds at every N (or ε, or set): :func:`judge` of the weakest effect.
 
-    Args:
-        claim: The statement, in words.
-        effects: Mean, standard error and number of seeds by where they were measured; without
-            any the claim is not tested.
-        ratio: Effects are of :func:`log_ratio`, bounds are factors.
-        **options: ``below``, ``above`` or ``within``, ``paper``, ``source``; see :func:`judge`.
+    Effects are given by where they were measured; without any the claim is not tested. With
+    ``ratio`` they are of logarithms, and bounds are factors.
 
     Examples:
         >>> found = {"N = 100": Mean(-0.4, 0.1, 5), "N = 200": Mean(-0.3, 0.02, 5)}
@@ -181,12 +169,6 @@ def judge_all(
     return judge(claim, *weakest, **options)
 
 
-def log_ratio(one: Mapping[Any, float], other: Mapping[Any, float]) -> Mean:
-    """Mean and error of log(one/other) over the keys (seeds) that both have."""
-    pairs = [(one[k], other[k]) for k in one if k in other]
-    return mean(math.log(a / b) if a > 0 and b > 0 else math.nan for a, b in pairs)
-
-
 def compare(
     rows: Rows, one: Mapping[str, Any], other: Mapping[str, Any], *, ratio: bool = False
 ) -> Mean:
@@ -194,7 +176,9 @@ def compare(
     sides = tables.select(rows, **one), tables.select(rows, **other)
     if not ratio:
         return tables.paired(*sides)
-    return log_ratio(*({row.seed: row.value for row in side} for side in sides))
+    a, b = ({row.seed: row.value for row in side} for side in sides)
+    pairs = [(a[seed], b[seed]) for seed in a if seed in b]
+    return mean(math.log(x / y) if x > 0 and y > 0 else math.nan for x, y in pairs)
 
 
 def exact(
@@ -274,6 +258,5 @@ def get(name: str) -> Experiment:
     known = registry()
     if name in known:
         return known[name]
-    lowered = {key.lower(): key for key in known}
-    hint = did_you_mean(name.lower(), lowered, meaning=lowered)
+    hint = did_you_mean(name.lower(), known)
     raise InputError(f"there is no experiment {name!r}.{hint} Known: {', '.join(known)}.")

@@ -11,18 +11,9 @@ A unit is finished if, and only if, its line stands in ``units.jsonl`` and its r
 checksum. A resumed run drops all other rows. JSON has no nan and no infinities, so they are
 written as the strings ``"nan"``, ``"inf"`` and ``"-inf"``, which every parser accepts.
 
-Claims are computed from rows. Their verdict is one of
-
-- ``agrees`` / ``differs`` (``holds`` is true / false): the rows decide;
-- ``undecided`` (``holds`` is null): measured, but within two standard errors, or with one seed;
-- ``not tested`` (``holds`` is null): there are no rows for it. ``reason`` is the command that
-  would measure them.
-
-A claim about a measured effect is made by :func:`judge`, which applies the rule of two standard
-errors. A claim about an exact quantity (a theorem, a deterministic optimum) is
-``Claim(text, holds, ours, paper)``. A claim without rows is ``not_tested(text, command)``.
-``source`` is ``"paper"``, ``"ours"`` (the paper does not state it) or ``"check"`` (the run is sane:
-no run diverged): the page counts the three apart.
+Claims are computed from rows: by :func:`judge` about a measured effect, which has to be two
+standard errors from its bound, and as ``Claim(text, holds, ours, paper)`` about an exact quantity
+(a theorem, a deterministic optimum).
 """
 
 from __future__ import annotations
@@ -56,8 +47,7 @@ DAMAGED = "rows.damaged.jsonl"
 """A copy of rows that do not match their checksums."""
 
 Source = Literal["paper", "ours", "check"]
-
-NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""Who states a claim; a check says that the run is sane."""
 
 
 class Row(NamedTuple):
@@ -72,7 +62,7 @@ class Row(NamedTuple):
     commit: str = ""  # the code that measured it
     torch: str = ""  # the version of torch
     device: str = ""  # where it was measured
-    seconds: float = 0.0  # what the unit took, or what the experiment says this value took
+    seconds: float = 0.0  # what the unit took
     unit: Mapping[str, Any] = MappingProxyType({})  # key of the resumable unit that made it
     deviations: tuple[str, ...] = ()  # where this number's protocol departs from the paper's
 
@@ -92,7 +82,7 @@ class Claim(NamedTuple):
     effect: float | None = None  # the measured difference that decides it
     stderr: float | None = None  # standard error of the effect
     seeds: int | None = None  # how many seeds (or splits) the effect is a mean of; 0: not tested
-    source: Source = "paper"  # who states it
+    source: Source = "paper"
     reason: str = ""  # why it is undecided, or the command that would test it
 
 
@@ -142,11 +132,10 @@ def judge(
 ) -> Claim:
     """A claim about a measured effect: decided if it is two standard errors from its bound.
 
-    ``effect`` is the measured difference, such as the mean over seeds of L-MAP's ECE minus PS-MAP's
-    (:func:`fsmap.paper.report.tables.paired`) or ours minus the paper's value. ``stderr`` is its
-    standard error; with one seed it is nan, and the claim undecided. ``seeds`` counts seeds or
-    splits; 0: not tested. One bound says what is claimed: the effect is ``below`` or ``above`` it,
-    or its absolute value ``within`` it.
+    ``effect`` is a difference, such as the mean over seeds of L-MAP's ECE minus PS-MAP's, or ours
+    minus the paper's value; with one seed its error is nan, and the claim undecided. Without seeds
+    (or splits) it is not tested. One bound says what is claimed: the effect is ``below`` or
+    ``above`` it, or its absolute value ``within`` it.
 
     Examples:
         >>> judge("ECE falls", -0.4, 0.1, 5, below=0).holds
@@ -198,7 +187,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple | range | set | frozenset):
         return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+        return str(value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
@@ -206,8 +195,8 @@ def plain(value: Any) -> Any:
 
 def revive(value: Any) -> Any:
     """Floats in place of the ``"nan"``, ``"inf"`` and ``"-inf"`` of :func:`plain`."""
-    if isinstance(value, str):
-        return NON_FINITE.get(value, value)
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
     if isinstance(value, dict):
         return {key: revive(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -320,8 +309,7 @@ class RunFolder:
         self.units_file = path / "units.jsonl"
         self.summary_file = path / "summary.json"
         self.files = (self.rows_file, self.units_file, self.summary_file)
-        here = path.absolute()
-        self.beside = here.parent / ".fsmap" / here.name
+        self.beside = path.absolute().parent / ".fsmap" / path.name
 
     def lock(self) -> AbstractContextManager[None]:
         """Keep other processes out of this folder."""
@@ -350,10 +338,11 @@ class RunFolder:
     @property
     def foreign(self) -> bool:
         """Whether something else is here. Hidden files are what a kill may leave."""
-        if not self.path.exists() or self.state != "empty":
+        if self.state != "empty":
             return False
-        files = self.path.iterdir() if self.path.is_dir() else [self.path]
-        return any(not file.name.startswith(".") for file in files)
+        if not self.path.is_dir():
+            return self.path.exists()
+        return any(not file.name.startswith(".") for file in self.path.iterdir())
 
     def begin(self, header: Mapping[str, Any]) -> None:
         """Start an empty run. The header is the first file: a folder with it can be resumed."""
@@ -383,10 +372,7 @@ class RunFolder:
 
     def summarized(self, summary: Mapping[str, Any]) -> bool:
         """Whether ``summary.json`` says this."""
-        try:
-            found = parse(self.summary_file.read_bytes())
-        except OSError:
-            return False
+        found = parse(self.summary_file.read_bytes()) if self.summary_file.is_file() else {}
         return all(encode(found.get(key)) == encode(value) for key, value in summary.items())
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -434,9 +420,6 @@ class RunFolder:
         write_whole(self.units_file, "".join(encode(line) + "\n" for line in lines))
 
 
-PACKAGE = Path(__file__).resolve().parents[1]
-
-
 class Circumstances(NamedTuple):
     """What a row says about its origin."""
 
@@ -452,6 +435,9 @@ def _git(*arguments: str, folder: Path) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
+
+
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @functools.cache

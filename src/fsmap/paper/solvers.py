@@ -7,8 +7,7 @@ Jacobian is taken.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,17 +25,6 @@ from fsmap.train.population import fit_population
 from fsmap.types import Batch, Draws, ModelFn, Params
 
 Advance = Callable[[float], None]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch compute on one thread: for small matrices a second one costs more than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def double(seed: int) -> dict[str, Any]:
@@ -87,11 +75,10 @@ def solve(
     warmup: int = 0,
     advance: Advance = lambda _: None,
 ) -> Tensor:
-    """Train a population with full-batch Adam, on one thread; the last parameters, ``[M, P]``.
+    """Train a population with full-batch Adam; the last parameters, ``[M, P]``.
 
     ``build`` makes the objective from the numbers of a member, whose ``split`` is the place of its
-    ``data``: rows of the design matrix and targets, each of the same size. ``start`` is ``[P]``, or
-    ``[M, P]`` with the first parameters of each member. ``advance`` gets the fraction that is done.
+    ``data``: rows of the design matrix and targets. ``start`` is ``[P]``, or ``[M, P]``.
     """
 
     def tell(step: int, _: Params) -> None:
@@ -100,21 +87,20 @@ def solve(
 
     each = start.ndim == 2
     grid = [{**m, "seed": k if each else 0} for k, m in enumerate(members)]
-    with one_thread():
-        states, _ = fit_population(
-            build,
-            Grid(grid),
-            on_rows(squash),
-            list(data),
-            steps=steps,
-            init=lambda seed: {"theta": start[seed] if each else start},
-            optimizer=adam(lr),
-            schedule=FromZero(warmup),
-            callback=tell,
-            log_every=steps,
-            chunk=len(grid),
-            progress=False,
-        )
+    states, _ = fit_population(
+        build,
+        Grid(grid),
+        on_rows(squash),
+        list(data),
+        steps=steps,
+        init=lambda seed: {"theta": start[seed] if each else start},
+        optimizer=adam(lr),
+        schedule=FromZero(warmup),
+        callback=tell,
+        log_every=steps,
+        chunk=len(grid),
+        progress=False,
+    )
     return states.params["theta"]
 
 
@@ -129,17 +115,16 @@ def maximize(
     """
     theta, length = start.detach().clone(), float("inf")
     gradient, hessian = torch.func.grad(objective), torch.func.hessian(objective)
-    with one_thread():
-        for _ in range(steps):
-            curvature, axes = torch.linalg.eigh(-hessian(theta))
-            scale = curvature.abs().clamp_min(1e-12)
-            step = axes @ ((axes.mT @ gradient(theta)) / scale)
-            step = step * min(1.0, radius / max(float(step.norm()), 1e-300))
-            before = objective(theta)
-            halved = (step / 2**k for k in range(40))
-            uphill = (step for step in halved if objective(theta + step) >= before)
-            step = next(uphill, torch.zeros_like(step))  # no step: rounding decides, at the top
-            theta, length = theta + step, float(step.norm())
-            if length < 1e-9 * (1 + float(theta.norm())):  # the next one is its square
-                return theta
+    for _ in range(steps):
+        curvature, axes = torch.linalg.eigh(-hessian(theta))
+        scale = curvature.abs().clamp_min(1e-12)
+        step = axes @ ((axes.mT @ gradient(theta)) / scale)
+        step = step * min(1.0, radius / max(float(step.norm()), 1e-300))
+        before = objective(theta)
+        halved = (step / 2**k for k in range(40))
+        uphill = (step for step in halved if objective(theta + step) >= before)
+        step = next(uphill, torch.zeros_like(step))  # no step: rounding decides, at the top
+        theta, length = theta + step, float(step.norm())
+        if length < 1e-9 * (1 + float(theta.norm())):  # the next one is its square
+            return theta
     raise DivergedError(f"Newton's method: step {steps} was still {length:.1e} long. Start nearer.")

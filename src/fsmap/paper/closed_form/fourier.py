@@ -27,8 +27,8 @@ from fsmap.objective.objective import Objective
 from fsmap.objective.prior import Normal
 from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.figures import LINES, PAPER_LOOK, epsilon, legend_above, log_scale, power
-from fsmap.paper.report.tables import Mean
+from fsmap.paper.report.figures import LINES, PAPER_LOOK, legend_above, log_scale, power
+from fsmap.paper.report.tables import Mean, epsilon
 from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import Advance, double, log_density, objective_of, solve
 from fsmap.types import Batch
@@ -132,12 +132,12 @@ class Fitted(NamedTuple):
         """Root mean squared residual, or mean eigenvalue of the Hessian of the training error."""
         x, y = problem.test if metric == "test_rmse" else problem.train
         design, value = self.config.model().design(x), theta.tanh()
-        residual: Tensor = design @ value - y
+        residual = design @ value - y
         if metric != "curvature":
             return residual.square().mean().sqrt()
         slope = TANH.log_slope(theta).exp()
         pull = design.mT @ residual  # half the gradient in tanh θ
-        trace: Tensor = slope.square() @ design.square().sum(0) - 2 * (value * slope) @ pull
+        trace = slope.square() @ design.square().sum(0) - 2 * (value * slope) @ pull
         return 2 * trace / (problem.n_train * len(theta))
 
     def measure(self, *metrics: str) -> Iterator[Measured]:
@@ -381,8 +381,7 @@ def narrow_factor(config: PXConfig) -> Tensor:
     x = 0.2 * torch.rand(config.num_points, **double(0)) - 0.1
     _, singular, right = torch.linalg.svd(config.model().factor(x))
     rank = int((singular > FLOOR * singular[0]).sum())
-    factor: Tensor = singular[:rank, None] * right[:rank]
-    return factor
+    return singular[:rank, None] * right[:rank]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above
 from fsmap.paper.report.tables import largest, listed
 from fsmap.paper.rows import Claim, Row, Rows, Unit
-from fsmap.paper.solvers import Advance, double, objective_of, one_thread
+from fsmap.paper.solvers import Advance, double, objective_of
 from fsmap.types import Batch
 
 TRUE, DOUBLED = "true log det", "doubled log det"
@@ -324,8 +324,7 @@ def by_nuts(config: BMAConfig, data: Batch, alpha: float) -> ChainMean:
 
     start = torch.zeros(2, dtype=torch.float64)
     sizes = {"num_samples": config.chain, "num_warmup": config.chain_warmup}
-    with one_thread():
-        return nuts_mean(log_density_of, lambda z: theta_of(z).exp(), start, seed=0, **sizes)
+    return nuts_mean(log_density_of, lambda z: theta_of(z).exp(), start, seed=0, **sizes)
 
 
 def _by_chain(config: BMAConfig, data: Batch, alpha: float, average: Tensor) -> Iterator[Measured]:

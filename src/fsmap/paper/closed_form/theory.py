@@ -1,10 +1,8 @@
 r"""``theory-metric``, ``-symmetry``, ``-flat``, ``-any-parameter``, ``-large-data``.
 
-Metric (section 3.2, appendices B.2, B.3): when $p_X$ matters, and a general metric.
-
-Symmetry (Theorem 2, appendices B.6 to B.8): $f = w_2^\top \tanh(w_1 x)$ with two units,
-$\theta = (w_1, w_2)$. Swapping the units is a symmetry; its fixed points $\theta^* = (a, a, b, b)$
-are singular, and the density of the function is infinite there.
+Symmetry (Theorem 2, appendices B.6 to B.8): swapping the two units of $w_2^\top \tanh(w_1 x)$ is a
+symmetry; its fixed points $\theta^* = (a, a, b, b)$ are singular, and the density of the function
+is infinite there.
 
 Flat (section 3.3): for $L = \frac{1}{2N}\sum (f - y)^2$ the Gauss-Newton approximation is
 $\nabla^2 L \approx \frac1N J^\top J = \mathcal{J}(\theta; p_X)$ with $p_X$ = the training inputs.
@@ -41,10 +39,10 @@ from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem
 from fsmap.paper.closed_form.mixture import MixtureConfig
 from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
-from fsmap.paper.report.figures import epsilon, legend_once, log_scale, power
-from fsmap.paper.report.tables import largest, smallest
+from fsmap.paper.report.figures import legend_once, log_scale, power
+from fsmap.paper.report.tables import epsilon, largest, smallest
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import double, log_density, maximize, objective_of, one_thread
+from fsmap.paper.solvers import double, log_density, maximize, objective_of
 from fsmap.types import Batch, Params
 
 METHODS = ("ps-map", "fs-map")
@@ -55,8 +53,7 @@ Function = Callable[[Tensor, Tensor], Tensor]
 
 def jacobians(f: Function, theta: Tensor, x: Tensor) -> Tensor:
     """Derivatives at many θ, ``[T, P]`` to ``[T, S, P]``."""
-    jacobian: Tensor = torch.vmap(torch.func.jacfwd(f), (0, None))(theta, x)
-    return jacobian
+    return torch.vmap(torch.func.jacfwd(f), (0, None))(theta, x)
 
 
 WIDTH, DEGREE = 2, 4
@@ -66,8 +63,7 @@ TITLES = {"mlp": "tanh network", "linear": "linear model", "square": "square Jac
 def network(theta: Tensor, x: Tensor) -> Tensor:
     """F = w₂ᵀ tanh(w₁ x + b), θ = (w₁, b, w₂)."""
     w1, bias, w2 = theta.reshape(3, -1)
-    out: Tensor = torch.tanh(x[:, None] * w1 + bias) @ w2
-    return out
+    return torch.tanh(x[:, None] * w1 + bias) @ w2
 
 
 def polynomial(theta: Tensor, x: Tensor) -> Tensor:
@@ -154,8 +150,7 @@ class TheoryMetric(Experiment):
 def _log_det(jacobian: Tensor, weights: Tensor) -> Tensor:
     """Log det(Jᵀ diag(w) J) from singular values, ``[T]``."""
     share = weights / weights.sum()
-    values: Tensor = torch.linalg.svdvals(share.sqrt()[:, None] * jacobian)
-    return 2 * values.log().sum(-1)
+    return 2 * torch.linalg.svdvals(share.sqrt()[:, None] * jacobian).log().sum(-1)
 
 
 def _general(seed: int) -> Iterator[Measured]:
@@ -505,13 +500,12 @@ class Task:
         offset = torch.cat([grid, torch.full_like(grid[:, :1], 1e-4)], dim=1)[:, :, None]
         offset = offset.expand(-1, -1, len(self.power), -1)  # [T, starts, seeds, 2]
         sign, u = offset.sign(), offset.abs().log().requires_grad_()
-        with one_thread():
-            for share in (1.0, 0.03):  # a smaller rate at the end
-                adam = torch.optim.Adam([u], lr=self.config.lr * share, fused=True)
-                for _ in range(self.config.steps // 2):
-                    loss = -self.log_posterior(method, u, sign) / self.num
-                    (u.grad,) = torch.autograd.grad(loss.sum(), u)
-                    adam.step()
+        for share in (1.0, 0.03):  # a smaller rate at the end
+            adam = torch.optim.Adam([u], lr=self.config.lr * share, fused=True)
+            for _ in range(self.config.steps // 2):
+                loss = -self.log_posterior(method, u, sign) / self.num
+                (u.grad,) = torch.autograd.grad(loss.sum(), u)
+                adam.step()
         u = u.detach()
         best = self.log_posterior(method, u, sign).argmax(1)  # [T, seeds]
         index = best[:, None, :, None].expand(-1, 1, -1, 2)
@@ -609,8 +603,7 @@ def _average(config: LargeConfig, data: Batch, peak: Tensor) -> PosteriorMean:
         cuts = np.union1d(wide[(wide < fine[0]) | (wide > fine[-1])], fine)
         sides.append(Interval(tuple(cuts.tolist())))
     posterior = mixture.log_density(data, config.noise_std, config.prior_std)
-    with one_thread():
-        return posterior_mean(posterior, torch.exp, *sides)
+    return posterior_mean(posterior, torch.exp, *sides)
 
 
 def _rate(line: tables.Line) -> float:

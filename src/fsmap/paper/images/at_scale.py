@@ -23,8 +23,15 @@ from fsmap.assess.shift import Predictions, measure
 from fsmap.data.images import ImageTask
 from fsmap.images.build import logits_of
 from fsmap.models.resnet import resnet18
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
-from fsmap.paper.images.protocol import GENERATED, ImageConfig, generated, quick, task_of
+from fsmap.paper.experiment import Context, Measured, Plots, exact
+from fsmap.paper.images.protocol import (
+    GENERATED,
+    ImageConfig,
+    ImageExperiment,
+    generated,
+    quick,
+    task_of,
+)
 from fsmap.paper.images.verdict import command, compare, lines
 from fsmap.paper.report import figures, tables
 from fsmap.paper.rows import Claim, Rows, Unit
@@ -49,26 +56,22 @@ class Config(ImageConfig):
     repeats: int = 5  # measurements of each cost and error
 
 
-class FSMAPAtScale(Experiment):
-    """Cost and error of the log-determinant on a ResNet, and a short training run."""
-
+class FSMAPAtScale(ImageExperiment):
     id = "fsmap-at-scale"
     label = "FS-MAP"
     title = "FS-MAP itself on a ResNet"
     see = "Cost and error of log det by Lanczos, and training with it beside its approximations."
-    device = "gpu"
     cost = "8 short runs; not yet timed on a GPU"
     protocol = (
         "ResNet-18, log det(𝒥 + εI) and its gradient by slq at images of D' = KMNIST; running "
         "statistics; error against the dual on a narrow twin; FashionMNIST, SGD, cosine, a few "
         "epochs, geometry on every k-th step; L-MAP at the same ε, LogTrace at its default"
     )
-    group = "images"
     selecting = ("seeds",)
+    departures = ()
     config = Config()
-    quick = quick(Config, datasets=("fmnist",), cifar10_epochs=1, fmnist_epochs=1, limit=64,
-                  every=2, points=4, probes=2, sizes=(2, 4), probe_counts=(1, 2),
-                  jitters=(1e2,), twin=2, repeats=2)  # fmt: skip
+    quick = quick(Config, fmnist_epochs=1, limit=64, every=2, points=4, probes=2, sizes=(2, 4),
+                  probe_counts=(1, 2), jitters=(1e2,), twin=2, repeats=2)  # fmt: skip
 
     def units(self, config: Config) -> list[Unit]:
         runs = [{"seed": seed, "method": m} for seed in range(config.seeds) for m in METHODS]
@@ -80,8 +83,8 @@ class FSMAPAtScale(Experiment):
 
     def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         made = generated(config, "fmnist", context)
-        task = task_of("fmnist", "kmnist", config.limit, made, context.data_dir)
-        task = task.to(context.device)
+        where = {"generated": made, "data_dir": context.data_dir}
+        task = task_of("fmnist", px="kmnist", limit=config.limit, **where).to(context.device)
         part = {"cost": _costs, "error": _errors, "train": _train}[unit["part"]]
         notes = (GENERATED,) if made else ()
         for row in part(config, unit, task, context):

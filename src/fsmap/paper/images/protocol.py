@@ -8,8 +8,7 @@ import hashlib
 import itertools
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,14 +18,20 @@ from torch import Tensor
 from fsmap import metrics
 from fsmap.assess.landscape import draw_psi, laplacian
 from fsmap.assess.shift import Predictions, measure
-from fsmap.data.images import ImageTask, load_task, read_images
+from fsmap.data.catalogue import locate
+from fsmap.data.images import (
+    GENERATED_TEST,
+    facts_of,
+    generate,
+    load_task,
+    read_others,
+)
 from fsmap.errors import InputError, MissingDataError, did_you_mean
 from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import PRECISIONS
 from fsmap.lmap.strength import NATS
 from fsmap.paper.experiment import Context, Experiment, Measured
-from fsmap.paper.rows import Unit
-from fsmap.paper.solvers import one_thread
+from fsmap.paper.rows import Row, Unit
 from fsmap.types import Params
 
 OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
@@ -144,12 +149,6 @@ class ImageConfig:
     def __post_init__(self) -> None:
         check_choice("datasets", self.datasets, tuple(OTHER))
         check_choice("precision", (self.precision,), PRECISIONS)
-        for field in dataclasses.fields(self):
-            given = getattr(self, field.name)
-            if isinstance(given, tuple) and len(set(given)) < len(given):
-                raise InputError(
-                    f"{field.name} names something twice: {', '.join(map(str, given))}"
-                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,8 +266,6 @@ def generated(config: ImageConfig, dataset: str, context: Context) -> bool:
 @functools.cache
 def is_here(name: str, data_dir: Path | None) -> bool:
     """Whether a data set's files are there and intact."""
-    from fsmap.data.catalogue import locate
-
     try:
         locate(name, data_dir)
     except MissingDataError:
@@ -276,37 +273,17 @@ def is_here(name: str, data_dir: Path | None) -> bool:
     return True
 
 
-@functools.lru_cache(maxsize=4)
-def task_of(
-    data: str,
-    px: str | None,
-    limit: int | None,
-    generated: bool,
-    data_dir: Path | None,
-    **more: Any,
-) -> ImageTask:
-    """The data of a run, read once for all runs of a process."""
-    return load_task(data, px=px, limit=limit, generated=generated, data_dir=data_dir, **more)
-
-
-def other_images(
-    task: ImageTask, dataset: str, number: int, generated: bool, data_dir: Path | None
-) -> torch.Tensor:
-    """The first images of D' as bytes ``[number, C, H, W]``, for OOD detection and R."""
-    source = task.px.sources[0] if task.px is not None else None
-    if source is not None and source.name == OTHER[dataset]:
-        return source.images[:number]
-    return _other(dataset, generated, data_dir)[:number]
+task_of = functools.lru_cache(maxsize=4)(load_task)
+"""The data of a run, read once for all runs of a process."""
 
 
 @functools.lru_cache(maxsize=2)
-def _other(dataset: str, generated: bool, data_dir: Path | None) -> torch.Tensor:
+def other_images(dataset: str, generated: bool, data_dir: Path | None) -> Tensor:
+    """10,000 images of D' as bytes ``[n, C, H, W]``, for OOD detection and R."""
+    shape = facts_of(dataset).shape
     if generated:
-        made = load_task(dataset, px=OTHER[dataset], generated=True).px
-        assert made is not None
-        return made.sources[0].images
-    split = {"kmnist": "test", "cifar100": "all"}[OTHER[dataset]]
-    return read_images(OTHER[dataset], split, data_dir).x[:10_000]
+        return generate(shape, GENERATED_TEST, seed=2).x
+    return read_others(OTHER[dataset], shape, data_dir=data_dir).x[:10_000]
 
 
 def run_name(settings: ImageSettings, kind: Kind) -> str:
@@ -319,17 +296,22 @@ def run_name(settings: ImageSettings, kind: Kind) -> str:
 def prepare(config: ImageConfig, dataset: str, kind: Kind, seed: int, context: Context) -> ImageRun:
     """A run as its checkpoint left it, or a new one."""
     settings = settings_of(config, dataset, kind, seed, context)
-    px = settings.px if settings.regularized else None
-    where = settings.generated, context.data_dir
-    more = {"label_noise": settings.label_noise, "valid": settings.valid}
-    task = task_of(settings.data, px, settings.limit, *where, **more)
-    points = other_images(task, dataset, config.trace_points, *where)
+    task = task_of(
+        settings.data,
+        px=settings.px if settings.regularized else None,
+        valid=settings.valid,
+        label_noise=settings.label_noise,
+        limit=settings.limit,
+        generated=settings.generated,
+        data_dir=context.data_dir,
+    )
+    images = other_images(dataset, settings.generated, context.data_dir)
     return ImageRun(
         settings,
         device=context.device,
         folder=_folder(context, run_name(settings, kind)),
         resume=True,
-        hooks=[Watch(context, points)],
+        hooks=[Watch(context, images[: config.trace_points])],
         task=task,
         data_dir=context.data_dir,
     )
@@ -355,18 +337,18 @@ PERCENT = ("accuracy", "selective", "ece", "ece_scaled", "ood_auroc")
 """Metrics that tables show in percent, as the paper does; rows hold fractions."""
 
 LAPLACIAN_POINTS = 256
-OOD_IMAGES = 10_000
 
 GENERATED = "generated images in place of the data set, which is not here"
 SPLIT = "validation images chosen by us; the authors' choice is not known"
 
 
-def describe(run: ImageRun, kind: Kind) -> dict[str, Any]:
-    """What varies, for the ``config`` of a row."""
+def rows_of(run: ImageRun, kind: Kind, **more: Any) -> Callable[..., Measured]:
+    """A maker of rows that all carry the run's description."""
     s = run.settings
+    notes = (GENERATED,) if s.generated else (SPLIT,)
     names = {"white-noise": "N(0, I)", OTHER[s.data]: f"D' = {OTHER[s.data]}"}
     mine = ("estimator", "batchnorm", "num_points", "every", "reg_nats")
-    return {
+    about = {
         "dataset": s.data,
         "row": kind.name,
         "px": names.get(s.px, s.px) if s.regularized else None,
@@ -377,17 +359,11 @@ def describe(run: ImageRun, kind: Kind) -> dict[str, Any]:
         "images": len(run.task.train.x),
         "label_noise": s.label_noise,
         "generated": s.generated,
+        **more,
     }
 
-
-def rows_of(run: ImageRun, kind: Kind, **more: Any) -> Callable[..., Measured]:
-    """A maker of rows that all carry the run's description."""
-    notes = (GENERATED,) if run.settings.generated else (SPLIT,)
-    about = {**describe(run, kind), **more}
-
     def row(metric: str, value: Any, **where: Any) -> Measured:
-        config = {**about, **where}
-        return Measured(metric, value, kind.method, run.settings.seed, config, notes)
+        return Measured(metric, value, kind.method, s.seed, {**about, **where}, notes)
 
     return row
 
@@ -410,8 +386,8 @@ def measured(run: ImageRun, kind: Kind, context: Context) -> Iterator[Measured]:
         yield row("temperature", T)
         yield row("test_temperature", metrics.temperature(*test))
         yield row("valid_nll", metrics.nll(*run.logits("valid")))
-    s, number = run.settings, min(len(test.y), OOD_IMAGES)
-    foreign = other_images(run.task, s.data, number, s.generated, context.data_dir)
+    s = run.settings
+    foreign = other_images(s.data, s.generated, context.data_dir)[: len(test.y)]
     yield row("ood_auroc", metrics.ood_auroc(test.logits, run.logits_of(foreign.to(run.device))))
     for place, images in (("other", foreign), ("train", run.task.train.x)):
         x = run.task.normalize(images[:LAPLACIAN_POINTS].to(run.device))
@@ -428,17 +404,9 @@ def _seconds_per_step(run: ImageRun) -> float:
     return statistics.median(epochs or times) / run.steps_per_epoch
 
 
-def curves(run: ImageRun, kind: Kind) -> Iterator[Measured]:
-    """How R went, epoch by epoch."""
-    row = rows_of(run, kind)
-    for name in ("laplacian_other", "laplacian_joint"):
-        if known := {line["epoch"]: line[name] for line in run.history if name in line}:
-            yield row(f"{name}_curve", list(known.values()), at=list(known))
-
-
-def shown(metric: str, value: float) -> float:
-    """A value in the unit of the paper's tables."""
-    return 100 * value if metric in PERCENT else value
+def shown(rows: Iterable[Row]) -> list[Row]:
+    """Rows with values in the units of the paper's tables."""
+    return [row._replace(value=row.value * (100 if row.metric in PERCENT else 1)) for row in rows]
 
 
 NARROW = 16
@@ -458,14 +426,10 @@ class ImageExperiment(Experiment):
         "selective prediction is a normalized area; the paper's numbers are rescaled to it",
     )
 
-    def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
-        """Measure a unit; a narrow network on a CPU computes on one thread, a second would spin."""
-        narrow = context.device.type == "cpu" and config.width <= NARROW
-        with one_thread() if narrow else nullcontext():
-            yield from self.measure(config, unit, context)
+    def one_thread(self, config: Any) -> bool:
+        return bool(config.width <= NARROW)
 
-    def measure(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
-        """Train and measure one unit."""
+    def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         return measured(*self.trained(config, unit, context), context)
 
     def trained(self, config: Any, unit: Unit, context: Context) -> tuple[ImageRun, Kind]:

@@ -19,12 +19,12 @@ import fsmap
 from fsmap import metrics
 from fsmap.data.images import generate, read_images
 from fsmap.lmap.strength import NATS
-from fsmap.paper.experiment import Context, Curve, Experiment, Frame, Interactive, Measured, Plots
+from fsmap.paper.experiment import Context, Experiment, Measured, Plots
 from fsmap.paper.images.protocol import GENERATED, is_here, shown
 from fsmap.paper.images.verdict import UNITS, command, compare, lines
 from fsmap.paper.report import figures, tables
+from fsmap.paper.report.figures import Curve, Frame, Interactive
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import one_thread
 
 POINTS, EVERY = 16, 2
 TRAINED, SCALED = "as trained", "after temperature scaling"
@@ -44,8 +44,6 @@ class Config:
 
 
 class ReliabilityByStrength(Experiment):
-    """Bins of the reliability diagram, accuracy, NLL and ECE by strength."""
-
     id = "reliability"
     label = "LogTrace"
     title = "Calibration by strength"
@@ -70,7 +68,7 @@ class ReliabilityByStrength(Experiment):
         method = "l-map" if nats else "ps-map"
         about = {"nats": nats, "generated": made, "images": config.images, "epochs": config.epochs}
         data = splits(config.images, context.data_dir, made)
-        with one_thread(), torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             model = _train(config, nats, seed, data[0], context)
             found = _measure(model, *data[1:])
@@ -97,10 +95,9 @@ class ReliabilityByStrength(Experiment):
         figure, panels = figures.axes(2, panel=(3.9, 2.9))
         for ax, metric in zip(panels, ("nll", "ece"), strict=True):
             for state, look in ((TRAINED, {}), (SCALED, {"linestyle": ":", "marker": "v"})):
-                line = tables.line(tables.select(rows, metric=metric, state=state), "nats")
+                some = shown(tables.select(rows, metric=metric, state=state))
                 name = f"LogTrace, {state} (0: PS-MAP)"
-                mean, stderr = ([shown(metric, v) for v in part] for part in line[1:])
-                figures.plot_mean(ax, line.x, mean, stderr, "l-map", label=name, **look)
+                figures.plot_mean(ax, *tables.line(some, "nats"), "l-map", label=name, **look)
             ax.set(xlabel="strength, nats", ylabel=UNITS[metric])
             ax.set_xscale("symlog", linthresh=0.0125)
         figures.legend_above(figure, panels[0], 2)

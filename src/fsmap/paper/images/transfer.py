@@ -18,11 +18,11 @@ import fsmap
 from fsmap import metrics
 from fsmap.assess.shift import Predictions, measure
 from fsmap.data.images import Images
-from fsmap.errors import UnsupportedModuleError
 from fsmap.images import ImageSettings
 from fsmap.images.build import build_model
 from fsmap.models.mlp import MLP
 from fsmap.paper.experiment import Context, Measured, Plots
+from fsmap.paper.images.experiments import printed
 from fsmap.paper.images.protocol import (
     GENERATED,
     KINDS,
@@ -36,7 +36,6 @@ from fsmap.paper.images.protocol import (
     quick,
     task_of,
 )
-from fsmap.paper.images.table import printed
 from fsmap.paper.images.verdict import command, compare, draw_table, lines
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Claim, Row, Rows, Unit
@@ -121,11 +120,12 @@ def heads(config: Config, context: Context) -> Iterator[Measured]:
 
 def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Batch]:
     """Features of the frozen backbone, standardized by those of the training images."""
-    task = task_of("cifar10", None, config.limit, made, context.data_dir)
+    task = task_of("cifar10", limit=config.limit, generated=made, data_dir=context.data_dir)
     settings = ImageSettings(data="cifar10", model=config.backbone, width=config.width)
-    module = without_head(build_model(settings, data_dir=context.data_dir))
-    module = module.to(context.device).eval()
-    foreign = other_images(task, "cifar10", 10_000, made, context.data_dir)
+    module = build_model(settings, data_dir=context.data_dir).to(context.device).eval()
+    *_, head = (name for name, layer in module.named_modules() if isinstance(layer, nn.Linear))
+    module.set_submodule(head, nn.Identity())  # features come out instead of logits
+    foreign = other_images("cifar10", made, context.data_dir)
     sets = {"train": task.train, "valid": task.valid, "test": task.test}
     found = {**sets, "other": Images(foreign, torch.zeros(len(foreign)).long())}
     out = {}
@@ -137,17 +137,6 @@ def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Ba
         out[name] = fsmap.Batch(x, images.y.to(context.device))
     centre, spread = out["train"].x.mean(0), out["train"].x.std(0).clamp_min(1e-6)
     return {name: b._replace(x=(b.x - centre) / spread) for name, b in out.items()}
-
-
-def without_head(network: nn.Module) -> nn.Module:
-    """Take the last linear layer off, so that features come out instead of logits."""
-    linear = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
-    if not linear:
-        raise UnsupportedModuleError(
-            f"{type(network).__name__} has no linear layer that could be its head"
-        )
-    network.set_submodule(linear[-1], nn.Identity())
-    return network
 
 
 METHODS = {"ps-map": "ps-map", "l-map": "other", "log-trace": "nats"}
@@ -168,8 +157,6 @@ PAPER = {
 
 
 class Transfer(ImageExperiment):
-    """The four metrics after transfer, before and after temperature scaling."""
-
     id = "transfer"
     label = "Table 3"
     title = "Transfer from ImageNet"
@@ -193,7 +180,7 @@ class Transfer(ImageExperiment):
         units += [{"form": FINETUNE, "method": method, "seed": seed} for seed, method in runs]
         return [unit for unit in units if unit["form"] in config.forms]
 
-    def measure(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
+    def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         if unit["form"] == FEATURES:
             yield from heads(config, context)
             return

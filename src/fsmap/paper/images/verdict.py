@@ -8,11 +8,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from fsmap.assess.shift import METRICS
-from fsmap.paper.experiment import judge
 from fsmap.paper.images.protocol import base_of, shown
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean, with_error, word
-from fsmap.paper.rows import Claim, Row, Rows, not_tested
+from fsmap.paper.rows import Claim, Row, Rows, judge, not_tested
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,10 +91,10 @@ def draw_table(rows: Rows, paper: Printed, id: str) -> dict[str, Figure]:
 
 
 def _point(ax: Axes, place: float, rows: Rows, metric: str, paper: Cells, *, filled: bool) -> None:
-    mine = tables.select(rows, metric=metric)
+    mine = shown(tables.select(rows, metric=metric))
     if not mine:
         return
-    mean = tables.mean(shown(metric, row.value) for row in mine)
+    mean = tables.mean(row.value for row in mine)
     look = look_of(mine[0], linestyle="")
     name = f"_{look.pop('label')}, {mean.n} seed{'s' * (mean.n != 1)}"
     if not filled:
@@ -117,10 +116,8 @@ def draw_lines(
     figure, found = panels(rows, len(metrics))
     for dataset, line, mine in found:
         for ax, metric in zip(line, metrics, strict=True):
-            for some in tables.group(tables.select(mine, metric=metric), "row").values():
-                along, *parts = tables.line(some, x)
-                mean, stderr = ([shown(metric, value) for value in part] for part in parts)
-                figures.plot_mean(ax, along, mean, stderr, **look_of(some[0]))
+            for some in tables.group(shown(tables.select(mine, metric=metric)), "row").values():
+                figures.plot_mean(ax, *tables.line(some, x), **look_of(some[0]))
             known = {key[1]: cells[metric][0] for key, cells in paper.items() if key[0] == dataset}
             if known:
                 ax.plot(list(known), list(known.values()), label="L-MAP, paper", **PRINTED)
@@ -150,9 +147,8 @@ def lines(
     found = []
     for members in tables.group(tables.select(rows, metric=tuple(metrics)), *by).values():
         about = {"method": members[0].method, "px": members[0].config.get("px")}
-        mine = tables.in_order(members, *metrics)
-        percent = [row._replace(value=shown(row.metric, row.value)) for row in mine]
-        table = tables.summarize(percent, *by, "metric", paper=printed)
+        mine = shown(tables.in_order(members, *metrics))
+        table = tables.summarize(mine, *by, "metric", paper=printed)
         found += [{**entry, **about} for entry in table]
     return found
 
@@ -160,8 +156,7 @@ def lines(
 def with_tuned(rows: Rows) -> list[Row]:
     """Rows as the table has them, and of each one's changes the best on held-out images.
 
-    That one is called tuned if several were tried. Rows that hold out other images (``@valid-0``)
-    are no such changes: they stay as they are.
+    It is called tuned if several were tried. Rows that hold out other images stay as they are.
     """
     found = []
     for members in tables.group(rows, "dataset").values():
@@ -188,10 +183,7 @@ def difference(
     """Difference of two kinds of runs over the seeds that both have, and the mean of each."""
     sides = [tables.select(rows, **{"metric": metric, **where}) for where in (one, other)]
     seeds = set.intersection(*({row.seed for row in side} for side in sides))
-    sides = [
-        [row._replace(value=shown(metric, row.value)) for row in side if row.seed in seeds]
-        for side in sides
-    ]
+    sides = [shown(row for row in side if row.seed in seeds) for side in sides]
     return tables.paired(*sides), [tables.mean(row.value for row in side).mean for side in sides]
 
 

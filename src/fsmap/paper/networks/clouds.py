@@ -36,8 +36,8 @@ from fsmap.models.mlp import MLP
 from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import power
+from fsmap.paper.report.tables import epsilon
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import one_thread
 from fsmap.px import Lattice, generator
 from fsmap.types import ModelFn, Params
 
@@ -66,10 +66,9 @@ def square(side: int, half_width: float = 5.0, dimensions: int = 2) -> Lattice:
 
 def eigenvalues(f: ModelFn, params: Params, x: Tensor) -> Tensor:
     """All eigenvalues of 𝒥 on these points, ``[P]``; what rounding made negative is zero."""
-    with torch.no_grad(), one_thread():
+    with torch.no_grad():
         rows = whitened_rows(f, params, x)  # [S·K, P]
-        found: Tensor = torch.linalg.eigvalsh(rows.mT @ rows)
-    return found.clamp(min=0)
+        return torch.linalg.eigvalsh(rows.mT @ rows).clamp(min=0)
 
 
 class ScaledNetwork(NamedTuple):
@@ -103,10 +102,9 @@ class CloudExperiment(Experiment):
         for index in range(unit["first"], min(unit["first"] + config.block, config.draws)):
             network = draw_network(index, config.width)
             scales.append(network.scale)
-            with one_thread():  # a second thread only waits, and spins while it does
-                for metric, value, where in self.numbers(config, network, x):
-                    key = metric, tuple(where.items())
-                    columns.setdefault(key, []).append(float(value))
+            for metric, value, where in self.numbers(config, network, x):
+                key = metric, tuple(where.items())
+                columns.setdefault(key, []).append(float(value))
             context.advance(len(scales) / config.block)
         for (metric, items), values in columns.items():
             about = {**unit, **dict(items)}
@@ -129,11 +127,6 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float:
     """Spearman's rank correlation ρ: 1 if y grows with x, whatever the shape of the curve."""
     ranks = torch.tensor([x, y], dtype=torch.float64).argsort().argsort().double()  # [2, n]
     return float(torch.corrcoef(ranks)[0, 1]) if len(x) > 1 else math.nan
-
-
-def jitter_text(jitter: float) -> str:
-    """A jitter in words, such as ``ε = 10`` or ``ε = 1e−6``."""
-    return f"ε = {tables.number(float(jitter), 3)}"
 
 
 class Cloud(NamedTuple):
@@ -219,7 +212,7 @@ class LogDetMC(CloudExperiment):
         moderate = _errors(first, MODERATE) if first else []
         rhos = {f"S = {s}": c.rho for s, c in list(clouds.items())[1:]}
         fewer = {place: mean for place, mean in biases.items() if place != most}
-        at = f"({jitter_text(jitter)}; % of the range)"
+        at = f"({epsilon(jitter)}; % of the range)"
         return [
             judge_all(f"{most} is on the diagonal: mean bias within 1 {at}",
                       {most: biases[most]} if biases else {}, within=1, paper="almost perfect"),
@@ -304,9 +297,9 @@ class LaplacianVsLogDet(CloudExperiment):
         ratios = [_ratio(cloud, _first_order(rows, "trace", j)) for j, cloud in clouds.items()]
         falling = all(a > b for a, b in itertools.pairwise(ratios))
         return [
-            exact(f"On the diagonal at {jitter_text(jitters[-1])}: median ratio within 10 % of 1",
+            exact(f"On the diagonal at {epsilon(jitters[-1])}: median ratio within 10 % of 1",
                   abs(large - 1) < 0.1, large, "accurate", seeds=n),
-            exact(f"Monotone at {jitter_text(jitters[0])}, far from the diagonal: ρ above 0.95",
+            exact(f"Monotone at {epsilon(jitters[0])}, far from the diagonal: ρ above 0.95",
                   small.rho > 0.95 and _ratio(small) > 2,
                   f"ρ = {small.rho:.3f}, median ratio {_ratio(small):.0f}", "monotonic relation",
                   seeds=n),

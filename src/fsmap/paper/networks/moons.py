@@ -4,16 +4,13 @@ r"""``moons-eigs``, ``moons-solutions`` (Figs. A.4, A.5), ``moons-pathology`` (T
 p_X = 1600 points of a 40 × 40 grid on [-5, 5]². All jitters of one method and seed are trained as
 one population.
 
-Eigenvalues: $\mathrm{Tr}\,\mathcal J = \sum_i \lambda_i$ on all points of $p_X$ after training,
-against $\epsilon$. L-MAP penalizes this very sum. FS-MAP penalizes $\sum_i \log(\lambda_i +
-\epsilon)$, which a few large eigenvalues hardly change.
+Eigenvalues: L-MAP penalizes their sum, $\mathrm{Tr}\,\mathcal J = \sum_i \lambda_i$, FS-MAP
+$\sum_i \log(\lambda_i + \epsilon)$, which a few large ones hardly change.
 
 Pathology: as two hidden units merge (or one dies), $\mathcal J$ becomes singular and
 $-\tfrac12\log\det\mathcal J$ grows without bound, whatever the data say: along a straight path,
-and by an optimizer that is let go. With jitter the objective cannot exceed
-$\max\log p(D\,|\,\theta) + \max\log p(\theta) - \tfrac{P}{2}\log\epsilon$. Near the singularity
-small eigenvalues drown in the rounding of $\mathcal J$, so the objective without jitter is computed
-from singular values of the Jacobian.
+and by an optimizer that is let go. Near the singularity small eigenvalues drown in the rounding of
+$\mathcal J$, so the objective without jitter is computed from singular values of the Jacobian.
 """
 
 from __future__ import annotations
@@ -39,11 +36,12 @@ from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, Likelih
 from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
 from fsmap.objective.prior import Normal
 from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
-from fsmap.paper.networks.clouds import eigenvalues, jitter_text, square
+from fsmap.paper.networks.clouds import eigenvalues, square
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power
+from fsmap.paper.report.tables import epsilon
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import Advance, one_thread
+from fsmap.paper.solvers import Advance
 from fsmap.px import Lattice, Stream, generator
 from fsmap.train.grid import Grid
 from fsmap.train.optim import adam
@@ -114,19 +112,18 @@ def train(
     f, params = functional(network(seed))
     axes: dict[str, Sequence[Any]] = {} if method == "ps-map" else {"jitter": list(jitters)}
     grid = Grid(**axes, seed=[seed])
-    with one_thread():
-        states, _ = fit_population(
-            partial(config.objective, method, len(data.y)),
-            grid,
-            f,
-            data,
-            steps=config.steps,
-            init=params if start is None else start,
-            optimizer=adam(config.lr),
-            callback=lambda step, _: advance(step / config.steps),
-            log_every=config.steps,
-            progress=False,
-        )
+    states, _ = fit_population(
+        partial(config.objective, method, len(data.y)),
+        grid,
+        f,
+        data,
+        steps=config.steps,
+        init=params if start is None else start,
+        optimizer=adam(config.lr),
+        callback=lambda step, _: advance(step / config.steps),
+        log_every=config.steps,
+        progress=False,
+    )
     for index, member in enumerate(grid):
         where = {"jitter": member["jitter"]} if axes else {}
         yield Fitted(where, f, states.member(index).params, data)
@@ -174,9 +171,9 @@ class MoonsEigs(Experiment):
             for jitter in (low, high)
         )  # fmt: skip
         return [
-            judge_all(f"At {jitter_text(low)} the sum is below a tenth of PS-MAP's, for FS-MAP and "
+            judge_all(f"At {epsilon(low)} the sum is below a tenth of PS-MAP's, for FS-MAP and "
                       "L-MAP", small, ratio=True, below=0.1, paper="significantly reduced"),
-            judge_all(f"At {jitter_text(high)} it is that of PS-MAP to a factor of 2", large,
+            judge_all(f"At {epsilon(high)} it is that of PS-MAP to a factor of 2", large,
                       ratio=True, within=2, source="ours"),
         ]  # fmt: skip
 
@@ -280,10 +277,10 @@ class MoonsSolutions(Experiment):
         both = [j for j in spread if spread[j] < 0.05 and held.get(j, 0.0) > 0.3]
         seeds = len({row.seed for row in tables.select(rows, metric="spread")})
         return [
-            exact(f"Near-constant at {jitter_text(low)}: probabilities differ by less than 0.05",
+            exact(f"Near-constant at {epsilon(low)}: probabilities differ by less than 0.05",
                   spread[low] < 0.05, spread[low], "near-zero function, severe underfit",
                   seeds=seeds),
-            exact(f"As good as PS-MAP at {jitter_text(high)}: accuracy within 1 %, NLL within 0.02",
+            exact(f"As good as PS-MAP at {epsilon(high)}: accuracy within 1 %, NLL within 0.02",
                   accuracy[high] > ps_accuracy - 0.01 and nll[high] < ps_nll + 0.02,
                   f"{accuracy[high]:.3f}, {nll[high]:.3f} (PS-MAP {ps_accuracy:.3f}, {ps_nll:.3f})",
                   "fits the data perfectly", seeds=seeds),
@@ -317,7 +314,7 @@ class MoonsSolutions(Experiment):
             for label, method in ((0, "ps-map"), (1, "fs-map")):
                 ax.scatter(*x[y == label].mT, s=9, color=figures.COLORS[method],
                            edgecolor=figures.WHITE, linewidth=0.4)  # fmt: skip
-            ax.set(xlabel="$x_1$", title=jitter_text(jitter))
+            ax.set(xlabel="$x_1$", title=epsilon(jitter))
             ax.grid(visible=False)
         axes[0].set_ylabel("$x_2$")
         figure.colorbar(image, ax=axes, label="probability of class 1", ticks=[0, 0.5, 1])
@@ -339,7 +336,7 @@ def largest_jump(rows: Rows, start: str) -> tuple[float, float]:
     """The largest change of the function between neighbors, and the ε where it ends."""
     chosen = tables.select(rows, metric="probability", method="l-map", start=start, seed=0)
     ordered = sorted(chosen, key=lambda row: row.config["jitter"])
-    fields: Tensor = torch.tensor([row.value for row in ordered], dtype=torch.float64)  # [k, n]
+    fields = torch.tensor([row.value for row in ordered], dtype=torch.float64)  # [k, n]
     steps = (fields[1:] - fields[:-1]).abs().mean(1)
     share = steps / (fields[-1] - 0.5).abs().mean()
     place = int(share.argmax())
@@ -462,7 +459,7 @@ def climb(
             ratios = [_ratio(f, p, x) for p in current.values()]
             records.append((before + step, torch.stack(values), torch.stack(ratios)))
 
-        with one_thread(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             # to reach an infinite objective is what is asked for
             warnings.simplefilter("ignore", DivergedWarning)
             fit_population(
@@ -482,7 +479,7 @@ def climb(
 
 def _ratio(f: ModelFn, params: Params, x: Tensor) -> Tensor:
     with torch.no_grad():
-        singular: Tensor = torch.linalg.svdvals(whitened_rows(f, params, x))
+        singular = torch.linalg.svdvals(whitened_rows(f, params, x))
     return (singular[-1] / singular[0]).square()
 
 
@@ -524,7 +521,7 @@ class MoonsPathology(Experiment):
     def claims(self, rows: Rows) -> list[Claim]:
         found = settings(rows)
         free = {one.network: one for one in found if one.jitter == 0}
-        bounded = {f"{one.network}, {jitter_text(one.jitter)}": one for one in found if one.jitter}
+        bounded = {f"{one.network}, {epsilon(one.jitter)}": one for one in found if one.jitter}
         seeds = len({row.seed for row in tables.select(rows, metric="objective")})
 
         def shown(numbers: Mapping[str, str]) -> str:

@@ -31,11 +31,10 @@ class Curve(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """What is seen at one position of the slider: curves, or a matplotlib figure."""
+    """What is seen at one position of the slider."""
 
     label: str  # what the slider says there, such as "ε = 0.01"
-    curves: Sequence[Curve] = ()  # lines on axes shared by all frames
-    figure: Figure | None = None  # A matplotlib figure in place of curves (for images and contours)
+    curves: Sequence[Curve]  # lines on axes shared by all frames
     note: str = ""  # one line below, such as the distances at this position
 
 
@@ -45,8 +44,8 @@ class Interactive(NamedTuple):
     title: str  # what is moved and what to watch
     parameter: str  # name of what the slider moves, such as "ε"
     frames: Sequence[Frame]  # in the order of the slider
-    xlabel: str = ""  # label of the horizontal axis (curves only)
-    ylabel: str = ""  # label of the vertical axis (curves only)
+    xlabel: str
+    ylabel: str
     start: int = 0  # index of the frame that is shown first
 
 
@@ -86,9 +85,6 @@ DASHES: dict[str, Any] = {"ps-map": (0, (5, 2)), "fs-map": "-", "l-map": (0, (6,
 _CYCLE = "cycler('color', [{}])".format(
     ", ".join(f"'{COLORS[name]}'" for name in ("fs-map", "ps-map", "l-map", "bma", "data"))
 )
-
-PANEL = (3.3, 2.5)
-"""Width and height of one panel in inches."""
 
 STYLE: dict[str, Any] = {
     "font.family": ["STIXGeneral", "DejaVu Sans"],
@@ -138,7 +134,7 @@ def style() -> Iterator[None]:
 
 
 def axes(
-    columns: int = 1, rows: int = 1, *, panel: tuple[float, float] = PANEL, **subplots: Any
+    columns: int = 1, rows: int = 1, *, panel: tuple[float, float] = (3.3, 2.5), **subplots: Any
 ) -> tuple[Figure, Any]:
     """A figure of equal panels, and one ``Axes`` (a single panel) or an array of them.
 
@@ -212,11 +208,6 @@ PAPER_LOOK: dict[str, Any] = {
     "label": "FS-MAP, paper's jitter",
 }
 """Look of FS-MAP by the paper's numerical protocol: on top of the true objective's line."""
-
-
-def epsilon(jitter: float) -> str:
-    """A jitter as text, such as ``ε = 1e−12``."""
-    return f"ε = {jitter:.0e}".replace("e-0", "e-").replace("-", "\u2212")
 
 
 def power(jitter: float) -> str:

@@ -20,8 +20,8 @@ from fsmap.errors import InputError, require
 from fsmap.files import write_whole
 from fsmap.paper.experiment import TROUBLE, Experiment, coverage, registry, section
 from fsmap.paper.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER, Interactive, style
-from fsmap.paper.report.picture import METHODS, VARIABLES, Glyphs, picture
-from fsmap.paper.report.tables import Layout, arranged, number, with_error
+from fsmap.paper.report.picture import METHODS, VARIABLES, picture
+from fsmap.paper.report.tables import arranged, number, with_error
 from fsmap.paper.rows import (
     AGREES,
     DIFFERS,
@@ -115,13 +115,13 @@ def _read(folder: Path) -> Found:
 
 def render(runs: Sequence[Found]) -> str:
     """The page's text."""
-    glyphs, place = Glyphs(), runs[0].folder.parent
+    place = runs[0].folder.parent
     by_id: dict[str, list[Found]] = {}
     # An intact run comes before a damaged one, full size before quick, then the first folder.
     runs = sorted(runs, key=lambda run: run.content.header.get("size") != "full")
     for run in sorted(runs, key=lambda run: bool(run.trouble)):
         by_id.setdefault(run.id, []).append(run)
-    items = [view(e, by_id.pop(e.id, []), glyphs, place) for e in registry().values()]
+    items = [view(e, by_id.pop(e.id, []), place) for e in registry().values()]
     for name, same in by_id.items():
         blank = _blank(name, name, "", "Other runs")
         items.append(blank | {"trouble": same[0].damage, "others": list(map(_other, same[1:]))})
@@ -130,25 +130,18 @@ def render(runs: Sequence[Found]) -> str:
         sections.setdefault(item["section"], []).append(item)
     claims = [claim for item in items for claim in item["claims"]]
     counts = Counter((claim["source"], claim["verdict"]) for claim in claims)
-    text: str = (
-        environment()
-        .get_template("page.html.j2")
-        .render(
-            title=TITLE,
-            sections=sections,
-            totals={s: {name: counts[s, name] for name in VERDICTS} for s in ("paper", "ours")},
-            live=next((item for item in items if item["live"]), None),
-            glyphs=glyphs.markup(),
-            theme=theme(),
-            date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
-        )
+    template = environment().get_template("page.html.j2")
+    return template.render(
+        title=TITLE,
+        sections=sections,
+        totals={s: {name: counts[s, name] for name in VERDICTS} for s in ("paper", "ours")},
+        live=next((item for item in items if item["live"]), None),
+        theme=theme(),
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
     )
-    return text
 
 
-def view(
-    experiment: Experiment, runs: Sequence[Found], glyphs: Glyphs, place: Path
-) -> dict[str, Any]:
+def view(experiment: Experiment, runs: Sequence[Found], place: Path) -> dict[str, Any]:
     """Everything the template needs for one experiment; most of it is empty without a run."""
     item = _blank(experiment.id, experiment.label, experiment.title, section(experiment))
     item["departures"] = list(experiment.departures)
@@ -162,7 +155,7 @@ def view(
     item["units"] = coverage(experiment, run.content.header, run.content.units)
     try:
         with style():
-            return item | _measured(experiment, run, item["units"], glyphs)
+            return item | _measured(experiment, run, item["units"])
     except TROUBLE as error:
         reason = f"its rows ({item['units']}) cannot be drawn: {type(error).__name__}: {error}"
         return item | {"trouble": f"{run.folder}: {reason}"}
@@ -188,7 +181,7 @@ def _other(run: Found) -> str:
     return run.damage if run.trouble else f"{run.folder}: {run.content.header['size']}"
 
 
-def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> dict[str, Any]:
+def _measured(experiment: Experiment, run: Found, size: str) -> dict[str, Any]:
     """What is computed from rows."""
     header, units = run.content.header, run.content.units
     rows = [line.row for line in run.content.lines]
@@ -198,12 +191,13 @@ def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> 
     judged = [c for c in stated if c["source"] == "paper"] or stated
     shown = [_claim(claim, _command(experiment.id, out)) for claim in claims]
     pictures = [
-        {"name": name, **picture(figure, f"{experiment.id}-{place}", glyphs)._asdict()}
+        {"name": name, **picture(figure, f"{experiment.id}-{place}")._asdict()}
         for place, (name, figure) in enumerate(experiment.draw(rows).items())
     ]
     quick = header["size"] == "quick"
     finish = _command(experiment.id, out) + " --resume" * (not quick)
     seeds = len({row.seed for row in rows if row.seed is not None})
+    of_the_paper = experiment.label.startswith("Table")
     return {
         "quick": quick,
         "claims": [claim for claim in shown if claim["source"] != "check"],
@@ -214,10 +208,14 @@ def _measured(experiment: Experiment, run: Found, size: str, glyphs: Glyphs) -> 
         "seeds": max((c["seeds"] or 0 for c in judged), default=0) or seeds or None,
         "sentence": _sentence(experiment.see, judged),
         "figures": pictures,
-        "slider": _slider(experiment.interactive(rows), experiment.id, glyphs),
+        "slider": _slider(experiment.interactive(rows), experiment.id),
         "live": experiment.live(rows),
         "tables": [
-            {**layout._asdict(), "printed": layout.printed, "fold": _folded(layout, experiment)}
+            {
+                **layout._asdict(),
+                "printed": layout.printed,
+                "fold": layout.name or (len(layout.lines) > LONG_TABLE and not of_the_paper),
+            }
             for layout in arranged(experiment.table(rows), experiment.group)
         ],
         "command": _command(experiment.id, out, " --quick" * quick),
@@ -268,23 +266,15 @@ def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
     return {**claim, **texts, "ours": ours, "paper": paper, "effect": effect}
 
 
-def _slider(slider: Interactive | None, name: str, glyphs: Glyphs) -> dict[str, Any] | None:
+def _slider(slider: Interactive | None, name: str) -> dict[str, Any] | None:
     if slider is None:
         return None
-    frames: list[dict[str, Any]] = []
-    for place, frame in enumerate(slider.frames):
-        frames.append({**frame._asdict(), "curves": [curve._asdict() for curve in frame.curves]})
-        if (figure := frames[-1].pop("figure")) is not None:
-            frames[-1] |= picture(figure, f"{name}-slider-{place}", glyphs)._asdict()
+    frames = [
+        {**frame._asdict(), "curves": [curve._asdict() for curve in frame.curves]}
+        for frame in slider.frames
+    ]
     data = {"xlabel": slider.xlabel, "ylabel": slider.ylabel, "frames": frames}
-    drawn = any(frame["curves"] for frame in frames)
-    about = {**slider._asdict(), "frames": frames, "id": f"{name}-slider"}
-    return {**about, "data": data if drawn else None}
-
-
-def _folded(layout: Layout, experiment: Experiment) -> bool:
-    long = len(layout.lines) > LONG_TABLE and not experiment.label.startswith("Table")
-    return long or bool(layout.name)
+    return {**slider._asdict(), "frames": frames, "id": f"{name}-slider", "data": data}
 
 
 def _facts(

@@ -1,4 +1,4 @@
-"""A matplotlib figure as a picture of the page: shared letters, colors by theme, hover values.
+"""A matplotlib figure as a picture of the page: colors by theme, hover values.
 
 Figures are drawn from rows when the page is made, with letters as outlines: no text of a row gets
 into the SVG, and no SVG is read from a file.
@@ -35,48 +35,16 @@ VARIABLES = {
 MOST_POINTS = 300
 """Per line; a denser line is thinned, for hovering only."""
 
-GREEK = {
-    **{"alpha": "α", "beta": "β", "gamma": "γ", "epsilon": "ε", "varepsilon": "ε", "theta": "θ"},
-    **{"lambda": "λ", "mu": "μ", "rho": "ρ", "sigma": "σ", "phi": "φ", "psi": "ψ", "pi": "π"},
-    **{"Phi": "Φ", "Sigma": "Σ", "Delta": "Δ", "nabla": "∇", "sum": "Σ", "infty": "∞"},
-    **{"cdot": "·", "times": "×", "pm": "±", "leq": "≤", "geq": "≥", "approx": "≈", "mid": "|"},
-    **{"Vert": "‖", "|": "‖", "star": "*", "ast": "*", "prime": "′"},
-}
+_COMMANDS = "alpha beta gamma epsilon theta lambda rho sigma phi psi pi Phi Delta nabla infty mid"
+SYMBOLS = dict(zip(_COMMANDS.split(), "αβγεθλρσφψπΦΔ∇∞|", strict=True))
+"""What stands for a command of TeX in a tooltip."""
 
 _SKIP = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|<style\b.*?</style>", re.DOTALL)
 _GROUP_ID = re.compile(r'<g id="[^"]*"')
-# A space has no outline, hence no d.
-_GLYPH = re.compile(
-    r'\s*<path id="((?:STIX|DejaVu)[^"]*)"(?: d="([^"]*)")? transform="([^"]*)" ?/>'
-)
-_EMPTY_DEFS = re.compile(r"\s*<defs>\s*</defs>|\s*<defs ?/>")
 _OPENING = re.compile(r'<svg[^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>')
-_NAME = re.compile(r'(\bid="|href="#|url\(#)(?!STIX|DejaVu)([^")]+)')
+_NAME = re.compile(r'(\bid="|href="#|url\(#)([^")]+)')
 _COLOR = re.compile("|".join(map(re.escape, VARIABLES)), re.IGNORECASE)
 _SPACE = re.compile(r"\s*\n\s*")
-
-
-class Glyphs:
-    """Outlines of letters, collected over all pictures of a page so that each stands there once."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, str] = {}
-
-    def take(self, svg: str) -> str:
-        """Move the outlines out of a picture."""
-
-        def remember(match: re.Match[str]) -> str:
-            name, outline, transform = match.groups()
-            outline = " ".join((outline or "").split())
-            self._found[name] = f'<path id="{name}" d="{outline}" transform="{transform}"/>'
-            return ""
-
-        return _EMPTY_DEFS.sub("", _GLYPH.sub(remember, svg))
-
-    def markup(self) -> str:
-        """An invisible picture that defines all outlines."""
-        inner = "".join(self._found.values())
-        return f'<svg width="0" height="0" aria-hidden="true"><defs>{inner}</defs></svg>'
 
 
 class Picture(NamedTuple):
@@ -90,10 +58,9 @@ class Picture(NamedTuple):
     panels: list[tuple[float, float, float, float]]  # x, y, width, height; for narrow screens
 
 
-def picture(figure: Figure, prefix: str, glyphs: Glyphs) -> Picture:
+def picture(figure: Figure, prefix: str) -> Picture:
     """Draw a figure for a page with other pictures on it."""
-    svg = _SKIP.sub("", figures.to_svg(figure))
-    svg = glyphs.take(_GROUP_ID.sub("<g", svg))
+    svg = _GROUP_ID.sub("<g", _SKIP.sub("", figures.to_svg(figure)))
     prefix = re.sub(r"[^\w-]", "-", prefix)
     svg = _themed(_NAME.sub(rf"\g<1>{prefix}-\g<2>", svg))
     opening = _OPENING.search(svg)
@@ -121,24 +88,16 @@ def _panels(figure: Figure) -> list[tuple[float, float, float, float]]:
 
 
 def collect(figure: Figure) -> list[dict[str, Any]]:
-    """Names, colors and points of all lines and scatters of a figure that has been drawn.
-
-    A line without a label has the name of a labelled one that looks the same. A label
-    ``_text`` is not in the legend, but in the tooltip.
-    """
-    drawn = [(ax, *found) for ax in figure.axes for found in _series(ax)]
-    names = {_look(artist): name for _, artist, *_ in drawn if (name := _label(artist))}
-    for ax in figure.axes:
-        for container in ax.containers:
-            if (name := _label(container)) and hasattr(container[0], "get_color"):
-                names.setdefault(_look(container[0]), name)
+    """Names, colors and points of all lines and scatters of a figure that has been drawn."""
     found = []
-    for ax, artist, data, transform in drawn:
-        if points := _points(ax, data, transform, figure):
-            name = _label(artist) or _label(artist, hidden=True) or names.get(_look(artist), "")
-            labels = {"x": untex(ax.get_xlabel()), "y": untex(ax.get_ylabel() or ax.get_title())}
-            color = _themed(_color(artist))
-            found.append({**labels, "name": untex(name), "color": color, "points": points})
+    for ax in figure.axes:
+        labels = {"x": untex(ax.get_xlabel()), "y": untex(ax.get_ylabel() or ax.get_title())}
+        names = {bars[0]: _label(bars) for bars in ax.containers}  # lines with error bars
+        for artist, data, transform in _series(ax):
+            if points := _points(ax, data, transform, figure):
+                name = untex(_label(artist) or names.get(artist, ""))
+                color = _themed(_color(artist))
+                found.append({**labels, "name": name, "color": color, "points": points})
     return found
 
 
@@ -157,12 +116,11 @@ def _series(ax: Axes) -> Iterator[tuple[Artist, np.ndarray, Transform]]:
             yield dots, points, dots.get_offset_transform()
 
 
-def _label(artist: Any, *, hidden: bool = False) -> str:
-    """The label in the legend; with ``hidden`` that of a line which the legend does not show."""
+def _label(artist: Any) -> str:
+    """The label in the legend, or ``text`` of a label ``_text``, which the legend does not show."""
     label = str(artist.get_label() or "")
-    if not hidden:
-        return "" if label.startswith("_") or label == "None" else label
-    return "" if re.match(r"_(child|container|line|nolegend)?_?\d*$", label) else label[1:]
+    made_up = re.match(r"_(child|container|line|nolegend)?_?\d*$", label)
+    return "" if made_up or label == "None" else label.removeprefix("_")
 
 
 def _color(artist: Any) -> str:
@@ -172,11 +130,6 @@ def _color(artist: Any) -> str:
         return to_hex(artist.get_color())
     faces = artist.get_facecolor()
     return to_hex(faces[0]) if len(faces) == 1 else ""
-
-
-def _look(artist: Any) -> tuple[str, ...]:
-    line = [str(getattr(artist, f"get_{name}", str)()) for name in ("marker", "linestyle")]
-    return (_color(artist), *line)
 
 
 def _points(ax: Axes, data: np.ndarray, transform: Transform, figure: Figure) -> list[list[Any]]:
@@ -236,5 +189,5 @@ def untex(label: str) -> str:
 
 
 def _word(name: str) -> str:
-    found = GREEK.get(name, name)
+    found = SYMBOLS.get(name, name)
     return found + " " if found.isascii() and found.isalpha() else found

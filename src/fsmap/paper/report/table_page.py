@@ -13,7 +13,7 @@ from fsmap import metrics
 from fsmap.metrics import COLDEST, HOTTEST
 from fsmap.paper.report.figures import COLORS, MUTED, axes, style
 from fsmap.paper.report.page import environment, theme
-from fsmap.paper.report.picture import Glyphs, picture
+from fsmap.paper.report.picture import picture
 from fsmap.paper.report.tables import number
 from fsmap.progress import duration
 from fsmap.tables.model import BOOSTING, CONSTANT, COVER, Fitted, difference
@@ -119,9 +119,8 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
         "importance": [[n, _cell("r2", value)] for n, value in fitted.importance[:COLUMNS_SHOWN]],
         **(_classes(fitted) if target.classes else _deciles(fitted)),
     }
-    glyphs = Glyphs()
     with style():
-        drawn = picture(_figure(fitted), "test-rows", glyphs)
+        drawn = picture(_figure(fitted), "test-rows")
     template = environment().get_template("table.html.j2")
     text: str = template.render(
         title=f"{target.name} from {source}",
@@ -135,7 +134,6 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
         results=results(fitted),
         tables=tables,
         picture=drawn,
-        glyphs=glyphs.markup(),
         most_levels=LEVELS_SHOWN,
         commands=[command, f"fsmap predict {model} new.csv --out predictions.csv"],
         facts=facts,

@@ -116,18 +116,10 @@ def mean(values: Iterable[float]) -> Mean:
     return Mean(centre, statistics.stdev(numbers) / math.sqrt(n) if n > 1 else math.nan, n)
 
 
-def paired(one: Iterable[Row], other: Iterable[Row], *by: str) -> Mean:
-    """Mean and error of ``one - other`` over the pairs that agree in ``by`` (default: the seed).
-
-    Examples:
-        >>> ours, theirs = ([Row("e", "ece", v, seed=s) for s, v in enumerate(x)] for x in (
-        ...     [1.0, 2.0, 3.0], [1.5, 2.5, 3.5]))
-        >>> paired(ours, theirs)
-        Mean(mean=-0.5, stderr=0.0, n=3)
-    """
+def paired(one: Iterable[Row], other: Iterable[Row]) -> Mean:
+    """Mean and error of ``one - other`` over the seeds that both have."""
     left, right = (
-        {key: mean(row.value for row in rows).mean for key, rows in group(side, *by).items()}
-        for by in [by or ("seed",)]
+        {key: mean(row.value for row in rows).mean for key, rows in group(side, "seed").items()}
         for side in (one, other)
     )
     return mean(left[key] - right[key] for key in left if key in right)
@@ -140,13 +132,14 @@ def line(rows: Iterable[Row], x: str) -> Line:
     return Line([key[0] for key, _ in groups], [m.mean for m in means], [m.stderr for m in means])
 
 
-def summarize(rows: Iterable[Row], *by: str, paper: Mapping[Any, Any] | None = None) -> Table:
-    """Mean ± standard error of each group, with the paper's value beside it.
+def summarize(
+    rows: Iterable[Row],
+    *by: str,
+    paper: Mapping[Any, tuple[float, float | None]] | None = None,
+) -> Table:
+    """Mean ± standard error of the rows that agree in ``by``.
 
-    Args:
-        rows: Rows with scalar values.
-        *by: What tells the lines of the table apart, such as ``"n_train", "method", "metric"``.
-        paper: Printed values, or ``(value, standard error)``, by the values of ``by``.
+    ``paper`` has what the paper prints, ``(value, standard error)``, by the values of ``by``.
     """
     table = []
     for key, members in group(rows, *by).items():
@@ -154,9 +147,8 @@ def summarize(rows: Iterable[Row], *by: str, paper: Mapping[Any, Any] | None = N
         entry = dict(zip(by, key, strict=True))
         entry.update(ours=ours.mean, stderr=ours.stderr, runs=ours.n)
         if paper is not None:
-            printed = paper.get(key[0] if len(key) == 1 else key)
-            pair = printed if isinstance(printed, tuple | list) else (printed, None)
-            entry.update(paper=pair[0], paper_stderr=pair[1])
+            printed, error = paper.get(key, (None, None))
+            entry.update(paper=printed, paper_stderr=error)
         table.append(entry)
     return table
 
@@ -167,8 +159,8 @@ def columns(table: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 MINUS = "\u2212"
-ERRORS = {"stderr": "ours", "paper_stderr": "paper"}
-"""Columns that are shown behind the ± of another column."""
+ERRORS = {"ours": "stderr", "paper": "paper_stderr"}
+"""Columns with another one, which is shown behind ±."""
 
 SYMBOLS = {
     **{"n_train": "N", "jitter": "ε", "epsilon": "ε", "eps": "ε", "alpha": "α", "prior_std": "α"},
@@ -203,6 +195,11 @@ def number(value: Any, digits: int = 4) -> str:
     places = 0 if value == 0 else max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:.{places}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text).replace("-", MINUS)
+
+
+def epsilon(jitter: float) -> str:
+    """A jitter in words, such as ``ε = 10`` or ``ε = 1e−6``."""
+    return f"ε = {number(float(jitter), 3)}"
 
 
 def with_error(value: Any, stderr: Any, places: int | None = None) -> str:
@@ -314,10 +311,9 @@ def arranged(table: Sequence[Mapping[str, Any]], group: str) -> list[Layout]:
             return [crossed(more, by, across)]
         return [crossed(main, by, across)] + [crossed(more, by, across, "More metrics")] * any(more)
     names = columns(table)
-    header = [name for name in names if ERRORS.get(name) not in names]
-    error_of = {base: error for error, base in ERRORS.items()}
+    header = [name for name in names if name not in ERRORS.values()]
     lines = [
-        [Cell(_word(name, entry.get(name, ""), entry.get(error_of.get(name)))) for name in header]
+        [Cell(_word(name, entry.get(name, ""), entry.get(ERRORS.get(name)))) for name in header]
         for entry in table
     ]
     headings = list(map(_heading, header))
@@ -327,13 +323,7 @@ def arranged(table: Sequence[Mapping[str, Any]], group: str) -> list[Layout]:
 def crossed(
     table: Sequence[Mapping[str, Any]], by: Sequence[str], across: Sequence[str], name: str = ""
 ) -> Layout:
-    """A line per value of ``by``, a column per value of ``across``; the paper's value in each cell.
-
-    Examples:
-        >>> entry = {"dataset": "a", "method": "l-map", "metric": "ece", "ours": 1, "paper": 2.0}
-        >>> crossed([entry], ("method",), ("dataset", "metric")).lines
-        [[Cell(text='L-MAP', sub=''), Cell(text='1.00', sub='(2.0)')]]
-    """
+    """A line per value of ``by``, a column per value of ``across``, ours and the paper's values."""
     by = [key for key in by if len({str(entry.get(key)) for entry in table}) > 1] or list(by[-1:])
     first = dict.fromkeys(entry[across[0]] for entry in table)
     found = dict.fromkeys(tuple(entry[key] for key in across) for entry in table)

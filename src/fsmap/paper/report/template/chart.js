@@ -140,9 +140,7 @@
   for (const slider of document.querySelectorAll(".slider")) {
     const input = slider.querySelector("input"), output = slider.querySelector("output"), note = slider.querySelector(".note");
     const labels = JSON.parse(slider.querySelector("script.labels").textContent);
-    const stage = slider.querySelector(".stage"), frames = [...slider.querySelectorAll(".frame")];
-    const curves = slider.querySelector("script.curves");
-    const draw = curves ? chart(stage, JSON.parse(curves.textContent)) : (index) => frames.forEach((frame, i) => { frame.hidden = i !== index; });
+    const draw = chart(slider.querySelector(".stage"), JSON.parse(slider.querySelector("script.curves").textContent));
     const show = () => {
       const index = Number(input.value);
       draw(index);

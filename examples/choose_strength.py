@@ -47,7 +47,8 @@ def run(name, strength):
 
 untrained = make()
 first = F.cross_entropy(untrained(x[train]), y[train]).detach()
-found = fsmap.suggest_strength(untrained, px, loss=first, num_data=150)
+penalty = fsmap.LaplacianPenalty(untrained, px, num_points=128)
+found = fsmap.suggest_strength(penalty, loss=first, num_data=150)
 print(found, end="\n\n")
 
 run("plain", 0.0)

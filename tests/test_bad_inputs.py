@@ -50,7 +50,7 @@ CALLS = {
     """,
     "LMAP(net, px, num_points=4, {})": """
         estimator="exakt"; beta=-1e-3; beta=0.0; probes=2.5; batchnorm="eval"; every=0; probes=0;
-        seed=0.5; layers=["nothing"] | nothing; outputs=0; estimater="jvp" | estimator
+        seed=0.5; outputs=0; estimater="jvp" | estimator
     """,
     "LMAP(net, px, num_points=4).attach({})": """
         scheduler | Optimizer; None | Optimizer; optimizer(Net()) | parameter
@@ -82,8 +82,8 @@ CALLS = {
     "LogTrace({})": """
         -0.1 | nats; nan | nats; inf | nats; None | nats; "strong" | nats; "0.1" | nats
     """,
-    "suggest_strength(net, px, {})": """
-        loss=nan; loss=-1.0; loss=1.0, num_points=0; loss=1.0, draws=0
+    "suggest_strength(LaplacianPenalty(net, px, num_points=4), {})": """
+        loss=nan; loss=-1.0; loss=1.0, draws=0
     """,
     "l_map(noise, prior, px, num_points=4, num_data=6, {})": """
         reg_strength=-1.0; reg_strength=nan; reg_strength=1.0, jitter=1.0 | reg_strength;
@@ -146,8 +146,8 @@ CALLS = {
         LaplacianPenalty(net, px, num_points=4).attach(scheduler) | Optimizer;
         LogTrace()(None) | None; LogTrace()(torch.ones(3)) | shape; LogTrace()(3.0) | float;
         LogTrace()((x, x[0, 0])) | tuple; LMAP(net, (x, x), num_points=4)(x) | Labels;
-        LogTrace().attach(scheduler) | Optimizer; suggest_strength(net, loss=1.0) | px;
-        suggest_strength(Net, px, loss=1.0) | Module; estimate_cost(net, x) | LMAP;
+        LogTrace().attach(scheduler) | Optimizer; suggest_strength(net, loss=1.0) | LMAP;
+        estimate_cost(net, x) | LMAP;
         estimate_cost(LMAP(net, px, num_points=4), x, repeats=0);
         train(fs_map(noise, prior, px, num_points=4, jitter=-1.0, num_data=6)) | jitter;
         fs_map(noise, prior, px, num_points=4, jitter=1.0, num_data=0) | num_data;

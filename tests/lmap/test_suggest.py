@@ -21,8 +21,8 @@ def model(seeded) -> nn.Module:
 
 
 def test_a_linear_model_has_a_closed_form(seeded):
-    options = {"num_data": 50, "num_points": 256, "draws": 64}
-    found = fsmap.suggest_strength(nn.Linear(3, 2), PX, loss=0.6, **options)
+    penalty = fsmap.LaplacianPenalty(nn.Linear(3, 2), PX, num_points=256)
+    found = fsmap.suggest_strength(penalty, loss=0.6, num_data=50, draws=64)
     exact = 2 * (3 + 1)  # K (E‖x‖² + 1)
     assert abs(found.R - exact) < 5 * found.stderr
     assert found.stderr < 1.0
@@ -39,18 +39,20 @@ def normalized(track: bool = True) -> nn.Sequential:
 
 def test_statistics_that_never_saw_data_are_named(seeded):
     model, x = normalized(), 100 * torch.randn(64, 3)
+    penalty = fsmap.LaplacianPenalty(model, PX, num_points=128, batchnorm="frozen")
     with pytest.warns(UnseenStatisticsWarning, match="'1'"):
-        new = fsmap.suggest_strength(model, PX, loss=1.0, batchnorm="frozen")
+        new = fsmap.suggest_strength(penalty, loss=1.0)
     with fsmap.fresh_statistics(model, [x]):
-        fresh = fsmap.suggest_strength(model, PX, loss=1.0, batchnorm="frozen")  # no warning
+        fresh = fsmap.suggest_strength(penalty, loss=1.0)  # no warning
     assert fresh.R < 0.8 * new.R  # statistics of inputs of a larger scale
     model(x)
-    fsmap.suggest_strength(model, PX, loss=1.0, batchnorm="frozen")  # has seen a batch
+    fsmap.suggest_strength(penalty, loss=1.0)  # has seen a batch
 
 
 @pytest.mark.parametrize("every", [1, 4])
 def test_wrappers_are_measured_as_they_are_and_left_as_they_were(model, every):
-    bare = fsmap.suggest_strength(model, PX, loss=1.0, num_points=16, draws=4, seed=3)
+    plain = fsmap.LaplacianPenalty(model, PX, num_points=16, seed=3)
+    bare = fsmap.suggest_strength(plain, loss=1.0, draws=4)
     penalty = fsmap.LaplacianPenalty(model, PX, num_points=16, seed=3, every=every)
     penalty.step = 7
     wrapped = fsmap.suggest_strength(penalty, loss=torch.tensor(1.0, requires_grad=True), draws=4)
@@ -93,10 +95,10 @@ def test_a_model_that_cannot_move_has_no_strength(seeded):
             return 0 * self.scale * x[:, :1]
 
     with pytest.raises(InputError, match="R is 0 at this p_X, so no λ can be suggested"):
-        fsmap.suggest_strength(Constant(), PX, loss=1.0)
+        fsmap.suggest_strength(fsmap.LaplacianPenalty(Constant(), PX, num_points=8), loss=1.0)
 
 
 @pytest.mark.parametrize("loss", [0.0, math.inf])
 def test_a_loss_out_of_range_is_named(model, loss):
     with pytest.raises(InputError, match="loss"):
-        fsmap.suggest_strength(model, PX, loss=loss)
+        fsmap.suggest_strength(fsmap.LaplacianPenalty(model, PX, num_points=8), loss=loss)

@@ -19,7 +19,6 @@ from fsmap.functional import accumulate
 from fsmap.lmap.batchnorm import unchanged
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty
-from fsmap.lmap.options import check_module
 from fsmap.types import Inputs
 
 EVERY = (1, 2, 4, 8)
@@ -95,11 +94,7 @@ def estimate_cost(
     """
     if repeats < 1:
         raise InputError(f"repeats must be at least 1, got {repeats}")
-    if not isinstance(term, LMAP | LaplacianPenalty | InPlacePenalty):
-        raise InputError(
-            "estimate_cost takes an LMAP, a LaplacianPenalty or an InPlacePenalty, got "
-            f"{type(term).__name__}"
-        )
+    _check_term(term, LMAP | LaplacianPenalty | InPlacePenalty, "estimate_cost")
     reg = term.regularizer
     plain_pass = term.f.plain if isinstance(term, InPlacePenalty) else reg.f.plain
     objective = loss or (lambda out: accumulate(out).square().mean())
@@ -218,17 +213,12 @@ class Strength(NamedTuple):
 
 
 def suggest_strength(
-    model: Any,
-    px: Any = None,
-    /,
+    term: LMAP | LaplacianPenalty,
     *,
     loss: float | Tensor,
     num_data: int | None = None,
     x: Inputs = None,
-    num_points: int = 128,
     draws: int = 16,
-    seed: int = 0,
-    **options: Any,
 ) -> Strength:
     r"""Measure R beside the loss, and return the λ at which λR is 1, 10 and 100 percent of it.
 
@@ -239,23 +229,17 @@ def suggest_strength(
     :class:`fsmap.errors.UnseenStatisticsWarning` is given.
 
     Args:
-        model: An ``nn.Module``, or the ``LMAP`` or ``LaplacianPenalty`` that trains it, whose
-            settings are then used.
-        px: Evaluation distribution, for a bare module.
+        term: The LMAP or LaplacianPenalty that will train the model.
         loss: Your training loss now, without λR: a mean over points, greater than zero.
         num_data: N, to translate λ to ε = 1/(2λN).
         x: A training batch. Only ``LMAP(batchnorm="joint")`` needs it: its R averages over both.
-        num_points: S, for a bare module.
         draws: How often R is estimated.
-        seed: Seed of the draws, for a bare module.
-        **options: More for a bare module: ``estimator``, ``batchnorm``, ``metric``, ``forward``.
 
     Example:
         >>> import torch, fsmap
-        >>> model = torch.nn.Linear(3, 1)  # R = E‖x‖² + 1 = 4 whatever the parameters
-        >>> found = fsmap.suggest_strength(
-        ...     model, fsmap.px.Normal(shape=(3,)), loss=0.5, num_points=4096, estimator="exact"
-        ... )
+        >>> model, px = torch.nn.Linear(3, 1), fsmap.px.Normal(shape=(3,))
+        >>> penalty = fsmap.LaplacianPenalty(model, px, num_points=4096, estimator="exact")
+        >>> found = fsmap.suggest_strength(penalty, loss=0.5)  # R = E‖x‖² + 1 = 4
         >>> round(found.R), round(found.choices[0.01], 5)
         (4, 0.00125)
     """
@@ -267,16 +251,7 @@ def suggest_strength(
         )
     if not draws > 0:
         raise InputError(f"draws must be positive, got {draws:g}")
-    if isinstance(model, LMAP | LaplacianPenalty):
-        term: LMAP | LaplacianPenalty = model
-    else:
-        check_module(model)
-        if px is None:
-            raise InputError(
-                "a bare module needs px, the evaluation distribution: "
-                "suggest_strength(model, fsmap.px.Normal(shape=(3,)), loss=loss)"
-            )
-        term = LaplacianPenalty(model, px, num_points=num_points, seed=seed, **options)
+    _check_term(term, LMAP | LaplacianPenalty, "suggest_strength")
     if term.batchnorm == "frozen":
         _warn_if_unseen(term.regularizer.module)
     found = _draws(term, x, draws)
@@ -288,6 +263,14 @@ def suggest_strength(
         )
     stderr = float(found.std()) / math.sqrt(draws) if draws > 1 else math.nan
     return Strength(R, stderr, value, num_data)
+
+
+def _check_term(term: object, allowed: Any, function: str) -> None:
+    if not isinstance(term, allowed):
+        raise InputError(
+            f"{function} takes an {allowed.__args__[0].__name__} or a penalty around your model, "
+            f"got {type(term).__name__}"
+        )
 
 
 def _warn_if_unseen(module: nn.Module) -> None:

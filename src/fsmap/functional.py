@@ -70,6 +70,7 @@ class Functional:
         self.module = module
         self._call = _Call(module, forward or call_module)
         self._parts = tuple(module.modules())
+        self._unusual = tuple(filter(may_couple, self._parts))
         self._names: set[str] = set()
         self._checked = False  # for reentrant checkpoints
         self.output: Callable[[Iterable[Tensor]], Any] | None = None  # of the last eager pass
@@ -82,7 +83,7 @@ class Functional:
     @property
     def pointwise(self) -> bool:
         """Whether a point's output depends on that point alone, with no random stream."""
-        return not any(is_random(m) or couples_points(m) for m in self._parts)
+        return not any(is_random(m) or couples_points(m) for m in self._unusual)
 
     @property
     def modes(self) -> tuple[bool, ...]:
@@ -489,6 +490,12 @@ def is_random(module: nn.Module) -> bool:
         if isinstance(rate, int | float) and 0 < rate <= 1:
             return True
     return isinstance(module, nn.RReLU)
+
+
+def may_couple(module: nn.Module) -> bool:
+    """Whether it is of a kind that draws random numbers or couples points, in whatever mode."""
+    named = any(hasattr(module, name) for name in DROP_RATES)
+    return named or isinstance(module, _BatchNorm | nn.RReLU)
 
 
 def couples_points(module: nn.Module) -> bool:

@@ -61,6 +61,7 @@ class Pass(NamedTuple):
     value: Tensor  # []; [R] from all probes
     out: Tensor | None
     state: State | None
+    squares: Tensor | None = None  # ‖f‖² summed over points, of differences
 
 
 class Estimator:
@@ -162,7 +163,8 @@ class Forward(Estimator):
 
             high, low = (end * self.beta for end in self.ends)
             difference = flat(moved(high) - moved(low), x) / (high - low)
-            return Pass(site.resolve(out).quadratic(difference), out, state)
+            value = site.resolve(out).quadratic(difference)
+            return Pass(value, out, state, accumulate(out.detach()).square().sum())
 
 
 @register
@@ -287,17 +289,13 @@ def trace(
         drawn = estimator.draw(FromGenerator(generator), site, check_number(probes))
     else:
         estimator.check_probes(probes, site)
-    found = estimate(estimator, site, drawn)
-    check_trace(found.value, site, getattr(estimator, "beta", None))
+    made = evaluate(estimator, site, drawn, with_output=False)
+    if drawn is None:
+        found = Estimate(made.value[0], torch.zeros_like(made.value[0]))
+    else:
+        found = estimator.combine(made.value)
+    check_trace(found.value, site, made.squares, getattr(estimator, "beta", None))
     return found
-
-
-def estimate(estimator: Estimator, site: Site, probes: Probes) -> Estimate:
-    """:func:`trace` with the probes given and no check of values: it can be vmapped."""
-    values = evaluate(estimator, site, probes, with_output=False).value
-    if probes is None:
-        return Estimate(values[0], torch.zeros_like(values[0]))
-    return estimator.combine(values)
 
 
 def evaluate(estimator: Estimator, site: Site, probes: Probes, *, with_output: bool = True) -> Pass:
@@ -307,21 +305,28 @@ def evaluate(estimator: Estimator, site: Site, probes: Probes, *, with_output: b
     the output of a pass is not needed.
     """
 
-    def each(some: Params | Tensor) -> Tensor:
+    def one(probe: Any) -> Tensor:
+        found = estimator.at(site, probe)
+        value, squares = found.value, found.squares
+        return value if squares is None else torch.stack([value, squares.to(value.dtype)])
+
+    def each(some: Params | Tensor) -> tuple[Tensor, Tensor | None]:
         size = max(1, PROBE_BYTES // (8 * count(site.params)))
-        return over_probes(site.f, lambda probe: estimator.at(site, probe).value, some, chunk=size)
+        made = over_probes(site.f, one, some, chunk=size)  # [R] or [R, 2]
+        return (made, None) if made.ndim == 1 else (made[:, 0], made[0, 1].detach())
 
     if probes is None:
-        value, out, state = estimator.at(site, None)
-        return Pass(value[None], out, state)
+        found = estimator.at(site, None)
+        return found._replace(value=found.value[None])
     several = len(tree_leaves(probes)[0]) > 1
     if several and not with_output:
-        return Pass(each(probes), None, None)
-    value, out, state = estimator.at(site, tree_map(lambda t: t[0], probes))
-    values = value[None]
+        values, squares = each(probes)
+        return Pass(values, None, None, squares)
+    found = estimator.at(site, tree_map(lambda t: t[0], probes))
+    value = found.value[None]
     if several:
-        values = torch.cat([values, each(tree_map(lambda t: t[1:], probes))])
-    return Pass(values, out, state)
+        value = torch.cat([value, each(tree_map(lambda t: t[1:], probes))[0]])
+    return found._replace(value=value)
 
 
 def over_probes(
@@ -346,25 +351,24 @@ def over_probes(
 ROUNDING_SHARE = 0.1  # of a step, and of a trace, that may be rounding
 
 
-def check_trace(value: Tensor, site: Site, beta: float | None = None) -> None:
+def check_trace(value: Tensor, site: Site, squares: Tensor | None, beta: float | None) -> None:
     """Raise InputError if an estimate is not finite, or a difference is lost in rounding.
 
     A step βψ is rounded to the last digit of θ, u·|θ|, and a difference of outputs to u·|f|, u the
-    machine epsilon. Nothing is checked inside ``vmap``.
+    machine epsilon; ``squares`` is the sum of |f|² over points. Nothing is checked inside ``vmap``.
     """
     found, params = number(value), site.params
     if found is None or (math.isfinite(found) and beta is None):
         return
-    if not math.isfinite(found):
+    if not math.isfinite(found) or beta is None or squares is None:
         check_finite(params)
-    out = finite(site.output().double())  # [S, K]
-    if not math.isfinite(found) or beta is None:
+        finite(site.output())
         raise InputError(
             f"the estimate of Tr J is {found}: numbers of this size overflow {value.dtype}"
         )
     unit = max(torch.finfo(p.dtype).eps for p in params.values())
     size = ravel(detached(params)).double().square().mean().sqrt()
-    noise = unit**2 * float(out.square().sum(1).mean()) / beta**2
+    noise = unit**2 * float(squares) / num_points(site.x) / beta**2
     if unit * float(size) > ROUNDING_SHARE * beta or noise > ROUNDING_SHARE * abs(found):
         raise InputError(
             f"a step of beta={beta:g} is lost in the rounding of the parameters or outputs. Raise "

@@ -151,6 +151,7 @@ def evaluate(
         factors = linearize(*site[:3])  # without A where layers are linear
         gram = site.resolve(factors.out).gram(factors.gram(), num_points(site.x))
         value = dual(gram, jitter, P)
+        total, small = gram.trace(), gram
     else:
         rows = whitened_rows(*site)
         if method == "pseudo":  # what counts as zero is up to the model's precision
@@ -158,11 +159,14 @@ def evaluate(
         else:
             value = (dense if method == "dense" else svd_clip)(rows, jitter)
         small = rows.detach() if len(rows) < P else rows.detach().mT
-        gram = small if rounding is None else small @ small.mT
+        total = small.square().sum()
     found = number(value)
     if rounding is None or found is None or not math.isfinite(found):
         return Estimate(value, torch.zeros_like(value))
-    error = rounding_bound(gram, value, jitter, dtype, P, clip=method == "svd_clip")
+    error = torch.zeros_like(value)
+    if rounding_at_most(total, jitter, dtype, P) > TINY * (1 + value.abs()):
+        gram = small if method == "dual" else small @ small.mT
+        error = rounding_bound(gram, value, jitter, dtype, P, clip=method == "svd_clip")
     if not math.isfinite(error) or float(error) > 1 + rounding * abs(found):
         raise SingularGeometryError(
             f"J(theta; p_X) + {float(jitter):.3g} I cannot be told from a singular matrix in "
@@ -276,10 +280,8 @@ def rounding_bound(
     $\delta \le u\,\lVert A\rVert_F$, u its machine epsilon, so no singular value moves by more than
     δ. That is the bound for smooth models; where a rounded input crosses a kink of ReLU, entries
     jump. ``gram`` is the smaller of AAᵀ and AᵀA. With ``clip`` eigenvalues below ε count as ε
-    (``svd_clip``). Infinite if an eigenvalue may be zero and ε = 0; zero if far below the value.
+    (``svd_clip``). Infinite if an eigenvalue may be zero and ε = 0.
     """
-    if rounding_at_most(gram.trace(), jitter, precision, P) <= TINY * (1 + value.abs()):
-        return torch.zeros_like(value)
     root = torch.linalg.eigvalsh(gram).clamp_min(0).sqrt()
     total, missing = root.square().sum(), P - len(root)
     shift = torch.finfo(precision).eps * total.sqrt()

@@ -295,7 +295,7 @@ def rounding_bound(
 
 def positive_log_det(matrix: Tensor, jitter: Tensor) -> Tensor:
     """Log det of a matrix + εI; nan where that is not positive definite."""
-    matrix = matrix + jitter * torch.eye(len(matrix), dtype=torch.float64, device=jitter.device)
+    matrix = torch.diagonal_scatter(matrix, matrix.diagonal() + jitter)
     value: Tensor = _PositiveLogDet.apply(matrix)[0]  # type: ignore[no-untyped-call]
     return value
 

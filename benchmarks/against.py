@@ -3,10 +3,11 @@
     python -m benchmarks.against d066ad2             small cells
     python -m benchmarks.against d066ad2 --full      all of them
 
-One process holds the code of each commit; both run this file and the networks of
-``benchmarks.cells`` through the public functions, in float64 on one thread. A run of the one is
-followed by the same run of the other, so a busy machine slows both: the ratio is the median over
-pairs of the time of this checkout over that of the commit. Above 1 is slower.
+Two processes, one with the code of each commit, run the networks of ``benchmarks.cells`` through
+the public functions, in float64 on one thread. A run of the one is followed by the same run of the
+other, so a busy machine slows both. Where a process has its memory makes up to 30 % of difference,
+so there are three such pairs of processes: the ratio is the median over all pairs of runs of the
+time of this checkout over that of the commit. Above 1 is slower.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from benchmarks.cells import JITTER, PROBES
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 1.1
+PROCESSES = 3  # of each commit
 RESULTS = Path(__file__).parent / "results" / "against.jsonl"
 
 
@@ -107,13 +109,17 @@ def checkout(commit: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def compare(new: Worker, old: Worker, seconds: float, **question: Any) -> tuple[float, int]:
-    """Median ratio of the times, and the number of pairs."""
-    first = new.ask(**question) + old.ask(**question)  # warm-up
+def compare(
+    pairs: Sequence[tuple[Worker, Worker]], seconds: float, **question: Any
+) -> tuple[float, int]:
+    """Median ratio of the times, and the number of pairs of runs."""
+    first = sum(new.ask(**question) + old.ask(**question) for new, old in pairs)  # warm-up
     ratios: list[float] = []
     end = time.monotonic() + max(seconds, 3 * first)
-    while len(ratios) < 3 or (time.monotonic() < end and len(ratios) < 100):
-        order = [new, old] if len(ratios) % 2 else [old, new]
+    while len(ratios) < 3 * len(pairs) or (time.monotonic() < end and len(ratios) < 150):
+        number, place = divmod(len(ratios), len(pairs))
+        new, old = pairs[place]
+        order = [new, old] if number % 2 else [old, new]
         taken = {id(worker): worker.ask(**question) for worker in order}
         ratios.append(taken[id(new)] / taken[id(old)])
     return statistics.median(ratios), len(ratios)
@@ -126,18 +132,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("commit")
     parser.add_argument("--full", action="store_true", help="all networks and numbers of points")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one comparison, about")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of one comparison, about")
     options = parser.parse_args()
     networks = tuple(cells.NETWORKS) if options.full else ("mlp-1e3", "cnn")
     about, slower = {**circumstances("cpu")._asdict(), "against": options.commit}, []
     with checkout(options.commit) as tree, RESULTS.open("a") as file:
-        new, old = Worker(ROOT), Worker(tree)
+        workers = [(Worker(ROOT), Worker(tree)) for _ in range(PROCESSES)]
         for network in networks:
             for rows in cells.ROWS if options.full else cells.QUICK_ROWS:
                 where = {"network": network, "rows": rows}
-                for way, gradient in [(w, g) for w in new.ask(**where) for g in (False, True)]:
+                for way, gradient in [
+                    (w, g) for w in workers[0][0].ask(**where) for g in (False, True)
+                ]:
                     which = {**where, "way": way, "gradient": gradient}
-                    ratio, pairs = compare(new, old, options.seconds, **which)
+                    ratio, pairs = compare(workers, options.seconds, **which)
                     file.write(json.dumps({**which, "ratio": ratio, "n": pairs, **about}) + "\n")
                     mark = "  SLOWER" if ratio > LIMIT else ""
                     slower += [which] if mark else []

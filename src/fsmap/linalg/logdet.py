@@ -295,7 +295,7 @@ def rounding_bound(
 
 def positive_log_det(matrix: Tensor, jitter: Tensor) -> Tensor:
     """Log det of a matrix + εI; nan where that is not positive definite."""
-    matrix = torch.diagonal_scatter(matrix, matrix.diagonal() + jitter)
+    matrix = matrix + torch.diag_embed(jitter.expand(len(matrix)))
     value: Tensor = _PositiveLogDet.apply(matrix)[0]  # type: ignore[no-untyped-call]
     return value
 

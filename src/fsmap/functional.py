@@ -319,6 +319,28 @@ def move_points(
     return tree_map(move, x)
 
 
+def as_device(name: str | torch.device) -> torch.device:
+    """A device by name, such as ``"cuda:1"``; ``"auto"`` is CUDA if there is one.
+
+    Raises:
+        InputError: If torch has no such device here.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"unknown device {name!r}: there are auto, cpu, cuda, cuda:1 …") from error
+    own = torch.accelerator.current_accelerator(check_available=True)
+    if device.type != "cpu" and (own is None or device.type != own.type):
+        raise InputError(f"torch sees no {device.type.upper()} device here. Use device cpu.")
+    if device.type != "cpu" and (device.index or 0) >= torch.accelerator.device_count():
+        raise InputError(
+            f"device {name}: torch sees {torch.accelerator.device_count()} of them here"
+        )
+    return device
+
+
 def _tensors(x: Inputs) -> list[Tensor]:
     leaves: list[Any] = tree_leaves(x)
     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):

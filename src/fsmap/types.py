@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
-
-from fsmap.errors import InputError
 
 Params = dict[str, Tensor]
 """Trainable parameters, keyed as in ``named_parameters()``."""
@@ -46,25 +43,3 @@ class Estimate(NamedTuple):
 
     value: Tensor  # []
     stderr: Tensor  # []
-
-
-def as_device(name: str | torch.device) -> torch.device:
-    """A device by name, such as ``"cuda:1"``; ``"auto"`` is CUDA if there is one.
-
-    Raises:
-        InputError: If torch has no such device here.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError) as error:
-        raise InputError(f"unknown device {name!r}: there are auto, cpu, cuda, cuda:1 …") from error
-    own = torch.accelerator.current_accelerator(check_available=True)
-    if device.type != "cpu" and (own is None or device.type != own.type):
-        raise InputError(f"torch sees no {device.type.upper()} device here. Use device cpu.")
-    if device.type != "cpu" and (device.index or 0) >= torch.accelerator.device_count():
-        raise InputError(
-            f"device {name}: torch sees {torch.accelerator.device_count()} of them here"
-        )
-    return device

@@ -14,8 +14,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from fsmap import cli
 from fsmap.assess.shift import (
     CORRUPTIONS,
     METRICS,
@@ -24,11 +25,11 @@ from fsmap.assess.shift import (
     Classifier,
     assess_images,
 )
-from fsmap.cli import console, options
 from fsmap.data.images import facts_of, generate, read_others
 from fsmap.errors import MissingDataError, require
 from fsmap.files import make_folder, write_whole
-from fsmap.images import ImageSettings, build
+from fsmap.functional import as_device
+from fsmap.images import ImageSettings, build, load_model
 from fsmap.paper.report.figures import assessment_figure, save, style
 from fsmap.paper.report.tables import number
 from fsmap.paper.rows import plain
@@ -42,10 +43,10 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "--severities N+": ({"type": int, "choices": SEVERITIES}, "1–5", SEVERITIES),
     "--shift NAME*": (str, "other test sets: cifar10.1", []),
     "--ood NAME*": (str, "foreign sets (by data set)"),
-    "--points N": (options.count, "points for R (500)", 500),
-    "--limit N": (options.count, "only so many test images; writes assessment-N"),
-    **options.CLASSIFIER,
-    "--json": (options.FLAG, "JSON instead of the table"),
+    "--points N": (cli.count, "points for R (500)", 500),
+    "--limit N": (cli.count, "only so many test images; writes assessment-N"),
+    **cli.CLASSIFIER,
+    "--json": (cli.FLAG, "JSON instead of the table"),
 }
 
 
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, write, and say what was found."""
     require("matplotlib", extra="report")
     at, data_dir = arguments.checkpoint, arguments.data_dir
-    module, progress = options.load_classifier(at, arguments)
+    module, progress = load_classifier(at, arguments)
     out = arguments.out or (at if at.is_dir() else at.parent)
     make_folder(out)
     settings: ImageSettings = progress["settings"]
@@ -69,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         shifted={n: read_others(n, task.shape, "test", data_dir) for n in arguments.shift},
         corruptions=[(name, severity) for name in names for severity in arguments.severities],
         points={n: x[: arguments.points] for n, x in ({"train": task.train.x} | foreign).items()},
-        advance=console.note,
+        advance=cli.note,
     )
     about: dict[str, Any] = {
         "checkpoint": str(at),
@@ -86,10 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
     with style():
         save(assessment_figure(found), out, name)
     if arguments.json:
-        console.say(json.dumps(described))
+        cli.say(json.dumps(described))
     else:
         _tell(found)
-        console.say(f"\n{out}/{name}.json, .svg and .png written")
+        cli.say(f"\n{out}/{name}.json, .svg and .png written")
     return 0
 
 
@@ -106,7 +107,7 @@ def _foreign(
     except MissingDataError as error:
         if asked is not None:
             raise
-        console.note(f"OOD detection is left out: {error}")
+        cli.note(f"OOD detection is left out: {error}")
         return {}
 
 
@@ -117,13 +118,22 @@ def _tell(found: Assessment) -> None:
 
     header = ["", *(name.replace("_", " ") for name in METRICS)]
     sets = found.sets.items()
-    console.table(header, [[name, *(cell(values, m) for m in METRICS)] for name, values in sets])
-    console.say()
+    cli.table(header, [[name, *(cell(values, m) for m in METRICS)] for name, values in sets])
+    cli.say()
     if found.temperature is not None:
         confident = "over" if found.temperature > 1 else "under"
-        console.say(f"T = {found.temperature:.3f} on held-out images: {confident}-confident")
+        cli.say(f"T = {found.temperature:.3f} on held-out images: {confident}-confident")
     for name, value in found.ood.items():
-        console.say(f"OOD AUROC against {name}: {value:.4f}")
+        cli.say(f"OOD AUROC against {name}: {value:.4f}")
     for name, (value, stderr) in found.laplacian.items():
-        console.say(f"R at {name}: {number(value, 3)} ± {number(stderr, 2)}")
-    console.say("accuracy, selective prediction and ECE in percent; scaled: after T")
+        cli.say(f"R at {name}: {number(value, 3)} ± {number(stderr, 2)}")
+    cli.say("accuracy, selective prediction and ECE in percent; scaled: after T")
+
+
+def load_classifier(path: Path, given: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
+    """Load a network, and say so if its training has not come to its end."""
+    module, progress = load_model(path, as_device(given.device), model=given.model)
+    epochs, done = progress["settings"].epochs, len(progress["history"])
+    if done < epochs:
+        cli.note(f"{path} is unfinished: {done} of {epochs} epochs")
+    return module, progress

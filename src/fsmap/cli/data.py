@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from fsmap.cli import console
+from fsmap import cli
 from fsmap.data import catalogue, fetch
 from fsmap.data.catalogue import DataSet
 from fsmap.errors import InputError, MissingDataError
@@ -54,29 +54,29 @@ def _list(entries: Iterable[DataSet], data_dir: Path | None, *, named: bool) -> 
         copies = [[folder / f.path for folder in searched.values()] for f in entry.files]
         found = [next((path for path in one if path.is_file()), None) for one in copies]
         if all(found):
-            place = console.styled(str(found[0].parent), console.GREEN)  # type: ignore[union-attr]
+            place = cli.styled(str(found[0].parent), cli.GREEN)  # type: ignore[union-attr]
         elif any(found):
             place = f"{found.count(None)} of {len(found)} files are missing"
         else:
             place = catalogue.advice(entry) if named else "not here"
         lines.append([entry.name, entry.title, f"{entry.size / 1e6:.2f} MB", place])
-    console.table(["name", "what", "size", "where"], lines)
-    console.say()
+    cli.table(["name", "what", "size", "where"], lines)
+    cli.say()
     for number, (why, folder) in enumerate(searched.items(), start=1):
         there = "" if folder.is_dir() else "  (not there)"
-        console.say(f"{number}. {why}: {folder}{there}")
-    console.say("Get one with: fsmap data get NAME")
+        cli.say(f"{number}. {why}: {folder}{there}")
+    cli.say("Get one with: fsmap data get NAME")
 
 
 def _get(entry: DataSet, data_dir: Path | None) -> bool:
     """Make a data set available; whether it is."""
     try:
-        files = fetch.get(entry.name, data_dir, say=console.note)
+        files = fetch.get(entry.name, data_dir, say=cli.note)
     except MissingDataError as error:
-        console.note(f"fsmap: {error}")
+        cli.note(f"fsmap: {error}")
         return False
     folder = next(iter(files.values())).parent
-    console.say(f"{entry.name}: {len(files)} files in {folder}, checksums right")
+    cli.say(f"{entry.name}: {len(files)} files in {folder}, checksums right")
     return True
 
 
@@ -86,11 +86,11 @@ def _check(entry: DataSet, data_dir: Path | None, *, named: bool) -> bool:
     damaged = [path for item in found for path in item.damaged]
     missing = any(item.path is None for item in found)
     for path in damaged:
-        console.say(f"{entry.name}: {console.styled('wrong checksum', console.RED)}: {path}")
+        cli.say(f"{entry.name}: {cli.styled('wrong checksum', cli.RED)}: {path}")
     if not missing:
-        console.say(f"{entry.name}: {console.styled('right', console.GREEN)}")
+        cli.say(f"{entry.name}: {cli.styled('right', cli.GREEN)}")
     elif named or damaged:
-        console.say(catalogue.describe_missing(entry, found, data_dir))
+        cli.say(catalogue.describe_missing(entry, found, data_dir))
     else:
-        console.say(f"{entry.name}: not here")
+        cli.say(f"{entry.name}: not here")
     return not (damaged or (missing and named))

@@ -18,16 +18,16 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fsmap.cli import console, options
+from fsmap import cli
 from fsmap.doctor.doctor import doctor
 from fsmap.errors import CheckpointError, InputError, MissingDataError
-from fsmap.functional import check_points, num_points, take_points
+from fsmap.functional import as_device, check_points, num_points, take_points
 from fsmap.models.by_name import make_model
 from fsmap.px import Normal, Uniform
-from fsmap.types import Inputs, as_device
+from fsmap.types import Inputs
 
 NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts put the weights
-COLORS = {"[ok]": console.GREEN, "[!!]": console.RED, "[??]": console.DIM}
+COLORS = {"[ok]": cli.GREEN, "[!!]": cli.RED, "[??]": cli.DIM}
 
 OPTIONS = {
     "target MODULE:FACTORY": (str, "what makes the module; looked for in the current folder too"),
@@ -36,16 +36,16 @@ OPTIONS = {
         "normal (default), uniform, or a file of points: .pt .safetensors .npy .csv",
         "normal",
     ),
-    "--points N": (options.count, "how many points (default: 256; of a file, all)"),
+    "--points N": (cli.count, "how many points (default: 256; of a file, all)"),
     "--shape D,D,…": (str, "shape of one point, for normal, uniform"),
     "--range LOW HIGH": (float, "of uniform (-1 1)", (-1.0, 1.0)),
     "--weights FILE": (Path, "a state_dict to load first"),
     "--jitter EPS": (float, "an epsilon to judge"),
     "--num-data N": (int, "training points, for lambda"),
-    "--train-mode": (options.FLAG, "examine it in training mode (default: eval)"),
+    "--train-mode": (cli.FLAG, "examine it in training mode (default: eval)"),
     "--device NAME": (str, "cpu, cuda, cuda:1 … (default: cpu)", "cpu"),
-    "--seed N": (options.seed, "of the factory and of the points", 0),
-    "--json": (options.FLAG, "JSON instead of the page"),
+    "--seed N": (cli.seed, "of the factory and of the points", 0),
+    "--json": (cli.FLAG, "JSON instead of the page"),
 }
 
 
@@ -58,11 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
     x = _points(module, arguments)
     diagnosis = doctor(module, x, jitter=arguments.jitter, num_data=arguments.num_data)
     if arguments.json:
-        console.say(diagnosis.to_json())
+        cli.say(diagnosis.to_json())
         return 0
     for line in str(diagnosis).splitlines():
         mark, rest = line[:4], line[4:]
-        console.say(console.styled(mark, COLORS[mark]) + rest if mark in COLORS else line)
+        cli.say(cli.styled(mark, COLORS[mark]) + rest if mark in COLORS else line)
     return 0
 
 

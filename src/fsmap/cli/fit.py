@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fsmap.cli import console, options
+from fsmap import cli
 from fsmap.errors import InputError, require
 from fsmap.files import make_folder, write_whole
 from fsmap.paper.report import table_page
@@ -26,7 +26,7 @@ from fsmap.tables.reader import read_table
 
 def units(text: str) -> tuple[int, ...]:
     """The type of ``--hidden``."""
-    return tuple(options.count(word) for word in text.split(","))
+    return tuple(cli.count(word) for word in text.split(","))
 
 
 OPTIONS = {
@@ -42,24 +42,24 @@ OPTIONS = {
         "auto: text or two distinct numbers are classes, other numbers are not",
         "auto",
     ),
-    "--drop COL": (options.MANY, "leave a column out; can be repeated"),
+    "--drop COL": (cli.MANY, "leave a column out; can be repeated"),
     "--category COL": (
-        options.MANY,
+        cli.MANY,
         "a column of categories although it looks like numbers or free text; can be repeated",
     ),
     "--missing TEXT": (
-        options.MANY,
+        cli.MANY,
         "a cell that means 'no value', besides empty, NA, NaN, null, None, ?; can be repeated",
     ),
     "--hidden N,N": (units, "units of the hidden layers (default: by rows)"),
-    "--steps N": (options.count, "at most (default: by rows)"),
+    "--steps N": (cli.count, "at most (default: by rows)"),
     "--method": (("auto", "l-map", "ps-map", "linear"), "auto: the best on held-out rows", "auto"),
-    "--ensemble N": (options.count, "networks that are averaged (4)", 4),
+    "--ensemble N": (cli.count, "networks that are averaged (4)", 4),
     "--test SHARE": (float, "rows to test on (0.15)", 0.15),
-    "--seed N": (options.seed, "of the split and the training (0)", 0),
-    **options.DEVICE,
-    "--force": (options.FLAG, "overwrite the model and its page"),
-    "--silent": (options.FLAG, "no progress bar"),
+    "--seed N": (cli.seed, "of the split and the training (0)", 0),
+    **cli.DEVICE,
+    "--force": (cli.FLAG, "overwrite the model and its page"),
+    "--silent": (cli.FLAG, "no progress bar"),
 }
 
 
@@ -80,17 +80,17 @@ def run(arguments: argparse.Namespace) -> int:
         check_writable(path, force=arguments.force, inputs=(arguments.table,))
     given = {name: value for name, value in vars(arguments).items() if value is not None}
     own = {name: given[name] for name in TableOptions.__dataclass_fields__ if name in given}
-    console.say(f"{arguments.table}: {table.num_rows} rows, {len(table.columns)} columns")
+    cli.say(f"{arguments.table}: {table.num_rows} rows, {len(table.columns)} columns")
     decided = TableOptions(**own, progress=not arguments.silent)
-    fitted = fit_table(table, arguments.target, decided, console.say)
-    console.say()
-    console.table(*table_page.results(fitted))
-    console.say(f"\n{table_page.verdict(fitted)}")
+    fitted = fit_table(table, arguments.target, decided, cli.say)
+    cli.say()
+    cli.table(*table_page.results(fitted))
+    cli.say(f"\n{table_page.verdict(fitted)}")
     fitted.model.save(out)  # first: a page can be drawn again, a fit takes long
     source, command = arguments.table.name, arguments.command
     write_whole(page, table_page.render(fitted, source=source, command=command, model=str(out)))
-    console.say(f"{out} and {page} written after {duration(fitted.seconds)}. Use the model with:")
-    console.say(f"  fsmap predict {shlex.quote(str(out))} new.csv")
+    cli.say(f"{out} and {page} written after {duration(fitted.seconds)}. Use the model with:")
+    cli.say(f"  fsmap predict {shlex.quote(str(out))} new.csv")
     return 0
 
 

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from fsmap import cli
 from fsmap.assess.landscape import Landscape, check_walk, flatness, landscape
-from fsmap.cli import console, options
+from fsmap.cli.assess import load_classifier
 from fsmap.errors import InputError, require
 from fsmap.files import make_folder, write_whole
 from fsmap.images import build
@@ -26,12 +27,12 @@ from fsmap.paper.rows import plain
 OPTIONS = {
     "checkpoints CKPT+": (Path, "files, or their folders"),
     "--out DIR": (Path, "(default: landscape)", Path("landscape")),
-    "--directions N": (options.count, "how many (20)", 20),
+    "--directions N": (cli.count, "how many (20)", 20),
     "--steps N": (int, "odd (41)", 41),
     "--reach X": (float, "largest step, filter norms (5)", 5.0),
-    "--images N": (options.count, "training images (2000)", 2_000),
-    "--seed N": (options.seed, "of the directions (0)", 0),
-    **options.CLASSIFIER,
+    "--images N": (cli.count, "training images (2000)", 2_000),
+    "--seed N": (cli.seed, "of the directions (0)", 0),
+    **cli.CLASSIFIER,
 }
 
 
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_walk(arguments.steps, arguments.reach, dashes="--")
     if len(set(arguments.checkpoints)) < len(arguments.checkpoints):
         raise InputError("the same network is given twice")
-    loaded = {str(path): options.load_classifier(path, arguments) for path in arguments.checkpoints}
+    loaded = {str(path): load_classifier(path, arguments) for path in arguments.checkpoints}
     make_folder(arguments.out)
     found = {name: _walk(name, *one, arguments) for name, one in loaded.items()}
     described = {name: one._asdict() | {"mean": one.mean} for name, one in found.items()}
@@ -51,8 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     step = 2 * arguments.reach / (arguments.steps - 1)
     within = min(max(1.0, step), arguments.reach)
     lines = [[name, f"{flatness(one, within):.4g}"] for name, one in found.items()]
-    console.table(["", f"mean rise of the loss, steps up to {within:g}"], lines)
-    console.say(f"{arguments.out}/landscape.json, .svg and .png written")
+    cli.table(["", f"mean rise of the loss, steps up to {within:g}"], lines)
+    cli.say(f"{arguments.out}/landscape.json, .svg and .png written")
     return 0
 
 
@@ -62,7 +63,7 @@ def _walk(
     device = next(module.parameters()).device
     task = build.load_data(progress["settings"], arguments.data_dir)
     images = task.train.take(slice(arguments.images))
-    console.note(f"{name}: {arguments.directions} directions, {arguments.steps} steps")
+    cli.note(f"{name}: {arguments.directions} directions, {arguments.steps} steps")
     return landscape(
         module,
         task.normalize(images.x.to(device)),

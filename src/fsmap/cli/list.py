@@ -13,7 +13,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from fsmap.cli import console
+from fsmap import cli
 from fsmap.paper.experiment import TROUBLE, Experiment, coverage, get, registry, section
 from fsmap.paper.rows import AGREES, DIFFERS, RunFolder, claim_entry, verdict
 
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         label = textwrap.shorten(experiment.label, 24, placeholder=" …")
         result = last_result(experiment, arguments.out)
         lines.append([experiment.id, label, experiment.device, cost, result])
-    console.table(["id", "paper", "device", "cost", "last result"], lines)
+    cli.table(["id", "paper", "device", "cost", "last result"], lines)
     return 0
 
 
@@ -58,7 +58,7 @@ def last_result(experiment: Experiment, folders: list[Path]) -> str:
         return "\u2013"
     run, state = found[0]
     text = f"{state} in {run.path.parent}"
-    return console.styled(text, console.RED) if state == "damaged" else text
+    return cli.styled(text, cli.RED) if state == "damaged" else text
 
 
 def _outcome(experiment: Experiment, run: RunFolder) -> str:
@@ -69,20 +69,20 @@ def _outcome(experiment: Experiment, run: RunFolder) -> str:
         return f"cannot be judged: {type(error).__name__}"
     differ = verdicts.count(DIFFERS)
     words = f"{verdicts.count(AGREES)}/{len(verdicts)} agree" + f", {differ} differ" * bool(differ)
-    words = console.styled(words, console.RED if differ else console.GREEN)
+    words = cli.styled(words, cli.RED if differ else cli.GREEN)
     size = coverage(experiment, run.header(), run.done()).partition(",")[0]
     return f"{words}, {size.replace(' of ', '/')}"
 
 
 def _detail(experiment: Experiment, folders: list[Path]) -> None:
-    console.say(console.styled(f"{experiment.id}  {experiment.title}", console.BOLD))
-    console.say(f"{experiment.label}; {experiment.device}; {experiment.cost} at full size")
-    console.say(experiment.see)
-    console.say(f"protocol: {experiment.protocol}")
-    console.say(f"last result: {last_result(experiment, folders)}\n")
+    cli.say(cli.styled(f"{experiment.id}  {experiment.title}", cli.BOLD))
+    cli.say(f"{experiment.label}; {experiment.device}; {experiment.cost} at full size")
+    cli.say(experiment.see)
+    cli.say(f"protocol: {experiment.protocol}")
+    cli.say(f"last result: {last_result(experiment, folders)}\n")
     full, quick = dataclasses.asdict(experiment.config), dataclasses.asdict(experiment.quick)
     lines = [[name, _short(full[name]), _short(quick[name])] for name in full]
-    console.table(["--set", "full", "quick"], lines)
+    cli.table(["--set", "full", "quick"], lines)
 
 
 def _short(value: Any) -> str:

@@ -12,7 +12,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from fsmap.cli import console, options
+from fsmap import cli
 from fsmap.cli.fit import check_writable
 from fsmap.files import write_whole
 from fsmap.tables.encoder import UnseenWarning
@@ -23,8 +23,8 @@ OPTIONS = {
     "model MODEL": (Path, "what `fsmap fit` wrote"),
     "table FILE": (Path, "CSV, columns by name"),
     "--out FILE": (Path, "CSV (default: the terminal)"),
-    "--missing TEXT": (options.MANY, "as for `fsmap fit`"),
-    "--force": (options.FLAG, "overwrite --out"),
+    "--missing TEXT": (cli.MANY, "as for `fsmap fit`"),
+    "--force": (cli.FLAG, "overwrite --out"),
 }
 
 
@@ -39,15 +39,15 @@ def run(arguments: argparse.Namespace) -> int:
         warnings.simplefilter("always", UnseenWarning)
         columns = model.predict(table)
     for warning in caught:
-        console.note(f"fsmap: {warning.message}")
+        cli.note(f"fsmap: {warning.message}")
     known = {column.name for column in model.encoder.columns} | {model.target.name}
     extra = [name for name in table.columns if name not in known]
     if extra:
-        console.note(f"fsmap: columns that the model does not use: {', '.join(extra)}")
+        cli.note(f"fsmap: columns that the model does not use: {', '.join(extra)}")
     content = write_table({name: column.tolist() for name, column in columns.items()})
     if arguments.out is None:
         sys.stdout.write(content)
         return 0
     write_whole(arguments.out, content)
-    console.note(f"{arguments.out}: predictions of {model.target.name!r}, {table.num_rows} rows")
+    cli.note(f"{arguments.out}: predictions of {model.target.name!r}, {table.num_rows} rows")
     return 0

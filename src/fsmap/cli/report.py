@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fsmap.cli import console, options
+from fsmap import cli
 from fsmap.paper.engine import publish
 from fsmap.paper.experiment import TROUBLE, registry
 from fsmap.paper.report.page import build, find_runs
@@ -24,7 +24,7 @@ OPTIONS = {
         "experiment the full-size one, then the first is shown",
     ),
     "--out DIR": (Path, "default: report", Path("report")),
-    "--redraw": (options.FLAG, "also write summary.json and pictures anew"),
+    "--redraw": (cli.FLAG, "also write summary.json and pictures anew"),
 }
 
 
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     folders = arguments.folders or usual or [Path("runs")]
     if arguments.redraw:
         _redraw(folders)
-    console.say(str(build(folders, arguments.out).resolve()))
+    cli.say(str(build(folders, arguments.out).resolve()))
     return 0
 
 
@@ -42,10 +42,10 @@ def _redraw(folders: list[Path]) -> None:
     for found in find_runs(folders):
         if found.trouble:
             continue
-        console.note(f"{found.id}: drawing")
+        cli.note(f"{found.id}: drawing")
         run = RunFolder(found.folder)
         try:
             with run.lock():
                 publish(registry()[found.id], run)
         except TROUBLE as error:  # or a run that goes on: it draws its own rows
-            console.note(f"{found.id}: not drawn again: {error}")
+            cli.note(f"{found.id}: not drawn again: {error}")

@@ -13,7 +13,7 @@ import argparse
 import signal
 from pathlib import Path
 
-from fsmap.cli import console, options
+from fsmap import cli
 from fsmap.errors import InputError, require
 from fsmap.paper import engine
 from fsmap.paper.rows import tally
@@ -21,25 +21,25 @@ from fsmap.progress import duration
 
 OPTIONS = {
     "ids ID+": (str, "ids of `fsmap list`, or all"),
-    "--quick": (options.FLAG, "small sizes: seconds, not minutes"),
+    "--quick": (cli.FLAG, "small sizes: seconds, not minutes"),
     "--out DIR": (Path, "writes DIR/ID (default: runs)", Path("runs")),
-    **options.DEVICE,
+    **cli.DEVICE,
     "--seeds N": (int, "how many seeds"),
     "--set KEY=VALUE": (
-        options.MANY,
+        cli.MANY,
         "change a field of the config; a list is written 1,2,3; can be repeated",
     ),
     "--resume": (
-        options.FLAG,
+        cli.FLAG,
         "continue an unfinished run, add units that are missing to a finished one, else keep it; "
         "finished units are not repeated",
     ),
     "--force": (
-        options.FLAG,
+        cli.FLAG,
         "start anew although a run is there; a finished one is kept in DIR/.fsmap/ID.previous",
     ),
-    **options.DATA_DIR,
-    "--silent": (options.FLAG, "no progress bar"),
+    **cli.DATA_DIR,
+    "--silent": (cli.FLAG, "no progress bar"),
 }
 
 
@@ -59,39 +59,39 @@ def run(arguments: argparse.Namespace) -> int:
     # a polite kill ends a run as Ctrl-C does
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        for outcome in engine.run(ids, chosen, console.note):
+        for outcome in engine.run(ids, chosen, cli.note):
             outcomes.append(outcome)
             _tell(outcome)
     except KeyboardInterrupt:
         again = chosen.command(*ids, resume=True)
-        console.note(f"\nfsmap: interrupted. Finished units are kept. Continue with:\n  {again}")
+        cli.note(f"\nfsmap: interrupted. Finished units are kept. Continue with:\n  {again}")
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     if len(outcomes) > 1 and failed:
-        console.note(f"fsmap: {len(failed)} of {len(outcomes)} failed.")
+        cli.note(f"fsmap: {len(failed)} of {len(outcomes)} failed.")
     elif not failed and ids != ["all"] and any(o.status == "finished" for o in outcomes):
-        console.say(f"Make a page of it with: fsmap report {chosen.out}")
+        cli.say(f"Make a page of it with: fsmap report {chosen.out}")
     if not failed:
         return 0
     return 1 if any(engine.is_bug(outcome.error) for outcome in failed) else 2
 
 
 def _tell(outcome: engine.Outcome) -> None:
-    name = console.styled(outcome.id, console.BOLD)
+    name = cli.styled(outcome.id, cli.BOLD)
     if outcome.status == "finished":
         claims = outcome.summary["claims"]
         took = duration(outcome.summary["seconds"])
-        console.say(f"{name}  {tally(claims)}  {took}  {outcome.folder}")
+        cli.say(f"{name}  {tally(claims)}  {took}  {outcome.folder}")
         for claim in claims:
             if claim["holds"] is False:
-                cross = console.styled("\u2717", console.RED)
-                ours = console.styled(f"({claim['ours']})", console.DIM)
-                console.say(f"  {cross} {claim['claim']} {ours}")
+                cross = cli.styled("\u2717", cli.RED)
+                ours = cli.styled(f"({claim['ours']})", cli.DIM)
+                cli.say(f"  {cross} {claim['claim']} {ours}")
     elif outcome.status == "kept":
-        console.say(f"{name}  {outcome.reason}  {outcome.folder}")
+        cli.say(f"{name}  {outcome.reason}  {outcome.folder}")
     elif outcome.status == "skipped":
-        console.say(f"{name}  skipped: {' '.join(outcome.reason.split())}")
+        cli.say(f"{name}  skipped: {' '.join(outcome.reason.split())}")
     else:
-        console.note(f"fsmap: {outcome.id}: {outcome.reason}")
+        cli.note(f"fsmap: {outcome.id}: {outcome.reason}")

@@ -23,16 +23,15 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 import torch
 
-from fsmap import metrics
-from fsmap.cli import console, options
+from fsmap import cli, metrics
 from fsmap.errors import FsmapError, InputError
 from fsmap.files import exclusive
+from fsmap.functional import as_device
 from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import FILE
 from fsmap.images.step import Group, LostPeerError, processes, torchrun_device
 from fsmap.paper.rows import circumstances
 from fsmap.progress import duration
-from fsmap.types import as_device
 
 QUICK: dict[str, Any] = {
     "generated": True,
@@ -101,13 +100,13 @@ TYPES = get_type_hints(ImageSettings)
 def _kind(words: str) -> Any:
     name = words.split()[0].removeprefix("--").replace("-", "_")
     if name.endswith("seed"):
-        return options.seed
+        return cli.seed
     kind = next(iter(get_args(TYPES[name])), TYPES[name])  # int of `int | None`
-    return {bool: options.TOGGLE, float: options.number}.get(kind, kind)
+    return {bool: cli.TOGGLE, float: cli.number}.get(kind, kind)
 
 
 def _seeds(text: str) -> list[int]:
-    seeds = [options.seed(word) for word in text.split(",")]
+    seeds = [cli.seed(word) for word in text.split(",")]
     if len(set(seeds)) < len(seeds):
         raise argparse.ArgumentTypeError(f"names a seed twice: {text}")
     return seeds
@@ -122,24 +121,24 @@ OPTIONS["how it is computed"] |= {
         {"dest": "precision", "action": "store_const", "const": "bf16"},
         "--precision bf16",
     ),
-    **options.DEVICE,
-    "--quick": (options.FLAG, "a run of seconds, generated images"),
+    **cli.DEVICE,
+    "--quick": (cli.FLAG, "a run of seconds, generated images"),
 }
 OPTIONS["files and time"] = {
     "--seeds N,N": (_seeds, "one run each (default: 0)", [0]),
     "--out DIR": (Path, "checkpoint.safetensors and log.jsonl go there"),
-    "--resume": (options.FLAG, "go on from the checkpoint, if any"),
+    "--resume": (cli.FLAG, "go on from the checkpoint, if any"),
     "--checkpoint-every STEPS": (
-        options.count,
+        cli.count,
         "(default: at the end of an epoch, at most once a minute)",
     ),
     "--max-seconds T": (
-        partial(options.number, least=0),
+        partial(cli.number, least=0),
         "stop with a checkpoint after T seconds; exit code 3",
         math.inf,
     ),
-    **options.DATA_DIR,
-    "--silent": (options.FLAG, "no progress bar"),
+    **cli.DATA_DIR,
+    "--silent": (cli.FLAG, "no progress bar"),
 }
 
 LOCK = ".lock"
@@ -157,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
     device = torchrun_device(as_device(arguments.device))
     seeds, left = arguments.seeds, arguments.max_seconds
     with processes(device) as group:
-        say = console.say if group.rank == 0 else lambda _: None
+        say = cli.say if group.rank == 0 else lambda _: None
         for seed in seeds:
             settings = settings_of(arguments, seed, device)
             folder = _folder(arguments.out, settings, many=len(seeds) > 1)
@@ -195,7 +194,7 @@ def _train(
             about={"commit": circumstances("cpu").commit, "command": arguments.command},
         )
         if group.rank == 0:
-            console.say(_opening(run, folder))
+            cli.say(_opening(run, folder))
         with _signals(run):
             run.train(
                 max_seconds=left,
@@ -203,7 +202,7 @@ def _train(
                 progress=not arguments.silent,
             )
     if run.done and group.rank == 0:
-        console.say(_closing(run))
+        cli.say(_closing(run))
     return run
 
 
@@ -282,7 +281,7 @@ def _signals(run: ImageRun) -> Iterator[None]:
             end(kind)
         seen.append(kind)
         run.stop()
-        console.note("stopping after this step, with a checkpoint (once more: at once)")
+        cli.note("stopping after this step, with a checkpoint (once more: at once)")
 
     before = {kind: signal.signal(kind, stop) for kind in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 import torch
 
 from fsmap.errors import FsmapError, InputError, MissingDataError, did_you_mean
+from fsmap.functional import as_device
 from fsmap.paper.experiment import Context, Experiment, coverage, get, registry
 from fsmap.paper.report import figures
 from fsmap.paper.rows import (
@@ -41,7 +42,6 @@ from fsmap.paper.rows import (
     plain,
 )
 from fsmap.progress import progress
-from fsmap.types import as_device
 
 Say = Callable[[str], None]
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from fsmap.errors import DivergedError, InputError
+from fsmap.functional import as_device
 from fsmap.linalg.estimators import Jvp, evaluate
 from fsmap.linalg.jacobian import Site
 from fsmap.lmap.strength import MEMORY
@@ -28,7 +29,7 @@ from fsmap.models.mlp import MLP
 from fsmap.objective.geometry import SHARE as FLOOR
 from fsmap.progress import progress as progress_bar
 from fsmap.px import Empirical, EvalDistribution, Normal, as_px
-from fsmap.types import Params, as_device
+from fsmap.types import Params
 
 AUTO, LINEAR = "auto", "linear"
 METHODS = (LINEAR, "ps-map", "l-map")

@@ -18,9 +18,18 @@ from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.measure import estimate_cost, suggest_strength
 from fsmap.lmap.module import LMAP, LaplacianPenalty
 from fsmap.lmap.strength import LogTrace
-from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian
-from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
-from fsmap.objective.prior import Flat, Normal, Reparametrized
+from fsmap.objective.objective import (
+    Bernoulli,
+    Categorical,
+    Flat,
+    Gaussian,
+    Normal,
+    Objective,
+    Reparametrized,
+    fs_map,
+    l_map,
+    ps_map,
+)
 from fsmap.px import Stream
 from fsmap.train.fit import fit
 from fsmap.train.grid import Grid, select

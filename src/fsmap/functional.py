@@ -615,6 +615,22 @@ def accumulate(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in HALF else tensor
 
 
+def aligned(out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as ``[B, ..., K]`` in the working dtype; never broadcasts [B] against [B, 1]."""
+    if out.dim() == y.dim() + 1 == 2 and out.shape[1] == 1:
+        y = y.unsqueeze(1)
+    if y.dim() == out.dim() + 1 == 2 and y.shape[1] == 1:
+        out = out.unsqueeze(1)
+    if out.shape != y.shape or out.dim() == 0:
+        raise InputError(
+            f"outputs {list(out.shape)} and targets {list(y.shape)} do not match: they must have "
+            "the same shape [B, ...] ([B] and [B, 1] count as the same). Reshape y, or change the "
+            "model's last layer."
+        )
+    out = accumulate(out if out.dim() > 1 else out.unsqueeze(1))
+    return out, y.reshape(out.shape).to(out.dtype)
+
+
 def check_positive(name: str, value: float | Tensor) -> None:
     """Raise InputError if an entry of a scale is zero, negative, infinite or nan."""
     scale = torch.as_tensor(value).detach().reshape(-1)

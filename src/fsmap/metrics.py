@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError
-from fsmap.objective.likelihood import aligned
+from fsmap.functional import aligned
 
 ArrayLike = Tensor | npt.ArrayLike
 Floats = npt.NDArray[np.float64]

@@ -14,7 +14,8 @@ from torch.testing import assert_close
 import fsmap
 from fsmap.errors import InputError
 from fsmap.linalg.estimators import by_name
-from fsmap.objective.geometry import SHARE, Laplacian, LogDet, NoGeometry, TraceBound
+from fsmap.objective.geometry import SHARE, Laplacian, LogDet, TraceBound
+from fsmap.objective.objective import NoGeometry
 from fsmap.px import Stream
 from fsmap.types import Draws
 

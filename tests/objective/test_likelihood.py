@@ -13,7 +13,7 @@ from torch.func import vmap
 from torch.testing import assert_close
 
 from fsmap.errors import InputError
-from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian
+from fsmap.objective.objective import Bernoulli, Categorical, Gaussian
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -15,8 +15,7 @@ from torch.testing import assert_close
 
 import fsmap
 from fsmap.errors import InputError
-from fsmap.objective.likelihood import Gaussian
-from fsmap.objective.prior import Normal, Reparametrized
+from fsmap.objective.objective import Gaussian, Normal, Reparametrized
 from fsmap.px import Stream
 from fsmap.types import Batch, Draws
 

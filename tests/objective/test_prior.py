@@ -11,7 +11,7 @@ from torch.func import grad, vmap
 from torch.testing import assert_close
 
 from fsmap.errors import InputError
-from fsmap.objective.prior import Flat, Normal, Reparametrized
+from fsmap.objective.objective import Flat, Normal, Reparametrized
 
 
 def parameters(seed: int = 0) -> dict[str, torch.Tensor]:

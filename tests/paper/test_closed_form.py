@@ -10,8 +10,7 @@ from torch.testing import assert_close
 
 from fsmap.errors import DivergedError
 from fsmap.functional import functional
-from fsmap.objective.likelihood import Gaussian
-from fsmap.objective.prior import Normal
+from fsmap.objective.objective import Gaussian, Normal
 from fsmap.paper.closed_form import fourier, mixture, reparam, theory
 from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem, fit, uniform_variants
 from fsmap.paper.closed_form.mixture import DOUBLED, TRUE, MixtureConfig

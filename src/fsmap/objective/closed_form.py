@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import SingularGeometryError
-from fsmap.objective.likelihood import tensor_like
+from fsmap.objective.objective import tensor_like
 from fsmap.px import Stream
 from fsmap.types import Draws, ModelFn, Params
 

@@ -33,18 +33,6 @@ class Geometry(Protocol):
         """Nats."""
 
 
-class NoGeometry(NamedTuple):
-    """PS-MAP: no term."""
-
-    def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
-        """Nothing."""
-        return Draws()
-
-    def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
-        """Zero."""
-        return next(iter(params.values())).new_zeros(())
-
-
 class LogDet(NamedTuple):
     r"""FS-MAP (``eq:jitter-fs-map``), on S fresh points a step.
 

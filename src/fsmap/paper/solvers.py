@@ -15,10 +15,7 @@ from torch import Tensor
 
 from fsmap.errors import DivergedError
 from fsmap.objective.closed_form import Form, LogDetBasis, Squash
-from fsmap.objective.geometry import NoGeometry
-from fsmap.objective.likelihood import Gaussian
-from fsmap.objective.objective import Objective
-from fsmap.objective.prior import Prior
+from fsmap.objective.objective import Gaussian, NoGeometry, Objective, Prior
 from fsmap.train.grid import Grid
 from fsmap.train.optim import Schedule, adam
 from fsmap.train.population import fit_population

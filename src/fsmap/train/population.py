@@ -29,8 +29,8 @@ from fsmap.functional import (
     is_pointwise,
     take_points,
 )
-from fsmap.objective.geometry import Laplacian, NoGeometry, TraceBound
-from fsmap.objective.objective import Objective, Parts
+from fsmap.objective.geometry import Laplacian, TraceBound
+from fsmap.objective.objective import NoGeometry, Objective, Parts
 from fsmap.px import Stream, integer
 from fsmap.train.capture import Graphed
 from fsmap.train.checkpoint import describe, describe_model

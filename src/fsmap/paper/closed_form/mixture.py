@@ -19,8 +19,7 @@ from fsmap.assess.model_average import ChainMean, PosteriorMean, interval, nuts_
 from fsmap.data import synthetic
 from fsmap.errors import MissingExtraError
 from fsmap.objective.closed_form import EXP, BumpBasis, Invertible
-from fsmap.objective.objective import Objective
-from fsmap.objective.prior import Normal
+from fsmap.objective.objective import Normal, Objective
 from fsmap.paper import solvers
 from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables

@@ -33,7 +33,7 @@ from fsmap.data import synthetic
 from fsmap.linalg.logdet import log_det
 from fsmap.linalg.metric import General
 from fsmap.objective.closed_form import EXP, Invertible
-from fsmap.objective.prior import Normal
+from fsmap.objective.objective import Normal
 from fsmap.paper.closed_form import mixture
 from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem
 from fsmap.paper.closed_form.mixture import MixtureConfig

@@ -32,9 +32,17 @@ from fsmap.errors import DivergedWarning
 from fsmap.functional import functional
 from fsmap.linalg.logdet import whitened_rows
 from fsmap.models.mlp import MLP
-from fsmap.objective.likelihood import Bernoulli, Categorical, Gaussian, Likelihood
-from fsmap.objective.objective import Objective, fs_map, l_map, ps_map
-from fsmap.objective.prior import Normal
+from fsmap.objective.objective import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Likelihood,
+    Normal,
+    Objective,
+    fs_map,
+    l_map,
+    ps_map,
+)
 from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.networks.clouds import eigenvalues, square
 from fsmap.paper.report import figures, tables

@@ -21,7 +21,7 @@ import torch
 import fsmap
 from fsmap.models.mlp import MLP
 from fsmap.paper.rows import circumstances
-from fsmap.train.optim import adam
+from fsmap.train.loop import adam
 from fsmap.train.population import initialize
 from fsmap.types import Batch
 

@@ -21,7 +21,7 @@ import fsmap
 from fsmap.models.mlp import MLP
 from fsmap.paper.experiment import get
 from fsmap.paper.rows import circumstances
-from fsmap.train.optim import adam
+from fsmap.train.loop import adam
 
 FEATURES, DATA = 13, 2_000
 RESULTS = Path(__file__).parent / "results"

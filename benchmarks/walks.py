@@ -62,7 +62,7 @@ def lmap() -> Callable[[], object]:
 
 
 def fit() -> Callable[[], object]:
-    from fsmap.train.optim import adam
+    from fsmap.train.loop import adam
 
     f, params = fsmap.functional(_network())
     x = torch.linspace(-1, 1, 16)[:, None]

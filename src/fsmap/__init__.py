@@ -32,9 +32,9 @@ from fsmap.objective.objective import (
 )
 from fsmap.px import Stream
 from fsmap.train.fit import fit
-from fsmap.train.grid import Grid, select
-from fsmap.train.optim import adam, cosine, sgd
-from fsmap.train.population import fit_population
+from fsmap.train.loop import adam, cosine, sgd
+from fsmap.train.population import Grid, fit_population
+from fsmap.train.select import select
 from fsmap.types import Batch, Estimate
 
 __version__ = "0.1.0"

@@ -144,7 +144,7 @@ def test_r0_comes_from_the_first_parameters() -> None:
         term.started(lambda params, x: 0 * m.f(params, x), zero, Stream(5, 0))
 
 
-@pytest.mark.parametrize("optimizer", [fsmap.train.optim.sgd(0.02), fsmap.train.optim.adam(0.02)])
+@pytest.mark.parametrize("optimizer", [fsmap.sgd(0.02), fsmap.adam(0.02)])
 def test_a_factor_of_r_changes_no_fit(optimizer) -> None:
     """The output multiplied, with noise to match, and the metric multiplied: R times 1000."""
     x = PX.sample(20, torch.Generator().manual_seed(1)).double()

@@ -10,7 +10,7 @@ import fsmap
 from fsmap import Grid, adam, cosine, fit_population, sgd
 from fsmap.errors import DivergedWarning, FallbackWarning
 from fsmap.train.capture import CapturedStep, Graphed
-from fsmap.train.optim import Schedule
+from fsmap.train.loop import Schedule
 from fsmap.train.population import Feed
 from fsmap.types import Batch, Draws
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from fsmap.errors import InputError
-from fsmap.train import optim
+from fsmap.train import loop
 
 SPECS = {
-    "adam": (optim.adam(0.1, betas=(0.8, 0.99)), lambda p: torch.optim.Adam(p, 0.1, (0.8, 0.99))),
+    "adam": (loop.adam(0.1, betas=(0.8, 0.99)), lambda p: torch.optim.Adam(p, 0.1, (0.8, 0.99))),
     "sgd": (
-        optim.sgd(0.1, momentum=0.9, nesterov=True),
+        loop.sgd(0.1, momentum=0.9, nesterov=True),
         lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
     ),
 }
@@ -36,9 +36,9 @@ def test_the_fused_form_takes_torchs_steps(name: str, generator: torch.Generator
 def test_schedules():
     steps = (0, 49, 100, 150, 200)
     for schedule, factors in (
-        (optim.Schedule(), [1, 1, 1, 1, 1]),
-        (optim.Schedule(warmup=100), [0.01, 0.5, 1, 1, 1]),
-        (optim.cosine(warmup=100), [0.01, 0.5, 1, 0.5, 0]),
+        (loop.Schedule(), [1, 1, 1, 1, 1]),
+        (loop.Schedule(warmup=100), [0.01, 0.5, 1, 1, 1]),
+        (loop.cosine(warmup=100), [0.01, 0.5, 1, 0.5, 0]),
     ):
         found = [schedule.factor(step, 200) for step in steps]
         assert found == pytest.approx(factors, abs=1e-15)
@@ -51,19 +51,19 @@ def test_norm_and_clipping_agree_with_torch(generator: torch.Generator):
     for leaf, g in zip(leaves, grads.values(), strict=True):
         leaf.grad = g.clone()
     theirs = torch.nn.utils.clip_grad_norm_(leaves, 0.7)
-    norm = optim.global_norm(grads)
-    clipped = optim.clip_by_norm(grads, norm, 0.7)
+    norm = loop.global_norm(grads)
+    clipped = loop.clip_by_norm(grads, norm, 0.7)
     torch.testing.assert_close(norm, theirs)
     for leaf, g in zip(leaves, clipped.values(), strict=True):
         torch.testing.assert_close(g, leaf.grad)
-    assert optim.global_norm(clipped) == pytest.approx(0.7, rel=1e-5)
-    whole = optim.clip_by_norm(grads, norm, 1e3)
+    assert loop.global_norm(clipped) == pytest.approx(0.7, rel=1e-5)
+    whole = loop.clip_by_norm(grads, norm, 1e3)
     assert all(torch.equal(whole[n], g) for n, g in grads.items())  # small ones stay
 
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.inf, math.nan])
 def test_a_bad_learning_rate_or_warmup_is_refused(lr: float):
     with pytest.raises(InputError, match=r"lr must be positive and finite, got"):
-        optim.adam(lr)
+        loop.adam(lr)
     with pytest.raises(InputError, match=r"warmup"):
-        optim.cosine(warmup=-1)
+        loop.cosine(warmup=-1)

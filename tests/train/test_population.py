@@ -22,7 +22,7 @@ from fsmap.errors import (
     UnsupportedModuleError,
 )
 from fsmap.train import population
-from fsmap.train.optim import Schedule
+from fsmap.train.loop import Schedule
 from fsmap.train.population import initialize, start
 from fsmap.types import Batch, Params
 

@@ -9,8 +9,8 @@ import torch
 
 from fsmap import Grid, select
 from fsmap.errors import DivergedError, EdgeOfGridWarning, InputError
-from fsmap.train.grid import PopulationState
 from fsmap.train.loop import Best
+from fsmap.train.population import PopulationState
 
 X = torch.ones(4, 1)
 ZEROS = (X, torch.zeros(4, 1))

@@ -31,7 +31,7 @@ from fsmap.images.build import (
 from fsmap.images.step import COLUMNS, Feeder, Group, Step
 from fsmap.progress import progress as progress_bar
 from fsmap.train import checkpoint
-from fsmap.train.optim import Schedule
+from fsmap.train.loop import Schedule
 
 CHECKPOINT_SECONDS = 60.0  # writing one takes most of a second
 TIME_EVERY = 5  # steps between looks at the clock

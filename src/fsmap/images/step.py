@@ -29,7 +29,7 @@ from fsmap.lmap.module import LMAP
 from fsmap.lmap.strength import LogTrace
 from fsmap.px import generator
 from fsmap.train.capture import CapturedStep
-from fsmap.train.optim import OptimizerSpec, set_lr
+from fsmap.train.loop import OptimizerSpec, set_lr
 
 PLAIN, JOINED, REGULARIZED = "plain", "joined", "regularized"
 """Without p_X; p_X in the batch but no R (``joint`` between two evaluations of R); with R."""

@@ -16,9 +16,8 @@ from torch import Tensor
 from fsmap.errors import DivergedError
 from fsmap.objective.closed_form import Form, LogDetBasis, Squash
 from fsmap.objective.objective import Gaussian, NoGeometry, Objective, Prior
-from fsmap.train.grid import Grid
-from fsmap.train.optim import Schedule, adam
-from fsmap.train.population import fit_population
+from fsmap.train.loop import Schedule, adam
+from fsmap.train.population import Grid, fit_population
 from fsmap.types import Batch, Draws, ModelFn, Params
 
 Advance = Callable[[float], None]

@@ -1,45 +1,45 @@
-"""``fit``: train one model. Batches, random layers and the gradient of a step are defined here."""
+"""``fit``: train one model."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from fsmap import px
-from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.errors import DivergedError, InputError
 from fsmap.functional import (
     Functional,
     check_params,
-    check_points,
     detached,
     evaluation_mode,
     is_pointwise,
-    move_points,
-    num_points,
-    take_points,
 )
-from fsmap.objective.objective import Objective, Parts
+from fsmap.objective.objective import Objective
 from fsmap.px import Stream
 from fsmap.train.checkpoint import describe, describe_model
 from fsmap.train.loop import (
+    COLUMNS,
     PARTS,
+    Batches,
     Best,
     History,
     Loop,
     Metric,
     Options,
+    Recorder,
     Settings,
-    check_integer,
-    stop_if_diverged,
+    as_batch,
+    check_pure,
+    gradient,
+    layer_noise,
+    sample_batch,
+    take,
+    update,
 )
-from fsmap.train.optim import clip_by_norm, expand, global_norm
-from fsmap.types import Batch, Draws, Inputs, ModelFn, Params
+from fsmap.types import Batch, ModelFn, Params
 
 
 class TrainState(NamedTuple):
@@ -157,172 +157,6 @@ def fit(
     return TrainState(final, loop.step, kept), loop.recorder.history()
 
 
-# --- data
-
-
-class Batches:
-    """Rows of the training data for every step, a function of (seed, step).
-
-    Without replacement every pass over the data is a new permutation, of which the last rows, if
-    they do not fill a batch, are left out. With replacement every step draws independently.
-    """
-
-    def __init__(
-        self, num_data: int, size: int | None, *, seed: int, replace: bool = False
-    ) -> None:
-        check_integer("seed", seed)
-        if size is not None:
-            check_integer("batch_size", size)
-        if size is not None and size < 1:
-            raise InputError(f"batch_size must be at least 1, or None for all data, got {size}")
-        if size is not None and size > num_data and not replace:
-            raise InputError(
-                f"batch_size={size} is larger than the data, N={num_data}. Use a smaller one, "
-                "batch_size=None for all data on every step, or replace=True."
-            )
-        self.num_data, self.size, self.seed, self.replace = num_data, size, seed, replace
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
-
-    def rows(self, step: int) -> Tensor | None:
-        """Indices ``[B]`` of the points of one step; None means all points in their order."""
-        if self.size is None:
-            return None
-        if self.replace:
-            generator = px.generator(self.seed, step, "batch")
-            return torch.randint(self.num_data, (self.size,), generator=generator)
-        epoch, place = divmod(step, self.num_data // self.size)
-        if epoch != self._epoch:
-            generator = px.generator(self.seed, epoch, "epoch")
-            self._epoch, self._order = epoch, torch.randperm(self.num_data, generator=generator)
-        return self._order[place * self.size : (place + 1) * self.size]
-
-
-def take(data: Batch, rows: Tensor | None) -> Batch:
-    """Some of the points, or all of them."""
-    if rows is None:
-        return data
-    rows = rows.to(data.y.device, non_blocking=True)
-    return Batch(take_points(data.x, rows), data.y[rows])
-
-
-def as_batch(data: object, params: Params) -> Batch:
-    """Data on the device of the parameters, floating-point tensors in their dtype.
-
-    Raises InputError if they are no pair of points and targets, are empty or not finite.
-    """
-    pair = (data.x, data.y) if hasattr(data, "x") and hasattr(data, "y") else data
-    if not (isinstance(pair, tuple | list) and len(pair) == 2):
-        raise InputError(
-            f"data must be Batch(x, y), a pair, or have .x and .y, got {type(data).__name__}"
-        )
-    x, y = pair
-    check_points(x)
-    if not isinstance(y, Tensor) or y.ndim == 0:
-        raise InputError(f"y must be a tensor with one entry per point, got {type(y).__name__}")
-    if len(y) != num_points(x):
-        raise InputError(f"x has {num_points(x)} points and y has {len(y)}")
-    if y.is_floating_point() and not torch.isfinite(y).all():
-        bad = int((~torch.isfinite(y)).reshape(len(y), -1).any(1).sum())
-        raise InputError(f"y has NaN or inf in {bad} of {len(y)} points. Remove or impute them.")
-    like = next(iter(params.values()))
-    x, y = (move_points(t, device=like.device, dtype=like.dtype) for t in (x, y))
-    return Batch(x, y)
-
-
-def sample_batch(data: Batch, size: int | None) -> Batch:
-    """A batch to check an objective on: the first points, and those with the extreme targets."""
-    if size is None or size >= len(data.y):
-        return data
-    flat = data.y.reshape(len(data.y), -1)[:, 0]
-    extremes = torch.stack([flat.argmin(), flat.argmax()])
-    return take(data, torch.cat([torch.arange(size, device=extremes.device), extremes]))
-
-
-# --- one step
-
-
-def gradient(
-    objective: Objective, f: ModelFn, params: Params, batch: Batch, draws: Draws
-) -> tuple[Params, Tensor]:
-    """The gradient of the loss, and the loss with its terms, [4]."""
-    value, parts = objective.loss(f, params, batch, draws)
-    found = torch.autograd.grad(value, list(params.values()), materialize_grads=True)
-    return dict(zip(params, found, strict=True)), measured(value, parts).detach()
-
-
-def measured(value: Tensor, parts: Parts) -> Tensor:
-    """The loss and its terms, [4] or [4, M]."""
-    return torch.stack([value, *(parts[name].to(value.dtype) for name in PARTS)])
-
-
-def update(
-    params: Params,
-    grads: Params,
-    row: Tensor,
-    optimizer: Optimizer,
-    clip: float | None,
-    finite: Tensor | None = None,
-) -> Tensor:
-    """Clip the gradient and move the parameters in place.
-
-    For a stack of members, ``finite`` [M] loses the members whose loss or gradient is not finite;
-    they get no gradient any more. Returns the numbers of ``COLUMNS``, [5] or [5, M].
-    """
-    norm = global_norm(grads, stacked=finite is not None)
-    if clip is not None:
-        grads = clip_by_norm(grads, norm, clip)
-    if finite is not None:
-        finite &= torch.isfinite(row[0]) & torch.isfinite(norm)
-        if finite.device.type != "cpu" or not finite.all():
-            grads = {n: torch.where(expand(finite, g), g, 0) for n, g in grads.items()}
-    for name, p in params.items():
-        grad = grads[name]
-        # torch's fused optimizers read memory in order, whatever the strides (torch 2.13)
-        p.grad = grad if grad.stride() == p.stride() else torch.empty_like(p).copy_(grad)
-    optimizer.step()
-    return torch.cat([row, norm[None].to(row.dtype)])
-
-
-def layer_noise(f: ModelFn, stream: Stream, device: torch.device) -> AbstractContextManager[None]:
-    """Random layers (dropout) drawn from (seed, step)."""
-    return nullcontext() if is_pointwise(f) else seeded(stream.noise(), device)
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's own generators of the CPU and of a device, seeded, and put back afterwards."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.default_generator.manual_seed(seed)
-        if device.type == "cuda":
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(seed)
-        yield
-
-
-def check_pure(f: ModelFn, params: Params, x: Inputs) -> None:
-    """Raise UnsupportedModuleError if a pass changes a buffer, as BatchNorm in training does."""
-    if not isinstance(f, Functional):
-        return
-    device = next(iter(params.values())).device
-    with torch.no_grad(), layer_noise(f, Stream(0, 0), device):
-        after = f.with_state(params, x)[1].buffers
-    before = dict(f.module.named_buffers())
-    changed = [n for n in after if not torch.equal(after[n].to(before[n]), before[n])]
-    if changed:
-        names = list(dict.fromkeys(name.rpartition(".")[0] for name in changed))
-        owners = [f"{n!r} ({type(f.module.get_submodule(n)).__name__})" for n in names[:3]]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise UnsupportedModuleError(
-            f"{', '.join(owners)}{more} would update buffers while training "
-            f"({', '.join(changed[:3])}), but fit treats the model as a pure function of its "
-            "parameters and would lose them. Call .eval() on the module to train with fixed "
-            "statistics, or use fsmap.LMAP in your own loop."
-        )
-
-
-# --- validation
-
-
 def measure(f: ModelFn, params: Params, data: Batch, by: Metric) -> Tensor:
     """A metric on held-out data, random layers off: [], float64 on the CPU.
 
@@ -337,3 +171,34 @@ def measure(f: ModelFn, params: Params, data: Batch, by: Metric) -> Tensor:
     if found.numel() != 1:
         raise InputError(f"by must return one number, got a tensor of shape {list(found.shape)}")
     return found.detach().cpu().double().reshape(())
+
+
+ADVICE = {
+    "geometry": "J(theta; p_X) + eps*I is singular or overflows here: raise jitter or num_points, "
+    "lower the learning rate, or ask fsmap.doctor.",
+    "grad_norm": "A term has no derivative here, or an infinite one: lower the learning rate, "
+    "raise jitter, or move the starting point.",
+}
+GENERAL = "Lower the learning rate, clip the gradient (clip=1.0), or look for outliers in the data."
+
+
+def stop_if_diverged(recorder: Recorder, values: Tensor) -> None:
+    """Raise DivergedError if a number of the last flush, [T, C], is not finite.
+
+    The message has the step, the terms that are not finite and the last finite values.
+    """
+    bad = ~torch.isfinite(values)
+    if not bad.any():
+        return
+    at = int(bad.any(1).nonzero()[0])
+    names = [name for name, is_bad in zip(COLUMNS, bad[at].tolist(), strict=True) if is_bad]
+    terms = [name for name in names if name in PARTS]
+    where = f"the {', '.join(terms)} term" if terms else f"{names[0]}, but no term,"
+    columns = recorder.history().columns
+    finite = torch.stack([torch.isfinite(columns[name]) for name in COLUMNS]).all(0)
+    rows = (finite & (columns["step"] < recorder.first + at)).nonzero().flatten().tolist()
+    last = ", ".join(f"{name} {columns[name][rows[-1]]:.6g}" for name in COLUMNS if rows)
+    raise DivergedError(
+        f"training diverged at step {recorder.first + at}: {where} is not finite; last finite "
+        f"values: {last or 'none'}. {ADVICE.get((terms or names)[0], GENERAL)}"
+    )

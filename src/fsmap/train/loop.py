@@ -1,26 +1,45 @@
-"""The loop of one model and of a population: history, validation, checkpoints, progress bar."""
+"""What ``fit`` and ``fit_population`` share: optimizers, batches, one step, and the loop.
+
+The loop keeps the history, validates, writes checkpoints and moves the progress bar. Adam and SGD
+act entry by entry, so one optimizer updates a whole stack of models; only clipping depends on the
+member.
+"""
 
 from __future__ import annotations
 
+import math
 import operator
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
-from fsmap.errors import CheckpointError, DivergedError, InputError
+from fsmap import px
+from fsmap.errors import CheckpointError, InputError, UnsupportedModuleError
 from fsmap.files import beside, exclusive, remove_partial
-from fsmap.functional import detached
+from fsmap.functional import (
+    Functional,
+    check_points,
+    detached,
+    is_pointwise,
+    move_points,
+    num_points,
+    take_points,
+)
+from fsmap.objective.objective import Objective, Parts
 from fsmap.progress import progress as progress_bar
+from fsmap.px import Stream
 from fsmap.train import checkpoint as files
-from fsmap.train.optim import OptimizerSpec, Schedule, adam, expand, set_lr
-from fsmap.types import Params
+from fsmap.types import Batch, Draws, Inputs, ModelFn, Params
+
+CLASSES: dict[str, Callable[..., Optimizer]] = {"adam": Adam, "sgd": SGD}
+CLIP_EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_, which this agrees with
 
 Metric = Callable[[Tensor, Tensor], Any]
 """``(outputs, y)`` to a number, such as ``fsmap.metrics.rmse``."""
@@ -31,7 +50,126 @@ COLUMNS = ("loss", *PARTS, "grad_norm")
 """What a step measures before its update; the three terms are in nats for the whole data set."""
 FLUSH_STEPS = 100  # steps whose numbers stay on the device before they are fetched together
 BAR_SECONDS = 0.2  # time before the bar is shown, and between two of its movements
+
+
+# --- optimizers and learning rates
+
+
+class OptimizerSpec(NamedTuple):
+    """An optimizer that has no parameters yet; made by :func:`adam` or :func:`sgd`."""
+
+    name: str
+    lr: float
+    options: tuple[tuple[str, object], ...] = ()
+
+    def build(
+        self, tensors: Iterable[Tensor], *, capturable: bool = False, moving_lr: bool = True
+    ) -> Optimizer:
+        """Make the ``torch.optim`` optimizer, in its fused form.
+
+        ``capturable`` keeps the step count on the device, so that a CUDA graph can hold the update,
+        and the learning rate too if it moves. Torch's fused kernels read it in float32.
+        """
+        tensors = list(tensors)
+        options = dict(self.options)
+        lr: float | Tensor = self.lr
+        if capturable and moving_lr:
+            lr = torch.tensor(self.lr, dtype=torch.float32, device=tensors[0].device)
+        if capturable and self.name != "sgd":
+            options["capturable"] = True
+        return CLASSES[self.name](tensors, lr=lr, fused=True, **options)
+
+
+class Schedule(NamedTuple):
+    """A factor on the learning rate: a linear rise over ``warmup`` steps, then the decay."""
+
+    warmup: int = 0
+    decay: str = "none"  # or "cosine"
+
+    def factor(self, step: int, steps: int) -> float:
+        """What the learning rate of a step, counted from 0, is multiplied by; in [0, 1]."""
+        rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        if self.decay == "none":
+            return rise
+        share = max(0, step - self.warmup) / max(1, steps - self.warmup)
+        return rise * 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
+
+
+def set_lr(optimizer: Optimizer, lr: float) -> None:
+    """Set the learning rate, in place if it is kept on the device."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
+
+
+def adam(
+    lr: float, *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
+) -> OptimizerSpec:
+    """Adam, as in ``torch.optim.Adam``. It has no weight decay: that is the prior's part.
+
+    Example:
+        >>> adam(0.01).lr
+        0.01
+    """
+    return OptimizerSpec("adam", _positive_lr(lr), (("betas", tuple(betas)), ("eps", eps)))
+
+
+def sgd(lr: float, *, momentum: float = 0.0, nesterov: bool = False) -> OptimizerSpec:
+    """Stochastic gradient descent, as in ``torch.optim.SGD``.
+
+    Example:
+        >>> dict(sgd(0.1, momentum=0.9).options)
+        {'momentum': 0.9, 'nesterov': False}
+    """
+    options = (("momentum", momentum), ("nesterov", nesterov))
+    return OptimizerSpec("sgd", _positive_lr(lr), options)
+
+
+def cosine(*, warmup: int = 0) -> Schedule:
+    """Half a cosine from 1 to 0 at the end, after a linear rise over ``warmup`` steps.
+
+    Example:
+        >>> [round(cosine().factor(step, 4), 2) for step in range(5)]
+        [1.0, 0.85, 0.5, 0.15, 0.0]
+    """
+    if warmup < 0:
+        raise InputError(f"warmup must be at least 0 steps, got {warmup}")
+    return Schedule(warmup=warmup, decay="cosine")
+
+
+def global_norm(grads: Params, *, stacked: bool = False) -> Tensor:
+    """Euclidean norm over all tensors of a gradient, ``[]``; ``[M]`` if they are stacked."""
+    lead = 1 if stacked else 0
+    flat = [g.reshape(*g.shape[:lead], -1) for g in grads.values()]  # [M, p] or [p]
+    norms: Tensor = torch.linalg.vector_norm(
+        torch.stack([torch.linalg.vector_norm(g, dim=-1) for g in flat]), dim=0
+    )
+    return norms
+
+
+def clip_by_norm(grads: Params, norm: Tensor, max_norm: float) -> Params:
+    """Gradients, shortened so that no norm (``[]``, or ``[M]`` of a stack) exceeds ``max_norm``."""
+    factor = (max_norm / (norm + CLIP_EPS)).clamp(max=1.0)
+    return {n: g * expand(factor, g) for n, g in grads.items()}
+
+
+def expand(values: Tensor, like: Tensor) -> Tensor:
+    """``[]`` or ``[M]`` with as many dimensions as ``like``, on its device."""
+    return values.reshape(values.shape + (1,) * (like.ndim - values.ndim)).to(like.device)
+
+
+def _positive_lr(lr: float) -> float:
+    if not 0 < lr < math.inf:
+        raise InputError(f"lr must be positive and finite, got {lr:g}")
+    return float(lr)
+
+
 ADAM = adam(1e-3)  # the default optimizer
+
+
+# --- options
 
 
 class Options(TypedDict, total=False):
@@ -121,6 +259,172 @@ def check_integer(name: str, value: Any) -> None:
     """Raise InputError if a value is no integer; integers of numpy are, booleans are not."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InputError(f"{name} must be an integer, got {value!r}")
+
+
+# --- data
+
+
+class Batches:
+    """Rows of the training data for every step, a function of (seed, step).
+
+    Without replacement every pass over the data is a new permutation, of which the last rows, if
+    they do not fill a batch, are left out. With replacement every step draws independently.
+    """
+
+    def __init__(
+        self, num_data: int, size: int | None, *, seed: int, replace: bool = False
+    ) -> None:
+        check_integer("seed", seed)
+        if size is not None:
+            check_integer("batch_size", size)
+        if size is not None and size < 1:
+            raise InputError(f"batch_size must be at least 1, or None for all data, got {size}")
+        if size is not None and size > num_data and not replace:
+            raise InputError(
+                f"batch_size={size} is larger than the data, N={num_data}. Use a smaller one, "
+                "batch_size=None for all data on every step, or replace=True."
+            )
+        self.num_data, self.size, self.seed, self.replace = num_data, size, seed, replace
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.long)
+
+    def rows(self, step: int) -> Tensor | None:
+        """Indices ``[B]`` of the points of one step; None means all points in their order."""
+        if self.size is None:
+            return None
+        if self.replace:
+            generator = px.generator(self.seed, step, "batch")
+            return torch.randint(self.num_data, (self.size,), generator=generator)
+        epoch, place = divmod(step, self.num_data // self.size)
+        if epoch != self._epoch:
+            generator = px.generator(self.seed, epoch, "epoch")
+            self._epoch, self._order = epoch, torch.randperm(self.num_data, generator=generator)
+        return self._order[place * self.size : (place + 1) * self.size]
+
+
+def take(data: Batch, rows: Tensor | None) -> Batch:
+    """Some of the points, or all of them."""
+    if rows is None:
+        return data
+    rows = rows.to(data.y.device, non_blocking=True)
+    return Batch(take_points(data.x, rows), data.y[rows])
+
+
+def as_batch(data: object, params: Params) -> Batch:
+    """Data on the device of the parameters, floating-point tensors in their dtype.
+
+    Raises InputError if they are no pair of points and targets, are empty or not finite.
+    """
+    pair = (data.x, data.y) if hasattr(data, "x") and hasattr(data, "y") else data
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        raise InputError(
+            f"data must be Batch(x, y), a pair, or have .x and .y, got {type(data).__name__}"
+        )
+    x, y = pair
+    check_points(x)
+    if not isinstance(y, Tensor) or y.ndim == 0:
+        raise InputError(f"y must be a tensor with one entry per point, got {type(y).__name__}")
+    if len(y) != num_points(x):
+        raise InputError(f"x has {num_points(x)} points and y has {len(y)}")
+    if y.is_floating_point() and not torch.isfinite(y).all():
+        bad = int((~torch.isfinite(y)).reshape(len(y), -1).any(1).sum())
+        raise InputError(f"y has NaN or inf in {bad} of {len(y)} points. Remove or impute them.")
+    like = next(iter(params.values()))
+    x, y = (move_points(t, device=like.device, dtype=like.dtype) for t in (x, y))
+    return Batch(x, y)
+
+
+def sample_batch(data: Batch, size: int | None) -> Batch:
+    """A batch to check an objective on: the first points, and those with the extreme targets."""
+    if size is None or size >= len(data.y):
+        return data
+    flat = data.y.reshape(len(data.y), -1)[:, 0]
+    extremes = torch.stack([flat.argmin(), flat.argmax()])
+    return take(data, torch.cat([torch.arange(size, device=extremes.device), extremes]))
+
+
+# --- one step
+
+
+def gradient(
+    objective: Objective, f: ModelFn, params: Params, batch: Batch, draws: Draws
+) -> tuple[Params, Tensor]:
+    """The gradient of the loss, and the loss with its terms, [4]."""
+    value, parts = objective.loss(f, params, batch, draws)
+    found = torch.autograd.grad(value, list(params.values()), materialize_grads=True)
+    return dict(zip(params, found, strict=True)), measured(value, parts).detach()
+
+
+def measured(value: Tensor, parts: Parts) -> Tensor:
+    """The loss and its terms, [4] or [4, M]."""
+    return torch.stack([value, *(parts[name].to(value.dtype) for name in PARTS)])
+
+
+def update(
+    params: Params,
+    grads: Params,
+    row: Tensor,
+    optimizer: Optimizer,
+    clip: float | None,
+    finite: Tensor | None = None,
+) -> Tensor:
+    """Clip the gradient and move the parameters in place.
+
+    For a stack of members, ``finite`` [M] loses the members whose loss or gradient is not finite;
+    they get no gradient any more. Returns the numbers of ``COLUMNS``, [5] or [5, M].
+    """
+    norm = global_norm(grads, stacked=finite is not None)
+    if clip is not None:
+        grads = clip_by_norm(grads, norm, clip)
+    if finite is not None:
+        finite &= torch.isfinite(row[0]) & torch.isfinite(norm)
+        if finite.device.type != "cpu" or not finite.all():
+            grads = {n: torch.where(expand(finite, g), g, 0) for n, g in grads.items()}
+    for name, p in params.items():
+        grad = grads[name]
+        # torch's fused optimizers read memory in order, whatever the strides (torch 2.13)
+        p.grad = grad if grad.stride() == p.stride() else torch.empty_like(p).copy_(grad)
+    optimizer.step()
+    return torch.cat([row, norm[None].to(row.dtype)])
+
+
+def layer_noise(f: ModelFn, stream: Stream, device: torch.device) -> AbstractContextManager[None]:
+    """Random layers (dropout) drawn from (seed, step)."""
+    return nullcontext() if is_pointwise(f) else seeded(stream.noise(), device)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's own generators of the CPU and of a device, seeded, and put back afterwards."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
+        yield
+
+
+def check_pure(f: ModelFn, params: Params, x: Inputs) -> None:
+    """Raise UnsupportedModuleError if a pass changes a buffer, as BatchNorm in training does."""
+    if not isinstance(f, Functional):
+        return
+    device = next(iter(params.values())).device
+    with torch.no_grad(), layer_noise(f, Stream(0, 0), device):
+        after = f.with_state(params, x)[1].buffers
+    before = dict(f.module.named_buffers())
+    changed = [n for n in after if not torch.equal(after[n].to(before[n]), before[n])]
+    if changed:
+        names = list(dict.fromkeys(name.rpartition(".")[0] for name in changed))
+        owners = [f"{n!r} ({type(f.module.get_submodule(n)).__name__})" for n in names[:3]]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        raise UnsupportedModuleError(
+            f"{', '.join(owners)}{more} would update buffers while training "
+            f"({', '.join(changed[:3])}), but fit treats the model as a pure function of its "
+            "parameters and would lose them. Call .eval() on the module to train with fixed "
+            "statistics, or use fsmap.LMAP in your own loop."
+        )
+
+
+# --- the loop
 
 
 class History(NamedTuple):
@@ -215,37 +519,6 @@ def _joined(blocks: list[dict[str, Tensor]], names: tuple[str, ...]) -> dict[str
     if not blocks:
         return {name: torch.empty(0, dtype=torch.float64) for name in names}
     return {name: torch.cat([block[name] for block in blocks]) for name in names}
-
-
-ADVICE = {
-    "geometry": "J(theta; p_X) + eps*I is singular or overflows here: raise jitter or num_points, "
-    "lower the learning rate, or ask fsmap.doctor.",
-    "grad_norm": "A term has no derivative here, or an infinite one: lower the learning rate, "
-    "raise jitter, or move the starting point.",
-}
-GENERAL = "Lower the learning rate, clip the gradient (clip=1.0), or look for outliers in the data."
-
-
-def stop_if_diverged(recorder: Recorder, values: Tensor) -> None:
-    """Raise DivergedError if a number of the last flush, [T, C], is not finite.
-
-    The message has the step, the terms that are not finite and the last finite values.
-    """
-    bad = ~torch.isfinite(values)
-    if not bad.any():
-        return
-    at = int(bad.any(1).nonzero()[0])
-    names = [name for name, is_bad in zip(COLUMNS, bad[at].tolist(), strict=True) if is_bad]
-    terms = [name for name in names if name in PARTS]
-    where = f"the {', '.join(terms)} term" if terms else f"{names[0]}, but no term,"
-    columns = recorder.history().columns
-    finite = torch.stack([torch.isfinite(columns[name]) for name in COLUMNS]).all(0)
-    rows = (finite & (columns["step"] < recorder.first + at)).nonzero().flatten().tolist()
-    last = ", ".join(f"{name} {columns[name][rows[-1]]:.6g}" for name in COLUMNS if rows)
-    raise DivergedError(
-        f"training diverged at step {recorder.first + at}: {where} is not finite; last finite "
-        f"values: {last or 'none'}. {ADVICE.get((terms or names)[0], GENERAL)}"
-    )
 
 
 class Best(NamedTuple):

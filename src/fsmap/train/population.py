@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
+import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import torch
@@ -34,8 +36,18 @@ from fsmap.objective.objective import NoGeometry, Objective, Parts
 from fsmap.px import Stream, integer
 from fsmap.train.capture import Graphed
 from fsmap.train.checkpoint import describe, describe_model
-from fsmap.train.fit import (
+from fsmap.train.fit import TrainState, measure
+from fsmap.train.loop import (
+    PARTS,
     Batches,
+    Best,
+    History,
+    Loop,
+    Metric,
+    Options,
+    Recorder,
+    Schedule,
+    Settings,
     as_batch,
     check_pure,
     gradient,
@@ -45,20 +57,11 @@ from fsmap.train.fit import (
     seeded,
     update,
 )
-from fsmap.train.grid import (
-    SEED,
-    SPLIT,
-    Grid,
-    PopulationState,
-    Value,
-    by_split,
-    held_out_sets,
-    measure_each,
-)
-from fsmap.train.loop import PARTS, History, Loop, Options, Recorder, Settings
-from fsmap.train.optim import Schedule
 from fsmap.types import Batch, Draws, ModelFn, Params
 
+Value = float | int | str
+SEED, SPLIT = "seed", "split"
+RESERVED = (SEED, SPLIT)  # axes that say which random numbers and which data, not which objective
 Init = Callable[[int], Params | nn.Module] | Params
 
 CPU_WORK = 3e7
@@ -66,6 +69,134 @@ CPU_WORK = 3e7
 Measured by ``python -m benchmarks.population``."""
 
 LinAlgError: type[RuntimeError] = torch.linalg.LinAlgError  # type: ignore[attr-defined]
+
+
+class Grid:
+    """Members of a population: every combination of the axes, or an explicit list.
+
+    ``seed`` and ``split`` are axes with a meaning of their own; every other axis is a
+    hyper-parameter of the objective and holds numbers. The last axis runs fastest. The members of
+    an explicit list all have the same names.
+
+    Example:
+        >>> grid = Grid(prior_std=[0.1, 1.0], jitter=[1e-2, 1.0, 100.0], seed=range(6))
+        >>> len(grid), grid[7]
+        (36, {'prior_std': 0.1, 'jitter': 1.0, 'seed': 1})
+        >>> len(Grid([{"jitter": 0.1}, {"jitter": 0.5}]))
+        2
+    """
+
+    def __init__(
+        self, members: Sequence[Mapping[str, Value]] | None = None, /, **axes: Iterable[Value]
+    ) -> None:
+        if (members is None) == (not axes):
+            raise InputError(
+                "a Grid is made of axes, Grid(jitter=[...], seed=range(3)), or of a list of members"
+            )
+        if members is None:
+            values = {name: _values(name, axis) for name, axis in axes.items()}
+            combined = itertools.product(*values.values())
+            members = [dict(zip(values, row, strict=True)) for row in combined]
+        self.members = tuple(dict(member) for member in members)
+        _check(self.members)
+        self.names = tuple(self.members[0])
+
+    @property
+    def hyper_names(self) -> tuple[str, ...]:
+        """The axes that the objective is built from."""
+        return tuple(name for name in self.names if name not in RESERVED)
+
+    @property
+    def axes(self) -> dict[str, tuple[Value, ...]]:
+        """The distinct values of every axis, in the order of their appearance."""
+        return {n: tuple(dict.fromkeys(member[n] for member in self.members)) for n in self.names}
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __iter__(self) -> Iterator[dict[str, Value]]:
+        return (dict(member) for member in self.members)
+
+    def __getitem__(self, index: int) -> dict[str, Value]:
+        return dict(self.members[index])
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{len(values)} {name}" for name, values in self.axes.items())
+        return f"Grid({len(self)} members: {sizes})"
+
+    def hypers(self, like: Tensor) -> dict[str, Tensor]:
+        """Every hyper-parameter as a tensor [M], with the dtype and on the device of ``like``."""
+        names, members = self.hyper_names, self.members
+        return {n: like.new_tensor([float(member[n]) for member in members]) for n in names}
+
+    def groups(self, *names: str) -> dict[tuple[Value, ...], list[int]]:
+        """Members with equal values on these axes; an axis that the grid lacks has the value 0."""
+        found: dict[tuple[Value, ...], list[int]] = {}
+        for index, member in enumerate(self.members):
+            found.setdefault(tuple(member.get(name, 0) for name in names), []).append(index)
+        return found
+
+
+def _values(name: str, axis: Iterable[Value]) -> list[Value]:
+    if isinstance(axis, str | bytes) or not isinstance(axis, Iterable):
+        raise InputError(
+            f"axis {name!r} needs a list of values, got {axis!r}. Write {name}=[{axis!r}]."
+        )
+    values = axis.tolist() if isinstance(axis, Tensor) else list(axis)
+    if not values or len(set(values)) < len(values):
+        raise InputError(f"axis {name!r} needs at least one value and none twice, got {values}")
+    return values
+
+
+def _check(members: tuple[dict[str, Value], ...]) -> None:
+    if not members:
+        raise InputError("the list of members is empty: a grid needs at least one")
+    for index, member in enumerate(members):
+        if set(member) != set(members[0]):
+            raise InputError(
+                f"members must have the same names: {list(members[0])}, but member {index} has "
+                f"{list(member)}"
+            )
+        seed = member.get(SEED, 0)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InputError(f"seed must be an integer, got {seed!r} in member {index}")
+        for name, value in member.items():
+            if name in RESERVED:
+                continue
+            if isinstance(value, bool | str) or not math.isfinite(value):
+                raise InputError(
+                    f"axis {name!r} holds {value!r}: members of one population may differ in "
+                    "finite numbers only. Train one population for every choice of the kind."
+                )
+
+
+class PopulationState(NamedTuple):
+    """Where a population ended."""
+
+    params: Params  # [M, ...]
+    step: int  # steps taken
+    grid: Grid
+    f: ModelFn  # all members share it
+    diverged: Tensor  # [M]  the step at which a member stopped being finite, -1 for the others
+    best: Best | None = None  # if there was a validation
+
+    def member(self, index: int) -> TrainState:
+        """One member, as ``fit`` returns it; a DivergedError if it diverged."""
+        if self.diverged[index] >= 0:
+            raise DivergedError(
+                f"member {index} ({self.grid[index]}) diverged at step "
+                f"{int(self.diverged[index])}; its parameters mean nothing. "
+                f"history.member({index}) shows how it went."
+            )
+        best = None
+        if self.best is not None and self.best.step[index] > 0:
+            kept = {n: p[index] for n, p in self.best.params.items()}
+            best = Best(kept, int(self.best.step[index]), float(self.best.value[index]))
+        return TrainState({n: p[index] for n, p in self.params.items()}, self.step, best)
+
+    def __repr__(self) -> str:
+        diverged = int((self.diverged >= 0).sum())
+        return f"PopulationState({self.grid!r} after {self.step} steps, {diverged} diverged)"
 
 
 def fit_population(
@@ -577,3 +708,35 @@ class Divergence:
         more = f"; and {len(diverged) - 3} more" if len(diverged) > 3 else ""
         message = f"{len(diverged)} of {len(self.steps)} members diverged: {shown}{more}"
         warnings.warn(message, DivergedWarning, stacklevel=3)
+
+
+# --- held-out data
+
+
+def by_split(sets: Any, names: tuple[Value, ...]) -> list[Any]:
+    """What a dict or list has for each value of the ``split`` axis."""
+    if not isinstance(sets, Mapping | list):
+        raise InputError(
+            "the grid has a 'split' axis, so data must be a dict or list of sets, got "
+            f"{type(sets).__name__}"
+        )
+    known = dict(enumerate(sets)) if isinstance(sets, list) else sets
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise InputError(f"the grid has the splits {missing}, and data has only {list(known)}")
+    return [known[name] for name in names]
+
+
+def held_out_sets(on: Any, grid: Grid, params: Params) -> list[Batch]:
+    """The held-out data of every member: one set for all, or one per split."""
+    if SPLIT not in grid.names or not isinstance(on, Mapping | list):
+        return [as_batch(on, params)] * len(grid)
+    names = grid.axes[SPLIT]
+    sets = {n: as_batch(one, params) for n, one in zip(names, by_split(on, names), strict=True)}
+    return [sets[member[SPLIT]] for member in grid]
+
+
+def measure_each(f: ModelFn, params: Params, data: list[Batch], by: Metric) -> Tensor:
+    """A metric of every member on its own data, [M]."""
+    each = ({n: p[k] for n, p in params.items()} for k in range(len(data)))
+    return torch.stack([measure(f, p, batch, by) for p, batch in zip(each, data, strict=True)])

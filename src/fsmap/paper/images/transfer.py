@@ -39,7 +39,7 @@ from fsmap.paper.images.protocol import (
 from fsmap.paper.images.verdict import command, compare, draw_table, lines
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Claim, Row, Rows, Unit
-from fsmap.train.optim import adam
+from fsmap.train.loop import adam
 
 FEATURES, FINETUNE = "features", "finetune"
 FROZEN = "the backbone is frozen; a perceptron with one hidden layer is trained on its features"

@@ -51,9 +51,8 @@ from fsmap.paper.report.tables import epsilon
 from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.paper.solvers import Advance
 from fsmap.px import Lattice, Stream, generator
-from fsmap.train.grid import Grid
-from fsmap.train.optim import adam
-from fsmap.train.population import fit_population
+from fsmap.train.loop import adam
+from fsmap.train.population import Grid, fit_population
 from fsmap.types import Batch, ModelFn, Params
 
 METHODS = ("ps-map", "fs-map", "l-map")

@@ -27,8 +27,8 @@ from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean
 from fsmap.paper.rows import Claim, Rows, Unit, not_tested
-from fsmap.train.grid import measure_members
-from fsmap.train.optim import adam
+from fsmap.train.loop import adam
+from fsmap.train.select import measure_members
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

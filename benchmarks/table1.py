@@ -19,7 +19,7 @@ import torch
 
 import fsmap
 from fsmap.models.mlp import MLP
-from fsmap.paper.experiment import get
+from fsmap.paper.engine import get
 from fsmap.paper.rows import circumstances
 from fsmap.train.loop import adam
 

@@ -16,9 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fsmap.paper import engine
-from fsmap.paper import experiment as registry_module
-from fsmap.paper.engine import Options
-from fsmap.paper.experiment import Claim, Experiment, Measured
+from fsmap.paper.engine import Claim, Experiment, Measured, Options
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import Curve, Frame, Interactive
 
@@ -97,14 +95,14 @@ def only(*classes: type[Experiment]) -> Iterator[None]:
     for cls in classes:
         vars(module)[cls.__name__] = cls
         cls.__module__ = "fake"
-    original = registry_module._modules
-    registry_module._modules = lambda: [module]
-    registry_module.registry.cache_clear()
+    original = engine._modules
+    engine._modules = lambda: [module]
+    engine.registry.cache_clear()
     try:
         yield
     finally:
-        registry_module._modules = original
-        registry_module.registry.cache_clear()
+        engine._modules = original
+        engine.registry.cache_clear()
 
 
 def run(out: Path, *names: str, notes: list[str] | None = None, **options):

@@ -12,8 +12,7 @@ import pytest
 from fake_experiment import Squares, only
 from fsmap.paper import engine
 from fsmap.paper.closed_form import mixture
-from fsmap.paper.engine import Options
-from fsmap.paper.experiment import Claim
+from fsmap.paper.engine import Claim, Options
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import Curve, Frame, Interactive
 from fsmap.paper.report.page import build

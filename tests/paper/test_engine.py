@@ -14,8 +14,7 @@ from fake_experiment import Squares, only, run
 from fsmap.cli import main
 from fsmap.errors import InputError, MissingDataError
 from fsmap.paper.closed_form.fourier import FourierConfig
-from fsmap.paper.engine import check_range, override
-from fsmap.paper.experiment import registry
+from fsmap.paper.engine import check_range, override, registry
 from fsmap.paper.rows import read_rows
 
 ALL = registry()
@@ -158,7 +157,7 @@ def test_two_experiments_with_one_id():
         pass
 
     with only(Squares, Twin), pytest.raises(InputError, match="id"):
-        fake_experiment.registry_module.registry()
+        fake_experiment.engine.registry()
 
 
 def test_full_means_all_units_of_the_protocol(tmp_path, monkeypatch):

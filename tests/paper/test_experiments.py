@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fsmap.paper.closed_form.fourier import NARROW
-from fsmap.paper.experiment import Context, compare, get, judge_all
+from fsmap.paper.engine import Context, compare, get, judge_all
 from fsmap.paper.report import figures
 from fsmap.paper.report.tables import Mean
 from fsmap.paper.rows import Row, RunFolder, encode, parse, plain, revive

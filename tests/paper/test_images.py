@@ -10,7 +10,7 @@ import torch
 
 from fsmap.data.images import generate
 from fsmap.errors import InputError, MissingDataError
-from fsmap.paper.experiment import Context
+from fsmap.paper.engine import Context
 from fsmap.paper.images import experiments, protocol
 from fsmap.paper.images.at_scale import METHODS, FSMAPAtScale
 from fsmap.paper.images.experiments import (

@@ -12,7 +12,7 @@ import torch
 from fsmap import log_det, trace
 from fsmap.functional import functional, ravel
 from fsmap.linalg.jacobian import jacobian
-from fsmap.paper.experiment import Context
+from fsmap.paper.engine import Context
 from fsmap.paper.networks import moons as two_moons
 from fsmap.paper.networks.clouds import LogDetMC, draw_network, eigenvalues, spearman, square
 from fsmap.paper.networks.moons import MoonsConfig, SolutionsConfig, train

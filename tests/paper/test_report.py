@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from fake_experiment import Squares, only, run
 from fsmap.cli import build_parser
 from fsmap.errors import InputError
-from fsmap.paper.engine import override
-from fsmap.paper.experiment import get, registry
+from fsmap.paper.engine import get, override, registry
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.page import build, embedded, find_runs
 from fsmap.paper.report.picture import collect, picture

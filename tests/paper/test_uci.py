@@ -11,7 +11,7 @@ import torch
 
 import fsmap
 from fsmap.data import uci
-from fsmap.paper.experiment import Context
+from fsmap.paper.engine import Context
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Row
 from fsmap.paper.uci import table as protocol

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fsmap import cli
-from fsmap.paper.experiment import TROUBLE, Experiment, coverage, get, registry, section
+from fsmap.paper.engine import TROUBLE, Experiment, coverage, get, registry, section
 from fsmap.paper.rows import AGREES, DIFFERS, RunFolder, claim_entry, verdict
 
 OPTIONS = {

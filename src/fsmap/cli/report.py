@@ -12,8 +12,7 @@ import argparse
 from pathlib import Path
 
 from fsmap import cli
-from fsmap.paper.engine import publish
-from fsmap.paper.experiment import TROUBLE, registry
+from fsmap.paper.engine import TROUBLE, publish, registry
 from fsmap.paper.report.page import build, find_runs
 from fsmap.paper.rows import RunFolder
 

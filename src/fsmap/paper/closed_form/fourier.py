@@ -24,7 +24,7 @@ from torch import Tensor
 from fsmap.data import synthetic
 from fsmap.objective.closed_form import TANH, Diagonal, Dual, Form, FourierBasis, Invertible
 from fsmap.objective.objective import Normal, Objective
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, PAPER_LOOK, legend_above, log_scale, power
 from fsmap.paper.report.tables import Mean, epsilon

@@ -21,7 +21,7 @@ from fsmap.errors import MissingExtraError
 from fsmap.objective.closed_form import EXP, BumpBasis, Invertible
 from fsmap.objective.objective import Normal, Objective
 from fsmap.paper import solvers
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above
 from fsmap.paper.report.tables import largest, listed

@@ -18,7 +18,7 @@ from torch import Tensor
 from fsmap.data import synthetic
 from fsmap.objective.closed_form import IDENTITY, TANH, FourierBasis, Invertible, Squash
 from fsmap.objective.objective import Normal, Objective, Reparametrized
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_above
 from fsmap.paper.report.tables import largest, smallest

@@ -37,7 +37,7 @@ from fsmap.objective.objective import Normal
 from fsmap.paper.closed_form import mixture
 from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem
 from fsmap.paper.closed_form.mixture import MixtureConfig
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_once, log_scale, power
 from fsmap.paper.report.tables import epsilon, largest, smallest

@@ -23,7 +23,7 @@ from fsmap.assess.shift import Predictions, measure
 from fsmap.data.images import ImageTask
 from fsmap.images.build import logits_of
 from fsmap.models.resnet import resnet18
-from fsmap.paper.experiment import Context, Measured, Plots, exact
+from fsmap.paper.engine import Context, Measured, Plots, exact
 from fsmap.paper.images.protocol import (
     GENERATED,
     ImageConfig,

@@ -20,8 +20,8 @@ from fsmap.assess.landscape import check_walk, flatness, landscape
 from fsmap.assess.shift import CORRUPTIONS, SEVERITIES, Predictions, corrupt, measure
 from fsmap.data.images import read_images
 from fsmap.errors import InputError
-from fsmap.paper import experiment
-from fsmap.paper.experiment import Context, Measured, Plots, judge_all
+from fsmap.paper import engine
+from fsmap.paper.engine import Context, Measured, Plots, judge_all
 from fsmap.paper.images.protocol import (
     CHANGES,
     ROWS,
@@ -346,7 +346,7 @@ class LaplacianTrace(RowsExperiment):
             ratios = {}
             for metric, words in WHERE.items():
                 sides = [{"metric": metric, "row": row} for row in ("ps-map", "other")]
-                ratios[words] = experiment.compare(long, *sides, ratio=True)
+                ratios[words] = engine.compare(long, *sides, ratio=True)
             text = f"{name}: PS-MAP's final Laplacian is more than 4 times that of L-MAP with D'"
             logged = "several times" if dataset == "fmnist" else "about 7 times (authors' logs)"
             claim = judge_all(text, ratios, ratio=True, above=4, paper=logged)

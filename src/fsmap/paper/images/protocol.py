@@ -30,7 +30,7 @@ from fsmap.errors import InputError, MissingDataError, did_you_mean
 from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import PRECISIONS
 from fsmap.lmap.strength import NATS
-from fsmap.paper.experiment import Context, Experiment, Measured
+from fsmap.paper.engine import Context, Experiment, Measured
 from fsmap.paper.rows import Row, Unit
 from fsmap.types import Params
 

@@ -21,7 +21,7 @@ from fsmap.data.images import Images
 from fsmap.images import ImageSettings
 from fsmap.images.build import build_model
 from fsmap.models.mlp import MLP
-from fsmap.paper.experiment import Context, Measured, Plots
+from fsmap.paper.engine import Context, Measured, Plots
 from fsmap.paper.images.experiments import printed
 from fsmap.paper.images.protocol import (
     GENERATED,

@@ -33,7 +33,7 @@ from fsmap.functional import count, functional
 from fsmap.linalg.estimators import trace
 from fsmap.linalg.logdet import log_det, whitened_rows
 from fsmap.models.mlp import MLP
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact, judge_all
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import power
 from fsmap.paper.report.tables import epsilon

@@ -43,7 +43,7 @@ from fsmap.objective.objective import (
     l_map,
     ps_map,
 )
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.networks.clouds import eigenvalues, square
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power

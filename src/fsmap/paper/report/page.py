@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fsmap.errors import InputError, require
 from fsmap.files import write_whole
-from fsmap.paper.experiment import TROUBLE, Experiment, coverage, registry, section
+from fsmap.paper.engine import TROUBLE, Experiment, coverage, registry, section
 from fsmap.paper.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER, Interactive, style
 from fsmap.paper.report.picture import METHODS, VARIABLES, picture
 from fsmap.paper.report.tables import arranged, number, with_error

@@ -23,7 +23,7 @@ from fsmap.data import uci
 from fsmap.errors import require
 from fsmap.models.mlp import MLP
 from fsmap.objective.objective import Objective
-from fsmap.paper.experiment import Context, Experiment, Measured, Plots, exact
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.tables import Mean
 from fsmap.paper.rows import Claim, Rows, Unit, not_tested

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import fsmap
 from fsmap import models
 from fsmap.cli import main
-from fsmap.data import synthetic, uci
+from fsmap.data import uci
 from fsmap.errors import FsmapError
 from fsmap.tables.sklearn import LMAPClassifier, LMAPRegressor
 
@@ -160,8 +160,6 @@ CALLS = {
         fit_population(lambda lr: objective, Grid(lr=[1.0]), f, (x, y), steps=-2);
         fit_population(lambda lr: objective, Grid(lr=[1.0]), f, (x, y), steps=2, init=3);
         fit_population(lambda lr: objective, Grid(std=[1.0]), f, (x, y), steps=2) | std;
-        synthetic.regression(torch.sin, 0, generator=generator) | num_points;
-        synthetic.regression(torch.sin, 3, generator=generator, noise_std=-1.0) | noise_std;
         uci.split(table, 0, scaling="test") | scaling; uci.split_rows(9, 0) | rows;
         LMAPClassifier(px="somewhere").fit(x.numpy(), labels.numpy()) | px;
         fs_map(noise, prior, px, num_points=0, jitter=1.0, num_data=6) | num_points
@@ -295,7 +293,7 @@ def names() -> dict[str, Any]:
 
     own = {
         **{"f": f, "p": p, "x": x, "y": torch.randn(6, 1), "net": net, "Net": Net},
-        **{"nn": nn, "torch": torch, "synthetic": synthetic, "uci": uci, "px_": fsmap.px},
+        **{"nn": nn, "torch": torch, "uci": uci, "px_": fsmap.px},
         "models": models,
         **{"LMAPClassifier": LMAPClassifier, "LMAPRegressor": LMAPRegressor},
         **{"noise": noise, "prior": prior, "nan": float("nan"), "inf": float("inf")},

@@ -14,7 +14,6 @@ from fsmap.objective.objective import Gaussian, Normal
 from fsmap.paper.closed_form import fourier, mixture, reparam, theory
 from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem, fit, uniform_variants
 from fsmap.paper.closed_form.mixture import DOUBLED, TRUE, MixtureConfig
-from fsmap.paper.solvers import maximize
 from fsmap.types import Batch
 from oracles import logdet_slow
 
@@ -119,7 +118,7 @@ def test_solutions_are_maxima_of_a_shifted_prior(solved, method, objective, shif
             likelihood = Gaussian(0.1).value(f({"theta": theta}, batch.x), batch.y)
             return likelihood - (theta - shift).square().sum() / (2 * 1.2**2)
 
-        best = maximize(log_posterior, torch.zeros(2))
+        best = theory.maximize(log_posterior, torch.zeros(2))
         assert_close(found[method, objective][seed], best, rtol=0, atol=1e-5)
 
 
@@ -195,12 +194,50 @@ def test_hessian_and_gram_are_one_where_the_residual_is_zero():
 
 def test_newton_finds_a_maximum_to_the_last_digit_or_says_that_it_did_not():
     center = torch.tensor([1.3, -0.4, 5.0])
-    found = maximize(lambda t: -torch.cosh(t - center).sum(), torch.zeros(3))
+    found = theory.maximize(lambda t: -torch.cosh(t - center).sum(), torch.zeros(3))
     assert_close(found, center, rtol=0, atol=1e-14)
 
     def bumps(t: torch.Tensor) -> torch.Tensor:  # between them the curvature has the wrong sign
         return torch.exp(-(t - 2).square()).sum() + 0.5 * torch.exp(-(t + 2).square()).sum()
 
-    assert maximize(bumps, torch.tensor([0.4])).item() == pytest.approx(2, abs=1e-6)
+    assert theory.maximize(bumps, torch.tensor([0.4])).item() == pytest.approx(2, abs=1e-6)
     with pytest.raises(DivergedError, match="step 5"):
-        maximize(lambda t: t.sum(), torch.zeros(2), steps=5)
+        theory.maximize(lambda t: t.sum(), torch.zeros(2), steps=5)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_regression_is_the_function_plus_noise():
+    data = fourier.regression(torch.sin, 20_000, generator=generator(), noise_std=0.1, high=3.0)
+    assert data.x.shape == data.y.shape == (20_000,)
+    assert -1 <= data.x.min() < data.x.max() <= 3
+    assert data.x.mean().item() == pytest.approx(1, abs=0.05)
+    residual = data.y - data.x.sin()
+    assert residual.std().item() == pytest.approx(0.1, rel=0.02)
+    assert abs(residual.mean()) < 0.003
+    exact = fourier.regression(torch.cos, 50, generator=generator())
+    assert_close(exact.y, exact.x.cos(), rtol=0, atol=0)
+
+
+def test_two_bumps():
+    data = mixture.two_bumps(generator=generator(), num_left=5_000)
+    assert (data.x[-1], data.y[-1]) == (0.7, 0.1)
+    left, height = data.x[:-1], data.y[:-1]
+    assert left.mean().item() == pytest.approx(-0.5, abs=0.01)
+    assert left.std().item() == pytest.approx(0.2, rel=0.05)
+    noise = height - torch.exp(-(left + 0.5).square() / 0.03)
+    assert noise.std().item() == pytest.approx(0.1, rel=0.05)
+    one, same, other = (mixture.two_bumps(generator=generator(seed)) for seed in (1, 1, 2))
+    assert len(one.x) == 11
+    assert_close(one, same, rtol=0, atol=0)
+    assert (one.y[:5] != other.y[:5]).all()
+
+
+def test_fourier_sum_is_the_sum():
+    f = fourier.fourier_sum(3, generator=generator(4))
+    a, b = torch.randn(2, 3, generator=generator(4))
+    x = torch.linspace(0, 1, 5)
+    by_hand = sum(a[i] * ((i + 1) * x).sin() + b[i] * ((i + 1) * x).cos() for i in range(3))
+    assert_close(f(x), by_hand)

@@ -30,9 +30,9 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import SingularGeometryError
-from fsmap.objective.objective import tensor_like
+from fsmap.objective.objective import Gaussian, NoGeometry, Objective, Prior, tensor_like
 from fsmap.px import Stream
-from fsmap.types import Draws, ModelFn, Params
+from fsmap.types import Batch, Draws, ModelFn, Params
 
 
 class Squash(NamedTuple):
@@ -41,6 +41,22 @@ class Squash(NamedTuple):
     value: Callable[[Tensor], Tensor]  # σ(θ), element by element
     # log σ'(θ), finite wherever the true value is a finite float
     log_slope: Callable[[Tensor], Tensor]
+
+    def on_rows(self, params: Params, rows: Tensor) -> Tensor:
+        """The model as a function of rows of its design matrix, ``[N, P]`` to ``[N]``."""
+        return rows @ self.value(params["theta"])
+
+    def objective(
+        self, noise_std: float | Tensor, prior: Prior, form: Form | None, num_data: int | Tensor
+    ) -> Objective:
+        """FS-MAP with the log-determinant in closed form; PS-MAP without a form."""
+        geometry = NoGeometry() if form is None else LogDetBasis(form, self.log_slope)
+        return Objective(Gaussian(noise_std), prior, geometry, num_data)  # type: ignore[arg-type]
+
+    def log_density(self, objective: Objective, theta: Tensor, rows: Batch) -> Tensor:
+        """The sum of the terms of an objective in nats, ``[P]`` to ``[]``."""
+        parts = objective.parts(self.on_rows, {"theta": theta}, rows, Draws())
+        return torch.stack(list(parts.values())).sum()
 
 
 def log_sech_squared(theta: Tensor) -> Tensor:

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Say = Callable[[str], None]
+Advance = Callable[[float], None]
 TROUBLE = (FsmapError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What drawing and judging may raise if rows are missing or of an older version."""
 

@@ -21,16 +21,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsmap.data import synthetic
-from fsmap.objective.closed_form import TANH, Diagonal, Dual, Form, FourierBasis, Invertible
+from fsmap.objective.closed_form import TANH, Diagonal, Dual, Form, FourierBasis, Invertible, Squash
 from fsmap.objective.objective import Normal, Objective
-from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.engine import (
+    Advance,
+    Context,
+    Experiment,
+    Measured,
+    Plots,
+    compare,
+    exact,
+    judge_all,
+)
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, PAPER_LOOK, legend_above, log_scale, power
 from fsmap.paper.report.tables import Mean, epsilon
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import Advance, double, log_density, objective_of, solve
-from fsmap.types import Batch
+from fsmap.train.loop import Schedule, adam
+from fsmap.train.population import Grid, fit_population
+from fsmap.types import Batch, Params
+
+Function = Callable[[Tensor], Tensor]
 
 EXACT = "exact"
 """True objective in log space, no jitter."""
@@ -39,6 +50,102 @@ PAPER, PAPER_JITTER = "paper", 1e-32
 exact objective off where σ'²Φᵢᵢ falls below it, near |θ| = 18."""
 NO_JITTER = "no jitter; the authors' code adds 1e-32 inside the logarithm"
 FLOAT32 = "the authors' code factorizes Φ in float32"
+
+
+# --- data and populations: the other experiments of this folder use them, too
+
+
+def double(seed: int) -> dict[str, Any]:
+    """Options of what draws: a generator with this seed, and float64."""
+    return {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64}
+
+
+def regression(
+    f: Function,
+    num_points: int,
+    *,
+    generator: torch.Generator,
+    noise_std: float = 0.0,
+    low: float = -1.0,
+    high: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Batch:
+    """Observations ``x [N]``, ``y [N]`` of a function at uniform points in ``low`` to ``high``.
+
+    The generator draws the points, then the noise; ``noise_std = 0`` gives noiseless targets.
+    """
+    x = low + (high - low) * torch.rand(num_points, generator=generator, dtype=dtype)
+    noise = torch.randn(num_points, generator=generator, dtype=dtype)
+    return Batch(x, f(x) + noise_std * noise)
+
+
+def fourier_sum(
+    num_frequencies: int, *, generator: torch.Generator, dtype: torch.dtype | None = None
+) -> Function:
+    r"""A random smooth target, $\sum_i a_i \sin(ix) + b_i \cos(ix)$ with $a_i, b_i \sim N(0, 1)$.
+
+    The frequencies are 1 to ``num_frequencies``; the function takes ``[N]`` to ``[N]``.
+    """
+    weights = torch.randn(2, num_frequencies, generator=generator, dtype=dtype)
+    frequencies = torch.arange(1, num_frequencies + 1, dtype=weights.dtype)
+
+    def f(x: Tensor) -> Tensor:
+        angles = x[..., None] * frequencies  # [N, n]
+        return angles.sin() @ weights[0] + angles.cos() @ weights[1]
+
+    return f
+
+
+class FromZero(Schedule):
+    """Linear warm-up whose first step does not move, as in the authors' code."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """What the learning rate is multiplied by."""
+        return min(step / self.warmup, 1.0) if self.warmup else 1.0
+
+
+def solve(
+    build: Callable[..., Objective],
+    squash: Squash,
+    members: Sequence[Mapping[str, float]],
+    data: Sequence[Batch],
+    start: Tensor,
+    *,
+    lr: float,
+    steps: int,
+    warmup: int = 0,
+    advance: Advance = lambda _: None,
+) -> Tensor:
+    """Train a population with full-batch Adam; the last parameters, ``[M, P]``.
+
+    ``build`` makes the objective from the numbers of a member, whose ``split`` is the place of its
+    ``data``: rows of the design matrix and targets. ``start`` is ``[P]``, or ``[M, P]``.
+    """
+
+    def tell(step: int, _: Params) -> None:
+        if step % 50 == 0:
+            advance(step / steps)
+
+    each = start.ndim == 2
+    grid = [{**m, "seed": k if each else 0} for k, m in enumerate(members)]
+    states, _ = fit_population(
+        build,
+        Grid(grid),
+        squash.on_rows,
+        list(data),
+        steps=steps,
+        init=(lambda seed: {"theta": start[seed]}) if each else {"theta": start},
+        optimizer=adam(lr),
+        schedule=FromZero(warmup),
+        callback=tell,
+        log_every=steps,
+        chunk=len(grid),
+        progress=False,
+    )
+    return states.params["theta"]
+
+
+# --- the model and its variants
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +164,9 @@ class FourierConfig:
 
     def log_posterior(self, theta: Tensor, data: Batch, form: Form | None = None) -> Tensor:
         """Log p(f|D), or log p(θ|D) without a form, up to the evidence, with the data's noise."""
-        objective = objective_of(TANH, self.noise_std, Normal(self.prior_std), form, len(data.y))
-        return log_density(objective, TANH, theta, Batch(self.model().design(data.x), data.y))
+        objective = TANH.objective(self.noise_std, Normal(self.prior_std), form, len(data.y))
+        rows = Batch(self.model().design(data.x), data.y)
+        return TANH.log_density(objective, theta, rows)
 
     def diagonal(self, jitter: float | Tensor) -> Diagonal:
         """The log-determinant for p_X = Uniform(-1, 1) with a jitter."""
@@ -90,8 +198,8 @@ def draw_problem(config: FourierConfig, n_train: int, seed: int) -> Problem:
     def truth(x: Tensor) -> Tensor:
         return model.design(x) @ theta.tanh()
 
-    train = synthetic.regression(truth, n_train, noise_std=config.noise_std, **draw)
-    return Problem(n_train, seed, train, synthetic.regression(truth, config.num_test, **draw))
+    train = regression(truth, n_train, noise_std=config.noise_std, **draw)
+    return Problem(n_train, seed, train, regression(truth, config.num_test, **draw))
 
 
 def uniform_variants(config: FourierConfig) -> list[Variant]:
@@ -172,7 +280,7 @@ def fit(
     for form, block in itertools.groupby(variants, attrgetter("form")):
 
         def build(noise_std: Tensor, jitter: Tensor, num_data: Tensor, f: Any = form) -> Objective:
-            return objective_of(TANH, noise_std, prior, f and f(jitter), num_data)
+            return TANH.objective(noise_std, prior, f and f(jitter), num_data)
 
         members = [
             {"noise_std": v.noise_std, "jitter": v.jitter, "num_data": p.n_train, "split": q}

@@ -16,17 +16,25 @@ import torch
 from torch import Tensor
 
 from fsmap.assess.model_average import ChainMean, PosteriorMean, interval, nuts_mean, posterior_mean
-from fsmap.data import synthetic
 from fsmap.errors import MissingExtraError
 from fsmap.objective.closed_form import EXP, BumpBasis, Invertible
 from fsmap.objective.objective import Normal, Objective
-from fsmap.paper import solvers
-from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.closed_form import fourier
+from fsmap.paper.closed_form.fourier import double
+from fsmap.paper.engine import (
+    Advance,
+    Context,
+    Experiment,
+    Measured,
+    Plots,
+    compare,
+    exact,
+    judge_all,
+)
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above
 from fsmap.paper.report.tables import largest, listed
 from fsmap.paper.rows import Claim, Row, Rows, Unit
-from fsmap.paper.solvers import Advance, double, objective_of
 from fsmap.types import Batch
 
 TRUE, DOUBLED = "true log det", "doubled log det"
@@ -55,10 +63,28 @@ def build() -> BumpBasis:
     return BumpBasis([-0.5, 0.5], 0.03)
 
 
+def two_bumps(
+    *,
+    generator: torch.Generator,
+    num_left: int = 10,
+    noise_std: float = 0.1,
+    dtype: torch.dtype | None = None,
+) -> Batch:
+    """The data of Fig. 1: a well observed bump at -0.5, and one point (0.7, 0.1) on the right.
+
+    The ``num_left`` points of the bump have x ~ N(-0.5, 0.2²) and y = exp(-(x + 0.5)²/0.03) +
+    noise; the lone point comes last.
+    """
+    x = -0.5 + 0.2 * torch.randn(num_left, generator=generator, dtype=dtype)
+    y = torch.exp(-(x + 0.5).square() / 0.03)
+    y = y + noise_std * torch.randn(num_left, generator=generator, dtype=dtype)
+    return Batch(torch.cat([x, x.new_tensor([0.7])]), torch.cat([y, y.new_tensor([0.1])]))
+
+
 def draw_data(config: MixtureConfig) -> list[Batch]:
     """Ten points on the left and one on the right, once per seed."""
     draws = [{"noise_std": config.noise_std, **double(seed)} for seed in range(config.seeds)]
-    return [synthetic.two_bumps(**draw) for draw in draws]
+    return [two_bumps(**draw) for draw in draws]
 
 
 def log_det_form(config: MixtureConfig) -> Invertible:
@@ -89,12 +115,12 @@ def solve(
 
     def objective(weight: Tensor) -> Objective:
         scaled = Scaled(form, 2 * weight)
-        return objective_of(EXP, config.noise_std, prior, scaled, len(data[0].y))
+        return EXP.objective(config.noise_std, prior, scaled, len(data[0].y))
 
     members = [{"weight": w, "split": q} for w in WEIGHTS.values() for q in range(len(data))]
     sizes = {"lr": config.lr, "steps": config.steps, "warmup": config.warmup}
     start = model.theta.detach()
-    found = solvers.solve(objective, EXP, members, rows, start, advance=advance, **sizes)
+    found = fourier.solve(objective, EXP, members, rows, start, advance=advance, **sizes)
     return dict(zip(WEIGHTS, found.unflatten(0, (len(WEIGHTS), -1)), strict=True))
 
 

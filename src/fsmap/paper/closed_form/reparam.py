@@ -15,15 +15,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fsmap.data import synthetic
 from fsmap.objective.closed_form import IDENTITY, TANH, FourierBasis, Invertible, Squash
 from fsmap.objective.objective import Normal, Objective, Reparametrized
-from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.closed_form.fourier import double, fourier_sum, regression, solve
+from fsmap.paper.engine import (
+    Advance,
+    Context,
+    Experiment,
+    Measured,
+    Plots,
+    compare,
+    exact,
+    judge_all,
+)
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_above
 from fsmap.paper.report.tables import largest, smallest
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import Advance, double, log_density, objective_of, solve
 from fsmap.types import Batch, Params
 
 CURVE = torch.linspace(0, 1, 501, dtype=torch.float64)
@@ -135,15 +143,15 @@ def invert(config: Config, advance: Advance) -> Iterator[Measured]:
     data = []
     for seed in range(config.seeds):
         draw = double(seed)
-        target = synthetic.fourier_sum(config.num_frequencies, **draw)
-        data.append(synthetic.regression(target, config.num_train, noise_std=1.0, low=0.0, **draw))
+        target = fourier_sum(config.num_frequencies, **draw)
+        data.append(regression(target, config.num_train, noise_std=1.0, low=0.0, **draw))
     rows = [Batch(features(batch.x, config.num_centers), batch.y) for batch in data]
     size = config.num_centers + 1
     start = torch.randn(config.seeds, size, **double(0)) / math.sqrt(size)
     members = [{"inverted": i, "split": q} for i in (0.0, 1.0) for q in range(config.seeds)]
 
     def objective(inverted: Tensor) -> Objective:
-        return objective_of(IDENTITY, 1.0, Inverted(inverted), None, config.num_train)
+        return IDENTITY.objective(1.0, Inverted(inverted), None, config.num_train)
 
     sizes: dict[str, Any] = {"lr": config.lr, "steps": config.steps, "advance": advance}
     found = solve(objective, IDENTITY, members, rows, torch.cat([start, start]), **sizes)
@@ -189,7 +197,7 @@ class Chart(NamedTuple):
         prior = Reparametrized(Normal(PRIOR_STD), self.to_theta)
         gram = small_model().uniform_gram()
         form = Invertible.from_gram(gram) if method == "fs-map" else None
-        return objective_of(self.squash, NOISE_STD, prior, form, NUM_TRAIN)
+        return self.squash.objective(NOISE_STD, prior, form, NUM_TRAIN)
 
 
 CHARTS = (
@@ -205,7 +213,7 @@ def sinh(config: Config, advance: Advance) -> Iterator[Measured]:
         draw = double(seed)
         weights = torch.randn(2 * FREQUENCIES, **draw).tanh()
         truth = lambda x, w=weights: model.design(x) @ w  # noqa: E731
-        data = synthetic.regression(truth, NUM_TRAIN, noise_std=NOISE_STD, **draw)
+        data = regression(truth, NUM_TRAIN, noise_std=NOISE_STD, **draw)
         rows.append(Batch(model.design(data.x), data.y))
     members = [{"split": q} for q in range(config.seeds)]
     for number, method in enumerate(METHODS):
@@ -233,7 +241,7 @@ def _covariance(rows: Sequence[Batch], method: str) -> tuple[Tensor, Tensor]:
     for chart in CHARTS:
         objective, t = chart.objective(method), chart.from_theta(theta).requires_grad_()
         value = torch.stack([
-            log_density(objective, chart.squash, *pair) for pair in zip(t, rows, strict=True)
+            chart.squash.log_density(objective, *pair) for pair in zip(t, rows, strict=True)
         ])  # fmt: skip
         (gradient,) = torch.autograd.grad(value.sum(), t)
         stretch = torch.func.jvp(chart.to_theta, (t.detach(),), (torch.ones_like(t),))[1]

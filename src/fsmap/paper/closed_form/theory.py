@@ -29,26 +29,51 @@ import torch
 from torch import Tensor
 
 from fsmap.assess.model_average import Interval, PosteriorMean, posterior_mean
-from fsmap.data import synthetic
+from fsmap.errors import DivergedError
 from fsmap.linalg.logdet import log_det
 from fsmap.linalg.metric import General
 from fsmap.objective.closed_form import EXP, Invertible
 from fsmap.objective.objective import Normal
 from fsmap.paper.closed_form import mixture
-from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem
+from fsmap.paper.closed_form.fourier import FourierConfig, double, draw_problem, regression
 from fsmap.paper.closed_form.mixture import MixtureConfig
 from fsmap.paper.engine import Context, Experiment, Measured, Plots, exact
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_once, log_scale, power
 from fsmap.paper.report.tables import epsilon, largest, smallest
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import double, log_density, maximize, objective_of
 from fsmap.types import Batch, Params
 
 METHODS = ("ps-map", "fs-map")
 
 Function = Callable[[Tensor, Tensor], Tensor]
 """θ ``[P]`` and x ``[S]`` to ``[S]``."""
+
+
+def maximize(
+    objective: Callable[[Tensor], Tensor], start: Tensor, *, steps: int = 100, radius: float = 2.0
+) -> Tensor:
+    """Climb to a local maximum by Newton's method, to machine precision, ``[P]`` to ``[P]``.
+
+    Curvatures enter by their absolute value, so that every step goes uphill, and a step (of length
+    ``radius`` at most) is halved until the objective rises. DivergedError if the last step was
+    still long.
+    """
+    theta, length = start.detach().clone(), float("inf")
+    gradient, hessian = torch.func.grad(objective), torch.func.hessian(objective)
+    for _ in range(steps):
+        curvature, axes = torch.linalg.eigh(-hessian(theta))
+        scale = curvature.abs().clamp_min(1e-12)
+        step = axes @ ((axes.mT @ gradient(theta)) / scale)
+        step = step * min(1.0, radius / max(float(step.norm()), 1e-300))
+        before = objective(theta)
+        halved = (step / 2**k for k in range(40))
+        uphill = (step for step in halved if objective(theta + step) >= before)
+        step = next(uphill, torch.zeros_like(step))  # no step: rounding decides, at the top
+        theta, length = theta + step, float(step.norm())
+        if length < 1e-9 * (1 + float(theta.norm())):  # the next one is its square
+            return theta
+    raise DivergedError(f"Newton's method: step {steps} was still {length:.1e} long. Start nearer.")
 
 
 def jacobians(f: Function, theta: Tensor, x: Tensor) -> Tensor:
@@ -580,16 +605,16 @@ def _mode(config: LargeConfig, data: Batch, method: str) -> Tensor:
     """PS-MAP or FS-MAP by Newton's method, ``[2]``."""
     model = mixture.build()
     form = Invertible.from_gram(model.uniform_gram()) if method == "fs-map" else None
-    objective = objective_of(EXP, config.noise_std, Normal(config.prior_std), form, len(data.y))
+    objective = EXP.objective(config.noise_std, Normal(config.prior_std), form, len(data.y))
     rows = Batch(model.design(data.x), data.y)
-    return maximize(lambda t: log_density(objective, EXP, t, rows), model.theta.detach())
+    return maximize(lambda t: EXP.log_density(objective, t, rows), model.theta.detach())
 
 
 def _draw(config: LargeConfig, size: int, seed: int) -> Batch:
     model = mixture.build()
     heights = torch.tensor([1.0, 0.6], dtype=torch.float64) / model.scale  # of the true bumps
     draw = {"noise_std": config.noise_std, **double(seed)}
-    return synthetic.regression(lambda x: model.design(x) @ heights, size, **draw)
+    return regression(lambda x: model.design(x) @ heights, size, **draw)
 
 
 def _average(config: LargeConfig, data: Batch, peak: Tensor) -> PosteriorMean:

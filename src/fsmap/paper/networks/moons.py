@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from fsmap import metrics
-from fsmap.data.synthetic import moons
-from fsmap.errors import DivergedWarning
+from fsmap.errors import DivergedWarning, require
 from fsmap.functional import functional
 from fsmap.linalg.logdet import whitened_rows
 from fsmap.models.mlp import MLP
@@ -43,13 +42,21 @@ from fsmap.objective.objective import (
     l_map,
     ps_map,
 )
-from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
+from fsmap.paper.engine import (
+    Advance,
+    Context,
+    Experiment,
+    Measured,
+    Plots,
+    compare,
+    exact,
+    judge_all,
+)
 from fsmap.paper.networks.clouds import eigenvalues, square
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power
 from fsmap.paper.report.tables import epsilon
 from fsmap.paper.rows import Claim, Rows, Unit
-from fsmap.paper.solvers import Advance
 from fsmap.px import Lattice, Stream, generator
 from fsmap.train.loop import adam
 from fsmap.train.population import Grid, fit_population
@@ -78,6 +85,14 @@ class MoonsConfig:
             return fs_map(*terms, px, num_points=min(self.det_points, len(px)), **sizes)
         points = min(self.lap_points, len(px))
         return l_map(*terms, px, num_points=points, estimator="fd", **sizes)
+
+
+def moons(*, dtype: torch.dtype | None = None) -> Batch:
+    """The paper's two moons: inputs ``x [200, 2]``, labels ``y [200]`` 0 or 1."""
+    datasets = require("sklearn.datasets", extra="data")
+    x, y = datasets.make_moons(n_samples=200, shuffle=True, noise=0.2, random_state=0)
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    return Batch(torch.as_tensor(x, dtype=dtype), torch.as_tensor(y, dtype=torch.int64))
 
 
 def network(seed: int) -> MLP:

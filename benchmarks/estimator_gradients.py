@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fsmap
+from fsmap.files import circumstances
 from fsmap.functional import Replacing
 from fsmap.images.build import load_data, load_model
-from fsmap.paper.rows import circumstances
 
 RESULTS = Path(__file__).parent / "results" / "estimator_gradients.jsonl"
 ACTIVATIONS = {"relu": torch.relu, "gelu": F.gelu}

@@ -103,7 +103,7 @@ WALKS: dict[str, tuple[str, Callable[[], Callable[[], object]], int]] = {
     "lmap": ("out, R = lm(x)", lmap, 8),
     "fit": ("one step of fit(fs_map)", fit, 12),
     "fourier": ("fsmap run fourier --quick", command("run fourier --quick --out runs"), 14),
-    "train": ("fsmap train … --quick", command("train --data fmnist --quick --out run"), 20),
+    "train": ("fsmap train … --quick", command("train --data cifar10 --quick --out run"), 20),
     "table": ("fsmap fit data.csv", command("fit data.csv --target y --out model.pt"), 25),
     "doctor": ("print(doctor(net, x))", doctor, 10),
 }

@@ -27,7 +27,7 @@ from torch import nn
 
 import fsmap
 from fsmap.cli import main as fsmap_command
-from fsmap.paper.rows import revive
+from fsmap.files import revive
 
 FILE = Path(__file__).with_name("golden.json")
 TOLERANCE = {"float64": 1e-9, "float32": 1e-5}

@@ -13,8 +13,8 @@ from torch import nn
 
 from fsmap.data.catalogue import locate
 from fsmap.errors import MissingDataError
+from fsmap.images.build import make_model
 from fsmap.models import resnet
-from fsmap.models.by_name import make_model
 from fsmap.models.resnet import ResNet, resnet18, resnet50_imagenet
 
 

@@ -22,7 +22,7 @@ from fsmap import cli
 from fsmap.doctor.doctor import doctor
 from fsmap.errors import CheckpointError, InputError, MissingDataError
 from fsmap.functional import as_device, check_points, num_points, take_points
-from fsmap.models.by_name import make_model
+from fsmap.images.build import make_model
 from fsmap.px import Normal, Uniform
 from fsmap.types import Inputs
 

@@ -524,7 +524,7 @@ def load_task(
         names, weights = zip(*parse(px), strict=True)
         evaluation = EvaluationSet(tuple(map(source, names)), weights, facts.normalize)
     return ImageTask(
-        data if folder else find(data).name,
+        data if folder else _name(data),
         train,
         held_out,
         test.take(slice(limit)),
@@ -560,10 +560,15 @@ def facts_of(data: str) -> ImageSet:
         shape: Any = tuple(folder.train.x.shape[1:])
         size, classes = len(folder.train.x), len(folder.classes)
         return ImageSet(shape, folder.normalize, False, size, classes=classes)
-    name = find(data, SETS).name
+    return SETS[_name(data)]
+
+
+def _name(data: str) -> str:
+    """The name of a set with a protocol, of which ``data`` may be another spelling."""
+    name = data if data in SETS else find(data, SETS).name
     if name not in SETS:
         raise InputError(f"cannot train on {data!r}; image sets with a protocol: {', '.join(SETS)}")
-    return SETS[name]
+    return name
 
 
 def _held_out(

@@ -5,8 +5,12 @@ Settings are checked once; two runs with equal settings take equal steps.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
-from collections.abc import Callable
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,11 +21,11 @@ from torch import Tensor, nn
 
 from fsmap.data.catalogue import Folder, locate
 from fsmap.data.images import ImageTask, Normalization, facts_of, load_task
-from fsmap.errors import CheckpointError, InputError
+from fsmap.errors import CheckpointError, InputError, UnsupportedModuleError
 from fsmap.functional import evaluation_mode
 from fsmap.linalg.estimators import by_name
 from fsmap.lmap.options import MODES, check_mode
-from fsmap.models.by_name import is_ours, make_model
+from fsmap.models.resnet import resnet18, resnet50_imagenet
 from fsmap.train import checkpoint
 
 PRECISIONS = ("fp32", "tf32", "bf16")
@@ -35,6 +39,12 @@ FILE = "checkpoint.safetensors"
 PRETRAINED = "resnet50-imagenet"  # a model whose weights are in the catalogue
 BLOCK = 16  # channels that oneDNN takes at a time, at most
 
+OURS: dict[str, Callable[..., nn.Module]] = {
+    "resnet18": resnet18,
+    "resnet50-imagenet": resnet50_imagenet,
+}
+SYNONYMS = {"classes": ("classes", "num_classes"), "channels": ("channels", "in_chans")}
+
 
 @dataclass(frozen=True)
 class ImageSettings:
@@ -43,7 +53,7 @@ class ImageSettings:
     data: str = "fmnist"  #: fmnist, mnist, cifar10, or a folder with one sub-folder per class
     method: str = "l-map"  #: ps-map, or l-map: cross-entropy + λR
     px: str = "train"  #: train, kmnist, cifar100, white-noise, or a mixture (fsmap.data.images)
-    model: str = "resnet18"  #: resnet18 or an import path (fsmap.models.by_name)
+    model: str = "resnet18"  #: resnet18 or an import path (:func:`make_model`)
     width: int = 64  #: channels of the first stage, for resnet18
     epochs: int = 50  #: passes over the data; rows that do not fill a batch are left out
     batch_size: int = 128  #: B, over all processes together
@@ -135,6 +145,94 @@ def build_model(
     if settings.model.partition("?")[0] == PRETRAINED and initial:
         offered["files"] = locate(PRETRAINED, data_dir)
     return make_model(settings.model, offered, seed=settings.seed)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a name stands for a model of this package, so that building it runs no other code."""
+    path, _, query = name.partition("?")
+    return path in OURS and "files" not in query
+
+
+def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module:
+    """Build a model; torch's own generator is left as it was.
+
+    Args:
+        name: ``resnet18``, or ``package.module:factory`` with options behind a question mark:
+            ``torchvision.models:resnet18?num_classes=10``, ``mynet:make?depth=3&act='gelu'``. The
+            current folder is looked into as well.
+        offered: What the caller knows, such as ``classes``, ``channels``, ``width``: passed where
+            the factory has a parameter of that name (``num_classes`` and ``in_chans`` are
+            understood) and the options do not say otherwise.
+        seed: Of the initial weights.
+
+    Example:
+        >>> make_model("torch.nn:Linear?in_features=2&out_features=3", {}, seed=0)
+        Linear(in_features=2, out_features=3, bias=True)
+    """
+    factory, options = _resolve(name)
+    options = {**_understood(factory, offered), **options}
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            module = factory(**options)
+        except Exception as error:  # whatever the model's code raises
+            raise UnsupportedModuleError(
+                f"{name} could not be built with {options}: {type(error).__name__}: {error}"
+            ) from error
+    if not isinstance(module, nn.Module):
+        raise UnsupportedModuleError(
+            f"{name} made a {type(module).__name__}, not a torch.nn.Module"
+        )
+    return module
+
+
+def _resolve(name: str) -> tuple[Callable[..., Any], dict[str, Any]]:
+    path, _, query = name.partition("?")
+    options = dict(_option(part) for part in query.split("&") if part)
+    if path in OURS:
+        return OURS[path], options
+    if not all(path.partition(":")):
+        raise InputError(
+            f"unknown model {name!r}. Known: {', '.join(OURS)}; or give an import path, "
+            "package.module:factory"
+        )
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        found = pkgutil.resolve_name(path)
+    except Exception as error:  # whatever the model's code raises
+        raise InputError(
+            f"cannot import the model {path!r}: {type(error).__name__}: {error}"
+        ) from error
+    finally:
+        sys.path.remove(here)
+    if not callable(found):
+        raise InputError(f"{path} is a {type(found).__name__}, not something that can be called")
+    return found, options
+
+
+def _option(part: str) -> tuple[str, Any]:
+    key, equals, value = part.partition("=")
+    if not equals or not key:
+        raise InputError(f"options of a model are written key=value&key=value, got {part!r}")
+    try:
+        return key, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return key, value
+
+
+def _understood(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+    """What the factory has a parameter for."""
+    try:
+        known = inspect.signature(factory).parameters
+    except ValueError:  # builtins without a signature
+        return {}
+    return {
+        spelled: value
+        for key, value in offered.items()
+        for spelled in SYNONYMS.get(key, (key,))
+        if spelled in known
+    }
 
 
 def place(module: nn.Module, settings: ImageSettings, device: torch.device) -> nn.Module:

@@ -25,7 +25,7 @@ import torch
 from benchmarks import cells, measure, others, ours, table
 from benchmarks.cells import Cell
 from benchmarks.table import Row
-from fsmap.paper.rows import circumstances
+from fsmap.files import circumstances
 
 WORKS = tuple(table.TITLES)
 Works = dict[str, measure.Work]

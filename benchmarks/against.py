@@ -127,7 +127,7 @@ def compare(
 
 def main() -> None:
     """Compare all cells, print a line each, append rows."""
-    from fsmap.paper.rows import circumstances
+    from fsmap.files import circumstances
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("commit")

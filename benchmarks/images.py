@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from benchmarks.loops import exclusively
+from fsmap.files import circumstances
 from fsmap.images import ImageRun, ImageSettings
-from fsmap.paper.rows import circumstances
 
 RESULTS = Path(__file__).parent / "results"
 

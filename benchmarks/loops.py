@@ -32,10 +32,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import fsmap
+from fsmap.files import circumstances
 from fsmap.linalg.jacobian import SecondOrder
 from fsmap.lmap.core import Drawn
 from fsmap.models.resnet import resnet18
-from fsmap.paper.rows import circumstances
 from fsmap.train.capture import CapturedStep
 
 RESULTS = Path(__file__).parent / "results"

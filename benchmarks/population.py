@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 
 import fsmap
+from fsmap.files import circumstances
 from fsmap.models.mlp import MLP
-from fsmap.paper.rows import circumstances
 from fsmap.train.loop import adam
 from fsmap.train.population import initialize
 from fsmap.types import Batch

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fsmap
+from fsmap.files import circumstances
 from fsmap.paper.images.reliability import Split, network, splits
-from fsmap.paper.rows import circumstances
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "reliability.jsonl"

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 import fsmap
 from fsmap.data.uci import read_table
-from fsmap.paper.rows import circumstances
+from fsmap.files import circumstances
 
 RESULTS = Path(__file__).parent / "results" / "strength.jsonl"
 LAMBDAS, NATS = ("1e-3", "1.4e-3", "2e-3"), ("0.0125", "0.025", "0.05", "0.1", "0.2")

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import fsmap
+from fsmap.files import circumstances
 from fsmap.images import ImageRun, ImageSettings
-from fsmap.paper.rows import circumstances
 
 RESULTS = Path(__file__).parent / "results" / "strength-images.jsonl"
 SETS: dict[str, dict[str, Any]] = {

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import torch
 
 import fsmap
+from fsmap.files import circumstances
 from fsmap.models.mlp import MLP
 from fsmap.paper.engine import get
-from fsmap.paper.rows import circumstances
 from fsmap.train.loop import adam
 
 FEATURES, DATA = 13, 2_000

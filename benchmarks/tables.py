@@ -24,7 +24,7 @@ import torch
 
 from fsmap import metrics
 from fsmap.data import uci
-from fsmap.paper.rows import circumstances
+from fsmap.files import circumstances
 
 RESULTS = Path(__file__).parent / "results" / "tables.jsonl"
 OURS = {"fsmap": "auto", "l-map": "l-map", "ps-map": "ps-map"}

@@ -1,15 +1,22 @@
-"""Files that are written whole or not at all, and folders that one process at a time writes to."""
+"""Files: written whole or not at all, locked, in JSON, and marked with what wrote them."""
 
 from __future__ import annotations
 
+import functools
 import glob
+import math
 import os
 import secrets
 import stat
+import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
 
 from fsmap.errors import InputError
 
@@ -117,3 +124,70 @@ def _held(descriptor: int) -> bool:
     except (ImportError, BlockingIOError) as error:
         return isinstance(error, ImportError)  # no such locks on this system
     return True
+
+
+def plain(value: Any) -> Any:
+    """Turn tensors, arrays, tuples and non-finite floats into what JSON can hold."""
+    if hasattr(value, "tolist"):  # torch tensors, numpy arrays and numpy scalars
+        return plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | range | set | frozenset):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return str(value)
+
+
+def revive(value: Any) -> Any:
+    """Floats in place of the ``"nan"``, ``"inf"`` and ``"-inf"`` of :func:`plain`."""
+    if value in ("nan", "inf", "-inf"):
+        return float(value)
+    if isinstance(value, dict):
+        return {key: revive(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [revive(item) for item in value]
+    return value
+
+
+class Circumstances(NamedTuple):
+    """What a row says about its origin."""
+
+    commit: str
+    torch: str
+    device: str
+
+
+def _git(*arguments: str, folder: Path) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+@functools.cache
+def commit(package: Path = PACKAGE) -> str:
+    """The commit of the code that runs (``+dirty`` if files differ), else the version."""
+    # A package installed below somebody else's checkout is not part of it: it is not tracked.
+    if _git("ls-files", "--error-unmatch", "errors.py", folder=package) is not None:
+        head = _git("rev-parse", "--short", "HEAD", folder=package)
+        if head:
+            changed = _git("status", "--porcelain", "--", ".", folder=package)
+            return f"{head}+dirty" if changed else head
+    try:
+        return f"v{metadata.version('fsmap')}"
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def circumstances(device: str) -> Circumstances:
+    """Collect what every row carries."""
+    card = f" ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else ""
+    return Circumstances(commit(), torch.__version__, device + card)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from fsmap.files import plain, revive
 from fsmap.paper.closed_form.fourier import NARROW
 from fsmap.paper.engine import Context, compare, get, judge_all
 from fsmap.paper.report import figures
 from fsmap.paper.report.tables import Mean
-from fsmap.paper.rows import Row, RunFolder, encode, parse, plain, revive
+from fsmap.paper.rows import Row, RunFolder, encode, parse
 
 FOURIER = {"num_frequencies": 8, "steps": 60, "warmup": 10, "num_test": 50, "seeds": 2}
 NETWORKS = {"draws": 3, "block": 2, "width": 3, "grid": 6}

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fake_experiment import Squares, only
+from fsmap import files
 from fsmap.cli import main
+from fsmap.files import revive
 from fsmap.paper import rows as records
-from fsmap.paper.rows import Row, append_lines, key_of, read_rows, revive
+from fsmap.paper.rows import Row, append_lines, key_of, read_rows
 
 ROW = Row("fourier", "rmse", 0.1, "fs-map", 0, {"n_train": 100}, unit={"n": 1}, deviations=("a",))
 
@@ -108,19 +110,19 @@ def test_the_commit_says_whether_the_package_was_changed(tmp_path):
     package.mkdir(parents=True)
     (package / "errors.py").write_text("1")
     git(tmp_path, "init", "-q")
-    assert records.commit(package).startswith(("v", "unknown"))  # nothing is tracked yet
+    assert files.commit(package).startswith(("v", "unknown"))  # nothing is tracked yet
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "first")
     head = git(tmp_path, "rev-parse", "--short", "HEAD")
-    records.commit.cache_clear()
-    assert records.commit(package) == head
+    files.commit.cache_clear()
+    assert files.commit(package) == head
     (tmp_path / "notes.txt").write_text("beside the package")
-    records.commit.cache_clear()
-    assert records.commit(package) == head
+    files.commit.cache_clear()
+    assert files.commit(package) == head
     (package / "errors.py").write_text("2")
-    records.commit.cache_clear()
-    assert records.commit(package) == f"{head}+dirty"
-    records.commit.cache_clear()
+    files.commit.cache_clear()
+    assert files.commit(package) == f"{head}+dirty"
+    files.commit.cache_clear()
 
 
 COMMANDS = [

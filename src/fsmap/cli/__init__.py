@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import math
 import os
 import shlex
@@ -19,7 +20,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from fsmap import __version__
-from fsmap.errors import FsmapError, InputError
+from fsmap.errors import FsmapError, InputError, require
 from fsmap.functional import as_device
 
 COMMANDS = "list run report fit predict train assess landscape doctor data".split()
@@ -157,6 +158,13 @@ def check_places(arguments: argparse.Namespace) -> None:
         folder = getattr(arguments, "data_dir", None)
         if folder is not None and not folder.is_dir():
             raise InputError(f"--data-dir: there is no folder {folder}")
+
+
+def check_installed(*modules: str, extra: str) -> None:
+    """Raise MissingExtraError before the work, not after it."""
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            require(module, extra=extra)
 
 
 def number(text: str, least: float = -math.inf) -> float:

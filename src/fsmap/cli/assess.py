@@ -26,13 +26,12 @@ from fsmap.assess.shift import (
     assess_images,
 )
 from fsmap.data.images import facts_of, generate, read_others
-from fsmap.errors import MissingDataError, require
-from fsmap.files import make_folder, write_whole
+from fsmap.errors import MissingDataError
+from fsmap.files import make_folder, plain, write_whole
 from fsmap.functional import as_device
 from fsmap.images import ImageSettings, build, load_model
 from fsmap.paper.report.figures import assessment_figure, save, style
 from fsmap.paper.report.tables import number
-from fsmap.paper.rows import plain
 
 PERCENT = ("accuracy", "selective", "ece", "ece_scaled")
 
@@ -52,7 +51,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure, write, and say what was found."""
-    require("matplotlib", extra="report")
+    cli.check_installed("matplotlib", extra="report")
     at, data_dir = arguments.checkpoint, arguments.data_dir
     module, progress = load_classifier(at, arguments)
     out = arguments.out or (at if at.is_dir() else at.parent)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fsmap import cli
-from fsmap.errors import InputError, require
+from fsmap.errors import InputError
 from fsmap.files import make_folder, write_whole
 from fsmap.paper.report import table_page
 from fsmap.progress import duration
@@ -65,9 +65,8 @@ OPTIONS = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, compare, save, and write the page."""
-    require("sklearn", extra="data")  # before the work, not after it
-    for module in ("jinja2", "matplotlib"):
-        require(module, extra="report")
+    cli.check_installed("sklearn", extra="data")
+    cli.check_installed("jinja2", "matplotlib", extra="report")
     out: Path = arguments.out
     page = out.with_suffix(".html")
     if page == out:

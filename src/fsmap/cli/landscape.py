@@ -18,11 +18,10 @@ from torch import nn
 from fsmap import cli
 from fsmap.assess.landscape import Landscape, check_walk, flatness, landscape
 from fsmap.cli.assess import load_classifier
-from fsmap.errors import InputError, require
-from fsmap.files import make_folder, write_whole
+from fsmap.errors import InputError
+from fsmap.files import make_folder, plain, write_whole
 from fsmap.images import build
 from fsmap.paper.report.figures import landscape_figure, save, style
-from fsmap.paper.rows import plain
 
 OPTIONS = {
     "checkpoints CKPT+": (Path, "files, or their folders"),
@@ -38,7 +37,7 @@ OPTIONS = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Walk, draw, and say how much the loss rises."""
-    require("matplotlib", extra="report")
+    cli.check_installed("matplotlib", extra="report")
     check_walk(arguments.steps, arguments.reach, dashes="--")
     if len(set(arguments.checkpoints)) < len(arguments.checkpoints):
         raise InputError("the same network is given twice")

@@ -29,6 +29,7 @@ OPTIONS = {
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and say where it is."""
+    cli.check_installed("jinja2", "matplotlib", extra="report")
     usual = [folder for folder in (Path("runs"), Path("results")) if folder.is_dir()]
     folders = arguments.folders or usual or [Path("runs")]
     if arguments.redraw:

@@ -14,7 +14,7 @@ import signal
 from pathlib import Path
 
 from fsmap import cli
-from fsmap.errors import InputError, require
+from fsmap.errors import InputError
 from fsmap.paper import engine
 from fsmap.paper.rows import tally
 from fsmap.progress import duration
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"`all` stands alone, got {' '.join(arguments.ids)}.")
     if arguments.resume and arguments.force:
         raise InputError("--resume continues a run and --force drops it. Use one of them.")
-    require("matplotlib", extra="report")  # before the work, not after it
+    cli.check_installed("matplotlib", extra="report")
     given = {
         name: value for name, value in vars(arguments).items() if name in engine.Options._fields
     }

@@ -25,12 +25,11 @@ import torch
 
 from fsmap import cli, metrics
 from fsmap.errors import FsmapError, InputError
-from fsmap.files import exclusive
+from fsmap.files import circumstances, exclusive
 from fsmap.functional import as_device
 from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import FILE
 from fsmap.images.step import Group, LostPeerError, processes, torchrun_device
-from fsmap.paper.rows import circumstances
 from fsmap.progress import duration
 
 QUICK: dict[str, Any] = {

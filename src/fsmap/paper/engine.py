@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, get_args
 import torch
 
 from fsmap.errors import FsmapError, InputError, MissingDataError, did_you_mean
+from fsmap.files import circumstances, plain
 from fsmap.functional import as_device
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import Interactive
@@ -50,13 +51,11 @@ from fsmap.paper.rows import (
     Source,
     Unit,
     Value,
-    circumstances,
     claim_entry,
     judge,
     key_of,
     lead,
     not_tested,
-    plain,
 )
 from fsmap.progress import progress
 

@@ -19,23 +19,20 @@ standard errors from its bound, and as ``Claim(text, holds, ours, paper)`` about
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import math
 import os
 import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from fsmap.errors import CheckpointError
-from fsmap.files import exclusive, remove_partial, write_whole
+from fsmap.files import exclusive, plain, remove_partial, revive, write_whole
 
 Value = float | Sequence[Any]
 """A number, or a (nested) list of numbers: a curve, a histogram, an image."""
@@ -176,32 +173,6 @@ def lead(
 def not_tested(claim: str, reason: str, paper: Any = None, source: Source = "paper") -> Claim:
     """A claim without rows; ``reason`` is the command that would measure them."""
     return Claim(claim, None, None, paper, seeds=0, source=source, reason=reason)
-
-
-def plain(value: Any) -> Any:
-    """Turn tensors, arrays, tuples and non-finite floats into what JSON can hold."""
-    if hasattr(value, "tolist"):  # torch tensors, numpy arrays and numpy scalars
-        return plain(value.tolist())
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | range | set | frozenset):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
-
-
-def revive(value: Any) -> Any:
-    """Floats in place of the ``"nan"``, ``"inf"`` and ``"-inf"`` of :func:`plain`."""
-    if value in ("nan", "inf", "-inf"):
-        return float(value)
-    if isinstance(value, dict):
-        return {key: revive(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [revive(item) for item in value]
-    return value
 
 
 def encode(record: Any) -> str:
@@ -418,46 +389,3 @@ class RunFolder:
     def _write_units(self, header: Mapping[str, Any], units: Iterable[Mapping[str, Any]]) -> None:
         lines = [sealed(plain(header)), *units]
         write_whole(self.units_file, "".join(encode(line) + "\n" for line in lines))
-
-
-class Circumstances(NamedTuple):
-    """What a row says about its origin."""
-
-    commit: str
-    torch: str
-    device: str
-
-
-def _git(*arguments: str, folder: Path) -> str | None:
-    command = ["git", "-C", str(folder), *arguments]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()
-
-
-PACKAGE = Path(__file__).resolve().parents[1]
-
-
-@functools.cache
-def commit(package: Path = PACKAGE) -> str:
-    """The commit of the code that runs (``+dirty`` if files differ), else the version."""
-    # A package installed below somebody else's checkout is not part of it: it is not tracked.
-    if _git("ls-files", "--error-unmatch", "errors.py", folder=package) is not None:
-        head = _git("rev-parse", "--short", "HEAD", folder=package)
-        if head:
-            changed = _git("status", "--porcelain", "--", ".", folder=package)
-            return f"{head}+dirty" if changed else head
-    try:
-        return f"v{metadata.version('fsmap')}"
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def circumstances(device: str) -> Circumstances:
-    """Collect what every row carries."""
-    import torch
-
-    card = f" ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else ""
-    return Circumstances(commit(), torch.__version__, device + card)

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fsmap import metrics
-from fsmap.errors import CheckpointError, InputError, require
+from fsmap.errors import CheckpointError, InputError
 from fsmap.tables.encoder import (
     REGRESSION,
     TASKS,
@@ -331,7 +331,8 @@ def _constant(y: Tensor) -> Tensor:
 
 def _others(x: Any, y: Tensor, test: Any, seed: int) -> dict[str, Tensor]:
     """What the best constant and scikit-learn's gradient boosting say."""
-    ensemble: Any = require("sklearn.ensemble", extra="data")
+    from sklearn import ensemble
+
     constant = _constant(y).expand(len(test), -1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

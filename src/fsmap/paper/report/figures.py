@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fsmap.errors import require
 from fsmap.files import write_whole
 
 if TYPE_CHECKING:
@@ -128,7 +127,8 @@ STYLE: dict[str, Any] = {
 @contextmanager
 def style() -> Iterator[None]:
     """The shared style, for as long as the context lasts. ``draw`` is always called inside it."""
-    matplotlib = require("matplotlib", extra="report")
+    import matplotlib
+
     with matplotlib.rc_context(STYLE):
         yield
 
@@ -140,7 +140,6 @@ def axes(
 
     ``panel`` is the size of one panel in inches; ``subplots`` go to ``Figure.subplots``.
     """
-    require("matplotlib", extra="report")
     from matplotlib.figure import Figure
 
     with style():
@@ -220,7 +219,8 @@ def log_scale(ax: Axes, which: str = "xy") -> None:
 
     Call it after plotting: the range decides. ``which`` is ``"x"``, ``"y"`` or both.
     """
-    ticker = require("matplotlib.ticker", extra="report")
+    from matplotlib import ticker
+
     for name, axis in (("x", ax.xaxis), ("y", ax.yaxis)):
         if name in which:
             ax.set(**{f"{name}scale": "log"})

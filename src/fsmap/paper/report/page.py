@@ -16,8 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fsmap.errors import InputError, require
-from fsmap.files import write_whole
+from fsmap.errors import InputError
+from fsmap.files import plain, write_whole
 from fsmap.paper.engine import TROUBLE, Experiment, coverage, registry, section
 from fsmap.paper.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER, Interactive, style
 from fsmap.paper.report.picture import METHODS, VARIABLES, picture
@@ -30,7 +30,6 @@ from fsmap.paper.rows import (
     Content,
     Row,
     claim_entry,
-    plain,
     read_content,
     tally,
     verdict,
@@ -290,7 +289,8 @@ def _facts(
 
 def environment() -> Any:
     """Where the page's templates are, with everything escaped."""
-    jinja2 = require("jinja2", extra="report")
+    import jinja2
+
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATE),
         autoescape=True,

@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import jvp, vjp, vmap
 
 import fsmap
-from fsmap.errors import FallbackWarning, UnsupportedModuleError
+from fsmap.errors import FallbackWarning, ForwardModeError, UnsupportedModuleError
 from fsmap.linalg import jacobian
 from fsmap.linalg.jacobian import SecondOrder
 
@@ -65,6 +65,12 @@ LAYERS = {
     "in_place_after_sum": (lambda x: (x.sin() + W).relu_() * x.sin(), (S, 6)),
     "broadcast": (lambda x: x[:, :1].sin() * W + (W - x[:, 1:2].cos()), (S, 6)),
 }
+
+
+def square(x):
+    return x.mT @ x + torch.eye(x.shape[-1])
+
+
 COUPLED = {
     "batch_norm": (lambda x: F.batch_norm(x, None, None, W, W, training=True), (S, 6)),
     "torch_batch_norm": (
@@ -80,6 +86,15 @@ COUPLED = {
         lambda x: torch.linalg.solve(x.mT @ x + torch.eye(6), x, left=False),
         (S, 6),
     ),
+    "slogdet": (lambda x: torch.linalg.slogdet(square(x) - 3.5)[1][None], (S, 6)),
+    "det": (lambda x: torch.det(square(x) - 3.5)[None], (S, 6)),
+    "det_of_tensor": (lambda x: square(x).det()[None], (S, 6)),
+    "logdet": (lambda x: square(x).logdet()[None], (S, 6)),
+    "cholesky_inverse": (
+        lambda x: torch.cholesky_inverse(torch.linalg.cholesky(square(x))),
+        (S, 6),
+    ),
+    "hardsigmoid": (lambda x: F.hardsigmoid(3 * x) * x.sin(), (S, 6)),
     "cholesky": (lambda x: torch.linalg.cholesky(x.mT @ x + torch.eye(6)), (S, 6)),
 }
 
@@ -236,6 +251,27 @@ def test_half_precision_and_autocast_return_what_torch_returns(dtype):
                 found = layer(x)
         assert found.dtype == expected.dtype == dtype
         torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("name", ["householder_product", "solve_ex"])
+def test_wrong_derivatives_of_forward_mode_are_refused(name, seeded):
+    """Of these a gradient of Jψ would be wrong, without an error; differences are not."""
+
+    class Mixing(nn.Linear):
+        def forward(self, x):
+            below = self.weight.tril(-1)
+            if name == "householder_product":
+                return x @ torch.linalg.householder_product(below, 2 / (1 + below.square().sum(0)))
+            return torch.linalg.solve_ex(square(below), x.mT)[0].mT
+
+    net, x = Mixing(3, 3), torch.linspace(-1, 1, 12).reshape(4, 3)
+    f, params = fsmap.functional(net)
+    with pytest.raises(ForwardModeError, match=name):
+        fsmap.trace(f, params, x, method="jvp")
+    assert fsmap.trace(f, params, x, method="fd_central").value > 0
+    lm = fsmap.LMAP(net, x, num_points=4, batchnorm="frozen")
+    with pytest.warns(FallbackWarning, match=name):
+        assert lm(x)[1] > 0
 
 
 def test_what_is_hidden_in_torchscript_is_refused(seeded):

@@ -48,7 +48,13 @@ from fsmap.functional import (
     take_points,
     with_state,
 )
-from fsmap.linalg.second_order import REPLACED, REPLACED_FOR_DUALS, Attention, eager_duals
+from fsmap.linalg.second_order import (
+    REFUSED,
+    REPLACED,
+    REPLACED_FOR_DUALS,
+    Attention,
+    eager_duals,
+)
 from fsmap.types import Inputs, ModelFn, Params
 
 
@@ -132,6 +138,7 @@ class SecondOrder(Replacing):
         super().__init__(
             {
                 **REPLACED,
+                **(REFUSED if forward_mode else {}),
                 **(REPLACED_FOR_DUALS if dual else {}),
                 F.scaled_dot_product_attention: attention.dot_product,
                 F.multi_head_attention_forward: attention.heads,

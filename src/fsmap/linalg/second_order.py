@@ -276,6 +276,57 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:
     return (inverse @ B[..., None])[..., 0] if vector else inverse @ B
 
 
+def slogdet(A: Tensor) -> tuple[Tensor, Tensor]:
+    """``torch.linalg.slogdet`` by LU factors, whose derivative of forward mode is right."""
+    LU, pivots = torch.linalg.lu_factor(A)
+    diagonal = LU.diagonal(dim1=-2, dim2=-1)
+    swaps = pivots != torch.arange(1, A.shape[-1] + 1, device=A.device)
+    sign = torch.where(swaps.sum(-1) % 2 == 0, 1.0, -1.0) * diagonal.sign().prod(-1)
+    return Slogdet(sign.to(A.dtype), diagonal.abs().log().sum(-1))
+
+
+class Slogdet(NamedTuple):
+    """What ``torch.linalg.slogdet`` returns."""
+
+    sign: Tensor
+    logabsdet: Tensor
+
+
+def det(A: Tensor) -> Tensor:
+    """``torch.linalg.det``."""
+    sign, log = slogdet(A)
+    return sign * log.exp()
+
+
+def logdet(A: Tensor) -> Tensor:
+    """``torch.logdet``: nan where the determinant is negative."""
+    sign, log = slogdet(A)
+    return torch.where(sign < 0, math.nan, log)
+
+
+def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
+    """``torch.cholesky_inverse``, whose forward-mode derivative is wrong."""
+    identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device)
+    return torch.cholesky_solve(identity.expand_as(L), L, upper=upper)
+
+
+def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
+    """``F.hardsigmoid``, whose derivative has no derivative."""
+    return (input / 6 + 0.5).clamp(0, 1)
+
+
+def _refuse(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Raise where a gradient of forward mode would be wrong without an error."""
+
+    def call(*args: Any, **options: Any) -> Tensor:
+        raise ForwardModeError(
+            f"torch.linalg.{function.__name__} has a wrong derivative in forward mode. Use the "
+            "estimator 'fd_central', which needs forward passes only."
+        )
+
+    return call
+
+
 def _native_layer_norm(
     input: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -307,7 +358,20 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     F.glu: glu,
     torch._weight_norm: weight_norm,
     torch.linalg.solve: solve,
+    **dict.fromkeys((torch.linalg.slogdet, torch.slogdet, Tensor.slogdet), slogdet),
+    **dict.fromkeys((torch.linalg.det, torch.det, Tensor.det), det),
+    **dict.fromkeys((torch.logdet, Tensor.logdet), logdet),
+    **dict.fromkeys((torch.cholesky_inverse, Tensor.cholesky_inverse), cholesky_inverse),
+    F.hardsigmoid: hardsigmoid,
 }
+
+WRONG = (
+    torch.linalg.householder_product,
+    torch.linalg.tensorsolve,
+    torch.linalg.solve_ex,
+)
+REFUSED = {function: _refuse(function) for function in WRONG}
+"""Functions that are not replaced, and whose forward mode has a wrong derivative (torch 2.13)."""
 
 
 def logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Tensor:

@@ -310,6 +310,16 @@ def cholesky_inverse(L: Tensor, upper: bool = False) -> Tensor:
     return torch.cholesky_solve(identity.expand_as(L), L, upper=upper)
 
 
+def embedding(
+    input: Tensor, weight: Tensor, padding_idx: int | None = None, *args: Any, **options: Any
+) -> Tensor:
+    """``F.embedding``: as in reverse mode, the row of padding is a constant."""
+    out = F.embedding(input, weight, padding_idx, *args, **options)
+    if padding_idx is None:
+        return out
+    return torch.where((input == padding_idx % len(weight))[..., None], out.detach(), out)
+
+
 def hardsigmoid(input: Tensor, inplace: bool = False) -> Tensor:
     """``F.hardsigmoid``, whose derivative has no derivative."""
     return (input / 6 + 0.5).clamp(0, 1)
@@ -362,6 +372,7 @@ REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((torch.linalg.det, torch.det, Tensor.det), det),
     **dict.fromkeys((torch.logdet, Tensor.logdet), logdet),
     **dict.fromkeys((torch.cholesky_inverse, Tensor.cholesky_inverse), cholesky_inverse),
+    F.embedding: embedding,
     F.hardsigmoid: hardsigmoid,
 }
 

@@ -42,6 +42,9 @@ def test_a_run(tmp_path, capsys):
     assert "commit" in head
     assert [row["epoch"] for row in rows] == [1, 2]
     assert load_model(out, model=MODEL)[1]["settings"].reg_strength == 1e-3
+    nats = [word for word in TINY if word not in ("--reg-strength", "1e-3")]
+    assert main([*nats, "--epochs", "1", "--out", str(tmp_path / "nats")]) == 0
+    assert "0.05 nats" in capsys.readouterr().out
 
 
 def test_in_pieces(tmp_path, capsys):

@@ -1,9 +1,9 @@
 """Train an image classifier with PS-MAP or L-MAP, resumable, alone or under torchrun.
 
 Examples:
-  fsmap train --data fmnist --method l-map --px kmnist --reg-strength 1e-6
+  fsmap train --data path/to/folder                # your images, 0.05 nats
   fsmap train --data cifar10 --method ps-map --epochs 200 --bf16 --out runs/ps
-  fsmap train --data cifar10 --px cifar100 --reg-strength 1e-6 --seeds 0,1,2
+  fsmap train --data fmnist --px kmnist --reg-strength 1e-6 --seeds 0,1,2  # the paper's
   fsmap train --data fmnist --quick                # seconds on a CPU
   fsmap train ... --max-seconds 480 --resume       # in pieces
   torchrun --nproc-per-node 2 -m fsmap train --data cifar10 ...
@@ -42,6 +42,9 @@ QUICK: dict[str, Any] = {
 }
 """A run of seconds on a CPU, through the same code; what is given on the command line wins."""
 
+NATS: dict[str, Any] = {"reg_nats": 0.05, "num_points": 32, "every": 2}
+"""What L-MAP has if no strength is given."""
+
 SETTINGS = {
     "data and model": {
         "--data NAME": "fmnist (default), mnist, cifar10, cifar100 (not the official split), or a "
@@ -74,14 +77,13 @@ SETTINGS = {
         "--method NAME": "ps-map or l-map (default)",
         "--px PX": "evaluation images: train (default), kmnist, cifar100, white-noise, or a "
         "mixture such as 0.8*train+0.2*white-noise (weights are relative)",
-        "--reg-strength LAMBDA": "lambda (1e-6)",
-        "--reg-nats C": "strength in nats per training image instead of lambda, such as 0.05 "
-        "(fsmap.LogTrace)",
-        "--num-points S": "evaluation images a step (128)",
+        "--reg-nats C": "strength in nats per training image (0.05), see fsmap.LogTrace",
+        "--reg-strength LAMBDA": "instead of nats: the paper's lambda, such as 1e-6",
+        "--num-points S": "evaluation images a step (32; with --reg-strength 128)",
         "--estimator NAME": "jvp (default), fd, fd_central, vjp, exact",
         "--beta X": "step of the differences (1e-3)",
         "--batchnorm MODE": "joint (default), frozen, batch",
-        "--every K": "R on every K-th step (1)",
+        "--every K": "R on every K-th step (2; with --reg-strength 1)",
     },
     "how it is computed": {
         "--precision NAME": "fp32, tf32, bf16 (default: bf16 on CUDA, fp32 on a CPU)",
@@ -301,7 +303,8 @@ class TerminatedError(FsmapError):
 def settings_of(arguments: argparse.Namespace, seed: int, device: torch.device) -> ImageSettings:
     """The settings that were asked for."""
     cuda = device.type == "cuda"
-    chosen: dict[str, Any] = QUICK.copy() if arguments.quick else {}
+    nats = arguments.reg_strength is None and arguments.method != "ps-map"
+    chosen: dict[str, Any] = (NATS if nats else {}) | (QUICK if arguments.quick else {})
     chosen |= {"precision": "bf16", "compile": True, "graph": True} if cuda else {}
     given = {name: getattr(arguments, name, None) for name in ImageSettings.__dataclass_fields__}
     chosen |= {name: value for name, value in given.items() if value is not None}

@@ -116,7 +116,8 @@ def find(name: str, offered: Collection[str] | None = None) -> DataSet:
         if asked in (entry.name, *entry.aliases):
             return entry
     listed = list(known if offered is None else offered)
-    hint = did_you_mean(asked, listed)
+    aliases = [alias for entry in known.values() if entry.name in listed for alias in entry.aliases]
+    hint = did_you_mean(asked, [*listed, *aliases])
     raise InputError(f"there is no data set {name!r}.{hint} Known: {', '.join(listed)}.")
 
 

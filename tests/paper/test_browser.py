@@ -345,3 +345,13 @@ def test_the_live_figure_follows_a_dragged_point_and_the_prior(mixture_page):
     assert note.inner_text() == before
     page.locator("#live-alpha").fill("15")
     assert "Nearer to the model average: FS-MAP" in note.inner_text()
+
+
+@pytest.mark.parametrize("sigma", ["0.02", "0.5"])
+def test_the_live_densities_stay_inside_their_axes(mixture_page, sigma):
+    page, _ = mixture_page
+    page.locator("#live-sigma").fill(sigma)
+    highest = page.locator(".density .curve").evaluate_all(
+        "(curves) => Math.min(...curves.map((curve) => curve.getBBox().y))"
+    )
+    assert 10 <= highest <= 200  # px from the top; the margin there is 10

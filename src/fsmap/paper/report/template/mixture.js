@@ -71,7 +71,7 @@
   const range = (low, high, count) => Array.from({ length: count }, (_, i) => low + (high - low) * i / (count - 1));
   const theta = range(-6.5, 2, 341), xs = range(-1, 1, 201);
   const frame = () => ({ label: `α = ${m.alpha}, σ = ${m.sigma}`, curves: [] });
-  const left = { xlabel: "θ_R", ylabel: "density", xlim: [-6.5, 2], ylim: [0, 1.6], frames: [frame()] };
+  const left = { xlabel: "θ_R", ylabel: "density", xlim: [-6.5, 2], ylim: [0, 0.8], frames: [frame()] };
   const right = { xlabel: "x", ylabel: "f(x)", xlim: [-1, 1], ylim: [-0.4, 1.4], frames: [frame()], drag: (k, x, y) => {
     m.x[k] = Math.min(Math.max(x, -1), 1);
     m.y[k] = Math.min(Math.max(y, -0.4), 1.4);
@@ -83,7 +83,9 @@
     const s = moments(m), ps = solve(m, 0, s), fs = solve(m, 1, s), mean = average(m, ps[0], s);
     const curve = (name, x, y, method, style) => ({ name, x, y, method, style });
     left.frames[0] = frame();
-    left.frames[0].curves = [curve("PS-MAP, p(θ|D)", theta, density(m, 0, ps[0], theta, s), "ps-map", "dashed"), curve("FS-MAP, p(f|D)", theta, density(m, 1, ps[0], theta, s), "fs-map", "line")];
+    const densities = [0, 1].map((weight) => density(m, weight, ps[0], theta, s)), peak = Math.max(...densities.flat());
+    left.ylim = [0, 0.8 * 2 ** Math.max(0, Math.ceil(Math.log2(1.1 * peak / 0.8)))]; // doubled as the peak grows
+    left.frames[0].curves = [curve("PS-MAP, p(θ|D)", theta, densities[0], "ps-map", "dashed"), curve("FS-MAP, p(f|D)", theta, densities[1], "fs-map", "line")];
     right.frames[0] = frame();
     right.frames[0].curves = [curve("PS-MAP", xs, at(ps.map(Math.exp)), "ps-map", "dashed"), curve("FS-MAP", xs, at(fs.map(Math.exp)), "fs-map", "line"), curve("model average", xs, at(mean), "bma", "dotted"), curve("data", m.x, m.y, null, "points")];
     draw.forEach((show) => show(0));

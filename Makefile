@@ -86,6 +86,7 @@ docs: $(READY) ## the documentation site, in build/docs; a warning is an error
 bench: $(READY) ## time, memory and error of every estimator, beside what one would write today
 	$(PY) -m benchmarks
 	$(PY) -m benchmarks.loops
+	$(PY) -m benchmarks.hutchpp
 
 coverage: $(READY) ## tests with branch coverage
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(JOBS) --dist worksteal --cov --cov-report=term-missing:skip-covered

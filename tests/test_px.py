@@ -321,6 +321,7 @@ def test_draws(distribution):
         (lambda: px.Lattice([0, 0], [1, 1], [3, 3, 3]), "dimensions"),
         (lambda: px.Lattice([0] * 8, [1] * 8, 40), "points"),
         (lambda: px.Mixture({px.Uniform(0, 1): 0.8}), "components"),
+        (lambda: px.as_px(lambda n: torch.zeros(n, 2)), "generator"),
         (lambda: px.Mixture([POINTS, POINTS], [0, 0]), "weights"),
         *[
             (lambda w=w: px.Mixture([POINTS, POINTS], w), "component")

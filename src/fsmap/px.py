@@ -7,7 +7,6 @@ made; ``to`` returns another one.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import inspect
@@ -282,12 +281,13 @@ class FromFunction:
 
     def __init__(self, function: Callable[[int, torch.Generator], Inputs]) -> None:
         self.function = function
-        with contextlib.suppress(ValueError):  # a built-in function has no signature
-            try:
-                inspect.signature(function).bind(1, None)
-            except TypeError as error:
-                raise InputError(f"{self!r} is no function (n, generator) -> x: {error}") from error
-        self.target: tuple[torch.device | str | None, torch.dtype | None] = (None, None)
+        self.target: tuple[Device, torch.dtype | None] = (None, None)
+        try:
+            inspect.signature(function).bind(1, None)
+        except TypeError as error:
+            raise InputError(f"{self!r} is no function (n, generator) -> x: {error}") from error
+        except ValueError:  # a built-in function has no signature
+            pass
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
         """Draw ``n`` points, ``[n, ...]``."""

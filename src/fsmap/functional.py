@@ -230,11 +230,9 @@ def call_module(module: nn.Module, x: Inputs, **keywords: Any) -> Any:
 
 def tensor_of(out: Any) -> Tensor:
     """An output, or the logits of an output object."""
-    if isinstance(out, Tensor):
-        return out
-    logits = getattr(out, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
+    tensor = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+    if isinstance(tensor, Tensor):
+        return tensor
     raise UnsupportedModuleError(
         f"the module returned {type(out).__name__}, which is neither a tensor nor an object with "
         ".logits. Pass forward=lambda module, x: ... that picks the tensor."
@@ -331,13 +329,14 @@ def as_device(name: str | torch.device) -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise InputError(f"unknown device {name!r}: there are auto, cpu, cuda, cuda:1 …") from error
+    if device.type == "cpu":
+        return device
     own = torch.accelerator.current_accelerator(check_available=True)
-    if device.type != "cpu" and (own is None or device.type != own.type):
+    found = torch.accelerator.device_count()
+    if own is None or device.type != own.type:
         raise InputError(f"torch sees no {device.type.upper()} device here. Use device cpu.")
-    if device.type != "cpu" and (device.index or 0) >= torch.accelerator.device_count():
-        raise InputError(
-            f"device {name}: torch sees {torch.accelerator.device_count()} of them here"
-        )
+    if (device.index or 0) >= found:
+        raise InputError(f"device {name}: torch sees {found} of them here")
     return device
 
 
@@ -412,8 +411,8 @@ def check_finite(params: Params) -> None:
 
 def finite(out: Tensor) -> Tensor:
     """An output ``[S, K]`` as it is; raises InputError if it has NaN or inf."""
-    if not torch.isfinite(out).all():
-        bad = int((~torch.isfinite(out)).any(1).sum())
+    bad = int((~torch.isfinite(out)).any(1).sum())
+    if bad:
         raise InputError(f"the model returns NaN or inf at {bad} of {len(out)} points")
     return out
 

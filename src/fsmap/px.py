@@ -38,6 +38,9 @@ from fsmap.types import Inputs, Params
 Coordinates = float | Sequence[float] | Tensor
 """One number for all dimensions of a point, or one for each."""
 
+Shape = int | Sequence[int] | None
+"""Shape of one point; None: that of the coordinates."""
+
 Device = torch.device | str | None
 
 MAX_BYTES = 4 * 2**30
@@ -88,12 +91,7 @@ class Uniform(_Held):
 
     _tensors = ("low", "high")
 
-    def __init__(
-        self,
-        low: Coordinates,
-        high: Coordinates,
-        shape: int | Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, low: Coordinates, high: Coordinates, shape: Shape = None) -> None:
         self.low, self.high = box(low, high, shape)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
@@ -119,10 +117,7 @@ class Normal(_Held):
     _tensors = ("mean", "std")
 
     def __init__(
-        self,
-        mean: Coordinates = 0.0,
-        std: Coordinates = 1.0,
-        shape: int | Sequence[int] | None = None,
+        self, mean: Coordinates = 0.0, std: Coordinates = 1.0, shape: Shape = None
     ) -> None:
         self.mean, self.std = per_point({"mean": mean, "std": std}, shape)
         check_positive("std", self.std)
@@ -230,15 +225,12 @@ class Mixture:
         self, components: Sequence[Any], weights: Sequence[float] | Tensor | None = None
     ) -> None:
         if isinstance(components, Mapping):
-            raise InputError(
-                "a mixture takes a list of components and a list of weights, got a dict."
-            )
+            raise InputError("a mixture takes a list of components and one of weights, got a dict.")
         self.components = [as_px(component) for component in components]
         given = torch.ones(len(self.components)) if weights is None else torch.as_tensor(weights)
         self.weights = given.detach().to("cpu", torch.float64)
-        total, least = self.weights.sum(), min(self.weights.flatten().tolist(), default=0.0)
-        fit = self.weights.shape == (len(self.components),) and least >= 0
-        if not (fit and 0 < total < math.inf):
+        fit = self.weights.shape == (len(self.components),) and (self.weights >= 0).all()
+        if not (fit and 0 < self.weights.sum() < math.inf):
             raise InputError(
                 "a mixture needs one finite weight >= 0 for each component, at least one of them "
                 f"> 0, got {len(self.components)} components and weights {self.weights.tolist()}."
@@ -253,12 +245,8 @@ class Mixture:
         pairs = zip(self.components, counts, strict=True)
         parts = [c.sample(count, generator) for c, count in pairs if count]
         place = label.argsort(stable=True).argsort()  # where the sorted points belong
-
-        def join(*tensors: Tensor) -> Tensor:
-            return torch.cat(tensors)[place.to(tensors[0].device)]
-
         try:
-            return tree_map(join, *parts)
+            return tree_map(lambda *ts: torch.cat(ts)[place.to(ts[0].device)], *parts)
         except (TypeError, RuntimeError, ValueError) as error:
             shapes = [[tuple(t.shape) for t in tree_leaves(part)] for part in parts]
             raise InputError(
@@ -336,9 +324,9 @@ def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> In
 class Stream(NamedTuple):
     """The random numbers of one optimizer step.
 
-    ψ is a function of the seed, the step and the model's trainable parameters, and of nothing else:
-    the same on every rank, over all micro-batches of a step, after a resume and for a member of a
-    population whatever the other members are. It is drawn as one vector, by one kernel.
+    ψ depends on the seed, the step and the model's trainable parameters alone: it is the same on
+    every rank, in all micro-batches of a step, after a resume, and for a member of a population
+    whatever the other members are. It is drawn as one vector, by one kernel.
     """
 
     seed: int
@@ -488,7 +476,7 @@ def choose(total: int, n: int, generator: torch.Generator) -> Tensor:
 
 
 def _first_distinct(total: int, n: int, generator: torch.Generator) -> Tensor:
-    """As ``randperm(total)[:n]`` in law, without its cost: draw on, and skip what came before."""
+    """Distributed as ``randperm(total)[:n]``, in O(n): draw with replacement, drop repetitions."""
     drawn = torch.randint(total, (2 * n,), generator=generator)
     while True:
         values, order = drawn.sort(stable=True)
@@ -499,9 +487,7 @@ def _first_distinct(total: int, n: int, generator: torch.Generator) -> Tensor:
         drawn = torch.cat([drawn, torch.randint(total, (n,), generator=generator)])
 
 
-def per_point(
-    named: dict[str, Coordinates], shape: int | Sequence[int] | None
-) -> tuple[Tensor, ...]:
+def per_point(named: dict[str, Coordinates], shape: Shape) -> tuple[Tensor, ...]:
     """Coordinates as tensors of one shape, that of a point.
 
     In the dtype of the first floating-point tensor among them, else in torch's default dtype. A
@@ -529,9 +515,7 @@ def per_point(
     return points
 
 
-def box(
-    low: Coordinates, high: Coordinates, shape: int | Sequence[int] | None
-) -> tuple[Tensor, Tensor]:
+def box(low: Coordinates, high: Coordinates, shape: Shape) -> tuple[Tensor, Tensor]:
     """The two corners of a box, ``[*shape]`` each; raises InputError unless low < high."""
     lower, upper = per_point({"low": low, "high": high}, shape)
     if not (lower < upper).all():

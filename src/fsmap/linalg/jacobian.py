@@ -48,13 +48,7 @@ from fsmap.functional import (
     take_points,
     with_state,
 )
-from fsmap.linalg.second_order import (
-    REFUSED,
-    REPLACED,
-    REPLACED_FOR_DUALS,
-    Attention,
-    eager_duals,
-)
+from fsmap.linalg.second_order import REFUSED, REPLACED, REPLACED_FOR_DUALS, Attention, eager_duals
 from fsmap.types import Inputs, ModelFn, Params
 
 

@@ -300,12 +300,6 @@ def positive_log_det(matrix: Tensor, jitter: Tensor) -> Tensor:
     return value
 
 
-def _factorize(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    value = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return torch.where(info == 0, value, torch.nan), factor
-
-
 class _PositiveLogDet(torch.autograd.Function):
     """2 Σ log diag of the Cholesky factor; its derivative is the inverse, not the factor's."""
 
@@ -313,7 +307,9 @@ class _PositiveLogDet(torch.autograd.Function):
 
     @staticmethod
     def forward(matrix: Tensor) -> tuple[Tensor, Tensor]:
-        return _factorize(matrix)
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        value = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return torch.where(info == 0, value, torch.nan), factor
 
     @staticmethod
     def setup_context(

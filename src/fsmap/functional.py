@@ -247,9 +247,8 @@ def ravel(params: Params) -> Tensor:
 def unravel(vector: Tensor, like: Params) -> Params:
     """A vector cut into the shapes of ``like``; the inverse of :func:`ravel`."""
     pieces = vector.split([p.numel() for p in like.values()], dim=-1)
-    return {
-        n: v.reshape(v.shape[:-1] + p.shape) for (n, p), v in zip(like.items(), pieces, strict=True)
-    }
+    pairs = zip(like.items(), pieces, strict=True)
+    return {name: piece.reshape(piece.shape[:-1] + p.shape) for (name, p), piece in pairs}
 
 
 def count(params: Params) -> int:
@@ -343,10 +342,8 @@ def as_device(name: str | torch.device) -> torch.device:
 def _tensors(x: Inputs) -> list[Tensor]:
     leaves: list[Any] = tree_leaves(x)
     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
-        kinds = sorted({type(leaf).__name__ for leaf in leaves}) or [type(x).__name__]
-        raise InputError(
-            f"x must be a tensor, or a dict or tuple of tensors, got {', '.join(kinds)}"
-        )
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or type(x).__name__
+        raise InputError(f"x must be a tensor, or a dict or tuple of tensors, got {kinds}")
     return leaves
 
 
@@ -395,18 +392,14 @@ def check_params(params: object) -> None:
     values = params.values() if isinstance(params, dict) else ()
     if not values or not all(isinstance(p, Tensor) for p in values):
         got = [type(p).__name__ for p in values] or f"{type(params).__name__} {params!r:.40}"
-        raise InputError(
-            f"params must be a dict {{name: tensor}}, got {got}. fsmap.functional makes one."
-        )
+        raise InputError(f"params must be a dict {{name: tensor}}, got {got}; see fsmap.functional")
 
 
 def check_finite(params: Params) -> None:
     """Raise InputError with the name of the first parameter that has NaN or inf."""
     for name, p in params.items():
         if not torch.isfinite(p).all():
-            raise InputError(
-                f"params[{name!r}] has NaN or inf: training diverged before this point"
-            )
+            raise InputError(f"params[{name!r}] has NaN or inf: training diverged before this")
 
 
 def finite(out: Tensor) -> Tensor:

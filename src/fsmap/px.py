@@ -346,9 +346,7 @@ class Stream(NamedTuple):
         micro = [self.micro] if self.micro else []
         return integer(self.seed, self.step, what, self.rank, *micro)
 
-    def flat_psi(
-        self, size: int, num: int, device: torch.device, dtype: torch.dtype = torch.float32
-    ) -> Tensor:
+    def flat_psi(self, size: int, num: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """ψ as one tensor ``[num, size]``."""
         source = generator(self.seed, self.step, "psi", device=device)
         return torch.randn((num, size), generator=source, device=device, dtype=dtype)
@@ -356,7 +354,7 @@ class Stream(NamedTuple):
     def psi(self, params: Params, num: int = 1) -> Params:
         """ψ ~ N(0, I), ``{name: [num, ...]}``: the same on every rank."""
         device = next(iter(params.values())).device
-        drawn = unravel(self.flat_psi(count(params), num, device), params)
+        drawn = unravel(self.flat_psi(count(params), num, device, torch.float32), params)
         return {name: t.to(params[name]) for name, t in drawn.items()}
 
     def psi_of(self, name: str, like: Tensor, num: int = 1) -> Tensor:

@@ -363,9 +363,7 @@ def check_trace(value: Tensor, site: Site, squares: Tensor | None, beta: float |
     if not math.isfinite(found) or beta is None or squares is None:
         check_finite(params)
         finite(site.output())
-        raise InputError(
-            f"the estimate of Tr J is {found}: numbers of this size overflow {value.dtype}"
-        )
+        raise InputError(f"the estimate of Tr J is {found}: it overflows {value.dtype}")
     unit = max(torch.finfo(p.dtype).eps for p in params.values())
     size = ravel(detached(params)).double().square().mean().sqrt()
     noise = unit**2 * float(squares) / num_points(site.x) / beta**2

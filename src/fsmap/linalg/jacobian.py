@@ -28,7 +28,6 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -593,7 +592,7 @@ class _Inner(torch.autograd.Function):
         return rows @ rows.mT
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fsmap.errors import InputError, MemoryLimitError, SingularGeometryError
@@ -312,9 +311,7 @@ class _PositiveLogDet(torch.autograd.Function):
         return torch.where(info == 0, value, torch.nan), factor
 
     @staticmethod
-    def setup_context(
-        ctx: FunctionCtx, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]
-    ) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(inputs[0], output[1])
         ctx.save_for_forward(inputs[0])

@@ -165,9 +165,7 @@ def check_batch(out: Tensor, y: Tensor) -> None:
             "Give at least one point."
         )
     if not out.is_floating_point():
-        raise InputError(
-            f"outputs have dtype {out.dtype}; a model must return floating point numbers."
-        )
+        raise InputError(f"outputs have dtype {out.dtype}; they must be floating-point numbers.")
     bad = int((~torch.isfinite(y)).sum())
     if bad:
         raise InputError(
@@ -229,9 +227,8 @@ class Normal(NamedTuple):
         for name, tensor in params.items():
             theta = accumulate(tensor)
             std = _fitting("std", self.std, name, theta)
-            centered = theta
-            if self.mean is not None:
-                centered = theta - _fitting("mean", self.mean, name, theta)
+            mean = None if self.mean is None else _fitting("mean", self.mean, name, theta)
+            centered = theta if mean is None else theta - mean
             repeats = theta.numel() // max(std.numel(), 1)  # of each entry of std, by broadcasting
             log_norm = repeats * std.log().sum() + theta.numel() * LOG_SQRT_2PI
             terms.append((-0.5 * (centered / std).square()).sum() - log_norm)
@@ -245,9 +242,7 @@ class Normal(NamedTuple):
             _fitting("std", self.std, name, theta)
             mean = 0.0 if self.mean is None else self.mean
             if not torch.isfinite(_fitting("mean", mean, name, theta)).all():
-                raise InputError(
-                    f"mean of {name!r} holds nan or inf. Give finite weights to stay close to"
-                )
+                raise InputError(f"mean of {name!r} holds nan or inf; it must be finite")
 
 
 class Flat(NamedTuple):
@@ -316,8 +311,7 @@ class Reparametrized(NamedTuple):
 
 def _slope(inverse: Callable[[Tensor], Tensor], tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Value and elementwise derivative, by one forward-mode pass along (1, ..., 1)."""
-    pair = jvp(inverse, (tensor,), (torch.ones_like(tensor),))
-    theta, slope = pair[0], pair[1]
+    theta, slope = jvp(inverse, (tensor,), (torch.ones_like(tensor),))[:2]
     if theta.shape != tensor.shape:
         raise InputError(
             f"the inverse map turned a parameter of shape {list(tensor.shape)} into "
@@ -462,14 +456,8 @@ def fs_map(
     """
     if method not in logdet.METHODS:
         raise InputError(f"unknown log_det method {method!r}; known: {', '.join(logdet.METHODS)}")
-    geometry = LogDet(
-        as_px(px),
-        _positive("num_points", num_points),
-        _scalar(jitter),
-        method=method,
-        metric=metric,
-        probes=probes,
-    )
+    points = _positive("num_points", num_points)
+    geometry = LogDet(as_px(px), points, _scalar(jitter), method, metric, probes)
     return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
 
 

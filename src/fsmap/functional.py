@@ -317,11 +317,7 @@ def move_points(
 
 
 def as_device(name: str | torch.device) -> torch.device:
-    """A device by name, such as ``"cuda:1"``; ``"auto"`` is CUDA if there is one.
-
-    Raises:
-        InputError: If torch has no such device here.
-    """
+    """A device by name, such as ``"cuda:1"``; ``"auto"`` is CUDA if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

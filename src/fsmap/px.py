@@ -206,8 +206,7 @@ class Lattice(Empirical):
             torch.linspace(a, b, k, dtype=lower.dtype, device=lower.device)
             for a, b, k in zip(lower.tolist(), upper.tolist(), counts, strict=True)
         ]
-        grid = torch.meshgrid(*axes, indexing="ij")
-        super().__init__(torch.stack([g.reshape(-1) for g in grid], -1))  # [prod(num), dim]
+        super().__init__(torch.cartesian_prod(*axes).reshape(-1, len(axes)))  # [prod(num), dim]
 
 
 class Mixture:

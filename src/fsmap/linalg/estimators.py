@@ -299,10 +299,9 @@ def trace(
 
 
 def evaluate(estimator: Estimator, site: Site, probes: Probes, *, with_output: bool = True) -> Pass:
-    """The one place that puts R together, from all probes.
+    """The estimate from each probe, ``[R]``; can be differentiated, vmapped and compiled.
 
-    The values can be differentiated, vmapped and compiled. Several probes are evaluated together if
-    the output of a pass is not needed.
+    Without ``with_output`` all probes are evaluated together.
     """
 
     def one(probe: Any) -> Tensor:

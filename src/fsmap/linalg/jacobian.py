@@ -120,11 +120,7 @@ def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening
 
 
 class SecondOrder(Replacing):
-    """Within it, functions with wrong or missing second derivatives are replaced.
-
-    In forward mode, where ``fd_central`` can take its place, the memory of attention is predicted
-    before it is allocated.
-    """
+    """Within it, functions with wrong or missing second derivatives are replaced."""
 
     def __init__(self, *, forward_mode: bool = False, dual: bool = False) -> None:
         attention = Attention(check=forward_mode)
@@ -546,10 +542,6 @@ Arguments = tuple[Tensor, Tensor, Tensor | None, Window | None]
 """Input, weight, bias and window of a linear map."""
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Arguments | None:
-    return input, weight, bias, None
-
-
 def _conv2d(
     input: Tensor,
     weight: Tensor,
@@ -566,7 +558,7 @@ def _conv2d(
 
 
 LINEAR_MAPS: dict[Callable[..., Any], Callable[..., Arguments | None]] = {
-    F.linear: _linear,
+    F.linear: lambda input, weight, bias=None: (input, weight, bias, None),
     F.conv2d: _conv2d,
 }
 

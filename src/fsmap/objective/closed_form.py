@@ -60,12 +60,7 @@ class Squash(NamedTuple):
 
 
 def log_sech_squared(theta: Tensor) -> Tensor:
-    r"""$\log \tanh'(\theta) = \log \mathrm{sech}^2\theta$, exact in the tails.
-
-    Examples:
-        >>> log_sech_squared(torch.tensor([0.0, 30.0, -2000.0], dtype=torch.float64)).tolist()
-        [0.0, -58.61370563888011, -3998.61370563888]
-    """
+    r"""$\log \tanh'(\theta) = \log \mathrm{sech}^2\theta$, exact in the tails."""
     return 2 * math.log(2) - 2 * torch.logaddexp(theta, -theta)
 
 

@@ -335,14 +335,13 @@ def _entry(what: str, table: Any, name: str) -> Any:
 def _fitting(what: str, table: Scale, name: str, theta: Tensor) -> Tensor:
     """A scale or mean as a tensor that broadcasts to the parameter, never beyond it."""
     value = tensor_like(_entry(what, table, name), theta)
-    fits = value.dim() <= theta.dim() and all(
-        a in (1, b) for a, b in zip(value.shape[::-1], theta.shape[::-1], strict=False)
-    )
-    if not fits:
+    try:
+        value.expand_as(theta)
+    except RuntimeError as error:
         raise InputError(
             f"{what} of {name!r} has shape {list(value.shape)}, which does not broadcast to the "
             f"parameter's {list(theta.shape)}. Give a number or a tensor of that shape."
-        )
+        ) from error
     return value
 
 
@@ -457,7 +456,8 @@ def fs_map(
     if method not in logdet.METHODS:
         raise InputError(f"unknown log_det method {method!r}; known: {', '.join(logdet.METHODS)}")
     points = _positive("num_points", num_points)
-    geometry = LogDet(as_px(px), points, _scalar(jitter), method, metric, probes)
+    epsilon = jitter if isinstance(jitter, Tensor) else torch.tensor(jitter, dtype=torch.float64)
+    geometry = LogDet(as_px(px), points, epsilon, method, metric, probes)
     return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
 
 
@@ -502,7 +502,7 @@ def l_map(
         metric: g, see :mod:`fsmap.metric`.
         every: Evaluate the term on every k-th step only, k times as strong.
     """
-    _check_range("beta", beta)
+    check_positive("beta", beta)
     named = {"jitter": jitter, "reg_strength": reg_strength, "reg_nats": reg_nats}
     given = [(name, value) for name, value in named.items() if value is not None]
     if len(given) != 1 or (r0 is not None and reg_nats is None):
@@ -513,8 +513,7 @@ def l_map(
     ((name, value),) = given
     if name != "jitter" and not isinstance(value, Tensor) and value == 0:
         return ps_map(likelihood, prior, num_data=num_data)
-    _check_range(name, value)
-    scalar = _scalar(value)
+    scalar = _positive_scalar(name, value)
     options: dict[str, Any] = {
         "px": as_px(px),
         "num_points": _positive("num_points", num_points),
@@ -525,18 +524,12 @@ def l_map(
     }
     geometry: Geometry
     if name == "reg_nats":
-        if r0 is not None:
-            _check_range("r0", r0)
-            r0 = _scalar(r0)
-        geometry = TraceBound(nats=scalar * num_data, r0=r0, **options)
+        start = None if r0 is None else _positive_scalar("r0", r0)
+        geometry = TraceBound(nats=scalar * num_data, r0=start, **options)
     else:
         epsilon = scalar if name == "jitter" else 1 / (2 * scalar * num_data)
         geometry = Laplacian(jitter=epsilon, **options)
     return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
-
-
-def _scalar(value: float | Tensor) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
 def _positive(name: str, value: int) -> int:
@@ -545,6 +538,10 @@ def _positive(name: str, value: int) -> int:
     return value
 
 
-def _check_range(name: str, value: float | Tensor) -> None:
-    if not isinstance(value, Tensor) and not 0 < value < float("inf"):
-        raise InputError(f"{name} must be positive and finite, got {value:g}")
+def _positive_scalar(name: str, value: float | Tensor) -> Tensor:
+    """A number > 0 as a tensor; a tensor as it is, with no look at its value."""
+    if isinstance(value, Tensor):
+        return value
+    scalar = torch.tensor(value, dtype=torch.float64)
+    check_positive(name, scalar)
+    return scalar

@@ -152,18 +152,8 @@ class Wrapped(Functional):
 
     def __init__(self, inner: Functional) -> None:
         self.inner = inner
-        self.module, self.scripted = inner.module, inner.scripted
-        self._call = inner._call
-
-    @property
-    def pointwise(self) -> bool:
-        """As the function inside."""
-        return self.inner.pointwise
-
-    @property
-    def modes(self) -> tuple[bool, ...]:
-        """As the function inside."""
-        return self.inner.modes
+        self.module, self.scripted, self._call = inner.module, inner.scripted, inner._call
+        self._parts, self._unusual = inner._parts, inner._unusual
 
 
 def functional(module: nn.Module, *, forward: Forward | None = None) -> tuple[Functional, Params]:

@@ -329,7 +329,7 @@ def evaluate(estimator: Estimator, site: Site, probes: Probes, *, with_output: b
 
 
 def over_probes(
-    f: ModelFn, one: Callable[..., Tensor], *probes: Params | Tensor, chunk: int | None = None
+    f: ModelFn, one: Callable[..., Tensor], probes: Params | Tensor, chunk: int | None = None
 ) -> Tensor:
     """``one``, a function of one probe, for all of them, stacked; ``chunk`` at a time.
 
@@ -340,11 +340,11 @@ def over_probes(
         chunk = None if chunk is None or chunk >= R else chunk
         try:
             with differentiable_attention():  # the fused kernels cannot be vmapped
-                values: Tensor = vmap(one, chunk_size=chunk)(*probes)
+                values: Tensor = vmap(one, chunk_size=chunk)(probes)
             return values
         except (RuntimeError, UnsupportedModuleError):
             pass  # if vmap is not the reason it fails again below
-    return torch.stack([one(*tree_map(lambda t, r=r: t[r], probes)) for r in range(R)])
+    return torch.stack([one(tree_map(lambda t, r=r: t[r], probes)) for r in range(R)])
 
 
 ROUNDING_SHARE = 0.1  # of a step, and of a trace, that may be rounding

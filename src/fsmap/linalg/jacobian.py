@@ -139,12 +139,12 @@ def check_replaceable(f: ModelFn, mode: str) -> None:
     """Raise if f has TorchScript parts, whose functions cannot be replaced."""
     scripted = getattr(f, "scripted", ())
     if scripted:
-        message = (
+        kind = ForwardModeError if mode == "forward" else UnsupportedModuleError
+        raise kind(
             f"{mode}-mode differentiation failed: {scripted[0]} is TorchScript, inside which "
             "normalizations have wrong second derivatives (use the estimator 'fd_central', which "
             "needs forward passes only, or the module it was scripted or traced from)"
         )
-        raise ForwardModeError(message) if mode == "forward" else UnsupportedModuleError(message)
 
 
 CHUNK_BYTES = 2**28  # cotangents of the points that are differentiated together
@@ -392,9 +392,6 @@ class Factors(NamedTuple):
         return self._replace(blocks=[b._replace(grads=mix(b.grads)) for b in self.blocks])
 
 
-Window = dict[str, Any]  # arguments of F.unfold that make a convolution a linear map
-
-
 class LinearCall(NamedTuple):
     """One call of a linear map with parameters of the model, at one point."""
 
@@ -402,7 +399,7 @@ class LinearCall(NamedTuple):
     bias: str | None
     shape: tuple[int, ...]  # of the output at one point
     kernel: tuple[int, ...]  # of the weight, without its first dimension: (i,) or (c, *window)
-    window: Window | None  # None for a linear layer
+    window: dict[str, Any] | None  # arguments of F.unfold for a convolution
 
     @property
     def places(self) -> int:
@@ -538,7 +535,7 @@ class CallRecorder(SecondOrder):
         return self.inputs
 
 
-Arguments = tuple[Tensor, Tensor, Tensor | None, Window | None]
+Arguments = tuple[Tensor, Tensor, Tensor | None, dict[str, Any] | None]
 """Input, weight, bias and window of a linear map."""
 
 

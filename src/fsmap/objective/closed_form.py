@@ -39,8 +39,7 @@ class Squash(NamedTuple):
     r"""An increasing function $\sigma$ and the logarithm of its derivative."""
 
     value: Callable[[Tensor], Tensor]  # σ(θ), element by element
-    # log σ'(θ), finite wherever the true value is a finite float
-    log_slope: Callable[[Tensor], Tensor]
+    log_slope: Callable[[Tensor], Tensor]  # log σ'(θ), finite wherever the true value is
 
     def on_rows(self, params: Params, rows: Tensor) -> Tensor:
         """The model as a function of rows of its design matrix, ``[N, P]`` to ``[N]``."""
@@ -238,10 +237,9 @@ class Dual(NamedTuple):
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
         log_jitter = tensor_like(self.jitter, log_slope).log()  # [...]
         half_log_weight = log_slope - 0.5 * log_jitter[..., None]  # [..., P]  log(σ'/√ε)
-        num_params = log_slope.shape[-1]
         graded = _GradedLogDet.apply(half_log_weight, self.factor)  # type: ignore[no-untyped-call]
         log_det: Tensor = graded[0]
-        return num_params * log_jitter + log_det
+        return log_slope.shape[-1] * log_jitter + log_det
 
 
 class _GradedLogDet(torch.autograd.Function):
@@ -319,13 +317,12 @@ class FourierLattice(NamedTuple):
 
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
-        num_params, classes = log_slope.shape[-1], len(self.members)
         log_jitter = tensor_like(self.jitter, log_slope).log()[..., None]  # [..., 1]
         nothing = log_slope.new_full((*log_slope.shape[:-1], 1), -math.inf)
         padded = torch.cat([2 * log_slope, nothing], dim=-1)  # [..., P + 1]
         log_s = padded[..., self.members].logsumexp(-1)  # [..., C]
         block = torch.logaddexp(log_jitter, self.log_kappa + log_s)  # [..., C]
         repeat = (log_s - block)[..., self.cosine].logsumexp(-1) + self.log_repeat  # [...]
-        spare = num_params - classes  # Σ (|c| − 1)
+        spare = log_slope.shape[-1] - len(self.members)  # Σ (|c| − 1)
         jitters = spare * log_jitter[..., 0] if spare else 0.0
         return jitters + block.sum(-1) + nn.functional.softplus(repeat)

@@ -97,10 +97,7 @@ class Functional:
     def with_state(
         self, params: Params, x: Inputs, buffers: dict[str, Tensor] | None = None
     ) -> tuple[Tensor, State]:
-        """The output, and the buffers as the pass left them.
-
-        ``buffers`` are used instead of the module's own; they are not changed.
-        """
+        """The output, and the buffers after a pass that starts from copies of ``buffers``."""
         compiling = torch.compiler.is_compiling()
         if not compiling:
             self._check_names(params)
@@ -416,7 +413,8 @@ def explain(
     """
     if isinstance(error, FsmapError | torch.OutOfMemoryError):
         raise error
-    works = params is not None
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    where = _where(error, f)
     if params is not None:
         try:
             with torch.enable_grad():  # so that checkpointed layers are found
@@ -424,11 +422,9 @@ def explain(
         except FsmapError:
             raise
         except FAILURES:
-            works = False
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    where = _where(error, f)
-    if works:
-        raise kind(f"{failed.format(where=where)}: {reason}") from error
+            pass
+        else:
+            raise kind(f"{failed.format(where=where)}: {reason}") from error
     raise InputError(
         f"the model cannot be evaluated at x of shape {shapes(x)}{where}: {reason}. Give points of "
         "the shape, dtype and device that the model takes."

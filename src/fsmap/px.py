@@ -96,8 +96,7 @@ class Uniform(_Held):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw ``n`` points, ``[n, *shape]``."""
-        unit = _draw(torch.rand, n, self.low, generator)
-        return torch.lerp(self.low, self.high, unit)
+        return torch.lerp(self.low, self.high, _draw(torch.rand, n, self.low, generator))
 
 
 class Normal(_Held):
@@ -460,10 +459,7 @@ def check_draw(n: object, generator: object) -> None:
 
 
 def choose(total: int, n: int, generator: torch.Generator) -> Tensor:
-    """Indices ``[n]`` of ``total`` points, in random order, on the generator's device.
-
-    A point comes twice only if ``n > total``.
-    """
+    """Indices ``[n]`` of ``total`` points in random order; with repetitions if ``n > total``."""
     device = generator.device
     if n > total:
         return torch.randint(total, (n,), generator=generator, device=device)
@@ -485,11 +481,7 @@ def _first_distinct(total: int, n: int, generator: torch.Generator) -> Tensor:
 
 
 def per_point(named: dict[str, Coordinates], shape: Shape) -> tuple[Tensor, ...]:
-    """Coordinates as tensors of one shape, that of a point.
-
-    In the dtype of the first floating-point tensor among them, else in torch's default dtype. A
-    ``shape`` of None is what the coordinates say, and ``(1,)`` for plain numbers.
-    """
+    """Coordinates as tensors of one shape, in the dtype of the first floating-point tensor."""
     dtypes = [v.dtype for v in named.values() if isinstance(v, Tensor) and v.is_floating_point()]
     dtype = dtypes[0] if dtypes else torch.get_default_dtype()
     values = [torch.as_tensor(v, dtype=dtype).detach() for v in named.values()]

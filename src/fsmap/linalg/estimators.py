@@ -299,10 +299,7 @@ def trace(
 
 
 def evaluate(estimator: Estimator, site: Site, probes: Probes, *, with_output: bool = True) -> Pass:
-    """The estimate from each probe, ``[R]``; can be differentiated, vmapped and compiled.
-
-    Without ``with_output`` all probes are evaluated together.
-    """
+    """The estimate from each probe, ``[R]``; all at once if the output of a pass is not needed."""
 
     def one(probe: Any) -> Tensor:
         found = estimator.at(site, probe)
@@ -331,10 +328,7 @@ def evaluate(estimator: Estimator, site: Site, probes: Probes, *, with_output: b
 def over_probes(
     f: ModelFn, one: Callable[..., Tensor], probes: Params | Tensor, chunk: int | None = None
 ) -> Tensor:
-    """``one``, a function of one probe, for all of them, stacked; ``chunk`` at a time.
-
-    Together if that is possible, in turn if f has random layers or a part that cannot be vmapped.
-    """
+    """``one(probe)`` of all probes, stacked: by vmap, ``chunk`` at a time, or else in turn."""
     R = len(tree_leaves(probes)[0])
     if R > 1 and is_pointwise(f):
         chunk = None if chunk is None or chunk >= R else chunk

@@ -155,8 +155,10 @@ def evaluate(
         rows = whitened_rows(*site)
         if method == "pseudo":  # what counts as zero is up to the model's precision
             value, rounding = pseudo(rows, jitter, dtype), None
+        elif method == "svd_clip":
+            value = svd_clip(rows, jitter)
         else:
-            value = (dense if method == "dense" else svd_clip)(rows, jitter)
+            value = positive_log_det(rows.mT @ rows, jitter)
         small = rows.detach() if len(rows) < P else rows.detach().mT
         total = small.square().sum()
     found = number(value)
@@ -241,11 +243,6 @@ def check_jitter(jitter: Tensor, rows: int, P: int) -> None:
 # differentiable and vmappable: nan, not an error, if a matrix is not positive definite.
 
 
-def dense(rows: Tensor, jitter: Tensor) -> Tensor:
-    """Cholesky of AᵀA + εI."""
-    return positive_log_det(rows.mT @ rows, jitter)
-
-
 def dual(gram: Tensor, jitter: Tensor, P: int) -> Tensor:
     """(P − Q) log ε + log det(AAᵀ + εI), Sylvester; from AAᵀ."""
     Q = len(gram)
@@ -261,7 +258,7 @@ def svd_clip(rows: Tensor, jitter: Tensor) -> Tensor:
     return clipped if missing == 0 else clipped + missing * jitter.log()
 
 
-def pseudo(rows: Tensor, jitter: Tensor, precision: torch.dtype = torch.float64) -> Tensor:
+def pseudo(rows: Tensor, jitter: Tensor, precision: torch.dtype) -> Tensor:
     """Σ log σ² over the singular values with σ² > ε and above the rounding of ``precision``."""
     squares = torch.linalg.svdvals(rows).square()
     rounding = max(rows.shape) * torch.finfo(precision).eps * squares.max().sqrt()
@@ -293,7 +290,7 @@ def rounding_bound(
 
 
 def positive_log_det(matrix: Tensor, jitter: Tensor) -> Tensor:
-    """Log det of a matrix + εI; nan where that is not positive definite."""
+    """Log det of a matrix + εI by Cholesky; nan where that is not positive definite."""
     matrix = matrix + torch.diag_embed(jitter.expand(len(matrix)))
     value: Tensor = _PositiveLogDet.apply(matrix)[0]  # type: ignore[no-untyped-call]
     return value

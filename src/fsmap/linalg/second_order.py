@@ -353,8 +353,7 @@ def _in_torchs_order(function: Callable[..., Tensor], switch: str) -> Callable[.
 
 
 REPLACED: dict[Callable[..., Any], Callable[..., Any]] = {
-    F.layer_norm: layer_norm,
-    torch.layer_norm: layer_norm,
+    **dict.fromkeys((F.layer_norm, torch.layer_norm), layer_norm),
     F.batch_norm: batch_norm,
     F.instance_norm: instance_norm,
     torch.batch_norm: _in_torchs_order(batch_norm, "training"),

@@ -6,15 +6,8 @@ $\Phi = s^2\, E_{p_X}[\varphi\varphi^\top]$.
 
 A form takes ``log_slope`` $= \log|\sigma'(\theta)|$, ``[..., P]``, to
 $\log\det(D \Phi D + \epsilon I)$, ``[...]``: leading dimensions are members of a batch (seeds,
-sizes, jitters), all of them one computation. Which form is right depends on $\Phi$ and
-$\epsilon$:
-
-| form | $\Phi$ | $\epsilon$ | |
-|---|---|---|---|
-| :class:`Invertible` | invertible | 0 | exact in log space, $2\sum\log\sigma' + \log\det\Phi$ |
-| :class:`Diagonal` | diagonal | $\geq 0$ | exact in log space |
-| :class:`Dual` | any rank, given as $F^\top F$ | > 0 | graded QR |
-| :class:`FourierLattice` | Fourier features on a lattice | > 0 | exact |
+sizes, jitters), all of them one computation. Each form says which $\Phi$ and $\epsilon$ it is
+for: :class:`Invertible`, :class:`Diagonal`, :class:`Dual` and :class:`FourierLattice`.
 
 With $\Phi$ invertible and $\epsilon = 0$ the value depends on $p_X$ by a constant only: the image
 of a basis model is flat (appendix B.3).
@@ -71,12 +64,8 @@ IDENTITY = Squash(lambda theta: theta, torch.zeros_like)
 class BasisModel(nn.Module):
     r"""$f_\theta(x) = s \sum_i \sigma(\theta_i)\,\varphi_i(x)$ with features given by a subclass.
 
-    In float64; parameters start at zero, as in the authors' code.
-
-    Args:
-        num_features: P.
-        squash: $\sigma$.
-        scale: $s$; $1/\sqrt P$ (authors' code) if None.
+    In float64. As in the authors' code parameters start at zero and $s = 1/\sqrt P$, unless a
+    ``scale`` is given.
     """
 
     def __init__(self, num_features: int, squash: Squash, scale: float | None = None) -> None:
@@ -184,7 +173,7 @@ class Form(Protocol):
 
 
 class Invertible(NamedTuple):
-    r"""$\epsilon = 0$: $\log\det\mathcal{J} = 2\sum_i \log\sigma'(\theta_i) + \log\det\Phi$."""
+    r"""Invertible $\Phi$, $\epsilon = 0$: $2\sum_i \log\sigma'(\theta_i) + \log\det\Phi$."""
 
     log_det_gram: Tensor  # []
 
@@ -271,11 +260,7 @@ class _GradedLogDet(torch.autograd.Function):
 
 
 class LogDetBasis(NamedTuple):
-    r"""The geometry term $-\tfrac12\log\det(\mathcal{J} + \epsilon I)$ with $\Phi$ known before.
-
-    A drop-in for ``LogDet`` where the model is a ``BasisModel``: nothing is drawn, no Jacobian is
-    taken.
-    """
+    r"""``LogDet`` of a ``BasisModel`` in closed form: nothing is drawn, no Jacobian is taken."""
 
     form: Form
     log_slope: Callable[[Tensor], Tensor]  # θ ↦ log |σ'(θ)| (``model.squash.log_slope``)

@@ -67,8 +67,7 @@ class LogDet(NamedTuple):
             size = logdet.sizes(f, params, draws.x)
             method = "slq" if given is not None else ("dense" if size.P <= size.rows else "dual")
         site = Site(f, params, draws.x, self.metric)
-        estimate = logdet.evaluate(site, jitter, method, probes=given)
-        return -0.5 * estimate.value
+        return -0.5 * logdet.evaluate(site, jitter, method, probes=given).value
 
 
 class Laplacian(NamedTuple):

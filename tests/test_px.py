@@ -122,10 +122,7 @@ def test_shape_of_a_point(make, a, b, shape, expected):
 
 @pytest.mark.parametrize(
     ("distribution", "mean", "std"),
-    [
-        (px.Uniform(-1, 3), 1.0, 4 / math.sqrt(12)),
-        (px.Normal(2.0, 3.0), 2.0, 3.0),
-    ],
+    [(px.Uniform(-1, 3), 1.0, 4 / math.sqrt(12)), (px.Normal(2.0, 3.0), 2.0, 3.0)],
 )
 def test_moments(distribution, mean, std):
     x = distribution.to(dtype=torch.float64).sample(40_000, source())

@@ -91,17 +91,12 @@ class Sinh(nn.Module):
     def __init__(self, f, params, scale: float) -> None:
         super().__init__()
         self.f, self.scale = f, scale
-        self.flat = nn.ParameterDict(
-            {
-                n.replace(".", "_"): nn.Parameter(scale * p.detach().sinh())
-                for n, p in params.items()
-            }
-        )
         self.names = list(params)
+        self.flat = nn.ParameterList(scale * p.detach().sinh() for p in params.values())
 
     def forward(self, x):
-        theta = {n: (self.flat[n.replace(".", "_")] / self.scale).asinh() for n in self.names}
-        return self.f(theta, x)
+        theta = [(p / self.scale).asinh() for p in self.flat]
+        return self.f(dict(zip(self.names, theta, strict=True)), x)
 
 
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.3, 3.0))

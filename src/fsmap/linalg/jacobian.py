@@ -123,16 +123,13 @@ class SecondOrder(Replacing):
     """Within it, functions with wrong or missing second derivatives are replaced."""
 
     def __init__(self, *, forward_mode: bool = False, dual: bool = False) -> None:
+        replaced = {**REPLACED, **(REFUSED if forward_mode else {})}
+        if dual:
+            replaced.update(REPLACED_FOR_DUALS)
         attention = Attention(check=forward_mode)
-        super().__init__(
-            {
-                **REPLACED,
-                **(REFUSED if forward_mode else {}),
-                **(REPLACED_FOR_DUALS if dual else {}),
-                F.scaled_dot_product_attention: attention.dot_product,
-                F.multi_head_attention_forward: attention.heads,
-            }
-        )
+        replaced[F.scaled_dot_product_attention] = attention.dot_product
+        replaced[F.multi_head_attention_forward] = attention.heads
+        super().__init__(replaced)
 
 
 def check_replaceable(f: ModelFn, mode: str) -> None:
@@ -164,7 +161,7 @@ def written_out(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def chunks(f: ModelFn, params: Params, x: Inputs) -> list[Inputs]:
-    """The points in parts of which J can be taken; one part if points see each other."""
+    """The points in parts for which J is taken in turn; one part unless f is pointwise."""
     if not is_pointwise(f):
         return [x]
     size = max(1, CHUNK_BYTES // (8 * recorded_calls(f, params, x).numbers_per_point(params)))
@@ -249,8 +246,8 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
 def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
     """J in factored form, differentiable in ``params``.
 
-    If points do not see each other (all but active BatchNorm and dropout) one forward and K reverse
-    passes over the batch are made, otherwise S·K of them.
+    If an output depends on its own point alone (unless BatchNorm or dropout is active) this takes
+    one forward and K reverse passes over the batch, otherwise S·K of them.
     """
     check_replaceable(f, "reverse")
     params = params if torch.is_grad_enabled() else detached(params)
@@ -270,7 +267,7 @@ def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
 
 
 def factor(f: ModelFn, params: Params, x: Inputs, calls: Calls) -> Factors:
-    """J of all outputs at all points, layer by layer, if points do not see each other."""
+    """J of all outputs at all points, layer by layer, for a pointwise f."""
     S = num_points(x)
     # All points go through f together if the first dimension of every layer is the point: quicker.
     batch = not calls.others and all(call.shape[0] == 1 for call in calls.layers)

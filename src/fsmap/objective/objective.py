@@ -1,4 +1,4 @@
-r"""Objectives: likelihood + prior + geometry in nats; the only change of sign, the only 1/N.
+r"""Objectives: likelihood + prior + geometry in nats; the loss is minus their sum over N.
 
 A likelihood is $\log p(y \mid f_\theta(x))$, summed over the batch; a prior is $\log p(\theta)$
 over all P parameters of the dict; both with all constants. Each is an immutable tuple of its
@@ -380,7 +380,7 @@ class Objective(NamedTuple):
         }
 
     def loss(self, f: ModelFn, params: Params, batch: Batch, draws: Draws) -> tuple[Tensor, Parts]:
-        """−(sum of the terms)/N, and the terms. The only change of sign, the only 1/N."""
+        """The negative sum of the terms divided by N, and the terms."""
         parts = self.parts(f, params, batch, draws)
         return -torch.stack(list(parts.values())).sum() / self.num_data, parts
 

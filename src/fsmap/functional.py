@@ -382,7 +382,7 @@ def check_finite(params: Params) -> None:
     """Raise InputError with the name of the first parameter that has NaN or inf."""
     for name, p in params.items():
         if not torch.isfinite(p).all():
-            raise InputError(f"params[{name!r}] has NaN or inf: training diverged before this")
+            raise InputError(f"params[{name!r}] has NaN or inf: training diverged earlier")
 
 
 def finite(out: Tensor) -> Tensor:

@@ -122,10 +122,7 @@ def test_shape_of_a_point(make, a, b, shape, expected):
 
 @pytest.mark.parametrize(
     ("distribution", "mean", "std"),
-    [
-        (px.Uniform(-1, 3), 1.0, 4 / math.sqrt(12)),
-        (px.Normal(2.0, 3.0), 2.0, 3.0),
-    ],
+    [(px.Uniform(-1, 3), 1.0, 4 / math.sqrt(12)), (px.Normal(2.0, 3.0), 2.0, 3.0)],
 )
 def test_moments(distribution, mean, std):
     x = distribution.to(dtype=torch.float64).sample(40_000, source())
@@ -321,6 +318,7 @@ def test_draws(distribution):
         (lambda: px.Lattice([0, 0], [1, 1], [3, 3, 3]), "dimensions"),
         (lambda: px.Lattice([0] * 8, [1] * 8, 40), "points"),
         (lambda: px.Mixture({px.Uniform(0, 1): 0.8}), "components"),
+        (lambda: px.as_px(lambda n: torch.zeros(n, 2)), "generator"),
         (lambda: px.Mixture([POINTS, POINTS], [0, 0]), "weights"),
         *[
             (lambda w=w: px.Mixture([POINTS, POINTS], w), "component")

@@ -97,10 +97,7 @@ class Functional:
     def with_state(
         self, params: Params, x: Inputs, buffers: dict[str, Tensor] | None = None
     ) -> tuple[Tensor, State]:
-        """The output, and the buffers as the pass left them.
-
-        ``buffers`` are used instead of the module's own; they are not changed.
-        """
+        """The output, and the buffers after a pass that starts from copies of ``buffers``."""
         compiling = torch.compiler.is_compiling()
         if not compiling:
             self._check_names(params)
@@ -152,18 +149,8 @@ class Wrapped(Functional):
 
     def __init__(self, inner: Functional) -> None:
         self.inner = inner
-        self.module, self.scripted = inner.module, inner.scripted
-        self._call = inner._call
-
-    @property
-    def pointwise(self) -> bool:
-        """As the function inside."""
-        return self.inner.pointwise
-
-    @property
-    def modes(self) -> tuple[bool, ...]:
-        """As the function inside."""
-        return self.inner.modes
+        self.module, self.scripted, self._call = inner.module, inner.scripted, inner._call
+        self._parts, self._unusual = inner._parts, inner._unusual
 
 
 def functional(module: nn.Module, *, forward: Forward | None = None) -> tuple[Functional, Params]:
@@ -230,11 +217,9 @@ def call_module(module: nn.Module, x: Inputs, **keywords: Any) -> Any:
 
 def tensor_of(out: Any) -> Tensor:
     """An output, or the logits of an output object."""
-    if isinstance(out, Tensor):
-        return out
-    logits = getattr(out, "logits", None)
-    if isinstance(logits, Tensor):
-        return logits
+    tensor = out if isinstance(out, Tensor) else getattr(out, "logits", None)
+    if isinstance(tensor, Tensor):
+        return tensor
     raise UnsupportedModuleError(
         f"the module returned {type(out).__name__}, which is neither a tensor nor an object with "
         ".logits. Pass forward=lambda module, x: ... that picks the tensor."
@@ -249,9 +234,8 @@ def ravel(params: Params) -> Tensor:
 def unravel(vector: Tensor, like: Params) -> Params:
     """A vector cut into the shapes of ``like``; the inverse of :func:`ravel`."""
     pieces = vector.split([p.numel() for p in like.values()], dim=-1)
-    return {
-        n: v.reshape(v.shape[:-1] + p.shape) for (n, p), v in zip(like.items(), pieces, strict=True)
-    }
+    pairs = zip(like.items(), pieces, strict=True)
+    return {name: piece.reshape(piece.shape[:-1] + p.shape) for (name, p), piece in pairs}
 
 
 def count(params: Params) -> int:
@@ -320,34 +304,29 @@ def move_points(
 
 
 def as_device(name: str | torch.device) -> torch.device:
-    """A device by name, such as ``"cuda:1"``; ``"auto"`` is CUDA if there is one.
-
-    Raises:
-        InputError: If torch has no such device here.
-    """
+    """A device by name, such as ``"cuda:1"``; ``"auto"`` is CUDA if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError) as error:
         raise InputError(f"unknown device {name!r}: there are auto, cpu, cuda, cuda:1 …") from error
+    if device.type == "cpu":
+        return device
     own = torch.accelerator.current_accelerator(check_available=True)
-    if device.type != "cpu" and (own is None or device.type != own.type):
+    found = torch.accelerator.device_count()
+    if own is None or device.type != own.type:
         raise InputError(f"torch sees no {device.type.upper()} device here. Use device cpu.")
-    if device.type != "cpu" and (device.index or 0) >= torch.accelerator.device_count():
-        raise InputError(
-            f"device {name}: torch sees {torch.accelerator.device_count()} of them here"
-        )
+    if (device.index or 0) >= found:
+        raise InputError(f"device {name}: torch sees {found} of them here")
     return device
 
 
 def _tensors(x: Inputs) -> list[Tensor]:
     leaves: list[Any] = tree_leaves(x)
     if not leaves or not all(isinstance(leaf, Tensor) for leaf in leaves):
-        kinds = sorted({type(leaf).__name__ for leaf in leaves}) or [type(x).__name__]
-        raise InputError(
-            f"x must be a tensor, or a dict or tuple of tensors, got {', '.join(kinds)}"
-        )
+        kinds = ", ".join(sorted({type(leaf).__name__ for leaf in leaves})) or type(x).__name__
+        raise InputError(f"x must be a tensor, or a dict or tuple of tensors, got {kinds}")
     return leaves
 
 
@@ -396,24 +375,20 @@ def check_params(params: object) -> None:
     values = params.values() if isinstance(params, dict) else ()
     if not values or not all(isinstance(p, Tensor) for p in values):
         got = [type(p).__name__ for p in values] or f"{type(params).__name__} {params!r:.40}"
-        raise InputError(
-            f"params must be a dict {{name: tensor}}, got {got}. fsmap.functional makes one."
-        )
+        raise InputError(f"params must be a dict {{name: tensor}}, got {got}; see fsmap.functional")
 
 
 def check_finite(params: Params) -> None:
     """Raise InputError with the name of the first parameter that has NaN or inf."""
     for name, p in params.items():
         if not torch.isfinite(p).all():
-            raise InputError(
-                f"params[{name!r}] has NaN or inf: training diverged before this point"
-            )
+            raise InputError(f"params[{name!r}] has NaN or inf: training diverged earlier")
 
 
 def finite(out: Tensor) -> Tensor:
     """An output ``[S, K]`` as it is; raises InputError if it has NaN or inf."""
-    if not torch.isfinite(out).all():
-        bad = int((~torch.isfinite(out)).any(1).sum())
+    bad = int((~torch.isfinite(out)).any(1).sum())
+    if bad:
         raise InputError(f"the model returns NaN or inf at {bad} of {len(out)} points")
     return out
 
@@ -438,7 +413,8 @@ def explain(
     """
     if isinstance(error, FsmapError | torch.OutOfMemoryError):
         raise error
-    works = params is not None
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    where = _where(error, f)
     if params is not None:
         try:
             with torch.enable_grad():  # so that checkpointed layers are found
@@ -446,11 +422,9 @@ def explain(
         except FsmapError:
             raise
         except FAILURES:
-            works = False
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    where = _where(error, f)
-    if works:
-        raise kind(f"{failed.format(where=where)}: {reason}") from error
+            pass
+        else:
+            raise kind(f"{failed.format(where=where)}: {reason}") from error
     raise InputError(
         f"the model cannot be evaluated at x of shape {shapes(x)}{where}: {reason}. Give points of "
         "the shape, dtype and device that the model takes."

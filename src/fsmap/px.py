@@ -7,7 +7,6 @@ made; ``to`` returns another one.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import inspect
@@ -38,6 +37,9 @@ from fsmap.types import Inputs, Params
 
 Coordinates = float | Sequence[float] | Tensor
 """One number for all dimensions of a point, or one for each."""
+
+Shape = int | Sequence[int] | None
+"""Shape of one point; None: that of the coordinates."""
 
 Device = torch.device | str | None
 
@@ -89,18 +91,12 @@ class Uniform(_Held):
 
     _tensors = ("low", "high")
 
-    def __init__(
-        self,
-        low: Coordinates,
-        high: Coordinates,
-        shape: int | Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, low: Coordinates, high: Coordinates, shape: Shape = None) -> None:
         self.low, self.high = box(low, high, shape)
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Draw ``n`` points, ``[n, *shape]``."""
-        unit = _draw(torch.rand, n, self.low, generator)
-        return torch.lerp(self.low, self.high, unit)
+        return torch.lerp(self.low, self.high, _draw(torch.rand, n, self.low, generator))
 
 
 class Normal(_Held):
@@ -120,10 +116,7 @@ class Normal(_Held):
     _tensors = ("mean", "std")
 
     def __init__(
-        self,
-        mean: Coordinates = 0.0,
-        std: Coordinates = 1.0,
-        shape: int | Sequence[int] | None = None,
+        self, mean: Coordinates = 0.0, std: Coordinates = 1.0, shape: Shape = None
     ) -> None:
         self.mean, self.std = per_point({"mean": mean, "std": std}, shape)
         check_positive("std", self.std)
@@ -212,8 +205,7 @@ class Lattice(Empirical):
             torch.linspace(a, b, k, dtype=lower.dtype, device=lower.device)
             for a, b, k in zip(lower.tolist(), upper.tolist(), counts, strict=True)
         ]
-        grid = torch.meshgrid(*axes, indexing="ij")
-        super().__init__(torch.stack([g.reshape(-1) for g in grid], -1))  # [prod(num), dim]
+        super().__init__(torch.cartesian_prod(*axes).reshape(-1, len(axes)))  # [prod(num), dim]
 
 
 class Mixture:
@@ -231,15 +223,12 @@ class Mixture:
         self, components: Sequence[Any], weights: Sequence[float] | Tensor | None = None
     ) -> None:
         if isinstance(components, Mapping):
-            raise InputError(
-                "a mixture takes a list of components and a list of weights, got a dict."
-            )
+            raise InputError("a mixture takes a list of components and one of weights, got a dict.")
         self.components = [as_px(component) for component in components]
         given = torch.ones(len(self.components)) if weights is None else torch.as_tensor(weights)
         self.weights = given.detach().to("cpu", torch.float64)
-        total, least = self.weights.sum(), min(self.weights.flatten().tolist(), default=0.0)
-        fit = self.weights.shape == (len(self.components),) and least >= 0
-        if not (fit and 0 < total < math.inf):
+        fit = self.weights.shape == (len(self.components),) and (self.weights >= 0).all()
+        if not (fit and 0 < self.weights.sum() < math.inf):
             raise InputError(
                 "a mixture needs one finite weight >= 0 for each component, at least one of them "
                 f"> 0, got {len(self.components)} components and weights {self.weights.tolist()}."
@@ -254,12 +243,8 @@ class Mixture:
         pairs = zip(self.components, counts, strict=True)
         parts = [c.sample(count, generator) for c, count in pairs if count]
         place = label.argsort(stable=True).argsort()  # where the sorted points belong
-
-        def join(*tensors: Tensor) -> Tensor:
-            return torch.cat(tensors)[place.to(tensors[0].device)]
-
         try:
-            return tree_map(join, *parts)
+            return tree_map(lambda *ts: torch.cat(ts)[place.to(ts[0].device)], *parts)
         except (TypeError, RuntimeError, ValueError) as error:
             shapes = [[tuple(t.shape) for t in tree_leaves(part)] for part in parts]
             raise InputError(
@@ -282,12 +267,13 @@ class FromFunction:
 
     def __init__(self, function: Callable[[int, torch.Generator], Inputs]) -> None:
         self.function = function
-        with contextlib.suppress(ValueError):  # a built-in function has no signature
-            try:
-                inspect.signature(function).bind(1, None)
-            except TypeError as error:
-                raise InputError(f"{self!r} is no function (n, generator) -> x: {error}") from error
-        self.target: tuple[torch.device | str | None, torch.dtype | None] = (None, None)
+        self.target: tuple[Device, torch.dtype | None] = (None, None)
+        try:
+            inspect.signature(function).bind(1, None)
+        except TypeError as error:
+            raise InputError(f"{self!r} is no function (n, generator) -> x: {error}") from error
+        except ValueError:  # a built-in function has no signature
+            pass
 
     def sample(self, n: int, generator: torch.Generator) -> Inputs:
         """Draw ``n`` points, ``[n, ...]``."""
@@ -336,9 +322,9 @@ def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> In
 class Stream(NamedTuple):
     """The random numbers of one optimizer step.
 
-    ψ is a function of the seed, the step and the model's trainable parameters, and of nothing else:
-    the same on every rank, over all micro-batches of a step, after a resume and for a member of a
-    population whatever the other members are. It is drawn as one vector, by one kernel.
+    ψ depends on the seed, the step and the model's trainable parameters alone: it is the same on
+    every rank, in all micro-batches of a step, after a resume, and for a member of a population
+    whatever the other members are. It is drawn as one vector, by one kernel.
     """
 
     seed: int
@@ -358,9 +344,7 @@ class Stream(NamedTuple):
         micro = [self.micro] if self.micro else []
         return integer(self.seed, self.step, what, self.rank, *micro)
 
-    def flat_psi(
-        self, size: int, num: int, device: torch.device, dtype: torch.dtype = torch.float32
-    ) -> Tensor:
+    def flat_psi(self, size: int, num: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """ψ as one tensor ``[num, size]``."""
         source = generator(self.seed, self.step, "psi", device=device)
         return torch.randn((num, size), generator=source, device=device, dtype=dtype)
@@ -368,7 +352,7 @@ class Stream(NamedTuple):
     def psi(self, params: Params, num: int = 1) -> Params:
         """ψ ~ N(0, I), ``{name: [num, ...]}``: the same on every rank."""
         device = next(iter(params.values())).device
-        drawn = unravel(self.flat_psi(count(params), num, device), params)
+        drawn = unravel(self.flat_psi(count(params), num, device, torch.float32), params)
         return {name: t.to(params[name]) for name, t in drawn.items()}
 
     def psi_of(self, name: str, like: Tensor, num: int = 1) -> Tensor:
@@ -475,10 +459,7 @@ def check_draw(n: object, generator: object) -> None:
 
 
 def choose(total: int, n: int, generator: torch.Generator) -> Tensor:
-    """Indices ``[n]`` of ``total`` points, in random order, on the generator's device.
-
-    A point comes twice only if ``n > total``.
-    """
+    """Indices ``[n]`` of ``total`` points in random order; with repetitions if ``n > total``."""
     device = generator.device
     if n > total:
         return torch.randint(total, (n,), generator=generator, device=device)
@@ -488,7 +469,7 @@ def choose(total: int, n: int, generator: torch.Generator) -> Tensor:
 
 
 def _first_distinct(total: int, n: int, generator: torch.Generator) -> Tensor:
-    """As ``randperm(total)[:n]`` in law, without its cost: draw on, and skip what came before."""
+    """Distributed as ``randperm(total)[:n]``, in O(n): draw with replacement, drop repetitions."""
     drawn = torch.randint(total, (2 * n,), generator=generator)
     while True:
         values, order = drawn.sort(stable=True)
@@ -499,14 +480,8 @@ def _first_distinct(total: int, n: int, generator: torch.Generator) -> Tensor:
         drawn = torch.cat([drawn, torch.randint(total, (n,), generator=generator)])
 
 
-def per_point(
-    named: dict[str, Coordinates], shape: int | Sequence[int] | None
-) -> tuple[Tensor, ...]:
-    """Coordinates as tensors of one shape, that of a point.
-
-    In the dtype of the first floating-point tensor among them, else in torch's default dtype. A
-    ``shape`` of None is what the coordinates say, and ``(1,)`` for plain numbers.
-    """
+def per_point(named: dict[str, Coordinates], shape: Shape) -> tuple[Tensor, ...]:
+    """Coordinates as tensors of one shape, in the dtype of the first floating-point tensor."""
     dtypes = [v.dtype for v in named.values() if isinstance(v, Tensor) and v.is_floating_point()]
     dtype = dtypes[0] if dtypes else torch.get_default_dtype()
     values = [torch.as_tensor(v, dtype=dtype).detach() for v in named.values()]
@@ -529,9 +504,7 @@ def per_point(
     return points
 
 
-def box(
-    low: Coordinates, high: Coordinates, shape: int | Sequence[int] | None
-) -> tuple[Tensor, Tensor]:
+def box(low: Coordinates, high: Coordinates, shape: Shape) -> tuple[Tensor, Tensor]:
     """The two corners of a box, ``[*shape]`` each; raises InputError unless low < high."""
     lower, upper = per_point({"low": low, "high": high}, shape)
     if not (lower < upper).all():

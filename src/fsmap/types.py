@@ -29,17 +29,14 @@ class Batch(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """Everything random that one evaluation of a geometry term consumes."""
+    """Everything random in one evaluation of a geometry term."""
 
     x: Inputs = None  # [S, ...]  evaluation points
     psi: Params | Tensor | None = None  # probes: {name: [R, ...]}, or signs [R, ...]
 
 
 class Estimate(NamedTuple):
-    """A number and how sure it is.
-
-    ``stderr`` is zero for exact values and nan where one probe cannot tell.
-    """
+    """A number and its standard error: zero for exact values, nan if there was one probe."""
 
     value: Tensor  # []
     stderr: Tensor  # []

@@ -47,17 +47,11 @@ def test_heads_are_those_of_torch(kind, bias, extra, seeded, monkeypatch):
                 return torch.func.functional_call(layer, p, (x, z, z), given)[0]
 
         out, dot = torch.func.jvp(call, (params,), (psi,))
-        return out, torch.autograd.grad(
-            dot.square().sum(), list(params.values()), allow_unused=True
-        )
+        leaves = list(params.values())
+        return out, torch.autograd.grad(dot.square().sum(), leaves, materialize_grads=True)
 
-    out, grads = tangent(False, SecondOrder)
-    expected, wanted = tangent(True, torch.enable_grad)  # torch's own, written out
-    torch.testing.assert_close(out, expected)
-    for ours, theirs in zip(grads, wanted, strict=True):
-        assert (ours is None) == (theirs is None)
-        if ours is not None:
-            torch.testing.assert_close(ours, theirs)
+    expected = tangent(True, torch.enable_grad)  # torch's own, written out
+    torch.testing.assert_close(tangent(False, SecondOrder), expected)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -72,13 +72,8 @@ def test_jvp_in_bf16_is_within_two_percent(seeded):
     with torch.autocast("cuda", dtype=torch.bfloat16):
         half = fsmap.trace(f, params, x, method="jvp", probes=psi).value
     net.double()
-    exact = fsmap.trace(
-        f,
-        dict(net.named_parameters()),
-        x.double(),
-        method="jvp",
-        probes={n: p.double() for n, p in psi.items()},
-    ).value
+    params, wide = dict(net.named_parameters()), {n: p.double() for n, p in psi.items()}
+    exact = fsmap.trace(f, params, x.double(), method="jvp", probes=wide).value
     assert float(half.detach()) == pytest.approx(float(exact.detach()), rel=0.02)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 import cases
 import fsmap
@@ -159,10 +160,7 @@ def test_single_precision(method):
     double = trace(case, method, drawn, beta=1e-2).value
     case.module.float()
     params = dict(case.module.named_parameters())
-    if isinstance(drawn, dict):
-        drawn = {n: p.float() for n, p in drawn.items()}
-    elif isinstance(drawn, Tensor):
-        drawn = drawn.float()
+    drawn = tree_map_only(Tensor, Tensor.float, drawn)
     case = case._replace(params=params, x=case.x.float())
     single = trace(case, method, drawn, beta=1e-2).value
     assert single.dtype == torch.float32

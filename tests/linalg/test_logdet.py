@@ -45,9 +45,8 @@ def test_small_eigenvalues_are_kept(method):
     """A column of size 1e-6 makes an eigenvalue of 1e-12; in single precision it would be gone."""
     params = {"w": torch.ones(2, dtype=torch.float32)}
     x = torch.tensor([[1.0, 0.0], [0.0, 1e-6]], dtype=torch.float32)
-    value = fsmap.log_det(
-        lambda p, x: x @ p["w"], params, x, jitter=1e-14, method=method, probes=ALL
-    )
+    f = lambda p, x: x @ p["w"]  # noqa: E731
+    value = fsmap.log_det(f, params, x, jitter=1e-14, method=method, probes=ALL)
     expected = math.log(0.5) + math.log(0.5e-12)
     assert value.dtype == torch.float64
     assert float(value) == pytest.approx(expected, abs=0.05)
@@ -78,9 +77,7 @@ def test_jitter_zero_where_points_suffice():
 def test_vmaps_over_jitter_and_members(method):
     case = cases.case("wide")
     eps = torch.tensor([1e-2, 1.0, 10.0])
-    together = vmap(lambda e: fsmap.log_det(case.f, case.params, case.x, jitter=e, method=method))(
-        eps
-    )
+    together = vmap(lambda e: log_det(case, jitter=e, method=method))(eps)
     members = {n: torch.stack([p.detach(), 2 * p.detach()]) for n, p in case.params.items()}
 
     def member(p):
@@ -89,7 +86,7 @@ def test_vmaps_over_jitter_and_members(method):
     values = vmap(member)(members)
     gradients = vmap(grad(member))(members)
     for k in range(3):
-        alone = fsmap.log_det(case.f, case.params, case.x, jitter=float(eps[k]), method=method)
+        alone = log_det(case, jitter=float(eps[k]), method=method)
         torch.testing.assert_close(together[k], alone)
     for k in range(2):
         one = {n: p[k] for n, p in members.items()}
@@ -149,13 +146,9 @@ def test_pseudo_leaves_out_what_rounding_makes(dtype, times):
     """σ below max(shape)·eps·σ_max counts as zero, by the precision of the parameters."""
     threshold = 4 * torch.finfo(dtype).eps * 100
     sizes = torch.tensor([100.0, 3.0, 1.0, times * threshold], dtype=dtype)
-    found = fsmap.log_det(
-        lambda p, x: x * sizes * p["a"],  # J = diag(sizes)
-        {"a": torch.ones(4, dtype=dtype)},
-        torch.ones(1, 4, dtype=dtype),
-        jitter=1e-60,
-        method="pseudo",
-    )
+    params, x = {"a": torch.ones(4, dtype=dtype)}, torch.ones(1, 4, dtype=dtype)
+    f = lambda p, x: x * sizes * p["a"]  # noqa: E731  J = diag(sizes)
+    found = fsmap.log_det(f, params, x, jitter=1e-60, method="pseudo")
     kept = sizes.double() if times > 1 else sizes[:3].double()
     torch.testing.assert_close(found.double(), kept.square().log().sum(), rtol=1e-6, atol=0)
 

@@ -75,12 +75,8 @@ def test_softmax_fisher_survives_certainty():
 
 
 def test_tensors_are_recognized_by_shape():
-    for shape, kind in [
-        ((S,), m.Weights),
-        ((K, K), m.Output),
-        ((S, K, K), m.Output),
-        ((S * K, S * K), m.General),
-    ]:
+    kinds = {(S,): m.Weights, (K, K): m.Output, (S, K, K): m.Output, (S * K, S * K): m.General}
+    for shape, kind in kinds.items():
         assert isinstance(as_metric(torch.zeros(shape), S, K), kind)
     given = m.SoftmaxFisher()
     assert as_metric(given, S, K) is given

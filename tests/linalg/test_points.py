@@ -9,14 +9,7 @@ import torch
 from torch.func import grad, vmap
 
 from fsmap.errors import InputError
-from fsmap.functional import (
-    check_points,
-    concat_points,
-    holds,
-    move_points,
-    number,
-    take_points,
-)
+from fsmap.functional import check_points, concat_points, holds, move_points, number, take_points
 
 memory = sys.modules["fsmap.functional"]  # fsmap.functional is the function
 

@@ -65,10 +65,8 @@ def test_scale_is_vmapped():
 @pytest.mark.parametrize("likelihood", [Gaussian(0.5), Bernoulli()])
 def test_a_column_is_a_vector(likelihood):
     out, y = draw(7), labels(7, classes=2).double()
-    shapes = [(7,), (7, 1)]
-    values = [
-        likelihood.value(out.reshape(a), y.reshape(b)) for a, b in itertools.product(shapes, shapes)
-    ]
+    pairs = itertools.product([(7,), (7, 1)], repeat=2)
+    values = [likelihood.value(out.reshape(a), y.reshape(b)) for a, b in pairs]
     assert_close(torch.stack(values), values[0].expand(4))
 
 

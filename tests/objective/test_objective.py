@@ -57,10 +57,8 @@ def test_a_batch_stands_for_all_the_data() -> None:
     objective = fsmap.ps_map(*terms(), num_data=N)
     whole = objective.parts(m.f, m.params, batch, Draws())["likelihood"]
     thirds = [Batch(x, y) for x, y in zip(batch.x.split(10), batch.y.split(10), strict=True)]
-    mean = torch.stack(
-        [objective.parts(m.f, m.params, b, Draws())["likelihood"] for b in thirds]
-    ).mean()
-    assert mean.item() == pytest.approx(whole.item(), rel=1e-12)
+    values = [objective.parts(m.f, m.params, b, Draws())["likelihood"] for b in thirds]
+    assert torch.stack(values).mean().item() == pytest.approx(whole.item(), rel=1e-12)
 
 
 def test_jitter_and_strength_are_two_names_of_one_number() -> None:
@@ -70,10 +68,8 @@ def test_jitter_and_strength_are_two_names_of_one_number() -> None:
     by_jitter = fsmap.l_map(*terms(), px, jitter=eps, **common)
     by_strength = fsmap.l_map(*terms(), px, reg_strength=1 / (2 * eps * N), **common)
     draws = by_jitter.draw(m.f, m.params, Stream(0, 0))
-    loss = by_jitter.loss(m.f, m.params, batch, draws)[0]
-    assert by_strength.loss(m.f, m.params, batch, draws)[0].item() == pytest.approx(
-        loss.item(), rel=1e-12
-    )
+    loss, same = (o.loss(m.f, m.params, batch, draws)[0] for o in (by_jitter, by_strength))
+    assert same.item() == pytest.approx(loss.item(), rel=1e-12)
     plain = fsmap.ps_map(*terms(), num_data=N).loss(m.f, m.params, batch, Draws())[0]
     R = trace_slow(m.f, m.params, draws.x)
     assert (loss - plain).item() == pytest.approx((R / (2 * eps * N)).item(), rel=1e-9)  # λR
@@ -91,17 +87,12 @@ class Sinh(nn.Module):
     def __init__(self, f, params, scale: float) -> None:
         super().__init__()
         self.f, self.scale = f, scale
-        self.flat = nn.ParameterDict(
-            {
-                n.replace(".", "_"): nn.Parameter(scale * p.detach().sinh())
-                for n, p in params.items()
-            }
-        )
         self.names = list(params)
+        self.flat = nn.ParameterList(scale * p.detach().sinh() for p in params.values())
 
     def forward(self, x):
-        theta = {n: (self.flat[n.replace(".", "_")] / self.scale).asinh() for n in self.names}
-        return self.f(theta, x)
+        theta = [(p / self.scale).asinh() for p in self.flat]
+        return self.f(dict(zip(self.names, theta, strict=True)), x)
 
 
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.3, 3.0))
@@ -148,10 +139,9 @@ def test_check_names_what_does_not_fit() -> None:
     bad[3] = torch.nan
     with pytest.raises(InputError, match="points"):
         fits.check(m.f, m.params, Batch(bad, batch.y))
+    few = fsmap.fs_map(*terms(), batch.x, num_points=5, jitter=0.0, num_data=N)
     with pytest.raises(InputError, match="jitter"):
-        fsmap.fs_map(*terms(), batch.x, num_points=5, jitter=0.0, num_data=N).check(
-            m.f, m.params, batch
-        )
+        few.check(m.f, m.params, batch)
 
 
 @pytest.mark.usefixtures("seeded")

@@ -58,8 +58,7 @@ PRIORS = {
     "flat": Flat(),
     "sinh": Reparametrized(Normal(0.7), torch.asinh),
     "mixed": Reparametrized(
-        Normal(SCALES),
-        {"weight": torch.asinh, "bias": lambda t: t**3 + t, "gain": lambda t: 2 * t},
+        Normal(SCALES), {"weight": torch.asinh, "bias": lambda t: t**3 + t, "gain": lambda t: 2 * t}
     ),
 }
 

@@ -299,11 +299,7 @@ def trace(
 
 
 def evaluate(estimator: Estimator, site: Site, probes: Probes, *, with_output: bool = True) -> Pass:
-    """The one place that puts R together, from all probes.
-
-    The values can be differentiated, vmapped and compiled. Several probes are evaluated together if
-    the output of a pass is not needed.
-    """
+    """The estimate from each probe, ``[R]``; all at once if the output of a pass is not needed."""
 
     def one(probe: Any) -> Tensor:
         found = estimator.at(site, probe)
@@ -330,22 +326,19 @@ def evaluate(estimator: Estimator, site: Site, probes: Probes, *, with_output: b
 
 
 def over_probes(
-    f: ModelFn, one: Callable[..., Tensor], *probes: Params | Tensor, chunk: int | None = None
+    f: ModelFn, one: Callable[..., Tensor], probes: Params | Tensor, chunk: int | None = None
 ) -> Tensor:
-    """``one``, a function of one probe, for all of them, stacked; ``chunk`` at a time.
-
-    Together if that is possible, in turn if f has random layers or a part that cannot be vmapped.
-    """
+    """``one(probe)`` of all probes, stacked: by vmap, ``chunk`` at a time, or else in turn."""
     R = len(tree_leaves(probes)[0])
     if R > 1 and is_pointwise(f):
         chunk = None if chunk is None or chunk >= R else chunk
         try:
             with differentiable_attention():  # the fused kernels cannot be vmapped
-                values: Tensor = vmap(one, chunk_size=chunk)(*probes)
+                values: Tensor = vmap(one, chunk_size=chunk)(probes)
             return values
         except (RuntimeError, UnsupportedModuleError):
             pass  # if vmap is not the reason it fails again below
-    return torch.stack([one(*tree_map(lambda t, r=r: t[r], probes)) for r in range(R)])
+    return torch.stack([one(tree_map(lambda t, r=r: t[r], probes)) for r in range(R)])
 
 
 ROUNDING_SHARE = 0.1  # of a step, and of a trace, that may be rounding
@@ -363,9 +356,7 @@ def check_trace(value: Tensor, site: Site, squares: Tensor | None, beta: float |
     if not math.isfinite(found) or beta is None or squares is None:
         check_finite(params)
         finite(site.output())
-        raise InputError(
-            f"the estimate of Tr J is {found}: numbers of this size overflow {value.dtype}"
-        )
+        raise InputError(f"the estimate of Tr J is {found}: it overflows {value.dtype}")
     unit = max(torch.finfo(p.dtype).eps for p in params.values())
     size = ravel(detached(params)).double().square().mean().sqrt()
     noise = unit**2 * float(squares) / num_points(site.x) / beta**2

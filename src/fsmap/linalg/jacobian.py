@@ -28,7 +28,6 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -48,13 +47,7 @@ from fsmap.functional import (
     take_points,
     with_state,
 )
-from fsmap.linalg.second_order import (
-    REFUSED,
-    REPLACED,
-    REPLACED_FOR_DUALS,
-    Attention,
-    eager_duals,
-)
+from fsmap.linalg.second_order import REFUSED, REPLACED, REPLACED_FOR_DUALS, Attention, eager_duals
 from fsmap.types import Inputs, ModelFn, Params
 
 
@@ -127,35 +120,28 @@ def resolve(metric: Metric | Tensor | None, x: Inputs, out: Tensor) -> Whitening
 
 
 class SecondOrder(Replacing):
-    """Within it, functions with wrong or missing second derivatives are replaced.
-
-    In forward mode, where ``fd_central`` can take its place, the memory of attention is predicted
-    before it is allocated.
-    """
+    """Within it, functions with wrong or missing second derivatives are replaced."""
 
     def __init__(self, *, forward_mode: bool = False, dual: bool = False) -> None:
+        replaced = {**REPLACED, **(REFUSED if forward_mode else {})}
+        if dual:
+            replaced.update(REPLACED_FOR_DUALS)
         attention = Attention(check=forward_mode)
-        super().__init__(
-            {
-                **REPLACED,
-                **(REFUSED if forward_mode else {}),
-                **(REPLACED_FOR_DUALS if dual else {}),
-                F.scaled_dot_product_attention: attention.dot_product,
-                F.multi_head_attention_forward: attention.heads,
-            }
-        )
+        replaced[F.scaled_dot_product_attention] = attention.dot_product
+        replaced[F.multi_head_attention_forward] = attention.heads
+        super().__init__(replaced)
 
 
 def check_replaceable(f: ModelFn, mode: str) -> None:
     """Raise if f has TorchScript parts, whose functions cannot be replaced."""
     scripted = getattr(f, "scripted", ())
     if scripted:
-        message = (
+        kind = ForwardModeError if mode == "forward" else UnsupportedModuleError
+        raise kind(
             f"{mode}-mode differentiation failed: {scripted[0]} is TorchScript, inside which "
             "normalizations have wrong second derivatives (use the estimator 'fd_central', which "
             "needs forward passes only, or the module it was scripted or traced from)"
         )
-        raise ForwardModeError(message) if mode == "forward" else UnsupportedModuleError(message)
 
 
 CHUNK_BYTES = 2**28  # cotangents of the points that are differentiated together
@@ -175,7 +161,7 @@ def written_out(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def chunks(f: ModelFn, params: Params, x: Inputs) -> list[Inputs]:
-    """The points in parts of which J can be taken; one part if points see each other."""
+    """The points in parts for which J is taken in turn; one part unless f is pointwise."""
     if not is_pointwise(f):
         return [x]
     size = max(1, CHUNK_BYTES // (8 * recorded_calls(f, params, x).numbers_per_point(params)))
@@ -260,8 +246,8 @@ def vjp(f: ModelFn, params: Params, x: Inputs) -> tuple[Tensor, Callable[[Tensor
 def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
     """J in factored form, differentiable in ``params``.
 
-    If points do not see each other (all but active BatchNorm and dropout) one forward and K reverse
-    passes over the batch are made, otherwise S·K of them.
+    If an output depends on its own point alone (unless BatchNorm or dropout is active) this takes
+    one forward and K reverse passes over the batch, otherwise S·K of them.
     """
     check_replaceable(f, "reverse")
     params = params if torch.is_grad_enabled() else detached(params)
@@ -281,7 +267,7 @@ def linearize(f: ModelFn, params: Params, x: Inputs) -> Factors:
 
 
 def factor(f: ModelFn, params: Params, x: Inputs, calls: Calls) -> Factors:
-    """J of all outputs at all points, layer by layer, if points do not see each other."""
+    """J of all outputs at all points, layer by layer, for a pointwise f."""
     S = num_points(x)
     # All points go through f together if the first dimension of every layer is the point: quicker.
     batch = not calls.others and all(call.shape[0] == 1 for call in calls.layers)
@@ -403,9 +389,6 @@ class Factors(NamedTuple):
         return self._replace(blocks=[b._replace(grads=mix(b.grads)) for b in self.blocks])
 
 
-Window = dict[str, Any]  # arguments of F.unfold that make a convolution a linear map
-
-
 class LinearCall(NamedTuple):
     """One call of a linear map with parameters of the model, at one point."""
 
@@ -413,7 +396,7 @@ class LinearCall(NamedTuple):
     bias: str | None
     shape: tuple[int, ...]  # of the output at one point
     kernel: tuple[int, ...]  # of the weight, without its first dimension: (i,) or (c, *window)
-    window: Window | None  # None for a linear layer
+    window: dict[str, Any] | None  # arguments of F.unfold for a convolution
 
     @property
     def places(self) -> int:
@@ -549,12 +532,8 @@ class CallRecorder(SecondOrder):
         return self.inputs
 
 
-Arguments = tuple[Tensor, Tensor, Tensor | None, Window | None]
+Arguments = tuple[Tensor, Tensor, Tensor | None, dict[str, Any] | None]
 """Input, weight, bias and window of a linear map."""
-
-
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Arguments | None:
-    return input, weight, bias, None
 
 
 def _conv2d(
@@ -573,7 +552,7 @@ def _conv2d(
 
 
 LINEAR_MAPS: dict[Callable[..., Any], Callable[..., Arguments | None]] = {
-    F.linear: _linear,
+    F.linear: lambda input, weight, bias=None: (input, weight, bias, None),
     F.conv2d: _conv2d,
 }
 
@@ -599,7 +578,7 @@ class _Inner(torch.autograd.Function):
         return rows @ rows.mT
 
     @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 

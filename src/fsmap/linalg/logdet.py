@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from fsmap.errors import InputError, MemoryLimitError, SingularGeometryError
@@ -156,8 +155,10 @@ def evaluate(
         rows = whitened_rows(*site)
         if method == "pseudo":  # what counts as zero is up to the model's precision
             value, rounding = pseudo(rows, jitter, dtype), None
+        elif method == "svd_clip":
+            value = svd_clip(rows, jitter)
         else:
-            value = (dense if method == "dense" else svd_clip)(rows, jitter)
+            value = positive_log_det(rows.mT @ rows, jitter)
         small = rows.detach() if len(rows) < P else rows.detach().mT
         total = small.square().sum()
     found = number(value)
@@ -242,11 +243,6 @@ def check_jitter(jitter: Tensor, rows: int, P: int) -> None:
 # differentiable and vmappable: nan, not an error, if a matrix is not positive definite.
 
 
-def dense(rows: Tensor, jitter: Tensor) -> Tensor:
-    """Cholesky of AᵀA + εI."""
-    return positive_log_det(rows.mT @ rows, jitter)
-
-
 def dual(gram: Tensor, jitter: Tensor, P: int) -> Tensor:
     """(P − Q) log ε + log det(AAᵀ + εI), Sylvester; from AAᵀ."""
     Q = len(gram)
@@ -262,7 +258,7 @@ def svd_clip(rows: Tensor, jitter: Tensor) -> Tensor:
     return clipped if missing == 0 else clipped + missing * jitter.log()
 
 
-def pseudo(rows: Tensor, jitter: Tensor, precision: torch.dtype = torch.float64) -> Tensor:
+def pseudo(rows: Tensor, jitter: Tensor, precision: torch.dtype) -> Tensor:
     """Σ log σ² over the singular values with σ² > ε and above the rounding of ``precision``."""
     squares = torch.linalg.svdvals(rows).square()
     rounding = max(rows.shape) * torch.finfo(precision).eps * squares.max().sqrt()
@@ -294,16 +290,10 @@ def rounding_bound(
 
 
 def positive_log_det(matrix: Tensor, jitter: Tensor) -> Tensor:
-    """Log det of a matrix + εI; nan where that is not positive definite."""
+    """Log det of a matrix + εI by Cholesky; nan where that is not positive definite."""
     matrix = matrix + torch.diag_embed(jitter.expand(len(matrix)))
     value: Tensor = _PositiveLogDet.apply(matrix)[0]  # type: ignore[no-untyped-call]
     return value
-
-
-def _factorize(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    value = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return torch.where(info == 0, value, torch.nan), factor
 
 
 class _PositiveLogDet(torch.autograd.Function):
@@ -313,12 +303,12 @@ class _PositiveLogDet(torch.autograd.Function):
 
     @staticmethod
     def forward(matrix: Tensor) -> tuple[Tensor, Tensor]:
-        return _factorize(matrix)
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        value = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return torch.where(info == 0, value, torch.nan), factor
 
     @staticmethod
-    def setup_context(
-        ctx: FunctionCtx, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]
-    ) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(inputs[0], output[1])
         ctx.save_for_forward(inputs[0])

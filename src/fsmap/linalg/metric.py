@@ -158,9 +158,7 @@ def _root(matrix: Tensor, out: Tensor) -> Tensor:
     matrix = matrix.to(out).detach().double()
     difference = (matrix - matrix.mT).abs().max()
     if not holds(difference <= 1e-6 * matrix.abs().max(), otherwise=True):
-        raise InputError(
-            f"a metric must be symmetric; it differs from its transpose by {difference:.3g}"
-        )
+        raise InputError(f"a metric must be symmetric; its transpose differs by {difference:.3g}")
     eigenvalues, vectors = torch.linalg.eigh(matrix)
     # Rounding makes zero eigenvalues slightly negative: up to this they are zero.
     size = matrix.shape[-1] * eigenvalues.abs().amax(-1, keepdim=True)

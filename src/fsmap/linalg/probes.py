@@ -55,16 +55,13 @@ def check(psi: object, params: Params) -> None:
     """Raise InputError if ``psi`` is not ``{name: [R, ...]}`` with the names of ``params``."""
     how = "fsmap.linalg.probes.normal(params, R, generator) makes them."
     if not isinstance(psi, dict) or not psi:
-        raise InputError(
-            f"probes must be a dict {{name: [R, ...]}}, got {type(psi).__name__}; {how}"
-        )
+        raise InputError(f"probes must be {{name: [R, ...]}}, got {type(psi).__name__}; {how}")
     stacked = next(iter(psi.values())).shape[:1]  # [R]
     for name, p in params.items():
-        expected, got = stacked + p.shape, psi[name].shape if name in psi else None
+        expected = [*stacked, *p.shape]
+        got = [*psi[name].shape] if name in psi else None
         if got != expected:
-            raise InputError(
-                f"probes of {name!r} must be {[*expected]}, got {got and [*got]}; {how}"
-            )
+            raise InputError(f"probes of {name!r} must be {expected}, got {got}; {how}")
 
 
 def rademacher(num: int, size: int, generator: torch.Generator | None, like: Tensor) -> Tensor:

@@ -6,15 +6,8 @@ $\Phi = s^2\, E_{p_X}[\varphi\varphi^\top]$.
 
 A form takes ``log_slope`` $= \log|\sigma'(\theta)|$, ``[..., P]``, to
 $\log\det(D \Phi D + \epsilon I)$, ``[...]``: leading dimensions are members of a batch (seeds,
-sizes, jitters), all of them one computation. Which form is right depends on $\Phi$ and
-$\epsilon$:
-
-| form | $\Phi$ | $\epsilon$ | |
-|---|---|---|---|
-| :class:`Invertible` | invertible | 0 | exact in log space, $2\sum\log\sigma' + \log\det\Phi$ |
-| :class:`Diagonal` | diagonal | $\geq 0$ | exact in log space |
-| :class:`Dual` | any rank, given as $F^\top F$ | > 0 | graded QR |
-| :class:`FourierLattice` | Fourier features on a lattice | > 0 | exact |
+sizes, jitters), all of them one computation. Each form says which $\Phi$ and $\epsilon$ it is
+for: :class:`Invertible`, :class:`Diagonal`, :class:`Dual` and :class:`FourierLattice`.
 
 With $\Phi$ invertible and $\epsilon = 0$ the value depends on $p_X$ by a constant only: the image
 of a basis model is flat (appendix B.3).
@@ -39,8 +32,7 @@ class Squash(NamedTuple):
     r"""An increasing function $\sigma$ and the logarithm of its derivative."""
 
     value: Callable[[Tensor], Tensor]  # σ(θ), element by element
-    # log σ'(θ), finite wherever the true value is a finite float
-    log_slope: Callable[[Tensor], Tensor]
+    log_slope: Callable[[Tensor], Tensor]  # log σ'(θ), finite wherever the true value is
 
     def on_rows(self, params: Params, rows: Tensor) -> Tensor:
         """The model as a function of rows of its design matrix, ``[N, P]`` to ``[N]``."""
@@ -60,12 +52,7 @@ class Squash(NamedTuple):
 
 
 def log_sech_squared(theta: Tensor) -> Tensor:
-    r"""$\log \tanh'(\theta) = \log \mathrm{sech}^2\theta$, exact in the tails.
-
-    Examples:
-        >>> log_sech_squared(torch.tensor([0.0, 30.0, -2000.0], dtype=torch.float64)).tolist()
-        [0.0, -58.61370563888011, -3998.61370563888]
-    """
+    r"""$\log \tanh'(\theta) = \log \mathrm{sech}^2\theta$, exact in the tails."""
     return 2 * math.log(2) - 2 * torch.logaddexp(theta, -theta)
 
 
@@ -77,12 +64,8 @@ IDENTITY = Squash(lambda theta: theta, torch.zeros_like)
 class BasisModel(nn.Module):
     r"""$f_\theta(x) = s \sum_i \sigma(\theta_i)\,\varphi_i(x)$ with features given by a subclass.
 
-    In float64; parameters start at zero, as in the authors' code.
-
-    Args:
-        num_features: P.
-        squash: $\sigma$.
-        scale: $s$; $1/\sqrt P$ (authors' code) if None.
+    In float64. As in the authors' code parameters start at zero and $s = 1/\sqrt P$, unless a
+    ``scale`` is given.
     """
 
     def __init__(self, num_features: int, squash: Squash, scale: float | None = None) -> None:
@@ -190,7 +173,7 @@ class Form(Protocol):
 
 
 class Invertible(NamedTuple):
-    r"""$\epsilon = 0$: $\log\det\mathcal{J} = 2\sum_i \log\sigma'(\theta_i) + \log\det\Phi$."""
+    r"""Invertible $\Phi$, $\epsilon = 0$: $2\sum_i \log\sigma'(\theta_i) + \log\det\Phi$."""
 
     log_det_gram: Tensor  # []
 
@@ -243,10 +226,9 @@ class Dual(NamedTuple):
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
         log_jitter = tensor_like(self.jitter, log_slope).log()  # [...]
         half_log_weight = log_slope - 0.5 * log_jitter[..., None]  # [..., P]  log(σ'/√ε)
-        num_params = log_slope.shape[-1]
         graded = _GradedLogDet.apply(half_log_weight, self.factor)  # type: ignore[no-untyped-call]
         log_det: Tensor = graded[0]
-        return num_params * log_jitter + log_det
+        return log_slope.shape[-1] * log_jitter + log_det
 
 
 class _GradedLogDet(torch.autograd.Function):
@@ -278,11 +260,7 @@ class _GradedLogDet(torch.autograd.Function):
 
 
 class LogDetBasis(NamedTuple):
-    r"""The geometry term $-\tfrac12\log\det(\mathcal{J} + \epsilon I)$ with $\Phi$ known before.
-
-    A drop-in for ``LogDet`` where the model is a ``BasisModel``: nothing is drawn, no Jacobian is
-    taken.
-    """
+    r"""``LogDet`` of a ``BasisModel`` in closed form: nothing is drawn, no Jacobian is taken."""
 
     form: Form
     log_slope: Callable[[Tensor], Tensor]  # θ ↦ log |σ'(θ)| (``model.squash.log_slope``)
@@ -324,13 +302,12 @@ class FourierLattice(NamedTuple):
 
     def value(self, log_slope: Tensor) -> Tensor:
         r"""$\log\det(\mathcal{J} + \epsilon I)$."""
-        num_params, classes = log_slope.shape[-1], len(self.members)
         log_jitter = tensor_like(self.jitter, log_slope).log()[..., None]  # [..., 1]
         nothing = log_slope.new_full((*log_slope.shape[:-1], 1), -math.inf)
         padded = torch.cat([2 * log_slope, nothing], dim=-1)  # [..., P + 1]
         log_s = padded[..., self.members].logsumexp(-1)  # [..., C]
         block = torch.logaddexp(log_jitter, self.log_kappa + log_s)  # [..., C]
         repeat = (log_s - block)[..., self.cosine].logsumexp(-1) + self.log_repeat  # [...]
-        spare = num_params - classes  # Σ (|c| − 1)
+        spare = log_slope.shape[-1] - len(self.members)  # Σ (|c| − 1)
         jitters = spare * log_jitter[..., 0] if spare else 0.0
         return jitters + block.sum(-1) + nn.functional.softplus(repeat)

@@ -1,7 +1,7 @@
 """The −½ log det term, which tells the most likely *function* from the most likely parameters.
 
-Every term is ``draw`` (outside, random) and ``value`` (inside, pure), in nats for the whole data
-set.
+Every term has two methods: ``draw`` makes all random numbers, and ``value`` is a pure function of
+them, in nats for the whole data set.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Geometry(Protocol):
     """A term of the objective that depends on the function's Jacobian."""
 
     def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
-        """Everything random that :meth:`value` consumes, for one optimiser step."""
+        """Everything random that :meth:`value` takes, for one optimiser step."""
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
         """Nats."""
@@ -47,7 +47,7 @@ class LogDet(NamedTuple):
     probes: int = DEFAULT_PROBES  # used by "slq"
 
     def draw(self, f: ModelFn, params: Params, stream: Stream) -> Draws:
-        """S points; for ``slq`` also a generator's worth of signs."""
+        """S points, and random signs for ``slq``."""
         x = sample(self.px, self.num_points, params, stream)
         size, like = logdet.sizes(f, params, x), next(iter(params.values())).detach()
         if logdet.choose(self.method, size, like.device) != "slq":
@@ -67,8 +67,7 @@ class LogDet(NamedTuple):
             size = logdet.sizes(f, params, draws.x)
             method = "slq" if given is not None else ("dense" if size.P <= size.rows else "dual")
         site = Site(f, params, draws.x, self.metric)
-        estimate = logdet.evaluate(site, jitter, method, probes=given)
-        return -0.5 * estimate.value
+        return -0.5 * logdet.evaluate(site, jitter, method, probes=given).value
 
 
 class Laplacian(NamedTuple):

@@ -1,4 +1,4 @@
-r"""Objectives: likelihood + prior + geometry in nats; the only change of sign, the only 1/N.
+r"""Objectives: likelihood + prior + geometry in nats; the loss is minus their sum over N.
 
 A likelihood is $\log p(y \mid f_\theta(x))$, summed over the batch; a prior is $\log p(\theta)$
 over all P parameters of the dict; both with all constants. Each is an immutable tuple of its
@@ -165,9 +165,7 @@ def check_batch(out: Tensor, y: Tensor) -> None:
             "Give at least one point."
         )
     if not out.is_floating_point():
-        raise InputError(
-            f"outputs have dtype {out.dtype}; a model must return floating point numbers."
-        )
+        raise InputError(f"outputs have dtype {out.dtype}; they must be floating-point numbers.")
     bad = int((~torch.isfinite(y)).sum())
     if bad:
         raise InputError(
@@ -229,9 +227,8 @@ class Normal(NamedTuple):
         for name, tensor in params.items():
             theta = accumulate(tensor)
             std = _fitting("std", self.std, name, theta)
-            centered = theta
-            if self.mean is not None:
-                centered = theta - _fitting("mean", self.mean, name, theta)
+            mean = None if self.mean is None else _fitting("mean", self.mean, name, theta)
+            centered = theta if mean is None else theta - mean
             repeats = theta.numel() // max(std.numel(), 1)  # of each entry of std, by broadcasting
             log_norm = repeats * std.log().sum() + theta.numel() * LOG_SQRT_2PI
             terms.append((-0.5 * (centered / std).square()).sum() - log_norm)
@@ -245,9 +242,7 @@ class Normal(NamedTuple):
             _fitting("std", self.std, name, theta)
             mean = 0.0 if self.mean is None else self.mean
             if not torch.isfinite(_fitting("mean", mean, name, theta)).all():
-                raise InputError(
-                    f"mean of {name!r} holds nan or inf. Give finite weights to stay close to"
-                )
+                raise InputError(f"mean of {name!r} holds nan or inf; it must be finite")
 
 
 class Flat(NamedTuple):
@@ -316,8 +311,7 @@ class Reparametrized(NamedTuple):
 
 def _slope(inverse: Callable[[Tensor], Tensor], tensor: Tensor) -> tuple[Tensor, Tensor]:
     """Value and elementwise derivative, by one forward-mode pass along (1, ..., 1)."""
-    pair = jvp(inverse, (tensor,), (torch.ones_like(tensor),))
-    theta, slope = pair[0], pair[1]
+    theta, slope = jvp(inverse, (tensor,), (torch.ones_like(tensor),))[:2]
     if theta.shape != tensor.shape:
         raise InputError(
             f"the inverse map turned a parameter of shape {list(tensor.shape)} into "
@@ -341,14 +335,13 @@ def _entry(what: str, table: Any, name: str) -> Any:
 def _fitting(what: str, table: Scale, name: str, theta: Tensor) -> Tensor:
     """A scale or mean as a tensor that broadcasts to the parameter, never beyond it."""
     value = tensor_like(_entry(what, table, name), theta)
-    fits = value.dim() <= theta.dim() and all(
-        a in (1, b) for a, b in zip(value.shape[::-1], theta.shape[::-1], strict=False)
-    )
-    if not fits:
+    try:
+        value.expand_as(theta)
+    except RuntimeError as error:
         raise InputError(
             f"{what} of {name!r} has shape {list(value.shape)}, which does not broadcast to the "
             f"parameter's {list(theta.shape)}. Give a number or a tensor of that shape."
-        )
+        ) from error
     return value
 
 
@@ -387,7 +380,7 @@ class Objective(NamedTuple):
         }
 
     def loss(self, f: ModelFn, params: Params, batch: Batch, draws: Draws) -> tuple[Tensor, Parts]:
-        """−(sum of the terms)/N, and the terms. The only change of sign, the only 1/N."""
+        """The negative sum of the terms divided by N, and the terms."""
         parts = self.parts(f, params, batch, draws)
         return -torch.stack(list(parts.values())).sum() / self.num_data, parts
 
@@ -462,14 +455,9 @@ def fs_map(
     """
     if method not in logdet.METHODS:
         raise InputError(f"unknown log_det method {method!r}; known: {', '.join(logdet.METHODS)}")
-    geometry = LogDet(
-        as_px(px),
-        _positive("num_points", num_points),
-        _scalar(jitter),
-        method=method,
-        metric=metric,
-        probes=probes,
-    )
+    points = _positive("num_points", num_points)
+    epsilon = jitter if isinstance(jitter, Tensor) else torch.tensor(jitter, dtype=torch.float64)
+    geometry = LogDet(as_px(px), points, epsilon, method, metric, probes)
     return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
 
 
@@ -514,7 +502,7 @@ def l_map(
         metric: g, see :mod:`fsmap.metric`.
         every: Evaluate the term on every k-th step only, k times as strong.
     """
-    _check_range("beta", beta)
+    check_positive("beta", beta)
     named = {"jitter": jitter, "reg_strength": reg_strength, "reg_nats": reg_nats}
     given = [(name, value) for name, value in named.items() if value is not None]
     if len(given) != 1 or (r0 is not None and reg_nats is None):
@@ -525,8 +513,7 @@ def l_map(
     ((name, value),) = given
     if name != "jitter" and not isinstance(value, Tensor) and value == 0:
         return ps_map(likelihood, prior, num_data=num_data)
-    _check_range(name, value)
-    scalar = _scalar(value)
+    scalar = _positive_scalar(name, value)
     options: dict[str, Any] = {
         "px": as_px(px),
         "num_points": _positive("num_points", num_points),
@@ -537,18 +524,12 @@ def l_map(
     }
     geometry: Geometry
     if name == "reg_nats":
-        if r0 is not None:
-            _check_range("r0", r0)
-            r0 = _scalar(r0)
-        geometry = TraceBound(nats=scalar * num_data, r0=r0, **options)
+        start = None if r0 is None else _positive_scalar("r0", r0)
+        geometry = TraceBound(nats=scalar * num_data, r0=start, **options)
     else:
         epsilon = scalar if name == "jitter" else 1 / (2 * scalar * num_data)
         geometry = Laplacian(jitter=epsilon, **options)
     return Objective(likelihood, prior, geometry, _positive("num_data", num_data))
-
-
-def _scalar(value: float | Tensor) -> Tensor:
-    return value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
 
 
 def _positive(name: str, value: int) -> int:
@@ -557,6 +538,10 @@ def _positive(name: str, value: int) -> int:
     return value
 
 
-def _check_range(name: str, value: float | Tensor) -> None:
-    if not isinstance(value, Tensor) and not 0 < value < float("inf"):
-        raise InputError(f"{name} must be positive and finite, got {value:g}")
+def _positive_scalar(name: str, value: float | Tensor) -> Tensor:
+    """A number > 0 as a tensor; a tensor as it is, with no look at its value."""
+    if isinstance(value, Tensor):
+        return value
+    scalar = torch.tensor(value, dtype=torch.float64)
+    check_positive(name, scalar)
+    return scalar

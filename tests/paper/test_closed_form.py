@@ -210,10 +210,10 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def test_regression_is_the_function_plus_noise():
-    data = fourier.regression(torch.sin, 20_000, generator=generator(), noise_std=0.1, high=3.0)
+    data = fourier.regression(torch.sin, 20_000, generator=generator(), noise_std=0.1, low=-3.0)
     assert data.x.shape == data.y.shape == (20_000,)
-    assert -1 <= data.x.min() < data.x.max() <= 3
-    assert data.x.mean().item() == pytest.approx(1, abs=0.05)
+    assert -3 <= data.x.min() < data.x.max() <= 1
+    assert data.x.mean().item() == pytest.approx(-1, abs=0.05)
     residual = data.y - data.x.sin()
     assert residual.std().item() == pytest.approx(0.1, rel=0.02)
     assert abs(residual.mean()) < 0.003

@@ -45,9 +45,7 @@ from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.types import Batch, Params
 
 METHODS = ("ps-map", "fs-map")
-
-Function = Callable[[Tensor, Tensor], Tensor]
-"""θ ``[P]`` and x ``[S]`` to ``[S]``."""
+Function = Callable[[Tensor, Tensor], Tensor]  # θ [P] and x [S] to [S]
 
 
 def maximize(
@@ -205,10 +203,8 @@ def _general(seed: int) -> Iterator[Measured]:
     yield Measured("expectation_gap", gap, seed=seed)
 
 
-FIXED = (1.0, 1.0, 0.7, 0.7)
-"""θ* = (a, a, b, b)."""
-AWAY = (1.0, -0.6, 0.5, -1.0)
-"""Direction of the path θ* + t·v: it pulls the units apart."""
+FIXED = (1.0, 1.0, 0.7, 0.7)  # θ* = (a, a, b, b)
+AWAY = (1.0, -0.6, 0.5, -1.0)  # v of the path θ* + t·v: it pulls the units apart
 NULL = ((1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0))
 FUNCTION, PARAMETER = "N(θ, s²(𝒥+εI)⁻¹)", "N(θ, s²I)"
 
@@ -414,8 +410,7 @@ def _line(rows: Rows, metric: str, x: str, method: str = "ps-map") -> tables.Lin
     return tables.line(tables.select(rows, metric=metric, method=method), x)
 
 
-TARGETS = ((-1.0, 1.0), (1.0, 0.5), (-2.0, -2.5))
-"""Values of θ₀ that PS-MAP is made to return."""
+TARGETS = ((-1.0, 1.0), (1.0, 0.5), (-2.0, -2.5))  # values of θ₀ that PS-MAP is made to return
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,10 +44,8 @@ from fsmap.types import ModelFn, Params
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Numbers = Iterator[tuple[str, Any, dict[str, Any]]]
-"""Metric, value and what varies."""
-MODERATE = 1.0
-"""Networks with s up to this one are those that an initializer makes, or smaller ones."""
+Numbers = Iterator[tuple[str, Any, dict[str, Any]]]  # metric, value and what varies
+MODERATE = 1.0  # largest s of networks that an initializer makes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,8 +28,7 @@ from fsmap.paper.rows import Claim, Rows, Unit
 
 POINTS, EVERY = 16, 2
 TRAINED, SCALED = "as trained", "after temperature scaling"
-FEW = 0.001
-"""Bins with a smaller share of the images are not drawn."""
+FEW = 0.001  # bins with a smaller share of the images are not drawn
 
 Split = tuple[Tensor, Tensor]
 

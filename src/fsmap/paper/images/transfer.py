@@ -144,9 +144,7 @@ METHODS = {"ps-map": "ps-map", "l-map": "other", "log-trace": "nats"}
 
 COMPARED = {"nll": "NLL", "ece": "ECE", "nll_scaled": "NLL after temperature scaling of both"}
 WORDS = {FINETUNE: "fine-tuned", FEATURES: "frozen features"}
-MANY = 20_000
-"""Methods are compared where there are more training images than that."""
-
+MANY = 20_000  # methods are compared where there are more training images than that
 SHORT = "a few epochs in place of the paper's length, which does not fit"
 
 PAPER = {

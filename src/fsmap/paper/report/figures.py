@@ -51,8 +51,7 @@ class Interactive(NamedTuple):
 INK, MUTED, GRID, PAPER = "#24292f", "#6b7280", "#d8dce2", "#fffffe"
 """Colors of text, axes, grid and background; the page replaces them on a dark background."""
 
-BLACK, WHITE = "#101010", "#fefefe"
-"""The same on every background: for marks that lie on an image."""
+BLACK, WHITE = "#101010", "#fefefe"  # the same on every background: for marks on an image
 
 COLORS = {
     "ps-map": "#1f5fae",
@@ -81,9 +80,7 @@ NAMES = {"ps-map": "PS-MAP", "fs-map": "FS-MAP", "l-map": "L-MAP", "bma": "BMA"}
 MARKERS = {"ps-map": "o", "fs-map": "s", "l-map": "^", "bma": "D"}
 DASHES: dict[str, Any] = {"ps-map": (0, (5, 2)), "fs-map": "-", "l-map": (0, (6, 1.5, 1.5, 1.5))}
 
-_CYCLE = "cycler('color', [{}])".format(
-    ", ".join(f"'{COLORS[name]}'" for name in ("fs-map", "ps-map", "l-map", "bma", "data"))
-)
+_CYCLE = [COLORS[name] for name in ("fs-map", "ps-map", "l-map", "bma", "data")]
 
 STYLE: dict[str, Any] = {
     "font.family": ["STIXGeneral", "DejaVu Sans"],
@@ -110,7 +107,7 @@ STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "grid.color": GRID,
     "grid.linewidth": 0.5,
-    "axes.prop_cycle": _CYCLE,
+    "axes.prop_cycle": f"cycler('color', {_CYCLE})",
     "lines.linewidth": 1.6,
     "lines.markersize": 4.5,
     "lines.markeredgewidth": 0.0,

@@ -29,8 +29,8 @@ from fsmap.paper.rows import (
     VERDICTS,
     Content,
     Row,
+    RunFolder,
     claim_entry,
-    read_content,
     tally,
     verdict,
 )
@@ -39,9 +39,7 @@ from fsmap.progress import duration
 TEMPLATE = Path(__file__).with_name("template")
 SCRIPTS = ("theme", "page", "chart", "mixture")
 TITLE = "Should we learn most likely functions or parameters?"
-
-LONG_TABLE = 12
-"""Lines; a longer table is folded, unless it is a table of the paper's."""
+LONG_TABLE = 12  # lines; a longer table is folded, unless it is a table of the paper's
 
 
 class Found(NamedTuple):
@@ -94,7 +92,7 @@ def find_runs(folders: Sequence[Path]) -> list[Found]:
 
 def _read(folder: Path) -> Found:
     try:
-        content = read_content(folder)
+        content = RunFolder(folder).content()
     except OSError as error:
         content, trouble = Content({}, {}, [], [], 0), f"it cannot be read ({error.strerror})"
     else:

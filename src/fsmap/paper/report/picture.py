@@ -32,8 +32,7 @@ VARIABLES = {
 }
 """Name of the CSS variable that stands for a color of the shared style."""
 
-MOST_POINTS = 300
-"""Per line; a denser line is thinned, for hovering only."""
+MOST_POINTS = 300  # per line; a denser line is thinned, for hovering only
 
 _COMMANDS = "alpha beta gamma epsilon theta lambda rho sigma phi psi pi Phi Delta nabla infty mid"
 SYMBOLS = dict(zip(_COMMANDS.split(), "αβγεθλρσφψπΦΔ∇∞|", strict=True))

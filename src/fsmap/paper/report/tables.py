@@ -133,9 +133,7 @@ def line(rows: Iterable[Row], x: str) -> Line:
 
 
 def summarize(
-    rows: Iterable[Row],
-    *by: str,
-    paper: Mapping[Any, tuple[float, float | None]] | None = None,
+    rows: Iterable[Row], *by: str, paper: Mapping[Any, tuple[float, float | None]] | None = None
 ) -> Table:
     """Mean ± standard error of the rows that agree in ``by``.
 
@@ -159,8 +157,7 @@ def columns(table: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 MINUS = "\u2212"
-ERRORS = {"ours": "stderr", "paper": "paper_stderr"}
-"""Columns with another one, which is shown behind ±."""
+ERRORS = {"ours": "stderr", "paper": "paper_stderr"}  # what is shown behind ± of a column
 
 SYMBOLS = {
     **{"n_train": "N", "jitter": "ε", "epsilon": "ε", "eps": "ε", "alpha": "α", "prior_std": "α"},
@@ -263,8 +260,7 @@ METRICS = {
 }
 """What metrics are called in a table; others by their name, with spaces."""
 
-MAIN = ("accuracy", "selective", "nll", "ece")
-"""Metrics of the paper's tables of images."""
+MAIN = ("accuracy", "selective", "nll", "ece")  # metrics of the paper's tables of images
 
 PLACES = {"accuracy": (2, 1), "selective": (2, 1), "ece": (2, 1), "nll": (3, 2), "rmse": (3, 3)}
 """Decimals of ours and of the paper's numbers."""

@@ -56,8 +56,7 @@ NOTES = {
 }
 
 TUNED = ("weight_decay", "reg_strength", "alpha")
-Knobs = tuple[tuple[str, float], ...]
-"""A configuration: names and values of what was tuned."""
+Knobs = tuple[tuple[str, float], ...]  # a configuration: names and values of what was tuned
 
 _PRINTED = {
     "boston": ((0.329, 0.033), (0.352, 0.040)),

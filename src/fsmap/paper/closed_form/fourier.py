@@ -266,7 +266,7 @@ def fit(
 
 def _plot(ax: Any, rows: Rows, metric: str, x: str) -> None:
     """A line for each method and objective."""
-    lines = tables.group(tables.select(rows, metric=metric), "method", "objective")
+    lines = tables.group(rows, "method", "objective", metric=metric)
     for (method, objective), members in lines.items():
         look = PAPER_LOOK if objective == PAPER else {}
         figures.plot_mean(ax, *tables.line(members, x), method, **look)
@@ -361,7 +361,7 @@ def _effects(
     """FS-MAP less PS-MAP, or less a number, by N (from the least on) and objective."""
     found = {}
     chosen = [row for row in tables.select(rows, metric=metric) if row.config["n_train"] >= least]
-    mine = tables.group(tables.select(chosen, method="fs-map"), "n_train", "objective")
+    mine = tables.group(chosen, "n_train", "objective", method="fs-map")
     for (n, objective), members in mine.items():
         effect = tables.paired(members, tables.select(chosen, n_train=n, method="ps-map"))
         if minus is not None:
@@ -430,7 +430,7 @@ class FourierPX(Experiment):
 
     def claims(self, rows: Rows) -> list[Claim]:
         errors, effects = tables.select(rows, metric="test_rmse"), {}
-        for (jitter,) in tables.group(tables.select(errors, px=NARROW), "jitter"):
+        for (jitter,) in tables.group(errors, "jitter", px=NARROW):
             others = {NARROW: {"px": NARROW, "jitter": jitter}, "PS-MAP": {"px": "none"}}
             for name, other in others.items():
                 place = f"{name}, {epsilon(jitter)}"
@@ -440,7 +440,7 @@ class FourierPX(Experiment):
 
     def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.6, 3.1))
-        groups = tables.group(tables.select(rows, metric="test_rmse"), "px", "method", "jitter")
+        groups = tables.group(rows, "px", "method", "jitter", metric="test_rmse")
         names = []
         for place, ((px, method, jitter), members) in enumerate(groups.items()):
             mean = tables.mean(row.value for row in members)
@@ -557,8 +557,8 @@ class FourierPoints(Experiment):
         fewer = sorted(m for m in ranks if ranks[m] < full)
         enough = sorted(m for m in ranks if ranks[m] == full)
         fall, rise, flat = {}, {}, {}
-        errors = tables.select(rows, metric="test_rmse", method="fs-map")
-        for (jitter,), members in tables.group(errors, "jitter").items():
+        errors = tables.group(rows, "jitter", metric="test_rmse", method="fs-map")
+        for (jitter,), members in errors.items():
             at = epsilon(jitter)
 
             def ratio(one: float, other: float, members: Rows = members) -> Mean:
@@ -582,7 +582,7 @@ class FourierPoints(Experiment):
     def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.6, 3.1))
         chosen = tables.select(rows, metric="test_rmse")
-        curves = tables.group(tables.select(chosen, method="fs-map"), "jitter")
+        curves = tables.group(chosen, "jitter", method="fs-map")
         for look, ((jitter,), members) in zip(LINES, curves.items(), strict=False):
             line = tables.line([r for r in members if math.isfinite(r.config["points"])], "points")
             figures.plot_mean(ax, *line, "fs-map", label=f"FS-MAP, {power(jitter)}", **look)

@@ -234,7 +234,7 @@ class LogDetMC(CloudExperiment):
 def _clouds(rows: Rows) -> dict[float, dict[int, Cloud]]:
     """By jitter, then by S from the largest sample to the smallest."""
     found: dict[float, dict[int, Cloud]] = {}
-    estimates = tables.group(tables.select(rows, metric="log_det", exact=False), "jitter", "points")
+    estimates = tables.group(rows, "jitter", "points", metric="log_det", exact=False)
     for (jitter, samples), members in sorted(estimates.items(), key=lambda item: -item[0][1]):
         truth = tables.select(rows, metric="log_det", jitter=jitter, exact=True)
         scale = joined([row._replace(value=row.config["scale"]) for row in truth])

@@ -182,8 +182,7 @@ class MoonsEigs(Experiment):
         figure, ax = figures.axes(panel=(4.2, 3.0))
         sums = tables.select(rows, metric="eigenvalue_sum")
         for method in ("fs-map", "l-map"):
-            line = tables.line(tables.select(sums, method=method), "jitter")
-            figures.plot_mean(ax, *line, method)
+            figures.plot_mean(ax, *tables.line(sums, "jitter", method=method), method)
         base = tables.mean_of(sums, method="ps-map")
         ax.axhline(base, **figures.method_style("ps-map", marker=""))
         ax.set(xscale="log", yscale="log", xlabel=r"jitter $\epsilon$")
@@ -387,11 +386,8 @@ class Problem(NamedTuple):
 
 
 def problem_of(name: str) -> Problem:
-    """The network of appendix B.6, w₂ᵀ tanh(w₁x), or a 2-4-1 network with one logit on two moons.
-
-    The data of the first are noisy values of one with unequal units.
-    """
-    if name == "1-2-1":
+    """The network of appendix B.6, w₂ᵀ tanh(w₁x), or 2-4-1 with one logit on two moons."""
+    if name == "1-2-1":  # data: noisy values of such a network with unequal units
         x = torch.linspace(-2, 2, 20, dtype=torch.float64)[:, None]
         noise = torch.randn(20, 1, generator=generator("four-parameters"), dtype=torch.float64)
         y = torch.tanh(2 * x) - 0.5 * torch.tanh(0.5 * x) + 0.3 * noise
@@ -591,7 +587,7 @@ class Setting(NamedTuple):
 def settings(rows: Rows) -> list[Setting]:
     """Every network at every jitter, in the order of the rows."""
     found = []
-    for network, jitter in tables.group(tables.select(rows, metric="path"), "network", "jitter"):
+    for network, jitter in tables.group(rows, "network", "jitter", metric="path"):
         here = tables.select(rows, network=network, jitter=jitter)
         distance, path, step, objective, ratio = (
             torch.tensor(tables.values(here, metric=metric), dtype=torch.float64)

@@ -52,10 +52,10 @@ def select(rows: Iterable[Row], **where: Any) -> list[Row]:
     return [row for row in rows if all(field(row, name) in v for name, v in allowed.items())]
 
 
-def group(rows: Iterable[Row], *by: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by the values of some fields or entries of ``config``, in order of appearance."""
+def group(rows: Iterable[Row], *by: str, **where: Any) -> dict[tuple[Any, ...], list[Row]]:
+    """Such rows by fields or entries of ``config``, in order of appearance."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
+    for row in select(rows, **where):
         groups.setdefault(tuple(field(row, name) for name in by), []).append(row)
     return groups
 
@@ -77,7 +77,7 @@ def values_by(rows: Iterable[Row], name: str, **where: Any) -> dict[Any, Any]:
 
 def means_by(rows: Iterable[Row], name: str, **where: Any) -> dict[Any, float]:
     """Means of such rows by a field or an entry of ``config``, sorted by it."""
-    found = line(select(rows, **where), name)
+    found = line(rows, name, **where)
     return dict(zip(found.x, found.mean, strict=True))
 
 
@@ -125,9 +125,9 @@ def paired(one: Iterable[Row], other: Iterable[Row]) -> Mean:
     return mean(left[key] - right[key] for key in left if key in right)
 
 
-def line(rows: Iterable[Row], x: str) -> Line:
-    """Means over everything but ``x``, sorted by it."""
-    groups = sorted(group(rows, x).items(), key=lambda item: item[0][0])
+def line(rows: Iterable[Row], x: str, **where: Any) -> Line:
+    """Means of such rows over everything but ``x``, sorted by it."""
+    groups = sorted(group(rows, x, **where).items(), key=lambda item: item[0][0])
     means = [mean(row.value for row in members) for _, members in groups]
     return Line([key[0] for key, _ in groups], [m.mean for m in means], [m.stderr for m in means])
 

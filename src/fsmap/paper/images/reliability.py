@@ -99,7 +99,7 @@ class ReliabilityByStrength(Experiment):
                 figures.plot_mean(ax, *tables.line(some, "nats"), "l-map", label=name, **look)
             ax.set(xlabel="strength, nats", ylabel=UNITS[metric])
             ax.set_xscale("symlog", linthresh=0.0125)
-        figures.legend_above(figure, panels[0], 2)
+        figures.legend_above(figure, panels[0])
         return {self.id: figure}
 
     def interactive(self, rows: Rows) -> Interactive | None:

@@ -6,6 +6,7 @@ into the SVG, and no SVG is read from a file.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,8 +36,7 @@ VARIABLES = {
 MOST_POINTS = 300  # per line; a denser line is thinned, for hovering only
 
 _COMMANDS = "alpha beta gamma epsilon theta lambda rho sigma phi psi pi Phi Delta nabla infty mid"
-SYMBOLS = dict(zip(_COMMANDS.split(), "αβγεθλρσφψπΦΔ∇∞|", strict=True))
-"""What stands for a command of TeX in a tooltip."""
+SYMBOLS = dict(zip(_COMMANDS.split(), "αβγεθλρσφψπΦΔ∇∞|", strict=True))  # for tooltips
 
 _SKIP = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|<style\b.*?</style>", re.DOTALL)
 _GROUP_ID = re.compile(r'<g id="[^"]*"')
@@ -109,10 +109,8 @@ def _series(ax: Axes) -> Iterator[tuple[Artist, np.ndarray, Transform]]:
             yield line, np.asarray(line.get_xydata(), dtype=float), line.get_transform()
     for dots in ax.collections:
         if isinstance(dots, PathCollection):
-            points: np.ndarray = np.ma.filled(
-                np.ma.asarray(dots.get_offsets(), dtype=float), np.nan
-            )
-            yield dots, points, dots.get_offset_transform()
+            points: Any = np.ma.asarray(dots.get_offsets(), dtype=float)
+            yield dots, points.filled(np.nan), dots.get_offset_transform()
 
 
 def _label(artist: Any) -> str:
@@ -132,11 +130,8 @@ def _color(artist: Any) -> str:
 
 
 def _points(ax: Axes, data: np.ndarray, transform: Transform, figure: Figure) -> list[list[Any]]:
-    step = -(-len(data) // MOST_POINTS) if len(data) else 1
-    data = np.asarray(data[::step], dtype=float)
+    data = data[:: max(1, math.ceil(len(data) / MOST_POINTS))]
     data = data[np.isfinite(data).all(axis=1)]
-    if not len(data):
-        return []
     place = transform.transform(data)  # [points, 2]  pixels from the lower left corner
     box = ax.bbox.padded(1.0)
     scale = 72.0 / figure.dpi  # an SVG of matplotlib's is in points

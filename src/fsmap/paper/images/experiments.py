@@ -33,7 +33,6 @@ from fsmap.paper.images.protocol import (
     held_out_temperature,
     kind_of,
     measured,
-    quick,
     rows_of,
 )
 from fsmap.paper.images.verdict import (
@@ -102,7 +101,7 @@ class ImageTable(RowsExperiment):
         "selective prediction as a normalized area (the paper's divided by 99.9); percent"
     )
     config = RowsConfig(rows=ROWS)
-    quick = quick(RowsConfig, rows=("ps-map", "other"))
+    quick = RowsConfig.small(rows=("ps-map", "other"))
 
     def table(self, rows: Rows) -> tables.Table:
         return lines(with_tuned(rows), TABLE_2)
@@ -200,7 +199,7 @@ class ImageTuning(RowsExperiment):
         "rows=ps-map@wd-1e-3"
     )
     config = TuningConfig()
-    quick = quick(TuningConfig, datasets=("fmnist",), rows=("ps-map@wd-5e-4", "ps-map@wd-1e-3"))
+    quick = TuningConfig.small(datasets=("fmnist",), rows=("ps-map@wd-5e-4", "ps-map@wd-1e-3"))
     metrics = ("valid_nll",)
     columns = ("dataset", "row", "metric")
 
@@ -270,7 +269,7 @@ class ImageSize(RowsExperiment):
     protocol = "as image-table with p_X = D'; S evaluation points beside 128 training points"
     selecting = (*RowsExperiment.selecting, "sizes")
     config = SizeConfig()
-    quick = quick(SizeConfig, datasets=("fmnist",), rows=("other",), sizes=(4, 8))
+    quick = SizeConfig.small(datasets=("fmnist",), rows=("other",), sizes=(4, 8))
 
     def along(self, config: SizeConfig) -> list[Unit]:
         return [{"S": size} for size in config.sizes]
@@ -325,7 +324,7 @@ class LaplacianTrace(RowsExperiment):
         "deployed network at 256 images of D'; one draw of ψ (the same after every epoch)"
     )
     config = RowsConfig(seeds=1)
-    quick = quick(RowsConfig, rows=("ps-map", "other"))
+    quick = RowsConfig.small(rows=("ps-map", "other"))
 
     def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         run, kind = self.trained(config, unit, context)
@@ -406,7 +405,7 @@ class LabelNoise(RowsExperiment):
     selecting = (*RowsExperiment.selecting, "levels")
     departures = ImageExperiment.departures[1:]
     config = NoiseConfig()
-    quick = quick(NoiseConfig, datasets=("cifar10",), levels=(0.0, 0.4), rows=("ps-map", "other"))
+    quick = NoiseConfig.small(datasets=("cifar10",), levels=(0.0, 0.4), rows=("ps-map", "other"))
 
     def along(self, config: NoiseConfig) -> list[Unit]:
         return [{"level": level} for level in config.levels]
@@ -478,8 +477,8 @@ class LossLandscape(RowsExperiment):
     metrics = ("rise",)
     columns = ("dataset", "row", "metric")
     config = LandscapeConfig()
-    quick = quick(
-        LandscapeConfig, rows=("ps-map", "other"), directions=3, steps=11, reach=2.5, images=48
+    quick = LandscapeConfig.small(
+        rows=("ps-map", "other"), directions=3, steps=11, reach=2.5, images=48
     )
 
     def run(self, config: LandscapeConfig, unit: Unit, context: Context) -> Iterator[Measured]:
@@ -510,7 +509,7 @@ class LossLandscape(RowsExperiment):
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        sets = tables.group(tables.select(rows, metric="loss_along"), "dataset")
+        sets = tables.group(rows, "dataset", metric="loss_along")
         figure, panels = figures.axes(len(sets), panel=(4.0, 2.8), squeeze=False)
         for ax, ((dataset,), mine) in zip(panels[0], sets.items(), strict=True):
             for row, look in once_named(mine, marker=""):
@@ -561,8 +560,7 @@ class Shift(RowsExperiment):
     selecting = (*RowsExperiment.selecting, "shifts")
     departures = ImageExperiment.departures[1:]
     config = ShiftConfig()
-    quick = quick(
-        ShiftConfig,
+    quick = ShiftConfig.small(
         rows=("ps-map", "other"),
         shifts=(CORRUPTED,),
         corruptions=("gaussian-noise", "contrast"),

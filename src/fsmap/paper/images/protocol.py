@@ -10,7 +10,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,9 +28,8 @@ from fsmap.paper.engine import Context, Experiment, Measured
 from fsmap.paper.rows import Row, Unit
 from fsmap.types import Params
 
-OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}  # D', the paper's, of each training set
-SELECTING = ("datasets", "seeds", "compile", "graph")
-"""Fields that choose runs, or how they are computed, and change none."""
+OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}  # the paper's D' of each training set
+SELECTING = ("datasets", "seeds", "compile", "graph")  # see Experiment.selecting
 
 
 class Kind(NamedTuple):
@@ -107,7 +106,7 @@ SMALL: dict[str, Any] = {
     **{"width": 4, "limit": 256, "batch": 16, "points": 8, "lr": 0.1, "reg_strength": 1e-4},
     **{"fmnist_epochs": 2, "cifar10_epochs": 2, "seeds": 1, "estimator": "jvp", "trace_points": 32},
 }
-"""Quick sizes; all experiments have the same, so that they can share models."""
+"""Quick sizes, the same in all experiments, so that they can share models."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,6 +139,11 @@ class ImageConfig:
         check_choice("datasets", self.datasets, tuple(OTHER))
         check_choice("precision", (self.precision,), PRECISIONS)
 
+    @classmethod
+    def small(cls, **changes: Any) -> Self:
+        """The quick size."""
+        return cls(**{**SMALL, **changes})
+
 
 @dataclasses.dataclass(frozen=True)
 class RowsConfig(ImageConfig):
@@ -158,11 +162,6 @@ def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) 
         if value not in allowed:
             hint = did_you_mean(str(value), known)
             raise InputError(f"{name}: no {value!r}; there are {', '.join(known)}.{hint}")
-
-
-def quick(kind: type[Any], **changes: Any) -> Any:
-    """The quick size of a config."""
-    return kind(**{**SMALL, **changes})
 
 
 LOOKS = 50  # how often R is measured during a run

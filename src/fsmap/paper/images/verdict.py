@@ -131,8 +131,7 @@ def draw_lines(
 SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")
 FULL_EPOCHS = {"fmnist": 50, "cifar10": 200}
 
-TUNED = "@tuned"
-"""``ps-map@tuned``: the change of a row that has the lowest NLL on held-out images."""
+TUNED = "@tuned"  # the change of a row that has the lowest NLL on held-out images
 
 
 def lines(
@@ -145,7 +144,7 @@ def lines(
     """A table: mean ± standard error over seeds, in the paper's units, beside the paper's."""
     printed = {(*key, m): cell for key, cells in paper.items() for m, cell in cells.items()}
     found = []
-    for members in tables.group(tables.select(rows, metric=tuple(metrics)), *by).values():
+    for members in tables.group(rows, *by, metric=tuple(metrics)).values():
         about = {"method": members[0].method, "px": members[0].config.get("px")}
         mine = shown(tables.in_order(members, *metrics))
         table = tables.summarize(mine, *by, "metric", paper=printed)

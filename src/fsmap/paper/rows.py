@@ -112,12 +112,10 @@ def judge(
     stderr: float,
     seeds: int,
     *,
-    below: float | None = None,
-    above: float | None = None,
-    within: float | None = None,
     ours: Any = None,
     paper: Any = None,
     source: Source = "paper",
+    **bound: float,
 ) -> Claim:
     """A claim about a measured effect: decided if it is two standard errors from its bound.
 
@@ -132,7 +130,7 @@ def judge(
         >>> judge("ECE falls", -0.1, 0.1, 5, below=0).reason
         'within two standard errors'
     """
-    ahead = lead(effect, below, above, within)
+    ahead = lead(effect, **bound)
     shown = effect if ours is None else ours
     made = Claim(claim, None, shown, paper, effect, stderr, seeds, source)
     if seeds == 0:
@@ -146,20 +144,16 @@ def judge(
     return made._replace(holds=ahead > 0)
 
 
-def lead(
-    effect: float,
-    below: float | None = None,
-    above: float | None = None,
-    within: float | None = None,
-) -> float:
+def lead(effect: float, **bound: float) -> float:
     """How far an effect is on the claimed side of its bound; negative on the other side."""
-    if below is not None:
-        return below - effect
-    if above is not None:
-        return effect - above
-    if within is not None:
-        return within - abs(effect)
-    raise TypeError("give one of below, above and within")
+    match [*bound.items()]:
+        case [("below", most)]:
+            return most - effect
+        case [("above", least)]:
+            return effect - least
+        case [("within", most)]:
+            return most - abs(effect)
+    raise TypeError(f"give one of below, above and within, got {', '.join(bound) or 'none'}")
 
 
 def not_tested(claim: str, reason: str, paper: Any = None, source: Source = "paper") -> Claim:

@@ -62,7 +62,7 @@ from fsmap.progress import progress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Say = Callable[[str], None]
+Say = Callable[[str], None]  # takes a note for the user, one line
 Plots: TypeAlias = "dict[str, Figure]"  # figures by file name (without ending)
 TROUBLE = (FsmapError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What drawing and judging may raise if rows are missing or of an older version."""
@@ -405,10 +405,7 @@ class Outcome(NamedTuple):
 
 
 def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> Iterator[Outcome]:
-    """Run experiments one after another; of ``["all"]`` those that have their data and device.
-
-    ``say`` takes notes for the user, one line each.
-    """
+    """Run experiments one after another; of ``["all"]`` those that have their data and device."""
     everything = list(names) == ["all"]
     experiments = list(registry().values()) if everything else [get(name) for name in names]
     known = {f.name for e in experiments for f in dataclasses.fields(e.config)}

@@ -431,7 +431,7 @@ class TheoryAnyParameter(Experiment):
         data = mixture.draw_data(config)
         task = Task(data, mixture.log_det_form(config), config)
         found = mixture.solve(MixtureConfig(), data, config.prior_std)
-        plain = dict(zip(METHODS, found.values(), strict=False))
+        plain = {"ps-map": found["ps-map", "none"], "fs-map": found["fs-map", mixture.TRUE]}
         for number, method in enumerate(METHODS):
             found_theta, log_offset = task.solve(method)  # [targets, seeds, 2]
             for target, thetas, offsets in zip(TARGETS, found_theta, log_offset, strict=True):

@@ -125,11 +125,8 @@ class ImageTable(RowsExperiment):
                 100 * row.value - printed["accuracy"][0]
                 for row in tables.select(mine, metric="accuracy", row=best["ps-map"])
             )
-            every = [
-                row
-                for row in tables.select(mine, metric="accuracy", method="ps-map")
-                if row.config["row"].endswith("@valid-0")
-            ]
+            every = tables.select(mine, metric="accuracy", method="ps-map")
+            every = [row for row in every if row.config["row"].endswith("@valid-0")]
             held = "".join(
                 f", {100 * value:.2f} % with all images at weight decay {decay:g}"
                 for decay, value in tables.means_by(every, "weight_decay").items()

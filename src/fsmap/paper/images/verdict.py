@@ -68,10 +68,7 @@ def panels(
 
 
 def draw_table(rows: Rows, paper: Printed, id: str) -> dict[str, Figure]:
-    """Each row of the table as a point: ECE, and NLL before (hollow) and after scaling (filled).
-
-    The paper's values are short lines. No rows: no figure.
-    """
+    """Each row of the table as a point: ECE, and NLL before (hollow) and after scaling (filled)."""
     if not rows:
         return {}
     figure, found = panels(rows, 2, (5.2, 2.9))
@@ -109,10 +106,7 @@ def _point(ax: Axes, place: float, rows: Rows, metric: str, paper: Cells, *, fil
 def draw_lines(
     rows: Rows, x: str, metrics: Sequence[str], xlabel: str, paper: Printed = MappingProxyType({})
 ) -> Figure:
-    """Metrics along ``x``: a line per row of ``image-table``, a line of panels per data set.
-
-    With values of the paper ``x`` is logarithmic.
-    """
+    """Metrics along ``x``: a line per row of ``image-table``, a line of panels per data set."""
     figure, found = panels(rows, len(metrics))
     for dataset, line, mine in found:
         for ax, metric in zip(line, metrics, strict=True):
@@ -123,7 +117,7 @@ def draw_lines(
                 ax.plot(list(known), list(known.values()), label="L-MAP, paper", **PRINTED)
             ax.set(title=NAMES[dataset], xlabel=xlabel, ylabel=UNITS[metric])
             if paper:
-                ax.set_xscale("log", base=2)
+                ax.set_xscale("log", base=2)  # as in the paper's figure
         line[0].legend()
     return figure
 

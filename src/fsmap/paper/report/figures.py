@@ -26,7 +26,7 @@ class Curve(NamedTuple):
     x: Sequence[float]  # abscissae
     y: Sequence[float]  # ordinates, as many
     method: str | None = None  # "ps-map", "fs-map", "l-map" for that method's color; None for ink
-    style: str = "line"  # "line", "dashed" or "points"
+    style: str = "line"  # "line", "dashed", "dotted" or "points"
 
 
 class Frame(NamedTuple):

@@ -39,11 +39,9 @@ _COMMANDS = "alpha beta gamma epsilon theta lambda rho sigma phi psi pi Phi Delt
 SYMBOLS = dict(zip(_COMMANDS.split(), "αβγεθλρσφψπΦΔ∇∞|", strict=True))  # for tooltips
 
 _SKIP = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|<style\b.*?</style>", re.DOTALL)
-_GROUP_ID = re.compile(r'<g id="[^"]*"')
 _OPENING = re.compile(r'<svg[^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>')
 _NAME = re.compile(r'(\bid="|href="#|url\(#)([^")]+)')
 _COLOR = re.compile("|".join(map(re.escape, VARIABLES)), re.IGNORECASE)
-_SPACE = re.compile(r"\s*\n\s*")
 
 
 class Picture(NamedTuple):
@@ -59,14 +57,15 @@ class Picture(NamedTuple):
 
 def picture(figure: Figure, prefix: str) -> Picture:
     """Draw a figure for a page with other pictures on it."""
-    svg = _GROUP_ID.sub("<g", _SKIP.sub("", figures.to_svg(figure)))
+    svg = re.sub(r'<g id="[^"]*"', "<g", _SKIP.sub("", figures.to_svg(figure)))
     prefix = re.sub(r"[^\w-]", "-", prefix)
     svg = _themed(_NAME.sub(rf"\g<1>{prefix}-\g<2>", svg))
     opening = _OPENING.search(svg)
     assert opening is not None  # matplotlib always writes one
     inside = svg[opening.end() : svg.rindex("</svg>")]
     width, height = (float(number) for number in opening.groups())
-    markup = f'<g id="{prefix}">{_SPACE.sub(" ", inside).strip()}</g>'
+    inside = re.sub(r"\s*\n\s*", " ", inside).strip()
+    markup = f'<g id="{prefix}">{inside}</g>'
     return Picture(prefix, markup, collect(figure), width, height, _panels(figure))
 
 

@@ -75,7 +75,6 @@ class FromZero(Schedule):
     """Linear warm-up whose first step does not move, as in the authors' code."""
 
     def factor(self, step: int, steps: int) -> float:
-        """What the learning rate is multiplied by."""
         return min(step / self.warmup, 1.0) if self.warmup else 1.0
 
 
@@ -371,9 +370,7 @@ def _effects(
 
 
 WIDE, NARROW = "U(−1, 1)", "U(−0.1, 0.1)"
-FLOOR = 1e-14
-"""Singular values of the feature matrix below this share of the largest are rounding errors: the
-features themselves carry errors of 3e-14."""
+FLOOR = 1e-14  # smaller singular values, relative to the largest, are rounding errors of features
 
 
 @dataclasses.dataclass(frozen=True)

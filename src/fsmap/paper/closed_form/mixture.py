@@ -77,7 +77,6 @@ class Scaled(NamedTuple):
     factor: float | Tensor
 
     def value(self, log_slope: Tensor) -> Tensor:
-        """Nats."""
         return self.factor * self.form.value(log_slope)
 
 
@@ -211,8 +210,7 @@ def _draw_functions(ax: Any, rows: Rows) -> None:
         ax.plot(*row.value, "o", color=figures.COLORS["truth"], label="data", markersize=4)
 
 
-PRINTED = (1.2, 10.0, 20.0)
-"""The values of α in the paper's figure; a Markov chain is run for these."""
+PRINTED = (1.2, 10.0, 20.0)  # α in the paper's figure; a Markov chain is run for these
 
 
 @dataclasses.dataclass(frozen=True)

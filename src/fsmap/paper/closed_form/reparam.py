@@ -27,7 +27,6 @@ from fsmap.types import Batch, Params
 
 CURVE = torch.linspace(0, 1, 501, dtype=torch.float64)
 ORIGINAL, INVERTED = "θ", "1/θ"
-METHODS = ("ps-map", "fs-map")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +206,7 @@ def sinh(config: Config, context: Context) -> Iterator[Measured]:
         data = regression(truth, NUM_TRAIN, noise_std=NOISE_STD, **draw)
         rows.append(Batch(model.design(data.x), data.y))
     members = [{"split": q} for q in range(config.seeds)]
-    for number, method in enumerate(METHODS):
+    for number, method in enumerate(("ps-map", "fs-map")):
         curves = []
         for chart in CHARTS:
             objective, t = chart.objective(method), model.theta.detach()

@@ -119,8 +119,7 @@ class FSMAPAtScale(ImageExperiment):
         left.legend(fontsize=7)
         for place, name in enumerate(METHODS):
             mean, stderr, _ = tables.mean(tables.values(rows, metric="nll", row=name))
-            color = figures.COLORS.get(name, figures.MUTED)
-            right.bar(place, mean, yerr=stderr, color=color)
+            right.bar(place, mean, yerr=stderr, color=figures.COLORS.get(name, figures.MUTED))
         right.set_xticks(range(len(METHODS)), METHODS.values())
         right.set_ylabel("test NLL")
         return {self.id: figure}

@@ -82,7 +82,6 @@ TABLE_2 = {
 }
 """Table 2: (mean, standard error); percent, and nats."""
 
-
 NAMED = {"ps-map": "PS-MAP", "ps-map" + TUNED: "PS-MAP with tuned weight decay"}
 
 
@@ -212,9 +211,8 @@ class ImageTuning(RowsExperiment):
                 for base in (row for row, tried in TRIED if tried == key):
                     some = [r for r in mine if r.config["row"].startswith(f"{base}@{key}-")]
                     if some:
-                        found = tables.line(some, CHANGES[key][0])
                         look = look_of(some[0], label=tables.word(base))
-                        figures.plot_mean(ax, *found, **look)
+                        figures.plot_mean(ax, *tables.line(some, CHANGES[key][0]), **look)
                         ax.legend()
                 ax.set(title=NAMES[dataset], xlabel=label, ylabel="held-out NLL", xscale="log")
         return {self.id: figure}
@@ -235,14 +233,12 @@ _CIFAR10 = (
     *((95.5, 0.1, 99.5, 0.0, 0.16, 0.0, 1.2, 0.2), (95.5, 0.1, 99.5, 0.0, 0.16, 0.0, 1.2, 0.1)),
 )
 
-
 TABLE_4 = {
     (dataset, size, "other"): printed(*cells)
     for dataset, column in (("fmnist", _FMNIST), ("cifar10", _CIFAR10))
     for size, cells in zip(SIZES, column, strict=True)
 }
 """Table 4: (mean, what its caption calls standard deviation); percent, and nats."""
-
 
 CLAIMED: tuple[tuple[str, str, dict[str, float], dict[str, str]], ...] = (
     ("accuracy", "accuracy changes by no more than 0.5 %", {"within": 0.5},
@@ -557,12 +553,8 @@ class Shift(RowsExperiment):
     selecting = (*RowsExperiment.selecting, "shifts")
     departures = ImageExperiment.departures[1:]
     config = ShiftConfig()
-    quick = ShiftConfig.small(
-        rows=("ps-map", "other"),
-        shifts=(CORRUPTED,),
-        corruptions=("gaussian-noise", "contrast"),
-        severities=(2, 5),
-    )
+    quick = ShiftConfig.small(rows=("ps-map", "other"), shifts=(CORRUPTED,), severities=(2, 5),
+                              corruptions=("gaussian-noise", "contrast"))  # fmt: skip
 
     def units(self, config: ShiftConfig) -> list[Unit]:
         # corruptions first: CIFAR-10.1 cannot be had everywhere

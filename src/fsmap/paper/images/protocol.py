@@ -180,7 +180,6 @@ class Watch:
         self.psi: Params = {}
 
     def on_step(self, run: ImageRun) -> None:
-        """Every ten steps."""
         if run.step % 10 == 0:
             self.context.advance(run.step / run.steps)
 

@@ -34,9 +34,8 @@ UNITS = {"accuracy": "accuracy, %", "ece": "ECE, %", "nll": "NLL", "nll_scaled":
 PRINTED: dict[str, Any] = {"color": figures.INK, "linestyle": ":", "linewidth": 1.0}
 """Look of the paper's values."""
 
-Cells = Mapping[str, tuple[float, float | None]]
-Printed = Mapping[tuple[Any, ...], Cells]
-"""Value and error of the metrics that the paper prints, by row of a table."""
+Cells = Mapping[str, tuple[float, float | None]]  # value and error by metric
+Printed = Mapping[tuple[Any, ...], Cells]  # what the paper prints, by row of a table
 
 
 def look_of(row: Row, **changes: Any) -> dict[str, Any]:

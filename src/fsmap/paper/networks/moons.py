@@ -86,8 +86,7 @@ class Fitted(NamedTuple):
     data: Batch
 
     def logits(self, x: Tensor) -> Tensor:  # [S, 2]
-        with torch.no_grad():
-            return self.f(self.params, x)
+        return self.f(self.params, x)
 
     def numbers(self, px: Lattice) -> dict[str, Any]:
         """How well the training points are fitted, and the eigenvalues of 𝒥."""

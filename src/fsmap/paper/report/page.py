@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from fsmap.errors import InputError
 from fsmap.files import plain, write_whole
 from fsmap.paper.engine import TROUBLE, Experiment, coverage, registry, section
-from fsmap.paper.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER, Interactive, style
-from fsmap.paper.report.picture import METHODS, VARIABLES, picture
+from fsmap.paper.report.figures import DARK, Interactive, style
+from fsmap.paper.report.picture import VARIABLES, picture
 from fsmap.paper.report.tables import arranged, number, with_error
 from fsmap.paper.rows import (
     AGREES,
@@ -313,6 +313,5 @@ def embedded(data: Any) -> str:
 
 def theme() -> dict[str, dict[str, str]]:
     """Colors of the figures as CSS variables, light and dark."""
-    colors = (INK, MUTED, GRID, PAPER, *(COLORS[method] for method in METHODS))
-    light = {VARIABLES[color]: color for color in colors}
-    return {"light": light, "dark": {VARIABLES[color]: DARK[color] for color in colors}}
+    light = {VARIABLES[color]: color for color in DARK}
+    return {"light": light, "dark": {VARIABLES[color]: dark for color, dark in DARK.items()}}

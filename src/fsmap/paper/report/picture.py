@@ -22,14 +22,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.transforms import Transform
 
-METHODS = ("ps-map", "fs-map", "l-map", "bma")
 VARIABLES = {
     figures.INK: "--ink",
     figures.MUTED: "--muted",
     figures.GRID: "--grid",
     figures.PAPER: "--paper",
     "#000000": "--ink",
-    **{figures.COLORS[name]: f"--{name}" for name in METHODS},
+    **{figures.COLORS[name]: f"--{name}" for name in figures.NAMES},
 }
 """Name of the CSS variable that stands for a color of the shared style."""
 

@@ -306,8 +306,7 @@ def arranged(table: Sequence[Mapping[str, Any]], group: str) -> list[Layout]:
         if not main:
             return [crossed(more, by, across)]
         return [crossed(main, by, across)] + [crossed(more, by, across, "More metrics")] * any(more)
-    names = columns(table)
-    header = [name for name in names if name not in ERRORS.values()]
+    header = [name for name in columns(table) if name not in ERRORS.values()]
     lines = [
         [Cell(_word(name, entry.get(name, ""), entry.get(ERRORS.get(name)))) for name in header]
         for entry in table

@@ -53,7 +53,7 @@ def build() -> BumpBasis:
 
 
 def two_bumps(noise_std: float = 0.1, num_left: int = 10, **draw: Any) -> Batch:
-    """The data of Fig. 1: noisy values of a bump at x ~ N(-0.5, 0.2²), then one at (0.7, 0.1)."""
+    """The data of Fig. 1: noisy values of the left bump at x ~ N(-0.5, 0.2²), and (0.7, 0.1)."""
     x = -0.5 + 0.2 * torch.randn(num_left, **draw)
     y = torch.exp(-(x + 0.5).square() / 0.03)
     y = y + noise_std * torch.randn(num_left, **draw)

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fake_experiment import Squares, only
-from fsmap.paper import engine
+from fake_experiment import Squares, only, run
 from fsmap.paper.closed_form import mixture
-from fsmap.paper.engine import Claim, Options
+from fsmap.paper.engine import Claim
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import Curve, Frame, Interactive
 from fsmap.paper.report.page import build
@@ -49,8 +48,7 @@ class Pictures(Squares):
 def address(tmp_path_factory) -> str:
     out = tmp_path_factory.mktemp("page")
     with only(Squares, Pictures):
-        outcomes = list(engine.run(["all"], Options(out=out / "runs", silent=True)))
-        assert [outcome.status for outcome in outcomes] == ["finished"] * 2
+        assert [outcome.status for outcome in run(out / "runs", "all")] == ["finished"] * 2
         return build([out / "runs"], out / "report").as_uri()
 
 
@@ -208,7 +206,7 @@ class Hostile(Squares):
 @pytest.fixture
 def hostile(tmp_path):
     with only(Hostile):
-        (outcome,) = engine.run(["hostile"], Options(out=tmp_path, quick=True, silent=True))
+        run(tmp_path, "hostile", quick=True)
         return build([tmp_path], tmp_path / "report")
 
 
@@ -279,8 +277,7 @@ def test_the_slider_over_strength_shows_the_rows(browser, tmp_path):
 def mixture_page(browser, tmp_path_factory):
     """Fig. 1 with its live figure."""
     out = tmp_path_factory.mktemp("mixture")
-    options = Options(out=out, quick=True, silent=True, assignments=("seeds=1",))
-    (outcome,) = engine.run(["mixture-posterior"], options)
+    (outcome,) = run(out, "mixture-posterior", quick=True, seeds=1)
     assert outcome.status == "finished", outcome.reason
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     page.goto(build([out], out / "report").as_uri())

@@ -12,7 +12,7 @@ from fsmap.errors import DivergedError
 from fsmap.functional import functional
 from fsmap.objective.objective import Gaussian, Normal
 from fsmap.paper.closed_form import fourier, mixture, reparam, theory
-from fsmap.paper.closed_form.fourier import FourierConfig, draw_problem, fit, uniform_variants
+from fsmap.paper.closed_form.fourier import FourierConfig, double, draw_problem, uniform_variants
 from fsmap.paper.closed_form.mixture import DOUBLED, TRUE, MixtureConfig
 from fsmap.types import Batch
 from oracles import logdet_slow
@@ -22,7 +22,7 @@ SMALL = FourierConfig(num_frequencies=6, prior_std=2.0, steps=50, warmup=5, num_
 
 def fitted(config: FourierConfig = SMALL, sizes=(15, 40)):
     problems = [draw_problem(config, n, seed) for n in sizes for seed in range(config.seeds)]
-    return fit(config, problems, uniform_variants(config))
+    return fourier.fit(config, problems, uniform_variants(config))
 
 
 def test_log_posterior_is_the_generic_objective():
@@ -80,7 +80,7 @@ def test_where_data_do_not_decide_the_exact_optimum_is_twice_the_prior_variance(
     problem = draw_problem(config, 200, 0)
     far = problem._replace(train=problem.train._replace(y=3 * problem.train.y.sign()))
     variants = [variant._replace(noise_std=100.0) for variant in uniform_variants(config)[1:]]
-    exact, paper = fit(config, [far], variants).theta[:, 0].abs()
+    exact, paper = fourier.fit(config, [far], variants).theta[:, 0].abs()
     moved = exact > 1
     assert moved.any()
     assert_close(exact[moved], torch.full_like(exact[moved], 50.0), rtol=1e-3, atol=0)
@@ -91,7 +91,7 @@ def test_the_narrow_distribution_keeps_what_is_not_rounding():
     config = dataclasses.replace(fourier.FourierPX.quick, num_points=500)
     factor = fourier.narrow_factor(config)
     assert 40 <= len(factor) <= 50
-    x = 0.2 * torch.rand(500, generator=torch.Generator().manual_seed(0)) - 0.1
+    x = 0.2 * torch.rand(500, **double(0)) - 0.1
     assert_close(factor.mT @ factor, config.model().gram(x), rtol=0, atol=1e-15)
 
 
@@ -205,39 +205,35 @@ def test_newton_finds_a_maximum_to_the_last_digit_or_says_that_it_did_not():
         theory.maximize(lambda t: t.sum(), torch.zeros(2), steps=5)
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
 def test_regression_is_the_function_plus_noise():
-    data = fourier.regression(torch.sin, 20_000, generator=generator(), noise_std=0.1, high=3.0)
+    data = fourier.regression(torch.sin, 20_000, noise_std=0.1, low=-3.0, **double(0))
     assert data.x.shape == data.y.shape == (20_000,)
-    assert -1 <= data.x.min() < data.x.max() <= 3
-    assert data.x.mean().item() == pytest.approx(1, abs=0.05)
+    assert -3 <= data.x.min() < data.x.max() <= 1
+    assert data.x.mean().item() == pytest.approx(-1, abs=0.05)
     residual = data.y - data.x.sin()
     assert residual.std().item() == pytest.approx(0.1, rel=0.02)
     assert abs(residual.mean()) < 0.003
-    exact = fourier.regression(torch.cos, 50, generator=generator())
+    exact = fourier.regression(torch.cos, 50, **double(0))
     assert_close(exact.y, exact.x.cos(), rtol=0, atol=0)
 
 
 def test_two_bumps():
-    data = mixture.two_bumps(generator=generator(), num_left=5_000)
+    data = mixture.two_bumps(num_left=5_000, **double(0))
     assert (data.x[-1], data.y[-1]) == (0.7, 0.1)
     left, height = data.x[:-1], data.y[:-1]
     assert left.mean().item() == pytest.approx(-0.5, abs=0.01)
     assert left.std().item() == pytest.approx(0.2, rel=0.05)
     noise = height - torch.exp(-(left + 0.5).square() / 0.03)
     assert noise.std().item() == pytest.approx(0.1, rel=0.05)
-    one, same, other = (mixture.two_bumps(generator=generator(seed)) for seed in (1, 1, 2))
+    one, same, other = (mixture.two_bumps(**double(seed)) for seed in (1, 1, 2))
     assert len(one.x) == 11
     assert_close(one, same, rtol=0, atol=0)
     assert (one.y[:5] != other.y[:5]).all()
 
 
 def test_fourier_sum_is_the_sum():
-    f = fourier.fourier_sum(3, generator=generator(4))
-    a, b = torch.randn(2, 3, generator=generator(4))
+    f = fourier.fourier_sum(3, **double(4))
+    a, b = torch.randn(2, 3, **double(4))
     x = torch.linspace(0, 1, 5)
     by_hand = sum(a[i] * ((i + 1) * x).sin() + b[i] * ((i + 1) * x).cos() for i in range(3))
     assert_close(f(x), by_hand)

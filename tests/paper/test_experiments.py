@@ -49,13 +49,11 @@ def measure(name: str, folder: Path) -> list[Row]:
     config = dataclasses.replace(experiment.quick, **TINY[name])
     shares: list[float] = []
     context = Context(torch.device("cpu"), folder, shares.append, size="quick")
-    rows = []
-    for unit in experiment.units(config):
-        for m in experiment.run(config, unit, context):
-            value, where = revive(plain(m.value)), revive(plain(m.config))
-            rows.append(
-                Row(name, m.metric, value, m.method, m.seed, where, deviations=m.deviations)
-            )
+    rows = [
+        Row(name, **revive(plain(m._asdict())))
+        for unit in experiment.units(config)
+        for m in experiment.run(config, unit, context)
+    ]
     assert all(0 <= share <= 1 for share in shares)
     return rows
 

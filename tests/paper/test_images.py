@@ -30,15 +30,7 @@ from fsmap.paper.images.verdict import compare, look_of, once_named
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Row
 
-
-@pytest.fixture(autouse=True)
-def as_users_have_it_without_data(tmp_path: Path, monkeypatch):
-    torch.set_default_dtype(torch.float32)
-    monkeypatch.delenv("FSMAP_DATA", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("fsmap.data.catalogue.SYSTEM", tmp_path / "system")
-    yield
-    torch.set_default_dtype(torch.float64)
+pytestmark = pytest.mark.usefixtures("float32", "no_data")
 
 
 def context(folder: Path, size: str = "quick") -> Context:
@@ -125,10 +117,7 @@ def tiny() -> dict[str, object]:
 
 
 def measured(experiment, config, unit, here) -> list[Row]:
-    return [
-        Row(experiment.id, m.metric, m.value, m.method, m.seed, m.config, deviations=m.deviations)
-        for m in experiment.run(config, unit, here)
-    ]
+    return [Row(experiment.id, **m._asdict()) for m in experiment.run(config, unit, here)]
 
 
 def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
@@ -150,9 +139,7 @@ def test_models_are_shared_and_rows_say_what_they_are(tmp_path: Path):
     config = dataclasses.replace(shift.quick, **tiny(), corruptions=("contrast",), severities=(5,))
     rows += measured(shift, config, unit, context(tmp_path / "shift"))
     assert not (tmp_path / "shift" / "models").exists()  # taken from image-table
-    clean = [
-        row.value for row in rows if row.metric == "nll" and row.config.get("severity", 0) == 0
-    ]
+    clean = tables.values(rows, metric="nll", severity=(None, 0))
     assert clean[0] == clean[1]
 
 
@@ -166,8 +153,7 @@ def test_a_killed_run_goes_on_from_its_last_epoch(tmp_path: Path):
     assert protocol.prepare(*run).done
 
 
-def test_missing_data_and_weights_say_how_to_get_them(tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_missing_data_and_weights_say_how_to_get_them(tmp_path: Path):
     config = dataclasses.replace(ImageTable.quick, **tiny())
     protocol.task_of.cache_clear()
     with pytest.raises(MissingDataError, match="fsmap data get fashion-mnist"):

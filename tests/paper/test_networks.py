@@ -128,7 +128,6 @@ def test_moons_are_the_papers(monkeypatch):
     ours = two_moons.moons()
     assert_close(ours.x, torch.tensor(x))
     assert ours.y.tolist() == y.tolist()
-    assert two_moons.moons(dtype=torch.float32).x.dtype == torch.float32
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(MissingExtraError, match=r"fsmap\[data\]"):
         two_moons.moons()

@@ -21,8 +21,7 @@ from fsmap.paper.rows import DAMAGED, RunFolder, read_rows
 
 
 @pytest.fixture(autouse=True)
-def squares(monkeypatch):
-    monkeypatch.setattr(Squares, "trouble", None)
+def squares():
     with only(Squares):
         yield
 

@@ -69,6 +69,8 @@ def test_an_effect_is_decided_by_two_standard_errors(effect, stderr, seeds, boun
     claim = records.judge("it falls", effect, stderr, seeds, **bound)
     assert records.verdict(claim._asdict()) == verdict
     assert bool(claim.reason) == (claim.holds is None)
+    with pytest.raises(TypeError, match="give one of below, above and within"):
+        records.judge("it falls", effect, stderr, seeds, **bound, bellow=1)
 
 
 def test_a_key_is_the_same_before_and_after_a_file():
@@ -109,20 +111,17 @@ def test_the_commit_says_whether_the_package_was_changed(tmp_path):
     package = tmp_path / "src" / "fsmap"
     package.mkdir(parents=True)
     (package / "errors.py").write_text("1")
+    commit = files.commit.__wrapped__  # without its cache
     git(tmp_path, "init", "-q")
-    assert files.commit(package).startswith(("v", "unknown"))  # nothing is tracked yet
+    assert commit(package).startswith(("v", "unknown"))  # nothing is tracked yet
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "first")
     head = git(tmp_path, "rev-parse", "--short", "HEAD")
-    files.commit.cache_clear()
-    assert files.commit(package) == head
+    assert commit(package) == head
     (tmp_path / "notes.txt").write_text("beside the package")
-    files.commit.cache_clear()
-    assert files.commit(package) == head
+    assert commit(package) == head
     (package / "errors.py").write_text("2")
-    files.commit.cache_clear()
-    assert files.commit(package) == f"{head}+dirty"
-    files.commit.cache_clear()
+    assert commit(package) == f"{head}+dirty"
 
 
 COMMANDS = [

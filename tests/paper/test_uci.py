@@ -15,10 +15,9 @@ from fsmap.paper.engine import Context
 from fsmap.paper.report import tables
 from fsmap.paper.rows import Row
 from fsmap.paper.uci import table as protocol
-from fsmap.paper.uci.table import DIFFERENCE, PRINTED, UCITable, cells, on_most
+from fsmap.paper.uci.table import DIFFERENCE, METHODS, PRINTED, UCITable, cells, on_most
 from fsmap.px import Stream
 
-METHODS = ("ps-map", "l-map")
 SIZES = {"fair_splits": 3, "baseline_splits": 1, "steps": 60, "batch": 16, "points": 8, "width": 8}
 TINY = dataclasses.replace(
     UCITable.quick, datasets=("boston",), strengths=(1e-3,), epochs=5, lr=1e-3, **SIZES
@@ -41,10 +40,7 @@ def context(tmp_path) -> Context:
 
 
 def as_rows(measured) -> list[Row]:
-    return [
-        Row("uci-table", m.metric, m.value, m.method, m.seed, m.config, device="cpu")
-        for m in measured
-    ]
+    return [Row("uci-table", **m._asdict()) for m in measured]
 
 
 def run(config, tmp_path) -> list[Row]:

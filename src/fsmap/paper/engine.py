@@ -62,13 +62,10 @@ from fsmap.progress import progress
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Say = Callable[[str], None]
-Advance = Callable[[float], None]
+Say = Callable[[str], None]  # takes a note for the user, one line
+Plots: TypeAlias = "dict[str, Figure]"  # figures by file name (without ending)
 TROUBLE = (FsmapError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What drawing and judging may raise if rows are missing or of an older version."""
-
-Plots: TypeAlias = "dict[str, Figure]"
-"""Figures by file name (without ending)."""
 
 
 class Measured(NamedTuple):
@@ -408,10 +405,7 @@ class Outcome(NamedTuple):
 
 
 def run(names: Sequence[str], options: Options, say: Say = lambda _: None) -> Iterator[Outcome]:
-    """Run experiments one after another; of ``["all"]`` those that have their data and device.
-
-    ``say`` takes notes for the user, one line each.
-    """
+    """Run experiments one after another; of ``["all"]`` those that have their data and device."""
     everything = list(names) == ["all"]
     experiments = list(registry().values()) if everything else [get(name) for name in names]
     known = {f.name for e in experiments for f in dataclasses.fields(e.config)}
@@ -487,8 +481,8 @@ class Job:
         self, unit: Unit, device: torch.device, advance: Callable[[float | str], None]
     ) -> tuple[list[Row], float]:
         """Rows of a unit and seconds it took."""
-        experiment, (size, data_dir) = self.experiment, (self.options.size, self.options.data_dir)
-        context = Context(device, self.folder.path, advance, size, data_dir)
+        experiment, options = self.experiment, self.options
+        context = Context(device, self.folder.path, advance, options.size, options.data_dir)
         start = time.perf_counter()
         threads = torch.get_num_threads()
         torch.set_num_threads(1 if experiment.one_thread(self.config) else threads)
@@ -497,17 +491,10 @@ class Job:
         finally:
             torch.set_num_threads(threads)
         seconds = time.perf_counter() - start
-        around = {"experiment": experiment.id, "unit": unit, **circumstances(str(device))._asdict()}
-        rows = []
-        for item in measured:
-            entries = {**item._asdict(), "value": plain(item.value), "seconds": round(seconds, 4)}
-            rows.append(Row(**around, **entries))
-        return rows, seconds
-
-    def header(self) -> dict[str, Any]:
-        """What must agree for a run to be resumed, as JSON holds it."""
-        config = plain(dataclasses.asdict(self.config))
-        return {"experiment": self.experiment.id, "size": self.options.size, "config": config}
+        around = {"experiment": experiment.id, "unit": unit, "seconds": round(seconds, 4)}
+        around |= circumstances(str(device))._asdict()
+        values = (item._replace(value=plain(item.value)) for item in measured)
+        return [Row(**around, **item._asdict()) for item in values], seconds
 
     def end(self, status: str, reason: str = "", **more: Any) -> Outcome:
         """The outcome of this run."""
@@ -515,7 +502,9 @@ class Job:
 
     def _open(self, units: Sequence[Unit], say: Say) -> bool:
         """Make the folder ready for the next unit; False if there is nothing left to do."""
-        options, found, header = self.options, self.folder, self.header()
+        options, found = self.options, self.folder
+        config = plain(dataclasses.asdict(self.config))
+        header = {"experiment": self.experiment.id, "size": options.size, "config": config}
         if found.foreign:
             raise InputError(
                 f"{found.path} exists and holds no run of fsmap. Choose another --out."

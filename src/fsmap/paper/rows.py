@@ -34,17 +34,10 @@ from typing import Any, Literal, NamedTuple
 from fsmap.errors import CheckpointError
 from fsmap.files import exclusive, plain, remove_partial, revive, write_whole
 
-Value = float | Sequence[Any]
-"""A number, or a (nested) list of numbers: a curve, a histogram, an image."""
-
-SEAL = "sha256"
-"""Entry of a record that holds its checksum."""
-
-DAMAGED = "rows.damaged.jsonl"
-"""A copy of rows that do not match their checksums."""
-
-Source = Literal["paper", "ours", "check"]
-"""Who states a claim; a check says that the run is sane."""
+Value = float | Sequence[Any]  # a number, or a (nested) list of numbers: a curve, an image
+SEAL = "sha256"  # entry of a record that holds its checksum
+DAMAGED = "rows.damaged.jsonl"  # a copy of rows that do not match their checksums
+Source = Literal["paper", "ours", "check"]  # who states a claim; a check says that the run is sane
 
 
 class Row(NamedTuple):
@@ -65,8 +58,7 @@ class Row(NamedTuple):
 
 
 Rows = Sequence[Row]
-Unit = dict[str, Any]
-"""Key of a part that a killed run does not repeat: a small dict of JSON values."""
+Unit = dict[str, Any]  # key of a part that a killed run does not repeat: JSON values
 
 
 class Claim(NamedTuple):
@@ -120,12 +112,10 @@ def judge(
     stderr: float,
     seeds: int,
     *,
-    below: float | None = None,
-    above: float | None = None,
-    within: float | None = None,
     ours: Any = None,
     paper: Any = None,
     source: Source = "paper",
+    **bound: float,
 ) -> Claim:
     """A claim about a measured effect: decided if it is two standard errors from its bound.
 
@@ -140,7 +130,7 @@ def judge(
         >>> judge("ECE falls", -0.1, 0.1, 5, below=0).reason
         'within two standard errors'
     """
-    ahead = lead(effect, below, above, within)
+    ahead = lead(effect, **bound)
     shown = effect if ours is None else ours
     made = Claim(claim, None, shown, paper, effect, stderr, seeds, source)
     if seeds == 0:
@@ -154,20 +144,16 @@ def judge(
     return made._replace(holds=ahead > 0)
 
 
-def lead(
-    effect: float,
-    below: float | None = None,
-    above: float | None = None,
-    within: float | None = None,
-) -> float:
+def lead(effect: float, **bound: float) -> float:
     """How far an effect is on the claimed side of its bound; negative on the other side."""
-    if below is not None:
-        return below - effect
-    if above is not None:
-        return effect - above
-    if within is not None:
-        return within - abs(effect)
-    raise TypeError("give one of below, above and within")
+    match [*bound.items()]:
+        case [("below", most)]:
+            return most - effect
+        case [("above", least)]:
+            return effect - least
+        case [("within", most)]:
+            return most - abs(effect)
+    raise TypeError(f"give one of below, above and within, got {', '.join(bound) or 'none'}")
 
 
 def not_tested(claim: str, reason: str, paper: Any = None, source: Source = "paper") -> Claim:
@@ -209,26 +195,6 @@ class Content(NamedTuple):
     lines: list[Line]  # rows of these units
     damaged: list[str]  # units that do not match their checksum
     dropped: int  # rows of no finished unit, and lines that are no rows
-
-
-def read_content(folder: Path) -> Content:
-    """Read and check the rows and units of a run."""
-    lines, dropped = read_rows(folder / "rows.jsonl")
-    by_unit: dict[str, list[Line]] = {}
-    for line in lines:
-        by_unit.setdefault(key_of(line.row.unit), []).append(line)
-    first, *texts = _whole_lines(folder / "units.jsonl")[0] or [b""]
-    head, units, damaged = parse(first), {}, []
-    for record in map(parse, texts):
-        key = key_of(record["unit"]) if "unit" in record else "a line that cannot be read"
-        mine = [line.text for line in by_unit.get(key, [])]
-        if "unit" in record and intact(record, mine):
-            units[key] = record
-        else:
-            damaged.append(key)
-    kept = [line for line in lines if key_of(line.row.unit) in units]
-    header = head if "config" in head and intact(head) else {}
-    return Content(header, units, kept, damaged, dropped + len(lines) - len(kept))
 
 
 def read_rows(path: Path) -> tuple[list[Line], int]:
@@ -322,7 +288,21 @@ class RunFolder:
 
     def content(self) -> Content:
         """Rows and units, checked against each other."""
-        return read_content(self.path)
+        lines, dropped = read_rows(self.rows_file)
+        by_unit: dict[str, list[bytes]] = {}
+        for line in lines:
+            by_unit.setdefault(key_of(line.row.unit), []).append(line.text)
+        first, *texts = _whole_lines(self.units_file)[0] or [b""]
+        head, units, damaged = parse(first), {}, []
+        for record in map(parse, texts):
+            key = key_of(record["unit"]) if "unit" in record else "a line that cannot be read"
+            if "unit" in record and intact(record, by_unit.get(key, [])):
+                units[key] = record
+            else:
+                damaged.append(key)
+        kept = [line for line in lines if key_of(line.row.unit) in units]
+        header = head if "config" in head and intact(head) else {}
+        return Content(header, units, kept, damaged, dropped + len(lines) - len(kept))
 
     def rows(self) -> list[Row]:
         """Rows of finished units."""

@@ -23,28 +23,18 @@ from torch import Tensor
 
 from fsmap.objective.closed_form import TANH, Diagonal, Dual, Form, FourierBasis, Invertible, Squash
 from fsmap.objective.objective import Normal, Objective
-from fsmap.paper.engine import (
-    Advance,
-    Context,
-    Experiment,
-    Measured,
-    Plots,
-    compare,
-    exact,
-    judge_all,
-)
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, PAPER_LOOK, legend_above, log_scale, power
 from fsmap.paper.report.tables import Mean, epsilon
 from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.train.loop import Schedule, adam
 from fsmap.train.population import Grid, fit_population
-from fsmap.types import Batch, Params
+from fsmap.types import Batch
 
 Function = Callable[[Tensor], Tensor]
 
-EXACT = "exact"
-"""True objective in log space, no jitter."""
+EXACT = "exact"  # true objective in log space, no jitter
 PAPER, PAPER_JITTER = "paper", 1e-32
 """The paper's numerical protocol: what the authors' code adds inside the logarithm. It cuts the
 exact objective off where σ'²Φᵢᵢ falls below it, near |θ| = 18."""
@@ -61,32 +51,17 @@ def double(seed: int) -> dict[str, Any]:
 
 
 def regression(
-    f: Function,
-    num_points: int,
-    *,
-    generator: torch.Generator,
-    noise_std: float = 0.0,
-    low: float = -1.0,
-    high: float = 1.0,
-    dtype: torch.dtype | None = None,
+    f: Function, num_points: int, *, noise_std: float = 0.0, low: float = -1.0, **draw: Any
 ) -> Batch:
-    """Observations ``x [N]``, ``y [N]`` of a function at uniform points in ``low`` to ``high``.
-
-    The generator draws the points, then the noise; ``noise_std = 0`` gives noiseless targets.
-    """
-    x = low + (high - low) * torch.rand(num_points, generator=generator, dtype=dtype)
-    noise = torch.randn(num_points, generator=generator, dtype=dtype)
+    """Noisy values of a function at uniform points of [low, 1]; ``draw`` is of :func:`double`."""
+    x = low + (1 - low) * torch.rand(num_points, **draw)
+    noise = torch.randn(num_points, **draw)
     return Batch(x, f(x) + noise_std * noise)
 
 
-def fourier_sum(
-    num_frequencies: int, *, generator: torch.Generator, dtype: torch.dtype | None = None
-) -> Function:
-    r"""A random smooth target, $\sum_i a_i \sin(ix) + b_i \cos(ix)$ with $a_i, b_i \sim N(0, 1)$.
-
-    The frequencies are 1 to ``num_frequencies``; the function takes ``[N]`` to ``[N]``.
-    """
-    weights = torch.randn(2, num_frequencies, generator=generator, dtype=dtype)
+def fourier_sum(num_frequencies: int, **draw: Any) -> Function:
+    r"""A random smooth target, $\sum_i a_i \sin ix + b_i \cos ix$ with $a_i, b_i \sim N(0, 1)$."""
+    weights = torch.randn(2, num_frequencies, **draw)
     frequencies = torch.arange(1, num_frequencies + 1, dtype=weights.dtype)
 
     def f(x: Tensor) -> Tensor:
@@ -100,7 +75,6 @@ class FromZero(Schedule):
     """Linear warm-up whose first step does not move, as in the authors' code."""
 
     def factor(self, step: int, steps: int) -> float:
-        """What the learning rate is multiplied by."""
         return min(step / self.warmup, 1.0) if self.warmup else 1.0
 
 
@@ -114,18 +88,13 @@ def solve(
     lr: float,
     steps: int,
     warmup: int = 0,
-    advance: Advance = lambda _: None,
+    advance: Callable[[float], None] = lambda _: None,
 ) -> Tensor:
     """Train a population with full-batch Adam; the last parameters, ``[M, P]``.
 
     ``build`` makes the objective from the numbers of a member, whose ``split`` is the place of its
     ``data``: rows of the design matrix and targets. ``start`` is ``[P]``, or ``[M, P]``.
     """
-
-    def tell(step: int, _: Params) -> None:
-        if step % 50 == 0:
-            advance(step / steps)
-
     each = start.ndim == 2
     grid = [{**m, "seed": k if each else 0} for k, m in enumerate(members)]
     states, _ = fit_population(
@@ -137,9 +106,9 @@ def solve(
         init=(lambda seed: {"theta": start[seed]}) if each else {"theta": start},
         optimizer=adam(lr),
         schedule=FromZero(warmup),
-        callback=tell,
+        callback=lambda step, _: advance(step / steps),
         log_every=steps,
-        chunk=len(grid),
+        chunk=len(members),
         progress=False,
     )
     return states.params["theta"]
@@ -270,7 +239,7 @@ def fit(
     config: FourierConfig,
     problems: Sequence[Problem],
     variants: Sequence[Variant],
-    advance: Advance = lambda _: None,
+    advance: Callable[[float], None] = lambda _: None,
 ) -> Fitted:
     """Fit every variant to every problem, from θ = 0: a population for each form."""
     model, prior = config.model(), Normal(config.prior_std)
@@ -296,7 +265,7 @@ def fit(
 
 def _plot(ax: Any, rows: Rows, metric: str, x: str) -> None:
     """A line for each method and objective."""
-    lines = tables.group(tables.select(rows, metric=metric), "method", "objective")
+    lines = tables.group(rows, "method", "objective", metric=metric)
     for (method, objective), members in lines.items():
         look = PAPER_LOOK if objective == PAPER else {}
         figures.plot_mean(ax, *tables.line(members, x), method, **look)
@@ -391,7 +360,7 @@ def _effects(
     """FS-MAP less PS-MAP, or less a number, by N (from the least on) and objective."""
     found = {}
     chosen = [row for row in tables.select(rows, metric=metric) if row.config["n_train"] >= least]
-    mine = tables.group(tables.select(chosen, method="fs-map"), "n_train", "objective")
+    mine = tables.group(chosen, "n_train", "objective", method="fs-map")
     for (n, objective), members in mine.items():
         effect = tables.paired(members, tables.select(chosen, n_train=n, method="ps-map"))
         if minus is not None:
@@ -401,19 +370,17 @@ def _effects(
 
 
 WIDE, NARROW = "U(−1, 1)", "U(−0.1, 0.1)"
-FLOOR = 1e-14
-"""Singular values of the feature matrix below this share of the largest are rounding errors: the
-features themselves carry errors of 3e-14."""
+FLOOR = 1e-14  # smaller singular values, relative to the largest, are rounding errors of features
 
 
 @dataclasses.dataclass(frozen=True)
 class AblationConfig(FourierConfig):
     n_train: int = 400  # N
 
-    def fit(self, variants: Sequence[Variant], advance: Advance) -> Iterator[Measured]:
+    def fit(self, variants: Sequence[Variant], context: Context) -> Iterator[Measured]:
         """Test errors on one data set per seed."""
         problems = [draw_problem(self, self.n_train, seed) for seed in range(self.seeds)]
-        return fit(self, problems, variants, advance).measure("test_rmse")
+        return fit(self, problems, variants, context.advance).measure("test_rmse")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -455,12 +422,12 @@ class FourierPX(Experiment):
             *config.variants(config.diagonal, px=WIDE),
             *config.variants(lambda jitter: Dual(factor, jitter), px=NARROW),
         ]
-        yield from config.fit(variants, context.advance)
+        yield from config.fit(variants, context)
         yield Measured("rank", len(factor), config={"px": NARROW, "share": FLOOR})
 
     def claims(self, rows: Rows) -> list[Claim]:
         errors, effects = tables.select(rows, metric="test_rmse"), {}
-        for (jitter,) in tables.group(tables.select(errors, px=NARROW), "jitter"):
+        for (jitter,) in tables.group(errors, "jitter", px=NARROW):
             others = {NARROW: {"px": NARROW, "jitter": jitter}, "PS-MAP": {"px": "none"}}
             for name, other in others.items():
                 place = f"{name}, {epsilon(jitter)}"
@@ -470,7 +437,7 @@ class FourierPX(Experiment):
 
     def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.6, 3.1))
-        groups = tables.group(tables.select(rows, metric="test_rmse"), "px", "method", "jitter")
+        groups = tables.group(rows, "px", "method", "jitter", metric="test_rmse")
         names = []
         for place, ((px, method, jitter), members) in enumerate(groups.items()):
             mean = tables.mean(row.value for row in members)
@@ -515,7 +482,7 @@ class FourierNoise(Experiment):
             for v in uniform_variants(config)
             for r in config.ratios
         ]
-        yield from config.fit(variants, context.advance)
+        yield from config.fit(variants, context)
 
     def claims(self, rows: Rows) -> list[Claim]:
         errors = tables.select(rows, metric="test_rmse")
@@ -579,7 +546,7 @@ class FourierPoints(Experiment):
             form = config.model().lattice(unit["points"], 0.0)
             yield Measured("rank", form.rank, config=unit)
             variants = config.variants(lambda jitter: form._replace(jitter=jitter), **unit)
-        yield from config.fit(variants, context.advance)
+        yield from config.fit(variants, context)
 
     def claims(self, rows: Rows) -> list[Claim]:
         ranks = tables.values_by(rows, "points", metric="rank")
@@ -587,8 +554,8 @@ class FourierPoints(Experiment):
         fewer = sorted(m for m in ranks if ranks[m] < full)
         enough = sorted(m for m in ranks if ranks[m] == full)
         fall, rise, flat = {}, {}, {}
-        errors = tables.select(rows, metric="test_rmse", method="fs-map")
-        for (jitter,), members in tables.group(errors, "jitter").items():
+        errors = tables.group(rows, "jitter", metric="test_rmse", method="fs-map")
+        for (jitter,), members in errors.items():
             at = epsilon(jitter)
 
             def ratio(one: float, other: float, members: Rows = members) -> Mean:
@@ -612,7 +579,7 @@ class FourierPoints(Experiment):
     def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.6, 3.1))
         chosen = tables.select(rows, metric="test_rmse")
-        curves = tables.group(tables.select(chosen, method="fs-map"), "jitter")
+        curves = tables.group(chosen, "jitter", method="fs-map")
         for look, ((jitter,), members) in zip(LINES, curves.items(), strict=False):
             line = tables.line([r for r in members if math.isfinite(r.config["points"])], "points")
             figures.plot_mean(ax, *line, "fs-map", label=f"FS-MAP, {power(jitter)}", **look)

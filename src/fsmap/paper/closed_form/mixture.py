@@ -21,16 +21,7 @@ from fsmap.objective.closed_form import EXP, BumpBasis, Invertible
 from fsmap.objective.objective import Normal, Objective
 from fsmap.paper.closed_form import fourier
 from fsmap.paper.closed_form.fourier import double
-from fsmap.paper.engine import (
-    Advance,
-    Context,
-    Experiment,
-    Measured,
-    Plots,
-    compare,
-    exact,
-    judge_all,
-)
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above
 from fsmap.paper.report.tables import largest, listed
@@ -42,10 +33,8 @@ WEIGHTS = {("ps-map", "none"): 0.0, ("fs-map", TRUE): 0.5, ("fs-map", DOUBLED): 
 """What log det 𝒥 is multiplied with, by method and objective. The authors' notebook squares the
 singular values of 𝒥, which is a square already: its log-determinant is twice the true one."""
 
-CURVE = torch.linspace(-1, 1, 201, dtype=torch.float64)
-"""Where functions are drawn."""
-GRID = torch.linspace(-8, 3, 2_201, dtype=torch.float64)
-"""θ_R along which densities are drawn."""
+CURVE = torch.linspace(-1, 1, 201, dtype=torch.float64)  # where functions are drawn
+GRID = torch.linspace(-8, 3, 2_201, dtype=torch.float64)  # θ_R along which densities are drawn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,28 +52,17 @@ def build() -> BumpBasis:
     return BumpBasis([-0.5, 0.5], 0.03)
 
 
-def two_bumps(
-    *,
-    generator: torch.Generator,
-    num_left: int = 10,
-    noise_std: float = 0.1,
-    dtype: torch.dtype | None = None,
-) -> Batch:
-    """The data of Fig. 1: a well observed bump at -0.5, and one point (0.7, 0.1) on the right.
-
-    The ``num_left`` points of the bump have x ~ N(-0.5, 0.2²) and y = exp(-(x + 0.5)²/0.03) +
-    noise; the lone point comes last.
-    """
-    x = -0.5 + 0.2 * torch.randn(num_left, generator=generator, dtype=dtype)
+def two_bumps(noise_std: float = 0.1, num_left: int = 10, **draw: Any) -> Batch:
+    """The data of Fig. 1: noisy values of the left bump at x ~ N(-0.5, 0.2²), and (0.7, 0.1)."""
+    x = -0.5 + 0.2 * torch.randn(num_left, **draw)
     y = torch.exp(-(x + 0.5).square() / 0.03)
-    y = y + noise_std * torch.randn(num_left, generator=generator, dtype=dtype)
+    y = y + noise_std * torch.randn(num_left, **draw)
     return Batch(torch.cat([x, x.new_tensor([0.7])]), torch.cat([y, y.new_tensor([0.1])]))
 
 
 def draw_data(config: MixtureConfig) -> list[Batch]:
     """Ten points on the left and one on the right, once per seed."""
-    draws = [{"noise_std": config.noise_std, **double(seed)} for seed in range(config.seeds)]
-    return [two_bumps(**draw) for draw in draws]
+    return [two_bumps(config.noise_std, **double(seed)) for seed in range(config.seeds)]
 
 
 def log_det_form(config: MixtureConfig) -> Invertible:
@@ -99,7 +77,6 @@ class Scaled(NamedTuple):
     factor: float | Tensor
 
     def value(self, log_slope: Tensor) -> Tensor:
-        """Nats."""
         return self.factor * self.form.value(log_slope)
 
 
@@ -107,7 +84,7 @@ def solve(
     config: MixtureConfig,
     data: Sequence[Batch],
     prior_std: float,
-    advance: Advance = lambda _: None,
+    advance: Callable[[float], None] = lambda _: None,
 ) -> dict[tuple[str, str], Tensor]:
     """θ ``[seeds, 2]`` of all data sets at once, by method and objective (:data:`WEIGHTS`)."""
     form, model, prior = log_det_form(config), build(), Normal(prior_std)
@@ -233,8 +210,7 @@ def _draw_functions(ax: Any, rows: Rows) -> None:
         ax.plot(*row.value, "o", color=figures.COLORS["truth"], label="data", markersize=4)
 
 
-PRINTED = (1.2, 10.0, 20.0)
-"""The values of α in the paper's figure; a Markov chain is run for these."""
+PRINTED = (1.2, 10.0, 20.0)  # α in the paper's figure; a Markov chain is run for these
 
 
 @dataclasses.dataclass(frozen=True)

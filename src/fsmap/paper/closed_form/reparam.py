@@ -18,16 +18,7 @@ from torch import Tensor
 from fsmap.objective.closed_form import IDENTITY, TANH, FourierBasis, Invertible, Squash
 from fsmap.objective.objective import Normal, Objective, Reparametrized
 from fsmap.paper.closed_form.fourier import double, fourier_sum, regression, solve
-from fsmap.paper.engine import (
-    Advance,
-    Context,
-    Experiment,
-    Measured,
-    Plots,
-    compare,
-    exact,
-    judge_all,
-)
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import legend_above
 from fsmap.paper.report.tables import largest, smallest
@@ -36,7 +27,6 @@ from fsmap.types import Batch, Params
 
 CURVE = torch.linspace(0, 1, 501, dtype=torch.float64)
 ORIGINAL, INVERTED = "θ", "1/θ"
-METHODS = ("ps-map", "fs-map")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +58,7 @@ class Reparam(Experiment):
 
     def run(self, config: Config, unit: Unit, context: Context) -> Iterator[Measured]:
         part = {"invert": invert, "sinh": sinh}[unit["part"]]
-        for measured in part(config, context.advance):
+        for measured in part(config, context):
             yield measured._replace(config={**unit, **measured.config})
 
     def claims(self, rows: Rows) -> list[Claim]:
@@ -77,12 +67,12 @@ class Reparam(Experiment):
             {"": compare(tables.select(rows, metric=metric), *sides, ratio=True)}
             for metric in ("roughness", "median_weight")
         )
-        (fs_gradient, ps_gradient), (fs, ps) = (
-            (largest(tables.values(rows, metric=metric, method="fs-map")),
-             smallest(tables.values(rows, metric=metric, method="ps-map")))
-            for metric in ("gradient_gap", "function_gap")
-        )  # fmt: skip
-        seeds = len(tables.values(rows, metric="function_gap", method="fs-map"))
+        of_fs, of_ps = (tables.select(rows, method=method) for method in ("fs-map", "ps-map"))
+        fs_gradient = largest(tables.values(of_fs, metric="gradient_gap"))
+        ps_gradient = smallest(tables.values(of_ps, metric="gradient_gap"))
+        fs = largest(tables.values(of_fs, metric="function_gap"))
+        ps = smallest(tables.values(of_ps, metric="function_gap"))
+        seeds = len(tables.values(of_fs, metric="function_gap"))
         return [
             judge_all("PS-MAP in 1/θ learns a function more than 1.5 times as rough", rougher,
                       ratio=True, above=1.5, paper="less smooth"),
@@ -138,7 +128,7 @@ class Inverted(NamedTuple):
         """Anything goes."""
 
 
-def invert(config: Config, advance: Advance) -> Iterator[Measured]:
+def invert(config: Config, context: Context) -> Iterator[Measured]:
     """PS-MAP in θ and in 1/θ, both minimized over θ, from the same small random weights."""
     data = []
     for seed in range(config.seeds):
@@ -153,7 +143,7 @@ def invert(config: Config, advance: Advance) -> Iterator[Measured]:
     def objective(inverted: Tensor) -> Objective:
         return IDENTITY.objective(1.0, Inverted(inverted), None, config.num_train)
 
-    sizes: dict[str, Any] = {"lr": config.lr, "steps": config.steps, "advance": advance}
+    sizes: dict[str, Any] = {"lr": config.lr, "steps": config.steps, "advance": context.advance}
     found = solve(objective, IDENTITY, members, rows, torch.cat([start, start]), **sizes)
     design = features(CURVE, config.num_centers)
     for name, thetas in zip((ORIGINAL, INVERTED), found.chunk(2), strict=True):
@@ -206,7 +196,7 @@ CHARTS = (
 )
 
 
-def sinh(config: Config, advance: Advance) -> Iterator[Measured]:
+def sinh(config: Config, context: Context) -> Iterator[Measured]:
     """Optimize both methods in both coordinates, and compare functions, values and gradients."""
     model, rows = small_model(), []
     for seed in range(config.seeds):
@@ -216,7 +206,7 @@ def sinh(config: Config, advance: Advance) -> Iterator[Measured]:
         data = regression(truth, NUM_TRAIN, noise_std=NOISE_STD, **draw)
         rows.append(Batch(model.design(data.x), data.y))
     members = [{"split": q} for q in range(config.seeds)]
-    for number, method in enumerate(METHODS):
+    for number, method in enumerate(("ps-map", "fs-map")):
         curves = []
         for chart in CHARTS:
             objective, t = chart.objective(method), model.theta.detach()
@@ -231,7 +221,7 @@ def sinh(config: Config, advance: Advance) -> Iterator[Measured]:
         value_gap, gradient_gap = _covariance(rows, method)
         yield Measured("value_gap", value_gap, method)
         yield Measured("gradient_gap", gradient_gap, method)
-        advance((number + 1) / 2)
+        context.advance((number + 1) / 2)
 
 
 def _covariance(rows: Sequence[Batch], method: str) -> tuple[Tensor, Tensor]:

@@ -45,19 +45,14 @@ from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.types import Batch, Params
 
 METHODS = ("ps-map", "fs-map")
-
-Function = Callable[[Tensor, Tensor], Tensor]
-"""θ ``[P]`` and x ``[S]`` to ``[S]``."""
+Function = Callable[[Tensor, Tensor], Tensor]  # θ [P] and x [S] to [S]
 
 
-def maximize(
-    objective: Callable[[Tensor], Tensor], start: Tensor, *, steps: int = 100, radius: float = 2.0
-) -> Tensor:
+def maximize(objective: Callable[[Tensor], Tensor], start: Tensor, *, steps: int = 100) -> Tensor:
     """Climb to a local maximum by Newton's method, to machine precision, ``[P]`` to ``[P]``.
 
     Curvatures enter by their absolute value, so that every step goes uphill, and a step (of length
-    ``radius`` at most) is halved until the objective rises. DivergedError if the last step was
-    still long.
+    2 at most) is halved until the objective rises. DivergedError if the last step was still long.
     """
     theta, length = start.detach().clone(), float("inf")
     gradient, hessian = torch.func.grad(objective), torch.func.hessian(objective)
@@ -65,7 +60,7 @@ def maximize(
         curvature, axes = torch.linalg.eigh(-hessian(theta))
         scale = curvature.abs().clamp_min(1e-12)
         step = axes @ ((axes.mT @ gradient(theta)) / scale)
-        step = step * min(1.0, radius / max(float(step.norm()), 1e-300))
+        step = step * min(1.0, 2.0 / max(float(step.norm()), 1e-300))
         before = objective(theta)
         halved = (step / 2**k for k in range(40))
         uphill = (step for step in halved if objective(theta + step) >= before)
@@ -205,10 +200,8 @@ def _general(seed: int) -> Iterator[Measured]:
     yield Measured("expectation_gap", gap, seed=seed)
 
 
-FIXED = (1.0, 1.0, 0.7, 0.7)
-"""θ* = (a, a, b, b)."""
-AWAY = (1.0, -0.6, 0.5, -1.0)
-"""Direction of the path θ* + t·v: it pulls the units apart."""
+FIXED = (1.0, 1.0, 0.7, 0.7)  # θ* = (a, a, b, b)
+AWAY = (1.0, -0.6, 0.5, -1.0)  # v of the path θ* + t·v: it pulls the units apart
 NULL = ((1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0))
 FUNCTION, PARAMETER = "N(θ, s²(𝒥+εI)⁻¹)", "N(θ, s²I)"
 
@@ -326,8 +319,7 @@ def _finite(rows: Rows) -> Claim:
     """The last tenfold of draws moves the estimate by no more than its error."""
     steady, shown = True, []
     for family in (FUNCTION, PARAMETER):
-        chosen = tables.select(rows, metric="expected_log_det", family=family)
-        _, mean, stderr = tables.line(chosen, "samples")
+        _, mean, stderr = tables.line(rows, "samples", metric="expected_log_det", family=family)
         (before, last), error = [math.nan, math.nan, *mean][-2:], [math.nan, *stderr[:-1]][-1]
         steady = steady and abs(last - before) < 4 * error + 0.05
         shown.append(f"{last:.2f} nats, moved by {abs(last - before):.2f} (q = {family})")
@@ -373,7 +365,7 @@ class TheoryFlat(Experiment):
             context.advance((number + 1) / len(config.noise_stds))
 
     def claims(self, rows: Rows) -> list[Claim]:
-        gap, residual = (_line(rows, m, "noise_std").mean for m in self.metrics)
+        gap, residual = (tables.line(rows, "noise_std", metric=m).mean for m in self.metrics)
         several = len(gap) > 1
         slope = np.polyfit(np.log(residual), np.log(gap), 1)[0] if several else math.nan
         best, at = [*gap, math.nan][0], [*residual, math.nan][0]
@@ -388,7 +380,7 @@ class TheoryFlat(Experiment):
 
     def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.4, 3.0))
-        y, x = (_line(rows, m, "noise_std").mean for m in self.metrics)
+        y, x = (tables.line(rows, "noise_std", metric=m).mean for m in self.metrics)
         ax.plot(x, y, color=figures.COLORS["fs-map"], marker="s")
         ax.set_ylabel(r"$\|\nabla^2 L - \mathcal{J}\|_F \,/\, \|\mathcal{J}\|_F$")
         ax.set(xlabel="training RMSE", yscale="log")
@@ -410,12 +402,7 @@ def compare(config: FourierConfig, theta: Tensor, train: Batch) -> tuple[Tensor,
     return gap, residual(theta).square().mean().sqrt()
 
 
-def _line(rows: Rows, metric: str, x: str, method: str = "ps-map") -> tables.Line:
-    return tables.line(tables.select(rows, metric=metric, method=method), x)
-
-
-TARGETS = ((-1.0, 1.0), (1.0, 0.5), (-2.0, -2.5))
-"""Values of θ₀ that PS-MAP is made to return."""
+TARGETS = ((-1.0, 1.0), (1.0, 0.5), (-2.0, -2.5))  # values of θ₀ that PS-MAP is made to return
 
 
 @dataclasses.dataclass(frozen=True)
@@ -444,7 +431,7 @@ class TheoryAnyParameter(Experiment):
         data = mixture.draw_data(config)
         task = Task(data, mixture.log_det_form(config), config)
         found = mixture.solve(MixtureConfig(), data, config.prior_std)
-        plain = dict(zip(METHODS, found.values(), strict=False))
+        plain = {"ps-map": found["ps-map", "none"], "fs-map": found["fs-map", mixture.TRUE]}
         for number, method in enumerate(METHODS):
             found_theta, log_offset = task.solve(method)  # [targets, seeds, 2]
             for target, thetas, offsets in zip(TARGETS, found_theta, log_offset, strict=True):
@@ -576,7 +563,7 @@ class TheoryLargeData(Experiment):
 
     def claims(self, rows: Rows) -> list[Claim]:
         error = largest(tables.values(rows, metric="quadrature_error"))
-        lines = {m: _line(rows, "distance", "n_train", m) for m in METHODS}
+        lines = {m: tables.line(rows, "n_train", metric="distance", method=m) for m in METHODS}
         ps, fs = map(_rate, lines.values())
         ps_end, fs_end = ([math.nan, *line.mean][-1] for line in lines.values())
         seeds = len({row.seed for row in rows})
@@ -593,7 +580,8 @@ class TheoryLargeData(Experiment):
     def draw(self, rows: Rows) -> Plots:
         figure, ax = figures.axes(panel=(4.4, 3.0))
         for method in METHODS:
-            figures.plot_mean(ax, *_line(rows, "distance", "n_train", method), method)
+            line = tables.line(rows, "n_train", metric="distance", method=method)
+            figures.plot_mean(ax, *line, method)
         ax.set(xlabel="training points $N$", ylabel=r"$\|f - f_\mathrm{BMA}\|$ in $L_2(p_X)$")
         ax.set_yscale("log")
         log_scale(ax, "x")

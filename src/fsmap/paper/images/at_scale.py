@@ -24,14 +24,7 @@ from fsmap.data.images import ImageTask
 from fsmap.images.build import logits_of
 from fsmap.models.resnet import resnet18
 from fsmap.paper.engine import Context, Measured, Plots, exact
-from fsmap.paper.images.protocol import (
-    GENERATED,
-    ImageConfig,
-    ImageExperiment,
-    generated,
-    quick,
-    task_of,
-)
+from fsmap.paper.images.protocol import GENERATED, ImageConfig, ImageExperiment, generated, task_of
 from fsmap.paper.images.verdict import command, compare, lines
 from fsmap.paper.report import figures, tables
 from fsmap.paper.rows import Claim, Rows, Unit
@@ -70,8 +63,8 @@ class FSMAPAtScale(ImageExperiment):
     selecting = ("seeds",)
     departures = ()
     config = Config()
-    quick = quick(Config, fmnist_epochs=1, limit=64, every=2, points=4, probes=2, sizes=(2, 4),
-                  probe_counts=(1, 2), jitters=(1e2,), twin=2, repeats=2)  # fmt: skip
+    quick = Config.small(fmnist_epochs=1, limit=64, every=2, points=4, probes=2, sizes=(2, 4),
+                         probe_counts=(1, 2), jitters=(1e2,), twin=2, repeats=2)  # fmt: skip
 
     def units(self, config: Config) -> list[Unit]:
         runs = [{"seed": seed, "method": m} for seed in range(config.seeds) for m in METHODS]
@@ -115,7 +108,7 @@ class FSMAPAtScale(ImageExperiment):
 
     def draw(self, rows: Rows) -> Plots:
         figure, (left, right) = figures.axes(2, panel=(3.9, 2.9))
-        costs = tables.group(tables.select(rows, metric="milliseconds"), "S", "jitter")
+        costs = tables.group(rows, "S", "jitter", metric="milliseconds")
         jitters = dict.fromkeys(jitter for _, jitter in costs)
         looks = dict(zip(jitters, itertools.cycle(("-", "--", ":")), strict=False))
         for (size, jitter), members in costs.items():
@@ -126,8 +119,7 @@ class FSMAPAtScale(ImageExperiment):
         left.legend(fontsize=7)
         for place, name in enumerate(METHODS):
             mean, stderr, _ = tables.mean(tables.values(rows, metric="nll", row=name))
-            color = figures.COLORS.get(name, figures.MUTED)
-            right.bar(place, mean, yerr=stderr, color=color)
+            right.bar(place, mean, yerr=stderr, color=figures.COLORS.get(name, figures.MUTED))
         right.set_xticks(range(len(METHODS)), METHODS.values())
         right.set_ylabel("test NLL")
         return {self.id: figure}

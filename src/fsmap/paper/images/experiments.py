@@ -33,7 +33,6 @@ from fsmap.paper.images.protocol import (
     held_out_temperature,
     kind_of,
     measured,
-    quick,
     rows_of,
 )
 from fsmap.paper.images.verdict import (
@@ -83,7 +82,6 @@ TABLE_2 = {
 }
 """Table 2: (mean, standard error); percent, and nats."""
 
-
 NAMED = {"ps-map": "PS-MAP", "ps-map" + TUNED: "PS-MAP with tuned weight decay"}
 
 
@@ -102,7 +100,7 @@ class ImageTable(RowsExperiment):
         "selective prediction as a normalized area (the paper's divided by 99.9); percent"
     )
     config = RowsConfig(rows=ROWS)
-    quick = quick(RowsConfig, rows=("ps-map", "other"))
+    quick = RowsConfig.small(rows=("ps-map", "other"))
 
     def table(self, rows: Rows) -> tables.Table:
         return lines(with_tuned(rows), TABLE_2)
@@ -126,11 +124,8 @@ class ImageTable(RowsExperiment):
                 100 * row.value - printed["accuracy"][0]
                 for row in tables.select(mine, metric="accuracy", row=best["ps-map"])
             )
-            every = [
-                row
-                for row in tables.select(mine, metric="accuracy", method="ps-map")
-                if row.config["row"].endswith("@valid-0")
-            ]
+            every = tables.select(mine, metric="accuracy", method="ps-map")
+            every = [row for row in every if row.config["row"].endswith("@valid-0")]
             held = "".join(
                 f", {100 * value:.2f} % with all images at weight decay {decay:g}"
                 for decay, value in tables.means_by(every, "weight_decay").items()
@@ -200,7 +195,7 @@ class ImageTuning(RowsExperiment):
         "rows=ps-map@wd-1e-3"
     )
     config = TuningConfig()
-    quick = quick(TuningConfig, datasets=("fmnist",), rows=("ps-map@wd-5e-4", "ps-map@wd-1e-3"))
+    quick = TuningConfig.small(datasets=("fmnist",), rows=("ps-map@wd-5e-4", "ps-map@wd-1e-3"))
     metrics = ("valid_nll",)
     columns = ("dataset", "row", "metric")
 
@@ -216,9 +211,8 @@ class ImageTuning(RowsExperiment):
                 for base in (row for row, tried in TRIED if tried == key):
                     some = [r for r in mine if r.config["row"].startswith(f"{base}@{key}-")]
                     if some:
-                        found = tables.line(some, CHANGES[key][0])
                         look = look_of(some[0], label=tables.word(base))
-                        figures.plot_mean(ax, *found, **look)
+                        figures.plot_mean(ax, *tables.line(some, CHANGES[key][0]), **look)
                         ax.legend()
                 ax.set(title=NAMES[dataset], xlabel=label, ylabel="held-out NLL", xscale="log")
         return {self.id: figure}
@@ -239,14 +233,12 @@ _CIFAR10 = (
     *((95.5, 0.1, 99.5, 0.0, 0.16, 0.0, 1.2, 0.2), (95.5, 0.1, 99.5, 0.0, 0.16, 0.0, 1.2, 0.1)),
 )
 
-
 TABLE_4 = {
     (dataset, size, "other"): printed(*cells)
     for dataset, column in (("fmnist", _FMNIST), ("cifar10", _CIFAR10))
     for size, cells in zip(SIZES, column, strict=True)
 }
 """Table 4: (mean, what its caption calls standard deviation); percent, and nats."""
-
 
 CLAIMED: tuple[tuple[str, str, dict[str, float], dict[str, str]], ...] = (
     ("accuracy", "accuracy changes by no more than 0.5 %", {"within": 0.5},
@@ -270,7 +262,7 @@ class ImageSize(RowsExperiment):
     protocol = "as image-table with p_X = D'; S evaluation points beside 128 training points"
     selecting = (*RowsExperiment.selecting, "sizes")
     config = SizeConfig()
-    quick = quick(SizeConfig, datasets=("fmnist",), rows=("other",), sizes=(4, 8))
+    quick = SizeConfig.small(datasets=("fmnist",), rows=("other",), sizes=(4, 8))
 
     def along(self, config: SizeConfig) -> list[Unit]:
         return [{"S": size} for size in config.sizes]
@@ -325,7 +317,7 @@ class LaplacianTrace(RowsExperiment):
         "deployed network at 256 images of D'; one draw of ψ (the same after every epoch)"
     )
     config = RowsConfig(seeds=1)
-    quick = quick(RowsConfig, rows=("ps-map", "other"))
+    quick = RowsConfig.small(rows=("ps-map", "other"))
 
     def run(self, config: Any, unit: Unit, context: Context) -> Iterator[Measured]:
         run, kind = self.trained(config, unit, context)
@@ -406,7 +398,7 @@ class LabelNoise(RowsExperiment):
     selecting = (*RowsExperiment.selecting, "levels")
     departures = ImageExperiment.departures[1:]
     config = NoiseConfig()
-    quick = quick(NoiseConfig, datasets=("cifar10",), levels=(0.0, 0.4), rows=("ps-map", "other"))
+    quick = NoiseConfig.small(datasets=("cifar10",), levels=(0.0, 0.4), rows=("ps-map", "other"))
 
     def along(self, config: NoiseConfig) -> list[Unit]:
         return [{"level": level} for level in config.levels]
@@ -478,8 +470,8 @@ class LossLandscape(RowsExperiment):
     metrics = ("rise",)
     columns = ("dataset", "row", "metric")
     config = LandscapeConfig()
-    quick = quick(
-        LandscapeConfig, rows=("ps-map", "other"), directions=3, steps=11, reach=2.5, images=48
+    quick = LandscapeConfig.small(
+        rows=("ps-map", "other"), directions=3, steps=11, reach=2.5, images=48
     )
 
     def run(self, config: LandscapeConfig, unit: Unit, context: Context) -> Iterator[Measured]:
@@ -510,7 +502,7 @@ class LossLandscape(RowsExperiment):
         ]  # fmt: skip
 
     def draw(self, rows: Rows) -> Plots:
-        sets = tables.group(tables.select(rows, metric="loss_along"), "dataset")
+        sets = tables.group(rows, "dataset", metric="loss_along")
         figure, panels = figures.axes(len(sets), panel=(4.0, 2.8), squeeze=False)
         for ax, ((dataset,), mine) in zip(panels[0], sets.items(), strict=True):
             for row, look in once_named(mine, marker=""):
@@ -561,13 +553,8 @@ class Shift(RowsExperiment):
     selecting = (*RowsExperiment.selecting, "shifts")
     departures = ImageExperiment.departures[1:]
     config = ShiftConfig()
-    quick = quick(
-        ShiftConfig,
-        rows=("ps-map", "other"),
-        shifts=(CORRUPTED,),
-        corruptions=("gaussian-noise", "contrast"),
-        severities=(2, 5),
-    )
+    quick = ShiftConfig.small(rows=("ps-map", "other"), shifts=(CORRUPTED,), severities=(2, 5),
+                              corruptions=("gaussian-noise", "contrast"))  # fmt: skip
 
     def units(self, config: ShiftConfig) -> list[Unit]:
         # corruptions first: CIFAR-10.1 cannot be had everywhere

@@ -10,7 +10,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -19,13 +19,7 @@ from fsmap import metrics
 from fsmap.assess.landscape import draw_psi, laplacian
 from fsmap.assess.shift import Predictions, measure
 from fsmap.data.catalogue import locate
-from fsmap.data.images import (
-    GENERATED_TEST,
-    facts_of,
-    generate,
-    load_task,
-    read_others,
-)
+from fsmap.data.images import GENERATED_TEST, facts_of, generate, load_task, read_others
 from fsmap.errors import InputError, MissingDataError, did_you_mean
 from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import PRECISIONS
@@ -34,11 +28,8 @@ from fsmap.paper.engine import Context, Experiment, Measured
 from fsmap.paper.rows import Row, Unit
 from fsmap.types import Params
 
-OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}
-"""D', the paper's evaluation set of each training set."""
-
-SELECTING = ("datasets", "seeds", "compile", "graph")
-"""Fields that choose runs, or how they are computed, and change none."""
+OTHER = {"fmnist": "kmnist", "cifar10": "cifar100"}  # the paper's D' of each training set
+SELECTING = ("datasets", "seeds", "compile", "graph")  # see Experiment.selecting
 
 
 class Kind(NamedTuple):
@@ -53,8 +44,7 @@ class Kind(NamedTuple):
 LOG_TRACE = {"reg_nats": NATS, "estimator": "jvp", "num_points": 32, "every": 2}
 """As the strength guide has it, at about half the cost of the paper's L-MAP."""
 
-SAM_RADIUS = 0.05
-"""ρ of sharpness-aware minimization, as its authors have it for CIFAR-10."""
+SAM_RADIUS = 0.05  # ρ of sharpness-aware minimization, as its authors have it for CIFAR-10
 
 KINDS = {
     kind.name: kind
@@ -72,8 +62,7 @@ KINDS = {
 """Rows of ``image-table``. The first four are the paper's; ``nats`` is L-MAP with LogTrace."""
 
 ROWS = tuple(KINDS)
-COMPARED = ("ps-map", "other", "nats")
-"""Rows that the figures compare: PS-MAP, L-MAP with D', and LogTrace."""
+COMPARED = ("ps-map", "other", "nats")  # rows of the figures: PS-MAP, L-MAP with D', LogTrace
 
 CHANGES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "wd": ("weight_decay", float),
@@ -117,7 +106,7 @@ SMALL: dict[str, Any] = {
     **{"width": 4, "limit": 256, "batch": 16, "points": 8, "lr": 0.1, "reg_strength": 1e-4},
     **{"fmnist_epochs": 2, "cifar10_epochs": 2, "seeds": 1, "estimator": "jvp", "trace_points": 32},
 }
-"""Quick sizes; all experiments have the same, so that they can share models."""
+"""Quick sizes, the same in all experiments, so that they can share models."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +139,11 @@ class ImageConfig:
         check_choice("datasets", self.datasets, tuple(OTHER))
         check_choice("precision", (self.precision,), PRECISIONS)
 
+    @classmethod
+    def small(cls, **changes: Any) -> Self:
+        """The quick size."""
+        return cls(**{**SMALL, **changes})
+
 
 @dataclasses.dataclass(frozen=True)
 class RowsConfig(ImageConfig):
@@ -170,16 +164,8 @@ def check_choice(name: str, given: Sequence[object], allowed: Sequence[object]) 
             raise InputError(f"{name}: no {value!r}; there are {', '.join(known)}.{hint}")
 
 
-def quick(kind: type[Any], **changes: Any) -> Any:
-    """The quick size of a config."""
-    return kind(**{**SMALL, **changes})
-
-
-LOOKS = 50
-"""How often R is measured during a run."""
-
-JOINT = 128
-"""B and S of R in training mode, the paper's."""
+LOOKS = 50  # how often R is measured during a run
+JOINT = 128  # B and S of R in training mode, the paper's
 
 
 class Watch:
@@ -194,7 +180,6 @@ class Watch:
         self.psi: Params = {}
 
     def on_step(self, run: ImageRun) -> None:
-        """Every ten steps."""
         if run.step % 10 == 0:
             self.context.advance(run.step / run.steps)
 
@@ -223,9 +208,7 @@ def joint_laplacian(
     return laplacian(run.module, x, probes=probes, batch_size=2 * half, batch_statistics=True)[0]
 
 
-DONE = "done"
-"""A file that says that the run in its folder is at its end."""
-
+DONE = "done"  # a file that says that the run in its folder is at its end
 SAME = ("width", "lr", "estimator", "batchnorm", "every", "reg_strength", "limit")
 """Fields of a config that settings have by the same name."""
 
@@ -273,8 +256,7 @@ def is_here(name: str, data_dir: Path | None) -> bool:
     return True
 
 
-task_of = functools.lru_cache(maxsize=4)(load_task)
-"""The data of a run, read once for all runs of a process."""
+task_of = functools.lru_cache(maxsize=4)(load_task)  # read once for all runs of a process
 
 
 @functools.lru_cache(maxsize=2)
@@ -409,8 +391,7 @@ def shown(rows: Iterable[Row]) -> list[Row]:
     return [row._replace(value=row.value * (100 if row.metric in PERCENT else 1)) for row in rows]
 
 
-NARROW = 16
-"""Networks up to this width are too small for two threads."""
+NARROW = 16  # networks up to this width are too small for two threads
 
 
 class ImageExperiment(Experiment):

@@ -28,8 +28,7 @@ from fsmap.paper.rows import Claim, Rows, Unit
 
 POINTS, EVERY = 16, 2
 TRAINED, SCALED = "as trained", "after temperature scaling"
-FEW = 0.001
-"""Bins with a smaller share of the images are not drawn."""
+FEW = 0.001  # bins with a smaller share of the images are not drawn
 
 Split = tuple[Tensor, Tensor]
 
@@ -100,7 +99,7 @@ class ReliabilityByStrength(Experiment):
                 figures.plot_mean(ax, *tables.line(some, "nats"), "l-map", label=name, **look)
             ax.set(xlabel="strength, nats", ylabel=UNITS[metric])
             ax.set_xscale("symlog", linthresh=0.0125)
-        figures.legend_above(figure, panels[0], 2)
+        figures.legend_above(figure, panels[0])
         return {self.id: figure}
 
     def interactive(self, rows: Rows) -> Interactive | None:

@@ -33,7 +33,6 @@ from fsmap.paper.images.protocol import (
     generated,
     measured,
     other_images,
-    quick,
     task_of,
 )
 from fsmap.paper.images.verdict import command, compare, draw_table, lines
@@ -102,11 +101,11 @@ def heads(config: Config, context: Context) -> Iterator[Measured]:
         values = measure(Predictions(test, parts["test"].y), T)
         values |= {"temperature": T, "ood_auroc": metrics.ood_auroc(test, other)}
         found.append((member, metrics.nll(valid, parts["valid"].y), values))
-    mean = {
-        s: sum(nll for m, nll, _ in found if m["strength"] == s) / config.seeds
-        for s in config.strengths
-    }
-    best = min(mean, key=lambda s: mean[s])
+
+    def held_out_nll(strength: float) -> float:
+        return sum(nll for m, nll, _ in found if m["strength"] == strength) / config.seeds
+
+    best = min(config.strengths, key=held_out_nll)
     notes = (FROZEN, GENERATED) if made else (FROZEN,)
     for member, _, values in found:
         strength = member["strength"]
@@ -139,14 +138,10 @@ def features(config: Config, context: Context, made: bool) -> dict[str, fsmap.Ba
     return {name: b._replace(x=(b.x - centre) / spread) for name, b in out.items()}
 
 
-METHODS = {"ps-map": "ps-map", "l-map": "other", "log-trace": "nats"}
-"""Rows of ``image-table`` that are fine-tuned."""
-
+METHODS = {"ps-map": "ps-map", "l-map": "other", "log-trace": "nats"}  # rows to fine-tune
 COMPARED = {"nll": "NLL", "ece": "ECE", "nll_scaled": "NLL after temperature scaling of both"}
 WORDS = {FINETUNE: "fine-tuned", FEATURES: "frozen features"}
-MANY = 20_000
-"""Methods are compared where there are more training images than that."""
-
+MANY = 20_000  # methods are compared where there are more training images than that
 SHORT = "a few epochs in place of the paper's length, which does not fit"
 
 PAPER = {
@@ -169,9 +164,7 @@ class Transfer(ImageExperiment):
     selecting = (*SELECTING, "forms")
     departures = ImageExperiment.departures[1:]
     config = Config()
-    quick = quick(
-        Config, backbone="resnet18", hidden=16, steps=60, strengths=(1e-4, 1e-2), batch=16
-    )
+    quick = Config.small(backbone="resnet18", hidden=16, steps=60, strengths=(1e-4, 1e-2), batch=16)
 
     def units(self, config: Config) -> list[Unit]:
         # all seeds of the heads at once; one fine-tuning run each

@@ -34,9 +34,8 @@ UNITS = {"accuracy": "accuracy, %", "ece": "ECE, %", "nll": "NLL", "nll_scaled":
 PRINTED: dict[str, Any] = {"color": figures.INK, "linestyle": ":", "linewidth": 1.0}
 """Look of the paper's values."""
 
-Cells = Mapping[str, tuple[float, float | None]]
-Printed = Mapping[tuple[Any, ...], Cells]
-"""Value and error of the metrics that the paper prints, by row of a table."""
+Cells = Mapping[str, tuple[float, float | None]]  # value and error by metric
+Printed = Mapping[tuple[Any, ...], Cells]  # what the paper prints, by row of a table
 
 
 def look_of(row: Row, **changes: Any) -> dict[str, Any]:
@@ -68,10 +67,7 @@ def panels(
 
 
 def draw_table(rows: Rows, paper: Printed, id: str) -> dict[str, Figure]:
-    """Each row of the table as a point: ECE, and NLL before (hollow) and after scaling (filled).
-
-    The paper's values are short lines. No rows: no figure.
-    """
+    """Each row of the table as a point: ECE, and NLL before (hollow) and after scaling (filled)."""
     if not rows:
         return {}
     figure, found = panels(rows, 2, (5.2, 2.9))
@@ -109,10 +105,7 @@ def _point(ax: Axes, place: float, rows: Rows, metric: str, paper: Cells, *, fil
 def draw_lines(
     rows: Rows, x: str, metrics: Sequence[str], xlabel: str, paper: Printed = MappingProxyType({})
 ) -> Figure:
-    """Metrics along ``x``: a line per row of ``image-table``, a line of panels per data set.
-
-    With values of the paper ``x`` is logarithmic.
-    """
+    """Metrics along ``x``: a line per row of ``image-table``, a line of panels per data set."""
     figure, found = panels(rows, len(metrics))
     for dataset, line, mine in found:
         for ax, metric in zip(line, metrics, strict=True):
@@ -123,7 +116,7 @@ def draw_lines(
                 ax.plot(list(known), list(known.values()), label="L-MAP, paper", **PRINTED)
             ax.set(title=NAMES[dataset], xlabel=xlabel, ylabel=UNITS[metric])
             if paper:
-                ax.set_xscale("log", base=2)
+                ax.set_xscale("log", base=2)  # as in the paper's figure
         line[0].legend()
     return figure
 
@@ -131,8 +124,7 @@ def draw_lines(
 SHOWN = (*METRICS, "ood_auroc", "temperature", "laplacian_other", "reg_strength")
 FULL_EPOCHS = {"fmnist": 50, "cifar10": 200}
 
-TUNED = "@tuned"
-"""``ps-map@tuned``: the change of a row that has the lowest NLL on held-out images."""
+TUNED = "@tuned"  # the change of a row that has the lowest NLL on held-out images
 
 
 def lines(
@@ -145,7 +137,7 @@ def lines(
     """A table: mean ± standard error over seeds, in the paper's units, beside the paper's."""
     printed = {(*key, m): cell for key, cells in paper.items() for m, cell in cells.items()}
     found = []
-    for members in tables.group(tables.select(rows, metric=tuple(metrics)), *by).values():
+    for members in tables.group(rows, *by, metric=tuple(metrics)).values():
         about = {"method": members[0].method, "px": members[0].config.get("px")}
         mine = shown(tables.in_order(members, *metrics))
         table = tables.summarize(mine, *by, "metric", paper=printed)

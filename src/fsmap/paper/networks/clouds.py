@@ -44,10 +44,8 @@ from fsmap.types import ModelFn, Params
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Numbers = Iterator[tuple[str, Any, dict[str, Any]]]
-"""Metric, value and what varies."""
-MODERATE = 1.0
-"""Networks with s up to this one are those that an initializer makes, or smaller ones."""
+Numbers = Iterator[tuple[str, Any, dict[str, Any]]]  # metric, value and what varies
+MODERATE = 1.0  # largest s of networks that an initializer makes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,7 +234,7 @@ class LogDetMC(CloudExperiment):
 def _clouds(rows: Rows) -> dict[float, dict[int, Cloud]]:
     """By jitter, then by S from the largest sample to the smallest."""
     found: dict[float, dict[int, Cloud]] = {}
-    estimates = tables.group(tables.select(rows, metric="log_det", exact=False), "jitter", "points")
+    estimates = tables.group(rows, "jitter", "points", metric="log_det", exact=False)
     for (jitter, samples), members in sorted(estimates.items(), key=lambda item: -item[0][1]):
         truth = tables.select(rows, metric="log_det", jitter=jitter, exact=True)
         scale = joined([row._replace(value=row.config["scale"]) for row in truth])

@@ -19,39 +19,20 @@ import dataclasses
 import itertools
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+import fsmap
 from fsmap import metrics
 from fsmap.errors import DivergedWarning, require
-from fsmap.functional import functional
 from fsmap.linalg.logdet import whitened_rows
 from fsmap.models.mlp import MLP
-from fsmap.objective.objective import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    Likelihood,
-    Normal,
-    Objective,
-    fs_map,
-    l_map,
-    ps_map,
-)
-from fsmap.paper.engine import (
-    Advance,
-    Context,
-    Experiment,
-    Measured,
-    Plots,
-    compare,
-    exact,
-    judge_all,
-)
+from fsmap.objective.objective import Likelihood, Objective
+from fsmap.paper.engine import Context, Experiment, Measured, Plots, compare, exact, judge_all
 from fsmap.paper.networks.clouds import eigenvalues, square
 from fsmap.paper.report import figures, tables
 from fsmap.paper.report.figures import LINES, legend_above, power
@@ -59,7 +40,6 @@ from fsmap.paper.report.tables import epsilon
 from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.px import Lattice, Stream, generator
 from fsmap.train.loop import adam
-from fsmap.train.population import Grid, fit_population
 from fsmap.types import Batch, ModelFn, Params
 
 METHODS = ("ps-map", "fs-map", "l-map")
@@ -77,22 +57,21 @@ class MoonsConfig:
 
     def objective(self, method: str, num_data: int, jitter: Tensor | None = None) -> Objective:
         """The objective of a method at a jitter; the paper does not print the prior."""
-        terms, px = (Categorical(), Normal(1.0)), square(self.grid)
+        terms, px = (fsmap.Categorical(), fsmap.Normal(1.0)), square(self.grid)
         sizes: dict[str, Any] = {"jitter": jitter, "num_data": num_data}
         if method == "ps-map":
-            return ps_map(*terms, num_data=num_data)
+            return fsmap.ps_map(*terms, num_data=num_data)
         if method == "fs-map":
-            return fs_map(*terms, px, num_points=min(self.det_points, len(px)), **sizes)
+            return fsmap.fs_map(*terms, px, num_points=min(self.det_points, len(px)), **sizes)
         points = min(self.lap_points, len(px))
-        return l_map(*terms, px, num_points=points, estimator="fd", **sizes)
+        return fsmap.l_map(*terms, px, num_points=points, estimator="fd", **sizes)
 
 
-def moons(*, dtype: torch.dtype | None = None) -> Batch:
-    """The paper's two moons: inputs ``x [200, 2]``, labels ``y [200]`` 0 or 1."""
+def moons() -> Batch:
+    """The paper's two moons in float64: inputs ``x [200, 2]``, labels ``y [200]`` 0 or 1."""
     datasets = require("sklearn.datasets", extra="data")
     x, y = datasets.make_moons(n_samples=200, shuffle=True, noise=0.2, random_state=0)
-    dtype = torch.get_default_dtype() if dtype is None else dtype
-    return Batch(torch.as_tensor(x, dtype=dtype), torch.as_tensor(y, dtype=torch.int64))
+    return Batch(torch.as_tensor(x, dtype=torch.float64), torch.as_tensor(y, dtype=torch.int64))
 
 
 def network(seed: int) -> MLP:
@@ -107,8 +86,7 @@ class Fitted(NamedTuple):
     data: Batch
 
     def logits(self, x: Tensor) -> Tensor:  # [S, 2]
-        with torch.no_grad():
-            return self.f(self.params, x)
+        return self.f(self.params, x)
 
     def numbers(self, px: Lattice) -> dict[str, Any]:
         """How well the training points are fitted, and the eigenvalues of 𝒥."""
@@ -126,15 +104,15 @@ def train(
     method: str,
     jitters: Sequence[float],
     seed: int,
-    advance: Advance,
+    advance: Callable[[float], None],
     start: Params | None = None,
 ) -> Iterator[Fitted]:
     """Train all jitters of a method as one population."""
-    data = moons(dtype=torch.float64)
-    f, params = functional(network(seed))
+    data = moons()
+    f, params = fsmap.functional(network(seed))
     axes: dict[str, Sequence[Any]] = {} if method == "ps-map" else {"jitter": list(jitters)}
-    grid = Grid(**axes, seed=[seed])
-    states, _ = fit_population(
+    grid = fsmap.Grid(**axes, seed=[seed])
+    states, _ = fsmap.fit_population(
         partial(config.objective, method, len(data.y)),
         grid,
         f,
@@ -203,8 +181,7 @@ class MoonsEigs(Experiment):
         figure, ax = figures.axes(panel=(4.2, 3.0))
         sums = tables.select(rows, metric="eigenvalue_sum")
         for method in ("fs-map", "l-map"):
-            line = tables.line(tables.select(sums, method=method), "jitter")
-            figures.plot_mean(ax, *line, method)
+            figures.plot_mean(ax, *tables.line(sums, "jitter", method=method), method)
         base = tables.mean_of(sums, method="ps-map")
         ax.axhline(base, **figures.method_style("ps-map", marker=""))
         ax.set(xscale="log", yscale="log", xlabel=r"jitter $\epsilon$")
@@ -213,8 +190,7 @@ class MoonsEigs(Experiment):
         return {"moons-eigs": figure}
 
 
-LOW, HIGH = (-2.2, -1.7), (3.2, 2.2)
-"""Corners of the picture: the data with some room around them."""
+LOW, HIGH = (-2.2, -1.7), (3.2, 2.2)  # corners of the picture
 
 
 def axes_of(pixels: int) -> list[Tensor]:
@@ -223,9 +199,7 @@ def axes_of(pixels: int) -> list[Tensor]:
     return [torch.linspace(a, b, pixels, dtype=torch.float64) for a, b in ends]
 
 
-PAPER_JITTERS = (1e-2, 1e-1, 1.0, 10.0)
-"""The four panels of the paper."""
-
+PAPER_JITTERS = (1e-2, 1e-1, 1.0, 10.0)  # the four panels of the paper
 RANDOM, CHAIN = "random", "chain"
 """Where training starts: random first values (the paper's way), or the solution of the next larger
 jitter, the first of all from PS-MAP's."""
@@ -263,10 +237,12 @@ class MoonsSolutions(Experiment):
         return [{"method": method, "start": start, "seed": seed} for seed, (method, start) in pairs]
 
     def run(self, config: SolutionsConfig, unit: Unit, context: Context) -> Iterator[Measured]:
-        method, seed = unit["method"], unit["seed"]
+        method, start, seed = unit["method"], unit["start"], unit["seed"]
         fits = train(config, method, config.jitters(), seed, context.advance)
-        for fitted in chain(config, seed, context.advance) if unit["start"] == CHAIN else fits:
-            where = {**fitted.where, "start": unit["start"]}
+        if start == CHAIN:
+            fits = chain(config, seed, context.advance)
+        for fitted in fits:
+            where = {**fitted.where, "start": start}
             probability = fitted.logits(square(config.grid).all()).softmax(1)[:, 1]
             columns, lines = axes_of(config.pixels)
             pixels = torch.cartesian_prod(lines, columns).flip(-1)  # row by row from below
@@ -343,7 +319,7 @@ class MoonsSolutions(Experiment):
         return {"moons-solutions": figure}
 
 
-def chain(config: SolutionsConfig, seed: int, advance: Advance) -> Iterator[Fitted]:
+def chain(config: SolutionsConfig, seed: int, advance: Callable[[float], None]) -> Iterator[Fitted]:
     """Train L-MAP at one jitter after another, from the largest down, each from the one before."""
     (fitted,) = train(config, "ps-map", (), seed, lambda _: None)
     link = dataclasses.replace(config, steps=max(1, config.steps // 5))  # it has not far to go
@@ -399,8 +375,8 @@ class Problem(NamedTuple):
         """FS-MAP on all points of p_X; without jitter from singular values."""
         method = "dense" if jitter else "svd_clip"  # with ε = 0 nothing is clipped
         sizes: dict[str, Any] = {"num_points": len(self.px), "num_data": len(self.data.y)}
-        terms = self.likelihood, Normal(1.0), self.px
-        return fs_map(*terms, jitter=jitter, method=method, **sizes)
+        terms = self.likelihood, fsmap.Normal(1.0), self.px
+        return fsmap.fs_map(*terms, jitter=jitter, method=method, **sizes)
 
     def log_density(self, objective: Objective, f: ModelFn, params: Params) -> Tensor:
         with torch.no_grad():
@@ -409,18 +385,15 @@ class Problem(NamedTuple):
 
 
 def problem_of(name: str) -> Problem:
-    """The network of appendix B.6, w₂ᵀ tanh(w₁x), or a 2-4-1 network with one logit on two moons.
-
-    The data of the first are noisy values of one with unequal units.
-    """
-    if name == "1-2-1":
+    """The network of appendix B.6, w₂ᵀ tanh(w₁x), or 2-4-1 with one logit on two moons."""
+    if name == "1-2-1":  # data: noisy values of such a network with unequal units
         x = torch.linspace(-2, 2, 20, dtype=torch.float64)[:, None]
         noise = torch.randn(20, 1, generator=generator("four-parameters"), dtype=torch.float64)
         y = torch.tanh(2 * x) - 0.5 * torch.tanh(0.5 * x) + 0.3 * noise
-        return Problem((1, 2, 1), False, Batch(x, y), Gaussian(0.3), square(41, 3.0, 1))
-    data = moons(dtype=torch.float64)
+        return Problem((1, 2, 1), False, Batch(x, y), fsmap.Gaussian(0.3), square(41, 3.0, 1))
+    data = moons()
     batch = Batch(data.x, data.y[:, None].double())
-    return Problem((2, 4, 1), True, batch, Bernoulli(), square(12))
+    return Problem((2, 4, 1), True, batch, fsmap.Bernoulli(), square(12))
 
 
 NETWORKS = {
@@ -442,7 +415,7 @@ def merged(params: Params) -> Params:
 
 def path(problem: Problem, jitter: float, distances: list[float]) -> Tensor:
     """The objective on the way from a random network to the one with two units merged."""
-    f, params = functional(problem.network(0))
+    f, params = fsmap.functional(problem.network(0))
     start = {name: p.detach() for name, p in params.items()}
     end, objective = merged(start), problem.objective(jitter)
     places = [{n: end[n] + t * (start[n] - end[n]) for n in start} for t in distances]
@@ -450,17 +423,16 @@ def path(problem: Problem, jitter: float, distances: list[float]) -> Tensor:
 
 
 def climb(
-    problem: Problem, jitter: float, config: PathologyConfig, advance: Advance
+    problem: Problem, jitter: float, config: PathologyConfig, advance: Callable[[float], None]
 ) -> list[tuple[int, Tensor, Tensor]]:
     """Maximize the objective with Adam, in stages of ten times smaller steps.
 
-    Adam's steps have the size of the learning rate, however steep the objective is. So the distance
-    to a singularity that it can keep is about one learning rate, and each stage shows what a
-    tenth of the distance is worth. Records are a step, and for each seed the objective in nats and
-    the smallest eigenvalue of 𝒥 over the largest, ``[M]``.
+    Adam's steps are as long as the learning rate, so it stays about that far from a singularity:
+    each stage comes ten times nearer. Returns steps, and for each the objective in nats and the
+    smallest eigenvalue of 𝒥 over the largest, ``[M]`` (one per seed).
     """
     steps, every = config.steps, max(1, config.steps // 10)
-    f, x = functional(problem.network(0))[0], problem.px.all()
+    f, x = fsmap.functional(problem.network(0))[0], problem.px.all()
     current = {
         seed: {name: p.detach() for name, p in problem.network(seed).named_parameters()}
         for seed in range(config.seeds)
@@ -484,9 +456,9 @@ def climb(
         with warnings.catch_warnings():
             # to reach an infinite objective is what is asked for
             warnings.simplefilter("ignore", DivergedWarning)
-            fit_population(
+            fsmap.fit_population(
                 lambda: objective,
-                Grid(seed=list(current)),
+                fsmap.Grid(seed=list(current)),
                 f,
                 problem.data,
                 steps=steps,
@@ -614,7 +586,7 @@ class Setting(NamedTuple):
 def settings(rows: Rows) -> list[Setting]:
     """Every network at every jitter, in the order of the rows."""
     found = []
-    for network, jitter in tables.group(tables.select(rows, metric="path"), "network", "jitter"):
+    for network, jitter in tables.group(rows, "network", "jitter", metric="path"):
         here = tables.select(rows, network=network, jitter=jitter)
         distance, path, step, objective, ratio = (
             torch.tensor(tables.values(here, metric=metric), dtype=torch.float64)

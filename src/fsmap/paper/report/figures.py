@@ -26,7 +26,7 @@ class Curve(NamedTuple):
     x: Sequence[float]  # abscissae
     y: Sequence[float]  # ordinates, as many
     method: str | None = None  # "ps-map", "fs-map", "l-map" for that method's color; None for ink
-    style: str = "line"  # "line", "dashed" or "points"
+    style: str = "line"  # "line", "dashed", "dotted" or "points"
 
 
 class Frame(NamedTuple):
@@ -51,8 +51,7 @@ class Interactive(NamedTuple):
 INK, MUTED, GRID, PAPER = "#24292f", "#6b7280", "#d8dce2", "#fffffe"
 """Colors of text, axes, grid and background; the page replaces them on a dark background."""
 
-BLACK, WHITE = "#101010", "#fefefe"
-"""The same on every background: for marks that lie on an image."""
+BLACK, WHITE = "#101010", "#fefefe"  # the same on every background: for marks on an image
 
 COLORS = {
     "ps-map": "#1f5fae",
@@ -81,43 +80,27 @@ NAMES = {"ps-map": "PS-MAP", "fs-map": "FS-MAP", "l-map": "L-MAP", "bma": "BMA"}
 MARKERS = {"ps-map": "o", "fs-map": "s", "l-map": "^", "bma": "D"}
 DASHES: dict[str, Any] = {"ps-map": (0, (5, 2)), "fs-map": "-", "l-map": (0, (6, 1.5, 1.5, 1.5))}
 
-_CYCLE = "cycler('color', [{}])".format(
-    ", ".join(f"'{COLORS[name]}'" for name in ("fs-map", "ps-map", "l-map", "bma", "data"))
-)
+_CYCLE = [COLORS[name] for name in ("fs-map", "ps-map", "l-map", "bma", "data")]
 
 STYLE: dict[str, Any] = {
     "font.family": ["STIXGeneral", "DejaVu Sans"],
     "mathtext.fontset": "stix",
-    "font.size": 11,
-    "axes.titlesize": 11,
-    "axes.labelsize": 11,
-    "xtick.labelsize": 10,
-    "ytick.labelsize": 10,
-    "legend.fontsize": 10,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": MUTED,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.7,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
+    **dict.fromkeys(("font.size", "axes.titlesize", "axes.labelsize"), 11),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 10),
+    **dict.fromkeys(("text.color", "axes.labelcolor"), INK),
+    **dict.fromkeys(("xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.7),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
     "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": GRID,
     "grid.linewidth": 0.5,
-    "axes.prop_cycle": _CYCLE,
+    "axes.prop_cycle": f"cycler('color', {_CYCLE})",
     "lines.linewidth": 1.6,
     "lines.markersize": 4.5,
     "lines.markeredgewidth": 0.0,
-    "legend.frameon": False,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
     "image.cmap": "cividis",
     "svg.fonttype": "path",
     "svg.hashsalt": "fsmap",  # the same rows give the same file
@@ -231,10 +214,10 @@ def log_scale(ax: Axes, which: str = "xy") -> None:
             axis.set_minor_locator(ticker.NullLocator())
 
 
-def legend_above(figure: Figure, ax: Axes, columns: int = 4) -> None:
+def legend_above(figure: Figure, ax: Axes) -> None:
     """One legend for the whole figure, above it."""
     number = len(set(ax.get_legend_handles_labels()[1]))
-    legend_once(ax, figure, loc="outside upper center", ncols=min(columns, number))
+    legend_once(ax, figure, loc="outside upper center", ncols=min(4, number))
 
 
 def legend_once(ax: Axes, target: Figure | Axes | None = None, **options: Any) -> None:

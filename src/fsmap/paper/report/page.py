@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 from fsmap.errors import InputError
 from fsmap.files import plain, write_whole
 from fsmap.paper.engine import TROUBLE, Experiment, coverage, registry, section
-from fsmap.paper.report.figures import COLORS, DARK, GRID, INK, MUTED, PAPER, Interactive, style
-from fsmap.paper.report.picture import METHODS, VARIABLES, picture
+from fsmap.paper.report.figures import DARK, Interactive, style
+from fsmap.paper.report.picture import VARIABLES, picture
 from fsmap.paper.report.tables import arranged, number, with_error
 from fsmap.paper.rows import (
     AGREES,
@@ -29,8 +29,8 @@ from fsmap.paper.rows import (
     VERDICTS,
     Content,
     Row,
+    RunFolder,
     claim_entry,
-    read_content,
     tally,
     verdict,
 )
@@ -39,9 +39,7 @@ from fsmap.progress import duration
 TEMPLATE = Path(__file__).with_name("template")
 SCRIPTS = ("theme", "page", "chart", "mixture")
 TITLE = "Should we learn most likely functions or parameters?"
-
-LONG_TABLE = 12
-"""Lines; a longer table is folded, unless it is a table of the paper's."""
+LONG_TABLE = 12  # lines; a longer table is folded, unless it is a table of the paper's
 
 
 class Found(NamedTuple):
@@ -94,7 +92,7 @@ def find_runs(folders: Sequence[Path]) -> list[Found]:
 
 def _read(folder: Path) -> Found:
     try:
-        content = read_content(folder)
+        content = RunFolder(folder).content()
     except OSError as error:
         content, trouble = Content({}, {}, [], [], 0), f"it cannot be read ({error.strerror})"
     else:
@@ -315,6 +313,5 @@ def embedded(data: Any) -> str:
 
 def theme() -> dict[str, dict[str, str]]:
     """Colors of the figures as CSS variables, light and dark."""
-    colors = (INK, MUTED, GRID, PAPER, *(COLORS[method] for method in METHODS))
-    light = {VARIABLES[color]: color for color in colors}
-    return {"light": light, "dark": {VARIABLES[color]: DARK[color] for color in colors}}
+    light = {VARIABLES[color]: color for color in DARK}
+    return {"light": light, "dark": {VARIABLES[color]: dark for color, dark in DARK.items()}}

@@ -6,6 +6,7 @@ into the SVG, and no SVG is read from a file.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,30 +22,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.transforms import Transform
 
-METHODS = ("ps-map", "fs-map", "l-map", "bma")
 VARIABLES = {
     figures.INK: "--ink",
     figures.MUTED: "--muted",
     figures.GRID: "--grid",
     figures.PAPER: "--paper",
     "#000000": "--ink",
-    **{figures.COLORS[name]: f"--{name}" for name in METHODS},
+    **{figures.COLORS[name]: f"--{name}" for name in figures.NAMES},
 }
 """Name of the CSS variable that stands for a color of the shared style."""
 
-MOST_POINTS = 300
-"""Per line; a denser line is thinned, for hovering only."""
+MOST_POINTS = 300  # per line; a denser line is thinned, for hovering only
 
 _COMMANDS = "alpha beta gamma epsilon theta lambda rho sigma phi psi pi Phi Delta nabla infty mid"
-SYMBOLS = dict(zip(_COMMANDS.split(), "αβγεθλρσφψπΦΔ∇∞|", strict=True))
-"""What stands for a command of TeX in a tooltip."""
+SYMBOLS = dict(zip(_COMMANDS.split(), "αβγεθλρσφψπΦΔ∇∞|", strict=True))  # for tooltips
 
 _SKIP = re.compile(r"<!--.*?-->|<metadata>.*?</metadata>|<style\b.*?</style>", re.DOTALL)
-_GROUP_ID = re.compile(r'<g id="[^"]*"')
 _OPENING = re.compile(r'<svg[^>]*?viewBox="0 0 ([\d.]+) ([\d.]+)"[^>]*>')
 _NAME = re.compile(r'(\bid="|href="#|url\(#)([^")]+)')
 _COLOR = re.compile("|".join(map(re.escape, VARIABLES)), re.IGNORECASE)
-_SPACE = re.compile(r"\s*\n\s*")
 
 
 class Picture(NamedTuple):
@@ -60,14 +56,15 @@ class Picture(NamedTuple):
 
 def picture(figure: Figure, prefix: str) -> Picture:
     """Draw a figure for a page with other pictures on it."""
-    svg = _GROUP_ID.sub("<g", _SKIP.sub("", figures.to_svg(figure)))
+    svg = re.sub(r'<g id="[^"]*"', "<g", _SKIP.sub("", figures.to_svg(figure)))
     prefix = re.sub(r"[^\w-]", "-", prefix)
     svg = _themed(_NAME.sub(rf"\g<1>{prefix}-\g<2>", svg))
     opening = _OPENING.search(svg)
     assert opening is not None  # matplotlib always writes one
     inside = svg[opening.end() : svg.rindex("</svg>")]
     width, height = (float(number) for number in opening.groups())
-    markup = f'<g id="{prefix}">{_SPACE.sub(" ", inside).strip()}</g>'
+    inside = re.sub(r"\s*\n\s*", " ", inside).strip()
+    markup = f'<g id="{prefix}">{inside}</g>'
     return Picture(prefix, markup, collect(figure), width, height, _panels(figure))
 
 
@@ -110,10 +107,8 @@ def _series(ax: Axes) -> Iterator[tuple[Artist, np.ndarray, Transform]]:
             yield line, np.asarray(line.get_xydata(), dtype=float), line.get_transform()
     for dots in ax.collections:
         if isinstance(dots, PathCollection):
-            points: np.ndarray = np.ma.filled(
-                np.ma.asarray(dots.get_offsets(), dtype=float), np.nan
-            )
-            yield dots, points, dots.get_offset_transform()
+            points: Any = np.ma.asarray(dots.get_offsets(), dtype=float)
+            yield dots, points.filled(np.nan), dots.get_offset_transform()
 
 
 def _label(artist: Any) -> str:
@@ -133,11 +128,8 @@ def _color(artist: Any) -> str:
 
 
 def _points(ax: Axes, data: np.ndarray, transform: Transform, figure: Figure) -> list[list[Any]]:
-    step = -(-len(data) // MOST_POINTS) if len(data) else 1
-    data = np.asarray(data[::step], dtype=float)
+    data = data[:: max(1, math.ceil(len(data) / MOST_POINTS))]
     data = data[np.isfinite(data).all(axis=1)]
-    if not len(data):
-        return []
     place = transform.transform(data)  # [points, 2]  pixels from the lower left corner
     box = ax.bbox.padded(1.0)
     scale = 72.0 / figure.dpi  # an SVG of matplotlib's is in points

@@ -122,7 +122,7 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
     with style():
         drawn = picture(_figure(fitted), "test-rows")
     template = environment().get_template("table.html.j2")
-    text: str = template.render(
+    return template.render(
         title=f"{target.name} from {source}",
         fitted=fitted,
         target=target,
@@ -141,7 +141,6 @@ def render(fitted: Fitted, *, source: str, command: str, model: str) -> str:
         cell=_cell,
         number=number,
     )
-    return text
 
 
 def _main(fitted: Fitted) -> str:

@@ -52,10 +52,10 @@ def select(rows: Iterable[Row], **where: Any) -> list[Row]:
     return [row for row in rows if all(field(row, name) in v for name, v in allowed.items())]
 
 
-def group(rows: Iterable[Row], *by: str) -> dict[tuple[Any, ...], list[Row]]:
-    """Rows by the values of some fields or entries of ``config``, in order of appearance."""
+def group(rows: Iterable[Row], *by: str, **where: Any) -> dict[tuple[Any, ...], list[Row]]:
+    """Such rows by fields or entries of ``config``, in order of appearance."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
+    for row in select(rows, **where):
         groups.setdefault(tuple(field(row, name) for name in by), []).append(row)
     return groups
 
@@ -77,7 +77,7 @@ def values_by(rows: Iterable[Row], name: str, **where: Any) -> dict[Any, Any]:
 
 def means_by(rows: Iterable[Row], name: str, **where: Any) -> dict[Any, float]:
     """Means of such rows by a field or an entry of ``config``, sorted by it."""
-    found = line(select(rows, **where), name)
+    found = line(rows, name, **where)
     return dict(zip(found.x, found.mean, strict=True))
 
 
@@ -125,17 +125,15 @@ def paired(one: Iterable[Row], other: Iterable[Row]) -> Mean:
     return mean(left[key] - right[key] for key in left if key in right)
 
 
-def line(rows: Iterable[Row], x: str) -> Line:
-    """Means over everything but ``x``, sorted by it."""
-    groups = sorted(group(rows, x).items(), key=lambda item: item[0][0])
+def line(rows: Iterable[Row], x: str, **where: Any) -> Line:
+    """Means of such rows over everything but ``x``, sorted by it."""
+    groups = sorted(group(rows, x, **where).items(), key=lambda item: item[0][0])
     means = [mean(row.value for row in members) for _, members in groups]
     return Line([key[0] for key, _ in groups], [m.mean for m in means], [m.stderr for m in means])
 
 
 def summarize(
-    rows: Iterable[Row],
-    *by: str,
-    paper: Mapping[Any, tuple[float, float | None]] | None = None,
+    rows: Iterable[Row], *by: str, paper: Mapping[Any, tuple[float, float | None]] | None = None
 ) -> Table:
     """Mean ± standard error of the rows that agree in ``by``.
 
@@ -159,8 +157,7 @@ def columns(table: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 MINUS = "\u2212"
-ERRORS = {"ours": "stderr", "paper": "paper_stderr"}
-"""Columns with another one, which is shown behind ±."""
+ERRORS = {"ours": "stderr", "paper": "paper_stderr"}  # what is shown behind ± of a column
 
 SYMBOLS = {
     **{"n_train": "N", "jitter": "ε", "epsilon": "ε", "eps": "ε", "alpha": "α", "prior_std": "α"},
@@ -263,8 +260,7 @@ METRICS = {
 }
 """What metrics are called in a table; others by their name, with spaces."""
 
-MAIN = ("accuracy", "selective", "nll", "ece")
-"""Metrics of the paper's tables of images."""
+MAIN = ("accuracy", "selective", "nll", "ece")  # metrics of the paper's tables of images
 
 PLACES = {"accuracy": (2, 1), "selective": (2, 1), "ece": (2, 1), "nll": (3, 2), "rmse": (3, 3)}
 """Decimals of ours and of the paper's numbers."""
@@ -310,8 +306,7 @@ def arranged(table: Sequence[Mapping[str, Any]], group: str) -> list[Layout]:
         if not main:
             return [crossed(more, by, across)]
         return [crossed(main, by, across)] + [crossed(more, by, across, "More metrics")] * any(more)
-    names = columns(table)
-    header = [name for name in names if name not in ERRORS.values()]
+    header = [name for name in columns(table) if name not in ERRORS.values()]
     lines = [
         [Cell(_word(name, entry.get(name, ""), entry.get(ERRORS.get(name)))) for name in header]
         for entry in table

@@ -56,8 +56,7 @@ NOTES = {
 }
 
 TUNED = ("weight_decay", "reg_strength", "alpha")
-Knobs = tuple[tuple[str, float], ...]
-"""A configuration: names and values of what was tuned."""
+Knobs = tuple[tuple[str, float], ...]  # a configuration: names and values of what was tuned
 
 _PRINTED = {
     "boston": ((0.329, 0.033), (0.352, 0.040)),
@@ -411,21 +410,9 @@ class UCITable(Experiment):
     group = "uci"
     selecting = ("datasets", "protocols")
     config = Config()
-    quick = Config(
-        datasets=("boston", "winered"),
-        decays=(1e-4, 1e-2),
-        strengths=(1e-4, 1e-2),
-        seeds=2,
-        fair_splits=2,
-        chunk=2,
-        baseline_splits=2,
-        steps=400,
-        batch=64,
-        points=64,
-        width=32,
-        lr=3e-3,
-        epochs=40,
-    )
+    quick = Config(datasets=("boston", "winered"), decays=(1e-4, 1e-2), strengths=(1e-4, 1e-2),
+                   seeds=2, fair_splits=2, chunk=2, baseline_splits=2, steps=400, batch=64,
+                   points=64, width=32, lr=3e-3, epochs=40)  # fmt: skip
 
     def units(self, config: Config) -> list[Unit]:
         pieces = range(0, config.fair_splits, config.chunk)

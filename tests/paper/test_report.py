@@ -144,8 +144,14 @@ def test_rows_that_cannot_be_judged_are_said(runs, monkeypatch):
     ("claims", "words"),
     [
         ([Claim("a", True)], "Squares of small numbers The curve"),
-        ([Claim("a", True), Claim("b", False)], "so far 1 of 2 claims agree, 1 differs: The curve"),
-        ([Claim("a", True, source="check")], "so far no claim was judged: The curve"),
+        (
+            [Claim("a", True), Claim("b", False)],
+            "is a parabola. So far 1 of 2 claims agree, 1 differs.",
+        ),
+        (
+            [Claim("a", True, source="check")],
+            "What to look for: The curve is a parabola. So far no claim was judged.",
+        ),
     ],
 )
 def test_the_sentence_is_chosen_by_the_rows(runs, monkeypatch, claims, words):
@@ -278,6 +284,19 @@ def test_tooltips_name_series_seed_and_category():
         ("PS-MAP, seed 3", "cifar10", "ECE, %"),
         ("L-MAP", "fmnist", "ECE, %"),
     ]
+
+
+def test_tooltips_of_bars_and_of_horizontal_lines():
+    made, ax = figures.axes()
+    ax.bar(0, -2.0, yerr=0.1, color="#ff0000")
+    ax.bar([1], [3.0], color="#00ff00")
+    ax.axhline(1.0, color="#0000ff", label="PS-MAP")
+    ax.axhline(0.0)  # marks a place
+    ax.set_xticks([0, 1], ["boston", "concrete"])
+    made.canvas.draw()
+    found = {(s["name"], s["color"], p[3]): p[2] for s in collect(made) for p in s["points"]}
+    assert set(found) == {("PS-MAP", "#0000ff", 1), ("", "#ff0000", -2), ("", "#00ff00", 3)}
+    assert found["", "#ff0000", -2] == "boston"
 
 
 def test_pictures_share_no_names(figure):

@@ -48,7 +48,6 @@ from fsmap.paper.images.verdict import (
     lines,
     look_of,
     once_named,
-    panels,
     with_tuned,
 )
 from fsmap.paper.report import figures, tables
@@ -204,17 +203,26 @@ class ImageTuning(RowsExperiment):
         yield rows_of(run, kind)("valid_nll", metrics.nll(*run.logits("valid")))
 
     def draw(self, rows: Rows) -> Plots:
-        figure, found_panels = panels(tables.select(rows, metric="valid_nll"), 3)
         labels = {"wd": "weight decay", "lambda": "λ", "nats": "nats"}
-        for dataset, line, mine in found_panels:
-            for ax, (key, label) in zip(line, labels.items(), strict=True):
-                for base in (row for row, tried in TRIED if tried == key):
-                    some = [r for r in mine if r.config["row"].startswith(f"{base}@{key}-")]
-                    if some:
-                        look = look_of(some[0], label=tables.word(base))
-                        figures.plot_mean(ax, *tables.line(some, CHANGES[key][0]), **look)
-                        ax.legend()
-                ax.set(title=NAMES[dataset], xlabel=label, ylabel="held-out NLL", xscale="log")
+        found: dict[tuple[str, str], list[list[Row]]] = {}  # lines of each panel that has any
+        for (dataset,), mine in tables.group(rows, "dataset", metric="valid_nll").items():
+            for base, key in TRIED:
+                line = [r for r in mine if r.config["row"].startswith(f"{base}@{key}-")]
+                if line:
+                    found.setdefault((dataset, key), []).append(line)
+        if not found:
+            return {}
+        columns = min(3, len(found))
+        figure, panels = figures.axes(columns, -(-len(found) // columns), squeeze=False)
+        for ax in panels.flat[len(found) :]:
+            ax.set_axis_off()
+        for ax, ((dataset, key), shown_lines) in zip(panels.flat, found.items(), strict=False):
+            for some in shown_lines:
+                look = look_of(some[0], label=tables.word(some[0].config["row"].partition("@")[0]))
+                figures.plot_mean(ax, *tables.line(some, CHANGES[key][0]), **look)
+            ax.set(title=NAMES[dataset], xlabel=labels[key], ylabel="held-out NLL")
+            figures.log_scale(ax, "x")
+            ax.legend()
         return {self.id: figure}
 
 
@@ -309,7 +317,7 @@ class LaplacianTrace(RowsExperiment):
     id = "laplacian-trace"
     label = "Fig. 6 right"
     title = "Laplacian during training"
-    see = "R after every epoch, for PS-MAP, L-MAP with D' and LogTrace; dotted: the authors' last."
+    see = "R after every epoch of each method; dotted: the authors' last values."
     cost = "three runs of a set; none where image-table has trained them"
     protocol = (
         "rows of image-table: PS-MAP, L-MAP with D' and LogTrace; R(θ) in training "

@@ -79,7 +79,8 @@ def draw_table(rows: Rows, paper: Printed, id: str) -> dict[str, Figure]:
             _point(line[1], place - 0.12, some, "nll", printed, filled=False)
             _point(line[1], place + 0.12, some, "nll_scaled", {}, filled=True)
         for ax, title in zip(line, ("ECE, %", "NLL: ○ as trained, ● scaled"), strict=True):
-            ax.set(title=f"{NAMES[dataset]}: {title} (lines: paper)")
+            known = any(artist.get_label() == "_paper" for artist in ax.get_lines())
+            ax.set(title=f"{NAMES[dataset]}: {title}" + " (lines: paper)" * known)
             ax.set_xticks(range(len(names)), map(word, names), rotation=30, ha="right")
             ax.set_xlim(-0.6, len(names) - 0.4)
         line[0].set_ylim(bottom=0)

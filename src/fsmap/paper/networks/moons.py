@@ -186,7 +186,7 @@ class MoonsEigs(Experiment):
         ax.axhline(base, **figures.method_style("ps-map", marker=""))
         ax.set(xscale="log", yscale="log", xlabel=r"jitter $\epsilon$")
         ax.set_ylabel(r"sum of eigenvalues of $\mathcal{J}$")
-        ax.legend()
+        figures.legend_above(figure, ax)
         return {"moons-eigs": figure}
 
 

@@ -10,6 +10,7 @@ import base64
 import datetime
 import hashlib
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -243,7 +244,7 @@ def _sentence(see: str, claims: Sequence[Mapping[str, Any]]) -> str:
     if claims and all(verdict(claim) == AGREES for claim in claims):
         return see
     counted = tally(claims) if claims else "no claim was judged"
-    return f"Look for this; so far {counted}: {see}" if see else ""
+    return f"What to look for: {see} So far {counted}." if see else ""
 
 
 def _claim(claim: Mapping[str, Any], command: str = "") -> dict[str, Any]:
@@ -281,6 +282,7 @@ def _facts(
     facts = {"protocol": experiment.protocol, "size": size, "time": duration(seconds)}
     for name in ("device", "torch", "commit"):
         facts[name] = ", ".join(dict.fromkeys(getattr(row, name) for row in rows))
+    facts["commit"] = re.sub(r"\b([0-9a-f]{7})[0-9a-f]+", r"\1", facts["commit"])
     facts["rows"] = number(len(rows))
     return [(name, value) for name, value in facts.items() if value]
 

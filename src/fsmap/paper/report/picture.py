@@ -85,7 +85,7 @@ def _panels(figure: Figure) -> list[tuple[float, float, float, float]]:
 
 
 def collect(figure: Figure) -> list[dict[str, Any]]:
-    """Names, colors and points of all lines and scatters of a figure that has been drawn."""
+    """Names, colors and points of all lines, bars and scatters of a figure that has been drawn."""
     found = []
     for ax in figure.axes:
         labels = {"x": untex(ax.get_xlabel()), "y": untex(ax.get_ylabel() or ax.get_title())}
@@ -100,14 +100,22 @@ def collect(figure: Figure) -> list[dict[str, Any]]:
 
 def _series(ax: Axes) -> Iterator[tuple[Artist, np.ndarray, Transform]]:
     from matplotlib.collections import PathCollection
+    from matplotlib.container import BarContainer
 
     for line in ax.get_lines():
-        # A line that mixes coordinates (axhline, axvline) marks a place and holds no values.
-        if line.get_transform().contains_branch(ax.transData):
-            yield line, np.asarray(line.get_xydata(), dtype=float), line.get_transform()
+        points: Any = np.asarray(line.get_xydata(), dtype=float)
+        in_x, in_y = line.get_transform().contains_branch_seperately(ax.transData)
+        if in_x and in_y:
+            yield line, points, line.get_transform()
+        elif in_y and _label(line):  # axhline: a value without x. An axvline marks a place
+            across = np.linspace(*ax.get_xlim(), 50)[:, None]
+            yield line, np.insert(across, 1, points[0, 1], axis=1), ax.transData
+    for bars in ax.containers:
+        for bar in bars if isinstance(bars, BarContainer) else ():
+            yield bar, np.array([bar.get_corners()[2:].mean(0)]), ax.transData
     for dots in ax.collections:
         if isinstance(dots, PathCollection):
-            points: Any = np.ma.asarray(dots.get_offsets(), dtype=float)
+            points = np.ma.asarray(dots.get_offsets(), dtype=float)
             yield dots, points.filled(np.nan), dots.get_offset_transform()
 
 
@@ -123,7 +131,7 @@ def _color(artist: Any) -> str:
 
     if hasattr(artist, "get_color"):
         return to_hex(artist.get_color())
-    faces = artist.get_facecolor()
+    faces = np.atleast_2d(artist.get_facecolor())
     return to_hex(faces[0]) if len(faces) == 1 else ""
 
 

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 import fsmap
 from fsmap.errors import CollapseWarning, InputError, MissingEveryWarning, NonFiniteWarning
-from fsmap.lmap.strength import MEMORY, NATS, SHARE
+from fsmap.lmap.module import MEMORY, NATS, SHARE
 
 PX = fsmap.px.Normal(shape=(3,))
 CLOSE = {"rtol": 1e-6, "atol": 0.0}  # buffers are float32

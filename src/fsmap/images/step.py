@@ -25,8 +25,7 @@ from fsmap.functional import is_random
 from fsmap.images.build import ImageSettings, autocast, layout_of
 from fsmap.linalg.estimators import Probes, by_name, draws_normal
 from fsmap.lmap.core import Drawn
-from fsmap.lmap.module import LMAP
-from fsmap.lmap.strength import LogTrace
+from fsmap.lmap.module import LMAP, LogTrace
 from fsmap.px import generator
 from fsmap.train.capture import CapturedStep
 from fsmap.train.loop import OptimizerSpec, set_lr

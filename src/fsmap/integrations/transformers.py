@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError, require
-from fsmap.lmap.module import LaplacianPenalty
+from fsmap.lmap.module import LaplacianPenalty, LogTrace
 from fsmap.lmap.options import check_strength
-from fsmap.lmap.strength import LogTrace
 from fsmap.px import check_draw, choose, integer
 from fsmap.types import Inputs
 

@@ -10,13 +10,7 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import DivergedError, InputError
-from fsmap.functional import (
-    Functional,
-    check_params,
-    detached,
-    evaluation_mode,
-    is_pointwise,
-)
+from fsmap.functional import Functional, check_params, detached, evaluation_mode, is_pointwise
 from fsmap.objective.objective import Objective
 from fsmap.px import Stream
 from fsmap.train.checkpoint import describe, describe_model

@@ -29,7 +29,7 @@ from fsmap.data.images import (
 from fsmap.errors import InputError, MissingDataError, did_you_mean
 from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import PRECISIONS
-from fsmap.lmap.strength import NATS
+from fsmap.lmap.module import NATS
 from fsmap.paper.engine import Context, Experiment, Measured
 from fsmap.paper.rows import Row, Unit
 from fsmap.types import Params

@@ -16,8 +16,7 @@ from cases import case
 from fsmap import adam, cosine, fit, sgd
 from fsmap.errors import CheckpointError, DivergedError, InputError, UnsupportedModuleError
 from fsmap.px import Stream
-from fsmap.train.fit import Batches
-from fsmap.train.loop import Schedule
+from fsmap.train.loop import Batches, Schedule
 from fsmap.types import Batch, Draws, Params
 
 NOISE, PRIOR = fsmap.Gaussian(0.2), fsmap.Normal(1.0)

@@ -186,16 +186,11 @@ def fresh_statistics(module: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
         (tensor([0.]), True)
     """
     norms = [m for m in unfrozen(module) if m.track_running_stats]
-    momenta = [m.momentum for m in norms]
     with unchanged(module):
         module.eval()
-        try:
-            if norms:
-                _measure(module, norms, batches)
-            yield
-        finally:
-            for m, momentum in zip(norms, momenta, strict=True):
-                m.momentum = momentum
+        if norms:
+            _measure(module, norms, batches)
+        yield
 
 
 @contextmanager
@@ -215,19 +210,22 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Tensor]) -> None:
+    momenta = [m.momentum for m in norms]
     for m in norms:
         m.reset_running_stats()
         m.momentum = None  # the mean over batches
         m.training = True
     x = None
-    for x in batches:
-        module(x)
+    try:
+        for x in batches:
+            module(x)
+    finally:
+        for m, momentum in zip(norms, momenta, strict=True):
+            m.momentum, m.training = momentum, False
     if x is None:
         raise InputError(
             "fresh_statistics needs at least one batch; was the iterator used up before?"
         )
-    for m in norms:
-        m.training = False
 
 
 @contextmanager
@@ -237,14 +235,8 @@ def differentiable_sync(module: nn.Module, estimator: Estimator, mode: str) -> I
     Raises UnsupportedModuleError if the estimator goes backwards through the points of one rank: a
     backward pass through the layer adds up what the ranks ask for.
     """
-    layers = [
-        m
-        for m in module.modules()
-        if isinstance(m, nn.SyncBatchNorm)
-        and m.training
-        and dist.is_available()
-        and dist.is_initialized()
-    ]
+    parts = module.modules() if dist.is_available() and dist.is_initialized() else ()
+    layers = [m for m in parts if isinstance(m, nn.SyncBatchNorm) and m.training]
     if layers and estimator.reverse_mode and mode != "frozen":
         raise UnsupportedModuleError(
             f"the estimator {estimator.name!r} cannot go through SyncBatchNorm: a backward pass "

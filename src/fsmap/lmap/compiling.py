@@ -94,9 +94,8 @@ def _difference(
         found = _with_gradient(compiled(*args).R, params)
     if any(is_random(m) for m in module.modules()):
         return None  # random layers draw other numbers in a compiled graph
-    for what, ours, theirs, right in zip(
-        ("R", "the gradient of R"), found, ordinary, exact, strict=True
-    ):
+    names = ("R", "the gradient of R")
+    for what, ours, theirs, right in zip(names, found, ordinary, exact, strict=True):
         # In half precision eager passes are off by tens of percent in deep networks: compiled ones
         # may be twice as far from full precision, no more.
         size = right.norm().clamp_min(1e-30)

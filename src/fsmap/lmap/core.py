@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -366,14 +366,13 @@ class Regularizer:
         self._names = tuple(params)
         drawn = self.draw(x, params) if drawn is None else drawn
         try:
-            found = self._evaluate(x, drawn, params, compiled)
+            return self._evaluate(x, drawn, params, compiled)
         except ForwardModeError as error:
             if not self.options.estimator.forward_mode:
                 raise
             warnings.warn(f"{error} Using 'fd_central' from now on.", FallbackWarning, stacklevel=4)
             self.options = replace(self.options, estimator=Central(self.options.beta))
-            found = self._evaluate(x, drawn, params, compiled)
-        return found
+            return self._evaluate(x, drawn, params, compiled)
 
     def scaled(self, R: Tensor, reg_strength: float | Tensor | None) -> Tensor:
         """R, or λR; warns once each if R is zero at first, and if the value is not finite."""
@@ -421,9 +420,7 @@ class Regularizer:
     def _evaluate(
         self, x: Inputs | None, drawn: Drawn, params: Params, compiled: bool
     ) -> Evaluation:
-        def eager() -> Evaluation:
-            return self._eager(x, drawn, params)
-
+        eager = partial(self._eager, x, drawn, params)
         eagerly = self._synchronizes or not torch.is_grad_enabled()
         if eagerly or not self._compiles(compiled):
             return eager()
@@ -435,11 +432,7 @@ class Regularizer:
         options = self.options
         options.estimator.check(params)
         joint = options.batchnorm == "joint" and x is not None
-        sync = (
-            bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
-            if self._synchronizes
-            else nullcontext()
-        )
+        sync = bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
         tangents = not options.estimator.full_precision
         with sync, _compiled_parts_eager(self.module) if tangents else nullcontext():
             return self._pure(x, drawn, params, nullcontext if joint else self.own_noise)

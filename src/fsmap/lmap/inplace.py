@@ -14,7 +14,7 @@ backward pass. No graph ever sees a parameter change: three forward and two back
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Unpack
 
 import torch
@@ -179,12 +179,10 @@ def _precise(module: nn.Module, beta: float) -> Iterator[None]:
                 "MixedPrecisionPolicy(param_dtype=...))."
             )
 
-    hooks = [m.register_forward_pre_hook(check) for m in module.modules()]
-    try:
+    with ExitStack() as hooks:
+        for m in module.modules():
+            hooks.enter_context(m.register_forward_pre_hook(check))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

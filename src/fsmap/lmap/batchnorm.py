@@ -89,7 +89,7 @@ class Deployed(Wrapped):
             if not (call.training and torch.is_grad_enabled()):
                 return call.fixed()
             if given is None:
-                found.append(_change(_primal(call.input), call.eps))
+                found.append(_change(forward_ad.unpack_dual(call.input).primal, call.eps))
                 change = found[-1]
             else:
                 change = given[place[0]]
@@ -102,7 +102,7 @@ class Deployed(Wrapped):
 
         with Replacing({F.batch_norm: batch_norm, sync_batch_norm: sync}):
             out = self.inner.with_state(params, x, buffers)
-        if given is None and found and not _is_dual(out[0]):
+        if given is None and found and forward_ad.unpack_dual(out[0]).tangent is None:
             self._changes = found
         return out
 
@@ -156,14 +156,6 @@ def _adjusted(change: Change, call: BatchNorm) -> tuple[Tensor, Tensor]:
     scale, shift = (both if weight is None else mul(both, weight)).unbind()
     bias = shift if bias is None else add(bias, shift)
     return scale.to(mean.dtype), bias.to(mean.dtype)
-
-
-def _primal(x: Tensor) -> Tensor:
-    return forward_ad.unpack_dual(x).primal if _is_dual(x) else x
-
-
-def _is_dual(x: Tensor) -> bool:
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
 
 
 @contextmanager

@@ -116,10 +116,7 @@ def _with_gradient(value: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Ten
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a method with a code object of its own: torch counts recompilations by code."""
-    inner: Any = function
-    plain = inner.__func__
-    copy = FunctionType(
-        plain.__code__.replace(), plain.__globals__, plain.__name__, plain.__defaults__,
-        plain.__closure__,
-    )  # fmt: skip
-    return MethodType(copy, inner.__self__)
+    method: Any = function
+    f, code = method.__func__, method.__code__.replace()
+    copy = FunctionType(code, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
+    return MethodType(copy, method.__self__)

@@ -406,26 +406,25 @@ class Regularizer:
 
     def plain(self, x: Inputs, *, compiled: bool = False) -> Any:
         """An ordinary pass through the module, hooks and running statistics included."""
-        if self._compiles(compiled):
-            assert self.compiled is not None
-            return self.compiled.plain(self.f.raw, x)
-        return self.f.raw(x)
+        compiler = self._compiler(compiled)
+        return self.f.raw(x) if compiler is None else compiler.plain(self.f.raw, x)
 
-    def _compiles(self, asked: bool) -> bool:
-        """Whether to compile: asked for by torch.compile around it, or by :attr:`compiled`."""
+    def _compiler(self, asked: bool) -> Compiled | None:
+        """What compiles, if torch.compile around it (``asked``) or :attr:`compiled` ask for it."""
         if asked and self.compiled is None:
             self.compiled = Compiled()
-        return asked or (self.compiled is not None and self.compiled.options is not None)
+        given = self.compiled is not None and self.compiled.options is not None
+        return self.compiled if asked or given else None
 
     def _evaluate(
         self, x: Inputs | None, drawn: Drawn, params: Params, compiled: bool
     ) -> Evaluation:
         eager = partial(self._eager, x, drawn, params)
         eagerly = self._synchronizes or not torch.is_grad_enabled()
-        if eagerly or not self._compiles(compiled):
+        compiler = None if eagerly else self._compiler(compiled)
+        if compiler is None:
             return eager()
-        assert self.compiled is not None
-        found: Evaluation = self.compiled.checked(self._pure, eager, (x, drawn), self.module)
+        found: Evaluation = compiler.checked(self._pure, eager, (x, drawn), self.module)
         return found._replace(R=found.R.clone())  # a CUDA graph would overwrite it on the next step
 
     def _eager(self, x: Inputs | None, drawn: Drawn, params: Params) -> Evaluation:

@@ -92,7 +92,6 @@ class Options:
                 f"batchnorm='frozen' needs running statistics, and {bare} keep none "
                 "(track_running_stats=False). Use 'batch' or 'joint'."
             )
-        trainable(module)
         if self.outputs and not isinstance(self.metric, Weights | None):
             raise InputError(
                 "outputs=k goes with no metric or with fsmap.metric.Weights: a metric between "

@@ -153,9 +153,8 @@ class Feeder:
     def _load(self, epoch: int) -> None:
         """Draw an epoch: one order for all processes, crops and points for each its own."""
         settings, group, steps = self.settings, self.group, self.steps_per_epoch
-        order = torch.randperm(
-            len(self.task.train.x), generator=generator(settings.seed, epoch, "epoch")
-        )
+        shared = generator(settings.seed, epoch, "epoch")
+        order = torch.randperm(len(self.task.train.x), generator=shared)
         rows = order[: steps * settings.batch_size].reshape(steps, group.size, self.batch)
         draws = {"rows": rows[:, group.rank]}
         if self.task.augment is not None:
@@ -175,12 +174,11 @@ class Feeder:
 class Step:
     """Takes steps; eager, compiled, or captured whole in a CUDA graph."""
 
-    def __init__(
-        self, module: nn.Module, settings: ImageSettings, feeder: Feeder, group: Group
-    ) -> None:
+    def __init__(self, module: nn.Module, feeder: Feeder) -> None:
         """Make the optimizer and the regularizer."""
-        self.module, self.settings, self.feeder, self.group = module, settings, feeder, group
-        device = feeder.device
+        self.module, self.feeder = module, feeder
+        self.settings, self.group = feeder.settings, feeder.group
+        settings, device = feeder.settings, feeder.device
         _check_how(module, settings, device)
         self.params = {n: p for n, p in module.named_parameters() if p.requires_grad}
         names = ("momentum", "nesterov", "weight_decay")
@@ -327,17 +325,13 @@ class Step:
 
 def _check_how(module: nn.Module, settings: ImageSettings, device: torch.device) -> None:
     """Raise if the step cannot be compiled or captured."""
-    message = None
     if settings.graph and device.type != "cuda":
-        message = f"graph=True needs a CUDA device, got {device}"
-    elif settings.graph and settings.regularized and by_name(settings.estimator).reverse_mode:
-        message = f"graph=True does not go with the estimator {settings.estimator!r}"
-    elif settings.graph or settings.compile:
-        noisy = sorted({type(m).__name__ for m in module.modules() if is_random(m)})
-        if noisy:
-            message = (
-                "compile and graph need a model without random layers, and this one has "
-                f"{', '.join(noisy)}. Set both to False, or the drop rates to 0."
-            )
-    if message:
-        raise InputError(message)
+        raise InputError(f"graph=True needs a CUDA device, got {device}")
+    if settings.graph and settings.regularized and by_name(settings.estimator).reverse_mode:
+        raise InputError(f"graph=True does not go with the estimator {settings.estimator!r}")
+    noisy = sorted({type(m).__name__ for m in module.modules() if is_random(m)})
+    if noisy and (settings.graph or settings.compile):
+        raise InputError(
+            "compile and graph need a model without random layers, and this one has "
+            f"{', '.join(noisy)}. Set both to False, or the drop rates to 0."
+        )

@@ -215,9 +215,7 @@ def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Tenso
         for m, momentum in zip(norms, momenta, strict=True):
             m.momentum, m.training = momentum, False
     if x is None:
-        raise InputError(
-            "fresh_statistics needs at least one batch; was the iterator used up before?"
-        )
+        raise InputError("fresh_statistics needs at least one batch; is the iterator used up?")
 
 
 @contextmanager

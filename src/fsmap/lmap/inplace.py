@@ -14,7 +14,7 @@ backward pass. No graph ever sees a parameter change: three forward and two back
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Unpack
 
 import torch
@@ -133,14 +133,13 @@ class InPlacePenalty(Penalty):
 
     def _pass(self, x: Inputs) -> Tensor:
         """An ordinary pass in full precision, with this step's noise in random layers."""
-        device = next(self.module.parameters()).device
-        with torch.autocast(device.type, enabled=False), self.regularizer.own_noise():
-            if self._precision_checked:
-                return self.f.plain(x)
-            with _precise(self.module, self.options.beta):
+        full = torch.autocast(next(self.module.parameters()).device.type, enabled=False)
+        checked = self._precision_checked
+        with full, self.regularizer.own_noise():
+            with nullcontext() if checked else _precise(self.module, self.options.beta):
                 out = self.f.plain(x)
-            self._precision_checked = True
-            return out
+        self._precision_checked = True
+        return out
 
     @contextmanager
     def _perturbed(self, params: Params, stream: Stream, probe: int) -> Iterator[None]:

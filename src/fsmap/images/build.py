@@ -24,7 +24,7 @@ from fsmap.data.images import ImageTask, Normalization, facts_of, load_task
 from fsmap.errors import CheckpointError, InputError, UnsupportedModuleError
 from fsmap.functional import evaluation_mode
 from fsmap.linalg.estimators import by_name
-from fsmap.lmap.options import MODES, check_mode
+from fsmap.lmap.options import check_mode
 from fsmap.models.resnet import resnet18, resnet50_imagenet
 from fsmap.train import checkpoint
 
@@ -89,7 +89,7 @@ class ImageSettings:
 
     def __post_init__(self) -> None:
         by_name(self.estimator)
-        check_mode(self.batchnorm, MODES)
+        check_mode(self.batchnorm)
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:

@@ -314,10 +314,9 @@ class Step:
         """Every tensor that a step changes, live, by its name in a checkpoint."""
         found = {f"params/{n}": p.detach() for n, p in self.module.named_parameters()}
         found |= {f"buffers/{n}": b for n, b in self.module.named_buffers()}
-        for name, p in self.params.items():
-            momentum = self.optimizer.state[p].get("momentum_buffer")
-            if momentum is not None:
-                found[f"momentum/{name}"] = momentum
+        if self.settings.momentum:
+            states = {n: self.optimizer.state[p] for n, p in self.params.items()}
+            found |= {f"momentum/{n}": state["momentum_buffer"] for n, state in states.items()}
         if self.penalty is not None:
             found |= {f"penalty/{n}": b for n, b in self.penalty.named_buffers()}
         return found | {"step/totals": self.totals}

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from fsmap.errors import FallbackWarning, FsmapError
 from fsmap.functional import is_random
 
-TOLERANCE = 0.02
-"""Largest relative difference between compiled and eager, besides what rounding explains."""
+TOLERANCE = 0.02  # largest relative difference of compiled and eager that is not rounding
 
 
 class Compiled:

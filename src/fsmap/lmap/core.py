@@ -64,8 +64,7 @@ NO_EFFECT = (
     "quantization) replaces the parameters that it is given: then use fsmap.InPlacePenalty."
 )
 
-CHECK_EVERY = 100
-"""Evaluations between checks whether values on a GPU are finite: each waits for the device."""
+CHECK_EVERY = 100  # evaluations between checks of values on a GPU: each waits for the device
 
 
 def uncompiled(function: Callable[P, T]) -> Callable[P, T]:

@@ -17,34 +17,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from fsmap.errors import (
-    CollapseWarning,
-    InputError,
-    MissingEveryWarning,
-    NonFiniteWarning,
-    did_you_mean,
-)
+from fsmap.errors import CollapseWarning, InputError, MissingEveryWarning, NonFiniteWarning
 from fsmap.functional import accumulate, num_points, number, tensor_of
 from fsmap.lmap.compiling import Compiled
 from fsmap.lmap.core import Drawn, Regularizer, call_after_steps, first, uncompiled, write_back
-from fsmap.lmap.options import (
-    MODES,
-    MoreOptions,
-    Options,
-    check_mode,
-    check_module,
-    check_strength,
-    without_statistics,
-)
+from fsmap.lmap.options import MoreOptions, Options, check_mode, check_strength
 from fsmap.objective.geometry import SHARE
 from fsmap.px import EvalDistribution
 from fsmap.types import Inputs
 
-NATS = 0.05  # by held-out log loss on four sets: docs/guide/strength.md
-"""Default c, in nats per training point."""
-
-MEMORY = 20
-"""Steps that the running mean of R remembers: one draw of R varies by tens of percent."""
+NATS = 0.05  # default c, in nats per training point, by held-out log loss: docs/guide/strength.md
+MEMORY = 20  # steps that the running mean of R remembers: one draw varies by tens of percent
 
 C = TypeVar("C", bound=type)
 
@@ -61,20 +44,6 @@ def _with_all_options(cls: C) -> C:
     ]
     cls.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     return cls
-
-
-def _regularizer(
-    kind: type, module: nn.Module, px: Any, num_points: int, batchnorm: str, options: Any
-) -> Regularizer:
-    """R of a module; raises InputError for an option that there is not."""
-    known = [o.name for o in fields(Options)]
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        hint = did_you_mean(unknown[0], known)
-        raise InputError(
-            f"{kind.__name__} has no option {unknown[0]!r}; it has {', '.join(known)}.{hint}"
-        )
-    return Regularizer(module, Options(px, num_points, batchnorm, **options))
 
 
 class Term:
@@ -152,8 +121,9 @@ class LMAP(Term, nn.Module):
     ) -> None:
         """Wrap a model; see the class."""
         super().__init__()
-        check_mode(batchnorm, MODES)
-        self.regularizer = _regularizer(type(self), module, px, num_points, batchnorm, options)
+        check_mode(batchnorm)
+        made = Options.of(type(self), px, num_points, batchnorm, options)
+        self.regularizer = Regularizer(module, made)
         self.module = module
 
     def compile(self, **options: Any) -> None:
@@ -262,10 +232,8 @@ class Penalty(Term):
     ) -> None:
         """See :class:`LMAP`."""
         check_mode(batchnorm, ("auto", "frozen", "batch"), "For 'joint' use fsmap.LMAP.")
-        check_module(module)
-        if batchnorm == "auto":
-            batchnorm = "batch" if without_statistics(module) else "frozen"
-        self.regularizer = _regularizer(type(self), module, px, num_points, batchnorm, options)
+        made = Options.of(type(self), px, num_points, batchnorm, options)
+        self.regularizer = Regularizer(module, made)
 
     def state_dict(self) -> dict[str, int]:
         """The step; the model's own state is the model's."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from fsmap.errors import DivergedError, DivergedWarning, InputError, UnsupportedModuleError
 from fsmap.functional import (
@@ -235,9 +235,7 @@ def fit_population(
         >>> def build(prior_std):
         ...     return fsmap.ps_map(fsmap.Gaussian(0.1), fsmap.Normal(prior_std), num_data=20)
         >>> grid = fsmap.Grid(prior_std=[0.1, 1.0], seed=range(3))
-        >>> states, history = fsmap.fit_population(
-        ...     build, grid, f, (x, 2 * x), steps=2, progress=False
-        ... )
+        >>> states, history = fsmap.fit_population(build, grid, f, (x, 2 * x), steps=2)
         >>> history.loss.shape
         torch.Size([2, 6])
     """
@@ -491,11 +489,8 @@ class Feeder:
 
     def _same_draws(self, group: list[int]) -> bool:
         """Whether members of a seed draw the same numbers: not if p_X has a hyper-parameter."""
-        first, *others = (tree_flatten(self._draw(k, 0)) for k in group)
-        return all(
-            structure == first[1] and all(map(_equal, leaves, first[0]))
-            for leaves, structure in others
-        )
+        first, *others = (describe(self._draw(k, 0)) for k in group)
+        return all(other == first for other in others)
 
     def _draw(self, member: int, step: int) -> Draws:
         members, objective = self.members, self.members.objective(member)
@@ -528,10 +523,6 @@ class Feeder:
         draws = tree_map_only(Tensor, lambda t: t[which], feed.draws)
         draw_dims = tree_map_only(Tensor, lambda _: draw_dim, feed.draws)
         return batch, draws, (batch_dim, draw_dims)
-
-
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b if a is None or b is None else torch.equal(a, b)
 
 
 def _group_of(groups: dict[tuple[Value, ...], list[int]], device: torch.device) -> Tensor:

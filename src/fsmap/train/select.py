@@ -91,8 +91,7 @@ def select(
         >>> def build(prior_std):
         ...     return fsmap.ps_map(fsmap.Gaussian(0.1), fsmap.Normal(prior_std), num_data=20)
         >>> grid = fsmap.Grid(prior_std=[0.1, 1.0], seed=range(3))
-        >>> run = {"steps": 2, "progress": False}
-        >>> states, _ = fsmap.fit_population(build, grid, f, (x, 2 * x), **run)
+        >>> states, _ = fsmap.fit_population(build, grid, f, (x, 2 * x), steps=2)
         >>> len(fsmap.select(states, on=(x, 2 * x), by=fsmap.metrics.rmse))  # one choice a seed
         3
     """

@@ -244,10 +244,9 @@ def place(module: nn.Module, settings: ImageSettings, device: torch.device) -> n
 def layout_of(module: nn.Module, channels_last: bool, device: torch.device) -> torch.memory_format:
     """Channels last if that is asked for and safe.
 
-    On a CPU with AVX2, oneDNN writes past the end of a buffer when it differentiates a strided
-    1 × 1 convolution by its weights, if its input has fewer channels than a block and has them
-    last (https://github.com/uxlfoundation/oneDNN/issues/6035): a crash, or a wrong gradient. A
-    narrow ResNet has such shortcuts.
+    On a CPU with AVX2, oneDNN writes past the end of a buffer (a crash, or a wrong gradient) when
+    it differentiates a strided 1 × 1 convolution of fewer channels than a block by its weights
+    (https://github.com/uxlfoundation/oneDNN/issues/6035). A narrow ResNet has such shortcuts.
     """
     safe = device.type != "cpu" or not any(map(_overruns, module.modules()))
     return torch.channels_last if channels_last and safe else torch.contiguous_format

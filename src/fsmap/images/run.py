@@ -143,10 +143,8 @@ class ImageRun:
         before = self.seconds
         label = f"{self.settings.data} {self.settings.method} seed {self.settings.seed}"
         silent = not progress or self.group.rank != 0
-        with (
-            progress_bar(self.steps, label, silent=silent) as bar,
-            kernels(self.device, self.settings),
-        ):
+        shown = progress_bar(self.steps, label, silent=silent)
+        with shown as bar, kernels(self.device, self.settings):
             while self.step < end:
                 self.lr_used, self.reg_strength_used = self.lr, self.reg_strength
                 self.stepper(self.step, lr=self.lr_used, reg_strength=self.reg_strength_used)

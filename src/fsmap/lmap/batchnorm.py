@@ -1,23 +1,22 @@
 r"""BatchNorm in the evaluation pass: three named modes.
 
-``joint``: training and evaluation points go through the network as one batch, the loss is
-normalized by it too, running statistics are updated from it once. ``batch``: the evaluation points
-are normalized by themselves. ``frozen``: by the running statistics, the function that will be
-deployed. In ``batch`` and ``frozen`` the evaluation pass never changes running statistics.
+``joint``: training and evaluation points are one batch, which also normalizes the loss and updates
+running statistics once. ``batch``: the evaluation points are normalized by themselves. ``frozen``:
+they are normalized by running statistics, as in the deployed function. In ``batch`` and ``frozen``
+the evaluation pass does not change running statistics.
 
 The gradient of R in ``frozen``
 -------------------------------
-The running statistics s are those of the weights: when these move, s follows, so that training
-changes R by
+The running statistics s(θ) follow the weights, so the gradient of R is
 
 $\frac{d}{d\theta} R(\theta, s(\theta)) = \partial_\theta R + s'(\theta)^\top \partial_s R.$
 
-With the first term alone R falls as the weights before a BatchNorm shrink, and rises again as soon
-as the statistics have followed. How s moves is read off the pass of the training points
-(:class:`fsmap.LMAP`), or, for a penalty that does not see them, that of the evaluation points. With
-mean m and deviation d of a layer's input over them, which were m₀ and d₀, the running mean and
-deviation μ and σ become $r\mu + (m - r m_0)$ and $r\sigma$ with $r = d / d_0$. Their values stay
-what they are (r = 1), so R does not change, only its gradient. In J they are constants.
+The first term alone shrinks the weights before a BatchNorm: R falls, and rises again when the
+statistics have followed. s' is computed from the pass of the training points (:class:`fsmap.LMAP`)
+or, for a penalty, of the evaluation points. If the mean and deviation of a layer's input over these
+points change from m₀ and d₀ to m and d, the running ones, μ and σ, become $r\mu + (m - r m_0)$ and
+$r\sigma$ with $r = d / d_0$. Here r = 1 and m = m₀: only the gradient of R changes, not its value.
+In J the statistics are constants.
 """
 
 from __future__ import annotations

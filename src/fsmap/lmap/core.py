@@ -506,18 +506,16 @@ def first(out: Any, size: int, rest: int) -> Any:
 
 
 def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
-    ours, theirs = (
-        [(t.is_floating_point(), t.shape[1:]) for t in tree_leaves(points)]
-        for points in (x, evaluation)
-    )
-    if ours != theirs:
-        there, here = (
-            ", ".join(f"{t.dtype} {list(t.shape)}" for t in tree_leaves(points))
-            for points in (evaluation, x)
-        )
+    def kinds(points: Inputs) -> list[Any]:
+        return [(t.is_floating_point(), t.shape[1:]) for t in tree_leaves(points)]
+
+    def shown(points: Inputs) -> str:
+        return ", ".join(f"{t.dtype} {list(t.shape)}" for t in tree_leaves(points))
+
+    if kinds(x) != kinds(evaluation):
         raise InputError(
-            f"p_X draws {there} and the training batch is {here}: they cannot form one joint "
-            "batch. Points must have the shape of training points, and both be floating-point or "
-            "neither. Labels do not belong into p_X."
+            f"p_X draws {shown(evaluation)} and the training batch is {shown(x)}: they cannot form "
+            "one joint batch. Points must have the shape of training points, and both be "
+            "floating-point or neither. Labels do not belong into p_X."
         )
     return concat_points(x, evaluation)

@@ -70,7 +70,7 @@ class InPlacePenalty(Penalty):
             raise InputError(f"InPlacePenalty has no option {other[0]!r}: its estimator is 'fd'")
         check_module(module)
         options["estimator"] = "fd"
-        inner = unwrapped(module)
+        inner = _unwrapped(module)
         super().__init__(inner, px, num_points=num_points, batchnorm=batchnorm, **options)
         self.options = self.regularizer.options
         self.module = module
@@ -184,16 +184,14 @@ def _precise(module: nn.Module, beta: float) -> Iterator[None]:
         yield
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def _unwrapped(module: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, whose names are those of an undistributed run."""
     if any(type(m).__name__ == "FullyShardedDataParallel" for m in module.modules()):
         raise UnsupportedModuleError(
             "FullyShardedDataParallel (FSDP1) keeps flat parameters that cannot be moved by name. "
             "Use torch.distributed.fsdp.fully_shard (FSDP2)."
         )
-    inner = getattr(module, "module", None)
-    wrapper = isinstance(module, nn.parallel.DistributedDataParallel)
-    return inner if wrapper and isinstance(inner, nn.Module) else module
+    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
 
 
 def _is_sharded(p: Tensor) -> bool:

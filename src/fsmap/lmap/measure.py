@@ -69,11 +69,7 @@ class StepCost(NamedTuple):
 
 
 def estimate_cost(
-    term: Any,
-    x: Inputs,
-    *,
-    loss: Callable[[Tensor], Tensor] | None = None,
-    repeats: int = 10,
+    term: Any, x: Inputs, *, loss: Callable[[Tensor], Tensor] | None = None, repeats: int = 10
 ) -> StepCost:
     """Measure a training step with and without R; the model stays as it is.
 

@@ -137,10 +137,7 @@ def fit(
 
 
 def measure(f: ModelFn, params: Params, data: Batch, by: loop.Metric) -> Tensor:
-    """A metric on held-out data, random layers off: [], float64 on the CPU.
-
-    It is nan if an output is not finite.
-    """
+    """A metric on held-out data, random layers off; nan if an output is not finite: [], float64."""
     quiet: AbstractContextManager[None] = nullcontext()
     if isinstance(f, Functional) and not f.pointwise:
         quiet = evaluation_mode(f.module)
@@ -162,10 +159,7 @@ GENERAL = "Lower the learning rate, clip the gradient (clip=1.0), or look for ou
 
 
 def stop_if_diverged(recorder: loop.Recorder, values: Tensor) -> None:
-    """Raise DivergedError if a number of the last flush, [T, C], is not finite.
-
-    The message has the step, the terms that are not finite and the last finite values.
-    """
+    """Raise DivergedError, with step and terms, if a number of the last flush is not finite."""
     bad = ~torch.isfinite(values)
     if not bad.any():
         return

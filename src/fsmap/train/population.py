@@ -635,10 +635,7 @@ class Ensemble:
 
 
 def choose_chunk(chunk: int | str, members: Members, feeder: Feeder) -> int:
-    """How many members to vectorize.
-
-    1 means one by one, without ``vmap``; random layers need that, they are seeded member by member.
-    """
+    """How many members to vectorize; 1 (one by one) for random layers, seeded for each member."""
     if chunk != "auto" and (not isinstance(chunk, int) or chunk < 1):
         raise InputError(f"chunk must be a number of members >= 1, or 'auto', got {chunk!r}")
     M = len(members.grid)

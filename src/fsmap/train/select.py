@@ -24,10 +24,7 @@ from fsmap.train.population import (
 
 
 def measure_members(states: PopulationState, *, on: Any, by: Metric) -> Tensor:
-    """A metric of every member, [M], on held-out data: one set, or one per split.
-
-    It is nan for members whose outputs are not finite.
-    """
+    """A metric of every member, [M], on one set or one per split; nan if outputs are not finite."""
     data = held_out_sets(on, states.grid, states.params)
     return measure_each(states.f, states.params, data, by)
 

@@ -180,9 +180,7 @@ def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module
                 f"{name} could not be built with {options}: {type(error).__name__}: {error}"
             ) from error
     if not isinstance(module, nn.Module):
-        raise UnsupportedModuleError(
-            f"{name} made a {type(module).__name__}, not a torch.nn.Module"
-        )
+        raise UnsupportedModuleError(f"{name} made a {type(module).__name__}, not an nn.Module")
     return module
 
 

@@ -45,10 +45,7 @@ class Compiled:
         args: tuple[Any, ...],
         module: nn.Module,
     ) -> Any:
-        """The compiled function of ``args``, whose first result is compared with the eager one.
-
-        Results have an attribute R.
-        """
+        """The compiled function of ``args``; the R of its first result is compared with eager."""
         if self._failed:
             return eager()
         try:

@@ -415,12 +415,10 @@ class Regularizer:
         given = self.compiled is not None and self.compiled.options is not None
         return self.compiled if asked or given else None
 
-    def _evaluate(
-        self, x: Inputs | None, drawn: Drawn, params: Params, compiled: bool
-    ) -> Evaluation:
+    def _evaluate(self, x: Inputs | None, drawn: Drawn, params: Params, asked: bool) -> Evaluation:
         eager = partial(self._eager, x, drawn, params)
         eagerly = self._synchronizes or not torch.is_grad_enabled()
-        compiler = None if eagerly else self._compiler(compiled)
+        compiler = None if eagerly else self._compiler(asked)
         if compiler is None:
             return eager()
         found: Evaluation = compiler.checked(self._pure, eager, (x, drawn), self.module)

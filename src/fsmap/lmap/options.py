@@ -100,9 +100,7 @@ class Options:
         _, params = functional(module)
         found = [name for name, p in params.items() if p.is_complex()]
         if found:
-            raise UnsupportedModuleError(
-                f"{found[0]!r} is complex; R is defined for real parameters"
-            )
+            raise UnsupportedModuleError(f"{found[0]!r} is complex; R needs real parameters")
         bare = without_statistics(module)
         if self.batchnorm == "frozen" and bare:
             raise InputError(

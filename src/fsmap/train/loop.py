@@ -173,10 +173,7 @@ ADAM = adam(1e-3)  # the default optimizer
 
 
 class Options(TypedDict, total=False):
-    """Options that :func:`fsmap.fit` and :func:`fsmap.fit_population` share.
-
-    :class:`Settings` has the defaults, ``fit`` the descriptions.
-    """
+    """Options of :func:`fsmap.fit` and :func:`fsmap.fit_population`, as ``fit`` describes them."""
 
     optimizer: OptimizerSpec
     schedule: Schedule

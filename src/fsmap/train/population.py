@@ -380,9 +380,8 @@ class Members:
             )
         names = self.first(0)
         firsts = [self.first(k) for k in range(len(grid))]
-        self.params: Params = {n: torch.stack([p[n] for p in firsts]) for n in names}
-        for p in self.params.values():
-            p.requires_grad_()
+        stacked = {n: torch.stack([p[n] for p in firsts]) for n in names}
+        self.params: Params = {n: p.requires_grad_() for n, p in stacked.items()}
         self.like = next(iter(names.values()))
         self.hypers = grid.hypers(self.like)
         self.splits: tuple[Value, ...] = grid.axes.get(SPLIT, (0,))

@@ -428,7 +428,9 @@ class Regularizer:
         options = self.options
         options.estimator.check(params)
         joint = options.batchnorm == "joint" and x is not None
-        sync = bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
+        sync: AbstractContextManager[None] = nullcontext()
+        if self._synchronizes:
+            sync = bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
         tangents = not options.estimator.full_precision
         with sync, _compiled_parts_eager(self.module) if tangents else nullcontext():
             return self._pure(x, drawn, params, nullcontext if joint else self.own_noise)

@@ -488,8 +488,9 @@ class Feeder:
 
     def _same_draws(self, group: list[int]) -> bool:
         """Whether members of a seed draw the same numbers: not if p_X has a hyper-parameter."""
-        first, *others = (describe(self._draw(k, 0)) for k in group)
-        return all(other == first for other in others)
+        draws = (tree_leaves(self._draw(k, 0)) for k in group)
+        first, *others = ([*filter(torch.is_tensor, leaves)] for leaves in draws)
+        return all(len(t) == len(first) and all(map(torch.equal, t, first)) for t in others)
 
     def _draw(self, member: int, step: int) -> Draws:
         members, objective = self.members, self.members.objective(member)

@@ -16,8 +16,7 @@ from fsmap.linalg.logdet import log_det
 from fsmap.lmap.batchnorm import fresh_statistics
 from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.measure import estimate_cost, suggest_strength
-from fsmap.lmap.module import LMAP, LaplacianPenalty
-from fsmap.lmap.strength import LogTrace
+from fsmap.lmap.module import LMAP, LaplacianPenalty, LogTrace
 from fsmap.objective.objective import (
     Bernoulli,
     Categorical,

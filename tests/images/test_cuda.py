@@ -14,21 +14,11 @@ import fsmap
 from fsmap.images import ImageRun, ImageSettings
 from image_cases import KillAt
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("seeded", "float32", "fresh_compiler")]
 
 SIZE = {"limit": 128, "valid": 64, "width": 8, "epochs": 3, "batch_size": 32, "num_points": 16}
 DATA = {"data": "cifar10", "generated": True, "px": "cifar100+white-noise"}
 SMALL = ImageSettings(**DATA, **SIZE, reg_strength=1e-5)
-
-
-@pytest.fixture(autouse=True)
-def single(seeded: None) -> object:
-    before, validates = torch.get_default_dtype(), torch.distributions.Distribution._validate_args
-    torch.set_default_dtype(torch.float32)
-    yield
-    torch.set_default_dtype(before)
-    # torch 2.11 switches it off when it compiles
-    torch.distributions.Distribution.set_default_validate_args(validates)
 
 
 def copied(run: ImageRun) -> dict[str, torch.Tensor]:
@@ -81,8 +71,7 @@ def test_a_resumed_run_ends_with_the_same_bits(tmp_path: Path, precision: str):
     again = ImageRun(settings, device="cuda", folder=tmp_path, resume=True)
     assert again.step == 6
     again.train(progress=False)
-    for name, t in copied(again).items():
-        assert torch.equal(t, whole[name]), name
+    torch.testing.assert_close(copied(again), whole, rtol=0, atol=0)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -106,8 +105,12 @@ def floats(x: Any, dtype: torch.dtype) -> Any:
     return tree_map(lambda t: t.to(dtype) if t.is_floating_point() else t, x)
 
 
-def made(name: str, mode: str, dtype: torch.dtype = torch.float64) -> tuple[fsmap.LMAP, Any]:
+TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "bf16": 0.02}
+
+
+def made(name: str, mode: str, how: str = "float64") -> tuple[fsmap.LMAP, Any]:
     """A model with an LMAP around it, and training points."""
+    dtype = torch.float64 if how == "float64" else torch.float32
     build, draw = CASES[name]
     module, x, evaluation = build().to(dtype), floats(draw(B), dtype), floats(draw(S), dtype)
     return fsmap.LMAP(module, lambda n, _: evaluation, num_points=S, batchnorm=mode), x
@@ -160,13 +163,12 @@ def near(found: Found, wanted: Found, tolerance: float, *, gradient: bool = True
 @pytest.mark.parametrize(("name", "mode"), EVERY)
 @pytest.mark.parametrize("how", ["float64", "float32", "bf16"])
 def test_eager(name: str, mode: str, how: str) -> None:
-    lm, x = made(name, mode, torch.float64 if how == "float64" else torch.float32)
+    lm, x = made(name, mode, how)
     wanted = definition(lm, x)
-    with torch.autocast("cpu", torch.bfloat16) if how == "bf16" else nullcontext():
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "bf16"):
         found = measured(lm, lm.module, x)
-    tolerance = {"float64": 1e-10, "float32": 1e-5, "bf16": 0.02}[how]
     # How running statistics follow the weights is held to finite differences in test_frozen.
-    near(found, wanted, tolerance, gradient=(name, mode) != ("cnn", "frozen"))
+    near(found, wanted, TOLERANCE[how], gradient=(name, mode) != ("cnn", "frozen"))
 
 
 HALF = [("mlp", "joint"), ("cnn", "joint"), ("cnn", "frozen"), ("decoder, tied", "joint")]
@@ -176,18 +178,17 @@ COMPILED += [(*case, "bf16") for case in HALF]
 
 @pytest.mark.parametrize(("name", "mode", "how"), COMPILED)
 def test_compiled(name: str, mode: str, how: str) -> None:
-    lm, x = made(name, mode, torch.float64 if how == "float64" else torch.float32)
+    lm, x = made(name, mode, how)
     wanted = definition(lm, x)
     before = copy.deepcopy(lm.module.state_dict())
     eager = measured(lm, lm.module, x)
     lm.module.load_state_dict(before)
     lm.step = 0
     lm.compile(backend="aot_eager")
-    with torch.autocast("cpu", torch.bfloat16) if how == "bf16" else nullcontext():
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "bf16"):
         found = measured(lm, lm.module, x)
-    tolerance = {"float64": 1e-10, "float32": 1e-5, "bf16": 0.02}[how]
-    near(found, wanted, tolerance, gradient=(name, mode) != ("cnn", "frozen"))
-    near(found, eager, tolerance)
+    near(found, wanted, TOLERANCE[how], gradient=(name, mode) != ("cnn", "frozen"))
+    near(found, eager, TOLERANCE[how])
 
 
 def stepping(lm: fsmap.LMAP) -> Callable[[Any], tuple[Tensor, Tensor]]:

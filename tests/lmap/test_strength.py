@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 import fsmap
 from fsmap.errors import CollapseWarning, InputError, MissingEveryWarning, NonFiniteWarning
-from fsmap.lmap.strength import MEMORY, NATS, SHARE
+from fsmap.lmap.module import MEMORY, NATS, SHARE
 
 PX = fsmap.px.Normal(shape=(3,))
 CLOSE = {"rtol": 1e-6, "atol": 0.0}  # buffers are float32
@@ -208,9 +208,7 @@ def test_a_resumed_run_has_the_same_bits():
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 @pytest.mark.parametrize("every", [1, 2])
-def test_compiled_once_with_the_same_numbers(every: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
-    torch.compiler.reset()
+def test_compiled_once_with_the_same_numbers(every: int, fresh_compiler: None):
     counter = CompileCounter()
     plain, penalty = fsmap.LogTrace(), fsmap.LogTrace()
 
@@ -225,7 +223,6 @@ def test_compiled_once_with_the_same_numbers(every: int, monkeypatch: pytest.Mon
         assert (value.item(), given.grad.item()) == pytest.approx(call(plain, number, every=every))
     assert counter.frame_count == 1
     assert_close(dict(penalty.state_dict()), dict(plain.state_dict()))
-    torch.compiler.reset()
 
 
 def test_half_precision_is_widened():

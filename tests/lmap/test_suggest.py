@@ -32,9 +32,8 @@ def test_a_linear_model_has_a_closed_form(seeded):
     assert f"ε = {found.R / (2 * 0.6 * 50):.2g}" in str(found)  # 1/(2λN) at λR = loss
 
 
-def normalized(track: bool = True) -> nn.Sequential:
-    norm = nn.BatchNorm1d(8, track_running_stats=track)
-    return nn.Sequential(nn.Linear(3, 8), norm, nn.Tanh(), nn.Linear(8, 2))
+def normalized() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
 
 
 def test_statistics_that_never_saw_data_are_named(seeded):
@@ -65,7 +64,7 @@ def test_wrappers_are_measured_as_they_are_and_left_as_they_were(model, every):
 
 
 def test_joint_batches_need_training_points_and_keep_statistics(seeded):
-    model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2))
+    model = normalized()
     lm = fsmap.LMAP(model, PX, num_points=16)
     before = {n: b.clone() for n, b in model.named_buffers()}
     with pytest.raises(InputError, match="give x, a training batch"):
@@ -73,8 +72,7 @@ def test_joint_batches_need_training_points_and_keep_statistics(seeded):
     found = fsmap.suggest_strength(lm, loss=1.0, x=torch.randn(32, 3))
     assert found.R > 0
     assert lm.step == 0
-    for name, buffer in model.named_buffers():
-        assert_close(buffer, before[name])
+    assert_close(dict(model.named_buffers()), before)
 
 
 def test_joint_r_is_what_lmap_returns(model):

@@ -94,6 +94,10 @@ def mlp() -> nn.Module:
 f, _ = fsmap.functional(mlp())
 
 
+def one(params: Params, k: int) -> Params:
+    return {name: p[k] for name, p in params.items()}
+
+
 def assert_members_are_runs_alone(
     build: Callable[..., fsmap.Objective],
     grid: Grid,
@@ -110,8 +114,7 @@ def assert_members_are_runs_alone(
         own = train[member["split"]] if "split" in member else train
         seed = member.get("seed", 0)
         state, expected = fit(build(**hypers), f, init(seed), own, seed=seed, **alone)
-        for n, p in state.params.items():
-            torch.testing.assert_close(states.params[n][k], p, **SAME)
+        torch.testing.assert_close(one(states.params, k), state.params, **SAME)
         for name in ("loss", "likelihood", "prior", "geometry", "grad_norm", "lr", "step"):
             found = history.member(k).columns[name]
             torch.testing.assert_close(found, expected.columns[name], rtol=1e-9, atol=1e-9)
@@ -136,8 +139,7 @@ def test_a_resumed_population_keeps_r0(tmp_path: Path):
     knobs = RUN | {"checkpoint": path, "resume": True}
     fit_population(nats, grid, f, data(), **(knobs | {"steps": 8}))
     again, _ = fit_population(nats, grid, f, data(), **knobs)
-    for n, p in whole.params.items():
-        assert torch.equal(again.params[n], p)
+    torch.testing.assert_close(again.params, whole.params, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("splits", [{}, {"split": ["a", "b"]}], ids=["one set", "splits"])
@@ -243,8 +245,7 @@ def test_a_diverging_member_is_reported_and_disturbs_nobody(chunk: object):
     for k in (0, 2):
         state, expected = fit(build(**grid[k]), f, initialize(f.module, 0), data(), **knobs)
         torch.testing.assert_close(history.member(k).loss, expected.loss, **SAME)
-        for n, p in state.params.items():
-            torch.testing.assert_close(states.params[n][k], p, **SAME)
+        torch.testing.assert_close(one(states.params, k), state.params, **SAME)
 
 
 def test_a_member_whose_matrix_cannot_be_factored_disturbs_nobody():
@@ -290,13 +291,10 @@ def test_resume_is_bit_exact_with_a_diverged_member(tmp_path: Path, at: int):
         with pytest.raises(Interrupted):
             fit_population(build, grid, f, data(), checkpoint=path, callback=interrupt, **knobs)
         again, found = fit_population(build, grid, f, data(), checkpoint=path, resume=True, **knobs)
-    for n, p in whole.params.items():
-        assert torch.equal(again.params[n], p)
-        assert torch.equal(again.best.params[n], whole.best.params[n])
-    for name in set(expected.columns) - {"seconds"}:
-        torch.testing.assert_close(
-            found.columns[name], expected.columns[name], rtol=0, atol=0, equal_nan=True
-        )
+    torch.testing.assert_close(again.params, whole.params, rtol=0, atol=0)
+    torch.testing.assert_close(again.best.params, whole.best.params, rtol=0, atol=0)
+    del found.columns["seconds"], expected.columns["seconds"]
+    torch.testing.assert_close(found.columns, expected.columns, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(found.diverged, expected.diverged)
     assert torch.equal(again.best.step, whole.best.step)
 
@@ -322,8 +320,7 @@ def test_validation_keeps_the_best_of_every_member():
         best = states.member(k).best
         assert best.step == state.best.step
         assert best.value == pytest.approx(state.best.value, rel=1e-9)
-        for n, p in state.best.params.items():
-            torch.testing.assert_close(best.params[n], p, **SAME)
+        torch.testing.assert_close(best.params, state.best.params, **SAME)
 
 
 ONE, TWO = Grid(prior_std=[1.0]), Grid(prior_std=[1.0], seed=[1, 2])
@@ -413,8 +410,7 @@ def test_too_little_memory_halves_the_chunk(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(population, "vmap", limited)
     found, _ = fit_population(ps_map, grid, f, data(), **RUN)
     assert sizes == [16, 8] + 20 * [4]
-    for n, p in expected.params.items():
-        torch.testing.assert_close(found.params[n], p, **SAME)
+    torch.testing.assert_close(found.params, expected.params, **SAME)
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
@@ -434,8 +430,7 @@ def test_the_compiled_step_equals_the_eager_one(
     grid, knobs = Grid(prior_std=[0.5, 2.0], seed=range(2)), RUN | {"steps": 4}
     eager, _ = fit_population(build, grid, f, data(), **knobs)
     found, _ = fit_population(build, grid, f, data(), compile=True, chunk=chunk, **knobs)
-    for n, p in eager.params.items():
-        torch.testing.assert_close(found.params[n], p, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.params, eager.params, rtol=1e-9, atol=1e-12)
 
 
 def test_random_layers_are_not_compiled(seeded: None):

@@ -23,7 +23,6 @@ from fsmap.data.images import Images, Normalization
 from fsmap.errors import InputError
 from fsmap.images.build import logits_of
 
-Advance = Callable[[str], None]
 SCALED = "_scaled"  # ending of metrics after temperature scaling
 METRICS = ("accuracy", "selective", "nll", "ece", "brier", f"nll{SCALED}", f"ece{SCALED}")
 """In the order of tables. Accuracy and selective prediction do not change with T."""
@@ -91,7 +90,7 @@ def assess_images(
     shifted: Mapping[str, Images] = {},
     corruptions: Iterable[tuple[str, int]] = (),
     points: Mapping[str, Tensor] = {},
-    advance: Advance = lambda _: None,
+    advance: Callable[[str], None] = lambda _: None,
 ) -> Assessment:
     """Measure a classifier.
 

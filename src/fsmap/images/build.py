@@ -24,7 +24,7 @@ from fsmap.data.images import ImageTask, Normalization, facts_of, load_task
 from fsmap.errors import CheckpointError, InputError, UnsupportedModuleError
 from fsmap.functional import evaluation_mode
 from fsmap.linalg.estimators import by_name
-from fsmap.lmap.options import MODES, check_mode
+from fsmap.lmap.options import check_mode
 from fsmap.models.resnet import resnet18, resnet50_imagenet
 from fsmap.train import checkpoint
 
@@ -89,7 +89,7 @@ class ImageSettings:
 
     def __post_init__(self) -> None:
         by_name(self.estimator)
-        check_mode(self.batchnorm, MODES)
+        check_mode(self.batchnorm)
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
@@ -180,9 +180,7 @@ def make_model(name: str, offered: Mapping[str, Any], *, seed: int) -> nn.Module
                 f"{name} could not be built with {options}: {type(error).__name__}: {error}"
             ) from error
     if not isinstance(module, nn.Module):
-        raise UnsupportedModuleError(
-            f"{name} made a {type(module).__name__}, not a torch.nn.Module"
-        )
+        raise UnsupportedModuleError(f"{name} made a {type(module).__name__}, not an nn.Module")
     return module
 
 
@@ -244,10 +242,9 @@ def place(module: nn.Module, settings: ImageSettings, device: torch.device) -> n
 def layout_of(module: nn.Module, channels_last: bool, device: torch.device) -> torch.memory_format:
     """Channels last if that is asked for and safe.
 
-    On a CPU with AVX2, oneDNN writes past the end of a buffer when it differentiates a strided
-    1 × 1 convolution by its weights, if its input has fewer channels than a block and has them
-    last (https://github.com/uxlfoundation/oneDNN/issues/6035): a crash, or a wrong gradient. A
-    narrow ResNet has such shortcuts.
+    On a CPU with AVX2, oneDNN writes past the end of a buffer (a crash, or a wrong gradient) when
+    it differentiates a strided 1 × 1 convolution of fewer channels than a block by its weights
+    (https://github.com/uxlfoundation/oneDNN/issues/6035). A narrow ResNet has such shortcuts.
     """
     safe = device.type != "cpu" or not any(map(_overruns, module.modules()))
     return torch.channels_last if channels_last and safe else torch.contiguous_format

@@ -19,15 +19,8 @@ from fsmap.data.catalogue import Folder
 from fsmap.data.images import ImageTask
 from fsmap.errors import CheckpointError, DivergedError, InputError
 from fsmap.files import write_whole
-from fsmap.images.build import (
-    FILE,
-    ImageSettings,
-    build_model,
-    check_model,
-    load_data,
-    logits_of,
-    place,
-)
+from fsmap.images import build
+from fsmap.images.build import FILE, ImageSettings
 from fsmap.images.step import COLUMNS, Feeder, Group, Step
 from fsmap.progress import progress as progress_bar
 from fsmap.train import checkpoint
@@ -69,16 +62,16 @@ class ImageRun:
         self.settings, self.group = settings, group or Group()
         self.device = torch.device(device)
         px = settings.px if settings.regularized else None
-        self.task = (task or load_data(settings, data_dir, px)).to(self.device)
+        self.task = (task or build.load_data(settings, data_dir, px)).to(self.device)
         if module is None:
-            module = build_model(settings, data_dir=data_dir)
+            module = build.build_model(settings, data_dir=data_dir)
         if not module.training:
             module.train()
-        self.module = place(module, settings, self.device)
+        self.module = build.place(module, settings, self.device)
         self.hooks = list(hooks)
         self.feeder = Feeder(self.task, settings, self.module, self.group)
-        self.stepper = Step(self.module, settings, self.feeder, self.group)
-        check_model(self.logits_of, self.task.train.x[:2], settings, self.task.classes)
+        self.stepper = Step(self.module, self.feeder)
+        build.check_model(self.logits_of, self.task.train.x[:2], settings, self.task.classes)
         self.history: list[Row] = []
         self._stopping = False
         self.steps_per_epoch = self.feeder.steps_per_epoch
@@ -119,9 +112,8 @@ class ImageRun:
     def lr(self) -> float:
         """Learning rate of the next step."""
         warmup = round(self.settings.warmup_epochs * self.steps_per_epoch)
-        return self.settings.lr * Schedule(warmup, self.settings.decay).factor(
-            self.step, self.steps
-        )
+        schedule = Schedule(warmup, self.settings.decay)
+        return self.settings.lr * schedule.factor(self.step, self.steps)
 
     def train(
         self,
@@ -151,10 +143,8 @@ class ImageRun:
         before = self.seconds
         label = f"{self.settings.data} {self.settings.method} seed {self.settings.seed}"
         silent = not progress or self.group.rank != 0
-        with (
-            progress_bar(self.steps, label, silent=silent) as bar,
-            kernels(self.device, self.settings),
-        ):
+        shown = progress_bar(self.steps, label, silent=silent)
+        with shown as bar, kernels(self.device, self.settings):
             while self.step < end:
                 self.lr_used, self.reg_strength_used = self.lr, self.reg_strength
                 self.stepper(self.step, lr=self.lr_used, reg_strength=self.reg_strength_used)
@@ -198,7 +188,7 @@ class ImageRun:
         """Logits of images given as bytes ``[N, C, H, W]``, or as normalized numbers."""
         with kernels(self.device, self.settings):
             layout = self.feeder.layout
-            return logits_of(self.module, images, self.task.normalize, layout, half=half)
+            return build.logits_of(self.module, images, self.task.normalize, layout, half=half)
 
     def save(self) -> None:
         """Write the checkpoint; process 0 does, the others go on."""

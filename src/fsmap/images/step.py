@@ -25,14 +25,10 @@ from fsmap.functional import is_random
 from fsmap.images.build import ImageSettings, autocast, layout_of
 from fsmap.linalg.estimators import Probes, by_name, draws_normal
 from fsmap.lmap.core import Drawn
-from fsmap.lmap.module import LMAP
-from fsmap.lmap.strength import LogTrace
+from fsmap.lmap.module import LMAP, LogTrace
 from fsmap.px import generator
 from fsmap.train.capture import CapturedStep
 from fsmap.train.loop import OptimizerSpec, set_lr
-
-PLAIN, JOINED, REGULARIZED = "plain", "joined", "regularized"
-"""Without p_X; p_X in the batch but no R (``joint`` between two evaluations of R); with R."""
 
 COLUMNS = ("loss", "laplacian", "correct", "grad_norm", "regularized", "steps")
 """Sums over the steps of an epoch."""
@@ -157,9 +153,8 @@ class Feeder:
     def _load(self, epoch: int) -> None:
         """Draw an epoch: one order for all processes, crops and points for each its own."""
         settings, group, steps = self.settings, self.group, self.steps_per_epoch
-        order = torch.randperm(
-            len(self.task.train.x), generator=generator(settings.seed, epoch, "epoch")
-        )
+        shared = generator(settings.seed, epoch, "epoch")
+        order = torch.randperm(len(self.task.train.x), generator=shared)
         rows = order[: steps * settings.batch_size].reshape(steps, group.size, self.batch)
         draws = {"rows": rows[:, group.rank]}
         if self.task.augment is not None:
@@ -179,12 +174,11 @@ class Feeder:
 class Step:
     """Takes steps; eager, compiled, or captured whole in a CUDA graph."""
 
-    def __init__(
-        self, module: nn.Module, settings: ImageSettings, feeder: Feeder, group: Group
-    ) -> None:
+    def __init__(self, module: nn.Module, feeder: Feeder) -> None:
         """Make the optimizer and the regularizer."""
-        self.module, self.settings, self.feeder, self.group = module, settings, feeder, group
-        device = feeder.device
+        self.module, self.feeder = module, feeder
+        self.settings, self.group = feeder.settings, feeder.group
+        settings, device = feeder.settings, feeder.device
         _check_how(module, settings, device)
         self.params = {n: p for n, p in module.named_parameters() if p.requires_grad}
         names = ("momentum", "nesterov", "weight_decay")
@@ -206,7 +200,7 @@ class Step:
             self.assemble = torch.compile(feeder.assemble)
             if self.lm is None:
                 self.plain = torch.compile(module)
-        self.captured: dict[str, CapturedStep] = {}
+        self.captured: dict[bool, CapturedStep] = {}  # without R and with it
 
     def _regularize(self, settings: ImageSettings) -> None:
         px, feeder = self.feeder.task.px, self.feeder
@@ -216,7 +210,6 @@ class Step:
         self.lm = LMAP(self.module, px, num_points=feeder.points, **options)
         if settings.compile:
             self.lm.compile()
-        self.plain = self.lm.regularizer.plain
         size = sum(p.numel() for p in self.params.values())
         self.draws_psi = draws_normal(by_name(settings.estimator))
         with autocast(feeder.device, self.half):
@@ -225,73 +218,61 @@ class Step:
         if settings.reg_nats is not None:
             self.penalty = LogTrace(settings.reg_nats).to(feeder.device)
 
-    def kind(self, step: int, reg_strength: float) -> str:
-        """Which of the three kinds of step this is."""
-        if self.lm is None:
-            return PLAIN
-        if reg_strength != 0 and step % self.settings.every == 0:
-            return REGULARIZED
-        return JOINED if self.settings.batchnorm == "joint" else PLAIN
-
     def __call__(self, step: int, *, lr: float, reg_strength: float) -> None:
         """Take a step."""
-        kind = self.kind(step, reg_strength)
+        with_r = self.lm is not None and reg_strength != 0 and step % self.settings.every == 0
         self.feeder.prepare(step)
         self.reg_strength.fill_(reg_strength)
         set_lr(self.optimizer, lr)
         if self.lm is not None:
             self.lm.step = step
-            if kind == REGULARIZED and self.draws_psi:
+            if with_r and self.draws_psi:
                 stream = self.lm.regularizer.stream()
                 size, device = self.psi.shape[1], self.psi.device
                 self.psi.copy_(stream.flat_psi(size, 1, device, self.psi.dtype))
         if not self.settings.graph or self.group.size > 1:
-            self.advance(kind)
+            self.advance(with_r)
             return
-        if kind not in self.captured:
+        if with_r not in self.captured:
             state = lambda: list(self.tensors().values())  # noqa: E731
-            self.captured[kind] = CapturedStep(lambda: self.advance(kind), state)
-        self.captured[kind]()
+            self.captured[with_r] = CapturedStep(lambda: self.advance(with_r), state)
+        self.captured[with_r]()
 
-    def advance(self, kind: str) -> None:
+    def advance(self, with_r: bool) -> None:
         """Everything after the draws are in place: fixed tensors in, fixed tensors changed."""
         x, y, points = self.assemble()
         probes: Probes = None
-        if kind == REGULARIZED:
+        if with_r:
             assert self.lm is not None
             probes = self.psi if self.draws_psi else self.lm.regularizer.probes(x, points)
         drawn = Drawn(points, probes)
-        measured = self._differentiate(kind, x, y, drawn)
+        measured = self._differentiate(x, y, drawn, with_r)
         if self.settings.sam:
-            self._sam_gradient(kind, x, y, drawn)
-        self._update(measured, kind)
+            self._sam_gradient(x, y, drawn, with_r)
+        self._update(measured, with_r)
 
-    def _differentiate(self, kind: str, x: Tensor, y: Tensor, drawn: Drawn) -> Tensor:
+    def _differentiate(self, x: Tensor, y: Tensor, drawn: Drawn, with_r: bool) -> Tensor:
         """Fill ``.grad``; cross-entropy, R (times ``every``) and the number of right answers."""
-        value = self.reg_strength.new_zeros(())
+        R: Tensor | None = self.reg_strength.new_zeros(())
         with autocast(x.device, self.half):
-            if kind == REGULARIZED:
-                assert self.lm is not None
-                out, R = self.lm(x, drawn=drawn)
-                assert R is not None
-                value = R
-            elif kind == JOINED:
-                out = self.plain(torch.cat([x, drawn.points]))[: len(x)]
-            else:
+            if self.lm is None:
                 out = self.plain(x)
+            else:
+                out, R = self.lm(x, drawn=drawn, reg_strength=None if with_r else 0.0)
+        assert R is not None
         out = out.to(self.feeder.dtype)
         loss = F.cross_entropy(out, y, label_smoothing=self.settings.label_smoothing)
         total = loss
-        if kind == REGULARIZED:
-            term = value if self.penalty is None else self.penalty(value, every=self.settings.every)
+        if with_r:
+            term = R if self.penalty is None else self.penalty(R, every=self.settings.every)
             total = loss + self.reg_strength * term
         for p in self.params.values():
             p.grad = None
         total.backward()
         right = (out.argmax(1) == y).sum()
-        return torch.stack([t.detach().float() for t in (loss, value, right)])
+        return torch.stack([t.detach().float() for t in (loss, R, right)])
 
-    def _sam_gradient(self, kind: str, x: Tensor, y: Tensor, drawn: Drawn) -> None:
+    def _sam_gradient(self, x: Tensor, y: Tensor, drawn: Drawn, with_r: bool) -> None:
         """Sharpness-aware minimization: the gradient at θ + ρ·g/‖g‖, in ``.grad`` of θ."""
         params = list(self.params.values())
         tensors = [*params, *self.module.buffers()]
@@ -303,13 +284,13 @@ class Step:
             factor = self.settings.sam / (get_total_norm(grads) + 1e-12)
             for p, g in zip(params, grads, strict=True):
                 p.add_(g * factor)
-        self._differentiate(kind, x, y, drawn)
+        self._differentiate(x, y, drawn, with_r)
         with torch.no_grad():
             for t, before in zip(tensors, kept, strict=True):
                 t.copy_(before)
 
     @torch.no_grad()
-    def _update(self, measured: Tensor, kind: str) -> None:
+    def _update(self, measured: Tensor, with_r: bool) -> None:
         """Average over processes, clip, move the parameters."""
         params, grads = list(self.params.values()), self._grads()
         floats = [b for b in self.module.buffers() if b.is_floating_point()]
@@ -320,9 +301,8 @@ class Step:
             clip_grads_with_norm_(params, self.settings.clip, norm)
         self.optimizer.step()
         self.totals[:4] += torch.cat([measured, norm.float()[None]])
-        self.totals[4:] += 1
-        if kind != REGULARIZED:
-            self.totals[4] -= 1
+        self.totals[4] += with_r
+        self.totals[5] += 1
 
     def _grads(self) -> list[Tensor]:
         for p in self.params.values():
@@ -334,10 +314,9 @@ class Step:
         """Every tensor that a step changes, live, by its name in a checkpoint."""
         found = {f"params/{n}": p.detach() for n, p in self.module.named_parameters()}
         found |= {f"buffers/{n}": b for n, b in self.module.named_buffers()}
-        for name, p in self.params.items():
-            momentum = self.optimizer.state[p].get("momentum_buffer")
-            if momentum is not None:
-                found[f"momentum/{name}"] = momentum
+        if self.settings.momentum:
+            states = {n: self.optimizer.state[p] for n, p in self.params.items()}
+            found |= {f"momentum/{n}": state["momentum_buffer"] for n, state in states.items()}
         if self.penalty is not None:
             found |= {f"penalty/{n}": b for n, b in self.penalty.named_buffers()}
         return found | {"step/totals": self.totals}
@@ -345,17 +324,13 @@ class Step:
 
 def _check_how(module: nn.Module, settings: ImageSettings, device: torch.device) -> None:
     """Raise if the step cannot be compiled or captured."""
-    message = None
     if settings.graph and device.type != "cuda":
-        message = f"graph=True needs a CUDA device, got {device}"
-    elif settings.graph and settings.regularized and by_name(settings.estimator).reverse_mode:
-        message = f"graph=True does not go with the estimator {settings.estimator!r}"
-    elif settings.graph or settings.compile:
-        noisy = sorted({type(m).__name__ for m in module.modules() if is_random(m)})
-        if noisy:
-            message = (
-                "compile and graph need a model without random layers, and this one has "
-                f"{', '.join(noisy)}. Set both to False, or the drop rates to 0."
-            )
-    if message:
-        raise InputError(message)
+        raise InputError(f"graph=True needs a CUDA device, got {device}")
+    if settings.graph and settings.regularized and by_name(settings.estimator).reverse_mode:
+        raise InputError(f"graph=True does not go with the estimator {settings.estimator!r}")
+    noisy = sorted({type(m).__name__ for m in module.modules() if is_random(m)})
+    if noisy and (settings.graph or settings.compile):
+        raise InputError(
+            "compile and graph need a model without random layers, and this one has "
+            f"{', '.join(noisy)}. Set both to False, or the drop rates to 0."
+        )

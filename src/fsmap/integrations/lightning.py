@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fsmap.errors import InputError, require
-from fsmap.lmap.module import LMAP
-from fsmap.lmap.strength import LogTrace
+from fsmap.lmap.module import LMAP, LogTrace
 from fsmap.objective.geometry import SHARE
 
 if TYPE_CHECKING:

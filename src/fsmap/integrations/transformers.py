@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from fsmap.errors import InputError, require
-from fsmap.lmap.module import LaplacianPenalty
+from fsmap.lmap.module import LaplacianPenalty, LogTrace
 from fsmap.lmap.options import check_strength
-from fsmap.lmap.strength import LogTrace
 from fsmap.px import check_draw, choose, integer
 from fsmap.types import Inputs
 
@@ -166,12 +165,10 @@ class LMAPTrainerMixin(Base):
         training = model.training and torch.is_grad_enabled()
         plain, items = super().compute_loss, num_items_in_batch
         parts = self._parts(plain, model, inputs, items) if training else 1
-        loss, outputs = plain(
-            model, inputs, return_outputs=True, num_items_in_batch=items, **kwargs
-        )
+        loss, out = plain(model, inputs, return_outputs=True, num_items_in_batch=items, **kwargs)
         if training:
             loss = self._with_term(loss, parts)
-        return (loss, outputs) if return_outputs else loss
+        return (loss, out) if return_outputs else loss
 
     def _with_term(self, loss: Tensor, parts: int) -> Tensor:
         """Loss + λR, where the step's loss is the sum of ``parts`` such losses."""
@@ -294,9 +291,7 @@ def _counts(compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any)
 def _distribution(trainer: Any) -> Any:
     data = trainer.train_dataset if trainer.px is None else trainer.px
     if data is None:
-        raise InputError(
-            "neither px nor train_dataset is given: there is nothing to evaluate R at."
-        )
+        raise InputError("neither px nor train_dataset is given: no points to evaluate R at.")
     if isinstance(data, Tensor | Mapping) or hasattr(data, "sample") or callable(data):
         return data
     columns = None

@@ -1,23 +1,22 @@
 r"""BatchNorm in the evaluation pass: three named modes.
 
-``joint``: training and evaluation points go through the network as one batch, the loss is
-normalized by it too, running statistics are updated from it once. ``batch``: the evaluation points
-are normalized by themselves. ``frozen``: by the running statistics, the function that will be
-deployed. In ``batch`` and ``frozen`` the evaluation pass never changes running statistics.
+``joint``: training and evaluation points are one batch, which also normalizes the loss and updates
+running statistics once. ``batch``: the evaluation points are normalized by themselves. ``frozen``:
+they are normalized by running statistics, as in the deployed function. In ``batch`` and ``frozen``
+the evaluation pass does not change running statistics.
 
 The gradient of R in ``frozen``
 -------------------------------
-The running statistics s are those of the weights: when these move, s follows, so that training
-changes R by
+The running statistics s(θ) follow the weights, so the gradient of R is
 
 $\frac{d}{d\theta} R(\theta, s(\theta)) = \partial_\theta R + s'(\theta)^\top \partial_s R.$
 
-With the first term alone R falls as the weights before a BatchNorm shrink, and rises again as soon
-as the statistics have followed. How s moves is read off the pass of the training points
-(:class:`fsmap.LMAP`), or, for a penalty that does not see them, that of the evaluation points. With
-mean m and deviation d of a layer's input over them, which were m₀ and d₀, the running mean and
-deviation μ and σ become $r\mu + (m - r m_0)$ and $r\sigma$ with $r = d / d_0$. Their values stay
-what they are (r = 1), so R does not change, only its gradient. In J they are constants.
+The first term alone shrinks the weights before a BatchNorm: R falls, and rises again when the
+statistics have followed. s' is computed from the pass of the training points (:class:`fsmap.LMAP`)
+or, for a penalty, of the evaluation points. If the mean and deviation of a layer's input over these
+points change from m₀ and d₀ to m and d, the running ones, μ and σ, become $r\mu + (m - r m_0)$ and
+$r\sigma$ with $r = d / d_0$. Here r = 1 and m = m₀: only the gradient of R changes, not its value.
+In J the statistics are constants.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class Deployed(Wrapped):
             if not (call.training and torch.is_grad_enabled()):
                 return call.fixed()
             if given is None:
-                found.append(_change(_primal(call.input), call.eps))
+                found.append(_change(forward_ad.unpack_dual(call.input).primal, call.eps))
                 change = found[-1]
             else:
                 change = given[place[0]]
@@ -102,7 +101,7 @@ class Deployed(Wrapped):
 
         with Replacing({F.batch_norm: batch_norm, sync_batch_norm: sync}):
             out = self.inner.with_state(params, x, buffers)
-        if given is None and found and not _is_dual(out[0]):
+        if given is None and found and forward_ad.unpack_dual(out[0]).tangent is None:
             self._changes = found
         return out
 
@@ -158,14 +157,6 @@ def _adjusted(change: Change, call: BatchNorm) -> tuple[Tensor, Tensor]:
     return scale.to(mean.dtype), bias.to(mean.dtype)
 
 
-def _primal(x: Tensor) -> Tensor:
-    return forward_ad.unpack_dual(x).primal if _is_dual(x) else x
-
-
-def _is_dual(x: Tensor) -> bool:
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
-
-
 @contextmanager
 def fresh_statistics(module: nn.Module, batches: Iterable[Tensor]) -> Iterator[None]:
     """Within, the module is in ``eval()`` mode with the statistics of some batches.
@@ -186,16 +177,11 @@ def fresh_statistics(module: nn.Module, batches: Iterable[Tensor]) -> Iterator[N
         (tensor([0.]), True)
     """
     norms = [m for m in unfrozen(module) if m.track_running_stats]
-    momenta = [m.momentum for m in norms]
     with unchanged(module):
         module.eval()
-        try:
-            if norms:
-                _measure(module, norms, batches)
-            yield
-        finally:
-            for m, momentum in zip(norms, momenta, strict=True):
-                m.momentum = momentum
+        if norms:
+            _measure(module, norms, batches)
+        yield
 
 
 @contextmanager
@@ -215,19 +201,20 @@ def unchanged(module: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def _measure(module: nn.Module, norms: list[_BatchNorm], batches: Iterable[Tensor]) -> None:
+    momenta = [m.momentum for m in norms]
     for m in norms:
         m.reset_running_stats()
         m.momentum = None  # the mean over batches
         m.training = True
     x = None
-    for x in batches:
-        module(x)
+    try:
+        for x in batches:
+            module(x)
+    finally:
+        for m, momentum in zip(norms, momenta, strict=True):
+            m.momentum, m.training = momentum, False
     if x is None:
-        raise InputError(
-            "fresh_statistics needs at least one batch; was the iterator used up before?"
-        )
-    for m in norms:
-        m.training = False
+        raise InputError("fresh_statistics needs at least one batch; is the iterator used up?")
 
 
 @contextmanager
@@ -237,14 +224,8 @@ def differentiable_sync(module: nn.Module, estimator: Estimator, mode: str) -> I
     Raises UnsupportedModuleError if the estimator goes backwards through the points of one rank: a
     backward pass through the layer adds up what the ranks ask for.
     """
-    layers = [
-        m
-        for m in module.modules()
-        if isinstance(m, nn.SyncBatchNorm)
-        and m.training
-        and dist.is_available()
-        and dist.is_initialized()
-    ]
+    parts = module.modules() if dist.is_available() and dist.is_initialized() else ()
+    layers = [m for m in parts if isinstance(m, nn.SyncBatchNorm) and m.training]
     if layers and estimator.reverse_mode and mode != "frozen":
         raise UnsupportedModuleError(
             f"the estimator {estimator.name!r} cannot go through SyncBatchNorm: a backward pass "

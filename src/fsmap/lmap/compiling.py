@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from fsmap.errors import FallbackWarning, FsmapError
 from fsmap.functional import is_random
 
-TOLERANCE = 0.02
-"""Largest relative difference between compiled and eager, besides what rounding explains."""
+TOLERANCE = 0.02  # largest relative difference of compiled and eager that is not rounding
 
 
 class Compiled:
@@ -46,10 +45,7 @@ class Compiled:
         args: tuple[Any, ...],
         module: nn.Module,
     ) -> Any:
-        """The compiled function of ``args``, whose first result is compared with the eager one.
-
-        Results have an attribute R.
-        """
+        """The compiled function of ``args``; the R of its first result is compared with eager."""
         if self._failed:
             return eager()
         try:
@@ -94,9 +90,8 @@ def _difference(
         found = _with_gradient(compiled(*args).R, params)
     if any(is_random(m) for m in module.modules()):
         return None  # random layers draw other numbers in a compiled graph
-    for what, ours, theirs, right in zip(
-        ("R", "the gradient of R"), found, ordinary, exact, strict=True
-    ):
+    names = ("R", "the gradient of R")
+    for what, ours, theirs, right in zip(names, found, ordinary, exact, strict=True):
         # In half precision eager passes are off by tens of percent in deep networks: compiled ones
         # may be twice as far from full precision, no more.
         size = right.norm().clamp_min(1e-30)
@@ -117,10 +112,7 @@ def _with_gradient(value: Tensor, params: Sequence[Tensor]) -> tuple[Tensor, Ten
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a method with a code object of its own: torch counts recompilations by code."""
-    inner: Any = function
-    plain = inner.__func__
-    copy = FunctionType(
-        plain.__code__.replace(), plain.__globals__, plain.__name__, plain.__defaults__,
-        plain.__closure__,
-    )  # fmt: skip
-    return MethodType(copy, inner.__self__)
+    method: Any = function
+    f, code = method.__func__, method.__code__.replace()
+    copy = FunctionType(code, f.__globals__, f.__name__, f.__defaults__, f.__closure__)
+    return MethodType(copy, method.__self__)

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -64,8 +64,7 @@ NO_EFFECT = (
     "quantization) replaces the parameters that it is given: then use fsmap.InPlacePenalty."
 )
 
-CHECK_EVERY = 100
-"""Evaluations between checks whether values on a GPU are finite: each waits for the device."""
+CHECK_EVERY = 100  # evaluations between checks of values on a GPU: each waits for the device
 
 
 def uncompiled(function: Callable[P, T]) -> Callable[P, T]:
@@ -366,14 +365,13 @@ class Regularizer:
         self._names = tuple(params)
         drawn = self.draw(x, params) if drawn is None else drawn
         try:
-            found = self._evaluate(x, drawn, params, compiled)
+            return self._evaluate(x, drawn, params, compiled)
         except ForwardModeError as error:
             if not self.options.estimator.forward_mode:
                 raise
             warnings.warn(f"{error} Using 'fd_central' from now on.", FallbackWarning, stacklevel=4)
             self.options = replace(self.options, estimator=Central(self.options.beta))
-            found = self._evaluate(x, drawn, params, compiled)
-        return found
+            return self._evaluate(x, drawn, params, compiled)
 
     def scaled(self, R: Tensor, reg_strength: float | Tensor | None) -> Tensor:
         """R, or λR; warns once each if R is zero at first, and if the value is not finite."""
@@ -407,39 +405,32 @@ class Regularizer:
 
     def plain(self, x: Inputs, *, compiled: bool = False) -> Any:
         """An ordinary pass through the module, hooks and running statistics included."""
-        if self._compiles(compiled):
-            assert self.compiled is not None
-            return self.compiled.plain(self.f.raw, x)
-        return self.f.raw(x)
+        compiler = self._compiler(compiled)
+        return self.f.raw(x) if compiler is None else compiler.plain(self.f.raw, x)
 
-    def _compiles(self, asked: bool) -> bool:
-        """Whether to compile: asked for by torch.compile around it, or by :attr:`compiled`."""
+    def _compiler(self, asked: bool) -> Compiled | None:
+        """What compiles, if torch.compile around it (``asked``) or :attr:`compiled` ask for it."""
         if asked and self.compiled is None:
             self.compiled = Compiled()
-        return asked or (self.compiled is not None and self.compiled.options is not None)
+        given = self.compiled is not None and self.compiled.options is not None
+        return self.compiled if asked or given else None
 
-    def _evaluate(
-        self, x: Inputs | None, drawn: Drawn, params: Params, compiled: bool
-    ) -> Evaluation:
-        def eager() -> Evaluation:
-            return self._eager(x, drawn, params)
-
+    def _evaluate(self, x: Inputs | None, drawn: Drawn, params: Params, asked: bool) -> Evaluation:
+        eager = partial(self._eager, x, drawn, params)
         eagerly = self._synchronizes or not torch.is_grad_enabled()
-        if eagerly or not self._compiles(compiled):
+        compiler = None if eagerly else self._compiler(asked)
+        if compiler is None:
             return eager()
-        assert self.compiled is not None
-        found: Evaluation = self.compiled.checked(self._pure, eager, (x, drawn), self.module)
+        found: Evaluation = compiler.checked(self._pure, eager, (x, drawn), self.module)
         return found._replace(R=found.R.clone())  # a CUDA graph would overwrite it on the next step
 
     def _eager(self, x: Inputs | None, drawn: Drawn, params: Params) -> Evaluation:
         options = self.options
         options.estimator.check(params)
         joint = options.batchnorm == "joint" and x is not None
-        sync = (
-            bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
-            if self._synchronizes
-            else nullcontext()
-        )
+        sync: AbstractContextManager[None] = nullcontext()
+        if self._synchronizes:
+            sync = bn.differentiable_sync(self.module, options.estimator, options.batchnorm)
         tangents = not options.estimator.full_precision
         with sync, _compiled_parts_eager(self.module) if tangents else nullcontext():
             return self._pure(x, drawn, params, nullcontext if joint else self.own_noise)
@@ -515,18 +506,16 @@ def first(out: Any, size: int, rest: int) -> Any:
 
 
 def _joined(x: Inputs, evaluation: Inputs) -> Inputs:
-    ours, theirs = (
-        [(t.is_floating_point(), t.shape[1:]) for t in tree_leaves(points)]
-        for points in (x, evaluation)
-    )
-    if ours != theirs:
-        there, here = (
-            ", ".join(f"{t.dtype} {list(t.shape)}" for t in tree_leaves(points))
-            for points in (evaluation, x)
-        )
+    def kinds(points: Inputs) -> list[Any]:
+        return [(t.is_floating_point(), t.shape[1:]) for t in tree_leaves(points)]
+
+    def shown(points: Inputs) -> str:
+        return ", ".join(f"{t.dtype} {list(t.shape)}" for t in tree_leaves(points))
+
+    if kinds(x) != kinds(evaluation):
         raise InputError(
-            f"p_X draws {there} and the training batch is {here}: they cannot form one joint "
-            "batch. Points must have the shape of training points, and both be floating-point or "
-            "neither. Labels do not belong into p_X."
+            f"p_X draws {shown(evaluation)} and the training batch is {shown(x)}: they cannot form "
+            "one joint batch. Points must have the shape of training points, and both be "
+            "floating-point or neither. Labels do not belong into p_X."
         )
     return concat_points(x, evaluation)

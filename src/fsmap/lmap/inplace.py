@@ -14,7 +14,7 @@ backward pass. No graph ever sees a parameter change: three forward and two back
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, Unpack
 
 import torch
@@ -70,7 +70,7 @@ class InPlacePenalty(Penalty):
             raise InputError(f"InPlacePenalty has no option {other[0]!r}: its estimator is 'fd'")
         check_module(module)
         options["estimator"] = "fd"
-        inner = unwrapped(module)
+        inner = _unwrapped(module)
         super().__init__(inner, px, num_points=num_points, batchnorm=batchnorm, **options)
         self.options = self.regularizer.options
         self.module = module
@@ -133,14 +133,13 @@ class InPlacePenalty(Penalty):
 
     def _pass(self, x: Inputs) -> Tensor:
         """An ordinary pass in full precision, with this step's noise in random layers."""
-        device = next(self.module.parameters()).device
-        with torch.autocast(device.type, enabled=False), self.regularizer.own_noise():
-            if self._precision_checked:
-                return self.f.plain(x)
-            with _precise(self.module, self.options.beta):
+        full = torch.autocast(next(self.module.parameters()).device.type, enabled=False)
+        checked = self._precision_checked
+        with full, self.regularizer.own_noise():
+            with nullcontext() if checked else _precise(self.module, self.options.beta):
                 out = self.f.plain(x)
-            self._precision_checked = True
-            return out
+        self._precision_checked = True
+        return out
 
     @contextmanager
     def _perturbed(self, params: Params, stream: Stream, probe: int) -> Iterator[None]:
@@ -179,24 +178,20 @@ def _precise(module: nn.Module, beta: float) -> Iterator[None]:
                 "MixedPrecisionPolicy(param_dtype=...))."
             )
 
-    hooks = [m.register_forward_pre_hook(check) for m in module.modules()]
-    try:
+    with ExitStack() as hooks:
+        for m in module.modules():
+            hooks.enter_context(m.register_forward_pre_hook(check))
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
-def unwrapped(module: nn.Module) -> nn.Module:
+def _unwrapped(module: nn.Module) -> nn.Module:
     """The model inside DistributedDataParallel, whose names are those of an undistributed run."""
     if any(type(m).__name__ == "FullyShardedDataParallel" for m in module.modules()):
         raise UnsupportedModuleError(
             "FullyShardedDataParallel (FSDP1) keeps flat parameters that cannot be moved by name. "
             "Use torch.distributed.fsdp.fully_shard (FSDP2)."
         )
-    inner = getattr(module, "module", None)
-    wrapper = isinstance(module, nn.parallel.DistributedDataParallel)
-    return inner if wrapper and isinstance(inner, nn.Module) else module
+    return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
 
 
 def _is_sharded(p: Tensor) -> bool:

@@ -21,6 +21,7 @@ from fsmap.lmap.inplace import InPlacePenalty
 from fsmap.lmap.module import LMAP, LaplacianPenalty
 from fsmap.types import Inputs
 
+Wrapper = LMAP | LaplacianPenalty | InPlacePenalty
 EVERY = (1, 2, 4, 8)
 MEASURE_SECONDS = 4.0  # after which no further round is measured
 SHARES = (0.01, 0.1, 1.0)  # shares λR / loss that are offered
@@ -68,11 +69,7 @@ class StepCost(NamedTuple):
 
 
 def estimate_cost(
-    term: Any,
-    x: Inputs,
-    *,
-    loss: Callable[[Tensor], Tensor] | None = None,
-    repeats: int = 10,
+    term: Any, x: Inputs, *, loss: Callable[[Tensor], Tensor] | None = None, repeats: int = 10
 ) -> StepCost:
     """Measure a training step with and without R; the model stays as it is.
 
@@ -94,7 +91,7 @@ def estimate_cost(
     """
     if repeats < 1:
         raise InputError(f"repeats must be at least 1, got {repeats}")
-    _check_term(term, LMAP | LaplacianPenalty | InPlacePenalty, "estimate_cost")
+    _check_term(term, Wrapper, "estimate_cost")
     reg = term.regularizer
     plain_pass = term.f.plain if isinstance(term, InPlacePenalty) else reg.f.plain
     objective = loss or (lambda out: accumulate(out).square().mean())
@@ -131,9 +128,7 @@ def estimate_cost(
 
 
 @contextmanager
-def _unchanged(
-    term: LMAP | LaplacianPenalty | InPlacePenalty, device: torch.device
-) -> Iterator[None]:
+def _unchanged(term: Wrapper, device: torch.device) -> Iterator[None]:
     """Training mode; afterwards gradients, mode, buffers, steps and random state as before."""
     reg = term.regularizer
     module: nn.Module = term if isinstance(term, LMAP) else reg.module

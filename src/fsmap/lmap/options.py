@@ -6,7 +6,9 @@ Every way in takes these names, with these meanings.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
 from numbers import Integral
 from typing import Any, NamedTuple, TypedDict
 
@@ -15,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fsmap.errors import InputError, UnsupportedModuleError
+from fsmap.errors import InputError, UnsupportedModuleError, did_you_mean
 from fsmap.functional import Forward, Functional, NoiseReplay, functional
 from fsmap.linalg.estimators import Estimator, by_name
 from fsmap.linalg.jacobian import Whitening
@@ -47,7 +49,8 @@ class Options:
         px: Evaluation distribution: one of :mod:`fsmap.px`, a tensor of points, or a callable ``(n,
             generator) -> x``.
         num_points: S, fresh points a step.
-        batchnorm: ``joint``, ``frozen`` or ``batch``; see :mod:`fsmap.lmap.batchnorm`.
+        batchnorm: ``joint``, ``frozen`` or ``batch``, see :mod:`fsmap.lmap.batchnorm`; ``auto`` is
+            ``frozen`` if all BatchNorm layers have running statistics, else ``batch``.
         estimator: A name of :func:`fsmap.trace` or an object. ``jvp`` falls back to ``fd_central``,
             with a warning, if the model has no forward mode.
         beta: Step of the differences (``fd``, ``fd_central``).
@@ -72,6 +75,20 @@ class Options:
     outputs: int | None = None
     forward: Forward | None = None
 
+    @classmethod
+    def of(
+        cls, kind: type, px: Any, num_points: int, batchnorm: str, options: Mapping[str, Any]
+    ) -> Options:
+        """The options of an LMAP or a penalty; raises InputError for one that there is not."""
+        known = [o.name for o in fields(cls)]
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            hint = did_you_mean(unknown[0], known)
+            raise InputError(
+                f"{kind.__name__} has no option {unknown[0]!r}; it has {', '.join(known)}.{hint}"
+            )
+        return cls(px, num_points, batchnorm, **options)
+
     def checked(self, module: nn.Module) -> Options:
         """The same with p_X and the estimator as objects; raises if something does not fit."""
         self._check_numbers()
@@ -83,23 +100,23 @@ class Options:
         _, params = functional(module)
         found = [name for name, p in params.items() if p.is_complex()]
         if found:
-            raise UnsupportedModuleError(
-                f"{found[0]!r} is complex; R is defined for real parameters"
-            )
+            raise UnsupportedModuleError(f"{found[0]!r} is complex; R needs real parameters")
         bare = without_statistics(module)
         if self.batchnorm == "frozen" and bare:
             raise InputError(
                 f"batchnorm='frozen' needs running statistics, and {bare} keep none "
                 "(track_running_stats=False). Use 'batch' or 'joint'."
             )
-        trainable(module)
         if self.outputs and not isinstance(self.metric, Weights | None):
             raise InputError(
                 "outputs=k goes with no metric or with fsmap.metric.Weights: a metric between "
                 f"outputs needs all of them; got {type(self.metric).__name__}"
             )
+        mode = self.batchnorm
+        if mode == "auto":
+            mode = "batch" if bare else "frozen"
         estimator = by_name(self.estimator, beta=self.beta)
-        return replace(self, px=as_px(self.px), estimator=estimator)
+        return replace(self, px=as_px(self.px), estimator=estimator, batchnorm=mode)
 
     def _check_numbers(self) -> None:
         names = ("num_points", "every", "probes", *["outputs"] * (self.outputs is not None))
@@ -119,7 +136,7 @@ def without_statistics(module: nn.Module) -> list[str]:
     return [name for name, layer in layers if layer.running_mean is None]
 
 
-def check_mode(mode: str, allowed: tuple[str, ...], instead: str = "") -> None:
+def check_mode(mode: str, allowed: tuple[str, ...] = MODES, instead: str = "") -> None:
     """Raise InputError if a mode is not among the allowed ones."""
     if mode not in allowed:
         raise InputError(
@@ -168,19 +185,13 @@ class Outputs(NamedTuple):
         """Find them by one pass; the random stream is left as it was."""
         layers = {n: m for n, m in f.module.named_modules() if type(m) is nn.Linear}
         made: dict[str, list[Tensor]] = {name: [] for name in layers}
-        hooks = [
-            m.register_forward_hook(lambda _, __, out, name=n: made[name].append(out))
-            for n, m in layers.items()
-            if "_orig_mod" not in n
-        ]
-        replay = NoiseReplay(f, params)
-        try:
-            with torch.no_grad():
-                out = f(params, x)
-        finally:
-            replay()
-            for hook in hooks:
-                hook.remove()
+        with ExitStack() as stack, torch.no_grad():
+            stack.callback(NoiseReplay(f, params))
+            for n, m in layers.items():
+                if "_orig_mod" not in n:
+                    keep = m.register_forward_hook(lambda _, __, out, n=n: made[n].append(out))
+                    stack.enter_context(keep)
+            out = f(params, x)
         heads = [n for n, outs in made.items() if len(outs) == 1 and outs[0] is out]
         return cls(int(out.shape[-1]), heads[0] if heads else None)
 

@@ -78,9 +78,7 @@ class MLP(nn.Module):
             raise InputError(f"sizes must be two or more numbers of at least 1, got {list(sizes)}.")
         if isinstance(activation, str) and activation not in ACTIVATIONS:
             known = ", ".join(map(repr, ACTIVATIONS))
-            raise InputError(
-                f"activation must be one of {known} or a function, got {activation!r}."
-            )
+            raise InputError(f"activation must be one of {known} or a function, got {activation!r}")
         if init not in ("torch", "lecun"):
             raise InputError(f"init must be 'torch' or 'lecun', got {init!r}.")
         self.activation = ACTIVATIONS[activation] if isinstance(activation, str) else activation

@@ -26,8 +26,8 @@ class CapturedStep:
     Args:
         step: Reads and writes fixed tensors only, and never waits for the device. No graph of an
             earlier step may be alive: torch ties it to the stream on which it was made.
-        state: Every tensor that the step changes: put back after the warm-up, so that capturing
-            takes no step. Tensors that the warm-up adds at the end of the list are set to zero.
+        state: Every tensor that the step changes: put back after the warm-up. Tensors that the
+            warm-up adds at the end of the list are set to zero.
         strict: Raise a RuntimeError before the capture if the step waits for the device: a capture
             that fails leaves torch's generator on the device unusable (torch 2.11).
     """
@@ -90,10 +90,6 @@ def _no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-Captured = tuple[torch.cuda.CUDAGraph, list[Tensor], dict[str, Tensor]]
-"""The graph, the tensors that it reads, and what it measures."""
-
-
 class Graphed:
     """The step of an ensemble, captured.
 
@@ -106,7 +102,8 @@ class Graphed:
         self, step: Callable[[Any], Tensor], state: Callable[[], Sequence[Tensor]]
     ) -> None:
         self.step, self.state, self.eager = step, state, False
-        self.captured: dict[object, Captured] = {}
+        # by shapes: the graph, the tensors that it reads, and what it measures
+        self.captured: dict[object, tuple[torch.cuda.CUDAGraph, list[Any], dict[str, Tensor]]] = {}
 
     def __call__(self, feed: Any) -> Tensor:
         """One step."""
@@ -114,7 +111,7 @@ class Graphed:
         key = (str(structure), *(None if t is None else tuple(t.shape) for t in leaves))
         if key not in self.captured and not self.eager:
             try:
-                self.captured[key] = self._capture(feed)
+                self._capture(feed, key)
             except RuntimeError as error:
                 self.eager = True
                 why = str(error).splitlines()[0]
@@ -129,7 +126,7 @@ class Graphed:
         graph.replay()
         return measured["row"].clone()
 
-    def _capture(self, feed: Any) -> Captured:
+    def _capture(self, feed: Any, key: object) -> None:
         fixed = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, feed)
         measured: dict[str, Tensor] = {}
 
@@ -137,4 +134,4 @@ class Graphed:
             measured["row"] = self.step(fixed)
 
         graph = CapturedStep(step, self.state, strict=True).capture()
-        return graph, tree_flatten(fixed[:2])[0], measured
+        self.captured[key] = graph, tree_flatten(fixed[:2])[0], measured

@@ -65,11 +65,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def load(path: Path, *, hint: str = HINT) -> Checkpoint:
-    """Read a checkpoint onto the CPU.
-
-    Raises CheckpointError, with a ``hint`` what to do, if it is missing, truncated, altered, or
-    something else.
-    """
+    """Read a checkpoint onto the CPU; raises CheckpointError, with a ``hint`` what to do."""
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}")
     try:
@@ -80,10 +76,10 @@ def load(path: Path, *, hint: str = HINT) -> Checkpoint:
         raise CheckpointError(
             f"{path} is truncated or no checkpoint at all ({error}). {hint}"
         ) from error
-    if about.get("format") != FORMAT:
-        found = about.get("format")
+    kind = about.get("format")
+    if kind != FORMAT:
         raise CheckpointError(
-            f"{path} is not an fsmap checkpoint: its format is {found!r}, not {FORMAT!r}"
+            f"{path} is not an fsmap checkpoint: its format is {kind!r}, not {FORMAT!r}"
         )
     if about.pop("sha256", None) != _digest(tensors, about):
         raise CheckpointError(
@@ -96,11 +92,7 @@ def load(path: Path, *, hint: str = HINT) -> Checkpoint:
 
 @contextmanager
 def readable(path: Path, *, hint: str = HINT) -> Iterator[None]:
-    """Raise CheckpointError if code that reads a checkpoint's entries fails.
-
-    A checksum says that a file is as it was written, not that fsmap wrote it: an entry may be
-    missing, or of another type or shape.
-    """
+    """Raise CheckpointError if an entry that is read is missing, or of another type or shape."""
     try:
         yield
     except UNREADABLE as error:

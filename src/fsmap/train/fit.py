@@ -4,41 +4,18 @@ from __future__ import annotations
 
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor
 
 from fsmap.errors import DivergedError, InputError
-from fsmap.functional import (
-    Functional,
-    check_params,
-    detached,
-    evaluation_mode,
-    is_pointwise,
-)
+from fsmap.functional import Functional, check_params, detached, evaluation_mode, is_pointwise
 from fsmap.objective.objective import Objective
 from fsmap.px import Stream
+from fsmap.train import loop
 from fsmap.train.checkpoint import describe, describe_model
-from fsmap.train.loop import (
-    COLUMNS,
-    PARTS,
-    Batches,
-    Best,
-    History,
-    Loop,
-    Metric,
-    Options,
-    Recorder,
-    Settings,
-    as_batch,
-    check_pure,
-    gradient,
-    layer_noise,
-    sample_batch,
-    take,
-    update,
-)
 from fsmap.types import Batch, ModelFn, Params
 
 
@@ -47,7 +24,7 @@ class TrainState(NamedTuple):
 
     params: Params
     step: int  # steps taken
-    best: Best | None = None  # if there was a validation
+    best: loop.Best | None = None  # if there was a validation
 
 
 def fit(
@@ -59,8 +36,8 @@ def fit(
     *,
     steps: int,
     seed: int = 0,
-    **options: Unpack[Options],
-) -> tuple[TrainState, History]:
+    **options: Unpack[loop.Options],
+) -> tuple[TrainState, loop.History]:
     """Minimize ``objective.loss``: minus the log-posterior of parameters or functions, over N.
 
     Batches, evaluation points, ψ and dropout masks are functions of (seed, step), so a run can be
@@ -104,9 +81,9 @@ def fit(
         >>> sorted(history.parts[-1])
         ['geometry', 'likelihood', 'prior']
     """
-    settings = Settings(steps, **options)
+    settings = loop.Settings(steps, **options)
     check_params(params)
-    train = as_batch(data, params)
+    train = loop.as_batch(data, params)
     given: object = objective
     if not isinstance(given, Objective):
         raise InputError(
@@ -120,12 +97,12 @@ def fit(
             "that is meant."
         )
         warnings.warn(message, UserWarning, stacklevel=2)
-    batches = Batches(rows, size, seed=seed, replace=settings.replace)
+    batches = loop.Batches(rows, size, seed=seed, replace=settings.replace)
     leaves = {n: p.detach().clone().requires_grad_() for n, p in params.items()}
     device = train.y.device
-    sample = sample_batch(train, size)
-    check_pure(f, leaves, sample.x)
-    with layer_noise(f, Stream(seed, 0), device):
+    sample = loop.sample_batch(train, size)
+    loop.check_pure(f, leaves, sample.x)
+    with loop.layer_noise(f, Stream(seed, 0), device):
         objective.check(f, leaves, sample)
         started = objective.started(f, leaves, Stream(seed, 0))
     config: dict[str, Any] = {}
@@ -135,33 +112,32 @@ def fit(
         config |= describe(about) | settings.describe()
     validation = None
     if settings.by is not None:
-        held_out, by = as_batch(settings.on, params), settings.by
-        validation = lambda params: measure(f, params, held_out, by)  # noqa: E731
+        held_out = loop.as_batch(settings.on, params)
+        validation = partial(measure, f, data=held_out, by=settings.by)
     optimizer = settings.optimizer.build(leaves.values())
     extra = {} if started is objective else {"r0": started.geometry.r0}  # type: ignore[attr-defined]
-    loop = Loop(settings, leaves, optimizer, stop_if_diverged, config, validation, extra)
+    training = loop.Loop(settings, leaves, optimizer, stop_if_diverged, config, validation, extra)
     noisy = not is_pointwise(f)  # asked once: it walks through the module
 
     def take_step(step: int) -> Tensor:
         stream = Stream(seed, step)
         draws = objective.draw(f, leaves, stream)
-        batch = take(train, batches.rows(step))
-        with layer_noise(f, stream, device) if noisy else nullcontext():
-            grads, row = gradient(started, f, leaves, batch, draws)
-        return update(leaves, grads, row, optimizer, settings.clip)
+        batch = loop.take(train, batches.rows(step))
+        with loop.layer_noise(f, stream, device) if noisy else nullcontext():
+            grads, row = loop.gradient(started, f, leaves, batch, draws)
+        return loop.update(leaves, grads, row, optimizer, settings.clip)
 
-    loop.run(take_step, "fit")
-    best = loop.best
-    kept = Best(best.params, int(best.step), float(best.value)) if best and best.step > 0 else None
+    training.run(take_step, "fit")
+    best = training.best
+    if best is not None:
+        kept = loop.Best(best.params, int(best.step), float(best.value))
+        best = kept if kept.step > 0 else None
     final = {n: p.detach().clone() for n, p in leaves.items()}
-    return TrainState(final, loop.step, kept), loop.recorder.history()
+    return TrainState(final, training.step, best), training.recorder.history()
 
 
-def measure(f: ModelFn, params: Params, data: Batch, by: Metric) -> Tensor:
-    """A metric on held-out data, random layers off: [], float64 on the CPU.
-
-    It is nan if an output is not finite.
-    """
+def measure(f: ModelFn, params: Params, data: Batch, by: loop.Metric) -> Tensor:
+    """A metric on held-out data, random layers off; nan if an output is not finite: [], float64."""
     quiet: AbstractContextManager[None] = nullcontext()
     if isinstance(f, Functional) and not f.pointwise:
         quiet = evaluation_mode(f.module)
@@ -182,22 +158,19 @@ ADVICE = {
 GENERAL = "Lower the learning rate, clip the gradient (clip=1.0), or look for outliers in the data."
 
 
-def stop_if_diverged(recorder: Recorder, values: Tensor) -> None:
-    """Raise DivergedError if a number of the last flush, [T, C], is not finite.
-
-    The message has the step, the terms that are not finite and the last finite values.
-    """
+def stop_if_diverged(recorder: loop.Recorder, values: Tensor) -> None:
+    """Raise DivergedError, with step and terms, if a number of the last flush is not finite."""
     bad = ~torch.isfinite(values)
     if not bad.any():
         return
     at = int(bad.any(1).nonzero()[0])
-    names = [name for name, is_bad in zip(COLUMNS, bad[at].tolist(), strict=True) if is_bad]
-    terms = [name for name in names if name in PARTS]
+    names = [name for name, is_bad in zip(loop.COLUMNS, bad[at].tolist(), strict=True) if is_bad]
+    terms = [name for name in names if name in loop.PARTS]
     where = f"the {', '.join(terms)} term" if terms else f"{names[0]}, but no term,"
     columns = recorder.history().columns
-    finite = torch.stack([torch.isfinite(columns[name]) for name in COLUMNS]).all(0)
+    finite = torch.stack([torch.isfinite(columns[name]) for name in loop.COLUMNS]).all(0)
     rows = (finite & (columns["step"] < recorder.first + at)).nonzero().flatten().tolist()
-    last = ", ".join(f"{name} {columns[name][rows[-1]]:.6g}" for name in COLUMNS if rows)
+    last = ", ".join(f"{name} {columns[name][rows[-1]]:.6g}" for name in loop.COLUMNS if rows)
     raise DivergedError(
         f"training diverged at step {recorder.first + at}: {where} is not finite; last finite "
         f"values: {last or 'none'}. {ADVICE.get((terms or names)[0], GENERAL)}"

@@ -173,10 +173,7 @@ ADAM = adam(1e-3)  # the default optimizer
 
 
 class Options(TypedDict, total=False):
-    """Options that :func:`fsmap.fit` and :func:`fsmap.fit_population` share.
-
-    :class:`Settings` has the defaults, ``fit`` the descriptions.
-    """
+    """Options of :func:`fsmap.fit` and :func:`fsmap.fit_population`, as ``fit`` describes them."""
 
     optimizer: OptimizerSpec
     schedule: Schedule
@@ -310,10 +307,7 @@ def take(data: Batch, rows: Tensor | None) -> Batch:
 
 
 def as_batch(data: object, params: Params) -> Batch:
-    """Data on the device of the parameters, floating-point tensors in their dtype.
-
-    Raises InputError if they are no pair of points and targets, are empty or not finite.
-    """
+    """Data on the device and in the dtype of the parameters; raises InputError if they are bad."""
     pair = (data.x, data.y) if hasattr(data, "x") and hasattr(data, "y") else data
     if not (isinstance(pair, tuple | list) and len(pair) == 2):
         raise InputError(
@@ -329,8 +323,7 @@ def as_batch(data: object, params: Params) -> Batch:
         bad = int((~torch.isfinite(y)).reshape(len(y), -1).any(1).sum())
         raise InputError(f"y has NaN or inf in {bad} of {len(y)} points. Remove or impute them.")
     like = next(iter(params.values()))
-    x, y = (move_points(t, device=like.device, dtype=like.dtype) for t in (x, y))
-    return Batch(x, y)
+    return Batch(*(move_points(t, device=like.device, dtype=like.dtype) for t in (x, y)))
 
 
 def sample_batch(data: Batch, size: int | None) -> Batch:
@@ -482,10 +475,7 @@ class Recorder:
         return len(self._rows)
 
     def flush(self, last: bool = False) -> Tensor:
-        """Fetch all rows since the last flush, [T, C] or [T, C, M]; keep those of the history.
-
-        ``last`` keeps the last row whatever ``every`` is.
-        """
+        """Fetch all rows, [T, C] or [T, C, M]; keep every so many of them, and the ``last``."""
         if not self._rows:
             return torch.empty(0, len(COLUMNS))
         values = torch.stack([row for *_, row in self._rows]).cpu().double()
@@ -558,11 +548,7 @@ class Loop:
             self.lock = stack.pop_all()  # held until run() ends
 
     def run(self, take_step: Callable[[int], Tensor], label: str) -> None:
-        """Take all remaining steps.
-
-        ``take_step`` takes the step of the given number and returns its numbers, ``[C]`` or
-        ``[C, M]``.
-        """
+        """Take all remaining steps; ``take_step`` returns the numbers of a step, [C] or [C, M]."""
         settings, bar, shown = self.settings, None, time.perf_counter()
         stopped = False
         with self.lock as stack:

@@ -13,13 +13,14 @@ import itertools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from fsmap.errors import DivergedError, DivergedWarning, InputError, UnsupportedModuleError
 from fsmap.functional import (
@@ -34,29 +35,10 @@ from fsmap.functional import (
 from fsmap.objective.geometry import Laplacian, TraceBound
 from fsmap.objective.objective import NoGeometry, Objective, Parts
 from fsmap.px import Stream, integer
+from fsmap.train import loop
 from fsmap.train.capture import Graphed
 from fsmap.train.checkpoint import describe, describe_model
 from fsmap.train.fit import TrainState, measure
-from fsmap.train.loop import (
-    PARTS,
-    Batches,
-    Best,
-    History,
-    Loop,
-    Metric,
-    Options,
-    Recorder,
-    Schedule,
-    Settings,
-    as_batch,
-    check_pure,
-    gradient,
-    layer_noise,
-    measured,
-    sample_batch,
-    seeded,
-    update,
-)
 from fsmap.types import Batch, Draws, ModelFn, Params
 
 Value = float | int | str
@@ -178,7 +160,7 @@ class PopulationState(NamedTuple):
     grid: Grid
     f: ModelFn  # all members share it
     diverged: Tensor  # [M]  the step at which a member stopped being finite, -1 for the others
-    best: Best | None = None  # if there was a validation
+    best: loop.Best | None = None  # if there was a validation
 
     def member(self, index: int) -> TrainState:
         """One member, as ``fit`` returns it; a DivergedError if it diverged."""
@@ -191,7 +173,7 @@ class PopulationState(NamedTuple):
         best = None
         if self.best is not None and self.best.step[index] > 0:
             kept = {n: p[index] for n, p in self.best.params.items()}
-            best = Best(kept, int(self.best.step[index]), float(self.best.value[index]))
+            best = loop.Best(kept, int(self.best.step[index]), float(self.best.value[index]))
         return TrainState({n: p[index] for n, p in self.params.items()}, self.step, best)
 
     def __repr__(self) -> str:
@@ -211,8 +193,8 @@ def fit_population(
     chunk: int | str = "auto",
     graph: bool = True,
     compile: bool = False,
-    **options: Unpack[Options],
-) -> tuple[PopulationState, History]:
+    **options: Unpack[loop.Options],
+) -> tuple[PopulationState, loop.History]:
     """Train every member of a grid at once: stacked parameters, one vectorized loss, one optimizer.
 
     Member k equals ``fit`` alone with the same objective, start, data and seed: batches, evaluation
@@ -253,15 +235,13 @@ def fit_population(
         >>> def build(prior_std):
         ...     return fsmap.ps_map(fsmap.Gaussian(0.1), fsmap.Normal(prior_std), num_data=20)
         >>> grid = fsmap.Grid(prior_std=[0.1, 1.0], seed=range(3))
-        >>> states, history = fsmap.fit_population(
-        ...     build, grid, f, (x, 2 * x), steps=2, progress=False
-        ... )
+        >>> states, history = fsmap.fit_population(build, grid, f, (x, 2 * x), steps=2)
         >>> history.loss.shape
         torch.Size([2, 6])
     """
     if compile and not is_pointwise(f):
         raise InputError("compile=True needs a model without random layers, and this one has some")
-    settings = Settings(steps, **options)
+    settings = loop.Settings(steps, **options)
     _check_names(build, grid)
     starts = {seed: start(init, f, int(seed)) for seed in grid.axes.get(SEED, (0,))}
     members = Members(build, grid, f, starts, data)
@@ -271,27 +251,31 @@ def fit_population(
     feeder = Feeder(members, settings)
     capture = graph and _can_capture(members)
     optimizer = settings.optimizer.build(
-        members.params.values(), capturable=capture, moving_lr=settings.schedule != Schedule()
+        members.params.values(), capturable=capture, moving_lr=settings.schedule != loop.Schedule()
     )
     size = choose_chunk(chunk, members, feeder)
     ensemble = Ensemble(members, feeder, optimizer, settings.clip, size, compile)
     divergence = Divergence(grid)
     validation = None
     if settings.by is not None:
-        held_out, by = held_out_sets(settings.on, grid, members.params), settings.by
-        validation = lambda params: measure_each(f, params, held_out, by)  # noqa: E731
+        held_out = held_out_sets(settings.on, grid, members.params)
+        validation = partial(measure_each, f, data=held_out, by=settings.by)
     extra = {"diverged": divergence.steps, "chunk": ensemble.chunk_size, **members.extra}
-    loop = Loop(settings, members.params, optimizer, divergence.judge, config, validation, extra)
+    training = loop.Loop(
+        settings, members.params, optimizer, divergence.judge, config, validation, extra
+    )
     ensemble.finite.copy_(divergence.steps < 0)
     take_step = Graphed(ensemble.step, ensemble.state) if capture else ensemble.step
-    loop.run(lambda step: take_step(feeder.make(step)), f"fit {len(grid)} members")
+    training.run(lambda step: take_step(feeder.make(step)), f"fit {len(grid)} members")
     divergence.warn()
-    params = {n: p.detach().clone() for n, p in loop.params.items()}
-    states = PopulationState(params, loop.step, grid, f, divergence.steps.clone(), loop.best)
-    return states, loop.recorder.history(divergence.steps)
+    params = {n: p.detach().clone() for n, p in training.params.items()}
+    states = PopulationState(
+        params, training.step, grid, f, divergence.steps.clone(), training.best
+    )
+    return states, training.recorder.history(divergence.steps)
 
 
-def _describe(members: Members, settings: Settings) -> dict[str, Any]:
+def _describe(members: Members, settings: loop.Settings) -> dict[str, Any]:
     """What run this is, in plain values."""
     return {
         "kind": "fit_population",
@@ -333,7 +317,7 @@ def initialize(module: nn.Module, seed: int) -> Params:
     """
     places = {n: p.device for n, p in module.named_parameters()}
     fresh = copy.deepcopy(module).cpu()  # so that a seed means the same on every device
-    with seeded(integer(seed, "init"), _device()):
+    with loop.seeded(integer(seed, "init"), _device()):
         for name, part in fresh.named_modules():
             if not any(p.requires_grad for p in part.parameters(recurse=False)):
                 continue
@@ -359,7 +343,7 @@ def start(init: Init | None, f: ModelFn, seed: int) -> Params:
         return initialize(f.module, seed)
     made: object = init
     if callable(init):
-        with seeded(integer(seed, "init"), _device()):
+        with loop.seeded(integer(seed, "init"), _device()):
             made = init(seed)
     if isinstance(made, nn.Module):
         made = functional(made)[1]
@@ -396,14 +380,13 @@ class Members:
             )
         names = self.first(0)
         firsts = [self.first(k) for k in range(len(grid))]
-        self.params: Params = {n: torch.stack([p[n] for p in firsts]) for n in names}
-        for p in self.params.values():
-            p.requires_grad_()
+        stacked = {n: torch.stack([p[n] for p in firsts]) for n in names}
+        self.params: Params = {n: p.requires_grad_() for n, p in stacked.items()}
         self.like = next(iter(names.values()))
         self.hypers = grid.hypers(self.like)
         self.splits: tuple[Value, ...] = grid.axes.get(SPLIT, (0,))
-        given = by_split(data, self.splits) if SPLIT in grid.names else [data]
-        self.sets = [as_batch(one, names) for one in given]
+        given = by_split(data, self.splits) if SPLIT in grid.names else {0: data}
+        self.sets = [loop.as_batch(one, names) for one in given.values()]
         sizes = [len(one.y) for one in self.sets]
         if len(set(sizes)) > 1:
             raise InputError(
@@ -441,11 +424,11 @@ class Members:
 
     def check(self, batch_size: int | None) -> None:
         """Check every configuration on every split, on plain numbers."""
-        samples = [sample_batch(one, batch_size) for one in self.sets]
-        check_pure(self.f, self.first(0), samples[0].x)
+        samples = [loop.sample_batch(one, batch_size) for one in self.sets]
+        loop.check_pure(self.f, self.first(0), samples[0].x)
         for (split, *_), members in self.grid.groups(SPLIT, *self.grid.hyper_names).items():
             k, place = members[0], self.splits.index(split)
-            with layer_noise(self.f, Stream(0, 0), self.like.device):
+            with loop.layer_noise(self.f, Stream(0, 0), self.like.device):
                 self.objective(k).check(self.f, self.first(k), samples[place])
 
     def start(self) -> None:
@@ -455,7 +438,7 @@ class Members:
             return
         found = []
         for k, seed in enumerate(self.seeds):
-            with layer_noise(self.f, Stream(seed, 0), self.like.device):
+            with loop.layer_noise(self.f, Stream(seed, 0), self.like.device):
                 term = self.objective(k).started(self.f, self.first(k), Stream(seed, 0)).geometry
             found.append(term.r0.to(self.like))  # type: ignore[attr-defined]
         self.hypers["r0"] = self.extra["r0"] = torch.stack(found)
@@ -480,7 +463,7 @@ class Feed(NamedTuple):
 class Feeder:
     """Makes the feed of every step, and hands each member its part."""
 
-    def __init__(self, members: Members, settings: Settings) -> None:
+    def __init__(self, members: Members, settings: loop.Settings) -> None:
         self.members = members
         grid, N, device = members.grid, members.num_data, members.data.y.device
         size = settings.batch_size  # None: every step sees all data, then seeds do not matter
@@ -488,7 +471,7 @@ class Feeder:
         places = torch.tensor([members.splits.index(key[0]) for key in streams])
         self._starts = N * places[:, None]  # [G, 1]  first row of the training set
         self._orders = [
-            Batches(N, size, seed=members.seeds[group[0]], replace=settings.replace)
+            loop.Batches(N, size, seed=members.seeds[group[0]], replace=settings.replace)
             for group in streams.values()
         ]
         self._all: Tensor | None = None
@@ -505,11 +488,9 @@ class Feeder:
 
     def _same_draws(self, group: list[int]) -> bool:
         """Whether members of a seed draw the same numbers: not if p_X has a hyper-parameter."""
-        first, *others = (tree_flatten(self._draw(k, 0)) for k in group)
-        return all(
-            structure == first[1] and all(map(_equal, leaves, first[0]))
-            for leaves, structure in others
-        )
+        draws = (tree_leaves(self._draw(k, 0)) for k in group)
+        first, *others = ([*filter(torch.is_tensor, leaves)] for leaves in draws)
+        return all(len(t) == len(first) and all(map(torch.equal, t, first)) for t in others)
 
     def _draw(self, member: int, step: int) -> Draws:
         members, objective = self.members, self.members.objective(member)
@@ -544,10 +525,6 @@ class Feeder:
         return batch, draws, (batch_dim, draw_dims)
 
 
-def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    return a is b if a is None or b is None else torch.equal(a, b)
-
-
 def _group_of(groups: dict[tuple[Value, ...], list[int]], device: torch.device) -> Tensor:
     """The group of every member, [M]."""
     places = {k: place for place, members in enumerate(groups.values()) for k in members}
@@ -576,7 +553,7 @@ class Ensemble:
     def step(self, feed: Feed) -> Tensor:
         """Differentiate and update; the measured columns, [C, M], on the device."""
         grads, row = self.gradients(feed)
-        return update(self.members.params, grads, row, self.optimizer, self.clip, self.finite)
+        return loop.update(self.members.params, grads, row, self.optimizer, self.clip, self.finite)
 
     def state(self) -> list[Tensor]:
         """Every tensor that a step changes. Adam and SGD add theirs at the first step."""
@@ -626,7 +603,7 @@ class Ensemble:
             if self.compile:
                 vectorized = self._compile(vectorized, inputs)
             grads, (value, parts) = vectorized(*inputs)
-        return grads, measured(value, parts)
+        return grads, loop.measured(value, parts)
 
     def _compile(self, function: Callable[..., Any], inputs: tuple[Any, ...]) -> Callable[..., Any]:
         """The operators that the gradient runs, recorded and compiled once for each shape.
@@ -649,19 +626,16 @@ class Ensemble:
         objective = members.build(**{n: h[member] for n, h in members.hypers.items()})
         stream = Stream(members.seeds[member], feed.step)
         try:
-            with layer_noise(members.f, stream, members.like.device):
-                grads, row = gradient(objective, members.f, params, batch, draws)
+            with loop.layer_noise(members.f, stream, members.like.device):
+                grads, row = loop.gradient(objective, members.f, params, batch, draws)
         except LinAlgError:
             grads = {n: torch.full_like(p.detach(), torch.nan) for n, p in params.items()}
-            row = torch.full((1 + len(PARTS),), torch.nan, device=members.like.device)
+            row = torch.full((1 + len(loop.PARTS),), torch.nan, device=members.like.device)
         return grads, row
 
 
 def choose_chunk(chunk: int | str, members: Members, feeder: Feeder) -> int:
-    """How many members to vectorize.
-
-    1 means one by one, without ``vmap``; random layers need that, they are seeded member by member.
-    """
+    """How many members to vectorize; 1 (one by one) for random layers, seeded for each member."""
     if chunk != "auto" and (not isinstance(chunk, int) or chunk < 1):
         raise InputError(f"chunk must be a number of members >= 1, or 'auto', got {chunk!r}")
     M = len(members.grid)
@@ -687,7 +661,7 @@ class Divergence:
         self.grid = grid
         self.steps = torch.full((len(grid),), -1, dtype=torch.long)  # [M]
 
-    def judge(self, recorder: Recorder, values: Tensor) -> None:
+    def judge(self, recorder: loop.Recorder, values: Tensor) -> None:
         """Look at freshly fetched numbers, [T, C, M]; raise if no member is left."""
         bad = ~torch.isfinite(values).all(1)  # [T, M]
         new = bad.any(0) & (self.steps < 0)
@@ -713,7 +687,7 @@ class Divergence:
 # --- held-out data
 
 
-def by_split(sets: Any, names: tuple[Value, ...]) -> list[Any]:
+def by_split(sets: Any, names: tuple[Value, ...]) -> dict[Value, Any]:
     """What a dict or list has for each value of the ``split`` axis."""
     if not isinstance(sets, Mapping | list):
         raise InputError(
@@ -724,19 +698,19 @@ def by_split(sets: Any, names: tuple[Value, ...]) -> list[Any]:
     missing = [name for name in names if name not in known]
     if missing:
         raise InputError(f"the grid has the splits {missing}, and data has only {list(known)}")
-    return [known[name] for name in names]
+    return {name: known[name] for name in names}
 
 
 def held_out_sets(on: Any, grid: Grid, params: Params) -> list[Batch]:
     """The held-out data of every member: one set for all, or one per split."""
     if SPLIT not in grid.names or not isinstance(on, Mapping | list):
-        return [as_batch(on, params)] * len(grid)
-    names = grid.axes[SPLIT]
-    sets = {n: as_batch(one, params) for n, one in zip(names, by_split(on, names), strict=True)}
+        return [loop.as_batch(on, params)] * len(grid)
+    given = by_split(on, grid.axes[SPLIT])
+    sets = {name: loop.as_batch(one, params) for name, one in given.items()}
     return [sets[member[SPLIT]] for member in grid]
 
 
-def measure_each(f: ModelFn, params: Params, data: list[Batch], by: Metric) -> Tensor:
+def measure_each(f: ModelFn, params: Params, data: list[Batch], by: loop.Metric) -> Tensor:
     """A metric of every member on its own data, [M]."""
     each = ({n: p[k] for n, p in params.items()} for k in range(len(data)))
     return torch.stack([measure(f, p, batch, by) for p, batch in zip(each, data, strict=True)])

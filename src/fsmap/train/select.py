@@ -24,10 +24,7 @@ from fsmap.train.population import (
 
 
 def measure_members(states: PopulationState, *, on: Any, by: Metric) -> Tensor:
-    """A metric of every member, [M], on held-out data: one set, or one per split.
-
-    It is nan for members whose outputs are not finite.
-    """
+    """A metric of every member, [M], on one set or one per split; nan if outputs are not finite."""
     data = held_out_sets(on, states.grid, states.params)
     return measure_each(states.f, states.params, data, by)
 
@@ -91,8 +88,7 @@ def select(
         >>> def build(prior_std):
         ...     return fsmap.ps_map(fsmap.Gaussian(0.1), fsmap.Normal(prior_std), num_data=20)
         >>> grid = fsmap.Grid(prior_std=[0.1, 1.0], seed=range(3))
-        >>> run = {"steps": 2, "progress": False}
-        >>> states, _ = fsmap.fit_population(build, grid, f, (x, 2 * x), **run)
+        >>> states, _ = fsmap.fit_population(build, grid, f, (x, 2 * x), steps=2)
         >>> len(fsmap.select(states, on=(x, 2 * x), by=fsmap.metrics.rmse))  # one choice a seed
         3
     """

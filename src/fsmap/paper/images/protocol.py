@@ -23,7 +23,7 @@ from fsmap.data.images import GENERATED_TEST, facts_of, generate, load_task, rea
 from fsmap.errors import InputError, MissingDataError, did_you_mean
 from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import PRECISIONS
-from fsmap.lmap.strength import NATS
+from fsmap.lmap.module import NATS
 from fsmap.paper.engine import Context, Experiment, Measured
 from fsmap.paper.rows import Row, Unit
 from fsmap.types import Params

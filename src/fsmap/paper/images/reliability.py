@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fsmap
 from fsmap import metrics
 from fsmap.data.images import generate, read_images
-from fsmap.lmap.strength import NATS
+from fsmap.lmap.module import NATS
 from fsmap.paper.engine import Context, Experiment, Measured, Plots
 from fsmap.paper.images.protocol import GENERATED, is_here, shown
 from fsmap.paper.images.verdict import UNITS, command, compare, lines

@@ -128,8 +128,8 @@ def learn_encoder(
     for name in features:
         column = infer(name, table.columns[name], category=name in category)
         if column.kind != LEFT_OUT:
-            named = column.kind == CATEGORY
-            column = infer(name, train.columns[name], category=named, form=column.form)
+            cells, form = train.columns[name], column.form
+            column = infer(name, cells, category=column.kind == CATEGORY, form=form)
         columns.append(column)
     used = [column for column in columns if column.kind != LEFT_OUT]
     if not used:

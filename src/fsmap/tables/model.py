@@ -161,7 +161,6 @@ def load_model(path: str | Path) -> TableModel:
 
 
 def _decode(found: files.Checkpoint) -> TableModel:
-    """The model."""
     config, scale, spread = found.config, found.group("encoder"), None
     columns = (Column(**c | {"levels": tuple(c["levels"])}) for c in config["columns"])
     encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())

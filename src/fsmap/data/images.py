@@ -582,9 +582,7 @@ def _held_out(
         valid = facts.valid if limit is None and available > facts.valid else available // 6
         valid = valid if limit is None else min(valid, max(1, limit // 5))
     if not 0 <= valid < available:
-        raise InputError(
-            f"valid must lie in 0..{available - 1}, the number of training images, got {valid}"
-        )
+        raise InputError(f"valid must be 0 to {available - 1} of {available} images, got {valid}")
     order = torch.arange(available)
     if not facts.ordered:
         order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))

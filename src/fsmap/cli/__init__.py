@@ -98,6 +98,7 @@ FLAG = {"action": "store_true", "default": False}
 TOGGLE = {"action": argparse.BooleanOptionalAction}
 MANY = {"action": "append", "default": []}
 
+RESULTS = [Path("runs"), Path("results")]  # folders with runs, if none is named
 DEVICE = {"--device NAME": (str, "auto, cpu, cuda … (default: auto)", "auto")}
 DATA_DIR = {"--data-dir DIR": (Path, "where to look for data first")}
 CLASSIFIER = {  # of commands that read a checkpoint of ``fsmap train``

@@ -128,9 +128,8 @@ def _read(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # what readers raise for a damaged file has no common base
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{file} cannot be read as {file.suffix or 'a torch file'}: {first}"
-        ) from error
+        kind = file.suffix or "a torch file"
+        raise CheckpointError(f"{file} cannot be read as {kind}: {first}") from error
 
 
 def _csv(file: Path) -> Any:

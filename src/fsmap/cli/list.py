@@ -19,11 +19,7 @@ from fsmap.paper.rows import AGREES, DIFFERS, RunFolder, claim_entry, verdict
 
 OPTIONS = {
     "id ID?": (str, "show one experiment in detail"),
-    "--out DIR+": (
-        Path,
-        "where to look for results (default: runs, then results)",
-        [Path("runs"), Path("results")],
-    ),
+    "--out DIR+": (Path, "where to look for results (default: runs, then results)", cli.RESULTS),
 }
 
 

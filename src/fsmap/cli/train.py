@@ -25,7 +25,7 @@ import torch
 
 from fsmap import cli, metrics
 from fsmap.errors import FsmapError, InputError
-from fsmap.files import circumstances, exclusive
+from fsmap.files import commit, exclusive
 from fsmap.functional import as_device
 from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import FILE
@@ -118,10 +118,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     for title, rows in SETTINGS.items()
 }
 OPTIONS["how it is computed"] |= {
-    "--bf16": (
-        {"dest": "precision", "action": "store_const", "const": "bf16"},
-        "--precision bf16",
-    ),
+    "--bf16": ({"dest": "precision", "action": "store_const", "const": "bf16"}, "--precision bf16"),
     **cli.DEVICE,
     "--quick": (cli.FLAG, "a run of seconds, generated images"),
 }
@@ -142,8 +139,7 @@ OPTIONS["files and time"] = {
     "--silent": (cli.FLAG, "no progress bar"),
 }
 
-LOCK = ".lock"
-"""In the folder of a run; held while it is written to."""
+LOCK = ".lock"  # in the folder of a run; held while it is written to
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -192,7 +188,7 @@ def _train(
             resume=arguments.resume,
             data_dir=arguments.data_dir,
             group=group,
-            about={"commit": circumstances("cpu").commit, "command": arguments.command},
+            about={"commit": commit(), "command": arguments.command},
         )
         if group.rank == 0:
             cli.say(_opening(run, folder))
@@ -228,29 +224,25 @@ def _opening(run: ImageRun, folder: Path) -> str:
     where = f"from step {run.step} of {run.steps}" if run.step else f"{run.steps} steps"
     strength = f"λ {s.reg_strength:g}" if s.reg_nats is None else f"{s.reg_nats:g} nats"
     about_r = f", {strength}, p_X = {s.px}, {s.estimator}, {s.batchnorm}" * s.regularized
-    parts = [
+    return (
         f"{s.data}{' (generated images)' * s.generated}: {len(task.train.x)} training, "
         f"{len(task.valid.x)} held-out, {len(task.test.x)} test images; "
-        f"{s.model} with {size:,} parameters",
-        s.method + about_r,
-        f"{where} on {run.device}, {s.precision}; writing {folder}",
-    ]
-    return "\n".join(parts)
+        f"{s.model} with {size:,} parameters\n{s.method}{about_r}\n"
+        f"{where} on {run.device}, {s.precision}; writing {folder}"
+    )
 
 
 def _closing(run: ImageRun) -> str:
     logits, y = run.logits("test")
     with_r = run.settings.regularized and bool(run.history)
-    temperature = ""
+    scaled = ""
     if len(run.task.valid.x):
         T = metrics.temperature(*run.logits("valid"))
-        temperature = (
-            f", NLL {metrics.nll(logits / T, y):.4f} after temperature scaling (T {T:.2f})"
-        )
+        scaled = f", NLL {metrics.nll(logits / T, y):.4f} after temperature scaling (T {T:.2f})"
     strength = f", λ {run.history[-1]['reg_strength']:.2g} at the end" if with_r else ""
     return (
         f"test: accuracy {100 * metrics.accuracy(logits, y):.2f} %, NLL "
-        f"{metrics.nll(logits, y):.4f}, ECE {100 * metrics.ece(logits, y):.2f} %{temperature}; "
+        f"{metrics.nll(logits, y):.4f}, ECE {100 * metrics.ece(logits, y):.2f} %{scaled}; "
         f"{duration(run.seconds)} of training (first step {run.first_seconds:.0f} s){strength}"
     )
 

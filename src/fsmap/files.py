@@ -134,11 +134,9 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | range | set | frozenset):
         return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
+    finite = not isinstance(value, float) or math.isfinite(value)
+    known = value is None or isinstance(value, bool | int | float | str)
+    return value if known and finite else str(value)
 
 
 def revive(value: Any) -> Any:

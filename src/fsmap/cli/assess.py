@@ -42,7 +42,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Measure, write, and say what was found."""
     cli.check_installed("matplotlib", extra="report")
     at, data_dir = arguments.checkpoint, arguments.data_dir
@@ -83,7 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _tell(found)
         cli.say(f"\n{out}/{name}.json, .svg and .png written")
-    return 0
 
 
 def _foreign(given: argparse.Namespace, settings: ImageSettings) -> dict[str, Tensor]:

@@ -49,8 +49,8 @@ OPTIONS = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Examine a module; the exit code is 0."""
+def run(arguments: argparse.Namespace) -> None:
+    """Examine a module."""
     module = make_model(arguments.target, {}, seed=arguments.seed)
     if arguments.weights is not None:
         _load_weights(module, arguments.weights)
@@ -59,11 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     diagnosis = doctor(module, x, jitter=arguments.jitter, num_data=arguments.num_data)
     if arguments.json:
         cli.say(diagnosis.to_json())
-        return 0
+        return
     for line in str(diagnosis).splitlines():
         mark, rest = line[:4], line[4:]
         cli.say(cli.styled(mark, COLORS[mark]) + rest if mark in COLORS else line)
-    return 0
 
 
 def _points(module: nn.Module, arguments: argparse.Namespace) -> Inputs:

@@ -23,11 +23,11 @@ OPTIONS = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Print the list."""
     if arguments.id:
         _detail(get(arguments.id), arguments.out)
-        return 0
+        return
     lines: list[list[str]] = []
     heading = None
     for experiment in registry().values():
@@ -39,7 +39,6 @@ def run(arguments: argparse.Namespace) -> int:
         result = last_result(experiment, arguments.out)
         lines.append([experiment.id, label, experiment.device, cost, result])
     cli.table(["id", "paper", "device", "cost", "last result"], lines)
-    return 0
 
 
 def last_result(experiment: Experiment, folders: list[Path]) -> str:

@@ -430,13 +430,12 @@ FASHION, MNIST = Normalization((0.2861,), (0.3530,)), Normalization((0.1307,), (
 CIFAR10 = Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 CIFAR100 = Normalization((0.5074, 0.4867, 0.4411), (0.2675, 0.2566, 0.2763))
 
-SETS = {  # the official split of CIFAR-100 is lost; see read_images
+SETS = {  # to train on; the official split of CIFAR-100 is lost, see read_images
     "fashion-mnist": ImageSet((1, 28, 28), FASHION, False, 10_000, "kmnist"),
     "mnist": ImageSet((1, 28, 28), MNIST, False, 10_000, "fashion-mnist"),
     "cifar10": ImageSet((3, 32, 32), CIFAR10, True, 5_000, "cifar100"),
     "cifar100": ImageSet((3, 32, 32), CIFAR100, True, 5_000, "cifar10", classes=100, ordered=True),
 }
-"""Sets that can be trained on."""
 
 
 class ImageTask(NamedTuple):
@@ -509,7 +508,6 @@ def load_task(
     flips = facts.augment if augment is None else augment
 
     def source(name: str) -> Source:
-        """One component of p_X."""
         if name == WHITE_NOISE:
             return Source(name, white_noise(facts.shape, min(NOISE_IMAGES, limit or NOISE_IMAGES)))
         if name == "train":

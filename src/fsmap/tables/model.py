@@ -121,10 +121,9 @@ class TableModel(NamedTuple):
             value = self.target.unscaled(out)
             low, high = self.spread.quantiles(value, COVER).T
             return {"prediction": value, "low": low, "high": high}
-        classes = np.array(self.target.classes)
-        chance = out.exp().numpy()
-        columns: dict[str, npt.NDArray[Any]] = {"prediction": classes[chance.argmax(1)]}
-        return columns | {f"p({name})": chance[:, k] for k, name in enumerate(classes.tolist())}
+        classes, chance = self.target.classes, out.exp().numpy()
+        by_class = {f"p({name})": chance[:, k] for k, name in enumerate(classes)}
+        return {"prediction": np.array(classes)[chance.argmax(1)], **by_class}
 
     def save(self, path: Path) -> None:
         """Write the file; the one that was there stays until the new one is complete."""
@@ -263,10 +262,10 @@ def fit_table(
         warnings.simplefilter("ignore", UnseenWarning)
         encoder = learn_encoder(table, features, category=options.category, rows=train)
         x = torch.from_numpy(encoder.encode(table))
-    rare = [(name, n) for name, n in Counter(table.columns[target]).items() if n < 3]
-    rare = sorted(rare) if goal.classes else []
+    counts = Counter(table.columns[target])
+    rare = [name for name in goal.classes if counts[name] < 3]
     notes = [*table.notes, *encoder.notes]
-    notes += [f"class {name!r} is too rare to be tested (rows: {n})" for name, n in rare]
+    notes += [f"class {name!r} is too rare to be tested (rows: {counts[name]})" for name in rare]
     for note in notes:
         say(note)
     if goal.task == REGRESSION:
@@ -306,10 +305,10 @@ def _split(table: Table, target: Target, options: TableOptions) -> tuple[Rows, R
     """Test rows and the others; every class in both if it has three rows."""
     if not 0 < options.test < 0.9:
         raise InputError(f"--test must lie between 0 and 0.9, got {options.test:g}")
-    labels = torch.from_numpy(target.labels(table)) if target.classes else None
-    place = deal(table.num_rows, 1, options.seed, labels, options.test)
-    if labels is not None:
-        place[labels.bincount()[labels] < 3] = -1
+    y = torch.from_numpy(target.labels(table))
+    place = deal(y, 1, options.seed, options.test)
+    if target.classes:
+        place[y.bincount()[y] < 3] = -1
     test = place == 0
     return test.nonzero()[:, 0].numpy(), (~test).nonzero()[:, 0].numpy()
 

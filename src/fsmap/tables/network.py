@@ -188,7 +188,7 @@ def learn(
     ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, 1]``, or integer labels ``[N]``.
     """
     options.check()
-    folds = deal(len(y), options.ensemble, seed, None if y.is_floating_point() else y)
+    folds = deal(y, options.ensemble, seed)
     wanted = METHODS if options.method == AUTO else (options.method,)
     found = {}
     if LINEAR in wanted:
@@ -207,18 +207,16 @@ def best(found: dict[str, Learned]) -> str:
     return min(found, key=lambda m: (not math.isfinite(found[m].loss), found[m].loss))
 
 
-def deal(
-    num_rows: int, ensemble: int, seed: int, labels: Tensor | None, share: float = SHARE
-) -> Tensor:
+def deal(y: Tensor, ensemble: int, seed: int, share: float = SHARE) -> Tensor:
     """By which member each row is held out: ``[N]``.
 
     Several members hold out a part each, together all rows. One member holds out ``share`` of them.
     Every class is dealt evenly.
     """
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(num_rows, generator=generator)
-    if labels is not None:
-        order = order[labels[order].sort(stable=True).indices]
+    num_rows = len(y)
+    order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
+    if not y.is_floating_point():
+        order = order[y[order].sort(stable=True).indices]
     place = torch.empty(num_rows, dtype=torch.long)
     place[order] = torch.arange(num_rows)
     if ensemble > 1:
@@ -419,8 +417,8 @@ class _Track:
 def learn_linear(x: Tensor, y: Tensor, folds: Tensor, decays: Sequence[float]) -> Learned:
     """A linear model, trained to its minimum; the weight decay is chosen by held-out rows.
 
-    With more columns than rows it is solved for the projections of the rows on each other: the
-    weight decay does not see a rotation.
+    With more columns than rows the solver sees the coordinates of the rows in their own span: a
+    rotation does not change the weight decay.
     """
     labels = not y.is_floating_point()
     outputs = int(y.max()) + 1 if labels else y.shape[1]

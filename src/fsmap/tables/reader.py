@@ -20,12 +20,10 @@ import numpy.typing as npt
 
 from fsmap.errors import InputError, MissingDataError
 
-Cells = npt.NDArray[Any]
-"""One column: objects that are str or None."""
+Cells = npt.NDArray[Any]  # one column: objects that are str or None
 
+# Cells (in any case) that hold no value; the UCI archive writes "?".
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?"})
-"""Cells (in any case) that hold no value; ``?`` is what the UCI archive writes."""
-
 SEPARATORS = ",;\t|"
 SIGNATURES = {
     b"PAR1": "a Parquet file",

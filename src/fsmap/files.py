@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -150,14 +150,6 @@ def revive(value: Any) -> Any:
     return value
 
 
-class Circumstances(NamedTuple):
-    """What a row says about its origin."""
-
-    commit: str
-    torch: str
-    device: str
-
-
 def _git(*arguments: str, folder: Path) -> str | None:
     command = ["git", "-C", str(folder), *arguments]
     try:
@@ -185,7 +177,7 @@ def commit(package: Path = PACKAGE) -> str:
         return "unknown"
 
 
-def circumstances(device: str) -> Circumstances:
-    """Collect what every row carries."""
+def circumstances(device: str) -> dict[str, str]:
+    """What a row says about its origin."""
     card = f" ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else ""
-    return Circumstances(commit(), torch.__version__, device + card)
+    return {"commit": commit(), "torch": torch.__version__, "device": device + card}

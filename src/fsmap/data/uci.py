@@ -120,13 +120,12 @@ def split(
         seen = scaled[np.concatenate([rows.valid, rows.train])]
         parts = [_standardized(scaled[part], seen, floor=1e-8) for part in rows[:2]]
         parts.append(scaled[rows.test])
-    return Split(*(_batch(part, dtype) for part in parts))
+    tensors = [torch.as_tensor(part, dtype=dtype) for part in parts]
+    return Split(*(Batch(t[:, :-1].contiguous(), t[:, -1:].contiguous()) for t in tensors))
 
 
 def _shuffled(size: int, seed: int) -> NDArray[np.int64]:
-    order = np.arange(size)
-    np.random.RandomState(seed).shuffle(order)
-    return order
+    return np.random.RandomState(seed).permutation(size)
 
 
 def _standardized(values: Array, reference: Array, floor: float = 0.0) -> Array:
@@ -134,8 +133,3 @@ def _standardized(values: Array, reference: Array, floor: float = 0.0) -> Array:
     std = reference.std(0) + floor
     scaled: Array = (values - reference.mean(0)) / np.where(std > 0, std, 1.0)
     return scaled
-
-
-def _batch(values: Array, dtype: torch.dtype) -> Batch:
-    tensor = torch.as_tensor(values, dtype=dtype)
-    return Batch(tensor[:, :-1].contiguous(), tensor[:, -1:].contiguous())

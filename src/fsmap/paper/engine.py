@@ -497,7 +497,7 @@ class Job:
         finally:
             torch.set_num_threads(threads)
         seconds = time.perf_counter() - start
-        around = {"experiment": experiment.id, "unit": unit, **circumstances(str(device))._asdict()}
+        around = {"experiment": experiment.id, "unit": unit, **circumstances(str(device))}
         rows = []
         for item in measured:
             entries = {**item._asdict(), "value": plain(item.value), "seconds": round(seconds, 4)}

@@ -37,13 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "list":
         _list(entries, data_dir, named=bool(names))
         return 0
-    failed = False
-    for entry in entries:
-        if arguments.action == "get":
-            failed |= not _get(entry, data_dir)
-        else:
-            failed |= not _check(entry, data_dir, named=bool(names))
-    return 2 if failed else 0
+    if arguments.action == "get":
+        right = [_get(entry, data_dir) for entry in entries]
+    else:
+        right = [_check(entry, data_dir, named=bool(names)) for entry in entries]
+    return 0 if all(right) else 2
 
 
 def _list(entries: Iterable[DataSet], data_dir: Path | None, *, named: bool) -> None:

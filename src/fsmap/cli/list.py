@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import textwrap
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,13 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.id:
         _detail(get(arguments.id), arguments.out)
         return
-    lines: list[list[str]] = []
-    heading = None
-    for experiment in registry().values():
-        if section(experiment) != heading:
-            heading = section(experiment)
-            lines.append([heading])
-        cost = textwrap.shorten(experiment.cost.split(";")[0].split(",")[0], 17, placeholder=" …")
-        label = textwrap.shorten(experiment.label, 24, placeholder=" …")
-        result = last_result(experiment, arguments.out)
-        lines.append([experiment.id, label, experiment.device, cost, result])
+    lines = []
+    for heading, experiments in groupby(registry().values(), key=section):
+        lines.append([heading])
+        for one in experiments:
+            cost = textwrap.shorten(one.cost.split(";")[0].split(",")[0], 17, placeholder=" …")
+            label = textwrap.shorten(one.label, 24, placeholder=" …")
+            lines.append([one.id, label, one.device, cost, last_result(one, arguments.out)])
     cli.table(["id", "paper", "device", "cost", "last result"], lines)
 
 

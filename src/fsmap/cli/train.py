@@ -179,7 +179,6 @@ def _train(
     group: Group,
     left: float,
 ) -> ImageRun:
-    """One run, from its checkpoint or from the start."""
     with exclusive(folder / LOCK, folder) if group.rank == 0 else nullcontext():
         run = ImageRun(
             settings,

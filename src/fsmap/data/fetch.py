@@ -149,21 +149,19 @@ def _download(url: str, limit: int) -> bytes:
     """What is at an address, if it has at most ``limit`` bytes and comes fast enough."""
     request = urllib.request.Request(url, headers={"User-Agent": "fsmap"})
     end, content = time.monotonic() + TIMEOUT + limit / SLOWEST, bytearray()
-    reason: object = None
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-            while reason is None and (block := answer.read1(2**16)):
+            while block := answer.read1(2**16):
                 content += block
                 if len(content) > limit:
-                    reason = f"it has more than {limit:,} bytes"
-                elif time.monotonic() > end:
-                    reason = f"it took too long, {len(content):,} bytes came"
-            if reason is None and answer.length:
-                reason = f"{answer.length:,} bytes of it did not come"
+                    raise OSError(f"it has more than {limit:,} bytes")
+                if time.monotonic() > end:
+                    raise OSError(f"it took too long, {len(content):,} bytes came")
+            if answer.length:
+                raise OSError(f"{answer.length:,} bytes of it did not come")
     except (http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
-    if reason is not None:
-        raise UnreachableError(f"cannot download {url}: {reason}.")
+        raise UnreachableError(f"cannot download {url}: {reason}.") from error
     return bytes(content)
 
 

@@ -572,7 +572,6 @@ def _name(data: str) -> str:
 def _held_out(
     train: Images, facts: ImageSet, valid: int | None, seed: int, limit: int | None
 ) -> tuple[Images, Images]:
-    """Training and held-out images."""
     available = len(train.x)
     if limit is not None and limit < 1:
         raise InputError(f"limit must be at least 1, got {limit}")

@@ -40,9 +40,7 @@ MANY_CLASSES = 100
 FEW_NUMBERS = 10  # so few whole numbers may be classes in disguise, which is worth a remark
 FAR = 1.0  # ranges of the training rows beyond their ends that are worth a remark
 ABSENT = "(missing)"  # the level of a category's missing cells
-FLAG_STD = 0.25
-"""Least standard deviation of a 0/1 column: at its own, a level of one row in a thousand would be
-encoded as 30 and rule the first layer."""
+FLAG_STD = 0.25  # the least of a 0/1 column: else one row in a thousand is encoded as 30
 
 _UNIT = re.compile(r"[\s\u00a0\u202f'’_]|%|[$€£¥]|\b(USD|EUR|GBP|CHF|JPY)\b")
 _THOUSANDS = {

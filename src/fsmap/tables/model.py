@@ -27,7 +27,6 @@ from torch import Tensor
 from fsmap import metrics
 from fsmap.errors import CheckpointError, InputError
 from fsmap.tables.encoder import (
-    REGRESSION,
     TASKS,
     Column,
     Encoder,
@@ -165,7 +164,7 @@ def _decode(found: files.Checkpoint) -> TableModel:
     encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())
     target = Target(**{**config["target"], "classes": tuple(config["target"]["classes"])})
     network = _ensemble(config, found.group("network"), bool(target.classes))
-    if target.task == REGRESSION:
+    if not target.classes:
         parts: dict[str, Any] = {n: t.numpy() for n, t in found.group("spread").items()}
         spread = Spread(**parts | {n: float(parts[n]) for n in ("std", "floor")})
     model = TableModel(encoder, target, network, config["chosen"], spread)
@@ -268,7 +267,7 @@ def fit_table(
     notes += [f"class {name!r} is too rare to be tested (rows: {counts[name]})" for name in rare]
     for note in notes:
         say(note)
-    if goal.task == REGRESSION:
+    if not goal.classes:
         goal = goal.standardized(goal.values(table)[train])
     y = torch.from_numpy(goal.labels(table))
     say(f"rows: {len(train)} to train and to choose by, {len(test)} to test")

@@ -272,7 +272,6 @@ class _Run:
         return TableNet(self.sizes, self.edges, generator).float().to(self.x.device)
 
     def configs(self, kinds: list[str]) -> list[Config]:
-        """The configurations to be compared."""
         found, strength, decay = [], self.options.reg_strength, self.options.weight_decay
         large = len(self.x) > LARGE[0] or self.x.shape[1] > LARGE[1]
         for kind in kinds:

@@ -147,9 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.deterministic:  # cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if arguments.reg_nats is not None and arguments.reg_strength is not None:
-        raise InputError(
-            "--reg-nats and --reg-strength are two ways to say how strong: give one of them"
-        )
+        raise InputError("--reg-nats and --reg-strength both set the strength: give one of them")
     device = torchrun_device(as_device(arguments.device))
     seeds, left = arguments.seeds, arguments.max_seconds
     with processes(device) as group:

@@ -93,10 +93,7 @@ Files = dict[str, Path]
 
 def _idx(files: Files, split: str) -> Images:
     start = "train" if split == "train" else "t10k"
-    x, y = (
-        next(read_idx(path) for name, path in files.items() if name.startswith(f"{start}-{kind}"))
-        for kind in ("images", "labels")
-    )
+    x, y = (read_idx(files[name]) for name in sorted(files) if name.startswith(start))
     return Images(x[:, None], y.long())
 
 

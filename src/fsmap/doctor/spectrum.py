@@ -217,8 +217,6 @@ def sparse_basis(null: Tensor) -> Tensor:
 
 def span(V: Tensor) -> Tensor:
     """Orthonormal basis of the rows, which have a norm of at most about one."""
-    if not V.numel():
-        return V[:0]
     _, sigma, rows = torch.linalg.svd(V, full_matrices=False)
     kept: Tensor = rows[sigma > 1e-7]
     return kept

@@ -336,10 +336,9 @@ def check(
     candidates: Iterator[Family], params: Params, found: Spectrum
 ) -> tuple[tuple[Finding, ...], Tensor | None]:
     """Findings in the order of ``KINDS``, and their null directions ``[m, P]`` if P is small."""
-    order = list(KINDS)
     kept = [_check(family, params, found) for family in candidates]
     kept = [(f, V) for f, V in kept if f.directions]
-    kept.sort(key=lambda pair: order.index(pair[0].kind))
+    kept.sort(key=lambda pair: list(KINDS).index(pair[0].kind))
     if count(params) > LARGEST_SVD:
         return tuple(f for f, _ in kept), None
     findings, null = [], found.null

@@ -390,11 +390,9 @@ def with_target(table: Table, name: str) -> Table:
 def find_target(table: Table, name: str, task: str = "auto") -> Target:
     """Decide what the task is: text or two distinct numbers are classes, other numbers are not."""
     cells = table.columns[name]
-    distinct = dict.fromkeys(cells)
+    distinct, first = set(cells), cells[0]
     if len(distinct) == 1:
-        raise InputError(
-            f"the target {name!r} is {cells[0]!r} in every row. Choose another column."
-        )
+        raise InputError(f"the target {name!r} is {first!r} in every row. Choose another column.")
     values, wrong, form = numbers(cells)
     why = "as --task says"
     if task == "auto":

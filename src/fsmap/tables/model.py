@@ -240,10 +240,7 @@ class Fitted(NamedTuple):
 
 
 def fit_table(
-    table: Table,
-    target: str,
-    options: TableOptions,
-    say: Callable[[str], None] = lambda text: None,
+    table: Table, target: str, options: TableOptions, say: Callable[[str], None] = lambda text: None
 ) -> Fitted:
     """Train, choose, test, and train again on all rows; ``say`` gets a line for each step."""
     start = time.perf_counter()

@@ -161,7 +161,7 @@ class Options:
             if value != usual and not (isinstance(value, float | int) and 0 <= value < math.inf):
                 _refuse(f"{name} must be {usual!r} or a finite number >= 0, got {value!r}")
         if self.reg_nats is not None and self.reg_strength != AUTO:
-            _refuse("reg_strength and reg_nats are two ways to say how strong: give one of them")
+            _refuse("reg_strength and reg_nats both set the strength: give one of them")
         if self.reg_nats is not None and self.method not in (AUTO, "l-map"):
             _refuse(f"reg_nats is a strength of l-map, got method={self.method!r}")
 

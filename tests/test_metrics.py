@@ -150,9 +150,8 @@ def test_temperature_minimizes_the_nll(seed, scale):
     theirs = minimize_scalar(lambda u: metrics.nll(z / math.exp(u), y), bracket=(-1, 1), tol=1e-10)
     assert metrics.nll(z / best, y) <= theirs.fun + 1e-12
     assert math.log(best) == pytest.approx(theirs.x, abs=1e-5)
-    step = 1e-4
-    assert metrics.nll(z / best, y) < metrics.nll(z / (best * (1 + step)), y)
-    assert metrics.nll(z / best, y) < metrics.nll(z / (best * (1 - step)), y)
+    for factor in (1 - 1e-4, 1 + 1e-4):
+        assert metrics.nll(z / best, y) < metrics.nll(z / (best * factor), y)
 
 
 def test_temperature_at_its_bounds():
@@ -169,9 +168,7 @@ def test_temperature_of_logits_over_many_orders_of_magnitude(seed, spread):
     best = metrics.temperature(z, y)
     assume(1e-2 < best < 1e2)  # else the logits are no better than none
     margin = z - z[np.arange(50), y][:, None]
-    cold, hot = (
-        (softmax(margin / (best * factor)) * margin).sum() for factor in (1 - 1e-8, 1 + 1e-8)
-    )
+    cold, hot = ((softmax(margin / (best * t)) * margin).sum() for t in (1 - 1e-8, 1 + 1e-8))
     assert cold > 0 > hot
 
 

@@ -255,8 +255,8 @@ def _how_to_resume(folder: Path) -> str:
 def _signals(run: ImageRun) -> Iterator[None]:
     """Within it, Ctrl-C and SIGTERM end a run after its present step, with a checkpoint.
 
-    The second one ends it at once, as does the first where there are several processes: there it is
-    what torchrun sends when another one died, and the step would wait for that one.
+    A second signal ends it at once. With several processes the first one does: torchrun sends it
+    when another process died, for which the step would wait forever.
     """
     several, seen = run.group.size > 1, list[int]()
 

@@ -256,7 +256,7 @@ def _signals(run: ImageRun) -> Iterator[None]:
     """Within it, Ctrl-C and SIGTERM end a run after its present step, with a checkpoint.
 
     A second signal ends it at once. With several processes the first one does: torchrun sends it
-    when another process died, for which the step would wait forever.
+    when another process died, and the step would wait for that one.
     """
     several, seen = run.group.size > 1, list[int]()
 

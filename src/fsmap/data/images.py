@@ -92,7 +92,7 @@ Files = dict[str, Path]
 
 
 def _idx(files: Files, split: str) -> Images:
-    start = "train" if split == "train" else "t10k"
+    start = "train" if split == "train" else "t10k"  # sorted: images, labels
     x, y = (read_idx(files[name]) for name in sorted(files) if name.startswith(start))
     return Images(x[:, None], y.long())
 

@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0, help="of one comparison, about")
     options = parser.parse_args()
     networks = tuple(cells.NETWORKS) if options.full else ("mlp-1e3", "cnn")
-    about, slower = {**circumstances("cpu")._asdict(), "against": options.commit}, []
+    about, slower = {**circumstances("cpu"), "against": options.commit}, []
     with checkout(options.commit) as tree, RESULTS.open("a") as file:
         workers = [(Worker(ROOT), Worker(tree)) for _ in range(PROCESSES)]
         for network in networks:

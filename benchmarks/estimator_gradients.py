@@ -96,7 +96,7 @@ def main() -> None:
             flush=True,
         )
         with options.out.open("a") as file:
-            file.write(json.dumps(about | row | circumstances("cpu")._asdict()) + "\n")
+            file.write(json.dumps(about | row | circumstances("cpu")) + "\n")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def main() -> None:
             for cell, run in runs.items():
                 with run._kernels():
                     times[cell].append(1e3 * take(run, steps) / steps)
-    about = circumstances(options.device)._asdict()
+    about = circumstances(options.device)
     plain = statistics.median(times["ps-map"]) if "ps-map" in times else float("nan")
     print(f"{'cell':<22}{'ms':>8}{'fastest':>9}{'x ps-map':>10}{'limit':>7}{'first, s':>10}")
     for cell, found in times.items():

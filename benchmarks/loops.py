@@ -373,7 +373,7 @@ def main() -> None:
     modes = options.mode or (
         ["eager"] if options.device == "cpu" else ["eager", "reduce-overhead", "captured"]
     )
-    about = circumstances(options.device)._asdict()
+    about = circumstances(options.device)
     torch.backends.cudnn.benchmark = True
     for name in options.task or tasks:
         task = tasks[name]()

@@ -99,7 +99,7 @@ def main() -> int:
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--device", default="cpu")
     chosen = options.parse_args()
-    device, about = torch.device(chosen.device), circumstances(chosen.device)._asdict()
+    device, about = torch.device(chosen.device), circumstances(chosen.device)
     sizes = {"members": chosen.members, "repeats": chosen.repeats}
     print(f"# {about['device']}, {torch.get_num_threads()} threads, {sizes}")
     print("width  batch  method   one by one   together   ratio (least .. most)   promised")

@@ -160,7 +160,7 @@ def main(arguments: list[str] | None = None) -> None:
         figure.savefig(PICTURE, facecolor="white", metadata={"Date": None})
         return
     done = {(row["way"], row["seed"], row["epochs"]) for row in read(options.out)}
-    data, about = splits(5_000, None), circumstances("cpu")._asdict()
+    data, about = splits(5_000, None), circumstances("cpu")
     for seed in range(options.seeds):
         for way in options.ways:
             if (way, seed, options.epochs) not in done:

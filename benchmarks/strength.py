@@ -202,7 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(1)  # the network is small
     task = layernorm(options.images) if options.set == "layernorm" else SETS[options.set]()
     task = task if options.epochs is None else task._replace(epochs=options.epochs)
-    about = {"set": options.set, **circumstances("cpu")._asdict()}
+    about = {"set": options.set, **circumstances("cpu")}
     with options.out.open("a") as file:
         for way in options.ways:
             for seed in range(options.seeds):

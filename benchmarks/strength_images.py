@@ -102,7 +102,7 @@ def row_of(run: ImageRun, job: Job, device: str) -> dict[str, Any]:
     last = run.history[-1]
     about = {name: last.get(name) for name in ("laplacian", "reg_strength", "skipped")}
     row |= {"temperature": scale, **about, "seconds": run.seconds, "steps": run.steps}
-    return row | circumstances(device)._asdict()
+    return row | circumstances(device)
 
 
 def take(job: Job, options: argparse.Namespace, seconds: float) -> None:

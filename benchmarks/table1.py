@@ -132,7 +132,7 @@ def main() -> int:
         print(f"{mode:20s} {tune:8.3f}   {final:8.3f}   {seconds:9.0f}   {losses}", flush=True)
         row = {
             **{"work": "table1", "mode": mode, "ms_tune": tune, "ms_final": final},
-            **{"seconds": seconds, **sizes._asdict(), **circumstances(chosen.device)._asdict()},
+            **{"seconds": seconds, **sizes._asdict(), **circumstances(chosen.device)},
         }
         with (RESULTS / f"table1-{device.type}.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -177,7 +177,7 @@ def main() -> None:
         if (dataset, method, number) not in done:
             found = timed(dataset) if dataset in SIZES else fold(dataset, method, number)
             where = {"dataset": dataset, "method": method, "fold": number}
-            rows.append(where | found | circumstances("cpu")._asdict())
+            rows.append(where | found | circumstances("cpu"))
             with given.out.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")
             print(dataset, method, number, flush=True)

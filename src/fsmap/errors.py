@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from types import ModuleType
 
 
@@ -82,18 +82,15 @@ class IgnoredProbesWarning(UserWarning):
     """R is exactly zero: the output does not follow the parameters that R is about."""
 
 
-def did_you_mean(
-    name: str, known: Iterable[str], *, meaning: Mapping[str, str] | None = None
-) -> str:
-    """The end of a message about an unknown name; ``meaning`` of a spelling is what is suggested.
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the closest known one, if one is close.
 
     Examples:
         >>> did_you_mean("lable-noise", ["shift", "label-noise"]), did_you_mean("x", ["shift"])
         (" Did you mean 'label-noise'?", '')
     """
-    for close in difflib.get_close_matches(name, list(known), n=1):
-        return f" Did you mean {(meaning or {}).get(close, close)!r}?"
-    return ""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def require(module: str, *, extra: str) -> ModuleType:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -134,11 +134,9 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | range | set | frozenset):
         return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
+    finite = not isinstance(value, float) or math.isfinite(value)
+    known = value is None or isinstance(value, bool | int | float | str)
+    return value if known and finite else str(value)
 
 
 def revive(value: Any) -> Any:
@@ -150,14 +148,6 @@ def revive(value: Any) -> Any:
     if isinstance(value, list):
         return [revive(item) for item in value]
     return value
-
-
-class Circumstances(NamedTuple):
-    """What a row says about its origin."""
-
-    commit: str
-    torch: str
-    device: str
 
 
 def _git(*arguments: str, folder: Path) -> str | None:
@@ -187,7 +177,7 @@ def commit(package: Path = PACKAGE) -> str:
         return "unknown"
 
 
-def circumstances(device: str) -> Circumstances:
-    """Collect what every row carries."""
+def circumstances(device: str) -> dict[str, str]:
+    """What a row says about its origin."""
     card = f" ({torch.cuda.get_device_name(device)})" if device.startswith("cuda") else ""
-    return Circumstances(commit(), torch.__version__, device + card)
+    return {"commit": commit(), "torch": torch.__version__, "device": device + card}

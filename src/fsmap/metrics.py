@@ -177,13 +177,11 @@ def _tensor(name: str, values: Any) -> Tensor:
     try:
         return torch.as_tensor(values).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(
-            f"{name} must be an array or tensor of numbers, got {type(values).__name__}."
-        ) from error
+        kind = type(values).__name__
+        raise InputError(f"{name} must be an array or tensor of numbers, got {kind}.") from error
 
 
 def _logits(values: ArrayLike) -> Tensor:
-    """Logits ``[..., K]``."""
     z = _floats("logits", values)
     if z.dim() < 2 or z.shape[-1] < 2:
         raise InputError(

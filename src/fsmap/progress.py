@@ -13,13 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-PLAIN_SECONDS = 10.0
-"""Least time between two plain lines: a log should tell that work goes on, not fill up."""
+PLAIN_SECONDS = 10.0  # at least, between two plain lines: a log should not fill up
+Show = Callable[["Bar"], None]
 
 _active = False  # whether a bar is on the screen
-
-
-Show = Callable[["Bar"], None]
 
 
 class Bar:
@@ -100,8 +97,6 @@ def progress(
         )
         with rich.Progress(*columns, console=Console(file=stream), transient=True) as bars:
             task = bars.add_task(label, total=total, text="")
-            yield Bar(
-                total, label, lambda bar: bars.update(task, completed=bar.done, text=bar.text)
-            )
+            yield Bar(total, label, lambda b: bars.update(task, completed=b.done, text=b.text))
     finally:
         _active = False

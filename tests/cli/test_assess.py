@@ -94,9 +94,7 @@ def test_landscape_looks_at_all_networks_first(checkpoint, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("command", ["assess", "landscape"])
-def test_a_folder_that_cannot_be_written_to_is_refused_first(
-    command, checkpoint, tmp_path, capsys, monkeypatch
-):
+def test_an_unwritable_folder_is_refused_first(command, checkpoint, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fsmap.images.build.load_data", lambda *_: pytest.fail("too late"))
     (tmp_path / "file").touch()
     out = str(tmp_path / "file" / "out")

@@ -26,7 +26,6 @@ TINY = [
 ]
 TESTS = Path(__file__).parents[1]
 
-
 pytestmark = pytest.mark.usefixtures("float32")
 
 

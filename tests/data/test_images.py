@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import struct
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -111,11 +112,8 @@ def test_pixels_are_where_they_belong(folder: Path):
     """PNG rows, tiles of a mosaic and arrays hold the same four images here."""
     rows = read_images("cifar10", "test", folder)
     assert rows.y.tolist() == [3, 1, 4, 1]
-    mosaic, array = (
-        read_images(n, s, folder) for n, s in (("cifar100", "all"), ("cifar10.1", "test"))
-    )
-    assert torch.equal(rows.x, mosaic.x[:4])
-    assert torch.equal(rows.x, array.x)
+    assert torch.equal(rows.x, read_images("cifar100", "all", folder).x[:4])
+    assert torch.equal(rows.x, read_images("cifar10.1", "test", folder).x)
     cut = tiles(np.arange(64 * 64 * 3).reshape(64, 64, 3))
     assert cut[1, 0, 0, 0] == 32 * 3  # the second tile is right of the first
     assert cut[2, 0, 0, 0] == 32 * 64 * 3
@@ -155,9 +153,8 @@ def test_crops_and_flips_are_those_of_a_loop():
 
 
 def test_draws_are_a_function_of_their_generator():
-    one, two, other = (
-        Augmentation().draw((4000,), torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
-    )
+    generators = (torch.Generator().manual_seed(seed) for seed in (1, 1, 2))
+    one, two, other = (Augmentation().draw((4000,), generator) for generator in generators)
     assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
     assert not torch.equal(one.down, other.down)
     assert sorted(set(one.down.tolist())) == list(range(9))
@@ -184,23 +181,21 @@ def test_label_noise_draws_round_of_the_fraction_anew():
 
 
 def test_the_split_belongs_to_its_seed():
-    one, two, other = (
-        load_task("fmnist", generated=True, valid=100, split_seed=s) for s in (0, 0, 1)
-    )
+    task = partial(load_task, "fmnist", generated=True)
+    one, two, other = (task(valid=100, split_seed=seed) for seed in (0, 0, 1))
     assert len(one.valid.x) == 100
     assert len(one.train.x) == 1900
     assert torch.equal(one.valid.x, two.valid.x)
     assert not torch.equal(one.valid.x, other.valid.x)
-    noisy = load_task("fmnist", generated=True, valid=100, label_noise=0.5)
+    noisy = task(valid=100, label_noise=0.5)
     assert torch.equal(noisy.valid.y, one.valid.y)
     assert (noisy.train.y != one.train.y).double().mean() > 0.4
-    assert len(load_task("fmnist", generated=True, limit=50).train.x) == 50
+    assert len(task(limit=50).train.x) == 50
 
 
 def test_the_protocol(folder: Path):
     found = load_task("cifar10", px="cifar100", data_dir=folder, valid=2)
     assert found.augment is not None
-    assert found.px is not None
     assert found.px.sources[0].augmented
     assert found.shape == (3, 32, 32)
     assert load_task("fmnist", data_dir=folder, valid=1).augment is None
@@ -213,7 +208,6 @@ def test_the_protocol(folder: Path):
 
 def test_mixtures():
     found = load_task("fmnist", generated=True, px="3*train+white-noise").px
-    assert found is not None
     picks = found.draw((4000,), torch.Generator().manual_seed(0))
     assert abs((picks.component == 0).double().mean() - 0.75) < 0.03
     x = found.take(picks, torch.float64)
@@ -234,7 +228,6 @@ def test_white_noise_is_fixed():
     assert torch.equal(one, two)
     assert abs(one.std() - 1) < 0.01
     found = load_task("fmnist", generated=True, px="white-noise").px
-    assert found is not None
     assert len(found.sources[0].images) == 10_000
 
 
@@ -259,9 +252,7 @@ def test_cifar100_is_split_in_file_order(folder: Path, monkeypatch: pytest.Monke
     assert [len(source.images) for source in found.px.sources] == [24, 9]
 
 
-def photos_in(
-    folder: Path, *, mode: str = "RGB", sizes: tuple[int, ...] = (12,), number: int = 9
-) -> Path:
+def photos_in(folder: Path, *, mode="RGB", sizes=(12,), number=9) -> Path:
     rng = np.random.default_rng(0)
     for label, name in enumerate(("cat", "dog")):
         (folder / name).mkdir(parents=True)

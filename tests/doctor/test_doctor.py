@@ -185,9 +185,8 @@ def test_recommended_jitters():
     assert advice["l-map"] == 100.0
     assert examination.jitter_row(found, "l-map", 100.0, None).error < 0.05
     steep = made(torch.logspace(0, -20, 40))
-    single, double = (
-        examination.recommended(steep, dtype)["fs-map"] for dtype in (torch.float32, torch.float64)
-    )
+    dtypes = torch.float32, torch.float64
+    single, double = (examination.recommended(steep, dtype)["fs-map"] for dtype in dtypes)
     assert single >= double >= 9 * 40 * 2.2e-16
     assert examination.recommended(made(torch.zeros(2)), torch.float64) == {}
 
@@ -244,9 +243,8 @@ def test_a_module_that_does_not_run_in_float64():
 
 
 def test_a_recurrent_network_by_a_forward_of_ones_own(seeded):
-    d = fsmap.doctor(
-        nn.LSTM(2, 3, batch_first=True), points(20, 4, 2), forward=lambda m, x: m(x)[0]
-    )
+    lstm = nn.LSTM(2, 3, batch_first=True)
+    d = fsmap.doctor(lstm, points(20, 4, 2), forward=lambda m, x: m(x)[0])
     assert d.outputs == 4 * 3
     assert d.rank.deficit == 12  # the two biases of an LSTM are added
     assert "bias_ih_l0" in d.null_vectors[0].text

@@ -211,10 +211,8 @@ class Residual(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.up, self.down, self.last = (
-            *(nn.Linear(2, 3), nn.Linear(3, 4)),
-            *(nn.Linear(4, 3), nn.Linear(3, 2)),
-        )
+        self.first, self.up = nn.Linear(2, 3), nn.Linear(3, 4)
+        self.down, self.last = nn.Linear(4, 3), nn.Linear(3, 2)
 
     def forward(self, x):
         h = self.first(x)

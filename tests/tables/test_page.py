@@ -12,20 +12,18 @@ from fsmap.tables.reader import read_table
 from small_tables import flowers, houses
 
 OPTIONS = TableOptions(hidden=(8,), steps=40, device="cpu", progress=False)
+TARGETS = {houses: "price", flowers: "kind"}
 
 
-@pytest.fixture(
-    scope="module", params=[(houses, "price"), (flowers, "kind")], ids=["price", "kind"]
-)
+@pytest.fixture(scope="module", params=TARGETS)
 def fitted(request, tmp_path_factory):
-    make, target = request.param
-    return fit_table(read_table(make(tmp_path_factory.mktemp("t") / "table.csv")), target, OPTIONS)
+    table = read_table(request.param(tmp_path_factory.mktemp("t") / "table.csv"))
+    return fit_table(table, TARGETS[request.param], OPTIONS)
 
 
 def render(fitted) -> str:
-    return table_page.render(
-        fitted, source="a<b>.csv", command="fsmap fit 'a<b>.csv'", model="model.pt"
-    )
+    given = {"source": "a<b>.csv", "command": "fsmap fit 'a<b>.csv'", "model": "model.pt"}
+    return table_page.render(fitted, **given)
 
 
 def test_the_table_of_methods(fitted):

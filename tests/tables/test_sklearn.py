@@ -42,10 +42,9 @@ def kinds():
 def test_units_do_not_matter(prices):
     X, y = prices
     model = LMAPRegressor(**FAST, random_state=0).fit(X, y)
-    scaled = LMAPRegressor(**FAST, random_state=0).fit(X * [2, 0.5, 8], 4 * y - 100)
-    np.testing.assert_allclose(
-        scaled.predict(X * [2, 0.5, 8]), 4 * model.predict(X) - 100, rtol=1e-4
-    )
+    Z = X * [2, 0.5, 8]
+    scaled = LMAPRegressor(**FAST, random_state=0).fit(Z, 4 * y - 100)
+    np.testing.assert_allclose(scaled.predict(Z), 4 * model.predict(X) - 100, rtol=1e-4)
     assert model.score(X, y) > 0.8
 
 

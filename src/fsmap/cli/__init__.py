@@ -1,7 +1,7 @@
 """The command ``fsmap``: its parser, and what its commands share.
 
 A command is a module of this package with a table ``OPTIONS`` and ``run(arguments)``, which returns
-the exit code. Its docstring is the help: a summary and examples.
+the exit code, or None for 0. Its docstring is the help: a summary and examples.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_places(arguments)
         arguments.command = shlex.join(["fsmap", *words])
-        return int(arguments.handler(arguments))
+        return int(arguments.handler(arguments) or 0)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `fsmap list | head`: the reader has had enough
@@ -98,6 +98,7 @@ FLAG = {"action": "store_true", "default": False}
 TOGGLE = {"action": argparse.BooleanOptionalAction}
 MANY = {"action": "append", "default": []}
 
+RESULTS = [Path("runs"), Path("results")]  # folders with runs, if none is named
 DEVICE = {"--device NAME": (str, "auto, cpu, cuda … (default: auto)", "auto")}
 DATA_DIR = {"--data-dir DIR": (Path, "where to look for data first")}
 CLASSIFIER = {  # of commands that read a checkpoint of ``fsmap train``

@@ -17,14 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fsmap import cli
-from fsmap.assess.shift import (
-    CORRUPTIONS,
-    METRICS,
-    SEVERITIES,
-    Assessment,
-    Classifier,
-    assess_images,
-)
+from fsmap.assess import shift
 from fsmap.data.images import facts_of, generate, read_others
 from fsmap.errors import MissingDataError
 from fsmap.files import make_folder, plain, write_whole
@@ -38,8 +31,8 @@ PERCENT = ("accuracy", "selective", "ece", "ece_scaled")
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "checkpoint CKPT": (Path, "a file, or its folder"),
     "--out DIR": (Path, "for the JSON and pictures (CKPT's folder)"),
-    "--corruptions NAME*": ({"choices": ["all", *CORRUPTIONS]}, "names, or all", []),
-    "--severities N+": ({"type": int, "choices": SEVERITIES}, "1–5", SEVERITIES),
+    "--corruptions NAME*": ({"choices": ["all", *shift.CORRUPTIONS]}, "names, or all", []),
+    "--severities N+": ({"type": int, "choices": shift.SEVERITIES}, "1–5", shift.SEVERITIES),
     "--shift NAME*": (str, "other test sets: cifar10.1", []),
     "--ood NAME*": (str, "foreign sets (by data set)"),
     "--points N": (cli.count, "points for R (500)", 500),
@@ -49,7 +42,7 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Measure, write, and say what was found."""
     cli.check_installed("matplotlib", extra="report")
     at, data_dir = arguments.checkpoint, arguments.data_dir
@@ -58,11 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     make_folder(out)
     settings: ImageSettings = progress["settings"]
     task = build.load_data(settings, data_dir)
-    foreign = _foreign(arguments.ood, data_dir, settings)
+    foreign = _foreign(arguments, settings)
     test = task.test.take(slice(arguments.limit))
-    names = CORRUPTIONS if "all" in arguments.corruptions else arguments.corruptions
-    found = assess_images(
-        Classifier(module, task.normalize),
+    names = shift.CORRUPTIONS if "all" in arguments.corruptions else arguments.corruptions
+    found = shift.assess_images(
+        shift.Classifier(module, task.normalize),
         test,
         task.valid,
         foreign=foreign,
@@ -90,19 +83,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _tell(found)
         cli.say(f"\n{out}/{name}.json, .svg and .png written")
-    return 0
 
 
-def _foreign(
-    asked: list[str] | None, data_dir: Path | None, settings: ImageSettings
-) -> dict[str, Tensor]:
+def _foreign(given: argparse.Namespace, settings: ImageSettings) -> dict[str, Tensor]:
     """Images of other sets: those asked for, or the usual one where it is there."""
-    facts = facts_of(settings.data)
+    facts, asked = facts_of(settings.data), given.ood
     if settings.generated:
         return {"generated": generate(facts.shape, 1_000, seed=2).x}
     names = ([facts.foreign] if facts.foreign else []) if asked is None else asked
     try:
-        return {n: read_others(n, facts.shape, "test", data_dir).x[:10_000] for n in names}
+        return {n: read_others(n, facts.shape, "test", given.data_dir).x[:10_000] for n in names}
     except MissingDataError as error:
         if asked is not None:
             raise
@@ -110,14 +100,14 @@ def _foreign(
         return {}
 
 
-def _tell(found: Assessment) -> None:
+def _tell(found: shift.Assessment) -> None:
     def cell(values: dict[str, float], metric: str) -> str:
         scale = 100 if metric in PERCENT else 1
         return number(scale * values[metric], 4) if metric in values else ""
 
-    header = ["", *(name.replace("_", " ") for name in METRICS)]
+    header = ["", *(name.replace("_", " ") for name in shift.METRICS)]
     sets = found.sets.items()
-    cli.table(header, [[name, *(cell(values, m) for m in METRICS)] for name, values in sets])
+    cli.table(header, [[name, *(cell(values, m) for m in shift.METRICS)] for name, values in sets])
     cli.say()
     if found.temperature is not None:
         confident = "over" if found.temperature > 1 else "under"

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fsmap import cli
-from fsmap.data import catalogue, fetch
+from fsmap.data import catalogue, fetch, uci
 from fsmap.data.catalogue import DataSet
 from fsmap.errors import InputError, MissingDataError
 
@@ -30,20 +30,18 @@ def run(arguments: argparse.Namespace) -> int:
     names, data_dir = arguments.names, arguments.data_dir
     if arguments.action == "get" and not names:
         raise InputError("fsmap data get NAME: which data set? See `fsmap data list`.")
-    asked = [one for name in names for one in (catalogue.PAPER_TABLES if name == "uci" else [name])]
+    asked = [one for name in names for one in (uci.NAMES if name == "uci" else [name])]
     entries = catalogue.catalogue().values()
     if asked and asked != ["all"]:
         entries = {entry.name: entry for entry in map(catalogue.find, asked)}.values()
     if arguments.action == "list":
         _list(entries, data_dir, named=bool(names))
         return 0
-    failed = False
-    for entry in entries:
-        if arguments.action == "get":
-            failed |= not _get(entry, data_dir)
-        else:
-            failed |= not _check(entry, data_dir, named=bool(names))
-    return 2 if failed else 0
+    if arguments.action == "get":
+        right = [_get(entry, data_dir) for entry in entries]
+    else:
+        right = [_check(entry, data_dir, named=bool(names)) for entry in entries]
+    return 0 if all(right) else 2
 
 
 def _list(entries: Iterable[DataSet], data_dir: Path | None, *, named: bool) -> None:

@@ -49,8 +49,8 @@ OPTIONS = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Examine a module; the exit code is 0."""
+def run(arguments: argparse.Namespace) -> None:
+    """Examine a module."""
     module = make_model(arguments.target, {}, seed=arguments.seed)
     if arguments.weights is not None:
         _load_weights(module, arguments.weights)
@@ -59,11 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
     diagnosis = doctor(module, x, jitter=arguments.jitter, num_data=arguments.num_data)
     if arguments.json:
         cli.say(diagnosis.to_json())
-        return 0
+        return
     for line in str(diagnosis).splitlines():
         mark, rest = line[:4], line[4:]
         cli.say(cli.styled(mark, COLORS[mark]) + rest if mark in COLORS else line)
-    return 0
 
 
 def _points(module: nn.Module, arguments: argparse.Namespace) -> Inputs:
@@ -128,9 +127,8 @@ def _read(file: Path) -> Any:
         return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # what readers raise for a damaged file has no common base
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{file} cannot be read as {file.suffix or 'a torch file'}: {first}"
-        ) from error
+        kind = file.suffix or "a torch file"
+        raise CheckpointError(f"{file} cannot be read as {kind}: {first}") from error
 
 
 def _csv(file: Path) -> Any:

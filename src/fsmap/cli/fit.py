@@ -63,7 +63,7 @@ OPTIONS = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Fit, compare, save, and write the page."""
     cli.check_installed("sklearn", extra="data")
     cli.check_installed("jinja2", "matplotlib", extra="report")
@@ -90,7 +90,6 @@ def run(arguments: argparse.Namespace) -> int:
     write_whole(page, table_page.render(fitted, source=source, command=command, model=str(out)))
     cli.say(f"{out} and {page} written after {duration(fitted.seconds)}. Use the model with:")
     cli.say(f"  fsmap predict {shlex.quote(str(out))} new.csv")
-    return 0
 
 
 def check_writable(path: Path, *, force: bool, inputs: Sequence[Path]) -> None:

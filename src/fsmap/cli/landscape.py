@@ -35,7 +35,7 @@ OPTIONS = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Walk, draw, and say how much the loss rises."""
     cli.check_installed("matplotlib", extra="report")
     check_walk(arguments.steps, arguments.reach, dashes="--")
@@ -53,7 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
     lines = [[name, f"{flatness(one, within):.4g}"] for name, one in found.items()]
     cli.table(["", f"mean rise of the loss, steps up to {within:g}"], lines)
     cli.say(f"{arguments.out}/landscape.json, .svg and .png written")
-    return 0
 
 
 def _walk(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import textwrap
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +20,23 @@ from fsmap.paper.rows import AGREES, DIFFERS, RunFolder, claim_entry, verdict
 
 OPTIONS = {
     "id ID?": (str, "show one experiment in detail"),
-    "--out DIR+": (
-        Path,
-        "where to look for results (default: runs, then results)",
-        [Path("runs"), Path("results")],
-    ),
+    "--out DIR+": (Path, "where to look for results (default: runs, then results)", cli.RESULTS),
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Print the list."""
     if arguments.id:
         _detail(get(arguments.id), arguments.out)
-        return 0
-    lines: list[list[str]] = []
-    heading = None
-    for experiment in registry().values():
-        if section(experiment) != heading:
-            heading = section(experiment)
-            lines.append([heading])
-        cost = textwrap.shorten(experiment.cost.split(";")[0].split(",")[0], 17, placeholder=" …")
-        label = textwrap.shorten(experiment.label, 24, placeholder=" …")
-        result = last_result(experiment, arguments.out)
-        lines.append([experiment.id, label, experiment.device, cost, result])
+        return
+    lines = []
+    for heading, experiments in groupby(registry().values(), key=section):
+        lines.append([heading])
+        for one in experiments:
+            cost = textwrap.shorten(one.cost.split(";")[0].split(",")[0], 17, placeholder=" …")
+            label = textwrap.shorten(one.label, 24, placeholder=" …")
+            lines.append([one.id, label, one.device, cost, last_result(one, arguments.out)])
     cli.table(["id", "paper", "device", "cost", "last result"], lines)
-    return 0
 
 
 def last_result(experiment: Experiment, folders: list[Path]) -> str:
@@ -86,5 +79,4 @@ def _detail(experiment: Experiment, folders: list[Path]) -> None:
 
 
 def _short(value: Any) -> str:
-    is_list = isinstance(value, tuple | list)
-    return ",".join(f"{item}" for item in value) if is_list else str(value)
+    return ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)

@@ -28,7 +28,7 @@ OPTIONS = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Predict and write."""
     if arguments.out is not None:
         inputs = (arguments.table, arguments.model)
@@ -47,7 +47,6 @@ def run(arguments: argparse.Namespace) -> int:
     content = write_table({name: column.tolist() for name, column in columns.items()})
     if arguments.out is None:
         sys.stdout.write(content)
-        return 0
-    write_whole(arguments.out, content)
-    cli.note(f"{arguments.out}: predictions of {model.target.name!r}, {table.num_rows} rows")
-    return 0
+    else:
+        write_whole(arguments.out, content)
+        cli.note(f"{arguments.out}: predictions of {model.target.name!r}, {table.num_rows} rows")

@@ -27,15 +27,14 @@ OPTIONS = {
 }
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> None:
     """Write the page and say where it is."""
     cli.check_installed("jinja2", "matplotlib", extra="report")
-    usual = [folder for folder in (Path("runs"), Path("results")) if folder.is_dir()]
-    folders = arguments.folders or usual or [Path("runs")]
+    usual = [folder for folder in cli.RESULTS if folder.is_dir()] or cli.RESULTS[:1]
+    folders = arguments.folders or usual
     if arguments.redraw:
         _redraw(folders)
     cli.say(str(build(folders, arguments.out).resolve()))
-    return 0
 
 
 def _redraw(folders: list[Path]) -> None:

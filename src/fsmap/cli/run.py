@@ -50,10 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.resume and arguments.force:
         raise InputError("--resume continues a run and --force drops it. Use one of them.")
     cli.check_installed("matplotlib", extra="report")
-    given = {
-        name: value for name, value in vars(arguments).items() if name in engine.Options._fields
-    }
-    chosen = engine.Options(**given, assignments=tuple(arguments.set))
+    given = vars(arguments)
+    own = {name: given[name] for name in engine.Options._fields if name in given}
+    chosen = engine.Options(**own, assignments=tuple(arguments.set))
     ids = list(dict.fromkeys(arguments.ids))
     outcomes = []
     # a polite kill ends a run as Ctrl-C does

@@ -25,7 +25,7 @@ import torch
 
 from fsmap import cli, metrics
 from fsmap.errors import FsmapError, InputError
-from fsmap.files import circumstances, exclusive
+from fsmap.files import commit, exclusive
 from fsmap.functional import as_device
 from fsmap.images import ImageRun, ImageSettings
 from fsmap.images.build import FILE
@@ -118,10 +118,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     for title, rows in SETTINGS.items()
 }
 OPTIONS["how it is computed"] |= {
-    "--bf16": (
-        {"dest": "precision", "action": "store_const", "const": "bf16"},
-        "--precision bf16",
-    ),
+    "--bf16": ({"dest": "precision", "action": "store_const", "const": "bf16"}, "--precision bf16"),
     **cli.DEVICE,
     "--quick": (cli.FLAG, "a run of seconds, generated images"),
 }
@@ -142,8 +139,7 @@ OPTIONS["files and time"] = {
     "--silent": (cli.FLAG, "no progress bar"),
 }
 
-LOCK = ".lock"
-"""In the folder of a run; held while it is written to."""
+LOCK = ".lock"  # in the folder of a run; held while it is written to
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -151,9 +147,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.deterministic:  # cuBLAS reads it when it is first used
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if arguments.reg_nats is not None and arguments.reg_strength is not None:
-        raise InputError(
-            "--reg-nats and --reg-strength are two ways to say how strong: give one of them"
-        )
+        raise InputError("--reg-nats and --reg-strength both set the strength: give one of them")
     device = torchrun_device(as_device(arguments.device))
     seeds, left = arguments.seeds, arguments.max_seconds
     with processes(device) as group:
@@ -183,7 +177,6 @@ def _train(
     group: Group,
     left: float,
 ) -> ImageRun:
-    """One run, from its checkpoint or from the start."""
     with exclusive(folder / LOCK, folder) if group.rank == 0 else nullcontext():
         run = ImageRun(
             settings,
@@ -192,7 +185,7 @@ def _train(
             resume=arguments.resume,
             data_dir=arguments.data_dir,
             group=group,
-            about={"commit": circumstances("cpu").commit, "command": arguments.command},
+            about={"commit": commit(), "command": arguments.command},
         )
         if group.rank == 0:
             cli.say(_opening(run, folder))
@@ -228,29 +221,25 @@ def _opening(run: ImageRun, folder: Path) -> str:
     where = f"from step {run.step} of {run.steps}" if run.step else f"{run.steps} steps"
     strength = f"λ {s.reg_strength:g}" if s.reg_nats is None else f"{s.reg_nats:g} nats"
     about_r = f", {strength}, p_X = {s.px}, {s.estimator}, {s.batchnorm}" * s.regularized
-    parts = [
+    return (
         f"{s.data}{' (generated images)' * s.generated}: {len(task.train.x)} training, "
         f"{len(task.valid.x)} held-out, {len(task.test.x)} test images; "
-        f"{s.model} with {size:,} parameters",
-        s.method + about_r,
-        f"{where} on {run.device}, {s.precision}; writing {folder}",
-    ]
-    return "\n".join(parts)
+        f"{s.model} with {size:,} parameters\n{s.method}{about_r}\n"
+        f"{where} on {run.device}, {s.precision}; writing {folder}"
+    )
 
 
 def _closing(run: ImageRun) -> str:
     logits, y = run.logits("test")
     with_r = run.settings.regularized and bool(run.history)
-    temperature = ""
+    scaled = ""
     if len(run.task.valid.x):
         T = metrics.temperature(*run.logits("valid"))
-        temperature = (
-            f", NLL {metrics.nll(logits / T, y):.4f} after temperature scaling (T {T:.2f})"
-        )
+        scaled = f", NLL {metrics.nll(logits / T, y):.4f} after temperature scaling (T {T:.2f})"
     strength = f", λ {run.history[-1]['reg_strength']:.2g} at the end" if with_r else ""
     return (
         f"test: accuracy {100 * metrics.accuracy(logits, y):.2f} %, NLL "
-        f"{metrics.nll(logits, y):.4f}, ECE {100 * metrics.ece(logits, y):.2f} %{temperature}; "
+        f"{metrics.nll(logits, y):.4f}, ECE {100 * metrics.ece(logits, y):.2f} %{scaled}; "
         f"{duration(run.seconds)} of training (first step {run.first_seconds:.0f} s){strength}"
     )
 
@@ -266,8 +255,8 @@ def _how_to_resume(folder: Path) -> str:
 def _signals(run: ImageRun) -> Iterator[None]:
     """Within it, Ctrl-C and SIGTERM end a run after its present step, with a checkpoint.
 
-    The second one ends it at once, as does the first where there are several processes: there it is
-    what torchrun sends when another one died, and the step would wait for that one.
+    A second signal ends it at once. With several processes the first one does: torchrun sends it
+    when another process died, and the step would wait for that one.
     """
     several, seen = run.group.size > 1, list[int]()
 

@@ -26,9 +26,6 @@ Folder = str | os.PathLike[str] | None
 SHARED = Path("..") / "shared" / "data"
 SYSTEM = Path("/usr/share/datasets")
 
-PAPER_TABLES = tuple("boston concrete energy naval power protein winered winewhite".split())
-"""The tables of the paper's Table 1."""
-
 
 class DataFile(NamedTuple):
     """One file of a data set."""
@@ -180,9 +177,7 @@ def locate(name: str, data_dir: Folder = None) -> dict[str, Path]:
             command that gets it.
     """
     if data_dir is not None and not Path(data_dir).is_dir():
-        raise InputError(
-            f"the data folder that was given, {data_dir}, does not exist or is no folder"
-        )
+        raise InputError(f"the data folder {data_dir} does not exist or is no folder")
     entry = find(name)
     found = [look_for(file, data_dir) for file in entry.files]
     if any(item.path is None for item in found):

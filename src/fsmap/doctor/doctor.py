@@ -384,15 +384,11 @@ def recommended(found: Spectrum, dtype: torch.dtype) -> dict[str, float]:
     advice = {}
     if found.eigenvalues is not None:
         low = float(found.kept.quantile(0.1))
-        advice["fs-map"] = _digit(max(10 * _rounding(found, dtype), 0.1 * low), math.floor)
+        double = found.parameters * torch.finfo(torch.float64).eps
+        single = found.rows * torch.finfo(dtype).eps ** 2
+        rounding = max(double, single) * float(found.largest.value)  # of an eigenvalue that is zero
+        advice["fs-map"] = _digit(max(10 * rounding, 0.1 * low), math.floor)
     return advice | {"l-map": _digit(10 * upper, math.ceil)}
-
-
-def _rounding(found: Spectrum, dtype: torch.dtype) -> float:
-    """Size of computed eigenvalues that are zero in exact arithmetic."""
-    double = found.parameters * torch.finfo(torch.float64).eps
-    single = found.rows * torch.finfo(dtype).eps ** 2
-    return max(double, single) * float(found.largest.value)
 
 
 def _digit(value: float, towards: Callable[[float], int]) -> float:

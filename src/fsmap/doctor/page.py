@@ -121,7 +121,5 @@ def _section(ok: bool | None, title: str, facts: list[str]) -> list[str]:
 
 def _wrap(text: str, indent: int, hanging: int = 2) -> list[str]:
     first, rest = " " * indent, " " * (indent + hanging)
-    lines = textwrap.wrap(
-        text, 98, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
-    )
-    return [line.replace("\xa0", " ") for line in lines]
+    wrapper = textwrap.TextWrapper(98, first, rest, break_on_hyphens=False)
+    return [line.replace("\xa0", " ") for line in wrapper.wrap(text)]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fsmap.functional import (
-    ALWAYS,
     count,
     detached,
     fits,
@@ -106,8 +105,7 @@ def spectrum(f: ModelFn, params: Params, x: Inputs, *, seconds: float = 4.0) -> 
     tolerance = max(Q, P) * rounding
     resolution = max(NULL, 4 * math.sqrt(max(Q, P)) * rounding)
     large = 8 * Q * P > LARGEST_ROWS or 2.0 * max(Q, P) * min(Q, P) ** 2 > LARGEST_FACTOR
-    needed = 24 * Q * P
-    if large or (needed > ALWAYS and not fits(needed, like.device)):
+    if large or not fits(24 * Q * P, like.device):
         return _by_passes(f, params, x, tolerance, resolution, seconds)
     with torch.no_grad():
         J = jacobian(f, params, x).double()  # [S, K, P]
@@ -219,8 +217,6 @@ def sparse_basis(null: Tensor) -> Tensor:
 
 def span(V: Tensor) -> Tensor:
     """Orthonormal basis of the rows, which have a norm of at most about one."""
-    if not V.numel():
-        return V[:0]
     _, sigma, rows = torch.linalg.svd(V, full_matrices=False)
     kept: Tensor = rows[sigma > 1e-7]
     return kept

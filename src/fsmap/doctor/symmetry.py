@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -123,6 +124,10 @@ def record(f: Functional, params: Params, x: Inputs) -> list[Space]:
     """The units of a module, from the order in which a pass over ``x`` calls its layers."""
     names = {id(p): name for name, p in f.module.named_parameters()}
     paths = {module: path for path, module in f.module.named_modules()}
+    kinds = nn.Linear, _ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm
+    layers = [m for m in paths if isinstance(m, kinds) and getattr(m, "groups", 1) == 1]
+    # a functional pass replaces the parameters that hooks see
+    original: dict[nn.Module, dict[str, Any]] = {m: dict(m._parameters) for m in layers}
     calls: list[Layer] = []
 
     def hook(module: nn.Module, args: Any) -> None:
@@ -147,18 +152,10 @@ def record(f: Functional, params: Params, x: Inputs) -> list[Space]:
             )
         )
 
-    kinds = nn.Linear, _ConvNd, _NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm
-    layers = [m for m in paths if isinstance(m, kinds) and getattr(m, "groups", 1) == 1]
-    original: dict[nn.Module, dict[str, Any]] = {
-        m: {**m._parameters} for m in layers
-    }  # a functional pass replaces them
-    hooks = [m.register_forward_pre_hook(hook) for m in layers]
-    try:
-        with torch.no_grad():
-            f(params, x)
-    finally:
-        for handle in hooks:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for m in layers:
+            hooks.enter_context(m.register_forward_pre_hook(hook))
+        f(params, x)
     return list(_spaces(calls))
 
 
@@ -339,10 +336,9 @@ def check(
     candidates: Iterator[Family], params: Params, found: Spectrum
 ) -> tuple[tuple[Finding, ...], Tensor | None]:
     """Findings in the order of ``KINDS``, and their null directions ``[m, P]`` if P is small."""
-    order = list(KINDS)
     kept = [_check(family, params, found) for family in candidates]
     kept = [(f, V) for f, V in kept if f.directions]
-    kept.sort(key=lambda pair: order.index(pair[0].kind))
+    kept.sort(key=lambda pair: list(KINDS).index(pair[0].kind))
     if count(params) > LARGEST_SVD:
         return tuple(f for f, _ in kept), None
     findings, null = [], found.null

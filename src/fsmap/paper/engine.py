@@ -492,7 +492,7 @@ class Job:
             torch.set_num_threads(threads)
         seconds = time.perf_counter() - start
         around = {"experiment": experiment.id, "unit": unit, "seconds": round(seconds, 4)}
-        around |= circumstances(str(device))._asdict()
+        around |= circumstances(str(device))
         values = (item._replace(value=plain(item.value)) for item in measured)
         return [Row(**around, **item._asdict()) for item in values], seconds
 

@@ -40,9 +40,7 @@ MANY_CLASSES = 100
 FEW_NUMBERS = 10  # so few whole numbers may be classes in disguise, which is worth a remark
 FAR = 1.0  # ranges of the training rows beyond their ends that are worth a remark
 ABSENT = "(missing)"  # the level of a category's missing cells
-FLAG_STD = 0.25
-"""Least standard deviation of a 0/1 column: at its own, a level of one row in a thousand would be
-encoded as 30 and rule the first layer."""
+FLAG_STD = 0.25  # the least of a 0/1 column: else one row in a thousand is encoded as 30
 
 _UNIT = re.compile(r"[\s\u00a0\u202f'’_]|%|[$€£¥]|\b(USD|EUR|GBP|CHF|JPY)\b")
 _THOUSANDS = {
@@ -128,16 +126,14 @@ def learn_encoder(
     for name in features:
         column = infer(name, table.columns[name], category=name in category)
         if column.kind != LEFT_OUT:
-            form = None if column.kind == CATEGORY else column.form
-            cells = train.columns[name]
+            cells, form = train.columns[name], column.form
             column = infer(name, cells, category=column.kind == CATEGORY, form=form)
         columns.append(column)
     used = [column for column in columns if column.kind != LEFT_OUT]
     if not used:
         reasons = "; ".join(f"{column.name!r}: {column.reason}" for column in columns)
-        raise InputError(
-            f"no column is left to predict from. {reasons or 'There is only the target'}."
-        )
+        reasons = reasons or "There is only the target"
+        raise InputError(f"no column is left to predict from. {reasons}.")
     raw = np.concatenate([_encoded(c, train.columns[c.name]) for c in used], axis=1)
     flag = [c.kind == CATEGORY or k > 0 for c in used for k in range(len(c.names()))]
     std = np.where(flag, np.maximum(raw.std(0), FLAG_STD), raw.std(0))
@@ -157,9 +153,11 @@ def infer(name: str, cells: Cells, *, category: bool = False, form: str | None =
     values, wrong, mark = numbers(cells, form if form in _THOUSANDS else None)
     if not wrong.any():
         return _number(name, values, mark)
-    dates = date_format(filled, form)
-    if dates is not None:
-        days = [_moment(cell, dates)[0] for cell in filled]
+    for dates in _FORMATS if form is None else (form,):
+        try:
+            days = [_moment(cell, dates)[0] for cell in filled]
+        except ValueError:
+            continue
         low, high, missing = min(days), max(days), len(filled) < len(cells)
         return Column(name, DATE, fill=low, missing=missing, form=dates, low=low, high=high)
     if 1 - wrong.sum() / len(filled) >= MOSTLY:
@@ -201,18 +199,6 @@ def stray_text(name: str, cells: Cells, wrong: npt.NDArray[np.bool_]) -> str:
         f"value', say so with --missing {cells[rows[0]]!r}; if the column holds categories, with "
         f"`fsmap fit --category {name}`"
     )
-
-
-def date_format(filled: list[str], known: str | None = None) -> str | None:
-    """The first format in which all cells are dates, with or without a time, or None."""
-    for form in _FORMATS if known is None else (known,):
-        try:
-            for cell in filled:
-                _moment(cell, form)
-        except ValueError:
-            continue
-        return form
-    return None
 
 
 def check_columns(table: Table, wanted: Sequence[str]) -> None:
@@ -282,19 +268,19 @@ def _remarks(column: Column, cells: Cells) -> Iterable[str]:
         yield f"column {name} holds dates ({column.form}): days, season, weekday and hour are used"
     if column.kind == CATEGORY and _are_codes(column.levels):
         yield f"column {name} has codes with leading zeros: categories"
-    if column.kind != NUMBER:
-        return
-    for cell, value in zip(cells, numbers(cells, column.form)[0], strict=True):
-        if cell is not None and math.isnan(_float(cell)):
-            yield f"column {name} is read as numbers: {cell!r} is {value:g}"
-            return
+    if column.kind == NUMBER:
+        for cell, value in zip(cells, numbers(cells, column.form)[0], strict=True):
+            if cell is not None and math.isnan(_float(cell)):
+                yield f"column {name} is read as numbers: {cell!r} is {value:g}"
+                break
 
 
 def _encoded(column: Column, cells: Cells) -> Floats:
     if column.kind == CATEGORY:
         return _categories(column, cells)
-    block, absent = (_dates if column.kind == DATE else _numbers)(column, cells)
-    known, (low, high) = block[~absent, 0], (column.low, column.high)
+    block = _dates(column, cells) if column.kind == DATE else _numbers(column, cells)
+    absent = np.array([cell is None for cell in cells], dtype=bool)
+    known, low, high = block[~absent, 0], column.low, column.high
     room = FAR * (high - low)
     far = known[(known < low - room) | (known > high + room)]
     if len(far) and high > low:
@@ -312,15 +298,14 @@ def _encoded(column: Column, cells: Cells) -> Floats:
     return block
 
 
-def _numbers(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]:
+def _numbers(column: Column, cells: Cells) -> Floats:
     values, wrong, _ = numbers(cells, column.form)
     if wrong.any():
         raise InputError(stray_text(column.name, cells, wrong))
-    absent = np.isnan(values)
-    return np.where(absent, column.fill, values)[:, None], absent
+    return np.where(np.isnan(values), column.fill, values)[:, None]
 
 
-def _dates(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]:
+def _dates(column: Column, cells: Cells) -> Floats:
     rows = []
     for row, cell in enumerate(cells):
         if cell is None:
@@ -335,7 +320,7 @@ def _dates(column: Column, cells: Cells) -> tuple[Floats, npt.NDArray[np.bool_]]
         turns = [when.timetuple().tm_yday / 365.25, when.weekday() / 7, days % 1]
         waves = [f(2 * math.pi * t) for t in turns for f in (math.cos, math.sin)]
         rows.append([days, *waves])
-    return np.array(rows), np.array([cell is None for cell in cells])
+    return np.array(rows)
 
 
 def _categories(column: Column, cells: Cells) -> Floats:
@@ -405,11 +390,9 @@ def with_target(table: Table, name: str) -> Table:
 def find_target(table: Table, name: str, task: str = "auto") -> Target:
     """Decide what the task is: text or two distinct numbers are classes, other numbers are not."""
     cells = table.columns[name]
-    distinct = dict.fromkeys(cells)
+    distinct, first = set(cells), cells[0]
     if len(distinct) == 1:
-        raise InputError(
-            f"the target {name!r} is {cells[0]!r} in every row. Choose another column."
-        )
+        raise InputError(f"the target {name!r} is {first!r} in every row. Choose another column.")
     values, wrong, form = numbers(cells)
     why = "as --task says"
     if task == "auto":

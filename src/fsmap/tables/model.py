@@ -27,7 +27,6 @@ from torch import Tensor
 from fsmap import metrics
 from fsmap.errors import CheckpointError, InputError
 from fsmap.tables.encoder import (
-    REGRESSION,
     TASKS,
     Column,
     Encoder,
@@ -121,10 +120,9 @@ class TableModel(NamedTuple):
             value = self.target.unscaled(out)
             low, high = self.spread.quantiles(value, COVER).T
             return {"prediction": value, "low": low, "high": high}
-        classes = np.array(self.target.classes)
-        chance = out.exp().numpy()
-        columns: dict[str, npt.NDArray[Any]] = {"prediction": classes[chance.argmax(1)]}
-        return columns | {f"p({name})": chance[:, k] for k, name in enumerate(classes.tolist())}
+        classes, chance = self.target.classes, out.exp().numpy()
+        by_class = {f"p({name})": chance[:, k] for k, name in enumerate(classes)}
+        return {"prediction": np.array(classes)[chance.argmax(1)], **by_class}
 
     def save(self, path: Path) -> None:
         """Write the file; the one that was there stays until the new one is complete."""
@@ -161,13 +159,12 @@ def load_model(path: str | Path) -> TableModel:
 
 
 def _decode(found: files.Checkpoint) -> TableModel:
-    """The model."""
     config, scale, spread = found.config, found.group("encoder"), None
     columns = (Column(**c | {"levels": tuple(c["levels"])}) for c in config["columns"])
     encoder = Encoder(tuple(columns), scale["mean"].numpy(), scale["std"].numpy())
     target = Target(**{**config["target"], "classes": tuple(config["target"]["classes"])})
     network = _ensemble(config, found.group("network"), bool(target.classes))
-    if target.task == REGRESSION:
+    if not target.classes:
         parts: dict[str, Any] = {n: t.numpy() for n, t in found.group("spread").items()}
         spread = Spread(**parts | {n: float(parts[n]) for n in ("std", "floor")})
     model = TableModel(encoder, target, network, config["chosen"], spread)
@@ -243,10 +240,7 @@ class Fitted(NamedTuple):
 
 
 def fit_table(
-    table: Table,
-    target: str,
-    options: TableOptions,
-    say: Callable[[str], None] = lambda text: None,
+    table: Table, target: str, options: TableOptions, say: Callable[[str], None] = lambda text: None
 ) -> Fitted:
     """Train, choose, test, and train again on all rows; ``say`` gets a line for each step."""
     start = time.perf_counter()
@@ -264,13 +258,13 @@ def fit_table(
         warnings.simplefilter("ignore", UnseenWarning)
         encoder = learn_encoder(table, features, category=options.category, rows=train)
         x = torch.from_numpy(encoder.encode(table))
-    rare = [(name, n) for name, n in Counter(table.columns[target]).items() if n < 3]
-    rare = sorted(rare) if goal.classes else []
+    counts = Counter(table.columns[target])
+    rare = [name for name in goal.classes if counts[name] < 3]
     notes = [*table.notes, *encoder.notes]
-    notes += [f"class {name!r} is too rare to be tested (rows: {n})" for name, n in rare]
+    notes += [f"class {name!r} is too rare to be tested (rows: {counts[name]})" for name in rare]
     for note in notes:
         say(note)
-    if goal.task == REGRESSION:
+    if not goal.classes:
         goal = goal.standardized(goal.values(table)[train])
     y = torch.from_numpy(goal.labels(table))
     say(f"rows: {len(train)} to train and to choose by, {len(test)} to test")
@@ -307,10 +301,10 @@ def _split(table: Table, target: Target, options: TableOptions) -> tuple[Rows, R
     """Test rows and the others; every class in both if it has three rows."""
     if not 0 < options.test < 0.9:
         raise InputError(f"--test must lie between 0 and 0.9, got {options.test:g}")
-    labels = torch.from_numpy(target.labels(table)) if target.classes else None
-    place = deal(table.num_rows, 1, options.seed, labels, options.test)
-    if labels is not None:
-        place[labels.bincount()[labels] < 3] = -1
+    y = torch.from_numpy(target.labels(table))
+    place = deal(y, 1, options.seed, options.test)
+    if target.classes:
+        place[y.bincount()[y] < 3] = -1
     test = place == 0
     return test.nonzero()[:, 0].numpy(), (~test).nonzero()[:, 0].numpy()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Integral
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from fsmap.models.mlp import MLP
 from fsmap.objective.geometry import SHARE as FLOOR
 from fsmap.progress import progress as progress_bar
 from fsmap.px import Empirical, EvalDistribution, Normal, as_px
-from fsmap.types import Params
+from fsmap.types import ModelFn, Params
 
 AUTO, LINEAR = "auto", "linear"
 METHODS = (LINEAR, "ps-map", "l-map")
@@ -160,7 +161,7 @@ class Options:
             if value != usual and not (isinstance(value, float | int) and 0 <= value < math.inf):
                 _refuse(f"{name} must be {usual!r} or a finite number >= 0, got {value!r}")
         if self.reg_nats is not None and self.reg_strength != AUTO:
-            _refuse("reg_strength and reg_nats are two ways to say how strong: give one of them")
+            _refuse("reg_strength and reg_nats both set the strength: give one of them")
         if self.reg_nats is not None and self.method not in (AUTO, "l-map"):
             _refuse(f"reg_nats is a strength of l-map, got method={self.method!r}")
 
@@ -187,7 +188,7 @@ def learn(
     ``x`` is standardized, ``[N, D]``; ``y`` too, ``[N, 1]``, or integer labels ``[N]``.
     """
     options.check()
-    folds = deal(len(y), options.ensemble, seed, None if y.is_floating_point() else y)
+    folds = deal(y, options.ensemble, seed)
     wanted = METHODS if options.method == AUTO else (options.method,)
     found = {}
     if LINEAR in wanted:
@@ -206,18 +207,16 @@ def best(found: dict[str, Learned]) -> str:
     return min(found, key=lambda m: (not math.isfinite(found[m].loss), found[m].loss))
 
 
-def deal(
-    num_rows: int, ensemble: int, seed: int, labels: Tensor | None, share: float = SHARE
-) -> Tensor:
+def deal(y: Tensor, ensemble: int, seed: int, share: float = SHARE) -> Tensor:
     """By which member each row is held out: ``[N]``.
 
     Several members hold out a part each, together all rows. One member holds out ``share`` of them.
     Every class is dealt evenly.
     """
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(num_rows, generator=generator)
-    if labels is not None:
-        order = order[labels[order].sort(stable=True).indices]
+    num_rows = len(y)
+    order = torch.randperm(num_rows, generator=torch.Generator().manual_seed(seed))
+    if not y.is_floating_point():
+        order = order[y[order].sort(stable=True).indices]
     place = torch.empty(num_rows, dtype=torch.long)
     place[order] = torch.arange(num_rows)
     if ensemble > 1:
@@ -241,11 +240,8 @@ def mean_loss(out: Tensor, y: Tensor) -> Tensor:
 
 def _apply(module: nn.Module, params: Any, x: Tensor) -> Tensor:
     """Members at the same points ``[N, D]``, or at points of their own ``[M, N, D]``."""
-
-    def one(own: Params, z: Tensor) -> Tensor:
-        return functional_call(module, own, (z,))  # type: ignore[no-any-return]
-
-    return vmap(one, in_dims=(0, None if x.dim() == 2 else 0))(params, x)
+    call: ModelFn = partial(functional_call, module)
+    return vmap(call, in_dims=(0, None if x.dim() == 2 else 0))(params, x)
 
 
 class _Run:
@@ -267,7 +263,7 @@ class _Run:
         self.generator = torch.Generator().manual_seed(seed)  # of points and ψ
         self.shuffle = torch.Generator().manual_seed(seed)
         members = [folds == k for k in range(self.F)]
-        self.held = [_some(rows.nonzero()[:, 0]).to(where) for rows in members]
+        self.held = [_some(rows.nonzero()[:, 0], MOST_HELD).to(where) for rows in members]
         self.train_rows = [(~rows).nonzero()[:, 0].to(where) for rows in members]
 
     def make(self, seed: int) -> TableNet:
@@ -276,7 +272,6 @@ class _Run:
         return TableNet(self.sizes, self.edges, generator).float().to(self.x.device)
 
     def configs(self, kinds: list[str]) -> list[Config]:
-        """The configurations to be compared."""
         found, strength, decay = [], self.options.reg_strength, self.options.weight_decay
         large = len(self.x) > LARGE[0] or self.x.shape[1] > LARGE[1]
         for kind in kinds:
@@ -293,7 +288,7 @@ class _Run:
         params, _ = stack_module_state([self.make(self.seed + k) for k in range(self.F)])
         with torch.no_grad():
             found = [self._laplacian(params) for _ in range(8)]
-        loss = math.log(int(self.y.max()) + 1) if self.labels else 1.0
+        loss = math.log(self.sizes[-1]) if self.labels else 1.0
         return max(loss, 0.1) / max(float(torch.stack(found).mean()), 1e-12)
 
     def _laplacian(self, params: Any) -> Tensor:
@@ -301,13 +296,11 @@ class _Run:
         drawn: Any = self.px.sample(NUM_POINTS, self.generator)
         points = drawn.to(self.x)
         psi = {n: torch.randn(p.shape, generator=self.generator).to(p) for n, p in params.items()}
-
-        def f(own: Params, z: Tensor) -> Tensor:
-            return functional_call(self.net, own, (z,))  # type: ignore[no-any-return]
+        call = partial(functional_call, self.net)
 
         def one(own: Params, probe: Params) -> Tensor:
             probes = {n: t[None] for n, t in probe.items()}
-            return evaluate(Jvp(), Site(f, own, points), probes).value[0]
+            return evaluate(Jvp(), Site(call, own, points), probes).value[0]
 
         return vmap(one)(params, psi)
 
@@ -405,9 +398,9 @@ class _Run:
         return found
 
 
-def _some(rows: Tensor) -> Tensor:
-    """At most ``MOST_HELD`` rows, evenly spread."""
-    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), MOST_HELD)).long()]
+def _some(rows: Tensor, most: int) -> Tensor:
+    """At most so many of the rows, evenly spread."""
+    return rows[torch.linspace(0, len(rows) - 1, min(len(rows), most)).long()]
 
 
 @dataclass
@@ -423,8 +416,8 @@ class _Track:
 def learn_linear(x: Tensor, y: Tensor, folds: Tensor, decays: Sequence[float]) -> Learned:
     """A linear model, trained to its minimum; the weight decay is chosen by held-out rows.
 
-    With more columns than rows it is solved for the projections of the rows on each other: the
-    weight decay does not see a rotation.
+    With more columns than rows the solver sees the coordinates of the rows in their own span: a
+    rotation does not change the weight decay.
     """
     labels = not y.is_floating_point()
     outputs = int(y.max()) + 1 if labels else y.shape[1]
@@ -450,9 +443,7 @@ def learn_linear(x: Tensor, y: Tensor, folds: Tensor, decays: Sequence[float]) -
     slope = theta[:-1] if back is None else back @ theta[:-1]
     no_code = torch.zeros(len(slope), 1)
     net = TableNet([len(slope), outputs], no_code, torch.Generator()).double().eval()
-    net.mlp.load_state_dict(
-        {"layers.0.weight": slope.T.clone(), "layers.0.bias": theta[-1].clone()}
-    )
+    net.mlp.load_state_dict({"layers.0.weight": slope.T, "layers.0.bias": theta[-1]})
     search = [{**Config(LINEAR, w)._asdict(), "value": v, "step": 1} for v, w, _ in tried]
     module = Members([net], labels=labels).eval()
     return Learned(Config(LINEAR, chosen), module, value, 1, out, search)
@@ -488,8 +479,7 @@ def quantile_edges(x: Tensor) -> Tensor:
     """Quantiles of each column, ``[D, T + 1]``; equal ones are moved apart."""
     if x.shape[1] > MOST_BINNED:
         return torch.zeros(x.shape[1], 1)
-    rows = torch.linspace(0, len(x) - 1, min(len(x), 10_000)).long()
-    levels, some = np.linspace(0, 1, BINS + 1), x[rows].double().numpy()
+    levels, some = np.linspace(0, 1, BINS + 1), _some(x, 10_000).double().numpy()
     edges = torch.from_numpy(np.quantile(some, levels, axis=0, method="inverted_cdf")).T
     for k in range(1, BINS + 1):
         edges[:, k] = torch.maximum(edges[:, k], edges[:, k - 1] + 1e-2)

@@ -20,12 +20,10 @@ import numpy.typing as npt
 
 from fsmap.errors import InputError, MissingDataError
 
-Cells = npt.NDArray[Any]
-"""One column: objects that are str or None."""
+Cells = npt.NDArray[Any]  # one column: objects that are str or None
 
+# Cells (in any case) that hold no value; the UCI archive writes "?".
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?"})
-"""Cells (in any case) that hold no value; ``?`` is what the UCI archive writes."""
-
 SEPARATORS = ",;\t|"
 SIGNATURES = {
     b"PAR1": "a Parquet file",
@@ -81,8 +79,7 @@ def write_table(columns: Mapping[str, Sequence[Any]]) -> str:
     """A table as CSV, by column."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([_quoted(name) for name in columns])
-    for row in zip(*columns.values(), strict=True):
+    for row in (columns, *zip(*columns.values(), strict=True)):
         writer.writerow([_quoted(cell) for cell in row])
     return text.getvalue()
 
@@ -164,9 +161,8 @@ def _check_names(path: Path, names: list[str]) -> None:
             "names at the top."
         )
     if "" in names[1:]:
-        raise InputError(
-            f"{path}: column {names.index('', 1) + 1} of the header has no name. Give it one."
-        )
+        number = names.index("", 1) + 1
+        raise InputError(f"{path}: column {number} of the header has no name. Give it one.")
 
 
 def _is_number(text: str) -> bool:

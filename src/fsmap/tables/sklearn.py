@@ -117,8 +117,7 @@ class LMAPRegressor(RegressorMixin, TableEstimator):
 
     def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> Array:
         """Quantiles of new targets, ``[N, Q]``, from errors on rows with similar predictions."""
-        mean = self.predict(X)
-        return self.spread_.quantiles(mean, quantiles)
+        return self.spread_.quantiles(self.predict(X), quantiles)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Array, Array]:
         """The ends of intervals that hold a share ``coverage`` of new targets.

@@ -113,8 +113,8 @@ def _header(options: argparse.Namespace) -> dict[str, str]:
     packages = {"curvlinops": "curvlinops-for-pytorch", "linear_operator": "linear_operator"}
     cores = f"{platform.machine()}, {torch.get_num_threads()} threads"
     return {
-        **{"device": f"{where.device} ({cores})", "dtype": options.dtype},
-        **{"torch": where.torch, "commit": where.commit},
+        **where,
+        **{"device": f"{where['device']} ({cores})", "dtype": options.dtype},
         **{n: metadata.version(p) for n, p in packages.items() if n not in others.missing()},
     }
 

@@ -250,7 +250,7 @@ def test_rows_are_tuned_on_held_out_images_and_compared_as_tuned():
     tried = ImageTuning()
     assert [line["row"] for line in tried.table(rows)][1] == "ps-map@wd-1e-2"
     drawn = [row._replace(config={**row.config, "weight_decay": 1e-2}) for row in rows]
-    assert [len(ax.get_lines()) for ax in tried.draw(drawn)["image-tuning"].axes] == [1, 0, 0]
+    assert [len(ax.get_lines()) for ax in tried.draw(drawn)["image-tuning"].axes] == [1]
 
 
 def test_number_of_points():

@@ -110,13 +110,13 @@ def checkout(commit: str) -> Iterator[Path]:
 
 
 def compare(
-    pairs: Sequence[tuple[Worker, Worker]], seconds: float, **question: Any
+    pairs: Sequence[tuple[Worker, Worker]], seconds: float, least: int, **question: Any
 ) -> tuple[float, int]:
     """Median ratio of the times, and the number of pairs of runs."""
     first = sum(new.ask(**question) + old.ask(**question) for new, old in pairs)  # warm-up
     ratios: list[float] = []
     end = time.monotonic() + max(seconds, 3 * first)
-    while len(ratios) < 3 * len(pairs) or (time.monotonic() < end and len(ratios) < 150):
+    while len(ratios) < least or (time.monotonic() < end and len(ratios) < 150):
         number, place = divmod(len(ratios), len(pairs))
         new, old = pairs[place]
         order = [new, old] if number % 2 else [old, new]
@@ -133,6 +133,7 @@ def main() -> None:
     parser.add_argument("commit")
     parser.add_argument("--full", action="store_true", help="all networks and numbers of points")
     parser.add_argument("--seconds", type=float, default=4.0, help="of one comparison, about")
+    parser.add_argument("--pairs", type=int, default=45, help="of runs, at least (9 with --full)")
     options = parser.parse_args()
     networks = tuple(cells.NETWORKS) if options.full else ("mlp-1e3", "cnn")
     about, slower = {**circumstances("cpu"), "against": options.commit}, []
@@ -145,7 +146,7 @@ def main() -> None:
                     (w, g) for w in workers[0][0].ask(**where) for g in (False, True)
                 ]:
                     which = {**where, "way": way, "gradient": gradient}
-                    ratio, pairs = compare(workers, options.seconds, **which)
+                    ratio, pairs = compare(workers, options.seconds, options.pairs, **which)
                     file.write(json.dumps({**which, "ratio": ratio, "n": pairs, **about}) + "\n")
                     mark = "  SLOWER" if ratio > LIMIT else ""
                     slower += [which] if mark else []

@@ -31,6 +31,7 @@ from fsmap.paper.rows import Claim, Rows, Unit
 from fsmap.types import Estimate, ModelFn, Params
 
 METHODS = {"ps-map": "PS-MAP", "fs-map": "FS-MAP", "l-map": "L-MAP", "nats": "LogTrace"}
+MARKERS = {**figures.MARKERS, "nats": "v"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +120,9 @@ class FSMAPAtScale(ImageExperiment):
         left.legend(fontsize=7)
         for place, name in enumerate(METHODS):
             mean, stderr, _ = tables.mean(tables.values(rows, metric="nll", row=name))
-            right.bar(place, mean, yerr=stderr, color=figures.COLORS.get(name, figures.MUTED))
+            color = figures.COLORS.get(name, figures.COLORS["l-map"])  # LogTrace: as in Table 2
+            right.errorbar(place, mean, yerr=stderr, color=color, marker=MARKERS[name])
+        right.set(xlim=(-0.5, len(METHODS) - 0.5))
         right.set_xticks(range(len(METHODS)), METHODS.values())
         right.set_ylabel("test NLL")
         return {self.id: figure}

@@ -263,7 +263,7 @@ class Mixture:
 
 
 class FromFunction:
-    """Points by a function of the user's, ``(n, generator) -> x``."""
+    """Points from a function of the user, ``(n, generator) -> x``."""
 
     def __init__(self, function: Callable[[int, torch.Generator], Inputs]) -> None:
         self.function = function
@@ -299,7 +299,7 @@ class FromFunction:
 
 
 def as_px(obj: Any) -> EvalDistribution:
-    """An evaluation distribution out of what a user may hand over.
+    """Convert a distribution, data or a function to an evaluation distribution.
 
     Args:
         obj: A distribution of this module (or anything with ``sample(n, generator)`` and ``to``);
@@ -314,7 +314,7 @@ def as_px(obj: Any) -> EvalDistribution:
 
 
 def sample(px: EvalDistribution, num: int, params: Params, stream: Stream) -> Inputs:
-    """S evaluation points where the parameters are, and in their dtype."""
+    """S evaluation points on the device and in the dtype of the parameters."""
     like = next(iter(params.values()))
     return move_points(px.sample(num, stream.points()), device=like.device, dtype=like.dtype)
 
@@ -333,11 +333,11 @@ class Stream(NamedTuple):
     micro: int = 0  # which micro-batch of the step
 
     def points(self) -> torch.Generator:
-        """Generator of the evaluation points: another one on every rank and micro-batch."""
+        """Generator of the evaluation points, different on every rank and micro-batch."""
         return torch.Generator().manual_seed(self._own("points"))
 
     def noise(self) -> int:
-        """Seed of the random layers (dropout) of the evaluation pass: another one each time."""
+        """Seed of dropout in the evaluation pass, different on every rank and micro-batch."""
         return self._own("noise")
 
     def _own(self, what: str) -> int:
@@ -361,7 +361,7 @@ class Stream(NamedTuple):
         return randn_like(num, like, generator(self.seed, self.step, name, device=like.device))
 
     def signs(self, num: int, size: int, like: Tensor) -> Tensor:
-        """Random signs ``[num, size]``: other ones on every rank."""
+        """Random signs ``[num, size]``, different on every rank."""
         return rademacher(num, size, generator(self.seed, self.step, "signs", self.rank), like)
 
 
@@ -402,7 +402,7 @@ def _in_memory(data: Any) -> Inputs:
 
 
 def _read(loader: DataLoader[Any]) -> Inputs:
-    """Everything a loader yields, concatenated."""
+    """All batches of a loader, concatenated."""
     batches: list[Inputs] = []
     size = 0
     try:

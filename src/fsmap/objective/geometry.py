@@ -54,7 +54,7 @@ class LogDet(NamedTuple):
             return Draws(x)
         with torch.no_grad():
             whiten = resolve(self.metric, x, f(params, x))
-        side = min(whiten.size, size.P)  # that slq takes
+        side = min(whiten.size, size.P)  # n of slq
         return Draws(x, stream.signs(self.probes, side, like))
 
     def value(self, f: ModelFn, params: Params, draws: Draws) -> Tensor:
@@ -63,7 +63,7 @@ class LogDet(NamedTuple):
         assert given is None or isinstance(given, Tensor)
         jitter = self.jitter.to(next(iter(params.values())).device)
         method = self.method
-        if method == "auto":  # as it was drawn for: what is free may have changed since
+        if method == "auto":  # as in draw: the free memory may have changed since
             size = logdet.sizes(f, params, draws.x)
             method = "slq" if given is not None else ("dense" if size.P <= size.rows else "dual")
         site = Site(f, params, draws.x, self.metric)

@@ -25,7 +25,7 @@ class Compiled:
     """Compile functions on their first use, check them once, and run eagerly if that fails."""
 
     def __init__(self, options: dict[str, Any] | None = None) -> None:
-        """Keep the options of ``torch.compile``; None: nothing is compiled unless asked for."""
+        """Keep the options of ``torch.compile``; None: compile only if a call asks for it."""
         self.options = options
         self._functions: dict[bool, Callable[..., Any]] = {}
         self._checked = self._failed = False

@@ -1,4 +1,4 @@
-"""Measured before training: what R adds to a step, and which λ to try."""
+"""Measurements before training: the cost of R per step, and values of λ to try."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from fsmap.types import Inputs
 
 Wrapper = LMAP | LaplacianPenalty | InPlacePenalty
 EVERY = (1, 2, 4, 8)
-MEASURE_SECONDS = 4.0  # after which no further round is measured
-SHARES = (0.01, 0.1, 1.0)  # shares λR / loss that are offered
+MEASURE_SECONDS = 4.0  # no further round is started after this time
+SHARES = (0.01, 0.1, 1.0)  # λR / loss
 
 
 class StepCost(NamedTuple):

@@ -114,13 +114,13 @@ class ImageSettings:
 
     @property
     def regularized(self) -> bool:
-        """Whether there is an R at all."""
+        """Whether the loss has the term R."""
         return self.method == "l-map"
 
     def describe(self) -> dict[str, Any]:
-        """What must agree on resume: everything that decides which steps are taken."""
-        how = {"compile", "graph", "deterministic"}
-        return {k: v for k, v in asdict(self).items() if k not in how}
+        """The settings that must agree on resume: those that change the result of a step."""
+        ignored = {"compile", "graph", "deterministic"}
+        return {k: v for k, v in asdict(self).items() if k not in ignored}
 
 
 def load_data(settings: ImageSettings, data_dir: Folder = None, px: str | None = None) -> ImageTask:
@@ -220,7 +220,7 @@ def _option(part: str) -> tuple[str, Any]:
 
 
 def _understood(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """What the factory has a parameter for."""
+    """The ``offered`` values that the factory has a parameter for."""
     try:
         known = inspect.signature(factory).parameters
     except ValueError:  # builtins without a signature
@@ -258,13 +258,13 @@ def _overruns(layer: nn.Module) -> bool:
 
 
 def check_model(
-    forward: Callable[[Tensor], Tensor], two: Tensor, settings: ImageSettings, classes: int
+    forward: Callable[[Tensor], Tensor], pair: Tensor, settings: ImageSettings, classes: int
 ) -> None:
-    """Raise InputError if a model does not give one logit per class."""
+    """Raise InputError if a model does not give one logit per class for two images."""
     try:
-        logits = forward(two)
+        logits = forward(pair)
     except RuntimeError as error:
-        shape = tuple(two.shape[1:])
+        shape = tuple(pair.shape[1:])
         raise InputError(
             f"{settings.model} cannot take images of {settings.data}, {shape}: {error}"
         ) from error
@@ -276,7 +276,7 @@ def check_model(
 
 
 def autocast(device: torch.device, half: torch.dtype | None) -> AbstractContextManager[Any]:
-    """Matrix products in half precision within, or nothing."""
+    """``torch.autocast`` to ``half``; None: no autocast."""
     return nullcontext() if half is None else torch.autocast(device.type, half, cache_enabled=False)
 
 
@@ -294,8 +294,8 @@ def logits_of(
     with evaluation_mode(module), autocast(first.device, half):
         for part in images.split(1_000):
             part = part.to(first.device)
-            whole = part.dtype == torch.uint8
-            x = normalize(part, first.dtype) if whole else part.to(first.dtype)
+            is_bytes = part.dtype == torch.uint8
+            x = normalize(part, first.dtype) if is_bytes else part.to(first.dtype)
             found.append(module(x.contiguous(memory_format=layout)).to(first.dtype))
     return torch.cat(found)
 

@@ -219,7 +219,7 @@ class LMAP(Term, nn.Module):
 
 
 class Penalty(Term):
-    """Base of the penalties, which do not see the training batch: without ``joint``."""
+    """Base class of the penalties. They do not see the training batch: there is no ``joint``."""
 
     def __init__(
         self,

@@ -87,7 +87,7 @@ def fit(
     given: object = objective
     if not isinstance(given, Objective):
         raise InputError(
-            f"the objective must be one of fsmap.fs_map(...) and its kin, got {objective!r}"
+            f"the objective must come from ps_map, fs_map or l_map of fsmap, got {objective!r}"
         )
     rows, size = len(train.y), settings.batch_size
     if objective.num_data != rows:

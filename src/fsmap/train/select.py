@@ -65,7 +65,7 @@ def select(
     """Choose hyper-parameters by a metric on held-out data.
 
     A warning tells if the winner lies at an end of an axis, so that a better value may lie outside.
-    (Zero is no such end for a strength: there is nothing below.)
+    (Zero does not count as an end: a strength cannot be lower.)
 
     Args:
         states: A trained population.

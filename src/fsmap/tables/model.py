@@ -52,7 +52,7 @@ from fsmap.tables.reader import Table
 from fsmap.train import checkpoint as files
 
 KIND = "table-model-5"
-HINT = "A model is a file that `fsmap fit` wrote, as it wrote it."
+HINT = "Give a file that `fsmap fit` wrote, unchanged."
 LEVELS = np.linspace(0.005, 0.995, 199)
 COVER = (0.05, 0.95)  # ends of the intervals that are reported
 FEWEST = 20  # rows
@@ -101,7 +101,7 @@ class Spread(NamedTuple):
 
 
 class TableModel(NamedTuple):
-    """Everything that predicting needs."""
+    """All that a prediction needs."""
 
     encoder: Encoder  # from cells to numbers
     target: Target  # from numbers to cells
@@ -212,7 +212,7 @@ def _check(model: TableModel) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class TableOptions(Options):
-    """What a user may decide; the rest is decided by the rows."""
+    """The options of :func:`fit_table`; ``"auto"`` is decided by the data."""
 
     task: str = AUTO
     drop: Sequence[str] = ()
@@ -231,11 +231,11 @@ class Fitted(NamedTuple):
     test: Rows
     y: Tensor  # targets of the test rows: standardized [n, 1], or labels [n]
     out: dict[str, Tensor]  # outputs for the test rows by method; also of a constant and boosting
-    measured: dict[str, dict[str, float]]  # numbers on the test rows by method
+    measured: dict[str, dict[str, float]]  # metrics on the test rows by method
     learned: dict[str, Learned]  # what was trained, by method
-    spread: Spread | None  # of the chosen method before it saw the test rows; regression only
+    spread: Spread | None  # of the chosen method, without the test rows; regression only
     importance: list[tuple[str, float]]  # see _importance
-    notes: list[str]  # what is worth saying about the table
+    notes: list[str]  # remarks about the table
     seconds: float
 
 
@@ -324,7 +324,7 @@ def _constant(y: Tensor) -> Tensor:
 
 
 def _others(x: Any, y: Tensor, test: Any, seed: int) -> dict[str, Tensor]:
-    """What the best constant and scikit-learn's gradient boosting say."""
+    """Outputs of the best constant and of scikit-learn's gradient boosting."""
     from sklearn import ensemble
 
     constant = _constant(y).expand(len(test), -1)
@@ -342,7 +342,7 @@ def _others(x: Any, y: Tensor, test: Any, seed: int) -> dict[str, Tensor]:
 
 
 def _measure(out: Tensor, y: Tensor, target: Target, spread: Spread | None) -> dict[str, float]:
-    """Numbers on test rows, in the unit of the target."""
+    """Metrics on test rows, in the unit of the target."""
     if target.classes:
         names = ("accuracy", "nll", "brier", "ece", "temperature")
         return {name: float(getattr(metrics, name)(out, y)) for name in names}

@@ -1,6 +1,6 @@
 """Tables in CSV files, with any usual separator, as columns by name.
 
-A file that is something else is refused with what it looks like. Cells are text, or None where
+For another kind of file the error names the likely format. Cells are text, or None where
 there is no value. What a column means is decided by :mod:`fsmap.tables.encoder`.
 """
 
@@ -34,11 +34,11 @@ SIGNATURES = {
     b"\xff\xfe": "text in UTF-16",
     b"\xfe\xff": "text in UTF-16",
 }
-FORMULA = re.compile(r"[=+@\t\r-]")  # text that begins so is run by a spreadsheet
+FORMULA = re.compile(r"[=+@\t\r-]")  # a spreadsheet runs text that begins so
 
 
 class Table(NamedTuple):
-    """Columns by name, all of one length, and what is worth saying about how they were read."""
+    """Columns by name, all of one length, and remarks on how they were read."""
 
     columns: dict[str, Cells]
     notes: tuple[str, ...] = ()

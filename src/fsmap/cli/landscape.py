@@ -36,7 +36,7 @@ OPTIONS = {
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Walk, draw, and say how much the loss rises."""
+    """Measure, plot, and print how much the loss rises."""
     cli.check_installed("matplotlib", extra="report")
     check_walk(arguments.steps, arguments.reach, dashes="--")
     if len(set(arguments.checkpoints)) < len(arguments.checkpoints):

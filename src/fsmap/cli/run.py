@@ -3,7 +3,7 @@
 Examples:
   fsmap run fourier --quick                      # seconds
   fsmap run fourier --set steps=500 --seeds 10   # fields: fsmap list fourier
-  fsmap run all --quick                          # what lacks its data is skipped
+  fsmap run all --quick                          # skips experiments without data
   fsmap run fourier --resume                     # go on after an interruption
 """
 
@@ -46,7 +46,7 @@ OPTIONS = {
 def run(arguments: argparse.Namespace) -> int:
     """Run what was asked for."""
     if "all" in arguments.ids and len(arguments.ids) > 1:
-        raise InputError(f"`all` stands alone, got {' '.join(arguments.ids)}.")
+        raise InputError(f"`all` cannot be combined with other ids, got {' '.join(arguments.ids)}.")
     if arguments.resume and arguments.force:
         raise InputError("--resume continues a run and --force drops it. Use one of them.")
     cli.check_installed("matplotlib", extra="report")
@@ -55,12 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = engine.Options(**own, assignments=tuple(arguments.set))
     ids = list(dict.fromkeys(arguments.ids))
     outcomes = []
-    # a polite kill ends a run as Ctrl-C does
+    # SIGTERM ends a run as Ctrl-C does
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for outcome in engine.run(ids, chosen, cli.note):
             outcomes.append(outcome)
-            _tell(outcome)
+            _print(outcome)
     except KeyboardInterrupt:
         again = chosen.command(*ids, resume=True)
         cli.note(f"\nfsmap: interrupted. Finished units are kept. Continue with:\n  {again}")
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if any(engine.is_bug(outcome.error) for outcome in failed) else 2
 
 
-def _tell(outcome: engine.Outcome) -> None:
+def _print(outcome: engine.Outcome) -> None:
     name = cli.styled(outcome.id, cli.BOLD)
     if outcome.status == "finished":
         claims = outcome.summary["claims"]

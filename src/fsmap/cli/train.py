@@ -43,7 +43,7 @@ QUICK: dict[str, Any] = {
 """A run of seconds on a CPU, through the same code; what is given on the command line wins."""
 
 NATS: dict[str, Any] = {"reg_nats": 0.05, "num_points": 32, "every": 2}
-"""What L-MAP has if no strength is given."""
+"""The settings of L-MAP if no strength is given."""
 
 SETTINGS = {
     "data and model": {
@@ -253,7 +253,7 @@ def _how_to_resume(folder: Path) -> str:
 
 @contextmanager
 def _signals(run: ImageRun) -> Iterator[None]:
-    """Within it, Ctrl-C and SIGTERM end a run after its present step, with a checkpoint.
+    """Context manager: Ctrl-C and SIGTERM end a run after the current step, with a checkpoint.
 
     A second signal ends it at once. With several processes the first one does: torchrun sends it
     when another process died, and the step would wait for that one.
@@ -290,7 +290,7 @@ class TerminatedError(FsmapError):
 
 
 def settings_of(arguments: argparse.Namespace, seed: int, device: torch.device) -> ImageSettings:
-    """The settings that were asked for."""
+    """The settings of one seed, from the command line."""
     cuda = device.type == "cuda"
     nats = arguments.reg_strength is None and arguments.method != "ps-map"
     chosen: dict[str, Any] = (NATS if nats else {}) | (QUICK if arguments.quick else {})

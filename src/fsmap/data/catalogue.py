@@ -1,4 +1,4 @@
-"""Every data set there is a reader for: files, checksums, where they come from and where they are.
+"""The data sets that can be read: files, checksums, sources and folders.
 
 Paths are relative to a data folder. A checksum is the SHA-256 of a file's bytes; for ``.gz`` files
 marked ``content`` it is that of the uncompressed bytes, because archives that hold the same data
@@ -133,7 +133,7 @@ def cache_folder() -> Path:
 
 
 def roots(data_dir: Folder = None) -> dict[str, Path]:
-    """The folders that are searched, in order, by why they are."""
+    """The folders that are searched, in order, by the option or variable that sets them."""
     folders = {
         "--data-dir": data_dir,
         "$FSMAP_DATA": os.environ.get("FSMAP_DATA") or None,
@@ -190,11 +190,11 @@ def describe_missing(entry: DataSet, found: Iterable[Found], data_dir: Folder = 
     lost = [item for item in found if item.path is None]
     names = ", ".join(item.file.path for item in lost)
     places = ", ".join(f"{path} ({why})" for why, path in roots(data_dir).items())
-    story = f"data set {entry.name!r}: {names} not found. Looked in {places}."
+    text = f"data set {entry.name!r}: {names} not found. Looked in {places}."
     bad = [str(path) for item in lost for path in item.damaged]
     if bad:
-        story += f" There is {', '.join(bad)}, but its checksum is wrong: delete or replace it."
-    return f"{story} {advice(entry)}"
+        text += f" There is {', '.join(bad)}, but its checksum is wrong: delete or replace it."
+    return f"{text} {advice(entry)}"
 
 
 def advice(entry: DataSet) -> str:

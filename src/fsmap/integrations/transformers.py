@@ -62,8 +62,8 @@ class Collated:
     ) -> None:
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__") and len(dataset)):
             raise InputError(
-                "evaluation points are drawn by their number, and this "
-                f"{type(dataset).__name__} has none to draw. Give px: a Dataset with a length, or "
+                "evaluation points are drawn by index, and this "
+                f"{type(dataset).__name__} has none. Give px: a Dataset with a length, or "
                 "one of fsmap.px."
             )
         self.dataset, self.collate = dataset, collate
@@ -142,7 +142,7 @@ class LMAPTrainerMixin(Base):
         self._values: list[Tensor] = []  # [3] each: R, term and loss, since the last log
         self.add_callback(_Steps(self))
         if self.model is not None:
-            _ = self.penalty  # what is wrong with its options shows now, not in training
+            _ = self.penalty  # raises for wrong options now, not in training
 
     @property
     def penalty(self) -> LaplacianPenalty:
@@ -207,7 +207,7 @@ class LMAPTrainerMixin(Base):
             torch.save(self.log_trace.state_dict(), Path(output_dir) / STATE)
 
     def _parts(self, compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> int:
-        """How many losses like this one make up a step's: what λR is divided by here."""
+        """The number of micro-batch losses that are summed in a step: λR is divided by it."""
         # A mean over a micro-batch is divided by their number afterwards, and what we add to it is
         # too. What was divided by num_items_in_batch is a part of the whole already.
         number = int(self.current_gradient_accumulation_steps)
@@ -237,7 +237,7 @@ class LMAPTrainer(LMAPTrainerMixin, hf.Trainer):
 
 
 class _Steps(hf.TrainerCallback):
-    """The Trainer counts its steps: ψ follows, also after a resume."""
+    """Sets the step of ψ to the Trainer's, also after a resume."""
 
     def __init__(self, trainer: LMAPTrainerMixin) -> None:
         self.trainer = trainer
@@ -257,7 +257,7 @@ class _Steps(hf.TrainerCallback):
                 trace.attach(optimizer)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The next ψ."""
+        """Go to the next step."""
         self.trainer.penalty.step = state.global_step
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -277,7 +277,7 @@ def _complete(trainer: Any, num_items_in_batch: Any) -> bool:
 
 
 def _counts(compute_loss: Any, model: Any, inputs: Any, num_items_in_batch: Any) -> bool:
-    """Whether the loss is divided by the number of items: many a head takes it and ignores it."""
+    """Whether the loss is divided by the number of items: many models ignore the argument."""
     model.eval()  # neither dropout nor running statistics see these two passes
     with torch.no_grad():
         once, twice = (

@@ -137,7 +137,7 @@ def resnet18(
 
 
 class Upscaled(nn.Module):
-    """A network for large images, for small ones: resized, and normalized as it expects.
+    """Applies a network for large images to small ones: resizes and normalizes them for it.
 
     ``mean`` and ``std`` are what the small images were normalized with.
     """

@@ -8,8 +8,8 @@ Eigenvalues: L-MAP penalizes their sum, $\mathrm{Tr}\,\mathcal J = \sum_i \lambd
 $\sum_i \log(\lambda_i + \epsilon)$, which a few large ones hardly change.
 
 Pathology: as two hidden units merge (or one dies), $\mathcal J$ becomes singular and
-$-\tfrac12\log\det\mathcal J$ grows without bound, whatever the data say: along a straight path,
-and by an optimizer that is let go. Near the singularity small eigenvalues drown in the rounding of
+$-\tfrac12\log\det\mathcal J$ grows without bound, whatever the data: along a straight path, and
+under an optimizer. Near the singularity small eigenvalues are lost in the rounding of
 $\mathcal J$, so the objective without jitter is computed from singular values of the Jacobian.
 """
 
@@ -306,7 +306,7 @@ class MoonsSolutions(Experiment):
             pixels = math.isqrt(len(values))
             field = torch.tensor(values).reshape(pixels, pixels).numpy()
             image = ax.imshow(field, **look)
-            if field.min() < 0.45 and field.max() > 0.55:  # that of a constant is an accident
+            if field.min() < 0.45 and field.max() > 0.55:  # the contour of a constant is arbitrary
                 columns, lines = (axis.numpy() for axis in axes_of(pixels))
                 ax.contour(columns, lines, field, [0.5], colors=[figures.BLACK], linewidths=1.2)
             for label, method in ((0, "ps-map"), (1, "fs-map")):
@@ -322,7 +322,7 @@ class MoonsSolutions(Experiment):
 def chain(config: SolutionsConfig, seed: int, advance: Callable[[float], None]) -> Iterator[Fitted]:
     """Train L-MAP at one jitter after another, from the largest down, each from the one before."""
     (fitted,) = train(config, "ps-map", (), seed, lambda _: None)
-    link = dataclasses.replace(config, steps=max(1, config.steps // 5))  # it has not far to go
+    link = dataclasses.replace(config, steps=max(1, config.steps // 5))  # starts near its end
     jitters = sorted(config.jitters(), reverse=True)
     for done, jitter in enumerate(jitters, start=1):
         (fitted,) = train(link, "l-map", [jitter], seed, lambda _: None, fitted.params)
@@ -342,7 +342,7 @@ def largest_jump(rows: Rows, start: str) -> tuple[float, float]:
 
 
 def by_jitter(rows: Rows, metric: str, start: str = RANDOM) -> dict[float, float]:
-    """A number of L-MAP, mean over seeds, in the order of ε."""
+    """A metric of L-MAP, mean over seeds, in the order of ε."""
     return tables.means_by(rows, "jitter", metric=metric, method="l-map", start=start)
 
 
@@ -454,7 +454,7 @@ def climb(
             records.append((before + step, torch.stack(values), torch.stack(ratios)))
 
         with warnings.catch_warnings():
-            # to reach an infinite objective is what is asked for
+            # divergence is expected: the objective is infinite
             warnings.simplefilter("ignore", DivergedWarning)
             fsmap.fit_population(
                 lambda: objective,

@@ -322,7 +322,7 @@ class MoonsSolutions(Experiment):
 def chain(config: SolutionsConfig, seed: int, advance: Callable[[float], None]) -> Iterator[Fitted]:
     """Train L-MAP at one jitter after another, from the largest down, each from the one before."""
     (fitted,) = train(config, "ps-map", (), seed, lambda _: None)
-    link = dataclasses.replace(config, steps=max(1, config.steps // 5))  # starts near its end
+    link = dataclasses.replace(config, steps=max(1, config.steps // 5))  # starts near the solution
     jitters = sorted(config.jitters(), reverse=True)
     for done, jitter in enumerate(jitters, start=1):
         (fitted,) = train(link, "l-map", [jitter], seed, lambda _: None, fitted.params)
